@@ -1,0 +1,103 @@
+"""Learn, explore and decide embedding sharding.
+
+The public names, each imported from its room when first touched, so that ``import recshard_lab``
+costs nothing beyond ``import torch`` and a rank never loads a widget.
+
+>>> import recshard_lab
+>>> "KeyedJaggedTensor" in dir(recshard_lab)
+True
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import torch as _torch  # noqa: F401  (every room stands on it; the cost is paid here, once, visibly)
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+__version__ = "0.1.0"
+
+_ROOM_OF = {
+    # sparse
+    "JaggedTensor": "sparse",
+    "KeyedJaggedTensor": "sparse",
+    "KeyedTensor": "sparse",
+    # embedding
+    "DataType": "embedding",
+    "EmbOptimType": "embedding",
+    "EmbeddingBagCollection": "embedding",
+    "EmbeddingBagConfig": "embedding",
+    "EmbeddingCollection": "embedding",
+    "EmbeddingConfig": "embedding",
+    "FusedEmbeddingBagCollection": "embedding",
+    "PoolingType": "embedding",
+    "RowWiseAdagrad": "embedding",
+    "apply_optimizer_in_backward": "embedding",
+    # models
+    "DLRM": "models",
+    # data
+    "MovieLens": "data",
+    "SyntheticRatings": "data",
+    # sharding
+    "EmbeddingComputeKernel": "sharding",
+    "EmbeddingModuleShardingPlan": "sharding",
+    "ParameterConstraints": "sharding",
+    "ParameterSharding": "sharding",
+    "PlanError": "sharding",
+    "Shard": "sharding",
+    "ShardingPlan": "sharding",
+    "ShardingType": "sharding",
+    "Topology": "sharding",
+    "column_wise": "sharding",
+    "construct_module_sharding_plan": "sharding",
+    "data_parallel": "sharding",
+    "row_wise": "sharding",
+    "table_wise": "sharding",
+    # planner
+    "EmbeddingShardingPlanner": "planner",
+    "Estimate": "planner",
+    "Workload": "planner",
+    "estimate": "planner",
+    # distributed
+    "DistributedModelParallel": "distributed",
+    "EmbeddingBagCollectionSharder": "distributed",
+    "EmbeddingCollectionSharder": "distributed",
+    "ShardingEnv": "distributed",
+    # launcher
+    "LaunchError": "launcher",
+    "RankError": "launcher",
+    "Ranks": "launcher",
+    "launch": "launcher",
+    # lab
+    "PlanCompare": "lab",
+}
+
+__all__ = ["__version__", "load_ipython_extension", "unload_ipython_extension", *_ROOM_OF]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    room = _ROOM_OF.get(name)
+    if room is None:
+        raise AttributeError(f"module 'recshard_lab' has no attribute {name!r}")
+    value = getattr(import_module(f"recshard_lab.{room}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ROOM_OF})
+
+
+def load_ipython_extension(shell: "InteractiveShell") -> None:
+    """``%load_ext recshard_lab``: registers the magics and starts warming the ranks' forkserver."""
+    from recshard_lab.lab.magics import load
+
+    load(shell)
+
+
+def unload_ipython_extension(shell: "InteractiveShell") -> None:
+    """``%unload_ext recshard_lab``: stops the ranks and takes the magics away."""
+    from recshard_lab.lab.magics import unload
+
+    unload(shell)

@@ -1,0 +1,133 @@
+"""What a table is: names, sizes, number format, pooling. No torch here, so that the planner needs none.
+
+Shape letters: E rows (num_embeddings), D columns (embedding_dim).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, unique
+from typing import Any
+
+
+@unique
+class DataType(Enum):
+    """Number format of a table's weights.
+
+    >>> DataType.FP16.bytes_per_element
+    2.0
+    """
+
+    FP32 = "FP32"
+    FP16 = "FP16"
+    BF16 = "BF16"
+    INT8 = "INT8"
+    INT4 = "INT4"
+    INT2 = "INT2"
+
+    @property
+    def bytes_per_element(self) -> float:
+        """Bytes of one weight; below one for INT4 and INT2."""
+        return _BYTES[self.name]
+
+
+_BYTES = {"FP32": 4.0, "FP16": 2.0, "BF16": 2.0, "INT8": 1.0, "INT4": 0.5, "INT2": 0.25}
+
+
+@unique
+class PoolingType(Enum):
+    """How the rows of one bag become one vector. NONE keeps them apart (sequence embeddings)."""
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+    NONE = "NONE"
+
+
+@dataclass
+class BaseEmbeddingConfig:
+    """One embedding table.
+
+    Args:
+        num_embeddings: rows E; ids run from 0 to E - 1.
+        embedding_dim: columns D.
+        name: unique among the tables of a collection; it names the table in plans, state dicts and errors.
+        data_type: number format of the weights.
+        feature_names: the features looked up in this table; several features share its rows.
+        weight_init_max: upper end of the uniform initial weights; ``1 / sqrt(E)`` when left out.
+        weight_init_min: lower end; ``-1 / sqrt(E)`` when left out.
+        init_fn: called with the weight tensor ``[E, D]`` instead of the uniform draw; fills it in place.
+
+    Raises:
+        ValueError: a size that is not a positive integer.
+    """
+
+    num_embeddings: int
+    embedding_dim: int
+    name: str = ""
+    data_type: DataType = DataType.FP32
+    feature_names: list[str] = field(default_factory=list)
+    weight_init_max: float | None = None
+    weight_init_min: float | None = None
+    init_fn: Callable[[Any], Any] | None = None
+
+    def __post_init__(self) -> None:
+        for field_name in ("num_embeddings", "embedding_dim"):
+            value = getattr(self, field_name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(
+                    f"table {self.name!r}: {field_name} must be a positive integer, got {value!r}"
+                )
+
+    def get_weight_init_max(self) -> float:
+        """Upper end of the uniform initial weights."""
+        return self.num_embeddings**-0.5 if self.weight_init_max is None else self.weight_init_max
+
+    def get_weight_init_min(self) -> float:
+        """Lower end of the uniform initial weights."""
+        return -(self.num_embeddings**-0.5) if self.weight_init_min is None else self.weight_init_min
+
+    def num_features(self) -> int:
+        """How many features read this table."""
+        return len(self.feature_names)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the whole table ``[E, D]``."""
+        return int(self.num_embeddings * self.embedding_dim * self.data_type.bytes_per_element)
+
+
+@dataclass
+class EmbeddingBagConfig(BaseEmbeddingConfig):
+    """A table whose bags are pooled: one vector a sample and feature.
+
+    >>> EmbeddingBagConfig(name="movies", num_embeddings=1682, embedding_dim=16, feature_names=["movie"]).weight_bytes
+    107648
+    """
+
+    pooling: PoolingType = PoolingType.SUM
+
+
+@dataclass
+class EmbeddingConfig(BaseEmbeddingConfig):
+    """A table whose ids each keep a vector of their own (sequence embeddings)."""
+
+
+def check_tables(tables: Sequence[BaseEmbeddingConfig]) -> None:
+    """Refuses what no collection can hold.
+
+    Raises:
+        ValueError: no tables, a table without a name, two tables of one name, a table that no feature reads.
+    """
+    if not tables:
+        raise ValueError("tables is empty: give at least one EmbeddingBagConfig or EmbeddingConfig")
+    seen: set[str] = set()
+    for position, table in enumerate(tables):
+        if not table.name:
+            raise ValueError(f"table number {position} has no name: set name='...'")
+        if table.name in seen:
+            raise ValueError(
+                f"two tables are named {table.name!r}: rename one, or list both features in one "
+                f"table's feature_names to share its rows"
+            )
+        if not table.feature_names:
+            raise ValueError(f"table {table.name!r} has no feature_names: name the feature(s) that read it")
+        seen.add(table.name)

@@ -11,12 +11,13 @@ from typing import Any
 
 @unique
 class DataType(Enum):
-    """Number format of a table's weights.
+    """Number format of a table's weights. FP64 is for checking gradients.
 
     >>> DataType.FP16.bytes_per_element
     2.0
     """
 
+    FP64 = "FP64"
     FP32 = "FP32"
     FP16 = "FP16"
     BF16 = "BF16"
@@ -30,7 +31,7 @@ class DataType(Enum):
         return _BYTES[self.name]
 
 
-_BYTES = {"FP32": 4.0, "FP16": 2.0, "BF16": 2.0, "INT8": 1.0, "INT4": 0.5, "INT2": 0.25}
+_BYTES = {"FP64": 8.0, "FP32": 4.0, "FP16": 2.0, "BF16": 2.0, "INT8": 1.0, "INT4": 0.5, "INT2": 0.25}
 
 
 @unique
@@ -99,7 +100,7 @@ class BaseEmbeddingConfig:
 class EmbeddingBagConfig(BaseEmbeddingConfig):
     """A table whose bags are pooled: one vector a sample and feature.
 
-    >>> EmbeddingBagConfig(name="movies", num_embeddings=1682, embedding_dim=16, feature_names=["movie"]).weight_bytes
+    >>> EmbeddingBagConfig(name="movies", num_embeddings=1682, embedding_dim=16).weight_bytes
     107648
     """
 

@@ -1,0 +1,255 @@
+"""Optimizers that run inside backward, on the rows a batch touched and no others.
+
+A rule is a formula on *coalesced* gradients: each touched row once, duplicates already summed, so that a
+fused step equals the dense step exactly. Adding an optimizer is one function, one member of `EmbOptimType`
+and one line in `_RULES`.
+
+Shape letters: E rows, D columns of the whole table, d columns of the piece at hand, U touched rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from enum import Enum, unique
+from typing import Any
+
+import torch
+from torch import Tensor
+
+State = Mapping[str, Tensor]
+RowDims = int | Tensor  # D, or [U] where the rows come from tables of different widths
+
+
+@unique
+class EmbOptimType(Enum):
+    """The fused optimizers, under fbgemm's names.
+
+    >>> EmbOptimType("exact_sgd")
+    <EmbOptimType.EXACT_SGD: 'exact_sgd'>
+    """
+
+    EXACT_SGD = "exact_sgd"
+    EXACT_ADAGRAD = "exact_adagrad"
+    EXACT_ROWWISE_ADAGRAD = "exact_row_wise_adagrad"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """Which fused optimizer, with which numbers.
+
+    Args:
+        optimizer: the rule.
+        learning_rate: step size.
+        eps: added to the root of the accumulated squares (the Adagrads).
+        weight_decay: L2 penalty, added to the gradient of *touched* rows as ``weight_decay * w``.
+
+    Raises:
+        ValueError: a negative or non-finite number, or an optimizer that is no `EmbOptimType`.
+
+    >>> OptimizerSpec(EmbOptimType.EXACT_ROWWISE_ADAGRAD).state_shapes(1000, 64)
+    {'momentum1': (1000,)}
+    """
+
+    optimizer: EmbOptimType = EmbOptimType.EXACT_SGD
+    learning_rate: float = 0.01
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "optimizer", optim_type(self.optimizer))
+        for name in ("learning_rate", "eps", "weight_decay"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+                raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
+
+    @classmethod
+    def from_fused_params(cls, fused_params: Mapping[str, Any] | None) -> OptimizerSpec:
+        """Reads a ``fused_params`` dictionary (``optimizer``, ``learning_rate``, ``eps``, ``weight_decay``).
+
+        Raises:
+            ValueError: a key that no kernel here honours, by name.
+        """
+        given = dict(fused_params or {})
+        known = [f.name for f in fields(cls)]
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            raise ValueError(f"fused_params has {unknown}, which no kernel honours: use only {known}")
+        return cls(**given)
+
+    @property
+    def row_wise(self) -> bool:
+        """Whether one number a row depends on all D columns, so that column shards must add their squares."""
+        return _RULES[self.optimizer].row_wise
+
+    def state_shapes(self, num_rows: int, num_cols: int) -> dict[str, tuple[int, ...]]:
+        """Shape of each state tensor of a ``[num_rows, num_cols]`` piece; the first axis is its rows."""
+        shapes = {"row": (num_rows,), "element": (num_rows, num_cols)}
+        return {name: shapes[extent] for name, extent in _RULES[self.optimizer].state.items()}
+
+
+def optim_type(value: EmbOptimType | str | Enum) -> EmbOptimType:
+    """`EmbOptimType` from itself, its value, or a member of fbgemm's own enum.
+
+    Raises:
+        ValueError: an optimizer that is not supported, naming those that are.
+    """
+    if isinstance(value, EmbOptimType):
+        return value
+    text = value.value if isinstance(value, Enum) else value
+    for member in EmbOptimType:
+        if text == member.value:
+            return member
+    supported = ", ".join(member.value for member in EmbOptimType)
+    raise ValueError(f"optimizer {value!r} is not supported: choose one of {supported}")
+
+
+@torch.no_grad()
+def step(
+    spec: OptimizerSpec,
+    weight: Tensor,
+    state: State,
+    rows: Tensor,
+    grad: Tensor,
+    row_sumsq: Tensor | None,
+    full_dim: RowDims,
+) -> None:
+    """One optimizer step on the touched rows of one piece, in place.
+
+    Args:
+        spec: which rule, with which numbers.
+        weight: the piece ``[num_rows, d]``; fp16 and bf16 are stepped in fp32 and rounded to nearest.
+        state: the tensors of ``spec.state_shapes``, stepped in place.
+        rows: ``[U]`` int64, each row once.
+        grad: ``[U, d]`` coalesced gradient. It is used as scratch: its contents are lost.
+        row_sumsq: ``[U]`` squared gradient summed over all D columns of the row, weight decay included; None
+            when this piece has them all. Read by row-wise rules only.
+        full_dim: D, the columns of the whole table; ``[U]`` where rows of several tables are stepped at once.
+    """
+    if rows.numel() == 0:
+        return
+    assert not (spec.row_wise and spec.weight_decay and row_sumsq is not None), "decay before taking norms"
+    decay_(spec, weight, rows, grad)
+    _RULES[spec.optimizer].make_update(spec, state, rows, grad, row_sumsq, full_dim)
+    add_rows_(weight, rows, grad)
+
+
+def decay_(spec: OptimizerSpec, weight: Tensor, rows: Tensor, grad: Tensor) -> None:
+    """``grad += weight_decay * weight[rows]``."""
+    if spec.weight_decay:
+        grad.add_(weight.index_select(0, rows), alpha=spec.weight_decay)
+
+
+def add_rows_(weight: Tensor, rows: Tensor, update: Tensor) -> None:
+    """``weight[rows] += update`` for distinct rows; half-precision weights are rounded once, from fp32."""
+    if weight.dtype == update.dtype:
+        weight.index_add_(0, rows, update)
+    else:
+        weight.index_copy_(0, rows, update.add_(weight.index_select(0, rows)).to(weight.dtype))
+
+
+# ---- the rules: each turns grad [U, d] into the update to add, in place, and steps the state ----
+
+
+def _sgd(
+    spec: OptimizerSpec, state: State, rows: Tensor, grad: Tensor, row_sumsq: Tensor | None, full_dim: RowDims
+) -> None:
+    """``w -= lr * g``."""
+    grad.mul_(-spec.learning_rate)
+
+
+def _adagrad(
+    spec: OptimizerSpec, state: State, rows: Tensor, grad: Tensor, row_sumsq: Tensor | None, full_dim: RowDims
+) -> None:
+    """``s += g^2;  w -= lr * g / (sqrt(s) + eps)`` element by element (Duchi et al. 2011)."""
+    total = state["momentum1"].index_select(0, rows).addcmul_(grad, grad)
+    state["momentum1"].index_copy_(0, rows, total)
+    grad.mul_(-spec.learning_rate).div_(total.sqrt_().add_(spec.eps))
+
+
+def _rowwise_adagrad(
+    spec: OptimizerSpec, state: State, rows: Tensor, grad: Tensor, row_sumsq: Tensor | None, full_dim: RowDims
+) -> None:
+    """``s[r] += mean over the row of g^2;  w[r] -= lr * g / (sqrt(s[r]) + eps)``: one number a row, not D."""
+    sumsq = row_squares(grad) if row_sumsq is None else row_sumsq
+    total = state["momentum1"].index_select(0, rows).add_(sumsq.to(grad.dtype) / full_dim)
+    state["momentum1"].index_copy_(0, rows, total)
+    grad.mul_((-spec.learning_rate / (total.sqrt_().add_(spec.eps))).unsqueeze(1))
+
+
+def row_squares(grad: Tensor) -> Tensor:
+    """``[U, d] -> [U]``: the squared gradient summed over the columns."""
+    return torch.linalg.vecdot(grad, grad)
+
+
+_Update = Callable[[OptimizerSpec, State, Tensor, Tensor, Tensor | None, RowDims], None]
+
+
+@dataclass(frozen=True)
+class _Rule:
+    make_update: _Update
+    state: Mapping[str, str]  # name, as fbgemm names it -> "row" (one number a row) or "element"
+    row_wise: bool = False
+
+
+_RULES = {
+    EmbOptimType.EXACT_SGD: _Rule(_sgd, {}),
+    EmbOptimType.EXACT_ADAGRAD: _Rule(_adagrad, {"momentum1": "element"}),
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD: _Rule(_rowwise_adagrad, {"momentum1": "row"}, row_wise=True),
+}
+
+
+class RowWiseAdagrad(torch.optim.Optimizer):
+    """Adagrad with one accumulated number a row: the dense twin of EXACT_ROWWISE_ADAGRAD.
+
+    ``s[r] += mean(g[r]^2);  w[r] -= lr * g[r] / (sqrt(s[r]) + eps)``. For a ``[E, D]`` weight the state is
+    ``[E]``, D times smaller than Adagrad's. Rows without gradient do not move, as in the fused kernels.
+
+    Args:
+        params: parameters, each with at least one axis; the mean runs over all axes but the first.
+        lr: step size.
+        eps: added to the root.
+        weight_decay: ``weight_decay * w`` is added to the gradient of rows whose gradient is not all zero.
+
+    >>> weight = torch.nn.Parameter(torch.ones(3, 2))
+    >>> weight.grad = torch.tensor([[2.0, 2.0], [0.0, 0.0], [-1.0, 1.0]])
+    >>> RowWiseAdagrad([weight], lr=0.5).step(); weight.tolist()
+    [[0.5, 0.5], [1.0, 1.0], [1.5, 0.5]]
+    """
+
+    def __init__(self, params: Any, lr: float = 0.01, eps: float = 1e-8, weight_decay: float = 0.0) -> None:
+        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
+        super().__init__(params, {"lr": lr, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step; returns the closure's loss when a closure is given."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._step_one(weight, group)
+        return loss
+
+    def _step_one(self, weight: Tensor, group: dict[str, Any]) -> None:
+        grad = weight.grad
+        assert grad is not None
+        if grad.is_sparse:
+            grad = grad.to_dense()
+        accumulate = torch.promote_types(weight.dtype, torch.float32)
+        rows = grad.to(accumulate).flatten(1) if grad.dim() > 1 else grad.to(accumulate).unsqueeze(1)
+        values = weight.to(accumulate).view_as(rows)
+        touched = (rows != 0).any(1, keepdim=True)
+        rows = rows + group["weight_decay"] * values * touched
+        total = self.state[weight].setdefault("sum", rows.new_zeros(rows.shape[0]))
+        total += rows.square().mean(1)
+        update = group["lr"] * rows / (total.sqrt() + group["eps"]).unsqueeze(1)
+        weight.copy_((values - update).view_as(weight))

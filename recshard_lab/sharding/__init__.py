@@ -1,0 +1,31 @@
+"""Plans as tilings: what a shard is, how schemes cut tables, what the machine looks like.
+
+Read `plan.py` first, then one file of `schemes/`, then `tiling.py`.
+"""
+
+from recshard_lab.sharding.constraints import ParameterConstraints as ParameterConstraints
+from recshard_lab.sharding.module_plan import ParameterShardingGenerator as ParameterShardingGenerator
+from recshard_lab.sharding.module_plan import column_wise as column_wise
+from recshard_lab.sharding.module_plan import configs_of as configs_of
+from recshard_lab.sharding.module_plan import construct_module_sharding_plan as construct_module_sharding_plan
+from recshard_lab.sharding.module_plan import data_parallel as data_parallel
+from recshard_lab.sharding.module_plan import row_wise as row_wise
+from recshard_lab.sharding.module_plan import running_world_size as running_world_size
+from recshard_lab.sharding.module_plan import table_wise as table_wise
+from recshard_lab.sharding.plan import EmbeddingModuleShardingPlan as EmbeddingModuleShardingPlan
+from recshard_lab.sharding.plan import ParameterSharding as ParameterSharding
+from recshard_lab.sharding.plan import ShardingPlan as ShardingPlan
+from recshard_lab.sharding.schemes import Proposal as Proposal
+from recshard_lab.sharding.schemes import Scheme as Scheme
+from recshard_lab.sharding.schemes import register_scheme as register_scheme
+from recshard_lab.sharding.schemes import scheme_named as scheme_named
+from recshard_lab.sharding.schemes import scheme_names as scheme_names
+from recshard_lab.sharding.schemes import unregister_scheme as unregister_scheme
+from recshard_lab.sharding.shard import PlanError as PlanError
+from recshard_lab.sharding.shard import Shard as Shard
+from recshard_lab.sharding.tiling import Rect as Rect
+from recshard_lab.sharding.tiling import find_fault as find_fault
+from recshard_lab.sharding.tiling import intersect as intersect
+from recshard_lab.sharding.topology import Topology as Topology
+from recshard_lab.sharding.types import EmbeddingComputeKernel as EmbeddingComputeKernel
+from recshard_lab.sharding.types import ShardingType as ShardingType

@@ -6,35 +6,265 @@
 
 Table-wise is one rectangle, row-wise W horizontal stripes, column-wise vertical stripes; data-parallel is the
 whole rectangle on every rank, and the only kind whose rectangles may lie on top of one another.
+
+    ShardingPlan                          module path -> EmbeddingModuleShardingPlan
+      EmbeddingModuleShardingPlan         table name  -> ParameterSharding
+        ParameterSharding                 scheme's name, kernel, and the rectangles, which alone decide what runs
 """
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.sharding.shard import PlanError as PlanError
+from recshard_lab.sharding.shard import Shard as Shard
+from recshard_lab.sharding.types import ShardingType
+from recshard_lab.sharding.validate import check_shards, nearest, replicas_of
+
+Tables: TypeAlias = Sequence[BaseEmbeddingConfig] | Mapping[str, Sequence[BaseEmbeddingConfig]]
 
 
-class PlanError(ValueError):
-    """A plan that cannot be: it leaves a hole, overlaps, names an unknown table or rank, or does not fit."""
+@dataclass(frozen=True, init=False)
+class ParameterSharding:
+    """How one table is cut and where the pieces go.
 
+    Args:
+        sharding_type: the scheme's name; a label, any name is allowed ("custom" for a tiling drawn by hand).
+            Only "data_parallel" has a meaning: the same rectangle on every rank.
+        compute_kernel: "fused" (the optimizer runs in backward) or "dense".
+        ranks: the ranks that take part; taken from the shards when left out.
+        sharding_spec: torch's ``EnumerableShardingSpec`` instead of `shards`, as TorchRec passes it.
+        shards: the rectangles. May be left out for data_parallel, and for any registered scheme if the plan is
+            put through `ShardingPlan.resolved` before it runs.
 
-@dataclass(frozen=True, order=True, slots=True)
-class Shard:
-    """One rectangle of one table: ``rows [r0, r1) x cols [c0, c1)`` on ``rank``.
+    Raises:
+        PlanError: both `shards` and `sharding_spec`, or a shard on a rank that `ranks` does not name.
 
-    >>> Shard(rank=1, rows=(0, 500), cols=(0, 64)).num_elements
-    32000
+    >>> ParameterSharding("table_wise", shards=[Shard(1, (0, 100), (0, 8))]).ranks
+    [1]
     """
 
-    rank: int
-    rows: tuple[int, int]
-    cols: tuple[int, int]
+    sharding_type: str
+    compute_kernel: str
+    ranks: list[int] | None
+    shards: tuple[Shard, ...]
+
+    def __init__(
+        self,
+        sharding_type: str,
+        compute_kernel: str = "fused",
+        ranks: Sequence[int] | None = None,
+        sharding_spec: Any = None,
+        *,
+        shards: Iterable[Shard] = (),
+    ) -> None:
+        shards = tuple(shards)
+        if sharding_spec is not None:
+            if shards:
+                raise PlanError("give shards or sharding_spec, not both")
+            from recshard_lab.sharding.torch_spec import shards_from_spec
+
+            shards = shards_from_spec(sharding_spec)
+        found = list(dict.fromkeys(shard.rank for shard in shards))
+        if ranks is not None:
+            ranks = [int(rank) for rank in ranks]
+            stray = [rank for rank in found if rank not in ranks]
+            if stray:
+                raise PlanError(f"a shard lies on rank {stray[0]}, but ranks={ranks!r} does not name it")
+        object.__setattr__(self, "sharding_type", str(getattr(sharding_type, "value", sharding_type)))
+        object.__setattr__(self, "compute_kernel", str(getattr(compute_kernel, "value", compute_kernel)))
+        object.__setattr__(self, "ranks", ranks if ranks is not None else (found or None))
+        object.__setattr__(self, "shards", shards)
+
+    def __hash__(self) -> int:
+        return hash((self.sharding_type, self.compute_kernel, self.shards))
 
     @property
-    def num_rows(self) -> int:
-        return self.rows[1] - self.rows[0]
+    def replicated(self) -> bool:
+        """Whether every rank holds the whole table."""
+        return self.sharding_type == ShardingType.DATA_PARALLEL
 
     @property
-    def num_cols(self) -> int:
-        return self.cols[1] - self.cols[0]
+    def sharding_spec(self) -> Any:
+        """The shards as torch's ``EnumerableShardingSpec``; None for data_parallel, as in TorchRec."""
+        from recshard_lab.sharding.torch_spec import spec_from_shards
+
+        return None if self.replicated or not self.shards else spec_from_shards(self.shards)
+
+    def resolved(self, table: BaseEmbeddingConfig, world_size: int) -> "ParameterSharding":
+        """The same with its rectangles spelled out: data_parallel's replicas, a bare scheme's default ones."""
+        if self.shards:
+            return self
+        if self.replicated:
+            if self.ranks is not None and sorted(self.ranks) != list(range(world_size)):
+                raise PlanError(
+                    f"table {table.name!r}: data_parallel keeps a replica on every rank, but "
+                    f"ranks={self.ranks!r} "
+                    f"with world_size {world_size}. Smallest fix: ranks=None"
+                )
+            shards = replicas_of(table, world_size)
+            return ParameterSharding(self.sharding_type, self.compute_kernel, shards=shards)
+        from recshard_lab.sharding.schemes import scheme_named
+        from recshard_lab.sharding.topology import Topology
+
+        made = scheme_named(self.sharding_type).default(table, Topology(world_size), self.ranks)
+        return ParameterSharding(self.sharding_type, self.compute_kernel, made.ranks, shards=made.shards)
+
+
+class EmbeddingModuleShardingPlan(dict[str, ParameterSharding]):
+    """The plan of one embedding collection: table name -> `ParameterSharding`."""
+
+    def __str__(self) -> str:
+        return ShardingPlan({"": self}).show()
+
+
+@dataclass
+class ShardingPlan:
+    """The plan of a model: module path -> plan of that collection. The root module's path is ``""``.
+
+    >>> movies = ParameterSharding("row_wise", shards=[Shard(0, (0, 50), (0, 8)), Shard(1, (50, 100), (0, 8))])
+    >>> plan = ShardingPlan({"ebc": EmbeddingModuleShardingPlan(movies=movies)})
+    >>> print(plan)
+    table   size      scheme    kernel  ranks  shards
+    movies  100 x 8   row_wise  fused   0-1    2 x [50 x 8]
+    >>> ShardingPlan.from_json(plan.to_json()) == plan
+    True
+    """
+
+    plan: dict[str, EmbeddingModuleShardingPlan]
+
+    def __post_init__(self) -> None:
+        self.plan = {
+            path: tables
+            if isinstance(tables, EmbeddingModuleShardingPlan)
+            else EmbeddingModuleShardingPlan(tables)
+            for path, tables in self.plan.items()
+        }
+
+    def get_plan_for_module(self, module_path: str) -> EmbeddingModuleShardingPlan | None:
+        """The plan of the collection at `module_path`, or None."""
+        return self.plan.get(module_path)
+
+    def tables(self) -> dict[str, ParameterSharding]:
+        """Every table's sharding by its name.
+
+        Raises:
+            PlanError: two modules have a table of the same name; read ``plan[module_path]`` instead.
+        """
+        found: dict[str, ParameterSharding] = {}
+        home: dict[str, str] = {}
+        for path, tables in self.plan.items():
+            for name, sharding in tables.items():
+                if name in found:
+                    raise PlanError(
+                        f"modules {home[name]!r} and {path!r} both have a table {name!r}: rename one, or read "
+                        f""
+                        f".plan[module_path] and pass tables as {{module_path: [config, ...]}}"
+                    )
+                found[name], home[name] = sharding, path
+        return found
 
     @property
-    def num_elements(self) -> int:
-        return self.num_rows * self.num_cols
+    def world_size(self) -> int:
+        """The smallest number of ranks that this plan can run on."""
+        ranks = [
+            rank
+            for tables in self.plan.values()
+            for sharding in tables.values()
+            for rank in (sharding.ranks or [0])
+        ]
+        return max(ranks, default=0) + 1
+
+    def pairs(self, tables: Tables) -> list[tuple[BaseEmbeddingConfig, ParameterSharding]]:
+        """Each table beside its sharding, in the order of `tables`.
+
+        Args:
+            tables: configs, or module path -> configs where two modules have tables of the same name.
+
+        Raises:
+            PlanError: a table that the plan does not name, or a name in the plan that is no table.
+        """
+        if not isinstance(tables, Mapping):
+            plans, tables = {"": self.tables()}, {"": tables}
+        else:
+            plans = {path: dict(entries) for path, entries in self.plan.items()}
+        found = []
+        for path, configs in tables.items():
+            plan, where = plans.pop(path, {}), f" of module {path!r}" if path else ""
+            for config in configs:
+                if config.name not in plan:
+                    raise PlanError(
+                        f"table {config.name!r}{where} is not in the plan (it has: {', '.join(plan) or 'nothing'}). "
+                        f""
+                        f"Smallest fix: add an entry for it"
+                    )
+                found.append((config, plan.pop(config.name)))
+            plans = {path: rest for path, rest in plans.items() if rest} | ({path: plan} if plan else {})
+        for path, plan in plans.items():
+            name, known = next(iter(plan)), [config.name for configs in tables.values() for config in configs]
+            raise PlanError(
+                f"the plan has an entry {name!r}{f' in module {path!r}' if path else ''}, but no such table "
+                f"exists{nearest(name, known)}. Smallest fix: remove the entry"
+            )
+        return found
+
+    def resolved(self, tables: Tables, world_size: int) -> "ShardingPlan":
+        """This plan with every rectangle spelled out, validated. What an executor should run.
+
+        Raises:
+            PlanError: as `validate`.
+        """
+        full = {id(s): s.resolved(config, world_size) for config, s in self.pairs(tables)}
+        plan = ShardingPlan(
+            {
+                path: EmbeddingModuleShardingPlan({name: full[id(s)] for name, s in entries.items()})
+                for path, entries in self.plan.items()
+            }
+        )
+        plan.validate(tables, world_size)
+        return plan
+
+    def validate(self, tables: Tables, world_size: int) -> None:
+        """Checks that every table is tiled, on ranks that exist.
+
+        Args:
+            tables: the configs, or module path -> configs.
+            world_size: ranks W that the plan is to run on.
+
+        Raises:
+            PlanError: the first hole, overlap, stray rank, unknown or missing table, with the smallest fix.
+        """
+        for config, sharding in self.pairs(tables):
+            check_shards(config, sharding.shards, sharding.replicated, world_size)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """This plan as JSON with a schema version; `from_json` gives back an equal plan."""
+        from recshard_lab.sharding.plan_json import dumps
+
+        return dumps(self, indent)
+
+    @classmethod
+    def from_json(cls, text: str) -> "ShardingPlan":
+        """Reads `to_json`'s output.
+
+        Raises:
+            PlanError: not JSON, another schema or version, a field missing, unknown or of the wrong type, by name.
+        """
+        from recshard_lab.sharding.plan_json import loads
+
+        return loads(text)
+
+    def show(self) -> str:
+        """The plan as a text table of at most 100 columns."""
+        from recshard_lab.sharding.show import text_table
+
+        return text_table(self)
+
+    def __str__(self) -> str:
+        return self.show()
+
+    def _repr_html_(self) -> str:
+        from recshard_lab.sharding.show import html_table
+
+        return html_table(self)

@@ -1,0 +1,17 @@
+"""One file a scheme; the order here is the order of charts and menus. Add a file, register it here, done."""
+
+from recshard_lab.sharding.schemes.base import Proposal as Proposal
+from recshard_lab.sharding.schemes.base import Scheme as Scheme
+from recshard_lab.sharding.schemes.base import place_default as place_default
+from recshard_lab.sharding.schemes.base import register_scheme as register_scheme
+from recshard_lab.sharding.schemes.base import scheme_named as scheme_named
+from recshard_lab.sharding.schemes.base import scheme_names as scheme_names
+from recshard_lab.sharding.schemes.base import unregister_scheme as unregister_scheme
+from recshard_lab.sharding.schemes.base import usable_ranks as usable_ranks
+from recshard_lab.sharding.schemes.column_wise import ColumnWise
+from recshard_lab.sharding.schemes.data_parallel import DataParallel
+from recshard_lab.sharding.schemes.row_wise import RowWise
+from recshard_lab.sharding.schemes.table_wise import TableWise
+
+for _scheme in (TableWise(), RowWise(), ColumnWise(), DataParallel()):
+    register_scheme(_scheme)

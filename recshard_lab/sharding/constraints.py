@@ -1,0 +1,57 @@
+"""What a reader may ask of the planner, per table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from recshard_lab.sharding.types import EmbeddingComputeKernel
+
+
+@dataclass
+class ParameterConstraints:
+    """Wishes for one table; names as in TorchRec, and `ranks`.
+
+    Args:
+        sharding_types: the schemes allowed; every registered one when left out.
+        compute_kernels: the kernels allowed, best first; "fused" when left out.
+        min_partition: fewest columns of a column-wise piece; 4 (or 1 where the dim is no multiple of 4).
+        pooling_factors: mean ids a bag, one per feature of the table; the workload's when left out.
+        num_poolings: bags per sample, one per feature; 1 when left out.
+        batch_sizes: samples per rank, one per feature; the workload's when left out.
+        is_weighted: the table's ids carry per-sample weights.
+        ranks: the only ranks that may hold a piece of the table (a pin).
+
+    Raises:
+        ValueError: a wish that no plan can meet (an empty list, a rank named twice, a kernel that does not exist).
+
+    >>> ParameterConstraints(sharding_types=["row_wise"], ranks=[0, 1]).ranks
+    [0, 1]
+    """
+
+    sharding_types: list[str] | None = None
+    compute_kernels: list[str] | None = None
+    min_partition: int | None = None
+    pooling_factors: list[float] = field(default_factory=list)
+    num_poolings: list[float] | None = None
+    batch_sizes: list[int] | None = None
+    is_weighted: bool = False
+    ranks: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("sharding_types", "compute_kernels", "ranks"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, str) or not len(value)):
+                raise ValueError(f"{name} must be a list with at least one entry or None, got {value!r}")
+        if self.ranks is not None:
+            self.ranks = [int(rank) for rank in self.ranks]
+            if min(self.ranks) < 0 or len(set(self.ranks)) != len(self.ranks):
+                raise ValueError(f"ranks must be distinct and not negative, got {self.ranks!r}")
+        if self.min_partition is not None and self.min_partition < 1:
+            raise ValueError(f"min_partition must be at least 1 column, got {self.min_partition!r}")
+        known = [kernel.value for kernel in EmbeddingComputeKernel]
+        for kernel in self.compute_kernels or ():
+            if kernel not in known:
+                raise ValueError(f"compute kernel {kernel!r} does not exist here; known: {', '.join(known)}")
+        for name in ("pooling_factors", "num_poolings", "batch_sizes"):
+            for value in getattr(self, name) or ():
+                if not value >= 0:
+                    raise ValueError(f"{name} must not be negative, got {getattr(self, name)!r}")

@@ -1,0 +1,117 @@
+"""A plan as JSON: exact round trip, a schema version, and refusals that name the field.
+
+::
+
+    {"schema": "recshard_lab.sharding_plan", "version": 1,
+     "modules": {"ebc": {"movies": {"sharding_type": "row_wise", "compute_kernel": "fused", "ranks": [0, 1],
+                                    "shards": [[rank, r0, r1, c0, c1], ...]}}}}
+"""
+
+import json
+from typing import Any
+
+from recshard_lab.sharding.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+from recshard_lab.sharding.shard import PlanError, Shard
+
+SCHEMA = "recshard_lab.sharding_plan"
+VERSION = 1
+
+
+def dumps(plan: ShardingPlan, indent: int | None = None) -> str:
+    """`plan` as JSON text."""
+    modules = {
+        path: {
+            name: {
+                "sharding_type": sharding.sharding_type,
+                "compute_kernel": sharding.compute_kernel,
+                "ranks": sharding.ranks,
+                "shards": [[shard.rank, *shard.rows, *shard.cols] for shard in sharding.shards],
+            }
+            for name, sharding in tables.items()
+        }
+        for path, tables in plan.plan.items()
+    }
+    return json.dumps({"schema": SCHEMA, "version": VERSION, "modules": modules}, indent=indent)
+
+
+def loads(text: str) -> ShardingPlan:
+    """The plan that `dumps` wrote.
+
+    Raises:
+        PlanError: malformed input, by the name of the field.
+    """
+    try:
+        document = json.loads(text, object_pairs_hook=_distinct)
+    except json.JSONDecodeError as error:
+        raise PlanError(f"a plan must be JSON: {error}") from None
+    document = _typed(document, dict, "the document")
+    if document.get("schema") != SCHEMA:
+        raise PlanError(f"field 'schema' must be {SCHEMA!r}, got {document.get('schema')!r}")
+    if document.get("version") != VERSION or isinstance(document.get("version"), bool):
+        raise PlanError(
+            f"plan version {document.get('version')!r} is not one this version of recshard_lab reads "
+            f"(it reads "
+            f"{VERSION}). Smallest fix: write the plan again with plan.to_json(), or update recshard_lab"
+        )
+    _fields(document, ("schema", "version", "modules"), "the document")
+    modules = {}
+    for path, tables in _typed(document["modules"], dict, "modules").items():
+        entries = _typed(tables, dict, f"modules[{path!r}]")
+        modules[path] = EmbeddingModuleShardingPlan(
+            {name: _sharding(entry, f"modules[{path!r}][{name!r}]") for name, entry in entries.items()}
+        )
+    return ShardingPlan(modules)
+
+
+def _sharding(entry: Any, where: str) -> ParameterSharding:
+    _fields(_typed(entry, dict, where), ("sharding_type", "compute_kernel", "ranks", "shards"), where)
+    ranks = entry["ranks"]
+    if ranks is not None:
+        ranks = [_whole(rank, f"{where}.ranks") for rank in _typed(ranks, list, f"{where}.ranks")]
+    shards = []
+    for i, numbers in enumerate(_typed(entry["shards"], list, f"{where}.shards")):
+        spot = f"{where}.shards[{i}]"
+        if len(_typed(numbers, list, spot)) != 5:
+            raise PlanError(f"{spot} must be [rank, r0, r1, c0, c1], got {numbers!r}")
+        rank, r0, r1, c0, c1 = (_whole(number, spot) for number in numbers)
+        shards.append(Shard(rank, (r0, r1), (c0, c1)))
+    try:
+        return ParameterSharding(
+            _typed(entry["sharding_type"], str, f"{where}.sharding_type"),
+            _typed(entry["compute_kernel"], str, f"{where}.compute_kernel"),
+            ranks,
+            shards=shards,
+        )
+    except PlanError as error:
+        raise PlanError(f"{where}: {error}") from None
+
+
+def _typed(value: Any, kind: type, where: str) -> Any:
+    if not isinstance(value, kind):
+        name = {"dict": "an object", "list": "a list", "str": "a string"}[kind.__name__]
+        raise PlanError(f"{where} must be {name}, got {json.dumps(value)[:60]}")
+    return value
+
+
+def _whole(value: Any, where: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise PlanError(f"{where} must hold whole numbers from 0 up, got {json.dumps(value)[:60]}")
+    return value
+
+
+def _fields(entry: dict[str, Any], expected: tuple[str, ...], where: str) -> None:
+    for name in expected:
+        if name not in entry:
+            raise PlanError(f"{where} lacks the field {name!r}")
+    for name in entry:
+        if name not in expected:
+            raise PlanError(f"{where} has an unknown field {name!r}; known: {', '.join(expected)}")
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise PlanError(f"the name {name!r} occurs twice in one object")
+        found[name] = value
+    return found

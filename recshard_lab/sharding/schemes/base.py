@@ -1,0 +1,164 @@
+"""What a scheme is, and the registry that lets one defined in a notebook cell appear everywhere.
+
+A scheme is only geometry: it proposes ways to cut a table into rectangles and, where that matters, on which ranks
+they may lie. It knows no costs, no kernels and no communication; those read the rectangles.
+
+::
+
+    class Halves:
+        name, label, replicated = "halves", "HALF", False
+
+        def propose(self, table, topology, constraints=None):
+            middle = table.num_embeddings // 2
+            if middle:
+                top, bottom = (0, middle), (middle, table.num_embeddings)
+                whole = (0, table.embedding_dim)
+                yield Proposal(self.name, ((top, whole), (bottom, whole)), None)
+
+        def default(self, table, topology, ranks=None):
+            return place_default(self, table, topology, ranks)
+
+    register_scheme(Halves())
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.sharding.constraints import ParameterConstraints
+from recshard_lab.sharding.plan import ParameterSharding
+from recshard_lab.sharding.shard import PlanError, Shard
+from recshard_lab.sharding.tiling import Rect
+from recshard_lab.sharding.topology import Topology
+from recshard_lab.sharding.validate import nearest
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """One way to cut a table.
+
+    Args:
+        scheme: the scheme's name.
+        rects: the rectangles, none empty; a tiling, or of a replicated scheme the whole table once per rank.
+        assignments: where they may go. None: each to any rank (distinct ones where there are enough), otherwise
+            alternatives, each with one rank per rectangle.
+    """
+
+    scheme: str
+    rects: tuple[Rect, ...]
+    assignments: tuple[tuple[int, ...], ...] | None = None
+
+    def placed(self, ranks: Sequence[int], compute_kernel: str = "fused") -> ParameterSharding:
+        """This cut with its i-th rectangle on ``ranks[i]``."""
+        shards = [Shard(rank, *rect) for rank, rect in zip(ranks, self.rects, strict=True)]
+        return ParameterSharding(self.scheme, compute_kernel, shards=shards)
+
+
+class Scheme(Protocol):
+    """What `register_scheme` takes. `label` is the short name that charts print."""
+
+    name: str
+    label: str
+    replicated: bool
+
+    def propose(
+        self, table: BaseEmbeddingConfig, topology: Topology, constraints: ParameterConstraints | None = None
+    ) -> Iterable[Proposal]:
+        """Ways to cut `table`; none where the scheme does not apply."""
+
+    def default(
+        self, table: BaseEmbeddingConfig, topology: Topology, ranks: Sequence[int] | None = None
+    ) -> ParameterSharding:
+        """The cut a reader means who just names the scheme; over `ranks` where given. PlanError if it cannot."""
+
+
+_SCHEMES: dict[str, Scheme] = {}
+
+
+def register_scheme(scheme: Scheme) -> Scheme:
+    """Makes a scheme known to the planner, the executor's defaults and the charts; the same name replaces.
+
+    Raises:
+        PlanError: it lacks a part of `Scheme`, or claims to be replicated under another name than data_parallel.
+    """
+    if isinstance(scheme, type):
+        raise PlanError(
+            f"register_scheme takes an instance. Smallest fix: register_scheme({scheme.__name__}())"
+        )
+    for part in ("name", "label", "replicated", "propose", "default"):
+        if not hasattr(scheme, part):
+            raise PlanError(
+                f"scheme {scheme!r} lacks {part!r}; a scheme has name, label, replicated, propose, default"
+            )
+    if scheme.replicated and scheme.name != "data_parallel":
+        raise PlanError(
+            f"scheme {scheme.name!r}: only data_parallel may be replicated; others must tile the table"
+        )
+    _SCHEMES[scheme.name] = scheme
+    return scheme
+
+
+def unregister_scheme(name: str) -> None:
+    """Forgets a scheme that a reader registered."""
+    del _SCHEMES[scheme_named(name).name]
+
+
+def scheme_named(name: str) -> Scheme:
+    """The scheme of that name.
+
+    Raises:
+        PlanError: there is none.
+    """
+    if name not in _SCHEMES:
+        raise PlanError(
+            f"no scheme {name!r} is registered{nearest(name, _SCHEMES)}; known: {', '.join(_SCHEMES)}. "
+            f"Smallest fix: one of these names, or register_scheme(...)"
+        )
+    return _SCHEMES[name]
+
+
+def scheme_names() -> tuple[str, ...]:
+    """Registered schemes in the order of their registration."""
+    return tuple(_SCHEMES)
+
+
+def usable_ranks(topology: Topology, constraints: ParameterConstraints | None) -> tuple[int, ...]:
+    """The ranks a table may lie on: the pinned ones, or all.
+
+    Raises:
+        PlanError: a pin on a rank that does not exist.
+    """
+    if constraints is None or constraints.ranks is None:
+        return tuple(range(topology.world_size))
+    return check_ranks(constraints.ranks, topology.world_size)
+
+
+def check_ranks(ranks: Sequence[int], world_size: int) -> tuple[int, ...]:
+    """`ranks` as a tuple, after refusing none at all and ones that do not exist."""
+    if not ranks:
+        raise PlanError("ranks is empty. Smallest fix: name at least one rank, or leave ranks out")
+    for rank in ranks:
+        if not 0 <= rank < world_size:
+            raise PlanError(
+                f"rank {rank} does not exist with world_size {world_size}. Smallest fix: a rank below "
+                f"{world_size}"
+            )
+    return tuple(ranks)
+
+
+def place_default(
+    scheme: Scheme, table: BaseEmbeddingConfig, topology: Topology, ranks: Sequence[int] | None = None
+) -> ParameterSharding:
+    """The first proposal of `scheme` with its rectangles dealt to `ranks` in turn."""
+    wish = None if ranks is None else ParameterConstraints(ranks=list(ranks))
+    for proposal in scheme.propose(table, topology, wish):
+        if proposal.assignments:
+            return proposal.placed(proposal.assignments[0])
+        usable = usable_ranks(topology, wish)
+        return proposal.placed([usable[i % len(usable)] for i in range(len(proposal.rects))])
+    raise PlanError(
+        f"table {table.name!r} ({table.num_embeddings:,} x {table.embedding_dim:,}) cannot be cut "
+        f"{scheme.name} "
+        f"over {topology.world_size} ranks. Smallest fix: table_wise"
+    )

@@ -1,0 +1,52 @@
+"""Data-parallel: the whole table on every rank, the only scheme whose rectangles lie on top of one another.
+
+::
+
+    rank 0:  +---------+    rank 1:  +---------+    rank 2:  +---------+
+             |  E x D  |             |  E x D  |             |  E x D  |
+             +---------+             +---------+             +---------+
+"""
+
+from collections.abc import Iterator, Sequence
+
+from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.sharding.constraints import ParameterConstraints
+from recshard_lab.sharding.plan import ParameterSharding
+from recshard_lab.sharding.schemes.base import Proposal, usable_ranks
+from recshard_lab.sharding.shard import PlanError
+from recshard_lab.sharding.tiling import Rect
+from recshard_lab.sharding.topology import Topology
+
+
+class DataParallel:
+    """No exchange of looked-up rows in forward; every replica applies every update."""
+
+    name = "data_parallel"
+    label = "DP"
+    replicated = True
+
+    def propose(
+        self, table: BaseEmbeddingConfig, topology: Topology, constraints: ParameterConstraints | None = None
+    ) -> Iterator[Proposal]:
+        """One replica on each rank, unless the table is pinned to fewer."""
+        everywhere = tuple(range(topology.world_size))
+        if sorted(usable_ranks(topology, constraints)) == list(everywhere):
+            whole: Rect = ((0, table.num_embeddings), (0, table.embedding_dim))
+            yield Proposal(self.name, (whole,) * topology.world_size, (everywhere,))
+
+    def default(
+        self, table: BaseEmbeddingConfig, topology: Topology, ranks: Sequence[int] | None = None
+    ) -> ParameterSharding:
+        """One replica on each rank.
+
+        Raises:
+            PlanError: `ranks` that are not all of them.
+        """
+        wish = None if ranks is None else ParameterConstraints(ranks=list(ranks))
+        for proposal in self.propose(table, topology, wish):
+            return proposal.placed(range(topology.world_size))
+        raise PlanError(
+            f"table {table.name!r}: data_parallel keeps a replica on every rank, but "
+            f"ranks={list(ranks or ())!r} "
+            f"with world_size {topology.world_size}. Smallest fix: leave ranks out"
+        )

@@ -1,0 +1,58 @@
+"""Row-wise: horizontal stripes of ``ceil(E / W)`` rows, as TorchRec cuts them.
+
+::
+
+    rank 0:  +-----------+ 0
+             +-----------+ ceil(E/W)
+    rank 1:  +-----------+
+             +-----------+ 2 ceil(E/W)
+    rank 2:  +-----------+          the last stripe may be shorter, and later ranks may have none
+             +-----------+ E
+"""
+
+from collections.abc import Iterator, Sequence
+
+from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.sharding.constraints import ParameterConstraints
+from recshard_lab.sharding.plan import ParameterSharding
+from recshard_lab.sharding.schemes.base import Proposal, check_ranks, usable_ranks
+from recshard_lab.sharding.tiling import Rect
+from recshard_lab.sharding.topology import Topology
+
+
+class RowWise:
+    """Spreads memory and lookups evenly; each rank sends a partial sum of every bag."""
+
+    name = "row_wise"
+    label = "RW"
+    replicated = False
+
+    def propose(
+        self, table: BaseEmbeddingConfig, topology: Topology, constraints: ParameterConstraints | None = None
+    ) -> Iterator[Proposal]:
+        """Stripes over all usable ranks in order, then over half, a quarter ... of them, anywhere."""
+        usable = usable_ranks(topology, constraints)
+        count = len(usable)
+        while count > 1 or count == len(usable):
+            rects = stripes(table.num_embeddings, table.embedding_dim, count)
+            everywhere = (usable[: len(rects)],) if count == len(usable) else None
+            yield Proposal(self.name, rects, everywhere)
+            count = 0 if count == 1 else count // 2
+
+    def default(
+        self, table: BaseEmbeddingConfig, topology: Topology, ranks: Sequence[int] | None = None
+    ) -> ParameterSharding:
+        """One stripe on each of `ranks` (all of them when left out), in that order."""
+        usable = check_ranks(range(topology.world_size) if ranks is None else ranks, topology.world_size)
+        rects = stripes(table.num_embeddings, table.embedding_dim, len(usable))
+        return Proposal(self.name, rects).placed(usable[: len(rects)])
+
+
+def stripes(num_rows: int, num_cols: int, count: int) -> tuple[Rect, ...]:
+    """At most `count` stripes of ``ceil(num_rows / count)`` rows; empty ones are left out.
+
+    >>> stripes(10, 4, 4)
+    (((0, 3), (0, 4)), ((3, 6), (0, 4)), ((6, 9), (0, 4)), ((9, 10), (0, 4)))
+    """
+    block = -(-num_rows // count)
+    return tuple(((at, min(at + block, num_rows)), (0, num_cols)) for at in range(0, num_rows, block))

@@ -1,0 +1,43 @@
+"""Table-wise: the whole table is one rectangle on one rank.
+
+::
+
+    rank 1:  +-----------+
+             |           |
+             |   E x D   |
+             |           |
+             +-----------+
+"""
+
+import zlib
+from collections.abc import Iterator, Sequence
+
+from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.sharding.constraints import ParameterConstraints
+from recshard_lab.sharding.plan import ParameterSharding
+from recshard_lab.sharding.schemes.base import Proposal, check_ranks, usable_ranks
+from recshard_lab.sharding.topology import Topology
+
+
+class TableWise:
+    """No cut. Cheapest to run, as uneven as the tables are, and bounded by the memory of one rank."""
+
+    name = "table_wise"
+    label = "TW"
+    replicated = False
+
+    def propose(
+        self, table: BaseEmbeddingConfig, topology: Topology, constraints: ParameterConstraints | None = None
+    ) -> Iterator[Proposal]:
+        """The one rectangle, on any usable rank."""
+        usable_ranks(topology, constraints)
+        yield Proposal(self.name, (((0, table.num_embeddings), (0, table.embedding_dim)),))
+
+    def default(
+        self, table: BaseEmbeddingConfig, topology: Topology, ranks: Sequence[int] | None = None
+    ) -> ParameterSharding:
+        """On the first of `ranks`; left out, on a rank drawn from the table's name, so that tables spread."""
+        usable = check_ranks(range(topology.world_size) if ranks is None else ranks, topology.world_size)
+        drawn = zlib.crc32(table.name.encode()) % topology.world_size if ranks is None else 0
+        (proposal,) = self.propose(table, topology)
+        return proposal.placed([usable[drawn]])

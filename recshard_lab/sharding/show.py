@@ -1,0 +1,94 @@
+"""A plan as a text table of at most 100 columns, and the same as HTML."""
+
+import html
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from recshard_lab.sharding.shard import Shard
+
+if TYPE_CHECKING:
+    from recshard_lab.sharding.plan import ShardingPlan
+
+WIDTH = 100
+_HEADER = ("table", "size", "scheme", "kernel", "ranks", "shards")
+_WIDEST = (24, 20, 18, 8, 12, 40)
+
+
+def text_table(plan: "ShardingPlan") -> str:
+    """One line a table, columns cut with an ellipsis where they would pass `WIDTH`."""
+    return align([_HEADER, *rows(plan)], _WIDEST, WIDTH)
+
+
+def html_table(plan: "ShardingPlan") -> str:
+    """The same as an HTML table, nothing cut."""
+
+    def line(cells: Iterable[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    body = "".join(line(cells, "td") for cells in rows(plan))
+    return f"<table><thead>{line(_HEADER, 'th')}</thead><tbody>{body}</tbody></table>"
+
+
+def rows(plan: "ShardingPlan") -> list[tuple[str, ...]]:
+    """The cells: table (with its module where there are several), size, scheme, kernel, ranks, shards."""
+    several = len(plan.plan) > 1
+    return [
+        (
+            f"{path}.{name}" if several and path else name,
+            _size(sharding.shards),
+            sharding.sharding_type,
+            sharding.compute_kernel,
+            "all" if sharding.replicated and not sharding.shards else ranks_text(sharding.ranks or []),
+            shards_text(sharding.shards),
+        )
+        for path, tables in plan.plan.items()
+        for name, sharding in tables.items()
+    ]
+
+
+def align(lines: Sequence[Sequence[str]], widest: Sequence[int], width: int) -> str:
+    """Columns two spaces apart, each at most `widest`, the whole at most `width`."""
+    limits = [min(most, max(len(line[c]) for line in lines)) for c, most in enumerate(widest)]
+    limits[-1] = min(limits[-1], width - sum(limits[:-1]) - 2 * (len(limits) - 1))
+    return "\n".join(
+        "  ".join(cut(cell, limit).ljust(limit) for cell, limit in zip(line, limits, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def cut(text: str, limit: int) -> str:
+    """`text` with an ellipsis where it is longer than `limit`."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Ranks as runs.
+
+    >>> ranks_text([0, 1, 2, 5])
+    '0-2,5'
+    """
+    runs: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def shards_text(shards: Sequence[Shard]) -> str:
+    """Rectangles counted by size, most frequent first.
+
+    >>> shards_text([Shard(0, (0, 5), (0, 4)), Shard(1, (5, 10), (0, 4)), Shard(2, (10, 12), (0, 4))])
+    '2 x [5 x 4], 1 x [2 x 4]'
+    """
+    sizes = Counter((shard.num_rows, shard.num_cols) for shard in shards)
+    return ", ".join(f"{count} x [{r:,} x {c:,}]" for (r, c), count in sizes.most_common())
+
+
+def _size(shards: Sequence[Shard]) -> str:
+    if not shards:
+        return "?"
+    num_rows, num_cols = max(shard.rows[1] for shard in shards), max(shard.cols[1] for shard in shards)
+    return f"{num_rows:,} x {num_cols:,}"

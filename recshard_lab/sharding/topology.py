@@ -1,0 +1,189 @@
+"""The machine as the planner sees it: ranks, hosts, memory, and how fast bytes and lookups go.
+
+Arguments that TorchRec's ``Topology`` has mean the same and have its units: bandwidths are **bytes per
+millisecond**, capacities are bytes **per rank**. Every figure can be overridden; what is left out comes from
+`DEVICE_DEFAULTS`.
+
+Where the CPU figures come from (2 cores, torch 2.13, fbgemm 1.8 on CPU, one thread a rank, measured):
+
+- lookups: 4 tables x 100k x 64, batch 2048, pooling 10: forward 3.1 ms with uniform ids, 1.0 ms with Zipf(1.2);
+  that is 8 ns an id and 10 GB/s for every row that is read the first time in a batch, 60 GB/s afterwards.
+- update in backward, same shapes: SGD 8.1 / 2.5 ms, row-wise Adagrad 4.5 / 1.7 ms (uniform / Zipf), element-wise
+  Adagrad about eight times row-wise: 12 ns an id, plus each unique row read and written at 10 GB/s, times
+  `update_cost`.
+- Gloo, 2 MB a rank, 2 ranks: all_to_all 0.8 ms, all_reduce 1.6 ms: 0.15 ms latency and 1.6 GB/s a rank.
+  More ranks than cores slow each other down in proportion (4 ranks on 2 cores: 3.2 ms), see `cores_per_host`.
+
+The CUDA figures are the published constants of TorchRec's planner (V100/A100-era bandwidths).
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+GIB = 1024**3
+_PER_MS = GIB / 1000  # one GiB/s in bytes per ms
+_DEFAULT: Any = None  # filled in from DEVICE_DEFAULTS, so that readers of a field never meet None
+
+DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
+    "cpu": {
+        "hbm_cap": 0,
+        "hbm_mem_bw": 897 * _PER_MS,
+        "ddr_mem_bw": 10e6,
+        "cache_bw": 60e6,
+        "intra_host_bw": 1.6e6,
+        "inter_host_bw": 1.25e6,
+        "intra_host_latency_ms": 0.15,
+        "inter_host_latency_ms": 0.25,
+        "lookup_ns_per_id": 8.0,
+        "update_ns_per_id": 12.0,
+        "route_ns_per_id": 20.0,
+        "launch_ms": 0.05,
+        "flops_per_ms": 20e6,
+        "update_cost": {"exact_sgd": 1.9, "exact_row_wise_adagrad": 1.0, "exact_adagrad": 8.0},
+        "reserve_fraction": 0.1,
+    },
+    "cuda": {
+        "hbm_cap": 32 * GIB,
+        "ddr_cap": 128 * GIB,
+        "hbm_mem_bw": 897 * _PER_MS,
+        "ddr_mem_bw": 51 * _PER_MS,
+        "cache_bw": 3 * 897 * _PER_MS,
+        "intra_host_bw": 600 * _PER_MS,
+        "inter_host_bw": 12.5 * _PER_MS,
+        "intra_host_latency_ms": 0.02,
+        "inter_host_latency_ms": 0.04,
+        "lookup_ns_per_id": 0.0,
+        "update_ns_per_id": 0.1,
+        "route_ns_per_id": 0.05,
+        "launch_ms": 0.02,
+        "flops_per_ms": 10e9,
+        "update_cost": {"exact_sgd": 1.0, "exact_row_wise_adagrad": 1.0, "exact_adagrad": 2.0},
+        "reserve_fraction": 0.15,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Topology:
+    """W ranks on hosts of `local_world_size` ranks each.
+
+    Args:
+        world_size: ranks W.
+        compute_device: "cpu" or "cuda"; says which defaults hold and which memory the weights live in.
+        hbm_cap: bytes of device memory of one rank (default 32 GiB on cuda, as TorchRec).
+        ddr_cap: bytes of host memory of one rank. Default on cpu: the memory of this machine (or of its cgroup)
+            divided by `local_world_size`, so that a plan that would swap is refused; 128 GiB on cuda.
+        local_world_size: ranks of one host; all of them when left out.
+        hbm_mem_bw, ddr_mem_bw: memory bandwidth of embedding rows that are not in cache yet.
+        intra_host_bw, inter_host_bw: what one rank sends (and receives) per ms, inside and between hosts.
+        intra_host_latency_ms, inter_host_latency_ms: fixed cost of one collective.
+        cache_bw: bandwidth of rows read again within a batch, and of copies between buffers.
+        lookup_ns_per_id, update_ns_per_id: per id in forward, and in backward (sorting, segment sums).
+        route_ns_per_id: per id sent or received: choosing its rank, packing, unpacking.
+        launch_ms: fixed cost of one table-batched kernel.
+        flops_per_ms: dense arithmetic of one rank.
+        update_cost: per optimizer, its factor on reading and writing the unique rows.
+        reserve_fraction: share of the capacity that plans leave free (framework, fragmentation).
+        cores_per_host: on cpu, ranks beyond the cores slow everything in proportion; default this machine's.
+
+    Raises:
+        ValueError: a size that is not positive, ranks that do not fill hosts, a device other than cpu or cuda.
+
+    >>> Topology(world_size=4, local_world_size=2).num_nodes
+    2
+    """
+
+    world_size: int
+    compute_device: str = "cpu"
+    hbm_cap: int = _DEFAULT
+    ddr_cap: int = _DEFAULT
+    local_world_size: int = _DEFAULT
+    hbm_mem_bw: float = _DEFAULT
+    ddr_mem_bw: float = _DEFAULT
+    intra_host_bw: float = _DEFAULT
+    inter_host_bw: float = _DEFAULT
+    intra_host_latency_ms: float = _DEFAULT
+    inter_host_latency_ms: float = _DEFAULT
+    cache_bw: float = _DEFAULT
+    lookup_ns_per_id: float = _DEFAULT
+    update_ns_per_id: float = _DEFAULT
+    route_ns_per_id: float = _DEFAULT
+    launch_ms: float = _DEFAULT
+    flops_per_ms: float = _DEFAULT
+    update_cost: Mapping[str, float] = _DEFAULT
+    reserve_fraction: float = _DEFAULT
+    cores_per_host: int = _DEFAULT
+
+    def __post_init__(self) -> None:
+        defaults = DEVICE_DEFAULTS.get(self.compute_device)
+        if defaults is None:
+            raise ValueError(f"compute_device must be 'cpu' or 'cuda', got {self.compute_device!r}")
+        _check_positive_int("world_size", self.world_size)
+        local = self.world_size if self.local_world_size is None else self.local_world_size
+        _check_positive_int("local_world_size", local)
+        if self.world_size % local:
+            raise ValueError(
+                f"world_size {self.world_size} is not a multiple of local_world_size {local}: ranks must "
+                f"fill "
+                f"their hosts; the next world_size that does is {-(-self.world_size // local) * local}"
+            )
+        filled = {"local_world_size": local, "cores_per_host": os.cpu_count() or 1, **defaults}
+        for spec in fields(self):
+            if getattr(self, spec.name) is None:
+                value = filled[spec.name] if spec.name in filled else machine_memory_bytes() // local
+                object.__setattr__(self, spec.name, value)
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            if isinstance(value, (int, float)) and not value >= 0:
+                raise ValueError(f"{spec.name} must not be negative, got {value!r}")
+            if spec.name.endswith(("_bw", "flops_per_ms", "cores_per_host")) and not value > 0:
+                raise ValueError(f"{spec.name} must be positive, got {value!r}")
+        if self.reserve_fraction >= 1:
+            raise ValueError(f"reserve_fraction must lie in [0, 1), got {self.reserve_fraction!r}")
+
+    @property
+    def num_nodes(self) -> int:
+        """Hosts."""
+        return self.world_size // self.local_world_size
+
+    def node_of(self, rank: int) -> int:
+        """The host that a rank runs on; ranks fill hosts in order."""
+        return rank // self.local_world_size
+
+    @property
+    def memory_cap_bytes(self) -> int:
+        """Bytes one rank has for weights, optimizer state and buffers: HBM on cuda, host memory on cpu."""
+        return self.hbm_cap if self.compute_device == "cuda" else self.ddr_cap
+
+    @property
+    def memory_bw(self) -> float:
+        """Bytes per ms of the memory the weights live in."""
+        return self.hbm_mem_bw if self.compute_device == "cuda" else self.ddr_mem_bw
+
+    @property
+    def slowdown(self) -> float:
+        """How many ranks share one core (1.0 where each has its own)."""
+        return max(1.0, self.local_world_size / self.cores_per_host) if self.compute_device == "cpu" else 1.0
+
+    def free_memory_bytes(self) -> int:
+        """Capacity of one rank without the reserve."""
+        return int(self.memory_cap_bytes * (1 - self.reserve_fraction))
+
+
+def machine_memory_bytes() -> int:
+    """Memory of this machine, or of the cgroup we run in where that is less."""
+    import psutil
+
+    total = int(psutil.virtual_memory().total)
+    try:
+        with open("/sys/fs/cgroup/memory.max") as limit:
+            return min(total, int(limit.read()))
+    except (OSError, ValueError):  # no cgroup v2, or "max"
+        return total
+
+
+def _check_positive_int(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}")

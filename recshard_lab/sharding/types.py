@@ -1,0 +1,32 @@
+"""The names of the schemes and of the kernels, spelled as TorchRec spells them.
+
+They are strings, so ``ShardingType.ROW_WISE`` and ``"row_wise"`` mean the same everywhere, and a scheme that a
+reader registers under a name of their own needs no entry here.
+"""
+
+from enum import StrEnum, unique
+
+
+@unique
+class ShardingType(StrEnum):
+    """How a table is cut.
+
+    >>> ShardingType.ROW_WISE == "row_wise"
+    True
+    """
+
+    DATA_PARALLEL = "data_parallel"
+    TABLE_WISE = "table_wise"
+    COLUMN_WISE = "column_wise"
+    ROW_WISE = "row_wise"
+    TABLE_ROW_WISE = "table_row_wise"
+    TABLE_COLUMN_WISE = "table_column_wise"
+    GRID_SHARD = "grid_shard"
+
+
+@unique
+class EmbeddingComputeKernel(StrEnum):
+    """How a shard's weights are updated: FUSED in the backward pass, DENSE by an optimizer that reads ``.grad``."""
+
+    DENSE = "dense"
+    FUSED = "fused"

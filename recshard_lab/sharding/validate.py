@@ -1,0 +1,94 @@
+"""Says whether the shards of one table are a tiling of it, in words that carry the smallest fix."""
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.sharding.shard import PlanError, Shard, rect_text
+from recshard_lab.sharding.tiling import Rect, find_fault
+
+
+def check_shards(
+    table: BaseEmbeddingConfig, shards: Sequence[Shard], replicated: bool, world_size: int
+) -> None:
+    """Checks one table.
+
+    Raises:
+        PlanError: no shards, a rank that does not exist, a hole, an overlap, a rectangle outside the table,
+            or for a replicated table a rank without its one whole copy.
+    """
+    where = f"table {table.name!r} ({table.num_embeddings:,} x {table.embedding_dim:,})"
+    if not shards:
+        raise PlanError(
+            f"{where} has no shards. Smallest fix: give its rectangles, or use plan.resolved(tables, "
+            f"world_size)"
+        )
+    for shard in shards:
+        if not 0 <= shard.rank < world_size:
+            raise PlanError(
+                f"{where}: {shard}, but world_size is {world_size}. Smallest fix: move the shard to a rank "
+                f"below {world_size}, or launch {shard.rank + 1} ranks"
+            )
+    if replicated:
+        _check_replicas(where, table, shards, world_size)
+        return
+    fault = find_fault([shard.rect for shard in shards], table.num_embeddings, table.embedding_dim)
+    if fault is None:
+        return
+    rect, fix = (
+        rect_text(fault.rect),
+        f"Smallest fix: {_fix_text(shards, fault.pieces, fault.fix, fault.rect)}",
+    )
+    if fault.kind == "empty":
+        raise PlanError(f"{where}: the shard {shards[fault.pieces[0]]} is empty. Smallest fix: leave it out")
+    if fault.kind == "outside":
+        raise PlanError(f"{where}: the shard {shards[fault.pieces[0]]} sticks out of the table. {fix}")
+    if fault.kind == "overlap":
+        ranks = " and ".join(str(rank) for rank in sorted(shards[k].rank for k in fault.pieces))
+        raise PlanError(f"{where}: shards on ranks {ranks} overlap in {rect}. {fix}")
+    raise PlanError(f"{where}: no shard covers {rect}. {fix}")
+
+
+def replicas_of(table: BaseEmbeddingConfig, world_size: int) -> list[Shard]:
+    """The whole table on every rank."""
+    return [Shard(rank, (0, table.num_embeddings), (0, table.embedding_dim)) for rank in range(world_size)]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` where a known name is near."""
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {found[0]!r}?)" if found else ""
+
+
+def _check_replicas(where: str, table: BaseEmbeddingConfig, shards: Sequence[Shard], world_size: int) -> None:
+    whole: Rect = ((0, table.num_embeddings), (0, table.embedding_dim))
+    for shard in shards:
+        if shard.rect != whole:
+            raise PlanError(
+                f"{where} is data_parallel, but rank {shard.rank} holds only {rect_text(shard.rect)}. "
+                f"Smallest fix: make it {rect_text(whole)}, or name another sharding_type"
+            )
+    holders = sorted(shard.rank for shard in shards)
+    if holders != list(range(world_size)):
+        twice = [rank for rank in holders if holders.count(rank) > 1]
+        missing = [rank for rank in range(world_size) if rank not in holders]
+        what = f"rank {twice[0]} holds it twice" if twice else f"rank {missing[0]} holds no replica"
+        raise PlanError(
+            f"{where} is data_parallel over {world_size} ranks, but {what}. Smallest fix: exactly one shard "
+            f"{rect_text(whole)} on each of ranks 0 to {world_size - 1}"
+        )
+
+
+def _fix_text(shards: Sequence[Shard], pieces: tuple[int, ...], fix: Rect | None, rect: Rect) -> str:
+    if fix is not None and pieces:
+        rank, was = shards[pieces[0]].rank, shards[pieces[0]].rect
+        side, span, old = ("rows", fix[0], was[0]) if fix[0] != was[0] else ("cols", fix[1], was[1])
+        if fix[0] != was[0] and fix[1] != was[1]:
+            return f"make the shard on rank {rank} {rect_text(fix)}"
+        return f"make the shard on rank {rank} {side}=({span[0]}, {span[1]}) instead of ({old[0]}, {old[1]})"
+    if len(pieces) == 2:
+        return f"cut one of {shards[pieces[0]]} and {shards[pieces[1]]} so that they share nothing"
+    if pieces:
+        return f"remove the shard {shards[pieces[0]]}"
+    (r0, r1), (c0, c1) = rect
+    return f"add Shard(rank=..., rows=({r0}, {r1}), cols=({c0}, {c1}))"

@@ -1,0 +1,168 @@
+"""What a jagged batch must satisfy, and messages that say where it does not.
+
+Shapes, types and counts are compared always. Whatever needs the numbers themselves is looked at on
+CPU tensors only, where reading them does not make the host wait for a device.
+
+Shape letters: B batch, F features, N ids.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+class UnknownKeyError(KeyError, ValueError):
+    """A key that is not there: a KeyError, as of a dict, and a ValueError, as of every bad argument here."""
+
+    __str__ = Exception.__str__
+
+
+def readable(tensor: Tensor) -> bool:
+    """Whether the numbers can be looked at for free: a plain CPU tensor, outside of a compiler."""
+    return tensor.device.type == "cpu" and type(tensor) is Tensor and not torch.compiler.is_compiling()
+
+
+def check_values(values: Tensor, weights: Tensor | None) -> None:
+    """Values are a tensor `[N, ...]`; weights have one entry for each value, on the same device."""
+    if not isinstance(values, Tensor) or values.dim() == 0:
+        raise ValueError(f"values must be a tensor of at least one dimension, got {_what(values)}")
+    if weights is None:
+        return
+    if not isinstance(weights, Tensor) or weights.dim() == 0:
+        raise ValueError(f"weights must be a tensor like values, got {_what(weights)}")
+    if weights.shape[0] != values.shape[0]:
+        raise ValueError(
+            f"weights has {weights.shape[0]} entries for {values.shape[0]} values: give one weight a value"
+        )
+    _same_device("weights", weights, values)
+
+
+def check_integers(name: str, tensor: Tensor | None, values: Tensor) -> Tensor | None:
+    """The tensor itself, integer and beside the values; an empty one of another type becomes int32."""
+    if tensor is None:
+        return None
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{name} must be a tensor of integers, got {_what(tensor)}")
+    if tensor.dtype not in _INTEGERS:
+        if tensor.numel():
+            raise ValueError(f"{name} must hold integers (int32 or int64), got {tensor.dtype}: use {name}.long()")
+        tensor = tensor.to(torch.int32)
+    _same_device(name, tensor, values)
+    return tensor
+
+
+def check_lengths(lengths: Tensor, values: Tensor, keys: Sequence[str] | None, stride: int) -> list[int]:
+    """Ids of each feature `[F]`, after checking that no length is negative and they sum to N. CPU only."""
+    rows = lengths.reshape(-1, stride) if stride else lengths.reshape(len(keys or ()), 0)
+    per_key: list[int] = rows.sum(dim=1).tolist()
+    if lengths.numel() and int(lengths.min()) < 0:
+        place = int((lengths.reshape(-1) < 0).nonzero()[0])
+        raise ValueError(
+            f"negative length {int(lengths.reshape(-1)[place])} at {_where(place, keys, stride)}: "
+            f"an empty bag has length 0"
+        )
+    total = sum(per_key)
+    if total != values.shape[0]:
+        raise ValueError(
+            f"lengths sum to {total}, but values has {values.shape[0]}" + _run_over(lengths, values, keys, stride)
+        )
+    return per_key
+
+
+def check_offsets(offsets: Tensor, values: Tensor, keys: Sequence[str] | None, stride: int) -> None:
+    """Offsets start at 0, never fall and end at N. CPU only."""
+    if not offsets.numel():
+        if values.shape[0]:
+            raise ValueError(f"offsets is empty, but values has {values.shape[0]}: offsets ends with their number")
+        return
+    if int(offsets[0]) != 0:
+        raise ValueError(f"offsets starts with {int(offsets[0])}, expected 0")
+    falls = offsets[1:] < offsets[:-1]
+    if bool(falls.any()):
+        place = int(falls.nonzero()[0])
+        raise ValueError(
+            f"offsets fall from {int(offsets[place])} to {int(offsets[place + 1])} at "
+            f"{_where(place, keys, stride)}: each must be at least the one before"
+        )
+    if int(offsets[-1]) != values.shape[0]:
+        raise ValueError(f"offsets ends with {int(offsets[-1])}, but values has {values.shape[0]}: they must be equal")
+
+
+def check_agreement(lengths: Tensor, offsets: Tensor, keys: Sequence[str] | None, stride: int) -> None:
+    """Lengths and offsets, when both are given, cut in the same places. CPU only."""
+    flat = lengths.reshape(-1)
+    differs = (offsets[1:] - offsets[:-1]) != flat
+    if bool(differs.any()):
+        place = int(differs.nonzero()[0])
+        raise ValueError(
+            f"lengths and offsets disagree at {_where(place, keys, stride)}: length {int(flat[place])}, but "
+            f"offsets go from {int(offsets[place])} to {int(offsets[place + 1])}. Give only one of them"
+        )
+
+
+def check_keys(keys: Sequence[str]) -> list[str]:
+    """The keys as a list of strings."""
+    if isinstance(keys, str):
+        raise ValueError(f"keys must be a list of strings, got the string {keys!r}: use [{keys!r}]")
+    keys = keys if isinstance(keys, list) else list(keys)
+    for place, key in enumerate(keys):
+        if not isinstance(key, str):
+            raise ValueError(f"keys[{place}] must be a string, got {_what(key)}")
+    return keys
+
+
+def index_keys(keys: Sequence[str]) -> dict[str, int]:
+    """Key to position; refuses a key that stands in two places, since it would not say which is meant."""
+    index = {key: place for place, key in enumerate(keys)}
+    if len(index) != len(keys):
+        twice = next(key for place, key in enumerate(keys) if index[key] != place)
+        places = [place for place, key in enumerate(keys) if key == twice]
+        raise ValueError(
+            f"key {twice!r} stands at positions {places}, so its name alone does not say which is meant: "
+            f"rename one, or select by position with split() or permute()"
+        )
+    return index
+
+
+def unknown_key(key: object, keys: Sequence[str]) -> UnknownKeyError:
+    """The error for a key that is not there, naming those that are."""
+    known = ", ".join(map(repr, keys[:20])) + (f", ... ({len(keys)} in all)" if len(keys) > 20 else "")
+    return UnknownKeyError(f"no key {key!r}; there are: {known or 'none'}")
+
+
+def check_count(name: str, value: object) -> int:
+    """A whole number that is not negative."""
+    if not isinstance(value, int | torch.SymInt) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{name} must be a whole number of at least 0, got {value!r}")
+    return int(value) if isinstance(value, int) else value  # type: ignore[return-value]
+
+
+def _where(place: int, keys: Sequence[str] | None, stride: int) -> str:
+    """Position in lengths as a person would say it."""
+    if keys is None:
+        return f"row {place}"
+    return f"feature {keys[place // stride]!r}, sample {place % stride}"
+
+
+def _run_over(lengths: Tensor, values: Tensor, keys: Sequence[str] | None, stride: int) -> str:
+    """Which bag is the first to reach past the values, if one does."""
+    ends = lengths.reshape(-1).cumsum(0, dtype=torch.int64)
+    past = (ends > values.shape[0]).nonzero()
+    if not past.numel():
+        return f": {values.shape[0] - (int(ends[-1]) if ends.numel() else 0)} values belong to no bag"
+    place = int(past[0])
+    return f": {_where(place, keys, stride)} would end at {int(ends[place])}"
+
+
+def _same_device(name: str, tensor: Tensor, values: Tensor) -> None:
+    if tensor.device != values.device:
+        raise ValueError(f"{name} is on {tensor.device}, but values is on {values.device}: move them with .to(device)")
+
+
+def _what(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    return f"{type(value).__name__} {value!r}"[:80]

@@ -1,0 +1,285 @@
+"""How jagged batches look: as text, one line a feature, and as HTML, one band a feature with a row a sample.
+
+Both show the first features, samples and ids and say how many more there are. Only what is shown is
+read, so that printing a batch of a million ids costs what printing a small one does.
+
+Shape letters: B samples, F features, N ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from recshard_lab.sparse.style import STYLE
+
+if TYPE_CHECKING:
+    from recshard_lab.sparse.keyed_tensor import KeyedTensor
+    from recshard_lab.sparse.storage import JaggedStorage
+
+_TEXT_COLUMNS = 100
+_TEXT_LINES = 20
+_HTML_ROWS = 24
+
+
+@dataclass(frozen=True)
+class _Bag:
+    """One sample's ids of one feature, as far as they are shown."""
+
+    ids: list[str]
+    weights: list[str] | None
+    count: int
+
+    @property
+    def hidden(self) -> int:
+        return self.count - len(self.ids)
+
+    def text(self) -> str:
+        shown = self.ids if self.weights is None else map(":".join, zip(self.ids, self.weights, strict=True))
+        return "[" + " ".join([*shown, *([f"+{self.hidden}"] if self.hidden else [])]) + "]"
+
+
+@dataclass(frozen=True)
+class _Band:
+    """One feature's first bags."""
+
+    key: str | None
+    bags: list[_Bag]
+
+
+# -- text -------------------------------------------------------------------------------------------
+
+
+def jagged_text(name: str, keys: Sequence[str | None], jagged: JaggedStorage) -> str:
+    """`__repr__` of a JaggedTensor (one key, None) or a KeyedJaggedTensor."""
+    if not _has_numbers(jagged._values, jagged._lengths, jagged._offsets, jagged._weights):
+        return f"{name}({_keys_text(keys)}values={_short(jagged._values)}, without numbers to show)"
+    num_samples = _num_samples(keys, jagged)
+    title = f"{name}({_size_text(keys, num_samples, jagged)})"
+    bands = _bands(keys[:_TEXT_LINES], jagged, num_samples, max_samples=24, max_ids=8)
+    if not bands or not num_samples:
+        return title
+    labels = ["" if band.key is None else _clip(band.key, 24) + "  " for band in bands]
+    margin = max(map(len, labels))
+    columns: list[list[str]] = []
+    room = _TEXT_COLUMNS - margin - 6
+    for sample in range(len(bands[0].bags)):
+        column = [band.bags[sample].text() for band in bands]
+        width = max(map(len, column))
+        if columns and room < width:
+            break
+        room -= width + 1
+        columns.append([cell.ljust(width) for cell in column])
+    more = num_samples > len(columns)
+    lines = [
+        "  " + (label.ljust(margin) + " ".join(cells) + (" ..." if more else "")).rstrip()
+        for label, cells in zip(labels, zip(*columns, strict=True), strict=True)
+    ]
+    shown = _shown_text(len(bands), len(keys), len(columns), num_samples)
+    return "\n".join([title, *lines, *([f"  ({shown})"] if shown else [])])
+
+
+def keyed_text(kt: KeyedTensor) -> str:
+    """`__repr__` of a KeyedTensor."""
+    values = kt._values
+    if not isinstance(values, Tensor):
+        return f"KeyedTensor({_keys_text(kt._keys)}values={_short(values)})"
+    title = f"KeyedTensor({_keyed_size_text(kt)})"
+    if not _drawable(kt):
+        return title
+    lines = []
+    for key, block in list(kt.to_dict().items())[:_TEXT_LINES]:
+        rows = [_number_row(row.tolist(), 4) for row in block[:3]]
+        tail = " ..." if block.shape[0] > 3 else ""
+        lines.append(f"  {_clip(key, 24)} [{block.shape[1]}]  " + " ".join(f"[{row}]" for row in rows) + tail)
+    hidden = len(kt._keys) - len(lines)
+    return "\n".join([title, *lines, *([f"  (and {hidden} more keys)"] if hidden else [])])
+
+
+# -- HTML -------------------------------------------------------------------------------------------
+
+
+def jagged_html(name: str, keys: Sequence[str | None], jagged: JaggedStorage) -> str | None:
+    """`_repr_html_` of a JaggedTensor or KeyedJaggedTensor; None, so text, where there is nothing to draw."""
+    if not _has_numbers(jagged._values, jagged._lengths, jagged._offsets, jagged._weights):
+        return None
+    num_samples = _num_samples(keys, jagged)
+    max_samples = max(2, min(8, _HTML_ROWS // max(1, min(len(keys), 8))))
+    bands = _bands(keys[:8], jagged, num_samples, max_samples=max_samples, max_ids=12)
+    if not bands or not num_samples:
+        return None
+    body = "".join(_band_html(band, num_samples) for band in bands)
+    head = '<th scope="col">feature</th>' if bands[0].key is not None else ""
+    head = f'<thead><tr>{head}<th scope="col">sample</th><th scope="col">ids</th></tr></thead>'
+    shown = _shown_text(len(bands), len(keys), len(bands[0].bags), num_samples)
+    foot = f'<p class="rsl-note">{escape(shown[0].upper() + shown[1:])}.</p>' if shown else ""
+    if jagged._weights is not None:
+        foot += '<p class="rsl-note">The small number in a box is the weight of its id.</p>'
+    return _figure(_caption(name, _size_text(keys, num_samples, jagged)), head + body, foot)
+
+
+def _band_html(band: _Band, num_samples: int) -> str:
+    rows = []
+    more = num_samples - len(band.bags)
+    for sample, bag in enumerate(band.bags):
+        head = ""
+        if sample == 0 and band.key is not None:
+            span = len(band.bags) + (more > 0)
+            head = f'<th scope="rowgroup" rowspan="{span}" class="rsl-key">{escape(_clip(band.key, 32))}</th>'
+        rows.append(f'<tr>{head}<th scope="row">{sample}</th><td>{_bag_html(bag)}</td></tr>')
+    if more > 0:
+        rows.append(f'<tr><th scope="row">…</th><td class="rsl-more">{_count(more, "more sample")}</td></tr>')
+    return f"<tbody>{''.join(rows)}</tbody>"
+
+
+def _bag_html(bag: _Bag) -> str:
+    if not bag.count:
+        return '<span class="rsl-more">empty</span>'
+    weights = bag.weights or [""] * len(bag.ids)
+    boxes = [
+        f'<span class="rsl-id">{escape(id_)}' + (f" <small>{escape(weight)}</small>" if weight else "") + "</span>"
+        for id_, weight in zip(bag.ids, weights, strict=True)
+    ]
+    if bag.hidden:
+        boxes.append(f'<span class="rsl-more">+{bag.hidden:,}</span>')
+    return " ".join(boxes)
+
+
+def keyed_html(kt: KeyedTensor) -> str | None:
+    """`_repr_html_` of a KeyedTensor; None (text instead) where there is nothing to draw."""
+    if not isinstance(kt._values, Tensor) or not _drawable(kt):
+        return None
+    blocks = list(kt.to_dict().items())[:8]
+    num_samples = kt._values.shape[0]
+    samples = min(num_samples, 8)
+    head = '<thead><tr><th scope="col">sample</th>' + "".join(
+        f'<th scope="col" class="rsl-key">{escape(_clip(key, 32))}<br>'
+        f"<small>{_count(block.shape[1], 'column')}</small></th>"
+        for key, block in blocks
+    )
+    shown = [[row.tolist() for row in block[:samples]] for _, block in blocks]
+    rows = "".join(
+        f'<tr><th scope="row">{sample}</th>'
+        + "".join(f'<td class="rsl-num">{escape(_number_row(block[sample], 4))}</td>' for block in shown)
+        + "</tr>"
+        for sample in range(samples)
+    )
+    note = _shown_text(len(blocks), len(kt._keys), samples, num_samples).replace("feature", "key")
+    foot = f'<p class="rsl-note">{escape(note[0].upper() + note[1:])}.</p>' if note else ""
+    caption = _caption("KeyedTensor", _keyed_size_text(kt))
+    return _figure(caption, f"{head}</tr></thead><tbody>{rows}</tbody>", foot)
+
+
+def _caption(name: str, size: str) -> str:
+    return f"<b>{name}</b> {escape(size)}"
+
+
+def _figure(caption: str, table: str, foot: str) -> str:
+    return f'{STYLE}<div class="rsl-jagged"><table><caption>{caption}</caption>{table}</table>{foot}</div>'
+
+
+# -- reading what is shown --------------------------------------------------------------------------
+
+
+def _bands(
+    keys: Sequence[str | None], jagged: JaggedStorage, num_samples: int, max_samples: int, max_ids: int
+) -> list[_Band]:
+    offsets = jagged.offsets()
+    shown = min(num_samples, max_samples)
+    bands = []
+    for feature, key in enumerate(keys):
+        first = feature * num_samples
+        ends = offsets[first : first + shown + 1].tolist()
+        bags = [_bag(jagged, lower, upper, max_ids) for lower, upper in pairwise(ends)]
+        bands.append(_Band(key, bags))
+    return bands
+
+
+def _bag(jagged: JaggedStorage, lower: int, upper: int, max_ids: int) -> _Bag:
+    last = min(upper, lower + max_ids)
+    ids = [_number(value) for value in jagged._values[lower:last].tolist()]
+    weights = None
+    if jagged._weights is not None:
+        weights = [_number(value) for value in jagged._weights[lower:last].tolist()]
+    return _Bag(ids, weights, upper - lower)
+
+
+def _num_samples(keys: Sequence[str | None], jagged: JaggedStorage) -> int:
+    return jagged.lengths().numel() // len(keys) if keys else 0
+
+
+def _has_numbers(*tensors: Any) -> bool:
+    """Whether these can be drawn: real tensors, not those of a compiler, a mapped tree or `meta`."""
+    return all(tensor is None or (type(tensor) is Tensor and not tensor.is_meta) for tensor in tensors)
+
+
+def _drawable(kt: KeyedTensor) -> bool:
+    values = kt._values
+    plain = _has_numbers(values.detach()) and values.dim() == 2 and kt._key_dim in (1, -1)
+    return plain and len(set(kt._keys)) == len(kt._keys) and values.numel() > 0
+
+
+# -- wording ----------------------------------------------------------------------------------------
+
+
+def _size_text(keys: Sequence[str | None], num_samples: int, jagged: JaggedStorage) -> str:
+    size = _count(num_samples, "sample")
+    if list(keys) != [None]:
+        size = f"{_count(len(keys), 'feature')} x {size}"
+    weighted = ", weighted" if jagged._weights is not None else ""
+    vector = jagged._values.dim() > 1
+    ids = _count(jagged._values.shape[0], "vector" if vector else "id")
+    return f"{size}, {ids}, {_kind(jagged._values)}{weighted}"
+
+
+def _keyed_size_text(kt: KeyedTensor) -> str:
+    shape = " x ".join(f"{size:,}" for size in kt._values.shape)
+    return f"{_count(len(kt._keys), 'key')}, values {shape}, {_kind(kt._values)}"
+
+
+def _kind(tensor: Tensor) -> str:
+    where = "" if tensor.device.type == "cpu" else f", {tensor.device}"
+    return str(tensor.dtype).removeprefix("torch.") + where
+
+
+def _shown_text(features: int, num_features: int, samples: int, num_samples: int) -> str:
+    parts = []
+    if features < num_features:
+        parts.append(f"{features} of {_count(num_features, 'feature')}")
+    if samples < num_samples:
+        parts.append(f"{samples} of {_count(num_samples, 'sample')}")
+    return f"showing {' and '.join(parts)}" if parts else ""
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, list):
+        return f"({_number_row(value, 3)})"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _number_row(values: list[Any], limit: int) -> str:
+    more = [f"+{len(values) - limit}"] if len(values) > limit else []
+    return " ".join([*map(_number, values[:limit]), *more])
+
+
+def _clip(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _keys_text(keys: Sequence[str | None]) -> str:
+    return "" if list(keys) == [None] else f"{list(keys)}, "
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{_kind(value)}{list(value.shape)}"
+    return repr(value)

@@ -1,0 +1,233 @@
+"""JaggedTensor: the bags of one feature, one bag a sample.
+
+    values   a b c d e f        [N]      everything, one after the other
+    lengths  2   0 1 3          [B]      how many each sample holds
+    offsets  0   2 2 3     6    [B + 1]  where each starts; the last entry is N
+
+Shape letters: B bags (samples), N values, L longest bag, D columns of a vector value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recshard_lab.sparse import checks, drawing
+from recshard_lab.sparse.pytree import register
+from recshard_lab.sparse.storage import Device, JaggedStorage
+
+
+class JaggedTensor(JaggedStorage):
+    """Bags of different sizes in one flat tensor.
+
+    Args:
+        values: `[N]` ids, or `[N, D]` vectors.
+        weights: `[N]`, one for each value, or None.
+        lengths: `[B]` integers that sum to N.
+        offsets: `[B + 1]` integers from 0 to N. One of lengths and offsets is enough.
+
+    Raises:
+        ValueError: shapes, types or devices that do not belong together; on CPU also negative lengths,
+            lengths that do not sum to N, offsets that fall.
+
+    >>> JaggedTensor(torch.tensor([10, 11, 12]), lengths=torch.tensor([2, 0, 1])).to_dense()
+    [tensor([10, 11]), tensor([], dtype=torch.int64), tensor([12])]
+    """
+
+    def __init__(
+        self,
+        values: Tensor,
+        weights: Tensor | None = None,
+        lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
+    ) -> None:
+        checks.check_values(values, weights)
+        if lengths is None and offsets is None:
+            raise ValueError("a JaggedTensor needs lengths or offsets: give one of them")
+        lengths = checks.check_integers("lengths", lengths, values)
+        offsets = checks.check_integers("offsets", offsets, values)
+        for name, tensor in (("lengths", lengths), ("offsets", offsets)):
+            if tensor is not None and tensor.dim() != 1:
+                raise ValueError(f"{name} must have one dimension, got shape {list(tensor.shape)}")
+        if lengths is not None and offsets is not None and lengths.numel() != max(offsets.numel() - 1, 0):
+            raise ValueError(
+                f"offsets has {offsets.numel()} entries for {lengths.numel()} lengths: expected {lengths.numel() + 1}"
+            )
+        if checks.readable(values):
+            if offsets is not None:
+                checks.check_offsets(offsets, values, None, 1)
+            if lengths is not None and offsets is not None and offsets.numel():
+                checks.check_agreement(lengths, offsets, None, 1)
+            if lengths is not None:
+                checks.check_lengths(lengths, values, None, 1)
+        self._values = values
+        self._weights = weights
+        self._lengths = lengths
+        self._offsets = offsets
+
+    @classmethod
+    def _unchecked(
+        cls,
+        values: Tensor,
+        weights: Tensor | None = None,
+        lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
+    ) -> JaggedTensor:
+        """The same without a look at anything, for parts that are right by construction."""
+        self = cls.__new__(cls)
+        self._values = values
+        self._weights = weights
+        self._lengths = lengths
+        self._offsets = offsets
+        return self
+
+    @staticmethod
+    def empty(
+        is_weighted: bool = False,
+        device: torch.device | None = None,
+        values_dtype: torch.dtype | None = None,
+        weights_dtype: torch.dtype | None = None,
+        lengths_dtype: torch.dtype = torch.int32,
+    ) -> JaggedTensor:
+        """No bags at all; lengths and offsets are both of size 0.
+
+        >>> JaggedTensor.empty().to_dense()
+        []
+        """
+        return JaggedTensor(
+            values=torch.empty(0, dtype=values_dtype, device=device),
+            weights=torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None,
+            lengths=torch.empty(0, dtype=lengths_dtype, device=device),
+            offsets=torch.empty(0, dtype=lengths_dtype, device=device),
+        )
+
+    @staticmethod
+    def from_dense_lengths(values: Tensor, lengths: Tensor, weights: Tensor | None = None) -> JaggedTensor:
+        """From padded rows: the first `lengths[b]` entries of row b.
+
+        Args:
+            values: `[B, L]`.
+            lengths: `[B]`, none above L.
+            weights: `[B, L]` or None.
+
+        >>> JaggedTensor.from_dense_lengths(torch.tensor([[1, 2], [3, 0]]), torch.tensor([2, 1])).values()
+        tensor([1, 2, 3])
+        """
+        if values.dim() < 2 or lengths.dim() != 1 or lengths.shape[0] != values.shape[0]:
+            raise ValueError(
+                f"values must be [B, L] and lengths [B], got {list(values.shape)} and {list(lengths.shape)}"
+            )
+        if weights is not None and weights.shape[:2] != values.shape[:2]:
+            raise ValueError(f"weights must be {list(values.shape[:2])} as values is, got {list(weights.shape)}")
+        width = values.shape[1]
+        if checks.readable(lengths) and lengths.numel():
+            outside = ((lengths < 0) | (lengths > width)).nonzero()
+            if outside.numel():
+                row = int(outside[0])
+                raise ValueError(f"length {int(lengths[row])} at row {row} is not between 0 and {width}")
+        kept = torch.arange(width, device=values.device) < lengths.unsqueeze(1)
+        return JaggedTensor(values[kept], None if weights is None else weights[kept], lengths)
+
+    @staticmethod
+    def from_dense(values: list[Tensor], weights: list[Tensor] | None = None) -> JaggedTensor:
+        """From one tensor a bag.
+
+        Args:
+            values: B tensors `[n_b]` (or `[n_b, D]`).
+            weights: B tensors of the same sizes, or None.
+
+        >>> JaggedTensor.from_dense([torch.tensor([1, 2]), torch.tensor([3])]).lengths()
+        tensor([2, 1], dtype=torch.int32)
+        """
+        if not values:
+            raise ValueError("values is an empty list: use JaggedTensor.empty() for no bags")
+        sizes = [bag.shape[0] for bag in values]
+        if weights is not None and [bag.shape[0] for bag in weights] != sizes:
+            raise ValueError(
+                f"weights has bags of {[bag.shape[0] for bag in weights][:20]}, values of {sizes[:20]}: "
+                f"give one weight a value"
+            )
+        joined = torch.cat(values)
+        lengths = torch.tensor(sizes, dtype=torch.int32, device=joined.device)
+        return JaggedTensor(joined, None if weights is None else torch.cat(weights), lengths)
+
+    def to_dense(self) -> list[Tensor]:
+        """One tensor a bag, views of the values."""
+        return list(self._values.split(self.lengths().tolist()))
+
+    def to_dense_weights(self) -> list[Tensor] | None:
+        """One tensor of weights a bag, or None without weights."""
+        return None if self._weights is None else list(self._weights.split(self.lengths().tolist()))
+
+    def to_padded_dense(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor:
+        """Rows of one length.
+
+        Args:
+            desired_length: L; shorter bags are padded, of longer ones the first L are kept.
+                The longest bag's length when left out.
+            padding_value: fills the rest.
+
+        Returns:
+            `[B, L]` (`[B, L, D]` for vectors).
+
+        >>> JaggedTensor(torch.tensor([1, 2, 3]), lengths=torch.tensor([2, 1])).to_padded_dense(3, -1)
+        tensor([[ 1,  2, -1],
+                [ 3, -1, -1]])
+        """
+        return self._padded(self._values, desired_length, padding_value)
+
+    def to_padded_dense_weights(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor | None:
+        """The weights as rows of one length, or None without weights; arguments as in `to_padded_dense`."""
+        return None if self._weights is None else self._padded(self._weights, desired_length, padding_value)
+
+    def _padded(self, source: Tensor, desired_length: int | None, padding_value: float) -> Tensor:
+        lengths = self.lengths()
+        num_bags = lengths.shape[0]
+        if desired_length is None:
+            width = int(lengths.max()) if num_bags else 0
+        else:
+            width = checks.check_count("desired_length", desired_length)
+        if not source.is_floating_point() and padding_value != int(padding_value):
+            raise ValueError(f"padding_value {padding_value} does not fit {source.dtype} values: use a whole number")
+        fill = padding_value if source.is_floating_point() else int(padding_value)
+        rows = source.new_full((num_bags, width, *source.shape[1:]), fill)
+        bag = torch.repeat_interleave(
+            torch.arange(num_bags, device=source.device), lengths, output_size=source.shape[0]
+        )
+        place = torch.arange(source.shape[0], device=source.device) - self.offsets()[bag]
+        if desired_length is not None:
+            kept = place < width
+            bag, place, source = bag[kept], place[kept], source[kept]
+        return rows.index_put((bag, place), source)
+
+    def to(self, device: Device, non_blocking: bool = False) -> JaggedTensor:
+        """The same on another device."""
+        return self._apply(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> JaggedTensor:
+        """The same in pinned host memory, from which a copy to a GPU can run beside computation."""
+        return self._apply(lambda tensor: tensor.pin_memory())
+
+    def _apply(self, move: Callable[[Tensor], Tensor]) -> JaggedTensor:
+        return JaggedTensor._unchecked(**{name.lstrip("_"): move(tensor) for name, tensor in self._tensors().items()})
+
+    def __repr__(self) -> str:
+        return drawing.jagged_text("JaggedTensor", [None], self)
+
+    def _repr_html_(self) -> str | None:
+        return drawing.jagged_html("JaggedTensor", [None], self)
+
+
+def _flatten(jagged: JaggedTensor) -> tuple[list[Tensor], tuple[str, ...]]:
+    tensors = jagged._tensors()
+    return list(tensors.values()), tuple(tensors)
+
+
+def _unflatten(leaves: Sequence[Any], names: tuple[str, ...]) -> JaggedTensor:
+    return JaggedTensor._unchecked(**{name.lstrip("_"): leaf for name, leaf in zip(names, leaves, strict=True)})
+
+
+register(JaggedTensor, _flatten, _unflatten, lambda names: names)

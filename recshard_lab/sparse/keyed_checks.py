@@ -1,0 +1,114 @@
+"""Whether keys, lengths, offsets and stride of a KeyedJaggedTensor fit together.
+
+Shape letters: F features (keys), B samples (stride), N values.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recshard_lab.sparse import checks
+
+
+def refuse_variable_batch(stride_per_key_per_rank: Any, inverse_indices: Any) -> None:
+    """Refuses, by name, what batches of a different size for each feature would need."""
+    for name, value in (
+        ("stride_per_key_per_rank", stride_per_key_per_rank),
+        ("inverse_indices", inverse_indices),
+    ):
+        if value is not None:
+            raise ValueError(
+                f"{name}={value!r}: batches of a different size for each feature are not supported yet; "
+                f"give every feature the same samples (empty bags where it has none) and stride="
+            )
+
+
+def stride_of(keys: list[str], lengths: Tensor | None, offsets: Tensor | None, stride: int | None) -> int:
+    """B, given or derived; refuses counts that are not F * B."""
+    if stride is not None:
+        stride = checks.check_count("stride", stride)
+    bags = 0
+    if offsets is not None:
+        if offsets.dim() != 1:
+            raise ValueError(f"offsets must be [F * B + 1], got shape {list(offsets.shape)}")
+        bags = max(offsets.numel() - 1, 0)
+        _check_bags("offsets", bags, keys, stride)
+    if lengths is not None:
+        if lengths.dim() != 1 and not (lengths.dim() == 2 and lengths.shape[0] == len(keys)):
+            raise ValueError(f"lengths must be [F * B] or [F, B] with F = {len(keys)}, got shape {list(lengths.shape)}")
+        if offsets is not None and lengths.numel() != bags:
+            raise ValueError(
+                f"offsets has {offsets.numel()} entries for {lengths.numel()} lengths: expected {lengths.numel() + 1}"
+            )
+        bags = lengths.numel()
+        _check_bags("lengths", bags, keys, stride)
+    if stride is not None:
+        return stride
+    return bags // len(keys) if keys else 0
+
+
+def _check_bags(name: str, bags: int, keys: list[str], stride: int | None) -> None:
+    fits = bags == len(keys) * stride if stride is not None else bags == 0 if not keys else bags % len(keys) == 0
+    if not fits:
+        samples = "a whole number of samples" if stride is None else f"stride {stride}"
+        more = ", and one more" if name == "offsets" else ""
+        raise ValueError(
+            f"{name} describes {bags} bags, which is not {len(keys)} keys x {samples}: "
+            f"give one entry for each feature and sample{more}"
+        )
+
+
+def check_host_counts(
+    keys: list[str], values: Tensor, length_per_key: list[int] | None, offset_per_key: list[int] | None
+) -> list[int] | None:
+    """length_per_key from what the caller knows, after comparing it with N."""
+    if length_per_key is None and offset_per_key is not None:
+        length_per_key = [upper - lower for lower, upper in pairwise(offset_per_key)]
+    if length_per_key is None:
+        return None
+    length_per_key = list(length_per_key)
+    if len(length_per_key) != len(keys) or sum(length_per_key) != values.shape[0]:
+        raise ValueError(
+            f"length_per_key {length_per_key} must have one count for each of {len(keys)} keys, "
+            f"summing to {values.shape[0]} values"
+        )
+    if offset_per_key is not None and list(offset_per_key) != [0, *accumulate(length_per_key)]:
+        raise ValueError(f"offset_per_key {offset_per_key} is not the running sum of {length_per_key}")
+    return length_per_key
+
+
+def check_numbers(
+    keys: list[str], values: Tensor, lengths: Tensor | None, offsets: Tensor | None, stride: int
+) -> list[int]:
+    """Ids of each feature, after looking at every length and offset. CPU only."""
+    if offsets is not None:
+        checks.check_offsets(offsets, values, keys, stride)
+        if lengths is None:
+            if not stride or not keys:
+                return [0] * len(keys)
+            return [upper - lower for lower, upper in pairwise(offsets[::stride].tolist())]
+        if offsets.numel():
+            checks.check_agreement(lengths, offsets, keys, stride)
+    assert lengths is not None
+    return checks.check_lengths(lengths, values, keys, stride)
+
+
+def all_or_none(weighted: Sequence[bool], names: Sequence[str]) -> bool:
+    """Whether all have weights; refuses a mixture, naming those without."""
+    if any(weighted) and not all(weighted):
+        without = [name for name, has in zip(names, weighted, strict=True) if not has]
+        raise ValueError(f"some have weights, but {without} have none: give weights to all or to none")
+    return all(weighted)
+
+
+def join(name: str, tensors: list[Tensor]) -> Tensor:
+    """One after the other; refuses integers beside floats, which would turn ids into floats."""
+    filled = [tensor for tensor in tensors if tensor.numel()]
+    if len({tensor.is_floating_point() for tensor in filled}) > 1:
+        raise ValueError(
+            f"{name} mix integers and floats {[str(tensor.dtype) for tensor in tensors]}: convert them to one type"
+        )
+    return torch.cat(filled or tensors)

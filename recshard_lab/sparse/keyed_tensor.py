@@ -1,0 +1,261 @@
+"""KeyedTensor: one dense tensor whose columns belong to named features, such as pooled embeddings.
+
+                 "movie"   "genre"
+    sample 0     . . . .   . .          values [B, D_movie + D_genre]
+    sample 1     . . . .   . .
+
+Shape letters: B samples, K keys, D columns of a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recshard_lab.sparse import checks, drawing
+from recshard_lab.sparse.pytree import register
+from recshard_lab.sparse.storage import Device, compact
+
+
+class KeyedTensor:
+    """Named slices of one tensor.
+
+    Args:
+        keys: K names.
+        length_per_key: columns of each key; they sum to the size of `values` along `key_dim`.
+        values: usually `[B, sum of D]`.
+        key_dim: the dimension that the keys share out.
+        offset_per_key, index_per_key: accepted as TorchRec does, and rebuilt here.
+
+    Raises:
+        ValueError: counts that do not fit `values`.
+
+    >>> kt = KeyedTensor(["a", "b"], [1, 2], torch.tensor([[1.0, 2.0, 3.0]]))
+    >>> kt["b"]
+    tensor([[2., 3.]])
+    """
+
+    def __init__(
+        self,
+        keys: list[str],
+        length_per_key: list[int],
+        values: Tensor,
+        key_dim: int = 1,
+        offset_per_key: list[int] | None = None,
+        index_per_key: dict[str, int] | None = None,
+    ) -> None:
+        keys = checks.check_keys(keys)
+        checks.check_values(values, None)
+        if not -values.dim() <= key_dim < values.dim():
+            raise ValueError(f"key_dim is {key_dim}, but values has {values.dim()} dimensions")
+        length_per_key = list(length_per_key)
+        if len(length_per_key) != len(keys):
+            raise ValueError(f"length_per_key has {len(length_per_key)} entries for {len(keys)} keys")
+        for key, length in zip(keys, length_per_key, strict=True):
+            checks.check_count(f"length_per_key of {key!r}", length)
+        if sum(length_per_key) != values.shape[key_dim]:
+            raise ValueError(
+                f"length_per_key {length_per_key} sums to {sum(length_per_key)}, but values is "
+                f"{list(values.shape)}: expected {values.shape[key_dim]} along dimension {key_dim}"
+            )
+        if offset_per_key is not None and list(offset_per_key) != [0, *accumulate(length_per_key)]:
+            raise ValueError(f"offset_per_key {offset_per_key} is not the running sum of {length_per_key}")
+        if index_per_key is not None and dict(index_per_key) != checks.index_keys(keys):
+            raise ValueError(f"index_per_key {index_per_key} does not number the keys {keys}: leave it out")
+        self._fill(keys, length_per_key, values, key_dim)
+
+    def _fill(self, keys: list[str], length_per_key: list[int], values: Tensor, key_dim: int) -> None:
+        self._keys = keys
+        self._length_per_key = length_per_key
+        self._values = values
+        self._key_dim = key_dim
+        self._offset_per_key: list[int] | None = None
+        self._index_per_key: dict[str, int] | None = None
+
+    @classmethod
+    def _unchecked(cls, keys: list[str], length_per_key: list[int], values: Tensor, key_dim: int = 1) -> KeyedTensor:
+        """The same without a look at anything, for parts that are right by construction (a lookup's output)."""
+        self = cls.__new__(cls)
+        self._fill(keys, length_per_key, values, key_dim)
+        return self
+
+    @staticmethod
+    def from_tensor_list(keys: list[str], tensors: list[Tensor], key_dim: int = 1, cat_dim: int = 1) -> KeyedTensor:
+        """One key for each tensor, joined.
+
+        Args:
+            tensors: K tensors, alike in every dimension but `cat_dim`.
+
+        >>> KeyedTensor.from_tensor_list(["a", "b"], [torch.ones(2, 1), torch.ones(2, 3)]).length_per_key()
+        [1, 3]
+        """
+        if len(keys) != len(tensors):
+            raise ValueError(f"got {len(keys)} keys for {len(tensors)} tensors: give one key a tensor")
+        if not tensors:
+            raise ValueError("tensors is an empty list: give at least one")
+        shapes = {key: list(tensor.shape) for key, tensor in zip(keys, tensors, strict=True)}
+        rest = {(*shape[: cat_dim % len(shape)], *shape[cat_dim % len(shape) + 1 :]) for shape in shapes.values()}
+        if len(rest) > 1 or len({len(shape) for shape in shapes.values()}) > 1:
+            raise ValueError(f"tensors must be alike in every dimension but {cat_dim}, got {shapes}")
+        lengths = [tensor.shape[key_dim] for tensor in tensors]
+        return KeyedTensor(keys, lengths, torch.cat(tensors, dim=cat_dim), key_dim)
+
+    def keys(self) -> list[str]:
+        """The K names."""
+        return self._keys
+
+    def values(self) -> Tensor:
+        """All columns, usually `[B, sum of D]`."""
+        return self._values
+
+    def key_dim(self) -> int:
+        """The dimension that the keys share out."""
+        return self._key_dim
+
+    def device(self) -> torch.device:
+        """Where the values are."""
+        return self._values.device
+
+    def length_per_key(self) -> list[int]:
+        """Columns of each key `[K]`."""
+        return self._length_per_key
+
+    def offset_per_key(self) -> list[int]:
+        """First column of each key, and at last their number: `[K + 1]`."""
+        if self._offset_per_key is None:
+            self._offset_per_key = [0, *accumulate(self._length_per_key)]
+        return self._offset_per_key
+
+    def index_per_key(self) -> dict[str, int]:
+        """Position of each key; ValueError when one stands twice."""
+        if self._index_per_key is None:
+            self._index_per_key = checks.index_keys(self._keys)
+        return self._index_per_key
+
+    def __getitem__(self, key: str) -> Tensor:
+        """One key's columns, a view. An unknown key raises an error that is KeyError and ValueError."""
+        place = self.index_per_key().get(key)
+        if place is None:
+            raise checks.unknown_key(key, self._keys)
+        return self._values.narrow(self._key_dim, self.offset_per_key()[place], self._length_per_key[place])
+
+    def to_dict(self) -> dict[str, Tensor]:
+        """Every key's columns by name, as views."""
+        parts = self._values.split(self._length_per_key, dim=self._key_dim)
+        return {key: parts[place] for key, place in self.index_per_key().items()}
+
+    @staticmethod
+    def regroup(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> list[Tensor]:
+        """Columns of several KeyedTensors joined by groups of keys.
+
+        Args:
+            keyed_tensors: alike in every dimension but the keys'.
+            groups: the keys of each result, in order; a key may be in several groups.
+
+        Returns:
+            One new tensor a group.
+
+        >>> kt = KeyedTensor(["a", "b"], [1, 2], torch.tensor([[1.0, 2.0, 3.0]]))
+        >>> KeyedTensor.regroup([kt], [["b", "a"], ["b"]])
+        [tensor([[2., 3., 1.]]), tensor([[2., 3.]])]
+        """
+        home = _homes(keyed_tensors)
+        dim = keyed_tensors[0]._key_dim
+        result = []
+        for group in groups:
+            for key in group:
+                if key not in home:
+                    raise checks.unknown_key(key, list(home))
+                if home[key] is None:
+                    raise ValueError(f"key {key!r} is in more than one place, so a group cannot ask for it: rename one")
+            parts = [part.narrow(dim, start, length) for part, start, length in _runs(group, home)]
+            result.append(torch.cat(parts or [keyed_tensors[0]._values.narrow(dim, 0, 0)], dim=dim))
+        return result
+
+    @staticmethod
+    def regroup_as_dict(
+        keyed_tensors: list[KeyedTensor], groups: list[list[str]], keys: list[str]
+    ) -> dict[str, Tensor]:
+        """`regroup` with a name for each group.
+
+        >>> kt = KeyedTensor(["a", "b"], [1, 2], torch.tensor([[1.0, 2.0, 3.0]]))
+        >>> KeyedTensor.regroup_as_dict([kt], [["b"]], ["user"])
+        {'user': tensor([[2., 3.]])}
+        """
+        if len(groups) != len(keys):
+            raise ValueError(f"got {len(keys)} keys for {len(groups)} groups: give one key a group")
+        return dict(zip(keys, KeyedTensor.regroup(keyed_tensors, groups), strict=True))
+
+    def record_stream(self, stream: Any) -> None:
+        """Keeps the memory from being reused before `stream` is done with it (CUDA tensors)."""
+        self._values.record_stream(stream)
+
+    def to(self, device: Device, non_blocking: bool = False) -> KeyedTensor:
+        """The same on another device."""
+        return self._with(self._values.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> KeyedTensor:
+        """The same in pinned host memory, from which a copy to a GPU can run beside computation."""
+        return self._with(self._values.pin_memory())
+
+    def _with(self, values: Tensor) -> KeyedTensor:
+        return KeyedTensor._unchecked(self._keys, self._length_per_key, values, self._key_dim)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_values": compact(self._values)}
+
+    def __repr__(self) -> str:
+        return drawing.keyed_text(self)
+
+    def _repr_html_(self) -> str | None:
+        return drawing.keyed_html(self)
+
+
+_Home = tuple[Tensor, int, int]
+
+
+def _homes(keyed_tensors: Sequence[KeyedTensor]) -> dict[str, _Home | None]:
+    """Where each key's columns are: tensor, first column, number; None for a key found twice."""
+    if not keyed_tensors:
+        raise ValueError("keyed_tensors is an empty list: give at least one KeyedTensor")
+    dims = [kt._key_dim for kt in keyed_tensors]
+    if len(set(dims)) > 1:
+        raise ValueError(f"keyed_tensors must have the same key_dim, got {dims}")
+    shapes = [list(kt._values.shape) for kt in keyed_tensors]
+    dim = dims[0] % len(shapes[0])
+    if len({(*shape[:dim], *shape[dim + 1 :]) for shape in shapes}) > 1:
+        raise ValueError(f"keyed_tensors must be alike in every dimension but {dim}, got shapes {shapes}")
+    home: dict[str, _Home | None] = {}
+    for kt in keyed_tensors:
+        for key, start, length in zip(kt._keys, kt.offset_per_key(), kt._length_per_key, strict=False):
+            home[key] = None if key in home else (kt._values, start, length)
+    return home
+
+
+def _runs(group: Sequence[str], home: dict[str, _Home | None]) -> list[_Home]:
+    """The group's columns, neighbours in one tensor taken together so that they are copied at once."""
+    runs: list[_Home] = []
+    for key in group:
+        found = home[key]
+        assert found is not None
+        if runs and runs[-1][0] is found[0] and runs[-1][1] + runs[-1][2] == found[1]:
+            runs[-1] = (found[0], runs[-1][1], runs[-1][2] + found[2])
+        else:
+            runs.append(found)
+    return runs
+
+
+def _flatten(kt: KeyedTensor) -> tuple[list[Tensor], tuple[Any, ...]]:
+    return [kt._values], (tuple(kt._keys), tuple(kt._length_per_key), kt._key_dim)
+
+
+def _unflatten(leaves: Sequence[Any], context: tuple[Any, ...]) -> KeyedTensor:
+    keys, lengths, key_dim = context
+    return KeyedTensor._unchecked(list(keys), list(lengths), next(iter(leaves)), key_dim)
+
+
+register(KeyedTensor, _flatten, _unflatten, lambda context: ("_values",))

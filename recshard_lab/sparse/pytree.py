@@ -1,0 +1,39 @@
+"""Lets torch look inside the sparse classes: tree_map, DDP, torch.compile and export see their tensors.
+
+Only tensors that are there are leaves; which they are is part of the tree's shape.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor
+from torch.fx._pytree import register_pytree_flatten_spec
+from torch.utils._pytree import GetAttrKey, KeyEntry, register_pytree_node
+
+
+def register(
+    cls: type,
+    flatten: Callable[[Any], tuple[list[Tensor], Any]],
+    unflatten: Callable[[Any, Any], Any],
+    names_of: Callable[[Any], Iterable[str]],
+) -> None:
+    """Makes `cls` a tree node.
+
+    Args:
+        flatten: an object to its tensors and a hashable context.
+        unflatten: leaves (of any type) and context to an object.
+        names_of: attribute name of each leaf, from the context.
+    """
+
+    def flatten_with_keys(node: Any) -> tuple[list[tuple[KeyEntry, Tensor]], Any]:
+        leaves, context = flatten(node)
+        return [(GetAttrKey(name), leaf) for name, leaf in zip(names_of(context), leaves, strict=True)], context
+
+    register_pytree_node(
+        cls,
+        flatten,
+        unflatten,
+        flatten_with_keys_fn=flatten_with_keys,
+        serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
+    )
+    register_pytree_flatten_spec(cls, lambda node, _spec: flatten(node)[0])

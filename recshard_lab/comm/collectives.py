@@ -1,0 +1,87 @@
+"""The collectives, each in two halves: issuing returns a ``Pending``, ``wait()`` hands the result out.
+
+All of them are recorded in open traces (``trace.py``) and run without a process group when the world is one rank.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from recshard_lab.comm.groups import ShardingEnv
+from recshard_lab.comm.trace import CollectiveEvent, record
+
+
+@dataclass(slots=True)
+class Pending:
+    """A collective under way. ``sent`` keeps the input alive until the wire is done with it."""
+
+    output: Tensor
+    work: Any = None
+    sent: Tensor | None = None
+    event: CollectiveEvent | None = None
+
+    def wait(self) -> Tensor:
+        """The received tensor; blocks until it is there."""
+        if self.work is not None:
+            self.work.wait()
+            self.work = self.sent = None
+            if self.event is not None:
+                self.event.ms = (perf_counter() - self.event.start_s) * 1e3
+        return self.output
+
+
+def issue_all_to_all(
+    tensor: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int], env: ShardingEnv, label: str
+) -> Pending:
+    """Sends ``tensor[splits]`` to each rank.
+
+    Args:
+        tensor: ``[sum(send_splits)]``, flat.
+        send_splits: elements for each rank.
+        recv_splits: elements from each rank.
+        env: the ranks.
+        label: what it is for, in traces.
+    """
+    event = record("all_to_all", label, tuple(n * tensor.element_size() for n in send_splits))
+    if env.pg is None:
+        return Pending(tensor, event=event)
+    output = torch.empty(sum(recv_splits), dtype=tensor.dtype, device=tensor.device)
+    work = dist.all_to_all_single(
+        output, tensor.contiguous(), list(recv_splits), list(send_splits), group=env.pg, async_op=True
+    )
+    return Pending(output, work, tensor, event)
+
+
+def all_to_all(
+    tensor: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int], env: ShardingEnv, label: str
+) -> Tensor:
+    """``issue_all_to_all`` and wait."""
+    return issue_all_to_all(tensor, send_splits, recv_splits, env, label).wait()
+
+
+def all_reduce(tensor: Tensor, env: ShardingEnv, label: str) -> Tensor:
+    """Sums ``tensor`` over the ranks, in place."""
+    record("all_reduce", label, (tensor.numel() * tensor.element_size(),) * env.world_size)
+    if env.pg is not None:
+        dist.all_reduce(tensor, group=env.pg)
+    return tensor
+
+
+def broadcast_object(value: Any, env: ShardingEnv, source: int = 0) -> Any:
+    """Rank ``source``'s ``value`` on every rank."""
+    if env.pg is None:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, group=env.pg, group_src=source)
+    return box[0]
+
+
+def barrier(env: ShardingEnv) -> None:
+    """Returns when every rank has come here."""
+    if env.pg is not None:
+        dist.barrier(group=env.pg)

@@ -1,0 +1,162 @@
+"""The one executor: it runs any tiling.
+
+::
+
+    features (local batch, KJT)
+      -> input_dist      ids to the ranks whose rectangles cover them                  two messages: sizes, ids
+      -> lookup          one kernel call for each kind of rectangle on this rank
+      -> output_dist     rows home, row stripes added, column pieces joined            one message
+      -> output (local batch)
+    backward the same way reversed; the optimizer steps inside the kernels             one message
+
+Names used below: ``routed`` are the ids that came to this rank, ``exchanged`` lanes travel, ``replicated`` lanes
+(data parallel) look their own batch up at home and learn from everybody's.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recshard_lab.comm import ShardingEnv
+from recshard_lab.distributed.input_dist import InputDist, PendingInput, Routed
+from recshard_lab.distributed.layout import Layout
+from recshard_lab.distributed.lookup import GroupKind, KernelGroup, RankLookup
+from recshard_lab.distributed.routes import PooledRoute, SequenceRoute
+from recshard_lab.distributed.row_norms import RowNormExchange
+from recshard_lab.sparse import KeyedJaggedTensor
+
+
+@dataclass(slots=True)
+class _Saved:
+    """What backward needs: the ids, and what each exchanged kernel kept."""
+
+    routed: Routed
+    kept: list[Any]
+
+
+class Executor:
+    """Runs a collection's tables under one tiling.
+
+    Args:
+        layout: the wiring.
+        kinds: kernel kinds, as numbered in the layout's groups.
+        env: the ranks.
+        device: where the rectangles live.
+        pooled: False for sequence collections.
+        weighted: whether batches carry per-sample weights.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        kinds: list[GroupKind],
+        env: ShardingEnv,
+        device: torch.device,
+        *,
+        pooled: bool,
+        weighted: bool,
+    ) -> None:
+        self.layout, self.env, self.device, self.pooled = layout, env, device, pooled
+        self.input_dist = InputDist(layout, env, pooled=pooled, weighted=weighted)
+        self.lookup = RankLookup(layout, kinds, env.rank, pooled, device)
+        self.route = PooledRoute(layout, env) if pooled else SequenceRoute(layout, env)
+        self.anchor = torch.zeros((), device=device, requires_grad=True)
+        #: for each kind whose column shards must add their squares: the group here, if any, and the exchange
+        self.row_norms: list[tuple[KernelGroup | None, RowNormExchange]] = []
+        for kind in kinds:
+            if kind.exchanges_row_norms:
+                here = next((group for group in self.lookup.exchanged if group.kind == kind), None)
+                self.row_norms.append((here, RowNormExchange(layout, env, here.shards if here else [], device)))
+        self.buffer_bytes = {"input_buffers": 0, "output_buffers": 0}
+
+    def start(self, features: KeyedJaggedTensor) -> PendingInput:
+        """Sends the local batch on its way; several batches may be under way."""
+        return self.input_dist.start(features)
+
+    def finish(self, routed: Routed) -> Tensor:
+        """Looks up what came and brings the rows home, with a gradient when gradients are on."""
+        if torch.is_grad_enabled():
+            return _Step.apply(self.anchor, self, routed)
+        return self.forward(routed, training=False)[0]
+
+    def forward(self, routed: Routed, training: bool) -> tuple[Tensor, _Saved | None]:
+        """Rows of the local batch, and what ``backward`` needs."""
+        kept, exchanged = [], []
+        for group in self.lookup.exchanged:
+            rows, saved = self._run(group, group.bags(routed), sum(routed.segments), training)
+            exchanged.append(rows)
+            kept.append(saved)
+        replicated = [
+            self._run(group, group.own_bags(routed, self.env.rank), routed.home.batch_size, False)[0]
+            for group in self.lookup.replicated
+        ]
+        out = self.route.forward(exchanged, replicated, routed)
+        self._measure(routed, exchanged, out)
+        return out, (_Saved(routed, kept) if training else None)
+
+    def backward(self, saved: _Saved, grad: Tensor) -> None:
+        """Brings gradients to the rectangles and steps their optimizers.
+
+        Gradients are averaged over ranks, as DistributedDataParallel does for the dense part.
+        """
+        routed = saved.routed
+        grads = self.route.backward(grad / self.env.world_size, routed)
+        position = 0
+        waiting: dict[int, tuple[Any, Tensor]] = {}
+        for group, kept in zip(self.lookup.exchanged, saved.kept, strict=True):
+            own, position = self._slice(grads, group, routed, position)
+            if group.kind.exchanges_row_norms:
+                waiting[id(group)] = (kept, own)
+            elif kept is not None:
+                group.backward(kept, own)
+        for group in self.lookup.replicated:
+            own, position = self._slice(grads, group, routed, position)
+            _, kept = self._run(group, group.bags(routed), sum(routed.segments), True)
+            if kept is not None:
+                group.backward(kept, own)
+        for here, exchange in self.row_norms:  # every rank takes part in each, in the same order
+            kept, own = waiting.get(id(here), (None, grads))
+            if here is not None and kept is not None:
+                here.backward(kept, own, exchange)
+            else:
+                exchange.nothing(grads)
+
+    def _run(
+        self, group: KernelGroup, bags: tuple[Tensor, Tensor, Tensor | None], batch: int, training: bool
+    ) -> tuple[Tensor, Any]:
+        """A kernel's rows; kernels are spared batches without a sample."""
+        if self.pooled and batch == 0:
+            return torch.zeros(0, group.width, device=self.device), None
+        return group.forward(bags, training)
+
+    def _slice(self, grads: Tensor, group: KernelGroup, routed: Routed, position: int) -> tuple[Tensor, int]:
+        if self.pooled:
+            end = position + group.width
+            return grads[:, position:end].contiguous(), end
+        end = position + sum(
+            sum(routed.counts[group.first_lane + n]) * lane.shard.num_cols for n, lane in enumerate(group.lanes)
+        )
+        return grads[position:end], end
+
+    def _measure(self, routed: Routed, exchanged: list[Tensor], out: Tensor) -> None:
+        held = [routed.ids, routed.lengths, *([] if routed.weights is None else [routed.weights])]
+        self.buffer_bytes["input_buffers"] = sum(t.numel() * t.element_size() for t in held)
+        self.buffer_bytes["output_buffers"] = sum(t.numel() * t.element_size() for t in [*exchanged, out])
+
+
+class _Step(torch.autograd.Function):
+    """forward: rows of the local batch; backward: gradients to their rectangles, optimizers stepped there."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, executor: Executor, routed: Routed) -> Tensor:
+        out, ctx.saved = executor.forward(routed, training=True)
+        ctx.executor = executor
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
+        ctx.executor.backward(ctx.saved, grads[0])
+        ctx.saved = None
+        return None, None, None

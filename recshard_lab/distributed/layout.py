@@ -1,0 +1,245 @@
+"""From a tiling to fixed wiring: which rank gets which ids, and which columns come back from where.
+
+Everything here is known once the plan is, is the same on every rank, and is computed once.
+
+::
+
+    block   one (table, feature) pair: a run of columns in the output of the collection
+    lane    one (block, rectangle) pair: the ids of that feature which fall into that rectangle
+    group   the lanes of a rank that one kernel serves (same number format, optimizer, backend)
+
+    rank 0: lane (movies/liked, rows 0-500)  lane (movies/seen, rows 0-500)  lane (users/user, cols 0-8)
+    rank 1: lane (movies/liked, rows 500-1000)  ...
+
+Lanes are numbered rank by rank; on a rank, the exchanged lanes come first, then the replicated ones (data
+parallel: every rank holds the whole rectangle), each sorted by group, so that a group's lanes lie side by side.
+
+Shape letters: B batch, D columns of a block, J blocks, L lanes of a rank, W ranks.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.sharding.plan import ParameterSharding, Shard
+
+
+@dataclass(frozen=True)
+class Block:
+    """One (table, feature) pair and its columns ``[start, start + dim)`` in the output."""
+
+    table: int
+    feature: str
+    key: str
+    dim: int
+    start: int
+    mean: bool
+
+
+@dataclass(frozen=True)
+class Lane:
+    """The ids of one block that fall into one rectangle."""
+
+    block: int
+    table: int
+    shard_index: int
+    shard: Shard
+    replicated: bool
+    group: Hashable
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Columns ``[source, source + width)`` of what ``rank`` sends belong to ``[target, target + width)`` of the output.
+
+    ``add`` says that another row stripe has been written there before.
+    """
+
+    rank: int
+    source: int
+    target: int
+    width: int
+    add: bool
+
+
+class Layout:
+    """The wiring of one collection under one plan.
+
+    Args:
+        tables: the tables, in the collection's order.
+        blocks: (table, feature) pairs in the order of the output.
+        shardings: each table's rectangles.
+        groups: for each table and shard, the sortable key of the kernel group that serves it.
+        world_size: number of ranks W.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[BaseEmbeddingConfig],
+        blocks: Sequence[Block],
+        shardings: Mapping[str, ParameterSharding],
+        groups: Mapping[tuple[int, int], tuple[int, ...]],
+        world_size: int,
+    ) -> None:
+        self.tables = list(tables)
+        self.blocks = list(blocks)
+        self.world_size = world_size
+        self.shards = [list(shardings[table.name].shards) for table in tables]
+        self.replicated = [shardings[table.name].replicated for table in tables]
+        self.rank_lanes: list[list[Lane]] = [[] for _ in range(world_size)]
+        for index, block in enumerate(blocks):
+            for number, shard in enumerate(self.shards[block.table]):
+                lane = Lane(
+                    index,
+                    block.table,
+                    number,
+                    shard,
+                    self.replicated[block.table],
+                    groups[block.table, number],
+                )
+                self.rank_lanes[shard.rank].append(lane)
+        for lanes in self.rank_lanes:
+            lanes.sort(key=lambda lane: (lane.replicated, lane.group, lane.block, lane.shard.cols))
+
+    @cached_property
+    def exchanged_lanes(self) -> list[list[Lane]]:
+        """For each rank, the lanes whose pooled rows travel home."""
+        return [[lane for lane in lanes if not lane.replicated] for lanes in self.rank_lanes]
+
+    @cached_property
+    def replicated_lanes(self) -> list[Lane]:
+        """The data-parallel lanes, the same on every rank."""
+        return [lane for lane in self.rank_lanes[0] if lane.replicated]
+
+    @cached_property
+    def exchanged_width(self) -> list[int]:
+        """Columns that each rank sends to every home."""
+        return [sum(lane.shard.num_cols for lane in lanes) for lanes in self.exchanged_lanes]
+
+    @cached_property
+    def replicated_width(self) -> int:
+        """Columns of the data-parallel blocks."""
+        return sum(lane.shard.num_cols for lane in self.replicated_lanes)
+
+    @cached_property
+    def output_width(self) -> int:
+        """Columns of the collection's output."""
+        return sum(block.dim for block in self.blocks)
+
+    @cached_property
+    def pieces(self) -> tuple[list[Piece], bool]:
+        """How received columns make up the output, and whether the output must start from zero.
+
+        Runs that lie side by side on both ends are one piece: row-wise on W ranks is W pieces, however many tables.
+        """
+        pieces: list[Piece] = []
+        written: list[set[tuple[int, int]]] = [set() for _ in self.blocks]
+        guillotine = True
+        for rank, lanes in enumerate(self.exchanged_lanes):
+            source = 0
+            for lane in lanes:
+                cols = lane.shard.cols
+                seen = written[lane.block]
+                add = cols in seen
+                if not add:
+                    guillotine &= all(cols[1] <= other[0] or other[1] <= cols[0] for other in seen)
+                    seen.add(cols)
+                target = self.blocks[lane.block].start + cols[0]
+                pieces.append(Piece(rank, source, target, lane.shard.num_cols, add))
+                source += lane.shard.num_cols
+        if not guillotine:
+            pieces = [Piece(p.rank, p.source, p.target, p.width, True) for p in pieces]
+        return _join_runs(pieces), not guillotine
+
+    @cached_property
+    def replicated_pieces(self) -> list[Piece]:
+        """The same for the data-parallel blocks, which no rank sends."""
+        pieces, source = [], 0
+        for lane in self.replicated_lanes:
+            block = self.blocks[lane.block]
+            pieces.append(Piece(0, source, block.start, block.dim, False))
+            source += block.dim
+        return _join_runs(pieces)
+
+    @cached_property
+    def mean_blocks(self) -> list[int]:
+        """Blocks that are divided by the bag's length at home."""
+        return [index for index, block in enumerate(self.blocks) if block.mean]
+
+    @cached_property
+    def rows_fit_int32(self) -> bool:
+        """Whether row numbers inside every rectangle fit a 32-bit wire."""
+        return all(shard.num_rows < 2**31 for shards in self.shards for shard in shards)
+
+    @cached_property
+    def router(self) -> "RowRouter | None":
+        """Sends ids of row-split blocks to their stripes; None when every rectangle has all rows."""
+        split = [
+            index
+            for index, block in enumerate(self.blocks)
+            if any(s.num_rows < self.tables[block.table].num_embeddings for s in self.shards[block.table])
+        ]
+        return RowRouter(self, split) if split else None
+
+
+class RowRouter:
+    """Finds, for every id of the row-split blocks, the lanes whose rectangle covers its row.
+
+    A table's row cuts make intervals; each interval knows its lanes (one under row-wise, several where the columns
+    are split too). One ``searchsorted`` over all tables' cuts, laid end to end, finds the interval of every id.
+    """
+
+    def __init__(self, layout: Layout, blocks: list[int]) -> None:
+        self.blocks = blocks
+        lane_number: dict[tuple[int, int], int] = {}
+        self.lanes: list[tuple[int, int]] = []  # (rank, lane on that rank), in the order of the sorted ids
+        row_starts: list[int] = []
+        for rank, lanes in enumerate(layout.rank_lanes):
+            for position, lane in enumerate(lanes):
+                if lane.block in blocks:
+                    lane_number[lane.block, lane.shard_index] = len(self.lanes)
+                    self.lanes.append((rank, position))
+                    row_starts.append(lane.shard.rows[0])
+        shifts, cuts, counts, targets = [], [], [], []
+        shift = 0
+        for block in blocks:
+            table = layout.blocks[block].table
+            shards = layout.shards[table]
+            starts = sorted({shard.rows[0] for shard in shards})
+            for start in starts:
+                covering = [n for n, s in enumerate(shards) if s.rows[0] <= start < s.rows[1]]
+                cuts.append(start + shift)
+                counts.append(len(covering))
+                targets.extend(lane_number[block, number] for number in covering)
+            shifts.append(shift)
+            shift += layout.tables[table].num_embeddings
+        self.fans_out = any(count != 1 for count in counts)
+        self._on_cpu = tuple(torch.tensor(values) for values in (shifts, cuts, counts, targets, row_starts))
+        self._on_device: dict[torch.device, tuple[Tensor, ...]] = {torch.device("cpu"): self._on_cpu}
+
+    def tensors(self, device: torch.device) -> tuple[Tensor, ...]:
+        """(shift a block, cut an interval, lanes an interval, lane list, first row a lane) on ``device``."""
+        if device not in self._on_device:
+            self._on_device[device] = tuple(tensor.to(device) for tensor in self._on_cpu)
+        return self._on_device[device]
+
+
+def _join_runs(pieces: list[Piece]) -> list[Piece]:
+    joined: list[Piece] = []
+    for piece in pieces:
+        last = joined[-1] if joined else None
+        if (
+            last is not None
+            and last.rank == piece.rank
+            and last.add == piece.add
+            and last.source + last.width == piece.source
+            and last.target + last.width == piece.target
+        ):
+            joined[-1] = Piece(last.rank, last.source, last.target, last.width + piece.width, last.add)
+        else:
+            joined.append(piece)
+    return joined

@@ -1,0 +1,171 @@
+"""What one rank holds: its rectangles, in as few kernels as their kinds allow."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recshard_lab.distributed.input_dist import Routed
+from recshard_lab.distributed.layout import Lane, Layout
+from recshard_lab.embedding import DataType, OptimizerSpec
+from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot, choose_kernel, kernel_named
+from recshard_lab.sparse.ops import complete_cumsum
+
+
+@dataclass(frozen=True)
+class GroupKind:
+    """Rectangles of one kind share a kernel.
+
+    Attributes:
+        backend: the kernel's name.
+        data_type: number format of the weights.
+        optimizer: fused in backward; None where a torch optimizer reads ``.grad`` (the dense compute kernel).
+        exchanges_row_norms: columns are split and the optimizer is row-wise: squares must meet before the step.
+    """
+
+    backend: str
+    data_type: DataType
+    optimizer: OptimizerSpec | None
+    exchanges_row_norms: bool
+
+
+class KernelGroup:
+    """One kernel and the run of lanes that it serves."""
+
+    def __init__(
+        self,
+        kind: GroupKind,
+        lanes: Sequence[Lane],
+        first_lane: int,
+        layout: Layout,
+        pooled: bool,
+        device: torch.device,
+    ) -> None:
+        self.kind, self.lanes, self.first_lane = kind, list(lanes), first_lane
+        self.shards = sorted({(lane.table, lane.shard_index) for lane in lanes})
+        slots = []
+        for table, number in self.shards:
+            shard, config = layout.shards[table][number], layout.tables[table]
+            slots.append(Slot(config.name, shard.num_rows, shard.num_cols, kind.data_type, config.embedding_dim))
+        lane_slots = [self.shards.index((lane.table, lane.shard_index)) for lane in lanes]
+        self.kernel: LookupKernel = kernel_named(kind.backend)(
+            slots, lane_slots, kind.optimizer, pooled=pooled, device=device
+        )
+        self.width = sum(lane.shard.num_cols for lane in lanes)
+        self.end_lane = first_lane + len(self.lanes)
+
+    def bags(self, routed: Routed) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(ids, offsets, weights) of this group's lanes, from all ranks."""
+        sizes = [sum(counts) for counts in routed.counts]
+        start = sum(sizes[: self.first_lane])
+        span = slice(start, start + sum(sizes[self.first_lane : self.end_lane]))
+        lengths = routed.lengths[self.first_lane : self.end_lane].reshape(-1)
+        weights = None if routed.weights is None else routed.weights[span]
+        return routed.ids[span], complete_cumsum(lengths), weights
+
+    def own_bags(self, routed: Routed, rank: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The same for the local batch alone, which is all that a replicated group needs in forward."""
+        ends = list(accumulate((sum(counts) for counts in routed.counts), initial=0))
+        spans = []
+        for number in range(self.first_lane, self.end_lane):
+            start = ends[number] + sum(routed.counts[number][:rank])
+            spans.append(slice(start, start + routed.counts[number][rank]))
+        first = sum(routed.segments[:rank])
+        columns = slice(first, first + routed.segments[rank])
+        lengths = routed.lengths[self.first_lane : self.end_lane, columns].reshape(-1)
+        weights = None if routed.weights is None else torch.cat([routed.weights[span] for span in spans])
+        return torch.cat([routed.ids[span] for span in spans]), complete_cumsum(lengths), weights
+
+    def forward(self, bags: tuple[Tensor, Tensor, Tensor | None], training: bool) -> tuple[Tensor, Any]:
+        """The kernel's rows, and what its backward needs when ``training``."""
+        with torch.set_grad_enabled(training):
+            return self.kernel.forward(*bags)
+
+    def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> None:
+        """Steps the fused optimizer, or adds to ``.grad`` under the dense compute kernel."""
+        self.kernel.backward(saved, grad, row_norms)
+
+
+class RankLookup:
+    """All kernels of one rank: the exchanged groups, then the replicated ones."""
+
+    def __init__(
+        self, layout: Layout, kinds: Sequence[GroupKind], rank: int, pooled: bool, device: torch.device
+    ) -> None:
+        self.exchanged: list[KernelGroup] = []
+        self.replicated: list[KernelGroup] = []
+        first = 0
+        lanes = layout.rank_lanes[rank]
+        for (replicated, group), run in groupby(lanes, key=lambda lane: (lane.replicated, lane.group)):
+            members = list(run)
+            made = KernelGroup(kinds[group[0]], members, first, layout, pooled, device)
+            (self.replicated if replicated else self.exchanged).append(made)
+            first = made.end_lane
+
+    @property
+    def groups(self) -> list[KernelGroup]:
+        return self.exchanged + self.replicated
+
+    def weights(self) -> dict[tuple[int, int], Tensor]:
+        """(table, shard) -> its weights ``[rows, cols]`` on this rank."""
+        return {
+            key: weight
+            for group in self.groups
+            for key, weight in zip(group.shards, group.kernel.weights(), strict=True)
+        }
+
+    def states(self) -> dict[tuple[int, int], dict[str, Tensor]]:
+        """(table, shard) -> its optimizer state on this rank."""
+        return {
+            key: state
+            for group in self.groups
+            for key, state in zip(group.shards, group.kernel.optimizer_states(), strict=True)
+        }
+
+
+def choose_kinds(
+    tables: Sequence[Any],
+    shardings: Sequence[Any],
+    optimizers: Sequence[OptimizerSpec],
+    *,
+    pooled: bool,
+    weighted: bool,
+    device: torch.device,
+    backend: str | None,
+) -> tuple[list[GroupKind], dict[tuple[int, int], tuple[int, ...]]]:
+    """The kind of every shard of every table, the same on all ranks.
+
+    Returns:
+        The kinds, and for each (table, shard) the kind's number as a one-element tuple.
+
+    Raises:
+        ValueError: the backend asked for cannot do it, naming table and reason.
+    """
+    kinds: list[GroupKind] = []
+    chosen: dict[tuple[int, int], tuple[int, ...]] = {}
+    for table, (config, sharding, spec) in enumerate(zip(tables, shardings, optimizers, strict=True)):
+        optimizer = None if sharding.compute_kernel == "dense" else spec
+        split = any(shard.num_cols < config.embedding_dim for shard in sharding.shards)
+        norms = optimizer is not None and optimizer.row_wise and split
+        slots = [
+            Slot(config.name, shard.num_rows, shard.num_cols, config.data_type, config.embedding_dim)
+            for shard in sharding.shards
+        ]
+        kernel = choose_kernel(
+            slots,
+            optimizer,
+            pooled=pooled,
+            weighted=weighted,
+            exchanges_row_norms=norms,
+            device=device,
+            backend=backend,
+        )
+        kind = GroupKind(kernel.name, config.data_type, optimizer, norms)
+        if kind not in kinds:
+            kinds.append(kind)
+        for number in range(len(slots)):
+            chosen[table, number] = (kinds.index(kind),)
+    return kinds, chosen

@@ -1,0 +1,209 @@
+"""DistributedModelParallel: embedding collections sharded, the dense rest replicated, in one call."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from recshard_lab.comm import ShardingEnv, broadcast_object
+from recshard_lab.distributed.fused_optimizer import FusedOptimizer
+from recshard_lab.distributed.reshard import move
+from recshard_lab.distributed.sharded_collections import ShardedCollection, unsharded_weights
+from recshard_lab.distributed.sharders import CollectionSharder, default_sharders
+from recshard_lab.planner import EmbeddingShardingPlanner
+from recshard_lab.sharding import PlanError, ShardingPlan, Topology
+
+
+class DistributedModelParallel(nn.Module):
+    """Shards every embedding collection of a model and replicates the rest.
+
+    Rank 0's weights are everybody's: tables are spread from it, the dense part is broadcast. Tables on the ``meta``
+    device are never whole anywhere: each rank draws its own part, the same numbers under every plan.
+
+    Args:
+        module: the model; it need not know that it is sharded. Its collections are replaced in place.
+        env: the ranks; the default process group, or this process alone, when left out.
+        device: where the model lives; this rank's GPU with NCCL, the CPU otherwise.
+        plan: module path -> table -> rectangles; planned on rank 0 when left out.
+        sharders: which collections, with which fused optimizer and kernel.
+
+    Raises:
+        PlanError: the plan leaves a hole, overlaps, or names a module, table or rank that is not there.
+        ValueError: the same on one device that its kernel cannot serve.
+
+    >>> from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+    >>> table = EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])
+    >>> model = DistributedModelParallel(EmbeddingBagCollection([table]))
+    >>> model(KeyedJaggedTensor(["f"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1]))).values().shape
+    torch.Size([2, 4])
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        env: ShardingEnv | None = None,
+        device: torch.device | str | None = None,
+        plan: ShardingPlan | None = None,
+        sharders: Sequence[CollectionSharder] | None = None,
+    ) -> None:
+        super().__init__()
+        self.env = env if env is not None else ShardingEnv.default()
+        self.device = torch.device(device) if device is not None else _default_device(self.env)
+        self.sharders = list(sharders) if sharders is not None else default_sharders()
+        found = list(self._find(module))
+        tables = {path: list(sharder.tables(child)) for path, child, sharder in found}
+        if plan is None and found:
+            planner = EmbeddingShardingPlanner(
+                topology=Topology(world_size=self.env.world_size, compute_device=self.device.type)
+            )
+            plan = planner.collective_plan(module, self.sharders, self.env.pg)
+        self.plan = plan if plan is not None else ShardingPlan({})
+        self._refuse_strangers(tables)
+        chosen = {path: configs for path, configs in tables.items() if path in self.plan.plan}
+        if chosen:
+            self.plan = self.plan.resolved(chosen, self.env.world_size)
+        self.collections = self._shard(module, found)
+        self._bare: nn.Module = self.collections.get("", module)
+        self.fused_optimizer = FusedOptimizer(self.collections)
+        self._bare.to(self.device)
+        self.module = self._replicate()
+
+    # ---- building ----
+
+    def _find(self, module: nn.Module) -> Iterator[tuple[str, nn.Module, CollectionSharder]]:
+        for path, child in module.named_modules():
+            for sharder in self.sharders:
+                if type(child) is sharder.module_type:
+                    yield path, child, sharder
+                    break
+
+    def _refuse_strangers(self, tables: dict[str, Any]) -> None:
+        for path in self.plan.plan:
+            if path not in tables:
+                raise PlanError(
+                    f"the plan names module {path!r}, but the embedding collections of this model are "
+                    f"{sorted(tables)}: use one of these paths ('' is the model itself)"
+                )
+
+    def _shard(
+        self, module: nn.Module, found: Sequence[tuple[str, nn.Module, CollectionSharder]]
+    ) -> dict[str, ShardedCollection]:
+        """Replaces the planned collections by sharded ones and fills these."""
+        collections: dict[str, ShardedCollection] = {}
+        moves = []
+        for path, child, sharder in found:
+            params = self.plan.get_plan_for_module(path)
+            if params is None:
+                continue
+            sharded = sharder.shard(child, params, self.env, self.device)
+            whole = unsharded_weights(child)
+            on_meta = any(weight.is_meta for weight in whole.values())
+            on_meta, seed = broadcast_object((on_meta, torch.initial_seed()), self.env)
+            if on_meta:
+                for shards in sharded.table_shards().values():
+                    shards.reset_parameters(seed)
+            else:
+                moves += sharded.scatter_moves(whole, source=0)
+            collections[path] = sharded
+            if path:
+                parent, _, name = path.rpartition(".")
+                setattr(module.get_submodule(parent), name, sharded)
+        with torch.no_grad():
+            move(moves, self.env, self.device)
+        return collections
+
+    def _replicate(self) -> nn.Module:
+        """Wraps the dense rest in DistributedDataParallel, where there is one and somebody to share it with."""
+        sharded = self._sharded_names()
+        dense = [p for name, p in self._bare.named_parameters() if name not in sharded and p.requires_grad]
+        if self.env.pg is None or not dense:
+            return self._bare
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self._bare, sorted(sharded))
+        return DistributedDataParallel(self._bare, process_group=self.env.pg, gradient_as_bucket_view=True)
+
+    def _sharded_names(self) -> set[str]:
+        return {
+            f"{path}.{name}" if path else name
+            for path, collection in self.collections.items()
+            for name, _ in collection.named_parameters()
+        }
+
+    # ---- using ----
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own forward, on this rank's batch."""
+        self.fused_optimizer.push_learning_rates()
+        return self.module(*args, **kwargs)
+
+    def dense_parameters(self) -> list[nn.Parameter]:
+        """The parameters that a torch optimizer must step: the replicated ones, and tables on the dense kernel."""
+        fused = {
+            id(p)
+            for collection in self.collections.values()
+            for shards in collection.table_shards().values()
+            if shards.sharding.compute_kernel != "dense"
+            for p in shards.parameters()
+        }
+        return [p for p in self._bare.parameters() if id(p) not in fused]
+
+    def backends(self) -> dict[str, str]:
+        """Table name -> the kernel that serves it."""
+        return {name: kernel for c in self.collections.values() for name, kernel in c.backends.items()}
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Names as in the unsharded model; tables are torch's sharded tensors."""
+        return self._bare.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        """Takes what ``state_dict`` gave, or an unsharded model's state dict."""
+        if assign:
+            raise ValueError("assign=True would cut tables loose from their kernels: leave it False")
+        return self._bare.load_state_dict(state_dict, strict=strict)
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """The unsharded model's state dict, whole on every rank. All ranks must call it."""
+        whole: dict[str, Tensor] = {}
+        moves = []
+        for path, collection in self.collections.items():
+            part, tensors = collection.gather_moves()
+            moves += part
+            prefix = f"{path}." if path else ""
+            whole |= {f"{prefix}{collection.tables_name}.{t}.weight": tensor for t, tensor in tensors.items()}
+        with torch.no_grad():
+            move(moves, self.env, self.device)
+        rest = self._bare.state_dict()
+        return {name: whole.get(name, value) for name, value in rest.items()}
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes this rank holds now, by the categories of the planner's `Estimate`; buffers as of the last step."""
+        held = {
+            "weights": 0,
+            "optimizer_state": 0,
+            "dense": 0,
+            "input_buffers": 0,
+            "output_buffers": 0,
+            "reserve": 0,
+        }
+        for collection in self.collections.values():
+            for shards in collection.table_shards().values():
+                held["weights"] += sum(_bytes(weight) for _, weight in shards.shards())
+                held["optimizer_state"] += sum(_bytes(s) for state in shards.states.values() for s in state.values())
+            for name, count in collection.executor.buffer_bytes.items():
+                held[name] += count
+        sharded = self._sharded_names()
+        for name, parameter in self._bare.named_parameters():
+            if name not in sharded:
+                held["dense"] += _bytes(parameter) + (_bytes(parameter.grad) if parameter.grad is not None else 0)
+        return held
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _default_device(env: ShardingEnv) -> torch.device:
+    if env.pg is not None and torch.distributed.get_backend(env.pg) == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

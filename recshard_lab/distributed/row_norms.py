@@ -1,0 +1,77 @@
+"""Row-wise optimizers under column splits: the squares of a row meet before anyone steps.
+
+Row-wise Adagrad keeps one number a row, the mean of its squared gradient over *all* D columns. Where a table's columns
+lie on several ranks, each holds part of that sum. All holders of a row saw the same ids, so they agree on which rows
+were touched, in which order: only the partial sums travel, 4 bytes a touched row, and no sizes need to be exchanged.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from recshard_lab.comm import ShardingEnv, all_to_all
+from recshard_lab.distributed.layout import Layout
+
+
+class RowNormExchange:
+    """Completes squared row norms among the rectangles of column-split tables.
+
+    Args:
+        layout: the wiring.
+        env: the ranks.
+        slots: (table, shard) of this rank's slots, in the kernel's order.
+        device: where the rectangles live.
+    """
+
+    def __init__(
+        self, layout: Layout, env: ShardingEnv, slots: Sequence[tuple[int, int]], device: torch.device
+    ) -> None:
+        self.env, self.device = env, device
+        self.first_rows = [layout.shards[table][number].rows[0] for table, number in slots]
+        #: for each rank: (my slot, row range shared with one of its rectangles), sorted the same way on both ends
+        self.sends: list[list[tuple[int, int, int]]] = []
+        self.receives: list[list[tuple[int, int, int]]] = []
+        for rank in range(env.world_size):
+            sends, receives = [], []
+            for position, (table, number) in enumerate(slots):
+                mine = layout.shards[table][number]
+                for other, theirs in enumerate(layout.shards[table]):
+                    start, end = max(mine.rows[0], theirs.rows[0]), min(mine.rows[1], theirs.rows[1])
+                    if theirs.rank != rank or other == number or start >= end:
+                        continue
+                    sends.append((table, number, other, position, start, end))
+                    receives.append((table, other, number, position, start, end))
+            self.sends.append([entry[3:] for entry in sorted(sends)])
+            self.receives.append([entry[3:] for entry in sorted(receives)])
+
+    def __call__(self, rows: list[Tensor], squares: list[Tensor]) -> list[Tensor]:
+        """Per slot the touched rows ``[U]`` and partial sums ``[U]`` -> the sums over all columns ``[U]``."""
+        outgoing, send_sizes = [], []
+        for entries in self.sends:
+            spans = [self._span(rows, *entry) for entry in entries]
+            outgoing += [squares[entry[0]][span] for entry, span in zip(entries, spans, strict=True)]
+            send_sizes.append(sum(span.stop - span.start for span in spans))
+        spans_in = [[self._span(rows, *entry) for entry in entries] for entries in self.receives]
+        receive_sizes = [sum(span.stop - span.start for span in spans) for spans in spans_in]
+        message = torch.cat(outgoing) if outgoing else torch.empty(0, device=self.device)
+        received = all_to_all(message, send_sizes, receive_sizes, self.env, "row_norms")
+        totals = [own.clone() for own in squares]
+        position = 0
+        for entries, spans in zip(self.receives, spans_in, strict=True):
+            for (slot, _, _), span in zip(entries, spans, strict=True):
+                count = span.stop - span.start
+                totals[slot][span] += received[position : position + count]
+                position += count
+        return totals
+
+    def nothing(self, like: Tensor) -> None:
+        """Takes part without a touched row: the other ranks wait for this one."""
+        squares = [like.new_empty(0) for _ in self.first_rows]
+        self([own.long() for own in squares], squares)
+
+    def _span(self, rows: list[Tensor], slot: int, start: int, end: int) -> slice:
+        first = self.first_rows[slot]
+        edges = torch.tensor([start - first, end - first], device=rows[slot].device)
+        low, high = torch.searchsorted(rows[slot], edges).tolist()
+        return slice(low, high)

@@ -1,0 +1,200 @@
+"""Embedding collections whose tables lie on many ranks, called like the unsharded ones.
+
+Shape letters: B batch, D columns of a block, N ids of a feature.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recshard_lab.comm import ShardingEnv
+from recshard_lab.distributed.exchange import Executor
+from recshard_lab.distributed.input_dist import PendingInput, Routed
+from recshard_lab.distributed.layout import Block, Layout
+from recshard_lab.distributed.lookup import choose_kinds
+from recshard_lab.distributed.reshard import Move
+from recshard_lab.distributed.table_shards import TableShards
+from recshard_lab.embedding import (
+    BaseEmbeddingConfig,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    OptimizerSpec,
+    PoolingType,
+)
+from recshard_lab.sharding import ParameterSharding, Shard
+from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+
+class ShardedCollection(nn.Module):
+    """What pooled and sequence collections share: tables, executor, state.
+
+    Args:
+        tables: the tables, in the collection's order.
+        shardings: table name -> its rectangles.
+        optimizers: table name -> the optimizer fused into its backward.
+        env: the ranks.
+        device: where the rectangles live.
+        weighted: whether batches carry per-sample weights.
+        backend: kernel to use; None takes the fastest that can do each table.
+    """
+
+    pooled: bool
+    tables_name: str  # the attribute under which the unsharded collection keeps its tables
+
+    def __init__(
+        self,
+        tables: Sequence[BaseEmbeddingConfig],
+        shardings: Mapping[str, ParameterSharding],
+        optimizers: Mapping[str, OptimizerSpec],
+        env: ShardingEnv,
+        device: torch.device,
+        *,
+        weighted: bool = False,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.env, self.device = env, device
+        self.tables = list(tables)
+        self.shardings = {table.name: shardings[table.name] for table in tables}
+        ordered = [self.shardings[table.name] for table in tables]
+        kinds, groups = choose_kinds(
+            self.tables,
+            ordered,
+            [optimizers[table.name] for table in tables],
+            pooled=self.pooled,
+            weighted=weighted,
+            device=device,
+            backend=backend,
+        )
+        self.layout = Layout(self.tables, blocks_of(tables), self.shardings, groups, env.world_size)
+        self.executor = Executor(self.layout, kinds, env, device, pooled=self.pooled, weighted=weighted)
+        self.backends = {table.name: kinds[groups[n, 0][0]].backend for n, table in enumerate(tables)}
+        weights, states = self.executor.lookup.weights(), self.executor.lookup.states()
+        held: dict[str, nn.Module] = {
+            table.name: TableShards(
+                table,
+                self.shardings[table.name],
+                {number: weight for (t, number), weight in weights.items() if t == position},
+                {number: state for (t, number), state in states.items() if t == position},
+                env,
+            )
+            for position, table in enumerate(tables)
+        }
+        setattr(self, self.tables_name, nn.ModuleDict(held))
+
+    def table_shards(self) -> dict[str, TableShards]:
+        """Table name -> what this rank holds of it."""
+        return dict(getattr(self, self.tables_name).items())
+
+    def scatter_moves(self, whole: Mapping[str, Tensor], source: int) -> list[Move]:
+        """Moves that fill the rectangles from rank ``source``'s unsharded weights ``[E, D]``."""
+        moves = []
+        for table, shards in zip(self.tables, self.table_shards().values(), strict=True):
+            full = Shard(source, (0, table.num_embeddings), (0, table.embedding_dim))
+            held = {0: whole[table.name].detach()} if self.env.rank == source else {}
+            dtype = whole[table.name].dtype
+            moves.append(Move(dtype, [full], shards.sharding.shards, held, shards.held))
+        return moves
+
+    def gather_moves(self) -> tuple[list[Move], dict[str, Tensor]]:
+        """Moves that gather every table whole on every rank, and the tensors they fill."""
+        moves, whole = [], {}
+        for table, shards in zip(self.tables, self.table_shards().values(), strict=True):
+            size = (table.num_embeddings, table.embedding_dim)
+            dtype = whole_dtype(table)
+            whole[table.name] = torch.empty(size, dtype=dtype, device=self.device)
+            targets = [Shard(rank, (0, size[0]), (0, size[1])) for rank in range(self.env.world_size)]
+            moves.append(Move(dtype, shards.sharding.shards, targets, shards.held, {self.env.rank: whole[table.name]}))
+        return moves, whole
+
+    def input_dist(self, features: KeyedJaggedTensor) -> PendingInput:
+        """Sends the local batch on its way; ``.wait()`` gives what ``compute_and_output_dist`` takes."""
+        return self.executor.start(features)
+
+    def _rows(self, routed: Routed) -> Tensor:
+        shards = self.table_shards().values()
+        dense = [s for s in shards if s.sharding.compute_kernel == "dense"]
+        for table in dense:  # the kernel adds to .grad of its own tensors: they are the parameters'
+            for parameter, weight in zip(table.parameters(), table.held.values(), strict=True):
+                weight.grad = parameter.grad
+        return self.executor.finish(routed)
+
+
+class ShardedEmbeddingBagCollection(ShardedCollection):
+    """A sharded `EmbeddingBagCollection`: the same keys in the same order, the same state dict names."""
+
+    pooled = True
+    tables_name = "embedding_bags"
+
+    def embedding_bag_configs(self) -> list[BaseEmbeddingConfig]:
+        """The tables."""
+        return self.tables
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Local batch in, ``[B, sum of D]`` out."""
+        return self.compute_and_output_dist(self.input_dist(features).wait())
+
+    def compute_and_output_dist(self, routed: Routed) -> KeyedTensor:
+        """Looks up the ids that came and brings the pooled rows home."""
+        blocks = self.layout.blocks
+        return KeyedTensor(
+            keys=[block.key for block in blocks],
+            length_per_key=[block.dim for block in blocks],
+            values=self._rows(routed),
+        )
+
+
+class ShardedEmbeddingCollection(ShardedCollection):
+    """A sharded `EmbeddingCollection`: one row an id, in the order of the batch."""
+
+    pooled = False
+    tables_name = "embeddings"
+
+    def embedding_configs(self) -> list[BaseEmbeddingConfig]:
+        """The tables."""
+        return self.tables
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Local batch in, for each key a jagged ``[N, D]`` out."""
+        return self.compute_and_output_dist(self.input_dist(features).wait())
+
+    def compute_and_output_dist(self, routed: Routed) -> dict[str, JaggedTensor]:
+        """Looks up the ids that came and brings every row home."""
+        blocks, home = self.layout.blocks, routed.home
+        sizes = [n * block.dim for n, block in zip(home.counts, blocks, strict=True)]
+        parts = self._rows(routed).split(sizes)
+        return {
+            block.key: JaggedTensor(part.view(-1, block.dim), lengths=lengths.long())
+            for block, part, lengths in zip(blocks, parts, home.lengths, strict=True)
+        }
+
+
+def whole_dtype(table: BaseEmbeddingConfig) -> torch.dtype:
+    """The number format of a table's weights."""
+    from recshard_lab.embedding.kernels import TORCH_DTYPES
+
+    return TORCH_DTYPES[table.data_type]
+
+
+def blocks_of(tables: Sequence[BaseEmbeddingConfig]) -> list[Block]:
+    """(table, feature) pairs in the order of the output; a feature of several tables is keyed ``feature@table``."""
+    names = [feature for table in tables for feature in table.feature_names]
+    blocks, start = [], 0
+    for number, table in enumerate(tables):
+        for feature in table.feature_names:
+            key = f"{feature}@{table.name}" if names.count(feature) > 1 else feature
+            mean = isinstance(table, EmbeddingBagConfig) and table.pooling is PoolingType.MEAN
+            blocks.append(Block(number, feature, key, table.embedding_dim, start, mean))
+            start += table.embedding_dim
+    return blocks
+
+
+def unsharded_weights(module: nn.Module) -> dict[str, Any]:
+    """Table name -> its parameter in an unsharded collection."""
+    if isinstance(module, EmbeddingBagCollection):
+        return {name: bag.weight for name, bag in module.embedding_bags.items()}
+    assert isinstance(module, EmbeddingCollection)
+    return {name: table.weight for name, table in module.embeddings.items()}

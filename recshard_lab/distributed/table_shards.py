@@ -1,0 +1,156 @@
+"""What a rank holds of one table: parameters, and how they appear in a state dict."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recshard_lab.comm import ShardingEnv
+from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.sharding.plan import ParameterSharding, Shard
+
+_INIT_ROWS = 8192
+
+
+class TableShards(nn.Module):
+    """This rank's rectangles of one table.
+
+    A single rectangle is the parameter ``weight``; several are ``weight_0``, ``weight_1``, ... In state dicts the table
+    always has its ordinary name, ``weight``, and is one of torch's sharded tensors (a plain tensor when replicated or
+    when there is no process group).
+
+    Args:
+        config: the table.
+        sharding: all its rectangles, on all ranks.
+        weights: position of a rectangle -> its weights ``[rows, cols]``, for those on this rank.
+        states: position -> its optimizer state.
+        env: the ranks.
+    """
+
+    def __init__(
+        self,
+        config: BaseEmbeddingConfig,
+        sharding: ParameterSharding,
+        weights: Mapping[int, Tensor],
+        states: Mapping[int, dict[str, Tensor]],
+        env: ShardingEnv,
+    ) -> None:
+        super().__init__()
+        self.config, self.sharding, self.env = config, sharding, env
+        self.held = dict(weights)
+        self.states = dict(states)
+        for number, weight in enumerate(self.held.values()):
+            name = "weight" if len(self.held) == 1 else f"weight_{number}"
+            self.register_parameter(name, nn.Parameter(weight))
+
+    def shards(self) -> Iterator[tuple[Shard, Tensor]]:
+        """(rectangle, weights) of those on this rank."""
+        for position, weight in self.held.items():
+            yield self.sharding.shards[position], weight
+
+    @torch.no_grad()
+    def reset_parameters(self, seed: int) -> None:
+        """Draws this rank's part of the initial weights, the same numbers under every plan.
+
+        ``init_fn``, where the table has one, is called with each rectangle.
+        """
+        low, high = self.config.get_weight_init_min(), self.config.get_weight_init_max()
+        for shard, weight in self.shards():
+            if self.config.init_fn is not None:
+                self.config.init_fn(weight)
+                continue
+            for block in range(shard.rows[0] // _INIT_ROWS, -(-shard.rows[1] // _INIT_ROWS)):
+                digest = blake2b(f"{seed}/{self.config.name}/{block}".encode(), digest_size=7).digest()
+                generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+                rows = torch.empty(_INIT_ROWS, self.config.embedding_dim).uniform_(low, high, generator=generator)
+                start, end = (min(max(row - block * _INIT_ROWS, 0), _INIT_ROWS) for row in shard.rows)
+                at = block * _INIT_ROWS + start - shard.rows[0]
+                weight[at : at + end - start] = rows[start:end, slice(*shard.cols)]
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        if self.sharding.replicated or (self.env.pg is None and len(self.held) == 1):
+            destination[prefix + "weight"] = next(iter(self.held.values()))
+        elif self.env.pg is None:
+            destination[prefix + "weight"] = self._joined()
+        else:
+            destination[prefix + "weight"] = sharded_tensor(
+                self.sharding.shards,
+                self.held,
+                (self.config.num_embeddings, self.config.embedding_dim),
+                self.env,
+            )
+
+    @torch.no_grad()
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        key = prefix + "weight"
+        if key not in state_dict:
+            if strict:
+                missing_keys.append(key)
+            return
+        value = state_dict[key]
+        size = (self.config.num_embeddings, self.config.embedding_dim)
+        if tuple(value.shape) != size:
+            error_msgs.append(
+                f"table {self.config.name!r} is {size[0]} x {size[1]}, the state has {tuple(value.shape)}"
+            )
+        elif isinstance(value, Tensor):
+            for shard, weight in self.shards():
+                weight.copy_(value[slice(*shard.rows), slice(*shard.cols)])
+        else:
+            arrived = {tuple(local.metadata.shard_offsets): local.tensor for local in value.local_shards()}
+            for shard, weight in self.shards():
+                local = arrived.get((shard.rows[0], shard.cols[0]))
+                if local is None or local.shape != weight.shape:
+                    error_msgs.append(
+                        f"table {self.config.name!r}: the state lies under another plan; load it with "
+                        f"torch.distributed.checkpoint, which moves the rectangles"
+                    )
+                    return
+                if local.data_ptr() != weight.data_ptr():
+                    weight.copy_(local)
+
+    def _joined(self) -> Tensor:
+        weight = next(iter(self.held.values()))
+        whole = weight.new_empty(self.config.num_embeddings, self.config.embedding_dim)
+        for shard, part in self.shards():
+            whole[slice(*shard.rows), slice(*shard.cols)] = part
+        return whole
+
+
+def sharded_tensor(shards: Sequence[Shard], held: Mapping[int, Tensor], size: tuple[int, int], env: ShardingEnv) -> Any:
+    """torch's own ``ShardedTensor`` over these rectangles, sharing memory with ``held``."""
+    from torch.distributed._shard.metadata import ShardMetadata
+    from torch.distributed._shard.sharded_tensor import Shard as LocalShard
+    from torch.distributed._shard.sharded_tensor import ShardedTensor, ShardedTensorMetadata, TensorProperties
+
+    example = next(iter(held.values()), torch.empty(0))
+    kind = example.device.type
+    metadata = [
+        ShardMetadata(
+            shard_offsets=[shard.rows[0], shard.cols[0]],
+            shard_sizes=[shard.num_rows, shard.num_cols],
+            placement=f"rank:{shard.rank}/{kind}" if kind == "cpu" else f"rank:{shard.rank}/{kind}:{shard.rank}",
+        )
+        for shard in shards
+    ]
+    local = [LocalShard(tensor, metadata[position]) for position, tensor in held.items()]
+    return ShardedTensor._init_from_local_shards_and_global_metadata(
+        local,
+        ShardedTensorMetadata(
+            shards_metadata=metadata,
+            size=torch.Size(size),
+            tensor_properties=TensorProperties(dtype=example.dtype, requires_grad=False),
+        ),
+        process_group=env.pg,
+    )

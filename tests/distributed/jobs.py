@@ -1,0 +1,174 @@
+"""What ranks run in the tests: everything goes in and comes out as plain data.
+
+The truth is computed in one process, by plain torch (``torch.nn.functional.embedding_bag`` on dense parameters with
+autograd and a dense optimizer), on the concatenation of all ranks' batches.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recshard_lab import (
+    DistributedModelParallel,
+    EmbeddingBagCollection,
+    EmbeddingBagCollectionSharder,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingCollectionSharder,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+    RowWiseAdagrad,
+    ShardingPlan,
+)
+from recshard_lab.comm import trace
+
+Bags = dict[str, list[list[int]]]  # feature -> sample -> ids
+
+
+@dataclass
+class Case:
+    """A model, its plan and its batches."""
+
+    tables: list[dict[str, Any]]  # keyword arguments of the config
+    plan: str  # JSON
+    steps: list[list[Bags]]  # step -> rank -> its batch
+    optimizer: str = "exact_sgd"
+    learning_rate: float = 0.05
+    backend: str | None = None
+    sequence: bool = False
+    weighted: bool = False
+    seed: int = 0
+
+
+@dataclass
+class Result:
+    """What the training of a case gave, on one rank or unsharded."""
+
+    outputs: list[Tensor] = field(default_factory=list)  # of each step, the local batch
+    losses: list[float] = field(default_factory=list)
+    dense_grads: list[list[Tensor]] = field(default_factory=list)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    collectives: list[int] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    backends: dict[str, str] = field(default_factory=dict)
+
+
+class Model(nn.Module):
+    """A collection under a small dense part; unaware of sharding."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(case.seed)
+        if case.sequence:
+            configs = [EmbeddingConfig(**table) for table in case.tables]
+            self.collection: Any = EmbeddingCollection(tables=configs)
+        else:
+            bags = [EmbeddingBagConfig(**table) for table in case.tables]
+            self.collection = EmbeddingBagCollection(tables=bags, is_weighted=case.weighted)
+        width = sum(table["embedding_dim"] * len(table["feature_names"]) for table in case.tables)
+        self.dense = nn.Linear(width, 1)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -0.5, 0.5, generator=generator)
+
+    def forward(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor, list[str]]:
+        out = self.collection(features)
+        if isinstance(out, dict):
+            values = [jagged.values() for jagged in out.values()]
+            flat = torch.cat([value.reshape(-1) for value in values])
+            pooled = torch.cat([_sum_rows(jagged) for jagged in out.values()], 1)
+            return flat, self.dense(torch.tanh(pooled)), list(out)
+        return out.values(), self.dense(torch.tanh(out.values())), list(out.keys())
+
+
+def _sum_rows(jagged: Any) -> Tensor:
+    """``[B, D]`` sums of a jagged tensor, by plain torch."""
+    lengths = jagged.lengths()
+    bag = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)
+    return torch.zeros(lengths.numel(), jagged.values().shape[1]).index_add(0, bag, jagged.values())
+
+
+def batch_of(bags: Bags, weighted: bool = False) -> KeyedJaggedTensor:
+    """A batch from lists; the weight of an id is a fixed function of its place."""
+    keys = list(bags)
+    lengths = torch.tensor([len(bag) for key in keys for bag in bags[key]], dtype=torch.int64)
+    values = torch.tensor([i for key in keys for bag in bags[key] for i in bag], dtype=torch.int64)
+    weights = None
+    if weighted:
+        weights = torch.tensor(
+            [0.5 + ((7 * i + 3 * n) % 11) / 10 for key in keys for bag in bags[key] for n, i in enumerate(bag)]
+        )
+    return KeyedJaggedTensor(keys, values, weights, lengths=lengths, stride=len(next(iter(bags.values()))))
+
+
+def labels_of(bags: Bags) -> Tensor:
+    """Labels that depend on the sample's ids alone."""
+    samples = len(next(iter(bags.values())))
+    sums = [sum(sum(bags[key][b]) for key in bags) for b in range(samples)]
+    return torch.tensor([float(total % 2) for total in sums]).reshape(-1, 1)
+
+
+def join(ranks: list[Bags]) -> Bags:
+    """All ranks' batches, one after the other."""
+    return {key: [bag for rank in ranks for bag in rank[key]] for key in ranks[0]}
+
+
+def train_sharded(case: Case) -> Result:
+    """Runs on every rank."""
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    model = Model(case if rank == 0 else Case(case.tables, case.plan, [], sequence=case.sequence, seed=case.seed + 1))
+    fused = {"optimizer": case.optimizer, "learning_rate": case.learning_rate}
+    sharders = [
+        EmbeddingBagCollectionSharder(fused_params=fused, backend=case.backend),
+        EmbeddingCollectionSharder(fused_params=fused, backend=case.backend),
+    ]
+    dmp = DistributedModelParallel(model, plan=ShardingPlan.from_json(case.plan), sharders=sharders)
+    dense = torch.optim.SGD(dmp.dense_parameters(), lr=case.learning_rate)
+    result = Result(backends=dmp.backends())
+    for ranks in case.steps:
+        bags = ranks[rank]
+        global_batch = sum(len(next(iter(each.values()))) for each in ranks)
+        with trace() as traced:
+            out, logits, result.keys = dmp(batch_of(bags, case.weighted))
+            dense.zero_grad()
+            # the mean over the global batch, times world: gradients are averaged over ranks
+            summed = nn.functional.binary_cross_entropy_with_logits(logits, labels_of(bags), reduction="sum")
+            (summed * world / global_batch).backward()
+        result.outputs.append(out.detach().clone())
+        total = summed.detach().clone()
+        torch.distributed.all_reduce(total)
+        result.losses.append(float(total / global_batch))
+        result.dense_grads.append([p.grad.clone() for p in model.dense.parameters()])
+        result.collectives.append(traced.count("all_to_all"))
+        dense.step()
+    result.weights = {name: value.clone() for name, value in dmp.full_state_dict().items()}
+    return result
+
+
+def train_unsharded(case: Case) -> Result:
+    """The truth: one process, the global batch, dense parameters under a dense optimizer."""
+    model = Model(case)
+    tables = list(model.collection.parameters())
+    kinds: dict[str, Any] = {
+        "exact_sgd": lambda: torch.optim.SGD(tables, lr=case.learning_rate),
+        "exact_row_wise_adagrad": lambda: RowWiseAdagrad(tables, lr=case.learning_rate, eps=1e-8),
+        "exact_adagrad": lambda: torch.optim.Adagrad(tables, lr=case.learning_rate, eps=1e-8),
+    }
+    sparse = kinds[case.optimizer]()
+    dense = torch.optim.SGD(model.dense.parameters(), lr=case.learning_rate)
+    result = Result()
+    for ranks in case.steps:
+        bags = join(ranks)
+        out, logits, result.keys = model(batch_of(bags, case.weighted))
+        sparse.zero_grad()
+        dense.zero_grad()
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, labels_of(bags))
+        loss.backward()
+        result.outputs.append(out.detach().clone())
+        result.losses.append(float(loss))
+        result.dense_grads.append([p.grad.clone() for p in model.dense.parameters()])
+        sparse.step()
+        dense.step()
+    result.weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    return result

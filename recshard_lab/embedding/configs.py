@@ -74,9 +74,7 @@ class BaseEmbeddingConfig:
         for field_name in ("num_embeddings", "embedding_dim"):
             value = getattr(self, field_name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(
-                    f"table {self.name!r}: {field_name} must be a positive integer, got {value!r}"
-                )
+                raise ValueError(f"table {self.name!r}: {field_name} must be a positive integer, got {value!r}")
 
     def get_weight_init_max(self) -> float:
         """Upper end of the uniform initial weights."""

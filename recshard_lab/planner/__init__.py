@@ -1,0 +1,13 @@
+"""Predicts and chooses plans: numpy only, nothing launched.
+
+Read `cost.py` first (what a rectangle costs), then `estimate.py`, then `greedy.py`.
+"""
+
+from recshard_lab.planner.cost import PHASES as PHASES
+from recshard_lab.planner.cost import CostModel as CostModel
+from recshard_lab.planner.estimate import Estimate as Estimate
+from recshard_lab.planner.estimate import estimate as estimate
+from recshard_lab.planner.memory import MEMORY_CATEGORIES as MEMORY_CATEGORIES
+from recshard_lab.planner.planner import EmbeddingShardingPlanner as EmbeddingShardingPlanner
+from recshard_lab.planner.planner import tables_of as tables_of
+from recshard_lab.planner.workload import Workload as Workload

@@ -21,6 +21,7 @@ from recshard_lab.sharding.schemes import register_scheme as register_scheme
 from recshard_lab.sharding.schemes import scheme_named as scheme_named
 from recshard_lab.sharding.schemes import scheme_names as scheme_names
 from recshard_lab.sharding.schemes import unregister_scheme as unregister_scheme
+from recshard_lab.sharding.schemes import usable_ranks as usable_ranks
 from recshard_lab.sharding.shard import PlanError as PlanError
 from recshard_lab.sharding.shard import Shard as Shard
 from recshard_lab.sharding.tiling import Rect as Rect

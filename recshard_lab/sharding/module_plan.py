@@ -84,9 +84,7 @@ def column_wise(
         _sums_to("columns", sizes, table.embedding_dim, table)
         where = list(range(len(sizes))) if ranks is None else list(ranks)
         if len(where) != len(sizes):
-            raise PlanError(
-                f"table {table.name!r}: {len(sizes)} sizes for {len(where)} ranks: give one size per rank"
-            )
+            raise PlanError(f"table {table.name!r}: {len(sizes)} sizes for {len(where)} ranks: give one size per rank")
         kept = [(rank, size) for rank, size in zip(where, sizes, strict=True) if size]
         cut = Proposal("column_wise", pieces(table, [size for _, size in kept]))
         return cut.placed([rank for rank, _ in kept], compute_kernel or "fused")
@@ -122,17 +120,13 @@ def construct_module_sharding_plan(
     """
     tables = configs_of(module)
     if tables is None:
-        raise PlanError(
-            f"{type(module).__name__} has neither embedding_bag_configs() nor embedding_configs()"
-        )
+        raise PlanError(f"{type(module).__name__} has neither embedding_bag_configs() nor embedding_configs()")
     names = [table.name for table in tables]
     for name in per_param_sharding:
         if name not in names:
             raise PlanError(f"no table is named {name!r}{nearest(name, names)}; tables: {', '.join(names)}")
     world_size = running_world_size() if world_size is None else world_size
-    topology = Topology(
-        world_size, compute_device=device_type or "cpu", local_world_size=local_size or world_size
-    )
+    topology = Topology(world_size, compute_device=device_type or "cpu", local_world_size=local_size or world_size)
     plan = EmbeddingModuleShardingPlan()
     for table in tables:
         if table.name not in per_param_sharding:
@@ -159,14 +153,10 @@ def running_world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def _by_scheme(
-    name: str, ranks: Sequence[int] | None, compute_kernel: str | None
-) -> ParameterShardingGenerator:
+def _by_scheme(name: str, ranks: Sequence[int] | None, compute_kernel: str | None) -> ParameterShardingGenerator:
     def generate(table: BaseEmbeddingConfig, topology: Topology) -> ParameterSharding:
         made = scheme_named(name).default(table, topology, ranks)
-        return ParameterSharding(
-            made.sharding_type, compute_kernel or "fused", made.ranks, shards=made.shards
-        )
+        return ParameterSharding(made.sharding_type, compute_kernel or "fused", made.ranks, shards=made.shards)
 
     return generate
 

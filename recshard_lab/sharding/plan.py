@@ -136,9 +136,7 @@ class ShardingPlan:
 
     def __post_init__(self) -> None:
         self.plan = {
-            path: tables
-            if isinstance(tables, EmbeddingModuleShardingPlan)
-            else EmbeddingModuleShardingPlan(tables)
+            path: tables if isinstance(tables, EmbeddingModuleShardingPlan) else EmbeddingModuleShardingPlan(tables)
             for path, tables in self.plan.items()
         }
 
@@ -169,10 +167,7 @@ class ShardingPlan:
     def world_size(self) -> int:
         """The smallest number of ranks that this plan can run on."""
         ranks = [
-            rank
-            for tables in self.plan.values()
-            for sharding in tables.values()
-            for rank in (sharding.ranks or [0])
+            rank for tables in self.plan.values() for sharding in tables.values() for rank in (sharding.ranks or [0])
         ]
         return max(ranks, default=0) + 1
 

@@ -6,11 +6,13 @@ millisecond**, capacities are bytes **per rank**. Every figure can be overridden
 
 Where the CPU figures come from (2 cores, torch 2.13, fbgemm 1.8 on CPU, one thread a rank, measured):
 
-- lookups: 4 tables x 100k x 64, batch 2048, pooling 10: forward 3.1 ms with uniform ids, 1.0 ms with Zipf(1.2);
-  that is 8 ns an id and 10 GB/s for every row that is read the first time in a batch, 60 GB/s afterwards.
-- update in backward, same shapes: SGD 8.1 / 2.5 ms, row-wise Adagrad 4.5 / 1.7 ms (uniform / Zipf), element-wise
-  Adagrad about eight times row-wise: 12 ns an id, plus each unique row read and written at 10 GB/s, times
-  `update_cost`.
+- lookups: 4 tables x 100k x 64, batch 2048, pooling 10: forward 3.1 ms with uniform ids and 1.0 ms with
+  Zipf(1.2), of which 90% and 18% are the first use of their row in the batch: 2 ns an id, 6.5 GB/s for rows used
+  the first time, 60 GB/s for rows used again.
+- update in backward, same shapes: SGD 8.1 / 2.5 ms, row-wise Adagrad 4.5 / 1.7 ms (uniform / Zipf), a whole step
+  with element-wise Adagrad 218 ms at 26 tables: 10 ns an id, plus each distinct row read and written at 6.5 GB/s
+  times `update_cost`.
+- routing: the input side of such a step took 2-3 ms on 2 ranks for 82k ids sent and received: 12 ns an id.
 - Gloo, 2 MB a rank, 2 ranks: all_to_all 0.8 ms, all_reduce 1.6 ms: 0.15 ms latency and 1.6 GB/s a rank.
   More ranks than cores slow each other down in proportion (4 ranks on 2 cores: 3.2 ms), see `cores_per_host`.
 
@@ -30,18 +32,18 @@ DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
     "cpu": {
         "hbm_cap": 0,
         "hbm_mem_bw": 897 * _PER_MS,
-        "ddr_mem_bw": 10e6,
+        "ddr_mem_bw": 6.5e6,
         "cache_bw": 60e6,
         "intra_host_bw": 1.6e6,
         "inter_host_bw": 1.25e6,
         "intra_host_latency_ms": 0.15,
         "inter_host_latency_ms": 0.25,
-        "lookup_ns_per_id": 8.0,
-        "update_ns_per_id": 12.0,
-        "route_ns_per_id": 20.0,
+        "lookup_ns_per_id": 2.0,
+        "update_ns_per_id": 10.0,
+        "route_ns_per_id": 12.0,
         "launch_ms": 0.05,
         "flops_per_ms": 20e6,
-        "update_cost": {"exact_sgd": 1.9, "exact_row_wise_adagrad": 1.0, "exact_adagrad": 8.0},
+        "update_cost": {"exact_sgd": 1.15, "exact_row_wise_adagrad": 0.55, "exact_adagrad": 5.0},
         "reserve_fraction": 0.1,
     },
     "cuda": {

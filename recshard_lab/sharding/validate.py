@@ -8,9 +8,7 @@ from recshard_lab.sharding.shard import PlanError, Shard, rect_text
 from recshard_lab.sharding.tiling import Rect, find_fault
 
 
-def check_shards(
-    table: BaseEmbeddingConfig, shards: Sequence[Shard], replicated: bool, world_size: int
-) -> None:
+def check_shards(table: BaseEmbeddingConfig, shards: Sequence[Shard], replicated: bool, world_size: int) -> None:
     """Checks one table.
 
     Raises:
@@ -20,8 +18,7 @@ def check_shards(
     where = f"table {table.name!r} ({table.num_embeddings:,} x {table.embedding_dim:,})"
     if not shards:
         raise PlanError(
-            f"{where} has no shards. Smallest fix: give its rectangles, or use plan.resolved(tables, "
-            f"world_size)"
+            f"{where} has no shards. Smallest fix: give its rectangles, or use plan.resolved(tables, world_size)"
         )
     for shard in shards:
         if not 0 <= shard.rank < world_size:

@@ -83,18 +83,12 @@ def register_scheme(scheme: Scheme) -> Scheme:
         PlanError: it lacks a part of `Scheme`, or claims to be replicated under another name than data_parallel.
     """
     if isinstance(scheme, type):
-        raise PlanError(
-            f"register_scheme takes an instance. Smallest fix: register_scheme({scheme.__name__}())"
-        )
+        raise PlanError(f"register_scheme takes an instance. Smallest fix: register_scheme({scheme.__name__}())")
     for part in ("name", "label", "replicated", "propose", "default"):
         if not hasattr(scheme, part):
-            raise PlanError(
-                f"scheme {scheme!r} lacks {part!r}; a scheme has name, label, replicated, propose, default"
-            )
+            raise PlanError(f"scheme {scheme!r} lacks {part!r}; a scheme has name, label, replicated, propose, default")
     if scheme.replicated and scheme.name != "data_parallel":
-        raise PlanError(
-            f"scheme {scheme.name!r}: only data_parallel may be replicated; others must tile the table"
-        )
+        raise PlanError(f"scheme {scheme.name!r}: only data_parallel may be replicated; others must tile the table")
     _SCHEMES[scheme.name] = scheme
     return scheme
 
@@ -141,8 +135,7 @@ def check_ranks(ranks: Sequence[int], world_size: int) -> tuple[int, ...]:
     for rank in ranks:
         if not 0 <= rank < world_size:
             raise PlanError(
-                f"rank {rank} does not exist with world_size {world_size}. Smallest fix: a rank below "
-                f"{world_size}"
+                f"rank {rank} does not exist with world_size {world_size}. Smallest fix: a rank below {world_size}"
             )
     return tuple(ranks)
 

@@ -1,0 +1,170 @@
+"""What a plan costs on each rank and in each phase of a step.
+
+Every rectangle adds a fixed vector of loads to the rank it lies on; the phases follow from the sums::
+
+    input_dist            each rank sends its ids to the ranks whose rectangles cover them: lengths, then ids
+    lookup                each rank looks up all its rectangles for the global batch
+    output_dist           partial pooled rows go home and are added up there (nothing for replicas)
+    dense                 the rest of the model, and its all-reduce
+    output_dist_backward  the gradient of every pooled row goes back (of a replicated table, to every rank)
+    lookup_backward       segment sums and the optimizer; with a row-wise optimizer on column pieces, the norms
+
+Collectives wait for the slowest rank, so a step is the **sum over phases of the slowest rank**.
+
+Shape letters: K loads, W ranks, P phases, C candidates, n rectangles.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.planner.memory import MEMORY_CATEGORIES, fixed_memory, rect_memory
+from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES, Array, Workload, table_loads
+from recshard_lab.sharding import ParameterConstraints, Topology
+
+PHASES = ("input_dist", "lookup", "output_dist", "dense", "output_dist_backward", "lookup_backward")
+
+# loads of a rectangle: bytes from each peer, bytes to each peer, bytes from each peer in backward, ids from each
+# peer, ms of lookup, ms of update, bytes of row norms, then bytes of memory
+IN, OUT, BACK, IDS, LOOKUP, UPDATE, NORMS, MEMORY = 0, 1, 2, 3, 4, 5, 6, 7
+K = MEMORY + 4
+CACHE_LINE = 64  # bytes; memory is read in lines, so a piece of few columns costs as much as a line a row
+_MEMORY_AT = [MEMORY_CATEGORIES.index(c) for c in ("weights", "optimizer_state", "input_buffers", "output_buffers")]
+
+
+class CostModel:
+    """Costs of rectangles of `tables` on `topology` under `workload`.
+
+    Raises:
+        ValueError: an optimizer for which the topology states no `update_cost`.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[BaseEmbeddingConfig],
+        topology: Topology,
+        workload: Workload,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+    ) -> None:
+        if workload.optimizer not in topology.update_cost:
+            raise ValueError(
+                f"topology.update_cost has no entry for {workload.optimizer!r} (it has: "
+                f"{', '.join(topology.update_cost)}). Smallest fix: add one"
+            )
+        self.topology, self.workload = topology, workload
+        self.tables = table_loads(tables, topology.world_size, workload, constraints)
+        self.capacity = topology.memory_cap_bytes
+        self.fixed_memory = fixed_memory(self.tables, topology, workload)
+        self.dense_ms, self.dense_bytes = self._dense()
+        self.latency_ms = 0.0
+        if topology.world_size > 1:
+            one = topology.intra_host_latency_ms if topology.num_nodes == 1 else topology.inter_host_latency_ms
+            self.latency_ms = one * topology.slowdown
+
+    def rect_loads(self, of: Array, rows: Array, cols: Array, replicated: Array, dense: Array) -> Array:
+        """The loads ``[K, n]`` of n rectangles.
+
+        Args:
+            of: ``[n]`` table of each rectangle; rows, cols: its sizes.
+            replicated: ``[n]`` 1.0 for a replica: no row leaves it in forward.
+            dense: ``[n]`` 1.0 for kernel "dense": a gradient of the whole rectangle, and an optimizer over it.
+        """
+        top, tables, ranks = self.topology, self.tables, self.topology.world_size
+        loads = np.empty((K, len(of)))
+        ids = tables.ids[of] * rows / tables.rows[of]
+        bags, unique, pooled = tables.bags[of], tables.unique[of], tables.pooled[of]
+        vectors = pooled * bags + (1 - pooled) * ids
+        row_bytes = np.maximum(CACHE_LINE, cols * tables.element_bytes[of])
+        rows_ms = row_bytes * (unique / top.memory_bw + (1 - unique) / top.cache_bw)
+        vector_ms = 4 * cols / top.cache_bw
+        update_ms = 2 * row_bytes * unique / top.memory_bw * top.update_cost[self.workload.optimizer]
+        loads[IN] = 4 * (ids * (1 + tables.weighted[of]) + bags)
+        loads[OUT] = 4 * vectors * cols * (1 - replicated)
+        loads[BACK] = 4 * vectors * cols
+        loads[IDS] = ids
+        loads[LOOKUP] = ids * (top.lookup_ns_per_id * 1e-6 + rows_ms) + vectors * vector_ms
+        loads[UPDATE] = ids * (top.update_ns_per_id * 1e-6 + update_ms + vector_ms) + vectors * vector_ms
+        loads[LOOKUP : UPDATE + 1] *= ranks * top.slowdown
+        loads[UPDATE] += dense * 3 * 4 * rows * cols / top.memory_bw * top.slowdown
+        row_wise = OPTIMIZER_STATE_BYTES[self.workload.optimizer][0] > 0
+        loads[NORMS] = 4 * ids * ranks * unique * (cols < tables.cols[of]) * row_wise
+        loads[MEMORY:] = rect_memory(tables, of, rows, cols, dense, ranks, self.workload.optimizer)
+        return loads
+
+    def phases(self, loads: Array) -> Array:
+        """Milliseconds ``[P, ..., W]`` of ranks that hold `loads` ``[K, ..., W]``."""
+        top = self.topology
+        ranks, slow = top.world_size, top.slowdown
+        total = loads[: IDS + 1].sum(axis=-1, keepdims=True)
+        wire = self._wire(loads[:IDS], total[:IDS])
+        ms = np.empty((len(PHASES), *loads.shape[1:]))
+        route = top.route_ns_per_id * 1e-6 * slow
+        ms[0] = wire[IN] + (loads[IDS] * ranks + total[IDS]) * route + 2 * self.latency_ms
+        ms[1] = loads[LOOKUP]
+        ms[1] += (loads[LOOKUP] > 0) * (top.launch_ms * slow)
+        copied = slow / top.cache_bw
+        ms[2] = wire[OUT] + (total[OUT] * copied + (total[OUT] > 0) * self.latency_ms)
+        ms[3] = self.dense_ms
+        ms[4] = wire[BACK] + (total[BACK] * copied + (total[BACK] > 0) * self.latency_ms)
+        ms[5] = loads[UPDATE]
+        ms[5] += (loads[UPDATE] > 0) * (top.launch_ms * slow)
+        norms = loads[NORMS]
+        if ranks > 1 and norms.any():
+            link = top.intra_host_bw if top.num_nodes == 1 else top.inter_host_bw
+            ms[5] += norms * (2 * slow / link)
+            ms[5] += (norms.sum(axis=-1, keepdims=True) > 0) * self.latency_ms
+        return ms
+
+    def memory(self, loads: Array) -> Array:
+        """Bytes ``[6, ..., W]`` by category, without the capacity."""
+        found = np.zeros((len(MEMORY_CATEGORIES), *loads.shape[1:]))
+        found += self.fixed_memory.reshape(-1, *[1] * (loads.ndim - 1))
+        found[_MEMORY_AT] += loads[MEMORY:]
+        found[MEMORY_CATEGORIES.index("output_buffers")] += loads[OUT].sum(axis=-1, keepdims=True)
+        return found
+
+    def memory_total(self, loads: Array) -> Array:
+        """Bytes ``[..., W]`` in all, reserve included."""
+        needed = loads[MEMORY:].sum(axis=0) + loads[OUT].sum(axis=-1, keepdims=True)
+        return np.asarray(needed + self.fixed_memory.sum())
+
+    def traffic(self, loads: Array) -> Array:
+        """Bytes ``[W, W]`` from rank to rank in one step, forward and backward; what stays on a rank is not in it.
+
+        The all-reduce of the dense gradient is drawn as a ring.
+        """
+        ranks = self.topology.world_size
+        sent = (loads[IN] + loads[BACK])[None, :] + loads[OUT][:, None]
+        if ranks > 1:
+            around = np.arange(ranks)
+            sent[around, (around + 1) % ranks] += 2 * (ranks - 1) / ranks * self.dense_bytes
+        np.fill_diagonal(sent, 0.0)
+        return np.asarray(sent)
+
+    def _wire(self, per_peer: Array, total: Array) -> Array:
+        """ms of an all-to-all in which rank r exchanges ``per_peer[..., r]`` bytes with each peer, one way."""
+        top = self.topology
+        ranks, local = top.world_size, top.local_world_size
+        if ranks == 1:
+            return np.zeros_like(per_peer)
+        if top.num_nodes == 1:
+            return np.asarray(np.maximum((ranks - 1) * per_peer, total - per_peer) * (top.slowdown / top.intra_host_bw))
+        by_node = per_peer.reshape(*per_peer.shape[:-1], top.num_nodes, local).sum(axis=-1)
+        node = np.repeat(by_node, local, axis=-1)
+        inside = np.maximum((local - 1) * per_peer, node - per_peer) / top.intra_host_bw
+        across = np.maximum((ranks - local) * per_peer, total - node) / top.inter_host_bw
+        return np.asarray(np.maximum(inside, across) * top.slowdown)
+
+    def _dense(self) -> tuple[float, float]:
+        load, top = self.workload, self.topology
+        each = load.dense_flops_per_sample
+        flops = load.batch_size * (6.0 * load.dense_parameters if each is None else each)
+        size = 4.0 * load.dense_parameters
+        ms = flops / top.flops_per_ms
+        if top.world_size > 1 and size:
+            flat = top.num_nodes == 1
+            link = top.intra_host_bw if flat else top.inter_host_bw
+            wait = top.intra_host_latency_ms if flat else top.inter_host_latency_ms
+            ms += 2 * (top.world_size - 1) / top.world_size * size / link + 2 * wait
+        return ms * top.slowdown, size

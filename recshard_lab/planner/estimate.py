@@ -1,0 +1,124 @@
+"""Predicts a plan: milliseconds per rank and phase, bytes per rank and category, bytes from rank to rank."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.planner.cost import PHASES, CostModel, K
+from recshard_lab.planner.memory import MEMORY_CATEGORIES
+from recshard_lab.planner.workload import Array, Workload
+from recshard_lab.sharding import (
+    EmbeddingComputeKernel,
+    ParameterConstraints,
+    ParameterSharding,
+    ShardingPlan,
+    Topology,
+)
+from recshard_lab.sharding.plan import Tables
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """What a plan is predicted to cost.
+
+    Attributes:
+        phases: names of the P phases, in the order of a step.
+        ms: ``[W, P]`` milliseconds.
+        memory_categories: names of the C categories.
+        memory_bytes: ``[W, C]``.
+        capacity_bytes: ``[W]``.
+        traffic_bytes: ``[W, W]`` from row to column, in one step.
+    """
+
+    phases: tuple[str, ...]
+    ms: Array
+    memory_categories: tuple[str, ...]
+    memory_bytes: Array
+    capacity_bytes: Array
+    traffic_bytes: Array
+
+    @property
+    def step_ms(self) -> float:
+        """Sum over phases of the slowest rank: collectives wait, so this is what a step takes."""
+        return float(self.ms.max(axis=0).sum())
+
+    @property
+    def max_rank_ms(self) -> float:
+        """The busiest rank's own sum, which other planners report; never more than `step_ms`."""
+        return float(self.ms.sum(axis=1).max())
+
+    @property
+    def critical_rank(self) -> int:
+        """The rank with the most work."""
+        return int(self.ms.sum(axis=1).argmax())
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank stays within its capacity, reserve included."""
+        return bool((self.memory_bytes.sum(axis=1) <= self.capacity_bytes).all())
+
+    def __str__(self) -> str:
+        from recshard_lab.planner.explain import estimate_text
+
+        return estimate_text(self)
+
+
+def estimate(
+    plan: ShardingPlan,
+    tables: Tables,
+    topology: Topology,
+    workload: Workload | None = None,
+    constraints: Mapping[str, ParameterConstraints] | None = None,
+) -> Estimate:
+    """Predicts `plan`.
+
+    Args:
+        plan: where every table lies; replicas and bare schemes may be left to `ShardingPlan.resolved`.
+        tables: their configs, or module path -> configs.
+        topology: the ranks.
+        workload: the step; `Workload()` when left out.
+        constraints: table -> constraints; only what they say of the workload (pooling factors) is read.
+
+    Raises:
+        PlanError: tables and plan do not name the same tables, or a shard lies on a rank that does not exist.
+
+    >>> from recshard_lab.sharding import Shard
+    >>> movies = BaseEmbeddingConfig(name="movies", num_embeddings=1000, embedding_dim=16, feature_names=["movie"])
+    >>> plan = ShardingPlan({"": {"movies": ParameterSharding("table_wise", shards=[Shard(0, (0, 1000), (0, 16))])}})
+    >>> int(estimate(plan, [movies], Topology(2)).memory_bytes[0, 0])
+    64000
+    """
+    pairs = plan.pairs(tables)
+    model = CostModel([config for config, _ in pairs], topology, workload or Workload(), constraints)
+    return estimate_loads(model, plan_loads(model, pairs))
+
+
+def plan_loads(model: CostModel, pairs: list[tuple[BaseEmbeddingConfig, ParameterSharding]]) -> Array:
+    """The loads ``[K, W]`` of a plan."""
+    world_size = model.topology.world_size
+    flat = []
+    for index, (config, sharding) in enumerate(pairs):
+        full = sharding.resolved(config, world_size)
+        flags = (float(full.replicated), float(full.compute_kernel == EmbeddingComputeKernel.DENSE))
+        flat += [(index, s.rank, s.rows[1] - s.rows[0], s.cols[1] - s.cols[0], *flags) for s in full.shards]
+        highest = max(shard.rank for shard in full.shards)
+        if highest >= world_size:
+            ShardingPlan({"": {config.name: full}}).validate([config], world_size)  # says which, and the fix
+    of, ranks, rows, cols, replicated, dense = np.array(flat, dtype=float).reshape(-1, 6).T
+    rects = model.rect_loads(of.astype(int), rows, cols, replicated, dense)
+    at = ranks.astype(int)
+    return np.stack([np.bincount(at, weights=rects[k], minlength=world_size) for k in range(K)])
+
+
+def estimate_loads(model: CostModel, loads: Array) -> Estimate:
+    """The estimate of loads ``[K, W]``."""
+    return Estimate(
+        phases=PHASES,
+        ms=model.phases(loads).T,
+        memory_categories=MEMORY_CATEGORIES,
+        memory_bytes=model.memory(loads).T,
+        capacity_bytes=np.full(model.topology.world_size, float(model.capacity)),
+        traffic_bytes=model.traffic(loads),
+    )

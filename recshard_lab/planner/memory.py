@@ -1,0 +1,43 @@
+"""What a plan needs in memory on each rank, per category.
+
+The categories are those that the executor measures: weights, optimizer state (and gradients, where the kernel is
+"dense"), the dense rest, buffers of ids that arrive, buffers of rows that leave and come home, and the reserve.
+"""
+
+import numpy as np
+
+from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES, Array, TableLoads, Workload
+from recshard_lab.sharding import Topology
+
+MEMORY_CATEGORIES = ("weights", "optimizer_state", "dense", "input_buffers", "output_buffers", "reserve")
+
+
+def rect_memory(
+    tables: TableLoads, of: Array, rows: Array, cols: Array, dense: Array, world_size: int, optimizer: str
+) -> tuple[Array, Array, Array, Array]:
+    """Bytes of weights, optimizer state, input and output buffers that each of n rectangles puts on its rank.
+
+    Args:
+        of: ``[n]`` table of each rectangle (positions in `tables`).
+        rows, cols: ``[n]`` its sizes.
+        dense: ``[n]`` 1.0 where the kernel keeps a gradient of the whole rectangle.
+    """
+    per_row, per_element = OPTIMIZER_STATE_BYTES[optimizer]
+    elements = rows * cols
+    weights = elements * tables.element_bytes[of]
+    state = rows * per_row + elements * (per_element + 4 * dense)
+    ids = world_size * tables.ids[of] * rows / tables.rows[of]
+    bags = world_size * tables.bags[of]
+    received = ids * (4 + 4 * tables.weighted[of]) + bags * (4 + 8)  # int32 ids and lengths, int64 offsets
+    pooled = tables.pooled[of]
+    vectors = pooled * bags + (1 - pooled) * ids
+    return weights, state, received, 2 * 4 * vectors * cols  # fp32 rows, and their gradients
+
+
+def fixed_memory(tables: TableLoads, topology: Topology, workload: Workload) -> Array:
+    """Bytes per category ``[6]`` that every rank needs whatever the plan is."""
+    vectors = tables.pooled * tables.bags + (1 - tables.pooled) * tables.ids
+    at_home = 2 * 4 * float((vectors * tables.cols).sum())  # the joined output and its gradient
+    dense = workload.dense_parameters * workload.dense_bytes_per_parameter
+    reserve = topology.memory_cap_bytes - topology.free_memory_bytes()
+    return np.array([0.0, 0.0, dense, 0.0, at_home, reserve])

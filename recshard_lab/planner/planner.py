@@ -1,0 +1,158 @@
+"""The planner that TorchRec users call: ``EmbeddingShardingPlanner(topology=..., constraints=...).plan(module)``."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.planner.cost import CostModel
+from recshard_lab.planner.estimate import Estimate, estimate_loads
+from recshard_lab.planner.greedy import DoesNotFit, Greedy, Placement, options_of
+from recshard_lab.planner.workload import Workload
+from recshard_lab.sharding import (
+    EmbeddingModuleShardingPlan,
+    ParameterConstraints,
+    PlanError,
+    ShardingPlan,
+    Topology,
+    configs_of,
+    running_world_size,
+)
+from recshard_lab.sharding.validate import nearest
+
+
+class EmbeddingShardingPlanner:
+    """Chooses scheme and ranks of every table so that the predicted step is short and every rank fits.
+
+    Args:
+        topology: the ranks; left out, as many as the running process group has (1 where none runs), on cuda where
+            there is a GPU.
+        batch_size: samples of one rank; the workload's (512) when left out.
+        constraints: table name -> `ParameterConstraints`.
+        workload: the step to plan for.
+        local_search_passes: rounds of improvement after the greedy start.
+
+    Attributes:
+        last_estimate: `Estimate` of the last plan made, None before.
+
+    >>> tables = [BaseEmbeddingConfig(name="movies", num_embeddings=1000, embedding_dim=16, feature_names=["movie"])]
+    >>> planner = EmbeddingShardingPlanner(topology=Topology(2))
+    >>> planner.plan_tables(tables).tables()["movies"].sharding_type in ("table_wise", "data_parallel")
+    True
+    """
+
+    def __init__(
+        self,
+        topology: Topology | None = None,
+        batch_size: int | None = None,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+        workload: Workload | None = None,
+        *,
+        local_search_passes: int = 4,
+    ) -> None:
+        from dataclasses import replace
+
+        self.topology = topology or running_topology()
+        workload = workload or Workload()
+        self.workload = workload if batch_size is None else replace(workload, batch_size=batch_size)
+        self.constraints = dict(constraints or {})
+        self.local_search_passes = local_search_passes
+        self.last_estimate: Estimate | None = None
+
+    def plan(self, module: Any, sharders: Sequence[Any] | None = None) -> ShardingPlan:
+        """A plan for every embedding collection inside `module`.
+
+        Args:
+            module: a torch module; collections are found by ``embedding_bag_configs()``/``embedding_configs()``.
+            sharders: where given, only collections are planned whose type is the `module_type` of one of them.
+
+        Raises:
+            PlanError: there is no collection, or the tables do not fit.
+        """
+        found = tables_of(module)
+        kinds = tuple(s.module_type for s in sharders or () if getattr(s, "module_type", None) is not None)
+        if kinds:
+            submodules = dict(module.named_modules())
+            found = {path: tables for path, tables in found.items() if isinstance(submodules[path], kinds)}
+        if not found:
+            raise PlanError(
+                f"{type(module).__name__} holds no embedding collection to shard. Smallest fix: pass a module with "
+                f"an EmbeddingBagCollection or EmbeddingCollection in it"
+            )
+        return self._plan(found)
+
+    def collective_plan(self, module: Any, sharders: Sequence[Any] | None = None, pg: Any = None) -> ShardingPlan:
+        """`plan` on the first rank of `pg`, the same plan on every rank. Collective.
+
+        Raises:
+            PlanError: on every rank, what `plan` raised on the first.
+        """
+        import torch.distributed as dist
+
+        if not (dist.is_available() and dist.is_initialized()):
+            return self.plan(module, sharders)
+        box: list[Any] = [None]
+        if dist.get_rank(pg) == 0:
+            try:
+                box[0] = (self.plan(module, sharders), self.last_estimate)
+            except PlanError as error:
+                box[0] = error
+        dist.broadcast_object_list(box, src=dist.get_global_rank(pg, 0) if pg is not None else 0, group=pg)
+        if isinstance(box[0], PlanError):
+            raise box[0]
+        plan, self.last_estimate = box[0]
+        return plan
+
+    def plan_tables(self, tables: Sequence[BaseEmbeddingConfig], module_path: str = "") -> ShardingPlan:
+        """A plan for tables that no module holds yet.
+
+        Raises:
+            PlanError: they do not fit, or a constraint names an unknown table.
+        """
+        return self._plan({module_path: list(tables)})
+
+    def _plan(self, found: Mapping[str, Sequence[BaseEmbeddingConfig]]) -> ShardingPlan:
+        owners = [(path, table) for path, tables in found.items() for table in tables]
+        tables = [table for _, table in owners]
+        names = [table.name for table in tables]
+        for name in self.constraints:
+            if name not in names:
+                raise PlanError(
+                    f"constraints name a table {name!r} that does not exist{nearest(name, names)}; tables: "
+                    f"{', '.join(names)}"
+                )
+        model = CostModel(tables, self.topology, self.workload, self.constraints)
+        try:
+            placements = self._solve(model, tables)
+        except DoesNotFit as stuck:
+            from recshard_lab.planner.explain import why_it_does_not_fit
+
+            raise PlanError(why_it_does_not_fit(self, tables, stuck.table)) from None
+        plan: dict[str, EmbeddingModuleShardingPlan] = {path: EmbeddingModuleShardingPlan() for path in found}
+        for (path, table), placement in zip(owners, placements, strict=True):
+            plan[path][table.name] = placement.sharding()
+        self.last_estimate = estimate_loads(model, sum(p.delta for p in placements))  # type: ignore[arg-type]
+        return ShardingPlan(plan)
+
+    def _solve(self, model: CostModel, tables: Sequence[BaseEmbeddingConfig]) -> list[Placement]:
+        if not tables:
+            raise PlanError("there are no tables to plan: give at least one EmbeddingBagConfig or EmbeddingConfig")
+        return Greedy(model, options_of(model, tables, self.constraints), self.local_search_passes).solve()
+
+
+def tables_of(module: Any) -> dict[str, list[BaseEmbeddingConfig]]:
+    """Module path -> tables, of every embedding collection inside a torch module (the root's path is ``""``)."""
+    found: dict[str, list[BaseEmbeddingConfig]] = {}
+    for path, part in module.named_modules():
+        inside_another = any(path.startswith(f"{outer}." if outer else "") for outer in found)
+        tables = None if inside_another else configs_of(part)
+        if tables:
+            found[path] = tables
+    return found
+
+
+def running_topology() -> Topology:
+    """The ranks of the running process group (1 where none runs), on cuda where there is a GPU."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return Topology(running_world_size(), compute_device=device)

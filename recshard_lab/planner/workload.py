@@ -1,0 +1,194 @@
+"""What a training step asks of the tables: batch, ids a bag, how often ids repeat, optimizer.
+
+Shape letters: B batch (samples of one rank), E rows, W ranks, T tables.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recshard_lab.embedding.configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
+from recshard_lab.sharding import ParameterConstraints, PlanError
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One training step.
+
+    Args:
+        batch_size: samples of one rank, B.
+        pooling_factors: mean ids a bag: one number, or feature -> number (features left out have 1).
+        unique_fraction: distinct ids / ids of a table in the global batch, one number or table -> number. Left out,
+            it follows from `zipf_alpha`.
+        zipf_alpha: skew of the ids, ``p(k) ~ k ** -alpha``: one number, or table -> number; 0 is uniform.
+        optimizer: fbgemm's name of the embedding optimizer.
+        weighted: ids carry per-sample weights.
+        dense_parameters: parameters outside the tables.
+        dense_flops_per_sample: forward and backward; 6 a parameter when left out (2 forward, 4 backward).
+        dense_bytes_per_parameter: weight, gradient and optimizer state.
+
+    Raises:
+        ValueError: a negative number, an optimizer that the cost model does not know.
+
+    >>> Workload(batch_size=64, pooling_factors={"genres": 2.5}).pooling_factor("genres")
+    2.5
+    """
+
+    batch_size: int = 512
+    pooling_factors: Mapping[str, float] | float = 1.0
+    unique_fraction: Mapping[str, float] | float | None = None
+    zipf_alpha: Mapping[str, float] | float = 0.0
+    optimizer: str = "exact_sgd"
+    weighted: bool = False
+    dense_parameters: int = 0
+    dense_flops_per_sample: float | None = None
+    dense_bytes_per_parameter: float = 12.0
+
+    def __post_init__(self) -> None:
+        optimizer = str(getattr(self.optimizer, "value", self.optimizer))
+        object.__setattr__(self, "optimizer", optimizer)
+        if optimizer not in OPTIMIZER_STATE_BYTES:
+            raise ValueError(f"optimizer {optimizer!r} is not one of {', '.join(OPTIMIZER_STATE_BYTES)}")
+        if not self.batch_size >= 0:
+            raise ValueError(f"batch_size must not be negative, got {self.batch_size!r}")
+        for name in ("pooling_factors", "unique_fraction", "zipf_alpha", "dense_parameters"):
+            given = getattr(self, name)
+            for value in given.values() if isinstance(given, Mapping) else (given,):
+                if value is not None and not value >= 0:
+                    raise ValueError(f"{name} must not be negative, got {given!r}")
+
+    def pooling_factor(self, feature: str) -> float:
+        """Mean ids a bag of `feature`."""
+        given = self.pooling_factors
+        return float(given.get(feature, 1.0) if isinstance(given, Mapping) else given)
+
+
+# optimizer -> bytes of state per row, and per element, of fp32 state
+OPTIMIZER_STATE_BYTES: dict[str, tuple[int, int]] = {
+    "exact_sgd": (0, 0),
+    "exact_row_wise_adagrad": (4, 0),
+    "exact_adagrad": (0, 4),
+}
+
+
+@dataclass(frozen=True)
+class TableLoads:
+    """What each table costs before anything is cut; arrays of T.
+
+    Attributes:
+        ids: ids of one rank's batch; bags: bags of it.
+        unique: distinct ids / ids in the global batch.
+        rows, cols: E and D. element_bytes: of the weights.
+        pooled: 1.0 where a bag is one vector, 0.0 where every id keeps its own.
+        weighted: 1.0 where ids carry weights.
+    """
+
+    ids: Array
+    bags: Array
+    unique: Array
+    rows: Array
+    cols: Array
+    element_bytes: Array
+    pooled: Array
+    weighted: Array
+    features: Array = field(repr=False)
+
+
+def table_loads(
+    tables: Sequence[BaseEmbeddingConfig],
+    world_size: int,
+    workload: Workload,
+    constraints: Mapping[str, ParameterConstraints] | None = None,
+) -> TableLoads:
+    """The loads of `tables`; constraints' pooling_factors, num_poolings and batch_sizes win over the workload.
+
+    Raises:
+        PlanError: a constraint whose lists are not one entry per feature.
+    """
+    ids, bags, weighted = [], [], []
+    for table in tables:
+        wish = constraints.get(table.name) if constraints else None
+        if wish is None:
+            factors = [workload.pooling_factor(feature) for feature in table.feature_names]
+            ids.append(workload.batch_size * sum(factors))
+            bags.append(workload.batch_size * len(factors))
+            weighted.append(workload.weighted)
+            continue
+        default = [workload.pooling_factor(feature) for feature in table.feature_names]
+        factors = _per_feature(table, "pooling_factors", wish.pooling_factors, default)
+        poolings = _per_feature(table, "num_poolings", wish.num_poolings, [1.0] * len(default))
+        samples = _per_feature(table, "batch_sizes", wish.batch_sizes, [workload.batch_size] * len(default))
+        per_feature = [s * k for s, k in zip(samples, poolings, strict=True)]
+        bags.append(sum(per_feature))
+        ids.append(sum(b * factor for b, factor in zip(per_feature, factors, strict=True)))
+        weighted.append(workload.weighted or wish.is_weighted)
+    rows = np.array([table.num_embeddings for table in tables], dtype=float)
+    sent = np.array(ids, dtype=float)
+    return TableLoads(
+        ids=sent,
+        bags=np.array(bags, dtype=float),
+        unique=_unique(tables, rows, sent * world_size, workload),
+        rows=rows,
+        cols=np.array([table.embedding_dim for table in tables], dtype=float),
+        element_bytes=np.array([table.data_type.bytes_per_element for table in tables]),
+        pooled=np.array([is_pooled(table) for table in tables], dtype=float),
+        weighted=np.array(weighted, dtype=float),
+        features=np.array([max(1, table.num_features()) for table in tables], dtype=float),
+    )
+
+
+def is_pooled(table: BaseEmbeddingConfig) -> bool:
+    """Whether a bag of this table becomes one vector."""
+    return isinstance(table, EmbeddingBagConfig) and table.pooling is not PoolingType.NONE
+
+
+def expected_unique(rows: Array, ids: Array, alpha: Array) -> Array:
+    """Distinct rows among `ids` draws from `rows` rows with ``p(k) ~ k ** -alpha``; arrays of T.
+
+    ``E[U] = sum_k 1 - exp(-N p(k))`` (Poissonised draws). The first 16 rows are summed one by one, the rest over 48
+    bins whose edges grow geometrically.
+    """
+    head = np.minimum(np.arange(17) + 0.5, rows[:, None] + 0.5)
+    last = np.maximum(rows[:, None] + 0.5, 16.5)
+    tail = 16.5 * (last / 16.5) ** np.linspace(0, 1, 49)[1:]
+    edges = np.concatenate([head, np.minimum(tail, rows[:, None] + 0.5)], axis=1)
+    power = 1.0 - alpha[:, None]
+    flat = np.abs(power) < 1e-9
+    primitive = np.where(flat, np.log(edges), edges**power / np.where(flat, 1.0, power))
+    mass, width = np.diff(primitive, axis=1), np.diff(edges, axis=1)
+    mass /= mass.sum(axis=1, keepdims=True)
+    mean = np.where(width > 0, ids[:, None] * mass / np.where(width > 0, width, 1.0), 0.0)
+    return np.asarray((width * -np.expm1(-mean)).sum(axis=1))
+
+
+def _unique(tables: Sequence[BaseEmbeddingConfig], rows: Array, ids: Array, workload: Workload) -> Array:
+    def per_table(given: Mapping[str, float] | float, default: float) -> Array:
+        if isinstance(given, Mapping):
+            return np.array([given.get(table.name, default) for table in tables], dtype=float)
+        return np.full(len(tables), float(given))
+
+    if workload.unique_fraction is not None and not isinstance(workload.unique_fraction, Mapping):
+        return per_table(workload.unique_fraction, 1.0)
+    drawn = np.maximum(ids, 1e-9)
+    unique = expected_unique(rows, drawn, per_table(workload.zipf_alpha, 0.0)) / drawn
+    if workload.unique_fraction is None:
+        return unique
+    known = per_table(workload.unique_fraction, np.nan)
+    return np.where(np.isnan(known), unique, known)
+
+
+def _per_feature(
+    table: BaseEmbeddingConfig, name: str, given: Sequence[float] | None, default: Sequence[float]
+) -> Sequence[float]:
+    if not given:
+        return default
+    if len(given) != len(default):
+        raise PlanError(
+            f"table {table.name!r} has {len(default)} features, but its constraint {name} has {len(given)} "
+            f"entries. Smallest fix: one entry per feature"
+        )
+    return given

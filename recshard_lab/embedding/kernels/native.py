@@ -46,7 +46,8 @@ class _Group:
     """Slots of one width and dtype on one flat weight."""
 
     slots: list[int]  # their indices, in order
-    lane_bases: list[int]  # first flat row of the slot of each of the group's lanes
+    lanes: list[int]  # the lanes that read them, in order
+    lane_bases: list[int]  # first flat row of each of these lanes' slot
     bounds: Tensor  # [slots + 1] first flat row of each slot
     full_dims: Tensor  # [slots]
     weight: Tensor  # [sum of rows, d]
@@ -137,30 +138,30 @@ class NativeKernel(LookupKernel):
         members: dict[tuple[int, torch.dtype], list[int]] = {}
         for index, slot in enumerate(self.slots):
             members.setdefault((slot.num_cols, TORCH_DTYPES[slot.data_type]), []).append(index)
-        lanes = [[lane for lane, slot in enumerate(self.lane_slots) if slot in indices] for indices in members.values()]
-        self._lanes = LaneGroups([self.slots[slot].num_cols for slot in self.lane_slots], lanes)
-        self._groups = [
-            self._make_group(indices, own, dim, dtype)
-            for ((dim, dtype), indices), own in zip(members.items(), lanes, strict=True)
-        ]
+        groups = [self._make_group(indices, dim, dtype) for (dim, dtype), indices in members.items()]
         self._weights: list[Tensor] = [torch.empty(0)] * len(self.slots)
         self._states: list[dict[str, Tensor]] = [{}] * len(self.slots)
-        for group in self._groups:
+        for group in groups:
             sizes = [self.slots[slot].num_rows for slot in group.slots]
             parts = {name: tensor.split(sizes) for name, tensor in group.state.items()}
             for position, weight in enumerate(group.weight.split(sizes)):
                 self._weights[group.slots[position]] = weight.detach()
                 own_state = {name: part[position] for name, part in parts.items()}
                 self._states[group.slots[position]] = own_state
+        self._groups = [group for group in groups if group.lanes]  # one that no lane reads has nothing to do
+        lane_dims = [self.slots[slot].num_cols for slot in self.lane_slots]
+        self._lanes = LaneGroups(lane_dims, [group.lanes for group in self._groups])
 
-    def _make_group(self, indices: list[int], lanes: list[int], dim: int, dtype: torch.dtype) -> _Group:
+    def _make_group(self, indices: list[int], dim: int, dtype: torch.dtype) -> _Group:
         slots = [self.slots[index] for index in indices]
         bounds = list(accumulate((slot.num_rows for slot in slots), initial=0))
         base = dict(zip(indices, bounds, strict=False))
+        lanes = [lane for lane, slot in enumerate(self.lane_slots) if slot in base]
         shapes = self.optimizer.state_shapes(bounds[-1], dim) if self.optimizer else {}
         wide = accumulate_dtype(dtype)
         return _Group(
             slots=indices,
+            lanes=lanes,
             lane_bases=[base[self.lane_slots[lane]] for lane in lanes],
             bounds=torch.tensor(bounds, device=self.device),
             full_dims=torch.tensor([slot.full_dim for slot in slots], device=self.device),
@@ -204,14 +205,14 @@ class NativeKernel(LookupKernel):
 
     def _flat_rows(self, index: int, ids: Tensor, spans: Spans) -> Tensor:
         """``[n]`` flat rows of the ids of a group's lanes, int32 where that is wide enough."""
-        group, lanes = self._groups[index], self._lanes.groups[index]
+        group = self._groups[index]
         small = max(group.weight.shape[0], ids.numel()) <= _INT32_MAX
         dtype = torch.int32 if small else torch.int64
         if self._lanes.whole and len(group.slots) == 1:
             return ids.to(dtype)
-        lengths = [spans[lane][1] - spans[lane][0] for lane in lanes]
+        lengths = [spans[lane][1] - spans[lane][0] for lane in group.lanes]
         rows = ids.new_empty(sum(lengths), dtype=dtype)
-        for lane, base, part in zip(lanes, group.lane_bases, rows.split(lengths), strict=True):
+        for lane, base, part in zip(group.lanes, group.lane_bases, rows.split(lengths), strict=True):
             part.copy_(ids[slice(*spans[lane])])
             part += base
         return rows
@@ -241,7 +242,7 @@ class NativeKernel(LookupKernel):
         wide = accumulate_dtype(group.weight.dtype)
         if not self.pooled:
             return self._lanes.take_flat_grad(grad, index, saved.spans).to(wide), None
-        lanes = len(self._lanes.groups[index])
+        lanes = len(group.lanes)
         # sample-major, as the gradient lies in memory: bag (sample, lane) has number sample * lanes + lane
         bag_grads = self._lanes.take_pooled_grad(grad, index).to(wide).reshape(-1, group.dim)
         number = torch.arange(saved.batch * lanes, dtype=looked.rows.dtype, device=grad.device)
@@ -283,8 +284,8 @@ class NativeKernel(LookupKernel):
 
         The gradient is made twice, here and for the step: that is cheaper than keeping it.
         """
-        rows: list[Tensor] = [torch.empty(0)] * len(self.slots)
-        squares = list(rows)
+        rows = [torch.empty(0, dtype=torch.int64, device=self.device)] * len(self.slots)
+        squares = [torch.empty(0, device=self.device)] * len(self.slots)
         for group, part in zip(self._groups, touched, strict=True):
             sums = part.bag_grads.new_empty(part.rows.numel())
             for chunk, grad in part.chunks():

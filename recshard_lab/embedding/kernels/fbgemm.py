@@ -1,0 +1,227 @@
+"""fbgemm's table-batched embeddings (TBE) behind `LookupKernel`.
+
+One TBE serves all pooled slots of one dtype, of any widths; not pooled, all slots of one dtype and width.
+Its fused backward is autograd's: the looked-up rows are kept with their graph, and `backward` runs it.
+
+``fbgemm_gpu`` is imported when the first kernel is made, never before.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recshard_lab.embedding.configs import DataType
+from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot, register_kernel
+from recshard_lab.embedding.kernels.lanes import LaneGroups, Spans
+from recshard_lab.embedding.optimizers import EmbOptimType, OptimizerSpec
+
+_OPTIMIZERS = {EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD}
+_DATA_TYPES = {DataType.FP32, DataType.FP16}
+
+
+@register_kernel
+class FbgemmKernel(LookupKernel):
+    """`LookupKernel` on ``SplitTableBatchedEmbeddingBagsCodegen``."""
+
+    name = "fbgemm"
+    preference = 10
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        return _why_absent()
+
+    @classmethod
+    def refuses(
+        cls,
+        slots: Sequence[Slot],
+        optimizer: OptimizerSpec | None,
+        *,
+        pooled: bool,
+        weighted: bool,
+        exchanges_row_norms: bool,
+        device: torch.device | str,
+    ) -> str | None:
+        if optimizer is None:
+            return "it always steps an optimizer in backward, gradients cannot be kept"
+        if optimizer.optimizer not in _OPTIMIZERS:
+            return f"optimizer {optimizer.optimizer} is not among those checked against it"
+        if optimizer.weight_decay:
+            return f"it does not apply weight_decay with {optimizer.optimizer} the way every other kernel does"
+        if weighted and not pooled:
+            return "per-sample weights have no meaning for sequence embeddings"
+        if torch.device(device).type not in ("cpu", "cuda"):
+            return f"it runs on cpu and cuda, not on {torch.device(device).type}"
+        if optimizer.row_wise and exchanges_row_norms:
+            return f"{optimizer.optimizer} over column shards needs the norms of whole rows inside its step"
+        return next((reason for slot in slots if (reason := _refuses_slot(slot, optimizer))), None)
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        lane_slots: Sequence[int],
+        optimizer: OptimizerSpec | None,
+        *,
+        pooled: bool,
+        device: torch.device | str,
+    ) -> None:
+        super().__init__(slots, lane_slots, optimizer, pooled=pooled, device=device)
+        reason = self.unavailable() or self.refuses(
+            slots, optimizer, pooled=pooled, weighted=False, exchanges_row_norms=False, device=device
+        )
+        if reason is not None or optimizer is None:
+            raise ValueError(f"kernel 'fbgemm' refuses: {reason}; use kernel 'native'")
+        self._weights: list[Tensor] = [torch.empty(0)] * len(self.slots)
+        self._states: list[dict[str, Tensor]] = [{}] * len(self.slots)
+        self._tbes: list[Any] = []
+        groups: list[list[int]] = []
+        for indices in self._alike().values():
+            # TBE adds up what the lanes of a slot share only if they stand side by side
+            lanes = [lane for index in indices for lane in self._lanes_of(index)]
+            groups.append(lanes)
+            self._tbes.append(self._make_tbe(indices, lanes, optimizer))
+        self._lanes = LaneGroups([self.slots[slot].num_cols for slot in self.lane_slots], groups)
+
+    def _alike(self) -> dict[tuple[DataType, int], list[int]]:
+        """The slots that one TBE can hold; a slot that no lane reads gets plain tensors, for TBE refuses it."""
+        members: dict[tuple[DataType, int], list[int]] = {}
+        for index, slot in enumerate(self.slots):
+            if self._lanes_of(index):
+                members.setdefault((slot.data_type, 0 if self.pooled else slot.num_cols), []).append(index)
+            else:
+                self._hold_unread(index, slot)
+        return members
+
+    def _lanes_of(self, index: int) -> list[int]:
+        return [lane for lane, slot in enumerate(self.lane_slots) if slot == index]
+
+    def _hold_unread(self, index: int, slot: Slot) -> None:
+        assert self.optimizer is not None
+        dtype = torch.float16 if slot.data_type is DataType.FP16 else torch.float32
+        self._weights[index] = torch.zeros(slot.num_rows, slot.num_cols, dtype=dtype, device=self.device)
+        shapes = self.optimizer.state_shapes(slot.num_rows, slot.num_cols)
+        self._states[index] = {name: torch.zeros(shape, device=self.device) for name, shape in shapes.items()}
+
+    def _make_tbe(self, indices: list[int], lanes: list[int], optimizer: OptimizerSpec) -> Any:
+        f = _fbgemm()
+        on_cpu = self.device.type == "cpu"
+        location = f.EmbeddingLocation.HOST if on_cpu else f.EmbeddingLocation.DEVICE
+        compute = f.ComputeDevice.CPU if on_cpu else f.ComputeDevice.CUDA
+        slots = [self.slots[index] for index in indices]
+        place = {index: position for position, index in enumerate(indices)}
+        tbe = f.SplitTableBatchedEmbeddingBagsCodegen(
+            embedding_specs=[(slot.num_rows, slot.num_cols, location, compute) for slot in slots],
+            feature_table_map=[place[self.lane_slots[lane]] for lane in lanes],
+            weights_precision=f.SparseType.FP16 if slots[0].data_type is DataType.FP16 else f.SparseType.FP32,
+            optimizer=f.EmbOptimType(optimizer.optimizer.value),
+            learning_rate=optimizer.learning_rate,
+            eps=optimizer.eps,
+            stochastic_rounding=False,  # round to nearest, as every other kernel does
+            pooling_mode=f.PoolingMode.SUM if self.pooled else f.PoolingMode.NONE,
+            device=self.device,
+            bounds_check_mode=f.BoundsCheckMode.NONE,  # its other modes print or move wrong ids
+        )
+        states = tbe.split_optimizer_states()
+        names = list(optimizer.state_shapes(1, 1))
+        for position, (index, weight) in enumerate(zip(indices, tbe.split_embedding_weights(), strict=True)):
+            self._weights[index] = weight.zero_()
+            self._states[index] = dict(zip(names, states[position], strict=True)) if names else {}
+        return tbe
+
+    def weights(self) -> list[Tensor]:
+        return self._weights
+
+    def optimizer_states(self) -> list[dict[str, Tensor]]:
+        return self._states
+
+    def set_learning_rate(self, lr: float) -> None:
+        for tbe in self._tbes:
+            tbe.set_learning_rate(lr)
+
+    def forward(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> tuple[Tensor, Any]:
+        if weights is not None and not self.pooled:
+            raise ValueError("per-sample weights have no meaning for sequence embeddings: leave them out")
+        spans, batch = self._lanes.spans(offsets, self.pooled)
+        looked: list[tuple[Tensor, Tensor | None]] = []
+        for index, tbe in enumerate(self._tbes):
+            own_ids = self._lanes.take(ids, index, spans)
+            own_offsets = self._lanes.take_offsets(offsets, index, batch if self.pooled else 1)
+            own_weights = None if weights is None else self._lanes.take(weights, index, spans).detach().float()
+            with torch.enable_grad():
+                if own_weights is not None:
+                    own_weights.requires_grad_()
+                looked.append((self._look_up(tbe, index, own_ids, own_offsets, own_weights), own_weights))
+        return self._join([out.detach() for out, _ in looked], spans), (looked, spans)
+
+    def _look_up(self, tbe: Any, index: int, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        if self.pooled:
+            return tbe(ids, offsets, per_sample_weights=weights)
+        return tbe(ids, offsets)
+
+    def _join(self, outputs: list[Tensor], spans: Spans) -> Tensor:
+        if not self.pooled:
+            return self._lanes.join_flat(outputs, spans)
+        if self._lanes.whole:
+            return outputs[0]
+        dims = [[self._lanes.lane_dims[lane] for lane in group] for group in self._lanes.groups]
+        return self._lanes.join_pooled([out.split(own, dim=1) for out, own in zip(outputs, dims, strict=True)])
+
+    def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
+        looked, spans = saved
+        weight_grads = []
+        for index, (out, weights) in enumerate(looked):
+            if self.pooled:
+                own = self._lanes.take_pooled_grad(grad, index)
+            else:
+                own = self._lanes.take_flat_grad(grad, index, spans)
+            torch.autograd.backward(out, own.to(out.dtype).contiguous().view_as(out))
+            if weights is not None:
+                weight_grads.append(weights.grad)
+        return self._lanes.join_flat(weight_grads, spans) if weight_grads else None
+
+
+def _refuses_slot(slot: Slot, optimizer: OptimizerSpec) -> str | None:
+    table = f"table {slot.table!r}"
+    if slot.data_type not in _DATA_TYPES:
+        return f"{table} is {slot.data_type.value}; it trains FP32 and FP16"
+    if slot.num_cols % 4:
+        return f"{table} has {slot.num_cols} columns here; it needs a multiple of 4"
+    if optimizer.row_wise and slot.num_cols != slot.full_dim:
+        return f"{table} has {slot.num_cols} of {slot.full_dim} columns here; {optimizer.optimizer} needs all"
+    return None
+
+
+@cache
+def _why_absent() -> str | None:
+    if find_spec("fbgemm_gpu") is None:
+        return 'fbgemm_gpu is not installed (pip install "recshard-lab[cpu]" or "[cuda]" brings it)'
+    try:
+        _fbgemm()
+    except Exception as error:  # a build for another torch fails with whatever its loader raises
+        version = next((v for n in ("fbgemm-gpu", "fbgemm-gpu-cpu") if (v := _version(n))), "of unknown version")
+        return f"fbgemm_gpu {version} does not load beside torch {torch.__version__}: {error}"
+    return None
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+@cache
+def _fbgemm() -> SimpleNamespace:
+    """fbgemm's names, imported on first use."""
+    configs = import_module("fbgemm_gpu.split_embedding_configs")
+    common = import_module("fbgemm_gpu.split_table_batched_embeddings_ops_common")
+    training = import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
+    return SimpleNamespace(**{**vars(configs), **vars(common), **vars(training)})

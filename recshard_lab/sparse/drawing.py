@@ -61,7 +61,7 @@ def jagged_text(name: str, keys: Sequence[str | None], jagged: JaggedStorage) ->
         return f"{name}({_keys_text(keys)}values={_short(jagged._values)}, without numbers to show)"
     num_samples = _num_samples(keys, jagged)
     title = f"{name}({_size_text(keys, num_samples, jagged)})"
-    bands = _bands(keys[:_TEXT_LINES], jagged, num_samples, max_samples=24, max_ids=8)
+    bands = _bands(keys[:_TEXT_LINES], jagged, num_samples, max_samples=24, max_ids=8 if num_samples <= 3 else 4)
     if not bands or not num_samples:
         return title
     labels = ["" if band.key is None else _clip(band.key, 24) + "  " for band in bands]

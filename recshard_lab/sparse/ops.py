@@ -6,11 +6,17 @@ are where the cuts lie. These two functions run in every training step, on CPU a
 Shape letters: N ids, n input segments, m output segments.
 """
 
+import sys
+
 import torch
 from torch import Tensor
 
 # Below this mean run length (in ids) copying slice by slice loses against one gather.
 _IDS_PER_SLICE = 256
+
+# Scattered segments on CPU: fbgemm's kernel takes half the time of the torch ops here. It is used when
+# something else has imported fbgemm already; this switch turns it off.
+USE_FBGEMM = True
 
 
 def complete_cumsum(lengths: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -53,24 +59,34 @@ def gather_segments(
         The values, lengths `[m]` and weights of the result.
 
     Raises:
-        ValueError: on CPU, an entry of `order` outside `[0, n)`.
+        ValueError: on CPU, an entry of `order` outside `[0, n)`, a negative length, or lengths that do
+            not sum to N.
 
     >>> gather_segments(torch.tensor([7, 8, 9]), torch.tensor([2, 0, 1]), torch.tensor([2, 0]))[:2]
     (tensor([9, 7, 8]), tensor([1, 2]))
     """
     new_lengths = _select_lengths(lengths, order)
     starts = complete_cumsum(lengths)
-    if values.device.type == "cpu":
+    if values.device.type == "cpu" and not torch.compiler.is_compiling():
+        _check_sum(lengths, starts, values, weights)
         slices = _long_runs(starts, order)
         if slices is not None:
             return _join(values, slices), new_lengths, None if weights is None else _join(weights, slices)
+        if _fbgemm_can(values, lengths, weights):
+            total = int(new_lengths.sum()) if output_size is None else output_size
+            permute = torch.ops.fbgemm.permute_1D_sparse_data
+            _, new_values, new_weights = permute(order.to(torch.int32), lengths, values, weights, total)
+            return new_values, new_lengths, new_weights
     new_starts = complete_cumsum(new_lengths)
     total = int(new_starts[-1]) if output_size is None else output_size
     shift = starts[:-1].index_select(0, order) - new_starts[:-1]
     index = torch.repeat_interleave(shift, new_lengths, output_size=total)
     index += torch.arange(total, device=index.device)
-    new_weights = None if weights is None else weights.index_select(0, index)
-    return values.index_select(0, index), new_lengths, new_weights
+    return (
+        values.index_select(0, index),
+        new_lengths,
+        None if weights is None else weights.index_select(0, index),
+    )
 
 
 def _select_lengths(lengths: Tensor, order: Tensor) -> Tensor:
@@ -87,12 +103,38 @@ def _select_lengths(lengths: Tensor, order: Tensor) -> Tensor:
         ) from error
 
 
+def _check_sum(lengths: Tensor, starts: Tensor, values: Tensor, weights: Tensor | None) -> None:
+    """A wrong sum would read beyond the values."""
+    if int(starts[-1]) != values.shape[0] or (weights is not None and weights.shape[0] != values.shape[0]):
+        given = "" if weights is None else f", weights {weights.shape[0]}"
+        raise ValueError(f"lengths sum to {int(starts[-1])}, but values has {values.shape[0]}{given}")
+    if lengths.numel() and int(lengths.min()) < 0:
+        place = int((lengths < 0).nonzero()[0])
+        raise ValueError(f"lengths[{place}] is {int(lengths[place])}: an empty segment has length 0")
+
+
+def _fbgemm_can(values: Tensor, lengths: Tensor, weights: Tensor | None) -> bool:
+    """Whether fbgemm is loaded and its kernel takes these; it knows neither vectors nor gradients."""
+    return (
+        USE_FBGEMM
+        and "fbgemm_gpu" in sys.modules
+        and values.dim() == 1
+        and values.dtype in (torch.int64, torch.int32, torch.float32)
+        and not values.requires_grad
+        and lengths.dtype in (torch.int64, torch.int32)
+        and (
+            weights is None
+            or (weights.dim() == 1 and weights.dtype == torch.float32 and not weights.requires_grad)
+        )
+    )
+
+
 def _long_runs(starts: Tensor, order: Tensor) -> list[tuple[int, int]] | None:
     """Slices of the input that are copied whole, if consecutive segments make them long enough; else None."""
     if not order.numel():
         return None
-    first = torch.cat([order.new_zeros(1, dtype=torch.bool), order[1:] != order[:-1] + 1])
-    first[0] = True
+    first = torch.ones_like(order, dtype=torch.bool)
+    torch.ne(order[1:], order[:-1] + 1, out=first[1:])
     runs = int(first.sum())
     if runs > 1 and runs * _IDS_PER_SLICE > int(starts[-1]):
         return None

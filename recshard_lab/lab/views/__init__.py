@@ -1,0 +1,24 @@
+"""The views, and the registry that widgets and reports read. A new view is one file here.
+
+A view is a pure function whose parameter names say what it wants to see::
+
+    @register_view("Balance")
+    def balance(estimate) -> View: ...
+
+Whoever shows views (the plan comparison, a report) offers it wherever an ``estimate`` is at hand.
+Names in use: ``plan``, ``tables``, ``topology``, ``estimate``, ``measured``, ``losses``, ``note``, ``width``.
+"""
+
+from recshard_lab.lab.view import View as View
+from recshard_lab.lab.views.curves import curves as curves
+from recshard_lab.lab.views.memory import memory as memory
+from recshard_lab.lab.views.phases import phases as phases
+from recshard_lab.lab.views.placement import placement as placement
+from recshard_lab.lab.views.registry import draw as draw
+from recshard_lab.lab.views.registry import register_view as register_view
+from recshard_lab.lab.views.registry import unregister_view as unregister_view
+from recshard_lab.lab.views.registry import view_label as view_label
+from recshard_lab.lab.views.registry import view_named as view_named
+from recshard_lab.lab.views.registry import view_names as view_names
+from recshard_lab.lab.views.registry import views_of as views_of
+from recshard_lab.lab.views.traffic import traffic as traffic

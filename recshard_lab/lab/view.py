@@ -1,0 +1,151 @@
+"""What a view gives back: one picture in every form a reader may meet it in.
+
+::
+
+    View.figure    plotly, interactive           a live JupyterLab
+    View.svg       static twin, inline markup    widgets, reports
+    View.table     the numbers, HTML             GitHub, a screen reader
+    View.text      the numbers, plain            a terminal
+
+Each form is drawn when first asked for. :meth:`View._repr_mimebundle_` puts them into one notebook output.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from html import escape
+from typing import Any
+
+from recshard_lab.lab.svg import Svg, img_tag
+
+PLOTLY_MIME = "application/vnd.plotly.v1+json"
+# JupyterLab's plotly renderer saves a PNG of the figure beside it: figure + PNG + static twin stay below 100 kB
+LARGEST_FIGURE = 24_000
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The numbers of a view: column heads and rows, all of them text."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    @property
+    def html(self) -> str:
+        head = "".join(f'<th scope="col" style="text-align:left">{escape(name)}</th>' for name in self.heads)
+        body = "".join(
+            "<tr>" + "".join(f'<td style="text-align:left">{escape(cell)}</td>' for cell in row) + "</tr>"
+            for row in self.rows
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+    @property
+    def text(self) -> str:
+        lines = [list(self.heads), *map(list, self.rows)]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(self.heads))]
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        )
+
+
+@dataclass(frozen=True)
+class View:
+    """One picture with its numbers. Made by the functions in ``lab.views``.
+
+    Args:
+        name: the view's name in the registry.
+        title: what is shown.
+        summary: what it says, in a sentence; also the picture's description for a screen reader.
+        numbers: the table behind it.
+        draw: the static drawing; called with a name that tells this picture from others on the page.
+        plot: the plotly figure, called at most once.
+        problem: why there is no picture, where there is none.
+    """
+
+    name: str
+    title: str
+    summary: str
+    numbers: Numbers
+    draw: Callable[[str], Svg] = field(repr=False)
+    plot: Callable[[], Any] = field(repr=False)
+    problem: str = ""
+
+    @cached_property
+    def figure(self) -> Any:
+        """The interactive picture, a ``plotly.graph_objects.Figure``."""
+        return self.plot()
+
+    @cached_property
+    def svg(self) -> str:
+        """The static picture as inline SVG markup; text takes the colour of the page around it."""
+        return self.inline(f"rs-{self.name}")
+
+    def inline(self, uid: str) -> str:
+        """As `svg`, told apart by ``uid`` where one page shows several pictures."""
+        return str(self.draw(uid))
+
+    @property
+    def table(self) -> str:
+        """The numbers as an HTML table."""
+        return self.numbers.html
+
+    @property
+    def text(self) -> str:
+        """Title, sentence and numbers as plain text."""
+        return "\n".join(line for line in (self.title, self.summary, self.numbers.text) if line)
+
+    def _repr_html_(self) -> str:
+        drawing = self.draw(f"rs-{self.name}")
+        picture = img_tag(str(drawing), f"{self.title}. {self.summary}", drawing.width)
+        if not self.numbers.rows:
+            return picture
+        return f"{picture}<details><summary>The numbers</summary>{self.table}</details>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        bundle: dict[str, Any] = {"text/plain": self.text, "text/html": self._repr_html_()}
+        if not self.problem:
+            figure = json.loads(self.figure.to_json())
+            figure["config"] = {"displaylogo": False, "responsive": True}
+            if len(json.dumps(figure)) <= LARGEST_FIGURE:
+                bundle[PLOTLY_MIME] = figure
+        return bundle
+
+
+def message_view(name: str, title: str, problem: str) -> View:
+    """A view that says why there is nothing to see, in every form.
+
+    >>> message_view("placement", "Placement", "the plan is empty").text
+    'Placement\\nthe plan is empty'
+    """
+    lines = _wrapped(problem, 96)
+
+    def draw(uid: str) -> Svg:
+        svg = Svg(640, 56 + 17 * len(lines), title, problem, uid)
+        svg.rect(
+            1,
+            1,
+            638,
+            54 + 17 * len(lines),
+            "none",
+            extra='rx="6" stroke="currentColor" stroke-opacity=".45" stroke-dasharray="5 4"',
+        )
+        svg.text(18, 28, title, size=13, bold=True)
+        for i, line in enumerate(lines):
+            svg.text(18, 49 + 17 * i, line)
+        return svg
+
+    def plot() -> Any:
+        from recshard_lab.lab.plots import blank
+
+        return blank(title, problem)
+
+    return View(name, title, problem, Numbers((), ()), draw, plot, problem)
+
+
+def _wrapped(words: str, width: int) -> list[str]:
+    from textwrap import wrap
+
+    return [line for part in words.splitlines() for line in (wrap(part, width) or [""])] or [""]

@@ -1,0 +1,270 @@
+"""Placement: one column per rank, every rectangle of the plan in it, area in proportion to bytes.
+
+Each block carries a glyph: the outline is the whole table, the filled part is what this rank holds of it. Blocks too
+small to draw to scale are listed below their column with a dashed outline, so that no area lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.lab.blocks import Block, blocks_by_rank, merged_by_scheme
+from recshard_lab.lab.columns import MARGIN, Columns
+from recshard_lab.lab.plots import figure, marker
+from recshard_lab.lab.svg import Svg, fit
+from recshard_lab.lab.theme import LABEL_INK, SCHEMES, bytes_text, look_of
+from recshard_lab.lab.view import Numbers, View, message_view
+from recshard_lab.lab.views.registry import register_view
+from recshard_lab.sharding import ShardingPlan, Topology
+
+THINNEST = 2.0  # pixels: what is lower is listed, not drawn
+LABELLED = 12.0  # pixels: what is lower has no room for its name and is listed too
+LISTED = 5  # lines of small blocks under a column
+MOST_DRAWN = 420  # blocks in one picture; beyond, each rank shows its schemes
+
+
+@register_view("Placement", place=1)
+def placement(
+    plan: ShardingPlan,
+    tables: Sequence[BaseEmbeddingConfig],
+    topology: Topology | None = None,
+    *,
+    note: str = "",
+    width: int = 860,
+) -> View:
+    """Which rank holds which rectangle of which table.
+
+    Args:
+        plan: the tiling; need not be valid, so that a hole can be looked at.
+        tables: the configs of all its tables.
+        topology: gives the number of ranks; without it, as many as the plan names.
+        note: a sentence under the picture.
+        width: of the static picture, in pixels.
+    """
+    if not tables or not plan.plan:
+        return message_view("placement", "Placement", "The plan is empty: no table is placed.")
+    world_size = topology.world_size if topology is not None else plan.world_size
+    ranks = blocks_by_rank(plan, tables, world_size)
+    totals = [sum(block.num_bytes for block in blocks) for blocks in ranks]
+    fullest = max(range(world_size), key=totals.__getitem__)
+    title = f"Placement: {_plural(len(tables), 'table')} on {_plural(world_size, 'rank')}"
+    mean = sum(totals) / world_size
+    summary = f"Rank {fullest} holds most: {bytes_text(totals[fullest])} of weights; the mean is {bytes_text(mean)}."
+    by_scheme = not Columns(world_size, width).legible or sum(map(len, ranks)) > MOST_DRAWN
+
+    def draw(uid: str) -> Svg:
+        return _draw(ranks, totals, title, summary, note, width, by_scheme, uid)
+
+    def plot() -> Any:
+        return _plot(ranks, title, by_scheme)
+
+    return View("placement", title, summary, _numbers(ranks, totals), draw, plot)
+
+
+def _draw(
+    ranks: list[list[Block]],
+    totals: list[float],
+    title: str,
+    summary: str,
+    note: str,
+    width: int,
+    by_scheme: bool,
+    uid: str,
+) -> Svg:
+    columns = Columns(len(ranks), width)
+    most = max(totals) or 1.0
+    tallest = 230.0 if by_scheme else min(max(230.0, 17.0 * max(map(len, ranks))), 430.0)
+    scale = tallest / most
+    shown = [merged_by_scheme(blocks) if by_scheme else blocks for blocks in ranks]
+    small = [[b for b in blocks if b.num_bytes * scale < LABELLED] for blocks in shown]
+    lines = 0 if by_scheme else min(max(map(len, small)), LISTED)
+    dashed = any(b.num_bytes * scale < THINNEST for blocks in small for b in blocks) and lines
+    svg = Svg(width, 0, title, summary, uid)
+    floor = svg.head(title, summary, MARGIN) + 12 + tallest
+    below = floor + 34 + (15 * lines + 6 if lines else 0) + (14 if columns.each < 44 else 0)
+    for rank, blocks in enumerate(shown):
+        left, y = columns.left(rank), floor
+        for block in blocks:
+            height = block.num_bytes * scale
+            if height < THINNEST:
+                continue
+            y -= height
+            _block(svg, block, left, y, columns.each, height)
+        if not blocks:
+            svg.rect(
+                left,
+                floor - 26,
+                columns.each,
+                26,
+                "none",
+                extra='stroke="currentColor" stroke-opacity=".5" stroke-dasharray="3 3"',
+            )
+            if columns.legible:
+                svg.text(left + columns.each / 2, floor - 9, "empty", anchor="middle", soft=True)
+        if columns.legible:
+            svg.text(left + columns.each / 2, floor + 28, bytes_text(totals[rank]), anchor="middle", soft=True)
+            _listed(svg, small[rank], left, floor + 36, columns.each, lines, scale)
+    svg.line(MARGIN - 4, floor + 0.5, columns.right + 4, floor + 0.5, 'stroke-opacity=".6"')
+    columns.label_ranks(svg, floor + 15)
+    end = svg.legend(MARGIN, below + 4, _legend(ranks), width - 2 * MARGIN)
+    words = "Area is bytes." + (" Dashed: too small to draw." if dashed else "")
+    svg.text(MARGIN, end + 9, f"{words} {note}".strip(), soft=True)
+    svg.height = end + 18
+    return svg
+
+
+def _block(svg: Svg, block: Block, left: float, y: float, width: float, height: float) -> None:
+    """One rectangle to scale: glyph, name, part, bytes, as far as there is room."""
+    svg.rect(
+        left,
+        y,
+        width,
+        height,
+        svg.fill(look_of(block.scheme, SCHEMES)),
+        block.hover,
+        f'stroke="{LABEL_INK}" stroke-width=".7"',
+    )
+    if height < LABELLED:
+        return
+    glyph = width >= 64 and block.count == 1
+    room = width - 8 - (16 if glyph else 0)
+    text_left = left + 5 + (16 if glyph else 0)
+    size = 11 if height >= 14 else 9.5
+    sizes = bytes_text(block.num_bytes)
+    lines = [
+        fit([f"{block.name}, {sizes}", block.name] if height < 30 else [block.name], room, size),
+        _whole([block.part, block.short_part], room) if height >= 30 else "",
+        _whole([sizes], room) if height >= 44 and block.count == 1 else "",
+    ]
+    middle = height < 30
+    first = y + height / 2 + size * 0.36 if middle else y + 14
+    if glyph and lines[0]:
+        _glyph(svg, block, left + 5, first - 9.5)
+    halo = f'stroke="{look_of(block.scheme, SCHEMES).fill}" stroke-width="3" paint-order="stroke"'
+    for i, words in enumerate(lines):
+        if words:
+            svg.text(
+                text_left, first + 13 * i, words, size=size if i == 0 else 10, ink=LABEL_INK, bold=i == 0, extra=halo
+            )
+
+
+def _whole(candidates: Sequence[str], room: float) -> str:
+    """As `fit`, but nothing rather than a cut number."""
+    words = fit(candidates, room, 10)
+    return "" if words.endswith("…") else words
+
+
+def _listed(svg: Svg, small: list[Block], left: float, y: float, width: float, lines: int, scale: float) -> None:
+    """The blocks too low for a name, one line each, dashed where not drawn at all; the last line sums up the rest."""
+    shown = small if len(small) <= lines else small[: lines - 1]
+    for i, block in enumerate(shown):
+        top = y + 15 * i
+        words = fit(
+            [f"{block.name}, {block.part}", f"{block.name}, {bytes_text(block.num_bytes)}", block.name], width - 22, 10
+        )
+        dashes = ' stroke-dasharray="2 2"' if block.num_bytes * scale < THINNEST else ""
+        outline = f'stroke="currentColor" stroke-opacity=".45"{dashes} pointer-events="all"'
+        svg.rect(left, top, width, 13, "none", block.hover, outline)
+        _glyph(svg, block, left + 3, top + 1.5, "currentColor")
+        svg.text(left + 18, top + 10, words, size=10)
+    if len(shown) < len(small):
+        rest = small[len(shown) :]
+        total = bytes_text(sum(block.num_bytes for block in rest))
+        words = fit([f"{len(rest)} more, {total}", f"+{len(rest)}, {total}", f"+{len(rest)}"], width - 4, 10)
+        svg.text(left + 3, y + 15 * len(shown) + 10, words, size=10, soft=True)
+
+
+def _glyph(svg: Svg, block: Block, x: float, y: float, ink: str = LABEL_INK) -> None:
+    """The table as a 10 x 10 outline, the part held here filled."""
+    x0, y0 = 10 * block.cols[0] / block.of_cols, 10 * block.rows[0] / block.of_rows
+    across = max(10 * (block.cols[1] - block.cols[0]) / block.of_cols, 1)
+    down = max(10 * (block.rows[1] - block.rows[0]) / block.of_rows, 1)
+    svg.rect(x, y, 10, 10, "none", extra=f'stroke="{ink}" stroke-width=".8"')
+    svg.rect(x + min(x0, 9), y + min(y0, 9), across, down, ink, extra='fill-opacity=".7"')
+
+
+def _legend(ranks: list[list[Block]]) -> list[tuple[Any, str]]:
+    """The schemes in use, each with the number of tables it cuts."""
+    tables: dict[str, set[str]] = {}
+    for blocks in ranks:
+        for block in blocks:
+            tables.setdefault(block.scheme, set()).add(block.table)
+    order = [name for name in SCHEMES if name in tables] + sorted(set(tables) - set(SCHEMES))
+    looks = [(look_of(name, SCHEMES), len(tables[name])) for name in order]
+    return [(look, f"{look.label} ({_plural(count, 'table')})") for look, count in looks]
+
+
+def _numbers(ranks: list[list[Block]], totals: list[float]) -> Numbers:
+    """A row per shard where they can be read one by one, else a row per rank."""
+    if sum(map(len, ranks)) <= 64:
+        rows = [
+            [
+                str(rank),
+                b.table,
+                look_of(b.scheme, SCHEMES).label,
+                _span(b.rows),
+                _span(b.cols),
+                bytes_text(b.num_bytes),
+            ]
+            for rank, blocks in enumerate(ranks)
+            for b in blocks
+        ]
+        return Numbers(("rank", "table", "scheme", "rows", "cols", "bytes"), rows)
+    rows = [[str(rank), f"{len(b):,}", bytes_text(totals[rank])] for rank, b in enumerate(ranks)]
+    return Numbers(("rank", "shards", "bytes"), rows)
+
+
+def _plot(ranks: list[list[Block]], title: str, by_scheme: bool) -> Any:
+    """Bars with a base: one trace per scheme, so that its legend entry hides and shows it."""
+    import plotly.graph_objects as go
+
+    traces: dict[str, Any] = {}
+    for rank, blocks in enumerate(ranks):
+        base = 0.0
+        for block in merged_by_scheme(blocks) if by_scheme else blocks:
+            look = look_of(block.scheme, SCHEMES)
+            bar = traces.setdefault(
+                block.scheme,
+                {"name": look.label, "x": [], "y": [], "base": [], "text": [], "hovertext": [], "look": look},
+            )
+            bar["x"].append(rank)
+            bar["y"].append(block.num_bytes)
+            bar["base"].append(base)
+            bar["text"].append(block.name)
+            bar["hovertext"].append(block.hover.replace("\n", "<br>"))
+            base += block.num_bytes
+    bars = [
+        go.Bar(
+            marker=marker(bar.pop("look")),
+            width=0.9,
+            hoverinfo="text",
+            textposition="inside",
+            insidetextanchor="middle",
+            insidetextfont={"color": LABEL_INK},
+            textangle=0,
+            constraintext="none",
+            **bar,
+        )
+        for bar in traces.values()
+    ]
+    world_size = len(ranks)
+    ticks = list(range(0, world_size, max(1, world_size // 16)))
+    return figure(
+        bars,
+        title,
+        barmode="overlay",
+        height=420,
+        uniformtext={"mode": "hide", "minsize": 9},
+        xaxis={"tickvals": ticks, "ticktext": [f"rank {rank}" for rank in ticks]},
+        yaxis={"title": {"text": "bytes of weights"}, "tickformat": ".3~s", "ticksuffix": "B"},
+    )
+
+
+def _span(pair: tuple[int, int]) -> str:
+    return f"{pair[0]:,} to {pair[1]:,}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")

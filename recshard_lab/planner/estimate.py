@@ -17,6 +17,7 @@ from recshard_lab.sharding import (
     Topology,
 )
 from recshard_lab.sharding.plan import Tables
+from recshard_lab.sharding.validate import check_shards
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +106,7 @@ def plan_loads(model: CostModel, pairs: list[tuple[BaseEmbeddingConfig, Paramete
         flat += [(index, s.rank, s.rows[1] - s.rows[0], s.cols[1] - s.cols[0], *flags) for s in full.shards]
         highest = max(shard.rank for shard in full.shards)
         if highest >= world_size:
-            ShardingPlan({"": {config.name: full}}).validate([config], world_size)  # says which, and the fix
+            check_shards(config, full.shards, full.replicated, world_size)  # says which, and the fix
     of, ranks, rows, cols, replicated, dense = np.array(flat, dtype=float).reshape(-1, 6).T
     rects = model.rect_loads(of.astype(int), rows, cols, replicated, dense)
     at = ranks.astype(int)

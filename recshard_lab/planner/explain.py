@@ -9,7 +9,7 @@ import numpy as np
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
 from recshard_lab.planner.cost import CostModel
 from recshard_lab.planner.estimate import Estimate
-from recshard_lab.planner.greedy import DoesNotFit, Placement
+from recshard_lab.planner.options import DoesNotFit, Placement
 from recshard_lab.sharding import ParameterConstraints, PlanError, Topology, scheme_names
 
 if TYPE_CHECKING:
@@ -125,10 +125,12 @@ def _half(
 
 def _smallest_cap(planner: "EmbeddingShardingPlanner", tables: Sequence[BaseEmbeddingConfig]) -> int | None:
     """The smallest capacity of a rank for which a plan was found, to about a percent, rounded up to MB."""
-    name = "hbm_cap" if planner.topology.compute_device == "cuda" else "ddr_cap"
+    on_cuda = planner.topology.compute_device == "cuda"
 
     def fits(cap: int) -> bool:
-        return _try(planner, tables, replace(planner.topology, **{name: cap})) is not None
+        top = planner.topology
+        larger = replace(top, hbm_cap=cap) if on_cuda else replace(top, ddr_cap=cap)
+        return _try(planner, tables, larger) is not None
 
     low = max(1, planner.topology.memory_cap_bytes)
     high = low
@@ -149,7 +151,7 @@ def _smallest_cap(planner: "EmbeddingShardingPlanner", tables: Sequence[BaseEmbe
 def _least_bytes(planner: "EmbeddingShardingPlanner", tables: Sequence[BaseEmbeddingConfig]) -> float:
     """Bytes of all ranks together that no plan can do without: each table in its cheapest cut, and what is fixed."""
     from recshard_lab.planner.cost import MEMORY
-    from recshard_lab.planner.greedy import options_of
+    from recshard_lab.planner.options import options_of
 
     model = CostModel(tables, planner.topology, planner.workload, planner.constraints)
     options = options_of(model, tables, planner.constraints)

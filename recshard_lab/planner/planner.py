@@ -6,7 +6,8 @@ from typing import Any
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.cost import CostModel
 from recshard_lab.planner.estimate import Estimate, estimate_loads
-from recshard_lab.planner.greedy import DoesNotFit, Greedy, Placement, options_of
+from recshard_lab.planner.greedy import Greedy
+from recshard_lab.planner.options import DoesNotFit, Placement, options_of
 from recshard_lab.planner.workload import Workload
 from recshard_lab.sharding import (
     EmbeddingModuleShardingPlan,

@@ -109,13 +109,15 @@ def table_loads(
     Raises:
         PlanError: a constraint whose lists are not one entry per feature.
     """
-    ids, bags, weighted = [], [], []
+    ids: list[float] = []
+    bags: list[float] = []
+    weighted: list[bool] = []
     for table in tables:
         wish = constraints.get(table.name) if constraints else None
         if wish is None:
-            factors = [workload.pooling_factor(feature) for feature in table.feature_names]
-            ids.append(workload.batch_size * sum(factors))
-            bags.append(workload.batch_size * len(factors))
+            plain = [workload.pooling_factor(feature) for feature in table.feature_names]
+            ids.append(workload.batch_size * sum(plain))
+            bags.append(float(workload.batch_size * len(plain)))
             weighted.append(workload.weighted)
             continue
         default = [workload.pooling_factor(feature) for feature in table.feature_names]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _TEXT_COLUMNS = 100
 _TEXT_LINES = 20
 _HTML_ROWS = 24
+_BAG_COLUMNS = 70
 
 
 @dataclass(frozen=True)
@@ -115,12 +116,12 @@ def jagged_html(name: str, keys: Sequence[str | None], jagged: JaggedStorage) ->
         return None
     body = "".join(_band_html(band, num_samples) for band in bands)
     head = '<th scope="col">feature</th>' if bands[0].key is not None else ""
-    head = f'<thead><tr>{head}<th scope="col">sample</th><th scope="col">ids</th></tr></thead>'
+    head = f'<thead><tr>{head}<th scope="col">sample</th><th scope="col">{_noun(jagged)}s</th></tr></thead>'
     shown = _shown_text(len(bands), len(keys), len(bands[0].bags), num_samples)
     foot = f'<p class="rsl-note">{escape(shown[0].upper() + shown[1:])}.</p>' if shown else ""
     if jagged._weights is not None:
         foot += '<p class="rsl-note">The small number in a box is the weight of its id.</p>'
-    return _figure(_caption(name, _size_text(keys, num_samples, jagged)), head + body, foot)
+    return _figure(name, _size_text(keys, num_samples, jagged), head + body, foot)
 
 
 def _band_html(band: _Band, num_samples: int) -> str:
@@ -162,25 +163,23 @@ def keyed_html(kt: KeyedTensor) -> str | None:
         f"<small>{_count(block.shape[1], 'column')}</small></th>"
         for key, block in blocks
     )
-    shown = [[row.tolist() for row in block[:samples]] for _, block in blocks]
+    shown = [_aligned(block[:samples]) for _, block in blocks]
     rows = "".join(
         f'<tr><th scope="row">{sample}</th>'
-        + "".join(f'<td class="rsl-num">{escape(_number_row(block[sample], 4))}</td>' for block in shown)
+        + "".join(f'<td class="rsl-num">{escape(block[sample])}</td>' for block in shown)
         + "</tr>"
         for sample in range(samples)
     )
     note = _shown_text(len(blocks), len(kt._keys), samples, num_samples).replace("feature", "key")
     foot = f'<p class="rsl-note">{escape(note[0].upper() + note[1:])}.</p>' if note else ""
-    caption = _caption("KeyedTensor", _keyed_size_text(kt))
-    return _figure(caption, f"{head}</tr></thead><tbody>{rows}</tbody>", foot)
+    table = f"{head}</tr></thead><tbody>{rows}</tbody>"
+    return _figure("KeyedTensor", _keyed_size_text(kt), table, foot)
 
 
-def _caption(name: str, size: str) -> str:
-    return f"<b>{name}</b> {escape(size)}"
-
-
-def _figure(caption: str, table: str, foot: str) -> str:
-    return f'{STYLE}<div class="rsl-jagged"><table><caption>{caption}</caption>{table}</table>{foot}</div>'
+def _figure(name: str, size: str, table: str, foot: str) -> str:
+    caption = f"<caption><b>{name}</b> {escape(size)}</caption>"
+    region = f'<div class="rsl-jagged" role="group" tabindex="0" aria-label="{name}, {escape(size)}">'
+    return f"{STYLE}{region}<table>{caption}{table}</table>{foot}</div>"
 
 
 # -- reading what is shown --------------------------------------------------------------------------
@@ -206,6 +205,11 @@ def _bag(jagged: JaggedStorage, lower: int, upper: int, max_ids: int) -> _Bag:
     weights = None
     if jagged._weights is not None:
         weights = [_number(value) for value in jagged._weights[lower:last].tolist()]
+    room = _BAG_COLUMNS
+    for shown, text in enumerate(ids):
+        room -= len(text) + 2 + (len(weights[shown]) if weights else 0)
+        if shown and room < 0:
+            return _Bag(ids[:shown], weights and weights[:shown], upper - lower)
     return _Bag(ids, weights, upper - lower)
 
 
@@ -232,14 +236,16 @@ def _size_text(keys: Sequence[str | None], num_samples: int, jagged: JaggedStora
     if list(keys) != [None]:
         size = f"{_count(len(keys), 'feature')} x {size}"
     weighted = ", weighted" if jagged._weights is not None else ""
-    vector = jagged._values.dim() > 1
-    ids = _count(jagged._values.shape[0], "vector" if vector else "id")
-    return f"{size}, {ids}, {_kind(jagged._values)}{weighted}"
+    return f"{size}, {_count(jagged._values.shape[0], _noun(jagged))}, {_kind(jagged._values)}{weighted}"
 
 
 def _keyed_size_text(kt: KeyedTensor) -> str:
     shape = " x ".join(f"{size:,}" for size in kt._values.shape)
     return f"{_count(len(kt._keys), 'key')}, values {shape}, {_kind(kt._values)}"
+
+
+def _noun(jagged: JaggedStorage) -> str:
+    return "vector" if jagged._values.dim() > 1 else "id"
 
 
 def _kind(tensor: Tensor) -> str:
@@ -264,6 +270,14 @@ def _number(value: Any) -> str:
     if isinstance(value, list):
         return f"({_number_row(value, 3)})"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _aligned(block: Tensor) -> list[str]:
+    """Each row's first numbers, all of one width."""
+    rows = [[_number(value) for value in row] for row in block[:, :4].tolist()]
+    width = max((len(text) for row in rows for text in row), default=0)
+    more = [f"+{block.shape[1] - 4}"] if block.shape[1] > 4 else []
+    return [" ".join([*(text.rjust(width) for text in row), *more]) for row in rows]
 
 
 def _number_row(values: list[Any], limit: int) -> str:

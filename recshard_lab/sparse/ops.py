@@ -122,10 +122,7 @@ def _fbgemm_can(values: Tensor, lengths: Tensor, weights: Tensor | None) -> bool
         and values.dtype in (torch.int64, torch.int32, torch.float32)
         and not values.requires_grad
         and lengths.dtype in (torch.int64, torch.int32)
-        and (
-            weights is None
-            or (weights.dim() == 1 and weights.dtype == torch.float32 and not weights.requires_grad)
-        )
+        and (weights is None or (weights.dim() == 1 and weights.dtype == torch.float32 and not weights.requires_grad))
     )
 
 

@@ -24,7 +24,8 @@ STYLE = """<style>
   font-family: var(--jp-code-font-family, monospace); line-height: 18px; border-radius: 3px;
   border: 1px solid var(--jp-brand-color1, #1565c0); background: var(--jp-layout-color1, #fff); }
 .rsl-jagged .rsl-id small { font-size: 11px; color: var(--jp-content-font-color2, #555); }
-.rsl-jagged .rsl-num { font-family: var(--jp-code-font-family, monospace); }
+.rsl-jagged .rsl-num { font-family: var(--jp-code-font-family, monospace); white-space: pre; }
+.rsl-jagged tbody td:last-child { width: 100%; }
 .rsl-jagged .rsl-more, .rsl-jagged .rsl-note { font-style: italic;
   color: var(--jp-content-font-color2, #555); }
 .rsl-jagged .rsl-note { margin: 2px 0; }

@@ -1,0 +1,139 @@
+"""Figures that this library promises, each measured by one file here: ``recshard bench NAME``.
+
+A benchmark is a module of this package: its docstring's first line says what it measures, and its function
+``figures()`` returns a list of `Figure`. A new file is found by its name; there is no list to keep.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pkgutil
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from statistics import median
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number and what it must keep to.
+
+    Args:
+        name: what was measured.
+        value: the number, in `unit`.
+        unit: "s", "ms", "MB", ...
+        target: the bound it must keep; None for a number that is only told.
+        at_most: whether the target is an upper bound (a time) or a lower one (a rate).
+
+    >>> Figure("empty cell", 0.4, "ms", target=5.0).ok, Figure("rate", 3.0, "GB/s", target=4.0, at_most=False).ok
+    (True, False)
+    """
+
+    name: str
+    value: float
+    unit: str
+    target: float | None = None
+    at_most: bool = True
+
+    @property
+    def ok(self) -> bool:
+        """Whether the target is kept; a number without one always is. NaN keeps none."""
+        if self.target is None:
+            return True
+        return self.value <= self.target if self.at_most else self.value >= self.target
+
+    @property
+    def bound(self) -> str:
+        """The target as people read it."""
+        if self.target is None:
+            return ""
+        return f"{'at most' if self.at_most else 'at least'} {self.target:g} {self.unit}"
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A module of this package.
+
+    Args:
+        name: the module's name.
+        about: the first line of its docstring.
+        figures: measures, which takes seconds.
+    """
+
+    name: str
+    about: str
+    figures: Callable[[], list[Figure]]
+
+
+def benchmark_names() -> list[str]:
+    """The benchmarks there are.
+
+    >>> "launch" in benchmark_names()
+    True
+    """
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def benchmark_named(name: str) -> Benchmark:
+    """A benchmark; ``import-time`` is taken for ``import_time``.
+
+    Raises:
+        ValueError: there is none of that name; the message lists those there are.
+    """
+    module_name = name.replace("-", "_")
+    if module_name not in benchmark_names():
+        raise ValueError(f"no benchmark is named {name!r}; there are: {', '.join(benchmark_names())}")
+    module = import_module(f"{__name__}.{module_name}")
+    return Benchmark(module_name, (module.__doc__ or "").strip().splitlines()[0], module.figures)
+
+
+def as_json(figures: Sequence[Figure]) -> str:
+    """One object: figure -> value, unit, target, ok.
+
+    >>> as_json([Figure("empty cell", 0.4, "ms", target=5.0)])
+    '{"empty cell": {"value": 0.4, "unit": "ms", "target": 5.0, "ok": true}}'
+    """
+    return json.dumps(
+        {f.name: {"value": f.value, "unit": f.unit, "target": f.target, "ok": f.ok} for f in figures}
+    )
+
+
+def machine() -> str:
+    """What the figures were measured on, in one line."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    gpus = f", {torch.cuda.device_count()} x {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return (
+        f"{platform.system()} {platform.machine()}, {cores} cores{gpus}, "
+        f"Python {platform.python_version()}, torch {torch.__version__}"
+    )
+
+
+def median_ms(action: Callable[[], object], repeat: int = 20, warm_up: int = 3) -> float:
+    """Median wall clock of an action in milliseconds, after some calls that are not counted."""
+    for _ in range(warm_up):
+        action()
+    taken = []
+    for _ in range(repeat):
+        begun = time.perf_counter()
+        action()
+        taken.append(time.perf_counter() - begun)
+    return 1e3 * median(taken)
+
+
+def seconds_in_new_python(code: str) -> float:
+    """Runs code in a fresh interpreter; it must print one number, which is returned.
+
+    Raises:
+        RuntimeError: the code failed; the message carries what it wrote to stderr.
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the measured program ended with code {done.returncode}:\n{done.stderr}")
+    return float(done.stdout.split()[-1])

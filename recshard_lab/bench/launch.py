@@ -1,0 +1,37 @@
+"""Seconds until four ranks have done their first all_reduce, and what an empty cell on them costs."""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+
+from recshard_lab.bench import Figure, median_ms, seconds_in_new_python
+
+RANKS = 4
+_COLD = f"""
+import time, torch
+from recshard_lab.launcher import launch
+begun = time.perf_counter()
+with launch({RANKS}):
+    print(time.perf_counter() - begun)
+"""
+
+
+def figures() -> list[Figure]:
+    """A launch returns when its handshake, which ends in a real all_reduce, is through on every rank."""
+    from recshard_lab.launcher import launch
+
+    cold = median(seconds_in_new_python(_COLD) for _ in range(3))
+    with launch(RANKS):  # the forkserver is warm from here on
+        pass
+    warm, cell = [], []
+    for _ in range(7):
+        begun = time.perf_counter()
+        with launch(RANKS) as ranks:
+            warm.append(time.perf_counter() - begun)
+            cell.append(median_ms(lambda ranks=ranks: ranks.exec(""), repeat=50))  # type: ignore[misc]
+    return [
+        Figure(f"launch of {RANKS} ranks to first all_reduce, warm", median(warm), "s", target=0.15),
+        Figure(f"launch of {RANKS} ranks to first all_reduce, cold", cold, "s", target=2.0),
+        Figure(f"empty cell on {RANKS} ranks, there and back", median(cell), "ms", target=5.0),
+    ]

@@ -3,6 +3,7 @@
 Shape letters: E rows (num_embeddings), D columns (embedding_dim).
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, unique
@@ -114,7 +115,8 @@ def check_tables(tables: Sequence[BaseEmbeddingConfig]) -> None:
     """Refuses what no collection can hold.
 
     Raises:
-        ValueError: no tables, a table without a name, two tables of one name, a table that no feature reads.
+        ValueError: no tables, a table without a name or with a dot in it, two tables of one name, a table that no feature
+            reads or that one reads twice.
     """
     if not tables:
         raise ValueError("tables is empty: give at least one EmbeddingBagConfig or EmbeddingConfig")
@@ -127,6 +129,25 @@ def check_tables(tables: Sequence[BaseEmbeddingConfig]) -> None:
                 f"two tables are named {table.name!r}: rename one, or list both features in one "
                 f"table's feature_names to share its rows"
             )
+        if "." in table.name:
+            raise ValueError(f"table {table.name!r}: a name with a dot cannot be part of a state dict's key")
         if not table.feature_names:
             raise ValueError(f"table {table.name!r} has no feature_names: name the feature(s) that read it")
+        if len(set(table.feature_names)) < len(table.feature_names):
+            raise ValueError(f"table {table.name!r} names a feature twice: {table.feature_names}")
         seen.add(table.name)
+
+
+def embedding_names_by_table(tables: Sequence[BaseEmbeddingConfig]) -> list[list[str]]:
+    """For each table the key of each of its features' output: the feature, or feature@table if several read it.
+
+    >>> movies = EmbeddingBagConfig(9, 4, "movies", feature_names=["liked", "seen"])
+    >>> genres = EmbeddingBagConfig(9, 4, "genres", feature_names=["seen"])
+    >>> embedding_names_by_table([movies, genres])
+    [['liked', 'seen@movies'], ['seen@genres']]
+    """
+    readers = Counter(feature for table in tables for feature in table.feature_names)
+    return [
+        [feature if readers[feature] == 1 else f"{feature}@{table.name}" for feature in table.feature_names]
+        for table in tables
+    ]

@@ -9,6 +9,7 @@ Shape letters: E rows, D columns of the whole table, d columns of the piece at h
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum, unique
@@ -16,6 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from recshard_lab.embedding.rowwise_adagrad import RowWiseAdagrad as RowWiseAdagrad
 
 State = Mapping[str, Tensor]
 RowDims = int | Tensor  # D, or [U] where the rows come from tables of different widths
@@ -80,6 +83,47 @@ class OptimizerSpec:
             raise ValueError(f"fused_params has {unknown}, which no kernel honours: use only {known}")
         return cls(**given)
 
+    @classmethod
+    def from_optimizer(
+        cls, optimizer_class: type[torch.optim.Optimizer], optimizer_kwargs: Mapping[str, Any] | None = None
+    ) -> OptimizerSpec:
+        """The fused optimizer that steps as a torch optimizer would, in which no argument is lost.
+
+        Args:
+            optimizer_class: ``torch.optim.SGD``, ``torch.optim.Adagrad`` or `RowWiseAdagrad`.
+            optimizer_kwargs: its arguments; those left out take the class's own defaults.
+
+        Raises:
+            ValueError: an optimizer without a fused twin, or an argument that the twin does not have.
+
+        >>> OptimizerSpec.from_optimizer(torch.optim.SGD, {"lr": 0.5}).learning_rate
+        0.5
+        """
+        twin = _TWINS.get(optimizer_class)
+        if twin is None:
+            known = ", ".join(known.__name__ for known in _TWINS)
+            raise ValueError(f"{optimizer_class.__name__} has no fused twin: choose one of {known}")
+        signature = inspect.signature(optimizer_class).parameters
+        defaults = {name: signature[name].default for name in signature if name != "params"}
+        given = dict(optimizer_kwargs or {})
+        unknown = sorted(set(given) - set(defaults))
+        if unknown:
+            raise ValueError(f"{optimizer_class.__name__} has no argument {unknown}: it takes {list(defaults)}")
+        values = {**defaults, **given}
+        honoured = {"lr", "eps"} if twin is not EmbOptimType.EXACT_ROWWISE_ADAGRAD else {"lr", "eps", "weight_decay"}
+        for name in set(given) - honoured - {"foreach", "fused"}:  # these two do not change the numbers
+            if given[name] != defaults[name]:
+                raise ValueError(
+                    f"{optimizer_class.__name__}({name}={given[name]!r}) cannot run inside backward on the touched "
+                    f"rows alone: leave {name} out"
+                )
+        return cls(
+            optimizer=twin,
+            learning_rate=float(values["lr"]),
+            eps=float(values.get("eps", cls.eps)),
+            weight_decay=float(values["weight_decay"]),
+        )
+
     @property
     def row_wise(self) -> bool:
         """Whether one number a row depends on all D columns, so that column shards must add their squares."""
@@ -105,6 +149,21 @@ def optim_type(value: EmbOptimType | str | Enum) -> EmbOptimType:
             return member
     supported = ", ".join(member.value for member in EmbOptimType)
     raise ValueError(f"optimizer {value!r} is not supported: choose one of {supported}")
+
+
+def spec_of_parameter(parameter: Tensor) -> OptimizerSpec | None:
+    """The optimizer that `apply_optimizer_in_backward` gave a parameter, as a fused one; None if it gave none.
+
+    Raises:
+        ValueError: several optimizers on one parameter, or one that cannot be fused.
+    """
+    classes = getattr(parameter, "_optimizer_classes", [])
+    if not classes:
+        return None
+    if len(classes) > 1:
+        names = [optimizer.__name__ for optimizer in classes]
+        raise ValueError(f"a parameter has {len(classes)} optimizers in backward, {names}: apply only one")
+    return OptimizerSpec.from_optimizer(classes[0], parameter._optimizer_kwargs[0])  # type: ignore[attr-defined]
 
 
 @torch.no_grad()
@@ -211,55 +270,8 @@ _RULES = {
     EmbOptimType.EXACT_ROWWISE_ADAGRAD: _Rule(_rowwise_adagrad, {"momentum1": "row"}, row_wise=True),
 }
 
-
-class RowWiseAdagrad(torch.optim.Optimizer):
-    """Adagrad with one accumulated number a row: the dense twin of EXACT_ROWWISE_ADAGRAD.
-
-    ``s[r] += mean(g[r]^2);  w[r] -= lr * g[r] / (sqrt(s[r]) + eps)``. For a ``[E, D]`` weight the state is
-    ``[E]``, D times smaller than Adagrad's. Rows without gradient do not move, as in the fused kernels.
-
-    Args:
-        params: parameters, each with at least one axis; the mean runs over all axes but the first.
-        lr: step size.
-        eps: added to the root.
-        weight_decay: ``weight_decay * w`` is added to the gradient of rows whose gradient is not all zero.
-
-    >>> weight = torch.nn.Parameter(torch.ones(3, 2))
-    >>> weight.grad = torch.tensor([[2.0, 2.0], [0.0, 0.0], [-1.0, 1.0]])
-    >>> RowWiseAdagrad([weight], lr=0.5).step(); weight.tolist()
-    [[0.5, 0.5], [1.0, 1.0], [1.5, 0.5]]
-    """
-
-    def __init__(self, params: Any, lr: float = 0.01, eps: float = 1e-8, weight_decay: float = 0.0) -> None:
-        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
-        super().__init__(params, {"lr": lr, "eps": eps, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; returns the closure's loss when a closure is given."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self._step_one(weight, group)
-        return loss
-
-    def _step_one(self, weight: Tensor, group: dict[str, Any]) -> None:
-        grad = weight.grad
-        assert grad is not None
-        if grad.is_sparse:
-            grad = grad.to_dense()
-        accumulate = torch.promote_types(weight.dtype, torch.float32)
-        rows = grad.to(accumulate).flatten(1) if grad.dim() > 1 else grad.to(accumulate).unsqueeze(1)
-        values = weight.to(accumulate).view_as(rows)
-        touched = (rows != 0).any(1, keepdim=True)
-        rows = rows + group["weight_decay"] * values * touched
-        total = self.state[weight].setdefault("sum", rows.new_zeros(rows.shape[0]))
-        total += rows.square().mean(1)
-        update = group["lr"] * rows / (total.sqrt() + group["eps"]).unsqueeze(1)
-        weight.copy_((values - update).view_as(weight))
+_TWINS: dict[type[torch.optim.Optimizer], EmbOptimType] = {
+    torch.optim.SGD: EmbOptimType.EXACT_SGD,
+    torch.optim.Adagrad: EmbOptimType.EXACT_ADAGRAD,
+    RowWiseAdagrad: EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+}

@@ -1,0 +1,55 @@
+"""Optimizers that step while backward runs, so that no gradient outlives it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def apply_optimizer_in_backward(
+    optimizer_class: type[torch.optim.Optimizer],
+    params: Iterable[nn.Parameter],
+    optimizer_kwargs: Mapping[str, Any],
+) -> None:
+    """Gives each parameter an optimizer of its own that steps as soon as its gradient is whole.
+
+    On an unsharded module that is what happens: no ``optimizer.step()`` is needed, and ``grad`` is None after
+    backward. A module that is sharded later takes the choice over: its kernels step the touched rows in backward.
+
+    Args:
+        optimizer_class: any torch optimizer; for parameters that will be sharded one with a fused twin
+            (``torch.optim.SGD``, ``torch.optim.Adagrad``, `RowWiseAdagrad`).
+        params: parameters, on any device, ``meta`` included.
+        optimizer_kwargs: the optimizer's arguments.
+
+    Raises:
+        ValueError: a parameter that has an optimizer in backward already.
+
+    >>> weight = nn.Parameter(torch.ones(2))
+    >>> apply_optimizer_in_backward(torch.optim.SGD, [weight], {"lr": 0.1})
+    >>> weight.sum().backward(); weight.tolist(), weight.grad
+    ([0.8999999761581421, 0.8999999761581421], None)
+    """
+    parameters = [params] if isinstance(params, Tensor) else list(params)
+    for parameter in parameters:
+        present = getattr(parameter, "_optimizer_classes", None)
+        if present:
+            raise ValueError(
+                f"a parameter of shape {list(parameter.shape)} has {present[0].__name__} in backward already: apply "
+                f"one optimizer once, or build the module anew"
+            )
+    for parameter in parameters:
+        optimizer = optimizer_class([parameter], **optimizer_kwargs)
+        parameter._in_backward_optimizers = [optimizer]  # type: ignore[attr-defined]
+        parameter._optimizer_classes = [optimizer_class]  # type: ignore[attr-defined]
+        parameter._optimizer_kwargs = [dict(optimizer_kwargs)]  # type: ignore[attr-defined]
+        parameter.register_post_accumulate_grad_hook(_step)
+
+
+def _step(parameter: Tensor) -> None:
+    for optimizer in parameter._in_backward_optimizers:  # type: ignore[attr-defined]
+        optimizer.step()
+    parameter.grad = None

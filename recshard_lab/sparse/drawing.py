@@ -159,7 +159,7 @@ def keyed_html(kt: KeyedTensor) -> str | None:
     num_samples = kt._values.shape[0]
     samples = min(num_samples, 8)
     head = '<thead><tr><th scope="col">sample</th>' + "".join(
-        f'<th scope="col" class="rsl-key">{escape(_clip(key, 32))}<br>'
+        f'<th scope="col" class="rsl-key">{escape(_clip(key, 32))}<br/>'
         f"<small>{_count(block.shape[1], 'column')}</small></th>"
         for key, block in blocks
     )

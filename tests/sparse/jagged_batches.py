@@ -1,0 +1,91 @@
+"""Jagged batches nobody would think of, as plain Python lists: rows[f][b] is the list of ids of feature f, sample b."""
+
+from dataclasses import dataclass
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from recshard_lab.sparse import KeyedJaggedTensor
+
+Rows = list[list[list[int]]]
+Weights = list[list[list[float]]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    keys: list[str]
+    rows: Rows
+    weights: Weights | None
+    stride: int
+    values_dtype: torch.dtype
+    lengths_dtype: torch.dtype
+    by_offsets: bool
+
+    def flat(self) -> Tensor:
+        return torch.tensor([i for row in self.rows for bag in row for i in bag], dtype=self.values_dtype)
+
+    def flat_weights(self) -> Tensor | None:
+        if self.weights is None:
+            return None
+        return torch.tensor([w for row in self.weights for bag in row for w in bag], dtype=torch.float64)
+
+    def lengths(self) -> Tensor:
+        return torch.tensor([len(bag) for row in self.rows for bag in row], dtype=self.lengths_dtype)
+
+    def offsets(self) -> Tensor:
+        ends = [0]
+        for row in self.rows:
+            for bag in row:
+                ends.append(ends[-1] + len(bag))
+        return torch.tensor(ends, dtype=self.lengths_dtype)
+
+    def kjt(self) -> KeyedJaggedTensor:
+        cuts = {"offsets": self.offsets()} if self.by_offsets else {"lengths": self.lengths()}
+        return KeyedJaggedTensor(self.keys, self.flat(), self.flat_weights(), stride=self.stride, **cuts)
+
+
+@st.composite
+def batches(draw: st.DrawFn, weighted: bool | None = None, stride: int | None = None) -> Batch:
+    num_features = draw(st.integers(0, 5))
+    stride = draw(st.integers(0, 4)) if stride is None else stride
+    size = draw(st.sampled_from([0, 1, 6]))
+    bag = st.lists(st.integers(0, 2**31 - 1), max_size=size)
+    rows = [[draw(bag) for _ in range(stride)] for _ in range(num_features)]
+    weights = None
+    if draw(st.booleans()) if weighted is None else weighted:
+        weights = [[[(i % 97) / 7 for i in bag] for bag in row] for row in rows]
+    dtypes = st.sampled_from([torch.int32, torch.int64])
+    keys = [f"f{f}" for f in range(num_features)]
+    return Batch(keys, rows, weights, stride, draw(dtypes), draw(dtypes), draw(st.booleans()))
+
+
+def rows_of(kjt: KeyedJaggedTensor) -> Rows:
+    """The bags again, read from values and lengths alone."""
+    ids, lengths, rows = iter(kjt.values().tolist()), iter(kjt.lengths().flatten().tolist()), []
+    for _ in range(len(kjt.keys())):
+        rows.append([[next(ids) for _ in range(next(lengths))] for _ in range(kjt.stride())])
+    assert next(ids, None) is None
+    assert next(lengths, None) is None
+    return rows
+
+
+def weights_of(kjt: KeyedJaggedTensor) -> Weights | None:
+    """The weights in their bags, or None."""
+    if kjt.weights_or_none() is None:
+        return None
+    flat, lengths = iter(kjt.weights().tolist()), iter(kjt.lengths().flatten().tolist())
+    return [[[next(flat) for _ in range(next(lengths))] for _ in range(kjt.stride())] for _ in range(len(kjt.keys()))]
+
+
+def assert_holds(kjt: KeyedJaggedTensor, keys: list[str], rows: Rows, weights: Weights | None, stride: int) -> None:
+    """Everything a KeyedJaggedTensor tells about itself agrees with the lists."""
+    assert kjt.keys() == keys
+    assert kjt.stride() == stride
+    assert rows_of(kjt) == rows
+    assert weights_of(kjt) == weights
+    counts = [sum(map(len, row)) for row in rows]
+    assert kjt.length_per_key() == counts
+    assert kjt.offset_per_key() == [sum(counts[:f]) for f in range(len(keys) + 1)]
+    assert kjt.offsets()[-1].item() == sum(counts)
+    assert torch.equal(kjt.offsets().diff().flatten(), kjt.lengths().flatten().to(kjt.offsets().dtype))

@@ -1,0 +1,133 @@
+"""What the drawings show: every id of a small batch, counts of what a big one hides, well-formed HTML."""
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from hypothesis import given
+from torch.utils import _pytree as pytree
+
+from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from tests.sparse.jagged_batches import Batch, batches
+
+
+def parse(html: str | None) -> ElementTree.Element:
+    assert html is not None
+    style, body = html.split("</style>")
+    assert style.startswith("<style>")
+    return ElementTree.fromstring(body)
+
+
+def boxes(element: ElementTree.Element) -> list[str]:
+    return [box.text or "" for box in element.iter("span") if box.get("class") == "rsl-id"]
+
+
+@given(batches(weighted=False))
+def test_text_has_one_line_a_feature_within_the_width(batch: Batch) -> None:
+    title, *lines = repr(batch.kjt()).splitlines()
+    ids = sum(len(bag) for row in batch.rows for bag in row)
+    assert title.startswith("KeyedJaggedTensor(")
+    assert f"{ids} id" in title
+    if batch.stride:
+        assert [line.split()[0] for line in lines if not line.startswith("  (")] == batch.keys
+    assert all(len(line) <= 100 for line in lines)
+
+
+def test_text_shows_every_id_and_weight_of_a_small_batch() -> None:
+    weights = torch.tensor([0.5, 1, 2, 0.25])
+    kjt = KeyedJaggedTensor(["a", "bb"], torch.arange(4), weights, torch.tensor([2, 0, 1, 1]))
+    assert repr(kjt) == (
+        "KeyedJaggedTensor(2 features x 2 samples, 4 ids, int64, weighted)\n"
+        "  a   [0:0.5 1:1] []\n"
+        "  bb  [2:2]       [3:0.25]"
+    )
+    assert repr(kjt["a"]) == "JaggedTensor(2 samples, 2 ids, int64, weighted)\n  [0:0.5 1:1] []"
+
+
+@given(batches())
+def test_html_has_a_band_a_feature_and_a_row_a_sample(batch: Batch) -> None:
+    html = batch.kjt()._repr_html_()
+    if not batch.keys or not batch.stride:
+        assert html is None
+        return
+    root = parse(html)
+    bands = root.findall("./table/tbody")
+    assert len(bands) == len(batch.keys)
+    for key, band, bags in zip(batch.keys, bands, batch.rows, strict=True):
+        rows = band.findall("tr")
+        assert rows[0][0].text == key
+        assert len(rows) == batch.stride
+        for row, bag in zip(rows, bags, strict=True):
+            shown = [box.strip() for box in boxes(row)]
+            assert shown == [str(id_) for id_ in bag[: len(shown)]]
+            text = "".join(row.itertext())
+            assert ("empty" in text) == (not bag)
+            assert len(bag) == len(shown) or f"+{len(bag) - len(shown)}" in text
+
+
+def big() -> KeyedJaggedTensor:
+    lengths = torch.full((30 * 1000,), 20)
+    return KeyedJaggedTensor([f"feature_{f}" for f in range(30)], torch.arange(600_000), lengths=lengths)
+
+
+def test_a_big_batch_is_cut_with_counts() -> None:
+    text, html = repr(big()), big()._repr_html_()
+    assert html is not None
+    assert len(text) < 3_000
+    assert len(html) < 20_000
+    assert "30 features x 1,000 samples, 600,000 ids" in text
+    assert re.search(r"showing 20 of 30 features and \d of 1,000 samples", text)
+    assert "+16]" in text
+    assert "Showing 8 of 30 features and 3 of 1,000 samples." in html
+    assert html.count("997 more samples") == 8
+
+
+def test_html_is_captioned_labelled_and_reachable_by_keyboard() -> None:
+    root = parse(big()._repr_html_())
+    assert (root.get("role"), root.get("tabindex")) == ("group", "0")
+    assert (root.get("aria-label") or "").startswith("KeyedJaggedTensor, 30 features")
+    caption = root.find("./table/caption")
+    assert caption is not None
+    assert "".join(caption.itertext()).startswith("KeyedJaggedTensor 30 features")
+    assert {th.get("scope") for th in root.iter("th")} == {"col", "row", "rowgroup"}
+
+
+def test_html_colours_come_from_the_theme_with_a_fallback() -> None:
+    html = big()._repr_html_()
+    assert html is not None
+    colours = re.findall(r"(?:color|background|border\w*(?:-\w+)?): ?([^;]*#[^;]*);", html)
+    assert colours
+    assert all("var(--jp-" in colour for colour in colours)
+
+
+def test_names_cannot_smuggle_in_markup() -> None:
+    kjt = KeyedJaggedTensor(["<b>&"], torch.arange(1), lengths=torch.tensor([1]))
+    assert parse(kjt._repr_html_()).findall(".//tbody/tr/th")[0].text == "<b>&"
+    kt = KeyedTensor(["<i>"], [1], torch.ones(1, 1))
+    assert parse(kt._repr_html_()).findall(".//th")[1].text == "<i>"
+
+
+def test_a_keyed_tensor_shows_its_first_columns_and_counts_the_rest() -> None:
+    kt = KeyedTensor(["a", "b"], [1, 6], torch.arange(70.0).view(10, 7))
+    assert repr(kt).splitlines()[0] == "KeyedTensor(2 keys, values 10 x 7, float32)"
+    assert "b [6]  [1 2 3 4 +2]" in repr(kt)
+    root = parse(kt._repr_html_())
+    assert len(root.findall("./table/tbody/tr")) == 8
+    assert "Showing 8 of 10 samples." in "".join(root.itertext())
+
+
+@pytest.mark.parametrize("batch", [(0, 3), (3, 0)])
+def test_a_keyed_tensor_without_numbers_is_text(batch: tuple[int, int]) -> None:
+    kt = KeyedTensor(["a"], [batch[1]], torch.ones(batch))
+    assert kt._repr_html_() is None
+    assert "1 key" in repr(kt)
+
+
+def test_what_has_no_numbers_to_read_still_prints() -> None:
+    kjt = KeyedJaggedTensor(["a"], torch.arange(2), lengths=torch.tensor([2]))
+    assert repr(kjt.to("meta")) == "KeyedJaggedTensor(['a'], values=int64, meta[2], without numbers to show)"
+    assert kjt.to("meta")._repr_html_() is None
+    assert "without numbers" in repr(pytree.tree_map(lambda leaf: leaf.shape, kjt))
+    assert "KeyedTensor(" in repr(KeyedTensor(["a"], [1], torch.ones(1, 1)).to("meta"))
+    assert repr(JaggedTensor.empty()) == "JaggedTensor(0 samples, 0 ids, float32)"

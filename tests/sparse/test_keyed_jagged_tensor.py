@@ -1,0 +1,307 @@
+"""KeyedJaggedTensor against plain lists of lists."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils import _pytree as pytree
+
+from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor
+from tests.sparse.jagged_batches import Batch, assert_holds, batches, rows_of
+
+IDS = torch.tensor([10, 11, 12, 3, 4, 5, 6, 7])
+LENGTHS = torch.tensor([2, 0, 1, 1, 1, 3])
+
+
+def small() -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(["movie", "genre"], IDS, lengths=LENGTHS)
+
+
+@given(batches())
+def test_holds_what_the_lists_hold_given_lengths_or_offsets(batch: Batch) -> None:
+    assert_holds(batch.kjt(), batch.keys, batch.rows, batch.weights, batch.stride)
+
+
+@given(batches())
+def test_lengths_and_offsets_are_derived_from_one_another_in_their_type(batch: Batch) -> None:
+    by_lengths = KeyedJaggedTensor(batch.keys, batch.flat(), lengths=batch.lengths(), stride=batch.stride)
+    by_offsets = KeyedJaggedTensor(batch.keys, batch.flat(), offsets=batch.offsets(), stride=batch.stride)
+    assert by_lengths.offsets_or_none() is None
+    assert by_offsets.lengths_or_none() is None
+    assert torch.equal(by_lengths.offsets(), batch.offsets())
+    assert torch.equal(by_offsets.lengths(), batch.lengths())
+
+
+@given(batches(), st.data())
+def test_permute_reorders_repeats_and_drops_features(batch: Batch, data: st.DataObject) -> None:
+    place = st.integers(0, len(batch.keys) - 1)
+    order = data.draw(st.lists(place, max_size=7) if batch.keys else st.just([]))
+    tensor = data.draw(st.sampled_from([None, torch.tensor(order, dtype=torch.int32)]))
+    weights = None if batch.weights is None else [batch.weights[f] for f in order]
+    got = batch.kjt().permute(order, tensor)
+    assert_holds(got, [batch.keys[f] for f in order], [batch.rows[f] for f in order], weights, batch.stride)
+
+
+@given(batches(), st.data())
+def test_split_then_concat_is_the_same_batch(batch: Batch, data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(batch.keys)), max_size=4)))
+    edges = [0, *cuts, len(batch.keys)]
+    parts = batch.kjt().split([b - a for a, b in pairwise(edges)])
+    for part, (a, b) in zip(parts, pairwise(edges), strict=True):
+        weights = None if batch.weights is None else batch.weights[a:b]
+        assert_holds(part, batch.keys[a:b], batch.rows[a:b], weights, batch.stride)
+    joined = KeyedJaggedTensor.concat(parts)
+    assert_holds(joined, batch.keys, batch.rows, batch.weights, batch.stride)
+    assert joined.values().dtype == batch.values_dtype
+
+
+@given(batches())
+def test_each_feature_comes_out_as_its_bags_and_goes_back_in(batch: Batch) -> None:
+    kjt = batch.kjt()
+    features = kjt.to_dict()
+    assert list(features) == batch.keys
+    for f, key in enumerate(batch.keys):
+        assert [bag.tolist() for bag in kjt[key].to_dense()] == batch.rows[f]
+        assert [bag.tolist() for bag in features[key].to_dense()] == batch.rows[f]
+    if batch.keys:
+        again = KeyedJaggedTensor.from_jt_dict(features)
+        assert_holds(again, batch.keys, batch.rows, batch.weights, batch.stride)
+
+
+@given(batches())
+def test_copies_pickles_and_trees_keep_everything(batch: Batch) -> None:
+    kjt = batch.kjt()
+    kjt.to_dict()
+    leaves, spec = pytree.tree_flatten(kjt)
+    for again in (
+        pickle.loads(pickle.dumps(kjt)),
+        copy.deepcopy(kjt),
+        pytree.tree_unflatten(leaves, spec),
+        pytree.tree_map(torch.clone, kjt),
+        kjt.to("cpu"),
+        kjt.flatten_lengths(),
+        kjt.unsync().sync(),
+    ):
+        assert_holds(again, batch.keys, batch.rows, batch.weights, batch.stride)
+
+
+@given(batches())
+def test_the_sync_constructors_know_the_counts(batch: Batch) -> None:
+    weights = batch.flat_weights()
+    by_lengths = KeyedJaggedTensor.from_lengths_sync(batch.keys, batch.flat(), batch.lengths(), weights, batch.stride)
+    by_offsets = KeyedJaggedTensor.from_offsets_sync(batch.keys, batch.flat(), batch.offsets(), weights, batch.stride)
+    for kjt in (by_lengths, by_offsets):
+        assert kjt.length_per_key_or_none() == [sum(map(len, row)) for row in batch.rows]
+        assert kjt.offset_per_key_or_none() is not None
+        assert_holds(kjt, batch.keys, batch.rows, batch.weights, batch.stride)
+
+
+def test_lengths_may_be_a_table_of_features_and_samples() -> None:
+    kjt = KeyedJaggedTensor(["movie", "genre"], IDS, lengths=LENGTHS.view(2, 3))
+    assert kjt.stride() == 3
+    assert rows_of(kjt) == rows_of(small())
+    assert [part.length_per_key() for part in kjt.split([1, 1])] == [[3], [5]]
+    assert kjt["genre"].lengths().tolist() == [1, 1, 3]
+    assert kjt.permute([1]).values().tolist() == [3, 4, 5, 6, 7]
+    assert kjt.flatten_lengths().lengths().shape == (6,)
+
+
+def test_split_and_item_are_views_and_pickle_only_what_they_show() -> None:
+    big = KeyedJaggedTensor(["a", "b"], torch.arange(100_002), lengths=torch.tensor([2, 100_000]))
+    part = big.split([1, 1])[0]
+    assert part.values().data_ptr() == big.values().data_ptr()
+    assert len(pickle.dumps(part)) < 4_000
+    assert len(pickle.dumps(big["a"])) < 4_000
+
+
+def test_weights_keep_their_gradients_through_permute_split_and_item() -> None:
+    weights = torch.ones(8, requires_grad=True)
+    kjt = KeyedJaggedTensor(["movie", "genre"], IDS, weights, LENGTHS)
+    parts = [kjt.permute([1]).weights(), 2 * kjt["movie"].weights(), kjt.split([1, 1])[0].weights()]
+    torch.cat(parts).sum().backward()
+    assert weights.grad is not None
+    assert weights.grad.tolist() == [3, 3, 3, 1, 1, 1, 1, 1]
+
+
+def test_to_changes_the_type_of_weights_alone() -> None:
+    moved = KeyedJaggedTensor(["a"], IDS, torch.ones(8), torch.tensor([8])).to("cpu", dtype=torch.float16)
+    assert moved.weights().dtype == torch.float16
+    assert moved.values().dtype == torch.int64
+
+
+def test_moving_to_meta_keeps_shapes_and_known_counts() -> None:
+    moved = small().to("meta")
+    assert (moved.device().type, moved.values().shape, moved.stride()) == ("meta", (8,), 3)
+    assert moved.length_per_key() == [3, 5]
+    with pytest.raises(ValueError, match="meta"):
+        moved.unsync().length_per_key()
+
+
+def test_empty_has_nothing_and_empty_like_keeps_samples_and_types() -> None:
+    empty = KeyedJaggedTensor.empty(is_weighted=True, values_dtype=torch.int64, weights_dtype=torch.float64)
+    assert_holds(empty, [], [], [], 0)
+    assert (empty.values().dtype, empty.weights().dtype) == (torch.int64, torch.float64)
+    like = KeyedJaggedTensor.empty_like(KeyedJaggedTensor(["a"], IDS.int(), torch.ones(8), torch.tensor([8])))
+    assert_holds(like, [], [], [], 1)
+    assert like.values().dtype == torch.int32
+    assert pickle.loads(pickle.dumps(like)).stride() == 1
+    assert pytree.tree_map(torch.clone, like).stride() == 1
+
+
+def test_a_repeated_key_is_kept_but_cannot_be_asked_for_by_name() -> None:
+    twice = small().permute([0, 1, 0])
+    assert twice.keys() == ["movie", "genre", "movie"]
+    for ask in (lambda: twice["movie"], twice.to_dict, twice.index_per_key):
+        with pytest.raises(ValueError, match=r"'movie' stands at positions \[0, 2\]"):
+            ask()
+
+
+def test_an_unknown_key_is_a_key_error_and_a_value_error_naming_the_known() -> None:
+    with pytest.raises(KeyError, match="no key 'user'; there are: 'movie', 'genre'"):
+        small()["user"]
+    with pytest.raises(ValueError, match="no key 'user'"):
+        small()["user"]
+
+
+BAD: dict[str, tuple[Callable[[], Any], str]] = {
+    "neither lengths nor offsets": (lambda: KeyedJaggedTensor(["a"], IDS), "needs lengths or offsets"),
+    "float lengths": (
+        lambda: KeyedJaggedTensor(["a"], IDS, lengths=torch.tensor([8.0])),
+        r"lengths must hold integers .* got torch.float32",
+    ),
+    "negative length": (
+        lambda: KeyedJaggedTensor(["movie", "genre"], IDS, lengths=torch.tensor([2, 0, 1, 1, 5, -1])),
+        "negative length -1 at feature 'genre', sample 2",
+    ),
+    "sum too large": (
+        lambda: KeyedJaggedTensor(["movie", "genre"], IDS, lengths=torch.tensor([2, 0, 1, 1, 7, 0])),
+        "lengths sum to 11, but values has 8: feature 'genre', sample 1 would end at 11",
+    ),
+    "sum too small": (
+        lambda: KeyedJaggedTensor(["movie", "genre"], IDS, lengths=torch.tensor([2, 0, 1, 1, 1, 1])),
+        "lengths sum to 6, but values has 8: 2 values belong to no bag",
+    ),
+    "offsets fall": (
+        lambda: KeyedJaggedTensor(["movie", "genre"], IDS, offsets=torch.tensor([0, 5, 2, 3, 8])),
+        "offsets fall from 5 to 2 at feature 'movie', sample 1",
+    ),
+    "offsets start late": (
+        lambda: KeyedJaggedTensor(["a"], IDS, offsets=torch.tensor([1, 8])),
+        "offsets starts with 1",
+    ),
+    "offsets end early": (
+        lambda: KeyedJaggedTensor(["a"], IDS, offsets=torch.tensor([0, 7])),
+        "offsets ends with 7, but values has 8",
+    ),
+    "disagreement": (
+        lambda: KeyedJaggedTensor(["a", "b"], IDS, lengths=torch.tensor([3, 5]), offsets=torch.tensor([0, 4, 8])),
+        "disagree at feature 'a', sample 0: length 3, but offsets go from 0 to 4",
+    ),
+    "offsets for another number of lengths": (
+        lambda: KeyedJaggedTensor(["a"], IDS, lengths=torch.tensor([3, 5]), offsets=torch.tensor([0, 8])),
+        "offsets has 2 entries for 2 lengths: expected 3",
+    ),
+    "odd number of bags": (
+        lambda: KeyedJaggedTensor(["a", "b"], IDS, lengths=torch.tensor([3, 3, 2])),
+        "lengths describes 3 bags, which is not 2 keys x a whole number of samples",
+    ),
+    "wrong stride": (
+        lambda: KeyedJaggedTensor(["movie", "genre"], IDS, lengths=LENGTHS, stride=4),
+        "lengths describes 6 bags, which is not 2 keys x stride 4",
+    ),
+    "negative stride": (
+        lambda: KeyedJaggedTensor([], IDS[:0], lengths=LENGTHS[:0], stride=-1),
+        "stride must be a whole number of at least 0, got -1",
+    ),
+    "values without keys": (
+        lambda: KeyedJaggedTensor([], IDS, lengths=LENGTHS),
+        "lengths describes 6 bags, which is not 0 keys",
+    ),
+    "lengths of three dimensions": (
+        lambda: KeyedJaggedTensor(["a", "b"], IDS, lengths=LENGTHS.view(2, 3, 1)),
+        r"lengths must be .* got shape \[2, 3, 1\]",
+    ),
+    "weights of another size": (
+        lambda: KeyedJaggedTensor(["a"], IDS, torch.ones(7), torch.tensor([8])),
+        "weights has 7 entries for 8 values",
+    ),
+    "lengths elsewhere": (
+        lambda: KeyedJaggedTensor(["a"], IDS, lengths=torch.tensor([8], device="meta")),
+        "lengths is on meta, but values is on cpu",
+    ),
+    "a string for keys": (
+        lambda: KeyedJaggedTensor("movie", IDS, lengths=LENGTHS),  # type: ignore[arg-type]
+        "keys must be a list of strings, got the string 'movie'",
+    ),
+    "a key that is no string": (
+        lambda: KeyedJaggedTensor(["a", 3], IDS, lengths=LENGTHS),  # type: ignore[list-item]
+        r"keys\[1\] must be a string, got int 3",
+    ),
+    "a list for values": (
+        lambda: KeyedJaggedTensor(["a"], [1, 2], lengths=LENGTHS),  # type: ignore[arg-type]
+        r"values must be a tensor of at least one dimension, got list \[1, 2\]",
+    ),
+    "wrong length_per_key": (
+        lambda: KeyedJaggedTensor(["movie", "genre"], IDS, lengths=LENGTHS, length_per_key=[4, 4]),
+        r"length_per_key is \[4, 4\], but the lengths sum to \[3, 5\]",
+    ),
+    "wrong offset_per_key": (
+        lambda: KeyedJaggedTensor(["movie", "genre"], IDS, lengths=LENGTHS, offset_per_key=[1, 4, 9]),
+        "is not the running sum",
+    ),
+    "wrong index_per_key": (
+        lambda: KeyedJaggedTensor(["movie", "genre"], IDS, lengths=LENGTHS, index_per_key={"movie": 1}),
+        "index_per_key .* does not number the keys",
+    ),
+    "batches of different sizes": (
+        lambda: KeyedJaggedTensor(["a"], IDS, lengths=LENGTHS, stride_per_key_per_rank=[[6]]),
+        r"stride_per_key_per_rank=\[\[6\]\].* not supported yet",
+    ),
+    "inverse indices": (
+        lambda: KeyedJaggedTensor(["a"], IDS, lengths=LENGTHS, inverse_indices=(["a"], IDS)),
+        "inverse_indices=.* not supported yet",
+    ),
+    "features of different batches": (
+        lambda: KeyedJaggedTensor.from_jt_dict(
+            {"a": small()["movie"], "b": JaggedTensor(IDS, lengths=torch.tensor([8]))}
+        ),
+        "same number of bags, got {'a': 3, 'b': 1}",
+    ),
+    "no features": (lambda: KeyedJaggedTensor.from_jt_dict({}), "jt_dict is empty"),
+    "weights for some": (
+        lambda: KeyedJaggedTensor.concat(
+            [small(), KeyedJaggedTensor(["a"], IDS, torch.ones(8), torch.tensor([8, 0, 0]))]
+        ),
+        r"\['kjt_list\[0\]'\] have none",
+    ),
+    "concat of nothing": (lambda: KeyedJaggedTensor.concat([]), "kjt_list is empty"),
+    "concat of different strides": (
+        lambda: KeyedJaggedTensor.concat([small(), KeyedJaggedTensor(["a"], IDS, lengths=torch.tensor([8]))]),
+        r"same stride \(samples\), got \[3, 1\]",
+    ),
+    "segments that leave keys out": (lambda: small().split([1]), r"segments \[1\] sum to 1, but there are 2 keys"),
+    "negative segments": (lambda: small().split([3, -1]), "segments must be a whole number of at least 0, got -1"),
+    "permute beyond the keys": (
+        lambda: small().permute([0, 2]),
+        r"index 2 in permute\(\[0, 2\]\) is not one of 0 to 1",
+    ),
+    "permute with another tensor": (
+        lambda: small().permute([0], torch.tensor([0, 1])),
+        "indices_tensor has 2 entries for 1 indices",
+    ),
+    "no weights": (lambda: small().weights(), "has no weights"),
+    "no inverse indices": (lambda: small().inverse_indices(), "has no inverse indices"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_refused_naming_what_was_given(name: str) -> None:
+    build, message = BAD[name]
+    with pytest.raises(ValueError, match=message):
+        build()

@@ -3,10 +3,10 @@
 Every rectangle adds a fixed vector of loads to the rank it lies on; the phases follow from the sums::
 
     input_dist            each rank sends its ids to the ranks whose rectangles cover them: lengths, then ids
-    lookup                each rank looks up all its rectangles for the global batch
+    lookup                each rank looks up all its rectangles for the global batch, replicas for its own batch
     output_dist           partial pooled rows go home and are added up there (nothing for replicas)
     dense                 the rest of the model, and its all-reduce
-    output_dist_backward  the gradient of every pooled row goes back (of a replicated table, to every rank)
+    output_dist_backward  the gradient of every pooled row goes back (of replicas, to every rank)
     lookup_backward       segment sums and the optimizer; with a row-wise optimizer on column pieces, the norms
 
 Collectives wait for the slowest rank, so a step is the **sum over phases of the slowest rank**.
@@ -85,10 +85,12 @@ class CostModel:
         loads[IDS] = ids
         loads[LOOKUP] = ids * (top.lookup_ns_per_id * 1e-6 + rows_ms) + vectors * vector_ms
         loads[UPDATE] = ids * (top.update_ns_per_id * 1e-6 + update_ms + vector_ms) + vectors * vector_ms
-        loads[LOOKUP : UPDATE + 1] *= ranks * top.slowdown
+        loads[UPDATE] += replicated * loads[LOOKUP]  # a replica looks up its own batch, and all rows in backward
+        loads[LOOKUP] *= np.where(replicated > 0, 1.0, ranks) * top.slowdown
+        loads[UPDATE] *= ranks * top.slowdown
         loads[UPDATE] += dense * 3 * 4 * rows * cols / top.memory_bw * top.slowdown
         row_wise = OPTIMIZER_STATE_BYTES[self.workload.optimizer][0] > 0
-        loads[NORMS] = 4 * ids * ranks * unique * (cols < tables.cols[of]) * row_wise
+        loads[NORMS] = 4 * ids * ranks * unique * (tables.cols[of] / cols - 1) * row_wise  # to each other piece
         loads[MEMORY:] = rect_memory(tables, of, rows, cols, dense, ranks, self.workload.optimizer)
         return loads
 
@@ -112,7 +114,7 @@ class CostModel:
         norms = loads[NORMS]
         if ranks > 1 and norms.any():
             link = top.intra_host_bw if top.num_nodes == 1 else top.inter_host_bw
-            ms[5] += norms * (2 * slow / link)
+            ms[5] += norms * (slow / link)
             ms[5] += (norms.sum(axis=-1, keepdims=True) > 0) * self.latency_ms
         return ms
 

@@ -28,16 +28,16 @@ def rect_memory(
     state = rows * per_row + elements * (per_element + 4 * dense)
     ids = world_size * tables.ids[of] * rows / tables.rows[of]
     bags = world_size * tables.bags[of]
-    received = ids * (4 + 4 * tables.weighted[of]) + bags * (4 + 8)  # int32 ids and lengths, int64 offsets
+    received = 4 * (ids * (1 + tables.weighted[of]) + bags)  # int32 ids and lengths, fp32 weights
     pooled = tables.pooled[of]
     vectors = pooled * bags + (1 - pooled) * ids
-    return weights, state, received, 2 * 4 * vectors * cols  # fp32 rows, and their gradients
+    return weights, state, received, 4 * vectors * cols  # fp32 rows; in backward their gradients instead
 
 
 def fixed_memory(tables: TableLoads, topology: Topology, workload: Workload) -> Array:
     """Bytes per category ``[6]`` that every rank needs whatever the plan is."""
     vectors = tables.pooled * tables.bags + (1 - tables.pooled) * tables.ids
-    at_home = 2 * 4 * float((vectors * tables.cols).sum())  # the joined output and its gradient
+    at_home = 4 * float((vectors * tables.cols).sum())  # the joined output
     dense = workload.dense_parameters * workload.dense_bytes_per_parameter
     reserve = topology.memory_cap_bytes - topology.free_memory_bytes()
     return np.array([0.0, 0.0, dense, 0.0, at_home, reserve])

@@ -29,7 +29,7 @@ class Workload:
         weighted: ids carry per-sample weights.
         dense_parameters: parameters outside the tables.
         dense_flops_per_sample: forward and backward; 6 a parameter when left out (2 forward, 4 backward).
-        dense_bytes_per_parameter: weight, gradient and optimizer state.
+        dense_bytes_per_parameter: weight and gradient; more for an optimizer with state.
 
     Raises:
         ValueError: a negative number, an optimizer that the cost model does not know.
@@ -46,7 +46,7 @@ class Workload:
     weighted: bool = False
     dense_parameters: int = 0
     dense_flops_per_sample: float | None = None
-    dense_bytes_per_parameter: float = 12.0
+    dense_bytes_per_parameter: float = 8.0
 
     def __post_init__(self) -> None:
         optimizer = str(getattr(self.optimizer, "value", self.optimizer))
@@ -154,14 +154,14 @@ def expected_unique(rows: Array, ids: Array, alpha: Array) -> Array:
     ``E[U] = sum_k 1 - exp(-N p(k))`` (Poissonised draws). The first 16 rows are summed one by one, the rest over 48
     bins whose edges grow geometrically.
     """
-    head = np.minimum(np.arange(17) + 0.5, rows[:, None] + 0.5)
-    last = np.maximum(rows[:, None] + 0.5, 16.5)
-    tail = 16.5 * (last / 16.5) ** np.linspace(0, 1, 49)[1:]
-    edges = np.concatenate([head, np.minimum(tail, rows[:, None] + 0.5)], axis=1)
+    first = np.arange(1.0, 17.0)
+    head = first <= rows[:, None]
+    edges = 16.5 * (np.maximum(rows[:, None] + 0.5, 16.5) / 16.5) ** np.linspace(0, 1, 49)
     power = 1.0 - alpha[:, None]
     flat = np.abs(power) < 1e-9
     primitive = np.where(flat, np.log(edges), edges**power / np.where(flat, 1.0, power))
-    mass, width = np.diff(primitive, axis=1), np.diff(edges, axis=1)
+    mass = np.concatenate([head * first ** -alpha[:, None], np.diff(primitive, axis=1)], axis=1)
+    width = np.concatenate([head, np.diff(edges, axis=1)], axis=1)
     mass /= mass.sum(axis=1, keepdims=True)
     mean = np.where(width > 0, ids[:, None] * mass / np.where(width > 0, width, 1.0), 0.0)
     return np.asarray((width * -np.expm1(-mean)).sum(axis=1))

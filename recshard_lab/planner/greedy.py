@@ -154,18 +154,18 @@ class Greedy:
         roomy_first = sorted(range(self.num_ranks), key=lambda rank: -room[rank])
         found: list[tuple[Option, tuple[int, ...]]] = []
         choices = self.options[table]
-        spans: list[tuple[Option, int]] = []
         for option in [o for o in choices if o.proposal.scheme == scheme] or choices:
             found += [(option, ranks) for ranks in self._assignments(option, quiet_first, roomy_first, room)]
-            spans.append((option, len(found)))
         delta = np.zeros((K, len(found), self.num_ranks))
-        start = 0
-        for option, end in spans:
-            ranks_of = np.array([ranks for _, ranks in found[start:end]], dtype=np.intp)  # [c, n]
-            at = np.arange(start, end)
-            for i in range(len(option.heavy_first)) if end > start else ():  # a rank may hold several
-                delta[:, at, ranks_of[:, i]] += option.loads[:, i : i + 1]
-            start = end
+        if found:
+            columns = [c for c, (_, ranks) in enumerate(found) for _ in ranks]
+            rows = [rank for _, ranks in found for rank in ranks]
+            loads = np.concatenate([option.loads for option, _ in found], axis=1)
+            if any(len(set(ranks)) < len(ranks) for _, ranks in found):  # a rank holds several
+                for i, (c, rank) in enumerate(zip(columns, rows, strict=True)):
+                    delta[:, c, rank] += loads[:, i]
+            else:
+                delta[:, columns, rows] = loads
         return found, delta
 
     def _assignments(

@@ -4,7 +4,7 @@ Shape letters: K loads, W ranks, n rectangles.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -83,6 +83,13 @@ def options_of(
         for name in names:
             scheme = scheme_named(name)
             for proposal in scheme.propose(table, model.topology, wish):
+                if proposal.assignments is not None:
+                    kept = tuple(ranks for ranks in proposal.assignments if usable.issuperset(ranks))
+                    if not kept:
+                        continue
+                    proposal = (
+                        proposal if len(kept) == len(proposal.assignments) else replace(proposal, assignments=kept)
+                    )
                 drafts.append((index, proposal, usable, kernel, scheme.replicated))
         if len(drafts) == before:
             raise PlanError(

@@ -1,6 +1,7 @@
 """The planner that TorchRec users call: ``EmbeddingShardingPlanner(topology=..., constraints=...).plan(module)``."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
@@ -50,8 +51,6 @@ class EmbeddingShardingPlanner:
         *,
         local_search_passes: int = 4,
     ) -> None:
-        from dataclasses import replace
-
         self.topology = topology or running_topology()
         workload = workload or Workload()
         self.workload = workload if batch_size is None else replace(workload, batch_size=batch_size)
@@ -132,7 +131,9 @@ class EmbeddingShardingPlanner:
         for (path, table), placement in zip(owners, placements, strict=True):
             plan[path][table.name] = placement.sharding()
         self.last_estimate = estimate_loads(model, sum(p.delta for p in placements))  # type: ignore[arg-type]
-        return ShardingPlan(plan)
+        made = ShardingPlan(plan)
+        made.validate(found, self.topology.world_size)  # a registered scheme may propose what is no tiling
+        return made
 
     def _solve(self, model: CostModel, tables: Sequence[BaseEmbeddingConfig]) -> list[Placement]:
         if not tables:

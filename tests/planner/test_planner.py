@@ -288,3 +288,56 @@ def test_a_registered_scheme_is_planned_with() -> None:
         plan.validate([table("movies", 99, 8)], 2)
     finally:
         unregister_scheme("thirds")
+
+
+class Repeats:
+    """Two halves, always both on rank 1 or on rank 0; and a scheme that forgets the last row."""
+
+    label, replicated = "RE", False
+
+    def __init__(self, name: str, forgets: int) -> None:
+        self.name, self.forgets = name, forgets
+
+    def propose(self, config: Any, topology: Topology, constraints: Any = None) -> Any:
+        from recshard_lab.sharding import Proposal
+
+        middle, end, cols = config.num_embeddings // 2, config.num_embeddings - self.forgets, (0, config.embedding_dim)
+        yield Proposal(self.name, (((0, middle), cols), ((middle, end), cols)), ((1, 1), (0, 0)))
+
+    def default(self, config: Any, topology: Topology, ranks: Any = None) -> Any:
+        raise NotImplementedError
+
+
+def test_a_schemes_own_assignments_are_kept_pinned_and_counted() -> None:
+    register_scheme(Repeats("repeats", 0))
+    register_scheme(Repeats("forgets", 1))
+    movies = [table("movies", 99, 8)]
+    try:
+        wish = ParameterConstraints(sharding_types=["repeats"], ranks=[0])
+        planner = EmbeddingShardingPlanner(Topology(2), constraints={"movies": wish})
+        plan = planner.plan_tables(movies)
+        assert [shard.rank for shard in plan.tables()["movies"].shards] == [0, 0]
+        assert planner.last_estimate is not None
+        np.testing.assert_allclose(planner.last_estimate.ms, estimate(plan, movies, Topology(2)).ms)
+        wish = ParameterConstraints(sharding_types=["forgets"])
+        with pytest.raises(PlanError, match=r"no shard covers rows \[98, 99\)"):
+            EmbeddingShardingPlanner(Topology(2), constraints={"movies": wish}).plan_tables(movies)
+    finally:
+        unregister_scheme("repeats")
+        unregister_scheme("forgets")
+
+
+def test_a_collective_plan_is_the_first_ranks_plan_or_its_error(tmp_path: Any) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        planner = EmbeddingShardingPlanner()
+        assert planner.topology.world_size == 1
+        plan = planner.collective_plan(fake_module(), pg=dist.group.WORLD)
+        plan.validate(tables_of(fake_module()), 1)
+        assert planner.last_estimate is not None
+        with pytest.raises(PlanError, match="holds no embedding collection"):
+            planner.collective_plan(SimpleNamespace(named_modules=lambda: []))
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,223 @@
+"""One DLRM on ratings, trained under a plan: what ``recshard demo`` compares, on every rank or on none.
+
+Every run starts from the same weights and sees the same global batches, so only the plan differs.
+
+    tables_of_ratings    ratings -> configs, one table a feature
+    build_model          configs -> DLRM, row-wise Adagrad fused into backward of its tables
+    train_on_rank        what every rank runs; ``plan_json=None`` is the unsharded truth on one process
+    run_under            the same on launched ranks, results gathered
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from recshard_lab.comm import trace
+from recshard_lab.data import RatingsDataset
+from recshard_lab.distributed import DistributedModelParallel
+from recshard_lab.embedding import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    RowWiseAdagrad,
+    apply_optimizer_in_backward,
+)
+from recshard_lab.lab.measure import Measured
+from recshard_lab.models import DLRM
+from recshard_lab.planner import MEMORY_CATEGORIES, Workload
+from recshard_lab.sharding import ParameterSharding, ShardingPlan
+from recshard_lab.train.loop import Step, evaluate, train_epochs
+
+COLLECTION = "embedding_bag_collection"  # the collection's path inside the DLRM
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What stays the same from plan to plan.
+
+    Args:
+        embedding_dim: columns D of every table.
+        batch_size: samples of a *global* batch.
+        epochs: passes over the training ratings.
+        table_lr, dense_lr: of row-wise Adagrad on the tables, of Adagrad on the rest.
+        seed: of the weights and of the order of the samples.
+    """
+
+    embedding_dim: int = 16
+    batch_size: int = 512
+    epochs: int = 3
+    table_lr: float = 0.05
+    dense_lr: float = 0.01
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one training.
+
+    Args:
+        auc: on the test ratings.
+        losses: mean loss of every step's global batch.
+        measured: per rank step time, memory and traffic; None for the unsharded truth.
+        step_ms: median step; of the slowest rank.
+        collectives: exchanges of embeddings in one step, both directions.
+    """
+
+    auc: float
+    losses: list[float]
+    step_ms: float
+    measured: Measured | None = None
+    collectives: float = 0.0
+
+
+def tables_of_ratings(ratings: RatingsDataset, embedding_dim: int = 16) -> list[EmbeddingBagConfig]:
+    """One table for each feature, named after it.
+
+    >>> from recshard_lab.data import SyntheticRatings
+    >>> [table.name for table in tables_of_ratings(SyntheticRatings(100, 20, 30))]
+    ['user', 'movie', 'age', 'gender', 'occupation', 'genres']
+    """
+    return [
+        EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=embedding_dim, feature_names=[name])
+        for name, rows in ratings.features.items()
+    ]
+
+
+def build_model(tables: list[EmbeddingBagConfig], recipe: Recipe) -> DLRM:
+    """The same model for the same recipe, every time and on every rank."""
+    torch.manual_seed(recipe.seed)
+    model = DLRM(EmbeddingBagCollection(tables), 0, [], [64, 32, 1])
+    apply_optimizer_in_backward(RowWiseAdagrad, model.embedding_bag_collection.parameters(), {"lr": recipe.table_lr})
+    return model
+
+
+def plan_of_scheme(scheme: str, tables: list[EmbeddingBagConfig], world_size: int) -> ShardingPlan:
+    """Every table cut by one scheme, the way it cuts when nothing else is said.
+
+    >>> print(plan_of_scheme("row_wise", [EmbeddingBagConfig(5, 4, name="t", feature_names=["f"])], 2))
+    table  size    scheme    kernel  ranks  shards
+    t      5 x 4   row_wise  fused   0-1    [3 x 4], [2 x 4]
+    """
+    plan = ShardingPlan({COLLECTION: {table.name: ParameterSharding(scheme) for table in tables}})  # type: ignore[dict-item]
+    return plan.resolved(tables, world_size)
+
+
+def workload_of(train: RatingsDataset, recipe: Recipe, world_size: int) -> Workload:
+    """The step to predict, as the ratings have it: ids a bag, and how many of a global batch's ids are distinct."""
+    ids: dict[str, list[int]] = {}
+    distinct: dict[str, list[int]] = {}
+    samples = 0
+    for batch in list(train.batches(recipe.batch_size, shuffle=True, seed=recipe.seed, drop_last=True))[:20]:
+        samples += len(batch)
+        for name, bags in batch.sparse_features.to_dict().items():
+            ids.setdefault(name, []).append(len(bags.values()))
+            distinct.setdefault(name, []).append(len(bags.values().unique()))
+    model = build_model(tables_of_ratings(train, recipe.embedding_dim), recipe)
+    in_tables = sum(p.numel() for p in model.embedding_bag_collection.parameters())
+    return Workload(
+        batch_size=-(-recipe.batch_size // world_size),
+        pooling_factors={name: sum(counts) / samples for name, counts in ids.items()},
+        unique_fraction={name: sum(distinct[name]) / max(1, sum(counts)) for name, counts in ids.items()},
+        optimizer="exact_row_wise_adagrad",
+        dense_parameters=sum(p.numel() for p in model.parameters()) - in_tables,
+    )
+
+
+def train_on_rank(
+    train: RatingsDataset,
+    test: RatingsDataset,
+    recipe: Recipe,
+    plan_json: str | None = None,
+    progress: str | Callable[[int], object] | None = None,
+) -> dict[str, Any]:
+    """Builds, trains, evaluates. Collective when there is a plan; alone, without any sharding, when there is none.
+
+    Args:
+        progress: a file of one int64 where rank 0 writes the number of steps done, or a function to call with it.
+    """
+    model: Any = build_model(tables_of_ratings(train, recipe.embedding_dim), recipe)
+    if plan_json is None:
+        in_tables = {id(p) for p in model.embedding_bag_collection.parameters()}
+        dense = [p for p in model.parameters() if id(p) not in in_tables]
+    else:
+        model = DistributedModelParallel(model, plan=ShardingPlan.from_json(plan_json))
+        dense = model.dense_parameters()
+    tell = _teller(progress)
+    ticks = [perf_counter()]
+
+    def on_step(step: Step) -> None:
+        ticks.append(perf_counter())
+        tell(step.number)
+
+    with trace() as sent:
+        optimizer = torch.optim.Adagrad(dense, lr=recipe.dense_lr)
+        result = train_epochs(
+            model,
+            train,
+            optimizer,
+            epochs=recipe.epochs,
+            batch_size=recipe.batch_size,
+            seed=recipe.seed,
+            on_step=on_step,
+        )
+    steps = len(result.losses)
+    found = {
+        "losses": result.losses,
+        "step_ms": 1e3 * float(np.median(np.diff(ticks))),
+        "auc": evaluate(model, test).auc,
+    }
+    if plan_json is not None:
+        found |= {
+            "memory": model.memory_bytes(),
+            "bytes_to": [count / steps for count in sent.bytes_to(model.env.world_size)],
+            "collectives": sent.count() / steps,
+            "backends": model.backends(),
+        }
+    return found
+
+
+def run_under(
+    ranks: Any,
+    plan: ShardingPlan,
+    train: RatingsDataset,
+    test: RatingsDataset,
+    recipe: Recipe,
+    progress: str | None = None,
+) -> Outcome:
+    """Trains on launched ranks (`recshard_lab.launch`) under a plan for as many."""
+    found = ranks.run(train_on_rank, train, test, recipe, plan.to_json(), progress)
+    measured = Measured(
+        step_ms_by_rank=np.array([one["step_ms"] for one in found]),
+        memory_categories=MEMORY_CATEGORIES,
+        memory_bytes=np.array(
+            [[one["memory"].get(name, 0) for name in MEMORY_CATEGORIES] for one in found], dtype=float
+        ),
+        traffic_bytes=np.array([one["bytes_to"] for one in found], dtype=float),
+        backends=found[0]["backends"],
+        steps=len(found[0]["losses"]),
+    )
+    return Outcome(found[0]["auc"], found[0]["losses"], measured.step_ms, measured, found[0]["collectives"])
+
+
+def run_unsharded(
+    train: RatingsDataset, test: RatingsDataset, recipe: Recipe, progress: Callable[[int], object] | None = None
+) -> Outcome:
+    """The truth: the same model in this process, no plan, no rank, no sharded code."""
+    found = train_on_rank(train, test, recipe, None, progress)
+    return Outcome(found["auc"], found["losses"], found["step_ms"])
+
+
+def _teller(progress: str | Callable[[int], object] | None) -> Callable[[int], object]:
+    """Where the number of steps goes."""
+    if callable(progress):
+        return progress
+    first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+    if progress is None or not first:
+        return lambda number: None
+    counter = np.memmap(progress, dtype=np.int64, mode="r+", shape=(1,))
+    return lambda number: counter.__setitem__(0, number)

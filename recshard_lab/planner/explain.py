@@ -57,9 +57,10 @@ def why_it_does_not_fit(planner: "EmbeddingShardingPlanner", tables: Sequence[Ba
     size = f"{table.num_embeddings:,} x {table.embedding_dim:,}, {gigabytes(table.weight_bytes)}"
     free = max(0, top.free_memory_bytes())
     needed, limit = _least_bytes(planner, tables), free * top.world_size
+    others = f" beside the other {len(tables) - 1} tables" if len(tables) > 1 else ""
     lines = [
-        f"table {table.name!r} ({size}) does not fit on any rank under {', '.join(allowed)} beside the other "
-        f"{len(tables) - 1} tables (a rank has {gigabytes(free)} after the reserve)."
+        f"table {table.name!r} ({size}) does not fit on any rank under {', '.join(allowed)}{others} "
+        f"(a rank has {gigabytes(free)} after the reserve)."
     ]
     if needed > limit:
         lines.append(

@@ -115,8 +115,8 @@ def check_tables(tables: Sequence[BaseEmbeddingConfig]) -> None:
     """Refuses what no collection can hold.
 
     Raises:
-        ValueError: no tables, a table without a name or with a dot in it, two tables of one name, a table that no feature
-            reads or that one reads twice.
+        ValueError: no tables, a table without a name or with a dot in it, two tables of one name, a table that no
+            feature reads or that one reads twice.
     """
     if not tables:
         raise ValueError("tables is empty: give at least one EmbeddingBagConfig or EmbeddingConfig")

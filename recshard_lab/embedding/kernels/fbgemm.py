@@ -9,6 +9,7 @@ Its fused backward is autograd's: the looked-up rows are kept with their graph, 
 from __future__ import annotations
 
 import importlib.metadata
+import warnings
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
@@ -25,6 +26,7 @@ from recshard_lab.embedding.kernels.lanes import LaneGroups, Spans
 from recshard_lab.embedding.optimizers import EmbOptimType, OptimizerSpec
 
 _OPTIMIZERS = {EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD}
+_TRAINING = "split_table_batched_embeddings_ops_training"
 _DATA_TYPES = {DataType.FP32, DataType.FP16}
 
 
@@ -221,7 +223,9 @@ def _version(distribution: str) -> str | None:
 @cache
 def _fbgemm() -> SimpleNamespace:
     """fbgemm's names, imported on first use."""
-    configs = import_module("fbgemm_gpu.split_embedding_configs")
-    common = import_module("fbgemm_gpu.split_table_batched_embeddings_ops_common")
-    training = import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
-    return SimpleNamespace(**{**vars(configs), **vars(common), **vars(training)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns of parts of itself that are not in this build
+        names: dict[str, Any] = {}
+        for module in ("split_embedding_configs", "split_table_batched_embeddings_ops_common", _TRAINING):
+            names.update(vars(import_module(f"fbgemm_gpu.{module}")))
+    return SimpleNamespace(**names)

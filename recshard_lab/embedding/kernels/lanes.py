@@ -51,7 +51,7 @@ class LaneGroups:
         """``[L * B + 1] -> [G * B + 1]``."""
         if self.whole:
             return offsets
-        lengths = offsets.diff().view(-1, batch)[self.groups[group]].reshape(-1)
+        lengths = offsets.diff().view(len(self.lane_dims), batch)[self.groups[group]].reshape(-1)
         return functional.pad(lengths.cumsum(0, dtype=offsets.dtype), (1, 0))
 
     def take_pooled_grad(self, grad: Tensor, group: int) -> Tensor:

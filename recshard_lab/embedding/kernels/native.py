@@ -198,7 +198,9 @@ class NativeKernel(LookupKernel):
             outputs.append(_pool(looked, group.weight) if self.pooled else _gather(looked.rows, group.weight))
         if not self.pooled:
             return self._lanes.join_flat(outputs, spans), saved
-        pieces = [out.view(-1, batch, group.dim) for out, group in zip(outputs, self._groups, strict=True)]
+        pieces = [
+            out.view(len(group.lanes), batch, group.dim) for out, group in zip(outputs, self._groups, strict=True)
+        ]
         if self._lanes.whole:
             return pieces[0].transpose(0, 1).reshape(batch, self._lanes.columns[-1]), saved
         return self._lanes.join_pooled([piece.unbind(0) for piece in pieces]), saved
@@ -244,7 +246,7 @@ class NativeKernel(LookupKernel):
             return self._lanes.take_flat_grad(grad, index, saved.spans).to(wide), None
         lanes = len(group.lanes)
         # sample-major, as the gradient lies in memory: bag (sample, lane) has number sample * lanes + lane
-        bag_grads = self._lanes.take_pooled_grad(grad, index).to(wide).reshape(-1, group.dim)
+        bag_grads = self._lanes.take_pooled_grad(grad, index).to(wide).reshape(saved.batch * lanes, group.dim)
         number = torch.arange(saved.batch * lanes, dtype=looked.rows.dtype, device=grad.device)
         lane_major = number.view(saved.batch, lanes).t().reshape(-1)
         lengths = looked.offsets.diff()

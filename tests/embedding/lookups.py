@@ -1,0 +1,113 @@
+"""Random lookups and the plain-torch truth that kernels are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recshard_lab.embedding import DataType, EmbOptimType, OptimizerSpec, RowWiseAdagrad
+from recshard_lab.embedding.kernels import LookupKernel, Slot, available, kernel_named
+
+KERNELS = [kernel_named(name) for name in available()]
+SPECS = [OptimizerSpec(optimizer, learning_rate=0.3, eps=1e-3) for optimizer in EmbOptimType]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Slots ``(rows, columns)``, which slot each lane reads, the lengths of its bags ``[L][B]``."""
+
+    slots: tuple[tuple[int, int], ...]
+    lane_slots: tuple[int, ...]
+    lengths: tuple[tuple[int, ...], ...]
+    seed: int
+
+    def make_slots(self, data_type: DataType = DataType.FP32) -> list[Slot]:
+        return [Slot(f"table{i}", rows, cols, data_type, cols) for i, (rows, cols) in enumerate(self.slots)]
+
+    def ids(self, dtype: torch.dtype = torch.int64) -> Tensor:
+        """Ids that crowd at both ends of each slot."""
+        torch.manual_seed(self.seed)
+        parts = []
+        for slot, lengths in zip(self.lane_slots, self.lengths, strict=True):
+            rows, size = self.slots[slot][0], (sum(lengths),)
+            ends = torch.randint(0, 2, size) * (rows - 1)
+            parts.append(torch.where(torch.rand(size) < 0.4, ends, torch.randint(0, rows, size)))
+        return torch.cat(parts).to(dtype)
+
+    def offsets(self, pooled: bool) -> Tensor:
+        lengths = torch.tensor(self.lengths).reshape(len(self.lane_slots), -1)
+        flat = lengths.reshape(-1) if pooled else lengths.sum(1)
+        return functional.pad(flat.cumsum(0), (1, 0)).long()
+
+
+@st.composite
+def shapes(draw: Any, dims: Sequence[int] = (4, 8, 64), max_batch: int = 4) -> Shape:
+    slots = draw(st.lists(st.tuples(st.integers(1, 6), st.sampled_from(dims)), min_size=1, max_size=4))
+    extra = draw(st.lists(st.integers(0, len(slots) - 1), max_size=3))
+    lane_slots = draw(st.permutations([*range(len(slots)), *extra]))
+    batch = draw(st.integers(0, max_batch))
+    lengths = st.one_of(
+        st.just((0,) * batch), st.tuples(*[st.sampled_from([0, 0, 1, 2, 5])] * batch)
+    )  # empty lanes, empty bags
+    return Shape(tuple(slots), tuple(lane_slots), tuple(draw(lengths) for _ in lane_slots), draw(st.integers(0, 999)))
+
+
+SHAPE = Shape(((7, 4), (5, 8), (6, 4)), (1, 0, 2, 1), ((2, 0, 3), (1, 1, 0), (0, 0, 0), (4, 0, 1)), seed=0)
+
+
+class Truth:
+    """Autograd through one `embedding_bag` or `embedding` a lane, then an ordinary torch optimizer."""
+
+    def __init__(self, shape: Shape, spec: OptimizerSpec | None, pooled: bool, dtype: torch.dtype = torch.float32):
+        torch.manual_seed(shape.seed)
+        self.shape, self.pooled = shape, pooled
+        self.tables = [nn.Parameter(torch.randn(rows, cols, dtype=dtype)) for rows, cols in shape.slots]
+        self.optimizer = None if spec is None else dense_twin(spec, self.tables)
+
+    def fill(self, kernel: LookupKernel) -> None:
+        for own, table in zip(kernel.weights(), self.tables, strict=True):
+            own.copy_(table.detach())
+
+    def forward(self, ids: Tensor, weights: Tensor | None) -> Tensor:
+        outputs = []
+        starts = [0, *torch.tensor([sum(lengths) for lengths in self.shape.lengths]).cumsum(0).tolist()]
+        for (slot, lengths), (begin, end) in zip(
+            zip(self.shape.lane_slots, self.shape.lengths, strict=True), pairwise(starts), strict=True
+        ):
+            table, own = self.tables[slot], ids[begin:end].long()
+            rows = functional.embedding(own, table)
+            if not self.pooled:
+                outputs.append(rows.reshape(-1))
+                continue
+            if weights is not None:
+                rows = rows * weights[begin:end].unsqueeze(1)
+            bags = [bag.sum(0) for bag in rows.split(list(lengths))]
+            outputs.append(torch.stack(bags) if bags else table[:0])
+        return torch.cat(outputs, dim=1 if self.pooled else 0)
+
+    def step(self) -> None:
+        assert self.optimizer is not None
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def dense_twin(spec: OptimizerSpec, tables: list[nn.Parameter]) -> torch.optim.Optimizer:
+    lr = spec.learning_rate
+    if spec.optimizer is EmbOptimType.EXACT_SGD:
+        return torch.optim.SGD(tables, lr=lr)
+    if spec.optimizer is EmbOptimType.EXACT_ADAGRAD:
+        return torch.optim.Adagrad(tables, lr=lr, eps=spec.eps)
+    return RowWiseAdagrad(tables, lr=lr, eps=spec.eps, weight_decay=spec.weight_decay)
+
+
+def make(
+    kernel: type[LookupKernel], shape: Shape, spec: OptimizerSpec | None, pooled: bool, **overrides: Any
+) -> LookupKernel:
+    return kernel(shape.make_slots(**overrides), shape.lane_slots, spec, pooled=pooled, device="cpu")

@@ -1,0 +1,129 @@
+"""The fused collection gives the unsharded truth's outputs, and its weights after an ordinary optimizer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recshard_lab.embedding import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbOptimType,
+    FusedEmbeddingBagCollection,
+    PoolingType,
+    RowWiseAdagrad,
+)
+from recshard_lab.embedding.kernels import available
+from recshard_lab.sparse import KeyedJaggedTensor
+from tests.embedding.tables import MEAN, SUM, batch, tables
+
+each_backend = pytest.mark.parametrize("backend", available())
+OPTIMIZERS = [
+    (torch.optim.SGD, {"lr": 0.3}),
+    (torch.optim.Adagrad, {"lr": 0.3, "eps": 1e-3}),
+    (RowWiseAdagrad, {"lr": 0.3, "eps": 1e-3}),
+]
+
+
+@each_backend
+@pytest.mark.parametrize(("optimizer", "kwargs"), OPTIMIZERS)
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("pooling", [SUM, MEAN])
+def test_ten_steps_end_at_the_truths_weights(
+    backend: str, optimizer: type[torch.optim.Optimizer], kwargs: dict, weighted: bool, pooling: PoolingType
+) -> None:
+    truth = EmbeddingBagCollection(tables(pooling), is_weighted=weighted)
+    fused = FusedEmbeddingBagCollection(tables(pooling), optimizer, kwargs, is_weighted=weighted, backend=backend)
+    fused.load_state_dict(truth.state_dict())
+    dense = optimizer(truth.parameters(), **kwargs)
+    assert fused.backend == backend
+    for seed in range(10):
+        features = batch(seed, weighted=weighted)
+        expected, output = truth(features), fused(features)
+        assert output.keys() == expected.keys()
+        torch.testing.assert_close(output.values(), expected.values(), atol=1e-5, rtol=1e-5)
+        mixing = torch.randn_like(expected.values())
+        (expected.values() * mixing).sum().backward()
+        (output.values() * mixing).sum().backward()
+        dense.step()
+        dense.zero_grad()
+    for name, weight in truth.state_dict().items():
+        torch.testing.assert_close(fused.state_dict()[name], weight, atol=1e-5, rtol=1e-5)
+
+
+@each_backend
+@given(seed=st.integers(0, 999), size=st.integers(0, 5))
+@settings(max_examples=25, deadline=None)
+def test_per_sample_weights_get_autograds_gradients(backend: str, seed: int, size: int) -> None:
+    truth = EmbeddingBagCollection(tables(MEAN), is_weighted=True)
+    fused = FusedEmbeddingBagCollection(tables(MEAN), torch.optim.SGD, {"lr": 0.1}, is_weighted=True, backend=backend)
+    fused.load_state_dict(truth.state_dict())
+    gradients = []
+    for collection in (truth, fused):
+        features = batch(seed, size, weighted=True)
+        weights = features.weights().requires_grad_()
+        features = KeyedJaggedTensor(features.keys(), features.values(), weights, lengths=features.lengths())
+        collection(features).values().square().sum().backward()
+        gradients.append(torch.zeros_like(weights) if weights.grad is None else weights.grad)
+    torch.testing.assert_close(gradients[1], gradients[0], atol=1e-5, rtol=1e-5)
+
+
+@each_backend
+def test_looking_up_without_backward_changes_nothing(backend: str) -> None:
+    fused = FusedEmbeddingBagCollection(tables(), torch.optim.SGD, {"lr": 0.3}, backend=backend)
+    before = {name: value.clone() for name, value in fused.state_dict().items()}
+    with torch.no_grad():
+        fused(batch())
+    fused(batch())
+    assert all(torch.equal(value, before[name]) for name, value in fused.state_dict().items())
+
+
+@each_backend
+def test_state_is_the_kernels_own_memory(backend: str) -> None:
+    fused = FusedEmbeddingBagCollection(tables(), RowWiseAdagrad, {"lr": 0.3}, backend=backend)
+    assert {table: state["momentum1"].shape for table, state in fused.optimizer_states().items()} == {
+        "movies": (7,),
+        "posters": (7,),
+        "genres": (5,),
+    }
+    fused(batch()).values().sum().backward()
+    assert fused.optimizer_states()["movies"]["momentum1"].any()
+    fused.load_state_dict({name: torch.full_like(value, 0.5) for name, value in fused.state_dict().items()})
+    assert fused(batch())["genre"].max() >= 0.5
+    assert not any(parameter.requires_grad for parameter in fused.parameters())
+
+
+@each_backend
+def test_the_learning_rate_can_follow_a_schedule(backend: str) -> None:
+    table = EmbeddingBagConfig(2, 4, "t", feature_names=["f"], init_fn=torch.nn.init.zeros_)
+    fused = FusedEmbeddingBagCollection([table], EmbOptimType.EXACT_SGD, {"learning_rate": 1.0}, backend=backend)
+    fused.set_learning_rate(0.25)
+    fused(KeyedJaggedTensor(["f"], torch.tensor([1]), lengths=torch.tensor([1]))).values().sum().backward()
+    assert fused.state_dict()["embedding_bags.t.weight"].tolist() == [[0.0] * 4, [-0.25] * 4]
+
+
+def test_backward_through_one_lookup_steps_once() -> None:
+    output = FusedEmbeddingBagCollection(tables(), torch.optim.SGD, {"lr": 0.3})(batch()).values().sum()
+    output.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="backward ran twice through one fused lookup"):
+        output.backward()
+
+
+def test_moving_or_casting_a_fused_collection_is_refused() -> None:
+    fused = FusedEmbeddingBagCollection(tables(), torch.optim.SGD, {"lr": 0.3})
+    for move in (lambda: fused.half(), lambda: fused.to("meta"), lambda: fused.to_empty(device="cpu")):
+        with pytest.raises(ValueError, match="cannot move after it is made"):
+            move()
+    assert fused.to("cpu").float() is fused
+
+
+def test_an_id_that_is_no_row_is_refused_before_any_memory_is_read() -> None:
+    fused = FusedEmbeddingBagCollection(tables(), torch.optim.SGD, {"lr": 0.3})
+    features = batch()
+    ids = features.values().clone()
+    ids[0] = 7
+    wrong = KeyedJaggedTensor(features.keys(), ids, lengths=features.lengths())
+    with pytest.raises(ValueError, match="id 7 is not a row of table 'movies'"):
+        fused(wrong)

@@ -1,0 +1,314 @@
+"""Every kernel gives the numbers of plain autograd and plain torch optimizers."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+from recshard_lab.embedding import DataType, EmbOptimType, OptimizerSpec
+from recshard_lab.embedding.kernels import (
+    LookupKernel,
+    Slot,
+    available,
+    choose_kernel,
+    kernel_named,
+    register_kernel,
+)
+from recshard_lab.embedding.kernels.native import NativeKernel
+from tests.embedding.lookups import KERNELS, SHAPE, SPECS, Shape, Truth, make, shapes
+
+each_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+each_spec = pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.optimizer.name)
+ROWWISE = OptimizerSpec(EmbOptimType.EXACT_ROWWISE_ADAGRAD, learning_rate=0.3, eps=1e-3)
+
+
+def assert_same(given: list[Tensor], truth: list[Tensor | None], atol: float = 1e-5) -> None:
+    for own, expected in zip(given, truth, strict=True):
+        assert expected is not None
+        torch.testing.assert_close(own.float(), expected.detach().float(), atol=atol, rtol=1e-5)
+
+
+def run_steps(kernel: LookupKernel, truth: Truth, pooled: bool, weighted: bool, steps: int = 3) -> None:
+    truth.fill(kernel)
+    shape = truth.shape
+    for number in range(steps):
+        ids = shape.ids(torch.int32 if number % 2 else torch.int64)
+        weights = torch.rand(ids.shape[0]) - 0.3 if weighted else None
+        expected_weights = None if weights is None else weights.clone().requires_grad_()
+        out, saved = kernel.forward(ids, shape.offsets(pooled), weights)
+        expected = truth.forward(ids, expected_weights)
+        assert_same([out], [expected])
+        grad = torch.randn_like(out)
+        expected.backward(grad)
+        weight_grad = kernel.backward(saved, grad)
+        if expected_weights is None:
+            assert weight_grad is None
+        else:
+            assert weight_grad is not None
+            assert weight_grad.shape == ids.shape
+            if ids.numel():
+                assert_same([weight_grad], [expected_weights.grad], atol=1e-4)
+        truth.step()
+        assert_same(kernel.weights(), [table.detach() for table in truth.tables])
+
+
+@each_kernel
+@each_spec
+@pytest.mark.parametrize("mode", ["sum", "weighted", "sequence"])
+def test_several_steps_equal_autograd_and_a_dense_optimizer(
+    kernel: type[LookupKernel], spec: OptimizerSpec, mode: str
+) -> None:
+    pooled = mode != "sequence"
+    shape = SHAPE if pooled else Shape(((7, 4), (5, 4)), (1, 0, 1), ((2, 0, 3), (1, 1, 0), (4, 0, 1)), seed=0)
+    run_steps(make(kernel, shape, spec, pooled), Truth(shape, spec, pooled), pooled, mode == "weighted")
+
+
+@each_kernel
+@given(shape=shapes())
+@settings(max_examples=40, deadline=None)
+def test_any_jagged_batch_is_pooled_and_stepped_as_by_autograd(kernel: type[LookupKernel], shape: Shape) -> None:
+    run_steps(make(kernel, shape, ROWWISE, True), Truth(shape, ROWWISE, True), True, shape.seed % 2 == 0, steps=2)
+
+
+@each_kernel
+@given(shape=shapes())
+@settings(max_examples=30, deadline=None)
+def test_any_jagged_batch_is_looked_up_as_a_sequence_as_by_autograd(kernel: type[LookupKernel], shape: Shape) -> None:
+    spec = SPECS[shape.seed % len(SPECS)]
+    run_steps(make(kernel, shape, spec, False), Truth(shape, spec, False), False, False, steps=2)
+
+
+@each_kernel
+def test_an_id_in_two_lanes_of_one_slot_is_stepped_once(kernel: type[LookupKernel]) -> None:
+    shape = Shape(((3, 4), (3, 4)), (0, 1, 0), ((1,), (1,), (1,)), seed=0)
+    table = make(kernel, shape, ROWWISE, True)
+    _, saved = table.forward(torch.tensor([2, 1, 2]), shape.offsets(True), None)
+    table.backward(saved, torch.ones(1, 12))
+    # coalesced gradient 2, mean square 4: w -= 0.3 * 2 / (2 + eps); stepped twice it would be 0.3 / 1 + 0.3 / sqrt 2
+    torch.testing.assert_close(table.optimizer_states()[0]["momentum1"], torch.tensor([0.0, 0.0, 4.0]))
+    torch.testing.assert_close(table.weights()[0][2], torch.full((4,), -0.3 * 2 / 2.001))
+
+
+@each_kernel
+@each_spec
+def test_half_precision_tables_are_summed_and_stepped_in_single(
+    kernel: type[LookupKernel], spec: OptimizerSpec
+) -> None:
+    table = make(kernel, SHAPE, spec, True, data_type=DataType.FP16)
+    truth = Truth(SHAPE, spec, True)
+    with torch.no_grad():
+        for parameter in truth.tables:
+            parameter.copy_(parameter.half().float())
+    truth.fill(table)
+    ids = SHAPE.ids()
+    out, saved = table.forward(ids, SHAPE.offsets(True), None)
+    assert out.dtype == torch.float32
+    expected = truth.forward(ids, None)
+    assert_same([out], [expected])  # no rounding to half in between
+    grad = torch.randn_like(out)
+    expected.backward(grad)
+    table.backward(saved, grad)
+    truth.step()
+    assert_same(table.weights(), [parameter.half() for parameter in truth.tables], atol=2e-3)
+
+
+@each_kernel
+def test_a_new_learning_rate_holds_from_the_next_backward_on(kernel: type[LookupKernel]) -> None:
+    shape = Shape(((2, 4),), (0,), ((1,),), seed=0)
+    table = make(kernel, shape, OptimizerSpec(learning_rate=0.5), True)
+    for lr, expected in ((0.5, -0.5), (0.25, -0.75)):
+        table.set_learning_rate(lr)
+        _, saved = table.forward(torch.tensor([1]), shape.offsets(True), None)
+        table.backward(saved, torch.ones(1, 4))
+        torch.testing.assert_close(table.weights()[0][1], torch.full((4,), expected))
+
+
+@each_kernel
+def test_a_slot_that_no_lane_reads_keeps_its_weights(kernel: type[LookupKernel]) -> None:
+    slots = [Slot("read", 3, 4, DataType.FP32, 4), Slot("unread", 2, 8, DataType.FP32, 8)]
+    table = kernel(slots, [0], ROWWISE, pooled=True, device="cpu")
+    table.weights()[1].fill_(7)
+    out, saved = table.forward(torch.tensor([0]), torch.tensor([0, 1]), None)
+    table.backward(saved, torch.ones_like(out))
+    assert out.shape == (1, 4)
+    assert torch.equal(table.weights()[1], torch.full((2, 8), 7.0))
+    assert table.optimizer_states()[1]["momentum1"].shape == (2,)
+
+
+@each_kernel
+def test_weights_start_as_zeros_and_stay_the_same_objects(kernel: type[LookupKernel]) -> None:
+    table = make(kernel, SHAPE, ROWWISE, True)
+    assert all(not weight.any() for weight in table.weights())
+    assert all(a is b for a, b in zip(table.weights(), table.weights(), strict=True))
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_two_column_slots_whose_squares_meet_step_as_one_whole_slot(weight_decay: float) -> None:
+    spec = OptimizerSpec(ROWWISE.optimizer, 0.3, 1e-3, weight_decay)
+    lengths = ((2, 0, 3), (1, 2, 0))
+    whole_shape = Shape(((5, 8), (4, 4)), (0, 1), lengths, seed=3)
+    whole = make(NativeKernel, whole_shape, spec, True)
+    # columns 0-3 and 4-7 of the first table, and another table of the same width in the same group
+    slots = [Slot("a", 5, 4, DataType.FP32, 8), Slot("b", 4, 4, DataType.FP32, 4), Slot("a", 5, 4, DataType.FP32, 8)]
+    pieces = NativeKernel(slots, [0, 1, 2], spec, pooled=True, device="cpu")
+    truth = Truth(whole_shape, spec, True)
+    truth.fill(whole)
+    left, right = truth.tables[0].detach().split(4, dim=1)
+    for weight, part in zip(pieces.weights(), (left, truth.tables[1].detach(), right), strict=True):
+        weight.copy_(part)
+
+    def row_norms(rows: list[Tensor], squares: list[Tensor]) -> list[Tensor]:
+        assert torch.equal(rows[0], rows[2])
+        assert all(torch.equal(own, own.unique()) for own in rows)
+        both = squares[0] + squares[2]
+        return [both, squares[1], both]
+
+    ids = whole_shape.ids()
+    first, second = ids.split([5, 3])
+    piece_ids, piece_lengths = torch.cat([first, second, first]), torch.tensor([*lengths[0], *lengths[1], *lengths[0]])
+    offsets = torch.nn.functional.pad(piece_lengths.cumsum(0), (1, 0))
+    for _ in range(3):
+        out, saved = whole.forward(ids, whole_shape.offsets(True), None)
+        _, piece_saved = pieces.forward(piece_ids, offsets, None)
+        grad = torch.randn_like(out)
+        whole.backward(saved, grad)
+        a, b = grad.split([8, 4], dim=1)
+        pieces.backward(piece_saved, torch.cat([a[:, :4], b, a[:, 4:]], dim=1), row_norms)
+    got = pieces.weights()
+    assert_same([torch.cat([got[0], got[2]], dim=1), got[1]], whole.weights())
+    assert_same([pieces.optimizer_states()[0]["momentum1"]], [whole.optimizer_states()[0]["momentum1"]])
+
+
+def test_column_slots_without_the_other_columns_squares_are_refused() -> None:
+    kernel = NativeKernel([Slot("a", 5, 4, DataType.FP32, 8)], [0], ROWWISE, pooled=True, device="cpu")
+    _, saved = kernel.forward(torch.tensor([0]), torch.tensor([0, 1]), None)
+    with pytest.raises(ValueError, match="'a': 4 of its 8 columns are here"):
+        kernel.backward(saved, torch.ones(1, 4))
+
+
+@given(shape=shapes(dims=(3, 4)))
+@settings(max_examples=30, deadline=None)
+def test_the_dense_kernel_adds_up_the_gradients_of_autograd(shape: Shape) -> None:
+    kernel, truth = make(NativeKernel, shape, None, True), Truth(shape, None, True)
+    truth.fill(kernel)
+    for _ in range(2):  # gradients add up until they are cleared
+        out, saved = kernel.forward(shape.ids(), shape.offsets(True), None)
+        grad = torch.randn_like(out)
+        truth.forward(shape.ids(), None).backward(grad)
+        kernel.backward(saved, grad)
+    for weight, table in zip(kernel.weights(), truth.tables, strict=True):
+        assert weight.grad is not None
+        assert table.grad is not None
+        assert_same([weight.grad], [table.grad])
+
+
+def test_a_torch_optimizer_trains_the_dense_kernel() -> None:
+    kernel, truth = make(NativeKernel, SHAPE, None, True), Truth(SHAPE, OptimizerSpec(learning_rate=0.3), True)
+    truth.fill(kernel)
+    optimizer = torch.optim.SGD(kernel.weights(), lr=0.3)
+    for set_to_none in (True, False, True):
+        out, saved = kernel.forward(SHAPE.ids(), SHAPE.offsets(True), None)
+        grad = torch.randn_like(out)
+        truth.forward(SHAPE.ids(), None).backward(grad)
+        kernel.backward(saved, grad)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=set_to_none)
+        truth.step()
+    assert_same(kernel.weights(), [table.detach() for table in truth.tables])
+
+
+@each_spec
+def test_float64_tables_are_stepped_in_float64(spec: OptimizerSpec) -> None:
+    shape = Shape(((5, 3),), (0,), ((2, 3),), seed=1)
+    kernel = make(NativeKernel, shape, spec, True, data_type=DataType.FP64)
+    truth = Truth(shape, spec, True, torch.float64)
+    truth.fill(kernel)
+    out, saved = kernel.forward(shape.ids(), shape.offsets(True), None)
+    expected = truth.forward(shape.ids(), None)
+    grad = torch.randn_like(out)
+    expected.backward(grad)
+    kernel.backward(saved, grad)
+    truth.step()
+    torch.testing.assert_close(kernel.weights()[0], truth.tables[0].detach(), atol=1e-12, rtol=1e-12)
+
+
+def test_many_rows_are_stepped_chunk_by_chunk() -> None:
+    shape = Shape(((9000, 64),), (0,), ((9000,),), seed=0)  # 2.3 MB of gradient, several cachefuls
+    kernel, truth = make(NativeKernel, shape, SPECS[0], True), Truth(shape, SPECS[0], True)
+    truth.fill(kernel)
+    ids = torch.randperm(9000)
+    _, saved = kernel.forward(ids, shape.offsets(True), None)
+    kernel.backward(saved, torch.ones(1, 64))
+    assert_same(kernel.weights(), [truth.tables[0].detach() - 0.3])
+
+
+def test_a_copied_kernel_trains_alone() -> None:
+    kernel = make(NativeKernel, SHAPE, ROWWISE, True)
+    twin = copy.deepcopy(kernel)
+    out, saved = twin.forward(SHAPE.ids(), SHAPE.offsets(True), None)
+    twin.backward(saved, torch.ones_like(out))
+    assert twin.weights()[0].any()
+    assert not kernel.weights()[0].any()
+
+
+def test_the_registry_names_what_it_has() -> None:
+    with pytest.raises(ValueError, match=r"no kernel 'tbe': choose one of .*native"):
+        kernel_named("tbe")
+
+
+def test_a_kernel_that_cannot_is_refused_by_name_with_its_reason() -> None:
+    slots = [Slot("odd", 4, 3, DataType.FP32, 3)]
+    arguments = {"pooled": True, "weighted": False, "exchanges_row_norms": False, "device": "cpu"}
+    assert choose_kernel(slots, ROWWISE, **arguments) is NativeKernel
+    if "fbgemm" in available():
+        with pytest.raises(ValueError, match=r"'odd' has 3 columns here; it needs a multiple of 4.*native"):
+            choose_kernel(slots, ROWWISE, **arguments, backend="fbgemm")
+    with pytest.raises(ValueError, match="'odd' is INT4"):
+        choose_kernel([Slot("odd", 4, 4, DataType.INT4, 4)], ROWWISE, **arguments)
+
+
+@each_kernel
+def test_what_a_kernel_cannot_do_is_said_not_ignored(kernel: type[LookupKernel]) -> None:
+    slots = [Slot("a", 4, 4, DataType.FP32, 4)]
+    arguments = {"weighted": True, "exchanges_row_norms": False, "device": "cpu"}
+    reason = kernel.refuses(slots, ROWWISE, pooled=False, **arguments)
+    assert reason == "per-sample weights have no meaning for sequence embeddings"
+    sequence = kernel(slots, [0], ROWWISE, pooled=False, device="cpu")
+    with pytest.raises(ValueError, match="no meaning for sequence"):
+        sequence.forward(torch.tensor([0]), torch.tensor([0, 1]), torch.ones(1))
+
+
+@pytest.mark.skipif("fbgemm" not in available(), reason="needs fbgemm_gpu")
+@pytest.mark.parametrize(
+    ("spec", "changes", "reason"),
+    [
+        (None, {}, "gradients cannot be kept"),
+        (OptimizerSpec(weight_decay=0.1), {}, "weight_decay"),
+        (ROWWISE, {"exchanges_row_norms": True}, "norms of whole rows"),
+        (ROWWISE, {"device": "mps"}, "not on mps"),
+    ],
+)
+def test_fbgemm_names_what_it_would_get_wrong(spec: OptimizerSpec | None, changes: dict, reason: str) -> None:
+    arguments = {"pooled": True, "weighted": False, "exchanges_row_norms": False, "device": "cpu", **changes}
+    refusal = kernel_named("fbgemm").refuses([Slot("a", 4, 4, DataType.FP32, 4)], spec, **arguments)
+    assert refusal is not None
+    assert reason in refusal
+
+
+def test_a_kernel_defined_anywhere_is_found_once_registered() -> None:
+    from recshard_lab.embedding import kernels
+
+    class Echo(NativeKernel):
+        name = "echo"
+        preference = -1
+
+    try:
+        assert register_kernel(Echo) is Echo
+        assert kernel_named("echo") is Echo
+        assert available()[-1] == "echo"
+    finally:
+        del kernels._KERNELS["echo"]

@@ -103,7 +103,7 @@ def test_initial_weights_are_drawn_as_the_config_says() -> None:
     torch.manual_seed(0)
     weight = EmbeddingBagCollection([one(num_embeddings=400)]).embedding_bags["t"].weight
     assert weight.abs().max() <= 400**-0.5
-    assert float(weight.std()) == pytest.approx(2 * 400**-0.5 / 12**0.5, rel=0.05)
+    assert weight.std().item() == pytest.approx(2 * 400**-0.5 / 12**0.5, rel=0.05)
     ranged = EmbeddingBagCollection([one(weight_init_min=3.0, weight_init_max=4.0)]).embedding_bags["t"].weight
     assert ranged.min() >= 3
     assert ranged.max() <= 4

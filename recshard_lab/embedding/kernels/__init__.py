@@ -69,8 +69,6 @@ class LookupKernel(ABC):
     """
 
     name: ClassVar[str]
-    preference: ClassVar[int] = 0
-    """The available kernel with the highest preference that does not refuse is taken."""
 
     def __init__(
         self,
@@ -86,6 +84,11 @@ class LookupKernel(ABC):
         self.optimizer = optimizer
         self.pooled = pooled
         self.device = torch.device(device)
+
+    @classmethod
+    def preference(cls, optimizer: OptimizerSpec | None, device: torch.device | str) -> int:
+        """How early this backend is asked: of those that can do a job, the highest number gets it."""
+        return 0
 
     @classmethod
     def unavailable(cls) -> str | None:
@@ -169,17 +172,17 @@ def _load_own_kernels() -> None:
 
 
 def kernel_names() -> list[str]:
-    """All registered kernels, the preferred first, whether or not this machine can run them.
+    """All registered kernels, whether or not this machine can run them.
 
     >>> sorted(kernel_names())
-    [...'native']
+    [...'native'...]
     """
     _load_own_kernels()
-    return sorted(_KERNELS, key=lambda name: (-_KERNELS[name].preference, name))
+    return sorted(_KERNELS)
 
 
 def available() -> list[str]:
-    """The kernels that this machine can run, the preferred first. `LookupKernel.unavailable` says why not.
+    """The kernels that this machine can run. `LookupKernel.unavailable` says why not.
 
     >>> "native" in available()
     True
@@ -215,7 +218,8 @@ def choose_kernel(
         ValueError: the named backend is absent or refuses, or every kernel does; each reason is given.
     """
     reasons = []
-    for name in kernel_names() if backend is None else [backend]:
+    names = sorted(kernel_names(), key=lambda name: -_KERNELS[name].preference(optimizer, device))
+    for name in names if backend is None else [backend]:
         kernel = kernel_named(name)
         reason = kernel.unavailable()
         if reason is not None and backend is None:

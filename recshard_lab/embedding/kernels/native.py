@@ -37,7 +37,7 @@ from recshard_lab.embedding.optimizers import (
     step,
 )
 
-_CHUNK_BYTES = 512 * 1024  # of gradient rows: half of a common L2 cache
+_CHUNK_BYTES = 1024 * 1024  # of gradient rows: they must stay in the L2 cache, or near it
 _INT32_MAX = torch.iinfo(torch.int32).max
 
 
@@ -104,7 +104,6 @@ class NativeKernel(LookupKernel):
     """`LookupKernel` in plain torch operations."""
 
     name = "native"
-    preference = 0
 
     @classmethod
     def refuses(
@@ -354,6 +353,9 @@ def _transpose(looked: _Looked, bag_grads: Tensor, bags: Tensor | None) -> _Touc
 def _weight_grad(weight: Tensor, rows: Tensor, bag_grads: Tensor, bags: Tensor | None) -> Tensor:
     """``[n]``: the inner product of each id's row with the gradient of its bag."""
     assert bags is not None
+    if weight.dtype == bag_grads.dtype:  # the formula of torch's own embedding_bag, no row is copied
+        product = torch.ops.aten._embedding_bag_per_sample_weights_backward
+        return product(bag_grads, weight, rows, bags[:0], bags, 0)
     return torch.linalg.vecdot(_gather(rows, weight), bag_grads.index_select(0, bags))
 
 

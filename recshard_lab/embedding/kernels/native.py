@@ -186,23 +186,36 @@ class NativeKernel(LookupKernel):
             raise ValueError("per-sample weights have no meaning for sequence embeddings: leave them out")
         spans, batch = self._lanes.spans(offsets, self.pooled)
         saved = _Saved([], spans, batch)
-        outputs = []
-        for index, group in enumerate(self._groups):
+        for index in range(len(self._groups)):
             looked = _Looked(
                 rows=self._flat_rows(index, ids, spans),
                 offsets=self._lanes.take_offsets(offsets, index, batch) if self.pooled else offsets,
                 weights=None if weights is None else self._lanes.take(weights, index, spans),
             )
             saved.looked.append(looked)
-            outputs.append(_pool(looked, group.weight) if self.pooled else _gather(looked.rows, group.weight))
-        if not self.pooled:
-            return self._lanes.join_flat(outputs, spans), saved
-        pieces = [
-            out.view(len(group.lanes), batch, group.dim) for out, group in zip(outputs, self._groups, strict=True)
-        ]
-        if self._lanes.whole:
-            return pieces[0].transpose(0, 1).reshape(batch, self._lanes.columns[-1]), saved
-        return self._lanes.join_pooled([piece.unbind(0) for piece in pieces]), saved
+        if self.pooled:
+            return self._pool(saved), saved
+        rows = [_gather(own.rows, group.weight) for own, group in zip(saved.looked, self._groups, strict=True)]
+        return self._lanes.join_flat(rows, spans), saved
+
+    def _pool(self, saved: _Saved) -> Tensor:
+        """``[B, columns of all lanes]``, made some lanes at a time: those wait in the cache to be put in place."""
+        wide = max((accumulate_dtype(group.weight.dtype) for group in self._groups), key=lambda dtype: dtype.itemsize)
+        out = torch.empty(saved.batch, self._lanes.columns[-1], dtype=wide, device=self.device)
+        for group, looked in zip(self._groups, saved.looked, strict=True):
+            lanes, dim = len(group.lanes), group.dim
+            size = max(1, _CHUNK_BYTES // max(1, saved.batch * dim * wide.itemsize))
+            size = min(size, lanes) if self.device.type == "cpu" else lanes
+            for first in range(0, lanes, size):
+                number = min(size, lanes - first)
+                pooled = _pool(looked, group.weight, first * saved.batch, (first + number) * saved.batch)
+                pooled = pooled.view(number, saved.batch, dim)
+                if self._lanes.whole:
+                    out.view(saved.batch, lanes, dim)[:, first : first + number] = pooled.transpose(0, 1)
+                    continue
+                for lane, own in zip(group.lanes[first : first + number], pooled, strict=True):
+                    out[:, self._lanes.columns[lane] : self._lanes.columns[lane + 1]] = own
+        return out
 
     def _flat_rows(self, index: int, ids: Tensor, spans: Spans) -> Tensor:
         """``[n]`` flat rows of the ids of a group's lanes, int32 where that is wide enough."""
@@ -322,9 +335,13 @@ def _embedding_bag(indices: Tensor, table: Tensor, offsets: Tensor, weights: Ten
     return torch.embedding_bag(table, indices, offsets, False, 0, False, weights, True)[0]
 
 
-def _pool(looked: _Looked, weight: Tensor) -> Tensor:
-    """Sums ``[G * B, d]``; half-precision rows are widened before they are added."""
-    rows, offsets, weights = looked.rows, looked.offsets.to(looked.rows.dtype), looked.weights
+def _pool(looked: _Looked, weight: Tensor, first: int, end: int) -> Tensor:
+    """Sums ``[end - first, d]`` of some bags; half-precision rows are widened before they are added."""
+    offsets = looked.offsets[first : end + 1].to(looked.rows.dtype)
+    rows, weights = looked.rows, looked.weights
+    if end - first < looked.offsets.numel() - 1:
+        own = slice(*offsets[[0, -1]].tolist())
+        rows, weights, offsets = rows[own], None if weights is None else weights[own], offsets - own.start
     wide = accumulate_dtype(weight.dtype)
     if weight.dtype != wide:
         weight = weight.index_select(0, rows).to(wide)

@@ -1,0 +1,29 @@
+"""Ranks for a notebook: persistent processes, forked in milliseconds, that run any SPMD function or cell."""
+
+from .errors import Failure as Failure
+from .errors import LaunchError as LaunchError
+from .errors import RankError as RankError
+from .errors import RanksInterrupted as RanksInterrupted
+from .forkserver import warm as warm
+from .lines import LineMerger as LineMerger
+from .lines import Printer as Printer
+from .session import CellResult as CellResult
+from .session import Ranks as Ranks
+from .session import RankStatus as RankStatus
+from .session import current as current
+from .session import launch as launch
+
+__all__ = [
+    "CellResult",
+    "Failure",
+    "LaunchError",
+    "LineMerger",
+    "Printer",
+    "RankError",
+    "RankStatus",
+    "Ranks",
+    "RanksInterrupted",
+    "current",
+    "launch",
+    "warm",
+]

@@ -1,0 +1,81 @@
+"""A cell on a rank: run it as a notebook would, keep its lines for tracebacks, and describe what came out."""
+
+from __future__ import annotations
+
+import ast
+import traceback
+from types import TracebackType
+from typing import Any
+
+from .payload import remember_sources
+
+__all__ = ["NOTHING", "bundle", "failure_text", "run_source"]
+
+NOTHING = object()  # the cell ends in no expression
+
+_RICH = {
+    "text/html": "_repr_html_",
+    "text/markdown": "_repr_markdown_",
+    "text/latex": "_repr_latex_",
+    "image/svg+xml": "_repr_svg_",
+    "image/png": "_repr_png_",
+    "image/jpeg": "_repr_jpeg_",
+    "application/json": "_repr_json_",
+}
+
+
+def run_source(source: str, filename: str, namespace: dict[str, Any]) -> Any:
+    """Runs `source` in `namespace`; its last expression's value, or NOTHING (also after a closing ``;``)."""
+    remember_sources({filename: source})
+    tree = ast.parse(source, filename)
+    last = tree.body[-1] if tree.body else None
+    if not isinstance(last, ast.Expr) or source.rstrip().endswith(";"):
+        exec(compile(tree, filename, "exec"), namespace)
+        return NOTHING
+    tree.body.pop()
+    exec(compile(tree, filename, "exec"), namespace)
+    value = eval(compile(ast.Expression(last.value), filename, "eval"), namespace)
+    return NOTHING if value is None else value
+
+
+def bundle(value: Any) -> dict[str, Any]:
+    """MIME type -> content for `value`, as a notebook shows it; a repr that raises is left out."""
+    found: dict[str, Any] = {}
+    method = _method(value, "_repr_mimebundle_")
+    if method is not None:
+        got = _quietly(method)
+        found.update((got[0] if isinstance(got, tuple) else got) or {})
+    for mime, name in _RICH.items():
+        method = _method(value, name)
+        if mime not in found and method is not None:
+            content = _quietly(method)
+            if content is not None:
+                found[mime] = content[0] if isinstance(content, tuple) else content
+    if "text/plain" not in found:
+        text = _quietly(lambda: repr(value))
+        found["text/plain"] = f"<{type(value).__name__}: its repr raised>" if text is None else text
+    return found
+
+
+def _method(value: Any, name: str) -> Any | None:
+    return None if isinstance(value, type) else getattr(value, name, None)
+
+
+def _quietly(function: Any) -> Any | None:
+    try:
+        return function()
+    except Exception:
+        return None
+
+
+def failure_text(error: BaseException, keep: TracebackType | None) -> str:
+    """The traceback from the frame of `keep` on: the user's lines, not the launcher's."""
+    return "".join(traceback.format_exception(type(error), error, keep))
+
+
+def users_part(error: BaseException, ours: tuple[str, ...]) -> TracebackType | None:
+    """The traceback without its leading frames in files whose path starts with one of `ours`."""
+    tb = error.__traceback__
+    while tb is not None and tb.tb_frame.f_code.co_filename.startswith(ours):
+        tb = tb.tb_next
+    return tb

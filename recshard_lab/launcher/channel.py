@@ -1,0 +1,97 @@
+"""Frames over an unnamed socket pair: a small header in pickle, a payload of bytes that only its reader opens.
+
+Nobody else can connect to a socket pair, so whatever arrives was written by the process we started.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import struct
+import threading
+from typing import NamedTuple
+
+__all__ = ["Channel", "FrameReader", "Message"]
+
+_LENGTHS = struct.Struct("!IQ")  # header bytes, payload bytes
+
+
+class Message(NamedTuple):
+    """kind: what it is; cell: the number of the cell or call it belongs to; payload: pickled or dilled."""
+
+    kind: str
+    cell: int = 0
+    payload: bytes = b""
+
+
+class FrameReader:
+    """Cuts a byte stream into messages, however the bytes arrive."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages completed by `data`."""
+        self._buffer += data
+        messages = []
+        while len(self._buffer) >= _LENGTHS.size:
+            header, payload = _LENGTHS.unpack_from(self._buffer)
+            start, end = _LENGTHS.size + header, _LENGTHS.size + header + payload
+            if len(self._buffer) < end:
+                break
+            kind, cell = pickle.loads(self._buffer[_LENGTHS.size : start])
+            messages.append(Message(kind, cell, bytes(self._buffer[start:end])))
+            del self._buffer[:end]
+        return messages
+
+
+class Channel:
+    """One end of a control connection. Sends are whole and from any thread; one thread receives."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._lock = threading.Lock()
+        self._reader = FrameReader()
+        self._ready: list[Message] = []
+
+    def send(self, message: Message) -> None:
+        """Raises OSError when the other end is gone."""
+        header = pickle.dumps((message.kind, message.cell))
+        with self._lock:
+            self.sock.sendall(_LENGTHS.pack(len(header), len(message.payload)) + header)
+            if message.payload:
+                self.sock.sendall(message.payload)
+
+    def receive(self) -> Message:
+        """The next message, waiting for it; EOFError when the other end is gone."""
+        while not self._ready:
+            self._ready = self.receive_some()
+        return self._ready.pop(0)
+
+    def receive_some(self) -> list[Message]:
+        """One read's worth of messages, maybe none; EOFError when the other end is gone."""
+        try:
+            data = self.sock.recv(1 << 20)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            raise EOFError("the other end of the control channel is closed")
+        return self._reader.feed(data)
+
+    def receive_exactly(self) -> Message:
+        """The next message and not a byte more: what follows may carry file descriptors. Do not mix with `receive`."""
+        header, payload = _LENGTHS.unpack(self._take(_LENGTHS.size))
+        kind, cell = pickle.loads(self._take(header))
+        return Message(kind, cell, self._take(payload))
+
+    def _take(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            more = self.sock.recv(count - len(data))
+            if not more:
+                raise EOFError("the other end of the control channel is closed")
+            data += more
+        return data
+
+    def close(self) -> None:
+        self.sock.close()

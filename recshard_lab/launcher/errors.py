@@ -1,0 +1,134 @@
+"""What can go wrong with ranks, in words that name the rank and the smallest fix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Failure", "LaunchError", "RankError", "RanksInterrupted", "ranks_text"]
+
+
+class LaunchError(RuntimeError):
+    """Ranks cannot be started, or cannot be used any more; the message ends with the smallest fix."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one rank failed in one cell or call.
+
+    kind: ``raised`` (an exception), ``interrupted`` (stopped from the notebook), ``freed`` (it waited in a
+    collective for a rank that failed, and was let go), ``died`` (the process is gone).
+    """
+
+    rank: int
+    kind: Literal["raised", "interrupted", "freed", "died"]
+    name: str  # the exception's class, or the signal's name, or "exit"
+    message: str  # the exception's text, or what ended the process
+    traceback: str = ""  # the remote traceback; the last lines printed, for a rank that died
+
+    @property
+    def headline(self) -> str:
+        """One line: ``ValueError: boom``, ``killed by SIGKILL``."""
+        if self.kind == "died":
+            return self.message
+        return f"{self.name}: {self.message}" if self.message else self.name
+
+
+def ranks_text(ranks: Sequence[int], world_size: int | None = None) -> str:
+    """How a group of ranks is written.
+
+    >>> ranks_text([2]), ranks_text([0, 1, 2, 5]), ranks_text([0, 1], world_size=2)
+    ('rank 2', 'ranks 0-2, 5', 'all 2 ranks')
+    """
+    if world_size is not None and len(ranks) == world_size > 1:
+        return f"all {world_size} ranks"
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    spans = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(spans)}"
+
+
+class RankError(RuntimeError):
+    """A cell or call failed on one or more ranks.
+
+    failures: every rank's failure, those that caused the error first. ranks: the ranks that caused it.
+    note: what was done about it (groups rebuilt, restart needed).
+    """
+
+    def __init__(self, failures: Sequence[Failure], world_size: int, note: str = "") -> None:
+        order = {"died": 0, "raised": 1, "interrupted": 2, "freed": 3}
+        self.failures = tuple(sorted(failures, key=lambda failure: (order[failure.kind], failure.rank)))
+        self.world_size = world_size
+        self.note = note
+        worst = self.failures[0].kind
+        causes = [failure for failure in self.failures if failure.kind == worst]
+        self.causes = causes
+        self.ranks = tuple(failure.rank for failure in causes)
+        super().__init__(self._text())
+
+    def __reduce__(self) -> tuple[type[RankError], tuple[tuple[Failure, ...], int, str]]:
+        return RankError, (self.failures, self.world_size, self.note)
+
+    @property
+    def rank(self) -> int:
+        """The first rank that caused the error."""
+        return self.ranks[0]
+
+    def blocks(self) -> list[tuple[str, str]]:
+        """``(which ranks, traceback)``, ranks with the same traceback together."""
+        groups: dict[str, list[Failure]] = {}
+        for failure in self.causes:
+            groups.setdefault(failure.traceback or failure.headline, []).append(failure)
+        return [
+            (ranks_text([failure.rank for failure in group], self.world_size), text.rstrip())
+            for text, group in groups.items()
+        ]
+
+    def headline(self) -> str:
+        """One line a group of ranks, and what became of the others."""
+        groups: dict[str, list[int]] = {}
+        for failure in self.causes:
+            verb = "" if failure.kind == "died" else "raised "
+            groups.setdefault(verb + failure.headline, []).append(failure.rank)
+        lines = [f"{ranks_text(ranks, self.world_size)} {what}" for what, ranks in groups.items()]
+        freed = [failure.rank for failure in self.failures if failure.kind == "freed" and failure not in self.causes]
+        if freed:
+            were = "was" if len(freed) == 1 else "were"
+            lines.append(f"{ranks_text(freed)} {were} waiting in a collective and {were} freed")
+        stopped = [f.rank for f in self.failures if f.kind == "interrupted" and f not in self.causes]
+        if stopped:
+            lines.append(f"{ranks_text(stopped)} {'was' if len(stopped) == 1 else 'were'} interrupted")
+        return "; ".join(lines)
+
+    def _text(self) -> str:
+        parts = [self.headline()]
+        parts += [f"--- {who} ---\n{text}" for who, text in self.blocks()]
+        if self.note:
+            parts.append(self.note)
+        return "\n".join(parts)
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows: the ranks' tracebacks, not the notebook's way to them."""
+        return self._text().splitlines()
+
+
+class RanksInterrupted(KeyboardInterrupt):
+    """The reader stopped a cell. note: what was kept and what was lost."""
+
+    def __init__(self, failures: Sequence[Failure], world_size: int, note: str = "") -> None:
+        self.failures, self.world_size, self.note = tuple(failures), world_size, note
+        parts = [f"stopped on {ranks_text([failure.rank for failure in failures], world_size)}"] if failures else []
+        super().__init__("\n".join([*parts, note]))
+
+    def _render_traceback_(self) -> list[str]:
+        shown = [failure for failure in self.failures if failure.kind in ("interrupted", "freed")]
+        groups: dict[str, list[int]] = {}
+        for failure in shown:
+            groups.setdefault(failure.traceback.rstrip(), []).append(failure.rank)
+        blocks = [f"--- {ranks_text(ranks, self.world_size)} ---\n{text}" for text, ranks in groups.items()]
+        return "\n".join([f"KeyboardInterrupt: {self}", *blocks]).splitlines()

@@ -1,0 +1,157 @@
+"""A rank's process groups: made, cut while stuck, and put right again inside the same objects.
+
+A collective that waits for a rank which will never come is freed by closing the TCP connections of the
+group from a side thread of the *same* process: the wait then ends with an error, whoever holds the group.
+(Aborting or destroying the group does not do it while a model, DDP for one, still holds the group.)
+
+Afterwards every group gets a fresh backend registered under a backend type not used before. The
+ProcessGroup object stays the one that models hold, so they go on working.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["Cable", "cables", "connect", "cut", "group_count", "group_names", "rebuild", "reconnect"]
+
+Cable = tuple[tuple[str, int], tuple[str, int]]  # (this end, the other end) of a TCP connection
+
+TIMEOUT = timedelta(minutes=30)
+_spare_types = iter(range(64, 256))  # BackendType is one byte; torch itself uses the first few values
+
+
+def connect(store_path: str, rank: int, world_size: int, backend: str, device: torch.device) -> None:
+    """Joins the default group through a file (no port is opened for it) and proves it by an all_reduce."""
+    store = dist.FileStore(store_path, world_size)
+    backends = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
+    dist.init_process_group(backends, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
+    prove(world_size, device)
+
+
+def prove(world_size: int, device: torch.device) -> None:
+    """One real all_reduce, and its result checked."""
+    total = torch.ones(1, device=device)
+    dist.all_reduce(total)
+    if int(total.item()) != world_size:
+        raise RuntimeError(f"the first all_reduce gave {total.item()}, expected {world_size}")
+
+
+def cables() -> list[Cable]:
+    """The TCP connections of this process between two loopback addresses."""
+    found = []
+    for sock in _tcp_sockets():
+        with sock:
+            try:
+                here, there = sock.getsockname(), sock.getpeername()
+            except OSError:
+                continue  # listening, or closed already
+            if here[0] in ("127.0.0.1", "::1") and there[0] == here[0]:
+                found.append(((here[0], here[1]), (there[0], there[1])))
+    return found
+
+
+def cut(chosen: Collection[Cable]) -> int:
+    """Closes the connections named, under whoever waits on them; NCCL groups are aborted. Returns how many."""
+    count = 0
+    for sock in _tcp_sockets():
+        with sock:
+            try:
+                here, there = sock.getsockname()[:2], sock.getpeername()[:2]
+                if (here, there) in chosen:
+                    sock.shutdown(socket.SHUT_RDWR)
+                    count += 1
+            except OSError:
+                continue
+    for group in _groups():
+        backend = _backend_on(group, "cuda")
+        if backend is not None:
+            backend.abort()
+    return count
+
+
+def _tcp_sockets() -> list[socket.socket]:
+    sockets = []
+    for name in os.listdir("/dev/fd"):
+        try:
+            copy = os.dup(int(name))
+        except OSError:
+            continue
+        try:
+            sock = socket.socket(fileno=copy)
+        except OSError:  # not a socket
+            os.close(copy)
+            continue
+        if sock.type == socket.SOCK_STREAM and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sockets.append(sock)
+        else:
+            sock.close()
+    return sockets
+
+
+def _groups() -> list[Any]:
+    return list(dist.distributed_c10d._world.pg_map) if dist.is_initialized() else []
+
+
+def group_names() -> dict[str, list[int]]:
+    """Name -> global ranks of every group this rank is in; the default group first."""
+    return {group.group_name: group_members(group) for group in _groups()}
+
+
+def group_members(group: Any) -> list[int]:
+    """The global ranks of a group, in its own order."""
+    ranks: Mapping[int, int] = dist.distributed_c10d._world.pg_group_ranks[group]
+    return sorted(ranks, key=ranks.__getitem__)
+
+
+def _backend_on(group: Any, device: str) -> Any | None:
+    try:
+        return group._get_backend(torch.device(device))
+    except RuntimeError:
+        return None
+
+
+def rebuild(store_path: str, names: Sequence[str], group_count: int, device: torch.device) -> None:
+    """Gives the groups named a fresh backend each, in place, and proves the default one by an all_reduce.
+
+    group_count: torch's counter that names the next group, brought to the same value on every rank.
+    """
+    world = dist.distributed_c10d._world
+    store = dist.FileStore(store_path, dist.get_world_size())
+    by_name = {group.group_name: group for group in _groups()}
+    for name in names:
+        group = by_name[name]
+        for place in ("cpu", "cuda"):
+            old = _backend_on(group, place)
+            if old is None:
+                continue
+            prefixed = dist.PrefixStore(f"{name}/{place}", store)
+            new: Any
+            if isinstance(old, dist.ProcessGroupGloo):
+                new = dist.ProcessGroupGloo(prefixed, group.rank(), group.size(), TIMEOUT)
+            else:
+                new = dist.ProcessGroupNCCL(prefixed, group.rank(), group.size(), old.options)
+            kind = next(_spare_types, None)
+            if kind is None:
+                raise RuntimeError("the groups were rebuilt too often for torch to tell apart; restart the ranks")
+            group._register_backend(torch.device(place), dist.ProcessGroup.BackendType(kind), new)
+    world.group_count = group_count
+    prove(dist.get_world_size(), device)
+
+
+def reconnect(store_path: str, rank: int, world_size: int, backend: str, device: torch.device) -> None:
+    """The default group from nothing, where a cell destroyed it on some rank; older groups are lost."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    connect(store_path, rank, world_size, backend, device)
+
+
+def group_count() -> int:
+    """How many groups this rank has named so far."""
+    return int(dist.distributed_c10d._world.group_count)

@@ -1,0 +1,91 @@
+"""How many ranks, on how many nodes, over which backend: checked before any process starts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+
+from .errors import LaunchError
+
+__all__ = ["Shape"]
+
+RANKS_PER_CORE = 8  # above it a launch is refused: steps would measure the scheduler, not the plan
+MAX_RANKS = 64
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The ranks asked for. Ranks ``[k * local_world_size, (k + 1) * local_world_size)`` live on node k."""
+
+    world_size: int
+    nodes: int
+    backend: str  # "gloo" or "nccl"
+    threads: int  # torch threads a rank
+
+    @property
+    def local_world_size(self) -> int:
+        return self.world_size // self.nodes
+
+    def __str__(self) -> str:
+        text = f"{self.world_size} rank{'s' if self.world_size > 1 else ''}"
+        return text + (f" on {self.nodes} virtual nodes" if self.nodes > 1 else "") + f" over {self.backend}"
+
+    @classmethod
+    def checked(cls, world_size: int, nodes: int = 1, backend: str | None = None, threads: int = 1) -> Shape:
+        """The shape, or a LaunchError that names what was given and the smallest fix."""
+        for name, value in (("n", world_size), ("nodes", nodes), ("threads", threads)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise LaunchError(f"launch({name}={value!r}): expected a whole number of at least 1.")
+        if world_size % nodes:
+            fit = max(k for k in range(1, nodes + 1) if world_size % k == 0)
+            raise LaunchError(
+                f"launch(n={world_size}, nodes={nodes}): ranks do not divide evenly over nodes. "
+                f"Smallest change: nodes={fit}, or n={world_size + nodes - world_size % nodes}."
+            )
+        cores = usable_cores()
+        limit = min(MAX_RANKS, RANKS_PER_CORE * cores)
+        if world_size > limit:
+            raise LaunchError(
+                f"launch(n={world_size}): more ranks than this machine can usefully share: {cores} "
+                f"core{'s' if cores > 1 else ''} x {RANKS_PER_CORE} ranks a core, and never above {MAX_RANKS}, "
+                f"allow {limit}. Smallest change: n={limit}."
+            )
+        return cls(world_size, nodes, checked_backend(backend, world_size), threads)
+
+    def notice(self) -> str:
+        """What a reader should know about this shape on this machine; empty when nothing."""
+        cores = usable_cores()
+        if self.backend == "gloo" and self.world_size * self.threads > cores:
+            return (
+                f"{self.world_size} ranks x {self.threads} thread{'s' if self.threads > 1 else ''} share {cores} "
+                f"core{'s' if cores > 1 else ''}: results are exact, times include waiting for a core."
+            )
+        return ""
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def checked_backend(backend: str | None, world_size: int) -> str:
+    """``gloo`` or ``nccl``; None takes NCCL where CUDA GPUs are."""
+    if backend not in (None, "gloo", "nccl"):
+        raise LaunchError(f"launch(backend={backend!r}): expected 'gloo', 'nccl' or None.")
+    if backend == "gloo":
+        return "gloo"
+    import torch
+
+    gpus = torch.cuda.device_count()
+    if backend is None and gpus == 0:
+        return "gloo"
+    if world_size > gpus:
+        fix = f"n={gpus}, or backend='gloo'" if gpus else "backend='gloo'"
+        raise LaunchError(
+            f"launch(n={world_size}, backend={backend!r}): NCCL needs one GPU a rank and this machine has {gpus}. "
+            f"Smallest change: {fix}."
+        )
+    return "nccl"

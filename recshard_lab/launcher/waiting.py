@@ -1,0 +1,194 @@
+"""One cell or call in flight: from sent to answered, however the ranks, or the reader, put an end to it.
+
+a rank raises      the others get a moment to finish, are then freed from collectives, then interrupted
+a rank dies        the cell fails at once; the others are freed and stopped
+the reader stops   1. ranks in Python code get KeyboardInterrupt
+                   2. after a moment, or a second stop, ranks stuck in collectives are freed
+                   3. at a third stop the ranks are killed and started again
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from .errors import Failure
+from .lines import Printer
+from .wires import Event, Wires, exit_text, opened
+
+__all__ = ["Flight"]
+
+TICK_S = 0.05
+FAILURE_GRACE_S = 0.2  # for the others to finish by themselves after one rank failed
+STRAGGLER_S = 2.0  # after that, ranks still at work in a failed cell are interrupted
+INTERRUPT_GRACE_S = 0.4  # between KeyboardInterrupt and freeing collectives
+CABLES_S = 0.3  # for the ranks to say how they are connected
+DEATH_GRACE_S = 0.1  # for other deaths to be heard of (a group killed together)
+PATIENCE_S = 3.0  # then the reader is told who does not answer, and how to go on
+
+
+class Flight:
+    """Waits for the answers of `ranks` to cell number `cell`."""
+
+    def __init__(
+        self, wires: Wires, cell: int, ranks: Sequence[int], printer: Printer, timeout_s: float | None = None
+    ) -> None:
+        self.wires, self.cell, self.printer = wires, cell, printer
+        self.waiting = set(ranks)
+        self.outcomes: dict[int, dict[str, Any]] = {}
+        self.failures: dict[int, Failure] = {}
+        self.stops = 0  # how often the reader asked to stop
+        self.freed = False  # connections were cut: groups must be rebuilt
+        self.killed = False  # the reader's third stop
+        self.timed_out = False
+        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._since: dict[str, float] = {}  # when something happened first
+        self._cables: dict[int, Any] | None = None
+
+    @property
+    def died(self) -> bool:
+        """Some rank's process ended."""
+        return any(failure.kind == "died" for failure in self.failures.values())
+
+    def wait(self) -> None:
+        """Returns when every rank answered, or the cell cannot go on."""
+        with self._stop_button():
+            while self.waiting and not self.killed:
+                try:
+                    self._on(self.wires.events.get(timeout=TICK_S))
+                    while True:
+                        self._on(self.wires.events.get_nowait())
+                except queue.Empty:
+                    pass
+                self.printer.flush()
+                self._act()
+                if self.died and self._for("died") > DEATH_GRACE_S:
+                    break
+            if self.died and self.waiting:
+                self._abandon()
+        self.printer.close()
+
+    # -- what is heard -----------------------------------------------------------------------------
+
+    def _on(self, event: Event) -> None:
+        rank, kind, cell, data = event
+        if kind in ("stdout", "stderr"):
+            self.printer.feed(rank, kind, data)
+        elif kind == "died":
+            name, message = exit_text(data)
+            last = "".join(self.wires.last_output[rank])[-1000:]
+            text = f"{message}; the last it printed:\n{last}" if last.strip() else message
+            self.failures[rank] = Failure(rank, "died", name, message, text)
+            self._mark("died")
+            self._finish(rank)
+        elif kind == "stop":
+            self._asked_to_stop()
+        elif cell != self.cell:
+            return  # an answer that nobody waits for any more
+        elif kind == "done":
+            outcome = opened(data)
+            self.outcomes[rank] = outcome
+            if "failure" in outcome:
+                self.failures[rank] = Failure(rank, **outcome["failure"])
+                self._mark("failed")
+            self._finish(rank)
+        elif kind == "display":
+            self.printer.show([rank], opened(data))
+        elif kind == "cables" and self._cables is not None:
+            self._cables[rank] = opened(data)
+        elif kind == "where":
+            self._tell_where(rank, opened(data))
+
+    def _finish(self, rank: int) -> None:
+        self.waiting.discard(rank)
+        self.printer.finish(rank)
+
+    def _mark(self, what: str) -> None:
+        self._since.setdefault(what, time.monotonic())
+
+    def _for(self, what: str) -> float:
+        """Seconds since `what` happened first; negative when it has not."""
+        return time.monotonic() - self._since[what] if what in self._since else -1.0
+
+    # -- what is done about it ---------------------------------------------------------------------
+
+    def _act(self) -> None:
+        if self._deadline is not None and time.monotonic() > self._deadline and not self.timed_out:
+            self.timed_out = True
+            self._interrupt()
+        if self._for("failed") > FAILURE_GRACE_S or self._for("interrupted") > INTERRUPT_GRACE_S:
+            self._free()
+        if self._for("failed") > STRAGGLER_S and "interrupted" not in self._since:
+            self._interrupt()
+        if self._for("interrupted") > PATIENCE_S and "told" not in self._since:
+            self._mark("told")
+            for rank in self.waiting:
+                self.wires.send(rank, "where", self.cell)
+        if self._cables is not None and (
+            len(self._cables) == len(self.wires.alive()) or self._for("freeing") > CABLES_S
+        ):
+            self._cut(self._cables)
+
+    def _asked_to_stop(self) -> None:
+        self.stops += 1
+        if self.stops == 1:
+            self._interrupt()
+        elif not self.freed and self._cables is None:
+            self._free()
+        else:
+            self.killed = True
+
+    def _interrupt(self) -> None:
+        self._mark("interrupted")
+        for rank in self.waiting:
+            self.wires.send(rank, "interrupt", self.cell)
+
+    def _free(self) -> None:
+        """Asks for the connections first: only those between two ranks are ours to cut."""
+        if self.freed or self._cables is not None or not self.waiting:
+            return
+        self._mark("freeing")
+        self._cables = {}
+        for rank in self.wires.alive():
+            self.wires.send(rank, "cables", self.cell)
+
+    def _cut(self, cables: dict[int, Any]) -> None:
+        self._cables, self.freed = None, True
+        ends = {tuple(cable) for each in cables.values() for cable in each}
+        everyone = len(cables) == len(self.wires.alive())
+        between = {(a, b) for a, b in ends if (b, a) in ends or not everyone}
+        import pickle
+
+        for rank in self.wires.alive():
+            self.wires.send(rank, "cut", self.cell, pickle.dumps(between))
+
+    def _abandon(self) -> None:
+        """A rank died: the world is lost, so nobody need answer; nobody may go on computing either."""
+        self._interrupt()
+        for rank in self.waiting:
+            self.failures[rank] = Failure(rank, "freed", "stopped", "the cell was given up")
+
+    def _tell_where(self, rank: int, frames: list[tuple[str, int, str]]) -> None:
+        if rank in self.waiting and frames:
+            filename, line, text = frames[-1]
+            self.printer.notice(
+                f"rank {rank} does not answer; it is at {filename}, line {line}: {text.strip()}\n"
+                "It may come back by itself. Stop once more to kill the ranks and start them again."
+            )
+
+    @contextmanager
+    def _stop_button(self) -> Iterator[None]:
+        """While waiting, SIGINT is a request to the ranks; elsewhere it stays what it was."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGINT, lambda *_: self.wires.events.put(Event(-1, "stop", 0, None)))
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)

@@ -1,0 +1,239 @@
+"""What a rank runs: the main thread takes cells one by one, a side thread listens to the kernel meanwhile."""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import ctypes
+import gc
+import os
+import pickle
+import queue
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import dill
+
+from . import groups
+from .cell import NOTHING, bundle, failure_text, run_source, users_part
+from .channel import Channel, Message
+from .payload import decode, encode, remember_sources
+
+__all__ = ["run_rank"]
+
+_OURS = (os.path.dirname(__file__), ast.__file__)
+_LOST_PEER = re.compile(r"closed by peer|[Cc]onnection (closed|reset|refused)|Broken pipe|Socket closed|abort", re.S)
+
+
+def run_rank(spec: dict[str, Any], control: int, stdout: int, stderr: int) -> int:
+    """Turns a fresh fork into a rank and serves it; returns the exit status."""
+    os.setsid()  # a session of its own: Jupyter's interrupt goes to the kernel, which forwards it
+    die_with_parent()
+    null = os.open(os.devnull, os.O_RDONLY)
+    for number, fd in enumerate((null, stdout, stderr)):
+        os.dup2(fd, number)
+        os.close(fd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    os.environ.clear()
+    os.environ.update(spec["environment"])
+    sys.path[:] = spec["path"]
+    sys.argv[:] = [""]
+    try:
+        os.chdir(spec["folder"])
+    except OSError:
+        pass  # removed meanwhile: stay where the forkserver is
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    gc.enable()
+    return Rank(spec, Channel(socket.socket(fileno=control))).serve()
+
+
+def die_with_parent() -> None:
+    """Linux: SIGKILL when the zygote ends. (The control channel's end does the same everywhere.)"""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def leave_now() -> NoReturn:
+    """Ends this rank and all that it started, whatever the main thread is stuck in."""
+    os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+class Rank:
+    """One rank: its namespace, its groups, its connection to the kernel."""
+
+    def __init__(self, spec: dict[str, Any], channel: Channel) -> None:
+        self.spec, self.channel = spec, channel
+        self.rank, self.world_size = int(spec["rank"]), int(spec["world_size"])
+        self.work: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.running: int | None = None  # the cell that an interrupt may stop
+        self.asked_to_stop: int | None = None
+        self.main_module = types.ModuleType("__main__")
+        self.namespace = self.main_module.__dict__
+
+    def serve(self) -> int:
+        threading.Thread(target=self.listen, name="recshard-control", daemon=True).start()
+        signal.signal(signal.SIGINT, self.on_interrupt)
+        self.answer(0, self.set_up)
+        while True:
+            message = self.work.get()
+            if message.kind == "stop":
+                atexit._run_exitfuncs()
+                sys.stdout.flush()
+                sys.stderr.flush()
+                return 0
+            self.answer(message.cell, lambda message=message: getattr(self, f"do_{message.kind}")(message))
+
+    # -- the main thread ---------------------------------------------------------------------------
+
+    def set_up(self) -> None:
+        """Imports torch, joins the default group, and lays out the names that every cell finds."""
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(self.spec["threads"])
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed()  # forks would otherwise all draw the same numbers
+        self.device = torch.device("cpu")
+        if self.spec["backend"] == "nccl":
+            self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(self.device)
+        sys.modules["__main__"] = dill._dill._main_module = self.main_module
+        self.namespace.update(
+            rank=self.rank,
+            world_size=self.world_size,
+            local_rank=int(os.environ["LOCAL_RANK"]),
+            device=self.device,
+            torch=torch,
+            dist=dist,
+            display=self.display,
+        )
+        groups.connect(self.spec["store"], self.rank, self.world_size, self.spec["backend"], self.device)
+
+    def answer(self, cell: int, work: Callable[[], Any]) -> None:
+        """Does one piece of work and reports how it went; nothing it raises ends the rank."""
+        started = time.perf_counter()
+        outcome: dict[str, Any] = {}
+        try:
+            try:
+                self.running = cell
+                outcome["value"] = work()
+            finally:
+                self.running = None
+        except BaseException as error:
+            self.running = None
+            outcome = {"failure": describe(error)}
+        self.asked_to_stop = None
+        outcome["seconds"] = time.perf_counter() - started
+        outcome["groups"], outcome["group_count"] = groups.group_names(), groups.group_count()
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                pass  # the cell closed or replaced it
+        self.channel.send(Message("done", cell, pickle.dumps(outcome)))
+
+    def do_run(self, message: Message) -> bytes:
+        call, sources = decode(message.payload)
+        remember_sources(sources)
+        fn, args, kwargs = decode(call)
+        return encode(fn(*args, **kwargs))
+
+    def do_exec(self, message: Message) -> dict[str, Any] | None:
+        source, filename = pickle.loads(message.payload)
+        value = run_source(source, filename, self.namespace)
+        return None if value is NOTHING else bundle(value)
+
+    def do_rebuild(self, message: Message) -> None:
+        store, names, count = pickle.loads(message.payload)
+        if names:
+            groups.rebuild(store, names, count, self.device)
+        else:
+            groups.reconnect(store, self.rank, self.world_size, self.spec["backend"], self.device)
+
+    def display(self, *values: Any) -> None:
+        """Shows values in the notebook, marked with this rank."""
+        for value in values:
+            content = pickle.dumps(bundle(value))
+            with self.shielded():
+                self.channel.send(Message("display", self.running or 0, content))
+
+    # -- interrupts --------------------------------------------------------------------------------
+
+    def on_interrupt(self, number: int, frame: Any) -> None:
+        """SIGINT: stops the cell it was meant for, and no other."""
+        if self.running is not None and self.asked_to_stop in (None, self.running):
+            self.asked_to_stop = None
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def shielded(self) -> Iterator[None]:
+        """No interrupt inside: a message half sent would be the end of the channel."""
+        cell, self.running = self.running, None
+        try:
+            yield
+        finally:
+            self.running = cell
+        if cell is not None and self.asked_to_stop == cell:
+            self.asked_to_stop = None
+            raise KeyboardInterrupt
+
+    # -- the side thread ---------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        try:
+            while True:
+                message = self.channel.receive()
+                if message.kind == "interrupt":
+                    if self.running == message.cell:
+                        self.asked_to_stop = message.cell
+                        main = threading.main_thread().ident
+                        assert main is not None
+                        signal.pthread_kill(main, signal.SIGINT)  # also ends a sleep or a read
+                elif message.kind == "cables":
+                    self.reply(message, groups.cables())
+                elif message.kind == "cut":
+                    self.reply(message, groups.cut(pickle.loads(message.payload)))
+                elif message.kind == "where":
+                    self.reply(message, self.where())
+                else:
+                    self.work.put(message)
+        except (EOFError, OSError):
+            leave_now()  # the kernel is gone
+
+    def reply(self, message: Message, value: Any) -> None:
+        self.channel.send(Message(message.kind, message.cell, pickle.dumps(value)))
+
+    def where(self) -> list[tuple[str, int, str]]:
+        """(file, line, text) of the main thread's frames outside the launcher, innermost last."""
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        frames = traceback.extract_stack(frame) if frame is not None else []
+        return [(f.filename, f.lineno or 0, f.line or "") for f in frames if not f.filename.startswith(_OURS)]
+
+
+def describe(error: BaseException) -> dict[str, str]:
+    """What the kernel needs to know of an exception, in plain text: its class may exist only here."""
+    kind = "raised"
+    if isinstance(error, KeyboardInterrupt):
+        kind = "interrupted"
+    elif isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)):
+        kind = "freed"
+    return {
+        "kind": kind,
+        "name": type(error).__name__,
+        "message": str(error),
+        "traceback": failure_text(error, users_part(error, _OURS)),
+    }

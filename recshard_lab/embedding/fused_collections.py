@@ -72,12 +72,21 @@ class FusedEmbeddingBagCollection(nn.Module):
         self._kernel = self._make_kernel(
             _spec_of(optimizer_type, optimizer_kwargs), torch.device(device or "cpu"), backend
         )
-        self.embedding_bags = nn.ModuleDict()
-        for table, weight in zip(tables, self._kernel.weights(), strict=True):
-            self.embedding_bags[table.name] = _Holder(weight)
+        self.embedding_bags = nn.ModuleDict({table.name: _Holder() for table in tables})
+        self._hold_weights()
         # autograd calls our backward only if an input asks for a gradient
         self._anchor = torch.zeros(0, requires_grad=True)
         self.reset_parameters()
+
+    def _hold_weights(self) -> None:
+        """Makes the kernel's weights the parameters, in place of what stood there."""
+        for table, weight in zip(self._tables, self._kernel.weights(), strict=True):
+            self.embedding_bags[table.name].weight = nn.Parameter(weight, requires_grad=False)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copied or unpickled parameter has memory of its own: it is the copied kernel's again."""
+        super().__setstate__(state)
+        self._hold_weights()
 
     def _make_kernel(self, spec: OptimizerSpec, device: torch.device, backend: str | None) -> LookupKernel:
         for table in self._tables:
@@ -182,9 +191,7 @@ class FusedEmbeddingBagCollection(nn.Module):
 class _Holder(nn.Module):
     """Gives a kernel's weight its name in the state dict."""
 
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight, requires_grad=False)
+    weight: nn.Parameter
 
 
 class _Lookup(torch.autograd.Function):

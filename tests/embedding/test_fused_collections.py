@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -102,6 +104,18 @@ def test_the_learning_rate_can_follow_a_schedule(backend: str) -> None:
     fused.set_learning_rate(0.25)
     fused(KeyedJaggedTensor(["f"], torch.tensor([1]), lengths=torch.tensor([1]))).values().sum().backward()
     assert fused.state_dict()["embedding_bags.t.weight"].tolist() == [[0.0] * 4, [-0.25] * 4]
+
+
+@each_backend
+def test_a_copy_trains_alone_and_its_state_follows(backend: str) -> None:
+    fused = FusedEmbeddingBagCollection(tables(), RowWiseAdagrad, {"lr": 0.3}, backend=backend)
+    twin = copy.deepcopy(fused)
+    before = {name: value.clone() for name, value in fused.state_dict().items()}
+    for seed in range(3):
+        twin(batch(seed)).values().sum().backward()
+    for name, value in fused.state_dict().items():
+        assert torch.equal(value, before[name])
+        assert not torch.equal(value, twin.state_dict()[name])
 
 
 def test_backward_through_one_lookup_steps_once() -> None:

@@ -90,11 +90,16 @@ class FbgemmKernel(LookupKernel):
         self._states: list[dict[str, Tensor]] = [{}] * len(self.slots)
         self._tbes: list[Any] = []
         groups: list[list[int]] = []
-        for indices in self._alike().values():
+        self._members = list(self._alike().values())
+        for indices in self._members:
             # TBE adds up what the lanes of a slot share only if they stand side by side
             lanes = [lane for index in indices for lane in self._lanes_of(index)]
             groups.append(lanes)
             self._tbes.append(self._make_tbe(indices, lanes, optimizer))
+        self._hold_views()
+        for indices in self._members:
+            for index in indices:
+                self._weights[index].zero_()
         self._lanes = LaneGroups([self.slots[slot].num_cols for slot in self.lane_slots], groups)
 
     def _alike(self) -> dict[tuple[DataType, int], list[int]]:
@@ -124,7 +129,7 @@ class FbgemmKernel(LookupKernel):
         compute = f.ComputeDevice.CPU if on_cpu else f.ComputeDevice.CUDA
         slots = [self.slots[index] for index in indices]
         place = {index: position for position, index in enumerate(indices)}
-        tbe = f.SplitTableBatchedEmbeddingBagsCodegen(
+        return f.SplitTableBatchedEmbeddingBagsCodegen(
             embedding_specs=[(slot.num_rows, slot.num_cols, location, compute) for slot in slots],
             feature_table_map=[place[self.lane_slots[lane]] for lane in lanes],
             weights_precision=f.SparseType.FP16 if slots[0].data_type is DataType.FP16 else f.SparseType.FP32,
@@ -136,12 +141,21 @@ class FbgemmKernel(LookupKernel):
             device=self.device,
             bounds_check_mode=f.BoundsCheckMode.NONE,  # its other modes print or move wrong ids
         )
-        states = tbe.split_optimizer_states()
-        names = list(optimizer.state_shapes(1, 1))
-        for position, (index, weight) in enumerate(zip(indices, tbe.split_embedding_weights(), strict=True)):
-            self._weights[index] = weight.zero_()
-            self._states[index] = dict(zip(names, states[position], strict=True)) if names else {}
-        return tbe
+
+    def _hold_views(self) -> None:
+        """Finds the slots' weights and states in the memory of the TBEs."""
+        assert self.optimizer is not None
+        names = list(self.optimizer.state_shapes(1, 1))
+        for tbe, indices in zip(self._tbes, self._members, strict=True):
+            states = tbe.split_optimizer_states()
+            for position, (index, weight) in enumerate(zip(indices, tbe.split_embedding_weights(), strict=True)):
+                self._weights[index] = weight
+                self._states[index] = dict(zip(names, states[position], strict=True)) if names else {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copied or unpickled TBE has memory of its own, in which the views must be found again."""
+        self.__dict__.update(state)
+        self._hold_views()
 
     def weights(self) -> list[Tensor]:
         return self._weights

@@ -1,0 +1,136 @@
+"""DLRM, the deep learning recommendation model (Naumov et al. 2019, arXiv 1906.00091).
+
+    dense [B, I] -- bottom MLP ------------> [B, D]    \\
+                                                        dots of all pairs -- top MLP -> logit [B, 1]
+    ids   KJT    -- embedding collection --> [B, F, D] /
+
+The model does not know whether its embedding collection is sharded: it calls it with a KeyedJaggedTensor and
+reads a KeyedTensor, whichever ranks hold the rows.
+
+Shape letters: B batch, I dense features, F sparse features, D embedding dim.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from recshard_lab.embedding import EmbeddingBagCollection
+from recshard_lab.models.layers import MLP, InteractionArch
+from recshard_lab.sparse import KeyedJaggedTensor
+
+
+class DenseArch(nn.Module):
+    """The bottom MLP; without dense features, the one thing it could still output: a learned constant.
+
+    A constant vector keeps the interaction whole: its dot with each embedding is that id's own bias.
+    """
+
+    def __init__(self, in_features: int, layer_sizes: Sequence[int], device: torch.device | str | None = None) -> None:
+        super().__init__()
+        self.in_features = in_features
+        self.mlp: MLP | None = None
+        self.constant: nn.Parameter | None = None
+        if in_features > 0:
+            self.mlp = MLP(in_features, layer_sizes, device=device)
+        else:
+            self.constant = nn.Parameter(torch.empty(layer_sizes[-1], device=device))
+            self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the constant as a linear layer of the same width would draw its bias."""
+        if self.constant is not None:
+            bound = self.constant.numel() ** -0.5
+            nn.init.uniform_(self.constant, -bound, bound)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """``[B, I] -> [B, D]``"""
+        if features.shape[1] != self.in_features:
+            raise ValueError(
+                f"dense_features has {features.shape[1]} columns, the model was built for {self.in_features}"
+            )
+        if self.mlp is not None:
+            dense: Tensor = self.mlp(features)
+            return dense
+        assert self.constant is not None
+        return self.constant.expand(len(features), -1)
+
+
+class OverArch(nn.Module):
+    """The top MLP, whose last layer is linear: it gives the logit."""
+
+    def __init__(self, in_features: int, layer_sizes: Sequence[int], device: torch.device | str | None = None) -> None:
+        super().__init__()
+        *hidden, last = layer_sizes
+        self.mlp = MLP(in_features, hidden, device=device)
+        self.out = nn.Linear(hidden[-1] if hidden else in_features, last, device=device)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """``[B, in_features] -> [B, layer_sizes[-1]]``"""
+        logits: Tensor = self.out(self.mlp(features))
+        return logits
+
+
+class DLRM(nn.Module):
+    """DLRM over one embedding collection; arguments as in TorchRec.
+
+    Args:
+        embedding_bag_collection: the tables, all of one `embedding_dim` D. May be on the meta device.
+        dense_in_features: I. With 0 there is no bottom MLP; a learned vector takes its place.
+        dense_arch_layer_sizes: widths of the bottom MLP, the last must be D; ``[]`` or ``[D]`` without dense
+            features.
+        over_arch_layer_sizes: widths of the top MLP, the last one usually 1 (the logit).
+        dense_device: where the dense weights live.
+
+    Raises:
+        ValueError: tables of different widths, or layer sizes that do not fit them.
+
+    >>> from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig
+    >>> tables = [EmbeddingBagConfig(name="t1", num_embeddings=10, embedding_dim=8, feature_names=["f1", "f2"])]
+    >>> model = DLRM(EmbeddingBagCollection(tables), 13, [32, 8], [16, 1])
+    >>> ids = KeyedJaggedTensor(["f1", "f2"], torch.tensor([3, 1, 4]), lengths=torch.tensor([1, 0, 1, 1]))
+    >>> model(torch.rand(2, 13), ids).shape
+    torch.Size([2, 1])
+    """
+
+    def __init__(
+        self,
+        embedding_bag_collection: EmbeddingBagCollection,
+        dense_in_features: int,
+        dense_arch_layer_sizes: Sequence[int],
+        over_arch_layer_sizes: Sequence[int],
+        dense_device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        tables = embedding_bag_collection.embedding_bag_configs()
+        widths = {table.name: table.embedding_dim for table in tables}
+        if len(set(widths.values())) != 1:
+            raise ValueError(f"DLRM needs tables of one embedding_dim, got {widths}")
+        self.embedding_dim = tables[0].embedding_dim
+        bottom, over = list(dense_arch_layer_sizes), list(over_arch_layer_sizes)
+        if dense_in_features < 0:
+            raise ValueError(f"dense_in_features must be 0 or more, got {dense_in_features}")
+        if dense_in_features == 0 and not bottom:
+            bottom = [self.embedding_dim]
+        if not bottom or bottom[-1] != self.embedding_dim or (dense_in_features == 0 and len(bottom) > 1):
+            expected = f"[..., {self.embedding_dim}]" if dense_in_features else "[]"
+            raise ValueError(
+                f"dense_arch_layer_sizes must be {expected} for {dense_in_features} dense features and tables "
+                f"of embedding_dim {self.embedding_dim}, got {bottom}"
+            )
+        if not over:
+            raise ValueError("over_arch_layer_sizes is empty: its last layer gives the logit, e.g. [64, 1]")
+
+        self.num_sparse_features = sum(len(table.feature_names) for table in tables)
+        self.embedding_bag_collection = embedding_bag_collection
+        self.dense_arch = DenseArch(dense_in_features, bottom, device=dense_device)
+        self.inter_arch = InteractionArch(self.num_sparse_features)
+        self.over_arch = OverArch(self.inter_arch.output_size(self.embedding_dim), over, device=dense_device)
+
+    def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
+        """dense ``[B, I]`` and ids of B samples -> logits ``[B, 1]``"""
+        dense = self.dense_arch(dense_features)
+        pooled = self.embedding_bag_collection(sparse_features).values()
+        sparse = pooled.reshape(-1, self.num_sparse_features, self.embedding_dim)
+        logits: Tensor = self.over_arch(self.inter_arch(dense, sparse))
+        return logits

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import traceback
-from types import TracebackType
 from typing import Any
 
 from .payload import remember_sources
@@ -68,14 +67,12 @@ def _quietly(function: Any) -> Any | None:
         return None
 
 
-def failure_text(error: BaseException, keep: TracebackType | None) -> str:
-    """The traceback from the frame of `keep` on: the user's lines, not the launcher's."""
-    return "".join(traceback.format_exception(type(error), error, keep))
-
-
-def users_part(error: BaseException, ours: tuple[str, ...]) -> TracebackType | None:
-    """The traceback without its leading frames in files whose path starts with one of `ours`."""
-    tb = error.__traceback__
-    while tb is not None and tb.tb_frame.f_code.co_filename.startswith(ours):
-        tb = tb.tb_next
-    return tb
+def failure_text(error: BaseException, ours: tuple[str, ...]) -> str:
+    """The traceback as Python prints it, without frames in files whose path starts with one of `ours`."""
+    described = traceback.TracebackException.from_exception(error)
+    part: traceback.TracebackException | None = described
+    while part is not None:
+        users = [frame for frame in part.stack if not frame.filename.startswith(ours)]
+        part.stack = traceback.StackSummary.from_list(users)
+        part = part.__cause__ or part.__context__
+    return "".join(described.format())

@@ -35,6 +35,9 @@ class Failure:
         return f"{self.name}: {self.message}" if self.message else self.name
 
 
+_VERB = {"died": "", "raised": "raised ", "interrupted": "stopped by ", "freed": "lost the others: "}
+
+
 def ranks_text(ranks: Sequence[int], world_size: int | None = None) -> str:
     """How a group of ranks is written.
 
@@ -93,8 +96,7 @@ class RankError(RuntimeError):
         """One line a group of ranks, and what became of the others."""
         groups: dict[str, list[int]] = {}
         for failure in self.causes:
-            verb = "" if failure.kind == "died" else "raised "
-            groups.setdefault(verb + failure.headline, []).append(failure.rank)
+            groups.setdefault(_VERB[failure.kind] + failure.headline, []).append(failure.rank)
         lines = [f"{ranks_text(ranks, self.world_size)} {what}" for what, ranks in groups.items()]
         freed = [failure.rank for failure in self.failures if failure.kind == "freed" and failure not in self.causes]
         if freed:
@@ -112,23 +114,20 @@ class RankError(RuntimeError):
             parts.append(self.note)
         return "\n".join(parts)
 
-    def _render_traceback_(self) -> list[str]:
-        """What IPython shows: the ranks' tracebacks, not the notebook's way to them."""
-        return self._text().splitlines()
-
 
 class RanksInterrupted(KeyboardInterrupt):
     """The reader stopped a cell. note: what was kept and what was lost."""
 
     def __init__(self, failures: Sequence[Failure], world_size: int, note: str = "") -> None:
         self.failures, self.world_size, self.note = tuple(failures), world_size, note
-        parts = [f"stopped on {ranks_text([failure.rank for failure in failures], world_size)}"] if failures else []
-        super().__init__("\n".join([*parts, note]))
+        super().__init__(self._text())
 
-    def _render_traceback_(self) -> list[str]:
-        shown = [failure for failure in self.failures if failure.kind in ("interrupted", "freed")]
-        groups: dict[str, list[int]] = {}
-        for failure in shown:
-            groups.setdefault(failure.traceback.rstrip(), []).append(failure.rank)
-        blocks = [f"--- {ranks_text(ranks, self.world_size)} ---\n{text}" for text, ranks in groups.items()]
-        return "\n".join([f"KeyboardInterrupt: {self}", *blocks]).splitlines()
+    def _text(self) -> str:
+        parts = []
+        if self.failures:
+            parts.append(f"stopped on {ranks_text([f.rank for f in self.failures], self.world_size)}")
+        blocks: dict[str, list[int]] = {}
+        for failure in self.failures:
+            blocks.setdefault(failure.traceback.rstrip(), []).append(failure.rank)
+        parts += [f"--- {ranks_text(ranks, self.world_size)} ---\n{text}" for text, ranks in blocks.items() if text]
+        return "\n".join([*parts, self.note] if self.note else parts)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from .channel import Channel, Message
@@ -106,17 +107,13 @@ class Forkserver:
         """Signals a rank and all that it started; a rank that is gone already is left in peace."""
         with self._lock:
             if self.alive:
-                try:
+                with suppress(OSError):  # the zygote is gone, and took its children along
                     self._send(Message("kill", 0, pickle.dumps((pid, int(number)))), ())
-                except OSError:
-                    pass  # the zygote is gone, and took its children along
 
     def close(self) -> None:
         """Ends the zygote, and with it every rank."""
-        try:
+        with suppress(OSError):
             self.channel.sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         try:
             self.process.wait(5)
         except subprocess.TimeoutExpired:

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+from torch.distributed.distributed_c10d import PrefixStore
 
 __all__ = ["Cable", "cables", "connect", "cut", "group_count", "group_names", "rebuild", "reconnect"]
 
@@ -29,7 +31,7 @@ _spare_types = iter(range(64, 256))  # BackendType is one byte; torch itself use
 
 def connect(store_path: str, rank: int, world_size: int, backend: str, device: torch.device) -> None:
     """Joins the default group through a file (no port is opened for it) and proves it by an all_reduce."""
-    store = dist.FileStore(store_path, world_size)
+    store = FileStore(store_path, world_size)
     backends = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
     dist.init_process_group(backends, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
     prove(world_size, device)
@@ -123,7 +125,7 @@ def rebuild(store_path: str, names: Sequence[str], group_count: int, device: tor
     group_count: torch's counter that names the next group, brought to the same value on every rank.
     """
     world = dist.distributed_c10d._world
-    store = dist.FileStore(store_path, dist.get_world_size())
+    store = FileStore(store_path, dist.get_world_size())
     by_name = {group.group_name: group for group in _groups()}
     for name in names:
         group = by_name[name]
@@ -131,7 +133,7 @@ def rebuild(store_path: str, names: Sequence[str], group_count: int, device: tor
             old = _backend_on(group, place)
             if old is None:
                 continue
-            prefixed = dist.PrefixStore(f"{name}/{place}", store)
+            prefixed = PrefixStore(f"{name}/{place}", store)
             new: Any
             if isinstance(old, dist.ProcessGroupGloo):
                 new = dist.ProcessGroupGloo(prefixed, group.rank(), group.size(), TIMEOUT)

@@ -20,8 +20,8 @@ HOLD_S = 0.15  # how long a line waits for the same line from the other ranks
 
 class Line(NamedTuple):
     at: float
-    stream: str
-    text: str
+    stream: str  # "stdout", "stderr" or "display"
+    content: Any  # a line's text, or a displayed value's MIME bundle
 
 
 def mark(ranks: Sequence[int], everyone: Sequence[int]) -> str:
@@ -53,8 +53,8 @@ class LineMerger:
         self._pending: dict[int, deque[Line]] = {rank: deque() for rank in self.ranks}
         self._finished: set[int] = set()
 
-    def emit(self, ranks: tuple[int, ...], stream: str, line: str) -> None:
-        """A whole line that `ranks` printed."""
+    def emit(self, ranks: tuple[int, ...], stream: str, content: Any) -> None:
+        """A whole line that `ranks` printed, or a MIME bundle that they displayed."""
         raise NotImplementedError
 
     def progress(self, rank: int, text: str) -> None:
@@ -81,6 +81,10 @@ class LineMerger:
             self._partial[rank, stream] = rest
         self.flush()
 
+    def display(self, rank: int, bundle: dict[str, Any]) -> None:
+        """A value that one rank displayed, in its place between the lines; shown by the next `flush`."""
+        self._pending.setdefault(rank, deque()).append(Line(time.monotonic(), "display", bundle))
+
     def finish(self, rank: int) -> None:
         """This rank prints no more in this cell; what it left unended becomes a line."""
         for stream in ("stdout", "stderr"):
@@ -95,28 +99,47 @@ class LineMerger:
 
     def flush(self, everything: bool = False) -> None:
         """Emits what need not wait any longer for the same line from other ranks."""
-        while heads := {rank: lines[0] for rank, lines in self._pending.items() if lines}:
-            oldest = min(heads.values(), key=lambda line: line.at)
-            same = tuple(r for r, head in heads.items() if head[1:] == oldest[1:])
-            may_come = [r for r in self.ranks if r not in heads and r not in self._finished]
-            if may_come and not everything and time.monotonic() - oldest.at < HOLD_S:
-                return
+        while (line := self._next(everything)) is not None:
+            same = tuple(r for r in self.ranks_heard if self._head(r) == line[1:])
             for rank in same:
                 self._pending[rank].popleft()
-            self.emit(tuple(sorted(same)), oldest.stream, oldest.text)
+            self.emit(tuple(sorted(same)), line.stream, line.content)
+
+    @property
+    def ranks_heard(self) -> list[int]:
+        return [rank for rank, lines in self._pending.items() if lines]
+
+    def _head(self, rank: int) -> tuple[str, Any]:
+        return self._pending[rank][0][1:]
+
+    def _next(self, everything: bool) -> Line | None:
+        """The oldest first line that is either everyone's turn, or has waited long enough."""
+        heads = sorted((self._pending[rank][0] for rank in self.ranks_heard), key=lambda line: line.at)
+        ripe = [line for line in heads if everything or not self._may_still_come(line)]
+        for line in ripe:
+            later = [r for r in self.ranks_heard if self._head(r) != line[1:] and self._holds(r, line)]
+            if not later:
+                return line
+        crossed = len(ripe) == len(heads)  # A, B on one rank and B, A on another: in order of age
+        return ripe[0] if ripe and crossed else None
+
+    def _holds(self, rank: int, line: Line) -> bool:
+        return any(other[1:] == line[1:] for other in self._pending[rank])
+
+    def _may_still_come(self, line: Line) -> bool:
+        if time.monotonic() - line.at > HOLD_S:
+            return False
+        return any(r not in self._finished and not self._holds(r, line) for r in self.ranks)
 
 
 class Printer(LineMerger):
     """Output of ranks on this process's own stdout and stderr."""
 
-    def emit(self, ranks: tuple[int, ...], stream: str, line: str) -> None:
+    def emit(self, ranks: tuple[int, ...], stream: str, content: Any) -> None:
         out = sys.stderr if stream == "stderr" else sys.stdout
-        print(mark(ranks, self.ranks), line, file=out, flush=True)
-
-    def show(self, ranks: Sequence[int], bundle: dict[str, Any]) -> None:
-        """A value that ranks displayed: its text."""
-        for line in str(bundle.get("text/plain", "")).splitlines():
-            self.emit(tuple(ranks), "stdout", line)
+        lines = str(content.get("text/plain", "")).splitlines() if stream == "display" else [content]
+        for line in lines:
+            print(mark(ranks, self.ranks), line, file=out, flush=True)
 
     def notice(self, text: str) -> None:
         """A word of the launcher's own."""

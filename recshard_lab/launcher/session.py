@@ -1,32 +1,26 @@
-"""What a notebook holds: a world of ranks that stays, runs cells and functions, and ends without a trace."""
+"""What a notebook holds: ranks that stay, run cells and functions, and end without a trace."""
 
 from __future__ import annotations
 
-import os
 import pickle
-import shutil
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
-from .errors import LaunchError, RankError, RanksInterrupted, ranks_text
-from .forkserver import forkserver
+from .errors import LaunchError, RanksInterrupted
 from .lines import Printer
-from .payload import decode, encode_call
+from .payload import decode, encode, encode_call
 from .shape import Shape
-from .waiting import Flight
-from .wires import Wires
+from .wires import exit_text
+from .world import World
 
 __all__ = ["CellResult", "RankStatus", "Ranks", "current", "launch"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-READY_S = 120.0  # a rank that has not joined by then never will
-LEAVE_S = 1.0  # for exit handlers when ranks are stopped
 
 
 @dataclass(frozen=True)
@@ -55,34 +49,51 @@ class RankStatus:
 
 
 class Ranks:
-    """A running world. Made by `launch`; a context manager that stops it."""
+    """Running ranks, as `launch` returns them; as a context manager they stop at its end."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
-        self._cell = 0
-        self._lock = threading.Lock()
-        self._holders = 1
-        self._wires: Wires | None = None
-        self._broken = ""
-        self._start()
+        self._busy = threading.Lock()
+        self._holders = 1  # `launch` calls that were handed these ranks
+        self._world: World | None = World(shape)
 
-    world_size = property(lambda self: self.shape.world_size, doc="How many ranks there are.")
-    nodes = property(lambda self: self.shape.nodes, doc="How many virtual nodes they live on.")
-    local_world_size = property(lambda self: self.shape.local_world_size, doc="Ranks a node.")
-    backend = property(lambda self: self.shape.backend, doc="``gloo`` or ``nccl``.")
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are; never fewer than were asked for."""
+        return self.shape.world_size
+
+    @property
+    def nodes(self) -> int:
+        """How many virtual nodes they live on."""
+        return self.shape.nodes
+
+    @property
+    def local_world_size(self) -> int:
+        """Ranks a node."""
+        return self.shape.local_world_size
+
+    @property
+    def backend(self) -> str:
+        """``gloo`` or ``nccl``."""
+        return self.shape.backend
 
     @property
     def pids(self) -> list[int]:
         """Process ids by rank; empty once stopped."""
-        return list(self._wires.pids) if self._wires is not None else []
+        return list(self._world.wires.pids) if self._world is not None else []
 
     @property
-    def running(self) -> bool:
-        """Not stopped, and no rank lost."""
-        return self._wires is not None and not self._broken
+    def launch_s(self) -> float:
+        """Seconds from the request to the end of the first all_reduce; 0 once stopped."""
+        return self._world.launch_s if self._world is not None else 0.0
+
+    @property
+    def usable(self) -> bool:
+        """Neither stopped nor short of a rank."""
+        return self._world is not None and not self._world.why_not()
 
     def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
-        """``fn(*args, **kwargs)`` on every rank; one result a rank.
+        """``fn(*args, **kwargs)`` on every rank; a list, one result a rank.
 
         fn may be defined in the notebook: it takes along the globals it names. Raises RankError when it
         raises on a rank or a rank dies, LaunchError when the ranks cannot be used.
@@ -93,17 +104,15 @@ class Ranks:
         self,
         fn: Callable[..., T],
         args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
         *,
         ranks: Sequence[int] | None = None,
         timeout_s: float | None = None,
         printer: Printer | None = None,
     ) -> list[T]:
         """`run` with a choice of ranks, a time limit, and where output goes."""
-        self._check()
-        chosen = self._chosen(ranks)
-        flight = self._fly("run", encode_call(fn, args, kwargs or {}), chosen, timeout_s, printer)
-        return [decode(flight.outcomes[rank]["value"]) for rank in chosen]
+        self._usable_world()  # before the arguments are packed
+        return self._values("run", encode_call(fn, args, kwargs or {}), ranks, timeout_s, printer)
 
     def exec(
         self,
@@ -114,55 +123,62 @@ class Ranks:
         timeout_s: float | None = None,
         printer: Printer | None = None,
     ) -> list[CellResult]:
-        """Runs `source` in each rank's own namespace, which stays; one CellResult a rank.
+        """Runs `source` in each rank's own namespace, which stays; a CellResult a rank.
 
-        The namespace begins with rank, world_size, local_rank, device, torch, dist and display.
+        The namespace begins with rank, world_size, local_rank, device, torch, dist and display. filename:
+        what tracebacks call the cell.
         """
-        self._check()
         chosen = self._chosen(ranks)
-        payload = pickle.dumps((source, filename or f"<cell {self._cell + 1}>"))
-        outcomes = self._fly("exec", payload, chosen, timeout_s, printer).outcomes
+        name = filename or f"<cell {self._usable_world().cell + 1}>"
+        with self._work() as world:
+            outcomes = world.send("exec", pickle.dumps((source, name)), chosen, timeout_s, printer).outcomes
         return [CellResult(r, outcomes[r]["value"] or {}, outcomes[r]["seconds"]) for r in chosen]
+
+    def push(self, values: Mapping[str, Any], *, ranks: Sequence[int] | None = None) -> None:
+        """Puts values by name into the namespaces of ranks."""
+        chosen = self._chosen(ranks)
+        with self._work() as world:
+            world.send("push", encode(dict(values)), chosen, None, None)
+
+    def pull(self, expression: str, *, ranks: Sequence[int] | None = None) -> list[Any]:
+        """The value of a name, or an expression, in the namespaces of ranks; one a rank."""
+        return self._values("pull", encode(expression), ranks, None, None)
 
     def status(self) -> list[RankStatus]:
         """Each rank's process, state and memory; empty once stopped."""
         import psutil
 
-        wires = self._wires
-        if wires is None:
+        if self._world is None:
             return []
         rows = []
-        for rank, pid in enumerate(wires.pids):
-            state, memory = ("running" if self._lock.locked() else "idle"), 0
-            if rank in wires.dead:
-                from .wires import exit_text
-
-                state = exit_text(wires.dead[rank])[1]
+        for rank, pid in enumerate(self._world.wires.pids):
+            state, memory = "running" if self._busy.locked() else "idle", 0
+            if rank in self._world.wires.dead:
+                state = exit_text(self._world.wires.dead[rank])[1]
             else:
                 try:
                     memory = psutil.Process(pid).memory_info().rss
                 except psutil.NoSuchProcess:
-                    state = "gone"
+                    state = "ended"
             rows.append(RankStatus(rank, pid, state, rank // self.local_world_size, memory))
         return rows
 
     def stop(self) -> None:
         """Ends every rank and all they started; doing it twice is the same as once."""
-        wires, self._wires = self._wires, None
         global _current
+        world, self._world = self._world, None
         if _current is self:
             _current = None
-        if wires is not None:
-            wires.stop(0.0 if self._broken or self._lock.locked() else LEAVE_S)
-            shutil.rmtree(os.path.dirname(self._store), ignore_errors=True)
+        if world is not None:
+            world.stop(*[0.0] if self._busy.locked() else [])
 
     def restart(self) -> None:
         """Fresh ranks of the same shape; what the old ones held is gone."""
         global _current
-        if _current not in (None, self):
-            raise LaunchError(f"other ranks are running ({_current!r}); stop them first.")
+        if _current is not None and _current is not self:
+            raise LaunchError(f"other ranks are running ({_current!r}). Stop them first: %recshard_stop.")
         self.stop()
-        self._start()
+        self._world = World(self.shape)
         _current = self
 
     def __enter__(self) -> Ranks:
@@ -174,129 +190,58 @@ class Ranks:
             self.stop()
 
     def __repr__(self) -> str:
-        if self._wires is None:
+        if self._world is None:
             return f"<Ranks: {self.shape}, stopped>"
-        if self._broken:
-            return f"<Ranks: {self.shape}, broken: {self._broken}>"
+        if why := self._world.why_not():
+            return f"<Ranks: {self.shape}, not usable: {why}>"
         return f"<Ranks: {self.shape}, ready in {self.launch_s:.2f} s>"
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _start(self) -> None:
-        started = time.perf_counter()
-        server = forkserver()
-        self._broken, self._rebuilds = "", 0
-        folder = os.path.join(server.folder, f"world-{os.urandom(4).hex()}")
-        os.mkdir(folder, 0o700)
-        self._store = os.path.join(folder, "store")
-        wires = Wires(server, self.shape, self._store)
-        flight = Flight(wires, 0, range(self.world_size), Printer(range(self.world_size)), READY_S)
-        flight.wait()
-        if flight.failures or flight.waiting:
-            wires.stop(0.0)
-            shutil.rmtree(folder, ignore_errors=True)
-            error = RankError(list(flight.failures.values()), self.world_size)
-            raise LaunchError(f"the ranks did not come up: {error}")
-        self._groups = {rank: outcome["groups"] for rank, outcome in flight.outcomes.items()}
-        self._counts = {rank: outcome["group_count"] for rank, outcome in flight.outcomes.items()}
-        self._wires = wires
-        self.launch_s = time.perf_counter() - started
-
-    def _check(self) -> Wires:
-        if self._wires is None:
+    def _usable_world(self) -> World:
+        if self._world is None:
             raise LaunchError(
                 f"these ranks are stopped. Start new ones: %recshard_launch -n {self.world_size}, "
                 f"or recshard_lab.launch({self.world_size})."
             )
-        dead = [rank for rank in range(self.world_size) if rank in self._wires.dead]
-        if dead and not self._broken:
-            from .wires import exit_text
-
-            self._broken = "; ".join(f"rank {rank} {exit_text(self._wires.dead[rank])[1]}" for rank in dead)
-        if self._broken:
+        if why := self._world.why_not():
             raise LaunchError(
-                f"{self._broken}; nothing runs on fewer than {self.world_size} ranks unasked. "
+                f"{why}; nothing runs on fewer than {self.world_size} ranks unasked. "
                 "Start fresh ones: %recshard_restart, or Ranks.restart()."
             )
-        return self._wires
+        return self._world
 
     def _chosen(self, ranks: Sequence[int] | None) -> list[int]:
         chosen = list(range(self.world_size)) if ranks is None else sorted(set(ranks))
-        wrong = [rank for rank in chosen if not 0 <= rank < self.world_size]
-        if wrong or not chosen:
+        if not chosen or not set(chosen) <= set(range(self.world_size)):
             raise LaunchError(f"ranks={list(ranks or ())}: expected some of 0 to {self.world_size - 1}.")
         return chosen
 
-    def _fly(
-        self, kind: str, payload: bytes, ranks: list[int], timeout_s: float | None, printer: Printer | None
-    ) -> Flight:
-        """Sends one piece of work and waits; puts the world right and raises if it went wrong."""
-        wires = self._check()
-        if not self._lock.acquire(blocking=False):
-            raise LaunchError("the ranks are busy with another cell; wait for it, or stop it.")
+    @contextmanager
+    def _work(self) -> Iterator[World]:
+        """The world, for one piece of work at a time; started again if the reader's last resort was to kill it."""
+        world = self._usable_world()
+        if not self._busy.acquire(blocking=False):
+            raise LaunchError("the ranks are busy with another cell. Wait for it, or interrupt it.")
         try:
-            self._cell += 1
-            flight = Flight(wires, self._cell, ranks, printer or Printer(ranks), timeout_s)
-            for rank in ranks:
-                wires.send(rank, kind, self._cell, payload)
-            flight.wait()
-            for rank, outcome in flight.outcomes.items():
-                self._groups[rank], self._counts[rank] = outcome["groups"], outcome["group_count"]
-            if not (flight.failures or flight.killed):
-                return flight
-            note = self._put_right(flight)
+            yield world
+        except RanksInterrupted as stopped:
+            if not world.lost or self._world is not world:
+                raise
+            world.stop()
+            self._world = World(self.shape)
+            note = f"{world.lost}: {self.world_size} fresh ones run now, without the variables of the old."
+            raise RanksInterrupted(stopped.failures, self.world_size, note) from None
         finally:
-            self._lock.release()
-        failures = list(flight.failures.values())
-        if flight.killed or (flight.stops and not flight.died):
-            raise RanksInterrupted(failures, self.world_size, note)
-        raise RankError(failures, self.world_size, note)
+            self._busy.release()
 
-    def _put_right(self, flight: Flight) -> str:
-        """After a failed cell: what was done so that the next one works, in a sentence."""
-        if flight.killed:
-            stuck = ranks_text(sorted(flight.waiting))
-            self._lock_free_restart()
-            return f"{stuck} did not answer: all {self.world_size} ranks were started again; their variables are lost."
-        if flight.died:
-            self._broken = "; ".join(f"rank {f.rank} {f.message}" for f in flight.failures.values() if f.kind == "died")
-            return "Nothing runs until fresh ranks are started: %recshard_restart, or Ranks.restart()."
-        same = len(flight.failures) == self.world_size and len({f.kind for f in flight.failures.values()}) == 1
-        if not flight.freed and same:
-            return "Variables on the ranks are kept."
-        return self._rebuild()
-
-    def _rebuild(self) -> str:
-        """Fresh connections inside the ranks' process groups."""
-        wires = self._wires
-        assert wires is not None
-        self._rebuilds += 1
-        self._cell += 1
-        ranks = range(self.world_size)
-        members: dict[str, list[int]] = {name: who for groups in self._groups.values() for name, who in groups.items()}
-        whole = [name for name, who in members.items() if all(self._groups[rank].get(name) == who for rank in who)]
-        everywhere = all(any(len(who) == self.world_size for who in self._groups[rank].values()) for rank in ranks)
-        store = f"{self._store}-{self._rebuilds}"
-        flight = Flight(wires, self._cell, ranks, Printer(ranks), READY_S)
-        for rank in ranks:
-            names = [name for name in whole if rank in members[name]] if everywhere else []
-            payload = pickle.dumps((store, names, max(self._counts.values())))
-            wires.send(rank, "rebuild", self._cell, payload)
-        flight.wait()
-        if flight.failures:
-            self._broken = (
-                f"process groups could not be rebuilt ({RankError(list(flight.failures.values()), self.world_size)})"
-            )
-            return "The process groups could not be rebuilt: %recshard_restart, or Ranks.restart()."
-        for rank, outcome in flight.outcomes.items():
-            self._groups[rank], self._counts[rank] = outcome["groups"], outcome["group_count"]
-        return "Process groups were rebuilt; variables on the ranks are kept."
-
-    def _lock_free_restart(self) -> None:
-        wires, self._wires = self._wires, None
-        assert wires is not None
-        wires.stop(0.0)
-        self._start()
+    def _values(
+        self, kind: str, payload: bytes, ranks: Sequence[int] | None, timeout_s: float | None, printer: Printer | None
+    ) -> list[Any]:
+        chosen = self._chosen(ranks)
+        with self._work() as world:
+            flight = world.send(kind, payload, chosen, timeout_s, printer)
+        return [decode(flight.outcomes[rank]["value"]) for rank in chosen]
 
 
 _current: Ranks | None = None
@@ -317,16 +262,16 @@ def launch(n: int, nodes: int = 1, backend: str | None = None, *, threads: int =
     Raises LaunchError, naming the smallest change, when the shape does not fit or others are running.
 
         with recshard_lab.launch(4) as ranks:
-            ranks.run(lambda: torch.distributed.get_rank())   # [0, 1, 2, 3]
+            ranks.run(torch.distributed.get_rank)   # [0, 1, 2, 3]
     """
     global _current
     shape = Shape.checked(n, nodes, backend, threads)
     running = _current
     if running is not None:
-        if running.shape == shape and running.running:
+        if running.usable and running.shape == shape:
             running._holders += 1
             return running
-        if running.running:
+        if running.usable:
             raise LaunchError(
                 f"asked for {shape}, but {running.shape} are running. "
                 "Stop them first: %recshard_stop, or recshard_lab.launcher.current().stop()."

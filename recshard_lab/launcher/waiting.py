@@ -9,6 +9,7 @@ the reader stops   1. ranks in Python code get KeyboardInterrupt
 
 from __future__ import annotations
 
+import pickle
 import queue
 import signal
 import threading
@@ -98,7 +99,7 @@ class Flight:
                 self._mark("failed")
             self._finish(rank)
         elif kind == "display":
-            self.printer.show([rank], opened(data))
+            self.printer.display(rank, opened(data))
         elif kind == "cables" and self._cables is not None:
             self._cables[rank] = opened(data)
         elif kind == "where":
@@ -162,8 +163,6 @@ class Flight:
         ends = {tuple(cable) for each in cables.values() for cable in each}
         everyone = len(cables) == len(self.wires.alive())
         between = {(a, b) for a, b in ends if (b, a) in ends or not everyone}
-        import pickle
-
         for rank in self.wires.alive():
             self.wires.send(rank, "cut", self.cell, pickle.dumps(between))
 

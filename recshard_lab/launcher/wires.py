@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -75,10 +76,8 @@ class Wires:
 
     def send(self, rank: int, kind: str, cell: int = 0, payload: bytes = b"") -> None:
         """To a rank that is gone, nothing happens: its death is an event of its own."""
-        try:
+        with suppress(OSError):
             self.channels[rank].send(Message(kind, cell, payload))
-        except OSError:
-            pass
 
     def alive(self) -> list[int]:
         """The ranks whose process has not ended."""
@@ -119,10 +118,8 @@ class Wires:
     def _on_exit(self, rank: int, status: int | None) -> None:
         self._gone[rank].set()
         self.dead[rank] = status
-        try:
+        with suppress(OSError):  # closed already
             self._wake.send(bytes([1, rank]))  # reported by the listening thread, after the rank's last words
-        except OSError:
-            pass  # closed already
 
     def _listen(self) -> None:
         while True:

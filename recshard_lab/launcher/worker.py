@@ -18,13 +18,14 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NoReturn
 
 import dill
 
 from . import groups
-from .cell import NOTHING, bundle, failure_text, run_source, users_part
+from .cell import NOTHING, bundle, failure_text, run_source
 from .channel import Channel, Message
 from .payload import decode, encode, remember_sources
 
@@ -48,12 +49,10 @@ def run_rank(spec: dict[str, Any], control: int, stdout: int, stderr: int) -> in
     os.environ.update(spec["environment"])
     sys.path[:] = spec["path"]
     sys.argv[:] = [""]
-    try:
+    with suppress(OSError):  # removed meanwhile: stay where the forkserver is
         os.chdir(spec["folder"])
-    except OSError:
-        pass  # removed meanwhile: stay where the forkserver is
     for number, name in ((1, "stdout"), (2, "stderr")):
-        stream = open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+        stream = open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     gc.enable()
@@ -95,7 +94,7 @@ class Rank:
                 sys.stdout.flush()
                 sys.stderr.flush()
                 return 0
-            self.answer(message.cell, lambda message=message: getattr(self, f"do_{message.kind}")(message))
+            self.answer(message.cell, partial(getattr(self, f"do_{message.kind}"), message))
 
     # -- the main thread ---------------------------------------------------------------------------
 
@@ -140,10 +139,8 @@ class Rank:
         outcome["seconds"] = time.perf_counter() - started
         outcome["groups"], outcome["group_count"] = groups.group_names(), groups.group_count()
         for stream in (sys.stdout, sys.stderr):
-            try:
+            with suppress(OSError, ValueError):  # the cell closed or replaced it
                 stream.flush()
-            except (OSError, ValueError):
-                pass  # the cell closed or replaced it
         self.channel.send(Message("done", cell, pickle.dumps(outcome)))
 
     def do_run(self, message: Message) -> bytes:
@@ -156,6 +153,12 @@ class Rank:
         source, filename = pickle.loads(message.payload)
         value = run_source(source, filename, self.namespace)
         return None if value is NOTHING else bundle(value)
+
+    def do_push(self, message: Message) -> None:
+        self.namespace.update(decode(message.payload))
+
+    def do_pull(self, message: Message) -> bytes:
+        return encode(eval(decode(message.payload), self.namespace))
 
     def do_rebuild(self, message: Message) -> None:
         store, names, count = pickle.loads(message.payload)
@@ -177,7 +180,7 @@ class Rank:
         """SIGINT: stops the cell it was meant for, and no other."""
         if self.running is not None and self.asked_to_stop in (None, self.running):
             self.asked_to_stop = None
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt from None
 
     @contextmanager
     def shielded(self) -> Iterator[None]:
@@ -235,5 +238,5 @@ def describe(error: BaseException) -> dict[str, str]:
         "kind": kind,
         "name": type(error).__name__,
         "message": str(error),
-        "traceback": failure_text(error, users_part(error, _OURS)),
+        "traceback": failure_text(error, _OURS),
     }

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from .channel import Channel, Message
@@ -137,10 +138,8 @@ def kill_group(pid: int, number: int) -> None:
     try:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):
-        try:
+        with suppress(ProcessLookupError):
             os.kill(pid, number)
-        except ProcessLookupError:
-            pass
 
 
 def main(fd: int, later: Sequence[str]) -> None:
@@ -150,8 +149,7 @@ def main(fd: int, later: Sequence[str]) -> None:
     os.dup2(null, 2)  # from here on trouble is told over the channel; ranks bring their own stderr
     os.close(null)
     try:
-        zygote.serve()
-    except OSError:
-        pass  # the kernel went away while it was being told something
+        with suppress(OSError):  # the kernel went away while it was being told something
+            zygote.serve()
     finally:
         zygote.close()

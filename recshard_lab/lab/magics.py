@@ -1,0 +1,198 @@
+"""The magics: parse a line, hand it to the launcher, show what comes back."""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, needs_local_scope
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+
+from recshard_lab import launcher
+from recshard_lab.lab.output import NotebookPrinter, time_bars
+from recshard_lab.launcher import LaunchError, RankError, Ranks, RanksInterrupted
+
+__all__ = ["RecshardMagics", "load", "unload"]
+
+
+def rank_list(text: str) -> list[int]:
+    """``0,2`` or ``0-3`` as numbers.
+
+    >>> rank_list("0,2-4")
+    [0, 2, 3, 4]
+    """
+    ranks: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        try:
+            ranks += range(int(first), int(last or first) + 1)
+        except ValueError:
+            raise ArgumentTypeError(f"{text!r}: expected ranks like 0,2 or 0-3") from None
+    return ranks
+
+
+def told_plainly(magic: Callable[..., Any]) -> Callable[..., Any]:
+    """Errors of the launcher show their own words in the notebook, not the way through this package."""
+
+    @wraps(magic)
+    def told(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return magic(*args, **kwargs)
+        except (LaunchError, RankError, RanksInterrupted) as error:
+            name = "KeyboardInterrupt" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+            lines = f"{name}: {error}".splitlines()
+            error._render_traceback_ = lambda: lines  # type: ignore[union-attr]  # IPython asks for it
+            raise
+
+    return told
+
+
+@magics_class
+class RecshardMagics(Magics):
+    """``%recshard_launch``, ``%%recshard`` and what belongs to them."""
+
+    @magic_arguments()
+    @argument("-n", type=int, required=True, help="how many ranks")
+    @argument("--nodes", type=int, default=1, help="virtual nodes they are spread over")
+    @argument("--backend", default=None, help="gloo or nccl; left out: nccl where GPUs are, gloo otherwise")
+    @argument("--threads", type=int, default=1, help="torch threads a rank")
+    @line_magic
+    @told_plainly
+    def recshard_launch(self, line: str) -> None:
+        """Start ranks that stay until %recshard_stop."""
+        asked = parse_argstring(self.recshard_launch, line)
+        already = launcher.current()
+        ranks = launcher.launch(asked.n, asked.nodes, asked.backend, threads=asked.threads)
+        if ranks is already:
+            print(f"{ranks.shape} are running already; their variables are kept. %recshard_restart for fresh ones.")
+        else:
+            _announce(ranks)
+
+    @magic_arguments()
+    @argument("--ranks", type=rank_list, default=None, help="which ranks, as 0,2 or 0-3; left out: all")
+    @argument("--timeout", type=float, default=None, metavar="S", help="stop the cell after so many seconds")
+    @argument("--quiet", action="store_true", help="show no output, only errors")
+    @argument("--time", action="store_true", help="show how long each rank took")
+    @cell_magic
+    @told_plainly
+    def recshard(self, line: str, cell: str) -> None:
+        """Run the cell on every rank, in the rank's own namespace."""
+        asked = parse_argstring(self.recshard, line)
+        _refuse_notebook_syntax(self.shell, cell)
+        ranks = _running()
+        chosen = ranks._chosen(asked.ranks)
+        printer = NotebookPrinter(chosen, quiet=asked.quiet)
+        results = ranks.exec(
+            cell,
+            ranks=chosen,
+            filename=f"<cell [{self.shell.execution_count}]>",
+            timeout_s=asked.timeout,
+            printer=printer,
+        )
+        printer.results(results)
+        if asked.time:
+            print(time_bars(results))
+
+    @line_magic
+    @told_plainly
+    def recshard_status(self, line: str) -> None:
+        """Show each rank's process, state and memory."""
+        ranks = launcher.current()
+        if ranks is None:
+            print("no ranks are running. %recshard_launch -n 4 starts four.")
+            return
+        print(repr(ranks)[1:-1])
+        for row in ranks.status():
+            node = f"  node {row.node}" if ranks.nodes > 1 else ""
+            print(f"[{row.rank}] pid {row.pid}{node}  {row.state}  {row.memory_bytes / 2**20:.0f} MiB resident")
+
+    @line_magic
+    @told_plainly
+    def recshard_stop(self, line: str) -> None:
+        """Stop the ranks."""
+        ranks = launcher.current()
+        if ranks is None:
+            print("no ranks are running; nothing to stop.")
+            return
+        ranks.stop()
+        print(f"{ranks.shape} stopped.")
+
+    @line_magic
+    @told_plainly
+    def recshard_restart(self, line: str) -> None:
+        """Replace the ranks by fresh ones of the same shape."""
+        ranks = _running()
+        ranks.restart()
+        _announce(ranks)
+
+    @magic_arguments()
+    @argument("names", nargs="+", help="names of the notebook's variables")
+    @argument("--ranks", type=rank_list, default=None, help="to which ranks; left out: all")
+    @needs_local_scope
+    @line_magic
+    @told_plainly
+    def recshard_push(self, line: str, local_ns: dict[str, Any] | None = None) -> None:
+        """Copy variables of the notebook to the ranks."""
+        asked = parse_argstring(self.recshard_push, line)
+        known = {**self.shell.user_ns, **(local_ns or {})}
+        missing = [name for name in asked.names if name not in known]
+        if missing:
+            raise UsageError(f"the notebook has no variable {missing[0]!r} to push.")
+        _running().push({name: known[name] for name in asked.names}, ranks=asked.ranks)
+
+    @magic_arguments()
+    @argument("name", help="a variable on the ranks")
+    @argument("--rank", type=int, default=None, help="from which rank; left out: a list, one value a rank")
+    @line_magic
+    @told_plainly
+    def recshard_pull(self, line: str) -> Any:
+        """Give back a variable of the ranks: ``losses = %recshard_pull losses --rank 0``."""
+        asked = parse_argstring(self.recshard_pull, line)
+        if asked.rank is None:
+            return _running().pull(asked.name)
+        return _running().pull(asked.name, ranks=[asked.rank])[0]
+
+
+def _running() -> Ranks:
+    ranks = launcher.current()
+    if ranks is None:
+        raise LaunchError("no ranks are running. Start some first: %recshard_launch -n 4.")
+    return ranks
+
+
+def _announce(ranks: Ranks) -> None:
+    pids = ", ".join(map(str, ranks.pids))
+    print(f"{ranks.shape} ready in {ranks.launch_s:.2f} s (pids {pids}).")
+    if notice := ranks.shape.notice():
+        print(notice)
+
+
+def _refuse_notebook_syntax(shell: InteractiveShell, cell: str) -> None:
+    """Ranks run Python; ``%magic`` and ``!command`` lines belong to the notebook."""
+    plain, transformed = cell.splitlines(), shell.transform_cell(cell).splitlines()
+    for number, (before, after) in enumerate(zip(plain, transformed, strict=False), start=1):
+        if "get_ipython()" in after and "get_ipython()" not in before:
+            raise UsageError(
+                f"line {number} of the cell, {before.strip()!r}, is a notebook command and ranks run plain Python. "
+                "Move it to a cell of its own without %%recshard."
+            )
+
+
+def load(shell: InteractiveShell) -> None:
+    """Registers the magics and starts warming the forkserver in the background."""
+    shell.register_magics(RecshardMagics)
+    launcher.warm()
+
+
+def unload(shell: InteractiveShell) -> None:
+    """Stops the ranks and takes the magics away."""
+    ranks = launcher.current()
+    if ranks is not None:
+        ranks.stop()
+    for kind, names in RecshardMagics.magics.items():
+        for name in names:
+            shell.magics_manager.magics[kind].pop(name, None)

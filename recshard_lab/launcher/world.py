@@ -1,0 +1,128 @@
+"""One world of ranks and its upkeep: start it, send it work, put it right after a failure, end it.
+
+After a failed cell the ranks' process groups may disagree about which collective comes next, or their
+connections were cut to free somebody. They get fresh connections inside the same groups, so that models
+on the ranks go on working. A world that lost a rank runs nothing more until it is started again.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import time
+
+from .errors import LaunchError, RankError, RanksInterrupted, ranks_text
+from .forkserver import forkserver
+from .lines import Printer
+from .shape import Shape
+from .waiting import Flight
+from .wires import Wires, exit_text
+
+__all__ = ["World"]
+
+READY_S = 120.0  # a rank that has not joined by then never will
+LEAVE_S = 1.0  # for exit handlers when ranks are stopped
+
+
+class World:
+    """Starts when made. `launch_s`: seconds until every rank had been through an all_reduce."""
+
+    def __init__(self, shape: Shape) -> None:
+        started = time.perf_counter()
+        self.shape = shape
+        self.size = shape.world_size
+        self.cell = 0
+        self.lost = ""  # why nothing runs any more
+        self._rebuilds = 0
+        server = forkserver()
+        self._folder = os.path.join(server.folder, f"world-{os.urandom(4).hex()}")
+        os.mkdir(self._folder, 0o700)
+        self.wires = Wires(server, shape, os.path.join(self._folder, "store"))
+        self._groups: dict[int, dict[str, list[int]]] = {}
+        self._group_counts: dict[int, int] = {}
+        flight = self._flight(range(self.size), Printer(range(self.size)), READY_S)
+        flight.wait()
+        if flight.failures or flight.waiting:
+            self.stop(0.0)
+            if flight.stops:
+                raise RanksInterrupted((), self.size, "stopped while the ranks were starting; none is left.")
+            raise LaunchError(f"the ranks did not come up: {RankError([*flight.failures.values()], self.size)}")
+        self._remember(flight)
+        self.launch_s = time.perf_counter() - started
+
+    def why_not(self) -> str:
+        """Why this world can run nothing; empty when it can."""
+        dead = sorted(self.wires.dead)
+        if dead and not self.lost:
+            self.lost = "; ".join(f"rank {rank} {exit_text(self.wires.dead[rank])[1]}" for rank in dead)
+        return self.lost
+
+    def send(
+        self, kind: str, payload: bytes, ranks: list[int], timeout_s: float | None, printer: Printer | None
+    ) -> Flight:
+        """One piece of work there and back; raises RankError or RanksInterrupted once all is put right."""
+        self.cell += 1
+        flight = self._flight(ranks, printer or Printer(ranks), timeout_s)
+        for rank in ranks:
+            self.wires.send(rank, kind, self.cell, payload)
+        flight.wait()
+        self._remember(flight)
+        if flight.killed:
+            stuck = ranks_text(sorted(flight.waiting), self.size)
+            self.lost = f"{stuck} did not answer and all ranks were killed"
+            raise RanksInterrupted([*flight.failures.values()], self.size, self.lost)
+        if not flight.failures:
+            return flight
+        note = self._put_right(flight)
+        if flight.timed_out:
+            note = f"The cell was stopped at its time limit of {timeout_s:g} s. {note}"
+        failures = [*flight.failures.values()]
+        if flight.stops and not flight.died:
+            raise RanksInterrupted(failures, self.size, note)
+        raise RankError(failures, self.size, note)
+
+    def stop(self, patience_s: float = LEAVE_S) -> None:
+        """Ends every rank and all that they started; nothing is left of them."""
+        self.wires.stop(0.0 if self.lost else patience_s)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _flight(self, ranks: list[int] | range, printer: Printer, timeout_s: float | None) -> Flight:
+        return Flight(self.wires, self.cell, ranks, printer, timeout_s)
+
+    def _remember(self, flight: Flight) -> None:
+        for rank, outcome in flight.outcomes.items():
+            self._groups[rank], self._group_counts[rank] = outcome["groups"], outcome["group_count"]
+
+    def _put_right(self, flight: Flight) -> str:
+        """What was done so that the next cell works, in a sentence."""
+        if flight.died:
+            died = [failure for failure in flight.failures.values() if failure.kind == "died"]
+            self.lost = "; ".join(f"rank {failure.rank} {failure.message}" for failure in died)
+            return "Nothing runs until fresh ranks are started: %recshard_restart, or Ranks.restart()."
+        alike = len({(failure.kind, failure.traceback) for failure in flight.failures.values()}) == 1
+        if not flight.freed and alike and len(flight.failures) == self.size:
+            return ""  # the ranks left the cell at the same point: their groups still agree
+        return self._rebuild()
+
+    def _rebuild(self) -> str:
+        """Fresh connections inside the ranks' process groups."""
+        self._rebuilds += 1
+        self.cell += 1
+        members = {name: who for groups in self._groups.values() for name, who in groups.items()}
+        whole = [name for name, who in members.items() if all(self._groups[r].get(name) == who for r in who)]
+        if not any(len(members[name]) == self.size for name in whole):
+            whole = []  # a cell destroyed the default group on some rank: they all join a new one
+        store = os.path.join(self._folder, f"store-{self._rebuilds}")
+        count = max(self._group_counts.values())
+        flight = self._flight(range(self.size), Printer(range(self.size)), READY_S)
+        for rank in range(self.size):
+            names = [name for name in whole if rank in members[name]]
+            self.wires.send(rank, "rebuild", self.cell, pickle.dumps((store, names, count)))
+        flight.wait()
+        self._remember(flight)
+        if flight.failures or flight.waiting:
+            causes = RankError([*flight.failures.values()], self.size).headline() if flight.failures else "stopped"
+            self.lost = f"the process groups could not be rebuilt ({causes})"
+            return f"{self.lost}. Start fresh ranks: %recshard_restart, or Ranks.restart()."
+        return "Process groups were rebuilt; variables on the ranks are kept."

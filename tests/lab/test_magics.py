@@ -1,0 +1,258 @@
+"""The magics in a real ipykernel, driven as Jupyter drives it: messages in, messages out, real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import pytest
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import KernelManager
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@dataclass
+class Said:
+    """What one cell sent back."""
+
+    stdout: str = ""
+    stderr: str = ""
+    error: str = ""
+    name: str = ""
+    data: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+class Notebook:
+    def __init__(self) -> None:
+        self.manager = KernelManager(kernel_name="python3")
+        self.manager.start_kernel()
+        self.client: BlockingKernelClient = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+
+    def send(self, source: str) -> str:
+        return self.client.execute(source)
+
+    def hear(self, number: str, timeout: float = 60, until: str = "") -> Said:
+        said, started = Said(), time.monotonic()
+        while True:
+            message = self.client.get_iopub_msg(timeout=timeout)
+            if message["parent_header"].get("msg_id") != number:
+                continue
+            content = message["content"]
+            match message["msg_type"]:
+                case "stream":
+                    setattr(said, content["name"], getattr(said, content["name"]) + content["text"])
+                case "error":
+                    said.error, said.name = "\n".join(content["traceback"]), content["ename"]
+                case "display_data" | "execute_result" | "update_display_data":
+                    said.data.append(content["data"])
+                case "status" if content["execution_state"] == "idle":
+                    break
+            if until and until in said.stdout:
+                break
+        said.seconds = time.monotonic() - started
+        return said
+
+    def run(self, source: str, timeout: float = 60) -> Said:
+        return self.hear(self.send(source), timeout)
+
+    def ok(self, source: str) -> Said:
+        said = self.run(source)
+        assert not said.error, said.error
+        return said
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+        self.manager.cleanup_resources()
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Notebook]:
+    notebook = Notebook()
+    notebook.ok("%load_ext recshard_lab")
+    yield notebook
+    notebook.close()
+
+
+@pytest.fixture
+def notebook(kernel: Notebook) -> Iterator[Notebook]:
+    """Two fresh ranks."""
+    kernel.ok("%recshard_launch -n 2")
+    yield kernel
+    kernel.ok("%recshard_stop")
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A kernel's zygote and ranks."""
+    return psutil.Process(pid).children(recursive=True)
+
+
+def gone(processes: list[psutil.Process], within: float) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=within)
+    return not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_cell_runs_on_every_rank_and_what_they_agree_on_is_shown_once(notebook: Notebook) -> None:
+    said = notebook.ok("%%recshard\nprint('rank', rank)\nprint('same')\nworld_size * 10")
+    assert sorted(said.stdout.splitlines()) == ["[0] rank 0", "[1] rank 1", "[all] 20", "[all] same"]
+
+
+def test_a_cell_can_run_on_some_ranks(notebook: Notebook) -> None:
+    assert notebook.ok("%%recshard --ranks 1\nrank").stdout == "[1] 1\n"
+    assert "expected some of 0 to 1" in notebook.run("%%recshard --ranks 1,7\nrank").error
+
+
+def test_ranks_keep_their_variables_and_the_notebook_keeps_its_own(notebook: Notebook) -> None:
+    notebook.ok("rank = 'mine'; x = 'mine too'; before = set(globals())")
+    notebook.ok("%%recshard\nx = rank + 1")
+    assert notebook.ok("%%recshard\nx").stdout == "[0] 1\n[1] 2\n"
+    assert notebook.ok("print(rank, x)").stdout == "mine mine too\n"
+    new = notebook.ok("print([n for n in set(globals()) - before if not n.startswith('_') and n != 'before'])")
+    assert new.stdout == "[]\n"
+
+
+def test_html_from_ranks_is_shown_as_html(notebook: Notebook) -> None:
+    notebook.ok("%%recshard\nclass Bold:\n    def _repr_html_(self): return '<b>hi</b>'")
+    said = notebook.ok("%%recshard\nBold()")
+    assert said.data[0]["text/html"] == "<b>hi</b>"
+    assert said.stdout == "[0]\n[1]\n" or len(said.data) == 1
+
+
+def test_one_traceback_when_ranks_agree_and_it_shows_the_cells_line(notebook: Notebook) -> None:
+    said = notebook.run("%%recshard\na = 1\nb = a / 0")
+    assert said.name == "RankError"
+    assert said.error.count("ZeroDivisionError: division by zero\n") == 1
+    assert "b = a / 0" in said.error
+    assert "all 2 ranks" in said.error
+    assert "launcher" not in said.error
+
+
+def test_a_rank_that_raises_while_the_other_waits_for_it_is_named_within_seconds(notebook: Notebook) -> None:
+    notebook.ok("%%recshard\nkept = rank")
+    said = notebook.run("%%recshard\nif rank == 1: raise ValueError('boom')\ndist.barrier()")
+    assert said.seconds < 5
+    assert "rank 1 raised ValueError: boom" in said.error
+    assert "rank 0 was waiting in a collective and was freed" in said.error
+    assert notebook.ok("%%recshard\nt = torch.ones(1); dist.all_reduce(t); t.item(), kept").stdout == (
+        "[0] (2.0, 0)\n[1] (2.0, 1)\n"
+    )
+
+
+def test_a_killed_rank_fails_the_cell_at_once_and_cells_are_refused_until_restart(notebook: Notebook) -> None:
+    said = notebook.run(
+        "%%recshard\nimport os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()"
+    )
+    assert said.seconds < 3
+    assert "rank 1 was killed by SIGKILL" in said.error
+    refused = notebook.run("%%recshard\n1")
+    assert refused.name == "LaunchError"
+    assert "%recshard_restart" in refused.error
+    notebook.ok("%recshard_restart")
+    assert notebook.ok("%%recshard\nworld_size").stdout == "[all] 2\n"
+
+
+def test_interrupt_reaches_python_code_and_variables_stay(notebook: Notebook) -> None:
+    number = notebook.send("%%recshard\nimport time\nn = 5\nprint('go')\nwhile True: time.sleep(0.01)")
+    notebook.hear(number, until="go")
+    notebook.manager.interrupt_kernel()
+    said = notebook.hear(number)
+    assert said.name == "RanksInterrupted"
+    assert said.seconds < 3
+    assert notebook.ok("%%recshard\nn").stdout == "[all] 5\n"
+
+
+def test_interrupt_frees_ranks_stuck_in_a_collective_and_variables_stay(notebook: Notebook) -> None:
+    number = notebook.send(
+        "%%recshard\nimport time\nkept = rank\nprint('go')\nif rank == 0: dist.barrier()\nelse: time.sleep(100)"
+    )
+    notebook.hear(number, until="go")
+    notebook.manager.interrupt_kernel()
+    said = notebook.hear(number)
+    assert said.name == "RanksInterrupted"
+    assert said.seconds < 3
+    assert notebook.ok("%%recshard\nt = torch.ones(1); dist.all_reduce(t); t.item(), kept").stdout == (
+        "[0] (2.0, 0)\n[1] (2.0, 1)\n"
+    )
+
+
+def test_a_time_limit_stops_a_cell(notebook: Notebook) -> None:
+    said = notebook.run("%%recshard --timeout 0.5\nimport time; time.sleep(60)")
+    assert "time limit of 0.5 s" in said.error
+    assert said.seconds < 4
+
+
+def test_functions_and_classes_of_the_notebook_work_on_ranks(notebook: Notebook) -> None:
+    notebook.ok("import torch.distributed as dist\nfrom recshard_lab.launcher import current")
+    notebook.ok("class Scale:\n    def __init__(self, by): self.by = by\n    def of(self, x): return self.by * x")
+    notebook.ok("def helper(x): return Scale(10).of(x)\ndef work(x): return helper(x) + dist.get_rank()")
+    assert notebook.ok("print(current().run(work, 2))").stdout == "[20, 21]\n"
+    failing = notebook.run("def wrong():\n    return 1 / 0  # here\ncurrent().run(wrong)")
+    assert "return 1 / 0  # here" in failing.error
+
+
+def test_variables_are_pushed_and_pulled(notebook: Notebook) -> None:
+    notebook.ok("import torch\nnumbers = torch.arange(3)")
+    notebook.ok("%recshard_push numbers")
+    notebook.ok("%%recshard\nscaled = numbers * (rank + 1)")
+    notebook.ok("back = %recshard_pull scaled --rank 1")
+    assert notebook.ok("print(back.tolist())").stdout == "[0, 2, 4]\n"
+    assert "no variable 'nothing'" in notebook.run("%recshard_push nothing").stderr
+
+
+def test_launching_and_stopping_twice_are_told_clearly(notebook: Notebook) -> None:
+    assert "running already" in notebook.ok("%recshard_launch -n 2").stdout
+    other = notebook.run("%recshard_launch -n 3")
+    assert other.name == "LaunchError"
+    assert "%recshard_stop" in other.error
+    assert "stopped" in notebook.ok("%recshard_stop").stdout
+    assert "nothing to stop" in notebook.ok("%recshard_stop").stdout
+    assert "%recshard_launch" in notebook.run("%%recshard\n1").error
+    notebook.ok("%recshard_launch -n 2")
+
+
+def test_status_names_every_rank(notebook: Notebook) -> None:
+    lines = notebook.ok("%recshard_status").stdout.splitlines()
+    assert [line[:3] for line in lines[1:]] == ["[0]", "[1]"]
+    assert all("idle" in line for line in lines[1:])
+
+
+def test_notebook_commands_inside_a_rank_cell_are_refused_by_line(notebook: Notebook) -> None:
+    said = notebook.run("%%recshard\na = 1\n%time a")
+    assert "line 2" in said.stderr + said.error
+
+
+@pytest.mark.parametrize("how", ["stuck in a collective", "idle"])
+def test_no_rank_outlives_a_kernel_killed_with_9(how: str) -> None:
+    notebook = Notebook()
+    try:
+        notebook.ok("%load_ext recshard_lab\n%recshard_launch -n 2")
+        pid = notebook.manager.provisioner.pid  # type: ignore[union-attr]
+        ranks = family(pid)
+        assert len(ranks) >= 3
+        if how != "idle":
+            number = notebook.send("%%recshard\nprint('go')\nif rank: dist.barrier()\nelse: import time; time.sleep(99)")
+            notebook.hear(number, until="go")
+        os.kill(pid, signal.SIGKILL)
+        assert gone(ranks, within=2)
+    finally:
+        notebook.close()
+
+
+def test_a_restarted_kernel_leaves_no_rank() -> None:
+    notebook = Notebook()
+    try:
+        notebook.ok("%load_ext recshard_lab\n%recshard_launch -n 2")
+        ranks = family(notebook.manager.provisioner.pid)  # type: ignore[union-attr]
+        notebook.manager.restart_kernel(now=False)
+        assert gone(ranks, within=5)
+    finally:
+        notebook.close()

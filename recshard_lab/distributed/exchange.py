@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from recshard_lab.comm import ShardingEnv
 from recshard_lab.distributed.input_dist import InputDist, PendingInput, Routed
@@ -69,6 +69,8 @@ class Executor:
             if kind.exchanges_row_norms:
                 here = next((group for group in self.lookup.exchanged if group.kind == kind), None)
                 self.row_norms.append((here, RowNormExchange(layout, env, here.shards if here else [], device)))
+        #: parameters of tables on the dense kernel, each beside the kernel's own view of the same memory
+        self.dense: list[tuple[nn.Parameter, Tensor]] = []
         self.buffer_bytes = {"input_buffers": 0, "output_buffers": 0}
 
     def start(self, features: KeyedJaggedTensor) -> PendingInput:
@@ -101,6 +103,8 @@ class Executor:
 
         Gradients are averaged over ranks, as DistributedDataParallel does for the dense part.
         """
+        for parameter, weight in self.dense:  # zero_grad may have come since
+            weight.grad = parameter.grad
         routed = saved.routed
         grads = self.route.backward(grad / self.env.world_size, routed)
         position = 0
@@ -122,6 +126,8 @@ class Executor:
                 here.backward(kept, own, exchange)
             else:
                 exchange.nothing(grads)
+        for parameter, weight in self.dense:
+            parameter.grad = weight.grad
 
     def _run(
         self, group: KernelGroup, bags: tuple[Tensor, Tensor, Tensor | None], batch: int, training: bool

@@ -133,7 +133,7 @@ class InputDist:
         per_key, starts = features.length_per_key(), features.offset_per_key()
         values, weights = features.values(), self._weights(features)
         self._check_ids(values, starts, position)
-        bags = features.lengths().view(-1, batch).to(self.wire)
+        bags = features.lengths().view(len(per_key), batch).to(self.wire)
         lengths = bags if self.pooled else bags.sum(1, keepdim=True, dtype=self.wire)
         segments = batch if self.pooled else 1
         wire_ids = values.to(self.wire)

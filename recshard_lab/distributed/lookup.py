@@ -62,9 +62,9 @@ class KernelGroup:
         sizes = [sum(counts) for counts in routed.counts]
         start = sum(sizes[: self.first_lane])
         span = slice(start, start + sum(sizes[self.first_lane : self.end_lane]))
-        lengths = routed.lengths[self.first_lane : self.end_lane].reshape(-1)
+        lengths = routed.lengths[self.first_lane : self.end_lane]
         weights = None if routed.weights is None else routed.weights[span]
-        return routed.ids[span], complete_cumsum(lengths), weights
+        return routed.ids[span], self._offsets(lengths), weights
 
     def own_bags(self, routed: Routed, rank: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """The same for the local batch alone, which is all that a replicated group needs in forward."""
@@ -75,9 +75,13 @@ class KernelGroup:
             spans.append(slice(start, start + routed.counts[number][rank]))
         first = sum(routed.segments[:rank])
         columns = slice(first, first + routed.segments[rank])
-        lengths = routed.lengths[self.first_lane : self.end_lane, columns].reshape(-1)
+        lengths = routed.lengths[self.first_lane : self.end_lane, columns]
         weights = None if routed.weights is None else torch.cat([routed.weights[span] for span in spans])
-        return torch.cat([routed.ids[span] for span in spans]), complete_cumsum(lengths), weights
+        return torch.cat([routed.ids[span] for span in spans]), self._offsets(lengths), weights
+
+    def _offsets(self, lengths: Tensor) -> Tensor:
+        """``[lanes, S]`` -> where bags begin when pooled, where lanes begin when not."""
+        return complete_cumsum(lengths.reshape(-1) if self.kernel.pooled else lengths.sum(1))
 
     def forward(self, bags: tuple[Tensor, Tensor, Tensor | None], training: bool) -> tuple[Tensor, Any]:
         """The kernel's rows, and what its backward needs when ``training``."""

@@ -33,21 +33,11 @@ class PooledRoute:
 
     def forward(self, exchanged: list[Tensor], replicated: list[Tensor], routed: Routed) -> Tensor:
         """Kernel outputs -> ``[B, output width]`` on this rank."""
-        batch, width = routed.home.batch_size, self.widths[self.env.rank]
+        batch = routed.home.batch_size
         total = sum(routed.segments)
         example = (exchanged or replicated or [routed.ids.new_empty(0, dtype=torch.float32)])[0]
         rows = torch.cat(exchanged, 1) if len(exchanged) > 1 else (exchanged or [example.new_empty(total, 0)])[0]
-        flat = all_to_all(
-            rows.reshape(-1),
-            [segments * width for segments in routed.segments],
-            [batch * other for other in self.widths],
-            self.env,
-            "output_dist/rows",
-        )
-        received = [
-            part.view(batch, other)
-            for part, other in zip(flat.split([batch * other for other in self.widths]), self.widths, strict=True)
-        ]
+        received = self._send_home(rows, batch, routed)
         make = torch.zeros if self.zero_first else torch.empty
         out = make(batch, self.layout.output_width, dtype=example.dtype, device=example.device)
         for piece in self.pieces:
@@ -61,6 +51,15 @@ class PooledRoute:
                 out[:, piece.target : piece.target + piece.width] = source
         self._divide_means(out, routed.home)
         return out
+
+    def _send_home(self, rows: Tensor, batch: int, routed: Routed) -> list[Tensor]:
+        """``[B, D_k]`` from each rank k; nothing is sent when every table is replicated."""
+        sizes = [batch * other for other in self.widths]
+        flat = rows.new_empty(0)
+        if any(self.widths):
+            sends = [segments * rows.shape[1] for segments in routed.segments]
+            flat = all_to_all(rows.reshape(-1), sends, sizes, self.env, "output_dist/rows")
+        return [part.view(batch, other) for part, other in zip(flat.split(sizes), self.widths, strict=True)]
 
     def backward(self, grad: Tensor, routed: Routed) -> Tensor:
         """``[B, output width]`` -> ``[sum of B, own exchanged width + replicated width]`` from every rank."""

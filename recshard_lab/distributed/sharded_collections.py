@@ -23,6 +23,7 @@ from recshard_lab.embedding import (
     EmbeddingCollection,
     OptimizerSpec,
     PoolingType,
+    embedding_names_by_table,
 )
 from recshard_lab.sharding import ParameterSharding, Shard
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
@@ -84,6 +85,12 @@ class ShardedCollection(nn.Module):
             for position, table in enumerate(tables)
         }
         setattr(self, self.tables_name, nn.ModuleDict(held))
+        self.executor.dense = [
+            pair
+            for table in self.table_shards().values()
+            if table.sharding.compute_kernel == "dense"
+            for pair in zip(table.parameters(), table.held.values(), strict=True)
+        ]
 
     def table_shards(self) -> dict[str, TableShards]:
         """Table name -> what this rank holds of it."""
@@ -114,14 +121,6 @@ class ShardedCollection(nn.Module):
         """Sends the local batch on its way; ``.wait()`` gives what ``compute_and_output_dist`` takes."""
         return self.executor.start(features)
 
-    def _rows(self, routed: Routed) -> Tensor:
-        shards = self.table_shards().values()
-        dense = [s for s in shards if s.sharding.compute_kernel == "dense"]
-        for table in dense:  # the kernel adds to .grad of its own tensors: they are the parameters'
-            for parameter, weight in zip(table.parameters(), table.held.values(), strict=True):
-                weight.grad = parameter.grad
-        return self.executor.finish(routed)
-
 
 class ShardedEmbeddingBagCollection(ShardedCollection):
     """A sharded `EmbeddingBagCollection`: the same keys in the same order, the same state dict names."""
@@ -143,7 +142,7 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
         return KeyedTensor(
             keys=[block.key for block in blocks],
             length_per_key=[block.dim for block in blocks],
-            values=self._rows(routed),
+            values=self.executor.finish(routed),
         )
 
 
@@ -165,7 +164,7 @@ class ShardedEmbeddingCollection(ShardedCollection):
         """Looks up the ids that came and brings every row home."""
         blocks, home = self.layout.blocks, routed.home
         sizes = [n * block.dim for n, block in zip(home.counts, blocks, strict=True)]
-        parts = self._rows(routed).split(sizes)
+        parts = self.executor.finish(routed).split(sizes)
         return {
             block.key: JaggedTensor(part.view(-1, block.dim), lengths=lengths.long())
             for block, part, lengths in zip(blocks, parts, home.lengths, strict=True)
@@ -181,12 +180,10 @@ def whole_dtype(table: BaseEmbeddingConfig) -> torch.dtype:
 
 def blocks_of(tables: Sequence[BaseEmbeddingConfig]) -> list[Block]:
     """(table, feature) pairs in the order of the output; a feature of several tables is keyed ``feature@table``."""
-    names = [feature for table in tables for feature in table.feature_names]
     blocks, start = [], 0
-    for number, table in enumerate(tables):
-        for feature in table.feature_names:
-            key = f"{feature}@{table.name}" if names.count(feature) > 1 else feature
-            mean = isinstance(table, EmbeddingBagConfig) and table.pooling is PoolingType.MEAN
+    for number, (table, keys) in enumerate(zip(tables, embedding_names_by_table(tables), strict=True)):
+        mean = isinstance(table, EmbeddingBagConfig) and table.pooling is PoolingType.MEAN
+        for feature, key in zip(table.feature_names, keys, strict=True):
             blocks.append(Block(number, feature, key, table.embedding_dim, start, mean))
             start += table.embedding_dim
     return blocks

@@ -98,13 +98,13 @@ class TableShards(nn.Module):
             if strict:
                 missing_keys.append(key)
             return
-        value = state_dict[key]
+        value: Any = state_dict[key]
+        sharded = hasattr(value, "local_shards")
+        found = tuple(value.metadata().size if sharded else value.shape)
         size = (self.config.num_embeddings, self.config.embedding_dim)
-        if tuple(value.shape) != size:
-            error_msgs.append(
-                f"table {self.config.name!r} is {size[0]} x {size[1]}, the state has {tuple(value.shape)}"
-            )
-        elif isinstance(value, Tensor):
+        if found != size:
+            error_msgs.append(f"table {self.config.name!r} is {size[0]} x {size[1]}, the state has {found}")
+        elif not sharded:
             for shard, weight in self.shards():
                 weight.copy_(value[slice(*shard.rows), slice(*shard.cols)])
         else:

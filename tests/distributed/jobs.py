@@ -4,7 +4,7 @@ The truth is computed in one process, by plain torch (``torch.nn.functional.embe
 autograd and a dense optimizer), on the concatenation of all ranks' batches.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class Case:
     steps: list[list[Bags]]  # step -> rank -> its batch
     optimizer: str = "exact_sgd"
     learning_rate: float = 0.05
+    eps: float = 1e-8
     backend: str | None = None
     sequence: bool = False
     weighted: bool = False
@@ -117,8 +118,8 @@ def join(ranks: list[Bags]) -> Bags:
 def train_sharded(case: Case) -> Result:
     """Runs on every rank."""
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    model = Model(case if rank == 0 else Case(case.tables, case.plan, [], sequence=case.sequence, seed=case.seed + 1))
-    fused = {"optimizer": case.optimizer, "learning_rate": case.learning_rate}
+    model = Model(case if rank == 0 else replace(case, seed=case.seed + 1))  # rank 0's weights must win
+    fused = {"optimizer": case.optimizer, "learning_rate": case.learning_rate, "eps": case.eps}
     sharders = [
         EmbeddingBagCollectionSharder(fused_params=fused, backend=case.backend),
         EmbeddingCollectionSharder(fused_params=fused, backend=case.backend),
@@ -152,8 +153,8 @@ def train_unsharded(case: Case) -> Result:
     tables = list(model.collection.parameters())
     kinds: dict[str, Any] = {
         "exact_sgd": lambda: torch.optim.SGD(tables, lr=case.learning_rate),
-        "exact_row_wise_adagrad": lambda: RowWiseAdagrad(tables, lr=case.learning_rate, eps=1e-8),
-        "exact_adagrad": lambda: torch.optim.Adagrad(tables, lr=case.learning_rate, eps=1e-8),
+        "exact_row_wise_adagrad": lambda: RowWiseAdagrad(tables, lr=case.learning_rate, eps=case.eps),
+        "exact_adagrad": lambda: torch.optim.Adagrad(tables, lr=case.learning_rate, eps=case.eps),
     }
     sparse = kinds[case.optimizer]()
     dense = torch.optim.SGD(model.dense.parameters(), lr=case.learning_rate)
@@ -166,7 +167,7 @@ def train_unsharded(case: Case) -> Result:
         loss = nn.functional.binary_cross_entropy_with_logits(logits, labels_of(bags))
         loss.backward()
         result.outputs.append(out.detach().clone())
-        result.losses.append(float(loss))
+        result.losses.append(float(loss.detach()))
         result.dense_grads.append([p.grad.clone() for p in model.dense.parameters()])
         sparse.step()
         dense.step()

@@ -1,0 +1,163 @@
+"""Models, plans and batches to compare, fixed ones and ones that hypothesis draws."""
+
+import random
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import strategies as st
+
+from recshard_lab import (
+    EmbeddingBagConfig,
+    EmbeddingModuleShardingPlan,
+    ParameterSharding,
+    PoolingType,
+    Shard,
+    ShardingPlan,
+    Topology,
+)
+from recshard_lab.sharding.schemes import scheme_named
+from tests.distributed.jobs import Bags, Case
+
+PATH = "collection"
+
+TABLES: list[dict[str, Any]] = [
+    {"name": "movies", "num_embeddings": 37, "embedding_dim": 8, "feature_names": ["liked", "seen"]},
+    {"name": "users", "num_embeddings": 101, "embedding_dim": 16, "feature_names": ["user"]},
+    {
+        "name": "genres",
+        "num_embeddings": 5,
+        "embedding_dim": 8,
+        "feature_names": ["genre"],
+        "pooling": PoolingType.MEAN,
+    },
+    {"name": "wide", "num_embeddings": 3, "embedding_dim": 64, "feature_names": ["age"], "pooling": PoolingType.MEAN},
+]
+
+
+def sequence_tables() -> list[dict[str, Any]]:
+    """The same tables without pooling."""
+    return [{k: v for k, v in table.items() if k != "pooling"} for table in TABLES]
+
+
+def plan_of(tables: list[dict[str, Any]], schemes: list[str], world_size: int, kernel: str = "fused") -> ShardingPlan:
+    """Table i under ``schemes[i % len(schemes)]``, table-wise ones dealt to the ranks in turn."""
+    topology = Topology(world_size=world_size)
+    entries = {}
+    for number, table in enumerate(tables):
+        config = EmbeddingBagConfig(**table)
+        name = schemes[number % len(schemes)]
+        ranks = [(number + k) % world_size for k in range(world_size)]
+        if name == "table_wise":
+            ranks = ranks[:1]
+        if name == "column_wise":
+            ranks = ranks[: max(1, config.embedding_dim // 4)]
+        chosen = None if name == "data_parallel" else ranks
+        made = scheme_named(name).default(config, topology, chosen)
+        entries[config.name] = ParameterSharding(name, kernel, shards=made.shards)
+    return ShardingPlan({PATH: EmbeddingModuleShardingPlan(entries)})
+
+
+def pinwheel(table: dict[str, Any], world_size: int) -> ParameterSharding:
+    """Five rectangles that no sequence of straight cuts makes."""
+    rows, cols = table["num_embeddings"], table["embedding_dim"]
+    r, c = (rows // 3, 2 * rows // 3), (cols // 4 or 1, cols // 2 + 1)
+    rects = [
+        ((0, r[0]), (0, c[1])),
+        ((0, r[1]), (c[1], cols)),
+        ((r[1], rows), (c[0], cols)),
+        ((r[0], rows), (0, c[0])),
+        ((r[0], r[1]), (c[0], c[1])),
+    ]
+    return ParameterSharding("custom", shards=[Shard(n % world_size, *rect) for n, rect in enumerate(rects)])
+
+
+def random_bags(generator: random.Random, tables: list[dict[str, Any]], samples: int) -> Bags:
+    """Jagged bags with empty ones, duplicates and both ends of every table."""
+    bags: Bags = {}
+    for table in tables:
+        last = table["num_embeddings"] - 1
+        for feature in table["feature_names"]:
+            sizes = [generator.choice([0, 0, 1, 2, 5]) for _ in range(samples)]
+            bags[feature] = [
+                [generator.choice([0, last, generator.randint(0, last)]) for _ in range(size)] for size in sizes
+            ]
+    return bags
+
+
+def random_steps(seed: int, tables: list[dict[str, Any]], world_size: int, steps: int, samples: int) -> list[Any]:
+    """Step -> rank -> batch; batch sizes differ between ranks and some are empty."""
+    generator = random.Random(seed)
+    made = []
+    for step in range(steps):
+        sizes = [samples + (step + rank) % 3 for rank in range(world_size)]
+        if world_size > 1 and step % 5 == 4:
+            sizes[step % world_size] = 0
+        made.append([random_bags(generator, tables, size) for size in sizes])
+    return made
+
+
+def cut(draw: Any, size: int) -> list[tuple[int, int]]:
+    """Cuts ``[0, size)`` at up to three places."""
+    places = sorted(draw(st.sets(st.integers(1, size - 1), max_size=3))) if size > 1 else []
+    edges = [0, *places, size]
+    return list(pairwise(edges))
+
+
+@st.composite
+def tilings(draw: Any, table: dict[str, Any], world_size: int) -> ParameterSharding:
+    """Any tiling: stripes first one way, then each stripe cut the other way by itself; or every rank a replica."""
+    rows, cols = table["num_embeddings"], table["embedding_dim"]
+    kind = draw(st.sampled_from(["rows_first", "cols_first", "replicas", "pinwheel"]))
+    if kind == "replicas":
+        return ParameterSharding("data_parallel", shards=[Shard(k, (0, rows), (0, cols)) for k in range(world_size)])
+    if kind == "pinwheel" and rows >= 3 and cols >= 8:
+        return pinwheel(table, world_size)
+    rects = []
+    for stripe in cut(draw, rows if kind == "rows_first" else cols):
+        for part in cut(draw, cols if kind == "rows_first" else rows):
+            rects.append((stripe, part) if kind == "rows_first" else (part, stripe))
+    owners = [draw(st.integers(0, world_size - 1)) for _ in rects]
+    return ParameterSharding("custom", shards=[Shard(rank, *rect) for rank, rect in zip(owners, rects, strict=True)])
+
+
+@st.composite
+def cases(draw: Any, world_size: int, sequence: bool = False) -> Case:
+    """A small model under a plan nobody would draw, on batches nobody would send."""
+    tables = []
+    for number in range(draw(st.integers(1, 3))):
+        tables.append(
+            {
+                "name": f"t{number}",
+                "num_embeddings": draw(st.sampled_from([1, 2, 3, 7, 30])),
+                "embedding_dim": draw(st.sampled_from([1, 4, 6, 8, 32])),
+                "feature_names": [f"t{number}f{k}" for k in range(draw(st.integers(1, 2)))],
+            }
+            | ({} if sequence else {"pooling": draw(st.sampled_from([PoolingType.SUM, PoolingType.MEAN]))})
+        )
+    plan = ShardingPlan(
+        {PATH: EmbeddingModuleShardingPlan({table["name"]: draw(tilings(table, world_size)) for table in tables})}
+    )
+    steps = []
+    for _ in range(2):
+        ranks: list[Bags] = []
+        for _ in range(world_size):
+            samples = draw(st.integers(0, 4))
+            bags: Bags = {}
+            for table in tables:
+                for feature in table["feature_names"]:
+                    ids = st.lists(st.integers(0, table["num_embeddings"] - 1), max_size=4)
+                    bags[feature] = draw(st.lists(ids, min_size=samples, max_size=samples))
+            ranks.append(bags)
+        if all(not next(iter(bags.values())) for bags in ranks):  # somebody must have a sample to train on
+            ranks[0] = {feature: [[0]] for table in tables for feature in table["feature_names"]}
+        steps.append(ranks)
+    return Case(
+        tables=tables,
+        plan=plan.to_json(),
+        steps=steps,
+        eps=0.01,  # drawn gradients often cancel; a tiny eps would blow their rounding up to whole steps
+        optimizer=draw(st.sampled_from(["exact_sgd", "exact_row_wise_adagrad", "exact_adagrad"])),
+        sequence=sequence,
+        weighted=False if sequence else draw(st.booleans()),
+        seed=draw(st.integers(0, 1000)),
+    )

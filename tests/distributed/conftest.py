@@ -1,0 +1,17 @@
+"""Ranks that stay up for a whole file: one set a world size."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import recshard_lab
+
+WORLD_SIZES = [1, 2, 3, 4]
+
+
+@pytest.fixture(scope="module", params=WORLD_SIZES, ids=lambda n: f"W{n}")
+def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Launched ranks, for each world size."""
+    with recshard_lab.launch(request.param) as launched:
+        yield launched

@@ -1,0 +1,56 @@
+"""The lab: pictures of plans, widgets that answer, one-file reports. Names are loaded when first touched.
+
+Read `view.py` first (what a picture is), then one file of `views/`, then `widgets/plan_compare.py`.
+
+>>> import recshard_lab.lab as lab
+>>> "PlanCompare" in dir(lab)
+True
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from recshard_lab.lab.measure import Measured as Measured
+    from recshard_lab.lab.measure import measure_plan as measure_plan
+    from recshard_lab.lab.report import write_report as write_report
+    from recshard_lab.lab.view import View as View
+    from recshard_lab.lab.views import register_view as register_view
+    from recshard_lab.lab.views import view_named as view_named
+    from recshard_lab.lab.views import view_names as view_names
+    from recshard_lab.lab.widgets import PlanCompare as PlanCompare
+
+_HOME_OF = {
+    "Measured": "measure",
+    "PlanCompare": "widgets",
+    "View": "view",
+    "measure_plan": "measure",
+    "register_view": "views",
+    "view_named": "views",
+    "view_names": "views",
+    "write_report": "report",
+}
+
+__all__ = [
+    "Measured",
+    "PlanCompare",
+    "View",
+    "measure_plan",
+    "register_view",
+    "view_named",
+    "view_names",
+    "write_report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'recshard_lab.lab' has no attribute {name!r}")
+    value = getattr(import_module(f"recshard_lab.lab.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME_OF})

@@ -23,12 +23,20 @@ def figure(traces: list[Any], title: str, *, height: int = 380, **layout: Any) -
 
     base: dict[str, Any] = {
         "template": "none",
-        "title": {"text": title, "font": {"size": 15}, "x": 0, "xref": "paper", "xanchor": "left"},
+        "title": {
+            "text": title,
+            "font": {"size": 15},
+            "x": 0,
+            "xref": "paper",
+            "xanchor": "left",
+            "y": 0.97,
+            "yanchor": "top",
+        },
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"color": MIDDLE_INK, "size": 12},
-        "margin": {"l": 56, "r": 20, "t": 48, "b": 44},
-        "legend": {"orientation": "h", "y": -0.16, "x": 0},
+        "margin": {"l": 56, "r": 20, "t": 84, "b": 44},
+        "legend": {"orientation": "h", "y": 1.01, "yanchor": "bottom", "x": 0},
         "hoverlabel": {"align": "left"},
         "height": height,
         "xaxis": _AXIS,

@@ -6,6 +6,7 @@ and ink of its own, for a light and a dark page.
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Iterable
 from html import escape
@@ -17,6 +18,8 @@ _PAPER = (
     "<style>svg{color:#1b1f24;background:#fff}"
     "@media (prefers-color-scheme:dark){svg{color:#e4e7ea;background:#16191d}}</style>"
 )
+
+_TOOLTIP = re.compile(r"><title>[^<]*</title></(?:rect|path)>")
 
 
 class Svg:
@@ -129,7 +132,8 @@ def standalone(svg: str) -> str:
 
 def img_tag(svg: str, alt: str, width: float) -> str:
     """The picture as an ``<img>``: pages that strip ``<svg>`` (GitHub, an untrusted notebook) still show it."""
-    data = b64encode(standalone(svg).encode()).decode()
+    plain = _TOOLTIP.sub("/>", standalone(svg))  # an image has no tooltips
+    data = b64encode(plain.encode()).decode()
     return (
         f'<img alt="{escape(alt, quote=True)}" width="{_n(width)}" style="max-width:100%" '
         f'src="data:image/svg+xml;base64,{data}">'

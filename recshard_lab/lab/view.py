@@ -2,17 +2,19 @@
 
 ::
 
-    View.figure    plotly, interactive           a live JupyterLab
-    View.svg       static twin, inline markup    widgets, reports
-    View.table     the numbers, HTML             GitHub, a screen reader
-    View.text      the numbers, plain            a terminal
+    View.svg       static picture, inline markup, tooltips    widgets, reports
+    View.img       the same as an <img>                       GitHub, an untrusted notebook
+    View.table     the numbers, HTML                          everywhere
+    View.text      the numbers, plain                         a terminal
+    View.figure    plotly, to zoom and pan                    when asked for by name
 
-Each form is drawn when first asked for. :meth:`View._repr_mimebundle_` puts them into one notebook output.
+Each form is drawn when first asked for. A notebook output saves ``img``, ``table`` and ``text``; beside a kernel the
+inline picture is shown in their place, with tooltips and in JupyterLab's own theme, and not saved. plotly's figure is
+not part of an output: JupyterLab's plotly renderer saves a bitmap of 40 to 120 kB beside every figure it shows.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,9 +23,7 @@ from typing import Any
 
 from recshard_lab.lab.svg import Svg, img_tag
 
-PLOTLY_MIME = "application/vnd.plotly.v1+json"
-# JupyterLab's plotly renderer saves a PNG of the figure beside it: figure + PNG + static twin stay below 100 kB
-LARGEST_FIGURE = 24_000
+WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 
 
 @dataclass(frozen=True)
@@ -97,21 +97,38 @@ class View:
         """Title, sentence and numbers as plain text."""
         return "\n".join(line for line in (self.title, self.summary, self.numbers.text) if line)
 
-    def _repr_html_(self) -> str:
+    @property
+    def img(self) -> str:
+        """The static picture as an ``<img>`` that needs nothing of the page around it."""
         drawing = self.draw(f"rs-{self.name}")
-        picture = img_tag(str(drawing), f"{self.title}. {self.summary}", drawing.width)
-        if not self.numbers.rows:
-            return picture
-        return f"{picture}<details><summary>The numbers</summary>{self.table}</details>"
+        return img_tag(str(drawing), f"{self.title}. {self.summary}", drawing.width)
+
+    def _repr_html_(self) -> str:
+        return self.img + self._details
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         bundle: dict[str, Any] = {"text/plain": self.text, "text/html": self._repr_html_()}
-        if not self.problem:
-            figure = json.loads(self.figure.to_json())
-            figure["config"] = {"displaylogo": False, "responsive": True}
-            if len(json.dumps(figure)) <= LARGEST_FIGURE:
-                bundle[PLOTLY_MIME] = figure
+        if _beside_a_kernel():
+            import ipywidgets
+
+            live = ipywidgets.HTML(f"{self.svg}{self._details}", layout={"width": "100%"})
+            bundle[WIDGET_MIME] = live._repr_mimebundle_()[WIDGET_MIME]
         return bundle
+
+    @property
+    def _details(self) -> str:
+        if not self.numbers.rows:
+            return ""
+        return f"<details><summary>The numbers</summary>{self.table}</details>"
+
+
+def _beside_a_kernel() -> bool:
+    """Whether a notebook's kernel shows this, rather than a script, a rank or a terminal."""
+    import sys
+
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None
 
 
 def message_view(name: str, title: str, problem: str) -> View:

@@ -213,7 +213,7 @@ def _plot(
         traces,
         title,
         barmode="group",
-        height=150 + 30 * len(rows),
+        height=170 + 32 * len(rows),
         yaxis={"autorange": "reversed", "showgrid": False},
         xaxis={"title": {"text": "ms"}, "showgrid": True, "gridcolor": "rgba(128,136,146,.25)"},
     )

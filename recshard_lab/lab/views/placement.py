@@ -244,7 +244,7 @@ def _plot(ranks: list[list[Block]], title: str, by_scheme: bool) -> Any:
             insidetextanchor="middle",
             insidetextfont={"color": LABEL_INK},
             textangle=0,
-            constraintext="none",
+            constraintext="inside",
             **bar,
         )
         for bar in traces.values()

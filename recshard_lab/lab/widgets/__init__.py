@@ -1,0 +1,3 @@
+"""Widgets: controls over the views. Only what is imported from here needs ipywidgets."""
+
+from recshard_lab.lab.widgets.plan_compare import PlanCompare as PlanCompare

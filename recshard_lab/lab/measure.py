@@ -1,0 +1,213 @@
+"""Runs a plan on launched ranks for a few steps and brings back what it took: milliseconds, bytes held, bytes sent.
+
+``measure_plan`` is what the notebook calls; ``steps_on_rank`` is the plain function that every rank runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.lab.theme import bytes_text, ms_text
+from recshard_lab.planner import MEMORY_CATEGORIES, Workload
+from recshard_lab.planner.workload import is_pooled
+from recshard_lab.sharding import ShardingPlan
+
+if TYPE_CHECKING:
+    from recshard_lab.sparse import KeyedJaggedTensor
+
+WARM_UP = 3  # steps before the clock runs: kernels are built, buffers grow
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What the ranks reported; drawn beside an `Estimate` by the views.
+
+    Attributes:
+        step_ms_by_rank: ``[W]`` median of the timed steps.
+        memory_categories: names of the C categories, those of the `Estimate`.
+        memory_bytes: ``[W, C]`` bytes held after the last step.
+        traffic_bytes: ``[W, W]`` counted, from row to column, in one step.
+        backends: table -> the kernel that served it.
+        steps: how many steps were timed.
+    """
+
+    step_ms_by_rank: np.ndarray
+    memory_categories: tuple[str, ...]
+    memory_bytes: np.ndarray
+    traffic_bytes: np.ndarray
+    backends: dict[str, str]
+    steps: int
+
+    @property
+    def step_ms(self) -> float:
+        """The slowest rank's step."""
+        return float(self.step_ms_by_rank.max())
+
+    def __str__(self) -> str:
+        held = bytes_text(float(self.memory_bytes.sum(axis=1).max()))
+        return f"{ms_text(self.step_ms)} a step (median of {self.steps}), at most {held} on a rank"
+
+
+def measure_plan(
+    ranks: Any,
+    plan: ShardingPlan,
+    tables: Sequence[BaseEmbeddingConfig],
+    workload: Workload | None = None,
+    *,
+    steps: int = 10,
+    seed: int = 0,
+) -> Measured:
+    """Trains the tables under the plan on random batches of the workload and measures it.
+
+    Only the tables run: a dense part that the workload counts in is not there.
+
+    Args:
+        ranks: a launched session, as `recshard_lab.launch` gives it.
+        plan: for as many ranks as were launched; module paths are not looked at.
+        tables: the configs of all its tables, all pooled or none.
+        workload: batch size, pooling factors, skew and optimizer; `Workload()` when left out.
+        steps: how many are timed, after `WARM_UP` untimed ones.
+        seed: of weights and batches.
+
+    Raises:
+        PlanError: the plan does not tile the tables on these ranks.
+        ValueError: pooled and unpooled tables together, or more bytes than this machine has free.
+    """
+    if len({is_pooled(table) for table in tables}) != 1:
+        raise ValueError("the tables must be all pooled (EmbeddingBagConfig) or all not: measure one collection")
+    named = ShardingPlan({"": dict(plan.tables())}).resolved(tables, ranks.world_size)  # type: ignore[dict-item]
+    _check_room(named, tables)
+    workload = workload or Workload()
+    found = ranks.run(steps_on_rank, named.to_json(), list(tables), workload, steps, seed)
+    return Measured(
+        step_ms_by_rank=np.array([one["step_ms"] for one in found]),
+        memory_categories=MEMORY_CATEGORIES,
+        memory_bytes=np.array(
+            [[one["memory"].get(name, 0) for name in MEMORY_CATEGORIES] for one in found], dtype=float
+        ),
+        traffic_bytes=np.array([one["bytes_to"] for one in found], dtype=float),
+        backends=found[0]["backends"],
+        steps=steps,
+    )
+
+
+def steps_on_rank(
+    plan_json: str, tables: Sequence[BaseEmbeddingConfig], workload: Workload, steps: int, seed: int
+) -> dict[str, Any]:
+    """What one rank runs: build, warm up, step, report. Collective."""
+    import torch
+    import torch.distributed as dist
+
+    from recshard_lab.comm import trace
+    from recshard_lab.distributed import (
+        DistributedModelParallel,
+        EmbeddingBagCollectionSharder,
+        EmbeddingCollectionSharder,
+    )
+    from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbOptimType
+
+    torch.manual_seed(seed)
+    pooled = all(isinstance(table, EmbeddingBagConfig) for table in tables)
+    fused = {"optimizer": EmbOptimType(workload.optimizer), "learning_rate": 0.01}
+    collection: Any = (
+        EmbeddingBagCollection(list(tables), is_weighted=workload.weighted, device=torch.device("meta"))  # type: ignore[arg-type]
+        if pooled
+        else EmbeddingCollection(list(tables), device=torch.device("meta"))  # type: ignore[arg-type]
+    )
+    sharder = (EmbeddingBagCollectionSharder if pooled else EmbeddingCollectionSharder)(fused_params=fused)
+    model = DistributedModelParallel(collection, plan=ShardingPlan.from_json(plan_json), sharders=[sharder])
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    rng = np.random.default_rng([seed, rank])
+    batches = [random_batch(tables, workload, rng).to(model.device) for _ in range(min(steps, 4))]
+    timed: list[float] = []
+    on_gpu = model.device.type == "cuda"
+
+    def step(batch: KeyedJaggedTensor) -> None:
+        output = model(batch)
+        values = output.values() if pooled else torch.cat([one.values() for one in output.values()])
+        values.backward(torch.full_like(values, 1e-3))
+        if on_gpu:
+            torch.cuda.synchronize()
+
+    for number in range(WARM_UP):
+        step(batches[number % len(batches)])
+    with trace() as sent:
+        for number in range(steps):
+            begun = perf_counter()
+            step(batches[number % len(batches)])
+            timed.append(1000 * (perf_counter() - begun))
+    return {
+        "step_ms": float(np.median(timed)),
+        "memory": model.memory_bytes(),
+        "bytes_to": [count / steps for count in sent.bytes_to(world_size)],
+        "backends": model.backends(),
+    }
+
+
+def random_batch(
+    tables: Sequence[BaseEmbeddingConfig], workload: Workload, rng: np.random.Generator
+) -> KeyedJaggedTensor:
+    """One rank's batch as the workload describes it: B bags a feature, Poisson lengths, ids of its skew.
+
+    Hot ids are scattered over the rows, as hashing does, so that no row shard is hot by its place.
+    """
+    import torch
+
+    from recshard_lab.sparse import KeyedJaggedTensor
+
+    keys, lengths, values = [], [], []
+    for table in tables:
+        skew = workload.zipf_alpha
+        alpha = float(skew if isinstance(skew, (int, float)) else skew.get(table.name, 0.0))
+        for feature in table.feature_names:
+            if feature in keys:
+                continue
+            mean = workload.pooling_factor(feature)
+            counts = rng.poisson(mean, workload.batch_size) if mean % 1 else np.full(workload.batch_size, int(mean))
+            keys.append(feature)
+            lengths.append(counts)
+            values.append(_ids(table.num_embeddings, int(counts.sum()), alpha, rng))
+    ids = torch.from_numpy(np.concatenate(values))
+    weights = torch.from_numpy(rng.random(len(ids), dtype=np.float32)) if workload.weighted else None
+    return KeyedJaggedTensor(
+        keys, ids, weights=weights, lengths=torch.from_numpy(np.concatenate(lengths).astype(np.int32))
+    )
+
+
+def _ids(rows: int, count: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
+    """``count`` ids with ``p(k) ~ k ** -alpha``, by the inverse of the continuous distribution."""
+    if alpha == 0:
+        return rng.integers(0, rows, count, dtype=np.int64)
+    u = rng.random(count)
+    if abs(alpha - 1) < 1e-9:
+        place = np.exp(u * np.log(rows + 1.0))
+    else:
+        place = (1 + u * ((rows + 1.0) ** (1 - alpha) - 1)) ** (1 / (1 - alpha))
+    order = np.clip(place.astype(np.int64) - 1, 0, rows - 1)
+    step = next(p for p in (2_654_435_761, 2_147_483_647, 999_999_937) if rows % p)  # a prime: a bijection
+    return (order * step) % rows
+
+
+def _check_room(plan: ShardingPlan, tables: Sequence[BaseEmbeddingConfig]) -> None:
+    """Refuses before any rank allocates: the plan may be for machines larger than this one."""
+    import psutil
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    needed = sum(
+        table.data_type.bytes_per_element * sum(shard.num_elements for shard in sharding.shards)
+        for table, sharding in plan.pairs(tables)
+    )
+    free = psutil.virtual_memory().available
+    if needed > 0.7 * free:
+        raise ValueError(
+            f"the plan's weights take {bytes_text(needed)} on all ranks together, this machine has {bytes_text(free)} "
+            f"free: it can be predicted here, but not run. Smallest change: fewer rows a table"
+        )

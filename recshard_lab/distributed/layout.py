@@ -204,7 +204,10 @@ class RowRouter:
                     lane_number[lane.block, lane.shard_index] = len(self.lanes)
                     self.lanes.append((rank, position))
                     row_starts.append(lane.shard.rows[0])
-        shifts, cuts, counts, targets = [], [], [], []
+        shifts: list[int] = []
+        cuts: list[int] = []
+        counts: list[int] = []
+        targets: list[int] = []
         shift = 0
         for block in blocks:
             table = layout.blocks[block].table

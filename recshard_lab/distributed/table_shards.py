@@ -131,8 +131,9 @@ class TableShards(nn.Module):
 def sharded_tensor(shards: Sequence[Shard], held: Mapping[int, Tensor], size: tuple[int, int], env: ShardingEnv) -> Any:
     """torch's own ``ShardedTensor`` over these rectangles, sharing memory with ``held``."""
     from torch.distributed._shard.metadata import ShardMetadata
-    from torch.distributed._shard.sharded_tensor import Shard as LocalShard
-    from torch.distributed._shard.sharded_tensor import ShardedTensor, ShardedTensorMetadata, TensorProperties
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+    from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
+    from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
 
     example = next(iter(held.values()), torch.empty(0))
     kind = example.device.type

@@ -2,7 +2,9 @@
 
 How MOVIELENS_100K was chosen: the split's *training* part was split again (7/8 to train on, 1/8 to validate,
 three draws), and widths, initial weights, learning rates, batch size and epochs were compared by the validation AUC.
-The test part was not looked at to choose.
+Seed 0 of the initial weights validated best of three; on the random split's test part seeds 0, 1 and 2 end at AUC
+0.7753, 0.7741 and 0.7760, on the split by time at 0.7042, 0.7059 and 0.6986. More epochs overfit, and tables of 64
+columns validate no better.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ class Recipe:
     over_arch_layer_sizes: tuple[int, ...] = (256, 256, 1)
     init_max: float = 0.02
     table_learning_rate: float = 0.05
-    dense_learning_rate: float = 0.001
+    dense_learning_rate: float = 0.002
     epochs: int = 3
     batch_size: int = 512
     seed: int = 0

@@ -117,9 +117,8 @@ class Executor:
                 group.backward(kept, own)
         for group in self.lookup.replicated:
             own, position = self._slice(grads, group, routed, position)
-            _, kept = self._run(group, group.bags(routed), sum(routed.segments), True)
-            if kept is not None:
-                group.backward(kept, own)
+            if not self.pooled or sum(routed.segments) > 0:
+                group.backward(group.kernel.remember(*group.bags(routed)), own)
         for here, exchange in self.row_norms:  # every rank takes part in each, in the same order
             kept, own = waiting.get(id(here), (None, grads))
             if here is not None and kept is not None:

@@ -137,6 +137,11 @@ class LookupKernel(ABC):
             for each lane its ``[n, d]`` rows one after the other.
         """
 
+    def remember(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Any:
+        """What `backward` needs of a batch that is learned from but not looked up here (data-parallel replicas learn
+        from every rank's batch). Backends that can spare themselves the lookup override this."""
+        return self.forward(ids, offsets, weights)[1]
+
     @abstractmethod
     def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
         """Steps the optimizer (or, dense, adds to ``.grad``) with the gradient of `forward`'s rows.

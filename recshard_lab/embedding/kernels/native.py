@@ -182,6 +182,14 @@ class NativeKernel(LookupKernel):
 
     @torch.no_grad()
     def forward(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> tuple[Tensor, Any]:
+        saved = self.remember(ids, offsets, weights)
+        if self.pooled:
+            return self._pool(saved), saved
+        looked = zip(saved.looked, self._groups, strict=True)
+        return self._lanes.join_flat([_gather(own.rows, group.weight) for own, group in looked], saved.spans), saved
+
+    @torch.no_grad()
+    def remember(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> _Saved:
         if weights is not None and not self.pooled:
             raise ValueError("per-sample weights have no meaning for sequence embeddings: leave them out")
         spans, batch = self._lanes.spans(offsets, self.pooled)
@@ -193,10 +201,7 @@ class NativeKernel(LookupKernel):
                 weights=None if weights is None else self._lanes.take(weights, index, spans),
             )
             saved.looked.append(looked)
-        if self.pooled:
-            return self._pool(saved), saved
-        rows = [_gather(own.rows, group.weight) for own, group in zip(saved.looked, self._groups, strict=True)]
-        return self._lanes.join_flat(rows, spans), saved
+        return saved
 
     def _pool(self, saved: _Saved) -> Tensor:
         """``[B, columns of all lanes]``, made some lanes at a time: those wait in the cache to be put in place."""

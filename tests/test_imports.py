@@ -64,7 +64,9 @@ def test_planning_imports_no_tensor_library_at_module_level(room: str) -> None:
 
 
 def test_no_file_is_longer_than_four_hundred_lines() -> None:
-    long = {str(f.relative_to(PACKAGE)): n for f in PACKAGE.rglob("*.py") if (n := len(f.read_text().splitlines())) > 400}
+    long = {
+        str(f.relative_to(PACKAGE)): n for f in PACKAGE.rglob("*.py") if (n := len(f.read_text().splitlines())) > 400
+    }
     assert not long
 
 

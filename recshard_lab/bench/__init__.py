@@ -98,9 +98,7 @@ def as_json(figures: Sequence[Figure]) -> str:
     >>> as_json([Figure("empty cell", 0.4, "ms", target=5.0)])
     '{"empty cell": {"value": 0.4, "unit": "ms", "target": 5.0, "ok": true}}'
     """
-    return json.dumps(
-        {f.name: {"value": f.value, "unit": f.unit, "target": f.target, "ok": f.ok} for f in figures}
-    )
+    return json.dumps({f.name: {"value": f.value, "unit": f.unit, "target": f.target, "ok": f.ok} for f in figures})
 
 
 def machine() -> str:

@@ -31,13 +31,13 @@ from recshard_lab.lab.measure import Measured
 from recshard_lab.models import DLRM
 from recshard_lab.planner import MEMORY_CATEGORIES, Workload
 from recshard_lab.sharding import ParameterSharding, ShardingPlan
-from recshard_lab.train.loop import Step, evaluate, train_epochs
+from recshard_lab.train import Step, dense_parameters, evaluate, train_epochs
 
 COLLECTION = "embedding_bag_collection"  # the collection's path inside the DLRM
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Setup:
     """What stays the same from plan to plan.
 
     Args:
@@ -49,7 +49,7 @@ class Recipe:
     """
 
     embedding_dim: int = 16
-    batch_size: int = 512
+    batch_size: int = 1024
     epochs: int = 3
     table_lr: float = 0.05
     dense_lr: float = 0.01
@@ -88,11 +88,11 @@ def tables_of_ratings(ratings: RatingsDataset, embedding_dim: int = 16) -> list[
     ]
 
 
-def build_model(tables: list[EmbeddingBagConfig], recipe: Recipe) -> DLRM:
-    """The same model for the same recipe, every time and on every rank."""
-    torch.manual_seed(recipe.seed)
+def build_model(tables: list[EmbeddingBagConfig], setup: Setup) -> DLRM:
+    """The same model for the same setup, every time and on every rank."""
+    torch.manual_seed(setup.seed)
     model = DLRM(EmbeddingBagCollection(tables), 0, [], [64, 32, 1])
-    apply_optimizer_in_backward(RowWiseAdagrad, model.embedding_bag_collection.parameters(), {"lr": recipe.table_lr})
+    apply_optimizer_in_backward(RowWiseAdagrad, model.embedding_bag_collection.parameters(), {"lr": setup.table_lr})
     return model
 
 
@@ -107,20 +107,20 @@ def plan_of_scheme(scheme: str, tables: list[EmbeddingBagConfig], world_size: in
     return plan.resolved(tables, world_size)
 
 
-def workload_of(train: RatingsDataset, recipe: Recipe, world_size: int) -> Workload:
+def workload_of(train: RatingsDataset, setup: Setup, world_size: int) -> Workload:
     """The step to predict, as the ratings have it: ids a bag, and how many of a global batch's ids are distinct."""
     ids: dict[str, list[int]] = {}
     distinct: dict[str, list[int]] = {}
     samples = 0
-    for batch in list(train.batches(recipe.batch_size, shuffle=True, seed=recipe.seed, drop_last=True))[:20]:
+    for batch in list(train.batches(setup.batch_size, shuffle=True, seed=setup.seed, drop_last=True))[:20]:
         samples += len(batch)
         for name, bags in batch.sparse_features.to_dict().items():
             ids.setdefault(name, []).append(len(bags.values()))
             distinct.setdefault(name, []).append(len(bags.values().unique()))
-    model = build_model(tables_of_ratings(train, recipe.embedding_dim), recipe)
+    model = build_model(tables_of_ratings(train, setup.embedding_dim), setup)
     in_tables = sum(p.numel() for p in model.embedding_bag_collection.parameters())
     return Workload(
-        batch_size=-(-recipe.batch_size // world_size),
+        batch_size=-(-setup.batch_size // world_size),
         pooling_factors={name: sum(counts) / samples for name, counts in ids.items()},
         unique_fraction={name: sum(distinct[name]) / max(1, sum(counts)) for name, counts in ids.items()},
         optimizer="exact_row_wise_adagrad",
@@ -131,7 +131,7 @@ def workload_of(train: RatingsDataset, recipe: Recipe, world_size: int) -> Workl
 def train_on_rank(
     train: RatingsDataset,
     test: RatingsDataset,
-    recipe: Recipe,
+    setup: Setup,
     plan_json: str | None = None,
     progress: str | Callable[[int], object] | None = None,
 ) -> dict[str, Any]:
@@ -140,29 +140,28 @@ def train_on_rank(
     Args:
         progress: a file of one int64 where rank 0 writes the number of steps done, or a function to call with it.
     """
-    model: Any = build_model(tables_of_ratings(train, recipe.embedding_dim), recipe)
-    if plan_json is None:
-        in_tables = {id(p) for p in model.embedding_bag_collection.parameters()}
-        dense = [p for p in model.parameters() if id(p) not in in_tables]
-    else:
+    model: Any = build_model(tables_of_ratings(train, setup.embedding_dim), setup)
+    if plan_json is not None:
         model = DistributedModelParallel(model, plan=ShardingPlan.from_json(plan_json))
-        dense = model.dense_parameters()
     tell = _teller(progress)
     ticks = [perf_counter()]
+    held: dict[str, int] = {}
 
     def on_step(step: Step) -> None:
         ticks.append(perf_counter())
         tell(step.number)
+        if step.number == 2 and plan_json is not None:  # after a whole step, on a full batch
+            held.update(model.memory_bytes())
 
     with trace() as sent:
-        optimizer = torch.optim.Adagrad(dense, lr=recipe.dense_lr)
+        optimizer = torch.optim.Adagrad(dense_parameters(model), lr=setup.dense_lr)
         result = train_epochs(
             model,
             train,
             optimizer,
-            epochs=recipe.epochs,
-            batch_size=recipe.batch_size,
-            seed=recipe.seed,
+            epochs=setup.epochs,
+            batch_size=setup.batch_size,
+            seed=setup.seed,
             on_step=on_step,
         )
     steps = len(result.losses)
@@ -173,7 +172,7 @@ def train_on_rank(
     }
     if plan_json is not None:
         found |= {
-            "memory": model.memory_bytes(),
+            "memory": held,
             "bytes_to": [count / steps for count in sent.bytes_to(model.env.world_size)],
             "collectives": sent.count() / steps,
             "backends": model.backends(),
@@ -186,11 +185,11 @@ def run_under(
     plan: ShardingPlan,
     train: RatingsDataset,
     test: RatingsDataset,
-    recipe: Recipe,
+    setup: Setup,
     progress: str | None = None,
 ) -> Outcome:
     """Trains on launched ranks (`recshard_lab.launch`) under a plan for as many."""
-    found = ranks.run(train_on_rank, train, test, recipe, plan.to_json(), progress)
+    found = ranks.run(train_on_rank, train, test, setup, plan.to_json(), progress)
     measured = Measured(
         step_ms_by_rank=np.array([one["step_ms"] for one in found]),
         memory_categories=MEMORY_CATEGORIES,
@@ -205,10 +204,15 @@ def run_under(
 
 
 def run_unsharded(
-    train: RatingsDataset, test: RatingsDataset, recipe: Recipe, progress: Callable[[int], object] | None = None
+    train: RatingsDataset, test: RatingsDataset, setup: Setup, progress: Callable[[int], object] | None = None
 ) -> Outcome:
-    """The truth: the same model in this process, no plan, no rank, no sharded code."""
-    found = train_on_rank(train, test, recipe, None, progress)
+    """The truth: the same model in this process, no plan, no rank, no sharded code; on one thread, as a rank."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        found = train_on_rank(train, test, setup, None, progress)
+    finally:
+        torch.set_num_threads(threads)
     return Outcome(found["auc"], found["losses"], found["step_ms"])
 
 

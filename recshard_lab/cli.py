@@ -1,0 +1,116 @@
+"""The command line: ``recshard lab | demo | bench | plan``. Parses, calls, prints; what it calls does the work."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+app = typer.Typer(
+    help="Learn, explore and decide embedding sharding.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+console = Console(highlight=False)
+
+
+@app.command()
+def lab(
+    notebook: Annotated[str, typer.Argument(help="A notebook of the folder; its first letters do.")] = "01",
+    port: Annotated[int, typer.Option(help="Port to listen on; the next free one is taken.")] = 8888,
+    browser: Annotated[bool, typer.Option(help="Open a browser window.")] = True,
+) -> None:
+    """Open JupyterLab on the notebooks, on this machine only (loopback)."""
+    from recshard_lab.lab.server import find_notebook, serve
+
+    serve(find_notebook(notebook), port, browser)
+
+
+@app.command()
+def demo(
+    data: Annotated[Path | None, typer.Option(help="MovieLens: a folder, zip or wheel that holds it.")] = None,
+    ranks: Annotated[int, typer.Option(help="How many ranks train together.", min=1)] = 4,
+    out: Annotated[Path, typer.Option(help="Where the HTML report goes.")] = Path("recshard_report.html"),
+) -> None:
+    """Train one model under every scheme, compare with the prediction, write a report."""
+    from recshard_lab.lab.demo import run_demo
+
+    raise typer.Exit(0 if run_demo(data, ranks, out, console) else 1)
+
+
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(help="Which benchmark; left out, they are listed.")] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 when a target is missed.")] = False,
+) -> None:
+    """Measure the figures that this library promises."""
+    from recshard_lab import bench as benches
+
+    if not name:
+        table = Table(box=None, pad_edge=False)
+        table.add_column("benchmark")
+        table.add_column("measures")
+        for known in benches.benchmark_names():
+            table.add_row(known, escape(benches.benchmark_named(known).about))
+        console.print(table)
+        return
+    figures = benches.benchmark_named(name).figures()
+    if json:
+        print(benches.as_json(figures))
+    else:
+        table = Table(title=escape(benches.machine()), title_justify="left", pad_edge=False, box=None)
+        for head in ("figure", "value", "target", ""):
+            table.add_column(head, justify="right" if head == "value" else "left")
+        for figure in figures:
+            verdict = "" if figure.target is None else ("[green]kept[/]" if figure.ok else "[bold red]MISSED[/]")
+            table.add_row(escape(figure.name), f"{figure.value:,.4g} {figure.unit}", figure.bound, verdict)
+        console.print(table)
+    if check and not all(figure.ok for figure in figures):
+        raise typer.Exit(1)
+
+
+@app.command()
+def plan(
+    tables: Annotated[Path, typer.Argument(help="JSON: a list of EmbeddingBagConfig arguments.")],
+    ranks: Annotated[int, typer.Option(help="World size.", min=1)] = 2,
+    batch_size: Annotated[int, typer.Option(help="Samples of one rank in a step.", min=1)] = 512,
+    memory_gb: Annotated[float | None, typer.Option(help="Memory of one rank, in GiB.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the plan goes, as JSON.")] = None,
+) -> None:
+    """Choose scheme and ranks of every table, and predict the step."""
+    import json
+
+    from recshard_lab.embedding import EmbeddingBagConfig
+    from recshard_lab.planner import EmbeddingShardingPlanner, Workload
+    from recshard_lab.sharding import Topology
+
+    try:
+        configs = [EmbeddingBagConfig(**table) for table in json.loads(tables.read_text())]
+    except (TypeError, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"{tables} must be a JSON list of objects with name, num_embeddings, embedding_dim, feature_names: {error}"
+        ) from None
+    cap = None if memory_gb is None else int(memory_gb * 1024**3)
+    topology = Topology(ranks) if cap is None else Topology(ranks, ddr_cap=cap)
+    planner = EmbeddingShardingPlanner(topology, workload=Workload(batch_size=batch_size))
+    planned = planner.plan_tables(configs)
+    print(planned.show(), planner.last_estimate, sep="\n\n")
+    if out is not None:
+        out.write_text(planned.to_json(indent=2))
+
+
+def main() -> None:
+    """Runs the command line; a user's mistake ends in one line, not in a traceback."""
+    try:
+        app()
+    except (ValueError, OSError) as error:
+        Console(stderr=True, highlight=False).print(f"[bold red]{type(error).__name__}:[/] {escape(str(error))}")
+        sys.exit(2)

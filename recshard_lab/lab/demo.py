@@ -1,0 +1,278 @@
+"""``recshard demo``: one model on real ratings under every scheme, measured beside predicted, and a report.
+
+Headless: a progress bar, a table, verdicts, one HTML file. What is trained and measured lies in `experiment.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from recshard_lab import bench
+from recshard_lab.data import RatingsDataset, load_ratings
+from recshard_lab.lab import views
+from recshard_lab.lab.experiment import (
+    Outcome,
+    Setup,
+    plan_of_scheme,
+    run_under,
+    run_unsharded,
+    tables_of_ratings,
+    workload_of,
+)
+from recshard_lab.lab.report import Section, write_report
+from recshard_lab.lab.theme import SCHEMES, bytes_text, look_of
+from recshard_lab.lab.view import Numbers
+from recshard_lab.launcher import launch
+from recshard_lab.planner import Estimate, estimate
+from recshard_lab.sharding import ShardingPlan, Topology, scheme_names
+
+SPLITS = ("random", "time")
+UNSHARDED = "unsharded"
+SAME_AUC = 1e-3
+PREDICTED = (
+    "Step times are predicted by a cost model that was not calibrated on this machine; measured ones are medians and, "
+    "where ranks share cores, include waiting for one."
+)
+LEAST_AUC = {"random": 0.775, "time": 0.695}  # on MovieLens 100K, see Comparison.verdicts
+
+
+@dataclass(frozen=True)
+class Run:
+    """One way of training: the truth (no plan), or a plan with its prediction.
+
+    Args:
+        outcomes: split -> what came of it.
+    """
+
+    name: str
+    plan: ShardingPlan | None = None
+    predicted: Estimate | None = None
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+
+    @property
+    def aucs(self) -> list[float]:
+        return [self.outcomes[split].auc for split in SPLITS]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything the demo found out; the unsharded truth comes first."""
+
+    ratings: RatingsDataset
+    world_size: int
+    runs: tuple[Run, ...]
+
+    def spread(self, split: str) -> float:
+        """Largest distance between the AUCs of any two runs."""
+        aucs = [run.outcomes[split].auc for run in self.runs]
+        return max(aucs) - min(aucs)
+
+    def verdicts(self) -> list[tuple[bool, str]]:
+        """What must be true of the numbers, in words: one AUC for all, and a good one on MovieLens 100K."""
+        found = []
+        for split in SPLITS:
+            apart = self.spread(split)
+            found.append(
+                (
+                    apart <= SAME_AUC,
+                    f"split by {split}: test AUCs differ by {apart:.1e} at most (allowed: {SAME_AUC:g})",
+                )
+            )
+            if self.ratings.source.startswith("MovieLens 100K"):
+                least = min(run.outcomes[split].auc for run in self.runs)
+                wanted = LEAST_AUC[split]
+                found.append((least >= wanted, f"split by {split}: lowest test AUC {least:.4f} (wanted: {wanted:g})"))
+        return found
+
+
+def compare_schemes(
+    ratings: RatingsDataset,
+    world_size: int,
+    schemes: Sequence[str] | None = None,
+    setup: Setup | None = None,
+    on_progress: Callable[[str, int, int], object] = lambda what, done, total: None,
+) -> Comparison:
+    """Trains the same model unsharded and under each scheme, on both splits.
+
+    Args:
+        ratings: the samples.
+        world_size: ranks to launch.
+        schemes: registered schemes; all when left out.
+        on_progress: told what runs now, and steps done of how many.
+
+    Raises:
+        LaunchError: as many ranks cannot be launched.
+        PlanError: a scheme that cannot cut one of the tables.
+    """
+    setup = setup or Setup()
+    tables = tables_of_ratings(ratings, setup.embedding_dim)
+    splits = {split: ratings.split(split, seed=setup.seed) for split in SPLITS}
+    workload = workload_of(splits["random"][0], setup, world_size)
+    runs = [Run(UNSHARDED)]
+    for scheme in schemes or scheme_names():
+        plan = plan_of_scheme(scheme, tables, world_size)
+        runs.append(Run(scheme, plan, estimate(plan, tables, Topology(world_size), workload)))
+    each = {split: setup.epochs * train.num_batches(setup.batch_size) for split, (train, _) in splits.items()}
+    done, total = 0, len(runs) * sum(each.values())
+    with launch(world_size) as ranks, _counter() as (path, count):
+        for split, (train, test) in splits.items():
+            for run in runs:
+                what = f"{run.name}, split by {split}"
+                on_progress(what, done, total)
+                if run.plan is None:
+                    outcome = run_unsharded(train, test, setup, lambda n, w=what, d=done: on_progress(w, d + n, total))  # type: ignore[misc]
+                else:
+                    count[0] = 0
+                    with _watching(lambda w=what, d=done: on_progress(w, d + int(count[0]), total)):  # type: ignore[misc]
+                        outcome = run_under(ranks, run.plan, train, test, setup, path)
+                run.outcomes[split] = outcome
+                done += each[split]
+        on_progress("done", done, total)
+    return Comparison(ratings, world_size, tuple(runs))
+
+
+def run_demo(data: Path | None, world_size: int, out: Path, console: Console) -> bool:
+    """The whole path, told on the console; False where a verdict is not what it must be.
+
+    Args:
+        data: where MovieLens is; the variable, the cache, the network, then the generator when left out.
+        world_size: ranks.
+        out: the HTML report.
+    """
+    with console.status("looking for ratings"):
+        ratings = load_ratings(data)
+    console.print(f"[bold]{escape(ratings.source)}[/], from {escape(ratings.origin)}")
+    console.print(f"{escape(bench.machine())}; {world_size} ranks, one thread each")
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("launching", total=None)
+
+        def told(what: str, done: int, total: int) -> None:
+            progress.update(task, description=what, completed=done, total=total)
+
+        found = compare_schemes(ratings, world_size, on_progress=told)
+    console.print(summary_table(found))
+    for good, words in found.verdicts():
+        console.print(f"[green]yes[/] {words}" if good else f"[bold red]NO[/]  {words}")
+    console.print(PREDICTED, style="dim")
+    write_demo_report(found, out)
+    console.print(f"Report: {escape(str(out))} ({bytes_text(out.stat().st_size)})")
+    return all(good for good, _ in found.verdicts())
+
+
+def summary_table(found: Comparison) -> Table:
+    """One line a run; measured stands before predicted."""
+    table = Table(
+        title=f"DLRM on {escape(found.ratings.source)}, {found.world_size} ranks: measured | predicted",
+        caption="AUC: split at random | by time. Memory: fullest rank. Moved: from rank to rank in a step.",
+        title_justify="left",
+        caption_justify="left",
+        box=None,
+        header_style="bold underline",
+        pad_edge=False,
+    )
+    for head in ("plan", "test AUC", "step, ms", "memory", "moved"):
+        table.add_column(head, justify="left" if head == "plan" else "right", no_wrap=True)
+    for row in rows_of(found):
+        table.add_row(*row)
+    return table
+
+
+def rows_of(found: Comparison) -> list[list[str]]:
+    """The cells of the summary as text."""
+    rows = []
+    for run in found.runs:
+        outcome = run.outcomes[SPLITS[0]]
+        cells = [run.name, " | ".join(f"{auc:.4f}" for auc in run.aucs), f"{outcome.step_ms:.1f} |     ", "", ""]
+        if run.predicted is not None and outcome.measured is not None:
+            kept = [i for i, name in enumerate(run.predicted.memory_categories) if name != "reserve"]
+            held = float(outcome.measured.memory_bytes.sum(axis=1).max())
+            wanted = float(run.predicted.memory_bytes[:, kept].sum(axis=1).max())
+            cells[2:] = [
+                f"{outcome.step_ms:.1f} | {run.predicted.step_ms:4.1f}",
+                f"{bytes_text(held)} | {bytes_text(wanted)}",
+                " | ".join(bytes_text(_moved(sent.traffic_bytes)) for sent in (outcome.measured, run.predicted)),
+            ]
+        rows.append(cells)
+    return rows
+
+
+def _moved(traffic: np.ndarray) -> float:
+    """Bytes that left their rank."""
+    return float(traffic.sum() - np.trace(traffic))
+
+
+@contextmanager
+def _counter() -> Iterator[tuple[str, np.memmap]]:
+    """A file of one int64 in which rank 0 counts its steps."""
+    handle, path = tempfile.mkstemp(prefix="recshard-steps-")
+    try:
+        os.write(handle, bytes(8))
+        os.close(handle)
+        yield path, np.memmap(path, dtype=np.int64, mode="r+", shape=(1,))
+    finally:
+        os.unlink(path)
+
+
+@contextmanager
+def _watching(look: Callable[[], object], every_s: float = 0.2) -> Iterator[None]:
+    """Looks again and again while the block runs."""
+    stop = threading.Event()
+
+    def watch() -> None:
+        while not stop.wait(every_s):
+            look()
+
+    thread = threading.Thread(target=watch, name="recshard-demo-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def write_demo_report(found: Comparison, out: Path) -> None:
+    """The comparison as one HTML file: the table, the loss curves, and each plan's pictures."""
+    note = found.ratings.source
+    heads = ("plan", *(f"test AUC, split by {split}" for split in SPLITS), "step measured | predicted, ms")
+    rows = [[name, *auc.split(" | "), *rest] for name, auc, *rest in rows_of(found)]
+    summary = Numbers(
+        (*heads, "memory of the fullest rank, measured | predicted", "moved a step, counted | predicted"), rows
+    )
+    losses = {split: {run.name: run.outcomes[split].losses for run in found.runs} for split in SPLITS}
+    sections = [
+        Section(f"The same model, {len(found.runs)} ways", [summary, *(words for _, words in found.verdicts())]),
+        Section(
+            "Loss curves",
+            [views.curves(losses[split], note=f"{note}, split by {split}") for split in SPLITS],
+        ),
+    ]
+    tables = tables_of_ratings(found.ratings)
+    for run in found.runs:
+        if run.plan is None or run.predicted is None:
+            continue
+        measured = run.outcomes[SPLITS[0]].measured
+        known = {"plan": run.plan, "tables": tables, "topology": Topology(found.world_size), "note": note}
+        known |= {"estimate": run.predicted, "measured": measured}
+        pictures = [views.draw(name, **known) for name in views.views_of(*known)]
+        sections.append(Section(look_of(run.name, SCHEMES).label.capitalize(), [*pictures, run.plan.show()]))
+    write_report(
+        out,
+        f"One DLRM under {len(found.runs) - 1} sharding plans, {found.world_size} ranks",
+        sections,
+        subtitle=f"{note}. {bench.machine()}.",
+        note=f"Ratings: {found.ratings.source}. {PREDICTED}",
+    )

@@ -95,7 +95,7 @@ class Executor:
             for group in self.lookup.replicated
         ]
         out = self.route.forward(exchanged, replicated, routed)
-        self._measure(routed, exchanged, out)
+        self._measure(routed, out)
         return out, (_Saved(routed, kept) if training else None)
 
     def backward(self, saved: _Saved, grad: Tensor) -> None:
@@ -107,6 +107,8 @@ class Executor:
             weight.grad = parameter.grad
         routed = saved.routed
         grads = self.route.backward(grad / self.env.world_size, routed)
+        backward_bytes = grad.numel() * grad.element_size() + self.route.buffer_bytes
+        self.buffer_bytes["output_buffers"] = max(self.buffer_bytes["output_buffers"], backward_bytes)
         position = 0
         waiting: dict[int, tuple[Any, Tensor]] = {}
         for group, kept in zip(self.lookup.exchanged, saved.kept, strict=True):
@@ -145,10 +147,10 @@ class Executor:
         )
         return grads[position:end], end
 
-    def _measure(self, routed: Routed, exchanged: list[Tensor], out: Tensor) -> None:
+    def _measure(self, routed: Routed, out: Tensor) -> None:
         held = [routed.ids, routed.lengths, *([] if routed.weights is None else [routed.weights])]
         self.buffer_bytes["input_buffers"] = sum(t.numel() * t.element_size() for t in held)
-        self.buffer_bytes["output_buffers"] = sum(t.numel() * t.element_size() for t in [*exchanged, out])
+        self.buffer_bytes["output_buffers"] = out.numel() * out.element_size() + self.route.buffer_bytes
 
 
 class _Step(torch.autograd.Function):

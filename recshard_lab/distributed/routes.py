@@ -23,11 +23,24 @@ from recshard_lab.distributed.input_dist import Home, Routed
 from recshard_lab.distributed.layout import Lane, Layout
 
 
-class PooledRoute:
-    """Pooled rows: every rank sends ``[B, D_k]`` to every home."""
+class _Route:
+    """What both kinds share: the wiring, and the size of the buffers that the last message needed."""
 
     def __init__(self, layout: Layout, env: ShardingEnv) -> None:
         self.layout, self.env = layout, env
+        self.buffer_bytes = 0
+
+    def _exchange(self, message: Tensor, sends: Sequence[int], receives: Sequence[int], label: str) -> Tensor:
+        received = all_to_all(message, sends, receives, self.env, label)
+        self.buffer_bytes = (message.numel() + received.numel()) * message.element_size()
+        return received
+
+
+class PooledRoute(_Route):
+    """Pooled rows: every rank sends ``[B, D_k]`` to every home."""
+
+    def __init__(self, layout: Layout, env: ShardingEnv) -> None:
+        super().__init__(layout, env)
         self.widths = layout.exchanged_width
         self.pieces, self.zero_first = layout.pieces
 
@@ -55,10 +68,10 @@ class PooledRoute:
     def _send_home(self, rows: Tensor, batch: int, routed: Routed) -> list[Tensor]:
         """``[B, D_k]`` from each rank k; nothing is sent when every table is replicated."""
         sizes = [batch * other for other in self.widths]
-        flat = rows.new_empty(0)
+        flat, self.buffer_bytes = rows.new_empty(0), 0
         if any(self.widths):
             sends = [segments * rows.shape[1] for segments in routed.segments]
-            flat = all_to_all(rows.reshape(-1), sends, sizes, self.env, "output_dist/rows")
+            flat = self._exchange(rows.reshape(-1), sends, sizes, "output_dist/rows")
         return [part.view(batch, other) for part, other in zip(flat.split(sizes), self.widths, strict=True)]
 
     def backward(self, grad: Tensor, routed: Routed) -> Tensor:
@@ -76,11 +89,10 @@ class PooledRoute:
                 source = grad[:, piece.target : piece.target + piece.width]
                 sends[rank][:, width + piece.source : width + piece.source + piece.width] = source
         own = self.widths[self.env.rank] + copies
-        flat = all_to_all(
+        flat = self._exchange(
             torch.cat([send.view(-1) for send in sends]),
             [send.numel() for send in sends],
             [segments * own for segments in routed.segments],
-            self.env,
             "output_dist_backward/rows",
         )
         return flat.view(sum(routed.segments), own)
@@ -92,14 +104,14 @@ class PooledRoute:
             rows[:, block.start : block.start + block.dim].div_(divisor)
 
 
-class SequenceRoute:
+class SequenceRoute(_Route):
     """Rows that stay apart: every id's row travels to the place in the batch where the id stood.
 
     The output is flat: for each block its ``[n, D]`` rows, one block after the other.
     """
 
     def __init__(self, layout: Layout, env: ShardingEnv) -> None:
-        self.layout, self.env = layout, env
+        super().__init__(layout, env)
         self.lanes = layout.exchanged_lanes
 
     def forward(self, exchanged: list[Tensor], replicated: list[Tensor], routed: Routed) -> Tensor:
@@ -110,7 +122,7 @@ class SequenceRoute:
         sizes = [[n * lane.shard.num_cols for n in routed.counts[i]] for i, lane in enumerate(mine)]
         message, send_sizes = _turn(lane_major, sizes, self.env.world_size)
         receive_sizes = [self._sent(rank, home) for rank in range(self.env.world_size)]
-        flat = all_to_all(message, send_sizes, [sum(each) for each in receive_sizes], self.env, "output_dist/rows")
+        flat = self._exchange(message, send_sizes, [sum(each) for each in receive_sizes], "output_dist/rows")
         out = example.new_empty(sum(self._block_sizes(home)))
         blocks = self._blocks(out, home)
         parts = iter(flat.split([size for each in receive_sizes for size in each]))
@@ -139,11 +151,10 @@ class SequenceRoute:
         counts = routed.counts
         sizes = [[n * lane.shard.num_cols for n in counts[i]] for i, lane in enumerate(lanes)]
         by_source = [[each[source] for each in sizes] for source in range(self.env.world_size)]
-        flat = all_to_all(
+        flat = self._exchange(
             torch.cat(pieces) if pieces else grad.new_empty(0),
             send_sizes,
             [sum(each) for each in by_source],
-            self.env,
             "output_dist_backward/rows",
         )
         return _turn(flat, by_source, len(lanes))[0]

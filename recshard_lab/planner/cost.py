@@ -123,12 +123,13 @@ class CostModel:
         found = np.zeros((len(MEMORY_CATEGORIES), *loads.shape[1:]))
         found += self.fixed_memory.reshape(-1, *[1] * (loads.ndim - 1))
         found[_MEMORY_AT] += loads[MEMORY:]
-        found[MEMORY_CATEGORIES.index("output_buffers")] += loads[OUT].sum(axis=-1, keepdims=True)
+        # a home's end of the exchange: rows received in forward, gradients sent in backward, to replicas too
+        found[MEMORY_CATEGORIES.index("output_buffers")] += loads[BACK].sum(axis=-1, keepdims=True)
         return found
 
     def memory_total(self, loads: Array) -> Array:
         """Bytes ``[..., W]`` in all, reserve included."""
-        needed = loads[MEMORY:].sum(axis=0) + loads[OUT].sum(axis=-1, keepdims=True)
+        needed = loads[MEMORY:].sum(axis=0) + loads[BACK].sum(axis=-1, keepdims=True)
         return np.asarray(needed + self.fixed_memory.sum())
 
     def traffic(self, loads: Array) -> Array:

@@ -24,7 +24,7 @@ class Columns:
     def each(self) -> float:
         """Width of one column; a lone column does not fill the page."""
         room = self.width - 2 * MARGIN - self.gap * (self.count - 1)
-        return min(room / max(self.count, 1), 260)
+        return min(room / max(self.count, 1), 300)
 
     @property
     def legible(self) -> bool:

@@ -21,7 +21,8 @@ STYLE = """<style>
 .recshard-plan-compare .rs-facts small{font-size:11px;font-weight:400}
 .recshard-plan-compare .rs-alert{border-left:4px solid #d9480f;padding:4px 10px;margin-top:6px;line-height:1.4;
  white-space:normal}
-.recshard-plan-compare pre{margin:4px 0 0;padding:8px 10px;white-space:pre;overflow:auto;max-height:264px;line-height:1.35;
+.recshard-plan-compare pre{margin:4px 0 0;padding:8px 10px;white-space:pre;overflow:auto;
+ max-height:264px;line-height:1.35;
  color:var(--jp-content-font-color1,inherit);background:var(--jp-cell-editor-background,transparent);
  border:1px solid var(--jp-border-color2,#d8dce1)}
 .recshard-plan-compare .widget-html-content{white-space:normal;line-height:1.4}
@@ -55,7 +56,7 @@ def card(side: str, shown: Answer, measured: Any) -> str:
         ("Sent in a step", bytes_text(sent)),
         (f"Memory {bytes_text(cap)} a rank", "✓ fits" if estimate.fits else "✗ does not fit"),
     ]
-    listed = "".join(f"<div><span>{label}</span><b>{value}</b></div>" for label, value in entries)
+    listed = "".join(f"<div><span>{label} </span><b>{value}</b></div>" for label, value in entries)
     problem = alert(shown.problem) if shown.problem else ""
     return (
         f'<div class="rs-card" data-side="{side}" data-step-ms="{estimate.step_ms!r}" '

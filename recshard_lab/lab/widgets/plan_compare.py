@@ -17,14 +17,13 @@ import ipywidgets as ipw
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, check_tables
 from recshard_lab.lab import views
 from recshard_lab.lab.measure import Measured, measure_plan
-from recshard_lab.lab.theme import SCHEMES, look_of
 from recshard_lab.lab.view import View, message_view
 from recshard_lab.lab.views.registry import reason
-from recshard_lab.lab.widgets import page
-from recshard_lab.lab.widgets.question import AUTO, Answer, Question, answer, explained, python_for
+from recshard_lab.lab.widgets import controls, page
+from recshard_lab.lab.widgets.question import Answer, Question, answer, explained, python_for
 from recshard_lab.lab.widgets.steps import batch_sizes, memory_caps, world_sizes
 from recshard_lab.planner import Workload
-from recshard_lab.sharding import Topology, scheme_names
+from recshard_lab.sharding import Topology
 
 MOST_MENUS = 48  # tables with a menu of their own; the smaller ones share one
 PICTURE_WIDTH = 500
@@ -132,7 +131,7 @@ class PlanCompare(ipw.VBox):
         if self._explaining is not None:
             self._explaining.cancel()
         if any(shown.problem for shown in self._answers.values()):
-            self._explaining = threading.Timer(0.3, self.explain)
+            self._explaining = threading.Timer(0.5, self.explain)
             self._explaining.daemon = True
             self._explaining.start()
 
@@ -163,105 +162,41 @@ class PlanCompare(ipw.VBox):
     # ---- building ----
 
     def _build(self) -> None:
-        named = sorted(self.tables, key=lambda table: -table.weight_bytes)[:MOST_MENUS]
-        order = [table.name for table in self.tables if table in named]
-        self._sharing = [table.name for table in self.tables if table.name not in order]
-        self._options = [("auto", AUTO)] + [(look_of(name, SCHEMES).label, name) for name in scheme_names()]
-        by_name = {table.name: table for table in self.tables}
-        self.menus = {name: self._menu(name, page.facts(by_name[name])) for name in order}
-        self.others = self._menu(f"{len(self._sharing)} others", "the smaller tables") if self._sharing else None
-        self.set_all = ipw.Dropdown(
-            options=[("choose", ""), *self._options],
-            description="Set all to",
-            style={"description_width": "initial"},
-            layout=ipw.Layout(width="200px"),
-        )
-        slider = {"style": {"description_width": "112px"}, "layout": ipw.Layout(flex="1 1 300px", min_width="280px")}
-        cap = self.topology.memory_cap_bytes
-        self.world_size = ipw.SelectionSlider(
-            options=world_sizes(self.topology.world_size),
-            value=self.topology.world_size,
-            description="Ranks",
-            tooltip="world_size",
-            **slider,
-        )
-        self.batch_size = ipw.SelectionSlider(
-            options=batch_sizes(self.workload.batch_size),
-            value=self.workload.batch_size,
-            description="Batch per rank",
-            tooltip="batch_size",
-            **slider,
-        )
-        self.memory_cap = ipw.SelectionSlider(
-            options=memory_caps(self.tables, cap),
-            value=cap,
-            description="Memory per rank",
-            tooltip="bytes of one rank",
-            **slider,
-        )
-        offered = views.views_of(*KNOWN)
-        self.picture = ipw.ToggleButtons(
-            options=[(views.view_label(name), name) for name in offered],
-            value=offered[0],
-            tooltips=[f"show {views.view_label(name).lower()}" for name in offered],
-            style={"button_width": "auto"},
-        )
-        self.cards = {side: ipw.HTML(layout=ipw.Layout(width="100%", margin="0")) for side in ("mine", "auto")}
-        self.pictures = {side: ipw.HTML(layout=ipw.Layout(width="100%", margin="0")) for side in ("mine", "auto")}
-        self.verdict, self.code, self.status = (
-            ipw.HTML(),
-            ipw.HTML(layout=ipw.Layout(width="100%", margin="0")),
-            ipw.HTML(),
-        )
-        self.button = ipw.Button(
-            description="Run on ranks",
-            tooltip="runs your plan on the launched ranks and lays the measured numbers beside the predicted",
-            icon="play",
-            button_style="primary",
-        )
-        for control in [*self.menus.values(), *([self.others] if self.others else [])]:
-            control.observe(self._changed, names="value")
-        for control in (self.world_size, self.batch_size, self.memory_cap):
+        own = sorted(self.tables, key=lambda table: -table.weight_bytes)[:MOST_MENUS]
+        self.menus = {table.name: controls.menu(table.name, page.facts(table)) for table in self.tables if table in own}
+        self._sharing = [table.name for table in self.tables if table.name not in self.menus]
+        self.others = controls.menu(f"{len(self._sharing)} others", "the smaller tables") if self._sharing else None
+        self.set_all = controls.set_all()
+        cap, size, batch = self.topology.memory_cap_bytes, self.topology.world_size, self.workload.batch_size
+        self.world_size = controls.slider("Ranks", world_sizes(size), size, "world_size")
+        self.batch_size = controls.slider("Batch per rank", batch_sizes(batch), batch, "batch_size")
+        self.memory_cap = controls.slider("Memory per rank", memory_caps(self.tables, cap), cap, "bytes of one rank")
+        self.picture = controls.choice([(views.view_label(name), name) for name in views.views_of(*KNOWN)])
+        self.cards = {side: controls.wide_html() for side in page.SIDES}
+        self.pictures = {side: controls.wide_html() for side in page.SIDES}
+        self.verdict, self.status, self.code = ipw.HTML(), ipw.HTML(), controls.wide_html()
+        hint = "runs your plan on the launched ranks and lays the measured numbers beside the predicted"
+        self.button = ipw.Button(description="Run on ranks", tooltip=hint, icon="play", button_style="primary")
+        for control in [*self._all_menus(), self.world_size, self.batch_size, self.memory_cap]:
             control.observe(self._changed, names="value")
         self.set_all.observe(self._all_changed, names="value")
         self.picture.observe(lambda _: self._show(), names="value")
         self.button.on_click(lambda _: self._clicked())
 
-    def _menu(self, name: str, hint: str) -> ipw.Dropdown:
-        return ipw.Dropdown(
-            options=self._options,
-            value=AUTO,
-            description=name,
-            tooltip=f"scheme of {name} ({hint})",
-            style={"description_width": "76px"},
-            layout=ipw.Layout(width="auto", margin="0"),
-        )
+    def _all_menus(self) -> list[ipw.Dropdown]:
+        return [*self.menus.values(), *([self.others] if self.others is not None else [])]
 
     def _rows(self) -> list[ipw.Widget]:
-        wrap = ipw.Layout(display="flex", flex_flow="row wrap", width="100%", grid_gap="4px 16px")
-        menus = [*self.menus.values(), *([self.others] if self.others else [])]
-        grid = ipw.GridBox(
-            menus,
-            layout=ipw.Layout(
-                grid_template_columns="repeat(auto-fill, minmax(215px, 1fr))",
-                grid_gap="2px 10px",
-                width="100%",
-                max_height="214px",
-                overflow="hidden auto",
-                padding="2px",
-            ),
-        )
-        side = ipw.Layout(flex="1 1 440px", min_width="340px", width="auto")
         return [
             ipw.HTML(page.STYLE),
-            ipw.Box([self.world_size, self.batch_size, self.memory_cap], layout=wrap),
-            ipw.Box([ipw.HTML("<b>Scheme of each table</b>"), self.set_all], layout=_copy(wrap)),
-            grid,
+            controls.row([self.world_size, self.batch_size, self.memory_cap]),
+            controls.row([ipw.HTML("<b>Scheme of each table</b>"), self.set_all]),
+            controls.grid(self._all_menus()),
             self.verdict,
-            ipw.Box([ipw.VBox([self.cards[s]], layout=side) for s in self.cards], layout=_copy(wrap)),
+            controls.halves(self.cards.values()),
             self.picture,
-            ipw.Box([ipw.VBox([self.pictures[s]], layout=side) for s in self.pictures], layout=_copy(wrap)),
-            ipw.Box([self.button, self.status], layout=_copy(wrap)),
+            controls.halves(self.pictures.values()),
+            controls.row([self.button, self.status]),
             self.code,
         ]
 
@@ -275,7 +210,7 @@ class PlanCompare(ipw.VBox):
         if not change["new"]:
             return
         with self._quietly():
-            for menu in [*self.menus.values(), *([self.others] if self.others else [])]:
+            for menu in self._all_menus():
                 menu.value = change["new"]
             self.set_all.value = ""
         self.respond()
@@ -392,7 +327,7 @@ class PlanCompare(ipw.VBox):
         raise ValueError(f"there is no table {table!r}; tables: {', '.join(self.menus)}")
 
     def _checked(self, scheme: str) -> str:
-        known = [value for _, value in self._options]
+        known = [value for _, value in controls.scheme_options()]
         if scheme not in known:
             raise ValueError(f"there is no scheme {scheme!r}; schemes: {', '.join(known)}")
         return str(scheme)
@@ -405,8 +340,3 @@ class PlanCompare(ipw.VBox):
         )
         lines = [f"{page.SIDES[side]}: {page.sentence(shown)}" for side, shown in self._answers.items()]
         return {**bundle, "text/html": static, "text/plain": "\n".join(lines)}
-
-
-def _copy(layout: ipw.Layout) -> ipw.Layout:
-    """One Layout shared by several boxes would change them all."""
-    return ipw.Layout(**{k: v for k, v in layout.get_state().items() if not k.startswith("_") and v is not None})

@@ -1,0 +1,90 @@
+"""The controls of the plan comparison: made here, labelled here, laid out here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import ipywidgets as ipw
+
+from recshard_lab.lab.theme import SCHEMES, look_of
+from recshard_lab.lab.widgets.question import AUTO
+from recshard_lab.sharding import scheme_names
+
+
+def scheme_options() -> list[tuple[str, str]]:
+    """What a menu offers: "auto" and every registered scheme."""
+    return [("auto", AUTO)] + [(look_of(name, SCHEMES).label, name) for name in scheme_names()]
+
+
+def menu(name: str, hint: str) -> ipw.Dropdown:
+    """The scheme of one table."""
+    return ipw.Dropdown(
+        options=scheme_options(),
+        value=AUTO,
+        description=name,
+        tooltip=f"scheme of {name} ({hint})",
+        style={"description_width": "84px"},
+        layout=ipw.Layout(width="auto", margin="0"),
+    )
+
+
+def set_all() -> ipw.Dropdown:
+    """One menu that moves all others, and then stands on "choose" again."""
+    return ipw.Dropdown(
+        options=[("choose", ""), *scheme_options()],
+        description="Set all to",
+        style={"description_width": "initial"},
+        layout=ipw.Layout(width="200px"),
+    )
+
+
+def slider(label: str, options: Sequence[tuple[str, int]], value: int, hint: str) -> ipw.SelectionSlider:
+    """A slider over named steps; the arrow keys move it."""
+    return ipw.SelectionSlider(
+        options=options,
+        value=value,
+        description=label,
+        tooltip=hint,
+        style={"description_width": "112px"},
+        layout=ipw.Layout(flex="1 1 300px", min_width="280px"),
+    )
+
+
+def choice(options: Sequence[tuple[str, str]]) -> ipw.ToggleButtons:
+    """Which picture is shown."""
+    return ipw.ToggleButtons(
+        options=options,
+        value=options[0][1],
+        tooltips=[f"show {label.lower()}" for label, _ in options],
+        style={"button_width": "auto"},
+    )
+
+
+def wide_html() -> ipw.HTML:
+    return ipw.HTML(layout=ipw.Layout(width="100%", margin="0"))
+
+
+def row(children: Sequence[ipw.Widget]) -> ipw.Box:
+    """Side by side, below one another where the page is narrow."""
+    made = ipw.Layout(display="flex", flex_flow="row wrap", width="100%", grid_gap="4px 16px", align_items="center")
+    return ipw.Box(children, layout=made)
+
+
+def halves(children: Iterable[ipw.Widget]) -> ipw.Box:
+    """Two columns, one below the other where the page is narrow."""
+    sides = [ipw.VBox([child], layout=ipw.Layout(flex="1 1 440px", min_width="340px")) for child in children]
+    layout = ipw.Layout(display="flex", flex_flow="row wrap", width="100%", grid_gap="4px 16px")
+    return ipw.Box(sides, layout=layout)
+
+
+def grid(menus: Sequence[ipw.Widget]) -> ipw.GridBox:
+    """As many columns as there is room for; it scrolls when there are many tables."""
+    layout = ipw.Layout(
+        grid_template_columns="repeat(auto-fill, minmax(215px, 1fr))",
+        grid_gap="2px 10px",
+        width="100%",
+        max_height="214px",
+        overflow="hidden auto",
+        padding="2px",
+    )
+    return ipw.GridBox(menus, layout=layout)

@@ -1,0 +1,166 @@
+"""PlanCompare without a browser: controls in, numbers out, errors in words."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+import pytest
+
+from recshard_lab.lab import PlanCompare, views
+from recshard_lab.lab.view import View
+from recshard_lab.planner import EmbeddingShardingPlanner, Workload, estimate
+from recshard_lab.sharding import ParameterConstraints, PlanError, Topology
+from tests.lab.plans import many, movielens
+
+ROOMY = 10**9
+
+
+def compare(world_size: int = 4, cap: int = ROOMY, **workload: Any) -> PlanCompare:
+    return PlanCompare(movielens(), Topology(world_size, ddr_cap=cap), Workload(**workload))
+
+
+def shown(widget: PlanCompare, side: str) -> dict[str, str]:
+    return dict(re.findall(r'data-([\w-]+)="([^"]*)"', widget.cards[side].value))
+
+
+def test_it_begins_with_the_planners_plan_on_both_sides() -> None:
+    widget = compare()
+    expected = EmbeddingShardingPlanner(Topology(4, ddr_cap=ROOMY), workload=Workload()).plan_tables(movielens())
+    assert widget.mine.plan == widget.automatic.plan == expected
+    assert "Every table is on auto" in widget.verdict.value
+
+
+def test_the_numbers_shown_are_those_of_the_estimate() -> None:
+    widget = compare(batch_size=256)
+    widget.menus["movie"].value = "row_wise"
+    assert widget.mine.plan is not None
+    assert widget.mine.plan.tables()["movie"].sharding_type == "row_wise"
+    found = estimate(widget.mine.plan, movielens(), Topology(4, ddr_cap=ROOMY), Workload(batch_size=256))
+    assert float(shown(widget, "mine")["step-ms"]) == pytest.approx(found.step_ms, rel=1e-9)
+    assert shown(widget, "mine")["fits"] == "true"
+
+
+def test_every_control_changes_what_is_planned() -> None:
+    widget = compare()
+    widget.world_size.value = 2
+    assert widget.mine.topology.world_size == 2
+    widget.batch_size.value = 1024
+    assert widget.mine.workload.batch_size == 1024
+    widget.memory_cap.value = 4_000_000
+    assert widget.mine.topology.memory_cap_bytes == 4_000_000
+    widget.set_all.value = "data_parallel"
+    assert widget.mine.plan is not None
+    assert {s.sharding_type for s in widget.mine.plan.tables().values()} == {"data_parallel"}
+    assert widget.set_all.value == ""
+
+
+@pytest.mark.parametrize("scheme", ["auto", "row_wise"])
+def test_the_python_under_it_makes_the_same_plan(scheme: str) -> None:
+    widget = PlanCompare(
+        movielens(),
+        Topology(8, ddr_cap=ROOMY, local_world_size=4, intra_host_bw=5e6),
+        Workload(pooling_factors={"f_genres": 2.5}, optimizer="exact_row_wise_adagrad"),
+        {"movie": scheme},
+    )
+    names: dict[str, Any] = {"tables": movielens()}
+    exec(widget.python, names)
+    assert names["plan"] == widget.mine.plan
+    assert widget.mine.estimate is not None
+    assert names["planner"].last_estimate.step_ms == widget.mine.estimate.step_ms
+
+
+def test_the_python_of_set_all_is_one_line() -> None:
+    widget = compare()
+    widget.set_all.value = "table_wise"
+    assert 'table.name: ParameterConstraints(sharding_types=["table_wise"]) for table in tables' in widget.python
+    names: dict[str, Any] = {"tables": movielens()}
+    exec(widget.python, names)
+    assert names["plan"] == widget.mine.plan
+
+
+def test_a_plan_that_does_not_fit_is_shown_with_the_planners_refusal() -> None:
+    widget = compare()
+    widget.set({"movie": "table_wise"}, memory_cap=64_000)
+    assert shown(widget, "mine")["fits"] == "false"
+    assert "does not fit" in widget.mine.problem
+    assert "Traceback" not in widget.cards["mine"].value
+    widget.explain()
+    constraints = {"movie": ParameterConstraints(sharding_types=["table_wise"])}
+    with pytest.raises(PlanError) as refusal:
+        EmbeddingShardingPlanner(widget.mine.topology, constraints=constraints).plan_tables(movielens())
+    assert widget.mine.problem == str(refusal.value)
+    assert "Smallest change that fits" in widget.cards["mine"].value
+
+
+def test_run_without_ranks_says_how_to_launch_them() -> None:
+    widget = compare()
+    widget.button.click()
+    assert "%recshard_launch -n 4" in widget.status.value
+    with pytest.raises(ValueError, match="No ranks are launched"):
+        widget.run()
+
+
+def test_a_view_that_fails_leaves_the_others_and_the_controls_alive() -> None:
+    @views.register_view("Broken", place=0)
+    def broken(estimate: Any) -> View:
+        raise RuntimeError("lost its pen")
+
+    try:
+        widget = compare()
+        assert "lost its pen" in widget.pictures["mine"].value
+        widget.picture.value = "memory"
+        assert "Memory per rank" in widget.pictures["mine"].value
+        widget.menus["user"].value = "column_wise"
+        assert float(shown(widget, "mine")["step-ms"]) > 0
+    finally:
+        views.unregister_view("broken")
+
+
+def test_every_view_of_a_plan_is_offered() -> None:
+    assert [name for _, name in compare().picture.options] == ["placement", "memory", "phases", "traffic"]
+
+
+def test_bad_values_are_refused_by_name() -> None:
+    widget = compare()
+    with pytest.raises(ValueError, match="no scheme 'rowwise'"):
+        widget.set({"movie": "rowwise"})
+    with pytest.raises(ValueError, match="no table 'film'"):
+        widget.set({"film": "row_wise"})
+    with pytest.raises(ValueError, match="world_size=5 is not a step"):
+        widget.set(world_size=5)
+    with pytest.raises(ValueError, match="tables is empty"):
+        PlanCompare([], Topology(2))
+
+
+def test_hundreds_of_tables_share_one_menu_and_still_follow_set_all() -> None:
+    widget = PlanCompare(many(200), Topology(8, ddr_cap=10**12))
+    assert len(widget.menus) == 48
+    widget.set_all.value = "row_wise"
+    assert widget.mine.plan is not None
+    assert {s.sharding_type for s in widget.mine.plan.tables().values()} == {"row_wise"}
+
+
+def test_every_control_is_labelled() -> None:
+    widget = compare()
+    for control in [*widget.menus.values(), widget.set_all, widget.world_size, widget.batch_size, widget.memory_cap]:
+        assert control.description
+    assert widget.button.description == "Run on ranks"
+
+
+def test_a_saved_output_shows_both_plans_without_a_kernel_and_stays_small() -> None:
+    bundle = PlanCompare(many(26), Topology(8, ddr_cap=10**11))._repr_mimebundle_()
+    assert bundle["text/html"].count("<img ") == 2
+    assert len(bundle["text/html"]) < 100_000
+    assert bundle["text/plain"].count(" a step, fits") == 2
+
+
+def test_a_control_is_answered_within_150_ms_for_26_tables_on_8_ranks() -> None:
+    widget = PlanCompare(many(26), Topology(8, ddr_cap=10**11))
+    taken = []
+    for i, menu in enumerate(list(widget.menus.values())[:9]):
+        begun = time.perf_counter()
+        menu.value = ("row_wise", "column_wise", "table_wise")[i % 3]
+        taken.append(1000 * (time.perf_counter() - begun))
+    assert sorted(taken)[len(taken) // 2] <= 150

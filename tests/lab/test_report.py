@@ -1,0 +1,72 @@
+"""Reports: one file, no network, no script, both themes."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from recshard_lab.lab import views, write_report
+from recshard_lab.lab.report import Section
+from recshard_lab.lab.view import Numbers
+from tests.lab.plans import movielens, plan_of
+
+
+def written(path: Path) -> str:
+    tables = movielens()
+    placed = views.placement(plan_of(tables, 4), tables)
+    sections = {
+        "Plans": ["Four schemes, one model.", placed, placed],
+        "Loss": views.curves({"row_wise": [0.7, 0.5], "table_wise": [0.7, 0.5]}),
+        "AUC": Numbers(("scheme", "AUC"), [("row-wise", "0.781")]),
+    }
+    return write_report(path / "report.html", "Plans & losses", sections, note="synthetic <ratings>").read_text()
+
+
+def test_a_report_opens_without_the_network_and_runs_no_script(tmp_path: Path) -> None:
+    page = written(tmp_path)
+    assert "<script" not in page
+    assert not re.search(r'(?:src|href)="(?!#|data:)', page)
+    assert "@import" not in page
+    assert "prefers-color-scheme:dark" in page
+    assert len(page) < 3_000_000
+
+
+def test_a_report_escapes_names_and_is_well_nested(tmp_path: Path) -> None:
+    page = written(tmp_path)
+    assert "Plans &amp; losses" in page
+    assert "synthetic &lt;ratings&gt;" in page
+    open_tags: list[str] = []
+
+    class Nesting(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: object) -> None:
+            if tag not in ("meta", "img", "br"):
+                open_tags.append(tag)
+
+        def handle_startendtag(self, tag: str, attrs: object) -> None:
+            pass
+
+        def handle_endtag(self, tag: str) -> None:
+            assert open_tags.pop() == tag
+
+    Nesting().feed(page)
+    assert open_tags == []
+
+
+def test_hatchings_of_two_pictures_on_one_page_do_not_share_their_ids(tmp_path: Path) -> None:
+    ids = re.findall(r'<pattern id="([^"]+)"', written(tmp_path))
+    assert len(ids) == len(set(ids)) > 0
+
+
+def test_a_list_of_sections_does_too(tmp_path: Path) -> None:
+    path = write_report(tmp_path / "r.html", "T", [Section("Run it", ["$ recshard demo"])])
+    assert "<pre>$ recshard demo</pre>" in path.read_text()
+
+
+def test_an_empty_or_a_huge_report_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least one section"):
+        write_report(tmp_path / "r.html", "T", {})
+    with pytest.raises(ValueError, match="more than 3,000,000"):
+        write_report(tmp_path / "r.html", "T", {"long": "x" * 3_000_001})

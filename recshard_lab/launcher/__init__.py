@@ -7,9 +7,9 @@ from .errors import RanksInterrupted as RanksInterrupted
 from .forkserver import warm as warm
 from .lines import LineMerger as LineMerger
 from .lines import Printer as Printer
-from .session import CellResult as CellResult
+from .results import CellResult as CellResult
+from .results import RankStatus as RankStatus
 from .session import Ranks as Ranks
-from .session import RankStatus as RankStatus
 from .session import current as current
 from .session import launch as launch
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import base64
+import io
 import traceback
 from typing import Any
 
@@ -50,10 +52,21 @@ def bundle(value: Any) -> dict[str, Any]:
             content = _quietly(method)
             if content is not None:
                 found[mime] = content[0] if isinstance(content, tuple) else content
+    if not found and type(value).__module__ == "matplotlib.figure":
+        found["image/png"] = _quietly(lambda: _png(value))
+    for mime, content in found.items():
+        if isinstance(content, bytes):
+            found[mime] = base64.b64encode(content).decode("ascii")
     if "text/plain" not in found:
         text = _quietly(lambda: repr(value))
         found["text/plain"] = f"<{type(value).__name__}: its repr raised>" if text is None else text
     return found
+
+
+def _png(figure: Any) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format="png", bbox_inches="tight")
+    return file.getvalue()
 
 
 def _method(value: Any, name: str) -> Any | None:

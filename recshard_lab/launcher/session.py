@@ -6,46 +6,22 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from .errors import LaunchError, RanksInterrupted
+from .interrupts import stop_button
 from .lines import Printer
 from .payload import decode, encode, encode_call
+from .results import CellResult, RankStatus
 from .shape import Shape
 from .wires import exit_text
 from .world import World
 
-__all__ = ["CellResult", "RankStatus", "Ranks", "current", "launch"]
+__all__ = ["Ranks", "current", "launch"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class CellResult:
-    """What one rank's cell gave. data: MIME type -> content of the last expression, empty if it has none."""
-
-    rank: int
-    data: dict[str, Any] = field(default_factory=dict)
-    seconds: float = 0.0
-
-    @property
-    def text(self) -> str | None:
-        """The repr of the last expression, None when the cell ends in none."""
-        return self.data.get("text/plain")
-
-
-@dataclass(frozen=True)
-class RankStatus:
-    """One rank now. state: ``idle``, ``running`` or how it ended; memory_bytes: resident set, 0 when gone."""
-
-    rank: int
-    pid: int
-    state: str
-    node: int
-    memory_bytes: int
 
 
 class Ranks:
@@ -170,7 +146,8 @@ class Ranks:
         if _current is self:
             _current = None
         if world is not None:
-            world.stop(*[0.0] if self._busy.locked() else [])
+            with stop_button(lambda: None):  # it ends within a second or two
+                world.stop(*[0.0] if self._busy.locked() else [])
 
     def restart(self) -> None:
         """Fresh ranks of the same shape; what the old ones held is gone."""
@@ -224,11 +201,13 @@ class Ranks:
         if not self._busy.acquire(blocking=False):
             raise LaunchError("the ranks are busy with another cell. Wait for it, or interrupt it.")
         try:
-            yield world
+            with stop_button(world.press_stop):
+                yield world
         except RanksInterrupted as stopped:
             if not world.lost or self._world is not world:
                 raise
-            world.stop()
+            with stop_button(lambda: None):
+                world.stop()
             self._world = World(self.shape)
             note = f"{world.lost}: {self.world_size} fresh ones run now, without the variables of the old."
             raise RanksInterrupted(stopped.failures, self.world_size, note) from None

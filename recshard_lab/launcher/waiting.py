@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import pickle
 import queue
-import signal
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from .errors import Failure
@@ -58,20 +55,19 @@ class Flight:
 
     def wait(self) -> None:
         """Returns when every rank answered, or the cell cannot go on."""
-        with self._stop_button():
-            while self.waiting and not self.killed:
-                try:
-                    self._on(self.wires.events.get(timeout=TICK_S))
-                    while True:
-                        self._on(self.wires.events.get_nowait())
-                except queue.Empty:
-                    pass
-                self.printer.flush()
-                self._act()
-                if self.died and self._for("died") > DEATH_GRACE_S:
-                    break
-            if self.died and self.waiting:
-                self._abandon()
+        while self.waiting and not self.killed:
+            try:
+                self._on(self.wires.events.get(timeout=TICK_S))
+                while True:
+                    self._on(self.wires.events.get_nowait())
+            except queue.Empty:
+                pass
+            self.printer.flush()
+            self._act()
+            if self.died and self._for("died") > DEATH_GRACE_S:
+                break
+        if self.died and self.waiting:
+            self._abandon()
         self.printer.close()
 
     # -- what is heard -----------------------------------------------------------------------------
@@ -87,10 +83,10 @@ class Flight:
             self.failures[rank] = Failure(rank, "died", name, message, text)
             self._mark("died")
             self._finish(rank)
-        elif kind == "stop":
-            self._asked_to_stop()
         elif cell != self.cell:
             return  # an answer that nobody waits for any more
+        elif kind == "stop":
+            self._asked_to_stop()
         elif kind == "done":
             outcome = opened(data)
             self.outcomes[rank] = outcome
@@ -179,15 +175,3 @@ class Flight:
                 f"rank {rank} does not answer; it is at {filename}, line {line}: {text.strip()}\n"
                 "It may come back by itself. Stop once more to kill the ranks and start them again."
             )
-
-    @contextmanager
-    def _stop_button(self) -> Iterator[None]:
-        """While waiting, SIGINT is a request to the ranks; elsewhere it stays what it was."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = signal.signal(signal.SIGINT, lambda *_: self.wires.events.put(Event(-1, "stop", 0, None)))
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)

@@ -151,6 +151,8 @@ class Rank:
 
     def do_exec(self, message: Message) -> dict[str, Any] | None:
         source, filename = pickle.loads(message.payload)
+        if "IPython" in source or "matplotlib" in source:
+            redirect_display(self.display)
         value = run_source(source, filename, self.namespace)
         return None if value is NOTHING else bundle(value)
 
@@ -167,7 +169,7 @@ class Rank:
         else:
             groups.reconnect(store, self.rank, self.world_size, self.spec["backend"], self.device)
 
-    def display(self, *values: Any) -> None:
+    def display(self, *values: Any, **_: Any) -> None:
         """Shows values in the notebook, marked with this rank."""
         for value in values:
             content = pickle.dumps(bundle(value))
@@ -225,6 +227,15 @@ class Rank:
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         frames = traceback.extract_stack(frame) if frame is not None else []
         return [(f.filename, f.lineno or 0, f.line or "") for f in frames if not f.filename.startswith(_OURS)]
+
+
+def redirect_display(display: Callable[..., None]) -> None:
+    """``IPython.display.display``, which matplotlib's inline backend calls too, shows in the notebook."""
+    with suppress(ImportError):
+        import IPython.core.display_functions
+        import IPython.display
+
+        IPython.core.display_functions.display = IPython.display.display = display
 
 
 def describe(error: BaseException) -> dict[str, str]:

@@ -14,10 +14,11 @@ import time
 
 from .errors import LaunchError, RankError, RanksInterrupted, ranks_text
 from .forkserver import forkserver
+from .interrupts import stop_button
 from .lines import Printer
 from .shape import Shape
 from .waiting import Flight
-from .wires import Wires, exit_text
+from .wires import Event, Wires, exit_text
 
 __all__ = ["World"]
 
@@ -35,6 +36,7 @@ class World:
         self.cell = 0
         self.lost = ""  # why nothing runs any more
         self._rebuilds = 0
+        self._upkeep = False
         server = forkserver()
         self._folder = os.path.join(server.folder, f"world-{os.urandom(4).hex()}")
         os.mkdir(self._folder, 0o700)
@@ -42,7 +44,8 @@ class World:
         self._groups: dict[int, dict[str, list[int]]] = {}
         self._group_counts: dict[int, int] = {}
         flight = self._flight(range(self.size), Printer(range(self.size)), READY_S)
-        flight.wait()
+        with stop_button(self.press_stop):
+            flight.wait()
         if flight.failures or flight.waiting:
             self.stop(0.0)
             if flight.stops:
@@ -50,6 +53,11 @@ class World:
             raise LaunchError(f"the ranks did not come up: {RankError([*flight.failures.values()], self.size)}")
         self._remember(flight)
         self.launch_s = time.perf_counter() - started
+
+    def press_stop(self) -> None:
+        """The reader wants the present cell to end. What puts the groups right is not a cell: it goes on."""
+        cell = -1 if self._upkeep else self.cell
+        self.wires.events.put(Event(-1, "stop", cell, None))
 
     def why_not(self) -> str:
         """Why this world can run nothing; empty when it can."""
@@ -119,7 +127,9 @@ class World:
         for rank in range(self.size):
             names = [name for name in whole if rank in members[name]]
             self.wires.send(rank, "rebuild", self.cell, pickle.dumps((store, names, count)))
+        self._upkeep = True
         flight.wait()
+        self._upkeep = False
         self._remember(flight)
         if flight.failures or flight.waiting:
             causes = RankError([*flight.failures.values()], self.size).headline() if flight.failures else "stopped"

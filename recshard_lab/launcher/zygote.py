@@ -26,6 +26,7 @@ from .channel import Channel, Message
 
 __all__ = ["main"]
 
+IDLE_S = 0.02  # without a request before the next import: a launch asks for several ranks in a row
 FDS_A_RANK = 3  # its control socket, its stdout, its stderr
 
 
@@ -52,7 +53,7 @@ class Zygote:
         self.channel.send(Message("hello", 0, pickle.dumps(self.folder)))
         gc.freeze()
         while True:
-            for key, _ in self.selector.select(0 if self.later else None):
+            for key, _ in self.selector.select(IDLE_S if self.later else None):
                 if key.fileobj is self.wakeup:
                     self.wakeup.recv(4096)
                     self.reap()

@@ -123,8 +123,24 @@ def test_ranks_keep_their_variables_and_the_notebook_keeps_its_own(notebook: Not
 def test_html_from_ranks_is_shown_as_html(notebook: Notebook) -> None:
     notebook.ok("%%recshard\nclass Bold:\n    def _repr_html_(self): return '<b>hi</b>'")
     said = notebook.ok("%%recshard\nBold()")
-    assert said.data[0]["text/html"] == "<b>hi</b>"
-    assert said.stdout == "[0]\n[1]\n" or len(said.data) == 1
+    assert [data["text/html"] for data in said.data] == ["<b>hi</b>"] * len(said.data)
+    assert said.data
+
+
+@pytest.mark.parametrize("name", ["display", "__import__('IPython.display').display.display"])
+def test_what_ranks_display_alike_is_shown_once(notebook: Notebook, name: str) -> None:
+    said = notebook.ok(f"%%recshard\nfrom IPython.display import HTML\n{name}(HTML('<i>both</i>'))\nprint('after')")
+    assert [data["text/html"] for data in said.data] == ["<i>both</i>"]
+    assert said.stdout == "[all]\n[all] after\n"
+
+
+def test_progress_bars_of_ranks_move_in_one_block(notebook: Notebook) -> None:
+    said = notebook.ok(
+        "%%recshard\nimport sys, time\nfor i in range(4):\n"
+        "    print(f'\\r{i}/3', end='', file=sys.stderr, flush=True); time.sleep(0.15)"
+    )
+    assert any(data["text/plain"].startswith("[0] 1/3") for data in said.data)
+    assert said.stderr == "[all] 3/3\n"
 
 
 def test_one_traceback_when_ranks_agree_and_it_shows_the_cells_line(notebook: Notebook) -> None:
@@ -239,7 +255,9 @@ def test_no_rank_outlives_a_kernel_killed_with_9(how: str) -> None:
         ranks = family(pid)
         assert len(ranks) >= 3
         if how != "idle":
-            number = notebook.send("%%recshard\nprint('go')\nif rank: dist.barrier()\nelse: import time; time.sleep(99)")
+            number = notebook.send(
+                "%%recshard\nprint('go')\nif rank: dist.barrier()\nelse: import time; time.sleep(99)"
+            )
             notebook.hear(number, until="go")
         os.kill(pid, signal.SIGKILL)
         assert gone(ranks, within=2)

@@ -1,0 +1,278 @@
+"""Ranks from Python: results, failures, deaths, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from recshard_lab.launcher import LaunchError, RankError, Ranks, RanksInterrupted, current, launch
+from recshard_lab.launcher.forkserver import forkserver
+
+pytestmark = pytest.mark.timeout(60)
+
+ALL_REDUCE = "t = torch.ones(1); dist.all_reduce(t); t.item()"
+
+
+def texts(results: list[Any]) -> list[str | None]:
+    return [result.text for result in results]
+
+
+def test_run_gives_one_result_a_rank_in_rank_order(ranks: Ranks) -> None:
+    assert ranks.run(dist.get_rank) == [0, 1, 2]
+    assert ranks.run(lambda x, *, y: x * dist.get_rank() + y, 10, y=1) == [1, 11, 21]
+
+
+def test_tensors_travel_unchanged(ranks: Ranks) -> None:
+    sent = torch.randn(1000, 100)
+    for back in ranks.run(lambda tensor: tensor + 0, sent):
+        assert torch.equal(back, sent)
+
+
+def test_a_rank_sees_torchruns_variables_and_one_thread(ranks: Ranks) -> None:
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMP_WAIT_POLICY")
+    seen = ranks.run(lambda: [os.environ[name] for name in names])
+    assert seen == [[str(rank), "3", str(rank), "3", "PASSIVE"] for rank in range(3)]
+    assert ranks.run(torch.get_num_threads) == [1, 1, 1]
+
+
+def test_virtual_nodes_divide_the_ranks() -> None:
+    with launch(4, nodes=2) as ranks:
+        seen = ranks.run(lambda: (os.environ["GROUP_RANK"], os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"]))
+        assert seen == [("0", "0", "2"), ("0", "1", "2"), ("1", "0", "2"), ("1", "1", "2")]
+        assert [status.node for status in ranks.status()] == [0, 0, 1, 1]
+
+
+def test_a_namespace_stays_between_cells_and_starts_with_the_useful_names(ranks: Ranks) -> None:
+    ranks.exec("mine = rank * 2")
+    assert texts(ranks.exec("mine")) == ["0", "2", "4"]
+    assert texts(ranks.exec("mine;")) == [None, None, None]
+    assert texts(ranks.exec("world_size, local_rank, str(device), dist.get_rank() == rank")) == [
+        f"(3, {rank}, 'cpu', True)" for rank in range(3)
+    ]
+
+
+def test_an_exception_names_its_rank_and_shows_its_lines(ranks: Ranks) -> None:
+    def fail() -> None:
+        if dist.get_rank() == 2:
+            raise KeyError("movies")
+
+    with pytest.raises(RankError, match=r"rank 2 raised KeyError: 'movies'") as caught:
+        ranks.run(fail)
+    assert caught.value.rank == 2
+    assert 'raise KeyError("movies")' in str(caught.value)
+    assert ranks.run(dist.get_rank) == [0, 1, 2]
+
+
+def test_a_syntax_error_points_at_the_cell(ranks: Ranks) -> None:
+    with pytest.raises(RankError, match="all 3 ranks raised SyntaxError") as caught:
+        ranks.exec("a = 1\nb = = 2", filename="<cell [7]>")
+    assert 'File "<cell [7]>", line 2' in str(caught.value)
+    assert "launcher" not in str(caught.value)
+
+
+@pytest.mark.parametrize("group", ["dist.group.WORLD", "pair"])
+def test_ranks_waiting_for_a_failed_one_are_freed_and_models_go_on(ranks: Ranks, group: str) -> None:
+    ranks.exec("pair = dist.new_group([0, 1])")
+    ranks.exec("ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1)); x = torch.ones(4, 2)")
+    step = "ddp.zero_grad(); ddp(x).sum().backward(); ddp.module.bias.grad.item()"
+    before = texts(ranks.exec(step))
+    started = time.monotonic()
+    with pytest.raises(RankError) as caught:
+        ranks.exec(f"if rank == 1: raise ValueError('boom')\nif rank < 2: dist.barrier(group={group})")
+    assert time.monotonic() - started < 2
+    assert caught.value.ranks == (1,)
+    assert texts(ranks.exec(step)) == before == ["4.0"] * 3
+    assert texts(ranks.exec("t = torch.ones(1)\nif rank < 2: dist.all_reduce(t, group=pair)\nt.item()")) == [
+        "2.0",
+        "2.0",
+        "1.0",
+    ]
+
+
+def test_a_destroyed_group_is_made_anew(ranks: Ranks) -> None:
+    with pytest.raises(RankError):
+        ranks.exec("if rank == 1: dist.destroy_process_group()\ndist.barrier()")
+    assert texts(ranks.exec(ALL_REDUCE)) == ["3.0"] * 3
+
+
+def test_ranks_are_freed_again_and_again(ranks: Ranks) -> None:
+    for _ in range(5):
+        with pytest.raises(RankError, match="rank 0 raised"):
+            ranks.exec("if rank == 0: 1 / 0\ndist.barrier()")
+        assert texts(ranks.exec(ALL_REDUCE)) == ["3.0"] * 3
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "was killed by SIGSEGV"),
+        ("os._exit(3)", "exited with code 3"),
+    ],
+)
+def test_a_rank_that_dies_in_a_cell_is_named_at_once_with_its_last_words(ranks: Ranks, end: str, words: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(RankError, match=f"rank 1 {words}") as caught:
+        ranks.exec(f"import os, signal\nif rank == 1:\n    print('so long')\n    {end}\ndist.barrier()")
+    assert time.monotonic() - started < 1.5
+    assert "so long" in str(caught.value)
+    with pytest.raises(LaunchError, match=r"rank 1 .*nothing runs on fewer than 3 ranks.*restart"):
+        ranks.exec("1")
+    ranks.restart()
+    assert texts(ranks.exec(ALL_REDUCE)) == ["3.0"] * 3
+
+
+def test_a_rank_that_died_between_cells_is_not_overlooked(ranks: Ranks) -> None:
+    os.kill(ranks.pids[2], signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(ranks.pids[0])], timeout=0.3)
+    with pytest.raises(LaunchError, match="rank 2 was killed by SIGKILL"):
+        ranks.run(dist.get_rank)
+    assert [status.state for status in ranks.status()] == ["idle", "idle", "was killed by SIGKILL"]
+
+
+def interrupt_after(seconds: float, times: int = 1, every: float = 0.3) -> None:
+    def press() -> None:
+        time.sleep(seconds)
+        for _ in range(times):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(every)
+
+    threading.Thread(target=press, daemon=True).start()
+
+
+def test_an_interrupt_stops_the_cell_on_ranks_and_keeps_what_it_had_done(ranks: Ranks) -> None:
+    interrupt_after(0.5)
+    with pytest.raises(RanksInterrupted, match="stopped on all 3 ranks"):
+        ranks.exec("import time\ncount = 0\nwhile True:\n    count += 1\n    time.sleep(0.01)")
+    assert texts(ranks.exec("count > 5")) == ["True"] * 3
+
+
+def test_a_rank_that_ignores_interrupts_is_killed_at_the_third_and_the_loss_is_told(ranks: Ranks) -> None:
+    ranks.exec("kept = 1")
+    old = ranks.pids
+    interrupt_after(0.3, times=3)
+    with pytest.raises(RanksInterrupted, match="fresh ones run now, without the variables"):
+        ranks.exec(
+            "import signal, time\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\n"
+            "while True: time.sleep(0.1)"
+        )
+    assert not set(old) & set(ranks.pids)
+    assert texts(ranks.exec("'kept' in globals()")) == ["False"] * 3
+
+
+def test_a_time_limit_frees_even_collectives(ranks: Ranks) -> None:
+    with pytest.raises(RankError, match=r"time limit of 0\.3 s"):
+        ranks.exec("if rank: dist.barrier()\nelse: import time; time.sleep(60)", timeout_s=0.3)
+    assert texts(ranks.exec(ALL_REDUCE)) == ["3.0"] * 3
+
+
+def test_lines_are_marked_by_rank_and_common_ones_shown_once(ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
+    ranks.exec(
+        "import sys\nprint('I am', rank)\nprint('loss', 0.5)\nprint('oh', file=sys.stderr)\nprint('end', end='')"
+    )
+    out, err = capsys.readouterr()
+    assert sorted(out.splitlines()) == ["[0] I am 0", "[1] I am 1", "[2] I am 2", "[all] end", "[all] loss 0.5"]
+    assert err == "[all] oh\n"
+
+
+def test_output_of_a_ranks_own_children_is_heard_and_they_end_with_it(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks.exec("import subprocess\nsubprocess.run(['echo', 'from a child'])")
+    assert capsys.readouterr().out == "[all] from a child\n"
+    ranks.exec("child = subprocess.Popen(['sleep', '600'])")
+    children = [psutil.Process(pid) for pid in ranks.pull("child.pid")]
+    ranks.stop()
+    _, alive = psutil.wait_procs(children, timeout=2)
+    assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_stopping_twice_is_stopping_once_and_then_cells_are_refused() -> None:
+    ranks = launch(2)
+    processes = [psutil.Process(pid) for pid in ranks.pids]
+    ranks.stop()
+    ranks.stop()
+    assert not psutil.wait_procs(processes, timeout=2)[1]
+    assert current() is None
+    with pytest.raises(LaunchError, match=r"stopped\. Start new ones"):
+        ranks.run(dist.get_rank)
+
+
+def test_exit_handlers_run_when_ranks_are_stopped(tmp_path: Path) -> None:
+    with launch(2) as ranks:
+        ranks.exec(f"import atexit, pathlib\natexit.register((pathlib.Path({str(tmp_path)!r}) / str(rank)).touch);")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+
+def test_launching_twice_gives_the_same_ranks_and_another_shape_is_refused(ranks: Ranks) -> None:
+    with launch(3) as again:
+        assert again is ranks
+    assert ranks.run(dist.get_rank) == [0, 1, 2]  # the inner block did not stop the outer's ranks
+    with pytest.raises(LaunchError, match=r"asked for 2 ranks over gloo, but 3 ranks over gloo are running.*[Ss]top"):
+        launch(2)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"n": 0}, r"n=0.*at least 1"),
+        ({"n": True}, "whole number"),
+        ({"n": 4, "nodes": 3}, r"do not divide evenly.*nodes=2, or n=6"),
+        ({"n": 1000}, r"more ranks than this machine.*Smallest change: n="),
+        ({"n": 2, "backend": "mpi"}, "'gloo', 'nccl' or None"),
+    ],
+)
+def test_impossible_shapes_are_refused_with_the_smallest_change(asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(LaunchError, match=words):
+        launch(**asked)
+    assert current() is None
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="has GPUs enough")
+def test_more_nccl_ranks_than_gpus_are_refused() -> None:
+    with pytest.raises(LaunchError, match=r"NCCL needs one GPU a rank and this machine has \d.*backend='gloo'"):
+        launch(2, backend="nccl")
+
+
+@pytest.mark.parametrize("ranks_asked", [[], [3], [-1]])
+def test_ranks_that_are_not_there_are_refused(ranks: Ranks, ranks_asked: list[int]) -> None:
+    with pytest.raises(LaunchError, match="expected some of 0 to 2"):
+        ranks.exec("1", ranks=ranks_asked)
+
+
+def test_a_result_that_cannot_travel_is_an_error_of_its_rank(ranks: Ranks) -> None:
+    with pytest.raises(RankError, match="all 3 ranks raised"):
+        ranks.run(lambda: (x for x in [1]))
+    assert ranks.run(dist.get_rank) == [0, 1, 2]
+
+
+def test_nothing_listens_beyond_loopback(ranks: Ranks) -> None:
+    processes = [psutil.Process(pid) for pid in [*ranks.pids, forkserver().process.pid, os.getpid()]]
+    listeners = [c for p in processes for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    assert {connection.laddr.ip for connection in listeners} <= {"127.0.0.1", "::1"}
+    unix = [c for p in processes for c in p.net_connections("unix") if c.laddr]
+    assert not [c for c in unix if "recshard" in str(c.laddr)]
+
+
+def test_many_launches_leave_no_process_no_file_and_no_descriptor() -> None:
+    with launch(2):
+        pass
+    server = forkserver()
+    me = psutil.Process()
+    fds, threads = me.num_fds(), threading.active_count()
+    for _ in range(10):
+        with launch(2) as ranks:
+            ranks.exec("1")
+    assert me.num_fds() == fds
+    assert threading.active_count() == threads
+    assert os.listdir(server.folder) == []
+    assert not psutil.Process(server.process.pid).children()

@@ -1,0 +1,145 @@
+"""PlanCompare in a real JupyterLab: move the controls, read the page, compare with Python. Pictures are kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recshard_lab.lab.widgets.question import Question, answer, python_for
+from recshard_lab.planner import Workload
+from recshard_lab.sharding import Topology
+from tests.browser.lab_server import CHROMIUM, command, jupyter_lab, notebook_page, run_all, write_notebook
+from tests.lab.plans import movielens
+
+pytest.importorskip("playwright", reason="needs playwright: pip install -e '.[test]'")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"needs Chromium at {CHROMIUM}"),
+]
+
+CAP = 10**9
+CELLS = [
+    "from tests.lab.plans import movielens, plan_of\n"
+    "from recshard_lab.lab import PlanCompare, views\n"
+    "from recshard_lab.sharding import Topology\n"
+    "import recshard_lab\n"
+    f"widget = PlanCompare(movielens(), Topology(4, ddr_cap={CAP}))\nwidget",
+    "views.placement(plan_of(movielens(), 4), movielens())",
+    "ranks = recshard_lab.launch(2)",
+]
+ROOT = Path(__file__).resolve().parents[2]
+WIDGET = ".recshard-plan-compare"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("lab")
+    write_notebook(folder / "compare.ipynb", CELLS)
+    with (
+        jupyter_lab(folder, PYTHONPATH=str(ROOT)) as (address, token),
+        notebook_page(address, token, "compare.ipynb") as opened,
+    ):
+        run_all(opened)
+        opened.wait_for_selector(f"{WIDGET} svg")
+        opened.folder = folder
+        yield opened
+
+
+def expected(schemes: dict[str, str], world_size: int, batch_size: int = 512, cap: int = CAP) -> tuple[float, str]:
+    """Step and Python of the same question, asked in this process."""
+    asked = Question(schemes, world_size, batch_size, cap)
+    found = answer(asked, movielens(), Topology(4, ddr_cap=CAP), Workload())
+    assert found.estimate is not None
+    return found.estimate.step_ms, python_for(asked, Topology(4, ddr_cap=CAP), Workload())
+
+
+def wait_for_step(page: Any, side: str, step_ms: float) -> None:
+    page.wait_for_function(
+        """([selector, step]) => { const card = document.querySelector(selector);
+        return card && Math.abs(Number(card.dataset.stepMs) - step) <= 1e-9 * step; }""",
+        arg=[f'{WIDGET} .rs-card[data-side="{side}"]', step_ms],
+        timeout=10_000,
+    )
+
+
+def picture(page: Any, name: str) -> None:
+    folder = ROOT / "test-artifacts"
+    folder.mkdir(exist_ok=True)
+    page.locator(WIDGET).screenshot(path=str(folder / f"plan_compare_{name}.png"))
+
+
+def test_the_page_shows_what_python_computes(page: Any) -> None:
+    widget = page.locator(WIDGET)
+    wait_for_step(page, "auto", expected({}, 4)[0])
+    widget.get_by_label("movie", exact=True).select_option(label="row-wise")
+    wait_for_step(page, "mine", expected({"movie": "row_wise"}, 4)[0])
+    wait_for_step(page, "auto", expected({}, 4)[0])
+    assert widget.locator("pre").inner_text().strip() == expected({"movie": "row_wise"}, 4)[1]
+    picture(page, "light")
+
+
+def test_a_slider_is_moved_by_the_keyboard(page: Any) -> None:
+    page.locator(WIDGET).get_by_role("slider").first.focus()
+    page.keyboard.press("ArrowLeft")
+    wait_for_step(page, "mine", expected({"movie": "row_wise"}, 3)[0])
+    page.keyboard.press("ArrowRight")
+    wait_for_step(page, "mine", expected({"movie": "row_wise"}, 4)[0])
+
+
+def test_the_other_pictures_are_a_click_away_and_titled(page: Any) -> None:
+    widget = page.locator(WIDGET)
+    for label, title in (("Memory", "Memory per rank"), ("Step time", "Step time"), ("Traffic", "Traffic per step")):
+        widget.get_by_role("button", name=label, exact=True).click()
+        page.wait_for_selector(f'{WIDGET} svg[role="img"][aria-label^="{title}"]')
+        assert widget.locator(f'svg[role="img"][aria-label^="{title}"]').count() == 2
+    widget.get_by_role("button", name="Placement", exact=True).click()
+
+
+def test_a_plan_that_does_not_fit_is_explained_on_the_page(page: Any) -> None:
+    widget = page.locator(WIDGET)
+    widget.get_by_label("Set all to").select_option(label="table-wise")
+    wait_for_step(page, "mine", expected(dict.fromkeys((t.name for t in movielens()), "table_wise"), 4)[0])
+    slider = widget.get_by_role("slider").nth(2)
+    slider.focus()
+    page.keyboard.press("Home")
+    page.wait_for_selector(f'{WIDGET} .rs-card[data-side="mine"][data-fits="false"] .rs-alert')
+    page.wait_for_selector(f"{WIDGET} .rs-alert:has-text('Smallest change that fits')", timeout=15_000)
+    picture(page, "does_not_fit")
+    assert page.locator(f"{WIDGET} :text('Traceback')").count() == 0
+    page.keyboard.press("End")
+    page.wait_for_selector(f'{WIDGET} .rs-card[data-side="mine"][data-fits="true"]')
+
+
+def test_run_on_ranks_measures_beside_the_prediction(page: Any) -> None:
+    widget = page.locator(WIDGET)
+    run = widget.get_by_role("button", name="Run on ranks")
+    run.click()
+    page.wait_for_selector(f"{WIDGET} .rs-alert:has-text('The plan is for 4 ranks, 2 are launched')")
+    widget.get_by_role("slider").first.focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_selector(f"{WIDGET} :text('world_size=2,')")
+    run.click()
+    page.wait_for_selector(f'{WIDGET} .rs-card[data-side="mine"][data-measured-ms]', timeout=60_000)
+    widget.get_by_role("button", name="Memory", exact=True).click()
+    page.wait_for_selector(f'{WIDGET} svg[aria-label*="predicted | measured"]')
+    command(page, "apputils:change-theme", theme="JupyterLab Dark")
+    page.wait_for_selector('body[data-jp-theme-light="false"]', state="attached")
+    page.wait_for_timeout(500)
+    picture(page, "dark_measured")
+
+
+def test_a_view_is_inline_beside_a_kernel_and_an_image_in_the_saved_notebook(page: Any) -> None:
+    title = "Placement: 6 tables on 4 ranks"
+    assert page.locator(f'.jp-OutputArea .widget-html svg[aria-label^="{title}"]').count() >= 1
+    command(page, "docmanager:save")
+    page.wait_for_function("!window.jupyterapp.shell.currentWidget.context.model.dirty")
+    saved = json.loads((page.folder / "compare.ipynb").read_text())
+    data = saved["cells"][1]["outputs"][0]["data"]
+    assert "".join(data["text/html"]).startswith(f'<img alt="{title}')
+    assert "widgets" not in saved["metadata"]
+    assert len(json.dumps(saved)) < 200_000

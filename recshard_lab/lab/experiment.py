@@ -74,6 +74,20 @@ class Outcome:
     measured: Measured | None = None
     collectives: float = 0.0
 
+    @property
+    def moved_bytes(self) -> float:
+        """Embeddings, ids and gradients that went from one rank to another in one step."""
+        return 0.0 if self.measured is None else moved_bytes(self.measured.traffic_bytes)
+
+
+def moved_bytes(traffic: np.ndarray) -> float:
+    """What left its rank, of a traffic matrix ``[W, W]``.
+
+    >>> moved_bytes(np.array([[5.0, 1.0], [2.0, 7.0]]))
+    3.0
+    """
+    return float(traffic.sum() - np.trace(traffic))
+
 
 def tables_of_ratings(ratings: RatingsDataset, embedding_dim: int = 16) -> list[EmbeddingBagConfig]:
     """One table for each feature, named after it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import recshard_lab
@@ -42,6 +43,8 @@ def arguments(notebook: Path, port: int = 8888, browser: bool = True) -> list[st
     wanted = ["--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", f"--ServerApp.root_dir={notebook.parent}"]
     if not browser:
         wanted.append("--no-browser")
+    if hasattr(os, "geteuid") and os.geteuid() == 0:  # in a container; JupyterLab refuses root unless told
+        wanted.append("--allow-root")
     return [*wanted, f"--LabApp.default_url=/lab/tree/{notebook.name}"]
 
 

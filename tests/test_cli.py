@@ -1,0 +1,98 @@
+"""The command line, as a user types it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from recshard_lab import bench
+from recshard_lab.bench import Figure
+from recshard_lab.cli import app
+from recshard_lab.lab import server
+
+TABLES = [{"name": "movies", "num_embeddings": 1000, "embedding_dim": 16, "feature_names": ["movie"]}]
+
+
+def recshard(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The installed program's entry point, in a process of its own."""
+    code = "from recshard_lab.cli import main; main()"
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_help_names_every_command() -> None:
+    words = CliRunner().invoke(app, ["--help"]).output
+    assert all(command in words for command in ("lab", "demo", "bench", "plan"))
+
+
+def test_bench_without_a_name_lists_the_files_of_the_folder() -> None:
+    listed = CliRunner().invoke(app, ["bench"]).output
+    files = {path.stem for path in Path(bench.__file__).parent.glob("*.py")} - {"__init__"}
+    assert files == set(bench.benchmark_names())
+    assert all(name in listed for name in files)
+
+
+def test_json_is_one_object_and_nothing_else() -> None:
+    figures = json.loads(CliRunner().invoke(app, ["bench", "plan", "--json"]).stdout)
+    assert {"value", "unit", "target", "ok"} == set(figures["greedy plan, 26 tables x 8 ranks"])
+    assert figures["greedy plan, 26 tables x 8 ranks"]["unit"] == "ms"
+
+
+@pytest.mark.parametrize(("value", "code"), [(1.0, 0), (3.0, 1)])
+def test_check_exits_with_one_when_a_target_is_missed(monkeypatch: pytest.MonkeyPatch, value: float, code: int) -> None:
+    figures = [Figure("a time", value, "ms", target=2.0), Figure("told only", 9e9, "ms")]
+    fake = bench.Benchmark("fake", "measures nothing", lambda: figures)
+    monkeypatch.setattr(bench, "benchmark_named", lambda name: fake)
+    assert CliRunner().invoke(app, ["bench", "fake", "--check"]).exit_code == code
+    assert CliRunner().invoke(app, ["bench", "fake"]).exit_code == 0
+
+
+def test_a_users_mistake_ends_in_one_line_that_names_it() -> None:
+    done = recshard("bench", "nonsense")
+    assert done.returncode == 2
+    assert "no benchmark is named 'nonsense'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_plan_prints_the_plan_and_writes_json_that_reads_back(tmp_path: Path) -> None:
+    from recshard_lab.sharding import ShardingPlan
+
+    tables, out = tmp_path / "tables.json", tmp_path / "plan.json"
+    tables.write_text(json.dumps(TABLES))
+    done = CliRunner().invoke(app, ["plan", str(tables), "--ranks", "2", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "movies" in done.stdout
+    assert "predicted step" in done.stdout
+    assert set(ShardingPlan.from_json(out.read_text()).tables()) == {"movies"}
+
+
+@pytest.mark.parametrize("text", ["not json", '[{"nme": "movies"}]', '{"name": 1}'])
+def test_a_file_that_holds_no_tables_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    tables = tmp_path / "tables.json"
+    tables.write_text(text)
+    error = CliRunner().invoke(app, ["plan", str(tables)]).exception
+    assert isinstance(error, ValueError)
+    assert str(tables) in str(error)
+
+
+def test_lab_opens_the_first_notebook_on_loopback_with_its_token() -> None:
+    notebook = server.find_notebook("01")
+    assert notebook.name == "01_shard_your_first_model.ipynb"
+    words = server.arguments(notebook, port=9999, browser=False)
+    assert "--ServerApp.ip=127.0.0.1" in words
+    assert "--no-browser" in words
+    assert not [word for word in words if "token" in word or "password" in word]
+
+
+def test_lab_says_where_it_looked_when_there_are_no_notebooks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(server.recshard_lab, "__file__", str(tmp_path / "site" / "recshard_lab" / "__init__.py"))
+    with pytest.raises(FileNotFoundError, match="they come with the checkout"):
+        server.notebook_folder()
+
+
+def test_lab_names_the_notebooks_there_are_when_the_wanted_one_is_not() -> None:
+    with pytest.raises(FileNotFoundError, match="01_shard_your_first_model"):
+        server.find_notebook("99")

@@ -1,0 +1,98 @@
+"""The demo: one AUC under every scheme, numbers measured beside predicted, a report that needs nothing else."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from sklearn.metrics import roc_auc_score
+
+from recshard_lab.data import RatingsDataset, SyntheticRatings
+from recshard_lab.lab import demo
+from recshard_lab.lab.experiment import Setup, build_model, moved_bytes, run_unsharded, tables_of_ratings
+from recshard_lab.sharding import scheme_names
+from recshard_lab.train import evaluate
+
+SMALL = Setup(epochs=2, batch_size=256)
+
+
+@pytest.fixture(scope="module")
+def found() -> demo.Comparison:
+    ratings = SyntheticRatings(4000, num_users=150, num_movies=200, why="a test")
+    return demo.compare_schemes(ratings, 2, setup=SMALL)
+
+
+def test_every_registered_scheme_is_compared_with_the_unsharded_truth(found: demo.Comparison) -> None:
+    assert [run.name for run in found.runs] == ["unsharded", *scheme_names()]
+
+
+def test_losses_and_auc_are_the_unsharded_ones_under_every_scheme(found: demo.Comparison) -> None:
+    for split in demo.SPLITS:
+        truth = found.runs[0].outcomes[split]
+        for run in found.runs[1:]:
+            torch.testing.assert_close(run.outcomes[split].losses, truth.losses, rtol=1e-4, atol=0)
+            assert abs(run.outcomes[split].auc - truth.auc) <= demo.SAME_AUC
+
+
+def test_measured_weights_and_states_are_the_predicted_ones(found: demo.Comparison) -> None:
+    for run in found.runs[1:]:
+        assert run.predicted is not None
+        measured = run.outcomes["random"].measured
+        assert measured is not None
+        for name in ("weights", "optimizer_state"):
+            place = run.predicted.memory_categories.index(name)
+            assert measured.memory_bytes[:, place].tolist() == run.predicted.memory_bytes[:, place].tolist()
+
+
+def test_counted_traffic_is_within_a_third_of_the_predicted(found: demo.Comparison) -> None:
+    for run in found.runs[1:]:
+        assert run.predicted is not None
+        measured = run.outcomes["random"].measured
+        assert measured is not None
+        predicted = moved_bytes(run.predicted.traffic_bytes)
+        assert moved_bytes(measured.traffic_bytes) == pytest.approx(predicted, rel=1 / 3)
+
+
+def test_the_report_opens_offline_and_names_the_source_of_its_numbers(found: demo.Comparison, tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    demo.write_demo_report(found, out)
+    page = out.read_text()
+    assert not re.findall(r"""(?:src|href)=["']?(?:https?:)?//""", page)
+    assert "<script src" not in page
+    assert found.ratings.source in page
+    for run in found.runs:
+        assert run.name.replace("_", "-") in page
+
+
+def test_a_scheme_that_learns_something_else_fails_the_demo(found: demo.Comparison) -> None:
+    from dataclasses import replace
+
+    run = found.runs[1]
+    worse = {split: replace(outcome, auc=outcome.auc - 0.01) for split, outcome in run.outcomes.items()}
+    wrong = replace(found, runs=(found.runs[0], replace(run, outcomes=worse)))
+    assert all(good for good, _ in found.verdicts())
+    assert not any(good for good, _ in wrong.verdicts())
+
+
+def test_the_table_fits_a_terminal_of_eighty_columns(found: demo.Comparison) -> None:
+    console = Console(width=80, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(demo.summary_table(found))
+    text = console.export_text()
+    assert "…" not in text
+    assert len([line for line in text.splitlines() if "|" in line]) >= len(found.runs)
+    console.file.close()
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("split", demo.SPLITS)
+def test_the_unsharded_model_reaches_the_wanted_auc_on_movielens(movielens: RatingsDataset, split: str) -> None:
+    train, test = movielens.split(split, seed=0)
+    assert run_unsharded(train, test, Setup()).auc >= demo.LEAST_AUC[split]
+
+
+@pytest.mark.real_data
+def test_the_printed_auc_is_scikit_learns(movielens: RatingsDataset) -> None:
+    _, test = movielens.split("random", seed=0)
+    result = evaluate(build_model(tables_of_ratings(movielens), Setup()), test)
+    assert result.auc == pytest.approx(roc_auc_score(test.label.numpy(), result.scores.numpy()), abs=1e-6)

@@ -1,0 +1,117 @@
+"""Every notebook: runs top to bottom, keeps to ten lines a cell, shows something where no code runs."""
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+STATIC = {"text/html", "text/plain", "image/svg+xml"}
+MOST_LINES, MOST_SECONDS, MOST_BYTES = 10, 60, 300_000
+
+every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def code_cells(notebook: Any) -> list[Any]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def tagged(cell: Any, tag: str) -> bool:
+    return tag in cell.metadata.get("tags", [])
+
+
+@pytest.fixture(scope="module", params=NOTEBOOKS, ids=lambda path: path.stem)
+def executed(request: pytest.FixtureRequest) -> tuple[Any, float]:
+    """A notebook after a run in a fresh kernel, and its seconds."""
+    notebook = nbformat.read(request.param, as_version=4)
+    for cell in code_cells(notebook):
+        cell.outputs = []
+    client = NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}})
+    begun = time.perf_counter()
+    client.execute()  # raises at the first cell that does, exercises' assertions included
+    return notebook, time.perf_counter() - begun
+
+
+def test_there_is_a_first_notebook() -> None:
+    assert NOTEBOOKS[0].name == "01_shard_your_first_model.ipynb"
+
+
+def test_it_runs_top_to_bottom_in_under_a_minute(executed: tuple[Any, float]) -> None:
+    notebook, seconds = executed
+    assert all(cell.execution_count for cell in code_cells(notebook) if cell.source)
+    assert seconds < MOST_SECONDS
+
+
+def test_every_figure_has_a_static_twin_and_names_its_ratings(executed: tuple[Any, float]) -> None:
+    notebook, _ = executed
+    source = next(
+        re.search(r"RatingsDataset\((.*?);", output.data["text/plain"])
+        for cell in code_cells(notebook)
+        for output in cell.outputs
+        if "RatingsDataset(" in output.get("data", {}).get("text/plain", "")
+    )
+    assert source is not None
+    figures = [cell for cell in code_cells(notebook) if tagged(cell, "figure")]
+    assert figures
+    for cell in figures:
+        assert "note=ratings.source" in cell.source
+        assert any("<img" in output.get("data", {}).get("text/html", "") for output in cell.outputs)
+
+
+def test_no_cell_writes_to_stderr_or_warns(executed: tuple[Any, float]) -> None:
+    for cell in code_cells(executed[0]):
+        told = [output.text for output in cell.outputs if output.get("name") == "stderr"]
+        assert not told, cell.source
+
+
+@every_notebook
+def test_no_cell_is_longer_than_ten_lines(path: Path) -> None:
+    for cell in code_cells(nbformat.read(path, as_version=4)):
+        assert len(cell.source.splitlines()) <= MOST_LINES, cell.source
+
+
+@every_notebook
+def test_it_opens_with_a_question_and_a_picture_that_is_there(path: Path) -> None:
+    first = nbformat.read(path, as_version=4).cells[0]
+    assert first.cell_type == "markdown"
+    assert "?" in first.source
+    pictures = re.findall(r"!\[(.+?)\]\((.+?)\)", first.source)
+    assert pictures
+    for words, picture in pictures:
+        assert len(words) > 20  # said in words too
+        assert (FOLDER / picture).is_file()
+
+
+@every_notebook
+def test_stored_outputs_are_static_small_and_only_of_figures(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    assert path.stat().st_size < MOST_BYTES
+    assert "widgets" not in notebook.metadata
+    for cell in code_cells(notebook):
+        assert cell.execution_count is None
+        assert bool(cell.outputs) == tagged(cell, "figure")
+        for output in cell.outputs:
+            assert set(output.data) <= STATIC
+
+
+@every_notebook
+def test_every_exercise_has_a_folded_answer_and_an_assertion(path: Path) -> None:
+    cells = nbformat.read(path, as_version=4).cells
+    exercises = [i for i, cell in enumerate(cells) if tagged(cell, "exercise")]
+    assert exercises
+    for i in exercises:
+        answer, check = cells[i + 1], cells[i + 2]
+        assert tagged(answer, "answer")
+        assert answer.metadata["jupyter"]["source_hidden"]
+        assert "assert " in check.source
+
+
+@every_notebook
+def test_nothing_installs_restarts_or_edits_the_path(path: Path) -> None:
+    for cell in code_cells(nbformat.read(path, as_version=4)):
+        assert not re.search(r"pip install|sys\.path|kernel\.restart|do_shutdown|^!", cell.source, re.MULTILINE)

@@ -82,11 +82,19 @@ def test_the_page_shows_what_python_computes(page: Any) -> None:
     picture(page, "light")
 
 
-def test_a_slider_is_moved_by_the_keyboard(page: Any) -> None:
-    page.locator(WIDGET).get_by_role("slider").first.focus()
+def test_sliders_and_menus_are_moved_by_the_keyboard(page: Any) -> None:
+    widget = page.locator(WIDGET)
+    slider = widget.get_by_role("slider", name="Ranks")
+    slider.focus()
     page.keyboard.press("ArrowLeft")
     wait_for_step(page, "mine", expected({"movie": "row_wise"}, 3)[0])
+    assert slider.get_attribute("aria-valuetext") == "3"
     page.keyboard.press("ArrowRight")
+    wait_for_step(page, "mine", expected({"movie": "row_wise"}, 4)[0])
+    widget.get_by_label("user", exact=True).focus()
+    page.keyboard.press("ArrowDown")
+    wait_for_step(page, "mine", expected({"movie": "row_wise", "user": "table_wise"}, 4)[0])
+    page.keyboard.press("Home")
     wait_for_step(page, "mine", expected({"movie": "row_wise"}, 4)[0])
 
 
@@ -103,7 +111,7 @@ def test_a_plan_that_does_not_fit_is_explained_on_the_page(page: Any) -> None:
     widget = page.locator(WIDGET)
     widget.get_by_label("Set all to").select_option(label="table-wise")
     wait_for_step(page, "mine", expected(dict.fromkeys((t.name for t in movielens()), "table_wise"), 4)[0])
-    slider = widget.get_by_role("slider").nth(2)
+    slider = widget.get_by_role("slider", name="Memory per rank")
     slider.focus()
     page.keyboard.press("Home")
     page.wait_for_selector(f'{WIDGET} .rs-card[data-side="mine"][data-fits="false"] .rs-alert')
@@ -119,7 +127,7 @@ def test_run_on_ranks_measures_beside_the_prediction(page: Any) -> None:
     run = widget.get_by_role("button", name="Run on ranks")
     run.click()
     page.wait_for_selector(f"{WIDGET} .rs-alert:has-text('The plan is for 4 ranks, 2 are launched')")
-    widget.get_by_role("slider").first.focus()
+    widget.get_by_role("slider", name="Ranks").focus()
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
     page.wait_for_selector(f"{WIDGET} :text('world_size=2,')")

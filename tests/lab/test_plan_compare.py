@@ -128,7 +128,7 @@ def test_bad_values_are_refused_by_name() -> None:
         widget.set({"movie": "rowwise"})
     with pytest.raises(ValueError, match="no table 'film'"):
         widget.set({"film": "row_wise"})
-    with pytest.raises(ValueError, match="world_size=5 is not a step"):
+    with pytest.raises(ValueError, match="5 is no step of this slider"):
         widget.set(world_size=5)
     with pytest.raises(ValueError, match="tables is empty"):
         PlanCompare([], Topology(2))

@@ -8,6 +8,7 @@ import ipywidgets as ipw
 
 from recshard_lab.lab.theme import SCHEMES, look_of
 from recshard_lab.lab.widgets.question import AUTO
+from recshard_lab.lab.widgets.step_slider import StepSlider
 from recshard_lab.sharding import scheme_names
 
 
@@ -38,16 +39,9 @@ def set_all() -> ipw.Dropdown:
     )
 
 
-def slider(label: str, options: Sequence[tuple[str, int]], value: int, hint: str) -> ipw.SelectionSlider:
+def slider(label: str, options: Sequence[tuple[str, int]], value: int, hint: str) -> StepSlider:
     """A slider over named steps; the arrow keys move it."""
-    return ipw.SelectionSlider(
-        options=options,
-        value=value,
-        description=label,
-        tooltip=hint,
-        style={"description_width": "112px"},
-        layout=ipw.Layout(flex="1 1 300px", min_width="280px"),
-    )
+    return StepSlider(label, options, value, hint, layout=ipw.Layout(flex="1 1 300px", min_width="270px"))
 
 
 def choice(options: Sequence[tuple[str, str]]) -> ipw.ToggleButtons:
@@ -70,11 +64,11 @@ def row(children: Sequence[ipw.Widget]) -> ipw.Box:
     return ipw.Box(children, layout=made)
 
 
-def halves(children: Iterable[ipw.Widget]) -> ipw.Box:
+def halves(columns: Iterable[Sequence[ipw.Widget]]) -> ipw.Box:
     """Two columns, one below the other where the page is narrow."""
-    sides = [ipw.VBox([child], layout=ipw.Layout(flex="1 1 440px", min_width="340px")) for child in children]
+    side = {"flex": "1 1 440px", "min_width": "340px"}
     layout = ipw.Layout(display="flex", flex_flow="row wrap", width="100%", grid_gap="4px 16px")
-    return ipw.Box(sides, layout=layout)
+    return ipw.Box([ipw.VBox(children, layout=ipw.Layout(**side)) for children in columns], layout=layout)
 
 
 def grid(menus: Sequence[ipw.Widget]) -> ipw.GridBox:

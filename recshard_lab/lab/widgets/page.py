@@ -57,7 +57,9 @@ def card(side: str, shown: Answer, measured: Any) -> str:
         (f"Memory {bytes_text(cap)} a rank", "✓ fits" if estimate.fits else "✗ does not fit"),
     ]
     listed = "".join(f"<div><span>{label} </span><b>{value}</b></div>" for label, value in entries)
-    problem = alert(shown.problem) if shown.problem else ""
+    problem = ""
+    if shown.problem:
+        problem = alert(shown.problem) + note("Shown is what would be planned without a memory limit.")
     return (
         f'<div class="rs-card" data-side="{side}" data-step-ms="{estimate.step_ms!r}" '
         f'data-fits="{str(estimate.fits).lower()}" data-memory-bytes="{fullest!r}"'
@@ -79,7 +81,10 @@ def verdict(mine: Answer, auto: Answer) -> str:
     words = ""
     if mine.estimate is not None and auto.estimate is not None:
         ratio = mine.estimate.step_ms / auto.estimate.step_ms if auto.estimate.step_ms else 1.0
-        if not mine.question.chosen:
+        if mine.problem or auto.problem:
+            none = "Neither plan fits." if mine.problem and auto.problem else ""
+            words = none or ("Your plan does not fit." if mine.problem else "Your plan fits, the planner found none.")
+        elif not mine.question.chosen:
             words = "Every table is on auto: your plan is the planner's. Choose a scheme for a table to compare."
         elif abs(ratio - 1) < 0.005:
             words = "Both plans take the same time."

@@ -106,16 +106,9 @@ class PlanCompare(ipw.VBox):
         with self._quietly():
             for name, scheme in (schemes or {}).items():
                 self._menu_of(name).value = self._checked(scheme)
-            sizes = (
-                (self.world_size, world_size, "world_size"),
-                (self.batch_size, batch_size, "batch_size"),
-                (self.memory_cap, memory_cap, "memory_cap"),
-            )
-            for slider, value, name in sizes:
+            moves = ((self.world_size, world_size), (self.batch_size, batch_size), (self.memory_cap, memory_cap))
+            for slider, value in moves:
                 if value is not None:
-                    known = [step for _, step in slider.options]
-                    if value not in known:
-                        raise ValueError(f"{name}={value!r} is not a step of its slider, which has {known}")
                     slider.value = value
         self.respond()
 
@@ -193,9 +186,8 @@ class PlanCompare(ipw.VBox):
             controls.row([ipw.HTML("<b>Scheme of each table</b>"), self.set_all]),
             controls.grid(self._all_menus()),
             self.verdict,
-            controls.halves(self.cards.values()),
             self.picture,
-            controls.halves(self.pictures.values()),
+            controls.halves([self.cards[side], self.pictures[side]] for side in page.SIDES),
             controls.row([self.button, self.status]),
             self.code,
         ]

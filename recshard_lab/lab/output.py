@@ -27,7 +27,7 @@ class NotebookPrinter(Printer):
         self.quiet = quiet
         self._bars: dict[int, str] = {}
         self._block: DisplayHandle | None = None
-        self._drawn = 0.0
+        self._stale, self._drawn = False, 0.0
 
     def emit(self, ranks: tuple[int, ...], stream: str, content: Any) -> None:
         if self.quiet:
@@ -43,7 +43,11 @@ class NotebookPrinter(Printer):
             self._bars[rank] = text
         else:
             self._bars.pop(rank, None)
-        if not self.quiet and time.monotonic() - self._drawn > REDRAW_S:
+        self._stale = True
+
+    def flush(self, everything: bool = False) -> None:
+        super().flush(everything)
+        if self._stale and not self.quiet and time.monotonic() - self._drawn > REDRAW_S:
             self._draw()
 
     def results(self, results: Sequence[CellResult]) -> None:
@@ -60,7 +64,7 @@ class NotebookPrinter(Printer):
             self._draw()
 
     def _draw(self) -> None:
-        self._drawn = time.monotonic()
+        self._stale, self._drawn = False, time.monotonic()
         text = "\n".join(f"[{rank}] {bar}" for rank, bar in sorted(self._bars.items()))
         bundle = {"text/plain": text}
         if self._block is None:

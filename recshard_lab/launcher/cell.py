@@ -5,12 +5,17 @@ from __future__ import annotations
 import ast
 import base64
 import io
+import re
 import traceback
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from .payload import remember_sources
 
-__all__ = ["NOTHING", "bundle", "failure_text", "run_source"]
+__all__ = ["NOTHING", "bundle", "describe", "redirect_display", "run_source"]
+
+_LOST_PEER = re.compile(r"closed by peer|[Cc]onnection (closed|reset|refused)|Broken pipe|Socket closed|abort", re.S)
 
 NOTHING = object()  # the cell ends in no expression
 
@@ -89,3 +94,27 @@ def failure_text(error: BaseException, ours: tuple[str, ...]) -> str:
         part.stack = traceback.StackSummary.from_list(users)
         part = part.__cause__ or part.__context__
     return "".join(described.format())
+
+
+def describe(error: BaseException, ours: tuple[str, ...]) -> dict[str, str]:
+    """What the kernel needs to know of an exception, in plain text: its class may exist only here."""
+    kind = "raised"
+    if isinstance(error, KeyboardInterrupt):
+        kind = "interrupted"
+    elif isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)):
+        kind = "freed"
+    return {
+        "kind": kind,
+        "name": type(error).__name__,
+        "message": str(error),
+        "traceback": failure_text(error, ours),
+    }
+
+
+def redirect_display(display: Callable[..., None]) -> None:
+    """``IPython.display.display``, which matplotlib's inline backend calls too, shows in the notebook."""
+    with suppress(ImportError):
+        import IPython.core.display_functions
+        import IPython.display
+
+        IPython.core.display_functions.display = IPython.display.display = display

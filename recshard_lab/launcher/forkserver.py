@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import pickle
+import shutil
 import signal
 import socket
 import subprocess
@@ -28,6 +29,8 @@ LATER = (
     "recshard_lab.models",
     "recshard_lab.train",
 )
+
+LEAVE_S = 0.3  # for the zygote to clear up when we end
 
 _BOOT = """
 import sys
@@ -115,10 +118,12 @@ class Forkserver:
         with suppress(OSError):
             self.channel.sock.shutdown(socket.SHUT_RDWR)
         try:
-            self.process.wait(5)
-        except subprocess.TimeoutExpired:
+            self.process.wait(LEAVE_S)
+        except subprocess.TimeoutExpired:  # in the midst of an import
             self.process.kill()
             self.process.wait()
+            if self._folder:
+                shutil.rmtree(self._folder, ignore_errors=True)
         self._thread.join(5)
 
     def forget(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 __all__ = ["LineMerger", "Printer", "mark"]
 
-HOLD_S = 0.15  # how long a line waits for the same line from the other ranks
+HOLD_S = 0.25  # how long a line waits for the same line from the other ranks
 
 
 class Line(NamedTuple):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["CellResult", "RankStatus"]
+import psutil
+
+from .wires import exit_text
+
+__all__ = ["CellResult", "RankStatus", "rank_status"]
 
 
 @dataclass(frozen=True)
@@ -31,3 +36,14 @@ class RankStatus:
     state: str
     node: int
     memory_bytes: int
+
+
+def rank_status(rank: int, pid: int, node: int, busy: bool, dead: Mapping[int, int | None]) -> RankStatus:
+    """How one rank is doing; dead: the wait status of those that ended."""
+    if rank in dead:
+        return RankStatus(rank, pid, exit_text(dead[rank])[1], node, 0)
+    try:
+        memory = psutil.Process(pid).memory_info().rss
+    except psutil.NoSuchProcess:
+        return RankStatus(rank, pid, "ended", node, 0)
+    return RankStatus(rank, pid, "running" if busy else "idle", node, memory)

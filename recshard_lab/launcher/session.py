@@ -13,9 +13,8 @@ from .errors import LaunchError, RanksInterrupted
 from .interrupts import stop_button
 from .lines import Printer
 from .payload import decode, encode, encode_call
-from .results import CellResult, RankStatus
+from .results import CellResult, RankStatus, rank_status
 from .shape import Shape
-from .wires import exit_text
 from .world import World
 
 __all__ = ["Ranks", "current", "launch"]
@@ -122,22 +121,13 @@ class Ranks:
 
     def status(self) -> list[RankStatus]:
         """Each rank's process, state and memory; empty once stopped."""
-        import psutil
-
         if self._world is None:
             return []
-        rows = []
-        for rank, pid in enumerate(self._world.wires.pids):
-            state, memory = "running" if self._busy.locked() else "idle", 0
-            if rank in self._world.wires.dead:
-                state = exit_text(self._world.wires.dead[rank])[1]
-            else:
-                try:
-                    memory = psutil.Process(pid).memory_info().rss
-                except psutil.NoSuchProcess:
-                    state = "ended"
-            rows.append(RankStatus(rank, pid, state, rank // self.local_world_size, memory))
-        return rows
+        wires, busy = self._world.wires, self._busy.locked()
+        return [
+            rank_status(rank, pid, rank // self.local_world_size, busy, wires.dead)
+            for rank, pid in enumerate(wires.pids)
+        ]
 
     def stop(self) -> None:
         """Ends every rank and all they started; doing it twice is the same as once."""

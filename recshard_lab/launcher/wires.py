@@ -147,6 +147,8 @@ class Wires:
                 self._drain(rank, "stdout")
                 self._drain(rank, "stderr")
             self.events.put(Event(rank, message.kind, message.cell, message.payload))
+            if message.kind == "display":
+                self.send(rank, "shown")
 
     def _drain(self, rank: int, stream: str) -> None:
         fd = self._pipes[rank, stream]

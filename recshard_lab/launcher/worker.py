@@ -9,7 +9,6 @@ import gc
 import os
 import pickle
 import queue
-import re
 import signal
 import socket
 import sys
@@ -23,16 +22,19 @@ from functools import partial
 from typing import Any, NoReturn
 
 import dill
+import torch
+import torch.distributed as dist
+import torch.distributed.c10d_logger
 
 from . import groups
-from .cell import NOTHING, bundle, failure_text, run_source
+from .cell import NOTHING, bundle, describe, redirect_display, run_source
 from .channel import Channel, Message
 from .payload import decode, encode, remember_sources
 
 __all__ = ["run_rank"]
 
-_OURS = (os.path.dirname(__file__), ast.__file__)
-_LOST_PEER = re.compile(r"closed by peer|[Cc]onnection (closed|reset|refused)|Broken pipe|Socket closed|abort", re.S)
+# Files whose frames say nothing about the user's code.
+_OURS = (os.path.dirname(__file__), ast.__file__, torch.distributed.c10d_logger.__file__)
 
 
 def run_rank(spec: dict[str, Any], control: int, stdout: int, stderr: int) -> int:
@@ -80,6 +82,8 @@ class Rank:
         self.work: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.running: int | None = None  # the cell that an interrupt may stop
         self.asked_to_stop: int | None = None
+        self.shield = False  # an interrupt has to wait
+        self.shown = threading.Event()
         self.main_module = types.ModuleType("__main__")
         self.namespace = self.main_module.__dict__
 
@@ -99,10 +103,7 @@ class Rank:
     # -- the main thread ---------------------------------------------------------------------------
 
     def set_up(self) -> None:
-        """Imports torch, joins the default group, and lays out the names that every cell finds."""
-        import torch
-        import torch.distributed as dist
-
+        """Joins the default group, and lays out the names that every cell finds."""
         torch.set_num_threads(self.spec["threads"])
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()  # forks would otherwise all draw the same numbers
@@ -134,7 +135,7 @@ class Rank:
                 self.running = None
         except BaseException as error:
             self.running = None
-            outcome = {"failure": describe(error)}
+            outcome = {"failure": describe(error, _OURS)}
         self.asked_to_stop = None
         outcome["seconds"] = time.perf_counter() - started
         outcome["groups"], outcome["group_count"] = groups.group_names(), groups.group_count()
@@ -172,27 +173,30 @@ class Rank:
     def display(self, *values: Any, **_: Any) -> None:
         """Shows values in the notebook, marked with this rank."""
         for value in values:
-            content = pickle.dumps(bundle(value))
+            message = Message("display", self.running or 0, pickle.dumps(bundle(value)))
+            sys.stdout.flush()
+            self.shown.clear()
             with self.shielded():
-                self.channel.send(Message("display", self.running or 0, content))
+                self.channel.send(message)
+                self.shown.wait()  # what is printed next must come after it, and takes another way
 
     # -- interrupts --------------------------------------------------------------------------------
 
     def on_interrupt(self, number: int, frame: Any) -> None:
         """SIGINT: stops the cell it was meant for, and no other."""
-        if self.running is not None and self.asked_to_stop in (None, self.running):
+        if self.running is not None and not self.shield and self.asked_to_stop in (None, self.running):
             self.asked_to_stop = None
             raise KeyboardInterrupt from None
 
     @contextmanager
     def shielded(self) -> Iterator[None]:
-        """No interrupt inside: a message half sent would be the end of the channel."""
-        cell, self.running = self.running, None
+        """An interrupt waits until the end: a message half sent would be the end of the channel."""
+        self.shield = True
         try:
             yield
         finally:
-            self.running = cell
-        if cell is not None and self.asked_to_stop == cell:
+            self.shield = False
+        if self.running is not None and self.asked_to_stop == self.running:
             self.asked_to_stop = None
             raise KeyboardInterrupt
 
@@ -212,6 +216,8 @@ class Rank:
                     self.reply(message, groups.cables())
                 elif message.kind == "cut":
                     self.reply(message, groups.cut(pickle.loads(message.payload)))
+                elif message.kind == "shown":
+                    self.shown.set()
                 elif message.kind == "where":
                     self.reply(message, self.where())
                 else:
@@ -227,27 +233,3 @@ class Rank:
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         frames = traceback.extract_stack(frame) if frame is not None else []
         return [(f.filename, f.lineno or 0, f.line or "") for f in frames if not f.filename.startswith(_OURS)]
-
-
-def redirect_display(display: Callable[..., None]) -> None:
-    """``IPython.display.display``, which matplotlib's inline backend calls too, shows in the notebook."""
-    with suppress(ImportError):
-        import IPython.core.display_functions
-        import IPython.display
-
-        IPython.core.display_functions.display = IPython.display.display = display
-
-
-def describe(error: BaseException) -> dict[str, str]:
-    """What the kernel needs to know of an exception, in plain text: its class may exist only here."""
-    kind = "raised"
-    if isinstance(error, KeyboardInterrupt):
-        kind = "interrupted"
-    elif isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)):
-        kind = "freed"
-    return {
-        "kind": kind,
-        "name": type(error).__name__,
-        "message": str(error),
-        "traceback": failure_text(error, _OURS),
-    }

@@ -63,25 +63,19 @@ print(forkserver().process.pid, *ranks.pids, forkserver().folder, flush=True)
         "os.kill(os.getpid(), 9)",
         "sys.exit(0)",
         "raise ValueError",
-        "ranks.exec('if rank: dist.barrier()\\nelse: __import__('time').sleep(99)')",
+        "ranks.exec('if rank: dist.barrier()\\nimport time; time.sleep(99)')",
     ],
     ids=["killed", "ends", "raises", "killed while ranks are stuck"],
 )
 def test_a_script_that_ends_without_stopping_leaves_nothing(then: str) -> None:
-    script = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT.format(then=then)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert script.stdout is not None
-    *pids, folder = script.stdout.readline().split()
-    processes = [psutil.Process(int(pid)) for pid in pids if psutil.pid_exists(int(pid))]
-    if "barrier" in then:
-        time.sleep(0.5)
-        script.kill()
-    script.wait(20)
-    script.stdout.close()
+    command = [sys.executable, "-c", SCRIPT.format(then=then)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as script:
+        assert script.stdout is not None
+        *pids, folder = script.stdout.readline().split()
+        processes = [psutil.Process(int(pid)) for pid in pids if psutil.pid_exists(int(pid))]
+        if "barrier" in then:
+            time.sleep(0.5)
+            script.kill()
     _, alive = psutil.wait_procs(processes, timeout=2)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
     assert not os.path.exists(folder)

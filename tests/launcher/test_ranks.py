@@ -98,6 +98,20 @@ def test_ranks_waiting_for_a_failed_one_are_freed_and_models_go_on(ranks: Ranks,
     ]
 
 
+def test_ranks_at_work_in_a_failed_cell_are_stopped_too(ranks: Ranks) -> None:
+    started = time.monotonic()
+    with pytest.raises(RankError, match=r"rank 1 raised ValueError: boom; ranks 0, 2 were interrupted"):
+        ranks.exec("import time\nif rank == 1: raise ValueError('boom')\ntime.sleep(60)")
+    assert time.monotonic() - started < 4
+
+
+def test_large_tensors_go_there_and_back(ranks: Ranks) -> None:
+    sent = torch.arange(5_000_000)  # 40 MB
+    ranks.push({"big": sent}, ranks=[1])
+    (back,) = ranks.pull("big + 1", ranks=[1])
+    assert torch.equal(back, sent + 1)
+
+
 def test_a_destroyed_group_is_made_anew(ranks: Ranks) -> None:
     with pytest.raises(RankError):
         ranks.exec("if rank == 1: dist.destroy_process_group()\ndist.barrier()")
@@ -154,6 +168,13 @@ def test_an_interrupt_stops_the_cell_on_ranks_and_keeps_what_it_had_done(ranks: 
     with pytest.raises(RanksInterrupted, match="stopped on all 3 ranks"):
         ranks.exec("import time\ncount = 0\nwhile True:\n    count += 1\n    time.sleep(0.01)")
     assert texts(ranks.exec("count > 5")) == ["True"] * 3
+
+
+def test_an_interrupt_is_not_lost_on_a_rank_that_displays_without_pause(ranks: Ranks) -> None:
+    for _ in range(3):
+        interrupt_after(0.2)
+        with pytest.raises(RanksInterrupted):
+            ranks.exec("while True: display(rank)")
 
 
 def test_a_rank_that_ignores_interrupts_is_killed_at_the_third_and_the_loss_is_told(ranks: Ranks) -> None:

@@ -5,13 +5,14 @@ All of them are recorded in open traces (``trace.py``) and run without a process
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from recshard_lab.comm.emulation import InterNodeLink
 from recshard_lab.comm.groups import ShardingEnv
 from recshard_lab.comm.trace import CollectiveEvent, record
 
@@ -24,12 +25,15 @@ class Pending:
     work: Any = None
     sent: Tensor | None = None
     event: CollectiveEvent | None = None
+    not_before: float = 0.0  # perf_counter; later than now only over an emulated inter-node link
 
     def wait(self) -> Tensor:
         """The received tensor; blocks until it is there."""
         if self.work is not None:
             self.work.wait()
             self.work = self.sent = None
+            if self.not_before:
+                sleep(max(0.0, self.not_before - perf_counter()))
             if self.event is not None:
                 self.event.ms = (perf_counter() - self.event.start_s) * 1e3
         return self.output
@@ -54,7 +58,16 @@ def issue_all_to_all(
     work = dist.all_to_all_single(
         output, tensor.contiguous(), list(recv_splits), list(send_splits), group=env.pg, async_op=True
     )
-    return Pending(output, work, tensor, event)
+    return Pending(output, work, tensor, event, _not_before(tensor, send_splits, recv_splits, env))
+
+
+def _not_before(tensor: Tensor, sends: Sequence[int], receives: Sequence[int], env: ShardingEnv) -> float:
+    """When the exchange may end over the emulated link, if there is one and the exchange crosses nodes."""
+    link = InterNodeLink.from_environment()
+    if link is None or env.local_world_size == env.world_size:
+        return 0.0
+    crossing = max(env.across_nodes(list(sends)), env.across_nodes(list(receives))) * tensor.element_size()
+    return perf_counter() + link.least_ms(crossing) / 1e3 if crossing else 0.0
 
 
 def all_to_all(

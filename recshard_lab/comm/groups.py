@@ -1,6 +1,8 @@
-"""Who takes part: the ranks that share one sharded model."""
+"""Who takes part: the ranks that share one sharded model, and the nodes they live on."""
 
+import os
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch.distributed as dist
@@ -34,6 +36,39 @@ class ShardingEnv:
         """TorchRec's name for ``pg``."""
         return self.pg
 
+    @property
+    def local_world_size(self) -> int:
+        """Ranks a node, as the launcher says (``LOCAL_WORLD_SIZE``); all of them where it says nothing that fits.
+
+        Ranks ``[k * local_world_size, (k + 1) * local_world_size)`` live on node k.
+        """
+        said = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+        return said if said > 0 and self.world_size % said == 0 else self.world_size
+
+    @property
+    def node(self) -> int:
+        """The node that this rank lives on."""
+        return self.rank // self.local_world_size
+
+    def across_nodes(self, per_rank: "tuple[int, ...] | list[int]") -> int:
+        """The part of per-rank amounts that belongs to ranks on other nodes."""
+        local = self.local_world_size
+        return sum(amount for rank, amount in enumerate(per_rank) if rank // local != self.node)
+
+    def node_envs(self) -> "tuple[ShardingEnv, ShardingEnv]":
+        """(the ranks of this node, the ranks with this local rank on every node). All ranks must call it.
+
+        ::
+
+            nodes of 2        intra                 inter
+            rank 0  rank 1    {0, 1} and {2, 3}     {0, 2} and {1, 3}
+            rank 2  rank 3
+        """
+        if self.pg is None:
+            return self, self
+        intra, inter = _node_groups(self.pg, self.world_size, self.local_world_size)
+        return ShardingEnv.from_process_group(intra), ShardingEnv.from_process_group(inter)
+
     @classmethod
     def from_process_group(cls, pg: Any) -> "ShardingEnv":
         """The environment of an initialised process group."""
@@ -54,3 +89,15 @@ class ShardingEnv:
         if dist.is_available() and dist.is_initialized():
             return cls.from_process_group(dist.group.WORLD)
         return cls.from_local(1, 0)
+
+
+@lru_cache(maxsize=8)
+def _node_groups(pg: Any, world_size: int, local: int) -> tuple[Any, Any]:
+    """Rows and columns of the ranks laid out as a grid of nodes x local ranks: this rank's two groups."""
+    grid = [list(range(start, start + local)) for start in range(0, world_size, local)]
+    members = dist.get_process_group_ranks(pg)
+    mine: list[Any] = []
+    for lines in (grid, [list(column) for column in zip(*grid, strict=True)]):
+        group, _ = dist.new_subgroups_by_enumeration([[members[rank] for rank in line] for line in lines])
+        mine.append(group)
+    return mine[0], mine[1]

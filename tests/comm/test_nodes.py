@@ -1,0 +1,67 @@
+"""Virtual nodes: groups inside and across them, and an emulated road between them."""
+
+import os
+from time import perf_counter
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import recshard_lab
+from recshard_lab.comm import InterNodeLink, ShardingEnv, all_to_all
+
+
+def sums_by_node() -> tuple[int, int, int, float, float]:
+    env = ShardingEnv.default()
+    intra, inter = env.node_envs()
+    inside, across = torch.tensor([2.0**env.rank]), torch.tensor([2.0**env.rank])
+    dist.all_reduce(inside, group=intra.pg)
+    dist.all_reduce(across, group=inter.pg)
+    return env.node, intra.rank, inter.rank, float(inside), float(across)
+
+
+def test_groups_are_the_rows_and_columns_of_nodes_by_local_ranks() -> None:
+    with recshard_lab.launch(4, nodes=2) as ranks:
+        assert ranks.run(sums_by_node) == [
+            (0, 0, 0, 1 + 2, 1 + 4),
+            (0, 1, 0, 1 + 2, 2 + 8),
+            (1, 0, 1, 4 + 8, 1 + 4),
+            (1, 1, 1, 4 + 8, 2 + 8),
+        ]
+        assert ranks.run(sums_by_node)[3] == (1, 1, 1, 4 + 8, 2 + 8), "asked for again, the same groups serve"
+
+
+def timed(link: dict[str, str], elements: int) -> tuple[float, float]:
+    """Milliseconds of an exchange within the node alone, and of one with every rank."""
+    os.environ.update(link)
+    env = ShardingEnv.default()
+    found = []
+    for peers in ([r for r in range(4) if r // 2 == env.node], list(range(4))):
+        splits = [elements if rank in peers else 0 for rank in range(4)]
+        dist.barrier()
+        begun = perf_counter()
+        received = all_to_all(torch.full((sum(splits),), float(env.rank)), splits, splits, env, "test")
+        found.append((perf_counter() - begun) * 1e3)
+        assert received.tolist() == [float(rank) for rank in range(4) for _ in range(splits[rank])]
+    return found[0], found[1]
+
+
+def test_only_what_crosses_nodes_waits_for_the_emulated_bandwidth() -> None:
+    elements, gbps = 250_000, 0.1  # 1 MB to each rank, 2 MB across nodes: 160 ms
+    link = InterNodeLink(latency_ms=20.0, gbps=gbps)
+    with recshard_lab.launch(4, nodes=2) as ranks:
+        for inside, across in ranks.run(timed, link.environment(), elements):
+            assert across >= link.least_ms(2 * elements * 4)
+            assert inside < link.least_ms(2 * elements * 4) / 2
+
+
+def test_without_a_link_nothing_waits_and_with_one_it_is_read_back() -> None:
+    assert InterNodeLink.from_environment({}) is None
+    link = InterNodeLink(1.5, 10.0)
+    assert InterNodeLink.from_environment(link.environment()) == link
+
+
+@pytest.mark.parametrize(("latency", "gbps", "named"), [(-1.0, None, "latency"), (0.0, 0.0, "bandwidth")])
+def test_a_link_that_cannot_be_is_refused(latency: float, gbps: float | None, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        InterNodeLink(latency, gbps)

@@ -26,7 +26,7 @@ from .channel import Channel, Message
 
 __all__ = ["main"]
 
-IDLE_S = 0.02  # without a request before the next import: a launch asks for several ranks in a row
+IDLE_S = 0.3  # without a request before imports go on: ranks that are just starting come first
 FDS_A_RANK = 3  # its control socket, its stdout, its stderr
 
 
@@ -52,14 +52,17 @@ class Zygote:
     def serve(self) -> None:
         self.channel.send(Message("hello", 0, pickle.dumps(self.folder)))
         gc.freeze()
+        busy = True
         while True:
-            for key, _ in self.selector.select(IDLE_S if self.later else None):
+            ready = self.selector.select((IDLE_S if busy else 0) if self.later else None)
+            busy = bool(ready)
+            for key, _ in ready:
                 if key.fileobj is self.wakeup:
                     self.wakeup.recv(4096)
                     self.reap()
                 elif not self.request():
                     return
-            if self.later:
+            if self.later and not busy:
                 self.import_one()
 
     def import_one(self) -> None:

@@ -1,0 +1,51 @@
+"""What the README says is so: its examples run, its links lead somewhere, its set-up lines are those that CI uses."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_first_example_has_ten_lines() -> None:
+    assert len([line for line in EXAMPLES[0].splitlines() if line]) == 10
+
+
+def test_the_first_example_plans_launches_and_measures(tmp_path: Path) -> None:
+    script = tmp_path / "example.py"
+    script.write_text(EXAMPLES[0])
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "predicted:" in done.stdout
+    assert re.search(r"measured: .* a step", done.stdout)
+
+
+def test_the_scheme_of_the_second_example_tiles_and_is_planned() -> None:
+    import recshard_lab as rs
+    from recshard_lab.sharding.schemes import unregister_scheme
+
+    exec(EXAMPLES[1], {"__name__": "__main__"})
+    try:
+        table = rs.EmbeddingBagConfig(num_embeddings=9, embedding_dim=4, name="t", feature_names=["f"])
+        wish = {"t": rs.ParameterConstraints(sharding_types=["halves"])}
+        plan = rs.EmbeddingShardingPlanner(rs.Topology(2), constraints=wish).plan_tables([table])
+        assert [shard.rows for shard in plan.tables()["t"].shards] == [(0, 4), (4, 9)]
+        plan.validate([table], 2)
+    finally:
+        unregister_scheme("halves")
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\((?!https?:)(.+?)\)", README))))
+def test_every_link_leads_to_a_file(target: str) -> None:
+    assert (ROOT / target).is_file()
+
+
+def test_the_set_up_lines_are_the_two_promised() -> None:
+    lines = [line.split("#")[0].strip() for line in README.splitlines() if line.startswith("    pip install")]
+    assert lines == ['pip install -e ".[cpu]" && recshard lab', 'pip install -e ".[cpu,test]" && pytest']
+    assert '".[cpu,test]"' in (ROOT / ".ci" / "run").read_text()

@@ -41,6 +41,7 @@ class Case:
     sequence: bool = False
     weighted: bool = False
     seed: int = 0
+    device: str = "cpu"
 
 
 @dataclass
@@ -124,26 +125,28 @@ def train_sharded(case: Case) -> Result:
         EmbeddingBagCollectionSharder(fused_params=fused, backend=case.backend),
         EmbeddingCollectionSharder(fused_params=fused, backend=case.backend),
     ]
-    dmp = DistributedModelParallel(model, plan=ShardingPlan.from_json(case.plan), sharders=sharders)
+    dmp = DistributedModelParallel(model, device=case.device, plan=ShardingPlan.from_json(case.plan), sharders=sharders)
     dense = torch.optim.SGD(dmp.dense_parameters(), lr=case.learning_rate)
     result = Result(backends=dmp.backends())
     for ranks in case.steps:
         bags = ranks[rank]
         global_batch = sum(len(next(iter(each.values()))) for each in ranks)
         with trace() as traced:
-            out, logits, result.keys = dmp(batch_of(bags, case.weighted))
+            out, logits, result.keys = dmp(batch_of(bags, case.weighted).to(case.device))
             dense.zero_grad()
             # the mean over the global batch, times world: gradients are averaged over ranks
-            summed = nn.functional.binary_cross_entropy_with_logits(logits, labels_of(bags), reduction="sum")
+            summed = nn.functional.binary_cross_entropy_with_logits(
+                logits, labels_of(bags).to(case.device), reduction="sum"
+            )
             (summed * world / global_batch).backward()
-        result.outputs.append(out.detach().clone())
+        result.outputs.append(out.detach().cpu().clone())
         total = summed.detach().clone()
         torch.distributed.all_reduce(total)
         result.losses.append(float(total / global_batch))
-        result.dense_grads.append([p.grad.clone() for p in model.dense.parameters()])
+        result.dense_grads.append([p.grad.cpu().clone() for p in model.dense.parameters()])
         result.collectives.append(traced.count("all_to_all"))
         dense.step()
-    result.weights = {name: value.clone() for name, value in dmp.full_state_dict().items()}
+    result.weights = {name: value.cpu().clone() for name, value in dmp.full_state_dict().items()}
     return result
 
 

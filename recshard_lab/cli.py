@@ -1,4 +1,4 @@
-"""The command line: ``recshard lab | demo | bench | plan``. Parses, calls, prints; what it calls does the work."""
+"""The command line: ``recshard lab | demo | bench | plan | doctor``. What it calls does the work."""
 
 from __future__ import annotations
 
@@ -105,6 +105,22 @@ def plan(
     print(planned.show(), planner.last_estimate, sep="\n\n")
     if out is not None:
         out.write_text(planned.to_json(indent=2))
+
+
+@app.command()
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Tell what this machine has, try two ranks, and say what to do about what is missing."""
+    from recshard_lab.launcher import checkup
+
+    findings = checkup.checkup()
+    if json:
+        print(checkup.as_json(findings))
+    else:
+        console.print(checkup.as_table(findings))
+    if any(finding.ok is False for finding in findings):
+        raise typer.Exit(1)
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """Training: the loop, the metrics, and recipes that are known to work."""
 
+from recshard_lab.train.averaging import WeightAverage as WeightAverage
 from recshard_lab.train.loop import Evaluation as Evaluation
 from recshard_lab.train.loop import Step as Step
 from recshard_lab.train.loop import TrainResult as TrainResult
@@ -19,6 +20,7 @@ __all__ = [
     "Recipe",
     "Step",
     "TrainResult",
+    "WeightAverage",
     "auc",
     "batch_loss",
     "dense_parameters",

@@ -1,10 +1,15 @@
 """Recipes: everything that a training run needs besides its data and its plan, in one object.
 
-How MOVIELENS_100K was chosen: the split's *training* part was split again (7/8 to train on, 1/8 to validate,
-three draws), and widths, initial weights, learning rates, batch size and epochs were compared by the validation AUC.
-Seed 0 of the initial weights validated best of three; on the random split's test part seeds 0, 1 and 2 end at AUC
-0.7753, 0.7741 and 0.7760, on the split by time at 0.7042, 0.7059 and 0.6986. More epochs overfit, and tables of 64
-columns validate no better.
+How MOVIELENS_100K was chosen: the split's *training* part was split again (7/8 to train on, 1/8 to validate; for the
+split by time the latest part), and widths, learning rates, batch size, initial weights, pooling, weight decay, epochs
+and averaging were compared by the validation AUC, averaged over two to ten draws, each with its own initial weights.
+Averaging the weights and a smaller top MLP gave most: 0.7745 on four draws, against 0.7702 for the last weights of a
+(256, 256) top MLP at half the learning rates. A fifth epoch validates no better on random splits and worse on those by
+time. Seed 0 is a default, not a choice. The test parts, by the seed of the initial weights:
+
+    seed               0       1       2       3       4
+    random split  0.7795  0.7792  0.7767  0.7801  0.7770    mean 0.7785
+    split by time 0.7027  0.7025  0.7056  0.7012  0.7050    mean 0.7034
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from recshard_lab.embedding import (
     apply_optimizer_in_backward,
 )
 from recshard_lab.models import DLRM
+from recshard_lab.train.averaging import WeightAverage
 from recshard_lab.train.loop import Step, TrainResult, train_epochs
 
 
@@ -39,6 +45,8 @@ class Recipe:
         dense_learning_rate: of Adam, for everything else.
         epochs: passes over the training data.
         batch_size: of all ranks together.
+        average_decay: of the `WeightAverage` over the steps, which is what training leaves in the model; None
+            leaves the last step's weights.
         seed: of the initial weights and the order of samples.
 
     >>> from recshard_lab.data import SyntheticRatings
@@ -49,12 +57,13 @@ class Recipe:
     """
 
     embedding_dim: int = 16
-    over_arch_layer_sizes: tuple[int, ...] = (256, 256, 1)
+    over_arch_layer_sizes: tuple[int, ...] = (128, 64, 1)
     init_max: float = 0.02
-    table_learning_rate: float = 0.05
-    dense_learning_rate: float = 0.002
-    epochs: int = 3
+    table_learning_rate: float = 0.1
+    dense_learning_rate: float = 0.004
+    epochs: int = 4
     batch_size: int = 512
+    average_decay: float | None = 0.995
     seed: int = 0
 
     def tables(self, dataset: RatingsDataset) -> list[EmbeddingBagConfig]:
@@ -95,16 +104,30 @@ class Recipe:
     def train(
         self, model: nn.Module, dataset: RatingsDataset, on_step: Callable[[Step], object] | None = None
     ) -> TrainResult:
-        """Trains the model, sharded or not, as the recipe says."""
-        return train_epochs(
+        """Trains the model, sharded or not, as the recipe says.
+
+        Steps, and `on_step`, see the weights that the optimizers left; the averages take their place at the end.
+        """
+        average = None if self.average_decay is None else WeightAverage(model, self.average_decay)
+
+        def after_step(step: Step) -> None:
+            if average is not None:
+                average.update()
+            if on_step is not None:
+                on_step(step)
+
+        result = train_epochs(
             model,
             dataset,
             self.dense_optimizer(model),
             epochs=self.epochs,
             batch_size=self.batch_size,
             seed=self.seed,
-            on_step=on_step,
+            on_step=after_step,
         )
+        if average is not None:
+            average.copy_to_model()
+        return result
 
 
 def dense_parameters(model: nn.Module) -> list[nn.Parameter]:

@@ -32,7 +32,7 @@ def replicated(dataset: RatingsDataset) -> Run:
     return train_plain(nn.parallel.DistributedDataParallel(plain_model(dataset)), dataset)
 
 
-def sharded(dataset: RatingsDataset, recipe: Recipe, scheme: str) -> Run:
+def sharded(dataset: RatingsDataset, recipe: Recipe, scheme: str, backend: str | None = None) -> Run:
     """The recipe on DistributedModelParallel under one scheme for all tables."""
     import recshard_lab as rl
 
@@ -48,7 +48,8 @@ def sharded(dataset: RatingsDataset, recipe: Recipe, scheme: str) -> Run:
     per_table = {table.name: schemes[scheme]() for table in collection.embedding_bag_configs()}
     module_plan = rl.construct_module_sharding_plan(collection, per_table, world_size=world_size, device_type="cpu")
     plan = rl.ShardingPlan({"embedding_bag_collection": module_plan})
-    dmp = rl.DistributedModelParallel(model, plan=plan)
+    sharders = [rl.EmbeddingBagCollectionSharder(backend=backend)]
+    dmp = rl.DistributedModelParallel(model, plan=plan, sharders=sharders)
     result = recipe.train(dmp, dataset)
     scored = evaluate(dmp, dataset)
     return result.losses, dmp.full_state_dict(), scored.scores, scored.auc

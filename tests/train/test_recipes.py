@@ -1,5 +1,7 @@
 """The shipped recipe reaches its AUC on the real ratings, learns the planted ones, and repeats exactly."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -15,14 +17,20 @@ def one_thread() -> None:
 
 
 @pytest.mark.real_data
-@pytest.mark.parametrize(("by", "at_least"), [("random", 0.775), ("time", 0.695)])
-def test_auc_on_movielens_100k(movielens_100k: RatingsDataset, by: str, at_least: float) -> None:
+@pytest.mark.parametrize(("by", "each", "mean"), [("random", 0.775, 0.777), ("time", 0.695, 0.70)])
+def test_auc_on_movielens_100k(movielens_100k: RatingsDataset, by: str, each: float, mean: float) -> None:
+    """With any initial weights, those that ship (seed 0) included."""
     train, test = movielens_100k.split(by, test_fraction=0.2, seed=0)
-    model = MOVIELENS_100K.model(train)
-    MOVIELENS_100K.train(model, train)
-    found = evaluate(model, test)
-    assert found.auc >= at_least
-    assert found.normalized_entropy < 1.0
+    aucs = []
+    for seed in range(3):
+        recipe = replace(MOVIELENS_100K, seed=MOVIELENS_100K.seed + seed)
+        model = recipe.model(train)
+        recipe.train(model, train)
+        found = evaluate(model, test)
+        assert found.normalized_entropy < 1.0
+        aucs.append(found.auc)
+    assert min(aucs) >= each, aucs
+    assert sum(aucs) / len(aucs) >= mean, aucs
 
 
 @pytest.mark.real_data

@@ -18,14 +18,20 @@ with launch({RANKS}):
 
 
 def figures() -> list[Figure]:
-    """A launch returns when its handshake, which ends in a real all_reduce, is through on every rank."""
+    """A launch returns when its handshake, which ends in a real all_reduce, is through on every rank.
+
+    Cold: torch is imported here, the forkserver is not there yet. Warm: it has imported all it means to, as some
+    seconds after ``%load_ext recshard_lab``.
+    """
     from recshard_lab.launcher import launch
+    from recshard_lab.launcher.forkserver import forkserver
 
     cold = median(seconds_in_new_python(_COLD) for _ in range(3))
-    with launch(RANKS):  # the forkserver is warm from here on
+    forkserver().warmed.wait(60)
+    with launch(RANKS):
         pass
     warm, cell = [], []
-    for _ in range(7):
+    for _ in range(11):
         begun = time.perf_counter()
         with launch(RANKS) as ranks:
             warm.append(time.perf_counter() - begun)

@@ -76,7 +76,7 @@ def benchmark_names() -> list[str]:
     >>> "launch" in benchmark_names()
     True
     """
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg)
 
 
 def benchmark_named(name: str) -> Benchmark:

@@ -38,7 +38,10 @@ COLLECTION = "embedding_bag_collection"  # the collection's path inside the DLRM
 
 @dataclass(frozen=True)
 class Setup:
-    """What stays the same from plan to plan.
+    """What stays the same from plan to plan; fewer steps than `recshard_lab.train.MOVIELENS_100K`, for ten runs in a row.
+
+    Test AUC on MovieLens 100K by seed 0, 1, 2, 3: 0.7805, 0.7770, 0.7747, 0.7770 on the random split, 0.7037, 0.7024,
+    0.7030, 0.6988 on the split by time. Seed 0 is a default, not a result.
 
     Args:
         embedding_dim: columns D of every table.
@@ -114,8 +117,8 @@ def plan_of_scheme(scheme: str, tables: list[EmbeddingBagConfig], world_size: in
     """Every table cut by one scheme, the way it cuts when nothing else is said.
 
     >>> print(plan_of_scheme("row_wise", [EmbeddingBagConfig(5, 4, name="t", feature_names=["f"])], 2))
-    table  size    scheme    kernel  ranks  shards
-    t      5 x 4   row_wise  fused   0-1    [3 x 4], [2 x 4]
+    table  size   scheme    kernel  ranks  shards
+    t      5 x 4  row_wise  fused   0-1    1 x [3 x 4], 1 x [2 x 4]
     """
     plan = ShardingPlan({COLLECTION: {table.name: ParameterSharding(scheme) for table in tables}})  # type: ignore[dict-item]
     return plan.resolved(tables, world_size)

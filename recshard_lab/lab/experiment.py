@@ -38,7 +38,7 @@ COLLECTION = "embedding_bag_collection"  # the collection's path inside the DLRM
 
 @dataclass(frozen=True)
 class Setup:
-    """What stays the same from plan to plan; fewer steps than `recshard_lab.train.MOVIELENS_100K`, for ten runs in a row.
+    """What stays the same from plan to plan; fewer steps than `train.MOVIELENS_100K`, for ten runs in a row.
 
     Test AUC on MovieLens 100K by seed 0, 1, 2, 3: 0.7805, 0.7770, 0.7747, 0.7770 on the random split, 0.7037, 0.7024,
     0.7030, 0.6988 on the split by time. Seed 0 is a default, not a result.

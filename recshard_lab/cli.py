@@ -50,6 +50,9 @@ def bench(
     name: Annotated[str, typer.Argument(help="Which benchmark; left out, they are listed.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 when a target is missed.")] = False,
+    with_peers: Annotated[
+        bool, typer.Option("--with-peers", help="Beside other launchers, installed in an environment thrown away.")
+    ] = False,
 ) -> None:
     """Measure the figures that this library promises."""
     from recshard_lab import bench as benches
@@ -63,6 +66,8 @@ def bench(
         console.print(table)
         return
     figures = benches.benchmark_named(name).figures()
+    if with_peers:
+        figures += benches.benchmark_named(f"{name}_peers").figures()
     if json:
         print(benches.as_json(figures))
     else:

@@ -166,7 +166,8 @@ def _unshare() -> list[str]:
 
 def _environment(python: str, folder: str) -> Mapping[str, str]:
     """The same for everybody. On the path are Python's own programs alone: one peer kills by name with pkill."""
-    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "LANG") if name in os.environ}
+    ours = ("PYTHONPATH",) if python == sys.executable else ()
+    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "LANG", *ours) if name in os.environ}
     return {
         **kept,
         "PATH": os.path.dirname(python),

@@ -60,13 +60,16 @@ class RecshardMagics(Magics):
     @argument("--nodes", type=int, default=1, help="virtual nodes they are spread over")
     @argument("--backend", default=None, help="gloo or nccl; left out: nccl where GPUs are, gloo otherwise")
     @argument("--threads", type=int, default=1, help="torch threads a rank")
+    @argument("--start-method", default=None, help="fork or spawn (a clean interpreter a rank); left out: fork")
     @line_magic
     @told_plainly
     def recshard_launch(self, line: str) -> None:
         """Start ranks that stay until %recshard_stop."""
         asked = parse_argstring(self.recshard_launch, line)
         already = launcher.current()
-        ranks = launcher.launch(asked.n, asked.nodes, asked.backend, threads=asked.threads)
+        ranks = launcher.launch(
+            asked.n, asked.nodes, asked.backend, threads=asked.threads, start_method=asked.start_method
+        )
         if ranks is already:
             print(f"{ranks.shape} are running already; their variables are kept. %recshard_restart for fresh ones.")
         else:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from .channel import Channel, Message
+from .engines.engine import OnExit
 from .errors import LaunchError
 
 __all__ = ["Forkserver", "forkserver", "warm"]
@@ -72,7 +73,7 @@ class Forkserver:
         self._hello = threading.Event()
         self._folder = ""
         self._forks: dict[int, _Fork] = {}
-        self._on_exit: dict[int, Callable[[int | None], None]] = {}
+        self._on_exit: dict[int, OnExit] = {}
         self._count = 0
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._listen, name="recshard-forkserver", daemon=True)
@@ -85,10 +86,8 @@ class Forkserver:
         self._check()
         return self._folder
 
-    def fork(
-        self, spec: dict[str, Any], fds: Sequence[int], on_exit: Callable[[int | None], None]
-    ) -> Callable[[], int]:
-        """Asks for a rank; what is returned waits for its pid. on_exit gets the wait status, from a thread."""
+    def fork(self, spec: dict[str, Any], fds: Sequence[int], on_exit: OnExit) -> Callable[[], int]:
+        """Asks for a rank; what is returned waits for its pid. on_exit is called from a thread."""
         self._check()
         fork = _Fork(on_exit)
         with self._lock:
@@ -154,7 +153,7 @@ class Forkserver:
                     fork.done.set()
                 elif message.kind == "exited":
                     pid, status = pickle.loads(message.payload)
-                    self._on_exit.pop(pid)(status)
+                    self._on_exit.pop(pid)(os.waitstatus_to_exitcode(status))
                 elif message.kind == "warm":
                     self.warmed.set()
         except (EOFError, OSError):
@@ -170,7 +169,7 @@ class Forkserver:
             self.alive = False
         self.channel.close()
         for on_exit in self._on_exit.values():
-            on_exit(None)
+            on_exit("ended together with the forkserver")
         for event in (self._hello, self.warmed, *(fork.done for fork in self._forks.values())):
             event.set()
 
@@ -180,7 +179,7 @@ class Forkserver:
 class _Fork:
     """A fork asked for and not yet answered."""
 
-    def __init__(self, on_exit: Callable[[int | None], None]) -> None:
+    def __init__(self, on_exit: OnExit) -> None:
         self.on_exit = on_exit
         self.done = threading.Event()
         self.pid: int | None = None
@@ -218,4 +217,5 @@ def _after_fork() -> None:
 
 
 atexit.register(_close)
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

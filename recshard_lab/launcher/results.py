@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import psutil
-
+from .engines import Ending, RankProcess
 from .wires import exit_text
 
 __all__ = ["CellResult", "RankStatus", "rank_status"]
@@ -38,12 +37,12 @@ class RankStatus:
     memory_bytes: int
 
 
-def rank_status(rank: int, pid: int, node: int, busy: bool, dead: Mapping[int, int | None]) -> RankStatus:
-    """How one rank is doing; dead: the wait status of those that ended."""
+def rank_status(rank: int, process: RankProcess, node: int, busy: bool, dead: Mapping[int, Ending]) -> RankStatus:
+    """How one rank is doing; dead: how those that ended did."""
+    pid = process.pid
     if rank in dead:
         return RankStatus(rank, pid, exit_text(dead[rank])[1], node, 0)
-    try:
-        memory = psutil.Process(pid).memory_info().rss
-    except psutil.NoSuchProcess:
+    memory = process.memory_bytes()
+    if not memory:
         return RankStatus(rank, pid, "ended", node, 0)
     return RankStatus(rank, pid, "running" if busy else "idle", node, memory)

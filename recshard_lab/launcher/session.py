@@ -125,8 +125,8 @@ class Ranks:
             return []
         wires, busy = self._world.wires, self._busy.locked()
         return [
-            rank_status(rank, pid, rank // self.local_world_size, busy, wires.dead)
-            for rank, pid in enumerate(wires.pids)
+            rank_status(rank, process, rank // self.local_world_size, busy, wires.dead)
+            for rank, process in enumerate(wires.processes)
         ]
 
     def stop(self) -> None:
@@ -221,12 +221,16 @@ def current() -> Ranks | None:
     return _current
 
 
-def launch(n: int, nodes: int = 1, backend: str | None = None, *, threads: int = 1) -> Ranks:
+def launch(
+    n: int, nodes: int = 1, backend: str | None = None, *, threads: int = 1, start_method: str | None = None
+) -> Ranks:
     """Starts `n` ranks on this machine and returns when a real all_reduce has gone round.
 
     n: ranks. nodes: virtual nodes they believe to live on, n / nodes ranks each. backend: ``gloo``,
     ``nccl`` or None (NCCL with one GPU a rank where CUDA GPUs are, Gloo otherwise). threads: torch threads
-    a rank. Ranks of the same shape that are running already are returned as they are.
+    a rank. start_method: ``fork`` (from a process that has imported torch already: 0.1 s), ``spawn`` (a clean
+    interpreter a rank through ``multiprocess``: seconds) or None (fork where the system can).
+    Ranks of the same shape that are running already are returned as they are.
 
     Raises LaunchError, naming the smallest change, when the shape does not fit or others are running.
 
@@ -234,7 +238,7 @@ def launch(n: int, nodes: int = 1, backend: str | None = None, *, threads: int =
             ranks.run(torch.distributed.get_rank)   # [0, 1, 2, 3]
     """
     global _current
-    shape = Shape.checked(n, nodes, backend, threads)
+    shape = Shape.checked(n, nodes, backend, threads, start_method)
     running = _current
     if running is not None:
         if running.usable and running.shape == shape:

@@ -6,6 +6,7 @@ import os
 import sys
 from dataclasses import dataclass
 
+from .engines import default_start_method
 from .errors import LaunchError
 
 __all__ = ["Shape"]
@@ -22,6 +23,7 @@ class Shape:
     nodes: int
     backend: str  # "gloo" or "nccl"
     threads: int  # torch threads a rank
+    engine: str = "fork"  # of `engines.ENGINES`
 
     @property
     def local_world_size(self) -> int:
@@ -29,10 +31,18 @@ class Shape:
 
     def __str__(self) -> str:
         text = f"{self.world_size} rank{'s' if self.world_size > 1 else ''}"
-        return text + (f" on {self.nodes} virtual nodes" if self.nodes > 1 else "") + f" over {self.backend}"
+        text += (f" on {self.nodes} virtual nodes" if self.nodes > 1 else "") + f" over {self.backend}"
+        return text + (f", engine {self.engine}" if self.engine != "fork" else "")
 
     @classmethod
-    def checked(cls, world_size: int, nodes: int = 1, backend: str | None = None, threads: int = 1) -> Shape:
+    def checked(
+        cls,
+        world_size: int,
+        nodes: int = 1,
+        backend: str | None = None,
+        threads: int = 1,
+        start_method: str | None = None,
+    ) -> Shape:
         """The shape, or a LaunchError that names what was given and the smallest fix."""
         for name, value in (("n", world_size), ("nodes", nodes), ("threads", threads)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -51,7 +61,8 @@ class Shape:
                 f"core{'s' if cores > 1 else ''} x {RANKS_PER_CORE} ranks a core, and never above {MAX_RANKS}, "
                 f"allow {limit}. Smallest change: n={limit}."
             )
-        return cls(world_size, nodes, checked_backend(backend, world_size), threads)
+        engine = checked_start_method(start_method)
+        return cls(world_size, nodes, checked_backend(backend, world_size), threads, engine)
 
     def notice(self) -> str:
         """What a reader should know about this shape on this machine; empty when nothing."""
@@ -69,6 +80,15 @@ def usable_cores() -> int:
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def checked_start_method(start_method: str | None) -> str:
+    """``fork`` or ``spawn``; None takes what this system can."""
+    if start_method not in (None, "fork", "spawn"):
+        raise LaunchError(f"launch(start_method={start_method!r}): expected 'fork', 'spawn' or None.")
+    if start_method == "fork" and default_start_method() != "fork":
+        raise LaunchError("launch(start_method='fork'): this system cannot fork. Smallest change: 'spawn'.")
+    return start_method or default_start_method()
 
 
 def checked_backend(backend: str | None, world_size: int) -> str:

@@ -1,4 +1,4 @@
-"""The kernel's side of a world of ranks: fork them, write to them, and hear everything they say on one thread."""
+"""The kernel's side of a world of ranks: start them, write to them, and hear everything they say on one thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from .channel import Channel, Message
-from .forkserver import Forkserver
+from .engines import Ending, Engine, RankProcess
 from .shape import Shape
 
 __all__ = ["Event", "Wires"]
@@ -26,7 +26,7 @@ LAST_LINES = 2000  # characters of a rank's output kept, to be shown if it dies
 
 
 class Event(NamedTuple):
-    """kind: ``stdout``, ``stderr`` (data: text), ``died`` (data: wait status or None), or a Message's kind."""
+    """kind: ``stdout``, ``stderr`` (data: text), ``died`` (data: its Ending), or a Message's kind."""
 
     rank: int
     kind: str
@@ -37,11 +37,12 @@ class Event(NamedTuple):
 class Wires:
     """One world's processes, control channels and output pipes."""
 
-    def __init__(self, server: Forkserver, shape: Shape, store: str) -> None:
-        self.server, self.shape = server, shape
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.shape = engine, engine.shape
+        shape = self.shape
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.last_output = [deque[str](maxlen=64) for _ in range(shape.world_size)]
-        self.dead: dict[int, int | None] = {}  # rank -> wait status; None: not known
+        self.dead: dict[int, Ending] = {}
         self.channels: list[Channel] = []
         self._pipes: dict[tuple[int, str], int] = {}
         self._decoders: dict[tuple[int, str], codecs.IncrementalDecoder] = {}
@@ -50,12 +51,13 @@ class Wires:
         self._wakeup, self._wake = socket.socketpair()
         self._wakeup.setblocking(False)
         self._selector.register(self._wakeup, selectors.EVENT_READ, None)
-        pids = [self._fork(rank, store) for rank in range(shape.world_size)]
+        store = engine.store(0)
+        self.processes = [self._start(rank, store) for rank in range(shape.world_size)]
         self._thread = threading.Thread(target=self._listen, name="recshard-ranks", daemon=True)
         self._thread.start()
-        self.pids = [pid() for pid in pids]
+        self.pids = [process.pid for process in self.processes]
 
-    def _fork(self, rank: int, store: str) -> Any:
+    def _start(self, rank: int, store: str) -> RankProcess:
         ours, theirs = socket.socketpair()
         fds = [theirs.fileno()]
         for stream in ("stdout", "stderr"):
@@ -68,7 +70,7 @@ class Wires:
         self.channels.append(Channel(ours))
         self._selector.register(ours, selectors.EVENT_READ, (rank, "control"))
         try:
-            return self.server.fork(rank_spec(self.shape, rank, store), fds, partial(self._on_exit, rank))
+            return self.engine.start(rank, rank_spec(self.shape, rank, store), fds, partial(self._on_exit, rank))
         finally:
             theirs.close()
             for fd in fds[1:]:
@@ -86,7 +88,7 @@ class Wires:
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
         """Signals a rank and what it started."""
         if rank not in self.dead:
-            self.server.kill(self.pids[rank], number)
+            self.processes[rank].kill(number)
 
     def stop(self, patience_s: float) -> None:
         """Asks every rank to leave, kills those that have not after `patience_s`, and lets go of everything."""
@@ -115,9 +117,9 @@ class Wires:
 
     # -- the listening thread ----------------------------------------------------------------------
 
-    def _on_exit(self, rank: int, status: int | None) -> None:
+    def _on_exit(self, rank: int, ending: Ending) -> None:
         self._gone[rank].set()
-        self.dead[rank] = status
+        self.dead[rank] = ending
         with suppress(OSError):  # closed already
             self._wake.send(bytes([1, rank]))  # reported by the listening thread, after the rank's last words
 
@@ -177,7 +179,7 @@ class Wires:
 
 
 def rank_spec(shape: Shape, rank: int, store: str) -> dict[str, Any]:
-    """What a fresh fork needs to become this rank; the kernel's surroundings, and torchrun's variables."""
+    """What a fresh process needs to become this rank; the kernel's surroundings, and torchrun's variables."""
     loopback = "lo" if sys.platform == "linux" else "lo0"
     local = shape.local_world_size
     environment = {
@@ -205,15 +207,18 @@ def rank_spec(shape: Shape, rank: int, store: str) -> dict[str, Any]:
     }
 
 
-def exit_text(status: int | None) -> tuple[str, str]:
-    """A wait status as (short name, sentence)."""
-    if status is None:
-        return "gone", "ended together with the forkserver"
-    if os.WIFSIGNALED(status):
-        name = signal.Signals(os.WTERMSIG(status)).name
+def exit_text(ending: Ending) -> tuple[str, str]:
+    """How a process ended, as (short name, sentence).
+
+    >>> exit_text(-9), exit_text(3)
+    (('SIGKILL', 'was killed by SIGKILL'), ('exit', 'exited with code 3'))
+    """
+    if isinstance(ending, str):
+        return "gone", ending
+    if ending < 0:
+        name = signal.Signals(-ending).name
         return name, f"was killed by {name}"
-    code = os.waitstatus_to_exitcode(status)
-    return "exit", f"exited with code {code}"
+    return "exit", f"exited with code {ending}"
 
 
 def opened(data: bytes) -> Any:

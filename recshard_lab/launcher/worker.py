@@ -9,6 +9,7 @@ import gc
 import os
 import pickle
 import queue
+import shutil
 import signal
 import socket
 import sys
@@ -38,9 +39,8 @@ _OURS = (os.path.dirname(__file__), ast.__file__, torch.distributed.c10d_logger.
 
 
 def run_rank(spec: dict[str, Any], control: int, stdout: int, stderr: int) -> int:
-    """Turns a fresh fork into a rank and serves it; returns the exit status."""
+    """Turns a fresh process into a rank and serves it; returns the exit status."""
     os.setsid()  # a session of its own: Jupyter's interrupt goes to the kernel, which forwards it
-    die_with_parent()
     null = os.open(os.devnull, os.O_RDONLY)
     for number, fd in enumerate((null, stdout, stderr)):
         os.dup2(fd, number)
@@ -223,6 +223,7 @@ class Rank:
                 else:
                     self.work.put(message)
         except (EOFError, OSError):
+            shutil.rmtree(self.spec.get("litter", ""), ignore_errors=True)
             leave_now()  # the kernel is gone
 
     def reply(self, message: Message, value: Any) -> None:

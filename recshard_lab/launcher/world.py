@@ -7,13 +7,11 @@ on the ranks go on working. A world that lost a rank runs nothing more until it 
 
 from __future__ import annotations
 
-import os
 import pickle
-import shutil
 import time
 
+from .engines import engine_for
 from .errors import LaunchError, RankError, RanksInterrupted, ranks_text
-from .forkserver import forkserver
 from .interrupts import stop_button
 from .lines import Printer
 from .shape import Shape
@@ -31,16 +29,14 @@ class World:
 
     def __init__(self, shape: Shape) -> None:
         started = time.perf_counter()
-        self.shape = shape
         self.size = shape.world_size
         self.cell = 0
         self.lost = ""  # why nothing runs any more
         self._rebuilds = 0
         self._upkeep = False
-        server = forkserver()
-        self._folder = os.path.join(server.folder, f"world-{os.urandom(4).hex()}")
-        os.mkdir(self._folder, 0o700)
-        self.wires = Wires(server, shape, os.path.join(self._folder, "store"))
+        self._engine = engine_for(shape)
+        self.shape = self._engine.shape
+        self.wires = Wires(self._engine)
         self._groups: dict[int, dict[str, list[int]]] = {}
         self._group_counts: dict[int, int] = {}
         flight = self._flight(range(self.size), Printer(range(self.size)), READY_S)
@@ -93,7 +89,7 @@ class World:
     def stop(self, patience_s: float = LEAVE_S) -> None:
         """Ends every rank and all that they started; nothing is left of them."""
         self.wires.stop(0.0 if self.lost else patience_s)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._engine.close()
 
     def _flight(self, ranks: list[int] | range, printer: Printer, timeout_s: float | None) -> Flight:
         return Flight(self.wires, self.cell, ranks, printer, timeout_s)
@@ -121,7 +117,7 @@ class World:
         whole = [name for name, who in members.items() if all(self._groups[r].get(name) == who for r in who)]
         if not any(len(members[name]) == self.size for name in whole):
             whole = []  # a cell destroyed the default group on some rank: they all join a new one
-        store = os.path.join(self._folder, f"store-{self._rebuilds}")
+        store = self._engine.store(self._rebuilds)
         count = max(self._group_counts.values())
         flight = self._flight(range(self.size), Printer(range(self.size)), READY_S)
         for rank in range(self.size):

@@ -23,6 +23,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from .channel import Channel, Message
+from .engines.engine import kill_group
 
 __all__ = ["main"]
 
@@ -111,8 +112,9 @@ class Zygote:
             for end in (self.selector, self.wakeup, self.wake, self.channel):
                 end.close()
             os.dup2(fds[2], 2)
-            from .worker import run_rank
+            from .worker import die_with_parent, run_rank
 
+            die_with_parent()
             status = run_rank(spec, *fds)
         except BaseException:
             os.write(2, traceback.format_exc().encode())
@@ -135,15 +137,6 @@ class Zygote:
         for pid in self.children:
             kill_group(pid, signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def kill_group(pid: int, number: int) -> None:
-    """Signals a rank's session, or the rank alone in the moment before it has one."""
-    try:
-        os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
 
 
 def main(fd: int, later: Sequence[str]) -> None:

@@ -1,0 +1,42 @@
+"""Where ranks come from. The launcher knows a rank by three file descriptors and a `RankProcess`, and asks no more.
+
+| engine | a rank is | from request to first all_reduce, n=4 |
+|---|---|---|
+| ``fork`` | a fork of a process that has imported torch already (`zygote`) | 0.1 s |
+| ``spawn`` | a clean interpreter, through ``multiprocess`` | seconds: every rank imports torch |
+
+A new engine is one file here and a line in `engine_for`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from .engine import Ending as Ending
+from .engine import Engine as Engine
+from .engine import OnExit as OnExit
+from .engine import RankProcess as RankProcess
+
+if TYPE_CHECKING:
+    from ..shape import Shape
+
+__all__ = ["ENGINES", "Ending", "Engine", "OnExit", "RankProcess", "default_start_method", "engine_for"]
+
+ENGINES = ("fork", "spawn")
+
+
+def default_start_method() -> str:
+    """``fork`` where processes can fork, ``spawn`` elsewhere."""
+    return "fork" if hasattr(os, "fork") else "spawn"
+
+
+def engine_for(shape: Shape) -> Engine:
+    """An engine ready to start the ranks of `shape`; raises LaunchError where it cannot."""
+    if shape.engine == "fork":
+        from .fork import ForkEngine
+
+        return ForkEngine(shape)
+    from .spawn import SpawnEngine
+
+    return SpawnEngine(shape)

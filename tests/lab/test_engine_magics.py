@@ -1,0 +1,37 @@
+"""The magics over ranks that do not come from a fork, in a real ipykernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab.test_magics import Notebook, family, gone
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[Notebook]:
+    notebook = Notebook()
+    notebook.ok("%load_ext recshard_lab")
+    yield notebook
+    notebook.close()
+
+
+def test_spawned_ranks_answer_the_same_magics(notebook: Notebook) -> None:
+    assert "engine spawn ready in" in notebook.ok("%recshard_launch -n 2 --start-method spawn").stdout
+    notebook.ok("def twice(x): return 2 * x")
+    notebook.ok("%recshard_push twice")
+    assert notebook.ok("%%recshard\nprint('hi')\ntwice(rank)").stdout == "[all] hi\n[0] 0\n[1] 2\n"
+    number = notebook.send("%%recshard\nprint('go')\nif rank: dist.barrier()\nelse:\n    import time; time.sleep(60)")
+    notebook.hear(number, until="go")
+    notebook.manager.interrupt_kernel()
+    said = notebook.hear(number)
+    assert said.name == "RanksInterrupted"
+    assert said.seconds < 5
+    assert notebook.ok("%%recshard\nt = torch.ones(1); dist.all_reduce(t); t.item()").stdout == "[all] 2.0\n"
+    ranks = [process for process in family(notebook.manager.provisioner.pid) if "spawn_main" in str(process.cmdline())]
+    assert len(ranks) == 2
+    notebook.ok("%recshard_stop")
+    assert gone(ranks, within=2)

@@ -1,0 +1,127 @@
+"""Ranks spawned by multiprocess: everything a notebook does with forked ones, in clean interpreters."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from recshard_lab.launcher import LaunchError, RankError, Ranks, RanksInterrupted, launch
+from recshard_lab.launcher.shape import Shape
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def spawned() -> Iterator[Ranks]:
+    """Two ranks for the whole file: each costs the import of torch."""
+    with launch(2, start_method="spawn") as ranks:
+        yield ranks
+
+
+def test_they_are_children_of_this_process_and_share_nothing_with_a_zygote(spawned: Ranks) -> None:
+    assert [psutil.Process(pid).ppid() for pid in spawned.pids] == [os.getpid()] * 2
+    assert spawned.run(lambda: "recshard_lab.launcher.zygote" in sys.modules) == [False, False]
+    assert spawned.run(lambda: os.getsid(0) == os.getpid()) == [True, True]
+    assert spawned.run(torch.get_num_threads) == [1, 1]
+    assert "engine spawn" in str(spawned.shape)
+
+
+def test_functions_cells_and_output_are_as_with_forked_ranks(
+    spawned: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert spawned.run(lambda x: x + dist.get_rank(), 10) == [10, 11]
+    spawned.exec("kept = rank; print('rank', rank); print('both')")
+    assert sorted(capsys.readouterr().out.splitlines()) == ["[0] rank 0", "[1] rank 1", "[all] both"]
+    spawned.push({"t": torch.arange(3)}, ranks=[1])
+    assert spawned.pull("(t * 2).tolist()", ranks=[1]) == [[0, 2, 4]]
+    assert [status.state for status in spawned.status()] == ["idle", "idle"]
+    assert min(status.memory_bytes for status in spawned.status()) > 50 << 20
+
+
+def test_a_rank_that_raises_is_named_and_the_other_is_freed_with_its_variables(spawned: Ranks) -> None:
+    spawned.exec("kept = rank")
+    with pytest.raises(RankError, match=r"rank 1 raised ValueError: boom; rank 0 was waiting in a collective"):
+        spawned.exec("if rank == 1: raise ValueError('boom')\ndist.barrier()")
+    assert spawned.pull("kept") == [0, 1]
+    spawned.exec("t = torch.ones(1); dist.all_reduce(t)")
+    assert spawned.pull("t.item()") == [2.0, 2.0]
+
+
+def test_an_interrupt_stops_python_code_and_frees_a_collective(spawned: Ranks) -> None:
+    spawned.exec("kept = rank")
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    with pytest.raises(RanksInterrupted):
+        spawned.exec("import time\nif rank: dist.barrier()\nelse: time.sleep(60)")
+    assert time.monotonic() - began < 5
+    assert spawned.pull("kept") == [0, 1]
+
+
+def test_a_dead_rank_is_named_and_what_it_had_started_ends_with_it(spawned: Ranks) -> None:
+    spawned.exec("import subprocess\nchild = subprocess.Popen(['sleep', '600'])")
+    child = psutil.Process(spawned.pull("child.pid")[1])
+    with pytest.raises(RankError, match="rank 1 was killed by SIGKILL"):
+        spawned.exec("import os\nif rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()")
+    psutil.wait_procs([child], timeout=1)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    with pytest.raises(LaunchError, match="rank 1 was killed by SIGKILL; nothing runs on fewer than 2"):
+        spawned.exec("1")
+    spawned.restart()
+    assert spawned.run(dist.get_rank) == [0, 1]
+
+
+SCRIPT = """
+import os, time
+from recshard_lab import launch
+print("once", flush=True)
+def f(): return os.environ["RANK"]
+ranks = launch(2, start_method="spawn")
+print(*ranks.pids, ranks._world._engine._folder, ranks.run(f), flush=True)
+{then}
+"""
+
+
+@pytest.mark.parametrize("then", ["time.sleep(99)", "ranks.stop()"], ids=["killed", "ends"])
+def test_a_script_runs_once_without_a_main_guard_and_leaves_nothing(then: str) -> None:
+    command = [sys.executable, "-W", "error", "-c", SCRIPT.format(then=then)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as script:
+        assert script.stdout is not None
+        assert script.stderr is not None
+        assert script.stdout.readline() == "once\n"
+        first, second, folder, *results = script.stdout.readline().split()
+        assert results == ["['0',", "'1']"]
+        family = [psutil.Process(script.pid), *psutil.Process(script.pid).children()]
+        assert {int(first), int(second)} <= {process.pid for process in family}
+        if "sleep" in then:
+            script.kill()
+        assert script.stderr.read() == ""
+    _, alive = psutil.wait_procs(family, timeout=2)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    assert not os.path.exists(folder)
+
+
+def test_it_is_what_a_system_without_fork_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Shape.checked(1).engine == "fork"
+    monkeypatch.delattr(os, "fork")
+    assert Shape.checked(1).engine == "spawn"
+    with pytest.raises(LaunchError, match="cannot fork"):
+        Shape.checked(1, start_method="fork")
+
+
+def test_another_start_method_is_another_shape(spawned: Ranks) -> None:
+    with pytest.raises(
+        LaunchError, match="asked for 2 ranks over gloo, but 2 ranks over gloo, engine spawn are running"
+    ):
+        launch(2)
+    with pytest.raises(LaunchError, match="'fork', 'spawn' or None"):
+        launch(2, start_method="forkserver")

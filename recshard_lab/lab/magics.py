@@ -60,6 +60,8 @@ class RecshardMagics(Magics):
     @argument("--nodes", type=int, default=1, help="virtual nodes they are spread over")
     @argument("--backend", default=None, help="gloo or nccl; left out: nccl where GPUs are, gloo otherwise")
     @argument("--threads", type=int, default=1, help="torch threads a rank")
+    @argument("--inter-node-latency", type=float, metavar="MS", help="emulated link between nodes: milliseconds")
+    @argument("--inter-node-gbps", type=float, metavar="G", help="emulated link between nodes: Gbit/s a rank")
     @argument("--start-method", default=None, help="fork or spawn (a clean interpreter a rank); left out: fork")
     @line_magic
     @told_plainly
@@ -68,7 +70,13 @@ class RecshardMagics(Magics):
         asked = parse_argstring(self.recshard_launch, line)
         already = launcher.current()
         ranks = launcher.launch(
-            asked.n, asked.nodes, asked.backend, threads=asked.threads, start_method=asked.start_method
+            asked.n,
+            asked.nodes,
+            asked.backend,
+            threads=asked.threads,
+            start_method=asked.start_method,
+            inter_node_latency_ms=asked.inter_node_latency,
+            inter_node_gbps=asked.inter_node_gbps,
         )
         if ranks is already:
             print(f"{ranks.shape} are running already; their variables are kept. %recshard_restart for fresh ones.")

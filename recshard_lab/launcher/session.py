@@ -222,7 +222,14 @@ def current() -> Ranks | None:
 
 
 def launch(
-    n: int, nodes: int = 1, backend: str | None = None, *, threads: int = 1, start_method: str | None = None
+    n: int,
+    nodes: int = 1,
+    backend: str | None = None,
+    *,
+    threads: int = 1,
+    start_method: str | None = None,
+    inter_node_latency_ms: float | None = None,
+    inter_node_gbps: float | None = None,
 ) -> Ranks:
     """Starts `n` ranks on this machine and returns when a real all_reduce has gone round.
 
@@ -230,6 +237,8 @@ def launch(
     ``nccl`` or None (NCCL with one GPU a rank where CUDA GPUs are, Gloo otherwise). threads: torch threads
     a rank. start_method: ``fork`` (from a process that has imported torch already: 0.1 s), ``spawn`` (a clean
     interpreter a rank through ``multiprocess``: seconds) or None (fork where the system can).
+    inter_node_latency_ms, inter_node_gbps: an emulated link between the virtual nodes (gigabits a second of each
+    rank, each way): exchanges of embeddings that cross nodes end no sooner than over such a link.
     Ranks of the same shape that are running already are returned as they are.
 
     Raises LaunchError, naming the smallest change, when the shape does not fit or others are running.
@@ -238,7 +247,15 @@ def launch(
             ranks.run(torch.distributed.get_rank)   # [0, 1, 2, 3]
     """
     global _current
-    shape = Shape.checked(n, nodes, backend, threads, start_method)
+    shape = Shape.checked(
+        n,
+        nodes,
+        backend,
+        threads,
+        start_method,
+        inter_node_latency_ms=inter_node_latency_ms,
+        inter_node_gbps=inter_node_gbps,
+    )
     running = _current
     if running is not None:
         if running.usable and running.shape == shape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ __all__ = ["Shape"]
 RANKS_PER_CORE = 8  # above it a launch is refused: steps would measure the scheduler, not the plan
 MAX_RANKS = 64
 
+LATENCY_VARIABLE = "RECSHARD_INTER_NODE_LATENCY_MS"  # read by `comm.emulation` on the ranks
+BANDWIDTH_VARIABLE = "RECSHARD_INTER_NODE_GBPS"
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -24,6 +28,8 @@ class Shape:
     backend: str  # "gloo" or "nccl"
     threads: int  # torch threads a rank
     engine: str = "fork"  # of `engines.ENGINES`
+    inter_node_latency_ms: float | None = None  # of the emulated link between virtual nodes
+    inter_node_gbps: float | None = None  # gigabits a second of each rank, each way
 
     @property
     def local_world_size(self) -> int:
@@ -31,8 +37,21 @@ class Shape:
 
     def __str__(self) -> str:
         text = f"{self.world_size} rank{'s' if self.world_size > 1 else ''}"
-        text += (f" on {self.nodes} virtual nodes" if self.nodes > 1 else "") + f" over {self.backend}"
-        return text + (f", engine {self.engine}" if self.engine != "fork" else "")
+        if self.nodes > 1:
+            text += f" on {self.nodes} virtual nodes" + (f" ({self.link})" if self.link else "")
+        return f"{text} over {self.backend}" + (f", engine {self.engine}" if self.engine != "fork" else "")
+
+    @property
+    def link(self) -> str:
+        """The emulated link between nodes in words; empty when there is none."""
+        said = [] if self.inter_node_latency_ms is None else [f"{self.inter_node_latency_ms:g} ms"]
+        said += [] if self.inter_node_gbps is None else [f"{self.inter_node_gbps:g} Gbit/s a rank"]
+        return f"emulated link between them: {', '.join(said)}" if said else ""
+
+    def variables(self) -> dict[str, str]:
+        """What a rank reads the emulated link from; the launcher itself slows nothing."""
+        values = {LATENCY_VARIABLE: self.inter_node_latency_ms, BANDWIDTH_VARIABLE: self.inter_node_gbps}
+        return {name: repr(value) for name, value in values.items() if value is not None}
 
     @classmethod
     def checked(
@@ -42,6 +61,9 @@ class Shape:
         backend: str | None = None,
         threads: int = 1,
         start_method: str | None = None,
+        *,
+        inter_node_latency_ms: float | None = None,
+        inter_node_gbps: float | None = None,
     ) -> Shape:
         """The shape, or a LaunchError that names what was given and the smallest fix."""
         for name, value in (("n", world_size), ("nodes", nodes), ("threads", threads)):
@@ -53,6 +75,7 @@ class Shape:
                 f"launch(n={world_size}, nodes={nodes}): ranks do not divide evenly over nodes. "
                 f"Smallest change: nodes={fit}, or n={world_size + nodes - world_size % nodes}."
             )
+        link = checked_link(nodes, inter_node_latency_ms, inter_node_gbps)
         cores = usable_cores()
         limit = min(MAX_RANKS, RANKS_PER_CORE * cores)
         if world_size > limit:
@@ -62,17 +85,23 @@ class Shape:
                 f"allow {limit}. Smallest change: n={limit}."
             )
         engine = checked_start_method(start_method)
-        return cls(world_size, nodes, checked_backend(backend, world_size), threads, engine)
+        return cls(world_size, nodes, checked_backend(backend, world_size), threads, engine, *link)
 
     def notice(self) -> str:
-        """What a reader should know about this shape on this machine; empty when nothing."""
+        """What a reader should know about this shape on this machine, a line each; empty when nothing."""
+        lines = []
         cores = usable_cores()
         if self.backend == "gloo" and self.world_size * self.threads > cores:
-            return (
+            lines.append(
                 f"{self.world_size} ranks x {self.threads} thread{'s' if self.threads > 1 else ''} share {cores} "
                 f"core{'s' if cores > 1 else ''}: results are exact, times include waiting for a core."
             )
-        return ""
+        if self.link:
+            lines.append(
+                "The link between nodes is emulated: exchanges of embeddings that cross nodes are made to wait as "
+                "long as such a link would take; DistributedDataParallel's all-reduce and your own collectives are not."
+            )
+        return "\n".join(lines)
 
 
 def usable_cores() -> int:
@@ -89,6 +118,23 @@ def checked_start_method(start_method: str | None) -> str:
     if start_method == "fork" and default_start_method() != "fork":
         raise LaunchError("launch(start_method='fork'): this system cannot fork. Smallest change: 'spawn'.")
     return start_method or default_start_method()
+
+
+def checked_link(nodes: int, latency_ms: float | None, gbps: float | None) -> tuple[float | None, float | None]:
+    """The emulated link, or a LaunchError: without nodes there is nothing between them."""
+    for name, value, least in (("inter_node_latency_ms", latency_ms, 0), ("inter_node_gbps", gbps, None)):
+        if value is None:
+            continue
+        number = not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
+        if not number or value < 0 or (least is None and value == 0):
+            raise LaunchError(
+                f"launch({name}={value!r}): expected a number {'of at least 0' if least == 0 else 'above 0'}."
+            )
+        if nodes == 1:
+            raise LaunchError(
+                f"launch({name}={value!r}, nodes=1): one node has no link to another. Smallest change: nodes=2."
+            )
+    return None if latency_ms is None else float(latency_ms), None if gbps is None else float(gbps)
 
 
 def checked_backend(backend: str | None, world_size: int) -> str:

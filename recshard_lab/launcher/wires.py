@@ -182,26 +182,29 @@ def rank_spec(shape: Shape, rank: int, store: str) -> dict[str, Any]:
     """What a fresh process needs to become this rank; the kernel's surroundings, and torchrun's variables."""
     loopback = "lo" if sys.platform == "linux" else "lo0"
     local = shape.local_world_size
-    environment = {
-        **os.environ,
+    variables = {
         "RANK": str(rank),
         "WORLD_SIZE": str(shape.world_size),
         "LOCAL_RANK": str(rank % local),
         "LOCAL_WORLD_SIZE": str(local),
         "GROUP_RANK": str(rank // local),
+        "NODE_RANK": str(rank // local),
         "GROUP_WORLD_SIZE": str(shape.nodes),
         "OMP_NUM_THREADS": str(shape.threads),
         "OMP_WAIT_POLICY": "PASSIVE",
         "GLOO_SOCKET_IFNAME": loopback,
         "NCCL_SOCKET_IFNAME": loopback,
+        **shape.variables(),
     }
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RECSHARD_INTER_NODE_")}
     return {
         "rank": rank,
         "world_size": shape.world_size,
         "backend": shape.backend,
         "threads": shape.threads,
         "store": store,
-        "environment": environment,
+        "environment": {**inherited, **variables},
+        "variables": variables,
         "path": list(sys.path),
         "folder": os.getcwd(),
     }

@@ -35,3 +35,18 @@ def test_spawned_ranks_answer_the_same_magics(notebook: Notebook) -> None:
     assert len(ranks) == 2
     notebook.ok("%recshard_stop")
     assert gone(ranks, within=2)
+
+
+def test_an_emulated_link_is_called_emulated_wherever_it_is_named(notebook: Notebook) -> None:
+    said = notebook.ok("%recshard_launch -n 2 --nodes 2 --inter-node-latency 150 --inter-node-gbps 10").stdout
+    assert "on 2 virtual nodes (emulated link between them: 150 ms, 10 Gbit/s a rank)" in said
+    assert "The link between nodes is emulated" in said
+    assert "emulated" in notebook.ok("%recshard_status").stdout
+    cell = "from recshard_lab.comm import ShardingEnv, all_to_all\nfrom time import perf_counter\n"
+    cell += "begun = perf_counter(); all_to_all(torch.ones(2), [1, 1], [1, 1], ShardingEnv.default(), 'test')\n"
+    cell += "print(0.15 <= perf_counter() - begun < 1)"
+    assert notebook.ok("%%recshard\n" + cell).stdout == "[all] True\n"
+    notebook.ok("%recshard_stop")
+    refused = notebook.run("%recshard_launch -n 2 --inter-node-latency 5")
+    assert refused.name == "LaunchError"
+    assert "nodes=2" in refused.error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from statistics import median
 
@@ -26,6 +27,7 @@ def figures() -> list[Figure]:
     from recshard_lab.launcher import launch
     from recshard_lab.launcher.forkserver import forkserver
 
+    load = os.getloadavg()[0] / (os.cpu_count() or 1)
     cold = median(seconds_in_new_python(_COLD) for _ in range(3))
     forkserver().warmed.wait(60)
     with launch(RANKS):
@@ -37,6 +39,7 @@ def figures() -> list[Figure]:
             warm.append(time.perf_counter() - begun)
             cell.append(median_ms(lambda ranks=ranks: ranks.exec(""), repeat=50))  # type: ignore[misc]
     return [
+        Figure("other work on this machine when this began", load, "running processes a core"),
         Figure(f"launch of {RANKS} ranks to first all_reduce, warm", median(warm), "s", target=0.10),
         Figure(f"launch of {RANKS} ranks to first all_reduce, cold", cold, "s", target=2.0),
         Figure(f"empty cell on {RANKS} ranks, there and back", median(cell), "ms", target=5.0),

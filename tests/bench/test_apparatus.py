@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import socket
+import tempfile
+import venv
 from pathlib import Path
 
 import psutil
@@ -60,6 +62,15 @@ def test_what_listens_on_every_interface_of_an_isolated_kernel_is_heard_only_ins
         )
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), timeout=2)
+
+
+def test_a_kernel_that_does_not_start_says_why() -> None:
+    with tempfile.TemporaryDirectory() as bare:
+        venv.create(bare)
+        kernel = Kernel(f"{bare}/bin/python")
+        with pytest.raises(RuntimeError, match="No module named ipykernel_launcher"), kernel:
+            pass
+    assert not os.path.exists(kernel.folder)
 
 
 def test_memory_counts_a_shared_page_by_its_share() -> None:

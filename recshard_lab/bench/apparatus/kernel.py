@@ -69,7 +69,9 @@ class Kernel:
             transport="ipc",
             connection_file=f"{self.folder}/k.json",
         )
-        self.manager.start_kernel(env=_environment(python, self.folder))
+        self._log = Path(self.folder, "log")
+        with self._log.open("wb") as log:
+            self.manager.start_kernel(env=_environment(python, self.folder), stdout=log, stderr=log)
         self.process = psutil.Process(self.manager.provisioner.pid)  # type: ignore[union-attr]
         self.client: BlockingKernelClient = self.manager.client()
         self.client.start_channels()
@@ -77,8 +79,11 @@ class Kernel:
     def __enter__(self) -> Kernel:
         try:
             self.client.wait_for_ready(timeout=120)
-        except BaseException:
+        except BaseException as error:
+            last = self._log.read_text(errors="replace")[-2000:]
             self.close()
+            if isinstance(error, RuntimeError):
+                raise RuntimeError(f"the kernel did not start: {error}\n{last}") from None
             raise
         return self
 

@@ -5,6 +5,8 @@ from .errors import LaunchError as LaunchError
 from .errors import RankError as RankError
 from .errors import RanksInterrupted as RanksInterrupted
 from .forkserver import warm as warm
+from .joining import Place as Place
+from .joining import join as join
 from .lines import LineMerger as LineMerger
 from .lines import Printer as Printer
 from .results import CellResult as CellResult
@@ -18,12 +20,14 @@ __all__ = [
     "Failure",
     "LaunchError",
     "LineMerger",
+    "Place",
     "Printer",
     "RankError",
     "RankStatus",
     "Ranks",
     "RanksInterrupted",
     "current",
+    "join",
     "launch",
     "warm",
 ]

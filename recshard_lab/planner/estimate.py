@@ -8,6 +8,7 @@ import numpy as np
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.cost import PHASES, CostModel, K
 from recshard_lab.planner.memory import MEMORY_CATEGORIES
+from recshard_lab.planner.text import estimate_text
 from recshard_lab.planner.workload import Array, Workload
 from recshard_lab.sharding import (
     EmbeddingComputeKernel,
@@ -61,8 +62,6 @@ class Estimate:
         return bool((self.memory_bytes.sum(axis=1) <= self.capacity_bytes).all())
 
     def __str__(self) -> str:
-        from recshard_lab.planner.explain import estimate_text
-
         return estimate_text(self)
 
 

@@ -1,74 +1,70 @@
-"""Words for people: an estimate as text, and what to change when tables do not fit."""
+"""Words for people when tables do not fit: what, by how much, and what to change."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
-import numpy as np
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
-from recshard_lab.planner.cost import CostModel
-from recshard_lab.planner.estimate import Estimate
-from recshard_lab.planner.options import DoesNotFit, Placement
+from recshard_lab.planner.cost import MEMORY, CostModel
+from recshard_lab.planner.greedy import solve
+from recshard_lab.planner.options import DoesNotFit, Placement, options_of
+from recshard_lab.planner.text import gigabytes
+from recshard_lab.planner.workload import Workload
 from recshard_lab.sharding import ParameterConstraints, PlanError, Topology, scheme_names
 
-if TYPE_CHECKING:
-    from recshard_lab.planner.planner import EmbeddingShardingPlanner
 
-MOST_RANKS = 8  # lines of a text table; the slowest ranks are kept
+@dataclass(frozen=True)
+class Refused:
+    """What was asked for; position `stuck` of `tables` is the one that fits nowhere."""
 
+    tables: Sequence[BaseEmbeddingConfig]
+    stuck: int
+    topology: Topology
+    workload: Workload
+    constraints: Mapping[str, ParameterConstraints]
 
-def gigabytes(num_bytes: float) -> str:
-    """Bytes in the unit that reads best.
+    @property
+    def table(self) -> BaseEmbeddingConfig:
+        return self.tables[self.stuck]
 
-    >>> gigabytes(20_480_000_000), gigabytes(1_500_000)
-    ('20.5 GB', '1.5 MB')
-    """
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:,.1f} {unit}"
-    return f"{num_bytes:,.0f} B"
+    def placements(self) -> list[Placement] | None:
+        """A plan without local search, None where there is none."""
+        model = CostModel(self.tables, self.topology, self.workload, self.constraints)
+        try:
+            return solve(model, self.tables, self.constraints, passes=0)
+        except (DoesNotFit, PlanError):
+            return None
 
-
-def estimate_text(found: Estimate) -> str:
-    """At most 100 columns: the step, then a line a rank (the slowest eight)."""
-    order = np.argsort(-found.ms.sum(axis=1), kind="stable")[:MOST_RANKS]
-    header = f"{'rank':>4} " + " ".join(
-        f"{name.replace('output_dist_backward', 'output_bwd'):>15}" for name in found.phases
-    )
-    used = found.memory_bytes.sum(axis=1)
-    lines = [
-        f"predicted step {found.step_ms:.2f} ms (busiest rank {found.critical_rank}: {found.max_rank_ms:.2f} ms), "
-        f"{'fits' if found.fits else 'DOES NOT FIT'}: {gigabytes(used.max())} of {gigabytes(found.capacity_bytes[0])}",
-        header,
-    ]
-    for rank in sorted(order.tolist()):
-        lines.append(f"{rank:>4} " + " ".join(f"{ms:>15.3f}" for ms in found.ms[rank]))
-    if len(order) < len(found.ms):
-        lines.append(f"  ... and {len(found.ms) - len(order)} ranks with less work")
-    return "\n".join(lines)
+    def with_cap(self, cap: int) -> "Refused":
+        """The same with other memory."""
+        on_cuda = self.topology.compute_device == "cuda"
+        top = replace(self.topology, hbm_cap=cap) if on_cuda else replace(self.topology, ddr_cap=cap)
+        return replace(self, topology=top)
 
 
-def why_it_does_not_fit(planner: "EmbeddingShardingPlanner", tables: Sequence[BaseEmbeddingConfig], stuck: int) -> str:
-    """What does not fit, by how much, and the smallest changes that were found to make it fit (each was planned)."""
-    table, top = tables[stuck], planner.topology
-    wish = planner.constraints.get(table.name)
-    allowed = list((wish.sharding_types if wish else None) or scheme_names())
+def what_does_not_fit(refused: Refused) -> str:
+    """One sentence, at once."""
+    table, wish = refused.table, refused.constraints.get(refused.table.name)
+    allowed = [str(getattr(n, "value", n)) for n in (wish.sharding_types if wish else None) or scheme_names()]
     size = f"{table.num_embeddings:,} x {table.embedding_dim:,}, {gigabytes(table.weight_bytes)}"
-    free = max(0, top.free_memory_bytes())
-    needed, limit = _least_bytes(planner, tables), free * top.world_size
-    others = f" beside the other {len(tables) - 1} tables" if len(tables) > 1 else ""
-    lines = [
+    others = f" beside the other {len(refused.tables) - 1} tables" if len(refused.tables) > 1 else ""
+    return (
         f"table {table.name!r} ({size}) does not fit on any rank under {', '.join(allowed)}{others} "
-        f"(a rank has {gigabytes(free)} after the reserve)."
-    ]
+        f"(a rank has {gigabytes(_free(refused))} after the reserve)."
+    )
+
+
+def why_it_does_not_fit(refused: Refused) -> str:
+    """What does not fit, by how much, and the smallest changes that were found to make it fit (each was planned)."""
+    top = refused.topology
+    needed, limit = _least_bytes(refused), _free(refused) * top.world_size
+    lines = [what_does_not_fit(refused)]
     if needed > limit:
         lines.append(
             f"All tables need at least {gigabytes(needed)}, {top.world_size} ranks have {gigabytes(limit)}: "
             f"{gigabytes(needed - limit)} too little."
         )
-    changes = [change for change in (_allow_more(planner, tables, table), _half(planner, tables, table)) if change]
-    cap = _smallest_cap(planner, tables)
+    changes = [change for change in (_allow_more(refused), _half(refused)) if change]
+    cap = _smallest_cap(refused)
     if cap is not None:
         name = "hbm_cap" if top.compute_device == "cuda" else "ddr_cap"
         more = gigabytes(cap - top.memory_cap_bytes)
@@ -77,63 +73,40 @@ def why_it_does_not_fit(planner: "EmbeddingShardingPlanner", tables: Sequence[Ba
     return " ".join(lines)
 
 
-def _try(
-    planner: "EmbeddingShardingPlanner",
-    tables: Sequence[BaseEmbeddingConfig],
-    topology: Topology | None = None,
-    constraints: dict[str, ParameterConstraints] | None = None,
-) -> list[Placement] | None:
-    from recshard_lab.planner.planner import EmbeddingShardingPlanner
-
-    trial = EmbeddingShardingPlanner(
-        topology or planner.topology,
-        constraints=planner.constraints if constraints is None else constraints,
-        workload=planner.workload,
-        local_search_passes=0,
-    )
-    model = CostModel(tables, trial.topology, trial.workload, trial.constraints)
-    try:
-        return trial._solve(model, tables)
-    except (DoesNotFit, PlanError):
-        return None
+def _free(refused: Refused) -> int:
+    return max(0, refused.topology.free_memory_bytes())
 
 
-def _allow_more(
-    planner: "EmbeddingShardingPlanner", tables: Sequence[BaseEmbeddingConfig], table: BaseEmbeddingConfig
-) -> str | None:
-    wish = planner.constraints.get(table.name)
+def _allow_more(refused: Refused) -> str | None:
+    name = refused.table.name
+    wish = refused.constraints.get(name)
     if wish is None or wish.sharding_types is None:
         return None
-    for name in scheme_names():
-        if name in wish.sharding_types:
+    for scheme in scheme_names():
+        if scheme in wish.sharding_types:
             continue
-        more = {**planner.constraints, table.name: replace(wish, sharding_types=[*wish.sharding_types, name])}
-        found = _try(planner, tables, constraints=more)
+        more = {**refused.constraints, name: replace(wish, sharding_types=[*wish.sharding_types, scheme])}
+        found = replace(refused, constraints=more).placements()
         if found is not None:
-            index = [t.name for t in tables].index(table.name)
-            return f"allow {name} over {len(set(found[index].ranks))} ranks"
+            return f"allow {scheme} over {len(set(found[refused.stuck].ranks))} ranks"
     return None
 
 
-def _half(
-    planner: "EmbeddingShardingPlanner", tables: Sequence[BaseEmbeddingConfig], table: BaseEmbeddingConfig
-) -> str | None:
+def _half(refused: Refused) -> str | None:
+    table = refused.table
     if table.data_type is not DataType.FP32:
         return None
-    halved = [replace(t, data_type=DataType.FP16) if t is table else t for t in tables]
-    return f"fp16 weights for {table.name!r}" if _try(planner, halved) is not None else None
+    halved = [replace(t, data_type=DataType.FP16) if t is table else t for t in refused.tables]
+    return f"fp16 weights for {table.name!r}" if replace(refused, tables=halved).placements() is not None else None
 
 
-def _smallest_cap(planner: "EmbeddingShardingPlanner", tables: Sequence[BaseEmbeddingConfig]) -> int | None:
+def _smallest_cap(refused: Refused) -> int | None:
     """The smallest capacity of a rank for which a plan was found, to about a percent, rounded up to MB."""
-    on_cuda = planner.topology.compute_device == "cuda"
 
     def fits(cap: int) -> bool:
-        top = planner.topology
-        larger = replace(top, hbm_cap=cap) if on_cuda else replace(top, ddr_cap=cap)
-        return _try(planner, tables, larger) is not None
+        return refused.with_cap(cap).placements() is not None
 
-    low = max(1, planner.topology.memory_cap_bytes)
+    low = max(1, refused.topology.memory_cap_bytes)
     high = low
     for _ in range(40):
         high *= 2
@@ -149,12 +122,9 @@ def _smallest_cap(planner: "EmbeddingShardingPlanner", tables: Sequence[BaseEmbe
     return rounded if fits(rounded) else high
 
 
-def _least_bytes(planner: "EmbeddingShardingPlanner", tables: Sequence[BaseEmbeddingConfig]) -> float:
+def _least_bytes(refused: Refused) -> float:
     """Bytes of all ranks together that no plan can do without: each table in its cheapest cut, and what is fixed."""
-    from recshard_lab.planner.cost import MEMORY
-    from recshard_lab.planner.options import options_of
-
-    model = CostModel(tables, planner.topology, planner.workload, planner.constraints)
-    options = options_of(model, tables, planner.constraints)
+    model = CostModel(refused.tables, refused.topology, refused.workload, refused.constraints)
+    options = options_of(model, refused.tables, refused.constraints)
     least = sum(min(float(option.loads[MEMORY:].sum()) for option in choices) for choices in options)
-    return least + float(model.fixed_memory[:-1].sum()) * planner.topology.world_size
+    return least + float(model.fixed_memory[:-1].sum()) * refused.topology.world_size

@@ -33,6 +33,7 @@ class Option:
         kernel: name of the compute kernel.
         heavy_first: positions of the rectangles, most work first.
         largest_bytes: memory of the largest rectangle.
+        distinct: no rank ever holds two of the rectangles.
     """
 
     proposal: Proposal
@@ -41,6 +42,7 @@ class Option:
     kernel: str
     heavy_first: tuple[int, ...]
     largest_bytes: float
+    distinct: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +113,8 @@ def options_of(
     for (index, proposal, usable, kernel, _), count in zip(drafts, counts, strict=True):
         heavy_first = tuple(sorted(range(count), key=lambda i, at=at: -work[at + i]))  # type: ignore[misc]
         most = max(needed[at : at + count])
-        found[index].append(Option(proposal, loads[:, at : at + count], usable, kernel, heavy_first, most))
+        listed = proposal.assignments
+        distinct = count <= len(usable) if listed is None else all(len(set(ranks)) == count for ranks in listed)
+        found[index].append(Option(proposal, loads[:, at : at + count], usable, kernel, heavy_first, most, distinct))
         at += count
     return found

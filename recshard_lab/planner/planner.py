@@ -7,8 +7,9 @@ from typing import Any
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.cost import CostModel
 from recshard_lab.planner.estimate import Estimate, estimate_loads
-from recshard_lab.planner.greedy import Greedy
-from recshard_lab.planner.options import DoesNotFit, Placement, options_of
+from recshard_lab.planner.explain import Refused, what_does_not_fit, why_it_does_not_fit
+from recshard_lab.planner.greedy import solve
+from recshard_lab.planner.options import DoesNotFit, Placement
 from recshard_lab.planner.workload import Workload
 from recshard_lab.sharding import (
     EmbeddingModuleShardingPlan,
@@ -102,15 +103,23 @@ class EmbeddingShardingPlanner:
         plan, self.last_estimate = box[0]
         return plan
 
-    def plan_tables(self, tables: Sequence[BaseEmbeddingConfig], module_path: str = "") -> ShardingPlan:
+    def plan_tables(
+        self, tables: Sequence[BaseEmbeddingConfig], module_path: str = "", *, explain: bool = True
+    ) -> ShardingPlan:
         """A plan for tables that no module holds yet.
+
+        Args:
+            tables: their configs.
+            module_path: of the collection that will hold them.
+            explain: whether a refusal says what would fit, for which several plans are tried (up to a second);
+                False only says what does not fit, in the time of a plan.
 
         Raises:
             PlanError: they do not fit, or a constraint names an unknown table.
         """
-        return self._plan({module_path: list(tables)})
+        return self._plan({module_path: list(tables)}, explain)
 
-    def _plan(self, found: Mapping[str, Sequence[BaseEmbeddingConfig]]) -> ShardingPlan:
+    def _plan(self, found: Mapping[str, Sequence[BaseEmbeddingConfig]], explain: bool = True) -> ShardingPlan:
         owners = [(path, table) for path, tables in found.items() for table in tables]
         tables = [table for _, table in owners]
         names = [table.name for table in tables]
@@ -124,9 +133,8 @@ class EmbeddingShardingPlanner:
         try:
             placements = self._solve(model, tables)
         except DoesNotFit as stuck:
-            from recshard_lab.planner.explain import why_it_does_not_fit
-
-            raise PlanError(why_it_does_not_fit(self, tables, stuck.table)) from None
+            refused = Refused(tables, stuck.table, self.topology, self.workload, self.constraints)
+            raise PlanError(why_it_does_not_fit(refused) if explain else what_does_not_fit(refused)) from None
         plan: dict[str, EmbeddingModuleShardingPlan] = {path: EmbeddingModuleShardingPlan() for path in found}
         for (path, table), placement in zip(owners, placements, strict=True):
             plan[path][table.name] = placement.sharding()
@@ -136,9 +144,7 @@ class EmbeddingShardingPlanner:
         return made
 
     def _solve(self, model: CostModel, tables: Sequence[BaseEmbeddingConfig]) -> list[Placement]:
-        if not tables:
-            raise PlanError("there are no tables to plan: give at least one EmbeddingBagConfig or EmbeddingConfig")
-        return Greedy(model, options_of(model, tables, self.constraints), self.local_search_passes).solve()
+        return solve(model, tables, self.constraints, self.local_search_passes)
 
 
 def tables_of(module: Any) -> dict[str, list[BaseEmbeddingConfig]]:

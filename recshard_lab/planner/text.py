@@ -1,0 +1,41 @@
+"""An estimate as text."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from recshard_lab.planner.estimate import Estimate
+
+MOST_RANKS = 8  # lines of a text table; the slowest ranks are kept
+
+
+def gigabytes(num_bytes: float) -> str:
+    """Bytes in the unit that reads best.
+
+    >>> gigabytes(20_480_000_000), gigabytes(1_500_000)
+    ('20.5 GB', '1.5 MB')
+    """
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:,.1f} {unit}"
+    return f"{num_bytes:,.0f} B"
+
+
+def estimate_text(found: "Estimate") -> str:
+    """At most 100 columns: the step, then a line a rank (the slowest eight)."""
+    order = np.argsort(-found.ms.sum(axis=1), kind="stable")[:MOST_RANKS]
+    header = f"{'rank':>4} " + " ".join(
+        f"{name.replace('output_dist_backward', 'output_bwd'):>15}" for name in found.phases
+    )
+    used = found.memory_bytes.sum(axis=1)
+    lines = [
+        f"predicted step {found.step_ms:.2f} ms (busiest rank {found.critical_rank}: {found.max_rank_ms:.2f} ms), "
+        f"{'fits' if found.fits else 'DOES NOT FIT'}: {gigabytes(used.max())} of {gigabytes(found.capacity_bytes[0])}",
+        header,
+    ]
+    for rank in sorted(order.tolist()):
+        lines.append(f"{rank:>4} " + " ".join(f"{ms:>15.3f}" for ms in found.ms[rank]))
+    if len(order) < len(found.ms):
+        lines.append(f"  ... and {len(found.ms) - len(order)} ranks with less work")
+    return "\n".join(lines)

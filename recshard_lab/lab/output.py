@@ -6,9 +6,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from IPython.core.getipython import get_ipython
 from IPython.display import DisplayHandle, display
 
 from recshard_lab.launcher import CellResult, Printer
+from recshard_lab.launcher.collectives import Line
 from recshard_lab.launcher.lines import mark
 
 __all__ = ["NotebookPrinter", "time_bars"]
@@ -49,6 +51,16 @@ class NotebookPrinter(Printer):
         super().flush(everything)
         if self._stale and not self.quiet and time.monotonic() - self._drawn > REDRAW_S:
             self._draw()
+
+    def card(self, bundle: dict[str, str]) -> None:
+        if not self.quiet:
+            display(bundle, raw=True)
+
+    def place(self, line: Line) -> str:
+        """As the notebook's tracebacks do, by the cell's number."""
+        shell = get_ipython()
+        number = getattr(getattr(shell, "compile", None), "_filename_map", {}).get(line.filename)
+        return str(line if number is None else line._replace(filename=f"<cell [{number}]>"))
 
     def results(self, results: Sequence[CellResult]) -> None:
         """The last expression of a cell, once for the ranks that agree."""

@@ -97,6 +97,8 @@ class RankError(RuntimeError):
         groups: dict[str, list[int]] = {}
         for failure in self.causes:
             groups.setdefault(_VERB[failure.kind] + failure.headline, []).append(failure.rank)
+        if self.causes[0].kind == "died":
+            groups = {what.replace("was ", "were ", 1) if len(who) > 1 else what: who for what, who in groups.items()}
         lines = [f"{ranks_text(ranks, self.world_size)} {what}" for what, ranks in groups.items()]
         freed = [failure.rank for failure in self.failures if failure.kind == "freed" and failure not in self.causes]
         if freed:

@@ -143,6 +143,7 @@ def rebuild(store_path: str, names: Sequence[str], group_count: int, device: tor
             if kind is None:
                 raise RuntimeError("the groups were rebuilt too often for torch to tell apart; restart the ranks")
             group._register_backend(torch.device(place), dist.ProcessGroup.BackendType(kind), new)
+        group._set_group_name(name)  # also the name under which torch records the new backend's collectives
     world.group_count = group_count
     prove(dist.get_world_size(), device)
 
@@ -157,3 +158,9 @@ def reconnect(store_path: str, rank: int, world_size: int, backend: str, device:
 def group_count() -> int:
     """How many groups this rank has named so far."""
     return int(dist.distributed_c10d._world.group_count)
+
+
+def issue_counts() -> tuple[int, ...]:
+    """Numbers of which one changes whenever anything is sent over a group of this process."""
+    backends = [_backend_on(group, place) for group in _groups() for place in ("cpu", "cuda")]
+    return tuple(backend._get_sequence_number_for_group() for backend in backends if backend is not None)

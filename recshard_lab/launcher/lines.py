@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from .collectives import Line as SourceLine
+
 __all__ = ["LineMerger", "Printer", "mark"]
 
 HOLD_S = 0.25  # how long a line waits for the same line from the other ranks
@@ -144,6 +146,14 @@ class Printer(LineMerger):
     def notice(self, text: str) -> None:
         """A word of the launcher's own."""
         print(text, file=sys.stderr, flush=True)
+
+    def card(self, bundle: dict[str, str]) -> None:
+        """What the doctor found, as a MIME bundle."""
+        self.notice(bundle["text/plain"])
+
+    def place(self, line: SourceLine) -> str:
+        """How a line of source is called here."""
+        return str(line)
 
     def close(self) -> None:
         """The cell is over."""

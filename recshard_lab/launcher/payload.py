@@ -14,7 +14,7 @@ from typing import Any
 
 import dill
 
-__all__ = ["decode", "encode", "encode_call", "remember_sources"]
+__all__ = ["decode", "encode", "encode_call", "remember_sources", "sources_of"]
 
 
 def encode(value: Any) -> bytes:
@@ -32,10 +32,10 @@ def encode_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
     return encode((encode((fn, tuple(args), dict(kwargs))), sources_of(fn)))
 
 
-def sources_of(fn: Any) -> dict[str, str]:
-    """Source text by file name for `fn` and the functions it names, where no file on disk has it."""
+def sources_of(*items: Any) -> dict[str, str]:
+    """Source text by file name for functions among `items` and those they name, where no file on disk has it."""
     found: dict[str, str] = {}
-    waiting: list[Any] = [fn]
+    waiting: list[Any] = list(items)
     seen: set[int] = set()
     while waiting:
         item = waiting.pop()

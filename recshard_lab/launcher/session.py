@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 from .errors import LaunchError, RanksInterrupted
 from .interrupts import stop_button
 from .lines import Printer
-from .payload import decode, encode, encode_call
+from .payload import decode, encode, encode_call, sources_of
 from .results import CellResult, RankStatus, rank_status
 from .shape import Shape
 from .world import World
@@ -113,7 +113,7 @@ class Ranks:
         """Puts values by name into the namespaces of ranks."""
         chosen = self._chosen(ranks)
         with self._work() as world:
-            world.send("push", encode(dict(values)), chosen, None, None)
+            world.send("push", encode((dict(values), sources_of(*values.values()))), chosen, None, None)
 
     def pull(self, expression: str, *, ranks: Sequence[int] | None = None) -> list[Any]:
         """The value of a name, or an expression, in the namespaces of ranks; one a rank."""

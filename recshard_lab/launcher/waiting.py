@@ -13,10 +13,13 @@ import pickle
 import queue
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
+from .collectives import Line
 from .errors import Failure
 from .lines import Printer
+from .watch import AFTERWARDS, STOPPED, Watch
 from .wires import Event, Wires, exit_text, opened
 
 __all__ = ["Flight"]
@@ -27,6 +30,7 @@ STRAGGLER_S = 2.0  # after that, ranks still at work in a failed cell are interr
 INTERRUPT_GRACE_S = 0.4  # between KeyboardInterrupt and freeing collectives
 CABLES_S = 0.3  # for the ranks to say how they are connected
 DEATH_GRACE_S = 0.1  # for other deaths to be heard of (a group killed together)
+POSITIONS_S = 6.0  # for all ranks to say what they have entered
 PATIENCE_S = 3.0  # then the reader is told who does not answer, and how to go on
 
 
@@ -34,7 +38,13 @@ class Flight:
     """Waits for the answers of `ranks` to cell number `cell`."""
 
     def __init__(
-        self, wires: Wires, cell: int, ranks: Sequence[int], printer: Printer, timeout_s: float | None = None
+        self,
+        wires: Wires,
+        cell: int,
+        ranks: Sequence[int],
+        printer: Printer,
+        timeout_s: float | None = None,
+        watched: bool = False,
     ) -> None:
         self.wires, self.cell, self.printer = wires, cell, printer
         self.waiting = set(ranks)
@@ -47,6 +57,9 @@ class Flight:
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._since: dict[str, float] = {}  # when something happened first
         self._cables: dict[int, Any] | None = None
+        self._watch = Watch(wires, cell, printer)  # only cells are: a launch has no groups to compare yet
+        self._watched = watched
+        self._placed: set[int] = set()  # ranks that do not answer, whose line the reader was told
 
     @property
     def died(self) -> bool:
@@ -69,6 +82,18 @@ class Flight:
         if self.died and self.waiting:
             self._abandon()
         self.printer.close()
+
+    def compare(self) -> None:
+        """After a cell: a card that says where the ranks' collectives differ."""
+        self._watch.look(AFTERWARDS)
+        self.settle()
+
+    def settle(self) -> None:
+        """Waits for ranks that were asked where they are."""
+        until = time.monotonic() + POSITIONS_S
+        while self._watch.expecting and time.monotonic() < until:
+            with suppress(queue.Empty):
+                self._on(self.wires.events.get(timeout=TICK_S))
 
     # -- what is heard -----------------------------------------------------------------------------
 
@@ -98,8 +123,12 @@ class Flight:
             self.printer.display(rank, opened(data))
         elif kind == "cables" and self._cables is not None:
             self._cables[rank] = opened(data)
-        elif kind == "where":
-            self._tell_where(rank, opened(data))
+            if self.freed:  # too busy to answer in time
+                self._cut(self._cables)
+        elif kind in ("pulse", "position"):
+            self._watch.hear(rank, kind, data)
+            if kind == "pulse" and "told" in self._since:
+                self._tell_where(rank, opened(data)[-1])
 
     def _finish(self, rank: int) -> None:
         self.waiting.discard(rank)
@@ -115,6 +144,8 @@ class Flight:
     # -- what is done about it ---------------------------------------------------------------------
 
     def _act(self) -> None:
+        if self._watched and not self._since:
+            self._watch.tick()
         if self._deadline is not None and time.monotonic() > self._deadline and not self.timed_out:
             self.timed_out = True
             self._interrupt()
@@ -125,9 +156,11 @@ class Flight:
         if self._for("interrupted") > PATIENCE_S and "told" not in self._since:
             self._mark("told")
             for rank in self.waiting:
-                self.wires.send(rank, "where", self.cell)
-        if self._cables is not None and (
-            len(self._cables) == len(self.wires.alive()) or self._for("freeing") > CABLES_S
+                self.wires.send(rank, "pulse", self.cell)
+        if (
+            self._cables is not None
+            and not self.freed
+            and (len(self._cables) == len(self.wires.alive()) or self._for("freeing") > CABLES_S)
         ):
             self._cut(self._cables)
 
@@ -144,6 +177,8 @@ class Flight:
         self._mark("interrupted")
         for rank in self.waiting:
             self.wires.send(rank, "interrupt", self.cell)
+        if self._watched and not self.died:
+            self._watch.look(STOPPED)  # ranks remember the line at which the interrupt met them
 
     def _free(self) -> None:
         """Asks for the connections first: only those between two ranks are ours to cut."""
@@ -155,7 +190,7 @@ class Flight:
             self.wires.send(rank, "cables", self.cell)
 
     def _cut(self, cables: dict[int, Any]) -> None:
-        self._cables, self.freed = None, True
+        self.freed = True
         ends = {tuple(cable) for each in cables.values() for cable in each}
         everyone = len(cables) == len(self.wires.alive())
         between = {(a, b) for a, b in ends if (b, a) in ends or not everyone}
@@ -168,10 +203,11 @@ class Flight:
         for rank in self.waiting:
             self.failures[rank] = Failure(rank, "freed", "stopped", "the cell was given up")
 
-    def _tell_where(self, rank: int, frames: list[tuple[str, int, str]]) -> None:
-        if rank in self.waiting and frames:
-            filename, line, text = frames[-1]
+    def _tell_where(self, rank: int, line: Line | None) -> None:
+        if rank in self.waiting and rank not in self._placed:
+            self._placed.add(rank)
+            at = f"it is at {self.printer.place(Line(*line))}" if line else "it is in code that is not the notebook's"
             self.printer.notice(
-                f"rank {rank} does not answer; it is at {filename}, line {line}: {text.strip()}\n"
+                f"rank {rank} does not answer; {at}\n"
                 "It may come back by itself. Stop once more to kill the ranks and start them again."
             )

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from .channel import Channel, Message
+from .collectives import RING
 from .engines import Ending, Engine, RankProcess
 from .shape import Shape
 
@@ -183,6 +184,7 @@ def rank_spec(shape: Shape, rank: int, store: str) -> dict[str, Any]:
     loopback = "lo" if sys.platform == "linux" else "lo0"
     local = shape.local_world_size
     variables = {
+        "TORCH_FR_BUFFER_SIZE": os.environ.get("TORCH_FR_BUFFER_SIZE", RING),
         "RANK": str(rank),
         "WORLD_SIZE": str(shape.world_size),
         "LOCAL_RANK": str(rank % local),

@@ -15,7 +15,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -30,7 +29,9 @@ import torch.distributed.c10d_logger
 from . import groups
 from .cell import NOTHING, bundle, describe, redirect_display, run_source
 from .channel import Channel, Message
+from .collectives import Line
 from .payload import decode, encode, remember_sources
+from .recorder import Recorder, users_line
 
 __all__ = ["run_rank"]
 
@@ -82,8 +83,10 @@ class Rank:
         self.work: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.running: int | None = None  # the cell that an interrupt may stop
         self.asked_to_stop: int | None = None
+        self.stopped_at: tuple[int, Line | None] | None = None  # where the last interrupt met the main thread
         self.shield = False  # an interrupt has to wait
         self.shown = threading.Event()
+        self.recorder = Recorder()
         self.main_module = types.ModuleType("__main__")
         self.namespace = self.main_module.__dict__
 
@@ -139,6 +142,7 @@ class Rank:
         self.asked_to_stop = None
         outcome["seconds"] = time.perf_counter() - started
         outcome["groups"], outcome["group_count"] = groups.group_names(), groups.group_count()
+        outcome["windows"] = self.recorder.windows()
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):  # the cell closed or replaced it
                 stream.flush()
@@ -158,7 +162,9 @@ class Rank:
         return None if value is NOTHING else bundle(value)
 
     def do_push(self, message: Message) -> None:
-        self.namespace.update(decode(message.payload))
+        values, sources = decode(message.payload)
+        remember_sources(sources)
+        self.namespace.update(values)
 
     def do_pull(self, message: Message) -> bytes:
         return encode(eval(decode(message.payload), self.namespace))
@@ -209,6 +215,7 @@ class Rank:
                 if message.kind == "interrupt":
                     if self.running == message.cell:
                         self.asked_to_stop = message.cell
+                        self.stopped_at = (message.cell, users_line())
                         main = threading.main_thread().ident
                         assert main is not None
                         signal.pthread_kill(main, signal.SIGINT)  # also ends a sleep or a read
@@ -218,8 +225,11 @@ class Rank:
                     self.reply(message, groups.cut(pickle.loads(message.payload)))
                 elif message.kind == "shown":
                     self.shown.set()
-                elif message.kind == "where":
-                    self.reply(message, self.where())
+                elif message.kind == "pulse":
+                    self.reply(message, (self.running, groups.issue_counts(), users_line()))
+                elif message.kind == "position":
+                    # on a thread of its own: looking up lines may import for a second, and freeing must not wait
+                    threading.Thread(target=self.tell_position, args=(message,), daemon=True).start()
                 else:
                     self.work.put(message)
         except (EOFError, OSError):
@@ -229,8 +239,9 @@ class Rank:
     def reply(self, message: Message, value: Any) -> None:
         self.channel.send(Message(message.kind, message.cell, pickle.dumps(value)))
 
-    def where(self) -> list[tuple[str, int, str]]:
-        """(file, line, text) of the main thread's frames outside the launcher, innermost last."""
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        frames = traceback.extract_stack(frame) if frame is not None else []
-        return [(f.filename, f.lineno or 0, f.line or "") for f in frames if not f.filename.startswith(_OURS)]
+    def tell_position(self, message: Message) -> None:
+        """Where this rank is, or was when the cell asked about was interrupted."""
+        cell, line = self.running, users_line()
+        if self.stopped_at is not None and self.stopped_at[0] == message.cell:
+            cell, line = self.stopped_at
+        self.reply(message, self.recorder.position(cell, line))

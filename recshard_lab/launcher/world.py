@@ -10,6 +10,8 @@ from __future__ import annotations
 import pickle
 import time
 
+from .collectives import Window
+from .doctor import disagreeing
 from .engines import engine_for
 from .errors import LaunchError, RankError, RanksInterrupted, ranks_text
 from .interrupts import stop_button
@@ -39,6 +41,8 @@ class World:
         self.wires = Wires(self._engine)
         self._groups: dict[int, dict[str, list[int]]] = {}
         self._group_counts: dict[int, int] = {}
+        self._windows: dict[int, dict[str, Window]] = {}
+        self._warned = False  # of collectives that do not pair up
         flight = self._flight(range(self.size), Printer(range(self.size)), READY_S)
         with stop_button(self.press_stop):
             flight.wait()
@@ -67,16 +71,24 @@ class World:
     ) -> Flight:
         """One piece of work there and back; raises RankError or RanksInterrupted once all is put right."""
         self.cell += 1
-        flight = self._flight(ranks, printer or Printer(ranks), timeout_s)
+        flight = self._flight(ranks, printer or Printer(ranks), timeout_s, watched=True)
         for rank in ranks:
             self.wires.send(rank, kind, self.cell, payload)
         flight.wait()
+        if not flight.died:
+            flight.settle()
         self._remember(flight)
         if flight.killed:
             stuck = ranks_text(sorted(flight.waiting), self.size)
             self.lost = f"{stuck} did not answer and all ranks were killed"
             raise RanksInterrupted([*flight.failures.values()], self.size, self.lost)
         if not flight.failures:
+            if disagreeing(self._groups, self._windows):
+                if not self._warned:
+                    flight.compare()
+                self._warned = True
+            else:
+                self._warned = False
             return flight
         note = self._put_right(flight)
         if flight.timed_out:
@@ -91,12 +103,15 @@ class World:
         self.wires.stop(0.0 if self.lost else patience_s)
         self._engine.close()
 
-    def _flight(self, ranks: list[int] | range, printer: Printer, timeout_s: float | None) -> Flight:
-        return Flight(self.wires, self.cell, ranks, printer, timeout_s)
+    def _flight(
+        self, ranks: list[int] | range, printer: Printer, timeout_s: float | None, watched: bool = False
+    ) -> Flight:
+        return Flight(self.wires, self.cell, ranks, printer, timeout_s, watched)
 
     def _remember(self, flight: Flight) -> None:
         for rank, outcome in flight.outcomes.items():
             self._groups[rank], self._group_counts[rank] = outcome["groups"], outcome["group_count"]
+            self._windows[rank] = outcome["windows"]
 
     def _put_right(self, flight: Flight) -> str:
         """What was done so that the next cell works, in a sentence."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -40,7 +41,7 @@ class Notebook:
     def send(self, source: str) -> str:
         return self.client.execute(source)
 
-    def hear(self, number: str, timeout: float = 60, until: str = "") -> Said:
+    def hear(self, number: str, timeout: float = 60, until: str = "", until_display: str = "") -> Said:
         said, started = Said(), time.monotonic()
         while True:
             message = self.client.get_iopub_msg(timeout=timeout)
@@ -57,6 +58,8 @@ class Notebook:
                 case "status" if content["execution_state"] == "idle":
                     break
             if until and until in said.stdout:
+                break
+            if until_display and any(until_display in data["text/plain"] for data in said.data):
                 break
         said.seconds = time.monotonic() - started
         return said
@@ -202,6 +205,30 @@ def test_interrupt_frees_ranks_stuck_in_a_collective_and_variables_stay(notebook
     assert notebook.ok("%%recshard\nt = torch.ones(1); dist.all_reduce(t); t.item(), kept").stdout == (
         "[0] (2.0, 0)\n[1] (2.0, 1)\n"
     )
+
+
+def test_a_stalled_cell_shows_who_is_missing_where_and_stopping_it_does_not_say_it_twice(notebook: Notebook) -> None:
+    notebook.ok("def late():\n    import time\n    time.sleep(100)")
+    notebook.ok("%recshard_push late")
+    number = notebook.send(
+        "%%recshard\nt = torch.ones(3)\nprint('go')\nif rank == 0:\n    dist.all_reduce(t)\nelse:\n    late()"
+    )
+    notebook.hear(number, until="go")
+    shown = notebook.hear(number, until_display="never entered")
+    notebook.manager.interrupt_kernel()
+    after = notebook.hear(number)
+    text, page = (shown.data[-1][mime] for mime in ("text/plain", "text/html"))
+    assert re.search(r"rank 1 never entered all_reduce #2, float32\[3\]; it is at cell \[\d+\] line 3: time", text)
+    assert re.search(r"rank 0: waits in all_reduce #2, float32\[3\] at cell \[\d+\] line 4", text)
+    assert "<table" in page
+    assert not [data for data in after.data if "never entered" in data["text/plain"]]
+    assert after.name == "RanksInterrupted"
+    assert notebook.ok("%%recshard\ndist.all_reduce(t); 'fine'").stdout == "[all] 'fine'\n"
+
+
+def test_collectives_that_do_not_pair_up_are_told_after_the_cell(notebook: Notebook) -> None:
+    said = notebook.ok("%%recshard\nif rank == 0: dist.all_reduce(torch.ones(3), async_op=True)")
+    assert "rank 1 never entered all_reduce #2, float32[3]; it has finished the cell" in said.data[0]["text/plain"]
 
 
 def test_a_time_limit_stops_a_cell(notebook: Notebook) -> None:

@@ -1,0 +1,138 @@
+"""On a rank: which collectives it has entered, group by group, as torch's own flight recorder saw them.
+
+The recorder sits in C++ below everything (functions of torch.distributed, DDP, functional collectives) and costs
+about a microsecond a collective. Here its ring of last entries is read after a cell and when the kernel asks.
+Point-to-point sends are not in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import sys
+import sysconfig
+import threading
+import traceback
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch._C._distributed_c10d as c10d
+
+from . import groups
+from .collectives import Entered, Line, Position, Window
+
+__all__ = ["Recorder", "users_line"]
+
+KEPT = 32  # entries of a group that are told when the kernel asks
+
+# Code whose lines are not the user's: Python's, installed packages', this package's.
+_INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_NOT_USERS = (*_INSTALLED, os.path.dirname(os.path.dirname(__file__)) + os.sep, "<string>", "<frozen")
+
+
+@dataclass
+class _Group:
+    """What was seen of one group. backend: torch's number of its present connections; it grows when rebuilt."""
+
+    backend: int = -1
+    entered: int = 0
+    since: int = 0  # the digest covers the collectives after this one
+    digest: Any = None
+
+
+class Recorder:
+    """Follows the flight recorder of this process. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._groups: dict[str, _Group] = {}
+        self._last_record = -1
+        self._last_pulse: tuple[int, ...] = ()
+
+    def windows(self) -> dict[str, Window]:
+        """Group name -> what this rank has entered since the last time this was asked."""
+        with self._lock:
+            for seen in self._groups.values():
+                seen.since, seen.digest = seen.entered, hashlib.blake2b(digest_size=8)
+            pulse = groups.issue_counts()
+            if pulse != self._last_pulse:
+                self._last_pulse = pulse
+                for entry in _entries():
+                    self._follow(entry)
+            names = groups.group_names()
+            empty = _Group()
+            found = {}
+            for name in names:
+                seen = self._groups.get(name, empty)
+                digest = seen.digest.hexdigest() if seen.digest is not None else ""
+                found[name] = Window(seen.since, seen.entered, digest)
+            return found
+
+    def _follow(self, entry: dict[str, Any]) -> None:
+        if entry["record_id"] <= self._last_record:
+            return
+        self._last_record = entry["record_id"]
+        name, backend, number = entry["process_group"][0], entry["pg_id"], entry["collective_seq_id"]
+        if entry["is_p2p"]:
+            return
+        seen = self._groups.setdefault(name, _Group())
+        if backend != seen.backend or number != seen.entered + 1:  # rebuilt, or more than the ring holds
+            seen.backend, seen.since, seen.digest = backend, number - 1, hashlib.blake2b(digest_size=8)
+        seen.entered = number
+        seen.digest.update(repr(_entered(entry).comparable).encode())
+
+    def position(self, cell: int | None, line: Line | None) -> Position:
+        """`cell` and `line` as given, with the last collectives of each group and the lines they came from."""
+        entries = [entry for entry in _entries() if not entry["is_p2p"]]  # as things stand now; lines may take a second
+        lines = {(entry["pg_id"], entry["record_id"]): _line(entry) for entry in _entries(lines=True)}
+        newest = {entry["process_group"][0]: entry["pg_id"] for entry in entries}
+        found: dict[str, deque[Entered]] = {}
+        for entry in entries:
+            name = entry["process_group"][0]
+            if entry["pg_id"] == newest[name]:  # not from before the group was rebuilt
+                of = lines.get((entry["pg_id"], entry["record_id"]))
+                found.setdefault(name, deque(maxlen=KEPT)).append(_entered(entry, of))
+        members = groups.group_names()
+        history = {name: tuple(found.get(name, ())) for name in members}
+        return Position(cell, line if cell is not None else None, members, history)
+
+
+def _entries(lines: bool = False) -> list[dict[str, Any]]:
+    """The ring, oldest first; empty where TORCH_FR_BUFFER_SIZE=0 has switched torch's recorder off."""
+    found = []
+    for name in ("_dump_fr_trace", "_dump_nccl_trace"):
+        dump = getattr(c10d, name, None)
+        if dump is not None:
+            # bytes that torch in this very process has just written
+            found += pickle.loads(dump(True, lines, False)).get("entries", [])
+    return found
+
+
+def _line(entry: dict[str, Any]) -> Line | None:
+    for frame in entry.get("frames", ()):  # innermost first
+        if not frame["filename"].startswith(_NOT_USERS):
+            return Line(frame["filename"], frame["line"])
+    return None
+
+
+def _entered(entry: dict[str, Any], line: Line | None = None) -> Entered:
+    return Entered(
+        op=entry["profiling_name"].rpartition(":")[2],
+        number=entry["collective_seq_id"],
+        dtypes=tuple(entry["input_dtypes"] or entry["output_dtypes"]),
+        sizes=tuple(tuple(size) for size in entry["input_sizes"] or entry["output_sizes"]),
+        line=line,
+        done=bool(entry["retired"]),
+    )
+
+
+def users_line() -> Line | None:
+    """The innermost line of the main thread that is the user's own."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    stack = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False) if frame else []
+    for summary in stack:  # innermost first
+        if not summary.filename.startswith(_NOT_USERS):
+            return Line(summary.filename, summary.lineno or 0, (summary.line or "").strip())
+    return None

@@ -73,7 +73,7 @@ _ROOM_OF = {
     "PlanCompare": "lab",
 }
 
-__all__ = ["__version__", "load_ipython_extension", "unload_ipython_extension", *_ROOM_OF]  # noqa: PLE0604
+__all__ = ["__version__", "load_ipython_extension", "unload_ipython_extension", *_ROOM_OF]
 
 
 def __getattr__(name: str) -> Any:

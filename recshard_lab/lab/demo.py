@@ -24,12 +24,10 @@ from recshard_lab.data import RatingsDataset, load_ratings
 from recshard_lab.lab import views
 from recshard_lab.lab.experiment import (
     Outcome,
-    Setup,
     moved_bytes,
     plan_of_scheme,
     run_under,
     run_unsharded,
-    tables_of_ratings,
     workload_of,
 )
 from recshard_lab.lab.report import Section, write_report
@@ -38,6 +36,7 @@ from recshard_lab.lab.view import Numbers
 from recshard_lab.launcher import launch
 from recshard_lab.planner import Estimate, estimate
 from recshard_lab.sharding import ShardingPlan, Topology, scheme_names
+from recshard_lab.train import MOVIELENS_100K, Recipe
 
 SPLITS = {"random": "random split", "time": "split by time"}
 UNSHARDED = "unsharded"
@@ -96,7 +95,7 @@ def compare_schemes(
     ratings: RatingsDataset,
     world_size: int,
     schemes: Sequence[str] | None = None,
-    setup: Setup | None = None,
+    recipe: Recipe = MOVIELENS_100K,
     on_progress: Callable[[str, int, int], object] = lambda what, done, total: None,
 ) -> Comparison:
     """Trains the same model unsharded and under each scheme, on both splits.
@@ -111,15 +110,14 @@ def compare_schemes(
         LaunchError: as many ranks cannot be launched.
         PlanError: a scheme that cannot cut one of the tables.
     """
-    setup = setup or Setup()
-    tables = tables_of_ratings(ratings, setup.embedding_dim)
-    splits = {split: ratings.split(split, seed=setup.seed) for split in SPLITS}
-    workload = workload_of(splits["random"][0], setup, world_size)
+    tables = recipe.tables(ratings)
+    splits = {split: ratings.split(split, seed=recipe.seed) for split in SPLITS}
+    workload = workload_of(splits["random"][0], recipe, world_size)
     runs = [Run(UNSHARDED)]
     for scheme in schemes or scheme_names():
         plan = plan_of_scheme(scheme, tables, world_size)
         runs.append(Run(scheme, plan, estimate(plan, tables, Topology(world_size), workload)))
-    each = {split: setup.epochs * train.num_batches(setup.batch_size) for split, (train, _) in splits.items()}
+    each = {split: recipe.epochs * train.num_batches(recipe.batch_size) for split, (train, _) in splits.items()}
     done, total = 0, len(runs) * sum(each.values())
     with launch(world_size) as ranks, _counter() as (path, count):
         for split, (train, test) in splits.items():
@@ -127,11 +125,11 @@ def compare_schemes(
                 what = f"{run.name}, {SPLITS[split]}"
                 on_progress(what, done, total)
                 if run.plan is None:
-                    outcome = run_unsharded(train, test, setup, lambda n, w=what, d=done: on_progress(w, d + n, total))  # type: ignore[misc]
+                    outcome = run_unsharded(train, test, recipe, lambda n, w=what, d=done: on_progress(w, d + n, total))  # type: ignore[misc]
                 else:
                     count[0] = 0
                     with _watching(lambda w=what, d=done: on_progress(w, d + int(count[0]), total)):  # type: ignore[misc]
-                        outcome = run_under(ranks, run.plan, train, test, setup, path)
+                        outcome = run_under(ranks, run.plan, train, test, recipe, path)
                 run.outcomes[split] = outcome
                 done += each[split]
         on_progress("done", done, total)
@@ -251,7 +249,7 @@ def write_demo_report(found: Comparison, out: Path) -> None:
             [views.curves(losses[split], note=f"{note}, {words}") for split, words in SPLITS.items()],
         ),
     ]
-    tables = tables_of_ratings(found.ratings)
+    tables = MOVIELENS_100K.tables(found.ratings)
     for run in found.runs:
         if run.plan is None or run.predicted is None:
             continue

@@ -2,8 +2,8 @@
 
 Every run starts from the same weights and sees the same global batches, so only the plan differs.
 
-    tables_of_ratings    ratings -> configs, one table a feature
-    build_model          configs -> DLRM, row-wise Adagrad fused into backward of its tables
+    plan_of_scheme       tables -> a plan that cuts all of them one way
+    workload_of          ratings -> the step that the planner predicts
     train_on_rank        what every rank runs; ``plan_json=None`` is the unsharded truth on one process
     run_under            the same on launched ranks, results gathered
 """
@@ -21,42 +21,13 @@ import torch
 from recshard_lab.comm import trace
 from recshard_lab.data import RatingsDataset
 from recshard_lab.distributed import DistributedModelParallel
-from recshard_lab.embedding import (
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    RowWiseAdagrad,
-    apply_optimizer_in_backward,
-)
+from recshard_lab.embedding import EmbeddingBagConfig
 from recshard_lab.lab.measure import Measured
-from recshard_lab.models import DLRM
 from recshard_lab.planner import MEMORY_CATEGORIES, Workload
 from recshard_lab.sharding import ParameterSharding, ShardingPlan
-from recshard_lab.train import Step, dense_parameters, evaluate, train_epochs
+from recshard_lab.train import Recipe, Step, evaluate
 
 COLLECTION = "embedding_bag_collection"  # the collection's path inside the DLRM
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What stays the same from plan to plan; fewer steps than `train.MOVIELENS_100K`, for ten runs in a row.
-
-    Test AUC on MovieLens 100K by seed 0, 1, 2, 3: 0.7805, 0.7770, 0.7747, 0.7770 on the random split, 0.7037, 0.7024,
-    0.7030, 0.6988 on the split by time. Seed 0 is a default, not a result.
-
-    Args:
-        embedding_dim: columns D of every table.
-        batch_size: samples of a *global* batch.
-        epochs: passes over the training ratings.
-        table_lr, dense_lr: of row-wise Adagrad on the tables, of Adagrad on the rest.
-        seed: of the weights and of the order of the samples.
-    """
-
-    embedding_dim: int = 16
-    batch_size: int = 1024
-    epochs: int = 3
-    table_lr: float = 0.05
-    dense_lr: float = 0.01
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,7 +50,7 @@ class Outcome:
 
     @property
     def moved_bytes(self) -> float:
-        """Embeddings, ids and gradients that went from one rank to another in one step."""
+        """Ids, rows and gradients that went from one rank to another in one step."""
         return 0.0 if self.measured is None else moved_bytes(self.measured.traffic_bytes)
 
 
@@ -90,27 +61,6 @@ def moved_bytes(traffic: np.ndarray) -> float:
     3.0
     """
     return float(traffic.sum() - np.trace(traffic))
-
-
-def tables_of_ratings(ratings: RatingsDataset, embedding_dim: int = 16) -> list[EmbeddingBagConfig]:
-    """One table for each feature, named after it.
-
-    >>> from recshard_lab.data import SyntheticRatings
-    >>> [table.name for table in tables_of_ratings(SyntheticRatings(100, 20, 30))]
-    ['user', 'movie', 'age', 'gender', 'occupation', 'genres']
-    """
-    return [
-        EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=embedding_dim, feature_names=[name])
-        for name, rows in ratings.features.items()
-    ]
-
-
-def build_model(tables: list[EmbeddingBagConfig], setup: Setup) -> DLRM:
-    """The same model for the same setup, every time and on every rank."""
-    torch.manual_seed(setup.seed)
-    model = DLRM(EmbeddingBagCollection(tables), 0, [], [64, 32, 1])
-    apply_optimizer_in_backward(RowWiseAdagrad, model.embedding_bag_collection.parameters(), {"lr": setup.table_lr})
-    return model
 
 
 def plan_of_scheme(scheme: str, tables: list[EmbeddingBagConfig], world_size: int) -> ShardingPlan:
@@ -124,20 +74,20 @@ def plan_of_scheme(scheme: str, tables: list[EmbeddingBagConfig], world_size: in
     return plan.resolved(tables, world_size)
 
 
-def workload_of(train: RatingsDataset, setup: Setup, world_size: int) -> Workload:
+def workload_of(train: RatingsDataset, recipe: Recipe, world_size: int) -> Workload:
     """The step to predict, as the ratings have it: ids a bag, and how many of a global batch's ids are distinct."""
     ids: dict[str, list[int]] = {}
     distinct: dict[str, list[int]] = {}
     samples = 0
-    for batch in list(train.batches(setup.batch_size, shuffle=True, seed=setup.seed, drop_last=True))[:20]:
+    for batch in list(train.batches(recipe.batch_size, shuffle=True, seed=recipe.seed, drop_last=True))[:20]:
         samples += len(batch)
         for name, bags in batch.sparse_features.to_dict().items():
             ids.setdefault(name, []).append(len(bags.values()))
             distinct.setdefault(name, []).append(len(bags.values().unique()))
-    model = build_model(tables_of_ratings(train, setup.embedding_dim), setup)
+    model = recipe.model(train)
     in_tables = sum(p.numel() for p in model.embedding_bag_collection.parameters())
     return Workload(
-        batch_size=-(-setup.batch_size // world_size),
+        batch_size=-(-recipe.batch_size // world_size),
         pooling_factors={name: sum(counts) / samples for name, counts in ids.items()},
         unique_fraction={name: sum(distinct[name]) / max(1, sum(counts)) for name, counts in ids.items()},
         optimizer="exact_row_wise_adagrad",
@@ -148,7 +98,7 @@ def workload_of(train: RatingsDataset, setup: Setup, world_size: int) -> Workloa
 def train_on_rank(
     train: RatingsDataset,
     test: RatingsDataset,
-    setup: Setup,
+    recipe: Recipe,
     plan_json: str | None = None,
     progress: str | Callable[[int], object] | None = None,
 ) -> dict[str, Any]:
@@ -157,7 +107,7 @@ def train_on_rank(
     Args:
         progress: a file of one int64 where rank 0 writes the number of steps done, or a function to call with it.
     """
-    model: Any = build_model(tables_of_ratings(train, setup.embedding_dim), setup)
+    model: Any = recipe.model(train)
     if plan_json is not None:
         model = DistributedModelParallel(model, plan=ShardingPlan.from_json(plan_json))
     tell = _teller(progress)
@@ -171,16 +121,7 @@ def train_on_rank(
             held.update(model.memory_bytes())
 
     with trace() as sent:
-        optimizer = torch.optim.Adagrad(dense_parameters(model), lr=setup.dense_lr)
-        result = train_epochs(
-            model,
-            train,
-            optimizer,
-            epochs=setup.epochs,
-            batch_size=setup.batch_size,
-            seed=setup.seed,
-            on_step=on_step,
-        )
+        result = recipe.train(model, train, on_step)
     steps = len(result.losses)
     found = {
         "losses": result.losses,
@@ -191,7 +132,7 @@ def train_on_rank(
         found |= {
             "memory": held,
             "bytes_to": [count / steps for count in sent.bytes_to(model.env.world_size)],
-            "collectives": sent.count() / steps,
+            "collectives": sent.count("all_to_all") / steps,
             "backends": model.backends(),
         }
     return found
@@ -202,11 +143,11 @@ def run_under(
     plan: ShardingPlan,
     train: RatingsDataset,
     test: RatingsDataset,
-    setup: Setup,
+    recipe: Recipe,
     progress: str | None = None,
 ) -> Outcome:
     """Trains on launched ranks (`recshard_lab.launch`) under a plan for as many."""
-    found = ranks.run(train_on_rank, train, test, setup, plan.to_json(), progress)
+    found = ranks.run(train_on_rank, train, test, recipe, plan.to_json(), progress)
     measured = Measured(
         step_ms_by_rank=np.array([one["step_ms"] for one in found]),
         memory_categories=MEMORY_CATEGORIES,
@@ -221,13 +162,13 @@ def run_under(
 
 
 def run_unsharded(
-    train: RatingsDataset, test: RatingsDataset, setup: Setup, progress: Callable[[int], object] | None = None
+    train: RatingsDataset, test: RatingsDataset, recipe: Recipe, progress: Callable[[int], object] | None = None
 ) -> Outcome:
     """The truth: the same model in this process, no plan, no rank, no sharded code; on one thread, as a rank."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        found = train_on_rank(train, test, setup, None, progress)
+        found = train_on_rank(train, test, recipe, None, progress)
     finally:
         torch.set_num_threads(threads)
     return Outcome(found["auc"], found["losses"], found["step_ms"])

@@ -6,6 +6,8 @@ lines that its traceback will want to show.
 
 from __future__ import annotations
 
+import importlib
+import io
 import linecache
 import os
 import types
@@ -17,9 +19,26 @@ import dill
 __all__ = ["decode", "encode", "encode_call", "remember_sources", "sources_of"]
 
 
+class _ByName(dill.Pickler):
+    """Sends modules as their names. dill would send the contents of those outside site-packages: ours, when
+    installed in place, and the notebook's neighbours."""
+
+    dispatch = dill.Pickler.dispatch.copy()
+
+    def save_module(self, module: types.ModuleType) -> None:
+        if module.__name__ == "__main__":
+            dill.Pickler.dispatch[types.ModuleType](self, module)
+        else:
+            self.save_reduce(importlib.import_module, (module.__name__,), obj=module)
+
+    dispatch[types.ModuleType] = save_module
+
+
 def encode(value: Any) -> bytes:
     """`value` by dill; what cannot be carried raises a TypeError or PicklingError naming it."""
-    return bytes(dill.dumps(value, recurse=True))
+    buffer = io.BytesIO()
+    _ByName(buffer, recurse=True).dump(value)
+    return buffer.getvalue()
 
 
 def decode(data: bytes) -> Any:

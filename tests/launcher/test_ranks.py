@@ -297,3 +297,10 @@ def test_many_launches_leave_no_process_no_file_and_no_descriptor() -> None:
     assert threading.active_count() == threads
     assert os.listdir(server.folder) == []
     assert not psutil.Process(server.process.pid).children()
+
+
+def test_a_function_may_name_modules_that_are_not_in_site_packages(ranks: Any) -> None:
+    """Installed in place, this library's own modules lie outside it, as a reader's helper modules do."""
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec("import recshard_lab as rs\ndef name():\n    return rs.__name__", space)
+    assert ranks.run(space["name"]) == ["recshard_lab"] * ranks.world_size

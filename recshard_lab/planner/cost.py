@@ -5,11 +5,14 @@ Every rectangle adds a fixed vector of loads to the rank it lies on; the phases 
     input_dist            each rank sends its ids to the ranks whose rectangles cover them: lengths, then ids
     lookup                each rank looks up all its rectangles for the global batch, replicas for its own batch
     output_dist           partial pooled rows go home and are added up there (nothing for replicas)
-    dense                 the rest of the model, and its all-reduce
+    dense                 the rest of the model, its all-reduce, and what a step costs around its phases
     output_dist_backward  the gradient of every pooled row goes back (of replicas, to every rank)
     lookup_backward       segment sums and the optimizer; with a row-wise optimizer on column pieces, the norms
 
 Collectives wait for the slowest rank, so a step is the **sum over phases of the slowest rank**.
+
+The host's fixed costs (packing, a kernel's launch, a message to each peer) come on top of what grows with ids and
+bytes.
 
 Shape letters: K loads, W ranks, P phases, C candidates, n rectangles.
 """
@@ -26,8 +29,9 @@ from recshard_lab.sharding import ParameterConstraints, Topology
 PHASES = ("input_dist", "lookup", "output_dist", "dense", "output_dist_backward", "lookup_backward")
 
 # loads of a rectangle: bytes from each peer, bytes to each peer, bytes from each peer in backward, ids from each
-# peer, ms of lookup, ms of update, bytes of row norms, then bytes of memory
-IN, OUT, BACK, IDS, LOOKUP, UPDATE, NORMS, MEMORY = 0, 1, 2, 3, 4, 5, 6, 7
+# peer, ms of lookup, ms of update, bytes of row norms, lanes (features of rectangles), those of row stripes, then
+# bytes of memory
+IN, OUT, BACK, IDS, LOOKUP, UPDATE, NORMS, LANES, ROW_CUT, MEMORY = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9
 K = MEMORY + 4
 CACHE_LINE = 64  # bytes; memory is read in lines, so a piece of few columns costs as much as a line a row
 _MEMORY_AT = [MEMORY_CATEGORIES.index(c) for c in ("weights", "optimizer_state", "input_buffers", "output_buffers")]
@@ -60,7 +64,7 @@ class CostModel:
         self.latency_ms = 0.0
         if topology.world_size > 1:
             one = topology.intra_host_latency_ms if topology.num_nodes == 1 else topology.inter_host_latency_ms
-            self.latency_ms = one * topology.slowdown
+            self.latency_ms = (one + topology.peer_ms * (topology.world_size - 1)) * topology.slowdown
 
     def rect_loads(self, of: Array, rows: Array, cols: Array, replicated: Array, dense: Array) -> Array:
         """The loads ``[K, n]`` of n rectangles.
@@ -91,6 +95,8 @@ class CostModel:
         loads[UPDATE] += dense * 3 * 4 * rows * cols / top.memory_bw * top.slowdown
         row_wise = OPTIMIZER_STATE_BYTES[self.workload.optimizer][0] > 0
         loads[NORMS] = 4 * ids * ranks * unique * (tables.cols[of] / cols - 1) * row_wise  # to each other piece
+        loads[LANES] = tables.features[of]
+        loads[ROW_CUT] = tables.features[of] * (rows < tables.rows[of])
         loads[MEMORY:] = rect_memory(tables, of, rows, cols, dense, ranks, self.workload.optimizer)
         return loads
 
@@ -102,20 +108,22 @@ class CostModel:
         wire = self._wire(loads[:IDS], total[:IDS])
         ms = np.empty((len(PHASES), *loads.shape[1:]))
         route = top.route_ns_per_id * 1e-6 * slow
+        lanes, row_cut = loads[LANES : ROW_CUT + 1].sum(axis=-1, keepdims=True)
+        packing = top.host_ms * slow + lanes * (top.lane_ms * slow)  # a rank packs and unpacks the lanes of all
         ms[0] = wire[IN] + (loads[IDS] * ranks + total[IDS]) * route + 2 * self.latency_ms
-        ms[1] = loads[LOOKUP]
-        ms[1] += (loads[LOOKUP] > 0) * (top.launch_ms * slow)
+        ms[0] += packing + (row_cut > 0) * (top.row_cut_ms * slow)
+        kernels = loads[LANES] * (top.lane_ms * slow) + (loads[LANES] > 0) * (top.launch_ms * slow)
+        ms[1] = loads[LOOKUP] + kernels
         copied = slow / top.cache_bw
-        ms[2] = wire[OUT] + (total[OUT] * copied + (total[OUT] > 0) * self.latency_ms)
+        ms[2] = wire[OUT] + (total[OUT] * copied + (total[OUT] > 0) * (self.latency_ms + packing))
         ms[3] = self.dense_ms
-        ms[4] = wire[BACK] + (total[BACK] * copied + (total[BACK] > 0) * self.latency_ms)
-        ms[5] = loads[UPDATE]
-        ms[5] += (loads[UPDATE] > 0) * (top.launch_ms * slow)
+        ms[4] = wire[BACK] + (total[BACK] * copied + (total[BACK] > 0) * (self.latency_ms + packing))
+        ms[5] = loads[UPDATE] + kernels
         norms = loads[NORMS]
         if ranks > 1 and norms.any():
             link = top.intra_host_bw if top.num_nodes == 1 else top.inter_host_bw
             ms[5] += norms * (slow / link)
-            ms[5] += (norms.sum(axis=-1, keepdims=True) > 0) * self.latency_ms
+            ms[5] += (norms.sum(axis=-1, keepdims=True) > 0) * (self.latency_ms + top.row_cut_ms * slow)
         return ms
 
     def memory(self, loads: Array) -> Array:
@@ -164,10 +172,11 @@ class CostModel:
         each = load.dense_flops_per_sample
         flops = load.batch_size * (6.0 * load.dense_parameters if each is None else each)
         size = 4.0 * load.dense_parameters
-        ms = flops / top.flops_per_ms
+        ms = top.step_ms + flops / top.flops_per_ms
         if top.world_size > 1 and size:
             flat = top.num_nodes == 1
             link = top.intra_host_bw if flat else top.inter_host_bw
             wait = top.intra_host_latency_ms if flat else top.inter_host_latency_ms
-            ms += 2 * (top.world_size - 1) / top.world_size * size / link + 2 * wait
+            others = top.world_size - 1
+            ms += 2 * others / top.world_size * size / link + 2 * wait + others * top.peer_ms
         return ms * top.slowdown, size

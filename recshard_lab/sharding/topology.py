@@ -13,10 +13,16 @@ Where the CPU figures come from (2 cores, torch 2.13, fbgemm 1.8 on CPU, one thr
   with element-wise Adagrad 218 ms at 26 tables: 10 ns an id, plus each distinct row read and written at 6.5 GB/s
   times `update_cost`.
 - routing: the input side of such a step took 2-3 ms on 2 ranks for 82k ids sent and received: 12 ns an id.
-- Gloo, 2 MB a rank, 2 ranks: all_to_all 0.8 ms, all_reduce 1.6 ms: 0.15 ms latency and 1.6 GB/s a rank.
+- Gloo, 2 MB a rank, 2 ranks: all_to_all 0.8 ms, all_reduce 1.6 ms: 1.6 GB/s a rank.
   More ranks than cores slow each other down in proportion (4 ranks on 2 cores: 3.2 ms), see `cores_per_host`.
+- fixed costs (`peer_ms`, `host_ms`, `lane_ms`, `row_cut_ms`, `step_ms`): 60 small and middle models (1 to 26 tables,
+  dims 16 to 64, batches 64 to 1024) under five plans on 1, 2 and 4 launched ranks, every phase of a step timed: the
+  median of 12 steps, of which the least of 10 to 13 repeats, since the machine was shared. Least squares of what is
+  left after the costs above, without negative terms, in relative error; times `slowdown` where ranks share cores.
+  They are the host's Python and Gloo's messages, which dominate steps below some 10 ms.
 
-The CUDA figures are the published constants of TorchRec's planner (V100/A100-era bandwidths).
+The CUDA figures are the published constants of TorchRec's planner (V100/A100-era bandwidths); it has no such fixed
+costs, so they are 0 there.
 """
 
 import os
@@ -36,12 +42,17 @@ DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
         "cache_bw": 60e6,
         "intra_host_bw": 1.6e6,
         "inter_host_bw": 1.25e6,
-        "intra_host_latency_ms": 0.15,
-        "inter_host_latency_ms": 0.25,
+        "intra_host_latency_ms": 0.0,
+        "inter_host_latency_ms": 0.1,
+        "peer_ms": 0.26,
         "lookup_ns_per_id": 2.0,
         "update_ns_per_id": 10.0,
         "route_ns_per_id": 12.0,
         "launch_ms": 0.05,
+        "host_ms": 0.08,
+        "lane_ms": 0.005,
+        "row_cut_ms": 0.38,
+        "step_ms": 0.23,
         "flops_per_ms": 20e6,
         "update_cost": {"exact_sgd": 1.15, "exact_row_wise_adagrad": 0.55, "exact_adagrad": 5.0},
         "reserve_fraction": 0.1,
@@ -56,10 +67,15 @@ DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
         "inter_host_bw": 12.5 * _PER_MS,
         "intra_host_latency_ms": 0.02,
         "inter_host_latency_ms": 0.04,
+        "peer_ms": 0.0,
         "lookup_ns_per_id": 0.0,
         "update_ns_per_id": 0.1,
         "route_ns_per_id": 0.05,
         "launch_ms": 0.02,
+        "host_ms": 0.0,
+        "lane_ms": 0.0,
+        "row_cut_ms": 0.0,
+        "step_ms": 0.0,
         "flops_per_ms": 10e9,
         "update_cost": {"exact_sgd": 1.0, "exact_row_wise_adagrad": 1.0, "exact_adagrad": 2.0},
         "reserve_fraction": 0.15,
@@ -81,10 +97,16 @@ class Topology:
         hbm_mem_bw, ddr_mem_bw: memory bandwidth of embedding rows that are not in cache yet.
         intra_host_bw, inter_host_bw: what one rank sends (and receives) per ms, inside and between hosts.
         intra_host_latency_ms, inter_host_latency_ms: fixed cost of one collective.
+        peer_ms: what one collective costs for every other rank it talks to, whatever it sends.
         cache_bw: bandwidth of rows read again within a batch, and of copies between buffers.
         lookup_ns_per_id, update_ns_per_id: per id in forward, and in backward (sorting, segment sums).
         route_ns_per_id: per id sent or received: choosing its rank, packing, unpacking.
         launch_ms: fixed cost of one table-batched kernel.
+        host_ms: fixed cost of packing and unpacking, in each of the three exchanges of a step.
+        lane_ms: the host's cost of one lane (a feature of one rectangle), in each phase that visits it.
+        row_cut_ms: fixed cost of choosing by row: of ids, where any table is cut by rows; of norms, where columns are
+            cut and the optimizer is row-wise.
+        step_ms: fixed cost of a step around its phases: module calls, autograd.
         flops_per_ms: dense arithmetic of one rank.
         update_cost: per optimizer, its factor on reading and writing the unique rows.
         reserve_fraction: share of the capacity that plans leave free (framework, fragmentation).
@@ -108,11 +130,16 @@ class Topology:
     inter_host_bw: float = _DEFAULT
     intra_host_latency_ms: float = _DEFAULT
     inter_host_latency_ms: float = _DEFAULT
+    peer_ms: float = _DEFAULT
     cache_bw: float = _DEFAULT
     lookup_ns_per_id: float = _DEFAULT
     update_ns_per_id: float = _DEFAULT
     route_ns_per_id: float = _DEFAULT
     launch_ms: float = _DEFAULT
+    host_ms: float = _DEFAULT
+    lane_ms: float = _DEFAULT
+    row_cut_ms: float = _DEFAULT
+    step_ms: float = _DEFAULT
     flops_per_ms: float = _DEFAULT
     update_cost: Mapping[str, float] = _DEFAULT
     reserve_fraction: float = _DEFAULT

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from recshard_lab.embedding.configs import DataType, EmbeddingBagConfig
 from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, Workload, estimate
+from recshard_lab.planner.cost import MEMORY
 from recshard_lab.planner.options import options_of
 from recshard_lab.planner.planner import tables_of
 from recshard_lab.sharding import (
@@ -132,7 +133,7 @@ def test_plans_are_near_the_exhaustive_optimum_with_ample_and_tight_memory() -> 
             return Topology(2, device, hbm_cap=cap, ddr_cap=cap, reserve_fraction=0)
 
         ample = CostModel(tables, topology(10**13), workload)
-        least = sum(min(o.loads[7:].sum() for o in options) for options in options_of(ample, tables, {})) / 2
+        least = sum(min(o.loads[MEMORY:].sum() for o in options) for options in options_of(ample, tables, {})) / 2
         cap = int((least + ample.fixed_memory.sum()) * slack)
         best = exhaustive(CostModel(tables, topology(cap), workload), tables)
         planner = EmbeddingShardingPlanner(topology(cap), workload=workload)

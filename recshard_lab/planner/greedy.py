@@ -6,7 +6,7 @@
    each scheme; the best of all schemes at each table; and the same, but where what is below a phase's fair share
    costs nothing, so that early tables are not cut without need.
 3. Local search on the true step time (`local_search.py`): every plan is improved, the best few go on.
-4. Kicks: the heaviest tables are forced under the other schemes, one by one, and the rest is improved around them.
+4. Kicks, where tables are few: each is forced under the other schemes and the rest is improved around it.
 
 Uniform starts matter since some costs only go away when all tables change together (a collective, a fixed cost); the
 plan is never worse than the best of them. A plan in which a table fits nowhere is started again with memory first:
@@ -26,8 +26,7 @@ ROUNDS = ((1.0, 2), (0.2, 1), (TIE, 2), (TIE, 1))
 """Rounds of local search: weight of the balance term, and how many plans go on. A large weight first looks past local
 optima, in which no table alone can shorten the slowest ranks of all phases."""
 STARTS = 4  # that are improved
-FEW = 12  # tables up to which each is kicked
-KICKS = 45  # of more tables: how many all kicks together visit; each kick visits all
+FEW = 12  # tables up to which each is kicked; beyond, it gains little for its time
 SMALL = 64  # tables x ranks up to which all starts are improved to the end
 
 
@@ -69,16 +68,15 @@ def solve(
         states = states if small else sorted(states, key=problem.step_ms)[:most]
         kept.scheme = None if kept in states else kept.scheme
     best = min([*states, kept], key=problem.step_ms)
-    if passes:
-        few = len(tables) <= FEW
-        best = _kicked(problem, best, len(tables) if few else KICKS // len(tables))
+    if passes and len(tables) <= FEW:
+        best = _kicked(problem, best)
     return best.placements()
 
 
-def _kicked(problem: Problem, best: State, kicks: int) -> State:
-    """Forces the heaviest tables, one by one, under each other scheme and improves the rest; what helps stays."""
+def _kicked(problem: Problem, best: State) -> State:
+    """Forces the tables, one by one, under each other scheme and improves the rest; what helps stays."""
     now = problem.step_ms(best)
-    for table in problem.by_work[:kicks]:
+    for table in problem.by_work:
         placement = best.placed[table]
         assert placement is not None
         others = [best.copy(scheme) for scheme in problem.schemes if scheme != placement.option.proposal.scheme]

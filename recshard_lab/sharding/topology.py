@@ -15,10 +15,11 @@ Where the CPU figures come from (2 cores, torch 2.13, fbgemm 1.8 on CPU, one thr
 - routing: the input side of such a step took 2-3 ms on 2 ranks for 82k ids sent and received: 12 ns an id.
 - Gloo, 2 MB a rank, 2 ranks: all_to_all 0.8 ms, all_reduce 1.6 ms: 1.6 GB/s a rank.
   More ranks than cores slow each other down in proportion (4 ranks on 2 cores: 3.2 ms), see `cores_per_host`.
-- fixed costs (`peer_ms`, `host_ms`, `lane_ms`, `row_cut_ms`, `step_ms`): 60 small and middle models (1 to 26 tables,
-  dims 16 to 64, batches 64 to 1024) under five plans on 1, 2 and 4 launched ranks, every phase of a step timed: the
-  median of 12 steps, of which the least of 10 to 13 repeats, since the machine was shared. Least squares of what is
-  left after the costs above, without negative terms, in relative error; times `slowdown` where ranks share cores.
+- fixed costs (`peer_ms`, `host_ms`, `lane_ms`, `row_cut_ms`, `step_ms`): 60 cases, which are 5 models (1 to 26
+  tables, dims 16 to 64, batches 64 to 1024) under two plans on 1 launched rank and five on 2 and on 4, every phase of
+  a step timed: the median of 12 steps, of which the least of 11 repeats, since the machine was shared. Least squares,
+  without negative terms and in relative error, of what the costs above leave over, times `slowdown` where ranks share
+  cores; then rounded, with one figure where phases differ little. Medians of the repeats were up to twice the least.
   They are the host's Python and Gloo's messages, which dominate steps below some 10 ms.
 
 The CUDA figures are the published constants of TorchRec's planner (V100/A100-era bandwidths); it has no such fixed

@@ -63,6 +63,8 @@ class RecshardMagics(Magics):
     @argument("--inter-node-latency", type=float, metavar="MS", help="emulated link between nodes: milliseconds")
     @argument("--inter-node-gbps", type=float, metavar="G", help="emulated link between nodes: Gbit/s a rank")
     @argument("--start-method", default=None, help="fork or spawn (a clean interpreter a rank); left out: fork")
+    @argument("--engine", default=None, help="local, or ray for ranks on a Ray cluster; left out: local")
+    @argument("--address", default=None, help="of the Ray cluster; auto: the one at hand; left out: on this machine")
     @line_magic
     @told_plainly
     def recshard_launch(self, line: str) -> None:
@@ -77,6 +79,8 @@ class RecshardMagics(Magics):
             start_method=asked.start_method,
             inter_node_latency_ms=asked.inter_node_latency,
             inter_node_gbps=asked.inter_node_gbps,
+            engine=asked.engine,
+            address=asked.address,
         )
         if ranks is already:
             print(f"{ranks.shape} are running already; their variables are kept. %recshard_restart for fresh ones.")

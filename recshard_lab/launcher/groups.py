@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
 from torch.distributed.distributed_c10d import PrefixStore
+
+from .stores import is_store_port, open_store, spans_hosts
 
 __all__ = ["Cable", "cables", "connect", "cut", "group_count", "group_names", "rebuild", "reconnect"]
 
@@ -30,8 +31,8 @@ _spare_types = iter(range(64, 256))  # BackendType is one byte; torch itself use
 
 
 def connect(store_path: str, rank: int, world_size: int, backend: str, device: torch.device) -> None:
-    """Joins the default group through a file (no port is opened for it) and proves it by an all_reduce."""
-    store = FileStore(store_path, world_size)
+    """Joins the default group through a store (a file, for which no port is opened) and proves it by an all_reduce."""
+    store = open_store(store_path, world_size)
     backends = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
     dist.init_process_group(backends, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
     prove(world_size, device)
@@ -46,7 +47,7 @@ def prove(world_size: int, device: torch.device) -> None:
 
 
 def cables() -> list[Cable]:
-    """The TCP connections of this process between two loopback addresses."""
+    """The TCP connections of this process that may lead to another rank: on one host, those on loopback."""
     found = []
     for sock in _tcp_sockets():
         with sock:
@@ -54,7 +55,8 @@ def cables() -> list[Cable]:
                 here, there = sock.getsockname(), sock.getpeername()
             except OSError:
                 continue  # listening, or closed already
-            if here[0] in ("127.0.0.1", "::1") and there[0] == here[0]:
+            local = here[0] in ("127.0.0.1", "::1") and there[0] == here[0]
+            if (local or spans_hosts()) and not is_store_port(here[1]) and not is_store_port(there[1]):
                 found.append(((here[0], here[1]), (there[0], there[1])))
     return found
 
@@ -125,7 +127,7 @@ def rebuild(store_path: str, names: Sequence[str], group_count: int, device: tor
     group_count: torch's counter that names the next group, brought to the same value on every rank.
     """
     world = dist.distributed_c10d._world
-    store = FileStore(store_path, dist.get_world_size())
+    store = open_store(store_path, dist.get_world_size())
     by_name = {group.group_name: group for group in _groups()}
     for name in names:
         group = by_name[name]

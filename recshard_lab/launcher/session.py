@@ -27,19 +27,24 @@ class Ranks:
     """Running ranks, as `launch` returns them; as a context manager they stop at its end."""
 
     def __init__(self, shape: Shape) -> None:
-        self.shape = shape
+        self.asked = shape
         self._busy = threading.Lock()
         self._holders = 1  # `launch` calls that were handed these ranks
         self._world: World | None = World(shape)
 
     @property
+    def shape(self) -> Shape:
+        """What runs; where the engine decides, on a Ray cluster, it may be on more nodes than were asked for."""
+        return self._world.shape if self._world is not None else self.asked
+
+    @property
     def world_size(self) -> int:
         """How many ranks there are; never fewer than were asked for."""
-        return self.shape.world_size
+        return self.asked.world_size
 
     @property
     def nodes(self) -> int:
-        """How many virtual nodes they live on."""
+        """How many nodes they live on: virtual ones, or machines of a Ray cluster."""
         return self.shape.nodes
 
     @property
@@ -145,7 +150,7 @@ class Ranks:
         if _current is not None and _current is not self:
             raise LaunchError(f"other ranks are running ({_current!r}). Stop them first: %recshard_stop.")
         self.stop()
-        self._world = World(self.shape)
+        self._world = World(self.asked)
         _current = self
 
     def __enter__(self) -> Ranks:
@@ -198,7 +203,7 @@ class Ranks:
                 raise
             with stop_button(lambda: None):
                 world.stop()
-            self._world = World(self.shape)
+            self._world = World(self.asked)
             note = f"{world.lost}: {self.world_size} fresh ones run now, without the variables of the old."
             raise RanksInterrupted(stopped.failures, self.world_size, note) from None
         finally:
@@ -230,6 +235,8 @@ def launch(
     start_method: str | None = None,
     inter_node_latency_ms: float | None = None,
     inter_node_gbps: float | None = None,
+    engine: str | None = None,
+    address: str | None = None,
 ) -> Ranks:
     """Starts `n` ranks on this machine and returns when a real all_reduce has gone round.
 
@@ -239,6 +246,9 @@ def launch(
     interpreter a rank through ``multiprocess``: seconds) or None (fork where the system can).
     inter_node_latency_ms, inter_node_gbps: an emulated link between the virtual nodes (gigabits a second of each
     rank, each way): exchanges of embeddings that cross nodes end no sooner than over such a link.
+    engine: ``local`` (the same as None) or ``ray``: ranks on a Ray cluster (``pip install recshard-lab[ray]``), whose
+    differences `engines.ray_cluster` lists. address: of that cluster, ``auto`` for the one at hand, None for the
+    one this process is connected to or else a new one on this machine alone.
     Ranks of the same shape that are running already are returned as they are.
 
     Raises LaunchError, naming the smallest change, when the shape does not fit or others are running.
@@ -255,10 +265,12 @@ def launch(
         start_method,
         inter_node_latency_ms=inter_node_latency_ms,
         inter_node_gbps=inter_node_gbps,
+        engine=engine,
+        address=address,
     )
     running = _current
     if running is not None:
-        if running.usable and running.shape == shape:
+        if running.usable and running.asked == shape:
             running._holders += 1
             return running
         if running.usable:

@@ -30,6 +30,8 @@ class Shape:
     engine: str = "fork"  # of `engines.ENGINES`
     inter_node_latency_ms: float | None = None  # of the emulated link between virtual nodes
     inter_node_gbps: float | None = None  # gigabits a second of each rank, each way
+    address: str | None = None  # of a Ray cluster
+    hosts: int = 1  # machines; above 1 they are the nodes, otherwise nodes are virtual
 
     @property
     def local_world_size(self) -> int:
@@ -38,7 +40,8 @@ class Shape:
     def __str__(self) -> str:
         text = f"{self.world_size} rank{'s' if self.world_size > 1 else ''}"
         if self.nodes > 1:
-            text += f" on {self.nodes} virtual nodes" + (f" ({self.link})" if self.link else "")
+            text += f" on {self.nodes} {'machines' if self.hosts > 1 else 'virtual nodes'}"
+            text += f" ({self.link})" if self.link else ""
         return f"{text} over {self.backend}" + (f", engine {self.engine}" if self.engine != "fork" else "")
 
     @property
@@ -64,6 +67,8 @@ class Shape:
         *,
         inter_node_latency_ms: float | None = None,
         inter_node_gbps: float | None = None,
+        engine: str | None = None,
+        address: str | None = None,
     ) -> Shape:
         """The shape, or a LaunchError that names what was given and the smallest fix."""
         for name, value in (("n", world_size), ("nodes", nodes), ("threads", threads)):
@@ -76,6 +81,12 @@ class Shape:
                 f"Smallest change: nodes={fit}, or n={world_size + nodes - world_size % nodes}."
             )
         link = checked_link(nodes, inter_node_latency_ms, inter_node_gbps)
+        kind = checked_engine(engine, start_method, address)
+        if kind == "ray":
+            from .engines.ray_cluster import cluster_backend
+
+            chosen = cluster_backend(address, checked_backend_name(backend), world_size)
+            return cls(world_size, nodes, chosen, threads, kind, *link, address)
         cores = usable_cores()
         limit = min(MAX_RANKS, RANKS_PER_CORE * cores)
         if world_size > limit:
@@ -84,14 +95,13 @@ class Shape:
                 f"core{'s' if cores > 1 else ''} x {RANKS_PER_CORE} ranks a core, and never above {MAX_RANKS}, "
                 f"allow {limit}. Smallest change: n={limit}."
             )
-        engine = checked_start_method(start_method)
-        return cls(world_size, nodes, checked_backend(backend, world_size), threads, engine, *link)
+        return cls(world_size, nodes, checked_backend(backend, world_size), threads, kind, *link)
 
     def notice(self) -> str:
         """What a reader should know about this shape on this machine, a line each; empty when nothing."""
         lines = []
         cores = usable_cores()
-        if self.backend == "gloo" and self.world_size * self.threads > cores:
+        if self.engine != "ray" and self.backend == "gloo" and self.world_size * self.threads > cores:
             lines.append(
                 f"{self.world_size} ranks x {self.threads} thread{'s' if self.threads > 1 else ''} share {cores} "
                 f"core{'s' if cores > 1 else ''}: results are exact, times include waiting for a core."
@@ -111,8 +121,21 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def checked_start_method(start_method: str | None) -> str:
-    """``fork`` or ``spawn``; None takes what this system can."""
+def checked_engine(engine: str | None, start_method: str | None, address: str | None) -> str:
+    """One of `ENGINES`; left to itself, what this system can."""
+    if engine not in (None, "local", "ray"):
+        raise LaunchError(f"launch(engine={engine!r}): expected 'local', 'ray' or None.")
+    if engine == "ray" and start_method is not None:
+        raise LaunchError(
+            f"launch(engine='ray', start_method={start_method!r}): on Ray every rank is a clean interpreter. "
+            "Smallest change: leave out start_method."
+        )
+    if engine == "ray":
+        return "ray"
+    if address is not None:
+        raise LaunchError(
+            f"launch(address={address!r}): only engine='ray' has an address. Smallest change: leave it out."
+        )
     if start_method not in (None, "fork", "spawn"):
         raise LaunchError(f"launch(start_method={start_method!r}): expected 'fork', 'spawn' or None.")
     if start_method == "fork" and default_start_method() != "fork":
@@ -137,11 +160,16 @@ def checked_link(nodes: int, latency_ms: float | None, gbps: float | None) -> tu
     return None if latency_ms is None else float(latency_ms), None if gbps is None else float(gbps)
 
 
-def checked_backend(backend: str | None, world_size: int) -> str:
-    """``gloo`` or ``nccl``; None takes NCCL where CUDA GPUs are."""
+def checked_backend_name(backend: str | None) -> str | None:
+    """What was given, if it is a backend or None."""
     if backend not in (None, "gloo", "nccl"):
         raise LaunchError(f"launch(backend={backend!r}): expected 'gloo', 'nccl' or None.")
-    if backend == "gloo":
+    return backend
+
+
+def checked_backend(backend: str | None, world_size: int) -> str:
+    """``gloo`` or ``nccl``; None takes NCCL where CUDA GPUs are."""
+    if checked_backend_name(backend) == "gloo":
         return "gloo"
     import torch
 

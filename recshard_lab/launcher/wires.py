@@ -204,6 +204,7 @@ def rank_spec(shape: Shape, rank: int, store: str) -> dict[str, Any]:
         "world_size": shape.world_size,
         "backend": shape.backend,
         "threads": shape.threads,
+        "gpu": rank % (shape.world_size // shape.hosts),  # virtual nodes share a machine's GPUs out among them
         "store": store,
         "environment": {**inherited, **variables},
         "variables": variables,

@@ -112,7 +112,7 @@ class Rank:
             sys.modules["numpy"].random.seed()  # forks would otherwise all draw the same numbers
         self.device = torch.device("cpu")
         if self.spec["backend"] == "nccl":
-            self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            self.device = torch.device("cuda", self.spec["gpu"])
             torch.cuda.set_device(self.device)
         sys.modules["__main__"] = dill._dill._main_module = self.main_module
         self.namespace.update(

@@ -4,6 +4,7 @@
 |---|---|---|
 | ``fork`` | a fork of a process that has imported torch already (`zygote`) | 0.1 s |
 | ``spawn`` | a clean interpreter, through ``multiprocess`` | seconds: every rank imports torch |
+| ``ray`` | a process beside a Ray actor, on any machine of a Ray cluster | seconds: actors, then the same |
 
 A new engine is one file here and a line in `engine_for`.
 """
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ENGINES", "Ending", "Engine", "OnExit", "RankProcess", "default_start_method", "engine_for"]
 
-ENGINES = ("fork", "spawn")
+ENGINES = ("fork", "spawn", "ray")
 
 
 def default_start_method() -> str:
@@ -37,6 +38,10 @@ def engine_for(shape: Shape) -> Engine:
         from .fork import ForkEngine
 
         return ForkEngine(shape)
-    from .spawn import SpawnEngine
+    if shape.engine == "spawn":
+        from .spawn import SpawnEngine
 
-    return SpawnEngine(shape)
+        return SpawnEngine(shape)
+    from .ray_cluster import RayEngine
+
+    return RayEngine(shape)

@@ -54,11 +54,16 @@ class SpawnEngine:
 class SpawnedRank:
     """A child process and a thread that waits for its end."""
 
-    def __init__(self, spec: dict[str, Any], fds: Sequence[int], on_exit: OnExit) -> None:
+    def __init__(
+        self, spec: dict[str, Any], fds: Sequence[int], on_exit: OnExit, listener: socket.socket | None = None
+    ) -> None:
+        """listener: at which this rank is to host the ranks' store."""
         control = socket.socket(fileno=os.dup(fds[0]))
         streams = [Connection(os.dup(fd), readable=False) for fd in fds[1:]]
         context = multiprocess.get_context("spawn")
-        self._process = context.Process(target=become_rank, args=(spec, control, *streams), name=f"rank {spec['rank']}")
+        self._process = context.Process(
+            target=become_rank, args=(spec, control, *streams, listener), name=f"rank {spec['rank']}"
+        )
         with _starting, _unnoticed():
             self._process.start()
         control.close()
@@ -106,7 +111,9 @@ def _unnoticed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def become_rank(spec: dict[str, Any], control: socket.socket, stdout: Any, stderr: Any) -> None:
+def become_rank(
+    spec: dict[str, Any], control: socket.socket, stdout: Any, stderr: Any, listener: socket.socket | None
+) -> None:
     """What the child runs: a rank, and never back into multiprocess."""
     status = 1
     try:
@@ -117,8 +124,11 @@ def become_rank(spec: dict[str, Any], control: socket.socket, stdout: Any, stder
             stream.close()
         os.dup2(fds[2], 2)
         os.environ.update(spec["environment"])  # some are read when torch is loaded
+        from ..stores import host_store
         from ..worker import run_rank
 
+        if listener is not None:
+            host_store(listener)
         status = run_rank(spec, *fds)
     except BaseException:
         import traceback

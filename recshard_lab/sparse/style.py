@@ -11,11 +11,11 @@ STYLE = """<style>
 .rsl-jagged caption { caption-side: top; text-align: left; padding: 0 0 6px; white-space: nowrap;
   color: inherit; font-style: normal; }
 .rsl-jagged tr, .rsl-jagged tbody tr:nth-child(odd), .rsl-jagged tbody tr:hover { background: none; }
-.rsl-jagged th, .rsl-jagged td { text-align: left; vertical-align: middle; padding: 3px 10px;
+.rsl-jagged.rsl-jagged th, .rsl-jagged.rsl-jagged td { text-align: left; vertical-align: middle; padding: 3px 10px;
   white-space: nowrap; border: 0; color: inherit; max-width: none; }
 .rsl-jagged thead th { font-weight: 600; border-bottom: 1px solid var(--jp-border-color1, #9e9e9e); }
 .rsl-jagged tbody + tbody { border-top: 1px solid var(--jp-border-color1, #9e9e9e); }
-.rsl-jagged th[scope="row"] { font-weight: 400; text-align: right; font-variant-numeric: tabular-nums;
+.rsl-jagged.rsl-jagged th[scope="row"] { font-weight: 400; text-align: right; font-variant-numeric: tabular-nums;
   color: var(--jp-content-font-color2, #555); }
 .rsl-jagged th.rsl-key { font-weight: 600; }
 .rsl-jagged th[scope="rowgroup"] { vertical-align: top; border-right: 1px solid var(--jp-border-color2, #ccc);

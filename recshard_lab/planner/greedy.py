@@ -54,7 +54,8 @@ def solve(
     states = _placed(problem)
     small = len(tables) * problem.num_ranks <= SMALL
     states = states if small else sorted(states, key=problem.step_ms)[:STARTS]
-    first = min(states, key=problem.step_ms)
+    shortest = min(states, key=problem.step_ms)
+    first = shortest.copy(shortest.scheme)  # as it is: what local search gains in balance it may lose in time
     kept = first.copy(first.scheme)  # improved under its scheme first, which finds what a reader finds who asks for it
     for state in states:
         state.scheme = None
@@ -67,7 +68,7 @@ def solve(
             break
         states = states if small else sorted(states, key=problem.step_ms)[:most]
         kept.scheme = None if kept in states else kept.scheme
-    best = min([*states, kept], key=problem.step_ms)
+    best = min([*states, kept, first], key=problem.step_ms)
     if passes and len(tables) <= FEW:
         best = _kicked(problem, best)
     return best.placements()

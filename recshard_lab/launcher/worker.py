@@ -89,6 +89,7 @@ class Rank:
         self.recorder = Recorder()
         self.main_module = types.ModuleType("__main__")
         self.namespace = self.main_module.__dict__
+        self.given: frozenset[str] = frozenset()  # the names that every cell finds
 
     def serve(self) -> int:
         threading.Thread(target=self.listen, name="recshard-control", daemon=True).start()
@@ -124,6 +125,7 @@ class Rank:
             dist=dist,
             display=self.display,
         )
+        self.given = frozenset(self.namespace)
         groups.connect(self.spec["store"], self.rank, self.world_size, self.spec["backend"], self.device)
 
     def answer(self, cell: int, work: Callable[[], Any]) -> None:
@@ -142,11 +144,16 @@ class Rank:
         self.asked_to_stop = None
         outcome["seconds"] = time.perf_counter() - started
         outcome["groups"], outcome["group_count"] = groups.group_names(), groups.group_count()
-        outcome["windows"] = self.recorder.windows()
+        outcome["windows"], outcome["names"] = self.recorder.windows(), self.names()
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):  # the cell closed or replaced it
                 stream.flush()
         self.channel.send(Message("done", cell, pickle.dumps(outcome)))
+
+    def names(self) -> list[str]:
+        """The variables that cells have made here: what is lost with this rank."""
+        found = [(name, value) for name, value in self.namespace.copy().items() if not name.startswith("_")]
+        return [n for n, value in found if n not in self.given and not isinstance(value, types.ModuleType)]
 
     def do_run(self, message: Message) -> bytes:
         call, sources = decode(message.payload)

@@ -23,6 +23,7 @@ from .wires import Event, Wires, exit_text
 __all__ = ["World"]
 
 READY_S = 120.0  # a rank that has not joined by then never will
+NAMED = 20  # variables that a sentence names
 LEAVE_S = 1.0  # for exit handlers when ranks are stopped
 
 
@@ -42,6 +43,7 @@ class World:
         self._groups: dict[int, dict[str, list[int]]] = {}
         self._group_counts: dict[int, int] = {}
         self._windows: dict[int, dict[str, Window]] = {}
+        self._names: dict[int, list[str]] = {}  # the variables on each rank
         self._warned = False  # of collectives that do not pair up
         flight = self._flight(range(self.size), Printer(range(self.size)), READY_S)
         with stop_button(self.press_stop):
@@ -80,7 +82,9 @@ class World:
         self._remember(flight)
         if flight.killed:
             stuck = ranks_text(sorted(flight.waiting), self.size)
-            self.lost = f"{stuck} did not answer and all ranks were killed"
+            gone = self.variables()
+            held = f" and with them {gone}, and what this cell made" if gone else ""
+            self.lost = f"{stuck} did not answer and all ranks were killed{held}"
             raise RanksInterrupted([*flight.failures.values()], self.size, self.lost)
         if not flight.failures:
             if disagreeing(self._groups, self._windows):
@@ -98,6 +102,11 @@ class World:
             raise RanksInterrupted(failures, self.size, note)
         raise RankError(failures, self.size, note)
 
+    def variables(self) -> str:
+        """The names of what the ranks hold, for a sentence; the cell that never ended may have made more."""
+        names = sorted({name for names in self._names.values() for name in names})
+        return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+
     def stop(self, patience_s: float = LEAVE_S) -> None:
         """Ends every rank and all that they started; nothing is left of them."""
         self.wires.stop(0.0 if self.lost else patience_s)
@@ -111,14 +120,17 @@ class World:
     def _remember(self, flight: Flight) -> None:
         for rank, outcome in flight.outcomes.items():
             self._groups[rank], self._group_counts[rank] = outcome["groups"], outcome["group_count"]
-            self._windows[rank] = outcome["windows"]
+            self._windows[rank], self._names[rank] = outcome["windows"], outcome["names"]
 
     def _put_right(self, flight: Flight) -> str:
         """What was done so that the next cell works, in a sentence."""
         if flight.died:
             died = [failure for failure in flight.failures.values() if failure.kind == "died"]
             self.lost = "; ".join(f"rank {failure.rank} {failure.message}" for failure in died)
-            return "Nothing runs until fresh ranks are started: %recshard_restart, or Ranks.restart()."
+            gone = self.variables()
+            return "Nothing runs until fresh ranks are started: %recshard_restart, or Ranks.restart()." + (
+                f" Variables that are lost: {gone}." if gone else ""
+            )
         alike = len({(failure.kind, failure.traceback) for failure in flight.failures.values()}) == 1
         if not flight.freed and alike and len(flight.failures) == self.size:
             return ""  # the ranks left the cell at the same point: their groups still agree

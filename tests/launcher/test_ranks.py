@@ -134,11 +134,13 @@ def test_ranks_are_freed_again_and_again(ranks: Ranks) -> None:
     ],
 )
 def test_a_rank_that_dies_in_a_cell_is_named_at_once_with_its_last_words(ranks: Ranks, end: str, words: str) -> None:
+    ranks.push({"mine": 1})
     started = time.monotonic()
     with pytest.raises(RankError, match=f"rank 1 {words}") as caught:
         ranks.exec(f"import os, signal\nif rank == 1:\n    print('so long')\n    {end}\ndist.barrier()")
     assert time.monotonic() - started < 1.5
     assert "so long" in str(caught.value)
+    assert "Variables that are lost: mine." in str(caught.value)
     with pytest.raises(LaunchError, match=r"rank 1 .*nothing runs on fewer than 3 ranks.*restart"):
         ranks.exec("1")
     ranks.restart()
@@ -178,10 +180,10 @@ def test_an_interrupt_is_not_lost_on_a_rank_that_displays_without_pause(ranks: R
 
 
 def test_a_rank_that_ignores_interrupts_is_killed_at_the_third_and_the_loss_is_told(ranks: Ranks) -> None:
-    ranks.exec("kept = 1")
+    ranks.exec("import math\nkept = 1\nif rank == 1: alone = 2")
     old = ranks.pids
     interrupt_after(0.3, times=3)
-    with pytest.raises(RanksInterrupted, match="fresh ones run now, without the variables"):
+    with pytest.raises(RanksInterrupted, match=r"and with them alone, kept, and what.* fresh ones run now"):
         ranks.exec(
             "import signal, time\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\n"
             "while True: time.sleep(0.1)"

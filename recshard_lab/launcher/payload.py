@@ -6,12 +6,16 @@ lines that its traceback will want to show.
 
 from __future__ import annotations
 
+import enum
 import importlib
 import io
 import linecache
 import os
+import pickle
 import types
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import dill
@@ -19,11 +23,25 @@ import dill
 __all__ = ["decode", "encode", "encode_call", "remember_sources", "sources_of"]
 
 
-class _ByName(dill.Pickler):
-    """Sends modules as their names. dill would send the contents of those outside site-packages: ours, when
-    installed in place, and the notebook's neighbours."""
+_ORIGIN = "__recshard_origin__"  # in the namespace of a class that travelled: where it came from
+_origins: dict[str, type] = {}  # classes of this process that ranks know copies of
 
-    dispatch = dill.Pickler.dispatch.copy()
+
+class _Dispatch(dict[type, Any]):
+    """How each type of object is sent: classes as classes are, whatever their metaclass."""
+
+    def get(self, kind: type, default: Any = None) -> Any:
+        return self[kind] if kind in self or issubclass(kind, type) else default
+
+    def __missing__(self, kind: type) -> Any:
+        return self[type]
+
+
+class _Pickler(dill.Pickler):
+    """Sends modules as their names. dill would send the contents of those outside site-packages: ours, when
+    installed in place, and the notebook's neighbours. Classes of the notebook go by value, but marked."""
+
+    dispatch = _Dispatch(dill.Pickler.dispatch)
 
     def save_module(self, module: types.ModuleType) -> None:
         if module.__name__ == "__main__":
@@ -33,17 +51,66 @@ class _ByName(dill.Pickler):
 
     dispatch[types.ModuleType] = save_module
 
+    def save_type(self, cls: type, *args: Any, **kwargs: Any) -> None:
+        if cls.__module__ == "__main__" and _ORIGIN not in vars(cls):
+            with suppress(AttributeError, TypeError):  # a class that takes no attributes is not recognised again
+                setattr(cls, _ORIGIN, origin := os.urandom(8).hex())
+                _origins[origin] = cls
+        if cls.__module__ == "__main__" and issubclass(cls, enum.Enum):  # dill would name it, and nobody there has it
+            self.save_reduce(_known_or_new_enum, _enum_parts(cls), obj=cls)
+        else:
+            dill.Pickler.dispatch[type](self, cls, *args, **kwargs)
+
+    dispatch[type] = save_type
+
+
+class _Unpickler(dill.Unpickler):
+    """Takes a class that came from here, and comes back, for the one it was."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        return partial(_known_or_new, found) if name == "_create_type" else found
+
+    def load(self) -> Any:
+        return pickle.Unpickler.load(self)  # dill's own would then change the object's class by its name
+
+
+def _known_or_new(create: Callable[..., type], kind: Any, *args: Any) -> type:
+    space = args[2] if len(args) > 2 and isinstance(args[2], dict) else {}
+    return _origins.get(space.get(_ORIGIN, "")) or create(kind, *args)
+
+
+def _enum_parts(cls: type[enum.Enum]) -> tuple[Any, ...]:
+    members = {name: member.value for name, member in cls.__members__.items()}
+    rest = {
+        name: value
+        for name, value in vars(cls).items()
+        if name not in members and not name.startswith("_") and name not in ("name", "value")
+    }
+    return type(cls), cls.__name__, cls.__bases__, {**members, **rest}, vars(cls).get(_ORIGIN, "")
+
+
+def _known_or_new_enum(meta: Any, name: str, bases: tuple[type, ...], parts: dict[str, Any], origin: str) -> type:
+    if origin in _origins:
+        return _origins[origin]
+    space = meta.__prepare__(name, bases)
+    for part, value in {"__module__": "__main__", "__qualname__": name, **parts}.items():
+        space[part] = value
+    cls: type = meta(name, bases, space)
+    setattr(cls, _ORIGIN, origin)
+    return cls
+
 
 def encode(value: Any) -> bytes:
     """`value` by dill; what cannot be carried raises a TypeError or PicklingError naming it."""
     buffer = io.BytesIO()
-    _ByName(buffer, recurse=True).dump(value)
+    _Pickler(buffer, recurse=True).dump(value)
     return buffer.getvalue()
 
 
 def decode(data: bytes) -> Any:
     """The inverse of `encode`. Only for bytes that came over our own channel."""
-    return dill.loads(data)
+    return _Unpickler(io.BytesIO(data)).load()
 
 
 def encode_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:

@@ -22,10 +22,10 @@ from recshard_lab.planner.options import DoesNotFit, Placement, options_of
 from recshard_lab.planner.state import TIE, Problem, State
 from recshard_lab.sharding import ParameterConstraints, PlanError
 
-ROUNDS = ((1.0, 2), (0.2, 1), (TIE, 2), (TIE, 1))
+ROUNDS = ((1.0, 1), (0.3, 1), (TIE, 1))
 """Rounds of local search: weight of the balance term, and how many plans go on. A large weight first looks past local
 optima, in which no table alone can shorten the slowest ranks of all phases."""
-STARTS = 4  # that are improved
+STARTS = 3  # that are improved
 FEW = 12  # tables up to which each is kicked; beyond, it gains little for its time
 SMALL = 64  # tables x ranks up to which all starts are improved to the end
 

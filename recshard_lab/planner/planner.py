@@ -32,7 +32,7 @@ class EmbeddingShardingPlanner:
         batch_size: samples of one rank; the workload's (512) when left out.
         constraints: table name -> `ParameterConstraints`.
         workload: the step to plan for.
-        local_search_passes: rounds of improvement after the greedy start.
+        local_search_passes: rounds of improvement after the greedy starts, at most 3; 0 for none.
 
     Attributes:
         last_estimate: `Estimate` of the last plan made, None before.
@@ -50,7 +50,7 @@ class EmbeddingShardingPlanner:
         constraints: Mapping[str, ParameterConstraints] | None = None,
         workload: Workload | None = None,
         *,
-        local_search_passes: int = 4,
+        local_search_passes: int = 3,
     ) -> None:
         self.topology = topology or running_topology()
         workload = workload or Workload()

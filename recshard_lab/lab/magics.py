@@ -13,10 +13,15 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, nee
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
 from recshard_lab import launcher
+from recshard_lab.lab.autoreload import Autoreload
+from recshard_lab.lab.completion import rank_names
 from recshard_lab.lab.output import NotebookPrinter, time_bars
 from recshard_lab.launcher import LaunchError, RankError, Ranks, RanksInterrupted
 
 __all__ = ["RecshardMagics", "load", "unload"]
+
+
+_autoreload = Autoreload()
 
 
 def rank_list(text: str) -> list[int]:
@@ -97,9 +102,13 @@ class RecshardMagics(Magics):
     def recshard(self, line: str, cell: str) -> None:
         """Run the cell on every rank, in the rank's own namespace."""
         asked = parse_argstring(self.recshard, line)
+        cell = _autoreload.take_out(cell)
         _refuse_notebook_syntax(self.shell, cell)
         ranks = _running()
         chosen = ranks._chosen(asked.ranks)
+        reloading = _autoreload.on(self.shell)
+        if reloading:
+            _autoreload.before(ranks, chosen)
         printer = NotebookPrinter(chosen, quiet=asked.quiet)
         results = ranks.exec(
             cell,
@@ -108,6 +117,8 @@ class RecshardMagics(Magics):
             timeout_s=asked.timeout,
             printer=printer,
         )
+        if reloading:
+            _autoreload.after(ranks, chosen)
         printer.results(results)
         if asked.time:
             print(time_bars(results))
@@ -200,6 +211,7 @@ def _refuse_notebook_syntax(shell: InteractiveShell, cell: str) -> None:
 def load(shell: InteractiveShell) -> None:
     """Registers the magics and starts warming the forkserver in the background."""
     shell.register_magics(RecshardMagics)
+    shell.Completer.custom_matchers.append(rank_names)
     launcher.warm()
 
 
@@ -208,6 +220,8 @@ def unload(shell: InteractiveShell) -> None:
     ranks = launcher.current()
     if ranks is not None:
         ranks.stop()
+    if rank_names in shell.Completer.custom_matchers:
+        shell.Completer.custom_matchers.remove(rank_names)
     for kind, names in RecshardMagics.magics.items():
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)

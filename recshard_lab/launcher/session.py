@@ -124,6 +124,16 @@ class Ranks:
         """The value of a name, or an expression, in the namespaces of ranks; one a rank."""
         return self._values("pull", encode(expression), ranks, None, None)
 
+    def complete(self, word: str, timeout_s: float = 0.25) -> list[str]:
+        """The names on rank 0 that begin with `word`; none while the ranks are busy or gone."""
+        world = self._world
+        if world is None or world.why_not() or not self._busy.acquire(blocking=False):
+            return []
+        try:
+            return world.ask(0, "complete", word, timeout_s) or []
+        finally:
+            self._busy.release()
+
     def status(self) -> list[RankStatus]:
         """Each rank's process, state and memory; empty once stopped."""
         if self._world is None:

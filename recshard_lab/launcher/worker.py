@@ -30,6 +30,7 @@ from . import groups
 from .cell import NOTHING, bundle, describe, redirect_display, run_source
 from .channel import Channel, Message
 from .collectives import Line
+from .completion import completions
 from .payload import decode, encode, remember_sources
 from .recorder import Recorder, users_line
 
@@ -232,6 +233,8 @@ class Rank:
                     self.reply(message, groups.cut(pickle.loads(message.payload)))
                 elif message.kind == "shown":
                     self.shown.set()
+                elif message.kind == "complete":
+                    self.reply(message, completions(pickle.loads(message.payload), self.namespace.copy()))
                 elif message.kind == "pulse":
                     self.reply(message, (self.running, groups.issue_counts(), users_line()))
                 elif message.kind == "position":

@@ -8,7 +8,10 @@ on the ranks go on working. A world that lost a rank runs nothing more until it 
 from __future__ import annotations
 
 import pickle
+import queue
 import time
+from contextlib import suppress
+from typing import Any
 
 from .collectives import Window
 from .doctor import disagreeing
@@ -18,7 +21,7 @@ from .interrupts import stop_button
 from .lines import Printer
 from .shape import Shape
 from .waiting import Flight
-from .wires import Event, Wires, exit_text
+from .wires import Event, Wires, exit_text, opened
 
 __all__ = ["World"]
 
@@ -37,6 +40,7 @@ class World:
         self.lost = ""  # why nothing runs any more
         self._rebuilds = 0
         self._upkeep = False
+        self._questions = -1  # numbered downwards: they belong to no cell
         self._engine = engine_for(shape)
         self.shape = self._engine.shape
         self.wires = Wires(self._engine)
@@ -106,6 +110,22 @@ class World:
         """The names of what the ranks hold, for a sentence; the cell that never ended may have made more."""
         names = sorted({name for names in self._names.values() for name in names})
         return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+
+    def ask(self, rank: int, kind: str, value: Any, timeout_s: float) -> Any | None:
+        """What the side thread of an idle rank answers; None when it takes too long."""
+        self._questions -= 1
+        self.wires.send(rank, kind, self._questions, pickle.dumps(value))
+        until, others, answer = time.monotonic() + timeout_s, [], None
+        while answer is None and (left := until - time.monotonic()) > 0:
+            with suppress(queue.Empty):
+                event = self.wires.events.get(timeout=left)
+                if event.cell == self._questions:
+                    answer = opened(event.data)
+                elif event.cell >= 0:
+                    others.append(event)
+        for event in others:  # for the next cell to hear
+            self.wires.events.put(event)
+        return answer
 
     def stop(self, patience_s: float = LEAVE_S) -> None:
         """Ends every rank and all that they started; nothing is left of them."""

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -71,6 +72,11 @@ class Notebook:
         said = self.run(source)
         assert not said.error, said.error
         return said
+
+    def complete(self, source: str) -> list[str]:
+        """What the Tab key offers at the end of `source`."""
+        reply = self.client.complete(source, reply=True, timeout=10)["content"]
+        return sorted(reply["matches"])
 
     def close(self) -> None:
         self.client.stop_channels()
@@ -229,6 +235,42 @@ def test_a_stalled_cell_shows_who_is_missing_where_and_stopping_it_does_not_say_
 def test_collectives_that_do_not_pair_up_are_told_after_the_cell(notebook: Notebook) -> None:
     said = notebook.ok("%%recshard\nif rank == 0: dist.all_reduce(torch.ones(3), async_op=True)")
     assert "rank 1 never entered all_reduce #2, float32[3]; it has finished the cell" in said.data[0]["text/plain"]
+
+
+@pytest.mark.parametrize("where", ["notebook", "ranks"])
+def test_modules_edited_on_disk_are_loaded_again_on_the_ranks(notebook: Notebook, tmp_path: Path, where: str) -> None:
+    module = tmp_path / f"edited_{where}.py"
+    module.write_text("def answer(): return 1\n")
+    notebook.ok(f"%%recshard\nimport sys; sys.path.insert(0, {str(tmp_path)!r})")
+    if where == "notebook":
+        notebook.ok("%load_ext autoreload\n%autoreload 2")
+        start = "%%recshard\n"
+    else:
+        start = "%%recshard\n%load_ext autoreload\n%autoreload 2\n"
+    notebook.ok(f"{start}import edited_{where}\nfrom edited_{where} import answer")
+    assert notebook.ok("%%recshard\nanswer()").stdout == "[all] 1\n"
+    module.write_text("def answer(): return 1 + 1  # edited\n")
+    assert notebook.ok(f"%%recshard\nanswer(), edited_{where}.answer()").stdout == "[all] (2, 2)\n"
+    module.write_text("def answer(: return\n")
+    broken = notebook.ok("%%recshard\nanswer()")
+    assert broken.stdout == "[all] 2\n"
+    assert f"autoreload of edited_{where} failed: SyntaxError" in broken.stderr
+    notebook.ok("%autoreload 0" if where == "notebook" else "%%recshard\n%autoreload 0")
+    module.write_text("def answer(): return 'a third one'\n")
+    assert notebook.ok("%%recshard\nanswer()").stdout == "[all] 2\n"
+    notebook.ok("from recshard_lab.lab import magics; magics._autoreload.asked = None")
+
+
+def test_names_on_the_ranks_are_completed_and_the_notebooks_stay_its_own(notebook: Notebook) -> None:
+    notebook.ok("only_here = 1; shared_name = 'mine'; before = set(globals())")
+    notebook.ok("%%recshard\nonly_there = torch.nn.Linear(2, 3); shared_name = 'ours'")
+    assert notebook.complete("%%recshard\nonly_") == ["only_there"]
+    assert "only_there.in_features" in notebook.complete("%%recshard\nx = only_there.in_")
+    assert notebook.complete("only_") == ["only_here"]
+    assert notebook.complete("%%recshard\ndist.all_to_all_s") == ["dist.all_to_all_single"]
+    new = notebook.ok("print([n for n in set(globals()) - before if not n.startswith('_') and n != 'before'])")
+    assert new.stdout == "[]\n"
+    assert notebook.ok("print(shared_name)").stdout == "mine\n"
 
 
 def test_a_time_limit_stops_a_cell(notebook: Notebook) -> None:

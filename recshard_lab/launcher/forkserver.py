@@ -165,6 +165,8 @@ class Forkserver:
         self._last_words = stderr.read().decode(errors="replace").strip()
         stderr.close()
         self.process.wait()
+        if self._folder:  # a zygote that was killed could not remove it
+            shutil.rmtree(self._folder, ignore_errors=True)
         with self._lock:
             self.alive = False
         self.channel.close()

@@ -30,10 +30,12 @@ def test_it_has_one_thread_so_that_forks_are_safe(ranks: Ranks) -> None:
 
 def test_killing_it_ends_its_ranks_and_the_next_launch_starts_another(ranks: Ranks) -> None:
     processes = [psutil.Process(pid) for pid in ranks.pids]
+    folder = forkserver().folder
     os.kill(forkserver().process.pid, signal.SIGKILL)
     assert not psutil.wait_procs(processes, timeout=2)[1]
     with pytest.raises((LaunchError, RankError), match="ended together with the forkserver"):
         ranks.run(dist.get_rank)
+    assert not os.path.exists(folder)
     ranks.restart()
     assert ranks.run(dist.get_rank) == [0, 1, 2]
 

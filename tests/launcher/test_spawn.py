@@ -110,6 +110,18 @@ def test_a_script_runs_once_without_a_main_guard_and_leaves_nothing(then: str) -
     assert not os.path.exists(folder)
 
 
+def test_variables_that_libraries_read_when_loaded_are_there_in_time(
+    monkeypatch: pytest.MonkeyPatch, spawned: Ranks, capfd: pytest.CaptureFixture[str]
+) -> None:
+    spawned.stop()
+    monkeypatch.setenv("OMP_DISPLAY_ENV", "TRUE")
+    with launch(1, start_method="spawn"):
+        shown = capfd.readouterr().err
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in shown
+    assert "OMP_NUM_THREADS = '1'" in shown
+    spawned.restart()
+
+
 def test_it_is_what_a_system_without_fork_gets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Shape.checked(1).engine == "fork"
     monkeypatch.delattr(os, "fork")

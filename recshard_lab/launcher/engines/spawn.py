@@ -33,6 +33,16 @@ __all__ = ["SpawnEngine", "SpawnedRank"]
 
 _starting = threading.Lock()
 
+# Before anything of this package, and so torch, is imported in the child: some variables are read then, once.
+_BOOT = """
+import os, signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+os.dup2(err.fileno(), 2)
+os.environ.update(spec["environment"])
+from recshard_lab.launcher.engines.spawn import become_rank
+become_rank(spec, control, out, err, listener)
+"""
+
 
 class SpawnEngine:
     """One world's folder; each rank is a child of this process."""
@@ -61,9 +71,8 @@ class SpawnedRank:
         control = socket.socket(fileno=os.dup(fds[0]))
         streams = [Connection(os.dup(fd), readable=False) for fd in fds[1:]]
         context = multiprocess.get_context("spawn")
-        self._process = context.Process(
-            target=become_rank, args=(spec, control, *streams, listener), name=f"rank {spec['rank']}"
-        )
+        names = {"spec": spec, "control": control, "out": streams[0], "err": streams[1], "listener": listener}
+        self._process = context.Process(target=exec, args=(_BOOT, names), name=f"rank {spec['rank']}")
         with _starting, _unnoticed():
             self._process.start()
         control.close()
@@ -112,18 +121,15 @@ def _unnoticed() -> Iterator[None]:
 
 
 def become_rank(
-    spec: dict[str, Any], control: socket.socket, stdout: Any, stderr: Any, listener: socket.socket | None
+    spec: dict[str, Any], control: socket.socket, out: Any, err: Any, listener: socket.socket | None
 ) -> None:
-    """What the child runs: a rank, and never back into multiprocess."""
+    """What the child runs after `_BOOT`: a rank, and never back into multiprocess."""
     status = 1
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-        fds = [os.dup(stream.fileno()) for stream in (control, stdout, stderr)]
-        for stream in (control, stdout, stderr):
+        fds = [os.dup(stream.fileno()) for stream in (control, out, err)]
+        for stream in (control, out, err):
             stream.close()
-        os.dup2(fds[2], 2)
-        os.environ.update(spec["environment"])  # some are read when torch is loaded
         from ..stores import host_store
         from ..worker import run_rank
 

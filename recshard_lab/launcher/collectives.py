@@ -97,3 +97,11 @@ class Position(NamedTuple):
     def at(self, group: str, number: int) -> Entered | None:
         """The collective of that number, if it is among the last."""
         return next((entry for entry in reversed(self.history.get(group, ())) if entry.number == number), None)
+
+    def with_lines(self, lines: dict[str, dict[int, Line | None]]) -> Position:
+        """The same, each collective with the line it came from."""
+        history = {
+            name: tuple(entry._replace(line=lines.get(name, {}).get(entry.number)) for entry in entries)
+            for name, entries in self.history.items()
+        }
+        return self._replace(history=history)

@@ -137,5 +137,6 @@ def _whereabouts(position: Position, place: Place) -> str:
 def _state(entry: Entered | None, position: Position, place: Place) -> str:
     if entry is None:
         return _whereabouts(position, place)
-    where = f" at {place(entry.line)}" if entry.line is not None else ""
+    line = entry.line if entry.line is not None or entry.done else position.line  # it waits where it is
+    where = f" at {place(line)}" if line is not None else ""
     return f"{'entered' if entry.done else 'waits in'} {entry}{where}"

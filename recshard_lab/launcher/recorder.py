@@ -84,19 +84,28 @@ class Recorder:
         seen.digest.update(repr(_entered(entry).comparable).encode())
 
     def position(self, cell: int | None, line: Line | None) -> Position:
-        """`cell` and `line` as given, with the last collectives of each group and the lines they came from."""
-        entries = [entry for entry in _entries() if not entry["is_p2p"]]  # as things stand now; lines may take a second
-        lines = {(entry["pg_id"], entry["record_id"]): _line(entry) for entry in _entries(lines=True)}
-        newest = {entry["process_group"][0]: entry["pg_id"] for entry in entries}
-        found: dict[str, deque[Entered]] = {}
-        for entry in entries:
-            name = entry["process_group"][0]
-            if entry["pg_id"] == newest[name]:  # not from before the group was rebuilt
-                of = lines.get((entry["pg_id"], entry["record_id"]))
-                found.setdefault(name, deque(maxlen=KEPT)).append(_entered(entry, of))
+        """`cell` and `line` as given, with the last collectives of each group."""
         members = groups.group_names()
-        history = {name: tuple(found.get(name, ())) for name in members}
+        found = _newest(_entries())
+        history = {name: tuple(_entered(entry) for entry in found.get(name, ())) for name in members}
         return Position(cell, line if cell is not None else None, members, history)
+
+    def lines(self) -> dict[str, dict[int, Line | None]]:
+        """Group -> number of a collective -> the user's line it came from. At first torch imports for it."""
+        found = _newest(_entries(lines=True))
+        return {name: {entry["collective_seq_id"]: _line(entry) for entry in kept} for name, kept in found.items()}
+
+
+def _newest(entries: list[dict[str, Any]]) -> dict[str, deque[dict[str, Any]]]:
+    """The last entries by group, none from before the group was rebuilt."""
+    collectives = [entry for entry in entries if not entry["is_p2p"]]
+    newest = {entry["process_group"][0]: entry["pg_id"] for entry in collectives}
+    found: dict[str, deque[dict[str, Any]]] = {}
+    for entry in collectives:
+        name = entry["process_group"][0]
+        if entry["pg_id"] == newest[name]:
+            found.setdefault(name, deque(maxlen=KEPT)).append(entry)
+    return found
 
 
 def _entries(lines: bool = False) -> list[dict[str, Any]]:
@@ -117,13 +126,12 @@ def _line(entry: dict[str, Any]) -> Line | None:
     return None
 
 
-def _entered(entry: dict[str, Any], line: Line | None = None) -> Entered:
+def _entered(entry: dict[str, Any]) -> Entered:
     return Entered(
         op=entry["profiling_name"].rpartition(":")[2],
         number=entry["collective_seq_id"],
         dtypes=tuple(entry["input_dtypes"] or entry["output_dtypes"]),
         sizes=tuple(tuple(size) for size in entry["input_sizes"] or entry["output_sizes"]),
-        line=line,
         done=bool(entry["retired"]),
     )
 

@@ -30,7 +30,6 @@ STRAGGLER_S = 2.0  # after that, ranks still at work in a failed cell are interr
 INTERRUPT_GRACE_S = 0.4  # between KeyboardInterrupt and freeing collectives
 CABLES_S = 0.3  # for the ranks to say how they are connected
 DEATH_GRACE_S = 0.1  # for other deaths to be heard of (a group killed together)
-POSITIONS_S = 6.0  # for all ranks to say what they have entered
 PATIENCE_S = 3.0  # then the reader is told who does not answer, and how to go on
 
 
@@ -90,8 +89,7 @@ class Flight:
 
     def settle(self) -> None:
         """Waits for ranks that were asked where they are."""
-        until = time.monotonic() + POSITIONS_S
-        while self._watch.expecting and time.monotonic() < until:
+        while self._watch.expecting():
             with suppress(queue.Empty):
                 self._on(self.wires.events.get(timeout=TICK_S))
 
@@ -125,7 +123,7 @@ class Flight:
             self._cables[rank] = opened(data)
             if self.freed:  # too busy to answer in time
                 self._cut(self._cables)
-        elif kind in ("pulse", "position"):
+        elif kind in ("pulse", "position", "lines"):
             self._watch.hear(rank, kind, data)
             if kind == "pulse" and "told" in self._since:
                 self._tell_where(rank, opened(data)[-1])

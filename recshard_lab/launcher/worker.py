@@ -238,8 +238,10 @@ class Rank:
                 elif message.kind == "pulse":
                     self.reply(message, (self.running, groups.issue_counts(), users_line()))
                 elif message.kind == "position":
-                    # on a thread of its own: looking up lines may import for a second, and freeing must not wait
-                    threading.Thread(target=self.tell_position, args=(message,), daemon=True).start()
+                    self.tell_position(message)
+                elif message.kind == "lines":
+                    # on a thread of its own: torch may import for a second, and freeing must not wait
+                    threading.Thread(target=lambda m=message: self.reply(m, self.recorder.lines()), daemon=True).start()
                 else:
                     self.work.put(message)
         except (EOFError, OSError):

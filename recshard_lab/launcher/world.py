@@ -81,10 +81,10 @@ class World:
         for rank in ranks:
             self.wires.send(rank, kind, self.cell, payload)
         flight.wait()
-        if not flight.died:
+        if not flight.died and not flight.killed:
             flight.settle()
         self._remember(flight)
-        if flight.killed:
+        if flight.killed and flight.waiting:
             stuck = ranks_text(sorted(flight.waiting), self.size)
             gone = self.variables()
             held = f" and with them {gone}, and what this cell made" if gone else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,13 @@ def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(LaunchError, match=r"pip install 'recshard-lab\[ray\]'"):
         launch(2, engine="ray")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "127.0.0.1:none"])
+def test_an_address_where_nobody_listens_is_told_at_once(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
+    with pytest.raises(LaunchError, match=r"no Ray cluster answers there .*ray start --head"):
+        launch(2, engine="ray", address=address)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["RayEngine", "cluster_backend"]
 
 PLACE_S = 30.0  # for Ray to reserve what the ranks need
+KNOCK_S = 5.0  # for a cluster's port to answer
 ACTORS_S = 120.0  # for the actors to be up
 
 
@@ -59,13 +60,21 @@ def connected(address: str | None) -> Any:
         ray.init(address="local", include_dashboard=False, **quiet)
         return ray
     try:
+        knock(address or os.environ["RAY_ADDRESS"])
         ray.init(address=address or os.environ["RAY_ADDRESS"], **quiet)
-    except (ConnectionError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise LaunchError(
             f"launch(engine='ray', address={address!r}): no Ray cluster answers there ({error}). "
             "Smallest change: start one with `ray start --head`, or leave out address to start one on this machine."
         ) from None
     return ray
+
+
+def knock(address: str) -> None:
+    """OSError where nobody listens at ``host:port``: Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and "://" not in address:
+        socket.create_connection((host.strip("[]"), int(port)), KNOCK_S).close()
 
 
 def machines(ray: Any) -> list[dict[str, float]]:

@@ -15,9 +15,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
-from recshard_lab.lab.theme import bytes_text
-from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, Estimate, Workload, estimate
-from recshard_lab.planner.options import DoesNotFit, Placement
+from recshard_lab.planner import EmbeddingShardingPlanner, Estimate, Workload, estimate
 from recshard_lab.sharding import ParameterConstraints, PlanError, ShardingPlan, Topology
 
 AUTO = "auto"
@@ -80,16 +78,18 @@ def answer(question: Question, tables: Sequence[BaseEmbeddingConfig], base: Topo
     """Plans and predicts; a refusal becomes part of the answer, never an exception."""
     topology = topology_for(question, base)
     workload = replace(workload, batch_size=question.batch_size)
-    planner = _Brief(topology, constraints=_constraints(question), workload=workload)
+    planner = EmbeddingShardingPlanner(topology, constraints=_constraints(question), workload=workload)
     try:
-        plan = planner.plan_tables(tables)
+        plan = planner.plan_tables(tables, explain=False)
     except PlanError as refusal:
         problem = str(refusal)
     else:
         return Answer(question, topology, workload, plan, planner.last_estimate)
-    roomy = _Brief(_with_cap(topology, UNLIMITED), constraints=_constraints(question), workload=workload)
+    roomy = EmbeddingShardingPlanner(
+        _with_cap(topology, UNLIMITED), constraints=_constraints(question), workload=workload
+    )
     try:
-        plan = roomy.plan_tables(tables)
+        plan = roomy.plan_tables(tables, explain=False)
         return Answer(question, topology, workload, plan, estimate(plan, tables, topology, workload), problem)
     except PlanError:
         return Answer(question, topology, workload, None, None, problem)
@@ -107,20 +107,6 @@ def explained(shown: Answer, tables: Sequence[BaseEmbeddingConfig]) -> Answer:
     except PlanError as refusal:
         return replace(shown, problem=str(refusal))
     return shown
-
-
-class _Brief(EmbeddingShardingPlanner):
-    """The planner, refusing at once what does not fit instead of trying what would."""
-
-    def _solve(self, model: CostModel, tables: Sequence[BaseEmbeddingConfig]) -> list[Placement]:
-        try:
-            return super()._solve(model, tables)
-        except DoesNotFit as stuck:
-            table, free = tables[stuck.table], bytes_text(self.topology.free_memory_bytes())
-            raise PlanError(
-                f"table {table.name!r} ({bytes_text(table.weight_bytes)}) does not fit beside the other "
-                f"{len(tables) - 1} tables: a rank has {free} after the reserve"
-            ) from None
 
 
 def _constraints(question: Question) -> dict[str, ParameterConstraints]:

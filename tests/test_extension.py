@@ -170,7 +170,7 @@ def test_a_new_scheme_trains_as_the_unsharded_model_does(scheme: str, ratings: S
     with launcher.launch(2) as ranks:  # rectangles are all that ranks need: the scheme stays here
         sharded = run_under(ranks, plan, train, test, recipe)
     truth = run_unsharded(train, test, recipe)
-    torch.testing.assert_close(sharded.losses, truth.losses, rtol=2e-4, atol=0)  # Adam magnifies rounding
+    torch.testing.assert_close(sharded.losses, truth.losses, rtol=1e-3, atol=0)  # Adam magnifies rounding
 
 
 def test_a_new_kernel_is_known_by_name_and_taken_when_asked_for(kernel: str) -> None:

@@ -99,11 +99,12 @@ def test_sliders_and_menus_are_moved_by_the_keyboard(page: Any) -> None:
 
 
 def test_the_other_pictures_are_a_click_away_and_titled(page: Any) -> None:
+    from playwright.sync_api import expect
+
     widget = page.locator(WIDGET)
     for label, title in (("Memory", "Memory per rank"), ("Step time", "Step time"), ("Traffic", "Traffic per step")):
         widget.get_by_role("button", name=label, exact=True).click()
-        page.wait_for_selector(f'{WIDGET} svg[role="img"][aria-label^="{title}"]')
-        assert widget.locator(f'svg[role="img"][aria-label^="{title}"]').count() == 2
+        expect(widget.locator(f'svg[role="img"][aria-label^="{title}"]')).to_have_count(2, timeout=15_000)
     widget.get_by_role("button", name="Placement", exact=True).click()
 
 

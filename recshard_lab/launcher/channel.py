@@ -9,19 +9,25 @@ import pickle
 import socket
 import struct
 import threading
+from collections.abc import Sequence
 from typing import NamedTuple
 
 __all__ = ["Channel", "FrameReader", "Message"]
 
+MOST_FDS = 4  # that come with one message
 _LENGTHS = struct.Struct("!IQ")  # header bytes, payload bytes
 
 
 class Message(NamedTuple):
-    """kind: what it is; cell: the number of the cell or call it belongs to; payload: pickled or dilled."""
+    """kind: what it is; cell: the number of the cell or call it belongs to; payload: pickled or dilled.
+
+    fds: open files that travel along; who receives them closes them.
+    """
 
     kind: str
     cell: int = 0
     payload: bytes = b""
+    fds: tuple[int, ...] = ()
 
 
 class FrameReader:
@@ -29,18 +35,21 @@ class FrameReader:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+        self._fds: list[int] = []
 
-    def feed(self, data: bytes) -> list[Message]:
-        """The messages completed by `data`."""
+    def feed(self, data: bytes, fds: Sequence[int] = ()) -> list[Message]:
+        """The messages completed by `data`, with which `fds` came; a message's come with its first byte."""
         self._buffer += data
+        self._fds += fds
         messages = []
         while len(self._buffer) >= _LENGTHS.size:
             header, payload = _LENGTHS.unpack_from(self._buffer)
             start, end = _LENGTHS.size + header, _LENGTHS.size + header + payload
             if len(self._buffer) < end:
                 break
-            kind, cell = pickle.loads(self._buffer[_LENGTHS.size : start])
-            messages.append(Message(kind, cell, bytes(self._buffer[start:end])))
+            kind, cell, count = pickle.loads(self._buffer[_LENGTHS.size : start])
+            messages.append(Message(kind, cell, bytes(self._buffer[start:end]), tuple(self._fds[:count])))
+            del self._fds[:count]
             del self._buffer[:end]
         return messages
 
@@ -56,9 +65,11 @@ class Channel:
 
     def send(self, message: Message) -> None:
         """Raises OSError when the other end is gone."""
-        header = pickle.dumps((message.kind, message.cell))
+        header = pickle.dumps((message.kind, message.cell, len(message.fds)))
+        start = _LENGTHS.pack(len(header), len(message.payload)) + header
         with self._lock:
-            self.sock.sendall(_LENGTHS.pack(len(header), len(message.payload)) + header)
+            sent = socket.send_fds(self.sock, [start], message.fds) if message.fds else 0
+            self.sock.sendall(start[sent:])
             if message.payload:
                 self.sock.sendall(message.payload)
 
@@ -71,17 +82,17 @@ class Channel:
     def receive_some(self) -> list[Message]:
         """One read's worth of messages, maybe none; EOFError when the other end is gone."""
         try:
-            data = self.sock.recv(1 << 20)
+            data, fds, _, _ = socket.recv_fds(self.sock, 1 << 20, MOST_FDS)
         except ConnectionResetError:
-            data = b""
+            data, fds = b"", []
         if not data:
             raise EOFError("the other end of the control channel is closed")
-        return self._reader.feed(data)
+        return self._reader.feed(data, fds)
 
     def receive_exactly(self) -> Message:
         """The next message and not a byte more: what follows may carry file descriptors. Do not mix with `receive`."""
         header, payload = _LENGTHS.unpack(self._take(_LENGTHS.size))
-        kind, cell = pickle.loads(self._take(header))
+        kind, cell, _ = pickle.loads(self._take(header))
         return Message(kind, cell, self._take(payload))
 
     def _take(self, count: int) -> bytes:

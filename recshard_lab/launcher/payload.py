@@ -20,7 +20,9 @@ from typing import Any
 
 import dill
 
-__all__ = ["decode", "encode", "encode_call", "remember_sources", "sources_of"]
+from .memory import is_large, shelve, take
+
+__all__ = ["decode", "decode_apart", "encode", "encode_apart", "encode_call", "remember_sources", "sources_of"]
 
 
 _ORIGIN = "__recshard_origin__"  # in the namespace of a class that travelled: where it came from
@@ -51,6 +53,17 @@ class _Pickler(dill.Pickler):
 
     dispatch[types.ModuleType] = save_module
 
+    large: list[Any] | None = None  # where large tensors are put aside; None: they are pickled like all else
+
+    def persistent_id(self, value: Any) -> int | None:
+        if self.large is None or not is_large(value):
+            return None
+        for index, known in enumerate(self.large):
+            if known is value:
+                return index
+        self.large.append(value)
+        return len(self.large) - 1
+
     def save_type(self, cls: type, *args: Any, **kwargs: Any) -> None:
         if cls.__module__ == "__main__" and _ORIGIN not in vars(cls):
             with suppress(AttributeError, TypeError):  # a class that takes no attributes is not recognised again
@@ -66,6 +79,11 @@ class _Pickler(dill.Pickler):
 
 class _Unpickler(dill.Unpickler):
     """Takes a class that came from here, and comes back, for the one it was."""
+
+    large: Sequence[Any] = ()  # what was put aside
+
+    def persistent_load(self, index: int) -> Any:
+        return self.large[index]
 
     def find_class(self, module: str, name: str) -> Any:
         found = super().find_class(module, name)
@@ -111,6 +129,27 @@ def encode(value: Any) -> bytes:
 def decode(data: bytes) -> Any:
     """The inverse of `encode`. Only for bytes that came over our own channel."""
     return _Unpickler(io.BytesIO(data)).load()
+
+
+def encode_apart(value: Any) -> tuple[bytes, int | None]:
+    """`encode`, with large tensors in shared memory: its descriptor, for the caller to close, if there are any."""
+    buffer = io.BytesIO()
+    pickler = _Pickler(buffer, recurse=True)
+    pickler.large = []
+    pickler.dump(value)
+    if not pickler.large:
+        return encode((buffer.getvalue(), [])), None
+    fd, places = shelve(pickler.large)
+    return encode((buffer.getvalue(), places)), fd
+
+
+def decode_apart(data: bytes, fd: int | None) -> Any:
+    """The inverse of `encode_apart`; closes `fd`."""
+    pickled, places = decode(data)
+    unpickler = _Unpickler(io.BytesIO(pickled))
+    if fd is not None:
+        unpickler.large = take(fd, places)
+    return unpickler.load()
 
 
 def encode_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:

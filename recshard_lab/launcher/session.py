@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 from .errors import LaunchError, RanksInterrupted
 from .interrupts import stop_button
 from .lines import Printer
-from .payload import decode, encode, encode_call, sources_of
+from .payload import decode, decode_apart, encode, encode_apart, encode_call, sources_of
 from .results import CellResult, RankStatus, rank_status
 from .shape import Shape
 from .world import World
@@ -118,11 +119,21 @@ class Ranks:
         """Puts values by name into the namespaces of ranks."""
         chosen = self._chosen(ranks)
         with self._work() as world:
-            world.send("push", encode((dict(values), sources_of(*values.values()))), chosen, None, None)
+            carried = (dict(values), sources_of(*values.values()))
+            data, fd = encode_apart(carried) if world.shares_memory else (encode((encode(carried), [])), None)
+            try:
+                world.send("push", data, chosen, None, None, () if fd is None else (fd,))
+            finally:
+                if fd is not None:
+                    os.close(fd)
 
     def pull(self, expression: str, *, ranks: Sequence[int] | None = None) -> list[Any]:
         """The value of a name, or an expression, in the namespaces of ranks; one a rank."""
-        return self._values("pull", encode(expression), ranks, None, None)
+        chosen = self._chosen(ranks)
+        with self._work() as world:
+            flight = world.send("pull", encode((expression, world.shares_memory)), chosen, None, None)
+            answers = [(flight.outcomes[r]["value"], world.wires.attached.pop((r, flight.cell), None)) for r in chosen]
+            return [decode_apart(data, fd) for data, fd in answers]
 
     def complete(self, word: str, timeout_s: float = 0.25) -> list[str]:
         """The names on rank 0 that begin with `word`; none while the ranks are busy or gone."""

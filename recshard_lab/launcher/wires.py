@@ -45,6 +45,7 @@ class Wires:
         self.last_output = [deque[str](maxlen=64) for _ in range(shape.world_size)]
         self.dead: dict[int, Ending] = {}
         self.channels: list[Channel] = []
+        self.attached: dict[tuple[int, int], int] = {}  # (rank, cell) -> shared memory that came with the answer
         self._pipes: dict[tuple[int, str], int] = {}
         self._decoders: dict[tuple[int, str], codecs.IncrementalDecoder] = {}
         self._gone = [threading.Event() for _ in range(shape.world_size)]
@@ -77,10 +78,10 @@ class Wires:
             for fd in fds[1:]:
                 os.close(fd)
 
-    def send(self, rank: int, kind: str, cell: int = 0, payload: bytes = b"") -> None:
+    def send(self, rank: int, kind: str, cell: int = 0, payload: bytes = b"", fds: tuple[int, ...] = ()) -> None:
         """To a rank that is gone, nothing happens: its death is an event of its own."""
         with suppress(OSError):
-            self.channels[rank].send(Message(kind, cell, payload))
+            self.channels[rank].send(Message(kind, cell, payload, fds))
 
     def alive(self) -> list[int]:
         """The ranks whose process has not ended."""
@@ -113,8 +114,14 @@ class Wires:
         for fd in self._pipes.values():
             os.close(fd)
         self._pipes.clear()
+        self.drop_attached()
         self._wakeup.close()
         self._wake.close()
+
+    def drop_attached(self) -> None:
+        """Closes shared memory of answers that nobody asked for any more."""
+        while self.attached:
+            os.close(self.attached.popitem()[1])
 
     # -- the listening thread ----------------------------------------------------------------------
 
@@ -149,6 +156,8 @@ class Wires:
             if message.kind in ("done", "display"):  # what was printed before comes before
                 self._drain(rank, "stdout")
                 self._drain(rank, "stderr")
+            if message.fds:
+                self.attached[rank, message.cell] = message.fds[0]
             self.events.put(Event(rank, message.kind, message.cell, message.payload))
             if message.kind == "display":
                 self.send(rank, "shown")

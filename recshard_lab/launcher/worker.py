@@ -31,7 +31,7 @@ from .cell import NOTHING, bundle, describe, redirect_display, run_source
 from .channel import Channel, Message
 from .collectives import Line
 from .completion import completions
-from .payload import decode, encode, remember_sources
+from .payload import decode, decode_apart, encode, encode_apart, remember_sources
 from .recorder import Recorder, users_line
 
 __all__ = ["run_rank"]
@@ -88,6 +88,7 @@ class Rank:
         self.shield = False  # an interrupt has to wait
         self.shown = threading.Event()
         self.recorder = Recorder()
+        self.attached: int | None = None  # shared memory that goes with the next answer
         self.main_module = types.ModuleType("__main__")
         self.namespace = self.main_module.__dict__
         self.given: frozenset[str] = frozenset()  # the names that every cell finds
@@ -149,7 +150,11 @@ class Rank:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):  # the cell closed or replaced it
                 stream.flush()
-        self.channel.send(Message("done", cell, pickle.dumps(outcome)))
+        fds = () if self.attached is None else (self.attached,)
+        self.channel.send(Message("done", cell, pickle.dumps(outcome), fds))
+        if self.attached is not None:
+            os.close(self.attached)
+            self.attached = None
 
     def names(self) -> list[str]:
         """The variables that cells have made here: what is lost with this rank."""
@@ -170,12 +175,17 @@ class Rank:
         return None if value is NOTHING else bundle(value)
 
     def do_push(self, message: Message) -> None:
-        values, sources = decode(message.payload)
+        values, sources = decode_apart(message.payload, message.fds[0] if message.fds else None)
         remember_sources(sources)
         self.namespace.update(values)
 
     def do_pull(self, message: Message) -> bytes:
-        return encode(eval(decode(message.payload), self.namespace))
+        expression, apart = decode(message.payload)
+        value = eval(expression, self.namespace)
+        if not apart:
+            return encode((encode(value), []))
+        data, self.attached = encode_apart(value)
+        return data
 
     def do_rebuild(self, message: Message) -> None:
         store, names, count = pickle.loads(message.payload)

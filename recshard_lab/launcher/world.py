@@ -19,6 +19,7 @@ from .engines import engine_for
 from .errors import LaunchError, RankError, RanksInterrupted, ranks_text
 from .interrupts import stop_button
 from .lines import Printer
+from .memory import shelving
 from .shape import Shape
 from .waiting import Flight
 from .wires import Event, Wires, exit_text, opened
@@ -60,6 +61,11 @@ class World:
         self._remember(flight)
         self.launch_s = time.perf_counter() - started
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether a descriptor can be handed to the ranks: they are on this machine, at the end of a socket pair."""
+        return shelving and self.shape.engine in ("fork", "spawn")
+
     def press_stop(self) -> None:
         """The reader wants the present cell to end. What puts the groups right is not a cell: it goes on."""
         cell = -1 if self._upkeep else self.cell
@@ -73,13 +79,20 @@ class World:
         return self.lost
 
     def send(
-        self, kind: str, payload: bytes, ranks: list[int], timeout_s: float | None, printer: Printer | None
+        self,
+        kind: str,
+        payload: bytes,
+        ranks: list[int],
+        timeout_s: float | None,
+        printer: Printer | None,
+        fds: tuple[int, ...] = (),
     ) -> Flight:
         """One piece of work there and back; raises RankError or RanksInterrupted once all is put right."""
         self.cell += 1
         flight = self._flight(ranks, printer or Printer(ranks), timeout_s, watched=True)
+        self.wires.drop_attached()
         for rank in ranks:
-            self.wires.send(rank, kind, self.cell, payload)
+            self.wires.send(rank, kind, self.cell, payload, fds)
         flight.wait()
         if not flight.died and not flight.killed:
             flight.settle()

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import time
 from typing import Any
 
+import psutil
 import pytest
+import torch
 
 from recshard_lab.launcher import Ranks
+from recshard_lab.launcher.world import World
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -77,3 +83,56 @@ def test_a_class_of_a_ranks_cell_is_not_taken_for_the_notebooks_of_the_same_name
     pulled = ranks.pull("[Point()]")
     assert not isinstance(pulled[0][0], space["Point"])
     assert [found[0].mine for found in pulled] == [0, 1, 2]
+
+
+def test_large_tensors_arrive_exactly_and_nobody_sees_what_another_writes(ranks: Ranks) -> None:
+    big = torch.randn(700, 900)
+    sent = {"big": big, "again": [big, big], "weight": torch.nn.Parameter(torch.randn(600, 600)), "turned": big.t()}
+    fds = psutil.Process().num_fds()
+    ranks.push(sent)
+    for rank, got in enumerate(ranks.pull("(big, again, weight, turned, again[0] is again[1], type(weight).__name__)")):
+        assert torch.equal(got[0], big), rank
+        assert torch.equal(got[1][1], big)
+        assert torch.equal(got[2], sent["weight"])
+        assert got[2].requires_grad
+        assert torch.equal(got[3], big.t())
+        assert got[4:] == (True, "Parameter")
+    ranks.exec("big.fill_(rank)")
+    assert [float(found.mean()) for found in ranks.pull("big")] == [0.0, 1.0, 2.0]
+    (mine,) = ranks.pull("big", ranks=[1])
+    mine.zero_()
+    assert float(ranks.pull("big", ranks=[1])[0].mean()) == 1.0
+    del mine, got
+    assert psutil.Process().num_fds() == fds
+    ranks.exec("del big, again, weight, turned")
+    before = ranks.run(lambda: len(__import__("os").listdir("/proc/self/fd")))
+    ranks.push({"big": big})
+    ranks.pull("big")
+    ranks.exec("del big")
+    assert ranks.run(lambda: len(__import__("os").listdir("/proc/self/fd"))) == before
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.complex64, torch.int8])
+def test_any_type_of_large_tensor_travels(ranks: Ranks, dtype: torch.dtype) -> None:
+    sent = (torch.randn(2_200_000) * 3).to(dtype)
+    ranks.push({"sent": sent}, ranks=[2])
+    assert torch.equal(ranks.pull("sent", ranks=[2])[0], sent)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="anonymous shared memory is Linux's")
+def test_shared_memory_is_faster_than_the_socket_and_leaves_no_file(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = torch.randn(8_000_000)  # 32 MB
+    files = set(os.listdir("/dev/shm"))
+    took: dict[bool, float] = {}
+    for shared in (False, True, False, True):
+        monkeypatch.setattr(World, "shares_memory", shared)
+        begun = time.perf_counter()
+        ranks.push({"sent": sent})
+        for back in ranks.pull("sent"):
+            assert back[-1] == sent[-1]
+        took[shared] = min(took.get(shared, 1e9), time.perf_counter() - begun)
+    assert set(os.listdir("/dev/shm")) == files
+    print(f"32 MB to 3 ranks and back: {took[True] * 1e3:.0f} ms shared, {took[False] * 1e3:.0f} ms over the socket")
+    assert took[True] < took[False]

@@ -7,13 +7,13 @@ from .errors import RanksInterrupted as RanksInterrupted
 from .forkserver import warm as warm
 from .joining import Place as Place
 from .joining import join as join
+from .launching import current as current
+from .launching import launch as launch
 from .lines import LineMerger as LineMerger
 from .lines import Printer as Printer
 from .results import CellResult as CellResult
 from .results import RankStatus as RankStatus
 from .session import Ranks as Ranks
-from .session import current as current
-from .session import launch as launch
 
 __all__ = [
     "CellResult",

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from .errors import LaunchError, RankError
 from .forkserver import warm
+from .launching import launch
 from .machine import Finding, inspect
-from .session import launch
 
 __all__ = ["as_json", "as_table", "checkup", "real_launch"]
 

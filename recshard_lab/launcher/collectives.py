@@ -21,7 +21,7 @@ _TORCH_NAMES = {
     "Byte": "uint8",
     "Bool": "bool",
 }
-RING = "256"  # entries that torch keeps on a rank
+RING = "64"  # entries that torch keeps on a rank
 
 _CELL = re.compile(r"<cell \[(\d+)\]>")
 

@@ -10,9 +10,10 @@ import mmap
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Shelved", "is_large", "shelve", "shelving", "take"]
 
@@ -34,8 +35,10 @@ class Shelved(NamedTuple):
 
 def is_large(value: Any) -> bool:
     """Whether `value` is a plain dense tensor of more than a megabyte on the CPU; others are pickled."""
+    torch = sys.modules.get("torch")  # the notebook need not have imported it to talk to ranks
     return (
-        type(value) in (torch.Tensor, torch.nn.Parameter)
+        torch is not None
+        and type(value) in (torch.Tensor, torch.nn.Parameter)
         and value.layout is torch.strided
         and value.device.type == "cpu"
         and value.numel() * value.element_size() > LARGE_BYTES
@@ -46,6 +49,8 @@ def is_large(value: Any) -> bool:
 
 def placed(tensors: Sequence[torch.Tensor]) -> tuple[list[Shelved], int]:
     """A place for each tensor, and the bytes of them all."""
+    import torch
+
     found, end = [], 0
     for tensor in tensors:
         parameter = type(tensor) is torch.nn.Parameter
@@ -74,6 +79,8 @@ def take(fd: int, places: Sequence[Shelved]) -> list[torch.Tensor]:
 
     Before Python 3.13 each mapping also keeps a descriptor of its own for as long.
     """
+    import torch
+
     untracked: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
     size = os.fstat(fd).st_size
     try:
@@ -90,5 +97,7 @@ def take(fd: int, places: Sequence[Shelved]) -> list[torch.Tensor]:
 
 
 def _at(memory: mmap.mmap, place: Shelved) -> torch.Tensor:
+    import torch
+
     count = torch.Size(place.shape).numel()
     return torch.frombuffer(memory, dtype=place.dtype, count=count, offset=place.offset).view(place.shape)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from .errors import LaunchError, RanksInterrupted
 from .interrupts import stop_button
@@ -18,7 +18,7 @@ from .results import CellResult, RankStatus, rank_status
 from .shape import Shape
 from .world import World
 
-__all__ = ["Ranks", "current", "launch"]
+__all__ = ["Ranks"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 class Ranks:
     """Running ranks, as `launch` returns them; as a context manager they stop at its end."""
+
+    running: ClassVar[Ranks | None] = None  # in this process, one world at a time
 
     def __init__(self, shape: Shape) -> None:
         self.asked = shape
@@ -157,22 +159,20 @@ class Ranks:
 
     def stop(self) -> None:
         """Ends every rank and all they started; doing it twice is the same as once."""
-        global _current
         world, self._world = self._world, None
-        if _current is self:
-            _current = None
+        if Ranks.running is self:
+            Ranks.running = None
         if world is not None:
             with stop_button(lambda: None):  # it ends within a second or two
                 world.stop(*[0.0] if self._busy.locked() else [])
 
     def restart(self) -> None:
         """Fresh ranks of the same shape; what the old ones held is gone."""
-        global _current
-        if _current is not None and _current is not self:
-            raise LaunchError(f"other ranks are running ({_current!r}). Stop them first: %recshard_stop.")
+        if Ranks.running not in (None, self):
+            raise LaunchError(f"other ranks are running ({Ranks.running!r}). Stop them first: %recshard_stop.")
         self.stop()
         self._world = World(self.asked)
-        _current = self
+        Ranks.running = self
 
     def __enter__(self) -> Ranks:
         return self
@@ -237,68 +237,3 @@ class Ranks:
         with self._work() as world:
             flight = world.send(kind, payload, chosen, timeout_s, printer)
         return [decode(flight.outcomes[rank]["value"]) for rank in chosen]
-
-
-_current: Ranks | None = None
-
-
-def current() -> Ranks | None:
-    """The ranks that are running, if any."""
-    return _current
-
-
-def launch(
-    n: int,
-    nodes: int = 1,
-    backend: str | None = None,
-    *,
-    threads: int = 1,
-    start_method: str | None = None,
-    inter_node_latency_ms: float | None = None,
-    inter_node_gbps: float | None = None,
-    engine: str | None = None,
-    address: str | None = None,
-) -> Ranks:
-    """Starts `n` ranks on this machine and returns when a real all_reduce has gone round.
-
-    n: ranks. nodes: virtual nodes they believe to live on, n / nodes ranks each. backend: ``gloo``,
-    ``nccl`` or None (NCCL with one GPU a rank where CUDA GPUs are, Gloo otherwise). threads: torch threads
-    a rank. start_method: ``fork`` (from a process that has imported torch already: 0.1 s), ``spawn`` (a clean
-    interpreter a rank through ``multiprocess``: seconds) or None (fork where the system can).
-    inter_node_latency_ms, inter_node_gbps: an emulated link between the virtual nodes (gigabits a second of each
-    rank, each way): exchanges of embeddings that cross nodes end no sooner than over such a link.
-    engine: ``local`` (the same as None) or ``ray``: ranks on a Ray cluster (``pip install recshard-lab[ray]``), whose
-    differences `engines.ray_cluster` lists. address: of that cluster, ``auto`` for the one at hand, None for the
-    one this process is connected to or else a new one on this machine alone.
-    Ranks of the same shape that are running already are returned as they are.
-
-    Raises LaunchError, naming the smallest change, when the shape does not fit or others are running.
-
-        with recshard_lab.launch(4) as ranks:
-            ranks.run(torch.distributed.get_rank)   # [0, 1, 2, 3]
-    """
-    global _current
-    shape = Shape.checked(
-        n,
-        nodes,
-        backend,
-        threads,
-        start_method,
-        inter_node_latency_ms=inter_node_latency_ms,
-        inter_node_gbps=inter_node_gbps,
-        engine=engine,
-        address=address,
-    )
-    running = _current
-    if running is not None:
-        if running.usable and running.asked == shape:
-            running._holders += 1
-            return running
-        if running.usable:
-            raise LaunchError(
-                f"asked for {shape}, but {running.shape} are running. "
-                "Stop them first: %recshard_stop, or recshard_lab.launcher.current().stop()."
-            )
-        running.stop()
-    _current = Ranks(shape)
-    return _current

@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 
 from .channel import Channel, Message
 from .engines.engine import kill_group
+from .worker import die_with_parent, run_rank
 
 __all__ = ["main"]
 
@@ -112,8 +113,6 @@ class Zygote:
             for end in (self.selector, self.wakeup, self.wake, self.channel):
                 end.close()
             os.dup2(fds[2], 2)
-            from .worker import die_with_parent, run_rank
-
             die_with_parent()
             status = run_rank(spec, *fds)
         except BaseException:

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from recshard_lab.launcher import RankError, Ranks, launch
-from recshard_lab.launcher.collectives import Entered, Line, Position, Window
+from recshard_lab.launcher.collectives import RING, Entered, Line, Position, Window
 from recshard_lab.launcher.doctor import card, diagnose, disagreeing
 
 pytestmark = pytest.mark.timeout(60)
@@ -125,13 +125,13 @@ def test_cells_whose_collectives_pair_up_say_nothing(ranks: Ranks, capsys: pytes
 def test_recording_costs_under_20_microseconds_a_collective(monkeypatch: pytest.MonkeyPatch) -> None:
     """All-reduces in a group of one rank, where hardly anything but issuing is left to time."""
     best = {}
-    for ring in ("0", "256"):
+    for ring in ("0", RING):
         monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", ring)
         with launch(1) as ranks:
             ranks.exec("import timeit\none = torch.ones(1)")
             timed = ranks.pull("min(timeit.repeat(lambda: dist.all_reduce(one), number=500, repeat=9)) / 500")
             best[ring] = timed[0]
-    assert best["256"] - best["0"] < 20e-6
+    assert best[RING] - best["0"] < 20e-6
 
 
 def test_what_is_found_reads_well_without_ranks() -> None:

@@ -1,0 +1,237 @@
+"""What lives in a rank: the main thread takes cells one by one, a side thread listens to the kernel meanwhile."""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import os
+import pickle
+import queue
+import shutil
+import signal
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, NoReturn
+
+import dill
+import torch
+import torch.distributed as dist
+import torch.distributed.c10d_logger
+
+from . import groups
+from .cell import NOTHING, bundle, describe, redirect_display, run_source
+from .channel import Channel, Message
+from .collectives import Line
+from .completion import completions
+from .payload import decode, decode_apart, encode, encode_apart, remember_sources
+from .recorder import Recorder, users_line
+
+__all__ = ["Rank"]
+
+# Files whose frames say nothing about the user's code.
+_OURS = (os.path.dirname(__file__), ast.__file__, torch.distributed.c10d_logger.__file__)
+
+
+def leave_now() -> NoReturn:
+    """Ends this rank and all that it started, whatever the main thread is stuck in."""
+    os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+class Rank:
+    """One rank: its namespace, its groups, its connection to the kernel."""
+
+    def __init__(self, spec: dict[str, Any], channel: Channel) -> None:
+        self.spec, self.channel = spec, channel
+        self.rank, self.world_size = int(spec["rank"]), int(spec["world_size"])
+        self.work: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.running: int | None = None  # the cell that an interrupt may stop
+        self.asked_to_stop: int | None = None
+        self.stopped_at: tuple[int, Line | None] | None = None  # where the last interrupt met the main thread
+        self.shield = False  # an interrupt has to wait
+        self.shown = threading.Event()
+        self.recorder = Recorder()
+        self.attached: int | None = None  # shared memory that goes with the next answer
+        self.main_module = types.ModuleType("__main__")
+        self.namespace = self.main_module.__dict__
+        self.given: frozenset[str] = frozenset()  # the names that every cell finds
+
+    def serve(self) -> int:
+        threading.Thread(target=self.listen, name="recshard-control", daemon=True).start()
+        signal.signal(signal.SIGINT, self.on_interrupt)
+        self.answer(0, self.set_up)
+        while True:
+            message = self.work.get()
+            if message.kind == "stop":
+                atexit._run_exitfuncs()
+                sys.stdout.flush()
+                sys.stderr.flush()
+                return 0
+            self.answer(message.cell, partial(getattr(self, f"do_{message.kind}"), message))
+
+    # -- the main thread ---------------------------------------------------------------------------
+
+    def set_up(self) -> None:
+        """Joins the default group, and lays out the names that every cell finds."""
+        torch.set_num_threads(self.spec["threads"])
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed()  # forks would otherwise all draw the same numbers
+        self.device = torch.device("cpu")
+        if self.spec["backend"] == "nccl":
+            self.device = torch.device("cuda", self.spec["gpu"])
+            torch.cuda.set_device(self.device)
+        sys.modules["__main__"] = dill._dill._main_module = self.main_module
+        self.namespace.update(
+            rank=self.rank,
+            world_size=self.world_size,
+            local_rank=int(os.environ["LOCAL_RANK"]),
+            device=self.device,
+            torch=torch,
+            dist=dist,
+            display=self.display,
+        )
+        self.given = frozenset(self.namespace)
+        groups.connect(self.spec["store"], self.rank, self.world_size, self.spec["backend"], self.device)
+
+    def answer(self, cell: int, work: Callable[[], Any]) -> None:
+        """Does one piece of work and reports how it went; nothing it raises ends the rank."""
+        started = time.perf_counter()
+        outcome: dict[str, Any] = {}
+        try:
+            try:
+                self.running = cell
+                outcome["value"] = work()
+            finally:
+                self.running = None
+        except BaseException as error:
+            self.running = None
+            outcome = {"failure": describe(error, _OURS)}
+        self.asked_to_stop = None
+        outcome["seconds"] = time.perf_counter() - started
+        outcome["groups"], outcome["group_count"] = groups.group_names(), groups.group_count()
+        outcome["windows"], outcome["names"] = self.recorder.windows(), self.names()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # the cell closed or replaced it
+                stream.flush()
+        fds = () if self.attached is None else (self.attached,)
+        self.channel.send(Message("done", cell, pickle.dumps(outcome), fds))
+        if self.attached is not None:
+            os.close(self.attached)
+            self.attached = None
+
+    def names(self) -> list[str]:
+        """The variables that cells have made here: what is lost with this rank."""
+        found = [(name, value) for name, value in self.namespace.copy().items() if not name.startswith("_")]
+        return [n for n, value in found if n not in self.given and not isinstance(value, types.ModuleType)]
+
+    def do_run(self, message: Message) -> bytes:
+        call, sources = decode(message.payload)
+        remember_sources(sources)
+        fn, args, kwargs = decode(call)
+        return encode(fn(*args, **kwargs))
+
+    def do_exec(self, message: Message) -> dict[str, Any] | None:
+        source, filename = pickle.loads(message.payload)
+        if "IPython" in source or "matplotlib" in source:
+            redirect_display(self.display)
+        value = run_source(source, filename, self.namespace)
+        return None if value is NOTHING else bundle(value)
+
+    def do_push(self, message: Message) -> None:
+        values, sources = decode_apart(message.payload, message.fds[0] if message.fds else None)
+        remember_sources(sources)
+        self.namespace.update(values)
+
+    def do_pull(self, message: Message) -> bytes:
+        expression, apart = decode(message.payload)
+        value = eval(expression, self.namespace)
+        if not apart:
+            return encode((encode(value), []))
+        data, self.attached = encode_apart(value)
+        return data
+
+    def do_rebuild(self, message: Message) -> None:
+        store, names, count = pickle.loads(message.payload)
+        if names:
+            groups.rebuild(store, names, count, self.device)
+        else:
+            groups.reconnect(store, self.rank, self.world_size, self.spec["backend"], self.device)
+
+    def display(self, *values: Any, **_: Any) -> None:
+        """Shows values in the notebook, marked with this rank."""
+        for value in values:
+            message = Message("display", self.running or 0, pickle.dumps(bundle(value)))
+            sys.stdout.flush()
+            self.shown.clear()
+            with self.shielded():
+                self.channel.send(message)
+                self.shown.wait()  # what is printed next must come after it, and takes another way
+
+    # -- interrupts --------------------------------------------------------------------------------
+
+    def on_interrupt(self, number: int, frame: Any) -> None:
+        """SIGINT: stops the cell it was meant for, and no other."""
+        if self.running is not None and not self.shield and self.asked_to_stop in (None, self.running):
+            self.asked_to_stop = None
+            raise KeyboardInterrupt from None
+
+    @contextmanager
+    def shielded(self) -> Iterator[None]:
+        """An interrupt waits until the end: a message half sent would be the end of the channel."""
+        self.shield = True
+        try:
+            yield
+        finally:
+            self.shield = False
+        if self.running is not None and self.asked_to_stop == self.running:
+            self.asked_to_stop = None
+            raise KeyboardInterrupt
+
+    # -- the side thread ---------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        try:
+            while True:
+                message = self.channel.receive()
+                if message.kind == "interrupt":
+                    if self.running == message.cell:
+                        self.asked_to_stop = message.cell
+                        self.stopped_at = (message.cell, users_line())
+                        main = threading.main_thread().ident
+                        assert main is not None
+                        signal.pthread_kill(main, signal.SIGINT)  # also ends a sleep or a read
+                elif message.kind == "cables":
+                    self.reply(message, groups.cables())
+                elif message.kind == "cut":
+                    self.reply(message, groups.cut(pickle.loads(message.payload)))
+                elif message.kind == "shown":
+                    self.shown.set()
+                elif message.kind == "complete":
+                    self.reply(message, completions(pickle.loads(message.payload), self.namespace.copy()))
+                elif message.kind == "pulse":
+                    self.reply(message, (self.running, groups.issue_counts(), users_line()))
+                elif message.kind == "position":
+                    self.tell_position(message)
+                elif message.kind == "lines":
+                    # on a thread of its own: torch may import for a second, and freeing must not wait
+                    threading.Thread(target=lambda m=message: self.reply(m, self.recorder.lines()), daemon=True).start()
+                else:
+                    self.work.put(message)
+        except (EOFError, OSError):
+            shutil.rmtree(self.spec.get("litter", ""), ignore_errors=True)
+            leave_now()  # the kernel is gone
+
+    def reply(self, message: Message, value: Any) -> None:
+        self.channel.send(Message(message.kind, message.cell, pickle.dumps(value)))
+
+    def tell_position(self, message: Message) -> None:
+        """Where this rank is, or was when the cell asked about was interrupted."""
+        cell, line = self.running, users_line()
+        if self.stopped_at is not None and self.stopped_at[0] == message.cell:
+            cell, line = self.stopped_at
+        self.reply(message, self.recorder.position(cell, line))

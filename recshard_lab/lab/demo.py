@@ -73,6 +73,7 @@ class Comparison:
     ratings: RatingsDataset
     world_size: int
     runs: tuple[Run, ...]
+    recipe: Recipe = MOVIELENS_100K
 
     def spread(self, split: str) -> float:
         """Largest distance between the AUCs of any two runs."""
@@ -133,7 +134,7 @@ def compare_schemes(
                 run.outcomes[split] = outcome
                 done += each[split]
         on_progress("done", done, total)
-    return Comparison(ratings, world_size, tuple(runs))
+    return Comparison(ratings, world_size, tuple(runs), recipe)
 
 
 def run_demo(data: Path | None, world_size: int, out: Path, console: Console) -> bool:
@@ -249,7 +250,7 @@ def write_demo_report(found: Comparison, out: Path) -> None:
             [views.curves(losses[split], note=f"{note}, {words}") for split, words in SPLITS.items()],
         ),
     ]
-    tables = MOVIELENS_100K.tables(found.ratings)
+    tables = found.recipe.tables(found.ratings)
     for run in found.runs:
         if run.plan is None or run.predicted is None:
             continue

@@ -28,5 +28,6 @@ from recshard_lab.sharding.tiling import Rect as Rect
 from recshard_lab.sharding.tiling import find_fault as find_fault
 from recshard_lab.sharding.tiling import intersect as intersect
 from recshard_lab.sharding.topology import Topology as Topology
+from recshard_lab.sharding.types import ROUTES as ROUTES
 from recshard_lab.sharding.types import EmbeddingComputeKernel as EmbeddingComputeKernel
 from recshard_lab.sharding.types import ShardingType as ShardingType

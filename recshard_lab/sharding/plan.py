@@ -9,7 +9,7 @@ whole rectangle on every rank, and the only kind whose rectangles may lie on top
 
     ShardingPlan                          module path -> EmbeddingModuleShardingPlan
       EmbeddingModuleShardingPlan         table name  -> ParameterSharding
-        ParameterSharding                 scheme's name, kernel, and the rectangles, which alone decide what runs
+        ParameterSharding                 scheme's name, kernel, route, and the rectangles: what runs
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.shard import PlanError as PlanError
 from recshard_lab.sharding.shard import Shard as Shard
 from recshard_lab.sharding.types import ShardingType
-from recshard_lab.sharding.validate import check_shards, nearest, replicas_of
+from recshard_lab.sharding.validate import check_route, check_shards, nearest, replicas_of
 
 Tables: TypeAlias = Sequence[BaseEmbeddingConfig] | Mapping[str, Sequence[BaseEmbeddingConfig]]
 
@@ -37,9 +37,11 @@ class ParameterSharding:
         sharding_spec: torch's ``EnumerableShardingSpec`` instead of `shards`, as TorchRec passes it.
         shards: the rectangles. May be left out for data_parallel, and for any registered scheme if the plan is
             put through `ShardingPlan.resolved` before it runs.
+        route: how looked-up rows come home, one of `ROUTES`; the result is the same under each.
 
     Raises:
-        PlanError: both `shards` and `sharding_spec`, or a shard on a rank that `ranks` does not name.
+        PlanError: both `shards` and `sharding_spec`; a shard on a rank that `ranks` does not name; a route that
+            does not exist, or one for data_parallel, whose rows never leave their rank.
 
     >>> ParameterSharding("table_wise", shards=[Shard(1, (0, 100), (0, 8))]).ranks
     [1]
@@ -49,6 +51,7 @@ class ParameterSharding:
     compute_kernel: str
     ranks: list[int] | None
     shards: tuple[Shard, ...]
+    route: str
 
     def __init__(
         self,
@@ -58,6 +61,7 @@ class ParameterSharding:
         sharding_spec: Any = None,
         *,
         shards: Iterable[Shard] = (),
+        route: str = "direct",
     ) -> None:
         shards = tuple(shards)
         if sharding_spec is not None:
@@ -76,9 +80,14 @@ class ParameterSharding:
         object.__setattr__(self, "compute_kernel", str(getattr(compute_kernel, "value", compute_kernel)))
         object.__setattr__(self, "ranks", ranks if ranks is not None else (found or None))
         object.__setattr__(self, "shards", shards)
+        object.__setattr__(self, "route", check_route(route))
+        if self.replicated and route != "direct":
+            raise PlanError(
+                f"data_parallel sends no rows home, so it has no route {route!r}. Smallest fix: leave route out"
+            )
 
     def __hash__(self) -> int:
-        return hash((self.sharding_type, self.compute_kernel, self.shards))
+        return hash((self.sharding_type, self.compute_kernel, self.shards, self.route))
 
     @property
     def replicated(self) -> bool:
@@ -109,7 +118,20 @@ class ParameterSharding:
         from recshard_lab.sharding.topology import Topology
 
         made = scheme_named(self.sharding_type).default(table, Topology(world_size), self.ranks)
-        return ParameterSharding(self.sharding_type, self.compute_kernel, made.ranks, shards=made.shards)
+        return ParameterSharding(
+            self.sharding_type, self.compute_kernel, made.ranks, shards=made.shards, route=self.route
+        )
+
+    def with_route(self, route: str) -> "ParameterSharding":
+        """The same under another route; data_parallel, which has none, stays as it is.
+
+        Raises:
+            PlanError: a route that does not exist.
+        """
+        check_route(route)
+        if self.replicated:
+            return self
+        return ParameterSharding(self.sharding_type, self.compute_kernel, self.ranks, shards=self.shards, route=route)
 
 
 class EmbeddingModuleShardingPlan(dict[str, ParameterSharding]):
@@ -232,6 +254,23 @@ class ShardingPlan:
         """
         for config, sharding in self.pairs(tables):
             check_shards(config, sharding.shards, sharding.replicated, world_size)
+
+    def with_route(self, route: str) -> "ShardingPlan":
+        """This plan with every table under `route`; data-parallel tables, which send nothing home, stay as they are.
+
+        Raises:
+            PlanError: a route that does not exist.
+
+        >>> plan = ShardingPlan({"": {"movies": ParameterSharding("row_wise")}})
+        >>> plan.with_route("two_hop").tables()["movies"].route
+        'two_hop'
+        """
+        return ShardingPlan(
+            {
+                path: EmbeddingModuleShardingPlan({name: s.with_route(route) for name, s in entries.items()})
+                for path, entries in self.plan.items()
+            }
+        )
 
     def to_json(self, indent: int | None = None) -> str:
         """This plan as JSON with a schema version; `from_json` gives back an equal plan."""

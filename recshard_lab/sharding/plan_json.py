@@ -4,7 +4,9 @@
 
     {"schema": "recshard_lab.sharding_plan", "version": 1,
      "modules": {"ebc": {"movies": {"sharding_type": "row_wise", "compute_kernel": "fused", "ranks": [0, 1],
-                                    "shards": [[rank, r0, r1, c0, c1], ...]}}}}
+                                    "shards": [[rank, r0, r1, c0, c1], ...], "route": "two_hop"}}}}
+
+``route`` is left out where it is "direct".
 """
 
 import json
@@ -26,6 +28,7 @@ def dumps(plan: ShardingPlan, indent: int | None = None) -> str:
                 "compute_kernel": sharding.compute_kernel,
                 "ranks": sharding.ranks,
                 "shards": [[shard.rank, *shard.rows, *shard.cols] for shard in sharding.shards],
+                **({} if sharding.route == "direct" else {"route": sharding.route}),
             }
             for name, sharding in tables.items()
         }
@@ -64,7 +67,7 @@ def loads(text: str) -> ShardingPlan:
 
 
 def _sharding(entry: Any, where: str) -> ParameterSharding:
-    _fields(_typed(entry, dict, where), ("sharding_type", "compute_kernel", "ranks", "shards"), where)
+    _fields(_typed(entry, dict, where), ("sharding_type", "compute_kernel", "ranks", "shards"), where, ("route",))
     ranks = entry["ranks"]
     if ranks is not None:
         ranks = [_whole(rank, f"{where}.ranks") for rank in _typed(ranks, list, f"{where}.ranks")]
@@ -81,6 +84,7 @@ def _sharding(entry: Any, where: str) -> ParameterSharding:
             _typed(entry["compute_kernel"], str, f"{where}.compute_kernel"),
             ranks,
             shards=shards,
+            route=_typed(entry.get("route", "direct"), str, f"{where}.route"),
         )
     except PlanError as error:
         raise PlanError(f"{where}: {error}") from None
@@ -99,13 +103,14 @@ def _whole(value: Any, where: str) -> int:
     return value
 
 
-def _fields(entry: dict[str, Any], expected: tuple[str, ...], where: str) -> None:
+def _fields(entry: dict[str, Any], expected: tuple[str, ...], where: str, optional: tuple[str, ...] = ()) -> None:
     for name in expected:
         if name not in entry:
             raise PlanError(f"{where} lacks the field {name!r}")
     for name in entry:
-        if name not in expected:
-            raise PlanError(f"{where} has an unknown field {name!r}; known: {', '.join(expected)}")
+        if name not in (*expected, *optional):
+            known = ", ".join((*expected, *optional))
+            raise PlanError(f"{where} has an unknown field {name!r}; known: {known}")
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

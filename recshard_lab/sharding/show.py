@@ -11,13 +11,16 @@ if TYPE_CHECKING:
     from recshard_lab.sharding.plan import ShardingPlan
 
 WIDTH = 100
-_HEADER = ("table", "size", "scheme", "kernel", "ranks", "shards")
-_WIDEST = (24, 20, 18, 8, 12, 40)
+_HEADER = ("table", "size", "scheme", "kernel", "ranks", "route", "shards")
+_WIDEST = (24, 20, 18, 8, 12, 14, 40)
+_ROUTE = _HEADER.index("route")
 
 
 def text_table(plan: "ShardingPlan") -> str:
     """One line a table, columns cut with an ellipsis where they would pass `WIDTH`."""
-    return align([_HEADER, *rows(plan)], _WIDEST, WIDTH)
+    lines = [_HEADER, *rows(plan)]
+    keep = _kept(lines)
+    return align([[line[c] for c in keep] for line in lines], [_WIDEST[c] for c in keep], WIDTH)
 
 
 def html_table(plan: "ShardingPlan") -> str:
@@ -26,12 +29,15 @@ def html_table(plan: "ShardingPlan") -> str:
     def line(cells: Iterable[str], tag: str) -> str:
         return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
-    body = "".join(line(cells, "td") for cells in rows(plan))
-    return f"<table><thead>{line(_HEADER, 'th')}</thead><tbody>{body}</tbody></table>"
+    lines = [_HEADER, *rows(plan)]
+    keep = _kept(lines)
+    head, *body = ([cells[c] for c in keep] for cells in lines)
+    text = "".join(line(cells, "td") for cells in body)
+    return f"<table><thead>{line(head, 'th')}</thead><tbody>{text}</tbody></table>"
 
 
 def rows(plan: "ShardingPlan") -> list[tuple[str, ...]]:
-    """The cells: table (with its module where there are several), size, scheme, kernel, ranks, shards."""
+    """The cells: table (with its module where there are several), size, scheme, kernel, ranks, route, shards."""
     several = len(plan.plan) > 1
     return [
         (
@@ -40,11 +46,18 @@ def rows(plan: "ShardingPlan") -> list[tuple[str, ...]]:
             sharding.sharding_type,
             sharding.compute_kernel,
             "all" if sharding.replicated and not sharding.shards else ranks_text(sharding.ranks or []),
+            "" if sharding.replicated else sharding.route,
             shards_text(sharding.shards),
         )
         for path, tables in plan.plan.items()
         for name, sharding in tables.items()
     ]
+
+
+def _kept(lines: Sequence[Sequence[str]]) -> list[int]:
+    """All columns, but the routes only where some table takes another than the direct one."""
+    routes = {line[_ROUTE] for line in lines[1:]} - {"direct", ""}
+    return [c for c in range(len(_HEADER)) if c != _ROUTE or routes]
 
 
 def align(lines: Sequence[Sequence[str]], widest: Sequence[int], width: int) -> str:

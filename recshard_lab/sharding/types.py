@@ -30,3 +30,11 @@ class EmbeddingComputeKernel(StrEnum):
 
     DENSE = "dense"
     FUSED = "fused"
+
+
+ROUTES = ("direct", "reduce_scatter", "two_hop")
+"""How looked-up rows come home; every route gives the same result.
+
+direct: each rank sends its partial rows to every home, which adds them. reduce_scatter: they are added on the way.
+two_hop: they are added inside each node first, and one message a node goes on.
+"""

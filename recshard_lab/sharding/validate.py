@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.shard import PlanError, Shard, rect_text
 from recshard_lab.sharding.tiling import Rect, find_fault
+from recshard_lab.sharding.types import ROUTES
 
 
 def check_shards(table: BaseEmbeddingConfig, shards: Sequence[Shard], replicated: bool, world_size: int) -> None:
@@ -49,6 +50,17 @@ def check_shards(table: BaseEmbeddingConfig, shards: Sequence[Shard], replicated
 def replicas_of(table: BaseEmbeddingConfig, world_size: int) -> list[Shard]:
     """The whole table on every rank."""
     return [Shard(rank, (0, table.num_embeddings), (0, table.embedding_dim)) for rank in range(world_size)]
+
+
+def check_route(route: object) -> str:
+    """`route` as a string, after refusing what is none."""
+    name = str(getattr(route, "value", route))
+    if name not in ROUTES:
+        raise PlanError(
+            f"route {name!r} does not exist{nearest(name, ROUTES)}; known: {', '.join(ROUTES)}. "
+            f"Smallest fix: one of these"
+        )
+    return name
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

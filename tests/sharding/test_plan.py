@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recshard_lab.embedding.configs import EmbeddingBagConfig
-from recshard_lab.sharding import ParameterSharding, PlanError, Shard, ShardingPlan, ShardingType
+from recshard_lab.sharding import ROUTES, ParameterSharding, PlanError, Shard, ShardingPlan, ShardingType
 
 MOVIES = EmbeddingBagConfig(name="movies", num_embeddings=100, embedding_dim=8, feature_names=["movie"])
 
@@ -23,11 +23,18 @@ shards_drawn = st.builds(
     st.tuples(st.integers(0, 512), st.integers(0, 512)),
 )
 sharding_drawn = st.builds(
-    lambda name, kernel, shards, bare: ParameterSharding(name, kernel, bare if not shards else None, shards=shards),
+    lambda name, kernel, shards, bare, route: ParameterSharding(
+        name,
+        kernel,
+        bare if not shards else None,
+        shards=shards,
+        route="direct" if name == "data_parallel" else route,
+    ),
     st.sampled_from(["table_wise", "data_parallel", "drawn by händ"]),
     st.sampled_from(["fused", "dense"]),
     st.lists(shards_drawn, max_size=4),
     st.none() | st.lists(st.integers(0, 7), min_size=1, unique=True),
+    st.sampled_from(ROUTES),
 )
 
 
@@ -40,6 +47,31 @@ def test_json_round_trip_is_exact(modules: dict[str, dict[str, ParameterSharding
     assert again == plan
     assert [list(tables) for tables in again.plan.values()] == [list(tables) for tables in plan.plan.values()]
     assert again.to_json() == plan.to_json()
+
+
+def test_a_direct_plan_is_written_as_before_there_were_routes() -> None:
+    entry = json.loads(plan_of(Shard(0, (0, 100), (0, 8))).to_json())["modules"][""]["movies"]
+    assert list(entry) == ["sharding_type", "compute_kernel", "ranks", "shards"]
+
+
+def test_a_route_is_part_of_what_a_sharding_is() -> None:
+    bare = ParameterSharding("row_wise", route="two_hop")
+    assert bare.resolved(MOVIES, 2).route == "two_hop"
+    assert bare != ParameterSharding("row_wise")
+    assert len({bare, ParameterSharding("row_wise"), ParameterSharding("row_wise", route="two_hop")}) == 2
+    plan = ShardingPlan({"": {"movies": bare, "users": ParameterSharding("data_parallel")}})
+    assert [s.route for s in plan.with_route("reduce_scatter").tables().values()] == ["reduce_scatter", "direct"]
+    assert "two_hop" in str(plan)
+    assert "route" not in str(plan.with_route("direct"))
+
+
+def test_a_route_that_cannot_be_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"route 'twohop' does not exist \(did you mean 'two_hop'"):
+        ParameterSharding("row_wise", route="twohop")
+    with pytest.raises(PlanError, match="known: direct, reduce_scatter, two_hop"):
+        plan_of().with_route("x")
+    with pytest.raises(PlanError, match="data_parallel sends no rows home"):
+        ParameterSharding("data_parallel", route="two_hop")
 
 
 def broken(**changes: object) -> str:
@@ -60,6 +92,8 @@ def broken(**changes: object) -> str:
         ("{", "must be JSON"),
         ("[]", "the document must be an object"),
         (broken(schema="other"), "field 'schema'"),
+        (broken(route="x"), r"\['movies'\]: route 'x' does not exist"),
+        (broken(route=2), r"\['movies'\].route must be a string"),
         (broken(version=2), "version 2"),
         (broken(version=...), "version None"),
         (broken(version=True), "version True"),

@@ -12,7 +12,8 @@ Everything here is known once the plan is, is the same on every rank, and is com
     rank 1: lane (movies/liked, rows 500-1000)  ...
 
 Lanes are numbered rank by rank; on a rank, the exchanged lanes come first, then the replicated ones (data
-parallel: every rank holds the whole rectangle), each sorted by group, so that a group's lanes lie side by side.
+parallel: every rank holds the whole rectangle). Exchanged lanes are sorted by route, then by group, so that the lanes
+of a route, and of a group inside it, lie side by side.
 
 Shape letters: B batch, D columns of a block, J blocks, L lanes of a rank, W ranks.
 """
@@ -20,6 +21,7 @@ Shape letters: B batch, D columns of a block, J blocks, L lanes of a rank, W ran
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,6 +52,7 @@ class Lane:
     shard: Shard
     replicated: bool
     group: Hashable
+    route: str
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ class Layout:
         self.world_size = world_size
         self.shards = [list(shardings[table.name].shards) for table in tables]
         self.replicated = [shardings[table.name].replicated for table in tables]
+        self.table_routes = ["direct" if shardings[t.name].replicated else shardings[t.name].route for t in tables]
         self.rank_lanes: list[list[Lane]] = [[] for _ in range(world_size)]
         for index, block in enumerate(blocks):
             for number, shard in enumerate(self.shards[block.table]):
@@ -100,15 +104,33 @@ class Layout:
                     shard,
                     self.replicated[block.table],
                     groups[block.table, number],
+                    self.table_routes[block.table],
                 )
                 self.rank_lanes[shard.rank].append(lane)
         for lanes in self.rank_lanes:
-            lanes.sort(key=lambda lane: (lane.replicated, lane.group, lane.block, lane.shard.cols))
+            lanes.sort(key=_place)
 
     @cached_property
     def exchanged_lanes(self) -> list[list[Lane]]:
         """For each rank, the lanes whose pooled rows travel home."""
         return [[lane for lane in lanes if not lane.replicated] for lanes in self.rank_lanes]
+
+    @cached_property
+    def routes(self) -> list[str]:
+        """The routes in use, in the order of their lanes: "direct" first."""
+        return sorted({lane.route for lanes in self.exchanged_lanes for lane in lanes}, key=_route_order)
+
+    def lanes_of(self, route: str) -> list[list[Lane]]:
+        """For each rank, the exchanged lanes of one route: a run of that rank's lanes."""
+        return [[lane for lane in lanes if lane.route == route] for lanes in self.exchanged_lanes]
+
+    def widths_of(self, route: str) -> list[int]:
+        """Columns that each rank sends to every home by one route."""
+        return [sum(lane.shard.num_cols for lane in lanes) for lanes in self.lanes_of(route)]
+
+    def pieces_of(self, route: str) -> tuple[list[Piece], bool]:
+        """`pieces` of one route alone; ``source`` counts from the route's own first column on that rank."""
+        return self._piece_together(self.lanes_of(route))
 
     @cached_property
     def replicated_lanes(self) -> list[Lane]:
@@ -136,10 +158,13 @@ class Layout:
 
         Runs that lie side by side on both ends are one piece: row-wise on W ranks is W pieces, however many tables.
         """
+        return self._piece_together(self.exchanged_lanes)
+
+    def _piece_together(self, rank_lanes: list[list[Lane]]) -> tuple[list[Piece], bool]:
         pieces: list[Piece] = []
         written: list[set[tuple[int, int]]] = [set() for _ in self.blocks]
         guillotine = True
-        for rank, lanes in enumerate(self.exchanged_lanes):
+        for rank, lanes in enumerate(rank_lanes):
             source = 0
             for lane in lanes:
                 cols = lane.shard.cols
@@ -229,6 +254,15 @@ class RowRouter:
         if device not in self._on_device:
             self._on_device[device] = tuple(tensor.to(device) for tensor in self._on_cpu)
         return self._on_device[device]
+
+
+def _route_order(route: str) -> tuple[bool, str]:
+    return route != "direct", route
+
+
+def _place(lane: Lane) -> tuple[Any, ...]:
+    """Where a lane stands among its rank's."""
+    return lane.replicated, _route_order(lane.route), lane.group, lane.block, lane.shard.cols
 
 
 def _join_runs(pieces: list[Piece]) -> list[Piece]:

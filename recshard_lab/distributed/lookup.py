@@ -24,12 +24,14 @@ class GroupKind:
         data_type: number format of the weights.
         optimizer: fused in backward; None where a torch optimizer reads ``.grad`` (the dense compute kernel).
         exchanges_row_norms: columns are split and the optimizer is row-wise: squares must meet before the step.
+        route: how the rows come home; "direct" for replicas, whose rows are home.
     """
 
     backend: str
     data_type: DataType
     optimizer: OptimizerSpec | None
     exchanges_row_norms: bool
+    route: str = "direct"
 
 
 class KernelGroup:
@@ -167,7 +169,8 @@ def choose_kinds(
             device=device,
             backend=backend,
         )
-        kind = GroupKind(kernel.name, config.data_type, optimizer, norms)
+        route = "direct" if sharding.replicated else sharding.route
+        kind = GroupKind(kernel.name, config.data_type, optimizer, norms, route)
         if kind not in kinds:
             kinds.append(kind)
         for number in range(len(slots)):

@@ -1,0 +1,42 @@
+"""The wiring of a plan: lanes, their order, and the runs that belong to a route."""
+
+from itertools import groupby
+
+from recshard_lab import EmbeddingBagConfig, ParameterSharding, Shard
+from recshard_lab.distributed.layout import Layout
+from recshard_lab.distributed.sharded_collections import blocks_of
+
+
+def layout_of(routes: list[str], world_size: int = 2) -> Layout:
+    """Row-wise tables of 4 columns, one a route, every second one of another kernel group."""
+    tables = [
+        EmbeddingBagConfig(name=f"t{n}", num_embeddings=10, embedding_dim=4, feature_names=[f"f{n}"])
+        for n in range(len(routes))
+    ]
+    shards = [Shard(k, (5 * k, 5 * k + 5), (0, 4)) for k in range(world_size)]
+    shardings = {
+        table.name: ParameterSharding("row_wise", shards=shards, route=route)
+        for table, route in zip(tables, routes, strict=True)
+    }
+    groups = {(n, k): (n % 2,) for n in range(len(routes)) for k in range(world_size)}
+    return Layout(tables, blocks_of(tables), shardings, groups, world_size)
+
+
+def test_the_lanes_of_a_route_lie_side_by_side_and_those_of_a_group_inside_it() -> None:
+    layout = layout_of(["two_hop", "direct", "reduce_scatter", "direct", "two_hop", "direct"])
+    assert layout.routes == ["direct", "reduce_scatter", "two_hop"]
+    for lanes in layout.exchanged_lanes:
+        runs = [route for route, _ in groupby(lanes, key=lambda lane: lane.route)]
+        assert runs == layout.routes
+        pairs = [pair for pair, _ in groupby(lanes, key=lambda lane: (lane.route, lane.group))]
+        assert len(pairs) == len(set(pairs))
+
+
+def test_each_route_has_its_own_widths_and_pieces() -> None:
+    layout = layout_of(["two_hop", "direct", "direct"])
+    assert layout.widths_of("direct") == [8, 8]
+    assert layout.widths_of("two_hop") == [4, 4]
+    assert layout.exchanged_width == [12, 12]
+    pieces, zero_first = layout.pieces_of("two_hop")
+    assert [(p.rank, p.source, p.target, p.width, p.add) for p in pieces] == [(0, 0, 0, 4, False), (1, 0, 0, 4, True)]
+    assert not zero_first

@@ -1,7 +1,8 @@
 """What one rank holds: its rectangles, in as few kernels as their kinds allow."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from recshard_lab.distributed.input_dist import Routed
 from recshard_lab.distributed.layout import Lane, Layout
+from recshard_lab.distributed.parts import Part
 from recshard_lab.embedding import DataType, OptimizerSpec
 from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot, choose_kernel, kernel_named
 from recshard_lab.sparse.ops import complete_cumsum
@@ -32,6 +34,20 @@ class GroupKind:
     optimizer: OptimizerSpec | None
     exchanges_row_norms: bool
     route: str = "direct"
+
+    def state_parts(self) -> tuple[Part, ...]:
+        """Which optimizer state each rectangle has, the same on ranks that hold none."""
+        if self.optimizer is None:
+            return ()
+        return _state_parts(self.backend, self.data_type, replace(self.optimizer, learning_rate=0.0))
+
+
+@lru_cache(maxsize=64)
+def _state_parts(backend: str, data_type: DataType, optimizer: OptimizerSpec) -> tuple[Part, ...]:
+    """Read from a kernel of two rows and four columns: only kernels know."""
+    probe = Slot("probe", 2, 4, data_type, 4)
+    kernel = kernel_named(backend)([probe], [0], optimizer, pooled=True, device="cpu")
+    return tuple(Part.of(name, state, 2, 4) for name, state in kernel.optimizer_states()[0].items())
 
 
 class KernelGroup:

@@ -13,9 +13,9 @@ from recshard_lab.comm import ShardingEnv
 from recshard_lab.distributed.exchange import Executor
 from recshard_lab.distributed.input_dist import PendingInput, Routed
 from recshard_lab.distributed.layout import Block, Layout
-from recshard_lab.distributed.lookup import choose_kinds
+from recshard_lab.distributed.lookup import GroupKind, choose_kinds
 from recshard_lab.distributed.reshard import Move
-from recshard_lab.distributed.table_shards import TableShards
+from recshard_lab.distributed.table_shards import TableShards, whole_dtype
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
     EmbeddingBagCollection,
@@ -59,30 +59,52 @@ class ShardedCollection(nn.Module):
         super().__init__()
         self.env, self.device = env, device
         self.tables = list(tables)
-        self.shardings = {table.name: shardings[table.name] for table in tables}
-        ordered = [self.shardings[table.name] for table in tables]
-        kinds, groups = choose_kinds(
+        self.optimizers = [optimizers[table.name] for table in tables]
+        self.weighted, self.backend = weighted, backend
+        self.place({table.name: shardings[table.name] for table in tables})
+
+    def kinds_for(
+        self, shardings: Mapping[str, ParameterSharding]
+    ) -> tuple[list[GroupKind], dict[tuple[int, int], tuple[int, ...]]]:
+        """The kernels that these rectangles need.
+
+        Raises:
+            ValueError: the backend asked for cannot do it, naming table and reason.
+        """
+        return choose_kinds(
             self.tables,
-            ordered,
-            [optimizers[table.name] for table in tables],
+            [shardings[table.name] for table in self.tables],
+            self.optimizers,
             pooled=self.pooled,
-            weighted=weighted,
-            device=device,
-            backend=backend,
+            weighted=self.weighted,
+            device=self.device,
+            backend=self.backend,
         )
-        self.layout = Layout(self.tables, blocks_of(tables), self.shardings, groups, env.world_size)
-        self.executor = Executor(self.layout, kinds, env, device, pooled=self.pooled, weighted=weighted)
-        self.backends = {table.name: kinds[groups[n, 0][0]].backend for n, table in enumerate(tables)}
-        weights, states = self.executor.lookup.weights(), self.executor.lookup.states()
+
+    def place(self, shardings: Mapping[str, ParameterSharding]) -> None:
+        """Makes kernels and wiring for these rectangles, in place of older ones; weights and states are zeros."""
+        kinds, groups = self.kinds_for(shardings)
+        self.shardings = dict(shardings)
+        self.layout = Layout(self.tables, blocks_of(self.tables), self.shardings, groups, self.env.world_size)
+        self.executor = Executor(self.layout, kinds, self.env, self.device, pooled=self.pooled, weighted=self.weighted)
+        self.kinds = {table.name: kinds[groups[n, 0][0]] for n, table in enumerate(self.tables)}
+        self.backends = {name: kind.backend for name, kind in self.kinds.items()}
+        weights: list[dict[int, Tensor]] = [{} for _ in self.tables]
+        states: list[dict[int, dict[str, Tensor]]] = [{} for _ in self.tables]
+        for (position, number), weight in self.executor.lookup.weights().items():
+            weights[position][number] = weight
+        for (position, number), state in self.executor.lookup.states().items():
+            states[position][number] = state
         held: dict[str, nn.Module] = {
             table.name: TableShards(
                 table,
                 self.shardings[table.name],
-                {number: weight for (t, number), weight in weights.items() if t == position},
-                {number: state for (t, number), state in states.items() if t == position},
-                env,
+                weights[position],
+                states[position],
+                self.env,
+                self.kinds[table.name].state_parts(),
             )
-            for position, table in enumerate(tables)
+            for position, table in enumerate(self.tables)
         }
         setattr(self, self.tables_name, nn.ModuleDict(held))
         self.executor.dense = [
@@ -169,13 +191,6 @@ class ShardedEmbeddingCollection(ShardedCollection):
             block.key: JaggedTensor(part.view(-1, block.dim), lengths=lengths.long())
             for block, part, lengths in zip(blocks, parts, home.lengths, strict=True)
         }
-
-
-def whole_dtype(table: BaseEmbeddingConfig) -> torch.dtype:
-    """The number format of a table's weights."""
-    from recshard_lab.embedding.kernels import TORCH_DTYPES
-
-    return TORCH_DTYPES[table.data_type]
 
 
 def blocks_of(tables: Sequence[BaseEmbeddingConfig]) -> list[Block]:

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from recshard_lab.comm import ShardingEnv
+from recshard_lab.distributed.parts import Part
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.embedding.kernels import TORCH_DTYPES
 from recshard_lab.sharding.plan import ParameterSharding, Shard
 
 _INIT_ROWS = 8192
@@ -27,6 +29,7 @@ class TableShards(nn.Module):
         weights: position of a rectangle -> its weights ``[rows, cols]``, for those on this rank.
         states: position -> its optimizer state.
         env: the ranks.
+        state_parts: which optimizer state every rectangle has, also where none lies on this rank.
     """
 
     def __init__(
@@ -36,9 +39,11 @@ class TableShards(nn.Module):
         weights: Mapping[int, Tensor],
         states: Mapping[int, dict[str, Tensor]],
         env: ShardingEnv,
+        state_parts: Sequence[Part] = (),
     ) -> None:
         super().__init__()
         self.config, self.sharding, self.env = config, sharding, env
+        self.state_parts = tuple(state_parts)
         self.held = dict(weights)
         self.states = dict(states)
         for number, weight in enumerate(self.held.values()):
@@ -49,6 +54,21 @@ class TableShards(nn.Module):
         """(rectangle, weights) of those on this rank."""
         for position, weight in self.held.items():
             yield self.sharding.shards[position], weight
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """``(E, D)``."""
+        return self.config.num_embeddings, self.config.embedding_dim
+
+    def parts(self) -> list[Part]:
+        """The weights and every optimizer state."""
+        return [Part("weight", "element", whole_dtype(self.config)), *self.state_parts]
+
+    def matrices(self, part: Part) -> dict[int, Tensor]:
+        """Position of a rectangle -> its matrix of a part, for those on this rank."""
+        if part.name == "weight":
+            return self.held
+        return {position: part.matrix(state[part.name]) for position, state in self.states.items()}
 
     @torch.no_grad()
     def reset_parameters(self, seed: int) -> None:
@@ -126,6 +146,11 @@ class TableShards(nn.Module):
         for shard, part in self.shards():
             whole[slice(*shard.rows), slice(*shard.cols)] = part
         return whole
+
+
+def whole_dtype(table: BaseEmbeddingConfig) -> torch.dtype:
+    """The number format of a table's weights."""
+    return TORCH_DTYPES[table.data_type]
 
 
 def sharded_tensor(shards: Sequence[Shard], held: Mapping[int, Tensor], size: tuple[int, int], env: ShardingEnv) -> Any:

@@ -86,6 +86,9 @@ class FbgemmKernel(LookupKernel):
         )
         if reason is not None or optimizer is None:
             raise ValueError(f"kernel 'fbgemm' refuses: {reason}; use kernel 'native'")
+        self._slot_lanes: list[list[int]] = [[] for _ in self.slots]
+        for lane, slot in enumerate(self.lane_slots):
+            self._slot_lanes[slot].append(lane)
         self._weights: list[Tensor] = [torch.empty(0)] * len(self.slots)
         self._states: list[dict[str, Tensor]] = [{}] * len(self.slots)
         self._tbes: list[Any] = []
@@ -113,7 +116,7 @@ class FbgemmKernel(LookupKernel):
         return members
 
     def _lanes_of(self, index: int) -> list[int]:
-        return [lane for lane, slot in enumerate(self.lane_slots) if slot == index]
+        return self._slot_lanes[index]
 
     def _hold_unread(self, index: int, slot: Slot) -> None:
         assert self.optimizer is not None

@@ -34,6 +34,15 @@ _ROOM_OF = {
     "PoolingType": "embedding",
     "RowWiseAdagrad": "embedding",
     "apply_optimizer_in_backward": "embedding",
+    # optim
+    "CombinedOptimizer": "optim",
+    "GradientClipping": "optim",
+    "GradientClippingOptimizer": "optim",
+    "KeyedOptimizer": "optim",
+    "KeyedOptimizerWrapper": "optim",
+    "WarmupOptimizer": "optim",
+    "WarmupPolicy": "optim",
+    "WarmupStage": "optim",
     # models
     "DLRM": "models",
     # data

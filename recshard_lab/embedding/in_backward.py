@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -47,6 +47,21 @@ def apply_optimizer_in_backward(
         parameter._optimizer_classes = [optimizer_class]  # type: ignore[attr-defined]
         parameter._optimizer_kwargs = [dict(optimizer_kwargs)]  # type: ignore[attr-defined]
         parameter.register_post_accumulate_grad_hook(_step)
+
+
+def in_backward_optimizer_filter(
+    named_parameters: Iterable[tuple[str, nn.Parameter]], include: bool = False
+) -> Iterator[tuple[str, nn.Parameter]]:
+    """Those of ``model.named_parameters()`` without an optimizer in backward, or with ``include`` those with one.
+
+    >>> model = nn.Linear(2, 1)
+    >>> apply_optimizer_in_backward(torch.optim.SGD, [model.bias], {"lr": 0.1})
+    >>> [name for name, _ in in_backward_optimizer_filter(model.named_parameters())]
+    ['weight']
+    """
+    for name, parameter in named_parameters:
+        if hasattr(parameter, "_in_backward_optimizers") == include:
+            yield name, parameter
 
 
 def _step(parameter: Tensor) -> None:

@@ -1,0 +1,45 @@
+"""Optimizers by parameter name: combined, warmed up, clipped, saved; and those that can run inside backward.
+
+Read first: `keyed`, then `combined`.
+"""
+
+from torch.optim import SGD as SGD
+from torch.optim import Adagrad as Adagrad
+from torch.optim import Adam as Adam
+
+from recshard_lab.embedding.in_backward import apply_optimizer_in_backward as apply_optimizer_in_backward
+from recshard_lab.embedding.in_backward import in_backward_optimizer_filter as in_backward_optimizer_filter
+from recshard_lab.embedding.rowwise_adagrad import RowWiseAdagrad as RowWiseAdagrad
+from recshard_lab.optim.clipping import GradientClipping as GradientClipping
+from recshard_lab.optim.clipping import GradientClippingOptimizer as GradientClippingOptimizer
+from recshard_lab.optim.combined import CombinedOptimizer as CombinedOptimizer
+from recshard_lab.optim.combined import OptimizerWrapper as OptimizerWrapper
+from recshard_lab.optim.fused import EmptyFusedOptimizer as EmptyFusedOptimizer
+from recshard_lab.optim.fused import FusedOptimizer as FusedOptimizer
+from recshard_lab.optim.fused import FusedOptimizerModule as FusedOptimizerModule
+from recshard_lab.optim.keyed import KeyedOptimizer as KeyedOptimizer
+from recshard_lab.optim.keyed import KeyedOptimizerWrapper as KeyedOptimizerWrapper
+from recshard_lab.optim.warmup import WarmupOptimizer as WarmupOptimizer
+from recshard_lab.optim.warmup import WarmupPolicy as WarmupPolicy
+from recshard_lab.optim.warmup import WarmupStage as WarmupStage
+
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "CombinedOptimizer",
+    "EmptyFusedOptimizer",
+    "FusedOptimizer",
+    "FusedOptimizerModule",
+    "GradientClipping",
+    "GradientClippingOptimizer",
+    "KeyedOptimizer",
+    "KeyedOptimizerWrapper",
+    "OptimizerWrapper",
+    "RowWiseAdagrad",
+    "WarmupOptimizer",
+    "WarmupPolicy",
+    "WarmupStage",
+    "apply_optimizer_in_backward",
+    "in_backward_optimizer_filter",
+]

@@ -1,0 +1,239 @@
+"""Optimizers whose state is named after the parameters, as a checkpoint of a sharded model needs it.
+
+torch numbers parameters by their place in a list. Ranks hold different lists, so a number means nothing there; a
+name does. Everything in this room is a `KeyedOptimizer`, and so is whatever wraps or combines several of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recshard_lab.optim.state import check_entry, load_entry, plain_entry
+
+OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
+
+
+class KeyedOptimizer(torch.optim.Optimizer):
+    """An optimizer that knows its parameters by name.
+
+    ``state_dict()`` is ``{"state": {name: {...}}}``; its tensors are the optimizer's own, not copies, so that a
+    checkpoint is read straight into them. Param groups are left out unless `save_param_groups` asks for them: learning
+    rates are set anew when training starts, and a rank does not hold every parameter.
+
+    Args:
+        params: name -> parameter, a tensor or one of torch's sharded tensors.
+        state: parameter -> its state, nested dictionaries of tensors and plain values.
+        param_groups: as of any torch optimizer, each ``{"params": [...], "lr": ...}``.
+
+    Raises:
+        ValueError: a state whose key is not one of the parameters.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> optimizer = KeyedOptimizer({"w": weight}, {weight: {"step": torch.tensor(3)}}, [{"params": [weight]}])
+    >>> optimizer.state_dict()
+    {'state': {'w': {'step': tensor(3)}}}
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, Any],
+        state: Mapping[Any, Any],
+        param_groups: Collection[Mapping[str, Any]],
+    ) -> None:
+        known = {id(param) for param in params.values()}
+        strangers = [key for key in state if id(key) not in known]
+        if strangers:
+            kinds = [tuple(k.shape) if isinstance(k, Tensor) else k for k in strangers]
+            raise ValueError(
+                f"the state has entries for {kinds}, which are not among the parameters {list(params)}: "
+                f"key the state by the parameters themselves"
+            )
+        self._prepare()
+        self.params = params
+        self.state = state  # type: ignore[assignment]
+        self.param_groups = param_groups  # type: ignore[assignment]
+
+    def _prepare(self) -> None:
+        """What torch's own constructor does, without asking for a list of parameters."""
+        super().__setstate__({"defaults": {"_save_param_groups": False}})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__
+
+    @property
+    def stepped_in_backward(self) -> list[str]:
+        """Names of the parameters that never have a ``.grad``, for backward steps them."""
+        return []
+
+    # ---- state ----
+
+    def state_dict(self) -> dict[str, Any]:
+        """``{"state": {name: entry}}``, with ``"param_groups"`` (parameters by name) once asked for."""
+        names = self._names()
+        saved: dict[str, Any] = {"state": {names[id(param)]: plain_entry(own) for param, own in self.state.items()}}
+        if self.defaults["_save_param_groups"]:
+            saved["param_groups"] = [
+                {"params": self._names_of(group)} | {k: deepcopy(v) for k, v in group.items() if k != "params"}
+                for group in self.param_groups
+            ]
+        return saved
+
+    def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Refuses a state that does not fit, before anything is changed.
+
+        Raises:
+            ValueError: entries missing or too many, tensors of another shape, other groups: named one by one.
+        """
+        given = section(state_dict, "state")
+        names = self._names()
+        held = {names[id(param)]: entry for param, entry in self.state.items()}
+        if given and not held:
+            raise ValueError(
+                f"this optimizer has no state yet, the given one has {len(given)} entries ({sorted(given)[0]!r}, ...): "
+                f"call init_state() first"
+            )
+        differ("entries", held, given)
+        for name, entry in held.items():
+            check_entry(entry, given[name], name)
+        if self.defaults["_save_param_groups"]:
+            self._paired_groups(section(state_dict, "param_groups"))
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Copies a state into the tensors held here; groups too once `save_param_groups` asked for them.
+
+        Raises:
+            ValueError: as `check_state_dict`; then nothing has changed.
+        """
+        self.check_state_dict(state_dict)
+        names = self._names()
+        for param, entry in self.state.items():
+            load_entry(entry, state_dict["state"][names[id(param)]])
+        if self.defaults["_save_param_groups"]:
+            for group, given in self._paired_groups(state_dict["param_groups"]):
+                group.update({key: deepcopy(given[key]) for key in group if key != "params"})
+        self.post_load_state_dict()
+
+    def post_load_state_dict(self) -> None:
+        """Called once a state is loaded; for subclasses that derive something from it."""
+
+    def save_param_groups(self, save: bool) -> None:
+        """Whether state dicts hold the param groups, and loading takes them over."""
+        self.defaults["_save_param_groups"] = save
+
+    def init_state(self, sparse_grad_parameter_names: Collection[str] | None = None) -> None:
+        """Makes the state tensors that an optimizer makes in its first step, so that a state can be loaded into them.
+
+        Takes one step with gradients of zero and learning rates of zero; weights and gradients are as before, step
+        counts are not.
+
+        Args:
+            sparse_grad_parameter_names: parameters whose gradient is sparse.
+        """
+        sparse = set(sparse_grad_parameter_names or ())
+        trained = {n: p for n, p in self.params.items() if isinstance(p, Tensor) and p.requires_grad}
+        grads = {name: param.grad for name, param in trained.items()}
+        rates = [group.get("lr") for group in self.param_groups]
+        for name, param in trained.items():
+            zeros = torch.zeros_like(param)
+            param.grad = zeros.to_sparse(1) if name in sparse else zeros
+        for group, rate in zip(self.param_groups, rates, strict=True):
+            if rate is not None:
+                group["lr"] = torch.zeros_like(rate) if isinstance(rate, Tensor) else 0.0
+        self.step()
+        for group, rate in zip(self.param_groups, rates, strict=True):
+            if rate is not None:
+                group["lr"] = rate
+        for name, param in trained.items():
+            param.grad = grads[name]
+
+    def add_param_group(self, param_group: Any) -> None:
+        """Refused: a parameter without a name could not be saved.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} knows its parameters by name: make a KeyedOptimizerWrapper of the new ones and "
+            f"join both in a CombinedOptimizer"
+        )
+
+    # ---- names ----
+
+    def _names(self) -> dict[int, str]:
+        return {id(param): name for name, param in self.params.items()}
+
+    def _names_of(self, group: Mapping[str, Any]) -> list[str]:
+        names = self._names()
+        return sorted(names[id(param)] for param in group["params"])
+
+    def _paired_groups(self, given: Iterable[Mapping[str, Any]]) -> list[tuple[dict[str, Any], Mapping[str, Any]]]:
+        """Each group here with the given one that has the same parameters."""
+        own = {", ".join(self._names_of(group)): group for group in self.param_groups}
+        theirs = {", ".join(sorted(group["params"])): group for group in given}
+        differ("param_groups", own, theirs)
+        for members, group in own.items():
+            differ(f"settings of param group [{members}]", group, theirs[members])
+        return [(group, theirs[members]) for members, group in own.items()]
+
+
+def section(state_dict: Mapping[str, Any], key: str) -> Any:
+    """``state_dict[key]``, or what to do about its absence."""
+    if key not in state_dict:
+        raise ValueError(f"an optimizer's state dict has the key {key!r}, this one has only {sorted(state_dict)}")
+    return state_dict[key]
+
+
+def differ(what: str, held: Iterable[str], given: Iterable[str]) -> None:
+    """Names the keys that one side lacks."""
+    missing, extra = sorted(set(held) - set(given)), sorted(set(given) - set(held))
+    if missing or extra:
+        lacks = f" it lacks {missing}" if missing else ""
+        has = f" it has {extra}, unknown here" if extra else ""
+        raise ValueError(
+            f"the state given does not fit this optimizer's {what}:{lacks}{',' * bool(lacks and has)}{has}"
+        )
+
+
+class KeyedOptimizerWrapper(KeyedOptimizer):
+    """Any torch optimizer, its parameters named.
+
+    Args:
+        params: name -> parameter.
+        optim_factory: makes the optimizer, from a list of the parameters.
+        pass_params_dict: hand the factory ``params`` itself instead.
+
+    >>> model = torch.nn.Linear(2, 1, bias=False)
+    >>> wrapped = KeyedOptimizerWrapper(dict(model.named_parameters()), lambda ps: torch.optim.Adagrad(ps, lr=0.1))
+    >>> list(wrapped.state_dict()["state"])
+    ['weight']
+    """
+
+    def __init__(
+        self, params: Mapping[str, Any], optim_factory: OptimizerFactory, pass_params_dict: bool = False
+    ) -> None:
+        self._optimizer = optim_factory(params if pass_params_dict else list(params.values()))
+        super().__init__(params, self._optimizer.state, self._optimizer.param_groups)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As of the wrapped optimizer."""
+        self._optimizer.zero_grad(set_to_none=set_to_none)
+
+    def step(self, closure: Any = None) -> Any:
+        """One step of the wrapped optimizer."""
+        return self._optimizer.step(closure) if closure is not None else self._optimizer.step()
+
+    def set_optimizer_step(self, step: int) -> None:
+        """Handed on to an optimizer that counts its steps itself."""
+        if hasattr(self._optimizer, "set_optimizer_step"):
+            self._optimizer.set_optimizer_step(step)
+
+    def update_hyper_parameters(self, params_dict: dict[str, Any]) -> None:
+        """Handed on to an optimizer that takes them."""
+        if hasattr(self._optimizer, "update_hyper_parameters"):
+            self._optimizer.update_hyper_parameters(params_dict)

@@ -1,0 +1,208 @@
+"""Keyed and combined optimizers: torch's own numbers, states under the parameters' names."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from recshard_lab.optim import CombinedOptimizer, EmptyFusedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
+
+
+def model(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+
+
+def adam(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=0.1, weight_decay=0.2)
+
+
+def sgd(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1, momentum=0.9)
+
+
+def wrap(module: nn.Module, factory: Any = adam) -> KeyedOptimizerWrapper:
+    return KeyedOptimizerWrapper(dict(module.named_parameters()), factory)
+
+
+def parts(module: nn.Sequential) -> CombinedOptimizer:
+    return CombinedOptimizer([("0", wrap(module[0])), ("1", wrap(module[1], sgd))])
+
+
+def train(module: nn.Module, optimizer: torch.optim.Optimizer, steps: int, seed: int = 5) -> None:
+    torch.manual_seed(seed)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        module(torch.randn(6, 3)).square().mean().backward()
+        optimizer.step()
+
+
+def test_a_wrapped_optimizer_steps_as_torchs_own() -> None:
+    one, two = model(), model()
+    train(one, wrap(one), 4)
+    train(two, adam(two.parameters()), 4)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("make", [wrap, parts], ids=["wrapped", "combined"])
+def test_a_state_is_named_by_parameter_and_training_goes_on_from_it(make: Any) -> None:
+    one, two = model(), model(9)
+    first = make(one)
+    train(one, first, 3)
+    saved = copy.deepcopy(first.state_dict())
+    assert sorted(saved["state"]) == ["0.bias", "0.weight", "1.bias", "1.weight"]
+    assert set(saved["state"]["0.weight"]) == {"step", "exp_avg", "exp_avg_sq"}
+    assert "param_groups" not in saved
+    two.load_state_dict(one.state_dict())
+    second = make(two)
+    second.init_state()
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    second.load_state_dict(saved)
+    train(one, first, 3, seed=6)
+    train(two, second, 3, seed=6)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+
+
+def test_init_state_leaves_weights_gradients_and_rates_as_they_were() -> None:
+    module = model()
+    optimizer = wrap(module)
+    before = copy.deepcopy(module.state_dict())
+    module[0].weight.grad = torch.ones(4, 3)
+    optimizer.init_state()
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert torch.equal(module[0].weight.grad, torch.ones(4, 3))
+    assert module[1].weight.grad is None
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert not optimizer.state_dict()["state"]["0.weight"]["exp_avg"].any()
+
+
+def test_param_groups_are_saved_by_name_when_asked_for() -> None:
+    one, two = model(), model()
+    first, second = parts(one), parts(two)
+    for optimizer in (first, second):
+        optimizer.init_state()
+        optimizer.save_param_groups(True)
+    first.param_groups[1]["lr"] = 0.7
+    saved = first.state_dict()
+    assert [group["params"] for group in saved["param_groups"]] == [["0.bias", "0.weight"], ["1.bias", "1.weight"]]
+    second.load_state_dict(saved)
+    assert [group["lr"] for group in second.param_groups] == [0.1, 0.7]
+
+
+def broken(saved: dict[str, Any], how: str) -> dict[str, Any]:
+    entry = saved["state"]["0.weight"]
+    if how == "missing":
+        del saved["state"]["1.bias"]
+    elif how == "extra":
+        saved["state"]["2.bias"] = entry
+    elif how == "part missing":
+        del entry["exp_avg"]
+    elif how == "part extra":
+        entry["max_exp_avg_sq"] = torch.zeros(4, 3)
+    elif how == "shape":
+        entry["exp_avg"] = torch.zeros(4, 2)
+    elif how == "no state":
+        del saved["state"]
+    elif how == "not a dict":
+        saved["state"]["0.weight"] = 3
+    return saved
+
+
+@pytest.mark.parametrize("make", [wrap, parts], ids=["wrapped", "combined"])
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("missing", r"it lacks \['(1\.)?bias'\]"),
+        ("extra", r"it has \['2.bias'\], unknown here"),
+        ("part missing", r"weight' has the keys .*missing \['exp_avg'\], unknown \[\]"),
+        ("part extra", r"weight' has the keys .*unknown \['max_exp_avg_sq'\]"),
+        ("shape", r"weight.exp_avg' has shape \[4, 3\] here, the one given is a tensor of shape \[4, 2\]"),
+        ("no state", r"has the key 'state', this one has only \[\]"),
+        ("not a dict", r"weight' must be a dictionary with the keys .*got 3"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_named_and_nothing_changes(make: Any, how: str, message: str) -> None:
+    module = model()
+    optimizer = make(module)
+    train(module, optimizer, 2)
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match=message):
+        optimizer.load_state_dict(broken(copy.deepcopy(before), how))
+    after = optimizer.state_dict()["state"]
+    for name, entry in before["state"].items():
+        assert all(torch.equal(value, after[name][key]) for key, value in entry.items())
+
+
+def test_a_state_for_an_optimizer_without_one_says_to_make_it_first() -> None:
+    module = model()
+    optimizer = wrap(module)
+    train(module, optimizer, 1)
+    with pytest.raises(ValueError, match=r"no state yet.*call init_state\(\) first"):
+        wrap(model()).load_state_dict(optimizer.state_dict())
+
+
+def test_a_state_of_nobody_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"entries for \[\(2,\)\], which are not among the parameters \['w'\]"):
+        KeyedOptimizer({"w": nn.Parameter(torch.ones(3))}, {nn.Parameter(torch.ones(2)): {}}, [])
+
+
+def test_two_parameters_with_one_name_are_refused() -> None:
+    module = model()
+    with pytest.raises(ValueError, match=r"parameter named 'weight'.*give one of them a prefix"):
+        CombinedOptimizer([wrap(module[0]), wrap(module[1])])
+
+
+def test_objects_with_a_state_of_their_own_are_saved_by_it() -> None:
+    weight, inner = nn.Parameter(torch.ones(2)), nn.Linear(1, 1)
+    optimizer = KeyedOptimizer({"w": weight}, {weight: {"nested": {"n": 1, "module": inner}}}, [])
+    saved = copy.deepcopy(optimizer.state_dict())
+    assert set(saved["state"]["w"]["nested"]["module"]) == {"weight", "bias"}
+    saved["state"]["w"]["nested"] |= {"n": 7, "module": {"weight": torch.tensor([[5.0]]), "bias": torch.zeros(1)}}
+    optimizer.load_state_dict(saved)
+    assert optimizer.state[weight]["nested"]["n"] == 7
+    assert inner.weight.tolist() == [[5.0]]
+
+
+def test_a_torch_scheduler_reaches_every_part() -> None:
+    module = model()
+    optimizer = parts(module)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    train(module, optimizer, 1)
+    schedule.step()
+    assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.05]
+
+
+def test_a_closure_is_evaluated_once_for_all_parts() -> None:
+    module, calls = model(), []
+
+    def closure() -> torch.Tensor:
+        calls.append(1)
+        loss = module(torch.ones(2, 3)).sum()
+        loss.backward()
+        return loss
+
+    assert parts(module).step(closure) is not None
+    assert len(calls) == 1
+
+
+def test_an_empty_fused_optimizer_goes_into_a_combination() -> None:
+    module = model()
+    optimizer = CombinedOptimizer([EmptyFusedOptimizer(), wrap(module)])
+    train(module, optimizer, 1)
+    assert len(optimizer.param_groups) == 1
+    with pytest.raises(NotImplementedError, match="join both in a CombinedOptimizer"):
+        optimizer.add_param_group({"params": []})
+
+
+def test_a_wrapped_optimizer_pickles() -> None:
+    module = model()
+    optimizer = KeyedOptimizerWrapper(dict(module.named_parameters()), adam)
+    train(module, optimizer, 1)
+    twin = pickle.loads(pickle.dumps(optimizer))
+    assert sorted(twin.state_dict()["state"]) == sorted(optimizer.state_dict()["state"])
+    twin.step()

@@ -21,7 +21,7 @@ from recshard_lab.embedding.configs import (
     check_tables,
     embedding_names_by_table,
 )
-from recshard_lab.embedding.inputs import check_ids, check_weights, feature_of
+from recshard_lab.embedding.inputs import check_ids, check_weights, feature_of, to_samples
 from recshard_lab.embedding.kernels import TORCH_DTYPES
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
@@ -76,13 +76,15 @@ class EmbeddingBagCollection(nn.Module):
         """Looks up one batch.
 
         Args:
-            features: has every feature of the tables; others are not read.
+            features: has every feature of the tables; others are not read. A variable batch
+                (``stride_per_key_per_rank``) must have ``inverse_indices``, by which each feature's pooled rows
+                become the rows of the B samples.
 
         Returns:
             ``[B, sum of D]``, fp32 (fp64 if a table is).
 
         Raises:
-            ValueError: a feature or the weights are missing, or an id is no row of its table.
+            ValueError: a feature, the weights or inverse indices are missing, or an id is no row of its table.
         """
         keys, pooled = [], []
         for table, names in zip(self._tables, self._names, strict=True):
@@ -108,7 +110,7 @@ class EmbeddingBagCollection(nn.Module):
         )
         if table.pooling is PoolingType.MEAN:
             pooled = pooled / lengths.clamp(min=1).unsqueeze(1)
-        return pooled
+        return to_samples(pooled, features, feature)
 
     def reset_parameters(self) -> None:
         """Draws every table anew: ``init_fn`` if given, else uniform in ``[weight_init_min, weight_init_max]``."""
@@ -178,10 +180,11 @@ class EmbeddingCollection(nn.Module):
         """Looks up one batch.
 
         Args:
-            features: has every feature of the tables; others, and weights, are not read.
+            features: has every feature of the tables; others, weights and inverse indices are not read.
 
         Returns:
-            For each output key ``[N, D]`` rows with the lengths of the batch.
+            For each output key ``[N, D]`` rows with the lengths of its feature: ``[B]``, or ``[B_f]`` in a
+            variable batch.
 
         Raises:
             ValueError: a feature is missing, or an id is no row of its table.

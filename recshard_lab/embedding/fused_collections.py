@@ -18,7 +18,7 @@ from recshard_lab.embedding.configs import (
     check_tables,
     embedding_names_by_table,
 )
-from recshard_lab.embedding.inputs import check_ids, check_weights, feature_of
+from recshard_lab.embedding.inputs import check_ids, check_weights, feature_of, to_most_bags, to_samples
 from recshard_lab.embedding.kernels import LookupKernel, Slot, choose_kernel
 from recshard_lab.embedding.optimizers import EmbOptimType, OptimizerSpec
 from recshard_lab.sparse import KeyedJaggedTensor, KeyedTensor
@@ -111,13 +111,14 @@ class FusedEmbeddingBagCollection(nn.Module):
         """Looks up one batch; backward through the result steps the tables.
 
         Args:
-            features: has every feature of the tables; others are not read.
+            features: has every feature of the tables; others are not read. A variable batch must have
+                ``inverse_indices``, as for `EmbeddingBagCollection`.
 
         Returns:
             ``[B, sum of D]``.
 
         Raises:
-            ValueError: a feature or the weights are missing, or an id is no row of its table.
+            ValueError: a feature, the weights or inverse indices are missing, or an id is no row of its table.
         """
         bags = [feature_of(features, feature, table) for table, feature in self._lanes]
         for (table, feature), bag in zip(self._lanes, bags, strict=True):
@@ -126,11 +127,15 @@ class FusedEmbeddingBagCollection(nn.Module):
         if self._is_weighted:
             keys = [feature for _, feature in self._lanes]
             weights = torch.cat([check_weights(bag.weights_or_none(), keys) for bag in bags])
-        lengths = [bag.lengths() for bag in bags]
+        lengths = to_most_bags([bag.lengths() for bag in bags])
         ids = torch.cat([bag.values() for bag in bags])
         offsets = nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0))
         pooled = _Lookup.apply(self._anchor, weights, ids, offsets, self._kernel)
-        return KeyedTensor(self._keys, self._dims, self._mean(pooled, lengths))
+        pooled = self._mean(pooled, lengths)
+        if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
+            parts = zip(self._lanes, pooled.split(self._dims, dim=1), strict=True)
+            pooled = torch.cat([to_samples(part, features, feature) for (_, feature), part in parts], dim=1)
+        return KeyedTensor(self._keys, self._dims, pooled)
 
     def _mean(self, pooled: Tensor, lengths: list[Tensor]) -> Tensor:
         """Divides the columns of MEAN tables by the number of ids."""

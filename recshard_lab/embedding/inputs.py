@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor
+from recshard_lab.sparse.variable_batch import inverse_of
 
 
 def feature_of(features: KeyedJaggedTensor, feature: str, table: BaseEmbeddingConfig) -> JaggedTensor:
@@ -49,6 +51,24 @@ def check_ids(ids: Tensor, lengths: Tensor, feature: str, table: BaseEmbeddingCo
         f"feature {feature!r}, sample {sample}: id {int(ids[place])} is not a row of table {table.name!r}, which has "
         f"ids 0 to {table.num_embeddings - 1}: fix the id, or raise num_embeddings"
     )
+
+
+def to_samples(pooled: Tensor, features: KeyedJaggedTensor, feature: str) -> Tensor:
+    """Pooled rows of a feature's own bags ``[B_f, D]`` -> rows of the samples of the full batch ``[B, D]``.
+
+    Raises:
+        ValueError: a variable batch without inverse indices, in which no sample is common to all features.
+    """
+    inverse = features.inverse_indices_or_none()
+    if inverse is None and not features.variable_stride_per_key():
+        return pooled
+    return pooled.index_select(0, inverse_of(inverse, feature))
+
+
+def to_most_bags(lengths: Sequence[Tensor]) -> list[Tensor]:
+    """Lengths of every lane ``[B_f]`` -> all ``[max B_f]``, with empty bags at the end, as kernels want them."""
+    most = max(part.shape[0] for part in lengths)
+    return [functional.pad(part, (0, most - part.shape[0])) if part.shape[0] < most else part for part in lengths]
 
 
 def check_weights(weights: Tensor | None, keys: Sequence[str]) -> Tensor:

@@ -6,10 +6,15 @@ CPU tensors only, where reading them does not make the host wait for a device.
 Shape letters: B batch, F features, N ids.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
+
+#: Bags of every feature, or of each feature its own number.
+Stride = int | list[int]
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -54,10 +59,9 @@ def check_integers(name: str, tensor: Tensor | None, values: Tensor) -> Tensor |
     return tensor
 
 
-def check_lengths(lengths: Tensor, values: Tensor, keys: Sequence[str] | None, stride: int) -> list[int]:
+def check_lengths(lengths: Tensor, values: Tensor, keys: Sequence[str] | None, stride: Stride) -> list[int]:
     """Ids of each feature `[F]`, after checking that no length is negative and they sum to N. CPU only."""
-    rows = lengths.reshape(-1, stride) if stride else lengths.reshape(len(keys or ()), 0)
-    per_key: list[int] = rows.sum(dim=1).tolist()
+    per_key = sums_per_key(lengths, len(keys or ()), stride)
     if lengths.numel() and int(lengths.min()) < 0:
         place = int((lengths.reshape(-1) < 0).nonzero()[0])
         raise ValueError(
@@ -72,7 +76,17 @@ def check_lengths(lengths: Tensor, values: Tensor, keys: Sequence[str] | None, s
     return per_key
 
 
-def check_offsets(offsets: Tensor, values: Tensor, keys: Sequence[str] | None, stride: int) -> None:
+def sums_per_key(lengths: Tensor, num_keys: int, stride: Stride) -> list[int]:
+    """Ids of each feature: the sums of its lengths, read by the host."""
+    if isinstance(stride, list):
+        ends = torch.tensor([0, *accumulate(stride)], device=lengths.device)
+        starts = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int64), (1, 0))
+        return list(map(int, starts[ends].diff().tolist()))
+    rows = lengths.reshape(-1, stride) if stride else lengths.reshape(num_keys, 0)
+    return list(map(int, rows.sum(dim=1).tolist()))
+
+
+def check_offsets(offsets: Tensor, values: Tensor, keys: Sequence[str] | None, stride: Stride) -> None:
     """Offsets start at 0, never fall and end at N. CPU only."""
     if not offsets.numel():
         if values.shape[0]:
@@ -91,7 +105,7 @@ def check_offsets(offsets: Tensor, values: Tensor, keys: Sequence[str] | None, s
         raise ValueError(f"offsets ends with {int(offsets[-1])}, but values has {values.shape[0]}: they must be equal")
 
 
-def check_agreement(lengths: Tensor, offsets: Tensor, keys: Sequence[str] | None, stride: int) -> None:
+def check_agreement(lengths: Tensor, offsets: Tensor, keys: Sequence[str] | None, stride: Stride) -> None:
     """Lengths and offsets, when both are given, cut in the same places. CPU only."""
     flat = lengths.reshape(-1)
     differs = (offsets[1:] - offsets[:-1]) != flat
@@ -140,14 +154,18 @@ def check_count(name: str, value: object) -> int:
     return int(value) if isinstance(value, int) else value  # type: ignore[return-value]
 
 
-def _where(place: int, keys: Sequence[str] | None, stride: int) -> str:
+def _where(place: int, keys: Sequence[str] | None, stride: Stride) -> str:
     """Position in lengths as a person would say it."""
     if keys is None:
         return f"row {place}"
+    if isinstance(stride, list):
+        ends = list(accumulate(stride))
+        feature = bisect_right(ends, place)
+        return f"feature {keys[feature]!r}, sample {place - ends[feature] + stride[feature]}"
     return f"feature {keys[place // stride]!r}, sample {place % stride}"
 
 
-def _run_over(lengths: Tensor, values: Tensor, keys: Sequence[str] | None, stride: int) -> str:
+def _run_over(lengths: Tensor, values: Tensor, keys: Sequence[str] | None, stride: Stride) -> str:
     """Which bag is the first to reach past the values, if one does."""
     ends = lengths.reshape(-1).cumsum(0, dtype=torch.int64)
     past = (ends > values.shape[0]).nonzero()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -60,26 +60,26 @@ def jagged_text(name: str, keys: Sequence[str | None], jagged: JaggedStorage) ->
     """`__repr__` of a JaggedTensor (one key, None) or a KeyedJaggedTensor."""
     if not _has_numbers(jagged._values, jagged._lengths, jagged._offsets, jagged._weights):
         return f"{name}({_keys_text(keys)}values={_short(jagged._values)}, without numbers to show)"
-    num_samples = _num_samples(keys, jagged)
-    title = f"{name}({_size_text(keys, num_samples, jagged)})"
-    bands = _bands(keys[:_TEXT_LINES], jagged, num_samples, max_samples=24, max_ids=8 if num_samples <= 3 else 4)
+    counts = _num_bags(keys, jagged)
+    num_samples = max(counts, default=0)
+    title = f"{name}({_size_text(keys, counts, jagged)})"
+    bands = _bands(keys[:_TEXT_LINES], jagged, counts, max_samples=24, max_ids=8 if num_samples <= 3 else 4)
     if not bands or not num_samples:
         return title
     labels = ["" if band.key is None else _clip(band.key, 24) + "  " for band in bands]
     margin = max(map(len, labels))
     columns: list[list[str]] = []
     room = _TEXT_COLUMNS - margin - 6
-    for sample in range(len(bands[0].bags)):
-        column = [band.bags[sample].text() for band in bands]
+    for sample in range(max(len(band.bags) for band in bands)):
+        column = [band.bags[sample].text() if sample < len(band.bags) else "" for band in bands]
         width = max(map(len, column))
         if columns and room < width:
             break
         room -= width + 1
         columns.append([cell.ljust(width) for cell in column])
-    more = num_samples > len(columns)
     lines = [
-        "  " + (label.ljust(margin) + " ".join(cells) + (" ..." if more else "")).rstrip()
-        for label, cells in zip(labels, zip(*columns, strict=True), strict=True)
+        "  " + (label.ljust(margin) + " ".join(cells) + (" ..." if count > len(columns) else "")).rstrip()
+        for label, count, cells in zip(labels, counts, zip(*columns, strict=True), strict=False)
     ]
     shown = _shown_text(len(bands), len(keys), len(columns), num_samples)
     return "\n".join([title, *lines, *([f"  ({shown})"] if shown else [])])
@@ -109,19 +109,20 @@ def jagged_html(name: str, keys: Sequence[str | None], jagged: JaggedStorage) ->
     """`_repr_html_` of a JaggedTensor or KeyedJaggedTensor; None, so text, where there is nothing to draw."""
     if not _has_numbers(jagged._values, jagged._lengths, jagged._offsets, jagged._weights):
         return None
-    num_samples = _num_samples(keys, jagged)
+    counts = _num_bags(keys, jagged)
+    num_samples = max(counts, default=0)
     max_samples = max(2, min(8, _HTML_ROWS // max(1, min(len(keys), 8))))
-    bands = _bands(keys[:8], jagged, num_samples, max_samples=max_samples, max_ids=12)
+    bands = _bands(keys[:8], jagged, counts, max_samples=max_samples, max_ids=12)
     if not bands or not num_samples:
         return None
-    body = "".join(_band_html(band, num_samples) for band in bands)
+    body = "".join(_band_html(band, count) for band, count in zip(bands, counts, strict=False))
     head = '<th scope="col">feature</th>' if bands[0].key is not None else ""
     head = f'<thead><tr>{head}<th scope="col">sample</th><th scope="col">{_noun(jagged)}s</th></tr></thead>'
-    shown = _shown_text(len(bands), len(keys), len(bands[0].bags), num_samples)
+    shown = _shown_text(len(bands), len(keys), max(len(band.bags) for band in bands), num_samples)
     foot = f'<p class="rsl-note">{escape(shown[0].upper() + shown[1:])}.</p>' if shown else ""
     if jagged._weights is not None:
         foot += '<p class="rsl-note">The small number in a box is the weight of its id.</p>'
-    return _figure(name, _size_text(keys, num_samples, jagged), head + body, foot)
+    return _figure(name, _size_text(keys, counts, jagged), head + body, foot)
 
 
 def _band_html(band: _Band, num_samples: int) -> str:
@@ -133,6 +134,9 @@ def _band_html(band: _Band, num_samples: int) -> str:
             span = len(band.bags) + (more > 0)
             head = f'<th scope="rowgroup" rowspan="{span}" class="rsl-key">{escape(_clip(band.key, 32))}</th>'
         rows.append(f'<tr>{head}<th scope="row">{sample}</th><td>{_bag_html(bag)}</td></tr>')
+    if not rows:
+        head = f'<th scope="rowgroup" class="rsl-key">{escape(_clip(band.key or "", 32))}</th>'
+        rows.append(f'<tr>{head}<th scope="row"></th><td class="rsl-more">no bags</td></tr>')
     if more > 0:
         rows.append(f'<tr><th scope="row">…</th><td class="rsl-more">{_count(more, "more sample")}</td></tr>')
     return f"<tbody>{''.join(rows)}</tbody>"
@@ -186,13 +190,13 @@ def _figure(name: str, size: str, table: str, foot: str) -> str:
 
 
 def _bands(
-    keys: Sequence[str | None], jagged: JaggedStorage, num_samples: int, max_samples: int, max_ids: int
+    keys: Sequence[str | None], jagged: JaggedStorage, counts: Sequence[int], max_samples: int, max_ids: int
 ) -> list[_Band]:
     offsets = jagged.offsets()
-    shown = min(num_samples, max_samples)
+    starts = [0, *accumulate(counts)]
     bands = []
-    for feature, key in enumerate(keys):
-        first = feature * num_samples
+    for key, first, count in zip(keys, starts, counts, strict=False):
+        shown = min(count, max_samples)
         ends = offsets[first : first + shown + 1].tolist()
         bags = [_bag(jagged, lower, upper, max_ids) for lower, upper in pairwise(ends)]
         bands.append(_Band(key, bags))
@@ -213,8 +217,10 @@ def _bag(jagged: JaggedStorage, lower: int, upper: int, max_ids: int) -> _Bag:
     return _Bag(ids, weights, upper - lower)
 
 
-def _num_samples(keys: Sequence[str | None], jagged: JaggedStorage) -> int:
-    return jagged.lengths().numel() // len(keys) if keys else 0
+def _num_bags(keys: Sequence[str | None], jagged: JaggedStorage) -> list[int]:
+    """Bags of each key; a JaggedTensor is one key."""
+    known: list[int] | None = None if not hasattr(jagged, "stride_per_key") else jagged.stride_per_key()
+    return [jagged.lengths().numel()] * len(keys) if known is None else known
 
 
 def _has_numbers(*tensors: Any) -> bool:
@@ -231,8 +237,11 @@ def _drawable(kt: KeyedTensor) -> bool:
 # -- wording ----------------------------------------------------------------------------------------
 
 
-def _size_text(keys: Sequence[str | None], num_samples: int, jagged: JaggedStorage) -> str:
-    size = _count(num_samples, "sample")
+def _size_text(keys: Sequence[str | None], counts: Sequence[int], jagged: JaggedStorage) -> str:
+    size = _count(max(counts, default=0), "sample")
+    if getattr(jagged, "_strides", None) is not None:  # a variable batch
+        size = _count(max(counts, default=0), "bag")
+        size = size if len(set(counts)) <= 1 else f"{min(counts):,} to {size}"
     if list(keys) != [None]:
         size = f"{_count(len(keys), 'feature')} x {size}"
     weighted = ", weighted" if jagged._weights is not None else ""

@@ -3,27 +3,19 @@
 Shape letters: F features (keys), B samples (stride), N values.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from recshard_lab.sparse import checks
 
-
-def refuse_variable_batch(stride_per_key_per_rank: Any, inverse_indices: Any) -> None:
-    """Refuses, by name, what batches of a different size for each feature would need."""
-    for name, value in (
-        ("stride_per_key_per_rank", stride_per_key_per_rank),
-        ("inverse_indices", inverse_indices),
-    ):
-        if value is not None:
-            raise ValueError(
-                f"{name}={value!r}: batches of a different size for each feature are not supported yet; "
-                f"give every feature the same samples (empty bags where it has none) and stride="
-            )
+if TYPE_CHECKING:
+    from recshard_lab.sparse.keyed_storage import KeyedStorage
 
 
 def stride_of(keys: list[str], lengths: Tensor | None, offsets: Tensor | None, stride: int | None) -> int:
@@ -61,6 +53,55 @@ def _check_bags(name: str, bags: int, keys: list[str], stride: int | None) -> No
         )
 
 
+def check_derived(
+    keys: list[str],
+    stride: int,
+    bags: list[int] | None,
+    stride_per_key: list[int] | None,
+    lengths_offset_per_key: list[int] | None,
+    index_per_key: dict[str, int] | None,
+) -> None:
+    """What TorchRec lets a caller hand over although it follows from the rest: refused where it says otherwise."""
+    expected = [stride] * len(keys) if bags is None else bags
+    if stride_per_key is not None and list(stride_per_key) != expected:
+        raise ValueError(
+            f"stride_per_key {stride_per_key} says otherwise than the bags {expected}: for features with bags of "
+            f"their own number give stride_per_key_per_rank={[[number] for number in stride_per_key]}"
+        )
+    if lengths_offset_per_key is not None and list(lengths_offset_per_key) != [0, *accumulate(expected)]:
+        raise ValueError(f"lengths_offset_per_key {lengths_offset_per_key} is not the running sum of {expected}")
+    if index_per_key is not None and dict(index_per_key) != checks.index_keys(keys):
+        raise ValueError(f"index_per_key {index_per_key} does not number the keys {keys}: leave it out")
+
+
+def common_strides(batches: Sequence[KeyedStorage]) -> list[list[int]] | None:
+    """Strides of batches side by side; None where all have the same samples."""
+    if not any(batch.variable_stride_per_key() for batch in batches):
+        strides = [batch.stride() for batch in batches]
+        if len(set(strides)) > 1:
+            raise ValueError(f"all must have the same stride (samples), got {strides}")
+        return None
+    joined = []
+    for batch in batches:
+        joined += batch.stride_per_key_per_rank() or [[bags] for bags in batch.stride_per_key()]
+    if len({len(ranks) for ranks in joined}) > 1:
+        raise ValueError(f"stride_per_key_per_rank must name the same ranks in all, got {joined}")
+    return joined
+
+
+def common_inverse(batches: Sequence[KeyedStorage]) -> tuple[list[str] | None, Tensor | None]:
+    """Inverse indices of batches side by side: all have them, for the same samples, or none has."""
+    found = [batch.inverse_indices_or_none() for batch in batches]
+    given = [pair for pair in found if pair is not None]
+    if not given:
+        return None, None
+    if len(given) < len(found) or len({index.shape[1] for _, index in given}) > 1:
+        shapes = [None if pair is None else list(pair[1].shape) for pair in found]
+        raise ValueError(f"all or none must have inverse_indices, of the same samples, got shapes {shapes}")
+    rows = {key: row for keys, index in given for key, row in zip(keys, index, strict=True)}
+    return list(rows), torch.stack(list(rows.values())) if rows else given[0][1]
+
+
 def check_host_counts(
     keys: list[str], values: Tensor, length_per_key: list[int] | None, offset_per_key: list[int] | None
 ) -> list[int] | None:
@@ -81,14 +122,17 @@ def check_host_counts(
 
 
 def check_numbers(
-    keys: list[str], values: Tensor, lengths: Tensor | None, offsets: Tensor | None, stride: int
+    keys: list[str], values: Tensor, lengths: Tensor | None, offsets: Tensor | None, stride: checks.Stride
 ) -> list[int]:
     """Ids of each feature, after looking at every length and offset. CPU only."""
     if offsets is not None:
         checks.check_offsets(offsets, values, keys, stride)
         if lengths is None:
-            if not stride or not keys:
+            if not stride or not keys or not offsets.numel():
                 return [0] * len(keys)
+            if isinstance(stride, list):
+                ends = offsets[torch.tensor([0, *accumulate(stride)])].tolist()
+                return [upper - lower for lower, upper in pairwise(ends)]
             return [upper - lower for lower, upper in pairwise(offsets[::stride].tolist())]
         if offsets.numel():
             checks.check_agreement(lengths, offsets, keys, stride)

@@ -5,7 +5,7 @@ Either of `lengths` and `offsets` may be missing; it is derived from the other w
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ Device = torch.device | str | int
 
 class JaggedStorage:
     """Values cut into bags, with optional weights. Abstract: use JaggedTensor or KeyedJaggedTensor."""
+
+    _FIELDS: ClassVar[tuple[str, ...]] = ("_values", "_weights", "_lengths", "_offsets")
 
     _values: Tensor
     _weights: Tensor | None
@@ -75,15 +77,12 @@ class JaggedStorage:
 
     def _tensors(self) -> dict[str, Tensor]:
         """The tensors that are there, by attribute name."""
-        return {name: getattr(self, name) for name in FIELDS if getattr(self, name) is not None}
+        return {name: getattr(self, name) for name in self._FIELDS if getattr(self, name) is not None}
 
     def __getstate__(self) -> dict[str, Any]:
         """What is pickled: no caches of views, and no storage beyond what a slice shows."""
         state = {**self.__dict__, **{name: compact(tensor) for name, tensor in self._tensors().items()}}
         return {name: None if name == "_jt_dict" else value for name, value in state.items()}
-
-
-FIELDS = ("_values", "_weights", "_lengths", "_offsets")
 
 
 def compact(tensor: Tensor) -> Tensor:

@@ -30,4 +30,36 @@ def batch(seed: int = 0, size: int = 4, weighted: bool = False) -> KeyedJaggedTe
     return KeyedJaggedTensor(FEATURES, values, weights, lengths=lengths.reshape(-1))
 
 
+def deduplicated(seed: int = 0, size: int = 5, weighted: bool = False) -> tuple[KeyedJaggedTensor, KeyedJaggedTensor]:
+    """A variable batch with inverse indices in another order of keys, and the plain batch that it stands for."""
+    torch.manual_seed(seed)
+    bags = torch.randint(1, 4, (len(FEATURES),)).tolist()
+    lengths = torch.randint(0, 4, (sum(bags),))
+    values = torch.randint(0, 5, (int(lengths.sum()),))
+    weights = torch.rand(values.numel()) if weighted else None
+    inverse = torch.stack([torch.randint(0, count, (size,)) for count in bags])
+    order = list(reversed(range(len(FEATURES))))
+    variable = KeyedJaggedTensor(
+        FEATURES,
+        values,
+        weights,
+        lengths,
+        stride_per_key_per_rank=[[count] for count in bags],
+        inverse_indices=([FEATURES[place] for place in order], inverse[order]),
+    )
+    ids, per_id = variable.to_dict(), []
+    full: dict[str, list[torch.Tensor]] = {}
+    for feature, row in zip(FEATURES, inverse.tolist(), strict=True):
+        full[feature] = [ids[feature].to_dense()[bag] for bag in row]
+        per_id += [w for bag in row for w in (ids[feature].to_dense_weights() or [values[:0]] * 9)[bag].tolist()]
+    plain = KeyedJaggedTensor(
+        FEATURES,
+        torch.cat([bag for bags in full.values() for bag in bags]) if size else values[:0],
+        torch.tensor(per_id) if weighted else None,
+        torch.tensor([bag.numel() for bags in full.values() for bag in bags], dtype=torch.int64),
+        stride=size,
+    )
+    return variable, plain
+
+
 batches = st.builds(batch, seed=st.integers(0, 999), size=st.integers(0, 5), weighted=st.just(True))

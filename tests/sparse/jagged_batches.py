@@ -1,6 +1,7 @@
 """Jagged batches nobody would think of, as plain Python lists: rows[f][b] is the list of ids of feature f, sample b."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -21,6 +22,8 @@ class Batch:
     values_dtype: torch.dtype
     lengths_dtype: torch.dtype
     by_offsets: bool
+    variable: bool = False
+    inverse: list[list[int]] | None = None  # of a variable batch: which bag each sample has, inverse[f][b]
 
     def flat(self) -> Tensor:
         return torch.tensor([i for row in self.rows for bag in row for i in bag], dtype=self.values_dtype)
@@ -40,31 +43,53 @@ class Batch:
                 ends.append(ends[-1] + len(bag))
         return torch.tensor(ends, dtype=self.lengths_dtype)
 
+    def inverse_indices(self) -> tuple[list[str], Tensor] | None:
+        if self.inverse is None:
+            return None
+        return self.keys, torch.tensor(self.inverse, dtype=torch.int64).reshape(len(self.keys), self.stride)
+
     def kjt(self) -> KeyedJaggedTensor:
         cuts = {"offsets": self.offsets()} if self.by_offsets else {"lengths": self.lengths()}
-        return KeyedJaggedTensor(self.keys, self.flat(), self.flat_weights(), stride=self.stride, **cuts)
+        return KeyedJaggedTensor(self.keys, self.flat(), self.flat_weights(), **cuts, **self.cut())
+
+    def cut(self) -> dict[str, Any]:
+        """The arguments that say how many bags each feature has."""
+        strides = [[len(row)] for row in self.rows] if self.variable else None
+        return {
+            "stride": self.stride,
+            "stride_per_key_per_rank": strides,
+            "inverse_indices": self.inverse_indices(),
+        }
 
 
 @st.composite
-def batches(draw: st.DrawFn, weighted: bool | None = None, stride: int | None = None) -> Batch:
+def batches(
+    draw: st.DrawFn, weighted: bool | None = None, stride: int | None = None, variable: bool | None = None
+) -> Batch:
     num_features = draw(st.integers(0, 5))
     stride = draw(st.integers(0, 4)) if stride is None else stride
+    variable = draw(st.booleans()) if variable is None else variable
     size = draw(st.sampled_from([0, 1, 6]))
     bag = st.lists(st.integers(0, 2**31 - 1), max_size=size)
-    rows = [[draw(bag) for _ in range(stride)] for _ in range(num_features)]
+    counts = [draw(st.integers(0, 4)) if variable else stride for _ in range(num_features)]
+    rows = [[draw(bag) for _ in range(count)] for count in counts]
+    inverse = None
+    if variable and all(counts) and draw(st.booleans()):
+        inverse = [draw(st.lists(st.integers(0, n - 1), min_size=stride, max_size=stride)) for n in counts]
     weights = None
     if draw(st.booleans()) if weighted is None else weighted:
         weights = [[[(i % 97) / 7 for i in bag] for bag in row] for row in rows]
     dtypes = st.sampled_from([torch.int32, torch.int64])
     keys = [f"f{f}" for f in range(num_features)]
-    return Batch(keys, rows, weights, stride, draw(dtypes), draw(dtypes), draw(st.booleans()))
+    cuts = draw(dtypes), draw(dtypes), draw(st.booleans())
+    return Batch(keys, rows, weights, stride, *cuts, variable, inverse)
 
 
 def rows_of(kjt: KeyedJaggedTensor) -> Rows:
     """The bags again, read from values and lengths alone."""
     ids, lengths, rows = iter(kjt.values().tolist()), iter(kjt.lengths().flatten().tolist()), []
-    for _ in range(len(kjt.keys())):
-        rows.append([[next(ids) for _ in range(next(lengths))] for _ in range(kjt.stride())])
+    for count in kjt.stride_per_key():
+        rows.append([[next(ids) for _ in range(next(lengths))] for _ in range(count)])
     assert next(ids, None) is None
     assert next(lengths, None) is None
     return rows
@@ -75,13 +100,15 @@ def weights_of(kjt: KeyedJaggedTensor) -> Weights | None:
     if kjt.weights_or_none() is None:
         return None
     flat, lengths = iter(kjt.weights().tolist()), iter(kjt.lengths().flatten().tolist())
-    return [[[next(flat) for _ in range(next(lengths))] for _ in range(kjt.stride())] for _ in range(len(kjt.keys()))]
+    return [[[next(flat) for _ in range(next(lengths))] for _ in range(count)] for count in kjt.stride_per_key()]
 
 
 def assert_holds(kjt: KeyedJaggedTensor, keys: list[str], rows: Rows, weights: Weights | None, stride: int) -> None:
     """Everything a KeyedJaggedTensor tells about itself agrees with the lists."""
     assert kjt.keys() == keys
     assert kjt.stride() == stride
+    assert kjt.stride_per_key() == [len(row) for row in rows]
+    assert kjt.lengths_offset_per_key() == [sum(map(len, rows[:f])) for f in range(len(keys) + 1)]
     assert rows_of(kjt) == rows
     assert weights_of(kjt) == weights
     counts = [sum(map(len, row)) for row in rows]

@@ -10,9 +10,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor
+from recshard_lab.sparse import KeyedJaggedTensor
 from tests.sparse.jagged_batches import Batch, assert_holds, batches, rows_of
 
 IDS = torch.tensor([10, 11, 12, 3, 4, 5, 6, 7])
@@ -23,6 +24,10 @@ def small() -> KeyedJaggedTensor:
     return KeyedJaggedTensor(["movie", "genre"], IDS, lengths=LENGTHS)
 
 
+def variable(strides: Any = ((2,), (4,)), lengths: Tensor = LENGTHS, **more: Any) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(["movie", "genre"], IDS, lengths=lengths, stride_per_key_per_rank=strides, **more)
+
+
 @given(batches())
 def test_holds_what_the_lists_hold_given_lengths_or_offsets(batch: Batch) -> None:
     assert_holds(batch.kjt(), batch.keys, batch.rows, batch.weights, batch.stride)
@@ -30,8 +35,9 @@ def test_holds_what_the_lists_hold_given_lengths_or_offsets(batch: Batch) -> Non
 
 @given(batches())
 def test_lengths_and_offsets_are_derived_from_one_another_in_their_type(batch: Batch) -> None:
-    by_lengths = KeyedJaggedTensor(batch.keys, batch.flat(), lengths=batch.lengths(), stride=batch.stride)
-    by_offsets = KeyedJaggedTensor(batch.keys, batch.flat(), offsets=batch.offsets(), stride=batch.stride)
+    cut = batch.cut()
+    by_lengths = KeyedJaggedTensor(batch.keys, batch.flat(), lengths=batch.lengths(), **cut)
+    by_offsets = KeyedJaggedTensor(batch.keys, batch.flat(), offsets=batch.offsets(), **cut)
     assert by_lengths.offsets_or_none() is None
     assert by_offsets.lengths_or_none() is None
     assert torch.equal(by_lengths.offsets(), batch.offsets())
@@ -71,7 +77,8 @@ def test_each_feature_comes_out_as_its_bags_and_goes_back_in(batch: Batch) -> No
         assert [bag.tolist() for bag in features[key].to_dense()] == batch.rows[f]
     if batch.keys:
         again = KeyedJaggedTensor.from_jt_dict(features)
-        assert_holds(again, batch.keys, batch.rows, batch.weights, batch.stride)
+        assert_holds(again, batch.keys, batch.rows, batch.weights, max(map(len, batch.rows)))
+        assert again.variable_stride_per_key() == (len(set(map(len, batch.rows))) > 1)
 
 
 @given(batches())
@@ -94,8 +101,9 @@ def test_copies_pickles_and_trees_keep_everything(batch: Batch) -> None:
 @given(batches())
 def test_the_sync_constructors_know_the_counts(batch: Batch) -> None:
     weights = batch.flat_weights()
-    by_lengths = KeyedJaggedTensor.from_lengths_sync(batch.keys, batch.flat(), batch.lengths(), weights, batch.stride)
-    by_offsets = KeyedJaggedTensor.from_offsets_sync(batch.keys, batch.flat(), batch.offsets(), weights, batch.stride)
+    cut = batch.cut()
+    by_lengths = KeyedJaggedTensor.from_lengths_sync(batch.keys, batch.flat(), batch.lengths(), weights, **cut)
+    by_offsets = KeyedJaggedTensor.from_offsets_sync(batch.keys, batch.flat(), batch.offsets(), weights, **cut)
     for kjt in (by_lengths, by_offsets):
         assert kjt.length_per_key_or_none() == [sum(map(len, row)) for row in batch.rows]
         assert kjt.offset_per_key_or_none() is not None
@@ -110,6 +118,41 @@ def test_lengths_may_be_a_table_of_features_and_samples() -> None:
     assert kjt["genre"].lengths().tolist() == [1, 1, 3]
     assert kjt.permute([1]).values().tolist() == [3, 4, 5, 6, 7]
     assert kjt.flatten_lengths().lengths().shape == (6,)
+
+
+def test_a_variable_batch_tells_its_strides_as_given_and_a_plain_one_has_none() -> None:
+    of_two_ranks = variable(torch.tensor([[1, 1], [0, 4]]))
+    assert of_two_ranks.stride_per_key_per_rank() == [[1, 1], [0, 4]]
+    assert of_two_ranks.stride_per_key() == [2, 4]
+    assert of_two_ranks.stride() == 4  # the most bags, where nothing says more
+    assert of_two_ranks.lengths_offset_per_key() == [0, 2, 6]
+    assert of_two_ranks.variable_stride_per_key()
+    assert small().stride_per_key_per_rank() == []
+    assert not small().variable_stride_per_key()
+
+
+@given(batches(variable=True))
+def test_inverse_indices_stay_with_every_part_and_copy(batch: Batch) -> None:
+    kjt, wanted = batch.kjt(), batch.inverse_indices()
+    parts = kjt.split([1] * len(batch.keys))
+    leaves, spec = pytree.tree_flatten(kjt)
+    for same in (
+        kjt,
+        *parts,
+        KeyedJaggedTensor.concat([kjt.permute([]), *parts]),
+        kjt.permute(list(reversed(range(len(batch.keys))))),
+        pickle.loads(pickle.dumps(kjt)),
+        pytree.tree_unflatten(leaves, spec),
+        kjt.to("cpu"),
+        kjt.flatten_lengths(),
+    ):
+        found = same.inverse_indices_or_none()
+        assert (found is None) == (wanted is None)
+        assert same.variable_stride_per_key()
+        if wanted is not None and found is not None:
+            assert found[0] == wanted[0]
+            assert torch.equal(found[1], wanted[1])
+            assert same.inverse_indices() is not None
 
 
 def test_split_and_item_are_views_and_pickle_only_what_they_show() -> None:
@@ -259,19 +302,58 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: KeyedJaggedTensor(["movie", "genre"], IDS, lengths=LENGTHS, index_per_key={"movie": 1}),
         "index_per_key .* does not number the keys",
     ),
-    "batches of different sizes": (
-        lambda: KeyedJaggedTensor(["a"], IDS, lengths=LENGTHS, stride_per_key_per_rank=[[6]]),
-        r"stride_per_key_per_rank=\[\[6\]\].* not supported yet",
+    "strides for other keys": (
+        lambda: variable([[2]]),
+        "stride_per_key_per_rank must have one list of ranks for each of 2 keys",
     ),
-    "inverse indices": (
-        lambda: KeyedJaggedTensor(["a"], IDS, lengths=LENGTHS, inverse_indices=(["a"], IDS)),
-        "inverse_indices=.* not supported yet",
+    "strides that are no lists": (lambda: variable([2, 4]), r"of 'movie' must be a list, .* use \[2\]"),
+    "a negative stride of a key": (lambda: variable([[7], [-1]]), "of 'genre' must be a whole number .* got -1"),
+    "strides for different ranks": (
+        lambda: variable([[1, 1], [4]]),
+        "same ranks for every key, got numbers of ranks {'movie': 2, 'genre': 1}",
     ),
-    "features of different batches": (
-        lambda: KeyedJaggedTensor.from_jt_dict(
-            {"a": small()["movie"], "b": JaggedTensor(IDS, lengths=torch.tensor([8]))}
+    "float strides": (lambda: variable(torch.ones(2, 1)), "must be .F, R. integers, got torch.float32"),
+    "strides that do not sum to the bags": (
+        lambda: variable([[2], [3]]),
+        r"lengths has shape \[6\], but stride_per_key_per_rank gives the 2 keys \[2, 3\] bags: expected \[5\]",
+    ),
+    "a negative length of a variable batch": (
+        lambda: variable([[2], [4]], lengths=torch.tensor([2, 0, 5, -1, 1, 1])),
+        "negative length -1 at feature 'genre', sample 1",
+    ),
+    "inverse indices of one dimension": (
+        lambda: variable(inverse_indices=(["movie"], torch.tensor([0, 1]))),
+        r"inverse_indices must be \[1, B\], .* got \[2\]",
+    ),
+    "float inverse indices": (
+        lambda: variable(inverse_indices=(["movie"], torch.ones(1, 3))),
+        "must hold a tensor of int32 or int64, got torch.float32",
+    ),
+    "inverse indices without keys": (
+        lambda: variable(inverse_indices=torch.zeros(2, 3)),
+        r"inverse_indices must be \(keys, tensor \[keys, B\]\), got Tensor",
+    ),
+    "an inverse index beyond the bags": (
+        lambda: variable(inverse_indices=(["movie", "genre"], torch.tensor([[0, 1, 1], [0, 4, 1]]))),
+        "inverse_indices of feature 'genre', sample 1 is 4, but the feature has 4 bags: use numbers from 0 to 3",
+    ),
+    "another stride than the inverse indices": (
+        lambda: variable(stride=2, inverse_indices=(["movie"], torch.zeros(1, 3, dtype=torch.int64))),
+        "stride is 2, but inverse_indices has 3 samples",
+    ),
+    "stride per key of its own": (
+        lambda: KeyedJaggedTensor(["a", "b"], IDS, lengths=LENGTHS, stride_per_key=[2, 4]),
+        r"give stride_per_key_per_rank=\[\[2\], \[4\]\]",
+    ),
+    "lengths offsets of its own": (
+        lambda: KeyedJaggedTensor(["a", "b"], IDS, lengths=LENGTHS, lengths_offset_per_key=[0, 2, 6]),
+        r"lengths_offset_per_key \[0, 2, 6\] is not the running sum of \[3, 3\]",
+    ),
+    "concat of one with inverse indices and one without": (
+        lambda: KeyedJaggedTensor.concat(
+            [variable(inverse_indices=(["movie"], torch.zeros(1, 4, dtype=torch.int64))), variable()]
         ),
-        "same number of bags, got {'a': 3, 'b': 1}",
+        r"all or none must have inverse_indices, .* got shapes \[\[1, 4\], None\]",
     ),
     "no features": (lambda: KeyedJaggedTensor.from_jt_dict({}), "jt_dict is empty"),
     "weights for some": (

@@ -53,6 +53,11 @@ def bench(
     with_peers: Annotated[
         bool, typer.Option("--with-peers", help="Beside other launchers, installed in an environment thrown away.")
     ] = False,
+    with_torchrec: Annotated[
+        bool, typer.Option("--with-torchrec", help="In turn with TorchRec, installed in an environment thrown away.")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds.")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="Part of a case's name; may be given again.")] = None,
 ) -> None:
     """Measure the figures that this library promises."""
     from recshard_lab import bench as benches
@@ -65,18 +70,21 @@ def bench(
             table.add_row(known, escape(benches.benchmark_named(known).about))
         console.print(table)
         return
-    figures = benches.benchmark_named(name).figures()
+    figures = benches.benchmark_named(name).run(with_torchrec=with_torchrec, quick=quick, only=only)
     if with_peers:
         figures += benches.benchmark_named(f"{name}_peers").figures()
     if json:
         print(benches.as_json(figures))
     else:
         table = Table(title=escape(benches.machine()), title_justify="left", pad_edge=False, box=None)
-        for head in ("figure", "value", "target", ""):
-            table.add_column(head, justify="right" if head == "value" else "left")
+        beside = list(dict.fromkeys(head for figure in figures for head in figure.beside))
+        for head in ("figure", *beside, "value", "target", ""):
+            table.add_column(head, justify="right" if head in ("value", *beside) else "left")
         for figure in figures:
             verdict = "" if figure.target is None else ("[green]kept[/]" if figure.ok else "[bold red]MISSED[/]")
-            table.add_row(escape(figure.name), f"{figure.value:,.4g} {figure.unit}", figure.bound, verdict)
+            told = [f"{figure.beside[head]:,.4g}" if head in figure.beside else "" for head in beside]
+            value = f"{figure.value:,.4g} {figure.unit}" if figure.value == figure.value else "not run"
+            table.add_row(escape(figure.name), *told, value, figure.bound, verdict)
         console.print(table)
     if check and not all(figure.ok for figure in figures):
         raise typer.Exit(1)

@@ -6,6 +6,7 @@ A benchmark is a module of this package: its docstring's first line says what it
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import pkgutil
@@ -13,8 +14,8 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from statistics import median
 
@@ -29,6 +30,7 @@ class Figure:
         unit: "s", "ms", "MB", ...
         target: the bound it must keep; None for a number that is only told.
         at_most: whether the target is an upper bound (a time) or a lower one (a rate).
+        beside: further numbers told in the same row, by the name of their column.
 
     >>> Figure("empty cell", 0.4, "ms", target=5.0).ok, Figure("rate", 3.0, "GB/s", target=4.0, at_most=False).ok
     (True, False)
@@ -39,6 +41,7 @@ class Figure:
     unit: str
     target: float | None = None
     at_most: bool = True
+    beside: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -62,12 +65,26 @@ class Benchmark:
     Args:
         name: the module's name.
         about: the first line of its docstring.
-        figures: measures, which takes seconds.
+        figures: measures, which takes seconds; its keyword arguments, where it has any, are options of the command.
     """
 
     name: str
     about: str
-    figures: Callable[[], list[Figure]]
+    figures: Callable[..., list[Figure]]
+
+    def run(self, **options: object) -> list[Figure]:
+        """Measures. An option that is unset (False or empty) is not passed on.
+
+        Raises:
+            ValueError: an option that this benchmark does not have, by name.
+        """
+        given = {name: value for name, value in options.items() if value}
+        known = inspect.signature(self.figures).parameters
+        for name in given:
+            if name not in known:
+                has = ", ".join("--" + option.replace("_", "-") for option in known) or "none"
+                raise ValueError(f"benchmark {self.name!r} has no option --{name.replace('_', '-')}; it has: {has}")
+        return self.figures(**given)
 
 
 def benchmark_names() -> list[str]:
@@ -93,12 +110,18 @@ def benchmark_named(name: str) -> Benchmark:
 
 
 def as_json(figures: Sequence[Figure]) -> str:
-    """One object: figure -> value, unit, target, ok.
+    """One object: figure -> value, unit, target, ok, and the numbers beside.
 
     >>> as_json([Figure("empty cell", 0.4, "ms", target=5.0)])
     '{"empty cell": {"value": 0.4, "unit": "ms", "target": 5.0, "ok": true}}'
     """
-    return json.dumps({f.name: {"value": f.value, "unit": f.unit, "target": f.target, "ok": f.ok} for f in figures})
+    return json.dumps(
+        {
+            f.name: {**f.beside, "value": f.value if f.value == f.value else None, "unit": f.unit}
+            | {"target": f.target, "ok": f.ok}
+            for f in figures
+        }
+    )
 
 
 def machine() -> str:

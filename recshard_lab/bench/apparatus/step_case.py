@@ -1,0 +1,134 @@
+"""One question put to both sides: tables, batches, optimizer and a plan as bare rectangles; and where ids come from."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recshard_lab.embedding import EmbeddingBagConfig
+from recshard_lab.sharding import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan, Topology, scheme_named
+
+SGD, ROWWISE, ADAGRAD = "exact_sgd", "exact_row_wise_adagrad", "exact_adagrad"
+SHORT = {SGD: "SGD", ROWWISE: "row-wise Adagrad", ADAGRAD: "Adagrad"}
+ZIPF = 1.2
+
+
+@dataclass(frozen=True)
+class StepCase:
+    """What one training step is made of.
+
+    Args:
+        layout: a registered scheme's name, "mixed": four schemes in one plan, "fused": one process without a plan.
+        optimizer: fused into backward, by fbgemm's name.
+        ids: "uniform", or "zipf": the k-th most frequent row of E is read with probability ~ 1 / k^1.2, and which row
+            that is, is drawn, so that frequent rows lie anywhere.
+        tables, rows, dim: tables of the same size, each read by one feature.
+        batch: samples of one rank.
+        pooling: ids of every bag.
+        ranks, local_ranks: ranks in all, and of one virtual node.
+        threads: of each rank.
+        mean: pooled by mean instead of sum.
+    """
+
+    layout: str
+    optimizer: str
+    ids: str
+    tables: int = 8
+    rows: int = 100_000
+    dim: int = 64
+    batch: int = 1024
+    pooling: int = 10
+    ranks: int = 2
+    local_ranks: int = 2
+    threads: int = 1
+    mean: bool = False
+
+    @property
+    def name(self) -> str:
+        """As people read it, and as ``--only`` looks for it.
+
+        >>> StepCase("row_wise", SGD, "zipf").name
+        'row_wise, SGD, zipf'
+        """
+        threads = f", {self.threads} threads" if self.threads > 1 else ""
+        nodes = f", 2 nodes x {self.local_ranks}" if self.local_ranks < self.ranks else ""
+        return f"{self.layout}{threads}{nodes}, {SHORT[self.optimizer]}, {self.ids}"
+
+    @property
+    def samples(self) -> int:
+        """Of a step on all ranks."""
+        return self.batch * self.ranks
+
+    def table_names(self) -> list[str]:
+        """In the order of the features ``f0``, ``f1``, ..."""
+        return [f"t{i}" for i in range(self.tables)]
+
+    def plan(self) -> ShardingPlan:
+        """The same rectangles for both sides: the schemes' first proposals, their alternatives dealt in turn."""
+        topology = Topology(self.ranks, local_world_size=self.local_ranks)
+        mix = ("table_wise", "row_wise", "column_wise", "data_parallel")
+        entries = {}
+        for i, name in enumerate(self.table_names()):
+            table = EmbeddingBagConfig(
+                name=name, num_embeddings=self.rows, embedding_dim=self.dim, feature_names=[f"f{i}"]
+            )
+            turn = i // len(mix) if self.layout == "mixed" else i
+            entries[name] = _cut(mix[i % 4] if self.layout == "mixed" else self.layout, table, topology, turn)
+        return ShardingPlan({"": EmbeddingModuleShardingPlan(entries)})
+
+    def bag_ids(self, rank: int, number: int) -> NDArray[np.int64]:
+        """The ids of a rank's batch, table by table: [tables * batch * pooling]."""
+        draw = np.random.default_rng([number, rank, zlib.crc32(self.ids.encode())])
+        count = self.batch * self.pooling
+        if self.ids == "uniform":
+            return draw.integers(0, self.rows, self.tables * count)
+        chances, order = _zipf(self.rows)
+        return order[np.searchsorted(chances, draw.random(self.tables * count)).clip(max=self.rows - 1)]
+
+    def first_weights(self) -> dict[str, NDArray[np.float32]]:
+        """What the tables start from where weights are compared."""
+        return {
+            name: np.random.default_rng([7, i]).normal(0, 0.1, (self.rows, self.dim)).astype(np.float32)
+            for i, name in enumerate(self.table_names())
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the wire."""
+        return asdict(self)
+
+
+def rectangles(plan: ShardingPlan) -> dict[str, dict[str, Any]]:
+    """A plan in words that another library's adapter reads: table -> scheme and [rank, rows, cols] ..."""
+    return {
+        name: {"scheme": entry.sharding_type, "shards": [[s.rank, list(s.rows), list(s.cols)] for s in entry.shards]}
+        for name, entry in plan.tables().items()
+    }
+
+
+def smaller(case: StepCase, **sizes: int) -> StepCase:
+    """The same question about smaller tables or batches."""
+    return replace(case, **sizes)  # type: ignore[arg-type]
+
+
+def from_dict(told: Mapping[str, Any]) -> StepCase:
+    """Reads `StepCase.to_dict`."""
+    return StepCase(**told)
+
+
+def _cut(scheme: str, table: EmbeddingBagConfig, topology: Topology, turn: int) -> ParameterSharding:
+    proposal = next(iter(scheme_named(scheme).propose(table, topology)))
+    if proposal.assignments:
+        return proposal.placed(proposal.assignments[turn % len(proposal.assignments)])
+    return proposal.placed([(turn + i) % topology.world_size for i in range(len(proposal.rects))])
+
+
+@lru_cache(maxsize=4)
+def _zipf(rows: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    weights = np.arange(1, rows + 1, dtype=np.float64) ** -ZIPF
+    return np.cumsum(weights / weights.sum()), np.random.default_rng(0).permutation(rows)

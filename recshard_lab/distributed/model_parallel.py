@@ -57,15 +57,15 @@ class DistributedModelParallel(nn.Module):
         found = list(self._find(module))
         tables = {path: list(sharder.tables(child)) for path, child, sharder in found}
         if plan is None and found:
-            planner = EmbeddingShardingPlanner(
-                topology=Topology(world_size=self.env.world_size, compute_device=self.device.type)
-            )
+            world_size, local = self.env.world_size, self.env.local_world_size
+            topology = Topology(world_size, compute_device=self.device.type, local_world_size=local)
+            planner = EmbeddingShardingPlanner(topology)
             plan = planner.collective_plan(module, self.sharders, self.env.pg)
         self.plan = plan if plan is not None else ShardingPlan({})
         self._refuse_strangers(tables)
         chosen = {path: configs for path, configs in tables.items() if path in self.plan.plan}
         if chosen:
-            self.plan = self.plan.resolved(chosen, self.env.world_size)
+            self.plan = self.plan.resolved(chosen, self.env.world_size, self.env.local_world_size)
         self.collections = self._shard(module, found)
         self._bare: nn.Module = self.collections.get("", module)
         self.fused_optimizer = FusedOptimizer(self.collections)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,12 +68,34 @@ class Run:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything the demo found out; the unsharded truth comes first."""
+    """Everything the demo found out; the unsharded truth comes first.
+
+    Args:
+        nodes: virtual nodes that the ranks were told to live on.
+        same: scheme that was not trained -> the trained one that makes the same rectangles of these tables.
+    """
 
     ratings: RatingsDataset
     world_size: int
     runs: tuple[Run, ...]
     recipe: Recipe = MOVIELENS_100K
+    nodes: int = 1
+    same: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> str:
+        """The ranks in words."""
+        ranks = f"{self.world_size} rank{'s' if self.world_size > 1 else ''}"
+        return ranks if self.nodes == 1 else f"{ranks} on {self.nodes} virtual nodes"
+
+    def left_out(self) -> list[str]:
+        """What was not trained, and why, in words."""
+        trained = dict.fromkeys(self.same.values())
+        return [
+            f"not trained again: {', '.join(n for n, o in self.same.items() if o == other)}, which on {self.shape} "
+            f"cut as {other} does"
+            for other in trained
+        ]
 
     def spread(self, split: str) -> float:
         """Largest distance between the AUCs of any two runs."""
@@ -107,6 +129,9 @@ def compare_schemes(
         schemes: registered schemes; all when left out.
         on_progress: told what runs now, and steps done of how many.
 
+    Ranks that can be halved live on two virtual nodes, so that schemes that know nodes show what they do. Of schemes
+    that cut these tables the same way, the first is trained, unless `schemes` names them.
+
     Raises:
         LaunchError: as many ranks cannot be launched.
         PlanError: a scheme that cannot cut one of the tables.
@@ -114,13 +139,18 @@ def compare_schemes(
     tables = recipe.tables(ratings)
     splits = {split: ratings.split(split, seed=recipe.seed) for split in SPLITS}
     workload = workload_of(splits["random"][0], recipe, world_size)
-    runs = [Run(UNSHARDED)]
+    nodes = 2 if world_size >= 4 and world_size % 2 == 0 else 1
+    runs, same = [Run(UNSHARDED)], {}
     for scheme in schemes or scheme_names():
-        plan = plan_of_scheme(scheme, tables, world_size)
+        plan = plan_of_scheme(scheme, tables, world_size, nodes)
+        other = next((run.name for run in runs[1:] if run.plan is not None and _same_rectangles(run.plan, plan)), None)
+        if other is not None and not schemes:
+            same[scheme] = other
+            continue
         runs.append(Run(scheme, plan, estimate(plan, tables, Topology(world_size), workload)))
     each = {split: recipe.epochs * train.num_batches(recipe.batch_size) for split, (train, _) in splits.items()}
     done, total = 0, len(runs) * sum(each.values())
-    with launch(world_size) as ranks, _counter() as (path, count):
+    with launch(world_size, nodes=nodes) as ranks, _counter() as (path, count):
         for split, (train, test) in splits.items():
             for run in runs:
                 what = f"{run.name}, {SPLITS[split]}"
@@ -134,7 +164,15 @@ def compare_schemes(
                 run.outcomes[split] = outcome
                 done += each[split]
         on_progress("done", done, total)
-    return Comparison(ratings, world_size, tuple(runs), recipe)
+    return Comparison(ratings, world_size, tuple(runs), recipe, nodes, same)
+
+
+def _same_rectangles(plan: ShardingPlan, other: ShardingPlan) -> bool:
+    mine, its = plan.tables(), other.tables()
+    return all(
+        sorted(mine[name].shards) == sorted(its[name].shards) and mine[name].replicated == its[name].replicated
+        for name in mine
+    )
 
 
 def run_demo(data: Path | None, world_size: int, out: Path, console: Console) -> bool:
@@ -158,6 +196,8 @@ def run_demo(data: Path | None, world_size: int, out: Path, console: Console) ->
 
         found = compare_schemes(ratings, world_size, on_progress=told)
     console.print(summary_table(found))
+    for words in found.left_out():
+        console.print(words, style="dim")
     for good, words in found.verdicts():
         console.print(f"[green]yes[/] {words}" if good else f"[bold red]NO[/]  {words}")
     console.print(PREDICTED, style="dim")
@@ -169,7 +209,7 @@ def run_demo(data: Path | None, world_size: int, out: Path, console: Console) ->
 def summary_table(found: Comparison) -> Table:
     """One line a run; measured stands before predicted."""
     table = Table(
-        title=f"DLRM on {escape(found.ratings.source)}, {found.world_size} ranks: measured | predicted",
+        title=f"DLRM on {escape(found.ratings.source)}, {found.shape}: measured | predicted",
         caption="AUC: split at random | by time. Memory: fullest rank. Moved: from rank to rank in a step.",
         title_justify="left",
         caption_justify="left",
@@ -244,7 +284,7 @@ def write_demo_report(found: Comparison, out: Path) -> None:
     losses = {split: {run.name: run.outcomes[split].losses for run in found.runs} for split in SPLITS}
     verdicts = ". ".join(words.capitalize() for _, words in found.verdicts()) + "."
     sections = [
-        Section(f"The same model, {len(found.runs)} ways", [Numbers(heads, rows), legend, verdicts]),
+        Section(f"The same model, {len(found.runs)} ways", [Numbers(heads, rows), legend, *found.left_out(), verdicts]),
         Section(
             "Loss curves",
             [views.curves(losses[split], note=f"{note}, {words}") for split, words in SPLITS.items()],
@@ -261,7 +301,7 @@ def write_demo_report(found: Comparison, out: Path) -> None:
         sections.append(Section(look_of(run.name, SCHEMES).label.capitalize(), pictures))
     write_report(
         out,
-        f"One DLRM under {len(found.runs) - 1} sharding plans, {found.world_size} ranks",
+        f"One DLRM under {len(found.runs) - 1} sharding plans, {found.shape}",
         sections,
         subtitle=f"{note}. {bench.machine()}.",
         note=f"Ratings: {found.ratings.source}. {PREDICTED}",

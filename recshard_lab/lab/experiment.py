@@ -63,15 +63,18 @@ def moved_bytes(traffic: np.ndarray) -> float:
     return float(traffic.sum() - np.trace(traffic))
 
 
-def plan_of_scheme(scheme: str, tables: list[EmbeddingBagConfig], world_size: int) -> ShardingPlan:
+def plan_of_scheme(scheme: str, tables: list[EmbeddingBagConfig], world_size: int, nodes: int = 1) -> ShardingPlan:
     """Every table cut by one scheme, the way it cuts when nothing else is said.
+
+    Args:
+        nodes: how many nodes the ranks live on, which some schemes look at.
 
     >>> print(plan_of_scheme("row_wise", [EmbeddingBagConfig(5, 4, name="t", feature_names=["f"])], 2))
     table  size   scheme    kernel  ranks  shards
     t      5 x 4  row_wise  fused   0-1    1 x [3 x 4], 1 x [2 x 4]
     """
     plan = ShardingPlan({COLLECTION: {table.name: ParameterSharding(scheme) for table in tables}})  # type: ignore[dict-item]
-    return plan.resolved(tables, world_size)
+    return plan.resolved(tables, world_size, world_size // nodes)
 
 
 def workload_of(train: RatingsDataset, recipe: Recipe, world_size: int) -> Workload:

@@ -81,7 +81,7 @@ def measure_plan(
     """
     if len({is_pooled(table) for table in tables}) != 1:
         raise ValueError("the tables must be all pooled (EmbeddingBagConfig) or all not: measure one collection")
-    named = ShardingPlan({"": dict(plan.tables())}).resolved(tables, ranks.world_size)  # type: ignore[dict-item]
+    named = ShardingPlan({"": dict(plan.tables())}).resolved(tables, ranks.world_size, ranks.local_world_size)  # type: ignore[dict-item]
     _check_room(named, tables)
     workload = workload or Workload()
     found = ranks.run(steps_on_rank, named.to_json(), list(tables), workload, steps, seed)

@@ -100,7 +100,7 @@ def plan_loads(model: CostModel, pairs: list[tuple[BaseEmbeddingConfig, Paramete
     world_size = model.topology.world_size
     flat = []
     for index, (config, sharding) in enumerate(pairs):
-        full = sharding.resolved(config, world_size)
+        full = sharding.resolved(config, world_size, model.topology.local_world_size)
         flags = (float(full.replicated), float(full.compute_kernel == EmbeddingComputeKernel.DENSE))
         flat += [(index, s.rank, s.rows[1] - s.rows[0], s.cols[1] - s.cols[0], *flags) for s in full.shards]
         highest = max(shard.rank for shard in full.shards)

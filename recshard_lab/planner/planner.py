@@ -18,6 +18,7 @@ from recshard_lab.sharding import (
     ShardingPlan,
     Topology,
     configs_of,
+    running_local_world_size,
     running_world_size,
 )
 from recshard_lab.sharding.validate import nearest
@@ -163,4 +164,5 @@ def running_topology() -> Topology:
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return Topology(running_world_size(), compute_device=device)
+    world_size = running_world_size()
+    return Topology(world_size, compute_device=device, local_world_size=running_local_world_size(world_size))

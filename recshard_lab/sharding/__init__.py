@@ -4,14 +4,20 @@ Read `plan.py` first, then one file of `schemes/`, then `tiling.py`.
 """
 
 from recshard_lab.sharding.constraints import ParameterConstraints as ParameterConstraints
-from recshard_lab.sharding.module_plan import ParameterShardingGenerator as ParameterShardingGenerator
-from recshard_lab.sharding.module_plan import column_wise as column_wise
+from recshard_lab.sharding.generators import ParameterShardingGenerator as ParameterShardingGenerator
+from recshard_lab.sharding.generators import column_wise as column_wise
+from recshard_lab.sharding.generators import data_parallel as data_parallel
+from recshard_lab.sharding.generators import grid_shard as grid_shard
+from recshard_lab.sharding.generators import row_wise as row_wise
+from recshard_lab.sharding.generators import table_column_wise as table_column_wise
+from recshard_lab.sharding.generators import table_row_wise as table_row_wise
+from recshard_lab.sharding.generators import table_wise as table_wise
+from recshard_lab.sharding.generators import tiling as tiling
+from recshard_lab.sharding.module_plan import apply_to_all as apply_to_all
 from recshard_lab.sharding.module_plan import configs_of as configs_of
 from recshard_lab.sharding.module_plan import construct_module_sharding_plan as construct_module_sharding_plan
-from recshard_lab.sharding.module_plan import data_parallel as data_parallel
-from recshard_lab.sharding.module_plan import row_wise as row_wise
+from recshard_lab.sharding.module_plan import running_local_world_size as running_local_world_size
 from recshard_lab.sharding.module_plan import running_world_size as running_world_size
-from recshard_lab.sharding.module_plan import table_wise as table_wise
 from recshard_lab.sharding.plan import EmbeddingModuleShardingPlan as EmbeddingModuleShardingPlan
 from recshard_lab.sharding.plan import ParameterSharding as ParameterSharding
 from recshard_lab.sharding.plan import ShardingPlan as ShardingPlan

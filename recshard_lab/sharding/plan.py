@@ -101,8 +101,14 @@ class ParameterSharding:
 
         return None if self.replicated or not self.shards else spec_from_shards(self.shards)
 
-    def resolved(self, table: BaseEmbeddingConfig, world_size: int) -> "ParameterSharding":
-        """The same with its rectangles spelled out: data_parallel's replicas, a bare scheme's default ones."""
+    def resolved(
+        self, table: BaseEmbeddingConfig, world_size: int, local_world_size: int | None = None
+    ) -> "ParameterSharding":
+        """The same with its rectangles spelled out: data_parallel's replicas, a bare scheme's default ones.
+
+        Args:
+            local_world_size: ranks of one node, for schemes that know nodes; all when left out.
+        """
         if self.shards:
             return self
         if self.replicated:
@@ -117,7 +123,8 @@ class ParameterSharding:
         from recshard_lab.sharding.schemes import scheme_named
         from recshard_lab.sharding.topology import Topology
 
-        made = scheme_named(self.sharding_type).default(table, Topology(world_size), self.ranks)
+        topology = Topology(world_size, local_world_size=local_world_size or world_size)
+        made = scheme_named(self.sharding_type).default(table, topology, self.ranks)
         return ParameterSharding(
             self.sharding_type, self.compute_kernel, made.ranks, shards=made.shards, route=self.route
         )
@@ -226,13 +233,18 @@ class ShardingPlan:
             )
         return found
 
-    def resolved(self, tables: Tables, world_size: int) -> "ShardingPlan":
+    def resolved(self, tables: Tables, world_size: int, local_world_size: int | None = None) -> "ShardingPlan":
         """This plan with every rectangle spelled out, validated. What an executor should run.
+
+        Args:
+            tables: the configs, or module path -> configs.
+            world_size: ranks W that the plan is to run on.
+            local_world_size: ranks of one node, for schemes that know nodes; all when left out.
 
         Raises:
             PlanError: as `validate`.
         """
-        full = {id(s): s.resolved(config, world_size) for config, s in self.pairs(tables)}
+        full = {id(s): s.resolved(config, world_size, local_world_size) for config, s in self.pairs(tables)}
         plan = ShardingPlan(
             {
                 path: EmbeddingModuleShardingPlan({name: full[id(s)] for name, s in entries.items()})

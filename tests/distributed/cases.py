@@ -40,8 +40,8 @@ def sequence_tables() -> list[dict[str, Any]]:
 
 
 def plan_of(tables: list[dict[str, Any]], schemes: list[str], world_size: int, kernel: str = "fused") -> ShardingPlan:
-    """Table i under ``schemes[i % len(schemes)]``, table-wise ones dealt to the ranks in turn."""
-    topology = Topology(world_size=world_size)
+    """Table i under ``schemes[i % len(schemes)]``, table-wise ones dealt to the ranks in turn; 4 ranks are 2 nodes."""
+    topology = Topology(world_size, local_world_size=2 if world_size == 4 else world_size)
     entries = {}
     for number, table in enumerate(tables):
         config = EmbeddingBagConfig(**table)
@@ -51,7 +51,12 @@ def plan_of(tables: list[dict[str, Any]], schemes: list[str], world_size: int, k
             ranks = ranks[:1]
         if name == "column_wise":
             ranks = ranks[: max(1, config.embedding_dim // 4)]
-        chosen = None if name == "data_parallel" else ranks
+        if name in ("table_row_wise", "table_column_wise"):
+            node = number % topology.num_nodes
+            ranks = [rank for rank in range(world_size) if topology.node_of(rank) == node]
+        if name == "table_column_wise":
+            ranks = ranks[: max(1, config.embedding_dim // 4)]
+        chosen = None if name in ("data_parallel", "grid_shard") else ranks
         made = scheme_named(name).default(config, topology, chosen)
         entries[config.name] = ParameterSharding(name, kernel, shards=made.shards)
     return ShardingPlan({PATH: EmbeddingModuleShardingPlan(entries)})

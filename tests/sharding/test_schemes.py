@@ -16,14 +16,19 @@ from recshard_lab.sharding import (
     Shard,
     ShardingPlan,
     Topology,
+    apply_to_all,
     column_wise,
     construct_module_sharding_plan,
     data_parallel,
+    grid_shard,
     register_scheme,
     row_wise,
     scheme_named,
     scheme_names,
+    table_column_wise,
+    table_row_wise,
     table_wise,
+    tiling,
     unregister_scheme,
 )
 from recshard_lab.sharding.schemes import place_default
@@ -33,27 +38,44 @@ def table(rows: int = 10, cols: int = 8, name: str = "movies") -> EmbeddingBagCo
     return EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=cols, feature_names=[name])
 
 
+ONE_NODE = ("table_row_wise", "table_column_wise")
+topologies = st.builds(
+    lambda local, nodes: Topology(local * nodes, local_world_size=local), st.integers(1, 5), st.integers(1, 4)
+)
+
+
 @pytest.mark.parametrize("name", scheme_names())
-@given(rows=st.integers(1, 40), cols=st.integers(1, 40), world_size=st.integers(1, 9), data=st.data())
-def test_every_proposal_is_a_valid_plan(name: str, rows: int, cols: int, world_size: int, data: st.DataObject) -> None:
-    config, topology, scheme = table(rows, cols), Topology(world_size), scheme_named(name)
+@given(rows=st.integers(1, 40), cols=st.integers(1, 40), topology=topologies, data=st.data())
+def test_every_proposal_is_a_valid_plan(
+    name: str, rows: int, cols: int, topology: Topology, data: st.DataObject
+) -> None:
+    config, scheme, world_size = table(rows, cols), scheme_named(name), topology.world_size
     pin = data.draw(st.none() | st.lists(st.integers(0, world_size - 1), min_size=1, unique=True))
-    for proposal in scheme.propose(config, topology, ParameterConstraints(ranks=pin)):
+    asked = data.draw(st.sampled_from([None, [name]]))
+    least = data.draw(st.none() | st.integers(1, 20))
+    wish = ParameterConstraints(ranks=pin, sharding_types=asked, min_partition=least)
+    for proposal in scheme.propose(config, topology, wish):
         usable = pin or list(range(world_size))
         dealt = tuple(usable[i % len(usable)] for i in range(len(proposal.rects)))
         for ranks in proposal.assignments or (dealt,):
             assert set(ranks) <= set(usable)
             plan = ShardingPlan({"": {"movies": proposal.placed(ranks)}})
             plan.validate([config], world_size)
+            if name in ONE_NODE:
+                assert len({topology.node_of(rank) for rank in ranks}) == 1
+        narrowest = min(c1 - c0 for _, (c0, c1) in proposal.rects)
+        assert narrowest == cols or least is None or narrowest >= least
 
 
 @pytest.mark.parametrize("name", scheme_names())
-@given(rows=st.integers(1, 40), cols=st.integers(1, 40), world_size=st.integers(1, 9))
-def test_every_default_is_a_valid_plan(name: str, rows: int, cols: int, world_size: int) -> None:
+@given(rows=st.integers(1, 40), cols=st.integers(1, 40), topology=topologies)
+def test_every_default_is_a_valid_plan(name: str, rows: int, cols: int, topology: Topology) -> None:
     config = table(rows, cols)
-    made = scheme_named(name).default(config, Topology(world_size))
+    made = scheme_named(name).default(config, topology)
     assert made.sharding_type == name
-    ShardingPlan({"": {"movies": made}}).validate([config], world_size)
+    ShardingPlan({"": {"movies": made}}).validate([config], topology.world_size)
+    bare = ParameterSharding(name).resolved(config, topology.world_size, topology.local_world_size)
+    assert bare.shards == made.shards
 
 
 def test_row_wise_blocks_are_torchrecs_and_leave_late_ranks_empty() -> None:
@@ -73,6 +95,62 @@ def test_min_partition_is_respected() -> None:
     wish = ParameterConstraints(min_partition=12)
     for proposal in scheme_named("column_wise").propose(table(cols=64), Topology(8), wish):
         assert min(c1 - c0 for _, (c0, c1) in proposal.rects) >= 12
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [("table_row_wise", "row_wise"), ("table_column_wise", "column_wise"), ("grid_shard", "row_wise")],
+)
+def test_on_one_node_node_aware_schemes_are_what_they_refine(name: str, plain: str) -> None:
+    config, topology = table(rows=11, cols=24), Topology(4)
+    assert scheme_named(name).default(config, topology).shards == scheme_named(plain).default(config, topology).shards
+    assert not list(scheme_named(name).propose(config, topology))
+    asked = ParameterConstraints(sharding_types=[name])
+    first = next(iter(scheme_named(name).propose(config, topology, asked)))
+    assert first.rects == next(iter(scheme_named(plain).propose(config, topology))).rects
+
+
+def test_node_aware_schemes_on_two_nodes() -> None:
+    config, topology = table(rows=10, cols=12), Topology(4, local_world_size=2)
+
+    def made(name: str, ranks: list[int] | None = None) -> list[tuple[int, tuple[int, int], tuple[int, int]]]:
+        return [(s.rank, s.rows, s.cols) for s in scheme_named(name).default(config, topology, ranks).shards]
+
+    assert made("table_row_wise", [2, 3]) == [(2, (0, 5), (0, 12)), (3, (5, 10), (0, 12))]
+    assert made("table_column_wise", [3, 2]) == [(3, (0, 10), (0, 8)), (2, (0, 10), (8, 12))]
+    grid = [(0, (0, 5), (0, 8)), (1, (5, 10), (0, 8)), (2, (0, 5), (8, 12)), (3, (5, 10), (8, 12))]
+    assert made("grid_shard") == grid
+    assert made("grid_shard", [0, 1, 2]) == [*grid[:2], (2, (0, 10), (8, 12))]
+    nodes = {
+        topology.node_of(scheme_named("table_row_wise").default(table(name=f"t{i}"), topology).shards[0].rank)
+        for i in range(20)
+    }
+    assert nodes == {0, 1}  # defaults spread
+
+
+def test_node_aware_schemes_refuse_what_nodes_do_not_allow() -> None:
+    topology = Topology(6, local_world_size=3)
+    for name in ONE_NODE:
+        with pytest.raises(PlanError, match=r"ranks=\[1, 4\] live on 2 nodes of 3 ranks.*ranks=\[1\]"):
+            scheme_named(name).default(table(), topology, [1, 4])
+    with pytest.raises(PlanError, match=r"8 columns, which cannot be cut into 3 pieces.*2 ranks or fewer"):
+        scheme_named("table_column_wise").default(table(), topology, [0, 1, 2])
+    with pytest.raises(PlanError, match=r"4 columns, which cannot be cut into 2 pieces of at least 4, one a node"):
+        scheme_named("grid_shard").default(table(cols=4), topology, [0, 3])
+    narrow = scheme_named("grid_shard").default(table(cols=4), topology)
+    assert len(narrow.shards) == 3  # one node then
+    with pytest.raises(ValueError, match="next world_size that does is 6"):
+        Topology(5, local_world_size=3)
+
+
+def test_pins_keep_node_aware_schemes_on_their_ranks() -> None:
+    topology, pin = Topology(8, local_world_size=4), [1, 2, 3, 6]
+    wish = ParameterConstraints(ranks=pin)
+    (first, second) = scheme_named("table_row_wise").propose(table(rows=12), topology, wish)
+    assert (first.assignments, len(first.rects)) == (((1, 2, 3),), 3)
+    assert (second.assignments, len(second.rects)) == (((6,),), 1)
+    (grid,) = scheme_named("grid_shard").propose(table(rows=12), topology, wish)
+    assert grid.assignments == ((1, 2, 3, 6),)
 
 
 def test_torchrecs_helpers_build_a_module_plan() -> None:
@@ -97,9 +175,63 @@ def test_torchrecs_helpers_build_a_module_plan() -> None:
     assert plan["d"].sharding_spec is None
 
 
+def test_helpers_that_know_nodes_and_uneven_cuts() -> None:
+    generators = {
+        "twrw": table_row_wise(host_index=1),
+        "twcw": table_column_wise(host_index=0, size_per_rank=[2, 6]),
+        "grid": grid_shard(host_indexes=[1, 0], route="two_hop"),
+        "bounds": row_wise(boundaries=[0, 1, 9], ranks=[3, 0, 2]),
+        "sizes": row_wise(sizes=[4, 0, 6], compute_kernel="dense"),
+        "buckets": row_wise(num_buckets=5),
+        "widths": column_wise(ranks=[2, 2], size_per_rank=[3, 5]),
+        "drawn": tiling([(0, (0, 4), None), (1, (4, 10), (0, 4)), Shard(0, (4, 10), (4, 8))], route="reduce_scatter"),
+    }
+    tables = [table(name=name) for name in generators]
+    module = SimpleNamespace(embedding_bag_configs=lambda: tables)
+    plan = construct_module_sharding_plan(module, generators, local_size=2, world_size=4)
+
+    def spans(name: str) -> list[tuple[int, tuple[int, int], tuple[int, int]]]:
+        return [(s.rank, s.rows, s.cols) for s in plan[name].shards]
+
+    assert spans("twrw") == [(2, (0, 5), (0, 8)), (3, (5, 10), (0, 8))]
+    assert spans("twcw") == [(0, (0, 10), (0, 2)), (1, (0, 10), (2, 8))]
+    assert spans("grid")[::2] == [(2, (0, 5), (0, 4)), (0, (0, 5), (4, 8))]
+    assert spans("bounds") == [(3, (0, 1), (0, 8)), (0, (1, 9), (0, 8)), (2, (9, 10), (0, 8))]
+    assert spans("sizes") == [(0, (0, 4), (0, 8)), (2, (4, 10), (0, 8))]
+    assert [s.num_rows for s in plan["buckets"].shards] == [4, 2, 2, 2]
+    assert spans("widths") == [(2, (0, 10), (0, 3)), (2, (0, 10), (3, 8))]
+    assert len(spans("drawn")) == 3
+    assert [plan[name].sharding_type for name in ("twcw", "bounds", "drawn")] == [
+        "table_column_wise",
+        "row_wise",
+        "custom",
+    ]
+    assert plan["sizes"].compute_kernel == "dense"
+    assert [plan[name].route for name in ("grid", "drawn", "twrw")] == ["two_hop", "reduce_scatter", "direct"]
+    everywhere = construct_module_sharding_plan(module, apply_to_all(module, row_wise()), world_size=4)
+    assert {sharding.sharding_type for sharding in everywhere.values()} == {"row_wise"}
+
+
+def test_the_launchers_ranks_a_node_are_those_of_a_hand_written_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    module = SimpleNamespace(embedding_bag_configs=lambda: [table()])
+    plan = construct_module_sharding_plan(module, {"movies": table_row_wise(host_index=1)}, world_size=4)
+    assert plan["movies"].ranks == [2, 3]
+
+
 @pytest.mark.parametrize(
     ("sharding", "said"),
     [
+        ({"movies": table_row_wise(1)}, "host_index 1 does not exist"),
+        ({"movies": grid_shard([0, 0, 0])}, "cannot be cut into 3 pieces of at least 4, one a node"),
+        ({"movies": row_wise(boundaries=[7, 3])}, r"cannot be cut at boundaries=\[7, 3\]"),
+        ({"movies": row_wise(boundaries=[3, 3])}, "each once"),
+        ({"movies": row_wise(boundaries=[3, 5])}, "3 sizes for 2 ranks"),
+        ({"movies": row_wise(sizes=[10], ranks=[0, 1])}, "1 sizes for 2 ranks"),
+        ({"movies": row_wise(num_buckets=3)}, "a divisor of the rows"),
+        ({"movies": tiling([(0, (0, 4), None)])}, r"no shard covers rows \[4, 10\)"),
+        ({"movies": tiling([(0, 4)])}, r"a piece of a tiling is a Shard or"),  # type: ignore[list-item]
+        ({"movies": row_wise(ranks=[])}, "ranks is empty"),
         ({}, "table 'movies' has no sharding"),
         ({"movie": table_wise(0)}, "did you mean 'movies'"),
         ({"movies": table_wise(5)}, "rank 5 does not exist with world_size 2"),
@@ -110,6 +242,15 @@ def test_torchrecs_helpers_build_a_module_plan() -> None:
 def test_impossible_module_plans_are_refused(sharding: dict, said: str) -> None:  # type: ignore[type-arg]
     with pytest.raises(PlanError, match=said):
         construct_module_sharding_plan(SimpleNamespace(embedding_configs=lambda: [table()]), sharding, world_size=2)
+
+
+def test_helpers_refuse_at_once_what_contradicts_itself() -> None:
+    with pytest.raises(PlanError, match=r"one of .* got boundaries and sizes"):
+        row_wise(boundaries=[1], sizes=[1, 9])
+    with pytest.raises(PlanError, match="all ranks of a plan are of one kind"):
+        column_wise(device_types=["cpu", "cuda"])
+    with pytest.raises(PlanError, match="host_indexes is empty"):
+        grid_shard([])
 
 
 class Halves:

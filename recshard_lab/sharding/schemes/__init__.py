@@ -10,8 +10,19 @@ from recshard_lab.sharding.schemes.base import unregister_scheme as unregister_s
 from recshard_lab.sharding.schemes.base import usable_ranks as usable_ranks
 from recshard_lab.sharding.schemes.column_wise import ColumnWise
 from recshard_lab.sharding.schemes.data_parallel import DataParallel
+from recshard_lab.sharding.schemes.grid_shard import GridShard
 from recshard_lab.sharding.schemes.row_wise import RowWise
+from recshard_lab.sharding.schemes.table_column_wise import TableColumnWise
+from recshard_lab.sharding.schemes.table_row_wise import TableRowWise
 from recshard_lab.sharding.schemes.table_wise import TableWise
 
-for _scheme in (TableWise(), RowWise(), ColumnWise(), DataParallel()):
+for _scheme in (
+    TableWise(),
+    RowWise(),
+    ColumnWise(),
+    TableRowWise(),
+    TableColumnWise(),
+    GridShard(),
+    DataParallel(),
+):
     register_scheme(_scheme)

@@ -49,10 +49,10 @@ class Proposal:
     rects: tuple[Rect, ...]
     assignments: tuple[tuple[int, ...], ...] | None = None
 
-    def placed(self, ranks: Sequence[int], compute_kernel: str = "fused") -> ParameterSharding:
+    def placed(self, ranks: Sequence[int], compute_kernel: str = "fused", route: str = "direct") -> ParameterSharding:
         """This cut with its i-th rectangle on ``ranks[i]``."""
         shards = [Shard(rank, *rect) for rank, rect in zip(ranks, self.rects, strict=True)]
-        return ParameterSharding(self.scheme, compute_kernel, shards=shards)
+        return ParameterSharding(self.scheme, compute_kernel, shards=shards, route=route)
 
 
 class Scheme(Protocol):

@@ -1,0 +1,65 @@
+"""Table-column-wise: vertical stripes, all on the ranks of one node.
+
+::
+
+    node 0                         node 1
+    rank 0    rank 1               rank 2    rank 3
+    (nothing) (nothing)            +----+    +---+
+                                   |    |    |   |     E rows each, D columns in all
+                                   +----+    +---+
+"""
+
+from collections.abc import Iterator, Sequence
+
+from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.sharding.constraints import ParameterConstraints
+from recshard_lab.sharding.plan import ParameterSharding
+from recshard_lab.sharding.schemes.base import Proposal
+from recshard_lab.sharding.schemes.column_wise import most_pieces, pieces, unit_of, widths
+from recshard_lab.sharding.schemes.nodes import adds_nothing, merged, ranks_of_one_node, usable_by_node
+from recshard_lab.sharding.shard import PlanError
+from recshard_lab.sharding.topology import Topology
+
+
+class TableColumnWise:
+    """Column-wise whose pieces, and their row norms, stay on one node. On one node it is column-wise."""
+
+    name = "table_column_wise"
+    label = "TWCW"
+    replicated = False
+
+    def propose(
+        self, table: BaseEmbeddingConfig, topology: Topology, constraints: ParameterConstraints | None = None
+    ) -> Iterator[Proposal]:
+        """For each node, as many pieces as it has usable ranks and the columns allow, then half ... down to two."""
+        if adds_nothing(self.name, topology, constraints):
+            return
+        most = most_pieces(table.embedding_dim, constraints.min_partition if constraints else None)
+        ways = []
+        for ranks in usable_by_node(topology, constraints):
+            count = min(len(ranks), most)
+            while count >= 2:
+                rects = pieces(table, widths(table, count))
+                ways += [(rects, ranks[at : at + count]) for at in range(0, len(ranks) - count + 1, count)]
+                count //= 2
+        yield from merged(self.name, ways)
+
+    def default(
+        self, table: BaseEmbeddingConfig, topology: Topology, ranks: Sequence[int] | None = None
+    ) -> ParameterSharding:
+        """One piece on each of `ranks`; left out, on as many ranks of one node as the columns allow.
+
+        Raises:
+            PlanError: ranks of several nodes; more ranks than pieces of at least four columns (one, where the dim is
+                no multiple of 4).
+        """
+        most = most_pieces(table.embedding_dim, None)
+        usable = ranks_of_one_node(self.name, table, topology, ranks)
+        if ranks is None:
+            usable = usable[:most]
+        if len(usable) > most:
+            raise PlanError(
+                f"table {table.name!r} has {table.embedding_dim} columns, which cannot be cut into {len(usable)} "
+                f"pieces of at least {unit_of(table.embedding_dim)}. Smallest fix: {most} ranks or fewer"
+            )
+        return Proposal(self.name, pieces(table, widths(table, len(usable)))).placed(usable)

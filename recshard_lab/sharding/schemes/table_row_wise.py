@@ -1,0 +1,53 @@
+"""Table-row-wise: horizontal stripes, all on the ranks of one node.
+
+::
+
+    node 0                         node 1
+    rank 0    rank 1               rank 2:  +-----------+ 0
+    (nothing) (nothing)                     +-----------+ ceil(E/L)      L ranks a node
+                                   rank 3:  +-----------+
+                                            +-----------+ E
+"""
+
+from collections.abc import Iterator, Sequence
+
+from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.sharding.constraints import ParameterConstraints
+from recshard_lab.sharding.plan import ParameterSharding
+from recshard_lab.sharding.schemes.base import Proposal
+from recshard_lab.sharding.schemes.nodes import adds_nothing, merged, ranks_of_one_node, usable_by_node
+from recshard_lab.sharding.schemes.row_wise import stripes
+from recshard_lab.sharding.topology import Topology
+
+
+class TableRowWise:
+    """Row-wise whose partial sums can be added up before they leave their node. On one node it is row-wise."""
+
+    name = "table_row_wise"
+    label = "TWRW"
+    replicated = False
+
+    def propose(
+        self, table: BaseEmbeddingConfig, topology: Topology, constraints: ParameterConstraints | None = None
+    ) -> Iterator[Proposal]:
+        """For each node, a stripe on each of its usable ranks."""
+        if adds_nothing(self.name, topology, constraints):
+            return
+        rows, cols = table.num_embeddings, table.embedding_dim
+        ways = []
+        for ranks in usable_by_node(topology, constraints):
+            rects = stripes(rows, cols, len(ranks))
+            ways.append((rects, ranks[: len(rects)]))
+        yield from merged(self.name, ways)
+
+    def default(
+        self, table: BaseEmbeddingConfig, topology: Topology, ranks: Sequence[int] | None = None
+    ) -> ParameterSharding:
+        """A stripe on each of `ranks`; left out, on every rank of a node drawn from the table's name.
+
+        Raises:
+            PlanError: ranks of several nodes.
+        """
+        usable = ranks_of_one_node(self.name, table, topology, ranks)
+        rects = stripes(table.num_embeddings, table.embedding_dim, len(usable))
+        return Proposal(self.name, rects).placed(usable[: len(rects)])

@@ -1,6 +1,7 @@
 """The demo: one AUC under every scheme, numbers measured beside predicted, a report that needs nothing else."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from sklearn.metrics import roc_auc_score
 from recshard_lab.data import RatingsDataset, SyntheticRatings
 from recshard_lab.lab import demo
 from recshard_lab.lab.experiment import moved_bytes, run_unsharded
+from recshard_lab.lab.theme import SCHEMES, look_of
 from recshard_lab.sharding import scheme_names
 from recshard_lab.train import MOVIELENS_100K, Recipe, evaluate
 
@@ -20,18 +22,22 @@ SMALL = Recipe(epochs=2, batch_size=256)
 @pytest.fixture(scope="module")
 def found() -> demo.Comparison:
     ratings = SyntheticRatings(4000, num_users=150, num_movies=200, why="a test")
-    return demo.compare_schemes(ratings, 2, recipe=SMALL)
+    return demo.compare_schemes(ratings, 4, recipe=SMALL)
 
 
 def test_every_registered_scheme_is_compared_with_the_unsharded_truth(found: demo.Comparison) -> None:
-    assert {run.name for run in found.runs} | set(found.same) == {"unsharded", *scheme_names()}
-    # on one node of two ranks the node-aware schemes cut as those they refine
-    assert found.same == {
-        "table_row_wise": "row_wise",
-        "table_column_wise": "column_wise",
-        "grid_shard": "row_wise",
-    }
-    assert "table_row_wise, grid_shard, which on 2 ranks cut as row_wise does" in found.left_out()[0]
+    assert [run.name for run in found.runs] == ["unsharded", *scheme_names()]
+    assert found.shape == "4 ranks on 2 virtual nodes"
+    assert not found.left_out()
+
+
+def test_what_cuts_alike_is_trained_once_and_said(found: demo.Comparison) -> None:
+    plans, same = demo.plans_to_train(scheme_names(), SMALL.tables(found.ratings), 2)
+    assert {*plans, *same} == set(scheme_names())
+    # on one node the node-aware schemes cut as those they refine
+    assert same == {"table_row_wise": "row_wise", "table_column_wise": "column_wise", "grid_shard": "row_wise"}
+    said = replace(found, world_size=2, nodes=1, same=same).left_out()
+    assert said[0] == "not trained again: table_row_wise, grid_shard, which on 2 ranks cut as row_wise does"
 
 
 def test_losses_and_auc_are_the_unsharded_ones_under_every_scheme(found: demo.Comparison) -> None:
@@ -71,12 +77,10 @@ def test_the_report_opens_offline_and_names_the_source_of_its_numbers(found: dem
     assert "<script src" not in page
     assert found.ratings.source in page
     for run in found.runs:
-        assert run.name.replace("_", "-") in page
+        assert look_of(run.name, SCHEMES).label.lower() in page.lower()
 
 
 def test_a_scheme_that_learns_something_else_fails_the_demo(found: demo.Comparison) -> None:
-    from dataclasses import replace
-
     run = found.runs[1]
     worse = {split: replace(outcome, auc=outcome.auc - 0.01) for split, outcome in run.outcomes.items()}
     wrong = replace(found, runs=(found.runs[0], replace(run, outcomes=worse)))

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from recshard_lab import bench
 from recshard_lab.data import RatingsDataset, load_ratings
+from recshard_lab.embedding import EmbeddingBagConfig
 from recshard_lab.lab import views
 from recshard_lab.lab.experiment import (
     Outcome,
@@ -139,15 +140,10 @@ def compare_schemes(
     tables = recipe.tables(ratings)
     splits = {split: ratings.split(split, seed=recipe.seed) for split in SPLITS}
     workload = workload_of(splits["random"][0], recipe, world_size)
-    nodes = 2 if world_size >= 4 and world_size % 2 == 0 else 1
-    runs, same = [Run(UNSHARDED)], {}
-    for scheme in schemes or scheme_names():
-        plan = plan_of_scheme(scheme, tables, world_size, nodes)
-        other = next((run.name for run in runs[1:] if run.plan is not None and _same_rectangles(run.plan, plan)), None)
-        if other is not None and not schemes:
-            same[scheme] = other
-            continue
-        runs.append(Run(scheme, plan, estimate(plan, tables, Topology(world_size), workload)))
+    nodes = nodes_of(world_size)
+    plans, same = plans_to_train(schemes or scheme_names(), tables, world_size, keep_all=bool(schemes))
+    flat = Topology(world_size)  # nodes are virtual: they share this machine's memory
+    runs = [Run(UNSHARDED), *(Run(n, plan, estimate(plan, tables, flat, workload)) for n, plan in plans.items())]
     each = {split: recipe.epochs * train.num_batches(recipe.batch_size) for split, (train, _) in splits.items()}
     done, total = 0, len(runs) * sum(each.values())
     with launch(world_size, nodes=nodes) as ranks, _counter() as (path, count):
@@ -165,6 +161,32 @@ def compare_schemes(
                 done += each[split]
         on_progress("done", done, total)
     return Comparison(ratings, world_size, tuple(runs), recipe, nodes, same)
+
+
+def nodes_of(world_size: int) -> int:
+    """Virtual nodes for the demo's ranks: two, where each then has at least two ranks."""
+    return 2 if world_size >= 4 and world_size % 2 == 0 else 1
+
+
+def plans_to_train(
+    schemes: Sequence[str], tables: list[EmbeddingBagConfig], world_size: int, keep_all: bool = False
+) -> tuple[dict[str, ShardingPlan], dict[str, str]]:
+    """A plan for each scheme, without those that cut as an earlier one does; and of these, as which one.
+
+    >>> table = EmbeddingBagConfig(8, 4, name="t", feature_names=["f"])
+    >>> plans_to_train(["row_wise", "grid_shard"], [table], 2)[1]
+    {'grid_shard': 'row_wise'}
+    """
+    plans: dict[str, ShardingPlan] = {}
+    same: dict[str, str] = {}
+    for scheme in schemes:
+        plan = plan_of_scheme(scheme, tables, world_size, nodes_of(world_size))
+        other = next((name for name, known in plans.items() if _same_rectangles(known, plan)), None)
+        if other is None or keep_all:
+            plans[scheme] = plan
+        else:
+            same[scheme] = other
+    return plans, same
 
 
 def _same_rectangles(plan: ShardingPlan, other: ShardingPlan) -> bool:
@@ -236,11 +258,22 @@ def rows_of(found: Comparison) -> list[list[str]]:
             wanted = float(run.predicted.memory_bytes[:, kept].sum(axis=1).max())
             cells[2:] = [
                 f"{outcome.step_ms:.1f} | {run.predicted.step_ms:4.1f}",
-                f"{bytes_text(held)} | {bytes_text(wanted)}",
-                " | ".join(bytes_text(moved_bytes(sent.traffic_bytes)) for sent in (outcome.measured, run.predicted)),
+                _pair(held, wanted),
+                _pair(*(moved_bytes(sent.traffic_bytes) for sent in (outcome.measured, run.predicted))),
             ]
         rows.append(cells)
     return rows
+
+
+def _pair(measured: float, predicted: float) -> str:
+    """Two amounts of bytes, their unit once where it is the same.
+
+    >>> _pair(355_000, 356_000), _pair(999_000, 1_200_000)
+    ('355 | 356 KB', '999 KB | 1.2 MB')
+    """
+    left, right = bytes_text(measured), bytes_text(predicted)
+    (value, _, unit), other = left.partition(" "), right.partition(" ")[2]
+    return f"{value} | {right}" if unit == other else f"{left} | {right}"
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from recshard_lab.distributed.layout import Layout
 from recshard_lab.distributed.lookup import GroupKind, KernelGroup, RankLookup
 from recshard_lab.distributed.routes import PooledRoute, SequenceRoute
 from recshard_lab.distributed.row_norms import RowNormExchange
+from recshard_lab.distributed.variable_batch import VariableRoute
 from recshard_lab.sparse import KeyedJaggedTensor
 
 
@@ -62,6 +63,8 @@ class Executor:
         self.input_dist = InputDist(layout, env, pooled=pooled, weighted=weighted)
         self.lookup = RankLookup(layout, kinds, env.rank, pooled, device)
         self.route = PooledRoute(layout, env) if pooled else SequenceRoute(layout, env)
+        self.variable = VariableRoute(layout, env)
+        self.first_replica = len(layout.exchanged_lanes[env.rank])
         self.anchor = torch.zeros((), device=device, requires_grad=True)
         #: for each kind whose column shards must add their squares: the group here, if any, and the exchange
         self.row_norms: list[tuple[KernelGroup | None, RowNormExchange]] = []
@@ -80,21 +83,31 @@ class Executor:
     def finish(self, routed: Routed) -> Tensor:
         """Looks up what came and brings the rows home, with a gradient when gradients are on."""
         if torch.is_grad_enabled():
-            return _Step.apply(self.anchor, self, routed)
-        return self.forward(routed, training=False)[0]
+            out: Tensor = _Step.apply(self.anchor, self, routed)
+        else:
+            out = self.forward(routed, training=False)[0]
+        return out if routed.bags is None else self._to_samples(out, routed)
+
+    def _to_samples(self, flat: Tensor, routed: Routed) -> Tensor:
+        """Of a variable batch, ``[B, output width]``; of one that only met a variable batch elsewhere too."""
+        if routed.home.inverse is not None:
+            return self.variable.to_samples(flat, routed.home)
+        batch = routed.home.batch_size
+        return torch.cat([p.view(batch, -1) for p in flat.split([batch * b.dim for b in self.layout.blocks])], 1)
 
     def forward(self, routed: Routed, training: bool) -> tuple[Tensor, _Saved | None]:
         """Rows of the local batch, and what ``backward`` needs."""
         kept, exchanged = [], []
         for group in self.lookup.exchanged:
-            rows, saved = self._run(group, group.bags(routed), sum(routed.segments), training)
+            rows, saved = self._run(group, group.bags(routed), training)
             exchanged.append(rows)
             kept.append(saved)
         replicated = [
-            self._run(group, group.own_bags(routed, self.env.rank), routed.home.batch_size, False)[0]
+            self._run(group, group.own_bags(routed.home, self.first_replica), False)[0]
             for group in self.lookup.replicated
         ]
-        out = self.route.forward(exchanged, replicated, routed)
+        route = self.route if routed.bags is None else self.variable
+        out = route.forward(exchanged, replicated, routed)
         self._measure(routed, out)
         return out, (_Saved(routed, kept) if training else None)
 
@@ -106,7 +119,10 @@ class Executor:
         for parameter, weight in self.dense:  # zero_grad may have come since
             weight.grad = parameter.grad
         routed = saved.routed
-        grads = self.route.backward(grad / self.env.world_size, routed)
+        if routed.bags is None:
+            grads = self.route.backward(grad / self.env.world_size, routed)
+        else:
+            grads = self.variable.backward(grad, 1.0 / self.env.world_size, routed)
         backward_bytes = grad.numel() * grad.element_size() + self.route.buffer_bytes
         self.buffer_bytes["output_buffers"] = max(self.buffer_bytes["output_buffers"], backward_bytes)
         position = 0
@@ -131,10 +147,10 @@ class Executor:
             parameter.grad = weight.grad
 
     def _run(
-        self, group: KernelGroup, bags: tuple[Tensor, Tensor, Tensor | None], batch: int, training: bool
+        self, group: KernelGroup, bags: tuple[Tensor, Tensor, Tensor | None], training: bool
     ) -> tuple[Tensor, Any]:
-        """A kernel's rows; kernels are spared batches without a sample."""
-        if self.pooled and batch == 0:
+        """A kernel's rows; kernels are spared batches without a bag."""
+        if self.pooled and bags[1].numel() == 1:
             return torch.zeros(0, group.width, device=self.device), None
         return group.forward(bags, training)
 

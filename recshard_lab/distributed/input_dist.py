@@ -5,21 +5,30 @@ Two messages a step, whatever the plan: the sizes, then one flat integer tensor 
     to rank k:   lengths of its lanes [L_k * S]  |  their ids, counted from its first row [n]  |  weights [n]
 
 S is the batch size B for pooled collections. A sequence collection needs no bags on the way: there S is 1, one
-length a lane.
+length a lane. In a variable batch every lane has an S of its own, and the message begins with these.
 Received lanes are turned from source-major to lane-major, as kernels want them::
 
     rank 0: lane 0, lane 1 | rank 1: lane 0, lane 1     ->     lane 0: rank 0, rank 1 | lane 1: rank 0, rank 1
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import sub
 
 import torch
 from torch import Tensor
 
-from recshard_lab.comm import Pending, ShardingEnv, all_to_all, issue_all_to_all
-from recshard_lab.distributed.layout import Layout, RowRouter
+from recshard_lab.comm import Pending, ShardingEnv, issue_all_to_all
+from recshard_lab.distributed.bucketize import edges_of
+from recshard_lab.distributed.layout import Layout
+from recshard_lab.distributed.row_router import BlockIds, Found, RowRouter, Run, merge
+from recshard_lab.embedding import DataType
 from recshard_lab.sparse import KeyedJaggedTensor
+from recshard_lab.sparse.variable_batch import inverse_of
+
+VARIABLE = -1
+"""What a variable batch (every feature has bags of its own number) sends in place of S."""
 
 
 @dataclass(slots=True)
@@ -28,10 +37,12 @@ class Home:
 
     Attributes:
         batch_size: B on this rank.
-        lengths: for each block, its bag lengths ``[B]``.
+        lengths: for each block, its bag lengths ``[B]``; ``[S]`` of its own in a variable batch.
         counts: for each block, the number of its ids.
         sent: for each rank and lane there, how many ids went.
         positions: for each row-split (rank, lane), where in the block those ids stood (sequence collections only).
+        replicas: what the data-parallel lanes look up here.
+        inverse: for each block, which of its bags is each sample's ``[B]``; None where bag b is sample b's.
     """
 
     batch_size: int
@@ -39,6 +50,8 @@ class Home:
     counts: list[int]
     sent: list[list[int]]
     positions: dict[tuple[int, int], Tensor]
+    replicas: list[BlockIds]
+    inverse: list[Tensor] | None = None
 
 
 @dataclass(slots=True)
@@ -48,10 +61,11 @@ class Routed:
     Attributes:
         ids: ``[N]`` lane-major, then by source rank; counted from the rectangle's first row.
         weights: ``[N]`` per-sample weights, or None.
-        lengths: ``[L, sum of S]``.
-        segments: S of each source rank.
+        lengths: ``[L, sum of S]``; in a variable batch ``[L, most bags of a lane]``, with empty bags at the end.
+        segments: S of each source rank; in a variable batch the width of ``lengths`` alone.
         counts: ids by lane and source rank.
         home: this rank's own batch.
+        bags: in a variable batch, bags by source rank and lane; None in all others.
     """
 
     ids: Tensor
@@ -60,6 +74,7 @@ class Routed:
     segments: list[int]
     counts: list[list[int]]
     home: Home
+    bags: list[list[int]] | None = None
 
 
 @dataclass(slots=True)
@@ -67,30 +82,46 @@ class PendingInput:
     """Ids under way. ``wait()`` hands them out lane-major."""
 
     payload: Pending
-    segments: list[int]
+    segments: list[int]  # S of each source rank, or VARIABLE
     sizes: list[int]
     num_lanes: int
-    weighted: bool
+    weight_dtype: torch.dtype | None
     home: Home
 
     def wait(self) -> Routed:
         """Blocks until every rank's ids have come."""
         chunks = torch.split(self.payload.wait(), self.sizes)
+        lanes = self.num_lanes
+        bags: list[list[int]] | None = None
+        if VARIABLE in self.segments:
+            both = list(zip(chunks, self.segments, strict=True))
+            bags = [chunk[:lanes].tolist() if own == VARIABLE else [own] * lanes for chunk, own in both]
+            chunks = tuple(chunk[lanes:] if own == VARIABLE else chunk for chunk, own in both)
         lengths, ids, weights = [], [], []
-        for chunk, segments in zip(chunks, self.segments, strict=True):
-            head = self.num_lanes * segments
-            count = (chunk.numel() - head) // (2 if self.weighted else 1)
-            lengths.append(chunk[:head].view(self.num_lanes, segments))
+        for source, (chunk, segments) in enumerate(zip(chunks, self.segments, strict=True)):
+            head = lanes * segments if bags is None else sum(bags[source])
+            count = (chunk.numel() - head) // (1 if self.weight_dtype is None else 2)
+            lengths.append(chunk[:head])
             ids.append(chunk[head : head + count])
             weights.append(chunk[head + count :])
-        by_source = torch.stack([part.sum(1) for part in lengths]).tolist()
+        if bags is None:
+            square = [part.view(lanes, own) for part, own in zip(lengths, self.segments, strict=True)]
+            by_source = torch.stack([part.sum(1) for part in square]).tolist()
+            joined, segments_in = torch.cat(square, 1) if len(square) > 1 else square[0], self.segments
+        else:
+            by_source = [list(map(sub, (e := edges_of(p, own))[1:], e)) for p, own in zip(lengths, bags, strict=True)]
+            joined = pad_lanes(lengths, bags)
+            segments_in = [joined.shape[1]]
         return Routed(
             ids=_lane_major(ids, by_source),
-            weights=_from_wire(_lane_major(weights, by_source)) if self.weighted else None,
-            lengths=torch.cat(lengths, 1) if len(lengths) > 1 else lengths[0],
-            segments=self.segments,
+            weights=None
+            if self.weight_dtype is None
+            else _from_wire(_lane_major(weights, by_source), self.weight_dtype),
+            lengths=joined,
+            segments=segments_in,
             counts=[list(counts) for counts in zip(*by_source, strict=True)],
             home=self.home,
+            bags=bags,
         )
 
 
@@ -106,7 +137,11 @@ class InputDist:
 
     def __init__(self, layout: Layout, env: ShardingEnv, *, pooled: bool, weighted: bool) -> None:
         self.layout, self.env, self.pooled, self.weighted = layout, env, pooled, weighted
-        self.wire = torch.int32 if layout.rows_fit_int32 else torch.int64
+        wide = any(table.data_type is DataType.FP64 for table in layout.tables)
+        self.weight_dtype = (torch.float64 if wide else torch.float32) if weighted else None
+        narrow = layout.rows_fit_int32 and self.weight_dtype is not torch.float64
+        self.wire = torch.int32 if narrow else torch.int64
+        self.router = RowRouter(layout)
         self._positions: dict[tuple[str, ...], list[int]] = {}
 
     def start(self, features: KeyedJaggedTensor) -> PendingInput:
@@ -115,112 +150,93 @@ class InputDist:
         Raises:
             ValueError: a feature is missing, ids are out of range, or weights are missing or not asked for.
         """
-        message, splits, home, segments = self._pack(features)
-        world = self.env.world_size
+        runs, home, segments = self._pack(features)
+        splits = [sum(end - start for _, start, end in own) for own in runs]
+        world, device = self.env.world_size, features.device()
         if self.env.pg is None:
             sizes, all_segments = splits, [segments]
+            message = self._message(runs, device)
         else:
-            mine = torch.tensor([[segments, n] for n in splits], device=message.device)
-            theirs = all_to_all(mine.view(-1), [2] * world, [2] * world, self.env, "input_dist/sizes")
-            all_segments, sizes = (list(column) for column in zip(*theirs.view(world, 2).tolist(), strict=True))
+            mine = torch.tensor([n for split in splits for n in (segments, split)], device=device)
+            asked = issue_all_to_all(mine, [2] * world, [2] * world, self.env, "input_dist/sizes")
+            message = self._message(runs, device)  # while the sizes travel
+            theirs = asked.wait().tolist()
+            all_segments, sizes = theirs[::2], theirs[1::2]
         payload = issue_all_to_all(message, splits, sizes, self.env, "input_dist/ids")
         lanes = len(self.layout.rank_lanes[self.env.rank])
-        return PendingInput(payload, all_segments, sizes, lanes, self.weighted, home)
+        return PendingInput(payload, all_segments, sizes, lanes, self.weight_dtype, home)
 
-    def _pack(self, features: KeyedJaggedTensor) -> tuple[Tensor, list[int], Home, int]:
-        layout, batch = self.layout, features.stride()
+    def _message(self, runs: list[list[Run]], device: torch.device) -> Tensor:
+        pieces = merge(run for own in runs for run in own)
+        return torch.cat(pieces) if pieces else torch.empty(0, dtype=self.wire, device=device)
+
+    def _pack(self, features: KeyedJaggedTensor) -> tuple[list[list[Run]], Home, int]:
+        """For each rank what it is sent, what must be remembered here, and S."""
+        layout = self.layout
         position = self._key_positions(features.keys())
         per_key, starts = features.length_per_key(), features.offset_per_key()
         values, weights = features.values(), self._weights(features)
         self._check_ids(values, starts, position)
-        bags = features.lengths().view(len(per_key), batch).to(self.wire)
-        lengths = bags if self.pooled else bags.sum(1, keepdim=True, dtype=self.wire)
-        segments = batch if self.pooled else 1
-        wire_ids = values.to(self.wire)
-        wire_weights = None if weights is None else _to_wire(weights, self.wire)
+        inverse = self._inverse(features) if self.pooled else None
+        variable = inverse is not None
+        bag_starts = features.lengths_offset_per_key()
+        bags = features.lengths().reshape(-1).to(self.wire)
+        ids = values.to(self.wire)
+        if self.pooled:
+            heads: list[Run] = [(bags, bag_starts[key], bag_starts[key + 1]) for key in position]
+        else:
+            counts = torch.tensor(per_key, dtype=self.wire, device=values.device)
+            heads = [(counts, key, key + 1) for key in position]
+        whole = [(starts[key], starts[key + 1]) for key in position]
+        batch = [
+            BlockIds(head, (ids, *span), None if weights is None else (weights, *span))
+            for head, span in zip(heads, whole, strict=True)
+        ]
         home = Home(
-            batch_size=batch,
-            lengths=[bags[key] for key in position],
+            batch_size=features.stride(),
+            lengths=[bags[bag_starts[key] : bag_starts[key + 1]] for key in position],
             counts=[per_key[key] for key in position],
             sent=[[per_key[position[lane.block]] for lane in lanes] for lanes in layout.rank_lanes],
             positions={},
+            replicas=[batch[lane.block] for lane in layout.replicated_lanes],
+            inverse=inverse,
         )
-
-        stripes: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor | None]] = {}
-        if layout.router is not None:
-            router = layout.router
-            chosen = [position[block] for block in router.blocks]
-            order, lane_lengths, lane_ids = self._route_rows(router, values, bags, starts, chosen, segments)
-            lane_counts = lane_lengths.sum(1).tolist()
-            parts = torch.split(lane_ids.to(self.wire), lane_counts)
-            origins = torch.split(order, lane_counts)
-            for number, (rank, place) in enumerate(router.lanes):
-                origin = origins[number]
-                weight = None if wire_weights is None else wire_weights[origin]
-                stripes[rank, place] = (lane_lengths[number], parts[number], weight)
-                home.sent[rank][place] = lane_counts[number]
-                if not self.pooled:
-                    home.positions[rank, place] = origin - starts[position[layout.rank_lanes[rank][place].block]]
-
-        pieces: list[Tensor] = []
-        splits: list[int] = []
+        stripes = {} if self.router.idle else self.router.route(self._global_ids(batch, values), not self.pooled)
+        for (rank, place), found in stripes.items():
+            home.sent[rank][place] = found.ids[2] - found.ids[1]
+            if found.positions is not None:
+                home.positions[rank, place] = found.positions
+        runs: list[list[Run]] = []
+        bits: dict[int, Tensor] = {}
         for rank, lanes in enumerate(layout.rank_lanes):
-            heads, ids, tails = [], [], []
-            for number, lane in enumerate(lanes):
-                if (rank, number) in stripes:
-                    head, part, weight = stripes[rank, number]
-                else:
-                    key = position[lane.block]
-                    span = slice(starts[key], starts[key + 1])
-                    head, part = lengths[key], wire_ids[span]
-                    weight = None if wire_weights is None else wire_weights[span]
-                heads.append(head)
-                ids.append(part)
-                if weight is not None:
-                    tails.append(weight)
-            chunk = [*heads, *ids, *tails]
-            pieces += chunk
-            splits.append(sum(piece.numel() for piece in chunk))
-        message = torch.cat(pieces) if pieces else wire_ids.new_empty(0)
-        return message, splits, home, segments
+            parts = [stripes.get((rank, number), batch[lane.block]) for number, lane in enumerate(lanes)]
+            own = [self._header(parts, values.device)] if variable else []
+            own += [part.lengths for part in parts]
+            own += [part.ids for part in parts]
+            for part in parts:
+                if part.weights is not None:
+                    tensor, start, end = part.weights
+                    own.append((bits.setdefault(id(tensor), _to_wire(tensor, self.wire)), start, end))
+            runs.append(own)
+        segments = VARIABLE if variable else features.stride() if self.pooled else 1
+        return runs, home, segments
 
-    def _route_rows(
-        self,
-        router: RowRouter,
-        values: Tensor,
-        bags: Tensor,
-        starts: list[int],
-        chosen: list[int],
-        segments: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Lane-major: (position in ``values`` [M], lengths [lanes, S], ids from their rectangle's first row [M])."""
-        shifts, cuts, lanes_at, targets, first_rows = router.tensors(values.device)
-        spans = [(starts[key], starts[key + 1]) for key in chosen]
-        ids = torch.cat([values[a:b] + shifts[n] for n, (a, b) in enumerate(spans)])
-        origin = torch.cat([torch.arange(a, b, device=values.device) for a, b in spans])
-        interval = torch.searchsorted(cuts, ids, right=True).sub_(1)
-        if router.fans_out:
-            copies = lanes_at[interval]
-            first = torch.cumsum(lanes_at, 0) - lanes_at
-            copy_ends = torch.cumsum(copies, 0)
-            total = int(copy_ends[-1]) if copy_ends.numel() else 0
-            source = torch.repeat_interleave(torch.arange(ids.numel(), device=ids.device), copies, output_size=total)
-            nth = torch.arange(total, device=ids.device) - (copy_ends - copies)[source]
-            lane = targets[first[interval[source]] + nth]
-            origin = origin[source]
-        else:
-            lane = targets[interval]
-        small = lane.to(torch.int16) if len(router.lanes) < 2**15 else lane
-        order = torch.sort(small, stable=True).indices
-        origin, lane = origin[order], lane[order]
-        if segments == 1 and not self.pooled:
-            key, width = lane, 1
-        else:
-            width = bags.shape[1]
-            bag = torch.repeat_interleave(bags.view(-1).long(), output_size=values.numel())
-            key = lane * width + bag[origin] % max(width, 1)
-        lengths = torch.bincount(key, minlength=len(router.lanes) * width).view(len(router.lanes), width)
-        return origin, lengths.to(self.wire), values[origin] - first_rows[lane]
+    def _global_ids(self, batch: list[BlockIds], values: Tensor) -> list[BlockIds]:
+        """The batch with row numbers as wide as the tables need, which a stripe's own need not be."""
+        if self.layout.global_rows_fit_int32 or self.wire is torch.int64:
+            return batch
+        return [BlockIds(own.lengths, (values, *own.ids[1:]), own.weights) for own in batch]
+
+    def _header(self, parts: Sequence[BlockIds | Found], device: torch.device) -> Run:
+        numbers = [part.lengths[2] - part.lengths[1] for part in parts]
+        return torch.tensor(numbers, dtype=self.wire, device=device), 0, len(parts)
+
+    def _inverse(self, features: KeyedJaggedTensor) -> list[Tensor] | None:
+        inverse = features.inverse_indices_or_none()
+        if inverse is None and not features.variable_stride_per_key():
+            return None
+        rows = {feature: inverse_of(inverse, feature) for feature in {b.feature for b in self.layout.blocks}}
+        return [rows[block.feature] for block in self.layout.blocks]
 
     def _weights(self, features: KeyedJaggedTensor) -> Tensor | None:
         weights = features.weights_or_none()
@@ -233,7 +249,7 @@ class InputDist:
             )
         if weights.requires_grad:
             raise ValueError("gradients for per-sample weights do not travel between ranks yet: detach the weights")
-        return weights
+        return weights.detach().to(self.weight_dtype)
 
     def _key_positions(self, keys: list[str]) -> list[int]:
         """For each block, the position of its feature in the batch."""
@@ -279,9 +295,25 @@ def _lane_major(parts: list[Tensor], by_source: list[list[int]]) -> Tensor:
     return torch.cat(pieces) if pieces else parts[0]
 
 
+def pad_lanes(lengths: list[Tensor], bags: list[list[int]]) -> Tensor:
+    """Every source's lengths, lane after lane -> ``[L, most bags of a lane]``, a lane's sources one after the other."""
+    if len(bags) == 1 and len(set(bags[0])) == 1:
+        return lengths[0].view(len(bags[0]), bags[0][0])
+    parts = [part.split(own) for part, own in zip(lengths, bags, strict=True)]
+    lanes = len(bags[0])
+    most = max((sum(own[lane] for own in bags) for lane in range(lanes)), default=0)
+    padded = lengths[0].new_zeros(lanes, most)
+    for lane in range(lanes):
+        own = torch.cat([part[lane] for part in parts])
+        padded[lane, : own.numel()] = own
+    return padded
+
+
 def _to_wire(weights: Tensor, wire: torch.dtype) -> Tensor:
-    return weights.detach().float().view(torch.int32).to(wire)
+    """The bits of the weights as integers."""
+    bits = torch.int64 if weights.dtype is torch.float64 else torch.int32
+    return weights.view(bits).to(wire)
 
 
-def _from_wire(bits: Tensor) -> Tensor:
-    return bits.to(torch.int32).view(torch.float32)
+def _from_wire(bits: Tensor, dtype: torch.dtype) -> Tensor:
+    return bits.to(torch.int64 if dtype is torch.float64 else torch.int32).view(dtype)

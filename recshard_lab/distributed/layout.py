@@ -24,9 +24,8 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
 from recshard_lab.sharding.plan import ParameterSharding, Shard
 
 
@@ -196,64 +195,20 @@ class Layout:
         return [index for index, block in enumerate(self.blocks) if block.mean]
 
     @cached_property
+    def rows_dtype(self) -> torch.dtype:
+        """The number format of looked-up rows on every rank."""
+        wide = any(table.data_type is DataType.FP64 for table in self.tables)
+        return torch.float64 if wide else torch.float32
+
+    @cached_property
     def rows_fit_int32(self) -> bool:
         """Whether row numbers inside every rectangle fit a 32-bit wire."""
         return all(shard.num_rows < 2**31 for shards in self.shards for shard in shards)
 
     @cached_property
-    def router(self) -> "RowRouter | None":
-        """Sends ids of row-split blocks to their stripes; None when every rectangle has all rows."""
-        split = [
-            index
-            for index, block in enumerate(self.blocks)
-            if any(s.num_rows < self.tables[block.table].num_embeddings for s in self.shards[block.table])
-        ]
-        return RowRouter(self, split) if split else None
-
-
-class RowRouter:
-    """Finds, for every id of the row-split blocks, the lanes whose rectangle covers its row.
-
-    A table's row cuts make intervals; each interval knows its lanes (one under row-wise, several where the columns
-    are split too). One ``searchsorted`` over all tables' cuts, laid end to end, finds the interval of every id.
-    """
-
-    def __init__(self, layout: Layout, blocks: list[int]) -> None:
-        self.blocks = blocks
-        lane_number: dict[tuple[int, int], int] = {}
-        self.lanes: list[tuple[int, int]] = []  # (rank, lane on that rank), in the order of the sorted ids
-        row_starts: list[int] = []
-        for rank, lanes in enumerate(layout.rank_lanes):
-            for position, lane in enumerate(lanes):
-                if lane.block in blocks:
-                    lane_number[lane.block, lane.shard_index] = len(self.lanes)
-                    self.lanes.append((rank, position))
-                    row_starts.append(lane.shard.rows[0])
-        shifts: list[int] = []
-        cuts: list[int] = []
-        counts: list[int] = []
-        targets: list[int] = []
-        shift = 0
-        for block in blocks:
-            table = layout.blocks[block].table
-            shards = layout.shards[table]
-            starts = sorted({shard.rows[0] for shard in shards})
-            for start in starts:
-                covering = [n for n, s in enumerate(shards) if s.rows[0] <= start < s.rows[1]]
-                cuts.append(start + shift)
-                counts.append(len(covering))
-                targets.extend(lane_number[block, number] for number in covering)
-            shifts.append(shift)
-            shift += layout.tables[table].num_embeddings
-        self.fans_out = any(count != 1 for count in counts)
-        self._on_cpu = tuple(torch.tensor(values) for values in (shifts, cuts, counts, targets, row_starts))
-        self._on_device: dict[torch.device, tuple[Tensor, ...]] = {torch.device("cpu"): self._on_cpu}
-
-    def tensors(self, device: torch.device) -> tuple[Tensor, ...]:
-        """(shift a block, cut an interval, lanes an interval, lane list, first row a lane) on ``device``."""
-        if device not in self._on_device:
-            self._on_device[device] = tuple(tensor.to(device) for tensor in self._on_cpu)
-        return self._on_device[device]
+    def global_rows_fit_int32(self) -> bool:
+        """The same for row numbers of whole tables."""
+        return all(table.num_embeddings < 2**31 for table in self.tables)
 
 
 def _route_order(route: str) -> tuple[bool, str]:

@@ -3,15 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate, groupby
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from recshard_lab.distributed.input_dist import Routed
+from recshard_lab.distributed.input_dist import Home, Routed, pad_lanes
 from recshard_lab.distributed.layout import Lane, Layout
 from recshard_lab.distributed.parts import Part
+from recshard_lab.distributed.row_router import join
 from recshard_lab.embedding import DataType, OptimizerSpec
 from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot, choose_kernel, kernel_named
 from recshard_lab.sparse.ops import complete_cumsum
@@ -84,18 +85,15 @@ class KernelGroup:
         weights = None if routed.weights is None else routed.weights[span]
         return routed.ids[span], self._offsets(lengths), weights
 
-    def own_bags(self, routed: Routed, rank: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The same for the local batch alone, which is all that a replicated group needs in forward."""
-        ends = list(accumulate((sum(counts) for counts in routed.counts), initial=0))
-        spans = []
-        for number in range(self.first_lane, self.end_lane):
-            start = ends[number] + sum(routed.counts[number][:rank])
-            spans.append(slice(start, start + routed.counts[number][rank]))
-        first = sum(routed.segments[:rank])
-        columns = slice(first, first + routed.segments[rank])
-        lengths = routed.lengths[self.first_lane : self.end_lane, columns]
-        weights = None if routed.weights is None else torch.cat([routed.weights[span] for span in spans])
-        return torch.cat([routed.ids[span] for span in spans]), self._offsets(lengths), weights
+    def own_bags(self, home: Home, first: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The same of the local batch alone, which is all that a replicated group needs in forward.
+
+        ``first`` is the number of the first replicated lane.
+        """
+        own = home.replicas[self.first_lane - first : self.end_lane - first]
+        lengths = pad_lanes([join(part.lengths for part in own)], [[part.lengths[2] - part.lengths[1] for part in own]])
+        weights = [part.weights for part in own if part.weights is not None]
+        return join(part.ids for part in own), self._offsets(lengths), join(weights) if weights else None
 
     def _offsets(self, lengths: Tensor) -> Tensor:
         """``[lanes, S]`` -> where bags begin when pooled, where lanes begin when not."""

@@ -16,7 +16,7 @@ from recshard_lab import (
     Topology,
 )
 from recshard_lab.sharding.schemes import scheme_named
-from tests.distributed.jobs import Bags, Case
+from tests.distributed.jobs import Bags, Case, Inverse
 
 PATH = "collection"
 
@@ -98,6 +98,23 @@ def random_steps(seed: int, tables: list[dict[str, Any]], world_size: int, steps
         if world_size > 1 and step % 5 == 4:
             sizes[step % world_size] = 0
         made.append([random_bags(generator, tables, size) for size in sizes])
+    return made
+
+
+def random_inverses(seed: int, steps: list[Any]) -> list[Any]:
+    """Makes the batches variable, in place: each feature keeps bags of its own number, which samples share."""
+    generator = random.Random(seed)
+    made = []
+    for ranks in steps:
+        inverses: list[Inverse] = []
+        for bags in ranks:
+            samples = len(next(iter(bags.values())))
+            inverse: Inverse = {}
+            for feature in bags:
+                bags[feature] = bags[feature][: generator.randint(1, max(1, samples))]
+                inverse[feature] = [generator.randrange(len(bags[feature])) for _ in range(samples)]
+            inverses.append(inverse)
+        made.append(inverses)
     return made
 
 

@@ -25,6 +25,7 @@ from recshard_lab import (
 from recshard_lab.comm import trace
 
 Bags = dict[str, list[list[int]]]  # feature -> sample -> ids
+Inverse = dict[str, list[int]]  # feature -> sample -> which of the feature's bags is its own
 
 
 @dataclass
@@ -42,6 +43,11 @@ class Case:
     weighted: bool = False
     seed: int = 0
     device: str = "cpu"
+    inverse: list[list[Inverse]] | None = None  # step -> rank -> how its bags make samples (variable batches)
+
+    def inverses(self, step: int) -> list[Inverse | None]:
+        """Of each rank."""
+        return [None] * len(self.steps[step]) if self.inverse is None else list(self.inverse[step])
 
 
 @dataclass
@@ -79,7 +85,10 @@ class Model(nn.Module):
         if isinstance(out, dict):
             values = [jagged.values() for jagged in out.values()]
             flat = torch.cat([value.reshape(-1) for value in values])
-            pooled = torch.cat([_sum_rows(jagged) for jagged in out.values()], 1)
+            sums = [_sum_rows(jagged) for jagged in out.values()]
+            if (inverse := features.inverse_indices_or_none()) is not None:
+                sums = [own[inverse[1][n]] for n, own in enumerate(sums)]
+            pooled = torch.cat(sums, 1)
             return flat, self.dense(torch.tanh(pooled)), list(out)
         return out.values(), self.dense(torch.tanh(out.values())), list(out.keys())
 
@@ -91,8 +100,8 @@ def _sum_rows(jagged: Any) -> Tensor:
     return torch.zeros(lengths.numel(), jagged.values().shape[1]).index_add(0, bag, jagged.values())
 
 
-def batch_of(bags: Bags, weighted: bool = False) -> KeyedJaggedTensor:
-    """A batch from lists; the weight of an id is a fixed function of its place."""
+def batch_of(bags: Bags, weighted: bool = False, inverse: Inverse | None = None) -> KeyedJaggedTensor:
+    """A batch from lists, variable with ``inverse``; the weight of an id is a fixed function of its place."""
     keys = list(bags)
     lengths = torch.tensor([len(bag) for key in keys for bag in bags[key]], dtype=torch.int64)
     values = torch.tensor([i for key in keys for bag in bags[key] for i in bag], dtype=torch.int64)
@@ -101,7 +110,21 @@ def batch_of(bags: Bags, weighted: bool = False) -> KeyedJaggedTensor:
         weights = torch.tensor(
             [0.5 + ((7 * i + 3 * n) % 11) / 10 for key in keys for bag in bags[key] for n, i in enumerate(bag)]
         )
+    if inverse is not None:
+        return KeyedJaggedTensor(
+            keys,
+            values,
+            weights,
+            lengths=lengths,
+            stride_per_key_per_rank=[[len(bags[key])] for key in keys],
+            inverse_indices=(keys, torch.tensor([inverse[key] for key in keys], dtype=torch.int64)),
+        )
     return KeyedJaggedTensor(keys, values, weights, lengths=lengths, stride=len(next(iter(bags.values()))))
+
+
+def expand(bags: Bags, inverse: Inverse | None) -> Bags:
+    """Every sample with bags of its own."""
+    return bags if inverse is None else {key: [bags[key][b] for b in inverse[key]] for key in bags}
 
 
 def labels_of(bags: Bags) -> Tensor:
@@ -116,6 +139,19 @@ def join(ranks: list[Bags]) -> Bags:
     return {key: [bag for rank in ranks for bag in rank[key]] for key in ranks[0]}
 
 
+def join_inverses(ranks: list[Bags], inverses: list[Inverse | None]) -> Inverse | None:
+    """For the batch of `join`: each rank's bags stand behind those of the ranks before it."""
+    joined: Inverse = {key: [] for key in ranks[0]}
+    firsts = dict.fromkeys(ranks[0], 0)
+    for bags, inverse in zip(ranks, inverses, strict=True):
+        if inverse is None:
+            return None
+        for key in joined:
+            joined[key] += [firsts[key] + b for b in inverse[key]]
+            firsts[key] += len(bags[key])
+    return joined
+
+
 def train_sharded(case: Case) -> Result:
     """Runs on every rank."""
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -128,15 +164,16 @@ def train_sharded(case: Case) -> Result:
     dmp = DistributedModelParallel(model, device=case.device, plan=ShardingPlan.from_json(case.plan), sharders=sharders)
     dense = torch.optim.SGD(dmp.dense_parameters(), lr=case.learning_rate)
     result = Result(backends=dmp.backends())
-    for ranks in case.steps:
-        bags = ranks[rank]
-        global_batch = sum(len(next(iter(each.values()))) for each in ranks)
+    for step, ranks in enumerate(case.steps):
+        inverses = case.inverses(step)
+        whole = [expand(each, inverse) for each, inverse in zip(ranks, inverses, strict=True)]
+        global_batch = sum(len(next(iter(each.values()))) for each in whole)
         with trace() as traced:
-            out, logits, result.keys = dmp(batch_of(bags, case.weighted).to(case.device))
+            out, logits, result.keys = dmp(batch_of(ranks[rank], case.weighted, inverses[rank]).to(case.device))
             dense.zero_grad()
             # the mean over the global batch, times world: gradients are averaged over ranks
             summed = nn.functional.binary_cross_entropy_with_logits(
-                logits, labels_of(bags).to(case.device), reduction="sum"
+                logits, labels_of(whole[rank]).to(case.device), reduction="sum"
             )
             (summed * world / global_batch).backward()
         result.outputs.append(out.detach().cpu().clone())
@@ -162,9 +199,14 @@ def train_unsharded(case: Case) -> Result:
     sparse = kinds[case.optimizer]()
     dense = torch.optim.SGD(model.dense.parameters(), lr=case.learning_rate)
     result = Result()
-    for ranks in case.steps:
-        bags = join(ranks)
-        out, logits, result.keys = model(batch_of(bags, case.weighted))
+    for step, ranks in enumerate(case.steps):
+        inverses = case.inverses(step)
+        bags = join([expand(each, inverse) for each, inverse in zip(ranks, inverses, strict=True)])
+        if case.sequence:  # an output a bag, not a sample
+            batch = batch_of(join(ranks), inverse=join_inverses(ranks, inverses))
+        else:
+            batch = batch_of(bags, case.weighted)
+        out, logits, result.keys = model(batch)
         sparse.zero_grad()
         dense.zero_grad()
         loss = nn.functional.binary_cross_entropy_with_logits(logits, labels_of(bags))

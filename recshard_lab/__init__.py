@@ -33,6 +33,7 @@ _ROOM_OF = {
     "FusedEmbeddingBagCollection": "embedding",
     "PoolingType": "embedding",
     "RowWiseAdagrad": "embedding",
+    "WeightDecayMode": "embedding",
     "apply_optimizer_in_backward": "embedding",
     # optim
     "CombinedOptimizer": "optim",
@@ -40,6 +41,10 @@ _ROOM_OF = {
     "GradientClippingOptimizer": "optim",
     "KeyedOptimizer": "optim",
     "KeyedOptimizerWrapper": "optim",
+    "LAMB": "optim",
+    "LarsSGD": "optim",
+    "PartialRowWiseAdam": "optim",
+    "PartialRowWiseLAMB": "optim",
     "WarmupOptimizer": "optim",
     "WarmupPolicy": "optim",
     "WarmupStage": "optim",

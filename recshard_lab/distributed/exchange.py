@@ -66,12 +66,13 @@ class Executor:
         self.variable = VariableRoute(layout, env)
         self.first_replica = len(layout.exchanged_lanes[env.rank])
         self.anchor = torch.zeros((), device=device, requires_grad=True)
-        #: for each kind whose column shards must add their squares: the group here, if any, and the exchange
-        self.row_norms: list[tuple[KernelGroup | None, RowNormExchange]] = []
+        #: for each kind whose column shards must add their squares: the group here, if any, how often, the exchange
+        self.row_norms: list[tuple[KernelGroup | None, int, RowNormExchange]] = []
         for kind in kinds:
-            if kind.exchanges_row_norms:
+            if kind.optimizer is not None and kind.exchanges_row_norms:
                 here = next((group for group in self.lookup.exchanged if group.kind == kind), None)
-                self.row_norms.append((here, RowNormExchange(layout, env, here.shards if here else [], device)))
+                exchange = RowNormExchange(layout, env, here.shards if here else [], device)
+                self.row_norms.append((here, kind.optimizer.row_norm_rounds, exchange))
         #: parameters of tables on the dense kernel, each beside the kernel's own view of the same memory
         self.dense: list[tuple[nn.Parameter, Tensor]] = []
         self.buffer_bytes = {"input_buffers": 0, "output_buffers": 0}
@@ -137,12 +138,12 @@ class Executor:
             own, position = self._slice(grads, group, routed, position)
             if not self.pooled or sum(routed.segments) > 0:
                 group.backward(group.kernel.remember(*group.bags(routed)), own)
-        for here, exchange in self.row_norms:  # every rank takes part in each, in the same order
+        for here, rounds, exchange in self.row_norms:  # every rank takes part in each, in the same order
             kept, own = waiting.get(id(here), (None, grads))
             if here is not None and kept is not None:
                 here.backward(kept, own, exchange)
             else:
-                exchange.nothing(grads)
+                exchange.nothing(grads, rounds)
         for parameter, weight in self.dense:
             parameter.grad = weight.grad
 

@@ -68,7 +68,8 @@ class KernelGroup:
         slots = []
         for table, number in self.shards:
             shard, config = layout.shards[table][number], layout.tables[table]
-            slots.append(Slot(config.name, shard.num_rows, shard.num_cols, kind.data_type, config.embedding_dim))
+            size = (shard.num_rows, shard.num_cols)
+            slots.append(Slot(config.name, *size, kind.data_type, config.embedding_dim, shard.rows[0]))
         lane_slots = [self.shards.index((lane.table, lane.shard_index)) for lane in lanes]
         self.kernel: LookupKernel = kernel_named(kind.backend)(
             slots, lane_slots, kind.optimizer, pooled=pooled, device=device

@@ -1,8 +1,11 @@
 """Row-wise optimizers under column splits: the squares of a row meet before anyone steps.
 
-Row-wise Adagrad keeps one number a row, the mean of its squared gradient over *all* D columns. Where a table's columns
-lie on several ranks, each holds part of that sum. All holders of a row saw the same ids, so they agree on which rows
-were touched, in which order: only the partial sums travel, 4 bytes a touched row, and no sizes need to be exchanged.
+Row-wise Adagrad keeps one number a row, the mean of its squared gradient over *all* D columns; LAMB and LARS read the
+length of the whole row. Where a table's columns lie on several ranks, each holds part of such a sum. All holders of a
+row saw the same ids, so they agree on which rows were touched, in which order: only the partial sums travel, 4 bytes a
+touched row and sum, and no sizes need to be exchanged.
+
+Shape letters: U touched rows of a slot, k sums a row (one or two).
 """
 
 from collections.abc import Sequence
@@ -46,29 +49,31 @@ class RowNormExchange:
             self.receives.append([entry[3:] for entry in sorted(receives)])
 
     def __call__(self, rows: list[Tensor], squares: list[Tensor]) -> list[Tensor]:
-        """Per slot the touched rows ``[U]`` and partial sums ``[U]`` -> the sums over all columns ``[U]``."""
+        """Per slot the touched rows ``[U]`` and partial sums ``[U]`` or ``[U, k]`` -> the sums over all columns."""
+        width = max((own.shape[1] for own in squares if own.dim() == 2), default=1)
         outgoing, send_sizes = [], []
         for entries in self.sends:
             spans = [self._span(rows, *entry) for entry in entries]
-            outgoing += [squares[entry[0]][span] for entry, span in zip(entries, spans, strict=True)]
-            send_sizes.append(sum(span.stop - span.start for span in spans))
+            outgoing += [squares[entry[0]][span].reshape(-1) for entry, span in zip(entries, spans, strict=True)]
+            send_sizes.append(width * sum(span.stop - span.start for span in spans))
         spans_in = [[self._span(rows, *entry) for entry in entries] for entries in self.receives]
-        receive_sizes = [sum(span.stop - span.start for span in spans) for spans in spans_in]
+        receive_sizes = [width * sum(span.stop - span.start for span in spans) for spans in spans_in]
         message = torch.cat(outgoing) if outgoing else torch.empty(0, device=self.device)
         received = all_to_all(message, send_sizes, receive_sizes, self.env, "row_norms")
         totals = [own.clone() for own in squares]
         position = 0
         for entries, spans in zip(self.receives, spans_in, strict=True):
             for (slot, _, _), span in zip(entries, spans, strict=True):
-                count = span.stop - span.start
-                totals[slot][span] += received[position : position + count]
-                position += count
+                part = totals[slot][span]
+                part += received[position : position + part.numel()].view_as(part)
+                position += part.numel()
         return totals
 
-    def nothing(self, like: Tensor) -> None:
-        """Takes part without a touched row: the other ranks wait for this one."""
+    def nothing(self, like: Tensor, rounds: int) -> None:
+        """Takes part without a touched row: the other ranks wait for this one, as often as a step calls."""
         squares = [like.new_empty(0) for _ in self.first_rows]
-        self([own.long() for own in squares], squares)
+        for _ in range(rounds):
+            self([own.long() for own in squares], squares)
 
     def _span(self, rows: list[Tensor], slot: int, start: int, end: int) -> slice:
         first = self.first_rows[slot]

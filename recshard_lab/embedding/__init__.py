@@ -15,7 +15,8 @@ from recshard_lab.embedding.fused_collections import FusedEmbeddingBagCollection
 from recshard_lab.embedding.in_backward import apply_optimizer_in_backward as apply_optimizer_in_backward
 from recshard_lab.embedding.optimizers import EmbOptimType as EmbOptimType
 from recshard_lab.embedding.optimizers import OptimizerSpec as OptimizerSpec
-from recshard_lab.embedding.rowwise_adagrad import RowWiseAdagrad as RowWiseAdagrad
+from recshard_lab.embedding.optimizers import RowWiseAdagrad as RowWiseAdagrad
+from recshard_lab.embedding.optimizers import WeightDecayMode as WeightDecayMode
 
 __all__ = [
     "BaseEmbeddingConfig",
@@ -29,6 +30,7 @@ __all__ = [
     "OptimizerSpec",
     "PoolingType",
     "RowWiseAdagrad",
+    "WeightDecayMode",
     "apply_optimizer_in_backward",
     "embedding_names_by_table",
 ]

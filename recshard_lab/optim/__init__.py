@@ -9,7 +9,11 @@ from torch.optim import Adam as Adam
 
 from recshard_lab.embedding.in_backward import apply_optimizer_in_backward as apply_optimizer_in_backward
 from recshard_lab.embedding.in_backward import in_backward_optimizer_filter as in_backward_optimizer_filter
-from recshard_lab.embedding.rowwise_adagrad import RowWiseAdagrad as RowWiseAdagrad
+from recshard_lab.embedding.optimizers import LAMB as LAMB
+from recshard_lab.embedding.optimizers import LarsSGD as LarsSGD
+from recshard_lab.embedding.optimizers import PartialRowWiseAdam as PartialRowWiseAdam
+from recshard_lab.embedding.optimizers import PartialRowWiseLAMB as PartialRowWiseLAMB
+from recshard_lab.embedding.optimizers import RowWiseAdagrad as RowWiseAdagrad
 from recshard_lab.optim.clipping import GradientClipping as GradientClipping
 from recshard_lab.optim.clipping import GradientClippingOptimizer as GradientClippingOptimizer
 from recshard_lab.optim.combined import CombinedOptimizer as CombinedOptimizer
@@ -24,6 +28,7 @@ from recshard_lab.optim.warmup import WarmupPolicy as WarmupPolicy
 from recshard_lab.optim.warmup import WarmupStage as WarmupStage
 
 __all__ = [
+    "LAMB",
     "SGD",
     "Adagrad",
     "Adam",
@@ -35,7 +40,10 @@ __all__ = [
     "GradientClippingOptimizer",
     "KeyedOptimizer",
     "KeyedOptimizerWrapper",
+    "LarsSGD",
     "OptimizerWrapper",
+    "PartialRowWiseAdam",
+    "PartialRowWiseLAMB",
     "RowWiseAdagrad",
     "WarmupOptimizer",
     "WarmupPolicy",

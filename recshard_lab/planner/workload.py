@@ -72,6 +72,11 @@ OPTIMIZER_STATE_BYTES: dict[str, tuple[int, int]] = {
     "exact_sgd": (0, 0),
     "exact_row_wise_adagrad": (4, 0),
     "exact_adagrad": (0, 4),
+    "adam": (0, 8),
+    "partial_row_wise_adam": (4, 4),
+    "lamb": (0, 8),
+    "partial_row_wise_lamb": (4, 4),
+    "lars_sgd": (0, 4),
 }
 
 

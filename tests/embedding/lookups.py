@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,11 +12,23 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recshard_lab.embedding import DataType, EmbOptimType, OptimizerSpec, RowWiseAdagrad
+from recshard_lab.embedding import DataType, EmbOptimType, OptimizerSpec, RowWiseAdagrad, WeightDecayMode
 from recshard_lab.embedding.kernels import LookupKernel, Slot, available, kernel_named
+from recshard_lab.embedding.optimizers import LAMB, LarsSGD, PartialRowWiseAdam, PartialRowWiseLAMB
 
 KERNELS = [kernel_named(name) for name in available()]
 SPECS = [OptimizerSpec(optimizer, learning_rate=0.3, eps=1e-3) for optimizer in EmbOptimType]
+SPECS = [replace(spec, eta=0.3) if spec.optimizer is EmbOptimType.LARS_SGD else spec for spec in SPECS]
+
+
+def can(kernel: type[LookupKernel], spec: OptimizerSpec) -> bool:
+    """Whether a kernel has an optimizer at all, on a table that asks for nothing special."""
+    slots = [Slot("t", 4, 4, DataType.FP32, 4)]
+    refusal = kernel.refuses(slots, spec, pooled=True, weighted=False, exchanges_row_norms=False, device="cpu")
+    return refusal is None
+
+
+PAIRS = [(kernel, spec) for kernel in KERNELS for spec in SPECS if can(kernel, spec)]
 
 
 @dataclass(frozen=True)
@@ -98,13 +110,48 @@ class Truth:
         self.optimizer.zero_grad()
 
 
+class OnTouchedRows(torch.optim.Optimizer):
+    """A torch optimizer whose step is undone on rows without gradient: weights, momenta and all."""
+
+    def __init__(self, inner: torch.optim.Optimizer, clip: float | None = None) -> None:
+        self.inner, self.clip = inner, clip
+        super().__init__([p for group in inner.param_groups for p in group["params"]], {})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        held = []
+        for table in self.param_groups[0]["params"]:
+            if table.grad is not None:
+                if self.clip is not None:
+                    table.grad.clamp_(-self.clip, self.clip)
+                own = {name: s for name, s in self.inner.state[table].items() if s.dim()}
+                before = {name: s.clone() for name, s in own.items()}
+                held.append((table, table.clone(), before, (table.grad == 0).all(1)))
+        self.inner.step()
+        for table, weights, before, untouched in held:
+            table[untouched] = weights[untouched]
+            for name, state in self.inner.state[table].items():
+                if state.dim():
+                    old = before.get(name, torch.zeros_like(state))  # made in this very step
+                    state[untouched] = old[untouched]
+
+
 def dense_twin(spec: OptimizerSpec, tables: list[nn.Parameter]) -> torch.optim.Optimizer:
-    lr = spec.learning_rate
-    if spec.optimizer is EmbOptimType.EXACT_SGD:
-        return torch.optim.SGD(tables, lr=lr)
-    if spec.optimizer is EmbOptimType.EXACT_ADAGRAD:
-        return torch.optim.Adagrad(tables, lr=lr, eps=spec.eps)
-    return RowWiseAdagrad(tables, lr=lr, eps=spec.eps, weight_decay=spec.weight_decay)
+    """torch's own optimizer where it has one, else this library's dense class (held to its formula by a test)."""
+    common = {"lr": spec.learning_rate, "weight_decay": spec.weight_decay}
+    betas = {"eps": spec.eps, "betas": (spec.beta1, spec.beta2)}
+    adam = torch.optim.AdamW if spec.weight_decay_mode is WeightDecayMode.DECOUPLE else torch.optim.Adam
+    made: torch.optim.Optimizer = {
+        EmbOptimType.EXACT_SGD: lambda: torch.optim.SGD(tables, **common),
+        EmbOptimType.EXACT_ADAGRAD: lambda: torch.optim.Adagrad(tables, **common, eps=spec.eps),
+        EmbOptimType.EXACT_ROWWISE_ADAGRAD: lambda: RowWiseAdagrad(tables, **common, eps=spec.eps),
+        EmbOptimType.ADAM: lambda: adam(tables, **common, **betas),
+        EmbOptimType.PARTIAL_ROWWISE_ADAM: lambda: PartialRowWiseAdam(tables, **common, **betas),
+        EmbOptimType.LAMB: lambda: LAMB(tables, **common, **betas),
+        EmbOptimType.PARTIAL_ROWWISE_LAMB: lambda: PartialRowWiseLAMB(tables, **common, **betas),
+        EmbOptimType.LARS_SGD: lambda: LarsSGD(tables, **common, momentum=spec.momentum, eta=spec.eta),
+    }[spec.optimizer]()
+    return OnTouchedRows(made, spec.max_gradient if spec.gradient_clipping else None)
 
 
 def make(

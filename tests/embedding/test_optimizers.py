@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
-from recshard_lab.embedding import EmbOptimType, OptimizerSpec, RowWiseAdagrad, apply_optimizer_in_backward
+from recshard_lab.embedding import (
+    EmbOptimType,
+    OptimizerSpec,
+    RowWiseAdagrad,
+    WeightDecayMode,
+    apply_optimizer_in_backward,
+)
 from recshard_lab.embedding.kernels import available
-from recshard_lab.embedding.optimizers import optim_type, spec_of_parameter, step
+from recshard_lab.embedding.optimizers import (
+    LAMB,
+    LarsSGD,
+    PartialRowWiseAdam,
+    PartialRowWiseLAMB,
+    optim_type,
+    spec_of_parameter,
+    step,
+)
+from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES
+from tests.embedding.lookups import dense_twin
 
 ROWWISE = EmbOptimType.EXACT_ROWWISE_ADAGRAD
 
@@ -26,72 +46,242 @@ def test_rowwise_adagrad_follows_its_formula() -> None:
             expected[row] -= 0.1 * weight.grad[row] / (total[row].sqrt() + 1e-3)
         optimizer.step()
     torch.testing.assert_close(weight.detach(), expected)
-    assert torch.equal(optimizer.state[weight]["sum"], total)
+    torch.testing.assert_close(optimizer.state[weight]["sum"].view(-1), total)
 
 
-@pytest.mark.parametrize("weight_decay", [0.0, 0.2])
+def by_hand(
+    kind: str, weight: list[float], grads: list[list[float]], lr: float, eps: float, decay: float
+) -> list[float]:
+    """One row stepped with several gradients, number by number."""
+    beta1, beta2, momentum, eta = 0.8, 0.95, 0.7, 0.3
+    w, m, v = list(weight), [0.0] * len(weight), [0.0] * len(weight)
+    for t, g in enumerate(grads, 1):
+        size = len(w)
+        w_norm = math.sqrt(sum(x * x for x in w))
+        if kind == "lars":
+            g_norm = math.sqrt(sum(x * x for x in g))
+            local = lr * eta * w_norm / (g_norm + decay * w_norm)
+            m = [momentum * a + local * (x + decay * y) for a, x, y in zip(m, g, w, strict=True)]
+            w = [x - a for x, a in zip(w, m, strict=True)]
+            continue
+        square = [x * x for x in g] if kind in ("adam", "lamb") else [sum(x * x for x in g) / size] * size
+        m = [beta1 * a + (1 - beta1) * x for a, x in zip(m, g, strict=True)]
+        v = [beta2 * a + (1 - beta2) * x for a, x in zip(v, square, strict=True)]
+        unbiased = [a / (1 - beta1**t) / (math.sqrt(b / (1 - beta2**t)) + eps) for a, b in zip(m, v, strict=True)]
+        r = [x + decay * y for x, y in zip(unbiased, w, strict=True)]
+        ratio = w_norm / math.sqrt(sum(x * x for x in r)) if "lamb" in kind else 1.0
+        w = [y - lr * ratio * x for y, x in zip(w, r, strict=True)]
+    return w
+
+
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [
+        ("adam", lambda ps, **kw: torch.optim.AdamW(ps, betas=(0.8, 0.95), eps=1e-3, **kw)),
+        ("row adam", lambda ps, **kw: PartialRowWiseAdam(ps, betas=(0.8, 0.95), eps=1e-3, **kw)),
+        ("lamb", lambda ps, **kw: LAMB(ps, betas=(0.8, 0.95), eps=1e-3, **kw)),
+        ("row lamb", lambda ps, **kw: PartialRowWiseLAMB(ps, betas=(0.8, 0.95), eps=1e-3, **kw)),
+        ("lars", lambda ps, **kw: LarsSGD(ps, momentum=0.7, eta=0.3, **kw)),
+    ],
+)
+@pytest.mark.parametrize("decay", [0.0, 0.2])
+def test_the_dense_optimizers_follow_their_formulas(kind: str, make: Any, decay: float) -> None:
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(3, 4, dtype=torch.float64))
+    start, grads = weight.detach().clone(), torch.randn(4, 3, 4, dtype=torch.float64)
+    optimizer = make([weight], lr=0.1, weight_decay=decay)
+    for grad in grads:
+        weight.grad = grad.clone()
+        optimizer.step()
+    for row in range(3):
+        expected = by_hand(kind, start[row].tolist(), grads[:, row].tolist(), 0.1, 1e-3, decay)
+        assert weight[row].tolist() == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("make", [RowWiseAdagrad, PartialRowWiseAdam, LAMB, PartialRowWiseLAMB, LarsSGD])
+def test_a_dense_optimizer_leaves_rows_without_gradient_alone(make: Any) -> None:
+    weight = nn.Parameter(torch.ones(3, 4))
+    optimizer = make([weight], lr=0.1, weight_decay=0.1)
+    for touched in ([0, 1, 2], [1]):
+        before = weight.detach().clone()
+        state = {name: value.clone() for name, value in optimizer.state[weight].items()}
+        weight.grad = torch.zeros(3, 4)
+        weight.grad[touched] = torch.rand(len(touched), 4) + 0.1
+        optimizer.step()
+        for row in range(3):
+            assert torch.equal(weight[row], before[row]) == (row not in touched)
+    for name, value in optimizer.state[weight].items():
+        if value.dim():
+            assert torch.equal(value[0], state[name][0])
+            assert not torch.equal(value[1], state[name][1])
+
+
+@pytest.mark.parametrize("make", [RowWiseAdagrad, PartialRowWiseAdam, LAMB, LarsSGD])
+def test_a_dense_optimizer_refuses_numbers_that_make_no_step(make: Any) -> None:
+    with pytest.raises(ValueError, match="lr must be a finite number >= 0, got -1"):
+        make([nn.Parameter(torch.ones(1))], lr=-1)
+
+
+def test_rows_of_zeros_learn_under_trust_ratios() -> None:
+    for make in (LAMB, PartialRowWiseLAMB, LarsSGD):
+        weight = nn.Parameter(torch.zeros(1, 2))
+        weight.grad = torch.tensor([[1.0, -2.0]])
+        make([weight], lr=0.5).step()
+        assert weight.detach().isfinite().all()
+        assert weight.detach().any()
+
+
+SETTINGS = [
+    {},
+    {"weight_decay": 0.2},
+    {"weight_decay": 0.2, "weight_decay_mode": "L2"},
+    {"weight_decay": 0.2, "weight_decay_mode": WeightDecayMode.DECOUPLE},
+    {"gradient_clipping": True, "max_gradient": 0.3},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: "-".join(map(str, s.values())) or "plain")
 @pytest.mark.parametrize("optimizer", list(EmbOptimType))
-def test_a_step_on_touched_rows_is_the_dense_step_on_these_rows(optimizer: EmbOptimType, weight_decay: float) -> None:
+def test_steps_on_touched_rows_are_the_dense_steps_on_these_rows(
+    optimizer: EmbOptimType, settings: dict[str, Any]
+) -> None:
     torch.manual_seed(1)
-    spec = OptimizerSpec(optimizer, 0.1, 1e-3, weight_decay)
-    weight, rows = torch.randn(9, 4), torch.tensor([0, 3, 8])
-    state = {name: torch.rand(shape) for name, shape in spec.state_shapes(9, 4).items()}
-    before, old_state = weight.clone(), {name: value.clone() for name, value in state.items()}
-    grad = torch.randn(3, 4)
-    decayed = grad + weight_decay * weight[rows]
-    step(spec, weight, state, rows, grad, None, 4)
-    if optimizer is EmbOptimType.EXACT_SGD:
-        update = 0.1 * decayed
-    else:
-        square = decayed**2 if optimizer is EmbOptimType.EXACT_ADAGRAD else (decayed**2).mean(1, keepdim=True)
-        total = old_state["momentum1"].view(9, -1)[rows] + square
-        update = 0.1 * decayed / (total.sqrt() + 1e-3)
-        torch.testing.assert_close(state["momentum1"].view(9, -1)[rows], total)
-    before[rows] -= update
-    torch.testing.assert_close(weight, before)
+    if settings.get("weight_decay_mode") == "L2" and OptimizerSpec(optimizer, weight_decay=0.1).weight_decay_inside:
+        with pytest.raises(ValueError, match="has its own place for weight decay"):
+            OptimizerSpec(optimizer, **settings)
+        return
+    spec = OptimizerSpec(optimizer, 0.1, 1e-3, **settings)
+    mode = None if spec.weight_decay_inside else spec.weight_decay_mode  # decayed by hand below
+    weight = torch.randn(9, 4)
+    dense = nn.Parameter(weight.clone())
+    twin = dense_twin(spec if mode is None else replace(spec, weight_decay=0.0, weight_decay_mode=None), [dense])
+    state = {name: torch.zeros(shape) for name, shape in spec.state_shapes(9, 4).items()}
+    for iteration in range(1, 5):
+        rows = torch.randperm(9)[:4].sort()[0]
+        grad = torch.randn(4, 4)
+        with torch.no_grad():
+            decay = 0.2 * dense[rows]
+            dense.grad = torch.zeros(9, 4).index_copy(0, rows, grad + decay if mode is WeightDecayMode.L2 else grad)
+            if mode is WeightDecayMode.DECOUPLE:
+                dense[rows] -= 0.1 * decay
+        twin.step()
+        step(spec, weight, state, rows, grad, None, 4, iteration)
+        torch.testing.assert_close(weight, dense.detach(), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", list(EmbOptimType))
+def test_rows_are_no_longer_than_max_norm_after_a_step(optimizer: EmbOptimType) -> None:
+    torch.manual_seed(0)
+    plain, bounded = OptimizerSpec(optimizer, 0.3, 1e-3), OptimizerSpec(optimizer, 0.3, 1e-3, max_norm=1.5)
+    weights = [torch.randn(5, 4)] * 2
+    weights = [weight.clone() for weight in weights]
+    states = [{name: torch.zeros(shape) for name, shape in plain.state_shapes(5, 4).items()} for _ in range(2)]
+    rows, grad = torch.tensor([0, 1, 3]), torch.randn(3, 4)
+    for spec, weight, state in zip((plain, bounded), weights, states, strict=True):
+        step(spec, weight, state, rows, grad.clone(), None, 4)
+    expected = weights[0].clone()
+    expected[rows] = torch.renorm(weights[0][rows], 2, 0, 1.5)
+    torch.testing.assert_close(weights[1], expected)
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
 def test_state_has_fbgemms_names_and_one_number_a_row_where_row_wise() -> None:
-    assert OptimizerSpec().state_shapes(10, 4) == {}
-    assert OptimizerSpec(EmbOptimType.EXACT_ADAGRAD).state_shapes(10, 4) == {"momentum1": (10, 4)}
-    assert OptimizerSpec(ROWWISE).state_shapes(10, 4) == {"momentum1": (10,)}
-    assert [OptimizerSpec(kind).row_wise for kind in EmbOptimType] == [False, False, True]
+    shapes = {kind: OptimizerSpec(kind).state_shapes(10, 4) for kind in EmbOptimType}
+    assert shapes == {
+        EmbOptimType.EXACT_SGD: {},
+        EmbOptimType.EXACT_ADAGRAD: {"momentum1": (10, 4)},
+        EmbOptimType.EXACT_ROWWISE_ADAGRAD: {"momentum1": (10,)},
+        EmbOptimType.ADAM: {"momentum1": (10, 4), "momentum2": (10, 4)},
+        EmbOptimType.PARTIAL_ROWWISE_ADAM: {"momentum1": (10, 4), "momentum2": (10,)},
+        EmbOptimType.LAMB: {"momentum1": (10, 4), "momentum2": (10, 4)},
+        EmbOptimType.PARTIAL_ROWWISE_LAMB: {"momentum1": (10, 4), "momentum2": (10,)},
+        EmbOptimType.LARS_SGD: {"momentum1": (10, 4)},
+    }
+    rounds = {kind.value: OptimizerSpec(kind).row_norm_rounds for kind in EmbOptimType}
+    assert {name for name, number in rounds.items() if number == 0} == {"exact_sgd", "exact_adagrad", "adam"}
+    assert {name for name, number in rounds.items() if number == 2} == {"partial_row_wise_lamb"}
+    assert OptimizerSpec(max_norm=1.0).row_norm_rounds == 1
+    assert {kind for kind in EmbOptimType if OptimizerSpec(kind).counts_steps} == {
+        EmbOptimType.ADAM,
+        EmbOptimType.PARTIAL_ROWWISE_ADAM,
+        EmbOptimType.LAMB,
+        EmbOptimType.PARTIAL_ROWWISE_LAMB,
+    }
+
+
+def test_the_planner_knows_the_state_of_every_optimizer() -> None:
+    for kind in EmbOptimType:
+        per_row, per_element = OPTIMIZER_STATE_BYTES[kind.value]
+        shapes = OptimizerSpec(kind).state_shapes(10, 4).values()
+        assert sum(4 * math.prod(shape) for shape in shapes) == 10 * (per_row + 4 * per_element)
 
 
 def test_fused_params_are_read_or_refused_by_name() -> None:
     given = {"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.5, "eps": 0.1}
     assert OptimizerSpec.from_fused_params(given) == OptimizerSpec(ROWWISE, 0.5, 0.1)
     assert OptimizerSpec.from_fused_params(None) == OptimizerSpec(EmbOptimType.EXACT_SGD, 0.01)
-    with pytest.raises(ValueError, match=r"fused_params has \['momentum'\], which no kernel honours"):
-        OptimizerSpec.from_fused_params({"momentum": 0.9})
-    with pytest.raises(ValueError, match="optimizer 'lamb' is not supported: choose one of exact_sgd"):
-        OptimizerSpec.from_fused_params({"optimizer": "lamb"})
+    with pytest.raises(ValueError, match=r"fused_params has \['nesterov'\], which no kernel honours"):
+        OptimizerSpec.from_fused_params({"nesterov": True})
+    with pytest.raises(ValueError, match="optimizer 'shampoo' is not supported: choose one of exact_sgd"):
+        OptimizerSpec.from_fused_params({"optimizer": "shampoo"})
     with pytest.raises(ValueError, match="learning_rate must be a finite number >= 0, got nan"):
         OptimizerSpec(learning_rate=float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"momentum": 0.5}, r"momentum=0.5 has no place in exact_sgd: leave it out, or use \['lars_sgd'\]"),
+        ({"optimizer": "exact_adagrad", "beta1": 0.5}, r"beta1=0.5 has no place in exact_adagrad.*'adam'"),
+        ({"optimizer": "adam", "beta2": 1.0}, "beta2 must be a number from 0 to below 1, got 1.0"),
+        ({"max_gradient": 0.5}, "max_gradient=0.5 needs gradient_clipping=True"),
+        ({"gradient_clipping": 1}, "gradient_clipping must be True or False, got 1"),
+        ({"weight_decay": 0.1, "weight_decay_mode": 0}, "with weight_decay_mode NONE would do nothing"),
+        ({"weight_decay": 0.1, "weight_decay_mode": 3}, "weight_decay_mode 3 is not supported: choose one of NONE"),
+    ],
+)
+def test_what_a_formula_does_not_read_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        OptimizerSpec.from_fused_params(given)
 
 
 @pytest.mark.skipif("fbgemm" not in available(), reason="needs fbgemm_gpu")
 def test_fbgemms_own_enum_is_understood() -> None:
     from fbgemm_gpu.split_embedding_configs import EmbOptimType as TheirOptimType
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode as TheirMode
 
     assert all(optim_type(TheirOptimType(kind.value)) is kind for kind in EmbOptimType)
+    assert all(TheirOptimType(kind.value).name == kind.name for kind in EmbOptimType)
+    spec = OptimizerSpec(weight_decay=0.1, weight_decay_mode=TheirMode.DECOUPLE)
+    assert spec.weight_decay_mode is WeightDecayMode.DECOUPLE
 
 
 def test_a_torch_optimizer_becomes_its_fused_twin_with_its_own_defaults() -> None:
     assert OptimizerSpec.from_optimizer(torch.optim.SGD).learning_rate == 1e-3
     assert OptimizerSpec.from_optimizer(torch.optim.Adagrad) == OptimizerSpec(EmbOptimType.EXACT_ADAGRAD, 0.01, 1e-10)
     spec = OptimizerSpec.from_optimizer(RowWiseAdagrad, {"lr": 0.2, "weight_decay": 0.1})
-    assert spec == OptimizerSpec(ROWWISE, 0.2, 1e-8, 0.1)
+    assert spec == OptimizerSpec(ROWWISE, 0.2, 1e-10, 0.1)
+    spec = OptimizerSpec.from_optimizer(torch.optim.AdamW, {"lr": torch.tensor(0.5), "betas": (0.7, 0.8)})
+    decoupled = WeightDecayMode.DECOUPLE
+    assert spec == OptimizerSpec(EmbOptimType.ADAM, 0.5, 1e-8, 0.01, decoupled, beta1=0.7, beta2=0.8)
+    assert OptimizerSpec.from_optimizer(torch.optim.Adam, {"weight_decay": 0.1}).weight_decay_mode is WeightDecayMode.L2
+    spec = OptimizerSpec.from_optimizer(LarsSGD, {"momentum": 0.5, "eta": 0.1})
+    assert spec == OptimizerSpec(EmbOptimType.LARS_SGD, momentum=0.5, eta=0.1)
+    for kind, optimizer in [("lamb", LAMB), ("partial_row_wise_lamb", PartialRowWiseLAMB)]:
+        assert OptimizerSpec.from_optimizer(optimizer, {"weight_decay": 0.1}) == OptimizerSpec(kind, weight_decay=0.1)
+    kind = EmbOptimType.PARTIAL_ROWWISE_ADAM
+    assert OptimizerSpec.from_optimizer(PartialRowWiseAdam, {"lr": 0.1}) == OptimizerSpec(kind, 0.1)
 
 
 @pytest.mark.parametrize(
     ("optimizer", "kwargs", "message"),
     [
         (torch.optim.SGD, {"momentum": 0.9}, r"SGD\(momentum=0.9\) cannot run inside backward"),
-        (torch.optim.SGD, {"weight_decay": 0.1}, r"SGD\(weight_decay=0.1\) cannot"),
+        (torch.optim.Adam, {"amsgrad": True}, r"Adam\(amsgrad=True\) cannot run inside backward"),
+        (RowWiseAdagrad, {"lr_decay": 0.1}, r"RowWiseAdagrad\(lr_decay=0.1\) cannot run inside backward"),
         (torch.optim.Adagrad, {"initial_accumulator_value": 1.0}, "initial_accumulator_value"),
         (torch.optim.SGD, {"learning_rate": 1.0}, r"SGD has no argument \['learning_rate'\]"),
-        (torch.optim.Adam, {}, "Adam has no fused twin: choose one of SGD, Adagrad, RowWiseAdagrad"),
+        (torch.optim.RMSprop, {}, "RMSprop has no fused twin: choose one of SGD, Adagrad, Adam, AdamW, RowWiseAdagrad"),
     ],
 )
 def test_an_argument_that_would_be_lost_is_refused(

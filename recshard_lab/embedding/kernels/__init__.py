@@ -25,8 +25,8 @@ from recshard_lab.embedding.configs import DataType
 from recshard_lab.embedding.optimizers import OptimizerSpec
 
 RowNorms = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
-"""Given per slot the distinct touched rows ``[U]`` (local, ascending, int64) and the squared gradient summed
-over this slot's columns ``[U]``, returns per slot the sum over *all* columns of the table's row ``[U]``."""
+"""Given per slot the distinct touched rows ``[U]`` (local, ascending, int64) and squares summed over this slot's
+columns, ``[U]`` or ``[U, k]``, returns per slot the sums over *all* columns of the table's row, in the same shape."""
 
 TORCH_DTYPES = {
     DataType.FP64: torch.float64,
@@ -47,6 +47,7 @@ class Slot:
         num_cols: columns d of the rectangle.
         data_type: number format of its weights.
         full_dim: columns D of the whole table, which row-wise optimizers divide by.
+        first_row: the table's row that is row 0 here, for messages.
     """
 
     table: str
@@ -54,6 +55,11 @@ class Slot:
     num_cols: int
     data_type: DataType
     full_dim: int
+    first_row: int = 0
+
+    def row_name(self, row: int) -> str:
+        """A local row as the user knows it."""
+        return f"row {self.first_row + row}"
 
 
 class LookupKernel(ABC):
@@ -66,6 +72,11 @@ class LookupKernel(ABC):
             ``grad`` of each of `weights`, as autograd would.
         pooled: sum each bag (True) or keep each id's row (False, sequence embeddings).
         device: where everything lives.
+
+    Attributes:
+        iteration: how many backwards there have been, those of a batch without any of this rank's rows included. Adam
+            and its kin correct their bias by it (`OptimizerSpec.counts_steps`); a checkpoint holds it and writes it
+            back. Kernels without such optimizers may leave it alone.
     """
 
     name: ClassVar[str]
@@ -84,6 +95,7 @@ class LookupKernel(ABC):
         self.optimizer = optimizer
         self.pooled = pooled
         self.device = torch.device(device)
+        self.iteration = 0
 
     @classmethod
     def preference(cls, optimizer: OptimizerSpec | None, device: torch.device | str) -> int:
@@ -153,7 +165,7 @@ class LookupKernel(ABC):
             saved: what `forward` returned.
             grad: shaped as `forward`'s rows.
             row_norms: completes the squares of rows whose columns lie in several slots, here or on other
-                ranks. Called exactly once, with all slots, when the optimizer is row-wise; never otherwise.
+                ranks. Called ``optimizer.row_norm_rounds`` times, each time with all slots; never for a dense kernel.
 
         Returns:
             The gradient ``[N]`` of the per-sample weights if there were any, else None.

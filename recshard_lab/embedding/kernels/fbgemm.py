@@ -60,9 +60,9 @@ class FbgemmKernel(LookupKernel):
         if optimizer is None:
             return "it always steps an optimizer in backward, gradients cannot be kept"
         if optimizer.optimizer not in _OPTIMIZERS:
-            return f"optimizer {optimizer.optimizer} is not among those checked against it"
-        if optimizer.weight_decay:
-            return f"it does not apply weight_decay with {optimizer.optimizer} the way every other kernel does"
+            return f"it lacks {optimizer.optimizer} on CPU, and elsewhere nobody has checked it"
+        if optimizer.extras:
+            return f"it ignores {', '.join(optimizer.extras)} with {optimizer.optimizer}, or means something else by it"
         if weighted and not pooled:
             return "per-sample weights have no meaning for sequence embeddings"
         if torch.device(device).type not in ("cpu", "cuda"):

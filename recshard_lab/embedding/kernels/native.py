@@ -30,10 +30,10 @@ from recshard_lab.embedding.kernels import TORCH_DTYPES, LookupKernel, RowNorms,
 from recshard_lab.embedding.kernels.lanes import LaneGroups, Spans
 from recshard_lab.embedding.optimizers import (
     OptimizerSpec,
+    RowDims,
     accumulate_dtype,
     add_rows_,
-    decay_,
-    row_squares,
+    partial_squares,
     step,
 )
 
@@ -270,23 +270,28 @@ class NativeKernel(LookupKernel):
         return bag_grads, lane_major.repeat_interleave(lengths, output_size=looked.rows.numel())
 
     def _step(self, optimizer: OptimizerSpec, touched: list[_Touched], row_norms: RowNorms | None) -> None:
-        squares: list[Tensor | None] = [None] * len(touched)
         if optimizer.row_wise:
             self._check_row_norms(row_norms)
-            if row_norms is not None:
-                squares = self._whole_squares(optimizer, touched, row_norms)
-        for group, part, own in zip(self._groups, touched, squares, strict=True):
-            full_dim = _full_dim(group, part) if optimizer.row_wise else group.dim
+        if optimizer.check_gradients:
+            self._check_gradients(touched)
+        self.iteration += 1
+        dims = [_full_dim(group, part) for group, part in zip(self._groups, touched, strict=True)]
+        totals: list[list[Tensor]] = [[] for _ in touched]
+        if row_norms is not None:
+            for _ in range(optimizer.row_norm_rounds):
+                self._complete_squares(optimizer, touched, dims, totals, row_norms)
+        for group, part, full_dim, own in zip(self._groups, touched, dims, totals, strict=True):
+            known = None if row_norms is None else own
             for chunk, grad in part.chunks():
-                step(
-                    optimizer,
-                    group.weight,
-                    group.state,
-                    part.rows[chunk],
-                    grad,
-                    None if own is None else own[chunk],
-                    full_dim if isinstance(full_dim, int) else full_dim[chunk],
-                )
+                step(optimizer, *self._arguments(group, part, full_dim, known, chunk, grad))
+
+    def _arguments(
+        self, group: _Group, part: _Touched, full_dim: RowDims, totals: list[Tensor] | None, chunk: slice, grad: Tensor
+    ) -> tuple[Any, ...]:
+        """What `step` and `partial_squares` take, of some of the rows."""
+        known = None if totals is None else [own[chunk] for own in totals]
+        dim = full_dim if isinstance(full_dim, int) else full_dim[chunk]
+        return group.weight, group.state, part.rows[chunk], grad, known, dim, self.iteration
 
     def _check_row_norms(self, row_norms: RowNorms | None) -> None:
         for slot in self.slots:
@@ -296,27 +301,50 @@ class NativeKernel(LookupKernel):
                     f"row-wise optimizer needs row_norms: pass what adds the squares of the other columns"
                 )
 
-    def _whole_squares(
-        self, optimizer: OptimizerSpec, touched: list[_Touched], row_norms: RowNorms
-    ) -> list[Tensor | None]:
-        """Per group the squares ``[U]`` of the whole rows: ours here, completed by the caller.
+    def _complete_squares(
+        self,
+        optimizer: OptimizerSpec,
+        touched: list[_Touched],
+        dims: list[RowDims],
+        totals: list[list[Tensor]],
+        row_norms: RowNorms,
+    ) -> None:
+        """One round: our squares of whole rows ``[U]`` or ``[U, k]``, completed by the caller, join ``totals``.
 
-        The gradient is made twice, here and for the step: that is cheaper than keeping it.
+        The gradient is made anew in each round and for the step: that is cheaper than keeping it.
         """
         rows = [torch.empty(0, dtype=torch.int64, device=self.device)] * len(self.slots)
         squares = [torch.empty(0, device=self.device)] * len(self.slots)
-        for group, part in zip(self._groups, touched, strict=True):
-            sums = part.bag_grads.new_empty(part.rows.numel())
-            for chunk, grad in part.chunks():
-                decay_(optimizer, group.weight, part.rows[chunk], grad)
-                sums[chunk] = row_squares(grad)
+        for group, part, full_dim, known in zip(self._groups, touched, dims, totals, strict=True):
+            sums = [
+                partial_squares(optimizer, *self._arguments(group, part, full_dim, known, chunk, grad))
+                for chunk, grad in part.chunks()
+            ]
+            whole = torch.cat(sums) if sums else part.bag_grads.new_empty(0)
             count = _per_slot(group, part)
             for position, own in enumerate(part.rows.split(count)):
                 rows[group.slots[position]] = own - group.bounds[position]
-            for position, own in enumerate(sums.float().split(count)):
+            for position, own in enumerate(whole.split(count)):
                 squares[group.slots[position]] = own
-        totals = row_norms(rows, squares)
-        return [torch.cat([totals[slot] for slot in group.slots]) for group in self._groups]
+        completed = row_norms(rows, squares)
+        for group, known in zip(self._groups, totals, strict=True):
+            known.append(torch.cat([completed[slot] for slot in group.slots]))
+
+    def _check_gradients(self, touched: list[_Touched]) -> None:
+        """Raises ValueError naming the first row whose gradient is not finite."""
+        for group, part in zip(self._groups, touched, strict=True):
+            for chunk, grad in part.chunks():
+                bad = (~grad.isfinite()).any(1).nonzero()
+                if bad.numel():
+                    flat = int(part.rows[chunk][bad[0]])
+                    position = int(torch.searchsorted(group.bounds, flat, right=True)) - 1
+                    slot, row = self.slots[group.slots[position]], flat - int(group.bounds[position])
+                    values = grad[bad[0, 0]]
+                    raise ValueError(
+                        f"the gradient of table {slot.table!r}, {slot.row_name(row)}, is not finite "
+                        f"({int((~values.isfinite()).sum())} of {values.numel()} numbers; "
+                        f"{bad.numel()} such rows at hand): no weight of this kernel was changed"
+                    )
 
     def _add_to_grads(self, group: _Group, part: _Touched) -> None:
         own = [self._weights[slot] for slot in group.slots]
@@ -386,7 +414,7 @@ def _per_slot(group: _Group, part: _Touched) -> list[int]:
     return torch.searchsorted(part.rows, group.bounds).diff().tolist()
 
 
-def _full_dim(group: _Group, part: _Touched) -> int | Tensor:
+def _full_dim(group: _Group, part: _Touched) -> RowDims:
     """Columns of the whole table: one number where all slots agree, else one a touched row."""
     if bool((group.full_dims == group.full_dims[0]).all()):
         return int(group.full_dims[0])

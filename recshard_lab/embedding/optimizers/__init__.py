@@ -1,0 +1,21 @@
+"""Optimizers that run inside backward, on the rows a batch touched and no others; and their dense twins.
+
+Read first: `types`, then `rules` (the formulas), then `steps` (what runs them) and `spec` (what chooses them).
+"""
+
+from recshard_lab.embedding.optimizers.dense import LAMB as LAMB
+from recshard_lab.embedding.optimizers.dense import LarsSGD as LarsSGD
+from recshard_lab.embedding.optimizers.dense import PartialRowWiseAdam as PartialRowWiseAdam
+from recshard_lab.embedding.optimizers.dense import PartialRowWiseLAMB as PartialRowWiseLAMB
+from recshard_lab.embedding.optimizers.rowwise_adagrad import RowWiseAdagrad as RowWiseAdagrad
+from recshard_lab.embedding.optimizers.rules import RowDims as RowDims
+from recshard_lab.embedding.optimizers.spec import OptimizerSpec as OptimizerSpec
+from recshard_lab.embedding.optimizers.steps import accumulate_dtype as accumulate_dtype
+from recshard_lab.embedding.optimizers.steps import add_rows_ as add_rows_
+from recshard_lab.embedding.optimizers.steps import partial_squares as partial_squares
+from recshard_lab.embedding.optimizers.steps import step as step
+from recshard_lab.embedding.optimizers.twins import spec_from_optimizer as spec_from_optimizer
+from recshard_lab.embedding.optimizers.twins import spec_of_parameter as spec_of_parameter
+from recshard_lab.embedding.optimizers.types import EmbOptimType as EmbOptimType
+from recshard_lab.embedding.optimizers.types import WeightDecayMode as WeightDecayMode
+from recshard_lab.embedding.optimizers.types import optim_type as optim_type

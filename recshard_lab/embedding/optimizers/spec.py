@@ -1,0 +1,173 @@
+"""Which fused optimizer a table has, with which numbers; what nobody would honour is refused here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from recshard_lab.embedding.optimizers.rules import RULES
+from recshard_lab.embedding.optimizers.types import EmbOptimType, WeightDecayMode, decay_mode, optim_type
+
+_OF_SOME_RULES = ("beta1", "beta2", "momentum", "eta")
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """Which fused optimizer, with which numbers.
+
+    Every setting concerns the rows that a batch touched and no others: momentum of other rows does not fade, their
+    weights do not decay. Duplicates are summed first.
+
+    Args:
+        optimizer: the rule.
+        learning_rate: step size.
+        eps: added to the root of the accumulated squares (all but SGD and LARS).
+        weight_decay: pulls touched rows towards zero.
+        weight_decay_mode: L2 adds ``weight_decay * w`` to the gradient, DECOUPLE adds ``-lr * weight_decay * w`` to
+            the update. Left out: L2 for SGD and the Adagrads; DECOUPLE for the Adams (as AdamW); for both LAMBs and
+            LARS the place that their formula has for it, which DECOUPLE names too.
+        beta1, beta2: how slowly the moments of the Adams and LAMBs follow the gradient and its square.
+        momentum: how slowly LARS follows it.
+        eta: LARS's trust coefficient.
+        gradient_clipping: clamp each number of a row's summed gradient to ``[-max_gradient, max_gradient]``, before
+            anything else, as ``torch.nn.utils.clip_grad_value_`` does (fbgemm clamps the gradient of each bag).
+        max_gradient: see there.
+        max_norm: scale a row down to this length where the step made it longer; 0: never.
+        check_gradients: refuse NaN and infinite gradients before a weight moves, naming table and row.
+
+    Raises:
+        ValueError: a negative or non-finite number, a setting that this optimizer does not read, an optimizer or a
+            mode of decay that is not supported.
+
+    >>> OptimizerSpec(EmbOptimType.EXACT_ROWWISE_ADAGRAD).state_shapes(1000, 64)
+    {'momentum1': (1000,)}
+    """
+
+    optimizer: EmbOptimType = EmbOptimType.EXACT_SGD
+    learning_rate: float = 0.01
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    weight_decay_mode: WeightDecayMode | None = None
+    beta1: float = 0.9
+    beta2: float = 0.999
+    momentum: float = 0.9
+    eta: float = 0.001
+    gradient_clipping: bool = False
+    max_gradient: float = 1.0
+    max_norm: float = 0.0
+    check_gradients: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "optimizer", optim_type(self.optimizer))
+        for name in ("learning_rate", "eps", "weight_decay", "eta", "max_gradient", "max_norm"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+                raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
+        for name in ("beta1", "beta2", "momentum"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+                raise ValueError(f"{name} must be a number from 0 to below 1, got {value!r}")
+        for name in ("gradient_clipping", "check_gradients"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        self._refuse_unread()
+        object.__setattr__(self, "weight_decay_mode", self._mode())
+
+    def _refuse_unread(self) -> None:
+        """Numbers that were changed and that the formula does not have."""
+        read = RULES[self.optimizer].settings
+        for setting in fields(self):
+            if setting.name in _OF_SOME_RULES and setting.name not in read:
+                value = getattr(self, setting.name)
+                if value != setting.default:
+                    having = [str(kind) for kind, rule in RULES.items() if setting.name in rule.settings]
+                    raise ValueError(
+                        f"{setting.name}={value!r} has no place in {self.optimizer}: leave it out, or use {having}"
+                    )
+        if self.max_gradient != 1.0 and not self.gradient_clipping:
+            raise ValueError(f"max_gradient={self.max_gradient!r} needs gradient_clipping=True")
+
+    def _mode(self) -> WeightDecayMode | None:
+        given = None if self.weight_decay_mode is None else decay_mode(self.weight_decay_mode)
+        if not self.weight_decay:
+            return None
+        if given is WeightDecayMode.NONE:
+            raise ValueError(
+                f"weight_decay={self.weight_decay!r} with weight_decay_mode NONE would do nothing: name L2 or "
+                f"DECOUPLE, or leave weight_decay out"
+            )
+        rule = RULES[self.optimizer]
+        if given is WeightDecayMode.L2 and rule.decays_inside:
+            raise ValueError(
+                f"{self.optimizer} has its own place for weight decay: leave weight_decay_mode out (or DECOUPLE)"
+            )
+        return given or (WeightDecayMode.L2 if rule.l2 else WeightDecayMode.DECOUPLE)
+
+    @classmethod
+    def from_fused_params(cls, fused_params: Mapping[str, Any] | None) -> OptimizerSpec:
+        """Reads a ``fused_params`` dictionary: any of this class's arguments, under their names.
+
+        Raises:
+            ValueError: a key that no kernel here honours, by name.
+
+        >>> OptimizerSpec.from_fused_params({"optimizer": EmbOptimType.ADAM, "beta1": 0.8}).beta1
+        0.8
+        """
+        given = dict(fused_params or {})
+        known = [f.name for f in fields(cls)]
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            raise ValueError(f"fused_params has {unknown}, which no kernel honours: use only {known}")
+        return cls(**given)
+
+    @classmethod
+    def from_optimizer(
+        cls, optimizer_class: type[torch.optim.Optimizer], optimizer_kwargs: Mapping[str, Any] | None = None
+    ) -> OptimizerSpec:
+        """The fused optimizer that steps touched rows as a torch optimizer would: see `spec_from_optimizer`.
+
+        >>> OptimizerSpec.from_optimizer(torch.optim.SGD, {"lr": 0.5}).learning_rate
+        0.5
+        """
+        from recshard_lab.embedding.optimizers.twins import spec_from_optimizer
+
+        return spec_from_optimizer(optimizer_class, optimizer_kwargs)
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """The settings in use beyond the formula's own numbers, for kernels to refuse what they do not have.
+
+        >>> OptimizerSpec(weight_decay=0.1, check_gradients=True).extras
+        ('weight_decay', 'check_gradients')
+        """
+        return tuple(
+            name for name in ("weight_decay", "gradient_clipping", "max_norm", "check_gradients") if getattr(self, name)
+        )
+
+    @property
+    def weight_decay_inside(self) -> float:
+        """The decay that the formula itself has a place for; 0 where it has none."""
+        return self.weight_decay if RULES[self.optimizer].decays_inside else 0.0
+
+    @property
+    def row_norm_rounds(self) -> int:
+        """How often a step needs sums over all D columns of a row, which column shards must add up together."""
+        return RULES[self.optimizer].rounds + bool(self.max_norm)
+
+    @property
+    def row_wise(self) -> bool:
+        """Whether a step needs such sums at all."""
+        return self.row_norm_rounds > 0
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether the formula reads how many steps there have been, so that a checkpoint must hold the count."""
+        return "beta1" in RULES[self.optimizer].settings
+
+    def state_shapes(self, num_rows: int, num_cols: int) -> dict[str, tuple[int, ...]]:
+        """Shape of each state tensor of a ``[num_rows, num_cols]`` piece; the first axis is its rows."""
+        shapes = {"row": (num_rows,), "element": (num_rows, num_cols)}
+        return {name: shapes[extent] for name, extent in RULES[self.optimizer].state.items()}

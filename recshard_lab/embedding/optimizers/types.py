@@ -1,0 +1,67 @@
+"""The fused optimizers and their modes of weight decay, under fbgemm's names and values."""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum, unique
+
+
+@unique
+class EmbOptimType(Enum):
+    """The fused optimizers, under fbgemm's names.
+
+    >>> EmbOptimType("exact_sgd")
+    <EmbOptimType.EXACT_SGD: 'exact_sgd'>
+    """
+
+    EXACT_SGD = "exact_sgd"
+    LAMB = "lamb"
+    ADAM = "adam"
+    EXACT_ADAGRAD = "exact_adagrad"
+    EXACT_ROWWISE_ADAGRAD = "exact_row_wise_adagrad"
+    LARS_SGD = "lars_sgd"
+    PARTIAL_ROWWISE_ADAM = "partial_row_wise_adam"
+    PARTIAL_ROWWISE_LAMB = "partial_row_wise_lamb"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@unique
+class WeightDecayMode(IntEnum):
+    """How ``weight_decay`` pulls the touched rows towards zero: through the gradient, or past it."""
+
+    NONE = 0
+    L2 = 1
+    DECOUPLE = 2
+
+
+def optim_type(value: EmbOptimType | str | Enum) -> EmbOptimType:
+    """`EmbOptimType` from itself, its value, or a member of fbgemm's own enum.
+
+    Raises:
+        ValueError: an optimizer that is not supported, naming those that are.
+    """
+    if isinstance(value, EmbOptimType):
+        return value
+    text = value.value if isinstance(value, Enum) else value
+    for member in EmbOptimType:
+        if text == member.value:
+            return member
+    supported = ", ".join(member.value for member in EmbOptimType)
+    raise ValueError(f"optimizer {value!r} is not supported: choose one of {supported}")
+
+
+def decay_mode(value: WeightDecayMode | int | str) -> WeightDecayMode:
+    """`WeightDecayMode` from itself, its name or number, or a member of fbgemm's own enum.
+
+    Raises:
+        ValueError: a mode that is not supported, naming those that are.
+    """
+    for member in WeightDecayMode:
+        if isinstance(value, str):
+            if value.upper() == member.name:
+                return member
+        elif isinstance(value, int) and not isinstance(value, bool) and value == member.value:
+            return member
+    supported = ", ".join(member.name for member in WeightDecayMode)
+    raise ValueError(f"weight_decay_mode {value!r} is not supported: choose one of {supported}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -10,8 +10,6 @@ import torch
 
 from recshard_lab.embedding.optimizers.rules import RULES
 from recshard_lab.embedding.optimizers.types import EmbOptimType, WeightDecayMode, decay_mode, optim_type
-
-_OF_SOME_RULES = ("beta1", "beta2", "momentum", "eta")
 
 
 @dataclass(frozen=True)
@@ -73,20 +71,17 @@ class OptimizerSpec:
         for name in ("gradient_clipping", "check_gradients"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        self._refuse_unread()
+        self._refuse_unread({f.name for f in fields(self) if getattr(self, f.name) != f.default})
         object.__setattr__(self, "weight_decay_mode", self._mode())
 
-    def _refuse_unread(self) -> None:
-        """Numbers that were changed and that the formula does not have."""
-        read = RULES[self.optimizer].settings
-        for setting in fields(self):
-            if setting.name in _OF_SOME_RULES and setting.name not in read:
-                value = getattr(self, setting.name)
-                if value != setting.default:
-                    having = [str(kind) for kind, rule in RULES.items() if setting.name in rule.settings]
-                    raise ValueError(
-                        f"{setting.name}={value!r} has no place in {self.optimizer}: leave it out, or use {having}"
-                    )
+    def _refuse_unread(self, given: Iterable[str]) -> None:
+        """Numbers that the formula does not have."""
+        for name in given:
+            having = [str(kind) for kind, rule in RULES.items() if name in rule.settings]
+            if having and name not in RULES[self.optimizer].settings:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} has no place in {self.optimizer}: leave it out, or use {having}"
+                )
         if self.max_gradient != 1.0 and not self.gradient_clipping:
             raise ValueError(f"max_gradient={self.max_gradient!r} needs gradient_clipping=True")
 
@@ -121,7 +116,9 @@ class OptimizerSpec:
         unknown = sorted(set(given) - set(known))
         if unknown:
             raise ValueError(f"fused_params has {unknown}, which no kernel honours: use only {known}")
-        return cls(**given)
+        spec = cls(**given)
+        spec._refuse_unread(given)  # at its default, too: whoever names it expects it to count
+        return spec
 
     @classmethod
     def from_optimizer(

@@ -2,6 +2,7 @@
 
 from recshard_lab.comm import ShardingEnv as ShardingEnv
 from recshard_lab.distributed.exchange import Executor as Executor
+from recshard_lab.distributed.migrate import Resharded as Resharded
 from recshard_lab.distributed.model_parallel import DistributedModelParallel as DistributedModelParallel
 from recshard_lab.distributed.sharded_collections import (
     ShardedEmbeddingBagCollection as ShardedEmbeddingBagCollection,

@@ -1,47 +1,107 @@
-"""A torch optimizer's face for the optimizers that run inside backward."""
+"""A torch optimizer's face for the optimizers that run inside backward, their states named as TorchRec names them.
+
+::
+
+    state_dict()["state"]["ebc.embedding_bags.movies.weight"]["movies.momentum1"]    torch's ShardedTensor
+
+Names are the same on all ranks and under all plans, and so are the param groups: one for each distinct setting.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from recshard_lab.distributed.lookup import KernelGroup
+from recshard_lab.distributed.parts import Part, owned
+from recshard_lab.distributed.reshard import Move, move
 from recshard_lab.distributed.sharded_collections import ShardedCollection
+from recshard_lab.distributed.table_shards import TableShards, sharded_tensor
+from recshard_lab.embedding import OptimizerSpec
+from recshard_lab.optim import FusedOptimizer as KeyedFusedOptimizer
+
+STATE_NAMES = {"momentum2": "exp_avg_sq"}
+"""States that TorchRec names otherwise than fbgemm's kernels; the others have one name in both."""
 
 
-class FusedOptimizer(torch.optim.Optimizer):
-    """Learning rates of the fused optimizers, in ``param_groups``, where learning-rate schedulers look for them.
+class FusedOptimizer(KeyedFusedOptimizer):
+    """Learning rates and states of the optimizers that step tables in backward.
 
-    ``step`` has nothing to do: tables are stepped in backward. A changed ``lr`` holds from the next forward on.
+    ``param_groups`` is where learning-rate schedulers look: a changed ``lr`` holds from the next forward on. States
+    are the kernels' own memory: reading a state dict copies nothing, loading one fills the kernels. A state with one
+    number a row is held by every column piece of that row; in state dicts the first of them speaks for all, and
+    loading tells the others, so that all ranks must load together.
 
     Args:
         collections: module path -> sharded collection.
     """
 
     def __init__(self, collections: Mapping[str, ShardedCollection]) -> None:
-        self._kernels: list[KernelGroup] = []
-        groups: list[dict[str, Any]] = []
-        for collection in collections.values():
-            tensors = {key: nn.Parameter(w) for key, w in collection.executor.lookup.weights().items()}
+        self._prepare()
+        specs = [kind.optimizer for c in collections.values() for kind in c.kinds.values() if kind.optimizer]
+        self._specs: list[OptimizerSpec] = list(dict.fromkeys(specs))
+        self.param_groups = [{"params": [], "lr": spec.learning_rate} for spec in self._specs]
+        if not self.param_groups:
+            self.param_groups = [{"params": [], "lr": 0.0}]  # a scheduler over no table at all has nothing to do
+        self.bind(collections)
+
+    def bind(self, collections: Mapping[str, ShardedCollection]) -> None:
+        """Serves these collections from now on, which may lie elsewhere than before; learning rates stay."""
+        self.let_go()
+        for path, collection in collections.items():
+            prefix = f"{path}." if path else ""
+            for name, shards in collection.table_shards().items():
+                spec = collection.kinds[name].optimizer
+                if spec is not None:
+                    key = f"{prefix}{collection.tables_name}.{name}.weight"
+                    handle = TableHandle(key, shards)
+                    self._handles[key] = handle
+                    self.param_groups[self._specs.index(spec)]["params"].append(handle)
             for group in collection.executor.lookup.groups:
                 if group.kind.optimizer is not None:
-                    self._kernels.append(group)
-                    groups.append(
-                        {
-                            "params": [tensors[key] for key in group.shards],
-                            "lr": group.kind.optimizer.learning_rate,
-                        }
-                    )
-        super().__init__(groups or [{"params": [], "lr": 0.0}], {"lr": 0.0})
-        self._pushed = [group["lr"] for group in self.param_groups]
+                    self._kernels.append((self._specs.index(group.kind.optimizer), group))
+        self._pushed += [self._specs[number].learning_rate for number, _ in self._kernels]
+
+    def let_go(self) -> None:
+        """Forgets the collections, so that their kernels can be freed; `bind` comes next."""
+        self._handles: dict[str, TableHandle] = {}
+        self._kernels: list[tuple[int, KernelGroup]] = []
+        self._states: dict[TableHandle, dict[str, Any]] | None = None
+        self._pushed: list[float] = []
+        for group in self.param_groups:
+            group["params"] = []
+
+    @property
+    def params(self) -> "dict[str, TableHandle]":  # type: ignore[override]
+        """Name in the model's state dict -> the table."""
+        return self._handles
+
+    @property
+    def state(self) -> "dict[TableHandle, dict[str, Any]]":  # type: ignore[override]
+        """Table -> state name -> sharded tensor (plain where there is one process, or the table is replicated)."""
+        if self._states is None:
+            self._states = {handle: handle.states() for handle in self._handles.values()}
+        return self._states
 
     def push_learning_rates(self) -> None:
         """Hands changed learning rates to the kernels."""
-        for number, (kernels, group) in enumerate(zip(self._kernels, self.param_groups, strict=False)):
-            if group["lr"] != self._pushed[number]:
-                kernels.kernel.set_learning_rate(float(group["lr"]))
-                self._pushed[number] = group["lr"]
+        for position, (number, kernels) in enumerate(self._kernels):
+            rate = self.param_groups[number]["lr"]
+            if rate != self._pushed[position]:
+                kernels.kernel.set_learning_rate(float(rate))
+                self._pushed[position] = rate
+
+    def post_load_state_dict(self) -> None:
+        """Tells every piece of a row what its speaker has loaded. All ranks must come here."""
+        moves = []
+        for handle, entry in self.state.items():
+            moves += handle.spread(entry)
+        if moves:
+            env = next(iter(self._handles.values())).shards.env
+            device = self._kernels[0][1].kernel.device if self._kernels else torch.device("cpu")
+            with torch.no_grad():
+                move(moves, env, device)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps nothing: backward has done it. Runs ``closure`` if given."""
@@ -49,3 +109,70 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Fused tables have no ``.grad``."""
+
+
+class TableHandle:
+    """One fused table as the optimizer's parameter: its name, and this rank's rectangles.
+
+    Args:
+        key: its weight's name in the model's state dict.
+        shards: what this rank holds of it.
+    """
+
+    def __init__(self, key: str, shards: TableShards) -> None:
+        self.key, self.shards = key, shards
+
+    def __repr__(self) -> str:
+        rows, cols = self.shards.size
+        return f"<table {self.key} ({rows:,} x {cols:,})>"
+
+    def state_name(self, part: Part) -> str:
+        """``movies.momentum1``."""
+        return f"{self.shards.config.name}.{STATE_NAMES.get(part.name, part.name)}"
+
+    def states(self) -> dict[str, Any]:
+        """State name -> the kernels' own memory as one tensor over all ranks."""
+        return {self.state_name(part): self._state(part) for part in self.shards.state_parts}
+
+    def _state(self, part: Part) -> Any:
+        shards = self.shards
+        matrices = shards.matrices(part)
+        if shards.sharding.replicated or (shards.env.pg is None and len(matrices) == 1):
+            return _plain(part, next(iter(matrices.values())))
+        if shards.env.pg is None:
+            return _plain(part, shards.joined(part))
+        speakers, held = [], {}
+        for number, (position, shard) in enumerate(self._speakers(part)):
+            speakers.append(shard)
+            if position in matrices:
+                top = part.shards(shards.sharding.shards)[position].rows[0]
+                held[number] = matrices[position][shard.rows[0] - top : shard.rows[1] - top]
+        return sharded_tensor(speakers, held, part.size(*shards.size), shards.env, part.dtype, part.extent == "element")
+
+    def spread(self, entry: Mapping[str, Any]) -> list[Move]:
+        """After a load: fills what the loaded tensors do not share memory with, at once or by the moves returned."""
+        shards, moves = self.shards, []
+        for part in shards.state_parts:
+            matrices = shards.matrices(part)
+            where = part.shards(shards.sharding.shards)
+            if shards.env.pg is None and len(matrices) > 1:
+                whole: Tensor = part.matrix(entry[self.state_name(part)])
+                for position, matrix in matrices.items():
+                    matrix.copy_(whole[slice(*where[position].rows), slice(*where[position].cols)])
+            elif part.extent != "element" and not shards.sharding.replicated and len(where) > 1:
+                speakers = self._speakers(part)
+                held = {}
+                for number, (position, shard) in enumerate(speakers):
+                    if position in matrices:
+                        top = where[position].rows[0]
+                        held[number] = matrices[position][shard.rows[0] - top : shard.rows[1] - top]
+                moves.append(Move(part.dtype, [shard for _, shard in speakers], where, held, matrices))
+        return moves
+
+    def _speakers(self, part: Part) -> list[tuple[int, Any]]:
+        where = part.shards(self.shards.sharding.shards)
+        return list(enumerate(where)) if part.extent == "element" else owned(where)
+
+
+def _plain(part: Part, matrix: Tensor) -> Tensor:
+    return matrix if part.extent == "element" else matrix.view(-1)

@@ -1,6 +1,7 @@
 """DistributedModelParallel: embedding collections sharded, the dense rest replicated, in one call."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from recshard_lab.comm import ShardingEnv, broadcast_object
 from recshard_lab.comm.trace import record
 from recshard_lab.distributed.fused_optimizer import FusedOptimizer
+from recshard_lab.distributed.migrate import Bound, Resharded, agreed_plan, migrate
 from recshard_lab.distributed.reshard import move
 from recshard_lab.distributed.sharded_collections import ShardedCollection, unsharded_weights
 from recshard_lab.distributed.sharders import CollectionSharder, default_sharders
@@ -134,6 +136,57 @@ class DistributedModelParallel(nn.Module):
             for name, _ in collection.named_parameters()
         }
 
+    # ---- moving ----
+
+    def reshard(
+        self,
+        plan: ShardingPlan,
+        *,
+        max_extra_bytes: int | None = None,
+        optimizers: Sequence[torch.optim.Optimizer] | None = None,
+        park_dir: str | Path | None = None,
+    ) -> Resharded:
+        """Moves the tables to another plan while the model lives. All ranks must call it, between two steps.
+
+        Weights and optimizer states arrive bit for bit; only overlaps with other ranks' rectangles travel. Learning
+        rates, schedulers over ``fused_optimizer`` and the dense part go on as they are. Old kernels are freed.
+        Gradients of tables on the dense kernel are dropped; batches sent before must have been finished.
+
+        Args:
+            plan: the new plan, the same on every rank. Tables that it does not name stay where they lie.
+            max_extra_bytes: memory that a rank may need beyond the larger of what it held before and holds after.
+                When left out, new kernels are made beside the old: the smaller of both, and two messages of at
+                most 8 MB. Below that, what a rank holds waits in a file (``park_dir``), and two messages of half
+                of it are all the memory needed. States that torch optimizers keep about dense tables come on top.
+            optimizers: the torch optimizers over ``dense_parameters()``; needed when a table on the dense kernel
+                changes its place: parameters are exchanged in their groups, their states move as well.
+            park_dir: folder for that file, where it need not be the system's one for temporary files.
+
+        Returns:
+            Bytes moved, seconds, and the peak of extra memory.
+
+        Raises:
+            PlanError: a plan that cannot be, or that differs between ranks; nothing has moved.
+            ValueError: a kernel that cannot serve a table there, or too small a bound; nothing has moved.
+            OSError: the file cannot be written; nothing has moved.
+
+        >>> from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig, ParameterSharding, Shard
+        >>> table = EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])
+        >>> dmp = DistributedModelParallel(EmbeddingBagCollection([table]))
+        >>> halves = [Shard(0, (0, 5), (0, 4)), Shard(0, (5, 10), (0, 4))]
+        >>> dmp.reshard(ShardingPlan({"": {"t": ParameterSharding("custom", shards=halves)}})).bytes_moved
+        0
+        """
+        bound = Bound(max_extra_bytes, park_dir)
+        plan, changed = agreed_plan(plan, self.plan, self.collections, self.env, optimizers is not None, bound)
+        self.fused_optimizer.let_go()
+        try:
+            done = migrate(self.collections, changed, self.env, self.device, bound, optimizers or ())
+        finally:
+            self.fused_optimizer.bind(self.collections)
+        self.plan = plan
+        return done
+
     # ---- using ----
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -208,7 +261,7 @@ def _recorded_all_reduce(env: ShardingEnv, bucket: torch.distributed.GradBucket)
     size = _bytes(bucket.buffer())
     sent = [0] * env.world_size
     sent[(env.rank + 1) % env.world_size] = 2 * (env.world_size - 1) * size // env.world_size
-    record("all_reduce", "dense", sent, env)
+    record("all_reduce", "dense", tuple(sent))
     return allreduce_hook(env.pg, bucket)
 
 

@@ -107,12 +107,21 @@ class ShardedCollection(nn.Module):
             for position, table in enumerate(self.tables)
         }
         setattr(self, self.tables_name, nn.ModuleDict(held))
+        self.bind_dense()
+
+    def bind_dense(self) -> None:
+        """Tells the executor the parameters of tables on the dense kernel, each beside the kernel's own view."""
         self.executor.dense = [
             pair
             for table in self.table_shards().values()
             if table.sharding.compute_kernel == "dense"
             for pair in zip(table.parameters(), table.held.values(), strict=True)
         ]
+
+    def let_go(self) -> None:
+        """Frees the kernels; `place` makes new ones."""
+        del self.executor, self.layout
+        setattr(self, self.tables_name, nn.ModuleDict())
 
     def table_shards(self) -> dict[str, TableShards]:
         """Table name -> what this rank holds of it."""

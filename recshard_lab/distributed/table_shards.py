@@ -70,6 +70,21 @@ class TableShards(nn.Module):
             return self.held
         return {position: part.matrix(state[part.name]) for position, state in self.states.items()}
 
+    def keep(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Goes on with these parameter objects, which now show this module's weights."""
+        for (name, own), parameter in zip(list(self._parameters.items()), parameters, strict=True):
+            assert own is not None
+            parameter.grad = None
+            parameter.data = own.data
+            self._parameters[name] = parameter
+
+    def let_go(self) -> None:
+        """Frees the memory behind the parameters, whoever else knows them, and forgets the rest."""
+        for parameter in self.parameters():
+            parameter.grad = None
+            parameter.data = parameter.data.new_empty(0)
+        self.held, self.states = {}, {}
+
     @torch.no_grad()
     def reset_parameters(self, seed: int) -> None:
         """Draws this rank's part of the initial weights, the same numbers under every plan.
@@ -93,13 +108,10 @@ class TableShards(nn.Module):
         if self.sharding.replicated or (self.env.pg is None and len(self.held) == 1):
             destination[prefix + "weight"] = next(iter(self.held.values()))
         elif self.env.pg is None:
-            destination[prefix + "weight"] = self._joined()
+            destination[prefix + "weight"] = self.joined(self.parts()[0])
         else:
             destination[prefix + "weight"] = sharded_tensor(
-                self.sharding.shards,
-                self.held,
-                (self.config.num_embeddings, self.config.embedding_dim),
-                self.env,
+                self.sharding.shards, self.held, self.size, self.env, whole_dtype(self.config)
             )
 
     @torch.no_grad()
@@ -140,11 +152,12 @@ class TableShards(nn.Module):
                 if local.data_ptr() != weight.data_ptr():
                     weight.copy_(local)
 
-    def _joined(self) -> Tensor:
-        weight = next(iter(self.held.values()))
-        whole = weight.new_empty(self.config.num_embeddings, self.config.embedding_dim)
-        for shard, part in self.shards():
-            whole[slice(*shard.rows), slice(*shard.cols)] = part
+    def joined(self, part: Part) -> Tensor:
+        """A part of the whole table as one matrix, where all rectangles are on this rank. A copy."""
+        shards, matrices = part.shards(self.sharding.shards), self.matrices(part)
+        whole = next(iter(matrices.values())).new_empty(part.size(*self.size))
+        for position, matrix in matrices.items():
+            whole[slice(*shards[position].rows), slice(*shards[position].cols)] = matrix
         return whole
 
 
@@ -153,30 +166,46 @@ def whole_dtype(table: BaseEmbeddingConfig) -> torch.dtype:
     return TORCH_DTYPES[table.data_type]
 
 
-def sharded_tensor(shards: Sequence[Shard], held: Mapping[int, Tensor], size: tuple[int, int], env: ShardingEnv) -> Any:
-    """torch's own ``ShardedTensor`` over these rectangles, sharing memory with ``held``."""
+def sharded_tensor(
+    shards: Sequence[Shard],
+    held: Mapping[int, Tensor],
+    size: tuple[int, int],
+    env: ShardingEnv,
+    dtype: torch.dtype,
+    matrix: bool = True,
+) -> Any:
+    """torch's own ``ShardedTensor`` over these rectangles, sharing memory with ``held``.
+
+    Args:
+        shards: the rectangles, on all ranks.
+        held: position -> matrix, for those on this rank.
+        size: of the whole.
+        env: the ranks.
+        dtype: number format, also where nothing is held.
+        matrix: two axes; False shows a single column as one axis.
+    """
     from torch.distributed._shard.metadata import ShardMetadata
     from torch.distributed._shard.sharded_tensor.api import ShardedTensor
     from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
     from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
 
-    example = next(iter(held.values()), torch.empty(0))
-    kind = example.device.type
+    kind = next((tensor.device.type for tensor in held.values()), "cpu")
+    axes = 2 if matrix else 1
     metadata = [
         ShardMetadata(
-            shard_offsets=[shard.rows[0], shard.cols[0]],
-            shard_sizes=[shard.num_rows, shard.num_cols],
+            shard_offsets=[shard.rows[0], shard.cols[0]][:axes],
+            shard_sizes=[shard.num_rows, shard.num_cols][:axes],
             placement=f"rank:{shard.rank}/{kind}" if kind == "cpu" else f"rank:{shard.rank}/{kind}:{shard.rank}",
         )
         for shard in shards
     ]
-    local = [LocalShard(tensor, metadata[position]) for position, tensor in held.items()]
+    local = [LocalShard(tensor if matrix else tensor.view(-1), metadata[position]) for position, tensor in held.items()]
     return ShardedTensor._init_from_local_shards_and_global_metadata(
         local,
         ShardedTensorMetadata(
             shards_metadata=metadata,
-            size=torch.Size(size),
-            tensor_properties=TensorProperties(dtype=example.dtype, requires_grad=False),
+            size=torch.Size(size[:axes]),
+            tensor_properties=TensorProperties(dtype=dtype, requires_grad=False),
         ),
         process_group=env.pg,
     )

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from recshard_lab.embedding.kernels import TORCH_DTYPES, LookupKernel, RowNorms, Slot, register_kernel
+from recshard_lab.embedding.kernels.fresh_memory import zeros
 from recshard_lab.embedding.kernels.lanes import LaneGroups, Spans
 from recshard_lab.embedding.optimizers import (
     OptimizerSpec,
@@ -164,8 +165,8 @@ class NativeKernel(LookupKernel):
             lane_bases=[base[self.lane_slots[lane]] for lane in lanes],
             bounds=torch.tensor(bounds, device=self.device),
             full_dims=torch.tensor([slot.full_dim for slot in slots], device=self.device),
-            weight=torch.zeros(bounds[-1], dim, dtype=dtype, device=self.device),
-            state={n: torch.zeros(shape, dtype=wide, device=self.device) for n, shape in shapes.items()},
+            weight=zeros((bounds[-1], dim), dtype, self.device),
+            state={n: zeros(shape, wide, self.device) for n, shape in shapes.items()},
         )
 
     def weights(self) -> list[Tensor]:

@@ -1,0 +1,187 @@
+"""What ranks run in the tests of state: models trained, moved and looked into, as plain tensors."""
+
+import gc
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recshard_lab import (
+    DistributedModelParallel,
+    EmbeddingBagCollection,
+    EmbeddingBagCollectionSharder,
+    EmbeddingBagConfig,
+    EmbeddingCollectionSharder,
+    ShardingPlan,
+)
+from tests.distributed.jobs import Case, Model, batch_of, labels_of
+
+
+def build(case: Case, plan: str | None = None) -> DistributedModelParallel:
+    """The case's model under its plan or another one."""
+    fused = {"optimizer": case.optimizer, "learning_rate": case.learning_rate, "eps": case.eps}
+    sharders = [
+        EmbeddingBagCollectionSharder(fused_params=fused, backend=case.backend),
+        EmbeddingCollectionSharder(fused_params=fused, backend=case.backend),
+    ]
+    chosen = ShardingPlan.from_json(plan if plan is not None else case.plan)
+    return DistributedModelParallel(Model(case), device=case.device, plan=chosen, sharders=sharders)
+
+
+def train(dmp: DistributedModelParallel, dense: torch.optim.Optimizer, case: Case, steps: list[Any]) -> list[float]:
+    """Losses of some steps on this rank's part of the batches."""
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    losses = []
+    for ranks in steps:
+        global_batch = sum(len(next(iter(each.values()))) for each in ranks)
+        _, logits, _ = dmp(batch_of(ranks[rank], case.weighted).to(case.device))
+        dense.zero_grad()
+        summed = nn.functional.binary_cross_entropy_with_logits(logits, labels_of(ranks[rank]), reduction="sum")
+        (summed * world / global_batch).backward()
+        dense.step()
+        losses.append(float(summed.detach() / global_batch))
+    return losses
+
+
+def whole(value: Any) -> Tensor:
+    """A tensor, sharded or not, whole on every rank: put together from the ranks' own pieces."""
+    if not hasattr(value, "local_shards"):
+        return value.detach().cpu().clone()
+    told: list[Any] = [None] * torch.distributed.get_world_size()
+    local = [(tuple(s.metadata.shard_offsets), s.tensor.detach().cpu()) for s in value.local_shards()]
+    torch.distributed.all_gather_object(told, local)
+    joined = torch.full(tuple(value.metadata().size), float("nan"), dtype=value.dtype)
+    for offsets, piece in (entry for each in told for entry in each):
+        spot = tuple(slice(start, start + size) for start, size in zip(offsets, piece.shape, strict=True))
+        joined[spot] = piece
+    return joined
+
+
+def everything(dmp: DistributedModelParallel) -> dict[str, Tensor]:
+    """Weights and fused states, whole."""
+    found = {name: whole(value) for name, value in dmp.state_dict().items()}
+    for key, entry in dmp.fused_optimizer.state_dict()["state"].items():
+        found |= {f"{key}/{name}": whole(value) for name, value in entry.items()}
+    return found
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
+    """Names of what differs in any bit, or is on one side only."""
+    names = sorted(set(one) | set(other))
+    return [name for name in names if name not in one or name not in other or not torch.equal(one[name], other[name])]
+
+
+def scramble(dmp: DistributedModelParallel) -> None:
+    """Every weight and state becomes its own known number, copies alike."""
+    for number, collection in enumerate(dmp.collections.values()):
+        for place, shards in enumerate(collection.table_shards().values()):
+            for part_number, part in enumerate(shards.parts()):
+                rows, cols = part.size(*shards.size)
+                truth = torch.arange(rows * cols, dtype=torch.float64).view(rows, cols)
+                truth = (truth + 1000 * (number + place + part_number)) / 8192
+                where = part.shards(shards.sharding.shards)
+                for position, matrix in shards.matrices(part).items():
+                    matrix.copy_(truth[slice(*where[position].rows), slice(*where[position].cols)])
+
+
+def train_moving(case: Case, plans: list[str], first: int) -> tuple[list[str], list[float], list[float], dict, dict]:
+    """Trains, moves through the plans, trains on; and the same without moving.
+
+    Returns:
+        What changed in a move, losses moved, losses unmoved, state moved, state unmoved.
+    """
+    wrong: list[str] = []
+    results = []
+    for moving in (True, False):
+        dmp = build(case)
+        dense = torch.optim.Adagrad(dmp.dense_parameters(), lr=case.learning_rate)
+        schedule = torch.optim.lr_scheduler.StepLR(dmp.fused_optimizer, step_size=1, gamma=0.9)
+        losses = train(dmp, dense, case, case.steps[:first])
+        schedule.step()
+        if moving:
+            for plan in plans:
+                before = everything(dmp)
+                dmp.reshard(ShardingPlan.from_json(plan), optimizers=[dense])
+                wrong += same(before, everything(dmp))
+        losses += train(dmp, dense, case, case.steps[first:])
+        results.append((losses, everything(dmp)))
+    return wrong, results[0][0], results[1][0], results[0][1], results[1][1]
+
+
+def move_scrambled(case: Case, plans: list[str], bound: int | None) -> tuple[list[str], list[int], list[int]]:
+    """Known numbers through some plans: (what differs afterwards, bytes moved, peaks)."""
+    dmp = build(case)
+    scramble(dmp)
+    truth = everything(dmp)
+    wrong, moved, peaks = [], [], []
+    for plan in plans:
+        done = dmp.reshard(ShardingPlan.from_json(plan), max_extra_bytes=bound, optimizers=[])
+        moved.append(done.bytes_moved)
+        peaks.append(done.peak_extra_bytes)
+        wrong += same(truth, everything(dmp))
+    return wrong, moved, peaks
+
+
+def refused(case: Case, plans: list[str | None]) -> tuple[str, list[str]]:
+    """The error of a plan for each rank, and what it changed nevertheless."""
+    dmp = build(case)
+    before = everything(dmp)
+    text = plans[torch.distributed.get_rank() % len(plans)]
+    try:
+        dmp.reshard(ShardingPlan.from_json(text or case.plan))
+    except ValueError as error:
+        return f"{type(error).__name__}: {error}", same(before, everything(dmp))
+    return "", []
+
+
+def old_kernels_left(case: Case, plan: str, bound: int | None) -> int:
+    """How many of the kernels before a move are alive after it."""
+    dmp = build(case)
+    old = [weakref.ref(g.kernel) for c in dmp.collections.values() for g in c.executor.lookup.groups]
+    dmp.reshard(ShardingPlan.from_json(plan), max_extra_bytes=bound)
+    gc.collect()
+    return sum(kernel() is not None for kernel in old)
+
+
+class _Sampler(threading.Thread):
+    """The largest anonymous memory of this process while it runs."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.peak, self.over = 0, threading.Event()
+
+    @staticmethod
+    def now() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(line.split()[1] for line in lines if line.startswith("RssAnon")))
+
+    def run(self) -> None:
+        while not self.over.is_set():
+            self.peak = max(self.peak, self.now())
+            time.sleep(0.001)
+
+
+def measured_peak(plans: list[str], rows: int, bound: int | None) -> tuple[int, int, int]:
+    """(peak of anonymous memory in a move beyond before, what was reported, bytes held before)."""
+    tables = [
+        EmbeddingBagConfig(name=f"t{n}", num_embeddings=rows, embedding_dim=64, feature_names=[f"f{n}"])
+        for n in range(4)
+    ]
+    dmp = DistributedModelParallel(
+        EmbeddingBagCollection(tables=tables, device=torch.device("meta")),
+        plan=ShardingPlan.from_json(plans[0]),
+        sharders=[EmbeddingBagCollectionSharder({"optimizer": "exact_row_wise_adagrad"}, backend="native")],
+    )
+    dmp.reshard(ShardingPlan.from_json(plans[0]), max_extra_bytes=bound)  # imports are no part of it
+    held = dmp.memory_bytes()
+    gc.collect()
+    before, sampler = _Sampler.now(), _Sampler()
+    sampler.start()
+    done = dmp.reshard(ShardingPlan.from_json(plans[1]), max_extra_bytes=bound)
+    sampler.over.set()
+    sampler.join()
+    return sampler.peak - before, done.peak_extra_bytes, held["weights"] + held["optimizer_state"]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.fx import wrap
 from torch.nn import functional
 
 from recshard_lab.embedding.configs import (
@@ -21,8 +22,9 @@ from recshard_lab.embedding.configs import (
     check_tables,
     embedding_names_by_table,
 )
-from recshard_lab.embedding.inputs import check_ids, check_weights, feature_of, to_samples
+from recshard_lab.embedding.inputs import check_weights, feature_of, to_samples
 from recshard_lab.embedding.kernels import TORCH_DTYPES
+from recshard_lab.embedding.out_of_range import OutOfRange, put_back
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 
@@ -37,6 +39,8 @@ class EmbeddingBagCollection(nn.Module):
         is_weighted: multiply each row by its id's weight first. SUM gives ``sum(w * row)``, MEAN
             ``sum(w * row) / number of ids``. When False, weights in a batch are not read.
         device: where the parameters live; ``"meta"`` allocates nothing.
+        out_of_range: what becomes of ids that are no rows: ``"error"``, ``"clamp"`` to the nearest row, ``"ignore"``:
+            they add nothing and are given no gradient, while a MEAN still divides by the bag's length.
 
     Raises:
         ValueError: tables that cannot be held together, or a number format that cannot be trained.
@@ -54,8 +58,11 @@ class EmbeddingBagCollection(nn.Module):
         tables: Sequence[EmbeddingBagConfig],
         is_weighted: bool = False,
         device: torch.device | str | None = None,
+        *,
+        out_of_range: str = "error",
     ) -> None:
         super().__init__()
+        self._policy = OutOfRange(out_of_range)
         check_tables(tables)
         check_pooling(tables)
         self._tables = list(tables)
@@ -88,29 +95,12 @@ class EmbeddingBagCollection(nn.Module):
         """
         keys, pooled = [], []
         for table, names in zip(self._tables, self._names, strict=True):
+            weight, mean = self._weight(table), table.pooling is PoolingType.MEAN
             for feature, name in zip(table.feature_names, names, strict=True):
                 keys.append(name)
-                pooled.append(self._pool(table, feature, features))
-        return KeyedTensor(keys, [part.shape[1] for part in pooled], torch.cat(pooled, dim=1))
-
-    def _pool(self, table: EmbeddingBagConfig, feature: str, features: KeyedJaggedTensor) -> Tensor:
-        bags = feature_of(features, feature, table)
-        ids, lengths = bags.values(), bags.lengths()
-        check_ids(ids, lengths, feature, table)
-        weights = check_weights(bags.weights_or_none(), [feature]) if self._is_weighted else None
-        weight = self._weight(table)
-        wide = torch.promote_types(weight.dtype, torch.float32)
-        pooled = functional.embedding_bag(
-            ids.long(),
-            weight.to(wide),
-            functional.pad(lengths.cumsum(0), (1, 0)),
-            mode="sum",
-            per_sample_weights=None if weights is None else weights.to(wide),
-            include_last_offset=True,
-        )
-        if table.pooling is PoolingType.MEAN:
-            pooled = pooled / lengths.clamp(min=1).unsqueeze(1)
-        return to_samples(pooled, features, feature)
+                pooled.append(_pool(features, feature, table.name, weight, mean, self._is_weighted, self._policy))
+        dims = [table.embedding_dim for table in self._tables for _ in table.feature_names]
+        return KeyedTensor(keys, dims, torch.cat(pooled, dim=1))
 
     def reset_parameters(self) -> None:
         """Draws every table anew: ``init_fn`` if given, else uniform in ``[weight_init_min, weight_init_max]``."""
@@ -125,6 +115,15 @@ class EmbeddingBagCollection(nn.Module):
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables, in order."""
         return self._tables
+
+    def out_of_range_count(self) -> int:
+        """Ids met so far that were no rows of their table, under ``"clamp"`` and ``"ignore"``."""
+        return self._policy.count()
+
+    @property
+    def out_of_range(self) -> str:
+        """What becomes of ids that are no rows."""
+        return self._policy.policy
 
     def is_weighted(self) -> bool:
         """Whether batches must carry weights."""
@@ -145,7 +144,9 @@ class EmbeddingCollection(nn.Module):
     Args:
         tables: the tables.
         device: where the parameters live; ``"meta"`` allocates nothing.
-        need_indices: put the ids into the outputs' weights.
+        need_indices: put the ids into the outputs' weights, as they were given.
+        out_of_range: what becomes of ids that are no rows, as of `EmbeddingBagCollection`; an ignored one is a row
+            of zeros.
 
     Raises:
         ValueError: tables that cannot be held together, or a number format that cannot be trained.
@@ -163,8 +164,11 @@ class EmbeddingCollection(nn.Module):
         tables: Sequence[EmbeddingConfig],
         device: torch.device | str | None = None,
         need_indices: bool = False,
+        *,
+        out_of_range: str = "error",
     ) -> None:
         super().__init__()
+        self._policy = OutOfRange(out_of_range)
         check_tables(tables)
         self._tables = list(tables)
         self._need_indices = need_indices
@@ -193,12 +197,7 @@ class EmbeddingCollection(nn.Module):
         for table, names in zip(self._tables, self._names, strict=True):
             weight = self._weight(table)
             for feature, name in zip(table.feature_names, names, strict=True):
-                bags = feature_of(features, feature, table)
-                ids, lengths = bags.values(), bags.lengths()
-                check_ids(ids, lengths, feature, table)
-                wide = torch.promote_types(weight.dtype, torch.float32)
-                rows = functional.embedding(ids.long(), weight.to(wide))
-                outputs[name] = JaggedTensor(rows, weights=ids if self._need_indices else None, lengths=lengths)
+                outputs[name] = _rows(features, feature, table.name, weight, self._need_indices, self._policy)
         return outputs
 
     def reset_parameters(self) -> None:
@@ -210,6 +209,15 @@ class EmbeddingCollection(nn.Module):
         weight = self.embeddings[table.name].weight
         assert isinstance(weight, Tensor)
         return weight
+
+    def out_of_range_count(self) -> int:
+        """Ids met so far that were no rows of their table, under ``"clamp"`` and ``"ignore"``."""
+        return self._policy.count()
+
+    @property
+    def out_of_range(self) -> str:
+        """What becomes of ids that are no rows."""
+        return self._policy.policy
 
     def need_indices(self) -> bool:
         """Whether outputs carry their ids as weights."""
@@ -238,6 +246,46 @@ class EmbeddingCollection(nn.Module):
     def device(self) -> torch.device:
         """Where the parameters live."""
         return next(self.parameters()).device
+
+
+@wrap  # one node in an fx graph
+def _pool(
+    features: KeyedJaggedTensor,
+    feature: str,
+    table: str,
+    weight: Tensor,
+    mean: bool,
+    weighted: bool,
+    policy: OutOfRange,
+) -> Tensor:
+    """One feature's pooled rows ``[B, D]``, summed in fp32 or better."""
+    given = feature_of(features, feature, table)
+    bags, _ = policy.fit(given, feature, table, weight.shape[0])
+    per_id = check_weights(bags.weights_or_none(), [feature]) if weighted else None
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    pooled = functional.embedding_bag(
+        bags.values().long(),
+        weight.to(wide),
+        functional.pad(bags.lengths().cumsum(0), (1, 0)),
+        mode="sum",
+        per_sample_weights=None if per_id is None else per_id.to(wide),
+        include_last_offset=True,
+    )
+    if mean:
+        pooled = pooled / given.lengths().clamp(min=1).unsqueeze(1)
+    return to_samples(pooled, features, feature)
+
+
+@wrap
+def _rows(
+    features: KeyedJaggedTensor, feature: str, table: str, weight: Tensor, need_indices: bool, policy: OutOfRange
+) -> JaggedTensor:
+    """One feature's rows ``[N, D]``, in fp32 or better."""
+    given = feature_of(features, feature, table)
+    bags, kept = policy.fit(given, feature, table, weight.shape[0])
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    rows = put_back(functional.embedding(bags.values().long(), weight.to(wide)), kept, given.values().shape[0])
+    return JaggedTensor._unchecked(rows, given.values() if need_indices else None, given.lengths())
 
 
 def check_pooling(tables: Sequence[EmbeddingBagConfig]) -> None:

@@ -18,9 +18,10 @@ from recshard_lab.embedding.configs import (
     check_tables,
     embedding_names_by_table,
 )
-from recshard_lab.embedding.inputs import check_ids, check_weights, feature_of, to_most_bags, to_samples
+from recshard_lab.embedding.inputs import check_weights, feature_of, to_most_bags, to_samples
 from recshard_lab.embedding.kernels import LookupKernel, Slot, choose_kernel
 from recshard_lab.embedding.optimizers import EmbOptimType, OptimizerSpec
+from recshard_lab.embedding.out_of_range import OutOfRange
 from recshard_lab.sparse import KeyedJaggedTensor, KeyedTensor
 
 
@@ -37,6 +38,7 @@ class FusedEmbeddingBagCollection(nn.Module):
         is_weighted: as of `EmbeddingBagCollection`; the weights get gradients if they ask for them.
         device: where tables and optimizer states live.
         backend: kernel by name; None takes the preferred one that can do it.
+        out_of_range: what becomes of ids that are no rows, as of `EmbeddingBagCollection`.
 
     Raises:
         ValueError: an optimizer or argument without a fused twin, a backend that refuses, tables that do not fit
@@ -60,8 +62,10 @@ class FusedEmbeddingBagCollection(nn.Module):
         is_weighted: bool = False,
         device: torch.device | str | None = None,
         backend: str | None = None,
+        out_of_range: str = "error",
     ) -> None:
         super().__init__()
+        self._policy = OutOfRange(out_of_range)
         check_tables(tables)
         check_pooling(tables)
         self._tables = list(tables)
@@ -120,9 +124,11 @@ class FusedEmbeddingBagCollection(nn.Module):
         Raises:
             ValueError: a feature, the weights or inverse indices are missing, or an id is no row of its table.
         """
-        bags = [feature_of(features, feature, table) for table, feature in self._lanes]
-        for (table, feature), bag in zip(self._lanes, bags, strict=True):
-            check_ids(bag.values(), bag.lengths(), feature, table)
+        given = [feature_of(features, feature, table.name) for table, feature in self._lanes]
+        bags = [
+            self._policy.fit(bag, feature, table.name, table.num_embeddings)[0]
+            for (table, feature), bag in zip(self._lanes, given, strict=True)
+        ]
         weights = None
         if self._is_weighted:
             keys = [feature for _, feature in self._lanes]
@@ -131,7 +137,7 @@ class FusedEmbeddingBagCollection(nn.Module):
         ids = torch.cat([bag.values() for bag in bags])
         offsets = nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0))
         pooled = _Lookup.apply(self._anchor, weights, ids, offsets, self._kernel)
-        pooled = self._mean(pooled, lengths)
+        pooled = self._mean(pooled, to_most_bags([bag.lengths() for bag in given]))
         if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
             parts = zip(self._lanes, pooled.split(self._dims, dim=1), strict=True)
             pooled = torch.cat([to_samples(part, features, feature) for (_, feature), part in parts], dim=1)
@@ -169,6 +175,10 @@ class FusedEmbeddingBagCollection(nn.Module):
     def is_weighted(self) -> bool:
         """Whether batches must carry weights."""
         return self._is_weighted
+
+    def out_of_range_count(self) -> int:
+        """Ids met so far that were no rows of their table, under ``"clamp"`` and ``"ignore"``."""
+        return self._policy.count()
 
     @property
     def backend(self) -> str:

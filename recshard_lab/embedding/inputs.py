@@ -4,53 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor
 from recshard_lab.sparse.variable_batch import inverse_of
 
 
-def feature_of(features: KeyedJaggedTensor, feature: str, table: BaseEmbeddingConfig) -> JaggedTensor:
-    """One feature of a batch.
+def feature_of(features: KeyedJaggedTensor, feature: str, table: str) -> JaggedTensor:
+    """One feature of a batch, for the table of that name.
 
     Raises:
         ValueError: the batch does not have it.
     """
+    if not isinstance(features, KeyedJaggedTensor):
+        raise ValueError(f"a collection takes a KeyedJaggedTensor, got {type(features).__name__}")
     keys = features.keys()
     if feature not in keys:
         raise ValueError(
-            f"feature {feature!r} of table {table.name!r} is not in the batch, whose keys are {keys}: "
+            f"feature {feature!r} of table {table!r} is not in the batch, whose keys are {keys}: "
             f"add it, with lengths 0 for samples without ids"
         )
     return features[feature]
-
-
-def check_ids(ids: Tensor, lengths: Tensor, feature: str, table: BaseEmbeddingConfig) -> None:
-    """Refuses ids that are no rows of the table.
-
-    Args:
-        ids: ``[N]``.
-        lengths: ``[B]``, to name the sample.
-
-    Raises:
-        ValueError: ids that are not integers, or one outside ``[0, num_embeddings)``, with its feature and sample.
-    """
-    if ids.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"feature {feature!r}: ids must be int32 or int64, got {ids.dtype}: use values.long()")
-    if ids.numel() == 0:
-        return
-    low, high = ids.aminmax()
-    if int(low) >= 0 and int(high) < table.num_embeddings:
-        return
-    place = int(((ids < 0) | (ids >= table.num_embeddings)).nonzero()[0])
-    sample = int(torch.searchsorted(lengths.cumsum(0), place, right=True))
-    raise ValueError(
-        f"feature {feature!r}, sample {sample}: id {int(ids[place])} is not a row of table {table.name!r}, which has "
-        f"ids 0 to {table.num_embeddings - 1}: fix the id, or raise num_embeddings"
-    )
 
 
 def to_samples(pooled: Tensor, features: KeyedJaggedTensor, feature: str) -> Tensor:

@@ -7,8 +7,9 @@ Shape letters: B batch, F features, N ids.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +35,8 @@ def check_values(values: Tensor, weights: Tensor | None) -> None:
     """Values are a tensor `[N, ...]`; weights have one entry for each value, on the same device."""
     if not isinstance(values, Tensor) or values.dim() == 0:
         raise ValueError(f"values must be a tensor of at least one dimension, got {_what(values)}")
+    if values.layout is not torch.strided:
+        raise ValueError(f"values must be an ordinary (strided) tensor, got {values.layout}: use values.to_dense()")
     if weights is None:
         return
     if not isinstance(weights, Tensor) or weights.dim() == 0:
@@ -62,13 +65,14 @@ def check_integers(name: str, tensor: Tensor | None, values: Tensor) -> Tensor |
 def check_lengths(lengths: Tensor, values: Tensor, keys: Sequence[str] | None, stride: Stride) -> list[int]:
     """Ids of each feature `[F]`, after checking that no length is negative and they sum to N. CPU only."""
     per_key = sums_per_key(lengths, len(keys or ()), stride)
-    if lengths.numel() and int(lengths.min()) < 0:
+    low, high = torch.stack(lengths.aminmax()).tolist() if lengths.numel() else (0, 0)
+    if low < 0:
         place = int((lengths.reshape(-1) < 0).nonzero()[0])
         raise ValueError(
             f"negative length {int(lengths.reshape(-1)[place])} at {_where(place, keys, stride)}: "
             f"an empty bag has length 0"
         )
-    total = sum(per_key)
+    total = sum(per_key) if high <= values.shape[0] else sum(lengths.reshape(-1).tolist())  # sums wrap around
     if total != values.shape[0]:
         raise ValueError(
             f"lengths sum to {total}, but values has {values.shape[0]}" + _run_over(lengths, values, keys, stride)
@@ -121,6 +125,8 @@ def check_keys(keys: Sequence[str]) -> list[str]:
     """The keys as a list of strings."""
     if isinstance(keys, str):
         raise ValueError(f"keys must be a list of strings, got the string {keys!r}: use [{keys!r}]")
+    if not isinstance(keys, Iterable):
+        raise ValueError(f"keys must be a list of strings, got {_what(keys)}")
     keys = keys if isinstance(keys, list) else list(keys)
     for place, key in enumerate(keys):
         if not isinstance(key, str):
@@ -152,6 +158,34 @@ def check_count(name: str, value: object) -> int:
     if not isinstance(value, int | torch.SymInt) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{name} must be a whole number of at least 0, got {value!r}")
     return int(value) if isinstance(value, int) else value  # type: ignore[return-value]
+
+
+def check_list(name: str, given: Any) -> list[Any]:
+    """A list, from any sequence but a string."""
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise ValueError(f"{name} must be a list, got {_what(given)}")
+    return given if isinstance(given, list) else list(given)
+
+
+def check_all(name: str, given: Any, kind: type) -> list[Any]:
+    """A list whose entries are all of one kind."""
+    given = check_list(name, given)
+    for place, entry in enumerate(given):
+        if not isinstance(entry, kind):
+            raise ValueError(f"{name}[{place}] must be a {kind.__name__}, got {_what(entry)}")
+    return given
+
+
+def check_twin(tensor: Any, numbers: list[int], device: torch.device) -> None:
+    """A tensor that holds the same whole numbers as a list, on the device where it is used."""
+    if not isinstance(tensor, Tensor) or tensor.dtype not in (torch.int32, torch.int64) or tensor.dim() != 1:
+        raise ValueError(f"indices_tensor must be [n] of int32 or int64, got {_what(tensor)}")
+    if tensor.numel() != len(numbers):
+        raise ValueError(f"indices_tensor has {tensor.numel()} entries for {len(numbers)} indices")
+    if tensor.device != device:
+        raise ValueError(f"indices_tensor is on {tensor.device}, but values is on {device}: move it")
+    if readable(tensor) and tensor.tolist() != numbers:
+        raise ValueError(f"indices_tensor {tensor.tolist()} and indices {numbers} differ: give the same order twice")
 
 
 def _where(place: int, keys: Sequence[str] | None, stride: Stride) -> str:

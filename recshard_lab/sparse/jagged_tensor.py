@@ -17,7 +17,7 @@ from torch import Tensor
 
 from recshard_lab.sparse import checks, drawing
 from recshard_lab.sparse.pytree import register
-from recshard_lab.sparse.storage import Device, JaggedStorage
+from recshard_lab.sparse.storage import Device, JaggedStorage, moved, pinned
 
 
 class JaggedTensor(JaggedStorage):
@@ -105,6 +105,18 @@ class JaggedTensor(JaggedStorage):
         )
 
     @staticmethod
+    def empty_like(jt: JaggedTensor, device: torch.device | None = None) -> JaggedTensor:
+        """Without a device: no bags, of the types of `jt`. With one: buffers of its shapes there, to `copy_` into.
+
+        >>> JaggedTensor.empty_like(JaggedTensor(torch.tensor([1.5]), lengths=torch.tensor([1]))).values()
+        tensor([])
+        """
+        if device is not None:
+            return jt._apply(lambda tensor: torch.empty_like(tensor, device=device))
+        weights = None if jt._weights is None else jt._weights[:0]
+        return JaggedTensor._unchecked(jt._values[:0], weights, jt.lengths()[:0])
+
+    @staticmethod
     def from_dense_lengths(values: Tensor, lengths: Tensor, weights: Tensor | None = None) -> JaggedTensor:
         """From padded rows: the first `lengths[b]` entries of row b.
 
@@ -116,6 +128,9 @@ class JaggedTensor(JaggedStorage):
         >>> JaggedTensor.from_dense_lengths(torch.tensor([[1, 2], [3, 0]]), torch.tensor([2, 1])).values()
         tensor([1, 2, 3])
         """
+        checks.check_values(values, None)
+        if checks.check_integers("lengths", lengths, values) is None:
+            raise ValueError("lengths must be a tensor of integers, got None")
         if values.dim() < 2 or lengths.dim() != 1 or lengths.shape[0] != values.shape[0]:
             raise ValueError(
                 f"values must be [B, L] and lengths [B], got {list(values.shape)} and {list(lengths.shape)}"
@@ -142,8 +157,15 @@ class JaggedTensor(JaggedStorage):
         >>> JaggedTensor.from_dense([torch.tensor([1, 2]), torch.tensor([3])]).lengths()
         tensor([2, 1], dtype=torch.int32)
         """
-        if not values:
+        if not checks.check_all("values", values, Tensor):
             raise ValueError("values is an empty list: use JaggedTensor.empty() for no bags")
+        for bags in (values, checks.check_all("weights", weights, Tensor) if weights is not None else []):
+            for row, bag in enumerate(bags):
+                if bag.dim() == 0 or bag.shape[1:] != bags[0].shape[1:] or bag.device != values[0].device:
+                    raise ValueError(
+                        f"bags must be [n] or [n, D] with one D, on one device; number {row} is {list(bag.shape)} on "
+                        f"{bag.device}, the first {list(bags[0].shape)} on {values[0].device}"
+                    )
         sizes = [bag.shape[0] for bag in values]
         if weights is not None and [bag.shape[0] for bag in weights] != sizes:
             raise ValueError(
@@ -153,6 +175,19 @@ class JaggedTensor(JaggedStorage):
         joined = torch.cat(values)
         lengths = torch.tensor(sizes, dtype=torch.int32, device=joined.device)
         return JaggedTensor(joined, None if weights is None else torch.cat(weights), lengths)
+
+    def validate(self) -> JaggedTensor:
+        """Looks at every number, on any device, as the constructor does on CPU; returns itself.
+
+        Raises:
+            ValueError: lengths that are negative or do not sum to N, offsets that fall; says at which row.
+        """
+        checks.check_values(self._values, self._weights)
+        if self._values.is_meta:
+            raise ValueError("tensors on 'meta' hold no numbers to validate")
+        host = {name.lstrip("_"): t.cpu() for name, t in self._tensors().items() if name in ("_lengths", "_offsets")}
+        JaggedTensor(torch.empty(self._values.shape[0]), **host)
+        return self
 
     def to_dense(self) -> list[Tensor]:
         """One tensor a bag, views of the values."""
@@ -190,6 +225,8 @@ class JaggedTensor(JaggedStorage):
             width = int(lengths.max()) if num_bags else 0
         else:
             width = checks.check_count("desired_length", desired_length)
+        if not isinstance(padding_value, int | float):
+            raise ValueError(f"padding_value must be a number, got {padding_value!r}")
         if not source.is_floating_point() and padding_value != int(padding_value):
             raise ValueError(f"padding_value {padding_value} does not fit {source.dtype} values: use a whole number")
         fill = padding_value if source.is_floating_point() else int(padding_value)
@@ -205,11 +242,11 @@ class JaggedTensor(JaggedStorage):
 
     def to(self, device: Device, non_blocking: bool = False) -> JaggedTensor:
         """The same on another device."""
-        return self._apply(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        return self._apply(lambda tensor: moved(tensor, device, non_blocking))
 
     def pin_memory(self) -> JaggedTensor:
         """The same in pinned host memory, from which a copy to a GPU can run beside computation."""
-        return self._apply(lambda tensor: tensor.pin_memory())
+        return self._apply(pinned)
 
     def _apply(self, move: Callable[[Tensor], Tensor]) -> JaggedTensor:
         return JaggedTensor._unchecked(**{name.lstrip("_"): move(tensor) for name, tensor in self._tensors().items()})

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from recshard_lab.sparse import checks
 from recshard_lab.sparse.keyed_storage import KeyedStorage
-from recshard_lab.sparse.storage import Device
+from recshard_lab.sparse.storage import Device, moved, pinned
 
 
 class KeyedArrangement(KeyedStorage):
@@ -33,6 +33,7 @@ class KeyedArrangement(KeyedStorage):
         >>> [part.keys() for part in kjt.split([1, 0, 1])]
         [['a'], [], ['b']]
         """
+        segments = checks.check_list("segments", segments)
         for segment in segments:
             checks.check_count("each of segments", segment)
         if sum(segments) != len(self._keys):
@@ -71,11 +72,12 @@ class KeyedArrangement(KeyedStorage):
         >>> kjt.permute([1, 0]).values()
         tensor([2, 3, 1])
         """
+        indices = checks.check_list("indices", indices)
         for index in indices:
-            if not isinstance(index, int) or not 0 <= index < len(self._keys):
+            if not isinstance(index, int | torch.SymInt) or not 0 <= index < len(self._keys):
                 raise ValueError(f"index {index} in permute({indices}) is not one of 0 to {len(self._keys) - 1}")
-        if indices_tensor is not None and indices_tensor.numel() != len(indices):
-            raise ValueError(f"indices_tensor has {indices_tensor.numel()} entries for {len(indices)} indices")
+        if indices_tensor is not None:
+            checks.check_twin(indices_tensor, indices, self.device())
         offsets, counts = self.offset_per_key(), self.length_per_key()
         slices = [(offsets[index], offsets[index + 1]) for index in indices] or [(0, 0)]
         return type(self)._unchecked(
@@ -109,14 +111,16 @@ class KeyedArrangement(KeyedStorage):
 
     def pin_memory(self) -> Self:
         """The same in pinned host memory, from which a copy to a GPU can run beside computation."""
-        return self._apply(lambda tensor: tensor.pin_memory())
+        return self._apply(pinned)
 
     def to(self, device: Device, non_blocking: bool = False, dtype: torch.dtype | None = None) -> Self:
         """The same on another device; `dtype` is for the weights."""
-        moved = self._apply(lambda tensor: tensor.to(device, non_blocking=non_blocking))
-        if dtype is not None and moved._weights is not None:
-            moved._weights = moved._weights.to(dtype)
-        return moved
+        there = self._apply(lambda tensor: moved(tensor, device, non_blocking))
+        if dtype is not None and there._weights is not None:
+            if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+                raise ValueError(f"dtype is that of the weights, such as torch.float32, got {dtype!r}")
+            there._weights = there._weights.to(dtype)
+        return there
 
     def _apply(self, move: Callable[[Tensor], Tensor]) -> Self:
         tensors = {name.lstrip("_"): move(tensor) for name, tensor in self._tensors().items()}

@@ -150,6 +150,8 @@ def all_or_none(weighted: Sequence[bool], names: Sequence[str]) -> bool:
 
 def join(name: str, tensors: list[Tensor]) -> Tensor:
     """One after the other; refuses integers beside floats, which would turn ids into floats."""
+    if torch.compiler.is_compiling():  # sizes are not known yet
+        return torch.cat(tensors)
     filled = [tensor for tensor in tensors if tensor.numel()]
     if len({tensor.is_floating_point() for tensor in filled}) > 1:
         raise ValueError(

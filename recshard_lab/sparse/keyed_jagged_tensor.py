@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import wrap
+from torch.nn import functional
 
 from recshard_lab.sparse import checks, drawing, keyed_checks, variable_batch
 from recshard_lab.sparse.jagged_tensor import JaggedTensor
@@ -171,20 +173,7 @@ class KeyedJaggedTensor(KeyedArrangement):
         >>> KeyedJaggedTensor.from_jt_dict({"a": bags, "b": bags}).lengths()
         tensor([0, 2, 0, 2])
         """
-        if not jt_dict:
-            raise ValueError("jt_dict is empty: use KeyedJaggedTensor.empty() for a batch without features")
-        keys, parts = list(jt_dict), list(jt_dict.values())
-        strides = [part.lengths().shape[0] for part in parts]
-        weighted = keyed_checks.all_or_none([part.weights_or_none() is not None for part in parts], keys)
-        return KeyedJaggedTensor._unchecked(
-            keys=keys,
-            values=keyed_checks.join("values", [part.values() for part in parts]),
-            weights=keyed_checks.join("weights", [part.weights() for part in parts]) if weighted else None,
-            lengths=torch.cat([part.lengths() for part in parts]),
-            stride=max(strides),
-            length_per_key=[part.values().shape[0] for part in parts],
-            strides=[[bags] for bags in strides] if len(set(strides)) > 1 else None,
-        )
+        return _from_jt_dict(jt_dict)
 
     @staticmethod
     def concat(kjt_list: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
@@ -194,26 +183,7 @@ class KeyedJaggedTensor(KeyedArrangement):
         >>> KeyedJaggedTensor.concat([kjt, kjt.permute([])]).keys()
         ['a']
         """
-        if not kjt_list:
-            raise ValueError("kjt_list is empty: give at least one KeyedJaggedTensor")
-        strides = keyed_checks.common_strides(kjt_list)
-        inverse_keys, inverse = keyed_checks.common_inverse(kjt_list)
-        names = [f"kjt_list[{place}]" for place in range(len(kjt_list))]
-        weighted = keyed_checks.all_or_none([kjt.weights_or_none() is not None for kjt in kjt_list], names)
-        counts: list[int] | None = []
-        for kjt in kjt_list:
-            counts = None if counts is None or kjt._length_per_key is None else counts + kjt._length_per_key
-        return KeyedJaggedTensor._unchecked(
-            keys=[key for kjt in kjt_list for key in kjt._keys],
-            values=keyed_checks.join("values", [kjt._values for kjt in kjt_list]),
-            weights=keyed_checks.join("weights", [kjt.weights() for kjt in kjt_list]) if weighted else None,
-            lengths=torch.cat([kjt.lengths().reshape(-1) for kjt in kjt_list]),
-            stride=max(kjt.stride() for kjt in kjt_list),
-            length_per_key=counts,
-            strides=strides,
-            inverse=inverse,
-            inverse_keys=inverse_keys,
-        )
+        return _concat(kjt_list)
 
     @staticmethod
     def empty(
@@ -233,15 +203,47 @@ class KeyedJaggedTensor(KeyedArrangement):
         )
 
     @staticmethod
-    def empty_like(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """No features, but the types, device and samples of `kjt`."""
-        return kjt.permute([])
+    def empty_like(kjt: KeyedJaggedTensor, device: torch.device | None = None) -> KeyedJaggedTensor:
+        """Without a device: no features, but the types, device and samples of `kjt`.
+
+        With one: its keys and counts, and buffers of its shapes on that device, to `copy_` into.
+        """
+        return _empty_like(kjt, device)
+
+    def copy_(self, kjt: KeyedJaggedTensor, non_blocking: bool = False) -> KeyedJaggedTensor:
+        """Overwrites the tensors held here, in place, with those of a batch of the same keys and shapes.
+
+        Raises:
+            ValueError: other keys or samples, shapes that differ, weights or inverse indices in only one of the two.
+        """
+        if isinstance(kjt, KeyedJaggedTensor) and (kjt._keys != self._keys or kjt.stride() != self.stride()):
+            raise ValueError(
+                f"copy_ needs the same keys and samples, here {self._keys} x {self.stride()}, "
+                f"given {kjt._keys} x {kjt.stride()}"
+            )
+        super().copy_(kjt, non_blocking)
+        self._strides, self._stride_per_key = kjt._strides, kjt._stride_per_key
+        self._inverse_keys = kjt._inverse_keys
+        self._length_per_key, self._offset_per_key = kjt._length_per_key, kjt._offset_per_key
+        self._jt_dict = None
+        return self
+
+    def validate(self) -> KeyedJaggedTensor:
+        """Looks at everything, on any device, as the constructor does on CPU, and at repeated keys; returns itself.
+
+        Raises:
+            ValueError: naming the feature and the sample that are wrong; see `validate_keyed_jagged_tensor`.
+        """
+        from recshard_lab.sparse.validator import validate_keyed_jagged_tensor
+
+        validate_keyed_jagged_tensor(self)
+        return self
 
     # -- read ---------------------------------------------------------------------------------------
 
     def __getitem__(self, key: str) -> JaggedTensor:
         """One feature's bags, as views. An unknown key raises an error that is KeyError and ValueError."""
-        place = self.index_per_key().get(key)
+        place = self.index_per_key().get(key) if isinstance(key, str) else None
         if place is None:
             raise checks.unknown_key(key, self._keys)
         lower, upper = self.offset_per_key()[place : place + 2]
@@ -255,10 +257,23 @@ class KeyedJaggedTensor(KeyedArrangement):
             self.lengths().reshape(-1)[first:last],
         )
 
-    def to_dict(self) -> dict[str, JaggedTensor]:
-        """Every feature's bags by name, as views."""
+    def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
+        """Every feature's bags by name, as views; made once.
+
+        Args:
+            compute_offsets: work out the offsets of all features now, together, instead of one by one when asked.
+        """
         if self._jt_dict is None:
             self._jt_dict = {key: self[key] for key in self._keys}
+            if compute_offsets and self._strides is None and self._keys:
+                lengths = self.lengths().reshape(len(self._keys), self.stride())
+                narrow = lengths.dtype == torch.int32 and self._values.shape[0] <= 2**31 - 1
+                offsets = functional.pad(lengths.cumsum(1, dtype=torch.int32 if narrow else torch.int64), (1, 0))
+                for part, own in zip(self._jt_dict.values(), offsets.unbind(), strict=True):
+                    part._offsets = own
+        if compute_offsets and self._strides is not None:
+            for part in self._jt_dict.values():
+                part.offsets()
         return self._jt_dict
 
     def __repr__(self) -> str:
@@ -266,6 +281,62 @@ class KeyedJaggedTensor(KeyedArrangement):
 
     def _repr_html_(self) -> str | None:
         return drawing.jagged_html("KeyedJaggedTensor", self._keys, self)
+
+
+# -- parts of the above that are one node in an fx graph --------------------------------------------
+
+
+@wrap
+def _from_jt_dict(jt_dict: Mapping[str, JaggedTensor]) -> KeyedJaggedTensor:
+    if not isinstance(jt_dict, Mapping):
+        raise ValueError(f"jt_dict must be a dict of JaggedTensors, got {type(jt_dict).__name__}")
+    if not jt_dict:
+        raise ValueError("jt_dict is empty: use KeyedJaggedTensor.empty() for a batch without features")
+    keys, parts = checks.check_keys(list(jt_dict)), checks.check_all("jt_dict", list(jt_dict.values()), JaggedTensor)
+    strides = [part.lengths().shape[0] for part in parts]
+    weighted = keyed_checks.all_or_none([part.weights_or_none() is not None for part in parts], keys)
+    return KeyedJaggedTensor._unchecked(
+        keys=keys,
+        values=keyed_checks.join("values", [part.values() for part in parts]),
+        weights=keyed_checks.join("weights", [part.weights() for part in parts]) if weighted else None,
+        lengths=torch.cat([part.lengths() for part in parts]),
+        stride=max(strides),
+        length_per_key=[part.values().shape[0] for part in parts],
+        strides=[[bags] for bags in strides] if len(set(strides)) > 1 else None,
+    )
+
+
+@wrap
+def _concat(kjt_list: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
+    if not checks.check_all("kjt_list", kjt_list, KeyedJaggedTensor):
+        raise ValueError("kjt_list is empty: give at least one KeyedJaggedTensor")
+    if len({kjt.device() for kjt in kjt_list}) > 1:
+        raise ValueError(f"all must lie on one device, got {[str(kjt.device()) for kjt in kjt_list]}: move them")
+    strides = keyed_checks.common_strides(kjt_list)
+    inverse_keys, inverse = keyed_checks.common_inverse(kjt_list)
+    names = [f"kjt_list[{place}]" for place in range(len(kjt_list))]
+    weighted = keyed_checks.all_or_none([kjt.weights_or_none() is not None for kjt in kjt_list], names)
+    counts: list[int] | None = []
+    for kjt in kjt_list:
+        counts = None if counts is None or kjt._length_per_key is None else counts + kjt._length_per_key
+    return KeyedJaggedTensor._unchecked(
+        keys=[key for kjt in kjt_list for key in kjt._keys],
+        values=keyed_checks.join("values", [kjt._values for kjt in kjt_list]),
+        weights=keyed_checks.join("weights", [kjt.weights() for kjt in kjt_list]) if weighted else None,
+        lengths=torch.cat([kjt.lengths().reshape(-1) for kjt in kjt_list]),
+        stride=max(kjt.stride() for kjt in kjt_list),
+        length_per_key=counts,
+        strides=strides,
+        inverse=inverse,
+        inverse_keys=inverse_keys,
+    )
+
+
+@wrap
+def _empty_like(kjt: KeyedJaggedTensor, device: torch.device | None) -> KeyedJaggedTensor:
+    if not isinstance(kjt, KeyedJaggedTensor):
+        raise ValueError(f"kjt must be a KeyedJaggedTensor, got {type(kjt).__name__}")
+    return kjt.permute([]) if device is None else kjt._apply(lambda tensor: torch.empty_like(tensor, device=device))
 
 
 # -- pytree: context is (keys, stride where nothing else tells it, names of the tensors, ...) -------

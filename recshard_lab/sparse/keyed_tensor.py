@@ -15,13 +15,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import wrap
 
 from recshard_lab.sparse import checks, drawing
 from recshard_lab.sparse.pytree import register
-from recshard_lab.sparse.storage import Device, compact
+from recshard_lab.sparse.storage import Device, compact, moved, pinned, record_stream
+from recshard_lab.sparse.tracing import Traceable
 
 
-class KeyedTensor:
+class KeyedTensor(metaclass=Traceable):
     """Named slices of one tensor.
 
     Args:
@@ -50,9 +52,9 @@ class KeyedTensor:
     ) -> None:
         keys = checks.check_keys(keys)
         checks.check_values(values, None)
-        if not -values.dim() <= key_dim < values.dim():
-            raise ValueError(f"key_dim is {key_dim}, but values has {values.dim()} dimensions")
-        length_per_key = list(length_per_key)
+        if not isinstance(key_dim, int) or not -values.dim() <= key_dim < values.dim():
+            raise ValueError(f"key_dim is {key_dim!r}, but values has {values.dim()} dimensions")
+        length_per_key = list(checks.check_list("length_per_key", length_per_key))
         if len(length_per_key) != len(keys):
             raise ValueError(f"length_per_key has {len(length_per_key)} entries for {len(keys)} keys")
         for key, length in zip(keys, length_per_key, strict=True):
@@ -93,16 +95,28 @@ class KeyedTensor:
         >>> KeyedTensor.from_tensor_list(["a", "b"], [torch.ones(2, 1), torch.ones(2, 3)]).length_per_key()
         [1, 3]
         """
+        checks.check_keys(keys)
+        checks.check_all("tensors", tensors, Tensor)
         if len(keys) != len(tensors):
             raise ValueError(f"got {len(keys)} keys for {len(tensors)} tensors: give one key a tensor")
         if not tensors:
             raise ValueError("tensors is an empty list: give at least one")
+        for name, dim in (("key_dim", key_dim), ("cat_dim", cat_dim)):
+            least = min(tensor.dim() for tensor in tensors)
+            if not isinstance(dim, int) or not -least <= dim < least:
+                raise ValueError(f"{name} is {dim!r}, but a tensor has {least} dimensions")
+        if len({tensor.device for tensor in tensors}) > 1:
+            raise ValueError(f"tensors lie on several devices, {[str(tensor.device) for tensor in tensors]}: move them")
         shapes = {key: list(tensor.shape) for key, tensor in zip(keys, tensors, strict=True)}
         rest = {(*shape[: cat_dim % len(shape)], *shape[cat_dim % len(shape) + 1 :]) for shape in shapes.values()}
         if len(rest) > 1 or len({len(shape) for shape in shapes.values()}) > 1:
             raise ValueError(f"tensors must be alike in every dimension but {cat_dim}, got {shapes}")
         lengths = [tensor.shape[key_dim] for tensor in tensors]
         return KeyedTensor(keys, lengths, torch.cat(tensors, dim=cat_dim), key_dim)
+
+    def size_in_bytes(self) -> int:
+        """Bytes of the values."""
+        return self._values.numel() * self._values.element_size()
 
     def keys(self) -> list[str]:
         """The K names."""
@@ -138,7 +152,7 @@ class KeyedTensor:
 
     def __getitem__(self, key: str) -> Tensor:
         """One key's columns, a view. An unknown key raises an error that is KeyError and ValueError."""
-        place = self.index_per_key().get(key)
+        place = self.index_per_key().get(key) if isinstance(key, str) else None
         if place is None:
             raise checks.unknown_key(key, self._keys)
         return self._values.narrow(self._key_dim, self.offset_per_key()[place], self._length_per_key[place])
@@ -163,18 +177,7 @@ class KeyedTensor:
         >>> KeyedTensor.regroup([kt], [["b", "a"], ["b"]])
         [tensor([[2., 3., 1.]]), tensor([[2., 3.]])]
         """
-        home = _homes(keyed_tensors)
-        dim = keyed_tensors[0]._key_dim
-        result = []
-        for group in groups:
-            for key in group:
-                if key not in home:
-                    raise checks.unknown_key(key, list(home))
-                if home[key] is None:
-                    raise ValueError(f"key {key!r} is in more than one place, so a group cannot ask for it: rename one")
-            parts = [part.narrow(dim, start, length) for part, start, length in _runs(group, home)]
-            result.append(torch.cat(parts or [keyed_tensors[0]._values.narrow(dim, 0, 0)], dim=dim))
-        return result
+        return _regroup(keyed_tensors, groups)
 
     @staticmethod
     def regroup_as_dict(
@@ -186,21 +189,22 @@ class KeyedTensor:
         >>> KeyedTensor.regroup_as_dict([kt], [["b"]], ["user"])
         {'user': tensor([[2., 3.]])}
         """
-        if len(groups) != len(keys):
+        if len(checks.check_list("groups", groups)) != len(checks.check_keys(keys)):
             raise ValueError(f"got {len(keys)} keys for {len(groups)} groups: give one key a group")
-        return dict(zip(keys, KeyedTensor.regroup(keyed_tensors, groups), strict=True))
+        regrouped = KeyedTensor.regroup(keyed_tensors, groups)
+        return {key: regrouped[place] for place, key in enumerate(keys)}
 
     def record_stream(self, stream: Any) -> None:
-        """Keeps the memory from being reused before `stream` is done with it (CUDA tensors)."""
-        self._values.record_stream(stream)
+        """Keeps the memory from being reused before `stream` is done with it; host memory needs no such care."""
+        record_stream(stream, self._values)
 
     def to(self, device: Device, non_blocking: bool = False) -> KeyedTensor:
         """The same on another device."""
-        return self._with(self._values.to(device, non_blocking=non_blocking))
+        return self._with(moved(self._values, device, non_blocking))
 
     def pin_memory(self) -> KeyedTensor:
         """The same in pinned host memory, from which a copy to a GPU can run beside computation."""
-        return self._with(self._values.pin_memory())
+        return self._with(pinned(self._values))
 
     def _with(self, values: Tensor) -> KeyedTensor:
         return KeyedTensor._unchecked(self._keys, self._length_per_key, values, self._key_dim)
@@ -215,10 +219,46 @@ class KeyedTensor:
         return drawing.keyed_html(self)
 
 
-_Home = tuple[Tensor, int, int]
+@wrap
+def _regroup(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> list[Tensor]:
+    """Plans and joins; one node in an fx graph."""
+    places = plan_regroup(keyed_tensors, groups)
+    return join_regrouped([kt._values for kt in keyed_tensors], places, keyed_tensors[0]._key_dim)
 
 
-def _homes(keyed_tensors: Sequence[KeyedTensor]) -> dict[str, _Home | None]:
+Place = tuple[int, int, int]
+
+
+def plan_regroup(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> list[list[Place]]:
+    """For each group the (tensor, first column, columns) to join; neighbours in one tensor are taken at once.
+
+    Raises:
+        ValueError: a key that is nowhere or in more than one place, tensors that do not fit together.
+    """
+    home = _homes(checks.check_all("keyed_tensors", keyed_tensors, KeyedTensor))
+    plan = []
+    for number, group in enumerate(checks.check_list("groups", groups)):
+        runs: list[Place] = []
+        for key in checks.check_list(f"groups[{number}]", group):
+            if key not in home:
+                raise checks.unknown_key(key, list(home))
+            found = home[key]
+            if found is None:
+                raise ValueError(f"key {key!r} is in more than one place, so a group cannot ask for it: rename one")
+            if runs and runs[-1][0] == found[0] and runs[-1][1] + runs[-1][2] == found[1]:
+                runs[-1] = (found[0], runs[-1][1], runs[-1][2] + found[2])
+            else:
+                runs.append(found)
+        plan.append(runs or [(0, 0, 0)])
+    return plan
+
+
+def join_regrouped(values: Sequence[Tensor], plan: list[list[Place]], dim: int) -> list[Tensor]:
+    """One new tensor a group."""
+    return [torch.cat([values[n].narrow(dim, start, size) for n, start, size in runs], dim=dim) for runs in plan]
+
+
+def _homes(keyed_tensors: Sequence[KeyedTensor]) -> dict[str, Place | None]:
     """Where each key's columns are: tensor, first column, number; None for a key found twice."""
     if not keyed_tensors:
         raise ValueError("keyed_tensors is an empty list: give at least one KeyedTensor")
@@ -229,24 +269,11 @@ def _homes(keyed_tensors: Sequence[KeyedTensor]) -> dict[str, _Home | None]:
     dim = dims[0] % len(shapes[0])
     if len({(*shape[:dim], *shape[dim + 1 :]) for shape in shapes}) > 1:
         raise ValueError(f"keyed_tensors must be alike in every dimension but {dim}, got shapes {shapes}")
-    home: dict[str, _Home | None] = {}
-    for kt in keyed_tensors:
+    home: dict[str, Place | None] = {}
+    for number, kt in enumerate(keyed_tensors):
         for key, start, length in zip(kt._keys, kt.offset_per_key(), kt._length_per_key, strict=False):
-            home[key] = None if key in home else (kt._values, start, length)
+            home[key] = None if key in home else (number, start, length)
     return home
-
-
-def _runs(group: Sequence[str], home: dict[str, _Home | None]) -> list[_Home]:
-    """The group's columns, neighbours in one tensor taken together so that they are copied at once."""
-    runs: list[_Home] = []
-    for key in group:
-        found = home[key]
-        assert found is not None
-        if runs and runs[-1][0] is found[0] and runs[-1][1] + runs[-1][2] == found[1]:
-            runs[-1] = (found[0], runs[-1][1], runs[-1][2] + found[2])
-        else:
-            runs.append(found)
-    return runs
 
 
 def _flatten(kt: KeyedTensor) -> tuple[list[Tensor], tuple[Any, ...]]:

@@ -5,20 +5,24 @@ Either of `lengths` and `offsets` may be missing; it is derived from the other w
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from recshard_lab.sparse.ops import complete_cumsum
+from recshard_lab.sparse.tracing import Traceable
 
 _INT32_MAX = 2**31 - 1
 
 Device = torch.device | str | int
 
 
-class JaggedStorage:
-    """Values cut into bags, with optional weights. Abstract: use JaggedTensor or KeyedJaggedTensor."""
+class JaggedStorage(metaclass=Traceable):
+    """Values cut into bags, with optional weights. Abstract: use JaggedTensor or KeyedJaggedTensor.
+
+    The metaclass lets torch.fx trace a constructor that is given proxies.
+    """
 
     _FIELDS: ClassVar[tuple[str, ...]] = ("_values", "_weights", "_lengths", "_offsets")
 
@@ -70,10 +74,42 @@ class JaggedStorage:
         """The offsets if they are known already, else None; derives nothing."""
         return self._offsets
 
+    def size_in_bytes(self) -> int:
+        """Bytes of the tensors that are there: values, weights, lengths, offsets, inverse indices."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors().values())
+
+    def copy_(self, other: Self, non_blocking: bool = False) -> Self:
+        """Overwrites the tensors held here, in place, with those of a batch of the same shape; returns itself.
+
+        For buffers that stay where they are, such as those of a CUDA graph; see `empty_like(..., device=)`.
+
+        Raises:
+            ValueError: shapes that differ, or weights in only one of the two.
+        """
+        if not isinstance(other, type(self)):
+            raise ValueError(f"copy_ takes a {type(self).__name__}, got {type(other).__name__}")
+        own = self._tensors()
+        if "_lengths" in own:
+            other.lengths()
+        if "_offsets" in own:
+            other.offsets()
+        theirs = other._tensors()
+        for name in {**own, **theirs}:
+            if name in ("_lengths", "_offsets") and name not in own:
+                continue
+            sizes = [list(held[name].shape) if name in held else None for held in (own, theirs)]
+            if sizes[0] != sizes[1]:
+                raise ValueError(
+                    f"copy_ needs {name.lstrip('_')} of one shape, here {sizes[0]}, given {sizes[1]}: "
+                    f"make the buffer with empty_like(batch, device)"
+                )
+        for name, tensor in own.items():
+            tensor.copy_(theirs[name], non_blocking=non_blocking)
+        return self
+
     def record_stream(self, stream: Any) -> None:
-        """Keeps the memory from being reused before `stream` is done with it (CUDA tensors)."""
-        for tensor in self._tensors().values():
-            tensor.record_stream(stream)
+        """Keeps the memory from being reused before `stream` is done with it; host memory needs no such care."""
+        record_stream(stream, *self._tensors().values())
 
     def _tensors(self) -> dict[str, Tensor]:
         """The tensors that are there, by attribute name."""
@@ -83,6 +119,35 @@ class JaggedStorage:
         """What is pickled: no caches of views, and no storage beyond what a slice shows."""
         state = {**self.__dict__, **{name: compact(tensor) for name, tensor in self._tensors().items()}}
         return {name: None if name == "_jt_dict" else value for name, value in state.items()}
+
+
+def record_stream(stream: Any, *tensors: Tensor) -> None:
+    """Tells the allocator of device memory that `stream` uses these."""
+    for tensor in tensors:
+        if tensor.device.type == "cpu":
+            continue
+        if not isinstance(stream, torch.Stream):
+            raise ValueError(f"record_stream takes a stream such as torch.cuda.current_stream(), got {stream!r}")
+        tensor.record_stream(stream)
+
+
+def moved(tensor: Tensor, device: Device, non_blocking: bool) -> Tensor:
+    """The tensor on a device; refuses what names none."""
+    try:
+        target = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device must be one such as 'cpu' or 'cuda:0', got {device!r}") from error
+    return tensor.to(target, non_blocking=non_blocking)
+
+
+def pinned(tensor: Tensor) -> Tensor:
+    """The tensor in pinned host memory."""
+    try:
+        return tensor.pin_memory()
+    except RuntimeError as error:
+        raise ValueError(
+            f"pin_memory needs an accelerator and a tensor on the CPU; this one is on {tensor.device}: {error}"
+        ) from error
 
 
 def compact(tensor: Tensor) -> Tensor:

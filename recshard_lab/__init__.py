@@ -23,6 +23,7 @@ _ROOM_OF = {
     "JaggedTensor": "sparse",
     "KeyedJaggedTensor": "sparse",
     "KeyedTensor": "sparse",
+    "validate_keyed_jagged_tensor": "sparse",
     # embedding
     "DataType": "embedding",
     "EmbOptimType": "embedding",
@@ -31,6 +32,7 @@ _ROOM_OF = {
     "EmbeddingCollection": "embedding",
     "EmbeddingConfig": "embedding",
     "FusedEmbeddingBagCollection": "embedding",
+    "KTRegroupAsDict": "embedding",
     "PoolingType": "embedding",
     "RowWiseAdagrad": "embedding",
     "WeightDecayMode": "embedding",

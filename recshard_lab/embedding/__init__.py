@@ -17,6 +17,7 @@ from recshard_lab.embedding.optimizers import EmbOptimType as EmbOptimType
 from recshard_lab.embedding.optimizers import OptimizerSpec as OptimizerSpec
 from recshard_lab.embedding.optimizers import RowWiseAdagrad as RowWiseAdagrad
 from recshard_lab.embedding.optimizers import WeightDecayMode as WeightDecayMode
+from recshard_lab.embedding.regroup import KTRegroupAsDict as KTRegroupAsDict
 
 __all__ = [
     "BaseEmbeddingConfig",
@@ -27,6 +28,7 @@ __all__ = [
     "EmbeddingCollection",
     "EmbeddingConfig",
     "FusedEmbeddingBagCollection",
+    "KTRegroupAsDict",
     "OptimizerSpec",
     "PoolingType",
     "RowWiseAdagrad",

@@ -8,6 +8,7 @@ Shape letters: B batch, N ids of a feature, E rows, D columns.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -108,9 +109,7 @@ class EmbeddingBagCollection(nn.Module):
             reset_weight(self._weight(table), table)
 
     def _weight(self, table: BaseEmbeddingConfig) -> Tensor:
-        weight = self.embedding_bags[table.name].weight
-        assert isinstance(weight, Tensor)
-        return weight
+        return cast(Tensor, self.embedding_bags[table.name].weight)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables, in order."""
@@ -206,9 +205,7 @@ class EmbeddingCollection(nn.Module):
             reset_weight(self._weight(table), table)
 
     def _weight(self, table: BaseEmbeddingConfig) -> Tensor:
-        weight = self.embeddings[table.name].weight
-        assert isinstance(weight, Tensor)
-        return weight
+        return cast(Tensor, self.embeddings[table.name].weight)
 
     def out_of_range_count(self) -> int:
         """Ids met so far that were no rows of their table, under ``"clamp"`` and ``"ignore"``."""

@@ -1,0 +1,128 @@
+"""torch.compile takes a batch into one graph, and torch.fx traces code that builds and reads batches."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+from recshard_lab.embedding import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KTRegroupAsDict,
+)
+from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+
+def batch(size: int, variable: bool = False) -> KeyedJaggedTensor:
+    torch.manual_seed(size)
+    strides = [[size - 1], [size]] if variable else [[size], [size]]
+    lengths = torch.randint(0, 4, (sum(ranks[0] for ranks in strides),))
+    return KeyedJaggedTensor(
+        ["a", "b"],
+        torch.randint(0, 10, (int(lengths.sum()),)),
+        lengths=lengths,
+        stride_per_key_per_rank=strides if variable else None,
+        inverse_indices=(["a", "b"], torch.randint(0, size - 1, (2, size + 1))) if variable else None,
+    )
+
+
+POOLED = [
+    EmbeddingBagConfig(10, 8, "t", feature_names=["a", "b"]),
+    EmbeddingBagConfig(10, 4, "u", feature_names=["a"]),
+]
+CALLS: dict[str, Callable[[KeyedJaggedTensor], Tensor]] = {
+    "values": lambda kjt: kjt.values() + 1,
+    "item": lambda kjt: kjt["b"].values() + 1,
+    "to_dict": lambda kjt: kjt.to_dict()["b"].offsets() + 1,
+    "permute": lambda kjt: kjt.permute([1, 0]).values() + 1,
+    "split": lambda kjt: kjt.split([1, 1])[1].lengths() + 1,
+    "concat": lambda kjt: KeyedJaggedTensor.concat([kjt.permute([1]), kjt.permute([0])]).values() + 1,
+    "build": lambda kjt: KeyedJaggedTensor(["a", "b"], kjt.values() + 1, lengths=kjt.lengths()).values(),
+    "from_jt_dict": lambda kjt: KeyedJaggedTensor.from_jt_dict({"x": kjt["a"], "y": kjt["b"]}).values() + 1,
+    "padded": lambda kjt: kjt["a"].to_padded_dense(3) + 1,
+}
+
+
+@pytest.mark.parametrize("synced", [True, False])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_method_is_one_graph_for_batches_of_any_size(name: str, synced: bool) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(CALLS[name], backend="eager", fullgraph=True)
+    for size in (3, 5):
+        kjt = batch(size)
+        wanted = CALLS[name](kjt)
+        assert torch.equal(compiled(kjt if synced else kjt.unsync()), wanted)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pooled = EmbeddingBagCollection(POOLED)
+        self.sequence = EmbeddingCollection([EmbeddingConfig(10, 4, "s", feature_names=["a"])])
+        self.regroup = KTRegroupAsDict([["b", "a@u"], ["a@t"]], ["user", "item"])
+        self.over = nn.Linear(12, 1)
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        pooled = self.pooled(features)
+        groups = self.regroup([pooled])
+        whole = KeyedTensor.regroup([pooled], [["a@t", "b"]])
+        rows = self.sequence(features)["a"].to_padded_dense(2)
+        return self.over(groups["user"]).sum() + groups["item"].square().sum() + whole[0].sum() + rows.sum()
+
+
+@pytest.mark.parametrize(("backend", "variable"), [("eager", True), ("aot_eager", False)])
+def test_a_model_with_collections_is_one_graph_and_trains_alike(backend: str, variable: bool) -> None:
+    torch._dynamo.reset()
+    model = Model()
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    for size in (3, 5):
+        kjt = batch(size, variable)
+        gradients = []
+        for run in (model, compiled):
+            model.zero_grad()
+            output = run(kjt)
+            output.backward()
+            gradients.append([output, *(parameter.grad for parameter in model.parameters())])
+        torch.testing.assert_close(*gradients)
+
+
+def test_a_compiled_lookup_still_refuses_an_id_that_is_no_row() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(EmbeddingBagCollection(POOLED), backend="eager", fullgraph=True)
+    wrong = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 10]), lengths=torch.tensor([1, 1]))
+    with pytest.raises(RuntimeError, match="feature 'b': an id is no row of table 't'"):
+        compiled(wrong)
+
+
+class Rearranges(Model):
+    """Builds batches and jagged tensors out of what it is given, as feature processors do."""
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        first = KeyedJaggedTensor.from_lengths_sync(["a"], features["a"].values(), features["a"].lengths())
+        both = KeyedJaggedTensor.concat([first, features.permute([1])])
+        second = JaggedTensor(both["b"].values(), lengths=both["b"].lengths())
+        return super().forward(KeyedJaggedTensor.from_jt_dict({"a": both["a"], "b": second}))
+
+
+@pytest.mark.parametrize("module", [Model, Rearranges])
+def test_a_traced_model_does_the_same_for_other_batches(module: Callable[[], nn.Module]) -> None:
+    model: Any = module()
+    traced = fx.symbolic_trace(model)
+    for size in (3, 5):
+        torch.testing.assert_close(traced(batch(size)), model(batch(size)))
+    assert {node.op for node in traced.graph.nodes} >= {"placeholder", "call_function", "call_module", "get_attr"}
+
+
+def test_a_traced_constructor_is_a_node_that_still_checks() -> None:
+    class Builds(nn.Module):
+        def forward(self, values: Tensor, lengths: Tensor) -> Tensor:
+            return KeyedJaggedTensor(["a"], values, lengths=lengths)["a"].to_padded_dense(2)
+
+    traced = fx.symbolic_trace(Builds())
+    assert traced(torch.tensor([1, 2, 3]), torch.tensor([1, 2])).tolist() == [[1, 0], [2, 3]]
+    with pytest.raises(ValueError, match="lengths sum to 4, but values has 3"):
+        traced(torch.tensor([1, 2, 3]), torch.tensor([2, 2]))

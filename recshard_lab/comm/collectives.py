@@ -16,6 +16,10 @@ from recshard_lab.comm.emulation import InterNodeLink
 from recshard_lab.comm.groups import ShardingEnv
 from recshard_lab.comm.trace import CollectiveEvent, record
 
+# torch 2.13 has new names for these two and calls the old ones deprecated
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 @dataclass(slots=True)
 class Pending:
@@ -51,7 +55,7 @@ def issue_all_to_all(
         env: the ranks.
         label: what it is for, in traces.
     """
-    event = record("all_to_all", label, tuple(n * tensor.element_size() for n in send_splits))
+    event = record("all_to_all", label, [n * tensor.element_size() for n in send_splits], env)
     if env.pg is None:
         return Pending(tensor, event=event)
     output = torch.empty(sum(recv_splits), dtype=tensor.dtype, device=tensor.device)
@@ -77,9 +81,32 @@ def all_to_all(
     return issue_all_to_all(tensor, send_splits, recv_splits, env, label).wait()
 
 
+def issue_reduce_scatter(tensor: Tensor, env: ShardingEnv, label: str) -> Pending:
+    """Sums ``tensor [W * n]`` over the ranks; rank k receives part k, ``[n]``. NCCL adds in the network."""
+    size = tensor.numel() // env.world_size
+    event = record("reduce_scatter", label, [size * tensor.element_size()] * env.world_size, env)
+    if env.pg is None:
+        return Pending(tensor, event=event)
+    output = torch.empty(size, dtype=tensor.dtype, device=tensor.device)
+    work = _reduce_scatter(output, tensor.contiguous(), group=env.pg, async_op=True)
+    splits = [size] * env.world_size
+    return Pending(output, work, tensor, event, _not_before(tensor, splits, splits, env))
+
+
+def issue_all_gather(tensor: Tensor, env: ShardingEnv, label: str) -> Pending:
+    """Sends ``tensor [n]``, of one size everywhere, to every rank: ``[W * n]``."""
+    event = record("all_gather", label, [tensor.numel() * tensor.element_size()] * env.world_size, env)
+    if env.pg is None:
+        return Pending(tensor, event=event)
+    output = torch.empty(env.world_size * tensor.numel(), dtype=tensor.dtype, device=tensor.device)
+    work = _all_gather(output, tensor.contiguous(), group=env.pg, async_op=True)
+    splits = [tensor.numel()] * env.world_size
+    return Pending(output, work, tensor, event, _not_before(tensor, splits, splits, env))
+
+
 def all_reduce(tensor: Tensor, env: ShardingEnv, label: str) -> Tensor:
     """Sums ``tensor`` over the ranks, in place."""
-    record("all_reduce", label, (tensor.numel() * tensor.element_size(),) * env.world_size)
+    record("all_reduce", label, (tensor.numel() * tensor.element_size(),) * env.world_size, env)
     if env.pg is not None:
         dist.all_reduce(tensor, group=env.pg)
     return tensor

@@ -1,6 +1,7 @@
 """Who takes part: the ranks that share one sharded model, and the nodes they live on."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -16,11 +17,15 @@ class ShardingEnv:
         world_size: number of ranks W.
         rank: this rank's number in the group.
         pg: the process group; None means one process on its own, which needs no collective.
+        outer: the ranks that these were taken from, where they are part of a larger group (`node_envs`).
+        members: for each of these ranks, its number in `outer`.
     """
 
     world_size: int
     rank: int
     pg: Any = None
+    outer: "ShardingEnv | None" = None
+    members: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
@@ -50,10 +55,21 @@ class ShardingEnv:
         """The node that this rank lives on."""
         return self.rank // self.local_world_size
 
-    def across_nodes(self, per_rank: "tuple[int, ...] | list[int]") -> int:
+    def across_nodes(self, per_rank: Sequence[int]) -> int:
         """The part of per-rank amounts that belongs to ranks on other nodes."""
+        if self.outer is not None:
+            return self.outer.across_nodes(self.in_world(per_rank))
         local = self.local_world_size
         return sum(amount for rank, amount in enumerate(per_rank) if rank // local != self.node)
+
+    def in_world(self, per_rank: Sequence[int]) -> tuple[int, ...]:
+        """Per-rank amounts of a part of the ranks as amounts of all ranks, zero for those outside."""
+        if self.outer is None:
+            return tuple(per_rank)
+        whole = [0] * self.outer.world_size
+        for member, amount in zip(self.members, per_rank, strict=True):
+            whole[member] = amount
+        return self.outer.in_world(whole)
 
     def node_envs(self) -> "tuple[ShardingEnv, ShardingEnv]":
         """(the ranks of this node, the ranks with this local rank on every node). All ranks must call it.
@@ -66,8 +82,15 @@ class ShardingEnv:
         """
         if self.pg is None:
             return self, self
-        intra, inter = _node_groups(self.pg, self.world_size, self.local_world_size)
-        return ShardingEnv.from_process_group(intra), ShardingEnv.from_process_group(inter)
+        local = self.local_world_size
+        first, place = self.node * local, self.rank % local
+        groups = _node_groups(self.pg, self.world_size, local)
+        members = tuple(range(first, first + local)), tuple(range(place, self.world_size, local))
+        intra, inter = (
+            ShardingEnv(len(ranks), ranks.index(self.rank), group, self, ranks)
+            for group, ranks in zip(groups, members, strict=True)
+        )
+        return intra, inter
 
     @classmethod
     def from_process_group(cls, pg: Any) -> "ShardingEnv":

@@ -6,10 +6,12 @@
 0
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
+
+from recshard_lab.comm.groups import ShardingEnv
 
 
 @dataclass(slots=True)
@@ -19,9 +21,12 @@ class CollectiveEvent:
     Attributes:
         op: ``all_to_all``, ``all_reduce``, ...
         label: what it was for, ``input_dist/ids`` for instance.
-        bytes_to: bytes that this rank sent to each rank of the group, itself included.
+        bytes_to: bytes on the wire from this rank to each rank of the sharded world, itself included. A collective of
+            a part of the ranks (of one node, say) has zeros for the others.
         start_s: ``time.perf_counter`` when it was issued.
         ms: from issue to completion, as seen by the thread that waited; 0 until it was waited for.
+        inter_node_bytes: the part of `bytes_to` for ranks on other nodes.
+        intra_node_bytes: the part for other ranks on this node; what stays on the rank is in neither.
     """
 
     op: str
@@ -29,6 +34,8 @@ class CollectiveEvent:
     bytes_to: tuple[int, ...]
     start_s: float
     ms: float = 0.0
+    inter_node_bytes: int = 0
+    intra_node_bytes: int = 0
 
     @property
     def bytes_sent(self) -> int:
@@ -58,6 +65,14 @@ class Trace:
         """Bytes sent, this rank's own share included."""
         return sum(event.bytes_sent for event in self.select(label=label))
 
+    def inter_node_bytes(self, label: str | None = None) -> int:
+        """Bytes sent to ranks on other nodes."""
+        return sum(event.inter_node_bytes for event in self.select(label=label))
+
+    def intra_node_bytes(self, label: str | None = None) -> int:
+        """Bytes sent to the other ranks of this node."""
+        return sum(event.intra_node_bytes for event in self.select(label=label))
+
     def bytes_to(self, world_size: int, label: str | None = None) -> list[int]:
         """Bytes sent to each rank: this rank's row of the traffic matrix."""
         totals = [0] * world_size
@@ -81,11 +96,15 @@ def trace() -> Iterator[Trace]:
         _open[:] = [other for other in _open if other is not opened]
 
 
-def record(op: str, label: str, bytes_to: tuple[int, ...]) -> CollectiveEvent | None:
-    """Notes a collective that is being issued; None when no trace is open."""
+def record(op: str, label: str, bytes_to: Sequence[int], env: ShardingEnv | None = None) -> CollectiveEvent | None:
+    """Notes a collective that is being issued; None when no trace is open. `env` tells which bytes cross nodes."""
     if not _open:
         return None
-    event = CollectiveEvent(op, label, bytes_to, perf_counter())
+    event = CollectiveEvent(op, label, tuple(bytes_to), perf_counter())
+    if env is not None:
+        event.bytes_to = env.in_world(bytes_to)
+        event.inter_node_bytes = env.across_nodes(bytes_to)
+        event.intra_node_bytes = event.bytes_sent - event.inter_node_bytes - bytes_to[env.rank]
     for opened in _open:
         opened.events.append(event)
     return event

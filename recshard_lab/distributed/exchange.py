@@ -23,7 +23,7 @@ from recshard_lab.comm import ShardingEnv
 from recshard_lab.distributed.input_dist import InputDist, PendingInput, Routed
 from recshard_lab.distributed.layout import Layout
 from recshard_lab.distributed.lookup import GroupKind, KernelGroup, RankLookup
-from recshard_lab.distributed.routes import PooledRoute, SequenceRoute
+from recshard_lab.distributed.routes import Columns, PooledRoute, SequenceRoute
 from recshard_lab.distributed.row_norms import RowNormExchange
 from recshard_lab.distributed.variable_batch import VariableRoute
 from recshard_lab.sparse import KeyedJaggedTensor
@@ -121,29 +121,28 @@ class Executor:
             weight.grad = parameter.grad
         routed = saved.routed
         if routed.bags is None:
-            grads = self.route.backward(grad / self.env.world_size, routed)
+            grads = self.route.backward(grad, 1.0 / self.env.world_size, routed)
         else:
-            grads = self.variable.backward(grad, 1.0 / self.env.world_size, routed)
+            grads = Columns([self.variable.backward(grad, 1.0 / self.env.world_size, routed)])
         backward_bytes = grad.numel() * grad.element_size() + self.route.buffer_bytes
         self.buffer_bytes["output_buffers"] = max(self.buffer_bytes["output_buffers"], backward_bytes)
-        position = 0
         waiting: dict[int, tuple[Any, Tensor]] = {}
         for group, kept in zip(self.lookup.exchanged, saved.kept, strict=True):
-            own, position = self._slice(grads, group, routed, position)
+            own = grads.take(self._width(group, routed))
             if group.kind.exchanges_row_norms:
                 waiting[id(group)] = (kept, own)
             elif kept is not None:
                 group.backward(kept, own)
         for group in self.lookup.replicated:
-            own, position = self._slice(grads, group, routed, position)
+            own = grads.take(self._width(group, routed))
             if not self.pooled or sum(routed.segments) > 0:
                 group.backward(group.kernel.remember(*group.bags(routed)), own)
         for here, rounds, exchange in self.row_norms:  # every rank takes part in each, in the same order
-            kept, own = waiting.get(id(here), (None, grads))
+            kept, own = waiting.get(id(here), (None, grad))
             if here is not None and kept is not None:
                 here.backward(kept, own, exchange)
             else:
-                exchange.nothing(grads, rounds)
+                exchange.nothing(grad, rounds)
         for parameter, weight in self.dense:
             parameter.grad = weight.grad
 
@@ -155,14 +154,11 @@ class Executor:
             return torch.zeros(0, group.width, device=self.device), None
         return group.forward(bags, training)
 
-    def _slice(self, grads: Tensor, group: KernelGroup, routed: Routed, position: int) -> tuple[Tensor, int]:
+    def _width(self, group: KernelGroup, routed: Routed) -> int:
         if self.pooled:
-            end = position + group.width
-            return grads[:, position:end].contiguous(), end
-        end = position + sum(
-            sum(routed.counts[group.first_lane + n]) * lane.shard.num_cols for n, lane in enumerate(group.lanes)
-        )
-        return grads[position:end], end
+            return group.width
+        lanes = enumerate(group.lanes, group.first_lane)
+        return sum(sum(routed.counts[number]) * lane.shard.num_cols for number, lane in lanes)
 
     def _measure(self, routed: Routed, out: Tensor) -> None:
         held = [routed.ids, routed.lengths, *([] if routed.weights is None else [routed.weights])]

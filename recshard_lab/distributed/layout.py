@@ -92,7 +92,7 @@ class Layout:
         self.world_size = world_size
         self.shards = [list(shardings[table.name].shards) for table in tables]
         self.replicated = [shardings[table.name].replicated for table in tables]
-        self.table_routes = ["direct" if shardings[t.name].replicated else shardings[t.name].route for t in tables]
+        self.table_routes = [effective_route(table, shardings[table.name]) for table in tables]
         self.rank_lanes: list[list[Lane]] = [[] for _ in range(world_size)]
         for index, block in enumerate(blocks):
             for number, shard in enumerate(self.shards[block.table]):
@@ -209,6 +209,18 @@ class Layout:
     def global_rows_fit_int32(self) -> bool:
         """The same for row numbers of whole tables."""
         return all(table.num_embeddings < 2**31 for table in self.tables)
+
+
+def effective_route(table: BaseEmbeddingConfig, sharding: ParameterSharding) -> str:
+    """The route that a table's rows take.
+
+    "direct" for replicas, whose rows are home, and where "reduce_scatter" would have nothing to add: every rectangle
+    has all rows.
+    """
+    if sharding.replicated:
+        return "direct"
+    whole = all(shard.num_rows == table.num_embeddings for shard in sharding.shards)
+    return "direct" if whole and sharding.route == "reduce_scatter" else sharding.route
 
 
 def _route_order(route: str) -> tuple[bool, str]:

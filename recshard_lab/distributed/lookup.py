@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from recshard_lab.distributed.input_dist import Home, Routed, pad_lanes
-from recshard_lab.distributed.layout import Lane, Layout
+from recshard_lab.distributed.layout import Lane, Layout, effective_route
 from recshard_lab.distributed.parts import Part
 from recshard_lab.distributed.row_router import join
 from recshard_lab.embedding import DataType, OptimizerSpec
@@ -184,8 +184,7 @@ def choose_kinds(
             device=device,
             backend=backend,
         )
-        route = "direct" if sharding.replicated else sharding.route
-        kind = GroupKind(kernel.name, config.data_type, optimizer, norms, route)
+        kind = GroupKind(kernel.name, config.data_type, optimizer, norms, effective_route(config, sharding))
         if kind not in kinds:
             kinds.append(kind)
         for number in range(len(slots)):

@@ -261,7 +261,7 @@ def _recorded_all_reduce(env: ShardingEnv, bucket: torch.distributed.GradBucket)
     size = _bytes(bucket.buffer())
     sent = [0] * env.world_size
     sent[(env.rank + 1) % env.world_size] = 2 * (env.world_size - 1) * size // env.world_size
-    record("all_reduce", "dense", tuple(sent))
+    record("all_reduce", "dense", sent, env)
     return allreduce_hook(env.pg, bucket)
 
 

@@ -152,16 +152,23 @@ def join_inverses(ranks: list[Bags], inverses: list[Inverse | None]) -> Inverse 
     return joined
 
 
-def train_sharded(case: Case) -> Result:
-    """Runs on every rank."""
-    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+def sharded_model(case: Case) -> tuple[DistributedModelParallel, Model]:
+    """The case's model under its plan, and the same without the wrapping."""
+    rank = torch.distributed.get_rank()
     model = Model(case if rank == 0 else replace(case, seed=case.seed + 1))  # rank 0's weights must win
     fused = {"optimizer": case.optimizer, "learning_rate": case.learning_rate, "eps": case.eps}
     sharders = [
         EmbeddingBagCollectionSharder(fused_params=fused, backend=case.backend),
         EmbeddingCollectionSharder(fused_params=fused, backend=case.backend),
     ]
-    dmp = DistributedModelParallel(model, device=case.device, plan=ShardingPlan.from_json(case.plan), sharders=sharders)
+    plan = ShardingPlan.from_json(case.plan)
+    return DistributedModelParallel(model, device=case.device, plan=plan, sharders=sharders), model
+
+
+def train_sharded(case: Case) -> Result:
+    """Runs on every rank."""
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    dmp, model = sharded_model(case)
     dense = torch.optim.SGD(dmp.dense_parameters(), lr=case.learning_rate)
     result = Result(backends=dmp.backends())
     for step, ranks in enumerate(case.steps):

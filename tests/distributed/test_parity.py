@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recshard_lab import EmbeddingModuleShardingPlan, ShardingPlan
+from recshard_lab.sharding import ROUTES
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases
 from tests.distributed.jobs import Case, Result, train_sharded, train_unsharded
@@ -122,6 +123,13 @@ def test_any_tiling_on_any_jagged_batch_equals_the_unsharded_model(ranks: Any, d
 @given(data=st.data())
 def test_any_tiling_of_a_sequence_collection_equals_the_unsharded_model(ranks: Any, data: st.DataObject) -> None:
     check(data.draw(cases.cases(ranks.world_size, sequence=True)), ranks)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_route_on_a_single_node_equals_the_unsharded_model(ranks: Any, route: str) -> None:
+    plan = cases.plan_of(cases.TABLES, ["row_wise", "column_wise"], ranks.world_size).with_route(route)
+    steps = cases.random_steps(2, cases.TABLES, ranks.world_size, steps=5, samples=5)
+    check(Case(cases.TABLES, plan.to_json(), steps), ranks)
 
 
 def test_the_comparison_can_fail(ranks: Any) -> None:

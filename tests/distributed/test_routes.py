@@ -1,0 +1,191 @@
+"""Routes: every way home gives the same rows, and each costs the messages and bytes that it promises."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import recshard_lab
+from recshard_lab import EmbeddingModuleShardingPlan, ParameterSharding, RankError, Shard, ShardingPlan
+from recshard_lab.comm import trace
+from recshard_lab.distributed.routes.columns import ColumnJoin, Run
+from recshard_lab.sharding import ROUTES
+from tests.distributed import cases
+from tests.distributed.jobs import Case, batch_of, sharded_model
+from tests.distributed.test_parity import check
+
+WORLD, LOCAL = 4, 2
+OTHERS = [route for route in ROUTES if route != "direct"]
+SPLIT = [table for table in cases.TABLES if table["num_embeddings"] > 3]
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    """Four ranks that pretend to live on two nodes."""
+    with recshard_lab.launch(WORLD, nodes=WORLD // LOCAL) as launched:
+        yield launched
+
+
+def stripes(table: dict[str, Any], ranks: list[int], cols: tuple[int, int] | None = None) -> list[Shard]:
+    """Row stripes of some columns, one a rank."""
+    rows = table["num_embeddings"]
+    edges = [rows * n // len(ranks) for n in range(len(ranks) + 1)]
+    return [Shard(rank, (edges[n], edges[n + 1]), cols or (0, table["embedding_dim"])) for n, rank in enumerate(ranks)]
+
+
+def shards_of(table: dict[str, Any], tiling: str, number: int) -> list[Shard]:
+    """A tiling; the node or rank where it begins goes round with the table's number."""
+    first, dim, rows = number % 2 * LOCAL, table["embedding_dim"], table["num_embeddings"]
+    if tiling == "rows on all ranks":
+        return stripes(table, list(range(WORLD)))
+    if tiling == "rows inside a node":
+        return stripes(table, [first, first + 1])
+    if tiling == "a grid":
+        halves = [(0, dim // 2), (dim // 2, dim)]
+        return [s for n, cols in enumerate(halves) for s in stripes(table, [n * LOCAL, n * LOCAL + 1], cols)]
+    if tiling == "columns":
+        return [Shard(n, (0, rows), (n * dim // WORLD, (n + 1) * dim // WORLD)) for n in range(WORLD)]
+    if tiling == "one rank":
+        return [Shard(number % WORLD, (0, rows), (0, dim))]
+    return list(cases.pinwheel(table, WORLD).shards)
+
+
+TILINGS = ["rows on all ranks", "rows inside a node", "a grid", "columns", "one rank", "a pinwheel"]
+
+
+def plan_of(tilings: list[str], routes: list[str]) -> ShardingPlan:
+    """Table i under ``tilings[i]`` and ``routes[i]``, both going round."""
+    entries = {}
+    for number, table in enumerate(SPLIT):
+        tiling, route = tilings[number % len(tilings)], routes[number % len(routes)]
+        if tiling == "replicas":
+            entries[table["name"]] = ParameterSharding("data_parallel")
+        else:
+            shards = shards_of(table, tiling, number)
+            entries[table["name"]] = ParameterSharding("custom", shards=shards, route=route)
+    return ShardingPlan({cases.PATH: EmbeddingModuleShardingPlan(entries)})
+
+
+def case_of(plan: ShardingPlan, steps: int = 6, **settings: Any) -> Case:
+    return Case(SPLIT, plan.to_json(), cases.random_steps(1, SPLIT, WORLD, steps, samples=5), **settings)
+
+
+@pytest.mark.parametrize("route", OTHERS)
+@pytest.mark.parametrize("tiling", TILINGS)
+def test_every_route_equals_the_unsharded_model(nodes: Any, tiling: str, route: str) -> None:
+    check(case_of(plan_of([tiling], [route]), optimizer="exact_row_wise_adagrad"), nodes)
+
+
+def test_each_table_of_a_plan_goes_its_own_route(nodes: Any) -> None:
+    tilings = ["rows on all ranks", "a grid", "rows inside a node"]
+    results = check(case_of(plan_of(tilings, ["reduce_scatter", "two_hop", "direct"]), weighted=True), nodes)
+    # two of input; forward and backward: one of direct, two hops (the reduce-scatter is no all-to-all)
+    assert {count for result in results for count in result.collectives} == {2 + 2 * (1 + 2)}
+
+
+def test_replicas_beside_another_route(nodes: Any) -> None:
+    check(case_of(plan_of(["replicas", "rows inside a node"], ["two_hop"])), nodes)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_tiling_by_any_route_on_any_batch_equals_the_unsharded_model(nodes: Any, data: st.DataObject) -> None:
+    case = data.draw(cases.cases(WORLD))
+    plan = ShardingPlan.from_json(case.plan)
+    for tables in plan.plan.values():
+        for name, sharding in tables.items():
+            tables[name] = sharding.with_route(data.draw(st.sampled_from(ROUTES)))
+    case.plan = plan.to_json()
+    check(case, nodes)
+
+
+def bytes_of_a_step(case: Case) -> dict[str, tuple[int, int, int, int]]:
+    """label -> (events, bytes, inter-node bytes, intra-node bytes) of the first step, on this rank."""
+    dmp, _ = sharded_model(case)
+    rank = torch.distributed.get_rank()
+    with trace() as traced:
+        dmp(batch_of(case.steps[0][rank]))[1].sum().backward()
+    found: dict[str, tuple[int, int, int, int]] = {}
+    for event in traced.events:
+        assert sum(event.bytes_to) == event.bytes_to[rank] + event.inter_node_bytes + event.intra_node_bytes
+        old = found.get(event.label, (0, 0, 0, 0))
+        new = (1, event.bytes_sent, event.inter_node_bytes, event.intra_node_bytes)
+        found[event.label] = tuple(a + b for a, b in zip(old, new, strict=True))  # type: ignore[assignment]
+    return found
+
+
+def even_case(plan: ShardingPlan, samples: int = 6, **settings: Any) -> Case:
+    import random
+
+    bags = [cases.random_bags(random.Random(rank), SPLIT, samples) for rank in range(WORLD)]
+    return Case(SPLIT, plan.to_json(), [bags], **settings)
+
+
+def output_bytes(nodes: Any, tiling: str, route: str) -> tuple[int, int]:
+    """Bytes of all ranks that cross nodes, and that stay inside, both passes."""
+    found = nodes.run(bytes_of_a_step, even_case(plan_of([tiling], [route])))
+    rows = [value for each in found for label, value in each.items() if label.startswith("output_dist")]
+    return sum(value[2] for value in rows), sum(value[3] for value in rows)
+
+
+@pytest.mark.parametrize(("tiling", "saving"), [("rows inside a node", LOCAL), ("a grid", LOCAL), ("columns", 1)])
+def test_two_hops_send_a_nodes_stripes_across_nodes_once(nodes: Any, tiling: str, saving: int) -> None:
+    across, _ = output_bytes(nodes, tiling, "direct")
+    across_by_two, _ = output_bytes(nodes, tiling, "two_hop")
+    assert across > 0
+    assert across_by_two * saving == across
+
+
+def test_bytes_of_a_route_are_those_of_its_formula(nodes: Any) -> None:
+    samples, width = 6, 4 * sum(table["embedding_dim"] * len(table["feature_names"]) for table in SPLIT)
+    # rows on all ranks: each rank sends the width of all tables to each home, whichever way they are added
+    for route in ("direct", "reduce_scatter"):
+        across, inside = output_bytes(nodes, "rows on all ranks", route)
+        assert across == 2 * WORLD * samples * width * (WORLD - LOCAL)
+        assert inside == 2 * WORLD * samples * width * (LOCAL - 1)
+    # two hops: inside for both places' homes on both nodes; across the sum, to the other node
+    across, inside = output_bytes(nodes, "rows on all ranks", "two_hop")
+    assert across == 2 * WORLD * samples * width * (WORLD // LOCAL - 1)
+    assert inside == 2 * WORLD * samples * width * (LOCAL - 1) * (WORLD // LOCAL)
+
+
+def test_reduce_scatter_is_one_collective_a_pass_and_leaves_whole_tables_to_direct(nodes: Any) -> None:
+    plan = plan_of(["rows on all ranks", "one rank"], ["reduce_scatter"])
+    for found in nodes.run(traced_operations, even_case(plan)):
+        assert found == ["all_to_all", "reduce_scatter", "all_to_all", "all_gather"]
+
+
+def traced_operations(case: Case) -> list[str]:
+    dmp, _ = sharded_model(case)
+    with trace() as traced:
+        dmp(batch_of(case.steps[0][torch.distributed.get_rank()]))[1].sum().backward()
+    return [event.op for event in traced.events if event.label.startswith("output_dist")]
+
+
+@pytest.mark.parametrize("route", OTHERS)
+def test_a_sequence_collection_refuses_routes_that_add(nodes: Any, route: str) -> None:
+    tables = cases.sequence_tables()
+    plan = cases.plan_of(tables, ["row_wise"], WORLD).with_route(route)
+    case = Case(tables, plan.to_json(), cases.random_steps(3, tables, WORLD, 1, 3), sequence=True)
+    with pytest.raises(RankError, match=rf"'movies'.*sequence.*{route}.*route='direct'"):
+        nodes.run(traced_operations, case)
+
+
+def test_columns_joined_and_taken_apart_are_sums_and_copies() -> None:
+    runs = [Run(0, 0, 4, 4), Run(1, 0, 6, 6), Run(1, 6, 0, 2), Run(2, 1, 0, 4), Run(2, 5, 8, 2)]
+    generator = torch.Generator().manual_seed(0)
+    parts = [torch.randn(3, width, generator=generator) for width in (4, 8, 7)]
+    truth = torch.zeros(3, 12)
+    for run in runs:
+        truth[:, run.target : run.target + run.width] += parts[run.sender][:, run.source : run.source + run.width]
+    out = torch.full((3, 12), torch.nan)
+    ColumnJoin(runs).join(parts, out)
+    torch.testing.assert_close(out, truth)
+    sends = [torch.zeros_like(part) for part in parts]
+    ColumnJoin(runs).take_apart(truth, sends, scale=0.5)
+    for run in runs:
+        expected = 0.5 * truth[:, run.target : run.target + run.width]
+        assert torch.equal(sends[run.sender][:, run.source : run.source + run.width], expected)

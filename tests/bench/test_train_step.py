@@ -61,7 +61,7 @@ def test_a_side_times_steps_and_trains_as_torch_does(tmp_path: Path) -> None:
         for rank in range(2):
             bags = torch.from_numpy(case.bag_ids(rank, number % BATCHES)).view(case.tables, case.batch, case.pooling)
             out = torch.cat([w[ids].sum(1) for w, ids in zip(weights, bags, strict=True)], 1)
-            out.backward((out.detach() - target_of(case, rank)) / 2)  # ranks' gradients are averaged
+            out.backward((out.detach() - target_of(case, rank)) / (2 * case.batch))  # ranks' gradients are averaged
         with torch.no_grad():
             for weight in weights:
                 assert weight.grad is not None

@@ -58,7 +58,8 @@ class StepCase:
         """
         threads = f", {self.threads} threads" if self.threads > 1 else ""
         nodes = f", 2 nodes x {self.local_ranks}" if self.local_ranks < self.ranks else ""
-        return f"{self.layout}{threads}{nodes}, {SHORT[self.optimizer]}, {self.ids}"
+        mean = ", mean" if self.mean else ""
+        return f"{self.layout}{threads}{nodes}, {SHORT[self.optimizer]}, {self.ids}{mean}"
 
     @property
     def samples(self) -> int:

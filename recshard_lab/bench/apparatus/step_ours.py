@@ -29,6 +29,7 @@ class Ours:
         case: StepCase,
         weights: Mapping[str, NDArray[Any]] | None,
         learning_rate: float,
+        eps: float,
         rectangles: Mapping[str, Any],
         backend: str | None = None,
     ) -> None:
@@ -46,7 +47,7 @@ class Ours:
         self.model: nn.Module
         if case.layout == "fused":
             self.model = FusedEmbeddingBagCollection(
-                self.tables, EmbOptimType(case.optimizer), {"lr": learning_rate}, backend=backend
+                self.tables, EmbOptimType(case.optimizer), {"lr": learning_rate, "eps": eps}, backend=backend
             )
             if weights is not None:
                 self.model.load_state_dict(
@@ -58,7 +59,7 @@ class Ours:
             module.load_state_dict(
                 {f"embedding_bags.{name}.weight": torch.from_numpy(w) for name, w in weights.items()}
             )
-        fused = {"optimizer": EmbOptimType(case.optimizer), "learning_rate": learning_rate}
+        fused = {"optimizer": EmbOptimType(case.optimizer), "learning_rate": learning_rate, "eps": eps}
         sharder = EmbeddingBagCollectionSharder(fused, backend=backend)
         self.model = DistributedModelParallel(module, plan=case.plan(), sharders=[sharder])
 

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from recshard_lab.bench.apparatus.step_case import StepCase
 
-EPS = 1e-8
-
 
 class Theirs:
     """Built on every rank at once. Data-parallel tables are dense there and stepped by a torch optimizer."""
@@ -23,6 +21,7 @@ class Theirs:
         case: StepCase,
         weights: Mapping[str, NDArray[Any]] | None,
         learning_rate: float,
+        eps: float,
         rectangles: Mapping[str, Any],
         backend: str | None = None,
     ) -> None:
@@ -41,13 +40,13 @@ class Theirs:
             for i, name in enumerate(case.table_names())
         ]
         kind, cpu = _dense_twin(case.optimizer), torch.device("cpu")
-        settings = {"lr": learning_rate} | ({} if case.optimizer == "exact_sgd" else {"eps": EPS})
+        settings = {"lr": learning_rate} | ({} if case.optimizer == "exact_sgd" else {"eps": eps})
         self.dense: Any = None
         self.model: Any
         if case.layout == "fused":
             self.model = FusedEmbeddingBagCollection(tables, kind, settings, device=cpu)
         else:
-            self.model = _sharded(tables, case.optimizer, learning_rate, rectangles, cpu)
+            self.model = _sharded(tables, case.optimizer, learning_rate, eps, rectangles, cpu)
             self.dense = _dense_optimizer(self.model, lambda parameters: kind(parameters, **settings))
         if weights is not None:
             with torch.no_grad():
@@ -114,7 +113,7 @@ def _dense_optimizer(model: Any, factory: Callable[[Any], Any]) -> Any:
 
 
 def _sharded(
-    tables: Any, optimizer: str, learning_rate: float, rectangles: Mapping[str, Any], device: torch.device
+    tables: Any, optimizer: str, learning_rate: float, eps: float, rectangles: Mapping[str, Any], device: torch.device
 ) -> Any:
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -122,7 +121,7 @@ def _sharded(
     from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingEnv, ShardingPlan
     from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-    fused = {"optimizer": EmbOptimType(optimizer), "learning_rate": learning_rate, "eps": EPS}
+    fused = {"optimizer": EmbOptimType(optimizer), "learning_rate": learning_rate, "eps": eps}
     return DistributedModelParallel(
         _Holder(EmbeddingBagCollection(tables, device=torch.device("meta"))),
         env=ShardingEnv.from_process_group(dist.group.WORLD),

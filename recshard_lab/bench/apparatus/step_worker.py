@@ -27,6 +27,7 @@ from recshard_lab.bench.apparatus.step_case import StepCase, from_dict
 BATCHES = 4
 LEARNING_RATE = 0.01
 PARITY_LEARNING_RATE = 0.1
+EPS, PARITY_EPS = 1e-8, 1e-3  # the larger one, so that rounding in gradients that cancel is not blown up to a step
 
 
 class Worker:
@@ -45,9 +46,9 @@ class Worker:
         case = from_dict(told["case"])
         torch.set_num_threads(case.threads)
         weights = case.first_weights() if told.get("comparing") else None
-        rate = PARITY_LEARNING_RATE if told.get("comparing") else LEARNING_RATE
+        numbers = (PARITY_LEARNING_RATE, PARITY_EPS) if told.get("comparing") else (LEARNING_RATE, EPS)
         torch.manual_seed(0)
-        self.model = self.side(case, weights, rate, told["rectangles"], told.get("backend"))
+        self.model = self.side(case, weights, *numbers, told["rectangles"], told.get("backend"))
         lengths = torch.full((case.tables * case.batch,), case.pooling, dtype=torch.long)
         for number in range(BATCHES):
             self.batches.append(self.model.batch(torch.from_numpy(case.bag_ids(self.rank, number)), lengths))
@@ -70,7 +71,7 @@ class Worker:
         """Steps towards a target, features in order; then this rank's part of the weights into a file."""
         for number in range(told["count"]):
             out = self.model.forward(self.batches[number % BATCHES], ordered=True)
-            out.backward(out.detach() - self.target)
+            out.backward((out.detach() - self.target) / len(self.target))
             self.model.step()
         pieces = {f"{name} {row} {col}": value.detach().numpy() for name, row, col, value in self.model.pieces()}
         np.savez(told["out"] + f".{self.rank}.npz", **pieces)

@@ -1,0 +1,146 @@
+"""Weights after 50 training steps: ours beside plain torch and TorchRec, every scheme, optimizer and pooling.
+
+All start from the same weights, read the same Zipf ids and step towards the same targets, so that each step's gradient
+hangs on the weights that the step before left. The difference is the largest of any weight, over the largest weight.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from itertools import groupby, product
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import embedding_bag
+
+from recshard_lab.bench import Figure
+from recshard_lab.bench.apparatus.peer_env import note
+from recshard_lab.bench.apparatus.sides import Side, SideFailed
+from recshard_lab.bench.apparatus.step_case import ADAGRAD, ROWWISE, SGD, StepCase
+from recshard_lab.bench.apparatus.step_worker import BATCHES, PARITY_EPS, PARITY_LEARNING_RATE, target_of
+from recshard_lab.bench.apparatus.torchrec_env import TorchRecEnv
+from recshard_lab.embedding import RowWiseAdagrad
+from recshard_lab.sharding import scheme_names
+
+STEPS = 50
+BOUND = 1e-5
+FLAT = ("table_wise", "row_wise", "column_wise", "data_parallel", "mixed")
+BY_NODE = ("table_row_wise", "table_column_wise", "grid_shard")
+
+Weights = dict[str, NDArray[np.float32]]
+
+
+def cases() -> list[StepCase]:
+    """Schemes as far as they are registered; those by node on two virtual nodes of two ranks."""
+    known = {*scheme_names(), "mixed"}
+    return [
+        StepCase(layout, optimizer, "zipf", rows=1000, batch=64, pooling=5, ranks=ranks, local_ranks=2, mean=mean)
+        for layouts, ranks in ((FLAT, 2), (BY_NODE, 4))
+        for layout, optimizer, mean in product(layouts, (SGD, ADAGRAD, ROWWISE), (False, True))
+        if layout in known
+    ]
+
+
+def figures(*, with_torchrec: bool = False, only: Sequence[str] = ()) -> list[Figure]:
+    """A figure a case: how far we are from plain torch, or from TorchRec, with the distance of each from torch beside.
+
+    Args:
+        with_torchrec: installs TorchRec in a throw-away environment.
+        only: parts of case names; all when left out.
+
+    Raises:
+        ValueError: an `only` that no case has in its name.
+    """
+    wanted = [case for case in cases() if not only or any(part in case.name for part in only)]
+    if not wanted:
+        raise ValueError(f"no case has any of {list(only)} in its name; names are like {cases()[0].name!r}")
+    with ExitStack() as stack:
+        theirs = ""
+        if with_torchrec:
+            note("an environment for TorchRec ...")
+            theirs = stack.enter_context(TorchRecEnv()).python
+        return list(compared(wanted, theirs))
+
+
+def compared(wanted: Sequence[StepCase], their_python: str) -> Iterator[Figure]:
+    """Cases that need the same ranks are put to the same processes."""
+    for (ranks, local), group in groupby(wanted, lambda case: (case.ranks, case.local_ranks)):
+        pythons = {"ours": sys.executable} | ({"theirs": their_python} if their_python else {})
+        with ExitStack() as stack:
+            sides = {side: stack.enter_context(Side(side, python, ranks, local)) for side, python in pythons.items()}
+            for case in group:
+                note(f"{case.name} ...")
+                yield one(case, sides, stack)
+
+
+def one(case: StepCase, sides: dict[str, Side], stack: ExitStack) -> Figure:
+    """Every side trains; the sum over ranks is not taken anywhere: all average gradients over ranks."""
+    truth = with_plain_torch(case)
+    ours = trained(sides["ours"], case)
+    from_torch = difference(ours, truth)
+    if "theirs" not in sides:
+        return Figure(case.name, from_torch, "relative", target=BOUND)
+    try:
+        theirs = trained(sides["theirs"], case)
+    except SideFailed as error:
+        sides["theirs"].close()
+        sides["theirs"] = stack.enter_context(Side("theirs", sides["theirs"].python, case.ranks, case.local_ranks))
+        beside = {"ours - torch": from_torch}
+        return Figure(f"{case.name}: TorchRec cannot: {error}", math.nan, "relative", beside=beside)
+    beside = {"ours - torch": from_torch, "TorchRec - torch": difference(theirs, truth)}
+    return Figure(case.name, difference(ours, theirs), "relative", target=BOUND, beside=beside)
+
+
+def trained(side: Side, case: StepCase, steps: int = STEPS) -> Weights:
+    """Whole tables, put together from what the ranks hold.
+
+    Raises:
+        SideFailed: the side cannot run the case.
+    """
+    whole = {name: np.full((case.rows, case.dim), np.nan, np.float32) for name in case.table_names()}
+    with tempfile.TemporaryDirectory() as folder:
+        side.build(case, comparing=True)
+        side.train(steps, f"{folder}/w")
+        for rank in range(case.ranks):
+            with np.load(Path(folder, f"w.{rank}.npz")) as pieces:
+                for key in pieces.files:
+                    name, row, col = key.split(" ")
+                    piece = pieces[key]
+                    rows, cols = slice(int(row), int(row) + len(piece)), slice(int(col), int(col) + piece.shape[1])
+                    whole[name][rows, cols] = piece
+    return whole
+
+
+def with_plain_torch(case: StepCase, steps: int = STEPS) -> Weights:
+    """The same training on one process: ``embedding_bag`` and a torch optimizer on dense gradients."""
+    weights = [torch.nn.Parameter(torch.from_numpy(weight)) for weight in case.first_weights().values()]
+    rate = PARITY_LEARNING_RATE
+    optimizer: torch.optim.Optimizer
+    if case.optimizer == SGD:
+        optimizer = torch.optim.SGD(weights, lr=rate)
+    elif case.optimizer == ADAGRAD:
+        optimizer = torch.optim.Adagrad(weights, lr=rate, eps=PARITY_EPS)
+    else:
+        optimizer = RowWiseAdagrad(weights, lr=rate, eps=PARITY_EPS)
+    mode, targets = ("mean" if case.mean else "sum"), [target_of(case, rank) for rank in range(case.ranks)]
+    ids = [[torch.from_numpy(case.bag_ids(r, n)) for n in range(BATCHES)] for r in range(case.ranks)]
+    for number in range(steps):
+        optimizer.zero_grad()
+        for rank, target in enumerate(targets):
+            bags = ids[rank][number % BATCHES].view(case.tables, case.batch, case.pooling)
+            out = torch.cat([embedding_bag(b, w, mode=mode) for b, w in zip(bags, weights, strict=True)], 1)
+            out.backward((out.detach() - target) / (case.ranks * case.batch))
+        optimizer.step()
+    return {name: weight.detach().numpy() for name, weight in zip(case.table_names(), weights, strict=True)}
+
+
+def difference(one: Weights, other: Weights) -> float:
+    """Largest difference over the largest weight of `other`; NaN where a part of a table is missing."""
+    largest = max(float(np.abs(weight).max()) for weight in other.values())
+    return float(max(np.abs(one[name] - other[name]).max() for name in other)) / largest

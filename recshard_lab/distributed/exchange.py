@@ -26,6 +26,7 @@ from recshard_lab.distributed.lookup import GroupKind, KernelGroup, RankLookup
 from recshard_lab.distributed.routes import Columns, PooledRoute, SequenceRoute
 from recshard_lab.distributed.row_norms import RowNormExchange
 from recshard_lab.distributed.variable_batch import VariableRoute
+from recshard_lab.embedding.out_of_range import OutOfRange
 from recshard_lab.sparse import KeyedJaggedTensor
 
 
@@ -47,6 +48,7 @@ class Executor:
         device: where the rectangles live.
         pooled: False for sequence collections.
         weighted: whether batches carry per-sample weights.
+        policy: what becomes of ids that are no rows; refused when left out.
     """
 
     def __init__(
@@ -58,9 +60,10 @@ class Executor:
         *,
         pooled: bool,
         weighted: bool,
+        policy: OutOfRange | None = None,
     ) -> None:
         self.layout, self.env, self.device, self.pooled = layout, env, device, pooled
-        self.input_dist = InputDist(layout, env, pooled=pooled, weighted=weighted)
+        self.input_dist = InputDist(layout, env, pooled=pooled, weighted=weighted, policy=policy)
         self.lookup = RankLookup(layout, kinds, env.rank, pooled, device)
         self.route = PooledRoute(layout, env) if pooled else SequenceRoute(layout, env)
         self.variable = VariableRoute(layout, env)

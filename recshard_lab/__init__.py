@@ -80,6 +80,11 @@ _ROOM_OF = {
     "Estimate": "planner",
     "Workload": "planner",
     "estimate": "planner",
+    # comm
+    "CommType": "comm",
+    "QCommsConfig": "comm",
+    "codec_error": "comm",
+    "get_qcomm_codecs_registry": "comm",
     # distributed
     "DistributedModelParallel": "distributed",
     "EmbeddingBagCollectionSharder": "distributed",

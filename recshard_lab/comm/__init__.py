@@ -1,5 +1,17 @@
 """Collectives between ranks: who takes part, what was sent, issue and wait."""
 
+from recshard_lab.comm.codec_formats import Codec as Codec
+from recshard_lab.comm.codec_formats import CommType as CommType
+from recshard_lab.comm.codecs import CodecError as CodecError
+from recshard_lab.comm.codecs import CommOp as CommOp
+from recshard_lab.comm.codecs import QCommsConfig as QCommsConfig
+from recshard_lab.comm.codecs import QuantizedCommCodecs as QuantizedCommCodecs
+from recshard_lab.comm.codecs import Registry as Registry
+from recshard_lab.comm.codecs import codec_error as codec_error
+from recshard_lab.comm.codecs import codecs_for as codecs_for
+from recshard_lab.comm.codecs import get_qcomm_codecs as get_qcomm_codecs
+from recshard_lab.comm.codecs import get_qcomm_codecs_registry as get_qcomm_codecs_registry
+from recshard_lab.comm.codecs import make_codec as make_codec
 from recshard_lab.comm.collectives import Pending as Pending
 from recshard_lab.comm.collectives import all_gather_object as all_gather_object
 from recshard_lab.comm.collectives import all_reduce as all_reduce

@@ -19,14 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recshard_lab.comm import ShardingEnv
+from recshard_lab.comm import Registry, ShardingEnv
 from recshard_lab.distributed.input_dist import InputDist, PendingInput, Routed
 from recshard_lab.distributed.layout import Layout
 from recshard_lab.distributed.lookup import GroupKind, KernelGroup, RankLookup
 from recshard_lab.distributed.routes import Columns, PooledRoute, SequenceRoute
 from recshard_lab.distributed.row_norms import RowNormExchange
 from recshard_lab.distributed.variable_batch import VariableRoute
-from recshard_lab.embedding.out_of_range import OutOfRange
 from recshard_lab.sparse import KeyedJaggedTensor
 
 
@@ -48,7 +47,7 @@ class Executor:
         device: where the rectangles live.
         pooled: False for sequence collections.
         weighted: whether batches carry per-sample weights.
-        policy: what becomes of ids that are no rows; refused when left out.
+        codecs: number formats of rows and gradients on the wire; FP32 when left out.
     """
 
     def __init__(
@@ -60,13 +59,13 @@ class Executor:
         *,
         pooled: bool,
         weighted: bool,
-        policy: OutOfRange | None = None,
+        codecs: Registry | None = None,
     ) -> None:
         self.layout, self.env, self.device, self.pooled = layout, env, device, pooled
-        self.input_dist = InputDist(layout, env, pooled=pooled, weighted=weighted, policy=policy)
+        self.input_dist = InputDist(layout, env, pooled=pooled, weighted=weighted)
         self.lookup = RankLookup(layout, kinds, env.rank, pooled, device)
-        self.route = PooledRoute(layout, env) if pooled else SequenceRoute(layout, env)
-        self.variable = VariableRoute(layout, env)
+        self.route = PooledRoute(layout, env, codecs) if pooled else SequenceRoute(layout, env, codecs)
+        self.variable = VariableRoute(layout, env, codecs)
         self.first_replica = len(layout.exchanged_lanes[env.rank])
         self.anchor = torch.zeros((), device=device, requires_grad=True)
         #: for each kind whose column shards must add their squares: the group here, if any, how often, the exchange

@@ -16,9 +16,11 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from recshard_lab.comm import ShardingEnv, all_to_all
+from recshard_lab.comm import CommOp, Registry, ShardingEnv, codecs_for
 from recshard_lab.distributed.input_dist import Home, Routed
 from recshard_lab.distributed.layout import Lane, Layout
+from recshard_lab.distributed.routes.base import BACKWARD, FORWARD
+from recshard_lab.distributed.routes.wire import Parcel, Wire
 
 
 class VariableRoute:
@@ -29,10 +31,14 @@ class VariableRoute:
     Args:
         layout: the wiring.
         env: the ranks.
+        registry: codecs of each kind of message; FP32 when left out.
     """
 
-    def __init__(self, layout: Layout, env: ShardingEnv) -> None:
+    def __init__(self, layout: Layout, env: ShardingEnv, registry: Registry | None = None) -> None:
         self.layout, self.env = layout, env
+        codecs = codecs_for(CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL, registry)
+        self.forward_wire = Wire(env, FORWARD, codecs.forward)
+        self.backward_wire = Wire(env, BACKWARD, codecs.backward)
         self.lanes = layout.exchanged_lanes
         self.copies = layout.replicated_lanes
         self.buffer_bytes = 0
@@ -44,9 +50,9 @@ class VariableRoute:
         spans = _spans(routed, len(mine))
         flat = self._exchange(
             [[lane[start:end] for lane, (start, end) in zip(columns, own, strict=True)] for own in spans],
-            [sum(_bags(home, lane) * lane.shard.num_cols for lane in lanes) for lanes in self.lanes],
+            [[Parcel(_bags(home, lane), (lane.shard.num_cols,)) for lane in lanes] for lanes in self.lanes],
             torch.empty(0, dtype=dtype, device=routed.ids.device),
-            "output_dist/rows",
+            self.forward_wire,
         )
         out = flat.new_zeros(sum(self._sizes(home)))
         blocks = self._blocks(out, home)
@@ -69,9 +75,9 @@ class VariableRoute:
         widths = [lane.shard.num_cols for lane in mine]
         flat = self._exchange(
             [[blocks[lane.block][:, slice(*lane.shard.cols)] for lane in [*own, *self.copies]] for own in self.lanes],
-            [sum((end - start) * width for (start, end), width in zip(own, widths, strict=True)) for own in spans],
+            [[Parcel(end - start, (w,)) for (start, end), w in zip(own, widths, strict=True)] for own in spans],
             grad.new_empty(0),
-            "output_dist_backward/rows",
+            self.backward_wire,
         )
         rows = flat.new_zeros(sum(routed.segments), sum(widths))
         columns = rows.split(widths, 1) if widths else []
@@ -90,15 +96,15 @@ class VariableRoute:
         return torch.cat([rows.index_select(0, inverse) for rows, inverse in blocks], 1)
 
     def _exchange(
-        self, parts: Sequence[Sequence[Tensor]], receives: Sequence[int], example: Tensor, label: str
+        self, parts: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Parcel]], example: Tensor, wire: Wire
     ) -> Tensor:
         """For each rank the parts it is sent -> all it receives, flat."""
         pieces = [part.reshape(-1).to(example.dtype) for own in parts for part in own]
-        sends = [sum(part.numel() for part in own) for own in parts]
+        sends = [[Parcel(part.shape[0], (part.shape[1],)) for part in own] for own in parts]
         message = torch.cat(pieces) if pieces else example
-        received = all_to_all(message, sends, receives, self.env, label)
-        self.buffer_bytes = (message.numel() + received.numel()) * message.element_size()
-        return received
+        arriving = wire.send(message, sends, receives)
+        self.buffer_bytes = arriving.buffer_bytes
+        return arriving.wait()
 
     def _sizes(self, home: Home) -> list[int]:
         return [own.numel() * block.dim for own, block in zip(home.lengths, self.layout.blocks, strict=True)]

@@ -43,7 +43,7 @@ class Case:
     weighted: bool = False
     seed: int = 0
     device: str = "cpu"
-    out_of_range: str = "error"
+    codecs: Any = None  # a qcomm_codecs_registry
     inverse: list[list[Inverse]] | None = None  # step -> rank -> how its bags make samples (variable batches)
 
     def inverses(self, step: int) -> list[Inverse | None]:
@@ -62,7 +62,6 @@ class Result:
     collectives: list[int] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     backends: dict[str, str] = field(default_factory=dict)
-    out_of_range: int = 0
 
 
 class Model(nn.Module):
@@ -73,12 +72,10 @@ class Model(nn.Module):
         generator = torch.Generator().manual_seed(case.seed)
         if case.sequence:
             configs = [EmbeddingConfig(**table) for table in case.tables]
-            self.collection: Any = EmbeddingCollection(tables=configs, out_of_range=case.out_of_range)
+            self.collection: Any = EmbeddingCollection(tables=configs)
         else:
             bags = [EmbeddingBagConfig(**table) for table in case.tables]
-            self.collection = EmbeddingBagCollection(
-                tables=bags, is_weighted=case.weighted, out_of_range=case.out_of_range
-            )
+            self.collection = EmbeddingBagCollection(tables=bags, is_weighted=case.weighted)
         width = sum(table["embedding_dim"] * len(table["feature_names"]) for table in case.tables)
         self.dense = nn.Linear(width, 1)
         for parameter in self.parameters():
@@ -162,8 +159,8 @@ def sharded_model(case: Case) -> tuple[DistributedModelParallel, Model]:
     model = Model(case if rank == 0 else replace(case, seed=case.seed + 1))  # rank 0's weights must win
     fused = {"optimizer": case.optimizer, "learning_rate": case.learning_rate, "eps": case.eps}
     sharders = [
-        EmbeddingBagCollectionSharder(fused_params=fused, backend=case.backend),
-        EmbeddingCollectionSharder(fused_params=fused, backend=case.backend),
+        EmbeddingBagCollectionSharder(fused, case.codecs, backend=case.backend),
+        EmbeddingCollectionSharder(fused, case.codecs, backend=case.backend),
     ]
     plan = ShardingPlan.from_json(case.plan)
     return DistributedModelParallel(model, device=case.device, plan=plan, sharders=sharders), model
@@ -194,7 +191,6 @@ def train_sharded(case: Case) -> Result:
         result.dense_grads.append([p.grad.cpu().clone() for p in model.dense.parameters()])
         result.collectives.append(traced.count("all_to_all"))
         dense.step()
-    result.out_of_range = model.collection.out_of_range_count()
     result.weights = {name: value.cpu().clone() for name, value in dmp.full_state_dict().items()}
     return result
 
@@ -228,6 +224,5 @@ def train_unsharded(case: Case) -> Result:
         result.dense_grads.append([p.grad.clone() for p in model.dense.parameters()])
         sparse.step()
         dense.step()
-    result.out_of_range = model.collection.out_of_range_count()
     result.weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
     return result

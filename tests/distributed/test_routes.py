@@ -1,6 +1,7 @@
 """Routes: every way home gives the same rows, and each costs the messages and bytes that it promises."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +11,11 @@ from hypothesis import strategies as st
 
 import recshard_lab
 from recshard_lab import EmbeddingModuleShardingPlan, ParameterSharding, RankError, Shard, ShardingPlan
-from recshard_lab.comm import trace
+from recshard_lab.comm import CommType, QCommsConfig, get_qcomm_codecs_registry, trace
 from recshard_lab.distributed.routes.columns import ColumnJoin, Run
 from recshard_lab.sharding import ROUTES
 from tests.distributed import cases
-from tests.distributed.jobs import Case, batch_of, sharded_model
+from tests.distributed.jobs import Case, batch_of, sharded_model, train_sharded
 from tests.distributed.test_parity import check
 
 WORLD, LOCAL = 4, 2
@@ -189,3 +190,61 @@ def test_columns_joined_and_taken_apart_are_sums_and_copies() -> None:
     for run in runs:
         expected = 0.5 * truth[:, run.target : run.target + run.width]
         assert torch.equal(sends[run.sender][:, run.source : run.source + run.width], expected)
+
+
+def registry(forward: CommType, backward: CommType) -> Any:
+    return get_qcomm_codecs_registry(QCommsConfig(forward, backward))
+
+
+@pytest.mark.parametrize("kind", [CommType.FP16, CommType.BF16, CommType.INT8])
+@pytest.mark.parametrize("route", ROUTES)
+def test_coded_rows_differ_by_no_more_than_their_codec_allows(nodes: Any, route: str, kind: CommType) -> None:
+    forward = CommType.FP16 if route == "reduce_scatter" and kind is CommType.INT8 else kind
+    plan = plan_of(["rows on all ranks", "a grid"], [route])
+    exact = nodes.run(train_sharded, case_of(plan, 1))
+    coded = nodes.run(train_sharded, replace(case_of(plan, 1), codecs=registry(forward, kind)))
+    # partial sums of up to 5 ids of weights below 0.5, rounded on at most 2 hops and in W additions
+    size = 2.5
+    step = {CommType.FP16: 2.0**-11, CommType.BF16: 2.0**-8, CommType.INT8: 2 / 255 / 2}
+    for one, other in zip(exact, coded, strict=True):
+        gap = (one.outputs[0] - other.outputs[0]).abs()
+        assert gap.numel() == 0 or 0 < float(gap.max()) <= 2 * WORLD * size * step[forward]
+        for name, weight in one.weights.items():  # gradients are rounded: an SGD step of lr 0.05 differs by little
+            assert float((weight - other.weights[name]).abs().max()) <= 0.05 * 20 * step[kind], name
+        assert any(not torch.equal(one.weights[name], other.weights[name]) for name in one.weights)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("kind", [CommType.FP16, CommType.BF16, CommType.INT8])
+def test_the_trace_counts_coded_bytes(nodes: Any, route: str, kind: CommType) -> None:
+    forward = CommType.FP16 if route == "reduce_scatter" and kind is CommType.INT8 else kind
+    plan = plan_of(["rows on all ranks"], [route])
+    plain = nodes.run(bytes_of_a_step, even_case(plan))
+    coded = nodes.run(bytes_of_a_step, even_case(plan, codecs=registry(forward, kind)))
+    dims = [table["embedding_dim"] for table in SPLIT for _ in table["feature_names"]]
+    share = dict.fromkeys(CommType, 0.5) | {CommType.INT8: sum(dim + 8 for dim in dims) / (4 * sum(dims))}
+    for one, other in zip(plain, coded, strict=True):
+        assert one.keys() == other.keys()
+        for label, (_, sent, _, _) in one.items():
+            ratio = 1.0 if not label.startswith("output") else share[kind if "backward" in label else forward]
+            assert other[label][1] == sent * ratio, label
+
+
+def test_int8_rows_cannot_be_added_on_the_way(nodes: Any) -> None:
+    plan = plan_of(["rows on all ranks"], ["reduce_scatter"])
+    with pytest.raises(RankError, match=r"reduce_scatter.*int8 cannot be added.*FP16"):
+        nodes.run(bytes_of_a_step, even_case(plan, codecs=registry(CommType.INT8, CommType.FP32)))
+
+
+@pytest.mark.parametrize("kind", [CommType.BF16, CommType.INT8])
+def test_sequences_and_replicas_are_coded_too(nodes: Any, kind: CommType) -> None:
+    tables = cases.sequence_tables()
+    plan = cases.plan_of(tables, ["row_wise", "column_wise", "data_parallel"], WORLD)
+    case = Case(tables, plan.to_json(), cases.random_steps(3, tables, WORLD, 2, 4), sequence=True)
+    exact = nodes.run(train_sharded, case)
+    coded = nodes.run(train_sharded, replace(case, codecs=registry(kind, kind)))
+    for one, other in zip(exact, coded, strict=True):
+        assert float((one.outputs[0] - other.outputs[0]).abs().max()) <= 0.5 * 2.0**-7
+        assert not torch.equal(one.outputs[0], other.outputs[0])
+        for name, weight in coded[0].weights.items():
+            assert torch.equal(weight, other.weights[name]), "replicas differ"

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from recshard_lab.comm import ShardingEnv
+from recshard_lab.comm import CommOp, QuantizedCommCodecs, ShardingEnv
 from recshard_lab.distributed.input_dist import Routed
 from recshard_lab.distributed.layout import Lane, Layout
 from recshard_lab.distributed.routes.columns import Run
@@ -23,9 +23,10 @@ class Route(ABC):
     """
 
     name: ClassVar[str]
+    op: ClassVar[CommOp] = CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL  # whose codecs it takes
 
-    def __init__(self, layout: Layout, env: ShardingEnv) -> None:
-        self.layout, self.env = layout, env
+    def __init__(self, layout: Layout, env: ShardingEnv, codecs: QuantizedCommCodecs) -> None:
+        self.layout, self.env, self.codecs = layout, env, codecs
         self.lanes = layout.lanes_of(self.name)
         self.width = sum(lane.shard.num_cols for lane in self.lanes[env.rank])
         self.buffer_bytes = 0

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recshard_lab.comm import ShardingEnv
+from recshard_lab.comm import QuantizedCommCodecs, ShardingEnv
 from recshard_lab.distributed.input_dist import Routed
 from recshard_lab.distributed.layout import Layout
 from recshard_lab.distributed.routes.base import BACKWARD, FORWARD, Route, runs_of, widths_of
@@ -22,8 +22,8 @@ class DirectRoute(Route):
 
     name = "direct"
 
-    def __init__(self, layout: Layout, env: ShardingEnv) -> None:
-        super().__init__(layout, env)
+    def __init__(self, layout: Layout, env: ShardingEnv, codecs: QuantizedCommCodecs) -> None:
+        super().__init__(layout, env, codecs)
         starts = {number: block.start for number, block in enumerate(layout.blocks)}
         self.widths = [widths_of(lanes) for lanes in self.lanes]
         self.copies = widths_of(layout.replicated_lanes)
@@ -37,16 +37,17 @@ class DirectRoute(Route):
             for rank, runs in enumerate(exchanged)
             for run in [*runs, *(Run(rank, r.source + sum(self.widths[rank]), r.target, r.width) for r in replicated)]
         )
-        self.forward_wire, self.backward_wire = Wire(env, FORWARD), Wire(env, BACKWARD)
+        self.forward_wire = Wire(env, FORWARD, codecs.forward)
+        self.backward_wire = Wire(env, BACKWARD, codecs.backward)
 
     def begin(self, rows: Tensor, routed: Routed) -> Any:
         self.buffer_bytes = 0
         if not any(self.widths):  # every table is replicated: on all ranks alike
             return None
         own = self.widths[self.env.rank]
-        sends = [Parcel(segments, own) for segments in routed.segments]
+        sends = [[Parcel(segments, own)] for segments in routed.segments]
         receives = [Parcel(routed.home.batch_size, widths) for widths in self.widths]
-        arriving = self.forward_wire.send(rows.reshape(-1), sends, receives)
+        arriving = self.forward_wire.send(rows.reshape(-1), sends, [[parcel] for parcel in receives])
         self.buffer_bytes = arriving.buffer_bytes
         return arriving, receives
 
@@ -63,12 +64,12 @@ class DirectRoute(Route):
             return grad.new_empty(0)
         sends = [Parcel(grad.shape[0], widths + self.copies) for widths in self.widths]
         own = self.widths[self.env.rank] + self.copies
-        receives = [Parcel(segments, own) for segments in routed.segments]
+        receives = [[Parcel(segments, own)] for segments in routed.segments]
         message = grad.new_empty(sum(parcel.size for parcel in sends))
         parts = message.split([parcel.size for parcel in sends])
         shaped = [part.view(p.rows, sum(p.widths)) for part, p in zip(parts, sends, strict=True)]
         self.backward_join.take_apart(grad, shaped, scale)
-        arriving = self.backward_wire.send(message, sends, receives)
+        arriving = self.backward_wire.send(message, [[parcel] for parcel in sends], receives)
         self.buffer_bytes = arriving.buffer_bytes
         return arriving
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from recshard_lab.comm import ShardingEnv
+from recshard_lab.comm import Registry, ShardingEnv, codecs_for
 from recshard_lab.distributed.input_dist import Home, Routed
 from recshard_lab.distributed.layout import Layout
 from recshard_lab.distributed.routes.base import Route
@@ -41,13 +41,14 @@ class PooledRoute:
     Args:
         layout: the wiring.
         env: the ranks.
+        registry: codecs of each kind of message; FP32 when left out.
     """
 
-    def __init__(self, layout: Layout, env: ShardingEnv) -> None:
+    def __init__(self, layout: Layout, env: ShardingEnv, registry: Registry | None = None) -> None:
         self.layout = layout
-        self.direct = DirectRoute(layout, env)
-        self.routes: list[Route] = [self.direct]
-        self.routes += [KINDS[name](layout, env) for name in layout.routes if name != "direct"]
+        self.direct = DirectRoute(layout, env, codecs_for(DirectRoute.op, registry))
+        others = [KINDS[name] for name in layout.routes if name != "direct"]
+        self.routes: list[Route] = [self.direct, *(kind(layout, env, codecs_for(kind.op, registry)) for kind in others)]
 
     @property
     def buffer_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 Every rank gives ``[W, B, D]``, D the columns of all tables of this route, zeros where it has none of them: right for
 row-wise tables over all ranks, wasteful where few ranks hold a table. Ranks' batches are padded to the largest.
+Forward, coded values are added: FP16 and BF16 round each partial sum, up to W times, and INT8 is refused by name.
 A table whose rows are not cut has nothing to add: its rows travel as under ``direct`` (`layout.effective_route`).
 """
 
@@ -10,20 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recshard_lab.comm import ShardingEnv, issue_all_gather, issue_reduce_scatter
+from recshard_lab.comm import CommOp, QuantizedCommCodecs, ShardingEnv, issue_reduce_scatter
 from recshard_lab.distributed.input_dist import Routed
 from recshard_lab.distributed.layout import Layout
 from recshard_lab.distributed.routes.base import BACKWARD, FORWARD, Route, runs_of
 from recshard_lab.distributed.routes.columns import ColumnJoin, Run
+from recshard_lab.distributed.routes.wire import Parcel, Wire
+from recshard_lab.sharding import PlanError
 
 
 class ReduceScatterRoute(Route):
     """The network adds."""
 
     name = "reduce_scatter"
+    op = CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER
 
-    def __init__(self, layout: Layout, env: ShardingEnv) -> None:
-        super().__init__(layout, env)
+    def __init__(self, layout: Layout, env: ShardingEnv, codecs: QuantizedCommCodecs) -> None:
+        super().__init__(layout, env, codecs)
         home_runs: list[Run] = []
         compact: dict[int, int] = {}  # block -> its first column among those of this route
         self.columns = 0
@@ -33,6 +37,9 @@ class ReduceScatterRoute(Route):
             home_runs.append(Run(0, self.columns, made.start, made.dim))
             self.columns += made.dim
         self.home_join = ColumnJoin(home_runs)
+        self.widths = tuple(layout.blocks[block].dim for block in compact)
+        self._check_codec()
+        self.backward_wire = Wire(env, BACKWARD, codecs.backward)
         self.own_join = ColumnJoin(runs_of(self.lanes[env.rank], 0, compact))
 
     def begin(self, rows: Tensor, routed: Routed) -> Any:
@@ -40,19 +47,24 @@ class ReduceScatterRoute(Route):
             spread = rows.new_zeros(rows.shape[0], self.columns)
             self.own_join.join([rows], spread)
             rows = spread
-        message = self._padded(rows, routed.segments)
+        codec, dtype = self.codecs.forward, rows.dtype
+        padded = self._padded(rows, routed.segments)
+        message = codec.encode(padded.view(-1, self.columns), parts=self.env.world_size)
         self.buffer_bytes = (message.numel() + message.numel() // self.env.world_size) * message.element_size()
-        return issue_reduce_scatter(message.view(-1), self.env, FORWARD)
+        return issue_reduce_scatter(message.view(-1), self.env, FORWARD), dtype
 
     def finish(self, begun: Any, out: Tensor, routed: Routed) -> None:
-        summed = begun.wait().view(max(routed.segments), self.columns)
+        pending, dtype = begun
+        received = pending.wait().view(max(routed.segments), self.columns)
+        summed = self.codecs.forward.decode(received, self.columns, dtype)
         self.home_join.join([summed[: out.shape[0]]], out)
 
     def begin_backward(self, grad: Tensor, scale: float, routed: Routed) -> Any:
         message = grad.new_zeros(max(routed.segments), self.columns)
         self.home_join.take_apart(grad, [message[: grad.shape[0]]], scale)
-        self.buffer_bytes = message.numel() * (1 + self.env.world_size) * message.element_size()
-        return issue_all_gather(message.view(-1), self.env, BACKWARD)
+        arriving = self.backward_wire.gather(message.view(-1), Parcel(message.shape[0], self.widths))
+        self.buffer_bytes = arriving.buffer_bytes
+        return arriving
 
     def finish_backward(self, begun: Any, routed: Routed) -> Tensor:
         largest = max(routed.segments)
@@ -66,6 +78,14 @@ class ReduceScatterRoute(Route):
         own = rows.new_empty(rows.shape[0], self.width)
         self.own_join.take_apart(rows, [own])
         return own
+
+    def _check_codec(self) -> None:
+        codec = self.codecs.forward
+        if not codec.adds_on_wire:
+            raise PlanError(
+                f"route 'reduce_scatter' adds rows on the way, and rows coded as {codec.comm_type} cannot be added. "
+                f"Smallest fix: forward_precision=CommType.FP16, or route 'direct' or 'two_hop'"
+            )
 
     def _padded(self, rows: Tensor, segments: list[int]) -> Tensor:
         """``[sum of B, D]`` -> ``[W, largest B, D]``."""

@@ -9,10 +9,12 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from recshard_lab.comm import ShardingEnv, all_to_all
+from recshard_lab.comm import CommOp, Registry, ShardingEnv, codecs_for
 from recshard_lab.distributed.input_dist import Home, Routed
 from recshard_lab.distributed.layout import Lane, Layout
+from recshard_lab.distributed.routes.base import BACKWARD, FORWARD
 from recshard_lab.distributed.routes.pooled import Columns
+from recshard_lab.distributed.routes.wire import Parcel, Wire
 from recshard_lab.sharding import PlanError
 
 
@@ -23,8 +25,11 @@ class SequenceRoute:
         PlanError: a table's route is not "direct".
     """
 
-    def __init__(self, layout: Layout, env: ShardingEnv) -> None:
+    def __init__(self, layout: Layout, env: ShardingEnv, registry: Registry | None = None) -> None:
         self.layout, self.env = layout, env
+        codecs = codecs_for(CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL, registry)
+        self.forward_wire = Wire(env, FORWARD, codecs.forward)
+        self.backward_wire = Wire(env, BACKWARD, codecs.backward)
         for table, route in zip(layout.tables, layout.table_routes, strict=True):
             if route != "direct":
                 raise PlanError(
@@ -40,12 +45,13 @@ class SequenceRoute:
         example = routed.ids.new_empty(0, dtype=self.layout.rows_dtype)
         lane_major = torch.cat(exchanged).to(example.dtype) if exchanged else example
         sizes = [[n * lane.shard.num_cols for n in routed.counts[i]] for i, lane in enumerate(mine)]
-        message, send_sizes = _turn(lane_major, sizes, self.env.world_size)
-        receive_sizes = [self._sent(rank, home) for rank in range(self.env.world_size)]
-        flat = self._exchange(message, send_sizes, [sum(each) for each in receive_sizes], "output_dist/rows")
+        message = _turn(lane_major, sizes, self.env.world_size)
+        sends = _loads(mine, routed.counts, self.env.world_size)
+        receives = [self._sent(rank, home) for rank in range(self.env.world_size)]
+        flat = self._exchange(self.forward_wire, message, sends, receives)
         out = example.new_empty(sum(self._block_sizes(home)))
         blocks = self._blocks(out, home)
-        parts = iter(flat.split([size for each in receive_sizes for size in each]))
+        parts = iter(flat.split([parcel.size for load in receives for parcel in load]))
         for rank, lanes in enumerate(self.lanes):
             for number, lane in enumerate(lanes):
                 self._columns(blocks, home, rank, number, lane, next(parts))
@@ -63,30 +69,28 @@ class SequenceRoute:
         home = routed.home
         blocks = self._blocks(grad.contiguous(), home)
         copies = [blocks[lane.block].reshape(-1) for lane in self.layout.replicated_lanes]
-        pieces, send_sizes = [], []
+        copied = [Parcel(home.counts[lane.block], (lane.shard.num_cols,)) for lane in self.layout.replicated_lanes]
+        pieces, sends = [], []
         for rank, lanes in enumerate(self.lanes):
             parts = [self._gather(blocks, home, rank, number, lane) for number, lane in enumerate(lanes)] + copies
             pieces += parts
-            send_sizes.append(sum(part.numel() for part in parts))
+            sends.append(self._sent(rank, home) + copied)
         lanes = self.layout.rank_lanes[self.env.rank]
         counts = routed.counts
         sizes = [[n * lane.shard.num_cols for n in counts[i]] for i, lane in enumerate(lanes)]
         by_source = [[each[source] for each in sizes] for source in range(self.env.world_size)]
-        flat = self._exchange(
-            torch.cat(pieces) if pieces else grad.new_empty(0),
-            send_sizes,
-            [sum(each) for each in by_source],
-            "output_dist_backward/rows",
-        )
-        return Columns([_turn(flat, by_source, len(lanes))[0]])
+        receives = _loads(lanes, counts, self.env.world_size)
+        message = torch.cat(pieces) if pieces else grad.new_empty(0)
+        flat = self._exchange(self.backward_wire, message, sends, receives)
+        return Columns([_turn(flat, by_source, len(lanes))])
 
-    def _exchange(self, message: Tensor, sends: Sequence[int], receives: Sequence[int], label: str) -> Tensor:
-        received = all_to_all(message, sends, receives, self.env, label)
-        self.buffer_bytes = (message.numel() + received.numel()) * message.element_size()
-        return received
+    def _exchange(self, wire: Wire, message: Tensor, sends: list[list[Parcel]], receives: list[list[Parcel]]) -> Tensor:
+        arriving = wire.send(message, sends, receives)
+        self.buffer_bytes = arriving.buffer_bytes
+        return arriving.wait()
 
-    def _sent(self, rank: int, home: Home) -> list[int]:
-        return [home.sent[rank][n] * lane.shard.num_cols for n, lane in enumerate(self.lanes[rank])]
+    def _sent(self, rank: int, home: Home) -> list[Parcel]:
+        return [Parcel(home.sent[rank][n], (lane.shard.num_cols,)) for n, lane in enumerate(self.lanes[rank])]
 
     def _block_sizes(self, home: Home) -> list[int]:
         return [n * block.dim for n, block in zip(home.counts, self.layout.blocks, strict=True)]
@@ -111,13 +115,17 @@ class SequenceRoute:
         return (source if positions is None else source[positions]).reshape(-1)
 
 
-def _turn(flat: Tensor, sizes: Sequence[Sequence[int]], width: int) -> tuple[Tensor, list[int]]:
-    """Transposes pieces: ``sizes[i][j]`` is the size of the one at (i, j), laid i-major in ``flat``; returns j-major.
+def _loads(lanes: Sequence[Lane], counts: Sequence[Sequence[int]], world_size: int) -> list[list[Parcel]]:
+    """For each source rank, one parcel a lane: that lane's rows for it."""
+    return [
+        [Parcel(counts[number][source], (lane.shard.num_cols,)) for number, lane in enumerate(lanes)]
+        for source in range(world_size)
+    ]
 
-    Also the total size of each j.
-    """
+
+def _turn(flat: Tensor, sizes: Sequence[Sequence[int]], width: int) -> Tensor:
+    """Transposes pieces: ``sizes[i][j]`` is the size of piece (i, j), laid i-major in ``flat``; returns j-major."""
     ends = list(accumulate((n for row in sizes for n in row), initial=0))
     count = len(sizes)
     pieces = [flat[ends[i * width + j] : ends[i * width + j + 1]] for j in range(width) for i in range(count)]
-    totals = [sum(row[j] for row in sizes) for j in range(width)]
-    return (torch.cat(pieces) if pieces else flat[:0]), totals
+    return torch.cat(pieces) if pieces else flat[:0]

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recshard_lab.comm import ShardingEnv
+from recshard_lab.comm import QuantizedCommCodecs, ShardingEnv
 from recshard_lab.distributed.input_dist import Routed
 from recshard_lab.distributed.layout import Lane, Layout
 from recshard_lab.distributed.routes.base import BACKWARD, FORWARD, Route, widths_of
 from recshard_lab.distributed.routes.columns import ColumnJoin, Run
-from recshard_lab.distributed.routes.wire import Parcel, Wire
+from recshard_lab.distributed.routes.wire import Arriving, Parcel, Wire
 
 
 class TwoHopRoute(Route):
@@ -30,8 +30,8 @@ class TwoHopRoute(Route):
 
     name = "two_hop"
 
-    def __init__(self, layout: Layout, env: ShardingEnv) -> None:
-        super().__init__(layout, env)
+    def __init__(self, layout: Layout, env: ShardingEnv, codecs: QuantizedCommCodecs) -> None:
+        super().__init__(layout, env, codecs)
         self.local = env.local_world_size
         self.nodes, self.node, self.place = env.world_size // self.local, env.node, env.rank % self.local
         intra, inter = env.node_envs()
@@ -45,15 +45,17 @@ class TwoHopRoute(Route):
             for node, columns in enumerate(node_columns)
             for block, run in columns.onward
         )
-        self.hop_1, self.hop_2 = Wire(intra, f"{FORWARD}/inside"), Wire(inter, f"{FORWARD}/across")
-        self.back_2, self.back_1 = Wire(inter, f"{BACKWARD}/across"), Wire(intra, f"{BACKWARD}/inside")
+        self.hop_1 = Wire(intra, f"{FORWARD}/inside", codecs.forward)
+        self.hop_2 = Wire(inter, f"{FORWARD}/across", codecs.forward)
+        self.back_2 = Wire(inter, f"{BACKWARD}/across", codecs.backward)
+        self.back_1 = Wire(intra, f"{BACKWARD}/inside", codecs.backward)
 
     def begin(self, rows: Tensor, routed: Routed) -> Any:
         own = self.inside_widths[self.place]
         by_place = self._by_place(routed)
         sends = [Parcel(sum(batches), own) for batches in by_place]
         receives = [Parcel(sum(by_place[self.place]), widths) for widths in self.inside_widths]
-        arriving = self.hop_1.send(self._turn(rows, routed, to_places=True).reshape(-1), sends, receives)
+        arriving = _send(self.hop_1, self._turn(rows, routed, to_places=True).reshape(-1), sends, receives)
         self.buffer_bytes = arriving.buffer_bytes
         return arriving, receives
 
@@ -65,7 +67,7 @@ class TwoHopRoute(Route):
         self.inside_join.join(parts, summed)
         sends = [Parcel(batch, mine) for batch in batches]
         receives = [Parcel(routed.home.batch_size, widths) for widths in self.node_widths]
-        across = self.hop_2.send(summed.view(-1), sends, receives)
+        across = _send(self.hop_2, summed.view(-1), sends, receives)
         self.buffer_bytes += across.buffer_bytes
         self.across_join.join(_shaped(across.wait(), receives), out)
 
@@ -75,7 +77,7 @@ class TwoHopRoute(Route):
         self.across_join.take_apart(grad, _shaped(message, sends), scale)
         mine = self.node_widths[self.node]
         receives = [Parcel(batch, mine) for batch in self._by_place(routed)[self.place]]
-        arriving = self.back_2.send(message, sends, receives)
+        arriving = _send(self.back_2, message, sends, receives)
         self.buffer_bytes = arriving.buffer_bytes
         return arriving
 
@@ -86,7 +88,7 @@ class TwoHopRoute(Route):
         message = summed.new_empty(sum(parcel.size for parcel in sends))
         self.inside_join.take_apart(summed, _shaped(message, sends))
         own = self.inside_widths[self.place]
-        inside = self.back_1.send(message, sends, [Parcel(sum(batches), own) for batches in by_place])
+        inside = _send(self.back_1, message, sends, [Parcel(sum(batches), own) for batches in by_place])
         self.buffer_bytes += inside.buffer_bytes
         return self._turn(
             inside.wait().view(-1, self.width) if self.width else summed.new_empty(sum(routed.segments), 0),
@@ -155,6 +157,10 @@ def _union(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             merged.append((first, end))
     return merged
+
+
+def _send(wire: Wire, flat: Tensor, sends: list[Parcel], receives: list[Parcel]) -> Arriving:
+    return wire.send(flat, [[parcel] for parcel in sends], [[parcel] for parcel in receives])
 
 
 def _shaped(flat: Tensor, parcels: list[Parcel]) -> list[Tensor]:

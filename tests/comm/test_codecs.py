@@ -1,0 +1,159 @@
+"""Codecs keep their bounds, the two ways to code INT8 give the same bits, and nothing overflows in silence."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from recshard_lab.comm import (
+    CommType,
+    QCommsConfig,
+    codec_error,
+    get_qcomm_codecs,
+    get_qcomm_codecs_registry,
+    make_codec,
+    rowwise,
+)
+from recshard_lab.comm.codec_formats import Bf16Codec, Fp16Codec, Int8Codec
+
+CODED = [CommType.FP16, CommType.BF16, CommType.INT8]
+BYTES = {CommType.FP32: 4, CommType.FP16: 2, CommType.BF16: 2, CommType.INT8: 1}
+
+
+def tables_of_rows(**numbers: Any) -> st.SearchStrategy[torch.Tensor]:
+    shapes = st.tuples(st.integers(0, 5), st.integers(1, 9))
+    return arrays.arrays("float32", shapes, elements=st.floats(width=32, **numbers)).map(torch.from_numpy)
+
+
+@pytest.mark.parametrize("kind", list(CommType))
+@settings(max_examples=150, deadline=None)
+@given(rows=tables_of_rows())
+def test_every_element_keeps_the_bound_of_its_codec_whatever_the_rows_hold(kind: CommType, rows: torch.Tensor) -> None:
+    error = codec_error(kind, rows)
+    assert error.within, str(error)
+    assert error.encoded_bytes == rows.numel() * BYTES[kind] + (8 * len(rows) if kind is CommType.INT8 else 0)
+
+
+@pytest.mark.parametrize("kind", CODED)
+def test_the_bound_is_tight_and_a_worse_codec_would_break_it(kind: CommType) -> None:
+    rows = torch.randn(200, 64, generator=torch.Generator().manual_seed(0))
+    codec = make_codec(kind)
+    bound = codec.error_bound(rows)
+    gap = (codec.decode(codec.encode(rows), 64).double() - rows.double()).abs()
+    assert bool((gap <= bound).all())
+    assert bool((gap > 0.9 * bound).any())
+    formula = {
+        CommType.FP16: 2.0**-11 * rows.abs(),
+        CommType.BF16: 2.0**-8 * rows.abs(),
+        CommType.INT8: ((rows.amax(1, True) - rows.amin(1, True)) / 255 / 2).expand_as(rows),
+    }[kind]
+    torch.testing.assert_close(bound.float(), formula.clamp(min=2.0**-25), rtol=1e-3, atol=0.0)
+
+
+def test_a_mean_of_zero_error_is_not_claimed_and_the_view_prints() -> None:
+    rows = torch.tensor([[0.0, 1.0, 2.5, -3.0]])
+    assert codec_error(CommType.FP32, rows).max_abs == 0.0
+    text = str(codec_error(CommType.INT8, torch.randn(4, 16)))
+    assert "within its bound" in text
+    assert "96 bytes for 256" in text
+    with pytest.raises(ValueError, match="floating point"):
+        codec_error(CommType.FP16, torch.arange(3))
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows=tables_of_rows(allow_nan=False, allow_infinity=False), power=st.integers(-60, 20))
+def test_fbgemm_and_torch_give_the_same_bits(rows: torch.Tensor, power: int) -> None:
+    pytest.importorskip("fbgemm_gpu")
+    rows = (rows.clamp(-4.0, 4.0) * 2.0**power).contiguous()
+    by_either = rowwise.encode_rows(rows)
+    if rows.numel():
+        low, high = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
+        assert torch.equal(by_either, rowwise._by_torch(rows, low, high - low))
+    fast = rowwise.decode_rows(by_either, rows.shape[1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rowwise, "_has_fbgemm", lambda: False)
+        slow = rowwise.decode_rows(by_either, rows.shape[1])
+        assert torch.equal(by_either, rowwise.encode_rows(rows))
+    torch.testing.assert_close(fast, slow, rtol=2.0**-22, atol=1e-37)
+
+
+def test_rows_of_tiny_gradients_are_not_wiped_out() -> None:
+    rows = torch.randn(8, 16, generator=torch.Generator().manual_seed(0)) * 1e-12
+    error = codec_error(CommType.INT8, rows)
+    assert error.within
+    assert error.max_abs < 1e-13
+
+
+def test_layout_is_fbgemms() -> None:
+    fbgemm = pytest.importorskip("fbgemm_gpu")
+    assert fbgemm is not None
+    rows = torch.randn(5, 12, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(rowwise.encode_rows(rows), torch.ops.fbgemm.FloatToFused8BitRowwiseQuantized(rows))
+
+
+def test_finite_values_saturate_are_counted_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    codec = Fp16Codec()
+    rows = torch.tensor([[1e6, -1e6, 3.0, float("inf"), float("nan")]])
+    with caplog.at_level(logging.WARNING, logger="recshard_lab"):
+        decoded = codec.decode(codec.encode(rows), 5)
+        codec.encode(rows)
+    assert decoded[0, :4].tolist() == [65504.0, -65504.0, 3.0, float("inf")]
+    assert decoded[0, 4].isnan()
+    assert codec.saturated == 4
+    assert len(caplog.records) == 1
+    assert "fp16 codec: 2 values beyond 65504 (largest 1e+06)" in caplog.text
+    assert Bf16Codec().decode(Bf16Codec().encode(rows[:, :3]), 3).isfinite().all()
+
+
+def test_sums_of_saturated_parts_stay_finite() -> None:
+    encoded = Fp16Codec().encode(torch.tensor([[9e4, -9e4]]), parts=4)
+    assert (encoded + encoded + encoded + encoded).isfinite().all()
+
+
+def test_a_row_that_int8_cannot_hold_arrives_as_nan_and_the_others_unharmed() -> None:
+    rows = torch.tensor([[1.0, float("nan"), 2.0], [1.0, 2.0, 3.0], [0.0, float("inf"), 0.0]])
+    codec = Int8Codec()
+    decoded = codec.decode(codec.encode(rows), 3)
+    assert decoded[[0, 2]].isnan().all()
+    torch.testing.assert_close(decoded[1], rows[1], rtol=0.0, atol=2 / 255 / 2 * 1.001)
+
+
+def test_a_loss_scale_lifts_small_gradients_out_of_the_subnormals() -> None:
+    rows = torch.randn(10, 8, generator=torch.Generator().manual_seed(0)) * 1e-7
+    plain, scaled = codec_error(CommType.FP16, rows), codec_error(Fp16Codec(loss_scale=2.0**16), rows)
+    assert plain.within
+    assert scaled.within
+    assert scaled.mean_abs < plain.mean_abs / 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"forward_precision": "fp16"}, "forward_precision must be one of CommType.FP32"),
+        ({"backward_precision": CommType.INT8, "backward_loss_scale": 8.0}, "backward_loss_scale=8.0"),
+        ({"forward_loss_scale": 2.0}, "forward_loss_scale"),
+    ],
+)
+def test_a_configuration_that_means_nothing_is_refused_by_name(arguments: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        QCommsConfig(**arguments)
+
+
+def test_a_loss_scale_that_is_no_positive_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="positive"):
+        get_qcomm_codecs(QCommsConfig(CommType.FP16, forward_loss_scale=0.0))
+
+
+def test_a_registry_with_a_stray_key_is_refused_where_it_is_given() -> None:
+    from recshard_lab import EmbeddingBagCollectionSharder
+
+    registry: dict[str, Any] = get_qcomm_codecs_registry(QCommsConfig(CommType.FP16))
+    EmbeddingBagCollectionSharder(None, registry)
+    with pytest.raises(ValueError, match=r"'ALL_TO_ALL'.*POOLED_EMBEDDINGS_ALL_TO_ALL"):
+        EmbeddingBagCollectionSharder(qcomm_codecs_registry={"ALL_TO_ALL": registry.popitem()[1]})
+    with pytest.raises(ValueError, match="must be QuantizedCommCodecs"):
+        EmbeddingBagCollectionSharder(qcomm_codecs_registry={"POOLED_EMBEDDINGS_ALL_TO_ALL": "fp16"})  # type: ignore[dict-item]

@@ -4,7 +4,7 @@ Every rectangle adds a fixed vector of loads to the rank it lies on; the phases 
 
     input_dist            each rank sends its ids to the ranks whose rectangles cover them: lengths, then ids
     lookup                each rank looks up all its rectangles for the global batch, replicas for its own batch
-    output_dist           partial pooled rows go home and are added up there (nothing for replicas)
+    output_dist           partial pooled rows go home, by their route (nothing for replicas)
     dense                 the rest of the model, its all-reduce, and what a step costs around its phases
     output_dist_backward  the gradient of every pooled row goes back (of replicas, to every rank)
     lookup_backward       segment sums and the optimizer; with a row-wise optimizer on column pieces, the norms
@@ -22,17 +22,31 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.planner.loads import (
+    ACROSS,
+    BACK,
+    HOP,
+    IDS,
+    IN,
+    LANES,
+    LOOKUP,
+    MEMORY,
+    NORMS,
+    OUT,
+    REDUCE_SCATTER,
+    ROW_CUT,
+    SCATTER,
+    TWO_HOP,
+    UPDATE,
+    K,
+)
 from recshard_lab.planner.memory import MEMORY_CATEGORIES, fixed_memory, rect_memory
+from recshard_lab.planner.route_costs import RouteCosts
 from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES, Array, Workload, table_loads
 from recshard_lab.sharding import ParameterConstraints, Topology
 
 PHASES = ("input_dist", "lookup", "output_dist", "dense", "output_dist_backward", "lookup_backward")
 
-# loads of a rectangle: bytes from each peer, bytes to each peer, bytes from each peer in backward, ids from each
-# peer, ms of lookup, ms of update, bytes of row norms, lanes (features of rectangles), those of row stripes, then
-# bytes of memory
-IN, OUT, BACK, IDS, LOOKUP, UPDATE, NORMS, LANES, ROW_CUT, MEMORY = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9
-K = MEMORY + 4
 CACHE_LINE = 64  # bytes; memory is read in lines, so a piece of few columns costs as much as a line a row
 _MEMORY_AT = [MEMORY_CATEGORIES.index(c) for c in ("weights", "optimizer_state", "input_buffers", "output_buffers")]
 
@@ -61,18 +75,20 @@ class CostModel:
         self.capacity = topology.memory_cap_bytes
         self.fixed_memory = fixed_memory(self.tables, topology, workload)
         self.dense_ms, self.dense_bytes = self._dense()
-        self.latency_ms = 0.0
-        if topology.world_size > 1:
-            one = topology.intra_host_latency_ms if topology.num_nodes == 1 else topology.inter_host_latency_ms
-            self.latency_ms = (one + topology.peer_ms * (topology.world_size - 1)) * topology.slowdown
+        self.routes = RouteCosts(topology)
+        self.latency_ms = self.routes.latency_ms
 
-    def rect_loads(self, of: Array, rows: Array, cols: Array, replicated: Array, dense: Array) -> Array:
+    def rect_loads(
+        self, of: Array, rows: Array, cols: Array, replicated: Array, dense: Array, route: Array | None = None
+    ) -> Array:
         """The loads ``[K, n]`` of n rectangles.
 
         Args:
             of: ``[n]`` table of each rectangle; rows, cols: its sizes.
             replicated: ``[n]`` 1.0 for a replica: no row leaves it in forward.
             dense: ``[n]`` 1.0 for kernel "dense": a gradient of the whole rectangle, and an optimizer over it.
+            route: ``[n]`` DIRECT, REDUCE_SCATTER or TWO_HOP of `loads`; all direct when left out. The load ACROSS is
+                that of a rectangle alone on its node, to be scaled by `across_shares`.
         """
         top, tables, ranks = self.topology, self.tables, self.topology.world_size
         loads = np.empty((K, len(of)))
@@ -84,8 +100,9 @@ class CostModel:
         vector_ms = 4 * cols / top.cache_bw
         update_ms = 2 * row_bytes * unique / top.memory_bw * top.update_cost[self.workload.optimizer]
         loads[IN] = 4 * (ids * (1 + tables.weighted[of]) + bags)
-        loads[OUT] = 4 * vectors * cols * (1 - replicated)
         loads[BACK] = 4 * vectors * cols
+        loads[OUT] = loads[BACK] * (1 - replicated)
+        loads[HOP : SCATTER + 1] = 0.0
         loads[IDS] = ids
         loads[LOOKUP] = ids * (top.lookup_ns_per_id * 1e-6 + rows_ms) + vectors * vector_ms
         loads[UPDATE] = ids * (top.update_ns_per_id * 1e-6 + update_ms + vector_ms) + vectors * vector_ms
@@ -98,26 +115,30 @@ class CostModel:
         loads[LANES] = tables.features[of]
         loads[ROW_CUT] = tables.features[of] * (rows < tables.rows[of])
         loads[MEMORY:] = rect_memory(tables, of, rows, cols, dense, ranks, self.workload.optimizer)
+        if route is not None and route.any():
+            hops, scattered = route == TWO_HOP, route == REDUCE_SCATTER
+            loads[HOP] = loads[ACROSS] = loads[OUT] * hops
+            loads[SCATTER] = loads[OUT] * scattered * rows / tables.rows[of]
+            loads[OUT : BACK + 1] *= route == 0.0
+            loads[-1] *= ~scattered  # every rank puts all columns into the sum: `RouteCosts.buffer_bytes`
         return loads
 
     def phases(self, loads: Array) -> Array:
         """Milliseconds ``[P, ..., W]`` of ranks that hold `loads` ``[K, ..., W]``."""
         top = self.topology
         ranks, slow = top.world_size, top.slowdown
-        total = loads[: IDS + 1].sum(axis=-1, keepdims=True)
-        wire = self._wire(loads[:IDS], total[:IDS])
+        ids_in, ids = (loads[k].sum(axis=-1, keepdims=True) for k in (IN, IDS))
         ms = np.empty((len(PHASES), *loads.shape[1:]))
         route = top.route_ns_per_id * 1e-6 * slow
         lanes, row_cut = loads[LANES : ROW_CUT + 1].sum(axis=-1, keepdims=True)
-        packing = top.host_ms * slow + lanes * (top.lane_ms * slow)  # a rank packs and unpacks the lanes of all
-        ms[0] = wire[IN] + (loads[IDS] * ranks + total[IDS]) * route + 2 * self.latency_ms
-        ms[0] += packing + (row_cut > 0) * (top.row_cut_ms * slow)
+        host_ms, lanes_ms = top.host_ms * slow, lanes * (top.lane_ms * slow)  # a rank packs and unpacks all lanes
+        ms[0] = self.routes.wire(loads[IN], ids_in) + (loads[IDS] * ranks + ids) * route + 2 * self.latency_ms
+        ms[0] += host_ms + lanes_ms + (row_cut > 0) * (top.row_cut_ms * slow)
         kernels = loads[LANES] * (top.lane_ms * slow) + (loads[LANES] > 0) * (top.launch_ms * slow)
         ms[1] = loads[LOOKUP] + kernels
-        copied = slow / top.cache_bw
-        ms[2] = wire[OUT] + (total[OUT] * copied + (total[OUT] > 0) * (self.latency_ms + packing))
+        ms[2] = self.routes.ms(loads, host_ms, lanes_ms, backward=False)
         ms[3] = self.dense_ms
-        ms[4] = wire[BACK] + (total[BACK] * copied + (total[BACK] > 0) * (self.latency_ms + packing))
+        ms[4] = self.routes.ms(loads, host_ms, lanes_ms, backward=True)
         ms[5] = loads[UPDATE] + kernels
         norms = loads[NORMS]
         if ranks > 1 and norms.any():
@@ -132,12 +153,12 @@ class CostModel:
         found += self.fixed_memory.reshape(-1, *[1] * (loads.ndim - 1))
         found[_MEMORY_AT] += loads[MEMORY:]
         # a home's end of the exchange: rows received in forward, gradients sent in backward, to replicas too
-        found[MEMORY_CATEGORIES.index("output_buffers")] += loads[BACK].sum(axis=-1, keepdims=True)
+        found[MEMORY_CATEGORIES.index("output_buffers")] += self.routes.buffer_bytes(loads)
         return found
 
     def memory_total(self, loads: Array) -> Array:
         """Bytes ``[..., W]`` in all, reserve included."""
-        needed = loads[MEMORY:].sum(axis=0) + loads[BACK].sum(axis=-1, keepdims=True)
+        needed = loads[MEMORY:].sum(axis=0) + self.routes.buffer_bytes(loads)
         return np.asarray(needed + self.fixed_memory.sum())
 
     def traffic(self, loads: Array) -> Array:
@@ -146,26 +167,12 @@ class CostModel:
         The all-reduce of the dense gradient is drawn as a ring.
         """
         ranks = self.topology.world_size
-        sent = (loads[IN] + loads[BACK])[None, :] + loads[OUT][:, None]
+        sent = loads[IN][None, :] + self.routes.traffic(loads)
         if ranks > 1:
             around = np.arange(ranks)
             sent[around, (around + 1) % ranks] += 2 * (ranks - 1) / ranks * self.dense_bytes
         np.fill_diagonal(sent, 0.0)
         return np.asarray(sent)
-
-    def _wire(self, per_peer: Array, total: Array) -> Array:
-        """ms of an all-to-all in which rank r exchanges ``per_peer[..., r]`` bytes with each peer, one way."""
-        top = self.topology
-        ranks, local = top.world_size, top.local_world_size
-        if ranks == 1:
-            return np.zeros_like(per_peer)
-        if top.num_nodes == 1:
-            return np.asarray(np.maximum((ranks - 1) * per_peer, total - per_peer) * (top.slowdown / top.intra_host_bw))
-        by_node = per_peer.reshape(*per_peer.shape[:-1], top.num_nodes, local).sum(axis=-1)
-        node = np.repeat(by_node, local, axis=-1)
-        inside = np.maximum((local - 1) * per_peer, node - per_peer) / top.intra_host_bw
-        across = np.maximum((ranks - local) * per_peer, total - node) / top.inter_host_bw
-        return np.asarray(np.maximum(inside, across) * top.slowdown)
 
     def _dense(self) -> tuple[float, float]:
         load, top = self.workload, self.topology

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
-from recshard_lab.planner.cost import PHASES, CostModel, K
+from recshard_lab.planner.cost import PHASES, CostModel
+from recshard_lab.planner.loads import ACROSS, ROUTE_NUMBERS, K, across_shares
 from recshard_lab.planner.memory import MEMORY_CATEGORIES
 from recshard_lab.planner.text import estimate_text
-from recshard_lab.planner.workload import Array, Workload
+from recshard_lab.planner.workload import Array, Workload, check_route_applies
 from recshard_lab.sharding import (
     EmbeddingComputeKernel,
     ParameterConstraints,
@@ -96,20 +97,43 @@ def estimate(
 
 
 def plan_loads(model: CostModel, pairs: list[tuple[BaseEmbeddingConfig, ParameterSharding]]) -> Array:
-    """The loads ``[K, W]`` of a plan."""
+    """The loads ``[K, W]`` of a plan.
+
+    Raises:
+        PlanError: a shard on a rank that does not exist; a route that does not apply.
+    """
     world_size = model.topology.world_size
-    flat = []
+    flat: list[tuple[float, ...]] = []
+    shares: list[float] = []
     for index, (config, sharding) in enumerate(pairs):
         full = sharding.resolved(config, world_size, model.topology.local_world_size)
-        flags = (float(full.replicated), float(full.compute_kernel == EmbeddingComputeKernel.DENSE))
-        flat += [(index, s.rank, s.rows[1] - s.rows[0], s.cols[1] - s.cols[0], *flags) for s in full.shards]
         highest = max(shard.rank for shard in full.shards)
         if highest >= world_size:
             check_shards(config, full.shards, full.replicated, world_size)  # says which, and the fix
-    of, ranks, rows, cols, replicated, dense = np.array(flat, dtype=float).reshape(-1, 6).T
-    rects = model.rect_loads(of.astype(int), rows, cols, replicated, dense)
+        dense_kernel = float(full.compute_kernel == EmbeddingComputeKernel.DENSE)
+        flags = (float(full.replicated), dense_kernel, ROUTE_NUMBERS[taken_route(config, full)])
+        flat += [(index, s.rank, s.rows[1] - s.rows[0], s.cols[1] - s.cols[0], *flags) for s in full.shards]
+        if full.route == "two_hop":
+            nodes = [model.topology.node_of(shard.rank) for shard in full.shards]
+            shares += across_shares([shard.cols for shard in full.shards], nodes)
+        else:
+            shares += [1.0] * len(full.shards)
+    of, ranks, rows, cols, replicated, dense, route = np.array(flat, dtype=float).reshape(-1, 7).T
+    rects = model.rect_loads(of.astype(int), rows, cols, replicated, dense, route)
+    rects[ACROSS] *= shares
     at = ranks.astype(int)
     return np.stack([np.bincount(at, weights=rects[k], minlength=world_size) for k in range(K)])
+
+
+def taken_route(config: BaseEmbeddingConfig, sharding: ParameterSharding) -> str:
+    """The route that a table's rows take: there is nothing to reduce where no row is cut.
+
+    Raises:
+        PlanError: a table that is not pooled, whose rows are never added, under another route than the direct one.
+    """
+    check_route_applies(config, sharding.route)
+    cut = any(shard.num_rows != config.num_embeddings for shard in sharding.shards)
+    return sharding.route if cut or sharding.route != "reduce_scatter" else "direct"
 
 
 def estimate_loads(model: CostModel, loads: Array) -> Estimate:

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
-from recshard_lab.planner.cost import MEMORY, CostModel
+from recshard_lab.planner.cost import CostModel
 from recshard_lab.planner.greedy import solve
+from recshard_lab.planner.loads import MEMORY
 from recshard_lab.planner.options import DoesNotFit, Placement, options_of
 from recshard_lab.planner.text import gigabytes
 from recshard_lab.planner.workload import Workload
@@ -21,6 +22,7 @@ class Refused:
     topology: Topology
     workload: Workload
     constraints: Mapping[str, ParameterConstraints]
+    route: str | None = None
 
     @property
     def table(self) -> BaseEmbeddingConfig:
@@ -30,7 +32,7 @@ class Refused:
         """A plan without local search, None where there is none."""
         model = CostModel(self.tables, self.topology, self.workload, self.constraints)
         try:
-            return solve(model, self.tables, self.constraints, passes=0)
+            return solve(model, self.tables, self.constraints, passes=0, route=self.route)
         except (DoesNotFit, PlanError):
             return None
 
@@ -125,6 +127,6 @@ def _smallest_cap(refused: Refused) -> int | None:
 def _least_bytes(refused: Refused) -> float:
     """Bytes of all ranks together that no plan can do without: each table in its cheapest cut, and what is fixed."""
     model = CostModel(refused.tables, refused.topology, refused.workload, refused.constraints)
-    options = options_of(model, refused.tables, refused.constraints)
+    options = options_of(model, refused.tables, refused.constraints, refused.route)
     least = sum(min(float(option.loads[MEMORY:].sum()) for option in choices) for choices in options)
     return least + float(model.fixed_memory[:-1].sum()) * refused.topology.world_size

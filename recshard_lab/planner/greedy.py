@@ -8,6 +8,8 @@
 3. Local search on the true step time (`local_search.py`): every plan is improved, the best few go on.
 4. Kicks, where tables are few: each is forced under the other schemes and the rest is improved around it.
 
+5. All tables under another route at once.
+
 Uniform starts matter since some costs only go away when all tables change together (a collective, a fixed cost); the
 plan is never worse than the best of them. A plan in which a table fits nowhere is started again with memory first:
 largest bytes first, on the emptiest ranks. The result depends on the input alone (no clock, no dice).
@@ -20,7 +22,7 @@ from recshard_lab.planner.cost import CostModel
 from recshard_lab.planner.local_search import LEAST, improve
 from recshard_lab.planner.options import DoesNotFit, Placement, options_of
 from recshard_lab.planner.state import TIE, Problem, State
-from recshard_lab.sharding import ParameterConstraints, PlanError
+from recshard_lab.sharding import ROUTES, ParameterConstraints, PlanError
 
 ROUNDS = ((1.0, 1), (0.3, 1), (TIE, 1))
 """Rounds of local search: weight of the balance term, and how many plans go on. A large weight first looks past local
@@ -35,6 +37,7 @@ def solve(
     tables: Sequence[BaseEmbeddingConfig],
     constraints: Mapping[str, ParameterConstraints],
     passes: int = len(ROUNDS),
+    route: str | None = None,
 ) -> list[Placement]:
     """The placement of every table, in their order.
 
@@ -43,6 +46,7 @@ def solve(
         tables: what to place.
         constraints: table name -> what is allowed.
         passes: rounds of local search, at most `ROUNDS`; with 0 the best start as it is.
+        route: the only one, where it applies; the cheapest for each table when left out.
 
     Raises:
         PlanError: no tables; a table that no allowed scheme can cut.
@@ -50,7 +54,7 @@ def solve(
     """
     if not tables:
         raise PlanError("there are no tables to plan: give at least one EmbeddingBagConfig or EmbeddingConfig")
-    problem = Problem(model, options_of(model, tables, constraints))
+    problem = Problem(model, options_of(model, tables, constraints, route))
     states = _placed(problem)
     small = len(tables) * problem.num_ranks <= SMALL
     states = states if small else sorted(states, key=problem.step_ms)[:STARTS]
@@ -71,7 +75,18 @@ def solve(
     best = min([*states, kept, first], key=problem.step_ms)
     if passes and len(tables) <= FEW:
         best = _kicked(problem, best)
+    if passes:
+        best = _rerouted(problem, best)
     return best.placements()
+
+
+def _rerouted(problem: Problem, best: State) -> State:
+    """All tables under another route at once, since some costs only go away together; what helps is improved."""
+    others = [state for route in ROUTES if (state := problem.rerouted(best, route)) is not None]
+    helping = [state for state in others if problem.step_ms(state) < problem.step_ms(best) * LEAST]
+    if helping:
+        improve(problem, helping)
+    return min([best, *helping], key=problem.step_ms)
 
 
 def _kicked(problem: Problem, best: State) -> State:

@@ -21,6 +21,7 @@ from recshard_lab.sharding import (
     running_local_world_size,
     running_world_size,
 )
+from recshard_lab.sharding.types import check_route
 from recshard_lab.sharding.validate import nearest
 
 
@@ -34,6 +35,9 @@ class EmbeddingShardingPlanner:
         constraints: table name -> `ParameterConstraints`.
         workload: the step to plan for.
         local_search_passes: rounds of improvement after the greedy starts, at most 3; 0 for none.
+        route: the only route ("direct", "reduce_scatter", "two_hop") for every table to which it applies: two hops for
+            pooled tables that are not replicated, a reduce-scatter for those of them whose rows are cut. A table's own
+            constraint wins. Left out, each table's is the cheapest.
 
     Attributes:
         last_estimate: `Estimate` of the last plan made, None before.
@@ -52,12 +56,14 @@ class EmbeddingShardingPlanner:
         workload: Workload | None = None,
         *,
         local_search_passes: int = 3,
+        route: str | None = None,
     ) -> None:
         self.topology = topology or running_topology()
         workload = workload or Workload()
         self.workload = workload if batch_size is None else replace(workload, batch_size=batch_size)
         self.constraints = dict(constraints or {})
         self.local_search_passes = local_search_passes
+        self.route = None if route is None else check_route(route)
         self.last_estimate: Estimate | None = None
 
     def plan(self, module: Any, sharders: Sequence[Any] | None = None) -> ShardingPlan:
@@ -134,7 +140,7 @@ class EmbeddingShardingPlanner:
         try:
             placements = self._solve(model, tables)
         except DoesNotFit as stuck:
-            refused = Refused(tables, stuck.table, self.topology, self.workload, self.constraints)
+            refused = Refused(tables, stuck.table, self.topology, self.workload, self.constraints, self.route)
             raise PlanError(why_it_does_not_fit(refused) if explain else what_does_not_fit(refused)) from None
         plan: dict[str, EmbeddingModuleShardingPlan] = {path: EmbeddingModuleShardingPlan() for path in found}
         for (path, table), placement in zip(owners, placements, strict=True):
@@ -145,7 +151,7 @@ class EmbeddingShardingPlanner:
         return made
 
     def _solve(self, model: CostModel, tables: Sequence[BaseEmbeddingConfig]) -> list[Placement]:
-        return solve(model, tables, self.constraints, self.local_search_passes)
+        return solve(model, tables, self.constraints, self.local_search_passes, self.route)
 
 
 def tables_of(module: Any) -> dict[str, list[BaseEmbeddingConfig]]:

@@ -13,7 +13,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from recshard_lab.planner.cost import BACK, IN, LOOKUP, MEMORY, UPDATE, CostModel, K
+from recshard_lab.planner.cost import CostModel
+from recshard_lab.planner.loads import LOOKUP, MEMORY, UPDATE, WIRES, K
 from recshard_lab.planner.options import Option, Placement
 from recshard_lab.planner.workload import Array
 
@@ -21,7 +22,6 @@ Way: TypeAlias = tuple[Option, tuple[int, ...]]
 """An option, and the rank of each of its rectangles."""
 
 MOST_SINGLE = 24  # of a piece that may go anywhere, only this many least loaded ranks are tried
-_WIRES = slice(IN, BACK + 1)  # IN, OUT, BACK
 TIE = 0.02  # weight of the balance term that tells plans of equal step time apart
 BALANCE = 0.3  # the same while placing, where what is below the fair share costs nothing else
 
@@ -155,6 +155,19 @@ class Problem:
             found.append((float(score[c]), Placement(*ways[c], delta[:, c])) if fits else None)
         return found
 
+    def rerouted(self, state: State, route: str) -> State | None:
+        """The same plan with every table under `route` that may take it; None where that changes nothing or is full."""
+        other = state.copy()
+        for table, placement in enumerate(state.placements()):
+            twin = next((twin for twin in placement.option.twins if twin.route == route), None)
+            if twin is not None:
+                other.take(table)
+                way = (twin, placement.ranks)
+                other.put(table, Placement(*way, self._deltas([way])[:, 0]))
+        other.add_up()
+        changed = any(a is not b for a, b in zip(other.placed, state.placed, strict=True))
+        return other if changed and bool(self.fits(other.base)) else None
+
     def _choices(self, table: int, scheme: str | None) -> Sequence[Option]:
         """What `table` may be placed as: under `scheme` where it applies."""
         choices = self.options[table]
@@ -165,7 +178,8 @@ class Problem:
         delta = np.zeros((K, len(ways), self.num_ranks))
         columns = np.repeat(np.arange(len(ways)), [len(ranks) for _, ranks in ways])
         at = columns * self.num_ranks + np.array([rank for _, ranks in ways for rank in ranks], dtype=np.intp)
-        loads = np.concatenate([option.loads for option, _ in ways], axis=1)
+        top = self.model.topology
+        loads = np.concatenate([option.placed_loads(ranks, top) for option, ranks in ways], axis=1)
         flat = delta.reshape(K, -1)
         if all(option.distinct for option, _ in ways):
             flat[:, at] = loads
@@ -203,7 +217,7 @@ class Problem:
 
     def _work(self, loads: Array) -> Array:
         """Milliseconds of loads ``[K, ...]``, roughly, for ordering."""
-        return np.asarray(loads[LOOKUP] + loads[UPDATE] + loads[_WIRES].sum(axis=0) * self.byte_ms)
+        return np.asarray(loads[LOOKUP] + loads[UPDATE] + loads[WIRES].sum(axis=0) * self.byte_ms)
 
     def _spread(self, ms: Array) -> Array:
         return np.asarray(np.sqrt(np.einsum("p...w,p...w->p...", ms, ms) / self.num_ranks))

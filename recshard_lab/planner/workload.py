@@ -153,6 +153,15 @@ def is_pooled(table: BaseEmbeddingConfig) -> bool:
     return isinstance(table, EmbeddingBagConfig) and table.pooling is not PoolingType.NONE
 
 
+def check_route_applies(config: BaseEmbeddingConfig, route: str) -> None:
+    """Refuses another route than the direct one for rows that are not pooled."""
+    if route != "direct" and not is_pooled(config):
+        raise PlanError(
+            f"table {config.name!r} is not pooled, so its rows are not added on any route, and {route!r} does not "
+            f"apply to it. Smallest fix: route='direct' for this table"
+        )
+
+
 def expected_unique(rows: Array, ids: Array, alpha: Array) -> Array:
     """Distinct rows among `ids` draws from `rows` rows with ``p(k) ~ k ** -alpha``; arrays of T.
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from recshard_lab.sharding.types import EmbeddingComputeKernel
+from recshard_lab.sharding.types import EmbeddingComputeKernel, check_route
 
 
 @dataclass
 class ParameterConstraints:
-    """Wishes for one table; names as in TorchRec, and `ranks`.
+    """Wishes for one table; names as in TorchRec, and `ranks` and `route`.
 
     Args:
         sharding_types: the schemes allowed; every registered one when left out.
@@ -19,6 +19,7 @@ class ParameterConstraints:
         batch_sizes: samples per rank, one per feature; the workload's when left out.
         is_weighted: the table's ids carry per-sample weights.
         ranks: the only ranks that may hold a piece of the table (a pin).
+        route: how its rows come home, one of `ROUTES`; the cheapest when left out.
 
     Raises:
         ValueError: a wish that no plan can meet (an empty list, a rank named twice, a kernel that does not exist).
@@ -35,6 +36,7 @@ class ParameterConstraints:
     batch_sizes: list[int] | None = None
     is_weighted: bool = False
     ranks: Sequence[int] | None = None
+    route: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("sharding_types", "compute_kernels", "ranks"):
@@ -47,6 +49,8 @@ class ParameterConstraints:
                 raise ValueError(f"ranks must be distinct and not negative, got {self.ranks!r}")
         if self.min_partition is not None and self.min_partition < 1:
             raise ValueError(f"min_partition must be at least 1 column, got {self.min_partition!r}")
+        if self.route is not None:
+            self.route = check_route(self.route)
         known = [kernel.value for kernel in EmbeddingComputeKernel]
         for kernel in self.compute_kernels or ():
             if kernel not in known:

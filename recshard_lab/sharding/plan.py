@@ -19,8 +19,8 @@ from typing import Any, TypeAlias
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.shard import PlanError as PlanError
 from recshard_lab.sharding.shard import Shard as Shard
-from recshard_lab.sharding.types import ShardingType
-from recshard_lab.sharding.validate import check_route, check_shards, nearest, replicas_of
+from recshard_lab.sharding.types import ShardingType, check_route
+from recshard_lab.sharding.validate import check_shards, nearest, replicas_of
 
 Tables: TypeAlias = Sequence[BaseEmbeddingConfig] | Mapping[str, Sequence[BaseEmbeddingConfig]]
 

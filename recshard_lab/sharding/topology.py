@@ -15,6 +15,8 @@ Where the CPU figures come from (2 cores, torch 2.13, fbgemm 1.8 on CPU, one thr
 - routing: the input side of such a step took 2-3 ms on 2 ranks for 82k ids sent and received: 12 ns an id.
 - Gloo, 2 MB a rank, 2 ranks: all_to_all 0.8 ms, all_reduce 1.6 ms: 1.6 GB/s a rank.
   More ranks than cores slow each other down in proportion (4 ranks on 2 cores: 3.2 ms), see `cores_per_host`.
+- Gloo's reduce_scatter of the same bytes: 6.1 ms on 2 ranks, 9.3 ms on 4, where all_to_all takes 0.8 and 3.2: 4.7
+  times as long (geometric mean).
 - fixed costs (`peer_ms`, `host_ms`, `lane_ms`, `row_cut_ms`, `step_ms`): 60 cases, which are 5 models (1 to 26
   tables, dims 16 to 64, batches 64 to 1024) under two plans on 1 launched rank and five on 2 and on 4, every phase of
   a step timed: the median of 12 steps, of which the least of 11 repeats, since the machine was shared. Least squares,
@@ -46,6 +48,7 @@ DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
         "intra_host_latency_ms": 0.0,
         "inter_host_latency_ms": 0.1,
         "peer_ms": 0.26,
+        "reduce_scatter_cost": 4.7,
         "lookup_ns_per_id": 2.0,
         "update_ns_per_id": 10.0,
         "route_ns_per_id": 12.0,
@@ -69,6 +72,7 @@ DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
         "intra_host_latency_ms": 0.02,
         "inter_host_latency_ms": 0.04,
         "peer_ms": 0.0,
+        "reduce_scatter_cost": 1.0,
         "lookup_ns_per_id": 0.0,
         "update_ns_per_id": 0.1,
         "route_ns_per_id": 0.05,
@@ -99,6 +103,7 @@ class Topology:
         intra_host_bw, inter_host_bw: what one rank sends (and receives) per ms, inside and between hosts.
         intra_host_latency_ms, inter_host_latency_ms: fixed cost of one collective.
         peer_ms: what one collective costs for every other rank it talks to, whatever it sends.
+        reduce_scatter_cost: time of a reduce-scatter, as a factor on that of an all-to-all of the same bytes.
         cache_bw: bandwidth of rows read again within a batch, and of copies between buffers.
         lookup_ns_per_id, update_ns_per_id: per id in forward, and in backward (sorting, segment sums).
         route_ns_per_id: per id sent or received: choosing its rank, packing, unpacking.
@@ -132,6 +137,7 @@ class Topology:
     intra_host_latency_ms: float = _DEFAULT
     inter_host_latency_ms: float = _DEFAULT
     peer_ms: float = _DEFAULT
+    reduce_scatter_cost: float = _DEFAULT
     cache_bw: float = _DEFAULT
     lookup_ns_per_id: float = _DEFAULT
     update_ns_per_id: float = _DEFAULT
@@ -168,7 +174,7 @@ class Topology:
             value = getattr(self, spec.name)
             if isinstance(value, (int, float)) and not value >= 0:
                 raise ValueError(f"{spec.name} must not be negative, got {value!r}")
-            if spec.name.endswith(("_bw", "flops_per_ms", "cores_per_host")) and not value > 0:
+            if spec.name.endswith(("_bw", "flops_per_ms", "cores_per_host", "scatter_cost")) and not value > 0:
                 raise ValueError(f"{spec.name} must be positive, got {value!r}")
         if self.reserve_fraction >= 1:
             raise ValueError(f"reserve_fraction must lie in [0, 1), got {self.reserve_fraction!r}")

@@ -4,7 +4,11 @@ They are strings, so ``ShardingType.ROW_WISE`` and ``"row_wise"`` mean the same 
 reader registers under a name of their own needs no entry here.
 """
 
+import difflib
+from collections.abc import Iterable
 from enum import StrEnum, unique
+
+from recshard_lab.sharding.shard import PlanError
 
 
 @unique
@@ -38,3 +42,20 @@ ROUTES = ("direct", "reduce_scatter", "two_hop")
 direct: each rank sends its partial rows to every home, which adds them. reduce_scatter: they are added on the way.
 two_hop: they are added inside each node first, and one message a node goes on.
 """
+
+
+def check_route(route: object) -> str:
+    """`route` as a string, after refusing what is none."""
+    name = str(getattr(route, "value", route))
+    if name not in ROUTES:
+        raise PlanError(
+            f"route {name!r} does not exist{nearest(name, ROUTES)}; known: {', '.join(ROUTES)}. "
+            f"Smallest fix: one of these"
+        )
+    return name
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` where a known name is near."""
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {found[0]!r}?)" if found else ""

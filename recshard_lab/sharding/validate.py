@@ -1,12 +1,11 @@
 """Says whether the shards of one table are a tiling of it, in words that carry the smallest fix."""
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.shard import PlanError, Shard, rect_text
 from recshard_lab.sharding.tiling import Rect, find_fault
-from recshard_lab.sharding.types import ROUTES
+from recshard_lab.sharding.types import nearest as nearest
 
 
 def check_shards(table: BaseEmbeddingConfig, shards: Sequence[Shard], replicated: bool, world_size: int) -> None:
@@ -50,23 +49,6 @@ def check_shards(table: BaseEmbeddingConfig, shards: Sequence[Shard], replicated
 def replicas_of(table: BaseEmbeddingConfig, world_size: int) -> list[Shard]:
     """The whole table on every rank."""
     return [Shard(rank, (0, table.num_embeddings), (0, table.embedding_dim)) for rank in range(world_size)]
-
-
-def check_route(route: object) -> str:
-    """`route` as a string, after refusing what is none."""
-    name = str(getattr(route, "value", route))
-    if name not in ROUTES:
-        raise PlanError(
-            f"route {name!r} does not exist{nearest(name, ROUTES)}; known: {', '.join(ROUTES)}. "
-            f"Smallest fix: one of these"
-        )
-    return name
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` where a known name is near."""
-    found = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {found[0]!r}?)" if found else ""
 
 
 def _check_replicas(where: str, table: BaseEmbeddingConfig, shards: Sequence[Shard], world_size: int) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from recshard_lab.embedding.configs import DataType, EmbeddingBagConfig
 from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, Workload, estimate
-from recshard_lab.planner.cost import MEMORY
+from recshard_lab.planner.loads import MEMORY
 from recshard_lab.planner.options import options_of
 from recshard_lab.planner.planner import tables_of
 from recshard_lab.sharding import (

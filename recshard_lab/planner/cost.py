@@ -127,18 +127,20 @@ class CostModel:
         """Milliseconds ``[P, ..., W]`` of ranks that hold `loads` ``[K, ..., W]``."""
         top = self.topology
         ranks, slow = top.world_size, top.slowdown
-        ids_in, ids = (loads[k].sum(axis=-1, keepdims=True) for k in (IN, IDS))
+        totals = loads[: IDS + 1].sum(axis=-1, keepdims=True)
         ms = np.empty((len(PHASES), *loads.shape[1:]))
         route = top.route_ns_per_id * 1e-6 * slow
         lanes, row_cut = loads[LANES : ROW_CUT + 1].sum(axis=-1, keepdims=True)
         host_ms, lanes_ms = top.host_ms * slow, lanes * (top.lane_ms * slow)  # a rank packs and unpacks all lanes
-        ms[0] = self.routes.wire(loads[IN], ids_in) + (loads[IDS] * ranks + ids) * route + 2 * self.latency_ms
+        ms[0] = (
+            self.routes.wire(loads[IN], totals[IN]) + (loads[IDS] * ranks + totals[IDS]) * route + 2 * self.latency_ms
+        )
         ms[0] += host_ms + lanes_ms + (row_cut > 0) * (top.row_cut_ms * slow)
         kernels = loads[LANES] * (top.lane_ms * slow) + (loads[LANES] > 0) * (top.launch_ms * slow)
         ms[1] = loads[LOOKUP] + kernels
-        ms[2] = self.routes.ms(loads, host_ms, lanes_ms, backward=False)
+        ms[2] = self.routes.ms(loads, totals, host_ms, lanes_ms, backward=False)
         ms[3] = self.dense_ms
-        ms[4] = self.routes.ms(loads, host_ms, lanes_ms, backward=True)
+        ms[4] = self.routes.ms(loads, totals, host_ms, lanes_ms, backward=True)
         ms[5] = loads[UPDATE] + kernels
         norms = loads[NORMS]
         if ranks > 1 and norms.any():

@@ -27,7 +27,7 @@ from recshard_lab.sharding import ROUTES, ParameterConstraints, PlanError
 ROUNDS = ((1.0, 1), (0.3, 1), (TIE, 1))
 """Rounds of local search: weight of the balance term, and how many plans go on. A large weight first looks past local
 optima, in which no table alone can shorten the slowest ranks of all phases."""
-STARTS = 3  # that are improved
+STARTS = 3  # that are improved; one more where nodes add schemes
 FEW = 12  # tables up to which each is kicked; beyond, it gains little for its time
 SMALL = 64  # tables x ranks up to which all starts are improved to the end
 
@@ -57,7 +57,8 @@ def solve(
     problem = Problem(model, options_of(model, tables, constraints, route))
     states = _placed(problem)
     small = len(tables) * problem.num_ranks <= SMALL
-    states = states if small else sorted(states, key=problem.step_ms)[:STARTS]
+    starts = STARTS + (model.topology.num_nodes > 1)
+    states = states if small else sorted(states, key=problem.step_ms)[:starts]
     shortest = min(states, key=problem.step_ms)
     first = shortest.copy(shortest.scheme)  # as it is: what local search gains in balance it may lose in time
     kept = first.copy(first.scheme)  # improved under its scheme first, which finds what a reader finds who asks for it

@@ -48,27 +48,26 @@ class RouteCosts:
         across = np.maximum((ranks - local) * per_peer, total - node) / top.inter_host_bw
         return np.asarray(np.maximum(inside, across) * top.slowdown)
 
-    def ms(self, loads: Array, host_ms: float, lanes_ms: Array, backward: bool) -> Array:
+    def ms(self, loads: Array, totals: Array, host_ms: float, lanes_ms: Array, backward: bool) -> Array:
         """``[..., W]`` of bringing rows home, or gradients back.
 
         Args:
+            totals: ``[K, ..., 1]``, at least up to SCATTER: the sums of `loads` over the ranks.
             host_ms: of packing and unpacking one exchange.
             lanes_ms: ``[..., 1]`` of its lanes, once a direction whatever the routes.
         """
-        direct = loads[BACK if backward else OUT]
-        total = direct.sum(axis=-1, keepdims=True)
-        ms = self.wire(direct, total) + total * self.copied
+        way = BACK if backward else OUT
+        total, everywhere, summed = totals[way], totals[ACROSS], totals[SCATTER]
+        ms = self.wire(loads[way], total) + total * self.copied
         fixed = (total > SOME) * (self.latency_ms + host_ms)
         used = total
-        if loads[SCATTER].any():
-            summed = loads[SCATTER].sum(axis=-1, keepdims=True)
+        if summed.any():
             slower = 1.0 if backward else self.topology.reduce_scatter_cost
             ms = ms + (self.ranks - 1) * summed * (slower * self.topology.slowdown / self.link) + summed * self.copied
             fixed = fixed + (summed > SOME) * (self.latency_ms + host_ms)
             used = used + summed
-        if loads[HOP].any():
+        if everywhere.any():
             inside, across = self.of_node(loads[HOP]), self.of_node(loads[ACROSS])
-            everywhere = loads[ACROSS].sum(axis=-1, keepdims=True)
             most = self.nodes * np.maximum((self.local - 1) * loads[HOP], inside - loads[HOP])
             ms = ms + most * (self.topology.slowdown / self.topology.intra_host_bw)
             most = np.maximum((self.nodes - 1) * across, everywhere - across)
@@ -80,12 +79,11 @@ class RouteCosts:
 
     def buffer_bytes(self, loads: Array) -> Array:
         """``[..., W]`` of what a home's end needs, beside the rows of its own rectangles."""
-        needed = loads[BACK].sum(axis=-1, keepdims=True)
-        if loads[SCATTER].any():
-            needed = needed + (self.ranks + 1) * loads[SCATTER].sum(axis=-1, keepdims=True)
-        if loads[HOP].any():
-            needed = needed + self.nodes * (self.of_node(loads[HOP]) + self.of_node(loads[ACROSS]))
-            needed = needed + loads[ACROSS].sum(axis=-1, keepdims=True)
+        needed, _, everywhere, summed = loads[BACK : SCATTER + 1].sum(axis=-1, keepdims=True)
+        if summed.any():
+            needed = needed + (self.ranks + 1) * summed
+        if everywhere.any():
+            needed = needed + self.nodes * (self.of_node(loads[HOP]) + self.of_node(loads[ACROSS])) + everywhere
         return np.asarray(needed)
 
     def traffic(self, loads: Array) -> Array:

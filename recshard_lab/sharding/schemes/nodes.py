@@ -18,8 +18,12 @@ from recshard_lab.sharding.topology import Topology
 
 def adds_nothing(name: str, topology: Topology, constraints: ParameterConstraints | None) -> bool:
     """Whether the nodes are such that other schemes propose the same, and nobody asks for this one by name."""
-    asked = [str(getattr(n, "value", n)) for n in (constraints.sharding_types if constraints else None) or ()]
-    return (topology.num_nodes == 1 or topology.local_world_size == 1) and name not in asked
+    return (topology.num_nodes == 1 or topology.local_world_size == 1) and not asked_for(name, constraints)
+
+
+def asked_for(name: str, constraints: ParameterConstraints | None) -> bool:
+    """Whether the constraints allow only some schemes, this one among them."""
+    return name in [str(getattr(n, "value", n)) for n in (constraints.sharding_types if constraints else None) or ()]
 
 
 def usable_by_node(topology: Topology, constraints: ParameterConstraints | None) -> list[tuple[int, ...]]:

@@ -16,7 +16,7 @@ from recshard_lab.sharding.constraints import ParameterConstraints
 from recshard_lab.sharding.plan import ParameterSharding
 from recshard_lab.sharding.schemes.base import Proposal
 from recshard_lab.sharding.schemes.column_wise import most_pieces, pieces, unit_of, widths
-from recshard_lab.sharding.schemes.nodes import adds_nothing, merged, ranks_of_one_node, usable_by_node
+from recshard_lab.sharding.schemes.nodes import adds_nothing, asked_for, merged, ranks_of_one_node, usable_by_node
 from recshard_lab.sharding.shard import PlanError
 from recshard_lab.sharding.topology import Topology
 
@@ -31,7 +31,10 @@ class TableColumnWise:
     def propose(
         self, table: BaseEmbeddingConfig, topology: Topology, constraints: ParameterConstraints | None = None
     ) -> Iterator[Proposal]:
-        """For each node, as many pieces as it has usable ranks and the columns allow, then half ... down to two."""
+        """For each node, as many pieces as it has usable ranks and the columns allow.
+
+        Asked for by name also half, a quarter ... of them, down to two, which else column-wise proposes.
+        """
         if adds_nothing(self.name, topology, constraints):
             return
         most = most_pieces(table.embedding_dim, constraints.min_partition if constraints else None)
@@ -41,7 +44,7 @@ class TableColumnWise:
             while count >= 2:
                 rects = pieces(table, widths(table, count))
                 ways += [(rects, ranks[at : at + count]) for at in range(0, len(ranks) - count + 1, count)]
-                count //= 2
+                count = count // 2 if asked_for(self.name, constraints) else 0
         yield from merged(self.name, ways)
 
     def default(

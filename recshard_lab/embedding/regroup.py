@@ -10,7 +10,7 @@ from torch.fx import wrap
 from recshard_lab.embedding.configs import DataType
 from recshard_lab.embedding.kernels import TORCH_DTYPES
 from recshard_lab.sparse import KeyedTensor
-from recshard_lab.sparse.checks import check_keys, check_list
+from recshard_lab.sparse.checks import check_all, check_keys, check_list
 from recshard_lab.sparse.keyed_tensor import Place, join_regrouped, plan_regroup
 from recshard_lab.sparse.tracing import Traceable
 
@@ -81,6 +81,7 @@ class _Plan(metaclass=Traceable):
 
 @wrap
 def _regroup(plan: _Plan, keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> list[Tensor]:
+    check_all("keyed_tensors", keyed_tensors, KeyedTensor)
     layout = [(kt.keys(), kt.length_per_key(), kt.key_dim()) for kt in keyed_tensors]
     if layout != plan.layout:
         plan.places = plan_regroup(keyed_tensors, groups)

@@ -125,7 +125,7 @@ def check_keys(keys: Sequence[str]) -> list[str]:
     """The keys as a list of strings."""
     if isinstance(keys, str):
         raise ValueError(f"keys must be a list of strings, got the string {keys!r}: use [{keys!r}]")
-    if not isinstance(keys, Iterable):
+    if not isinstance(keys, Iterable) or isinstance(keys, Tensor):
         raise ValueError(f"keys must be a list of strings, got {_what(keys)}")
     keys = keys if isinstance(keys, list) else list(keys)
     for place, key in enumerate(keys):
@@ -165,6 +165,12 @@ def check_list(name: str, given: Any) -> list[Any]:
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise ValueError(f"{name} must be a list, got {_what(given)}")
     return given if isinstance(given, list) else list(given)
+
+
+def check_numbering(given: Any, keys: Sequence[str]) -> None:
+    """`index_per_key`, if given, numbers the keys."""
+    if given is not None and (not isinstance(given, dict) or given != index_keys(keys)):
+        raise ValueError(f"index_per_key {given!r} does not number the keys {keys}: leave it out")
 
 
 def check_all(name: str, given: Any, kind: type) -> list[Any]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from recshard_lab.sparse import checks, drawing
 from recshard_lab.sparse.pytree import register
-from recshard_lab.sparse.storage import Device, JaggedStorage, moved, pinned
+from recshard_lab.sparse.storage import Device, JaggedStorage, device_named, moved, pinned
 
 
 class JaggedTensor(JaggedStorage):
@@ -111,8 +111,11 @@ class JaggedTensor(JaggedStorage):
         >>> JaggedTensor.empty_like(JaggedTensor(torch.tensor([1.5]), lengths=torch.tensor([1]))).values()
         tensor([])
         """
+        if not isinstance(jt, JaggedTensor):
+            raise ValueError(f"jt must be a JaggedTensor, got {type(jt).__name__}")
         if device is not None:
-            return jt._apply(lambda tensor: torch.empty_like(tensor, device=device))
+            there = device_named(device)
+            return jt._apply(lambda tensor: torch.empty_like(tensor, device=there))
         weights = None if jt._weights is None else jt._weights[:0]
         return JaggedTensor._unchecked(jt._values[:0], weights, jt.lengths()[:0])
 
@@ -135,6 +138,8 @@ class JaggedTensor(JaggedStorage):
             raise ValueError(
                 f"values must be [B, L] and lengths [B], got {list(values.shape)} and {list(lengths.shape)}"
             )
+        if weights is not None and not isinstance(weights, Tensor):
+            raise ValueError(f"weights must be a tensor like values, got {type(weights).__name__}")
         if weights is not None and weights.shape[:2] != values.shape[:2]:
             raise ValueError(f"weights must be {list(values.shape[:2])} as values is, got {list(weights.shape)}")
         width = values.shape[1]

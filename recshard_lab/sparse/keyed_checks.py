@@ -63,15 +63,16 @@ def check_derived(
 ) -> None:
     """What TorchRec lets a caller hand over although it follows from the rest: refused where it says otherwise."""
     expected = [stride] * len(keys) if bags is None else bags
-    if stride_per_key is not None and list(stride_per_key) != expected:
+    if stride_per_key is not None and checks.check_list("stride_per_key", stride_per_key) != expected:
         raise ValueError(
             f"stride_per_key {stride_per_key} says otherwise than the bags {expected}: for features with bags of "
             f"their own number give stride_per_key_per_rank={[[number] for number in stride_per_key]}"
         )
-    if lengths_offset_per_key is not None and list(lengths_offset_per_key) != [0, *accumulate(expected)]:
+    if lengths_offset_per_key is None:
+        pass
+    elif checks.check_list("lengths_offset_per_key", lengths_offset_per_key) != [0, *accumulate(expected)]:
         raise ValueError(f"lengths_offset_per_key {lengths_offset_per_key} is not the running sum of {expected}")
-    if index_per_key is not None and dict(index_per_key) != checks.index_keys(keys):
-        raise ValueError(f"index_per_key {index_per_key} does not number the keys {keys}: leave it out")
+    checks.check_numbering(index_per_key, keys)
 
 
 def common_strides(batches: Sequence[KeyedStorage]) -> list[list[int]] | None:
@@ -106,6 +107,9 @@ def check_host_counts(
     keys: list[str], values: Tensor, length_per_key: list[int] | None, offset_per_key: list[int] | None
 ) -> list[int] | None:
     """length_per_key from what the caller knows, after comparing it with N."""
+    for name, given in (("length_per_key", length_per_key), ("offset_per_key", offset_per_key)):
+        for number in checks.check_list(name, [] if given is None else given):
+            checks.check_count(f"each of {name}", number)
     if length_per_key is None and offset_per_key is not None:
         length_per_key = [upper - lower for lower, upper in pairwise(offset_per_key)]
     if length_per_key is None:

@@ -25,6 +25,7 @@ from recshard_lab.sparse import checks, drawing, keyed_checks, variable_batch
 from recshard_lab.sparse.jagged_tensor import JaggedTensor
 from recshard_lab.sparse.keyed_arrangement import KeyedArrangement
 from recshard_lab.sparse.pytree import register
+from recshard_lab.sparse.storage import device_named
 
 
 class KeyedJaggedTensor(KeyedArrangement):
@@ -336,7 +337,10 @@ def _concat(kjt_list: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
 def _empty_like(kjt: KeyedJaggedTensor, device: torch.device | None) -> KeyedJaggedTensor:
     if not isinstance(kjt, KeyedJaggedTensor):
         raise ValueError(f"kjt must be a KeyedJaggedTensor, got {type(kjt).__name__}")
-    return kjt.permute([]) if device is None else kjt._apply(lambda tensor: torch.empty_like(tensor, device=device))
+    if device is None:
+        return kjt.permute([])
+    there = device_named(device)
+    return kjt._apply(lambda tensor: torch.empty_like(tensor, device=there))
 
 
 # -- pytree: context is (keys, stride where nothing else tells it, names of the tensors, ...) -------

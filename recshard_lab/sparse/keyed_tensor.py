@@ -64,10 +64,11 @@ class KeyedTensor(metaclass=Traceable):
                 f"length_per_key {length_per_key} sums to {sum(length_per_key)}, but values is "
                 f"{list(values.shape)}: expected {values.shape[key_dim]} along dimension {key_dim}"
             )
-        if offset_per_key is not None and list(offset_per_key) != [0, *accumulate(length_per_key)]:
+        if offset_per_key is None:
+            pass
+        elif checks.check_list("offset_per_key", offset_per_key) != [0, *accumulate(length_per_key)]:
             raise ValueError(f"offset_per_key {offset_per_key} is not the running sum of {length_per_key}")
-        if index_per_key is not None and dict(index_per_key) != checks.index_keys(keys):
-            raise ValueError(f"index_per_key {index_per_key} does not number the keys {keys}: leave it out")
+        checks.check_numbering(index_per_key, keys)
         self._fill(keys, length_per_key, values, key_dim)
 
     def _fill(self, keys: list[str], length_per_key: list[int], values: Tensor, key_dim: int) -> None:

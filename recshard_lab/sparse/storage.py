@@ -133,11 +133,15 @@ def record_stream(stream: Any, *tensors: Tensor) -> None:
 
 def moved(tensor: Tensor, device: Device, non_blocking: bool) -> Tensor:
     """The tensor on a device; refuses what names none."""
+    return tensor.to(device_named(device), non_blocking=non_blocking)
+
+
+def device_named(device: Device) -> torch.device:
+    """The device; refuses what names none."""
     try:
-        target = torch.device(device)
+        return torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"device must be one such as 'cpu' or 'cuda:0', got {device!r}") from error
-    return tensor.to(target, non_blocking=non_blocking)
 
 
 def pinned(tensor: Tensor) -> Tensor:

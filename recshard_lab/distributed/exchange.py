@@ -26,6 +26,7 @@ from recshard_lab.distributed.lookup import GroupKind, KernelGroup, RankLookup
 from recshard_lab.distributed.routes import Columns, PooledRoute, SequenceRoute
 from recshard_lab.distributed.row_norms import RowNormExchange
 from recshard_lab.distributed.variable_batch import VariableRoute
+from recshard_lab.embedding.out_of_range import OutOfRange
 from recshard_lab.sparse import KeyedJaggedTensor
 
 
@@ -48,6 +49,7 @@ class Executor:
         pooled: False for sequence collections.
         weighted: whether batches carry per-sample weights.
         codecs: number formats of rows and gradients on the wire; FP32 when left out.
+        policy: what becomes of ids that are no rows; refused when left out.
     """
 
     def __init__(
@@ -60,9 +62,10 @@ class Executor:
         pooled: bool,
         weighted: bool,
         codecs: Registry | None = None,
+        policy: OutOfRange | None = None,
     ) -> None:
         self.layout, self.env, self.device, self.pooled = layout, env, device, pooled
-        self.input_dist = InputDist(layout, env, pooled=pooled, weighted=weighted)
+        self.input_dist = InputDist(layout, env, pooled=pooled, weighted=weighted, policy=policy)
         self.lookup = RankLookup(layout, kinds, env.rank, pooled, device)
         self.route = PooledRoute(layout, env, codecs) if pooled else SequenceRoute(layout, env, codecs)
         self.variable = VariableRoute(layout, env, codecs)

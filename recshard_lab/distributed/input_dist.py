@@ -21,9 +21,11 @@ from torch import Tensor
 
 from recshard_lab.comm import Pending, ShardingEnv, issue_all_to_all
 from recshard_lab.distributed.bucketize import edges_of
+from recshard_lab.distributed.fit_ids import fit_ids
 from recshard_lab.distributed.layout import Layout
 from recshard_lab.distributed.row_router import BlockIds, Found, RowRouter, Run, merge
 from recshard_lab.embedding import DataType
+from recshard_lab.embedding.out_of_range import OutOfRange
 from recshard_lab.sparse import KeyedJaggedTensor
 from recshard_lab.sparse.variable_batch import inverse_of
 
@@ -43,6 +45,8 @@ class Home:
         positions: for each row-split (rank, lane), where in the block those ids stood (sequence collections only).
         replicas: what the data-parallel lanes look up here.
         inverse: for each block, which of its bags is each sample's ``[B]``; None where bag b is sample b's.
+        kept: for each block, which of its ids are left where some were no rows (see `fit_ids`); ``lengths`` still
+            count them all, ``counts`` those that are left.
     """
 
     batch_size: int
@@ -52,6 +56,7 @@ class Home:
     positions: dict[tuple[int, int], Tensor]
     replicas: list[BlockIds]
     inverse: list[Tensor] | None = None
+    kept: list[Tensor | None] | None = None
 
 
 @dataclass(slots=True)
@@ -133,9 +138,13 @@ class InputDist:
         env: the ranks.
         pooled: False for sequence collections.
         weighted: whether batches carry per-sample weights.
+        policy: what becomes of ids that are no rows.
     """
 
-    def __init__(self, layout: Layout, env: ShardingEnv, *, pooled: bool, weighted: bool) -> None:
+    def __init__(
+        self, layout: Layout, env: ShardingEnv, *, pooled: bool, weighted: bool, policy: OutOfRange | None = None
+    ) -> None:
+        self.policy = policy or OutOfRange()
         self.layout, self.env, self.pooled, self.weighted = layout, env, pooled, weighted
         wide = any(table.data_type is DataType.FP64 for table in layout.tables)
         self.weight_dtype = (torch.float64 if wide else torch.float32) if weighted else None
@@ -173,10 +182,10 @@ class InputDist:
     def _pack(self, features: KeyedJaggedTensor) -> tuple[list[list[Run]], Home, int]:
         """For each rank what it is sent, what must be remembered here, and S."""
         layout = self.layout
-        position = self._key_positions(features.keys())
+        fitted = fit_ids(features, self._key_positions(features.keys()), layout, self.policy)
+        features, position = fitted.features, fitted.position
         per_key, starts = features.length_per_key(), features.offset_per_key()
         values, weights = features.values(), self._weights(features)
-        self._check_ids(values, starts, position)
         inverse = self._inverse(features) if self.pooled else None
         variable = inverse is not None
         bag_starts = features.lengths_offset_per_key()
@@ -200,7 +209,10 @@ class InputDist:
             positions={},
             replicas=[batch[lane.block] for lane in layout.replicated_lanes],
             inverse=inverse,
+            kept=fitted.kept,
         )
+        if fitted.lengths is not None:
+            home.lengths = [own.to(self.wire) for own in fitted.lengths]
         stripes = {} if self.router.idle else self.router.route(self._global_ids(batch, values), not self.pooled)
         for (rank, place), found in stripes.items():
             home.sent[rank][place] = found.ids[2] - found.ids[1]
@@ -265,24 +277,6 @@ class InputDist:
             known = [keys.index(block.feature) for block in self.layout.blocks]
             self._positions[tuple(keys)] = known
         return known
-
-    def _check_ids(self, values: Tensor, starts: list[int], position: list[int]) -> None:
-        spans = [(block, starts[key], starts[key + 1]) for block, key in enumerate(position)]
-        spans = [span for span in spans if span[2] > span[1]]
-        if not spans:
-            return
-        extremes = [torch.aminmax(values[a:b]) for _, a, b in spans]
-        low = torch.stack([e.min for e in extremes]).tolist()
-        high = torch.stack([e.max for e in extremes]).tolist()
-        for (index, _, _), smallest, largest in zip(spans, low, high, strict=True):
-            block = self.layout.blocks[index]
-            table = self.layout.tables[block.table]
-            if smallest < 0 or largest >= table.num_embeddings:
-                bad = smallest if smallest < 0 else largest
-                raise ValueError(
-                    f"id {bad} of feature {block.feature!r} is out of range: table {table.name!r} has rows "
-                    f"0 to {table.num_embeddings - 1}. Map ids into that range or raise num_embeddings"
-                )
 
 
 def _lane_major(parts: list[Tensor], by_source: list[list[int]]) -> Tensor:

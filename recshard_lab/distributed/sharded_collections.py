@@ -25,6 +25,7 @@ from recshard_lab.embedding import (
     PoolingType,
     embedding_names_by_table,
 )
+from recshard_lab.embedding.out_of_range import OutOfRange, put_back
 from recshard_lab.sharding import ParameterSharding, Shard
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
@@ -41,6 +42,7 @@ class ShardedCollection(nn.Module):
         weighted: whether batches carry per-sample weights.
         backend: kernel to use; None takes the fastest that can do each table.
         codecs: number formats of rows and gradients on the wire; FP32 when left out.
+        out_of_range: what becomes of ids that are no rows: ``"error"``, ``"clamp"`` or ``"ignore"``.
     """
 
     pooled: bool
@@ -57,8 +59,10 @@ class ShardedCollection(nn.Module):
         weighted: bool = False,
         backend: str | None = None,
         codecs: Registry | None = None,
+        out_of_range: str = "error",
     ) -> None:
         super().__init__()
+        self._policy = OutOfRange(out_of_range)
         self.env, self.device = env, device
         self.tables = list(tables)
         self.optimizers = [optimizers[table.name] for table in tables]
@@ -89,7 +93,14 @@ class ShardedCollection(nn.Module):
         self.shardings = dict(shardings)
         self.layout = Layout(self.tables, blocks_of(self.tables), self.shardings, groups, self.env.world_size)
         self.executor = Executor(
-            self.layout, kinds, self.env, self.device, pooled=self.pooled, weighted=self.weighted, codecs=self.codecs
+            self.layout,
+            kinds,
+            self.env,
+            self.device,
+            pooled=self.pooled,
+            weighted=self.weighted,
+            policy=self._policy,
+            codecs=self.codecs,
         )
         self.kinds = {table.name: kinds[groups[n, 0][0]] for n, table in enumerate(self.tables)}
         self.backends = {name: kind.backend for name, kind in self.kinds.items()}
@@ -126,6 +137,15 @@ class ShardedCollection(nn.Module):
         """Frees the kernels; `place` makes new ones."""
         del self.executor, self.layout
         setattr(self, self.tables_name, nn.ModuleDict())
+
+    def out_of_range_count(self) -> int:
+        """Ids in this rank's batches that were no rows of their table, under ``"clamp"`` and ``"ignore"``."""
+        return self._policy.count()
+
+    @property
+    def out_of_range(self) -> str:
+        """What becomes of ids that are no rows."""
+        return self._policy.policy
 
     def table_shards(self) -> dict[str, TableShards]:
         """Table name -> what this rank holds of it."""
@@ -200,9 +220,14 @@ class ShardedEmbeddingCollection(ShardedCollection):
         blocks, home = self.layout.blocks, routed.home
         sizes = [n * block.dim for n, block in zip(home.counts, blocks, strict=True)]
         parts = self.executor.finish(routed).split(sizes)
+        kept = home.kept or [None] * len(blocks)
+        rows = [
+            part.view(-1, block.dim) if left is None else put_back(part.view(-1, block.dim), left, int(lengths.sum()))
+            for block, part, left, lengths in zip(blocks, parts, kept, home.lengths, strict=True)
+        ]
         return {
-            block.key: JaggedTensor(part.view(-1, block.dim), lengths=lengths.long())
-            for block, part, lengths in zip(blocks, parts, home.lengths, strict=True)
+            block.key: JaggedTensor(own, lengths=lengths.long())
+            for block, own, lengths in zip(blocks, rows, home.lengths, strict=True)
         }
 
 

@@ -44,6 +44,7 @@ class Case:
     seed: int = 0
     device: str = "cpu"
     codecs: Any = None  # a qcomm_codecs_registry
+    out_of_range: str = "error"
     inverse: list[list[Inverse]] | None = None  # step -> rank -> how its bags make samples (variable batches)
 
     def inverses(self, step: int) -> list[Inverse | None]:
@@ -62,6 +63,7 @@ class Result:
     collectives: list[int] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     backends: dict[str, str] = field(default_factory=dict)
+    out_of_range: int = 0
 
 
 class Model(nn.Module):
@@ -72,10 +74,12 @@ class Model(nn.Module):
         generator = torch.Generator().manual_seed(case.seed)
         if case.sequence:
             configs = [EmbeddingConfig(**table) for table in case.tables]
-            self.collection: Any = EmbeddingCollection(tables=configs)
+            self.collection: Any = EmbeddingCollection(tables=configs, out_of_range=case.out_of_range)
         else:
             bags = [EmbeddingBagConfig(**table) for table in case.tables]
-            self.collection = EmbeddingBagCollection(tables=bags, is_weighted=case.weighted)
+            self.collection = EmbeddingBagCollection(
+                tables=bags, is_weighted=case.weighted, out_of_range=case.out_of_range
+            )
         width = sum(table["embedding_dim"] * len(table["feature_names"]) for table in case.tables)
         self.dense = nn.Linear(width, 1)
         for parameter in self.parameters():
@@ -191,6 +195,7 @@ def train_sharded(case: Case) -> Result:
         result.dense_grads.append([p.grad.cpu().clone() for p in model.dense.parameters()])
         result.collectives.append(traced.count("all_to_all"))
         dense.step()
+    result.out_of_range = model.collection.out_of_range_count()
     result.weights = {name: value.cpu().clone() for name, value in dmp.full_state_dict().items()}
     return result
 
@@ -224,5 +229,6 @@ def train_unsharded(case: Case) -> Result:
         result.dense_grads.append([p.grad.clone() for p in model.dense.parameters()])
         sparse.step()
         dense.step()
+    result.out_of_range = model.collection.out_of_range_count()
     result.weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
     return result

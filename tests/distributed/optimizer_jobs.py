@@ -83,6 +83,7 @@ def _train_one(
             shard = shards.sharding.shards[position]
             for part, state in own.items():
                 where = (slice(*shard.rows), slice(*shard.cols))[: len(shapes[part])]
+                where = (slice(0, 1),) if part == "iter" else where
                 outcome.states[name][part][where] = state.reshape(outcome.states[name][part][where].shape)
     return outcome
 

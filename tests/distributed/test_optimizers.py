@@ -163,3 +163,33 @@ def test_the_comparison_can_fail(ranks: Any) -> None:
     whole = merged([outcomes[0] for outcomes in by_rank])
     with pytest.raises(AssertionError, match=r"momentum2: 0\.\d"):
         close(whole.states["users"]["momentum2"], truth.states["users"]["momentum2"], "momentum2")
+
+
+def goes_on(plan: str, steps: list[list[Any]]) -> list[float]:
+    """Runs on every rank: largest difference between training on, and training on from a loaded state."""
+    rank = torch.distributed.get_rank()
+    sharder = recshard_lab.EmbeddingBagCollectionSharder(fused_params=fused_params(EmbOptimType.PARTIAL_ROWWISE_ADAM))
+    first, second = (
+        DistributedModelParallel(collection_of(cases.TABLES), plan=plan_at("", plan), sharders=[sharder])
+        for _ in range(2)
+    )
+
+    def train(dmp: DistributedModelParallel, batches: list[list[Any]]) -> None:
+        for bags in batches:
+            dmp(batch_of(bags[rank])).values().square().sum().backward()
+
+    train(first, steps[:3])
+    second.load_state_dict(first.state_dict())
+    second.fused_optimizer.load_state_dict(first.fused_optimizer.state_dict())
+    train(first, steps[3:])
+    train(second, steps[3:])
+    one, two = first.full_state_dict(), second.full_state_dict()
+    return [float((one[name] - two[name]).abs().max()) for name in one]
+
+
+@pytest.mark.parametrize("scheme", ["row_wise", "column_wise", "data_parallel"])
+def test_training_goes_on_from_a_saved_state_with_its_count_of_steps(ranks: Any, scheme: str) -> None:
+    plan = cases.plan_of(cases.TABLES, [scheme], ranks.world_size)
+    steps = cases.random_steps(6, cases.TABLES, ranks.world_size, steps=5, samples=4)
+    for differences in ranks.run(goes_on, plan.to_json(), steps):
+        assert max(differences) == 0.0

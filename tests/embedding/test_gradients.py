@@ -131,7 +131,6 @@ def test_a_gradient_that_is_not_finite_is_named_before_a_weight_moves(bad: float
         kernel.backward(saved, grad)
     assert not any(weight.any() for weight in kernel.weights())
     assert not any(state.any() for states in kernel.optimizer_states() for state in states.values())
-    assert kernel.iteration == 0
     grad[1, 5] = 1.0
     kernel.backward(saved, grad)
     assert all(weight.any() for weight in kernel.weights())
@@ -151,7 +150,26 @@ def test_steps_are_counted_once_a_backward_with_or_without_ids() -> None:
         offsets = torch.tensor([0, len(ids)])
         _, saved = kernel.forward(torch.tensor(ids, dtype=torch.int64), offsets, None)
         kernel.backward(saved, torch.ones(1, 4))
-    assert kernel.iteration == 3
+    assert kernel.optimizer_states()[0]["iter"].tolist() == [3]
+
+
+def test_tables_that_have_taken_different_numbers_of_steps_are_each_corrected_by_their_own() -> None:
+    """As after loading one of them from a checkpoint."""
+    spec, lengths = OptimizerSpec(EmbOptimType.ADAM, 0.1), torch.tensor([0, 1, 2])
+    slots = [Slot(name, 3, 4, DataType.FP32, 4) for name in "ab"]
+    together = NativeKernel(slots, [0, 1], spec, pooled=True, device="cpu")
+    apart = [NativeKernel([slot], [0], spec, pooled=True, device="cpu") for slot in slots]
+    together.optimizer_states()[1]["iter"].fill_(5)
+    apart[1].optimizer_states()[0]["iter"].fill_(5)
+    for _ in range(2):
+        _, saved = together.forward(torch.tensor([1, 2]), lengths, None)
+        together.backward(saved, torch.ones(1, 8))
+        for number, kernel in enumerate(apart):
+            _, saved = kernel.forward(torch.tensor([number + 1]), lengths[:2], None)
+            kernel.backward(saved, torch.ones(1, 4))
+    for number, kernel in enumerate(apart):
+        torch.testing.assert_close(together.weights()[number], kernel.weights()[0])
+    assert not torch.equal(*together.weights())
 
 
 @pytest.mark.parametrize(

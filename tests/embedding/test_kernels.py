@@ -191,7 +191,7 @@ def test_two_column_slots_whose_squares_meet_step_as_one_whole_slot(
     assert_same([torch.cat([got[0], got[2]], dim=1), got[1]], whole.weights())
     assert len(calls) == 3 * spec.row_norm_rounds
     for name, state in whole.optimizer_states()[0].items():
-        parts = [pieces.optimizer_states()[slot][name] for slot in (0, 2)]
+        parts = [pieces.optimizer_states()[slot][name] for slot in (0, 2)]  # "iter" and row states: one copy a piece
         assert_same([torch.cat(parts, dim=1) if state.dim() == 2 else parts[0]], [state])
 
 

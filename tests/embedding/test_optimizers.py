@@ -131,6 +131,11 @@ def test_rows_of_zeros_learn_under_trust_ratios() -> None:
         assert weight.detach().any()
 
 
+def state_of(spec: OptimizerSpec, rows: int) -> dict[str, torch.Tensor]:
+    """The state of a piece of four columns at the start."""
+    return {name: torch.zeros(shape) for name, shape in spec.state_shapes(rows, 4).items() if name != "iter"}
+
+
 SETTINGS = [
     {},
     {"weight_decay": 0.2},
@@ -155,7 +160,7 @@ def test_steps_on_touched_rows_are_the_dense_steps_on_these_rows(
     weight = torch.randn(9, 4)
     dense = nn.Parameter(weight.clone())
     twin = dense_twin(spec if mode is None else replace(spec, weight_decay=0.0, weight_decay_mode=None), [dense])
-    state = {name: torch.zeros(shape) for name, shape in spec.state_shapes(9, 4).items()}
+    state = state_of(spec, 9)
     for iteration in range(1, 5):
         rows = torch.randperm(9)[:4].sort()[0]
         grad = torch.randn(4, 4)
@@ -175,7 +180,7 @@ def test_rows_are_no_longer_than_max_norm_after_a_step(optimizer: EmbOptimType) 
     plain, bounded = OptimizerSpec(optimizer, 0.3, 1e-3), OptimizerSpec(optimizer, 0.3, 1e-3, max_norm=1.5)
     weights = [torch.randn(5, 4)] * 2
     weights = [weight.clone() for weight in weights]
-    states = [{name: torch.zeros(shape) for name, shape in plain.state_shapes(5, 4).items()} for _ in range(2)]
+    states = [state_of(plain, 5) for _ in range(2)]
     rows, grad = torch.tensor([0, 1, 3]), torch.randn(3, 4)
     for spec, weight, state in zip((plain, bounded), weights, states, strict=True):
         step(spec, weight, state, rows, grad.clone(), None, 4)
@@ -191,29 +196,25 @@ def test_state_has_fbgemms_names_and_one_number_a_row_where_row_wise() -> None:
         EmbOptimType.EXACT_SGD: {},
         EmbOptimType.EXACT_ADAGRAD: {"momentum1": (10, 4)},
         EmbOptimType.EXACT_ROWWISE_ADAGRAD: {"momentum1": (10,)},
-        EmbOptimType.ADAM: {"momentum1": (10, 4), "momentum2": (10, 4)},
-        EmbOptimType.PARTIAL_ROWWISE_ADAM: {"momentum1": (10, 4), "momentum2": (10,)},
-        EmbOptimType.LAMB: {"momentum1": (10, 4), "momentum2": (10, 4)},
-        EmbOptimType.PARTIAL_ROWWISE_LAMB: {"momentum1": (10, 4), "momentum2": (10,)},
+        EmbOptimType.ADAM: {"momentum1": (10, 4), "momentum2": (10, 4), "iter": (1,)},
+        EmbOptimType.PARTIAL_ROWWISE_ADAM: {"momentum1": (10, 4), "momentum2": (10,), "iter": (1,)},
+        EmbOptimType.LAMB: {"momentum1": (10, 4), "momentum2": (10, 4), "iter": (1,)},
+        EmbOptimType.PARTIAL_ROWWISE_LAMB: {"momentum1": (10, 4), "momentum2": (10,), "iter": (1,)},
         EmbOptimType.LARS_SGD: {"momentum1": (10, 4)},
     }
     rounds = {kind.value: OptimizerSpec(kind).row_norm_rounds for kind in EmbOptimType}
     assert {name for name, number in rounds.items() if number == 0} == {"exact_sgd", "exact_adagrad", "adam"}
     assert {name for name, number in rounds.items() if number == 2} == {"partial_row_wise_lamb"}
     assert OptimizerSpec(max_norm=1.0).row_norm_rounds == 1
-    assert {kind for kind in EmbOptimType if OptimizerSpec(kind).counts_steps} == {
-        EmbOptimType.ADAM,
-        EmbOptimType.PARTIAL_ROWWISE_ADAM,
-        EmbOptimType.LAMB,
-        EmbOptimType.PARTIAL_ROWWISE_LAMB,
-    }
 
 
 def test_the_planner_knows_the_state_of_every_optimizer() -> None:
     for kind in EmbOptimType:
         per_row, per_element = OPTIMIZER_STATE_BYTES[kind.value]
-        shapes = OptimizerSpec(kind).state_shapes(10, 4).values()
-        assert sum(4 * math.prod(shape) for shape in shapes) == 10 * (per_row + 4 * per_element)
+        shapes = OptimizerSpec(kind).state_shapes(10, 4)
+        assert sum(4 * math.prod(shape) for name, shape in shapes.items() if name != "iter") == 10 * (
+            per_row + 4 * per_element
+        )
 
 
 def test_fused_params_are_read_or_refused_by_name() -> None:

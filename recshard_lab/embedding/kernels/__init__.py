@@ -72,11 +72,6 @@ class LookupKernel(ABC):
             ``grad`` of each of `weights`, as autograd would.
         pooled: sum each bag (True) or keep each id's row (False, sequence embeddings).
         device: where everything lives.
-
-    Attributes:
-        iteration: how many backwards there have been, those of a batch without any of this rank's rows included. Adam
-            and its kin correct their bias by it (`OptimizerSpec.counts_steps`); a checkpoint holds it and writes it
-            back. Kernels without such optimizers may leave it alone.
     """
 
     name: ClassVar[str]
@@ -95,7 +90,6 @@ class LookupKernel(ABC):
         self.optimizer = optimizer
         self.pooled = pooled
         self.device = torch.device(device)
-        self.iteration = 0
 
     @classmethod
     def preference(cls, optimizer: OptimizerSpec | None, device: torch.device | str) -> int:

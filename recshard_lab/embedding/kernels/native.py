@@ -18,8 +18,8 @@ Shape letters: G lanes of one group, B batch, n ids of one group, d columns, U t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -29,6 +29,15 @@ from torch import Tensor
 from recshard_lab.embedding.kernels import TORCH_DTYPES, LookupKernel, RowNorms, Slot, register_kernel
 from recshard_lab.embedding.kernels.fresh_memory import zeros
 from recshard_lab.embedding.kernels.lanes import LaneGroups, Spans
+from recshard_lab.embedding.kernels.transposed import (
+    CHUNK_BYTES,
+    Looked,
+    Touched,
+    gather,
+    pool,
+    transpose,
+    weight_grad,
+)
 from recshard_lab.embedding.optimizers import (
     OptimizerSpec,
     RowDims,
@@ -38,7 +47,6 @@ from recshard_lab.embedding.optimizers import (
     step,
 )
 
-_CHUNK_BYTES = 1024 * 1024  # of gradient rows: they must stay in the L2 cache, or near it
 _INT32_MAX = torch.iinfo(torch.int32).max
 
 
@@ -61,43 +69,28 @@ class _Group:
 
 
 @dataclass
-class _Looked:
-    """What one group looked up: kept for backward."""
-
-    rows: Tensor  # [n] flat row of each id
-    offsets: Tensor  # [G * B + 1]; not pooled: unused
-    weights: Tensor | None  # [n] per-sample weights
-
-
-@dataclass
 class _Saved:
-    looked: list[_Looked]  # per group
+    looked: list[Looked]  # per group
     spans: Spans
     batch: int
 
 
 @dataclass
-class _Touched:
-    """The transposed lookup of one group: its distinct rows and how to make their gradient."""
+class _Above:
+    """What the touched rows of a group have from their tables."""
 
-    rows: Tensor  # [U] int64 flat rows, ascending
-    starts: Tensor  # [U + 1] where each row's members begin
-    members: Tensor  # [n] bags, row after row
-    weights: Tensor | None  # [n] per-sample weights, row after row
-    bag_grads: Tensor  # [bags, d]
+    full_dim: RowDims
+    iteration: int | Tensor
+    totals: list[Tensor] = field(default_factory=list)  # [U] or [U, k] for each round of row norms so far
 
-    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Which of the rows, and their coalesced gradient, a cacheful at a time."""
-        total = self.rows.numel()
-        row_bytes = self.bag_grads.shape[1] * self.bag_grads.element_size()
-        size = max(1, _CHUNK_BYTES // row_bytes) if self.rows.device.type == "cpu" else max(1, total)
-        edges = [*range(0, total, size), total]
-        cuts = self.starts[edges].tolist()
-        for position in range(len(edges) - 1):
-            chunk, own = slice(*edges[position : position + 2]), slice(*cuts[position : position + 2])
-            starts = self.starts[chunk.start : chunk.stop + 1] - own.start
-            weights = None if self.weights is None else self.weights[own]
-            yield chunk, _embedding_bag(self.members[own], self.bag_grads, starts, weights)
+    def of(self, chunk: slice) -> tuple[list[Tensor], RowDims, int | Tensor]:
+        """The same for some of the rows."""
+        dims, count = self.full_dim, self.iteration
+        return (
+            [own[chunk] for own in self.totals],
+            dims if isinstance(dims, int) else dims[chunk],
+            count if isinstance(count, int) else count[chunk],
+        )
 
 
 @register_kernel
@@ -138,6 +131,7 @@ class NativeKernel(LookupKernel):
         members: dict[tuple[int, torch.dtype], list[int]] = {}
         for index, slot in enumerate(self.slots):
             members.setdefault((slot.num_cols, TORCH_DTYPES[slot.data_type]), []).append(index)
+        self._counts = optimizer is not None and "iter" in optimizer.state_shapes(1, 1)
         groups = [self._make_group(indices, dim, dtype) for (dim, dtype), indices in members.items()]
         self._weights: list[Tensor] = [torch.empty(0)] * len(self.slots)
         self._states: list[dict[str, Tensor]] = [{}] * len(self.slots)
@@ -147,6 +141,8 @@ class NativeKernel(LookupKernel):
             for position, weight in enumerate(group.weight.split(sizes)):
                 self._weights[group.slots[position]] = weight.detach()
                 own_state = {name: part[position] for name, part in parts.items()}
+                if self._counts:
+                    own_state["iter"] = torch.zeros(1, dtype=torch.int64, device=self.device)
                 self._states[group.slots[position]] = own_state
         self._groups = [group for group in groups if group.lanes]  # one that no lane reads has nothing to do
         lane_dims = [self.slots[slot].num_cols for slot in self.lane_slots]
@@ -166,7 +162,7 @@ class NativeKernel(LookupKernel):
             bounds=torch.tensor(bounds, device=self.device),
             full_dims=torch.tensor([slot.full_dim for slot in slots], device=self.device),
             weight=zeros((bounds[-1], dim), dtype, self.device),
-            state={n: zeros(shape, wide, self.device) for n, shape in shapes.items()},
+            state={n: zeros(shape, wide, self.device) for n, shape in shapes.items() if n != "iter"},
         )
 
     def weights(self) -> list[Tensor]:
@@ -187,7 +183,7 @@ class NativeKernel(LookupKernel):
         if self.pooled:
             return self._pool(saved), saved
         looked = zip(saved.looked, self._groups, strict=True)
-        return self._lanes.join_flat([_gather(own.rows, group.weight) for own, group in looked], saved.spans), saved
+        return self._lanes.join_flat([gather(own.rows, group.weight) for own, group in looked], saved.spans), saved
 
     @torch.no_grad()
     def remember(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> _Saved:
@@ -196,7 +192,7 @@ class NativeKernel(LookupKernel):
         spans, batch = self._lanes.spans(offsets, self.pooled)
         saved = _Saved([], spans, batch)
         for index in range(len(self._groups)):
-            looked = _Looked(
+            looked = Looked(
                 rows=self._flat_rows(index, ids, spans),
                 offsets=self._lanes.take_offsets(offsets, index, batch) if self.pooled else offsets,
                 weights=None if weights is None else self._lanes.take(weights, index, spans),
@@ -210,11 +206,11 @@ class NativeKernel(LookupKernel):
         out = torch.empty(saved.batch, self._lanes.columns[-1], dtype=wide, device=self.device)
         for group, looked in zip(self._groups, saved.looked, strict=True):
             lanes, dim = len(group.lanes), group.dim
-            size = max(1, _CHUNK_BYTES // max(1, saved.batch * dim * wide.itemsize))
+            size = max(1, CHUNK_BYTES // max(1, saved.batch * dim * wide.itemsize))
             size = min(size, lanes) if self.device.type == "cpu" else lanes
             for first in range(0, lanes, size):
                 number = min(size, lanes - first)
-                pooled = _pool(looked, group.weight, first * saved.batch, (first + number) * saved.batch)
+                pooled = pool(looked, group.weight, first * saved.batch, (first + number) * saved.batch)
                 pooled = pooled.view(number, saved.batch, dim)
                 if self._lanes.whole:
                     out.view(saved.batch, lanes, dim)[:, first : first + number] = pooled.transpose(0, 1)
@@ -246,9 +242,9 @@ class NativeKernel(LookupKernel):
         for index, looked in enumerate(saved.looked):
             bag_grads, bags = self._bags(saved, index, grad)
             if looked.weights is not None:
-                own = _weight_grad(self._groups[index].weight, looked.rows, bag_grads, bags)
+                own = weight_grad(self._groups[index].weight, looked.rows, bag_grads, bags)
                 weight_grads.append(own.to(looked.weights.dtype))
-            touched.append(_transpose(looked, bag_grads, bags))
+            touched.append(transpose(looked, bag_grads, bags))
         if self.optimizer is None:
             for group, part in zip(self._groups, touched, strict=True):
                 self._add_to_grads(group, part)
@@ -270,29 +266,23 @@ class NativeKernel(LookupKernel):
         lengths = looked.offsets.diff()
         return bag_grads, lane_major.repeat_interleave(lengths, output_size=looked.rows.numel())
 
-    def _step(self, optimizer: OptimizerSpec, touched: list[_Touched], row_norms: RowNorms | None) -> None:
+    def _step(self, optimizer: OptimizerSpec, touched: list[Touched], row_norms: RowNorms | None) -> None:
         if optimizer.row_wise:
             self._check_row_norms(row_norms)
         if optimizer.check_gradients:
             self._check_gradients(touched)
-        self.iteration += 1
-        dims = [_full_dim(group, part) for group, part in zip(self._groups, touched, strict=True)]
-        totals: list[list[Tensor]] = [[] for _ in touched]
+        aboves = [
+            _Above(_full_dim(group, part), self._count_steps(group, part))
+            for group, part in zip(self._groups, touched, strict=True)
+        ]
         if row_norms is not None:
             for _ in range(optimizer.row_norm_rounds):
-                self._complete_squares(optimizer, touched, dims, totals, row_norms)
-        for group, part, full_dim, own in zip(self._groups, touched, dims, totals, strict=True):
-            known = None if row_norms is None else own
+                self._complete_squares(optimizer, touched, aboves, row_norms)
+        for group, part, above in zip(self._groups, touched, aboves, strict=True):
             for chunk, grad in part.chunks():
-                step(optimizer, *self._arguments(group, part, full_dim, known, chunk, grad))
-
-    def _arguments(
-        self, group: _Group, part: _Touched, full_dim: RowDims, totals: list[Tensor] | None, chunk: slice, grad: Tensor
-    ) -> tuple[Any, ...]:
-        """What `step` and `partial_squares` take, of some of the rows."""
-        known = None if totals is None else [own[chunk] for own in totals]
-        dim = full_dim if isinstance(full_dim, int) else full_dim[chunk]
-        return group.weight, group.state, part.rows[chunk], grad, known, dim, self.iteration
+                totals, dims, iteration = above.of(chunk)
+                known = None if row_norms is None else totals
+                step(optimizer, group.weight, group.state, part.rows[chunk], grad, known, dims, iteration)
 
     def _check_row_norms(self, row_norms: RowNorms | None) -> None:
         for slot in self.slots:
@@ -302,23 +292,27 @@ class NativeKernel(LookupKernel):
                     f"row-wise optimizer needs row_norms: pass what adds the squares of the other columns"
                 )
 
+    def _count_steps(self, group: _Group, part: Touched) -> int | Tensor:
+        """One more step for each slot: their number, ``[U]`` where slots have taken different ones."""
+        if not self._counts:
+            return 0
+        counts = torch.cat([self._states[slot]["iter"].add_(1) for slot in group.slots])
+        if len(group.slots) == 1 or bool((counts == counts[0]).all()):
+            return int(counts[0])
+        return counts.repeat_interleave(torch.tensor(_per_slot(group, part), device=self.device))
+
     def _complete_squares(
-        self,
-        optimizer: OptimizerSpec,
-        touched: list[_Touched],
-        dims: list[RowDims],
-        totals: list[list[Tensor]],
-        row_norms: RowNorms,
+        self, optimizer: OptimizerSpec, touched: list[Touched], aboves: list[_Above], row_norms: RowNorms
     ) -> None:
-        """One round: our squares of whole rows ``[U]`` or ``[U, k]``, completed by the caller, join ``totals``.
+        """One round: our squares of whole rows ``[U]`` or ``[U, k]``, completed by the caller, join the totals.
 
         The gradient is made anew in each round and for the step: that is cheaper than keeping it.
         """
         rows = [torch.empty(0, dtype=torch.int64, device=self.device)] * len(self.slots)
         squares = [torch.empty(0, device=self.device)] * len(self.slots)
-        for group, part, full_dim, known in zip(self._groups, touched, dims, totals, strict=True):
+        for group, part, above in zip(self._groups, touched, aboves, strict=True):
             sums = [
-                partial_squares(optimizer, *self._arguments(group, part, full_dim, known, chunk, grad))
+                partial_squares(optimizer, group.weight, group.state, part.rows[chunk], grad, *above.of(chunk))
                 for chunk, grad in part.chunks()
             ]
             whole = torch.cat(sums) if sums else part.bag_grads.new_empty(0)
@@ -328,10 +322,10 @@ class NativeKernel(LookupKernel):
             for position, own in enumerate(whole.split(count)):
                 squares[group.slots[position]] = own
         completed = row_norms(rows, squares)
-        for group, known in zip(self._groups, totals, strict=True):
-            known.append(torch.cat([completed[slot] for slot in group.slots]))
+        for group, above in zip(self._groups, aboves, strict=True):
+            above.totals.append(torch.cat([completed[slot] for slot in group.slots]))
 
-    def _check_gradients(self, touched: list[_Touched]) -> None:
+    def _check_gradients(self, touched: list[Touched]) -> None:
         """Raises ValueError naming the first row whose gradient is not finite."""
         for group, part in zip(self._groups, touched, strict=True):
             for chunk, grad in part.chunks():
@@ -347,7 +341,7 @@ class NativeKernel(LookupKernel):
                         f"{bad.numel()} such rows at hand): no weight of this kernel was changed"
                     )
 
-    def _add_to_grads(self, group: _Group, part: _Touched) -> None:
+    def _add_to_grads(self, group: _Group, part: Touched) -> None:
         own = [self._weights[slot] for slot in group.slots]
         if group.grad is None:
             group.grad = torch.empty_like(group.weight)
@@ -362,60 +356,12 @@ class NativeKernel(LookupKernel):
             add_rows_(group.grad, part.rows[chunk], grad)
 
 
-def _embedding_bag(indices: Tensor, table: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-    """``functional.embedding_bag`` in mode sum, offsets with their end, without its argument checks."""
-    if indices.numel() == 0:
-        return table.new_zeros(offsets.numel() - 1, table.shape[1])
-    return torch.embedding_bag(table, indices, offsets, False, 0, False, weights, True)[0]
-
-
-def _pool(looked: _Looked, weight: Tensor, first: int, end: int) -> Tensor:
-    """Sums ``[end - first, d]`` of some bags; half-precision rows are widened before they are added."""
-    offsets = looked.offsets[first : end + 1].to(looked.rows.dtype)
-    rows, weights = looked.rows, looked.weights
-    if end - first < looked.offsets.numel() - 1:
-        own = slice(*offsets[[0, -1]].tolist())
-        rows, weights, offsets = rows[own], None if weights is None else weights[own], offsets - own.start
-    wide = accumulate_dtype(weight.dtype)
-    if weight.dtype != wide:
-        weight = weight.index_select(0, rows).to(wide)
-        rows = torch.arange(rows.numel(), dtype=rows.dtype, device=rows.device)
-    return _embedding_bag(rows, weight, offsets, None if weights is None else weights.to(wide))
-
-
-def _gather(rows: Tensor, weight: Tensor) -> Tensor:
-    """``[n, d]``."""
-    return weight.index_select(0, rows).to(accumulate_dtype(weight.dtype))
-
-
-def _transpose(looked: _Looked, bag_grads: Tensor, bags: Tensor | None) -> _Touched:
-    """Row -> its bags, from bag -> its rows."""
-    ordered, order = looked.rows.sort()
-    rows, counts = torch.unique_consecutive(ordered, return_counts=True)
-    starts = looked.rows.new_zeros(rows.numel() + 1)
-    torch.cumsum(counts, 0, out=starts[1:])
-    members = order.to(starts.dtype) if bags is None else bags.index_select(0, order)
-    weights = looked.weights
-    if weights is not None:
-        weights = weights.to(bag_grads.dtype).index_select(0, order)
-    return _Touched(rows.long(), starts, members, weights, bag_grads)
-
-
-def _weight_grad(weight: Tensor, rows: Tensor, bag_grads: Tensor, bags: Tensor | None) -> Tensor:
-    """``[n]``: the inner product of each id's row with the gradient of its bag."""
-    assert bags is not None
-    if weight.dtype == bag_grads.dtype:  # the formula of torch's own embedding_bag, no row is copied
-        product = torch.ops.aten._embedding_bag_per_sample_weights_backward
-        return product(bag_grads, weight, rows, bags[:0], bags, 0)
-    return torch.linalg.vecdot(_gather(rows, weight), bag_grads.index_select(0, bags))
-
-
-def _per_slot(group: _Group, part: _Touched) -> list[int]:
+def _per_slot(group: _Group, part: Touched) -> list[int]:
     """How many of the touched rows lie in each slot."""
     return torch.searchsorted(part.rows, group.bounds).diff().tolist()
 
 
-def _full_dim(group: _Group, part: _Touched) -> RowDims:
+def _full_dim(group: _Group, part: Touched) -> RowDims:
     """Columns of the whole table: one number where all slots agree, else one a touched row."""
     if bool((group.full_dims == group.full_dims[0]).all()):
         return int(group.full_dims[0])

@@ -39,7 +39,7 @@ class Touched:
     rows: Tensor  # [U] int64, each once
     grad: Tensor  # [U, d] coalesced; scratch
     full_dim: RowDims
-    iteration: int  # which step this is, from 1
+    iteration: int | Tensor  # which step this is, from 1; [U] where tables have taken different numbers of steps
     gathered: Tensor | None = None
 
     def values(self) -> Tensor:
@@ -71,9 +71,13 @@ class Touched:
 
     def unbiased(self, first: Tensor, second: Tensor) -> Tensor:
         """``m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps)``."""
-        spec = self.spec
-        root = (second.sqrt() / (1.0 - spec.beta2**self.iteration) ** 0.5).add_(spec.eps)
-        return (first / (root if root.dim() == 2 else root.unsqueeze(1))).div_(1.0 - spec.beta1**self.iteration)
+        root = (_columns(second).sqrt() / self._bias(self.spec.beta2) ** 0.5).add_(self.spec.eps)
+        return (first / root).div_(self._bias(self.spec.beta1))
+
+    def _bias(self, beta: float) -> float | Tensor:
+        if isinstance(self.iteration, int):
+            return float(1.0 - beta**self.iteration)
+        return _columns((1.0 - beta ** self.iteration.double()).to(self.grad.dtype))
 
 
 def gather_rows(weight: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
@@ -86,6 +90,11 @@ def gather_rows(weight: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
 def row_squares(grad: Tensor) -> Tensor:
     """``[U, d] -> [U]``: squares summed over the columns."""
     return torch.linalg.vector_norm(grad, dim=1).square_()
+
+
+def _columns(numbers: Tensor) -> Tensor:
+    """``[U]`` as ``[U, 1]``; ``[U, d]`` as it is."""
+    return numbers if numbers.dim() == 2 else numbers.unsqueeze(1)
 
 
 def _sgd(at: Touched) -> Formula:
@@ -177,7 +186,7 @@ class Rule:
 
     Attributes:
         formula: the generator.
-        state: name, as fbgemm names it -> "row" (one number a row) or "element".
+        state: name, as fbgemm names it -> "element", "row" (one number a row) or "table" (``iter``, the steps taken).
         rounds: how often it yields.
         settings: of `OptimizerSpec`, those that not every rule reads.
         decays_inside: decoupled weight decay is part of the formula.
@@ -193,8 +202,8 @@ class Rule:
 
 
 _BETAS = frozenset({"beta1", "beta2"})
-_ELEMENTS = {"momentum1": "element", "momentum2": "element"}
-_MIXED = {"momentum1": "element", "momentum2": "row"}
+_ELEMENTS = {"momentum1": "element", "momentum2": "element", "iter": "table"}
+_MIXED = {"momentum1": "element", "momentum2": "row", "iter": "table"}
 
 RULES = {
     EmbOptimType.EXACT_SGD: Rule(_sgd, {}, l2=True),

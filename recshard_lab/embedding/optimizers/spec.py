@@ -159,12 +159,11 @@ class OptimizerSpec:
         """Whether a step needs such sums at all."""
         return self.row_norm_rounds > 0
 
-    @property
-    def counts_steps(self) -> bool:
-        """Whether the formula reads how many steps there have been, so that a checkpoint must hold the count."""
-        return "beta1" in RULES[self.optimizer].settings
-
     def state_shapes(self, num_rows: int, num_cols: int) -> dict[str, tuple[int, ...]]:
-        """Shape of each state tensor of a ``[num_rows, num_cols]`` piece; the first axis is its rows."""
-        shapes = {"row": (num_rows,), "element": (num_rows, num_cols)}
+        """Shape of each state tensor of a ``[num_rows, num_cols]`` piece; the first axis is its rows.
+
+        Adam and its kin have ``iter`` beside them, ``[1]`` int64: how many backwards the table has taken part in, with
+        or without an id of its own.
+        """
+        shapes = {"row": (num_rows,), "element": (num_rows, num_cols), "table": (1,)}
         return {name: shapes[extent] for name, extent in RULES[self.optimizer].state.items()}

@@ -22,20 +22,21 @@ def step(
     grad: Tensor,
     totals: Sequence[Tensor] | None,
     full_dim: RowDims,
-    iteration: int = 1,
+    iteration: int | Tensor = 1,
 ) -> None:
     """One optimizer step on the touched rows of one piece, in place.
 
     Args:
         spec: which rule, with which numbers.
         weight: the piece ``[num_rows, d]``; fp16 and bf16 are stepped in fp32 and rounded to nearest.
-        state: the tensors of ``spec.state_shapes``, stepped in place.
+        state: the tensors of ``spec.state_shapes`` (without ``iter``, which the caller counts), stepped in place.
         rows: ``[U]`` int64, each row once.
         grad: ``[U, d]`` coalesced gradient. It is used as scratch: its contents are lost.
         totals: for each of ``spec.row_norm_rounds`` what `partial_squares` gave, summed over all D columns of each
             row; None when this piece has them all.
         full_dim: D, the columns of the whole table; ``[U]`` where rows of several tables are stepped at once.
-        iteration: how many backwards there have been, this one included; Adam and its kin correct their bias by it.
+        iteration: how many backwards there have been, this one included, for all rows or ``[U]``; Adam and its kin
+            correct their bias by it.
     """
     if rows.numel() == 0:
         return
@@ -60,7 +61,7 @@ def partial_squares(
     grad: Tensor,
     totals: Sequence[Tensor],
     full_dim: RowDims,
-    iteration: int = 1,
+    iteration: int | Tensor = 1,
 ) -> Tensor:
     """Squares ``[U]`` or ``[U, k]`` over this piece's columns that the next round must complete; nothing is stepped.
 

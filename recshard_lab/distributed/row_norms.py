@@ -32,9 +32,11 @@ class RowNormExchange:
     ) -> None:
         self.env, self.device = env, device
         self.first_rows = [layout.shards[table][number].rows[0] for table, number in slots]
+        self.numbers = [number for _, number in slots]
         #: for each rank: (my slot, row range shared with one of its rectangles), sorted the same way on both ends
         self.sends: list[list[tuple[int, int, int]]] = []
         self.receives: list[list[tuple[int, int, int]]] = []
+        self.senders: list[list[int]] = []  # whose rectangle each of them is
         for rank in range(env.world_size):
             sends, receives = [], []
             for position, (table, number) in enumerate(slots):
@@ -47,6 +49,7 @@ class RowNormExchange:
                     receives.append((table, other, number, position, start, end))
             self.sends.append([entry[3:] for entry in sorted(sends)])
             self.receives.append([entry[3:] for entry in sorted(receives)])
+            self.senders.append([entry[1] for entry in sorted(receives)])
 
     def __call__(self, rows: list[Tensor], squares: list[Tensor]) -> list[Tensor]:
         """Per slot the touched rows ``[U]`` and partial sums ``[U]`` or ``[U, k]`` -> the sums over all columns."""
@@ -60,14 +63,22 @@ class RowNormExchange:
         receive_sizes = [width * sum(span.stop - span.start for span in spans) for spans in spans_in]
         message = torch.cat(outgoing) if outgoing else torch.empty(0, device=self.device)
         received = all_to_all(message, send_sizes, receive_sizes, self.env, "row_norms")
-        totals = [own.clone() for own in squares]
+        whole = slice(None)
+        parts = [[(number, whole, own)] for number, own in zip(self.numbers, squares, strict=True)]
         position = 0
-        for entries, spans in zip(self.receives, spans_in, strict=True):
-            for (slot, _, _), span in zip(entries, spans, strict=True):
-                part = totals[slot][span]
-                part += received[position : position + part.numel()].view_as(part)
-                position += part.numel()
-        return totals
+        for entries, senders, spans in zip(self.receives, self.senders, spans_in, strict=True):
+            for (slot, _, _), sender, span in zip(entries, senders, spans, strict=True):
+                shape = squares[slot][span].shape
+                parts[slot].append((sender, span, received[position : position + shape.numel()].view(shape)))
+                position += shape.numel()
+        return [self._add(own, pieces) for own, pieces in zip(squares, parts, strict=True)]
+
+    def _add(self, like: Tensor, pieces: list[tuple[int, slice, Tensor]]) -> Tensor:
+        """In one order on all ranks, so that the states of a row stay bit-identical among its holders."""
+        total = torch.zeros_like(like)
+        for _, span, piece in sorted(pieces, key=lambda entry: entry[0]):
+            total[span] += piece
+        return total
 
     def nothing(self, like: Tensor, rounds: int) -> None:
         """Takes part without a touched row: the other ranks wait for this one, as often as a step calls."""

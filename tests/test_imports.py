@@ -71,7 +71,9 @@ def test_no_file_is_longer_than_four_hundred_lines() -> None:
 
 
 def test_importing_torchrec_is_never_needed() -> None:
-    for file in PACKAGE.rglob("*.py"):
+    theirs = PACKAGE / "bench" / "apparatus" / "step_theirs.py"  # runs in TorchRec's own environment alone
+    assert theirs.exists()
+    for file in set(PACKAGE.rglob("*.py")) - {theirs}:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and not node.level:
                 assert (node.module or "").partition(".")[0] != "torchrec", file

@@ -190,7 +190,7 @@ def test_a_missing_feature_is_named() -> None:
 @pytest.mark.parametrize("bad", [-1, 10])
 def test_an_id_out_of_range_is_named_with_the_range(bad: int) -> None:
     dmp = DistributedModelParallel(EmbeddingBagCollection(tables=ONE))
-    with pytest.raises(ValueError, match=rf"id {bad} of feature 'f'.*table 't'.*0 to 9"):
+    with pytest.raises(ValueError, match=rf"feature 'f', sample 1: id {bad} is not a row of table 't'.*0 to 9"):
         dmp(batch_of({"f": [[1], [bad]]}))
 
 

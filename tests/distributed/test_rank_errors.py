@@ -26,6 +26,6 @@ def bad_id_on_rank_1() -> None:
 
 def test_an_id_out_of_range_on_one_rank_frees_the_others_and_is_named() -> None:
     with recshard_lab.launch(2) as launched:
-        with pytest.raises(RankError, match=r"(?s)rank 1.*id 10 of feature 'f'"):
+        with pytest.raises(RankError, match=r"(?s)rank 1.*feature 'f', sample 0: id 10 is not a row"):
             launched.run(bad_id_on_rank_1)
         assert launched.run(torch.distributed.get_rank) == [0, 1]

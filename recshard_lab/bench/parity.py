@@ -7,11 +7,9 @@ hangs on the weights that the step before left. The difference is the largest of
 from __future__ import annotations
 
 import math
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from itertools import groupby, product
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -20,18 +18,15 @@ from numpy.typing import NDArray
 from torch.nn.functional import embedding_bag
 
 from recshard_lab.bench import Figure
-from recshard_lab.bench.apparatus.peer_env import note
+from recshard_lab.bench.apparatus.run_cases import Sides, run_cases
 from recshard_lab.bench.apparatus.sides import Side, SideFailed
-from recshard_lab.bench.apparatus.step_case import ADAGRAD, ROWWISE, SGD, StepCase
+from recshard_lab.bench.apparatus.step_case import ADAGRAD, BY_NODE, FLAT, ROWWISE, SGD, StepCase, named
 from recshard_lab.bench.apparatus.step_worker import BATCHES, PARITY_EPS, PARITY_LEARNING_RATE, target_of
-from recshard_lab.bench.apparatus.torchrec_env import TorchRecEnv
 from recshard_lab.embedding import RowWiseAdagrad
 from recshard_lab.sharding import scheme_names
 
 STEPS = 50
 BOUND = 1e-5
-FLAT = ("table_wise", "row_wise", "column_wise", "data_parallel", "mixed")
-BY_NODE = ("table_row_wise", "table_column_wise", "grid_shard")
 
 NORMS = "a row norm for each column piece"
 MEANS = "tables that are not row-wise are divided by the length twice"
@@ -64,29 +59,10 @@ def figures(*, with_torchrec: bool = False, only: Sequence[str] = ()) -> list[Fi
     Raises:
         ValueError: an `only` that no case has in its name.
     """
-    wanted = [case for case in cases() if not only or any(part in case.name for part in only)]
-    if not wanted:
-        raise ValueError(f"no case has any of {list(only)} in its name; names are like {cases()[0].name!r}")
-    with ExitStack() as stack:
-        theirs = ""
-        if with_torchrec:
-            note("an environment for TorchRec ...")
-            theirs = stack.enter_context(TorchRecEnv()).python
-        return list(compared(wanted, theirs))
+    return run_cases(named(cases(), only), one, with_torchrec=with_torchrec)
 
 
-def compared(wanted: Sequence[StepCase], their_python: str) -> Iterator[Figure]:
-    """Cases that need the same ranks are put to the same processes."""
-    for (ranks, local), group in groupby(wanted, lambda case: (case.ranks, case.local_ranks)):
-        pythons = {"ours": sys.executable} | ({"theirs": their_python} if their_python else {})
-        with ExitStack() as stack:
-            sides = {side: stack.enter_context(Side(side, python, ranks, local)) for side, python in pythons.items()}
-            for case in group:
-                note(f"{case.name} ...")
-                yield one(case, sides, stack)
-
-
-def one(case: StepCase, sides: dict[str, Side], stack: ExitStack) -> Figure:
+def one(case: StepCase, sides: Sides) -> Figure:
     """Every side trains; the sum over ranks is not taken anywhere: all average gradients over ranks."""
     truth = with_plain_torch(case)
     ours = trained(sides["ours"], case)
@@ -96,8 +72,7 @@ def one(case: StepCase, sides: dict[str, Side], stack: ExitStack) -> Figure:
     try:
         theirs = trained(sides["theirs"], case)
     except SideFailed as error:
-        sides["theirs"].close()
-        sides["theirs"] = stack.enter_context(Side("theirs", sides["theirs"].python, case.ranks, case.local_ranks))
+        sides.start("theirs")
         beside = {"ours - torch": from_torch}
         return Figure(f"{case.name}: TorchRec cannot: {error}", math.nan, "relative", beside=beside)
     beside = {"ours - torch": from_torch, "TorchRec - torch": difference(theirs, truth)}

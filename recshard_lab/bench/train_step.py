@@ -9,21 +9,17 @@ the median over rounds of theirs / ours in seconds. Both run the same rectangles
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from itertools import groupby, product
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
 from statistics import median
 
 from recshard_lab.bench import Figure
-from recshard_lab.bench.apparatus.peer_env import note
-from recshard_lab.bench.apparatus.sides import Side, SideFailed
-from recshard_lab.bench.apparatus.step_case import ROWWISE, SGD, StepCase
-from recshard_lab.bench.apparatus.torchrec_env import TorchRecEnv
+from recshard_lab.bench.apparatus.run_cases import Sides, run_cases
+from recshard_lab.bench.apparatus.sides import SideFailed
+from recshard_lab.bench.apparatus.step_case import BY_NODE, FLAT, ROWWISE, SGD, StepCase, named
 from recshard_lab.sharding import scheme_names
 
-FLAT = ("table_wise", "row_wise", "column_wise", "data_parallel", "mixed")
-BY_NODE = ("table_row_wise", "table_column_wise", "grid_shard")
 ROUNDS, QUICK_ROUNDS = 11, 5
 ROUND_S = 0.25
 
@@ -68,37 +64,16 @@ def figures(*, with_torchrec: bool = False, quick: bool = False, only: Sequence[
     Raises:
         ValueError: an `only` that no case has in its name.
     """
-    wanted = [case for case in cases() if not only or any(part in case.name for part in only)]
-    for part in only:
-        if not any(part in case.name for case in wanted):
-            some = f"{cases()[0].name!r}, {cases()[-1].name!r}"
-            layouts = ", ".join(dict.fromkeys(case.layout for case in cases()))
-            raise ValueError(f"no case has {part!r} in its name; names are like {some}, with one of: {layouts}")
-    with ExitStack() as stack:
-        theirs = ""
-        if with_torchrec:
-            note("making a throw-away environment for TorchRec, which takes about a minute ...")
-            theirs = stack.enter_context(TorchRecEnv()).python
-        return list(measured(wanted, theirs, QUICK_ROUNDS if quick else ROUNDS))
+    one_of = partial(one, rounds=QUICK_ROUNDS if quick else ROUNDS)
+    return run_cases(named(cases(), only), one_of, with_torchrec=with_torchrec)
 
 
-def measured(wanted: Sequence[StepCase], their_python: str, rounds: int) -> Iterator[Figure]:
-    """Cases that need the same ranks are put to the same processes."""
-    for (ranks, local), group in groupby(wanted, lambda case: (case.ranks, case.local_ranks)):
-        pythons = {"ours": sys.executable} | ({"theirs": their_python} if their_python else {})
-        with ExitStack() as stack:
-            sides = {side: stack.enter_context(Side(side, python, ranks, local)) for side, python in pythons.items()}
-            for case in group:
-                note(f"{case.name} ...")
-                yield one(case, sides, rounds, stack)
-
-
-def one(case: StepCase, sides: dict[str, Side], rounds: int, stack: ExitStack) -> Figure:
+def one(case: StepCase, sides: Sides, rounds: int) -> Figure:
     """A case on the sides that can run it; one that cannot is started anew for the next and its words are kept."""
     why: dict[str, str] = {}
     counts: dict[str, int] = {}
     told: dict[str, list[float]] = {side: [] for side in sides}
-    for name, side in sides.items():
+    for name, side in tuple(sides.items()):
         try:
             side.build(case)
             side.steps(3)
@@ -107,8 +82,7 @@ def one(case: StepCase, sides: dict[str, Side], rounds: int, stack: ExitStack) -
             if name == "ours":
                 raise
             why[name] = str(error)
-            side.close()
-            sides[name] = stack.enter_context(Side(name, side.python, case.ranks, case.local_ranks))
+            sides.start(name)
     for _ in range(rounds):
         for name, count in counts.items():
             told[name].append(sides[name].steps(count))

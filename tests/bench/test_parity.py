@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+import sys
 
 import numpy as np
 import pytest
 
 from recshard_lab.bench import parity
-from recshard_lab.bench.apparatus.sides import Side
-from recshard_lab.bench.apparatus.step_case import ADAGRAD, ROWWISE, SGD, StepCase
+from recshard_lab.bench.apparatus.run_cases import put_to_sides
+from recshard_lab.bench.apparatus.step_case import ADAGRAD, BY_NODE, FLAT, ROWWISE, SGD, StepCase
 
 NEEDS_PEERS = pytest.mark.skipif(
     "RECSHARD_PEERS" not in os.environ, reason="RECSHARD_PEERS does not name an interpreter that has TorchRec"
@@ -20,14 +20,13 @@ NEEDS_PEERS = pytest.mark.skipif(
 def test_every_scheme_meets_every_optimizer_and_pooling() -> None:
     asked = {(case.layout, case.optimizer, case.mean) for case in parity.cases()}
     layouts = {layout for layout, _, _ in asked}
-    assert layouts >= {*parity.FLAT, *parity.BY_NODE}
+    assert layouts >= {*FLAT, *BY_NODE}
     assert asked == {(lay, opt, mean) for lay in layouts for opt in (SGD, ADAGRAD, ROWWISE) for mean in (False, True)}
 
 
 def test_ours_trains_the_weights_that_plain_torch_trains() -> None:
     case = StepCase("mixed", ROWWISE, "zipf", rows=60, dim=8, batch=8, pooling=3, mean=True)
-    with Side("ours") as ours, ExitStack() as stack:
-        figure = parity.one(case, {"ours": ours}, stack)
+    (figure,) = put_to_sides([case], parity.one, {"ours": sys.executable})
     assert figure.ok
     assert figure.value < parity.BOUND
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from recshard_lab.bench import Figure, benchmark_named, train_step
 from recshard_lab.bench.apparatus import torchrec_env
 from recshard_lab.bench.apparatus.peer_env import PeersMissing
+from recshard_lab.bench.apparatus.run_cases import put_to_sides
 from recshard_lab.bench.apparatus.sides import Side, SideFailed
 from recshard_lab.bench.apparatus.step_case import ROWWISE, SGD, StepCase, rectangles, smaller
 from recshard_lab.bench.apparatus.step_worker import BATCHES, PARITY_LEARNING_RATE, target_of
@@ -81,7 +83,8 @@ def test_a_rank_that_cannot_build_says_why_and_one_that_ends_too() -> None:
 
 def test_a_case_that_torchrec_cannot_run_is_told_without_a_target() -> None:
     case = smaller(StepCase("table_wise", ROWWISE, "uniform"), **SMALL)
-    (figure,) = train_step.measured([case], sys.executable, rounds=1)
+    both = {"ours": sys.executable, "theirs": sys.executable}
+    (figure,) = put_to_sides([case], partial(train_step.one, rounds=1), both)
     assert "TorchRec cannot: ModuleNotFoundError" in figure.name
     assert figure.beside["ours"] > 0
     assert figure.target is None

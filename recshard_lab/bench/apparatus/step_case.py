@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -17,6 +17,8 @@ from recshard_lab.sharding import EmbeddingModuleShardingPlan, ParameterSharding
 SGD, ROWWISE, ADAGRAD = "exact_sgd", "exact_row_wise_adagrad", "exact_adagrad"
 SHORT = {SGD: "SGD", ROWWISE: "row-wise Adagrad", ADAGRAD: "Adagrad"}
 ZIPF = 1.2
+FLAT = ("table_wise", "row_wise", "column_wise", "data_parallel", "mixed")
+BY_NODE = ("table_row_wise", "table_column_wise", "grid_shard")
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,23 @@ def rectangles(plan: ShardingPlan) -> dict[str, dict[str, Any]]:
 def smaller(case: StepCase, **sizes: int) -> StepCase:
     """The same question about smaller tables or batches."""
     return replace(case, **sizes)  # type: ignore[arg-type]
+
+
+def named(cases: Sequence[StepCase], only: Sequence[str]) -> list[StepCase]:
+    """The cases that have any of `only` in their names; all when it is empty.
+
+    Raises:
+        ValueError: a part that no case has in its name.
+
+    >>> [case.layout for case in named([StepCase("row_wise", SGD, "zipf"), StepCase("mixed", SGD, "zipf")], ["row"])]
+    ['row_wise']
+    """
+    for part in only:
+        if not any(part in case.name for case in cases):
+            some = f"{cases[0].name!r}, {cases[-1].name!r}"
+            layouts = ", ".join(dict.fromkeys(case.layout for case in cases))
+            raise ValueError(f"no case has {part!r} in its name; names are like {some}, with one of: {layouts}")
+    return [case for case in cases if not only or any(part in case.name for part in only)]
 
 
 def from_dict(told: Mapping[str, Any]) -> StepCase:

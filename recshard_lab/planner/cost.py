@@ -42,7 +42,7 @@ from recshard_lab.planner.loads import (
 )
 from recshard_lab.planner.memory import MEMORY_CATEGORIES, fixed_memory, rect_memory
 from recshard_lab.planner.route_costs import RouteCosts
-from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES, Array, Workload, table_loads
+from recshard_lab.planner.workload import ROW_SUMS, Array, Workload, table_loads
 from recshard_lab.sharding import ParameterConstraints, Topology
 
 PHASES = ("input_dist", "lookup", "output_dist", "dense", "output_dist_backward", "lookup_backward")
@@ -110,8 +110,8 @@ class CostModel:
         loads[LOOKUP] *= np.where(replicated > 0, 1.0, ranks) * top.slowdown
         loads[UPDATE] *= ranks * top.slowdown
         loads[UPDATE] += dense * 3 * 4 * rows * cols / top.memory_bw * top.slowdown
-        row_wise = OPTIMIZER_STATE_BYTES[self.workload.optimizer][0] > 0
-        loads[NORMS] = 4 * ids * ranks * unique * (tables.cols[of] / cols - 1) * row_wise  # to each other piece
+        sums = 4 * ROW_SUMS.get(self.workload.optimizer, 0)
+        loads[NORMS] = sums * ids * ranks * unique * (tables.cols[of] / cols - 1)  # to each other piece
         loads[LANES] = tables.features[of]
         loads[ROW_CUT] = tables.features[of] * (rows < tables.rows[of])
         loads[MEMORY:] = rect_memory(tables, of, rows, cols, dense, ranks, self.workload.optimizer)

@@ -78,6 +78,14 @@ OPTIMIZER_STATE_BYTES: dict[str, tuple[int, int]] = {
     "partial_row_wise_lamb": (4, 4),
     "lars_sgd": (0, 4),
 }
+# optimizer -> sums over a row's columns that its step needs, which column pieces exchange
+ROW_SUMS: dict[str, int] = {
+    "exact_row_wise_adagrad": 1,
+    "partial_row_wise_adam": 1,
+    "lamb": 2,
+    "partial_row_wise_lamb": 3,
+    "lars_sgd": 2,
+}
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ from recshard_lab.embedding.optimizers import (
     spec_of_parameter,
     step,
 )
-from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES
+from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES, ROW_SUMS
+from recshard_lab.sharding import Topology
 from tests.embedding.lookups import dense_twin
 
 ROWWISE = EmbOptimType.EXACT_ROWWISE_ADAGRAD
@@ -209,6 +210,10 @@ def test_state_has_fbgemms_names_and_one_number_a_row_where_row_wise() -> None:
 
 
 def test_the_planner_knows_the_state_of_every_optimizer() -> None:
+    assert {kind.value for kind in EmbOptimType if OptimizerSpec(kind).row_wise} == set(ROW_SUMS)
+    assert all(
+        {kind.value for kind in EmbOptimType} <= set(Topology(2, device).update_cost) for device in ("cpu", "cuda")
+    )
     for kind in EmbOptimType:
         per_row, per_element = OPTIMIZER_STATE_BYTES[kind.value]
         shapes = OptimizerSpec(kind).state_shapes(10, 4)

@@ -131,7 +131,11 @@ class NativeKernel(LookupKernel):
         members: dict[tuple[int, torch.dtype], list[int]] = {}
         for index, slot in enumerate(self.slots):
             members.setdefault((slot.num_cols, TORCH_DTYPES[slot.data_type]), []).append(index)
-        self._counts = optimizer is not None and "iter" in optimizer.state_shapes(1, 1)
+        shapes = optimizer.state_shapes(2, 4) if optimizer is not None else {}
+        self._counts = "iter" in shapes
+        # with two moments an element six matrices are at hand, not two or three: Adam takes half the time in quarters
+        heavy = list(shapes.values()).count((2, 4)) > 1
+        self._chunk_bytes = CHUNK_BYTES // 4 if heavy else CHUNK_BYTES
         groups = [self._make_group(indices, dim, dtype) for (dim, dtype), indices in members.items()]
         self._weights: list[Tensor] = [torch.empty(0)] * len(self.slots)
         self._states: list[dict[str, Tensor]] = [{}] * len(self.slots)
@@ -279,7 +283,7 @@ class NativeKernel(LookupKernel):
             for _ in range(optimizer.row_norm_rounds):
                 self._complete_squares(optimizer, touched, aboves, row_norms)
         for group, part, above in zip(self._groups, touched, aboves, strict=True):
-            for chunk, grad in part.chunks():
+            for chunk, grad in part.chunks(self._chunk_bytes):
                 totals, dims, iteration = above.of(chunk)
                 known = None if row_norms is None else totals
                 step(optimizer, group.weight, group.state, part.rows[chunk], grad, known, dims, iteration)
@@ -313,7 +317,7 @@ class NativeKernel(LookupKernel):
         for group, part, above in zip(self._groups, touched, aboves, strict=True):
             sums = [
                 partial_squares(optimizer, group.weight, group.state, part.rows[chunk], grad, *above.of(chunk))
-                for chunk, grad in part.chunks()
+                for chunk, grad in part.chunks(self._chunk_bytes)
             ]
             whole = torch.cat(sums) if sums else part.bag_grads.new_empty(0)
             count = _per_slot(group, part)
@@ -328,7 +332,7 @@ class NativeKernel(LookupKernel):
     def _check_gradients(self, touched: list[Touched]) -> None:
         """Raises ValueError naming the first row whose gradient is not finite."""
         for group, part in zip(self._groups, touched, strict=True):
-            for chunk, grad in part.chunks():
+            for chunk, grad in part.chunks(self._chunk_bytes):
                 bad = (~grad.isfinite()).any(1).nonzero()
                 if bad.numel():
                     flat = int(part.rows[chunk][bad[0]])

@@ -35,11 +35,11 @@ class Touched:
     weights: Tensor | None  # [n] per-sample weights, row after row
     bag_grads: Tensor  # [bags, d]
 
-    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
+    def chunks(self, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[slice, Tensor]]:
         """Which of the rows, and their coalesced gradient, a cacheful at a time."""
         total = self.rows.numel()
         row_bytes = self.bag_grads.shape[1] * self.bag_grads.element_size()
-        size = max(1, CHUNK_BYTES // row_bytes) if self.rows.device.type == "cpu" else max(1, total)
+        size = max(1, chunk_bytes // row_bytes) if self.rows.device.type == "cpu" else max(1, total)
         edges = [*range(0, total, size), total]
         cuts = self.starts[edges].tolist()
         for position in range(len(edges) - 1):

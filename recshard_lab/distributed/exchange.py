@@ -23,7 +23,7 @@ from recshard_lab.comm import Registry, ShardingEnv
 from recshard_lab.distributed.input_dist import InputDist, PendingInput, Routed
 from recshard_lab.distributed.layout import Layout
 from recshard_lab.distributed.lookup import GroupKind, KernelGroup, RankLookup
-from recshard_lab.distributed.routes import Columns, PooledRoute, SequenceRoute
+from recshard_lab.distributed.routes import PooledRoute, SequenceRoute
 from recshard_lab.distributed.row_norms import RowNormExchange
 from recshard_lab.distributed.variable_batch import VariableRoute
 from recshard_lab.embedding.out_of_range import OutOfRange
@@ -69,7 +69,6 @@ class Executor:
         self.lookup = RankLookup(layout, kinds, env.rank, pooled, device)
         self.route = PooledRoute(layout, env, codecs) if pooled else SequenceRoute(layout, env, codecs)
         self.variable = VariableRoute(layout, env, codecs)
-        self.first_replica = len(layout.exchanged_lanes[env.rank])
         self.anchor = torch.zeros((), device=device, requires_grad=True)
         #: for each kind whose column shards must add their squares: the group here, if any, how often, the exchange
         self.row_norms: list[tuple[KernelGroup | None, int, RowNormExchange]] = []
@@ -108,13 +107,10 @@ class Executor:
             rows, saved = self._run(group, group.bags(routed), training)
             exchanged.append(rows)
             kept.append(saved)
-        replicated = [
-            self._run(group, group.own_bags(routed.home, self.first_replica), False)[0]
-            for group in self.lookup.replicated
-        ]
+        replicated = [self._run(group, group.own_bags(routed.home), False)[0] for group in self.lookup.replicated]
         route = self.route if routed.bags is None else self.variable
         out = route.forward(exchanged, replicated, routed)
-        self._measure(routed, out)
+        self._measure(routed, out, route.buffer_bytes)
         return out, (_Saved(routed, kept) if training else None)
 
     def backward(self, saved: _Saved, grad: Tensor) -> None:
@@ -125,11 +121,9 @@ class Executor:
         for parameter, weight in self.dense:  # zero_grad may have come since
             weight.grad = parameter.grad
         routed = saved.routed
-        if routed.bags is None:
-            grads = self.route.backward(grad, 1.0 / self.env.world_size, routed)
-        else:
-            grads = Columns([self.variable.backward(grad, 1.0 / self.env.world_size, routed)])
-        backward_bytes = grad.numel() * grad.element_size() + self.route.buffer_bytes
+        route = self.route if routed.bags is None else self.variable
+        grads = route.backward(grad, 1.0 / self.env.world_size, routed)
+        backward_bytes = grad.numel() * grad.element_size() + route.buffer_bytes
         self.buffer_bytes["output_buffers"] = max(self.buffer_bytes["output_buffers"], backward_bytes)
         waiting: dict[int, tuple[Any, Tensor]] = {}
         for group, kept in zip(self.lookup.exchanged, saved.kept, strict=True):
@@ -140,7 +134,7 @@ class Executor:
                 group.backward(kept, own)
         for group in self.lookup.replicated:
             own = grads.take(self._width(group, routed))
-            if not self.pooled or sum(routed.segments) > 0:
+            if not self.pooled or own.shape[0] > 0:
                 group.backward(group.kernel.remember(*group.bags(routed)), own)
         for here, rounds, exchange in self.row_norms:  # every rank takes part in each, in the same order
             kept, own = waiting.get(id(here), (None, grad))
@@ -165,10 +159,10 @@ class Executor:
         lanes = enumerate(group.lanes, group.first_lane)
         return sum(sum(routed.counts[number]) * lane.shard.num_cols for number, lane in lanes)
 
-    def _measure(self, routed: Routed, out: Tensor) -> None:
-        held = [routed.ids, routed.lengths, *([] if routed.weights is None else [routed.weights])]
+    def _measure(self, routed: Routed, out: Tensor, route_bytes: int) -> None:
+        held = [routed.ids, routed.lengths, routed.copies, *([] if routed.weights is None else [routed.weights])]
         self.buffer_bytes["input_buffers"] = sum(t.numel() * t.element_size() for t in held)
-        self.buffer_bytes["output_buffers"] = out.numel() * out.element_size() + self.route.buffer_bytes
+        self.buffer_bytes["output_buffers"] = out.numel() * out.element_size() + route_bytes
 
 
 class _Step(torch.autograd.Function):

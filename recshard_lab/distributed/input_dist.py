@@ -5,7 +5,8 @@ Two messages a step, whatever the plan: the sizes, then one flat integer tensor 
     to rank k:   lengths of its lanes [L_k * S]  |  their ids, counted from its first row [n]  |  weights [n]
 
 S is the batch size B for pooled collections. A sequence collection needs no bags on the way: there S is 1, one
-length a lane. In a variable batch every lane has an S of its own, and the message begins with these.
+length a lane. In a variable batch every lane has an S of its own, and the message begins with these; so it does where
+a replicated lane travels as rows (``touched_rows.py``), told apart by a negative number.
 Received lanes are turned from source-major to lane-major, as kernels want them::
 
     rank 0: lane 0, lane 1 | rank 1: lane 0, lane 1     ->     lane 0: rank 0, rank 1 | lane 1: rank 0, rank 1
@@ -13,17 +14,18 @@ Received lanes are turned from source-major to lane-major, as kernels want them:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from operator import sub
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from recshard_lab.comm import Pending, ShardingEnv, issue_all_to_all
 from recshard_lab.distributed.bucketize import edges_of
 from recshard_lab.distributed.fit_ids import fit_ids
 from recshard_lab.distributed.layout import Layout
 from recshard_lab.distributed.row_router import BlockIds, Found, RowRouter, Run, merge
+from recshard_lab.distributed.touched_rows import TouchedRows, touched_rows
 from recshard_lab.embedding import DataType
 from recshard_lab.embedding.out_of_range import OutOfRange
 from recshard_lab.sparse import KeyedJaggedTensor
@@ -44,6 +46,7 @@ class Home:
         sent: for each rank and lane there, how many ids went.
         positions: for each row-split (rank, lane), where in the block those ids stood (sequence collections only).
         replicas: what the data-parallel lanes look up here.
+        touched: for each data-parallel lane the rows it travels as; None where it travels as bags.
         inverse: for each block, which of its bags is each sample's ``[B]``; None where bag b is sample b's.
         kept: for each block, which of its ids are left where some were no rows (see `fit_ids`); ``lengths`` still
             count them all, ``counts`` those that are left.
@@ -55,6 +58,7 @@ class Home:
     sent: list[list[int]]
     positions: dict[tuple[int, int], Tensor]
     replicas: list[BlockIds]
+    touched: list[TouchedRows | None]
     inverse: list[Tensor] | None = None
     kept: list[Tensor | None] | None = None
 
@@ -66,16 +70,21 @@ class Routed:
     Attributes:
         ids: ``[N]`` lane-major, then by source rank; counted from the rectangle's first row.
         weights: ``[N]`` per-sample weights, or None.
-        lengths: ``[L, sum of S]``; in a variable batch ``[L, most bags of a lane]``, with empty bags at the end.
+        lengths: of exchanged lanes ``[L, sum of S]``; in a variable batch ``[L, most bags of a lane]``, with empty bags
+            at the end.
+        copies: the same of replicated lanes; always as in a variable batch, for each may travel as rows or bags.
+        copy_bags: bags of replicated lanes by source rank and lane; ids where nothing is pooled.
         segments: S of each source rank; in a variable batch the width of ``lengths`` alone.
         counts: ids by lane and source rank.
         home: this rank's own batch.
-        bags: in a variable batch, bags by source rank and lane; None in all others.
+        bags: in a variable batch, bags of exchanged lanes by source rank and lane; None in all others.
     """
 
     ids: Tensor
     weights: Tensor | None
     lengths: Tensor
+    copies: Tensor
+    copy_bags: list[list[int]]
     segments: list[int]
     counts: list[list[int]]
     home: Home
@@ -87,47 +96,82 @@ class PendingInput:
     """Ids under way. ``wait()`` hands them out lane-major."""
 
     payload: Pending
-    segments: list[int]  # S of each source rank, or VARIABLE
+    segments: list[int]  # of each source rank S, VARIABLE, or `_with_header(S)`
     sizes: list[int]
-    num_lanes: int
+    lanes: tuple[int, int]  # exchanged ones, all
     weight_dtype: torch.dtype | None
+    pooled: bool
     home: Home
 
     def wait(self) -> Routed:
         """Blocks until every rank's ids have come."""
-        chunks = torch.split(self.payload.wait(), self.sizes)
-        lanes = self.num_lanes
-        bags: list[list[int]] | None = None
-        if VARIABLE in self.segments:
-            both = list(zip(chunks, self.segments, strict=True))
-            bags = [chunk[:lanes].tolist() if own == VARIABLE else [own] * lanes for chunk, own in both]
-            chunks = tuple(chunk[lanes:] if own == VARIABLE else chunk for chunk, own in both)
-        lengths, ids, weights = [], [], []
-        for source, (chunk, segments) in enumerate(zip(chunks, self.segments, strict=True)):
-            head = lanes * segments if bags is None else sum(bags[source])
-            count = (chunk.numel() - head) // (1 if self.weight_dtype is None else 2)
-            lengths.append(chunk[:head])
-            ids.append(chunk[head : head + count])
-            weights.append(chunk[head + count :])
-        if bags is None:
-            square = [part.view(lanes, own) for part, own in zip(lengths, self.segments, strict=True)]
+        first, lanes = self.lanes
+        chunks = list(torch.split(self.payload.wait(), self.sizes))
+        if min(self.segments) >= 0:
+            heads = [lanes * own for own in self.segments]
+            square = [chunk[: lanes * own].view(lanes, own) for chunk, own in zip(chunks, self.segments, strict=True)]
             by_source = torch.stack([part.sum(1) for part in square]).tolist()
-            joined, segments_in = torch.cat(square, 1) if len(square) > 1 else square[0], self.segments
+            joined = torch.cat(square, 1) if len(square) > 1 else square[0]
+            lengths, copies, segments, bags = joined[:first], joined[first:], self.segments, None
+            copy_bags = [[own] * (lanes - first) for own in segments]
         else:
-            by_source = [list(map(sub, (e := edges_of(p, own))[1:], e)) for p, own in zip(lengths, bags, strict=True)]
-            joined = pad_lanes(lengths, bags)
-            segments_in = [joined.shape[1]]
+            read = [_read(chunk, own, lanes) for chunk, own in zip(chunks, self.segments, strict=True)]
+            heads = [own.head for own in read]
+            by_source = [own.counts() for own in read]
+            lengths = pad_lanes([own.lengths[:first] for own in read])
+            copies = pad_lanes([own.lengths[first:] for own in read])
+            copy_bags = [own.bags[first:] for own in read]
+            bags = [own.bags[:first] for own in read] if VARIABLE in self.segments else None
+            segments = [lengths.shape[1]] if bags else [_without_header(own) for own in self.segments]
+        parts = 1 if self.weight_dtype is None else 2
+        counts = [(chunk.numel() - head) // parts for chunk, head in zip(chunks, heads, strict=True)]
+        ids = [chunk[head : head + n] for chunk, head, n in zip(chunks, heads, counts, strict=True)]
+        weights = [chunk[head + n :] for chunk, head, n in zip(chunks, heads, counts, strict=True)]
         return Routed(
             ids=_lane_major(ids, by_source),
-            weights=None
-            if self.weight_dtype is None
-            else _from_wire(_lane_major(weights, by_source), self.weight_dtype),
-            lengths=joined,
-            segments=segments_in,
+            weights=_from_wire(_lane_major(weights, by_source), self.weight_dtype) if self.weight_dtype else None,
+            lengths=lengths,
+            copies=copies,
+            copy_bags=copy_bags if self.pooled else [own[first:] for own in by_source],
+            segments=segments,
             counts=[list(counts) for counts in zip(*by_source, strict=True)],
             home=self.home,
             bags=bags,
         )
+
+
+@dataclass(slots=True)
+class _Read:
+    """The head of a message: lengths of every lane, those of lanes that travel as rows made up."""
+
+    head: int
+    bags: list[int]
+    lengths: list[Tensor]
+
+    def counts(self) -> list[int]:
+        ends = edges_of(torch.cat(self.lengths), self.bags) if self.lengths else [0]
+        return [end - start for start, end in pairwise(ends)]
+
+
+def _read(chunk: Tensor, segments: int, lanes: int) -> _Read:
+    if segments >= 0:
+        return _Read(lanes * segments, [segments] * lanes, list(chunk[: lanes * segments].split([segments] * lanes)))
+    header = chunk[:lanes].tolist()
+    bags = [n if n >= 0 else -n - 1 for n in header]
+    sent = [n if n >= 0 else 0 for n in header]
+    head = lanes + sum(sent)
+    parts = chunk[lanes:head].split(sent)
+    lengths = [part if n >= 0 else chunk.new_ones(-n - 1) for part, n in zip(parts, header, strict=True)]
+    return _Read(head, bags, lengths)
+
+
+def _with_header(segments: int) -> int:
+    """Says that S is this and that the lanes' bags come first all the same; its own inverse with `_without_header`."""
+    return -segments - 2
+
+
+def _without_header(segments: int) -> int:
+    return segments if segments >= 0 else -segments - 2
 
 
 class InputDist:
@@ -172,8 +216,8 @@ class InputDist:
             theirs = asked.wait().tolist()
             all_segments, sizes = theirs[::2], theirs[1::2]
         payload = issue_all_to_all(message, splits, sizes, self.env, "input_dist/ids")
-        lanes = len(self.layout.rank_lanes[self.env.rank])
-        return PendingInput(payload, all_segments, sizes, lanes, self.weight_dtype, home)
+        lanes = len(self.layout.exchanged_lanes[self.env.rank]), len(self.layout.rank_lanes[self.env.rank])
+        return PendingInput(payload, all_segments, sizes, lanes, self.weight_dtype, self.pooled, home)
 
     def _message(self, runs: list[list[Run]], device: torch.device) -> Tensor:
         pieces = merge(run for own in runs for run in own)
@@ -201,13 +245,16 @@ class InputDist:
             BlockIds(head, (ids, *span), None if weights is None else (weights, *span))
             for head, span in zip(heads, whole, strict=True)
         ]
+        replicas = [batch[lane.block] for lane in layout.replicated_lanes]
+        touched = self._touch(replicas)
         home = Home(
             batch_size=features.stride(),
             lengths=[bags[bag_starts[key] : bag_starts[key + 1]] for key in position],
             counts=[per_key[key] for key in position],
             sent=[[per_key[position[lane.block]] for lane in lanes] for lanes in layout.rank_lanes],
             positions={},
-            replicas=[batch[lane.block] for lane in layout.replicated_lanes],
+            replicas=replicas,
+            touched=touched,
             inverse=inverse,
             kept=fitted.kept,
         )
@@ -218,11 +265,18 @@ class InputDist:
             home.sent[rank][place] = found.ids[2] - found.ids[1]
             if found.positions is not None:
                 home.positions[rank, place] = found.positions
+        copies = [lane if own is None else self._as_rows(own) for lane, own in zip(replicas, touched, strict=True)]
+        with_header = variable or (self.pooled and any(own is not None for own in touched))
+        header_tail = [
+            _bags(lane) if own is None else -own.rows.numel() - 1 for lane, own in zip(replicas, touched, strict=True)
+        ]
         runs: list[list[Run]] = []
         bits: dict[int, Tensor] = {}
-        for rank, lanes in enumerate(layout.rank_lanes):
+        for rank, lanes in enumerate(layout.exchanged_lanes):
             parts = [stripes.get((rank, number), batch[lane.block]) for number, lane in enumerate(lanes)]
-            own = [self._header(parts, values.device)] if variable else []
+            header = [*map(_bags, parts), *header_tail] if with_header else []
+            own: list[Run] = [(torch.tensor(header, dtype=self.wire, device=values.device), 0, len(header))]
+            parts += copies
             own += [part.lengths for part in parts]
             own += [part.ids for part in parts]
             for part in parts:
@@ -230,8 +284,8 @@ class InputDist:
                     tensor, start, end = part.weights
                     own.append((bits.setdefault(id(tensor), _to_wire(tensor, self.wire)), start, end))
             runs.append(own)
-        segments = VARIABLE if variable else features.stride() if self.pooled else 1
-        return runs, home, segments
+        segments = features.stride() if self.pooled else 1
+        return runs, home, VARIABLE if variable else _with_header(segments) if with_header else segments
 
     def _global_ids(self, batch: list[BlockIds], values: Tensor) -> list[BlockIds]:
         """The batch with row numbers as wide as the tables need, which a stripe's own need not be."""
@@ -239,9 +293,20 @@ class InputDist:
             return batch
         return [BlockIds(own.lengths, (values, *own.ids[1:]), own.weights) for own in batch]
 
-    def _header(self, parts: Sequence[BlockIds | Found], device: torch.device) -> Run:
-        numbers = [part.lengths[2] - part.lengths[1] for part in parts]
-        return torch.tensor(numbers, dtype=self.wire, device=device), 0, len(parts)
+    def _touch(self, replicas: list[BlockIds]) -> list[TouchedRows | None]:
+        """For each replicated lane its touched rows; None where bags are smaller, and where nobody else listens."""
+        if self.env.world_size == 1:
+            return [None] * len(replicas)
+        lanes = zip(replicas, self.layout.replicated_lanes, strict=True)
+        return [touched_rows(ids, lane.shard.num_rows, lane.shard.num_cols, self.pooled) for ids, lane in lanes]
+
+    def _as_rows(self, touched: TouchedRows) -> Found:
+        """A replicated lane that travels as rows: bags of one id need no lengths."""
+        rows, count = touched.rows, touched.rows.numel()
+        lengths = torch.tensor([] if self.pooled else [count], dtype=self.wire, device=rows.device)
+        ones = None if self.weight_dtype is None else torch.ones(count, dtype=self.weight_dtype, device=rows.device)
+        weights = None if ones is None else (ones, 0, count)
+        return Found((lengths, 0, lengths.numel()), (rows, 0, count), weights, None)
 
     def _inverse(self, features: KeyedJaggedTensor) -> list[Tensor] | None:
         inverse = features.inverse_indices_or_none()
@@ -289,18 +354,17 @@ def _lane_major(parts: list[Tensor], by_source: list[list[int]]) -> Tensor:
     return torch.cat(pieces) if pieces else parts[0]
 
 
-def pad_lanes(lengths: list[Tensor], bags: list[list[int]]) -> Tensor:
-    """Every source's lengths, lane after lane -> ``[L, most bags of a lane]``, a lane's sources one after the other."""
-    if len(bags) == 1 and len(set(bags[0])) == 1:
-        return lengths[0].view(len(bags[0]), bags[0][0])
-    parts = [part.split(own) for part, own in zip(lengths, bags, strict=True)]
-    lanes = len(bags[0])
-    most = max((sum(own[lane] for own in bags) for lane in range(lanes)), default=0)
-    padded = lengths[0].new_zeros(lanes, most)
-    for lane in range(lanes):
-        own = torch.cat([part[lane] for part in parts])
-        padded[lane, : own.numel()] = own
-    return padded
+def _bags(part: BlockIds | Found) -> int:
+    return part.lengths[2] - part.lengths[1]
+
+
+def pad_lanes(lengths: Sequence[Sequence[Tensor]]) -> Tensor:
+    """Lengths by source and lane -> ``[L, most bags of a lane]``, a lane's sources one after the other."""
+    lanes = [torch.cat(own) if len(own) > 1 else own[0] for own in zip(*lengths, strict=True)]
+    most = max((own.numel() for own in lanes), default=0)
+    if not lanes:
+        return torch.zeros(0, 0, dtype=torch.int64)
+    return torch.stack([own if own.numel() == most else pad(own, (0, most - own.numel())) for own in lanes])
 
 
 def _to_wire(weights: Tensor, wire: torch.dtype) -> Tensor:

@@ -76,23 +76,29 @@ class KernelGroup:
         )
         self.width = sum(lane.shard.num_cols for lane in lanes)
         self.end_lane = first_lane + len(self.lanes)
+        #: number of the first replicated lane, in a replicated group
+        self.first_copy: int | None = None
 
     def bags(self, routed: Routed) -> tuple[Tensor, Tensor, Tensor | None]:
         """(ids, offsets, weights) of this group's lanes, from all ranks."""
         sizes = [sum(counts) for counts in routed.counts]
         start = sum(sizes[: self.first_lane])
         span = slice(start, start + sum(sizes[self.first_lane : self.end_lane]))
-        lengths = routed.lengths[self.first_lane : self.end_lane]
+        if self.first_copy is None:
+            lengths = routed.lengths[self.first_lane : self.end_lane]
+        else:
+            lengths = routed.copies[self.first_lane - self.first_copy : self.end_lane - self.first_copy]
         weights = None if routed.weights is None else routed.weights[span]
         return routed.ids[span], self._offsets(lengths), weights
 
-    def own_bags(self, home: Home, first: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The same of the local batch alone, which is all that a replicated group needs in forward.
-
-        ``first`` is the number of the first replicated lane.
-        """
-        own = home.replicas[self.first_lane - first : self.end_lane - first]
-        lengths = pad_lanes([join(part.lengths for part in own)], [[part.lengths[2] - part.lengths[1] for part in own]])
+    def own_bags(self, home: Home) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The same of the local batch alone, which is all that a replicated group needs in forward."""
+        assert self.first_copy is not None
+        own = home.replicas[self.first_lane - self.first_copy : self.end_lane - self.first_copy]
+        if len({part.lengths[2] - part.lengths[1] for part in own}) == 1:
+            lengths = join(part.lengths for part in own).view(len(own), -1)
+        else:
+            lengths = pad_lanes([[join([part.lengths]) for part in own]])
         weights = [part.weights for part in own if part.weights is not None]
         return join(part.ids for part in own), self._offsets(lengths), join(weights) if weights else None
 
@@ -123,6 +129,8 @@ class RankLookup:
         for (replicated, group), run in groupby(lanes, key=lambda lane: (lane.replicated, lane.group)):
             members = list(run)
             made = KernelGroup(kinds[group[0]], members, first, layout, pooled, device)
+            if replicated:
+                made.first_copy = len(layout.exchanged_lanes[rank])
             (self.replicated if replicated else self.exchanged).append(made)
             first = made.end_lane
 

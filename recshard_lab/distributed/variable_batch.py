@@ -19,8 +19,10 @@ from torch import Tensor
 from recshard_lab.comm import CommOp, Registry, ShardingEnv, codecs_for
 from recshard_lab.distributed.input_dist import Home, Routed
 from recshard_lab.distributed.layout import Lane, Layout
+from recshard_lab.distributed.routes import Columns
 from recshard_lab.distributed.routes.base import BACKWARD, FORWARD
-from recshard_lab.distributed.routes.wire import Parcel, Wire
+from recshard_lab.distributed.routes.replicas import Replicas
+from recshard_lab.distributed.routes.wire import Parcel, Wire, size_of
 
 
 class VariableRoute:
@@ -36,23 +38,23 @@ class VariableRoute:
 
     def __init__(self, layout: Layout, env: ShardingEnv, registry: Registry | None = None) -> None:
         self.layout, self.env = layout, env
+        self.lanes = layout.exchanged_lanes
+        self.replicas = Replicas(layout)
+        self.buffer_bytes = 0
         codecs = codecs_for(CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL, registry)
         self.forward_wire = Wire(env, FORWARD, codecs.forward)
         self.backward_wire = Wire(env, BACKWARD, codecs.backward)
-        self.lanes = layout.exchanged_lanes
-        self.copies = layout.replicated_lanes
-        self.buffer_bytes = 0
 
     def forward(self, exchanged: list[Tensor], replicated: list[Tensor], routed: Routed) -> Tensor:
         """Kernel outputs ``[T, width]`` -> the pooled rows of the local batch's bags, flat, block after block."""
-        home, mine, dtype = routed.home, self.lanes[self.env.rank], self.layout.rows_dtype
-        columns = _by_lane(exchanged, mine)
-        spans = _spans(routed, len(mine))
+        home, mine = routed.home, self.lanes[self.env.rank]
+        columns, spans = _by_lane(exchanged, mine), _spans(routed, len(mine))
         flat = self._exchange(
-            [[lane[start:end] for lane, (start, end) in zip(columns, own, strict=True)] for own in spans],
-            [[Parcel(_bags(home, lane), (lane.shard.num_cols,)) for lane in lanes] for lanes in self.lanes],
-            torch.empty(0, dtype=dtype, device=routed.ids.device),
             self.forward_wire,
+            [[lane[start:end] for lane, (start, end) in zip(columns, own, strict=True)] for own in spans],
+            [_parcels(mine, own) for own in spans],
+            [self._home_parcels(lanes, home) for lanes in self.lanes],
+            torch.empty(0, dtype=self.layout.rows_dtype, device=routed.ids.device),
         )
         out = flat.new_zeros(sum(self._sizes(home)))
         blocks = self._blocks(out, home)
@@ -61,33 +63,40 @@ class VariableRoute:
             target = blocks[lane.block][:, slice(*lane.shard.cols)]
             target += flat[position : position + target.numel()].view(target.shape)
             position += target.numel()
-        for lane, local in zip(self.copies, _by_lane(replicated, self.copies), strict=True):
-            blocks[lane.block].copy_(local[: _bags(home, lane)])
+        for lane, local in zip(self.replicas.lanes, _by_lane(replicated, self.replicas.lanes), strict=True):
+            blocks[lane.block].copy_(local[: blocks[lane.block].shape[0]])
         self._divide_means(blocks, home)
         return out
 
-    def backward(self, grad: Tensor, scale: float, routed: Routed) -> Tensor:
-        """Flat gradient, to be multiplied by ``scale`` -> ``[T, columns of all lanes]``, zeros in the empty bags."""
-        home, mine = routed.home, self.layout.rank_lanes[self.env.rank]
+    def backward(self, grad: Tensor, scale: float, routed: Routed) -> Columns:
+        """Flat gradient, to be multiplied by ``scale`` -> for each group, then each replicated group, ``[T, width]``,
+        zeros in the empty bags."""
+        home, mine = routed.home, self.lanes[self.env.rank]
         blocks = self._blocks(grad * scale, home)
         self._divide_means(blocks, home)
-        spans = _spans(routed, len(mine))
-        widths = [lane.shard.num_cols for lane in mine]
+        spans, copies = _spans(routed, len(mine)), self.replicas.sends(home)
+        tail = grad.new_empty(size_of(copies))
+        self.replicas.write([blocks[lane.block] for lane in self.replicas.lanes], 1.0, home, tail)
+        own_parcels = [_parcels(mine, own) for own in spans]
         flat = self._exchange(
-            [[blocks[lane.block][:, slice(*lane.shard.cols)] for lane in [*own, *self.copies]] for own in self.lanes],
-            [[Parcel(end - start, (w,)) for (start, end), w in zip(own, widths, strict=True)] for own in spans],
-            grad.new_empty(0),
             self.backward_wire,
+            [[*(blocks[lane.block][:, slice(*lane.shard.cols)] for lane in own), tail] for own in self.lanes],
+            [[*self._home_parcels(own, home), *copies] for own in self.lanes],
+            [[*own, *theirs] for own, theirs in zip(own_parcels, self.replicas.receives(routed), strict=True)],
+            grad.new_empty(0),
         )
+        widths = [lane.shard.num_cols for lane in mine]
         rows = flat.new_zeros(sum(routed.segments), sum(widths))
         columns = rows.split(widths, 1) if widths else []
-        position = 0
-        for own in spans:
+        position, tails = 0, []
+        for own, theirs in zip(spans, self.replicas.receives(routed), strict=True):
             for lane, (start, end) in zip(columns, own, strict=True):
                 target = lane[start:end]
                 target.copy_(flat[position : position + target.numel()].view(target.shape))
                 position += target.numel()
-        return rows
+            tails.append(flat[position : position + size_of(theirs)])
+            position += size_of(theirs)
+        return Columns([rows, self.replicas.join(tails, routed)])
 
     def to_samples(self, flat: Tensor, home: Home) -> Tensor:
         """``[B, sum of D]``: every sample's bag of every block. Differentiable."""
@@ -96,15 +105,21 @@ class VariableRoute:
         return torch.cat([rows.index_select(0, inverse) for rows, inverse in blocks], 1)
 
     def _exchange(
-        self, parts: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Parcel]], example: Tensor, wire: Wire
+        self,
+        wire: Wire,
+        parts: Sequence[Sequence[Tensor]],
+        sends: Sequence[Sequence[Parcel]],
+        receives: Sequence[Sequence[Parcel]],
+        example: Tensor,
     ) -> Tensor:
-        """For each rank the parts it is sent -> all it receives, flat."""
+        """For each rank the parts it is sent -> all that comes here, flat."""
         pieces = [part.reshape(-1).to(example.dtype) for own in parts for part in own]
-        sends = [[Parcel(part.shape[0], (part.shape[1],)) for part in own] for own in parts]
-        message = torch.cat(pieces) if pieces else example
-        arriving = wire.send(message, sends, receives)
+        arriving = wire.send(torch.cat(pieces) if pieces else example, sends, receives)
         self.buffer_bytes = arriving.buffer_bytes
         return arriving.wait()
+
+    def _home_parcels(self, lanes: Sequence[Lane], home: Home) -> list[Parcel]:
+        return [Parcel(home.lengths[lane.block].numel(), (lane.shard.num_cols,)) for lane in lanes]
 
     def _sizes(self, home: Home) -> list[int]:
         return [own.numel() * block.dim for own, block in zip(home.lengths, self.layout.blocks, strict=True)]
@@ -118,8 +133,8 @@ class VariableRoute:
             blocks[index].div_(home.lengths[index].clamp(min=1).to(blocks[index].dtype).unsqueeze(1))
 
 
-def _bags(home: Home, lane: Lane) -> int:
-    return home.lengths[lane.block].numel()
+def _parcels(lanes: Sequence[Lane], spans: Sequence[tuple[int, int]]) -> list[Parcel]:
+    return [Parcel(end - start, (lane.shard.num_cols,)) for lane, (start, end) in zip(lanes, spans, strict=True)]
 
 
 def _by_lane(groups: Sequence[Tensor], lanes: Sequence[Lane]) -> list[Tensor]:

@@ -1,5 +1,6 @@
 """``direct``: one all-to-all of partial rows, added where they arrive; and the gradients of replicas."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,15 +10,16 @@ from recshard_lab.comm import QuantizedCommCodecs, ShardingEnv
 from recshard_lab.distributed.input_dist import Routed
 from recshard_lab.distributed.layout import Layout
 from recshard_lab.distributed.routes.base import BACKWARD, FORWARD, Route, runs_of, widths_of
-from recshard_lab.distributed.routes.columns import ColumnJoin, Run
-from recshard_lab.distributed.routes.wire import Parcel, Wire
+from recshard_lab.distributed.routes.columns import ColumnJoin
+from recshard_lab.distributed.routes.replicas import Replicas
+from recshard_lab.distributed.routes.wire import Parcel, Wire, size_of
 
 
 class DirectRoute(Route):
     """Every rank sends ``[B, D_k]`` to every home.
 
     Replicated lanes send nothing forward; backward, their gradient goes to *every* rank, behind the columns of the
-    exchanged lanes, so that all replicas take the same step.
+    exchanged lanes (`Replicas`), so that all replicas take the same step.
     """
 
     name = "direct"
@@ -26,17 +28,10 @@ class DirectRoute(Route):
         super().__init__(layout, env, codecs)
         starts = {number: block.start for number, block in enumerate(layout.blocks)}
         self.widths = [widths_of(lanes) for lanes in self.lanes]
-        self.copies = widths_of(layout.replicated_lanes)
-        self.own_width = self.width + sum(self.copies)
+        self.replicas = Replicas(layout)
         exchanged = [runs_of(lanes, rank, starts) for rank, lanes in enumerate(self.lanes)]
-        replicated = runs_of(layout.replicated_lanes, 0, starts)
-        self.forward_join = ColumnJoin([run for runs in exchanged for run in runs])
-        self.local_join = ColumnJoin(replicated)
-        self.backward_join = ColumnJoin(
-            run
-            for rank, runs in enumerate(exchanged)
-            for run in [*runs, *(Run(rank, r.source + sum(self.widths[rank]), r.target, r.width) for r in replicated)]
-        )
+        self.join = ColumnJoin([run for runs in exchanged for run in runs])
+        self.local_join = ColumnJoin(runs_of(layout.replicated_lanes, 0, starts))
         self.forward_wire = Wire(env, FORWARD, codecs.forward)
         self.backward_wire = Wire(env, BACKWARD, codecs.backward)
 
@@ -56,29 +51,56 @@ class DirectRoute(Route):
             return
         arriving, receives = begun
         parts = arriving.wait().split([parcel.size for parcel in receives])
-        self.forward_join.join([part.view(p.rows, sum(p.widths)) for part, p in zip(parts, receives, strict=True)], out)
+        self.join.join([part.view(p.rows, sum(p.widths)) for part, p in zip(parts, receives, strict=True)], out)
 
     def begin_backward(self, grad: Tensor, scale: float, routed: Routed) -> Any:
         self.buffer_bytes = 0
-        if not any(self.widths) and not self.copies:
+        if not any(self.widths) and not self.replicas.lanes:
             return grad.new_empty(0)
-        sends = [Parcel(grad.shape[0], widths + self.copies) for widths in self.widths]
-        own = self.widths[self.env.rank] + self.copies
-        receives = [[Parcel(segments, own)] for segments in routed.segments]
-        message = grad.new_empty(sum(parcel.size for parcel in sends))
-        parts = message.split([parcel.size for parcel in sends])
-        shaped = [part.view(p.rows, sum(p.widths)) for part, p in zip(parts, sends, strict=True)]
-        self.backward_join.take_apart(grad, shaped, scale)
-        arriving = self.backward_wire.send(message, [[parcel] for parcel in sends], receives)
+        copies = self.replicas.sends(routed.home)
+        sends = [[Parcel(grad.shape[0], widths), *copies] for widths in self.widths]
+        receives = [
+            [Parcel(segments, self.widths[self.env.rank]), *theirs]
+            for segments, theirs in zip(routed.segments, self.replicas.receives(routed), strict=True)
+        ]
+        message = grad.new_empty(sum(map(size_of, sends)))
+        columns, tails = _parts(message, sends)
+        batch = grad.shape[0]
+        shaped = [part.view(batch, sum(widths)) for part, widths in zip(columns, self.widths, strict=True)]
+        self.join.take_apart(grad, shaped, scale)
+        if copies:
+            blocks = [self.layout.blocks[lane.block] for lane in self.replicas.lanes]
+            own = [grad[:, block.start : block.start + block.dim] for block in blocks]
+            self.replicas.write(own, scale, routed.home, tails[0])
+            for tail in tails[1:]:
+                tail.copy_(tails[0])
+        arriving = self.backward_wire.send(message, sends, receives)
         self.buffer_bytes = arriving.buffer_bytes
-        return arriving
+        return arriving, receives
 
     def finish_backward(self, begun: Any, routed: Routed) -> Tensor:
-        """The gradient of the exchanged lanes, then that of the replicated ones: ``[sum of B, own_width]``."""
-        received: Tensor = begun if isinstance(begun, Tensor) else begun.wait()
-        return received.view(sum(routed.segments), self.own_width)
+        return self.finish_both(begun, routed)[0]
+
+    def finish_both(self, begun: Any, routed: Routed) -> tuple[Tensor, Tensor | None]:
+        """The gradient of the exchanged lanes ``[sum of B, width]``, and that of the replicated ones, if there are."""
+        total = sum(routed.segments)
+        if isinstance(begun, Tensor):
+            return begun.view(total, 0), None
+        received = begun[0].wait()
+        if not self.replicas.lanes:
+            return received.view(total, self.width), None
+        columns, tails = _parts(received, begun[1])
+        exchanged = torch.cat(columns) if self.width else received[:0]
+        return exchanged.view(total, self.width), self.replicas.join(tails, routed)
 
     def copy_local(self, replicated: list[Tensor], out: Tensor) -> None:
         """Replicas' rows of the local batch, which never left."""
         if replicated:
             self.local_join.join([torch.cat(replicated, 1) if len(replicated) > 1 else replicated[0]], out)
+
+
+def _parts(flat: Tensor, loads: Sequence[Sequence[Parcel]]) -> tuple[list[Tensor], list[Tensor]]:
+    """Of each load, the first parcel and all the others, flat."""
+    sizes = [size for first, *rest in loads for size in (first.size, size_of(rest))]
+    parts = flat.split(sizes)
+    return list(parts[::2]), list(parts[1::2])

@@ -80,9 +80,9 @@ class PooledRoute:
             grad, scale = grad * scale, 1.0
             self._divide_means(grad, routed.home)
         begun = [route.begin_backward(grad, scale, routed) for route in self.routes]
-        found = [route.finish_backward(each, routed) for route, each in zip(self.routes, begun, strict=True)]
-        exchanged, copies = found[0].split([self.direct.width, found[0].shape[1] - self.direct.width], 1)
-        return Columns([exchanged if copies.shape[1] else found[0], *found[1:], copies])
+        direct, copies = self.direct.finish_both(begun[0], routed)
+        others = [route.finish_backward(each, routed) for route, each in zip(self.routes[1:], begun[1:], strict=True)]
+        return Columns([direct, *others, *([] if copies is None else [copies])])
 
     def _divide_means(self, rows: Tensor, home: Home) -> None:
         for index in self.layout.mean_blocks:

@@ -68,8 +68,14 @@ class SequenceRoute:
         grad = grad * scale if scale != 1.0 else grad
         home = routed.home
         blocks = self._blocks(grad.contiguous(), home)
-        copies = [blocks[lane.block].reshape(-1) for lane in self.layout.replicated_lanes]
-        copied = [Parcel(home.counts[lane.block], (lane.shard.num_cols,)) for lane in self.layout.replicated_lanes]
+        copies = [
+            (blocks[lane.block] if own is None else own.sum_gradients(blocks[lane.block])).reshape(-1)
+            for lane, own in zip(self.layout.replicated_lanes, home.touched, strict=True)
+        ]
+        copied = [
+            Parcel(home.counts[lane.block] if own is None else own.rows.numel(), (lane.shard.num_cols,))
+            for lane, own in zip(self.layout.replicated_lanes, home.touched, strict=True)
+        ]
         pieces, sends = [], []
         for rank, lanes in enumerate(self.lanes):
             parts = [self._gather(blocks, home, rank, number, lane) for number, lane in enumerate(lanes)] + copies

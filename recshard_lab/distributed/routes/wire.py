@@ -27,6 +27,11 @@ Load = Sequence[Parcel]
 """The parcels for one rank, one after the other."""
 
 
+def size_of(load: Load) -> int:
+    """Elements before they are coded, flat."""
+    return sum(parcel.size for parcel in load)
+
+
 @dataclass(slots=True)
 class Arriving:
     """Rows under way."""
@@ -112,7 +117,7 @@ class Wire:
     def _size(self, load: Load) -> int:
         codec = self.codec
         if codec is None:
-            return sum(parcel.size for parcel in load)
+            return size_of(load)
         return sum(parcel.rows * sum(codec.encoded_width(width) for width in parcel.widths) for parcel in load)
 
     def _one_width(self, parcels: Sequence[Parcel]) -> int | None:

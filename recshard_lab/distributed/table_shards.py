@@ -99,10 +99,11 @@ class TableShards(nn.Module):
             for block in range(shard.rows[0] // _INIT_ROWS, -(-shard.rows[1] // _INIT_ROWS)):
                 digest = blake2b(f"{seed}/{self.config.name}/{block}".encode(), digest_size=7).digest()
                 generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
-                rows = torch.empty(_INIT_ROWS, self.config.embedding_dim).uniform_(low, high, generator=generator)
                 start, end = (min(max(row - block * _INIT_ROWS, 0), _INIT_ROWS) for row in shard.rows)
+                # as far as needed: the numbers of a generator do not hang on how many are drawn
+                rows = torch.empty(end, self.config.embedding_dim).uniform_(low, high, generator=generator)
                 at = block * _INIT_ROWS + start - shard.rows[0]
-                weight[at : at + end - start] = rows[start:end, slice(*shard.cols)]
+                weight[at : at + end - start] = rows[start:, slice(*shard.cols)]
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         if self.sharding.replicated or (self.env.pg is None and len(self.held) == 1):

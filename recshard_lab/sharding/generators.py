@@ -21,6 +21,7 @@ from recshard_lab.sharding.uneven import bucket_sizes, sizes_between, stripes_of
 from recshard_lab.sharding.validate import check_shards
 
 ParameterShardingGenerator: TypeAlias = Callable[[BaseEmbeddingConfig, Topology], ParameterSharding]
+_Where: TypeAlias = Callable[[BaseEmbeddingConfig, Topology], Sequence[int]]
 
 
 def table_wise(
@@ -134,7 +135,7 @@ def table_row_wise(
     >>> [s.rank for s in table_row_wise(host_index=1)(movies, Topology(4, local_world_size=2)).shards]
     [2, 3]
     """
-    return _on_host("table_row_wise", host_index, compute_kernel, route)
+    return _by_scheme("table_row_wise", lambda _, ranks: ranks_of_host(host_index, ranks), compute_kernel, route)
 
 
 def table_column_wise(
@@ -152,7 +153,11 @@ def table_column_wise(
         compute_kernel: "fused" when left out.
     """
     if size_per_rank is None:
-        return _on_host("table_column_wise", host_index, compute_kernel, route)
+
+        def first_ranks(table: BaseEmbeddingConfig, topology: Topology) -> Sequence[int]:
+            return ranks_of_host(host_index, topology)[: most_pieces(table.embedding_dim, None)]
+
+        return _by_scheme("table_column_wise", first_ranks, compute_kernel, route)
 
     def generate(table: BaseEmbeddingConfig, topology: Topology) -> ParameterSharding:
         where = ranks_of_host(host_index, topology)[: len(size_per_rank)]
@@ -230,21 +235,14 @@ def _shard(piece: Shard | tuple[int, Span | None, Span | None], table: BaseEmbed
 
 
 def _by_scheme(
-    name: str, ranks: Sequence[int] | None, compute_kernel: str | None, route: str
+    name: str, where: _Where | Sequence[int] | None, compute_kernel: str | None, route: str
 ) -> ParameterShardingGenerator:
+    """where: the ranks, or what chooses them for a table; left out, the scheme does."""
+
     def generate(table: BaseEmbeddingConfig, topology: Topology) -> ParameterSharding:
+        ranks = where(table, topology) if callable(where) else where
         made = scheme_named(name).default(table, topology, ranks)
         kernel = compute_kernel or "fused"
         return ParameterSharding(made.sharding_type, kernel, made.ranks, shards=made.shards, route=route)
-
-    return generate
-
-
-def _on_host(name: str, host_index: int, compute_kernel: str | None, route: str) -> ParameterShardingGenerator:
-    def generate(table: BaseEmbeddingConfig, topology: Topology) -> ParameterSharding:
-        where: Sequence[int] = ranks_of_host(host_index, topology)
-        if name == "table_column_wise":
-            where = where[: most_pieces(table.embedding_dim, None)]
-        return _by_scheme(name, where, compute_kernel, route)(table, topology)
 
     return generate

@@ -8,6 +8,7 @@ costs nothing beyond ``import torch`` and a rank never loads a widget.
 True
 """
 
+import os as _os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +99,9 @@ _ROOM_OF = {
     # lab
     "PlanCompare": "lab",
 }
+
+if _served := _os.environ.get("RECSHARD_TORCHREC"):  # the process that started this one serves TorchRec's names
+    import_module("recshard_lab.compat.torchrec").install(shadow=_served == "shadow")
 
 __all__ = ["__version__", "load_ipython_extension", "unload_ipython_extension", *_ROOM_OF]
 

@@ -1,0 +1,138 @@
+"""What TorchRec's other names are for, and what comes nearest here. Most particular first; the first match speaks."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from functools import lru_cache
+
+from recshard_lab.compat.served import served_modules
+from recshard_lab.compat.torchrec_names import PUBLIC
+
+NEAREST: tuple[tuple[str, str, str], ...] = (
+    # pattern over "torchrec.module.name", what it is for, what comes nearest
+    (r"(?i).*quant(?!izedcomm).*|torchrec\.inference.*", "quantized inference", "the fp32 or fp16 collection itself"),
+    (r".*\.(InferenceStorageReservation|\w*[Ii]nfer\w*)$", "inference", "the training classes"),
+    (r"torchrec\.metrics.*", "metrics over ranks", "recshard_lab.train's AUC, or torchmetrics"),
+    (
+        r"torchrec\.(fx|pt2|inductor).*",
+        "tracing for export",
+        "torch.fx.symbolic_trace and torch.export: collections trace as they are",
+    ),
+    (
+        r".*\.(Managed\w*|MC[A-Z]\w*|\w*MCH\w*|\w*zch\w*)$|torchrec\.modules\.(mc|hash_mc)\w*.*|torchrec\.distributed\.mc_\w*.*",
+        "managed collisions of ids",
+        "ids hashed before the lookup",
+    ),
+    (
+        r".*\.(\w*Eviction\w*|FeatureScore\w*|VirtualTable\w*|KeyValue\w*|\w*SSD\w*|CacheParams|CacheStatistics|\w*CACHING\w*)$",
+        "tables in SSD or cached memory",
+        "tables in memory: row_wise spreads a large one",
+    ),
+    (
+        r".*\.(\w*Proposer|proposers_to\w*|MAX_PROPOSALS)$|torchrec\.distributed\.planner\.proposers$",
+        "searching plans",
+        "EmbeddingShardingPlanner, which searches by itself; local_search_passes= says how long",
+    ),
+    (
+        r".*\.(\w*Enumerator|PartitionByType|get_partition_by_type|GUARDED\w*)$|torchrec\.distributed\.planner\.enumerators$",
+        "listing sharding options",
+        "constraints={table: ParameterConstraints(sharding_types=[...])}",
+    ),
+    (
+        r".*\.(\w*Partitioner|OrderedDeviceHardware|ShardingOptionGroup|SortBy)$|torchrec\.distributed\.planner\.partitioners$",
+        "placing shards",
+        "ParameterConstraints(ranks=[...]) pins a table",
+    ),
+    (
+        r".*\.(\w*Estimator|Perf|PerfModel|calculate_\w*|get_num_poolings|EmbeddingOffloadStats)$|torchrec\.distributed\.planner\.(shard_estimators|estimator).*",
+        "predicting costs",
+        "recshard_lab.estimate(plan, ...)",
+    ),
+    (
+        r".*\.(\w*Stats|round_to_one_sigfig|MIN_WIDTH|IMBALANCE\w*)$|torchrec\.distributed\.planner\.stats$",
+        "reporting on a plan",
+        "print(planner.last_estimate) and plan.show()",
+    ),
+    (
+        r"torchrec\.distributed\.planner\.constants.*|torchrec\.distributed\.planner\.types\.[A-Z_]+$|.*\.(CustomTopologyData|DeviceHardware|\w*Bandwidths?|TopologyFactory|TopologyConfigBase|HardwareConfig)$",
+        "figures of the machine",
+        "the arguments of Topology",
+    ),
+    (r"torchrec\.distributed\.planner.*", "TorchRec's planner at work", "EmbeddingShardingPlanner(...).plan(module)"),
+    (
+        r".*\.\w*(Pipeline|StageOut|SparseDataDist|GradientAccumulation|TorchCompileConfig|CallArgs|ArgInfo|DataLoadingThread)\w*$",
+        "overlapping the stages of a step",
+        "TrainPipelineSparseDist, or a plain loop",
+    ),
+    (
+        r".*\.(\w*Lookup|\w*BaseEmbedding\w*|\w*EmbeddingSharding\w*|\w*ShardingContext|\w*ModuleContext|\w*CollectionContext|Sharded\w*|Grouped\w*|KJTList|ListOfKJTList|InputDistOutputs|create_sharding_infos\w*|\w*Mixin|\w*MixIn)$|torchrec\.distributed\.(sharding|embedding_lookup|embedding_sharding|embedding_kernel|batched_embedding_kernel|dist_data|comm_ops).*",
+        "how TorchRec runs a scheme",
+        "recshard_lab.distributed.Executor, which runs every scheme; a new scheme is one file (register_scheme)",
+    ),
+    (r".*\.(DMPCollection\w*|ShardingEnv2D|\w*2D)$", "2D parallel", "DistributedModelParallel over one group of ranks"),
+    (
+        r".*\.(\w*Criteo\w*|criteo_\w*)$|torchrec\.datasets\.criteo.*",
+        "reading Criteo files",
+        "torchrec.datasets.random.RandomRecDataset, or batches of your own",
+    ),
+    (
+        r".*\.(movielens_\w*|DEFAULT_\w*COLUMN_NAMES|COLUMN_TYPE_CASTERS|\w*_FILENAME)$|torchrec\.datasets\.movielens.*",
+        "reading MovieLens files",
+        "recshard_lab.MovieLens.load(path)",
+    ),
+    (r"torchrec\.datasets.*", "reading data in pieces", "torch.utils.data"),
+    (
+        r".*\.(DLRM_\w*|Interaction(DCN|Projection)Arch)$",
+        "DLRM with other interactions",
+        "DLRM, with its dots of all pairs",
+    ),
+    (r"torchrec\.(models|modules)\.deepfm.*", "DeepFM", "DLRM"),
+    (
+        r"torchrec\.(models|modules)\..*|torchrec\.models",
+        "layers and models",
+        "torch.nn, beside EmbeddingBagCollection and EmbeddingCollection",
+    ),
+    (r"torchrec\.optim\..*", "optimizers", "recshard_lab.optim"),
+    (r"torchrec\.(\w+\.)*test_utils.*", "TorchRec's own tests", "recshard_lab.launch(n) for ranks to test on"),
+)
+
+
+def explain(path: str) -> str:
+    """Why a module or name is not to be had, what it is for, and what to use in its place.
+
+    >>> print(explain("torchrec.distributed.planner.enumerators.EmbeddingEnumerator"))
+    recshard_lab does not serve torchrec.distributed.planner.enumerators.EmbeddingEnumerator (listing sharding options).
+    Nearest here: constraints={table: ParameterConstraints(sharding_types=[...])}
+    """
+    if (meant := _misspelt(path)) is not None:
+        return f"recshard_lab does not serve {path} (did you mean {meant!r}?)"
+    for pattern, purpose, nearest in _compiled():
+        if pattern.fullmatch(path):
+            return f"recshard_lab does not serve {path} ({purpose}). Nearest here: {nearest}"
+    return f"recshard_lab does not serve {path}{_elsewhere(path)}"
+
+
+def _misspelt(path: str) -> str | None:
+    """The name of the same module that was meant, where `path` is no name of TorchRec's at all."""
+    module, _, name = path.rpartition(".")
+    ours = served_modules().get(module, {})
+    if not ours or name in PUBLIC.get(module, "").split():
+        return None
+    return next(iter(difflib.get_close_matches(name, list(ours), n=1, cutoff=0.9)), None)
+
+
+def _elsewhere(path: str) -> str:
+    """Where a name is served, if it was looked for in the wrong module."""
+    name = path.rpartition(".")[2]
+    homes = [module for module, names in served_modules().items() if name in names]
+    if homes:
+        return f": it is in {homes[0]}"
+    known = {name for names in served_modules().values() for name in names} | set(served_modules())
+    close = difflib.get_close_matches(name, sorted(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ", and has nothing that comes near it"
+
+
+@lru_cache(maxsize=1)
+def _compiled() -> list[tuple[re.Pattern[str], str, str]]:
+    return [(re.compile(pattern), purpose, nearest) for pattern, purpose, nearest in NEAREST]

@@ -1,0 +1,113 @@
+"""Which of TorchRec's names is which class here.
+
+Module of TorchRec's -> {room here: names}. ``Theirs=Ours`` where the names differ; a room that starts with ``torch`` or
+``typing`` is torch's or Python's own.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+_JAGGED = "ComputeJTDictToKJT ComputeKJTToJTDict JaggedTensor KeyedJaggedTensor KeyedTensor jt_is_equal kjt_is_equal"
+_CONFIGS = "BaseEmbeddingConfig DataType EmbeddingBagConfig EmbeddingConfig PoolingType"
+_COLLECTIONS = "EmbeddingBagCollection EmbeddingCollection"
+_KEYED = "CombinedOptimizer KeyedOptimizer KeyedOptimizerWrapper OptimizerWrapper"
+_WARMUP = "WarmupOptimizer WarmupPolicy WarmupStage"
+_CLIPPING = "GradientClipping GradientClippingOptimizer"
+_FUSED = "EmptyFusedOptimizer FusedOptimizer FusedOptimizerModule"
+_STEPPING = "Adagrad Adam LAMB LarsSGD PartialRowWiseAdam PartialRowWiseLAMB SGD"
+_PLAN = "EmbeddingModuleShardingPlan ParameterSharding ShardingPlan ShardingType"
+_GENERATORS = "apply_to_all column_wise construct_module_sharding_plan data_parallel grid_shard row_wise"
+_SPECS = {
+    "torch.distributed._shard.metadata": "ShardMetadata",
+    "torch.distributed._shard.sharding_spec": "EnumerableShardingSpec ShardingSpec",
+    "torch.distributed._shard.sharded_tensor": "Shard ShardedTensor ShardedTensorMetadata",
+}
+
+SERVED: dict[str, dict[str, str]] = {
+    "torchrec": {
+        "sparse": "JaggedTensor KeyedJaggedTensor KeyedTensor",
+        "embedding": f"DataType PoolingType EmbeddingBagConfig EmbeddingConfig {_COLLECTIONS}",
+    },
+    "torchrec.sparse": {"sparse": "JaggedTensor KeyedJaggedTensor KeyedTensor"},
+    "torchrec.sparse.jagged_tensor": {"sparse": _JAGGED},
+    "torchrec.types": {"embedding": "DataType"},
+    # ---- modules ----
+    "torchrec.modules": {},
+    "torchrec.modules.embedding_configs": {"embedding": _CONFIGS, "sharding": "ShardingType"},
+    "torchrec.modules.embedding_modules": {
+        "embedding": f"{_COLLECTIONS} EmbeddingBagConfig EmbeddingConfig "
+        "get_embedding_names_by_table=embedding_names_by_table",
+        "sparse": "JaggedTensor KeyedJaggedTensor KeyedTensor",
+    },
+    "torchrec.modules.fused_embedding_modules": {"embedding": "FusedEmbeddingBagCollection"},
+    "torchrec.modules.mlp": {"models": "MLP"},
+    "torchrec.modules.regroup": {"embedding": "KTRegroupAsDict"},
+    # ---- distributed ----
+    "torchrec.distributed": {
+        "distributed": "DistributedModelParallel ShardingEnv",
+        "sharding": "ParameterSharding",
+    },
+    "torchrec.distributed.types": {
+        "sharding": _PLAN,
+        "distributed": "ShardingEnv",
+        "comm": "CommOp QuantizedCommCodecs",
+        "embedding": "DataType",
+        **_SPECS,
+    },
+    "torchrec.distributed.embedding_types": {"sharding": "EmbeddingComputeKernel ShardingType"},
+    "torchrec.distributed.embedding": {"distributed": "EmbeddingCollectionSharder ShardedEmbeddingCollection"},
+    "torchrec.distributed.embeddingbag": {"distributed": "EmbeddingBagCollectionSharder ShardedEmbeddingBagCollection"},
+    "torchrec.distributed.model_parallel": {"distributed": "DistributedModelParallel"},
+    "torchrec.distributed.sharding_plan": {
+        "sharding": f"{_GENERATORS} table_row_wise table_wise ParameterShardingGenerator"
+    },
+    "torchrec.distributed.fbgemm_qcomm_codec": {
+        "comm": "CommType QCommsConfig get_qcomm_codecs get_qcomm_codecs_registry"
+    },
+    "torchrec.distributed.planner": {
+        "planner": "EmbeddingShardingPlanner",
+        "sharding": "ParameterConstraints Topology",
+    },
+    "torchrec.distributed.planner.planners": {"planner": "EmbeddingShardingPlanner"},
+    "torchrec.distributed.planner.types": {"sharding": "ParameterConstraints Topology PlannerError=PlanError"},
+    # ---- optim ----
+    "torchrec.optim": {
+        "optim": f"{_STEPPING} {_KEYED} {_WARMUP} {_CLIPPING} FusedOptimizer FusedOptimizerModule RowWiseAdagrad "
+        "apply_optimizer_in_backward",
+    },
+    "torchrec.optim.apply_optimizer_in_backward": {"optim": "apply_optimizer_in_backward"},
+    "torchrec.optim.clipping": {"optim": _CLIPPING},
+    "torchrec.optim.fused": {"optim": _FUSED},
+    "torchrec.optim.keyed": {"optim": _KEYED},
+    "torchrec.optim.optimizers": {"optim": f"{_STEPPING} in_backward_optimizer_filter"},
+    "torchrec.optim.rowwise_adagrad": {"optim": "RowWiseAdagrad"},
+    "torchrec.optim.warmup": {"optim": _WARMUP},
+    # ---- models and data ----
+    "torchrec.models": {},
+    "torchrec.models.dlrm": {"models": "DLRM InteractionArch"},
+    "torchrec.datasets": {},
+}
+
+
+def target_of(module: str, name: str) -> str | None:
+    """Where a name of TorchRec's is to be had, as ``module:name``; None where it is not served.
+
+    >>> target_of("torchrec", "KeyedJaggedTensor")
+    'recshard_lab.sparse:KeyedJaggedTensor'
+    """
+    return served_modules().get(module, {}).get(name)
+
+
+@lru_cache(maxsize=1)
+def served_modules() -> dict[str, dict[str, str]]:
+    """Module -> name -> ``module:name``."""
+    found: dict[str, dict[str, str]] = {}
+    for module, rooms in SERVED.items():
+        names = found.setdefault(module, {})
+        for room, text in rooms.items():
+            home = room if room.partition(".")[0] in ("torch", "typing") else f"recshard_lab.{room}"
+            for entry in text.split():
+                theirs, _, ours = entry.partition("=")
+                names[theirs] = f"{home}:{ours or theirs}"
+    return found

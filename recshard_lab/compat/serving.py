@@ -1,0 +1,78 @@
+"""A meta-path finder that answers ``import torchrec`` and its submodules with this library's classes.
+
+Every module served is an empty package (``__path__ = []``) whose names are looked up when first touched. Since it is
+a package, Python asks the finder once more for a name it does not have, and the answer can say what it was for.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import abc, import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from recshard_lab.compat.not_served import explain
+from recshard_lab.compat.served import served_modules, target_of
+
+ROOT = "torchrec"
+
+
+class Finder:
+    """Stands in ``sys.meta_path`` while TorchRec's names are served."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of a served module; None for modules of others.
+
+        Raises:
+            ImportError: a module or name of TorchRec's that is not served, with what to use in its place.
+        """
+        if fullname != ROOT and not fullname.startswith(f"{ROOT}."):
+            return None
+        if fullname not in served_modules():
+            raise ImportError(explain(fullname))
+        return ModuleSpec(fullname, Loader(), origin="recshard_lab.compat.torchrec", is_package=True)
+
+
+class Loader(abc.Loader):
+    """Makes a module whose names come from the table."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return ServedModule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing runs: names are looked up when they are touched."""
+
+
+class ServedModule(ModuleType):
+    """A module of TorchRec's name with this library's classes."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, f"{name}, served by recshard_lab: see recshard_lab.compat.torchrec.")
+        self.__all__ = sorted(served_modules()[name])
+
+    def __getattr__(self, name: str) -> Any:
+        path = f"{self.__name__}.{name}"
+        if path in served_modules():
+            return import_module(path)
+        target = target_of(self.__name__, name)
+        if target is None:
+            if name.startswith("__"):
+                raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+            raise AttributeError(explain(path))
+        room, _, own = target.partition(":")
+        value = getattr(import_module(room), own)
+        setattr(self, name, value)
+        return value
+
+    def __dir__(self) -> list[str]:
+        children = {m.rpartition(".")[2] for m in served_modules() if m.rpartition(".")[0] == self.__name__}
+        return sorted({*super().__dir__(), *self.__all__, *children})
+
+
+def finder_in_place() -> Finder | None:
+    """The finder that serves now, if any."""
+    return next((finder for finder in sys.meta_path if isinstance(finder, Finder)), None)

@@ -1,0 +1,63 @@
+"""A tutorial's text for the machine at hand: backend and device put right, notebook commands left out."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+
+import torch
+
+
+def backend(world_size: int = 1) -> str:
+    """``"nccl"`` where every one of `world_size` ranks can have a GPU of its own, else ``"gloo"``.
+
+    >>> backend(world_size=10**6)
+    'gloo'
+    """
+    return "nccl" if torch.cuda.is_available() and torch.cuda.device_count() >= world_size else "gloo"
+
+
+def device(rank: int = 0, world_size: int = 1) -> torch.device:
+    """The device of a rank under `backend`: its own GPU, or the CPU.
+
+    >>> device(rank=3, world_size=10**6)
+    device(type='cpu')
+    """
+    return torch.device("cuda", rank) if backend(world_size) == "nccl" else torch.device("cpu")
+
+
+_ON_CPU = (
+    (re.compile(r"torch\.cuda\.(?:set_device|synchronize|empty_cache|reset_peak_memory_stats)\([^()\n]*\)"), "None"),
+    (re.compile(r"""f?(["'])cuda(?::[^"'\n]*)?\1"""), r"\1cpu\1"),
+    (re.compile(r"""(["'])nccl\1"""), r"\1gloo\1"),
+    (re.compile(r"\.cuda\([^()\n]*\)"), ".cpu()"),
+)
+_COMMANDS = re.compile(r"^(\s*)(!.*|%%?[a-zA-Z].*|sys\.path\s*=.*)$", re.MULTILINE)
+_FBGEMM_NAMES = re.compile(r"\bfbgemm_gpu\.split_embedding_configs\b")
+
+
+def translated(source: str, world_size: int = 1) -> str:
+    """The text of a cell or script, with what it says about the machine changed to the machine at hand.
+
+    - Lines that a shell or IPython would run (``!pip ...``, ``%%...``) and assignments to ``sys.path`` become comments.
+    - Where there is no GPU for each rank: ``"nccl"`` becomes ``"gloo"``, ``"cuda"`` and ``f"cuda:{rank}"`` become
+      ``"cpu"``, ``.cuda()`` becomes ``.cpu()``, and statements about the current GPU are left out.
+    - Where fbgemm is not installed, its ``EmbOptimType`` comes from this library.
+
+    Args:
+        source: Python text; the number of its lines stays.
+        world_size: ranks that the text will run on, on this machine.
+
+    >>> print(translated('!pip install torchrec\\nx = x.to("cpu")', world_size=10**6))
+    # !pip install torchrec
+    x = x.to("cpu")
+    >>> translated('dist.init_process_group(backend="nccl")', world_size=10**6)
+    'dist.init_process_group(backend="gloo")'
+    """
+    text = _COMMANDS.sub(r"\1# \2", source)
+    if backend(world_size) != "nccl":
+        for pattern, replacement in _ON_CPU:
+            text = pattern.sub(replacement, text)
+    if find_spec("fbgemm_gpu") is None:
+        text = _FBGEMM_NAMES.sub("recshard_lab.embedding", text)
+    return text

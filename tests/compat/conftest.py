@@ -1,0 +1,15 @@
+"""TorchRec's names served for one test."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from recshard_lab.compat import torchrec as shim
+
+
+@pytest.fixture
+def served() -> Iterator[None]:
+    """``import torchrec`` gives this library's classes while the test runs, also where a TorchRec is installed."""
+    shim.install(shadow=True)
+    yield
+    shim.uninstall()

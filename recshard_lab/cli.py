@@ -19,6 +19,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 console = Console(highlight=False)
+FILE_COLUMNS = 200  # of a wide table that goes to a file or a pipe, where nobody has a window
 
 
 @app.command()
@@ -76,6 +77,7 @@ def bench(
     if json:
         print(benches.as_json(figures))
     else:
+        wide = console if console.is_terminal else Console(highlight=False, width=FILE_COLUMNS)
         table = Table(title=escape(benches.machine()), title_justify="left", pad_edge=False, box=None)
         beside = list(dict.fromkeys(head for figure in figures for head in figure.beside))
         for head in ("figure", *beside, "value", "target", ""):
@@ -85,7 +87,9 @@ def bench(
             told = [f"{figure.beside[head]:,.4g}" if head in figure.beside else "" for head in beside]
             value = f"{figure.value:,.4g} {figure.unit}" if figure.value == figure.value else "not run"
             table.add_row(escape(figure.name), *told, value, figure.bound, verdict)
-        console.print(table)
+        wide.print(table)
+        for note in dict.fromkeys(figure.note for figure in figures if figure.note):
+            wide.print(escape(note))
     if check and not all(figure.ok for figure in figures):
         raise typer.Exit(1)
 

@@ -31,6 +31,7 @@ class Figure:
         target: the bound it must keep; None for a number that is only told.
         at_most: whether the target is an upper bound (a time) or a lower one (a rate).
         beside: further numbers told in the same row, by the name of their column.
+        note: what a reader must know of it, printed under the table, once.
 
     >>> Figure("empty cell", 0.4, "ms", target=5.0).ok, Figure("rate", 3.0, "GB/s", target=4.0, at_most=False).ok
     (True, False)
@@ -42,6 +43,7 @@ class Figure:
     target: float | None = None
     at_most: bool = True
     beside: Mapping[str, float] = field(default_factory=dict)
+    note: str = ""
 
     @property
     def ok(self) -> bool:
@@ -110,7 +112,7 @@ def benchmark_named(name: str) -> Benchmark:
 
 
 def as_json(figures: Sequence[Figure]) -> str:
-    """One object: figure -> value, unit, target, ok, and the numbers beside.
+    """One object: figure -> value, unit, target, ok, the numbers beside, and the note if it has one.
 
     >>> as_json([Figure("empty cell", 0.4, "ms", target=5.0)])
     '{"empty cell": {"value": 0.4, "unit": "ms", "target": 5.0, "ok": true}}'
@@ -119,6 +121,7 @@ def as_json(figures: Sequence[Figure]) -> str:
         {
             f.name: {**f.beside, "value": f.value if f.value == f.value else None, "unit": f.unit}
             | {"target": f.target, "ok": f.ok}
+            | ({"note": f.note} if f.note else {})
             for f in figures
         }
     )

@@ -49,13 +49,15 @@ class VariableRoute:
         """Kernel outputs ``[T, width]`` -> the pooled rows of the local batch's bags, flat, block after block."""
         home, mine = routed.home, self.lanes[self.env.rank]
         columns, spans = _by_lane(exchanged, mine), _spans(routed, len(mine))
-        flat = self._exchange(
-            self.forward_wire,
-            [[lane[start:end] for lane, (start, end) in zip(columns, own, strict=True)] for own in spans],
-            [_parcels(mine, own) for own in spans],
-            [self._home_parcels(lanes, home) for lanes in self.lanes],
-            torch.empty(0, dtype=self.layout.rows_dtype, device=routed.ids.device),
-        )
+        flat = torch.empty(0, dtype=self.layout.rows_dtype, device=routed.ids.device)
+        if any(self.lanes):
+            flat = self._exchange(
+                self.forward_wire,
+                [[lane[start:end] for lane, (start, end) in zip(columns, own, strict=True)] for own in spans],
+                [_parcels(mine, own) for own in spans],
+                [self._home_parcels(lanes, home) for lanes in self.lanes],
+                flat,
+            )
         out = flat.new_zeros(sum(self._sizes(home)))
         blocks = self._blocks(out, home)
         position = 0

@@ -20,6 +20,7 @@ from recshard_lab.distributed.sharded_collections import ShardedCollection
 from recshard_lab.distributed.table_shards import TableShards, sharded_tensor
 from recshard_lab.embedding import OptimizerSpec
 from recshard_lab.optim import FusedOptimizer as KeyedFusedOptimizer
+from recshard_lab.optim.state import load_entry
 
 STATE_NAMES = {"momentum2": "exp_avg_sq"}
 """States that TorchRec names otherwise than fbgemm's kernels; the others have one name in both."""
@@ -49,6 +50,7 @@ class FusedOptimizer(KeyedFusedOptimizer):
     def bind(self, collections: Mapping[str, ShardedCollection]) -> None:
         """Serves these collections from now on, which may lie elsewhere than before; learning rates stay."""
         self.let_go()
+        self._collections += collections.values()
         for path, collection in collections.items():
             prefix = f"{path}." if path else ""
             for name, shards in collection.table_shards().items():
@@ -67,7 +69,7 @@ class FusedOptimizer(KeyedFusedOptimizer):
         """Forgets the collections, so that their kernels can be freed; `bind` comes next."""
         self._handles: dict[str, TableHandle] = {}
         self._kernels: list[tuple[int, KernelGroup]] = []
-        self._states: dict[TableHandle, dict[str, Any]] | None = None
+        self._collections: list[ShardedCollection] = []
         self._pushed: list[float] = []
         for group in self.param_groups:
             group["params"] = []
@@ -80,9 +82,39 @@ class FusedOptimizer(KeyedFusedOptimizer):
     @property
     def state(self) -> "dict[TableHandle, dict[str, Any]]":  # type: ignore[override]
         """Table -> state name -> sharded tensor (plain where there is one process, or the table is replicated)."""
-        if self._states is None:
-            self._states = {handle: handle.states() for handle in self._handles.values()}
-        return self._states
+        for collection in self._collections:
+            collection.read_steps()
+        return {handle: handle.states() for handle in self._handles.values()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Fills the kernels' states from what `state_dict` gave under the same plan. All ranks must call it.
+
+        Raises:
+            ValueError: as `check_state_dict`; then nothing has changed.
+        """
+        self.check_state_dict(state_dict)
+        held = self.state_dict()
+        for key, entry in held["state"].items():
+            load_entry(entry, state_dict["state"][key])
+        if self.defaults["_save_param_groups"]:
+            for group, given in self._paired_groups(state_dict["param_groups"]):
+                group.update({key: value for key, value in given.items() if key != "params"})
+        self.adopt(held["state"])
+
+    @torch.no_grad()
+    def adopt(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
+        """Spreads what was read straight into the tensors of `state_dict`. All ranks must call it.
+
+        Args:
+            entries: ``state_dict()["state"]``.
+        """
+        moves = [own for key, handle in self._handles.items() for own in handle.spread(entries[key])]
+        if moves:
+            shards = next(iter(self._handles.values())).shards
+            move(moves, shards.env, self._collections[0].device)
+        for collection in self._collections:
+            collection.write_steps()
 
     def push_learning_rates(self) -> None:
         """Hands changed learning rates to the kernels."""
@@ -91,17 +123,6 @@ class FusedOptimizer(KeyedFusedOptimizer):
             if rate != self._pushed[position]:
                 kernels.kernel.set_learning_rate(float(rate))
                 self._pushed[position] = rate
-
-    def post_load_state_dict(self) -> None:
-        """Tells every piece of a row what its speaker has loaded. All ranks must come here."""
-        moves = []
-        for handle, entry in self.state.items():
-            moves += handle.spread(entry)
-        if moves:
-            env = next(iter(self._handles.values())).shards.env
-            device = self._kernels[0][1].kernel.device if self._kernels else torch.device("cpu")
-            with torch.no_grad():
-                move(moves, env, device)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps nothing: backward has done it. Runs ``closure`` if given."""

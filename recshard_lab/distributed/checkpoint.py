@@ -7,7 +7,8 @@ nothing in a file is ever run).
 import errno
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,8 +75,7 @@ def save_checkpoint(
     staging = _on_rank_0(env, lambda: _started(folder, total))
     trouble: str | None = None
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # torch tells that there is one process only
+        with _quiet():
             writer = FileSystemWriter(staging)
             save(content, storage_writer=writer, process_group=env.pg, no_dist=env.pg is None)
         mine = files.described(staging.glob(f"__{env.rank}_*.distcp"))
@@ -259,8 +259,9 @@ def _compare(
         if key not in saved:
             wrong.append(f"{name} is not in it")
             continue
-        size = tuple(value.metadata().size if hasattr(value, "local_shards") else value.shape)
-        dtype = value.dtype
+        sharded = hasattr(value, "local_shards")
+        size = tuple(value.metadata().size if sharded else value.shape)
+        dtype = value.metadata().tensor_properties.dtype if sharded else value.dtype
         entry = saved[key]
         if tuple(entry.size) != size or entry.properties.dtype != dtype:
             wrong.append(
@@ -287,13 +288,21 @@ def _compare_groups(folder: Path, state: ModelState, settings: Any, entries: Map
             raise CheckpointError(f"{folder} has optimizer states of {name}, which the model has not")
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch warns that there is one process only, and that sharded tensors will be replaced some day."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+
+
 def _text(size: Any, dtype: torch.dtype) -> str:
     return f"{' x '.join(f'{n:,}' for n in size) or 'a number'} {str(dtype).removeprefix('torch.')}"
 
 
 def _load(content: dict[str, Any], folder: Path, metadata: Any, env: ShardingEnv) -> None:
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore", UserWarning)  # torch tells that there is one process only
+    with _quiet(), torch.no_grad():
         try:
             load(
                 content,

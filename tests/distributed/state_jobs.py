@@ -18,6 +18,7 @@ from recshard_lab import (
     EmbeddingCollectionSharder,
     ShardingPlan,
 )
+from recshard_lab.distributed.checkpoint import load_checkpoint, save_checkpoint
 from tests.distributed.jobs import Case, Model, batch_of, labels_of
 
 
@@ -54,7 +55,9 @@ def whole(value: Any) -> Tensor:
     told: list[Any] = [None] * torch.distributed.get_world_size()
     local = [(tuple(s.metadata.shard_offsets), s.tensor.detach().cpu()) for s in value.local_shards()]
     torch.distributed.all_gather_object(told, local)
-    joined = torch.full(tuple(value.metadata().size), float("nan"), dtype=value.dtype)
+    dtype = value.metadata().tensor_properties.dtype
+    hole = float("nan") if dtype.is_floating_point else -1
+    joined = torch.full(tuple(value.metadata().size), hole, dtype=dtype)
     for offsets, piece in (entry for each in told for entry in each):
         spot = tuple(slice(start, start + size) for start, size in zip(offsets, piece.shape, strict=True))
         joined[spot] = piece
@@ -185,3 +188,53 @@ def measured_peak(plans: list[str], rows: int, bound: int | None) -> tuple[int, 
     sampler.over.set()
     sampler.join()
     return sampler.peak - before, done.peak_extra_bytes, held["weights"] + held["optimizer_state"]
+
+
+# ---- checkpoints ----
+
+
+def dense_states(dense: torch.optim.Optimizer) -> list[Tensor]:
+    """What a torch optimizer keeps about parameters that are whole on every rank."""
+    return [v.clone() for group in dense.param_groups for p in group["params"] for v in dense.state[p].values()]
+
+
+def train_and_save(case: Case, path: str) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """Trains a case's model, saves it, and tells the truth about it."""
+    dmp = build(case)
+    dense = torch.optim.Adam(dmp.dense_parameters(), lr=0.01)
+    train(dmp, dense, case, case.steps)
+    save_checkpoint(path, dmp, dense, extra={"epoch": 3, "rng": torch.arange(3)})
+    return everything(dmp), dense_states(dense)
+
+
+def load_and_tell(case: Case, path: str, again: str | None) -> tuple[dict[str, Tensor], list[Tensor], Any, float]:
+    """Loads into an untrained model under another plan; saves it once more if asked."""
+    dmp = build(case)
+    dense = torch.optim.Adam(dmp.dense_parameters(), lr=0.5)
+    loaded = load_checkpoint(path, dmp, dense)
+    if again is not None:
+        save_checkpoint(again, dmp, dense, extra=loaded.extra)
+    return everything(dmp), dense_states(dense), loaded.extra, dense.param_groups[0]["lr"]
+
+
+def dense_table_round_trip(case: Case, plan: str, path: str) -> tuple[list[float], list[float]]:
+    """Losses after saving and loading under another plan, and after just going on; tables on the dense kernel."""
+    dmp = build(case)
+    dense = torch.optim.Adam(dmp.dense_parameters(), lr=0.05)
+    train(dmp, dense, case, case.steps[:3])
+    save_checkpoint(path, dmp, dense)
+    other = build(case, plan)
+    second = torch.optim.Adam(other.dense_parameters(), lr=0.9)
+    load_checkpoint(path, other, second)
+    return train(other, second, case, case.steps[3:]), train(dmp, dense, case, case.steps[3:])
+
+
+def refused_load(case: Case, path: str) -> tuple[str, list[str]]:
+    """The error of loading, and what it changed nevertheless."""
+    dmp = build(case)
+    before = everything(dmp)
+    try:
+        load_checkpoint(path, dmp)
+    except (ValueError, OSError) as error:
+        return f"{type(error).__name__}: {error}", same(before, everything(dmp))
+    return "", []

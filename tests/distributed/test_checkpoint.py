@@ -1,0 +1,349 @@
+"""Checkpoints: any plan to any other, exact; whole or not there; nothing in them is run."""
+
+import io
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig, FusedEmbeddingBagCollection
+from recshard_lab.distributed.checkpoint import load_checkpoint, save_checkpoint
+from recshard_lab.distributed.checkpoint_files import MANIFEST, CheckpointError
+from recshard_lab.distributed.checkpoint_reader import packed
+from tests.distributed import cases, state_jobs
+from tests.distributed.jobs import Model
+from tests.distributed.test_reshard import case_of, plan_named
+
+OPTIMIZERS = ["exact_row_wise_adagrad", "exact_adagrad", "adam"]
+
+
+def every_bit(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert state_jobs.same(one, other) == []
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("saved", "loaded"), [("row_wise", "column_wise"), ("pinwheel", "data_parallel")])
+def test_any_plan_loads_under_any_other_with_all_optimizer_states(
+    ranks: Any, tmp_path: Path, optimizer: str, saved: str, loaded: str
+) -> None:
+    world, path, again = ranks.world_size, str(tmp_path / "run"), str(tmp_path / "again")
+    case = case_of(world, optimizer, steps=3)
+    case.plan = plan_named(saved, world)
+    truth, dense = ranks.run(state_jobs.train_and_save, case, path)[0]
+    other = case_of(world, optimizer, steps=0)
+    other.plan, other.seed = plan_named(loaded, world), 5
+    for state, other_dense, extra, rate in ranks.run(state_jobs.load_and_tell, other, path, again):
+        every_bit(state, truth)
+        assert all(torch.equal(a, b) for a, b in zip(other_dense, dense, strict=True))
+        assert extra["epoch"] == 3
+        assert extra["rng"].tolist() == [0, 1, 2]
+        assert rate == 0.01
+    back = ranks.run(state_jobs.load_and_tell, case, again, None)
+    every_bit(back[0][0], truth)
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_tiling_loads_under_any_other(ranks: Any, tmp_path: Path, data: st.DataObject) -> None:
+    case = data.draw(cases.cases(ranks.world_size))
+    other = data.draw(cases.cases(ranks.world_size))
+    other.tables, other.optimizer, other.weighted = case.tables, case.optimizer, case.weighted
+    entries = {table["name"]: data.draw(cases.tilings(table, ranks.world_size)) for table in case.tables}
+    other.plan = plan_text(entries)
+    case.steps = []
+    truth, _ = ranks.run(state_jobs.train_and_save, case, str(tmp_path / "run"))[0]
+    for state, *_ in ranks.run(state_jobs.load_and_tell, other, str(tmp_path / "run"), None):
+        every_bit(state, truth)
+
+
+def plan_text(entries: Any) -> str:
+    from recshard_lab import EmbeddingModuleShardingPlan, ShardingPlan
+
+    return ShardingPlan({cases.PATH: EmbeddingModuleShardingPlan(entries)}).to_json()
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_another_number_of_ranks_and_the_unsharded_modules_load_it_and_give_it_back(
+    ranks: Any, tmp_path: Path, optimizer: str
+) -> None:
+    world = ranks.world_size
+    case = case_of(world, optimizer, "column_wise", steps=3)
+    truth, _ = ranks.run(state_jobs.train_and_save, case, str(tmp_path / "run"))[0]
+    plain = Model(case)
+    assert load_checkpoint(tmp_path / "run", plain).left  # states that a plain module has no place for
+    assert all(torch.equal(value, truth[name]) for name, value in plain.state_dict().items())
+
+    fused = Model(case)
+    tables = [EmbeddingBagConfig(**table) for table in case.tables]
+    fused.collection = FusedEmbeddingBagCollection(tables, _type(optimizer), {"lr": 0.05, "eps": 1e-3})
+    dense = torch.optim.Adam(fused.dense.parameters(), lr=0.3)
+    loaded = load_checkpoint(tmp_path / "run", fused, dense)
+    assert not loaded.left
+    save_checkpoint(tmp_path / "from_fused", fused, dense, extra=loaded.extra)
+    back = case_of(world, optimizer, "row_wise", steps=0, seed=7)
+    for state, *_ in ranks.run(state_jobs.load_and_tell, back, str(tmp_path / "from_fused"), None):
+        every_bit(state, truth)
+
+
+def _type(optimizer: str) -> Any:
+    from recshard_lab import EmbOptimType
+
+    return EmbOptimType(optimizer)
+
+
+def test_tables_on_the_dense_kernel_go_on_as_if_never_saved(ranks: Any, tmp_path: Path) -> None:
+    world = ranks.world_size
+    case = case_of(world, "exact_sgd", steps=6)
+    case.plan = plan_named("row_wise", world, "dense")
+    plan = plan_named("table_wise", world, "dense")
+    if world == 1:
+        pytest.skip("one rank holds every piece")
+    for loaded, went_on in ranks.run(state_jobs.dense_table_round_trip, case, plan, str(tmp_path / "run")):
+        assert loaded == pytest.approx(went_on, abs=1e-6)
+
+
+# ---- one process, one table ----
+
+
+def small(seed: int = 0, rows: int = 50, name: str = "t") -> FusedEmbeddingBagCollection:
+    torch.manual_seed(seed)
+    table = EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=8, feature_names=["f"])
+    return FusedEmbeddingBagCollection([table], torch.optim.Adagrad, {"lr": 0.1}, backend="native")
+
+
+def weights(module: Any) -> torch.Tensor:
+    return module.embedding_bags["t"].weight.detach().clone()
+
+
+def test_a_process_killed_anywhere_in_a_save_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    """Children forked at every fsync, rename and rmdir of a save, and killed there."""
+    first, second = weights(small(1)), weights(small(2))
+    killed, calls = 0, 1
+    while True:
+        path = tmp_path / str(calls) / "run"
+        pid = os.fork()
+        if pid == 0:
+            os._exit(_save_twice(path, calls))
+        _, status = os.waitpid(pid, 0)
+        module = small(0)
+        load_checkpoint(path, module)
+        found = weights(module)
+        if not os.WIFSIGNALED(status):
+            assert os.WEXITSTATUS(status) == 0
+            assert torch.equal(found, second)
+            break
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        assert torch.equal(found, first) or torch.equal(found, second)
+        save_checkpoint(path, small(3))  # and the next save goes through and leaves nothing beside it
+        assert [child.name for child in path.parent.iterdir()] == ["run"]
+        killed, calls = killed + 1, calls + 1
+    assert killed >= 6
+
+
+def _save_twice(path: Path, last: int) -> int:
+    try:
+        save_checkpoint(path, small(1))
+        calls = 0
+
+        def killing(action: Any) -> Any:
+            def act(*args: Any, **kwargs: Any) -> Any:
+                nonlocal calls
+                calls += 1
+                if calls == last:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return action(*args, **kwargs)
+
+            return act
+
+        os.fsync, os.rename, os.rmdir = killing(os.fsync), killing(os.rename), killing(os.rmdir)
+        save_checkpoint(path, small(2))
+    except BaseException:
+        return 1
+    return 0
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing", "manifest", "metadata"])
+def test_a_damaged_file_is_named_and_nothing_changes(tmp_path: Path, damage: str) -> None:
+    save_checkpoint(tmp_path / "run", small(1))
+    data = next((tmp_path / "run").glob("*.distcp"))
+    victim = {"manifest": tmp_path / "run" / MANIFEST, "metadata": tmp_path / "run" / ".metadata"}.get(damage, data)
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 4
+    if damage == "truncated":
+        del content[-100:]
+    victim.write_bytes(content)
+    if damage == "missing":
+        victim.unlink()
+    module = small(0)
+    before = weights(module)
+    with pytest.raises(CheckpointError, match=victim.name.replace(".", r"\.")):
+        load_checkpoint(tmp_path / "run", module)
+    assert torch.equal(weights(module), before)
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        (small(rows=60), r"t\.weight is 60 x 8 float32 in the model and 50 x 8 float32 in it"),
+        (small(name="u"), r"u\.weight is not in it.*t\.weight is in it and not in the model"),
+        (small().embedding_bags, "is not in it"),
+    ],
+    ids=["rows", "name", "path"],
+)
+def test_another_models_checkpoint_is_refused_by_name(tmp_path: Path, other: Any, named: str) -> None:
+    save_checkpoint(tmp_path / "run", small())
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    with pytest.raises(CheckpointError, match=named):
+        load_checkpoint(tmp_path / "run", other)
+    assert all(torch.equal(before[name], value) for name, value in other.state_dict().items())
+
+
+def test_a_checkpoint_without_the_states_a_fused_model_needs_is_refused_unless_weights_alone_are_asked(
+    tmp_path: Path,
+) -> None:
+    table = EmbeddingBagConfig(name="t", num_embeddings=50, embedding_dim=8, feature_names=["f"])
+    plain = EmbeddingBagCollection([table])
+    save_checkpoint(tmp_path / "run", plain)
+    module = small()
+    with pytest.raises(CheckpointError, match=r"t\.momentum1 is not in it.*optimizer_state=False"):
+        load_checkpoint(tmp_path / "run", module)
+    load_checkpoint(tmp_path / "run", module, optimizer_state=False)
+    assert torch.equal(weights(module), weights(plain))
+
+
+class _Malice:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.mark),)
+
+
+def test_metadata_that_names_code_is_refused_unrun(tmp_path: Path) -> None:
+    """The attacker may write the manifest as well."""
+    from recshard_lab.distributed import checkpoint_files as files
+
+    save_checkpoint(tmp_path / "run", small())
+    victim = tmp_path / "run" / ".metadata"
+    victim.write_bytes(pickle.dumps(_Malice(tmp_path / "ran")))
+    listed = files.described(p for p in (tmp_path / "run").iterdir() if p.name != MANIFEST)
+    staging = files.staging_of(tmp_path / "evil")
+    for path in (tmp_path / "run").iterdir():
+        (staging / path.name).write_bytes(path.read_bytes())
+    files.commit(staging, tmp_path / "evil", listed)
+    with pytest.raises(CheckpointError, match=r"\.metadata names posix\.mkdir"):
+        load_checkpoint(tmp_path / "evil", small())
+    assert not (tmp_path / "ran").exists()
+
+
+def test_extra_that_only_code_could_read_back_is_refused_when_saving(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="extra holds what only code could read back"):
+        save_checkpoint(tmp_path / "run", small(), extra=_Malice(tmp_path / "ran"))
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "ran").exists()
+    assert packed({"a": [1, "b"], "c": torch.zeros(2)}, "extra").dtype == torch.uint8
+
+
+def test_an_optimizer_over_other_parameters_and_a_folder_that_is_no_checkpoint_are_refused(tmp_path: Path) -> None:
+    stranger = torch.optim.Adam([torch.nn.Parameter(torch.zeros(3))])
+    with pytest.raises(ValueError, match=r"shape \[3\] that is none of the model's"):
+        save_checkpoint(tmp_path / "run", small(), stranger)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("years of work")
+    with pytest.raises(CheckpointError, match="is no checkpoint: it will not be replaced"):
+        save_checkpoint(tmp_path / "run", small())
+    with pytest.raises(CheckpointError, match="there is no checkpoint at"):
+        load_checkpoint(tmp_path / "nowhere", small())
+
+
+_FULL = """
+import resource, sys
+from pathlib import Path
+from tests.distributed.test_checkpoint import small, save_checkpoint, load_checkpoint, weights
+path = Path(sys.argv[1])
+save_checkpoint(path, small(1))
+resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+try:
+    save_checkpoint(path, small(2, rows=5000))
+except OSError as error:
+    print(error)
+module = small(0)
+load_checkpoint(path, module)
+assert weights(module).equal(weights(small(1)))
+print(sorted(child.name for child in path.parent.iterdir()))
+"""
+
+
+def python(code: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+
+
+def test_a_disk_that_fills_in_mid_save_is_named_and_the_old_checkpoint_stays(tmp_path: Path) -> None:
+    done = python(_FULL, str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert "could not be saved: the disk is full" in done.stdout
+    assert "is whole and in its place" in done.stdout
+    assert done.stdout.splitlines()[-1] == "['run']"
+
+
+def test_a_disk_too_small_is_named_before_anything_is_written(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
+    with pytest.raises(OSError, match=r"full: the checkpoint needs [\d,]+ bytes, 1,000 are free"):
+        save_checkpoint(tmp_path / "run", small())
+    assert list(tmp_path.iterdir()) == []
+
+
+_RANK = """
+import sys, torch
+import torch.distributed as dist
+from recshard_lab import DistributedModelParallel, EmbeddingBagCollection, EmbeddingBagConfig
+from recshard_lab.distributed.checkpoint import load_checkpoint, save_checkpoint
+rank, folder = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+tables = [EmbeddingBagConfig(name="t", num_embeddings=50, embedding_dim=8, feature_names=["f"])]
+model = DistributedModelParallel(EmbeddingBagCollection(tables))
+save_checkpoint(folder + "/run", model)
+load_checkpoint(folder + "/run", model)
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_that_saved_and_loaded_end_with_exit_code_0(tmp_path: Path) -> None:
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", _RANK, str(rank), str(tmp_path)],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+        )
+        for rank in range(2)
+    ]
+    for child in children:
+        _, words = child.communicate(timeout=120)
+        assert child.returncode == 0, words
+
+
+def test_a_checkpoint_is_torchs_own_format(tmp_path: Path) -> None:
+    """torch's converter reads the tables without us."""
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    module = small(4)
+    save_checkpoint(tmp_path / "run", module)
+    dcp_to_torch_save(tmp_path / "run", tmp_path / "one.pt")
+    found = torch.load(io.BytesIO((tmp_path / "one.pt").read_bytes()), weights_only=True)
+    assert torch.equal(found["model"]["embedding_bags.t.weight"], weights(module))

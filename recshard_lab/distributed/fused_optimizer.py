@@ -50,7 +50,7 @@ class FusedOptimizer(KeyedFusedOptimizer):
     def bind(self, collections: Mapping[str, ShardedCollection]) -> None:
         """Serves these collections from now on, which may lie elsewhere than before; learning rates stay."""
         self.let_go()
-        self._collections += collections.values()
+        self._device = next((collection.device for collection in collections.values()), torch.device("cpu"))
         for path, collection in collections.items():
             prefix = f"{path}." if path else ""
             for name, shards in collection.table_shards().items():
@@ -69,7 +69,6 @@ class FusedOptimizer(KeyedFusedOptimizer):
         """Forgets the collections, so that their kernels can be freed; `bind` comes next."""
         self._handles: dict[str, TableHandle] = {}
         self._kernels: list[tuple[int, KernelGroup]] = []
-        self._collections: list[ShardedCollection] = []
         self._pushed: list[float] = []
         for group in self.param_groups:
             group["params"] = []
@@ -82,8 +81,6 @@ class FusedOptimizer(KeyedFusedOptimizer):
     @property
     def state(self) -> "dict[TableHandle, dict[str, Any]]":  # type: ignore[override]
         """Table -> state name -> sharded tensor (plain where there is one process, or the table is replicated)."""
-        for collection in self._collections:
-            collection.read_steps()
         return {handle: handle.states() for handle in self._handles.values()}
 
     @torch.no_grad()
@@ -111,10 +108,7 @@ class FusedOptimizer(KeyedFusedOptimizer):
         """
         moves = [own for key, handle in self._handles.items() for own in handle.spread(entries[key])]
         if moves:
-            shards = next(iter(self._handles.values())).shards
-            move(moves, shards.env, self._collections[0].device)
-        for collection in self._collections:
-            collection.write_steps()
+            move(moves, next(iter(self._handles.values())).shards.env, self._device)
 
     def push_learning_rates(self) -> None:
         """Hands changed learning rates to the kernels."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recshard_lab.distributed.input_dist import Home, Routed, pad_lanes
 from recshard_lab.distributed.layout import Lane, Layout, effective_route
-from recshard_lab.distributed.parts import STEPS, Part
+from recshard_lab.distributed.parts import Part
 from recshard_lab.distributed.row_router import join
 from recshard_lab.embedding import DataType, OptimizerSpec
 from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot, choose_kernel, kernel_named
@@ -48,8 +48,7 @@ def _state_parts(backend: str, data_type: DataType, optimizer: OptimizerSpec) ->
     """Read from a kernel of two rows and four columns: only kernels know."""
     probe = Slot("probe", 2, 4, data_type, 4)
     kernel = kernel_named(backend)([probe], [0], optimizer, pooled=True, device="cpu")
-    parts = [Part.of(name, state, 2, 4) for name, state in kernel.optimizer_states()[0].items()]
-    return (*parts, STEPS) if optimizer.counts_steps else tuple(parts)
+    return tuple(Part.of(name, state, 2, 4) for name, state in kernel.optimizer_states()[0].items())
 
 
 class KernelGroup:

@@ -228,7 +228,6 @@ class _Migration:
         optimizers: Sequence[torch.optim.Optimizer],
     ) -> None:
         self.collection, self.shardings, self.env, self.device = collection, shardings, env, device
-        collection.read_steps()
         before = collection.table_shards()
         dense = {name: shards for name, shards in before.items() if shards.sharding.compute_kernel == "dense"}
         self.changed_dense = [name for name in dense if shardings[name] != dense[name].sharding]
@@ -294,7 +293,6 @@ class _Migration:
     def _finish(self) -> None:
         """Torch optimizers go on with the parameters they know, or with the successors of those."""
         self.dense.finish()
-        self.collection.write_steps()
         for name, parameters in self.kept_dense.items():
             self.collection.table_shards()[name].keep(parameters)
         self.collection.bind_dense()

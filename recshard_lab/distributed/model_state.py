@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from recshard_lab.comm import ShardingEnv
 from recshard_lab.distributed.fused_optimizer import STATE_NAMES
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
-from recshard_lab.distributed.parts import STEPS, Part
+from recshard_lab.distributed.parts import Part
 from recshard_lab.distributed.table_shards import TableShards, sharded_tensor
 from recshard_lab.embedding import FusedEmbeddingBagCollection
 
@@ -71,8 +71,6 @@ class ModelState:
             for table, states in collection.optimizer_states().items():
                 key = f"{path}embedding_bags.{table}.weight"
                 entries[key] = {f"{table}.{STATE_NAMES.get(name, name)}": value for name, value in states.items()}
-                if _counts_steps(collection):
-                    entries[key][f"{table}.{STEPS.name}"] = torch.tensor([collection._kernel.iteration])
         return entries
 
     def settings(self) -> dict[str, Any]:
@@ -149,11 +147,6 @@ class ModelState:
         self.model.load_state_dict(self.weights)
         if self.sharded is not None and fused:
             self.sharded.fused_optimizer.adopt(self.fused)
-        elif fused:
-            for path, collection in _fused_collections(self.model):
-                for table in collection.optimizer_states() if _counts_steps(collection) else ():
-                    count = self.fused[f"{path}embedding_bags.{table}.weight"][f"{table}.{STEPS.name}"]
-                    collection._kernel.iteration = int(count)
         if settings is None:
             return
         if self.sharded is not None and fused:
@@ -225,8 +218,3 @@ def _fused_collections(model: nn.Module) -> list[tuple[str, FusedEmbeddingBagCol
         for path, module in model.named_modules()
         if isinstance(module, FusedEmbeddingBagCollection)
     ]
-
-
-def _counts_steps(collection: FusedEmbeddingBagCollection) -> bool:
-    optimizer = collection._kernel.optimizer
-    return optimizer is not None and optimizer.counts_steps

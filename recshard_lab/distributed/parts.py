@@ -82,10 +82,6 @@ class Part:
         return rows * cols * self.dtype.itemsize
 
 
-STEPS = Part("iter", "table", torch.int64)
-"""How often backward has stepped a table, beside its states where the optimizer reads it."""
-
-
 def owned(shards: Sequence[Shard]) -> list[tuple[int, Shard]]:
     """Of matrices with copies, who speaks for which rows: (position, rows it owns), every cell exactly once.
 

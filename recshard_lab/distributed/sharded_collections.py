@@ -13,8 +13,7 @@ from recshard_lab.comm import Registry, ShardingEnv
 from recshard_lab.distributed.exchange import Executor
 from recshard_lab.distributed.input_dist import PendingInput, Routed
 from recshard_lab.distributed.layout import Block, Layout
-from recshard_lab.distributed.lookup import GroupKind, KernelGroup, choose_kinds
-from recshard_lab.distributed.parts import STEPS
+from recshard_lab.distributed.lookup import GroupKind, choose_kinds
 from recshard_lab.distributed.reshard import Move
 from recshard_lab.distributed.table_shards import TableShards, whole_dtype
 from recshard_lab.embedding import (
@@ -110,8 +109,7 @@ class ShardedCollection(nn.Module):
         for (position, number), weight in self.executor.lookup.weights().items():
             weights[position][number] = weight
         for (position, number), state in self.executor.lookup.states().items():
-            counts = {STEPS.name: torch.zeros(1, dtype=STEPS.dtype)} if self._counts(position) else {}
-            states[position][number] = state | counts
+            states[position][number] = state
         held: dict[str, nn.Module] = {
             table.name: TableShards(
                 table,
@@ -125,29 +123,6 @@ class ShardedCollection(nn.Module):
         }
         setattr(self, self.tables_name, nn.ModuleDict(held))
         self.bind_dense()
-
-    def _counts(self, position: int) -> bool:
-        optimizer = self.kinds[self.tables[position].name].optimizer
-        return optimizer is not None and optimizer.counts_steps
-
-    def read_steps(self) -> None:
-        """Notes the kernels' step counts beside the tables' other states."""
-        for group, steps in self._step_counts():
-            for count in steps:
-                count.fill_(group.kernel.iteration)
-
-    def write_steps(self) -> None:
-        """Hands the step counts beside the tables' states to the kernels."""
-        for group, steps in self._step_counts():
-            group.kernel.iteration = max(int(count) for count in steps)
-
-    def _step_counts(self) -> list[tuple[KernelGroup, list[Tensor]]]:
-        tables = list(self.table_shards().values())
-        return [
-            (group, [tables[table].states[number][STEPS.name] for table, number in group.shards])
-            for group in self.executor.lookup.groups
-            if self._counts(group.shards[0][0])
-        ]
 
     def bind_dense(self) -> None:
         """Tells the executor the parameters of tables on the dense kernel, each beside the kernel's own view."""

@@ -282,7 +282,7 @@ def _compare_groups(folder: Path, state: ModelState, settings: Any, entries: Map
         state.paired_groups(settings)
     except ValueError as error:
         raise CheckpointError(f"{folder} does not fit the optimizer given: {error}. Nothing was changed") from None
-    known = set(state.names.values())
+    known = {*state.names.values(), *state.tables}
     for name, *_ in entries:
         if name not in known:
             raise CheckpointError(f"{folder} has optimizer states of {name}, which the model has not")

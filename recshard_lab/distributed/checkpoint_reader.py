@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, create_default_local_load_plan
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 
 from recshard_lab.distributed.checkpoint_files import CheckpointError
 
@@ -107,7 +107,18 @@ class SafeReader(FileSystemReader):
 
 
 class SafePlanner(DefaultLoadPlanner):
-    """torch's planner, for which entries that are no tensors are weights only."""
+    """torch's planner, for tensors only, and where names are never taken for those of an older format.
+
+    torch drops sharded tensors of which a rank holds nothing, then misses their names and reads all names anew as
+    torch 2.3 would have written them; this library never wrote those.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(flatten_sharded_tensors=False)
+
+    def create_local_plan(self) -> LoadPlan:
+        assert self.metadata is not None
+        return create_default_local_load_plan(self.state_dict, self.metadata, strict=True)
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         raise CheckpointError(f"{read_item.dest_index.fqn!r} is no tensor: this library saves nothing else")

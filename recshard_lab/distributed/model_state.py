@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from recshard_lab.comm import ShardingEnv
+from recshard_lab.comm import ShardingEnv, all_gather_object
 from recshard_lab.distributed.fused_optimizer import STATE_NAMES
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
 from recshard_lab.distributed.parts import Part
@@ -60,6 +60,7 @@ class ModelState:
                     f"give the optimizer over dense_parameters(); fused states are saved with the model"
                 )
             self.dense = self._dense(optimizer)
+        self.group_names = self._group_names()
 
     # ---- the fused optimizers ----
 
@@ -80,13 +81,24 @@ class ModelState:
             for group in self.sharded.fused_optimizer.param_groups:
                 found["fused"] |= {handle.key: group["lr"] for handle in group["params"]}
         if self.optimizer is not None:
-            for group in self.optimizer.param_groups:
-                names = sorted({self.names[id(parameter)] for parameter in group["params"]})
+            for names, group in zip(self.group_names, self.optimizer.param_groups, strict=True):
                 kept = {key: deepcopy(value) for key, value in group.items() if key != "params"}
                 found["optimizer"].append({"params": names, **kept})
         return found
 
     # ---- the torch optimizer ----
+
+    def _group_names(self) -> list[list[str]]:
+        """Names in each param group, over all ranks: a rank holds no piece of some tables."""
+        groups = self.optimizer.param_groups if self.optimizer is not None else []
+        own = [{self.names[id(parameter)] for parameter in group["params"]} for group in groups]
+        told = all_gather_object(own, self.env)
+        if len({len(each) for each in told}) > 1:
+            raise ValueError(
+                f"the optimizer has {[len(each) for each in told]} param groups on the ranks: give every rank the "
+                f"same ones, empty where it holds nothing"
+            )
+        return [sorted(set().union(*each)) for each in zip(*told, strict=True)]
 
     def _dense(self, optimizer: torch.optim.Optimizer) -> Entries:
         entries: Entries = {}
@@ -124,8 +136,6 @@ class ModelState:
 
     def _agreed(self, held: Mapping[str, dict[int, Tensor]]) -> dict[str, tuple[Any, torch.dtype, dict[int, Tensor]]]:
         """Which states there are, also where this rank holds no piece."""
-        from recshard_lab.comm import all_gather_object
-
         told = {
             key: (
                 "table" if all(p.numel() == 1 for p in pieces.values()) else "element",
@@ -165,14 +175,13 @@ class ModelState:
         """
         assert self.optimizer is not None
         saved = {tuple(group["params"]): group for group in settings["optimizer"]}
-        pairs = []
-        for group in self.optimizer.param_groups:
-            names = tuple(sorted({self.names[id(parameter)] for parameter in group["params"]}))
-            if names not in saved and names:
+        for names in self.group_names:
+            if tuple(names) not in saved:
                 raise ValueError(f"no param group over {', '.join(names)} was saved")
-            if names:
-                pairs.append((group, saved[names]))
-        return pairs
+        return [
+            (group, saved[tuple(names)])
+            for names, group in zip(self.group_names, self.optimizer.param_groups, strict=True)
+        ]
 
     def make_dense(self, found: Mapping[tuple[str, ...], Any]) -> None:
         """Makes the torch optimizer's states that were saved and are not there yet.

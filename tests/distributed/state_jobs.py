@@ -195,7 +195,9 @@ def measured_peak(plans: list[str], rows: int, bound: int | None) -> tuple[int, 
 
 def dense_states(dense: torch.optim.Optimizer) -> list[Tensor]:
     """What a torch optimizer keeps about parameters that are whole on every rank."""
-    return [v.clone() for group in dense.param_groups for p in group["params"] for v in dense.state[p].values()]
+    return [
+        v.clone() for group in dense.param_groups for p in group["params"] for _, v in sorted(dense.state[p].items())
+    ]
 
 
 def train_and_save(case: Case, path: str) -> tuple[dict[str, Tensor], list[Tensor]]:

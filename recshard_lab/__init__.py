@@ -91,6 +91,9 @@ _ROOM_OF = {
     "EmbeddingBagCollectionSharder": "distributed",
     "EmbeddingCollectionSharder": "distributed",
     "ShardingEnv": "distributed",
+    "CheckpointError": "distributed.checkpoint",
+    "load_checkpoint": "distributed.checkpoint",
+    "save_checkpoint": "distributed.checkpoint",
     # launcher
     "LaunchError": "launcher",
     "RankError": "launcher",

@@ -25,11 +25,19 @@ def test_the_first_example_plans_launches_and_measures(tmp_path: Path) -> None:
     assert re.search(r"measured: .* a step", done.stdout)
 
 
-def test_the_scheme_of_the_second_example_tiles_and_is_planned() -> None:
+def test_the_example_of_checkpoints_saves_and_loads(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", EXAMPLES[1]], capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "3\n"
+
+
+def test_the_scheme_of_the_third_example_tiles_and_is_planned() -> None:
     import recshard_lab as rs
     from recshard_lab.sharding.schemes import unregister_scheme
 
-    exec(EXAMPLES[1], {"__name__": "__main__"})
+    exec(EXAMPLES[2], {"__name__": "__main__"})
     try:
         table = rs.EmbeddingBagConfig(num_embeddings=9, embedding_dim=4, name="t", feature_names=["f"])
         wish = {"t": rs.ParameterConstraints(sharding_types=["halves"])}

@@ -58,6 +58,13 @@ def save_checkpoint(
         CheckpointError: ``path`` is there and is no checkpoint.
         ValueError: ``extra`` or a state that could not be read back as plain data.
         OSError: the disk is full, or cannot be written; what was there before is there still.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> model = nn.Linear(2, 1)
+    >>> with TemporaryDirectory() as folder:
+    ...     save_checkpoint(f"{folder}/run", model, extra={"epoch": 3})
+    ...     load_checkpoint(f"{folder}/run", nn.Linear(2, 1))
+    Loaded(2 tensors, extra={'epoch': 3})
     """
     folder = Path(path)
     state = ModelState(model, optimizer)
@@ -139,6 +146,11 @@ def load_checkpoint(
     Raises:
         CheckpointError: no checkpoint, a file that is truncated or damaged, or tensors that are not this model's: by
             name; nothing has changed.
+
+    >>> load_checkpoint("nowhere", nn.Linear(2, 1))
+    Traceback (most recent call last):
+    ...
+    recshard_lab.distributed.checkpoint_files.CheckpointError: there is no checkpoint at nowhere
     """
     state = ModelState(model, optimizer if optimizer_state else None)
     env = state.env

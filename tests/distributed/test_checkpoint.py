@@ -333,9 +333,8 @@ def test_ranks_that_saved_and_loaded_end_with_exit_code_0(tmp_path: Path) -> Non
         )
         for rank in range(2)
     ]
-    for child in children:
-        _, words = child.communicate(timeout=120)
-        assert child.returncode == 0, words
+    ended = [(child.communicate(timeout=120)[1], child.returncode) for child in children]
+    assert [code for _, code in ended] == [0, 0], ended
 
 
 def test_a_checkpoint_is_torchs_own_format(tmp_path: Path) -> None:

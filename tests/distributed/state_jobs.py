@@ -16,13 +16,14 @@ from recshard_lab import (
     EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
     EmbeddingCollectionSharder,
+    ShardingEnv,
     ShardingPlan,
 )
 from recshard_lab.distributed.checkpoint import load_checkpoint, save_checkpoint
 from tests.distributed.jobs import Case, Model, batch_of, labels_of
 
 
-def build(case: Case, plan: str | None = None) -> DistributedModelParallel:
+def build(case: Case, plan: str | None = None, env: ShardingEnv | None = None) -> DistributedModelParallel:
     """The case's model under its plan or another one."""
     fused = {"optimizer": case.optimizer, "learning_rate": case.learning_rate, "eps": case.eps}
     sharders = [
@@ -30,7 +31,7 @@ def build(case: Case, plan: str | None = None) -> DistributedModelParallel:
         EmbeddingCollectionSharder(fused_params=fused, backend=case.backend),
     ]
     chosen = ShardingPlan.from_json(plan if plan is not None else case.plan)
-    return DistributedModelParallel(Model(case), device=case.device, plan=chosen, sharders=sharders)
+    return DistributedModelParallel(Model(case), env, case.device, plan=chosen, sharders=sharders)
 
 
 def train(dmp: DistributedModelParallel, dense: torch.optim.Optimizer, case: Case, steps: list[Any]) -> list[float]:
@@ -48,13 +49,13 @@ def train(dmp: DistributedModelParallel, dense: torch.optim.Optimizer, case: Cas
     return losses
 
 
-def whole(value: Any) -> Tensor:
+def whole(value: Any, group: Any = None) -> Tensor:
     """A tensor, sharded or not, whole on every rank: put together from the ranks' own pieces."""
     if not hasattr(value, "local_shards"):
         return value.detach().cpu().clone()
-    told: list[Any] = [None] * torch.distributed.get_world_size()
+    told: list[Any] = [None] * torch.distributed.get_world_size(group)
     local = [(tuple(s.metadata.shard_offsets), s.tensor.detach().cpu()) for s in value.local_shards()]
-    torch.distributed.all_gather_object(told, local)
+    torch.distributed.all_gather_object(told, local, group=group)
     dtype = value.metadata().tensor_properties.dtype
     hole = float("nan") if dtype.is_floating_point else -1
     joined = torch.full(tuple(value.metadata().size), hole, dtype=dtype)
@@ -66,9 +67,9 @@ def whole(value: Any) -> Tensor:
 
 def everything(dmp: DistributedModelParallel) -> dict[str, Tensor]:
     """Weights and fused states, whole."""
-    found = {name: whole(value) for name, value in dmp.state_dict().items()}
+    found = {name: whole(value, dmp.env.pg) for name, value in dmp.state_dict().items()}
     for key, entry in dmp.fused_optimizer.state_dict()["state"].items():
-        found |= {f"{key}/{name}": whole(value) for name, value in entry.items()}
+        found |= {f"{key}/{name}": whole(value, dmp.env.pg) for name, value in entry.items()}
     return found
 
 
@@ -85,7 +86,8 @@ def scramble(dmp: DistributedModelParallel) -> None:
             for part_number, part in enumerate(shards.parts()):
                 rows, cols = part.size(*shards.size)
                 truth = torch.arange(rows * cols, dtype=torch.float64).view(rows, cols)
-                truth = (truth + 1000 * (number + place + part_number)) / 8192
+                truth = truth + 1000 * (number + place + part_number)
+                truth = truth / 8192 if part.dtype.is_floating_point else truth
                 where = part.shards(shards.sharding.shards)
                 for position, matrix in shards.matrices(part).items():
                     matrix.copy_(truth[slice(*where[position].rows), slice(*where[position].cols)])
@@ -240,3 +242,23 @@ def refused_load(case: Case, path: str) -> tuple[str, list[str]]:
     except (ValueError, OSError) as error:
         return f"{type(error).__name__}: {error}", same(before, everything(dmp))
     return "", []
+
+
+def between_worlds(cases: dict[tuple[int, int], tuple[Case, Case]], folder: str) -> list[str]:
+    """For (m, n): known numbers saved by the first m of these ranks, loaded by the first n. What went wrong."""
+    rank, wrong = torch.distributed.get_rank(), []
+    groups = {n: torch.distributed.new_group(list(range(n))) for n in range(1, torch.distributed.get_world_size() + 1)}
+    for (m, n), (saved, loaded) in cases.items():
+        path, truth = f"{folder}/{m}_{n}", {}
+        if rank < m:
+            dmp = build(saved, env=ShardingEnv.from_process_group(groups[m]))
+            scramble(dmp)
+            truth = everything(dmp)
+            save_checkpoint(path, dmp, extra=truth)
+        torch.distributed.barrier()
+        if rank < n:
+            dmp = build(loaded, env=ShardingEnv.from_process_group(groups[n]))
+            truth = load_checkpoint(path, dmp).extra
+            wrong += [f"{m} to {n}: {name}" for name in same(truth, everything(dmp))]
+        torch.distributed.barrier()
+    return wrong

@@ -1,0 +1,171 @@
+"""Checkpoints between worlds of any two sizes, ranks killed while they save, files that an attacker wrote."""
+
+import os
+import pickle
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import recshard_lab
+from recshard_lab import DataType, DistributedModelParallel, EmbeddingBagCollection, EmbeddingBagConfig, EmbOptimType
+from recshard_lab.distributed import checkpoint_files as files
+from recshard_lab.distributed.checkpoint import load_checkpoint, save_checkpoint
+from recshard_lab.distributed.checkpoint_files import MANIFEST, CheckpointError
+from recshard_lab.sharding.schemes import scheme_names
+from tests.distributed import cases, state_jobs
+from tests.distributed.jobs import Case
+
+SIZES = range(1, 5)
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Any]:
+    with recshard_lab.launch(4) as launched:
+        yield launched
+
+
+def test_every_number_of_ranks_scheme_and_optimizer_loads_what_any_other_saved(four: Any, tmp_path: Path) -> None:
+    """All pairs of world sizes; every scheme saves and loads, every optimizer's states go along, FP32 and FP16."""
+    optimizers, schemes = list(EmbOptimType), scheme_names()
+    drawn: dict[tuple[int, int], tuple[Case, Case]] = {}
+    seen = set()
+    for number, (m, n) in enumerate((m, n) for m in SIZES for n in SIZES):
+        kind = optimizers[number % len(optimizers)]
+        half = number % 4 == 3
+        tables = [table | ({"data_type": DataType.FP16} if half else {}) for table in cases.TABLES]
+        pair = [schemes[number % len(schemes)], schemes[(3 * number + 1) % len(schemes)]]
+        seen |= {("saves", pair[0]), ("loads", pair[1]), ("steps", kind)}
+        made = [
+            Case(tables, cases.plan_of(tables, [name], w).to_json(), [], kind.value, backend="native", seed=seed)
+            for name, w, seed in ((pair[0], m, 1), (pair[1], n, 2))
+        ]
+        drawn[m, n] = (made[0], made[1])
+    assert len(seen) == 2 * len(schemes) + len(optimizers)
+    for wrong in four.run(state_jobs.between_worlds, drawn, str(tmp_path)):
+        assert not wrong
+
+
+def test_every_rank_refuses_a_missing_file_and_another_models_checkpoint(four: Any, tmp_path: Path) -> None:
+    case = Case(cases.TABLES, cases.plan_of(cases.TABLES, ["row_wise"], 4).to_json(), [])
+    path = tmp_path / "run"
+    four.run(state_jobs.train_and_save, case, str(path))
+    wider = [table | {"embedding_dim": 2 * table["embedding_dim"]} for table in cases.TABLES]
+    half = [table | {"data_type": DataType.FP16} for table in cases.TABLES]
+    for tables, named in ((wider, "101 x 32 float32 in the model"), (half, "101 x 16 float16 in the model")):
+        other = Case(tables, cases.plan_of(tables, ["column_wise"], 4).to_json(), [])
+        for error, changed in four.run(state_jobs.refused_load, other, str(path)):
+            assert error.startswith("CheckpointError")
+            assert named in error
+            assert not changed
+    (path / "__2_0.distcp").unlink()
+    for error, changed in four.run(state_jobs.refused_load, case, str(path)):
+        assert "__2_0.distcp is missing" in error
+        assert not changed
+
+
+# ---- ranks killed while they save ----
+
+
+def tables_of(value: float) -> EmbeddingBagCollection:
+    table = EmbeddingBagConfig(
+        name="t",
+        num_embeddings=64,
+        embedding_dim=8,
+        feature_names=["f"],
+        init_fn=lambda weight: torch.nn.init.constant_(weight, value),
+    )
+    return EmbeddingBagCollection([table])
+
+
+def _deadly(call: Callable[..., Any], last: int) -> Callable[..., Any]:
+    """The call, whose ``last``-th use kills the process instead."""
+    calls = 0
+
+    def act(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*args, **kwargs)
+
+    return act
+
+
+def _rank(rank: int, folder: Path, victim: int, where: tuple[Any, str], last: int) -> None:
+    """Saves twice; the victim dies in the second."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    save_checkpoint(folder / "run", DistributedModelParallel(tables_of(1)))
+    second = DistributedModelParallel(tables_of(2))
+    if rank == victim:
+        module, name = where
+        setattr(module, name, _deadly(getattr(module, name), last))
+    save_checkpoint(folder / "run", second)
+
+
+MOMENTS = {
+    "in a tensor": ((torch, "save"), 1),
+    "before a file is safe": ((os, "fsync"), 1),
+    "before checksums": ((files, "described"), 1),
+    "first rename": ((os, "rename"), 2),  # torch has renamed its metadata
+    "second rename": ((os, "rename"), 3),
+}
+
+
+@pytest.mark.parametrize(
+    ("victim", "moment"),
+    [(rank, moment) for rank in range(2) for moment in MOMENTS if rank == 0 or "rename" not in moment],
+)
+def test_a_rank_killed_while_all_save_leaves_a_whole_checkpoint(tmp_path: Path, victim: int, moment: str) -> None:
+    children = []
+    for rank in range(2):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                _rank(rank, tmp_path, victim, *MOMENTS[moment])
+            finally:
+                os._exit(3)  # the survivor is told by Gloo that its peer has gone
+        children.append(pid)
+    ended = [os.waitpid(pid, 0)[1] for pid in children]
+    assert os.WTERMSIG(ended[victim]) == signal.SIGKILL
+    assert os.WEXITSTATUS(ended[1 - victim]) == 3
+    module = tables_of(0)
+    load_checkpoint(tmp_path / "run", module)
+    assert torch.equal(module.embedding_bags["t"].weight, torch.ones(64, 8))
+    save_checkpoint(tmp_path / "run", tables_of(3))  # what the killed one left is cleared away
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "store"]
+
+
+# ---- files an attacker wrote ----
+
+
+class Malice:
+    """Runs when unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.mark),)
+
+
+def test_a_tensor_that_is_code_is_refused_unrun(tmp_path: Path) -> None:
+    """Manifest, checksums and metadata all agree with it."""
+    save_checkpoint(tmp_path / "run", tables_of(1))
+    staging = files.staging_of(tmp_path / "evil")
+    torch.save(Malice(tmp_path / "ran"), staging / "__0_0.distcp")
+    size = (staging / "__0_0.distcp").stat().st_size
+    metadata = pickle.loads((tmp_path / "run" / ".metadata").read_bytes())
+    for place in metadata.storage_data.values():
+        place.offset, place.length = 0, size
+    (staging / ".metadata").write_bytes(pickle.dumps(metadata))
+    files.commit(staging, tmp_path / "evil", files.described(staging.iterdir()))
+    assert (tmp_path / "evil" / MANIFEST).is_file()
+    module = tables_of(5)
+    with pytest.raises(CheckpointError, match="evil could not be read"):
+        load_checkpoint(tmp_path / "evil", module)
+    assert not (tmp_path / "ran").exists()
+    assert torch.equal(module.embedding_bags["t"].weight, torch.full((64, 8), 5.0))

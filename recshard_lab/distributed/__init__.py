@@ -1,9 +1,16 @@
 """Sharded collections and models: one executor that runs any tiling."""
 
 from recshard_lab.comm import ShardingEnv as ShardingEnv
+from recshard_lab.distributed.awaitable import Awaitable as Awaitable
+from recshard_lab.distributed.awaitable import LazyAwaitable as LazyAwaitable
+from recshard_lab.distributed.awaitable import LazyNoWait as LazyNoWait
+from recshard_lab.distributed.awaitable import NoWait as NoWait
 from recshard_lab.distributed.exchange import Executor as Executor
 from recshard_lab.distributed.migrate import Resharded as Resharded
 from recshard_lab.distributed.model_parallel import DistributedModelParallel as DistributedModelParallel
+from recshard_lab.distributed.shard import shard as shard
+from recshard_lab.distributed.shard import shard_modules as shard_modules
+from recshard_lab.distributed.sharded_collections import ShardedCollection as ShardedCollection
 from recshard_lab.distributed.sharded_collections import (
     ShardedEmbeddingBagCollection as ShardedEmbeddingBagCollection,
 )
@@ -13,3 +20,6 @@ from recshard_lab.distributed.sharded_collections import (
 from recshard_lab.distributed.sharders import CollectionSharder as CollectionSharder
 from recshard_lab.distributed.sharders import EmbeddingBagCollectionSharder as EmbeddingBagCollectionSharder
 from recshard_lab.distributed.sharders import EmbeddingCollectionSharder as EmbeddingCollectionSharder
+from recshard_lab.distributed.sharders import ModuleSharder as ModuleSharder
+from recshard_lab.distributed.sharders import get_default_sharders as get_default_sharders
+from recshard_lab.distributed.sharders import get_module_to_default_sharders as get_module_to_default_sharders

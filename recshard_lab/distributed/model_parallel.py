@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from recshard_lab.comm import ShardingEnv, broadcast_object
+from recshard_lab.comm import ShardingEnv
 from recshard_lab.comm.trace import record
 from recshard_lab.distributed.fused_optimizer import FusedOptimizer
 from recshard_lab.distributed.migrate import Bound, Resharded, agreed_plan, migrate
-from recshard_lab.distributed.reshard import move
-from recshard_lab.distributed.sharded_collections import ShardedCollection, unsharded_weights
-from recshard_lab.distributed.sharders import CollectionSharder, default_sharders
+from recshard_lab.distributed.reshard import Move, move
+from recshard_lab.distributed.sharded_collections import ShardedCollection
+from recshard_lab.distributed.sharders import CollectionSharder, default_sharders, first_weights
 from recshard_lab.planner import EmbeddingShardingPlanner
 from recshard_lab.sharding import PlanError, ShardingPlan, Topology
 
@@ -32,6 +32,8 @@ class DistributedModelParallel(nn.Module):
         device: where the model lives; this rank's GPU with NCCL, the CPU otherwise.
         plan: module path -> table -> rectangles; planned on rank 0 when left out.
         sharders: which collections, with which fused optimizer and kernel.
+        init_data_parallel: replicate the dense part now; False leaves it to a later call of `init_data_parallel`.
+        init_parameters: give dense parameters on ``meta`` memory, and their modules' ``reset_parameters()`` a call.
 
     Raises:
         PlanError: the plan leaves a hole, overlaps, or names a module, table or rank that is not there.
@@ -51,6 +53,8 @@ class DistributedModelParallel(nn.Module):
         device: torch.device | str | None = None,
         plan: ShardingPlan | None = None,
         sharders: Sequence[CollectionSharder] | None = None,
+        init_data_parallel: bool = True,
+        init_parameters: bool = True,
     ) -> None:
         super().__init__()
         self.env = env if env is not None else ShardingEnv.default()
@@ -71,8 +75,12 @@ class DistributedModelParallel(nn.Module):
         self.collections = self._shard(module, found)
         self._bare: nn.Module = self.collections.get("", module)
         self.fused_optimizer = FusedOptimizer(self.collections)
+        if init_parameters:
+            self._materialize()
         self._bare.to(self.device)
-        self.module = self._replicate()
+        self.module = self._bare
+        if init_data_parallel:
+            self.init_data_parallel()
 
     # ---- building ----
 
@@ -96,20 +104,13 @@ class DistributedModelParallel(nn.Module):
     ) -> dict[str, ShardedCollection]:
         """Replaces the planned collections by sharded ones and fills these."""
         collections: dict[str, ShardedCollection] = {}
-        moves = []
+        moves: list[Move] = []
         for path, child, sharder in found:
             params = self.plan.get_plan_for_module(path)
             if params is None:
                 continue
-            sharded = sharder.shard(child, params, self.env, self.device)
-            whole = unsharded_weights(child)
-            on_meta = any(weight.is_meta for weight in whole.values())
-            on_meta, seed = broadcast_object((on_meta, torch.initial_seed()), self.env)
-            if on_meta:
-                for shards in sharded.table_shards().values():
-                    shards.reset_parameters(seed)
-            else:
-                moves += sharded.scatter_moves(whole, source=0)
+            sharded = sharder.build(child, params, self.env, self.device)
+            moves += first_weights(sharded, child)
             collections[path] = sharded
             if path:
                 parent, _, name = path.rpartition(".")
@@ -117,6 +118,26 @@ class DistributedModelParallel(nn.Module):
         with torch.no_grad():
             move(moves, self.env, self.device)
         return collections
+
+    def _materialize(self) -> None:
+        """Dense modules on ``meta`` get memory and first weights; with several ranks, rank 0's are everybody's then."""
+        for name, part in self._bare.named_modules():
+            own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+            if not any(tensor.is_meta for tensor in own):
+                continue
+            reset = getattr(part, "reset_parameters", None)
+            if not callable(reset):
+                raise ValueError(
+                    f"module {name!r} ({type(part).__name__}) is on the meta device and has no reset_parameters() to "
+                    f"draw its weights: build it on {self.device}"
+                )
+            part.to_empty(device=self.device, recurse=False)
+            reset()
+
+    def init_data_parallel(self) -> None:
+        """Replicates the dense part; does nothing where that has been done."""
+        if self.module is self._bare:
+            self.module = self._replicate()
 
     def _replicate(self) -> nn.Module:
         """Wraps the dense rest in DistributedDataParallel, where there is one and somebody to share it with."""
@@ -204,6 +225,18 @@ class DistributedModelParallel(nn.Module):
             for p in shards.parameters()
         }
         return [p for p in self._bare.parameters() if id(p) not in fused]
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters under the unsharded model's names; a rank with several rectangles of a table has one name each."""
+        return self._bare.named_parameters(prefix, recurse, remove_duplicate)
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Buffers under the unsharded model's names."""
+        return self._bare.named_buffers(prefix, recurse, remove_duplicate)
 
     def backends(self) -> dict[str, str]:
         """Table name -> the kernel that serves it."""

@@ -4,12 +4,13 @@ Shape letters: B batch, D columns of a block, N ids of a feature.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from recshard_lab.comm import Registry, ShardingEnv
+from recshard_lab.distributed.awaitable import ArrivedDict, ArrivedKeyedTensor
 from recshard_lab.distributed.exchange import Executor
 from recshard_lab.distributed.input_dist import PendingInput, Routed
 from recshard_lab.distributed.layout import Block, Layout
@@ -27,7 +28,10 @@ from recshard_lab.embedding import (
 )
 from recshard_lab.embedding.out_of_range import OutOfRange, put_back
 from recshard_lab.sharding import ParameterSharding, Shard
-from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor
+
+if TYPE_CHECKING:
+    from recshard_lab.distributed.fused_optimizer import FusedOptimizer
 
 
 class ShardedCollection(nn.Module):
@@ -122,6 +126,7 @@ class ShardedCollection(nn.Module):
             for position, table in enumerate(self.tables)
         }
         setattr(self, self.tables_name, nn.ModuleDict(held))
+        self._own_optimizer: FusedOptimizer | None = None
         self.bind_dense()
 
     def bind_dense(self) -> None:
@@ -136,6 +141,7 @@ class ShardedCollection(nn.Module):
     def let_go(self) -> None:
         """Frees the kernels; `place` makes new ones."""
         del self.executor, self.layout
+        self._own_optimizer = None
         setattr(self, self.tables_name, nn.ModuleDict())
 
     def out_of_range_count(self) -> int:
@@ -172,8 +178,19 @@ class ShardedCollection(nn.Module):
             moves.append(Move(dtype, shards.sharding.shards, targets, shards.held, {self.env.rank: whole[table.name]}))
         return moves, whole
 
+    @property
+    def fused_optimizer(self) -> "FusedOptimizer":
+        """Learning rates and states of the tables, for a collection that is used without `DistributedModelParallel`."""
+        from recshard_lab.distributed.fused_optimizer import FusedOptimizer
+
+        if self._own_optimizer is None:
+            self._own_optimizer = FusedOptimizer({"": self})
+        return self._own_optimizer
+
     def input_dist(self, features: KeyedJaggedTensor) -> PendingInput:
         """Sends the local batch on its way; ``.wait()`` gives what ``compute_and_output_dist`` takes."""
+        if self._own_optimizer is not None:
+            self._own_optimizer.push_learning_rates()
         return self.executor.start(features)
 
 
@@ -187,14 +204,14 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
         """The tables."""
         return self.tables
 
-    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+    def forward(self, features: KeyedJaggedTensor) -> ArrivedKeyedTensor:
         """Local batch in, ``[B, sum of D]`` out."""
         return self.compute_and_output_dist(self.input_dist(features).wait())
 
-    def compute_and_output_dist(self, routed: Routed) -> KeyedTensor:
+    def compute_and_output_dist(self, routed: Routed) -> ArrivedKeyedTensor:
         """Looks up the ids that came and brings the pooled rows home."""
         blocks = self.layout.blocks
-        return KeyedTensor(
+        return ArrivedKeyedTensor(
             keys=[block.key for block in blocks],
             length_per_key=[block.dim for block in blocks],
             values=self.executor.finish(routed),
@@ -211,11 +228,11 @@ class ShardedEmbeddingCollection(ShardedCollection):
         """The tables."""
         return self.tables
 
-    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+    def forward(self, features: KeyedJaggedTensor) -> ArrivedDict:
         """Local batch in, for each key a jagged ``[N, D]`` out."""
         return self.compute_and_output_dist(self.input_dist(features).wait())
 
-    def compute_and_output_dist(self, routed: Routed) -> dict[str, JaggedTensor]:
+    def compute_and_output_dist(self, routed: Routed) -> ArrivedDict:
         """Looks up the ids that came and brings every row home."""
         blocks, home = self.layout.blocks, routed.home
         sizes = [n * block.dim for n, block in zip(home.counts, blocks, strict=True)]
@@ -225,10 +242,12 @@ class ShardedEmbeddingCollection(ShardedCollection):
             part.view(-1, block.dim) if left is None else put_back(part.view(-1, block.dim), left, int(lengths.sum()))
             for block, part, left, lengths in zip(blocks, parts, kept, home.lengths, strict=True)
         ]
-        return {
-            block.key: JaggedTensor(own, lengths=lengths.long())
-            for block, own, lengths in zip(blocks, rows, home.lengths, strict=True)
-        }
+        return ArrivedDict(
+            {
+                block.key: JaggedTensor(own, lengths=lengths.long())
+                for block, own, lengths in zip(blocks, rows, home.lengths, strict=True)
+            }
+        )
 
 
 def blocks_of(tables: Sequence[BaseEmbeddingConfig]) -> list[Block]:

@@ -1,12 +1,13 @@
 """Which modules are sharded, and with what settings."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import nn
 
-from recshard_lab.comm import CommOp, Registry, ShardingEnv, codecs_for
+from recshard_lab.comm import CommOp, Registry, ShardingEnv, broadcast_object, codecs_for
+from recshard_lab.distributed.reshard import Move, move
 from recshard_lab.distributed.sharded_collections import (
     ShardedCollection,
     ShardedEmbeddingBagCollection,
@@ -21,10 +22,35 @@ from recshard_lab.embedding import (
 )
 from recshard_lab.embedding.optimizers import spec_of_parameter
 from recshard_lab.embedding.out_of_range import OutOfRange, policy_of_bounds_check_mode
-from recshard_lab.sharding import ParameterSharding
+from recshard_lab.sharding import (
+    EmbeddingComputeKernel,
+    EmbeddingModuleShardingPlan,
+    ParameterSharding,
+    ShardingPlan,
+    scheme_names,
+)
+
+M = TypeVar("M", bound=nn.Module)
 
 
-class CollectionSharder:
+class ModuleSharder(Generic[M]):
+    """What turns modules of one kind into sharded ones, under TorchRec's name.
+
+    A subclass may override `sharding_types` and `compute_kernels`: the planner keeps to what they return.
+    """
+
+    module_type: ClassVar[type[nn.Module]]
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """Schemes that a plan may use for this kind of module; every registered one."""
+        return list(scheme_names())
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """Kernels that a plan may use under a scheme, best first."""
+        return [str(EmbeddingComputeKernel.FUSED), str(EmbeddingComputeKernel.DENSE)]
+
+
+class CollectionSharder(ModuleSharder[nn.Module]):
     """Turns one kind of collection into its sharded twin.
 
     Args:
@@ -65,7 +91,7 @@ class CollectionSharder:
         """The tables of an unsharded collection."""
         raise NotImplementedError
 
-    def shard(
+    def build(
         self,
         module: nn.Module,
         params: Mapping[str, ParameterSharding],
@@ -88,6 +114,48 @@ class CollectionSharder:
             codecs=self.qcomm_codecs_registry,
             out_of_range=self.out_of_range or str(getattr(module, "out_of_range", "error")),
         )
+
+    def shard(
+        self,
+        module: nn.Module,
+        params: Mapping[str, ParameterSharding],
+        env: ShardingEnv | None = None,
+        device: torch.device | str | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedCollection:
+        """The sharded twin of one collection, with rank 0's weights. All ranks must call it.
+
+        Args:
+            module: the unsharded collection, which stays as it is. On ``meta``, weights are drawn, each rank its part.
+            params: table name -> how it is cut, from `construct_module_sharding_plan` or ``plan.plan[path]``.
+            env: the ranks; the default process group, or this process alone, when left out.
+            device: where the rectangles live; the module's when left out, or the CPU for one on ``meta``.
+            module_fqn: accepted as in TorchRec; names do not depend on it.
+
+        Raises:
+            PlanError: a plan that cannot be for these tables on these ranks.
+
+        >>> from recshard_lab import EmbeddingBagConfig, table_wise, construct_module_sharding_plan
+        >>> table = EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])
+        >>> ebc = EmbeddingBagCollection([table])
+        >>> plan = construct_module_sharding_plan(ebc, {"t": table_wise(rank=0)})
+        >>> sharded = EmbeddingBagCollectionSharder().shard(ebc, plan)
+        >>> torch.equal(sharded.state_dict()["embedding_bags.t.weight"], ebc.embedding_bags["t"].weight)
+        True
+        """
+        env = env if env is not None else ShardingEnv.default()
+        if device is None:
+            device = next((w.device for w in unsharded_weights(module).values() if not w.is_meta), torch.device("cpu"))
+        plan = ShardingPlan({"": EmbeddingModuleShardingPlan(params)})
+        resolved = plan.resolved({"": self.tables(module)}, env.world_size, env.local_world_size).plan[""]
+        sharded = self.build(module, resolved, env, torch.device(device))
+        with torch.no_grad():
+            move(first_weights(sharded, module), env, torch.device(device))
+        return sharded
+
+    def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
+        """Table name -> its unsharded parameter."""
+        return unsharded_weights(module)
 
 
 class EmbeddingBagCollectionSharder(CollectionSharder):
@@ -127,6 +195,28 @@ def _policy_of(bounds_check_mode: Any, out_of_range: str | None) -> str | None:
     return meant
 
 
+def first_weights(sharded: ShardedCollection, module: nn.Module) -> list[Move]:
+    """Moves that fill a sharded collection from rank 0's unsharded weights; where these are on ``meta``, none are
+    needed: each rank draws its part, the same numbers under every plan. All ranks must call it."""
+    whole = unsharded_weights(module)
+    on_meta = any(weight.is_meta for weight in whole.values())
+    on_meta, seed = broadcast_object((on_meta, torch.initial_seed()), sharded.env)
+    if not on_meta:
+        return sharded.scatter_moves(whole, source=0)
+    for shards in sharded.table_shards().values():
+        shards.reset_parameters(seed)
+    return []
+
+
+def get_module_to_default_sharders() -> dict[type[nn.Module], CollectionSharder]:
+    """Kind of module -> the sharder that `get_default_sharders` has for it."""
+    return {sharder.module_type: sharder for sharder in default_sharders()}
+
+
 def default_sharders() -> list[CollectionSharder]:
     """One sharder for every kind of collection."""
     return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
+
+
+get_default_sharders = default_sharders
+"""TorchRec's name for `default_sharders`."""

@@ -11,6 +11,7 @@ from recshard_lab.comm import ShardingEnv
 from recshard_lab.distributed.parts import Part
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.embedding.kernels import TORCH_DTYPES
+from recshard_lab.optim import EmptyFusedOptimizer
 from recshard_lab.sharding.plan import ParameterSharding, Shard
 
 _INIT_ROWS = 8192
@@ -49,6 +50,7 @@ class TableShards(nn.Module):
         for number, weight in enumerate(self.held.values()):
             name = "weight" if len(self.held) == 1 else f"weight_{number}"
             self.register_parameter(name, nn.Parameter(weight))
+        self._mark()
 
     def shards(self) -> Iterator[tuple[Shard, Tensor]]:
         """(rectangle, weights) of those on this rank."""
@@ -77,6 +79,15 @@ class TableShards(nn.Module):
             parameter.grad = None
             parameter.data = own.data
             self._parameters[name] = parameter
+        self._mark()
+
+    def _mark(self) -> None:
+        """Tells `in_backward_optimizer_filter` which parameters backward steps."""
+        for parameter in self.parameters():
+            if self.sharding.compute_kernel != "dense":
+                parameter._in_backward_optimizers = [EmptyFusedOptimizer()]  # type: ignore[attr-defined]
+            elif hasattr(parameter, "_in_backward_optimizers"):
+                del parameter._in_backward_optimizers
 
     def let_go(self) -> None:
         """Frees the memory behind the parameters, whoever else knows them, and forgets the rest."""

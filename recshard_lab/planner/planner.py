@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.planner.allowed import within
 from recshard_lab.planner.cost import CostModel
 from recshard_lab.planner.estimate import Estimate, estimate_loads
 from recshard_lab.planner.explain import Refused, what_does_not_fit, why_it_does_not_fit
@@ -71,10 +72,12 @@ class EmbeddingShardingPlanner:
 
         Args:
             module: a torch module; collections are found by ``embedding_bag_configs()``/``embedding_configs()``.
-            sharders: where given, only collections are planned whose type is the `module_type` of one of them.
+            sharders: where given, only collections are planned whose type is the `module_type` of one of them, within
+                the ``sharding_types`` and ``compute_kernels`` that it allows.
 
         Raises:
-            PlanError: there is no collection, or the tables do not fit.
+            PlanError: there is no collection, the tables do not fit, or a sharder allows nothing of what a table's
+                constraint does.
         """
         found = tables_of(module)
         kinds = tuple(s.module_type for s in sharders or () if getattr(s, "module_type", None) is not None)
@@ -86,7 +89,13 @@ class EmbeddingShardingPlanner:
                 f"{type(module).__name__} holds no embedding collection to shard. Smallest fix: pass a module with "
                 f"an EmbeddingBagCollection or EmbeddingCollection in it"
             )
-        return self._plan(found)
+        constraints = self.constraints
+        if kinds:
+            able = [s for s in sharders or () if getattr(s, "module_type", None) is not None]
+            for path, tables in found.items():
+                sharder = next(s for s in able if isinstance(submodules[path], s.module_type))
+                constraints = within(sharder, tables, constraints, self.topology.compute_device)
+        return self._plan(found, constraints)
 
     def collective_plan(self, module: Any, sharders: Sequence[Any] | None = None, pg: Any = None) -> ShardingPlan:
         """`plan` on the first rank of `pg`, the same plan on every rank. Collective.
@@ -124,23 +133,28 @@ class EmbeddingShardingPlanner:
         Raises:
             PlanError: they do not fit, or a constraint names an unknown table.
         """
-        return self._plan({module_path: list(tables)}, explain)
+        return self._plan({module_path: list(tables)}, self.constraints, explain)
 
-    def _plan(self, found: Mapping[str, Sequence[BaseEmbeddingConfig]], explain: bool = True) -> ShardingPlan:
+    def _plan(
+        self,
+        found: Mapping[str, Sequence[BaseEmbeddingConfig]],
+        constraints: Mapping[str, ParameterConstraints],
+        explain: bool = True,
+    ) -> ShardingPlan:
         owners = [(path, table) for path, tables in found.items() for table in tables]
         tables = [table for _, table in owners]
         names = [table.name for table in tables]
-        for name in self.constraints:
+        for name in constraints:
             if name not in names:
                 raise PlanError(
                     f"constraints name a table {name!r} that does not exist{nearest(name, names)}; tables: "
                     f"{', '.join(names)}"
                 )
-        model = CostModel(tables, self.topology, self.workload, self.constraints)
+        model = CostModel(tables, self.topology, self.workload, constraints)
         try:
-            placements = self._solve(model, tables)
+            placements = self._solve(model, tables, constraints)
         except DoesNotFit as stuck:
-            refused = Refused(tables, stuck.table, self.topology, self.workload, self.constraints, self.route)
+            refused = Refused(tables, stuck.table, self.topology, self.workload, constraints, self.route)
             raise PlanError(why_it_does_not_fit(refused) if explain else what_does_not_fit(refused)) from None
         plan: dict[str, EmbeddingModuleShardingPlan] = {path: EmbeddingModuleShardingPlan() for path in found}
         for (path, table), placement in zip(owners, placements, strict=True):
@@ -150,8 +164,13 @@ class EmbeddingShardingPlanner:
         made.validate(found, self.topology.world_size)  # a registered scheme may propose what is no tiling
         return made
 
-    def _solve(self, model: CostModel, tables: Sequence[BaseEmbeddingConfig]) -> list[Placement]:
-        return solve(model, tables, self.constraints, self.local_search_passes, self.route)
+    def _solve(
+        self,
+        model: CostModel,
+        tables: Sequence[BaseEmbeddingConfig],
+        constraints: Mapping[str, ParameterConstraints],
+    ) -> list[Placement]:
+        return solve(model, tables, constraints, self.local_search_passes, self.route)
 
 
 def tables_of(module: Any) -> dict[str, list[BaseEmbeddingConfig]]:

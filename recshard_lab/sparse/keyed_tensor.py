@@ -281,9 +281,14 @@ def _flatten(kt: KeyedTensor) -> tuple[list[Tensor], tuple[Any, ...]]:
     return [kt._values], (tuple(kt._keys), tuple(kt._length_per_key), kt._key_dim)
 
 
-def _unflatten(leaves: Sequence[Any], context: tuple[Any, ...]) -> KeyedTensor:
-    keys, lengths, key_dim = context
-    return KeyedTensor._unchecked(list(keys), list(lengths), next(iter(leaves)), key_dim)
+def register_like_keyed_tensor(cls: type[KeyedTensor]) -> None:
+    """Makes a subclass without state of its own a tree node."""
+
+    def unflatten(leaves: Sequence[Any], context: tuple[Any, ...]) -> KeyedTensor:
+        keys, lengths, key_dim = context
+        return cls._unchecked(list(keys), list(lengths), next(iter(leaves)), key_dim)
+
+    register(cls, _flatten, unflatten, lambda context: ("_values",))
 
 
-register(KeyedTensor, _flatten, _unflatten, lambda context: ("_values",))
+register_like_keyed_tensor(KeyedTensor)

@@ -1,0 +1,166 @@
+"""Collections sharded without the wrapper: filled, waited for, stepped by their own fused optimizer."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+import recshard_lab
+from recshard_lab import (
+    DistributedModelParallel,
+    EmbeddingBagCollection,
+    EmbeddingBagCollectionSharder,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+    KeyedTensor,
+    ShardingEnv,
+)
+from recshard_lab.distributed import LazyAwaitable, LazyNoWait, ShardedCollection, shard, shard_modules
+from recshard_lab.optim import in_backward_optimizer_filter
+from recshard_lab.sharding import construct_module_sharding_plan, row_wise, table_wise
+
+SIZES = {"one": (12, 4), "two": (9, 8)}
+
+
+@pytest.fixture(scope="module")
+def pair() -> Any:
+    with recshard_lab.launch(2) as launched:
+        yield launched
+
+
+def tables(kind: type = EmbeddingBagConfig) -> list[Any]:
+    return [kind(name=n, num_embeddings=e, embedding_dim=d, feature_names=[n]) for n, (e, d) in SIZES.items()]
+
+
+def batch(rank: int = 0) -> KeyedJaggedTensor:
+    ids = torch.tensor([0, 3, 11, 8, 1, 1]) if rank == 0 else torch.tensor([5, 2, 0, 7, 4, 4])
+    return KeyedJaggedTensor(["one", "two"], ids, lengths=torch.tensor([2, 1, 1, 2]))
+
+
+def collection(seed: int = 0) -> EmbeddingBagCollection:
+    torch.manual_seed(seed)
+    return EmbeddingBagCollection(tables())
+
+
+def a_sharded_twin(rank: int) -> dict[str, Any]:
+    ours = collection(seed=0)
+    given = collection(seed=rank)  # rank 0's weights are everybody's
+    env = ShardingEnv.default()
+    plan = construct_module_sharding_plan(given, {"one": row_wise(), "two": table_wise(rank=1)}, world_size=2)
+    twin = EmbeddingBagCollectionSharder(fused_params={"learning_rate": 0.5}).shard(given, plan, env)
+    out = twin(batch(rank))
+    found = {"forward": torch.equal(out.wait().values(), ours(batch(rank)).values()), "type": type(out.wait()).__name__}
+    rates = [group["lr"] for group in twin.fused_optimizer.param_groups]
+    for group in twin.fused_optimizer.param_groups:
+        group["lr"] = 0.25
+    twin(batch(rank)).values().sum().backward()
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.25)
+    ((ours(batch(0)).values().sum() + ours(batch(1)).values().sum()) / 2).backward()  # the ranks' mean
+    optimizer.step()
+    after = twin(batch(rank)).values().detach()
+    return found | {"rates": rates, "error": float((after - ours(batch(rank)).values()).abs().max())}
+
+
+def test_a_collection_sharded_by_itself_has_rank_zeros_weights_and_steps_in_backward(pair: Any) -> None:
+    results = pair.run(lambda: a_sharded_twin(torch.distributed.get_rank()))
+    for result in results:
+        assert result["forward"]
+        assert result["type"] == "KeyedTensor"
+        assert result["rates"] == [0.5]
+        assert result["error"] < 1e-6
+
+
+def test_what_a_sharded_collection_returns_is_what_it_stands_for() -> None:
+    out = shard(collection(), row_wise())(batch())
+    assert isinstance(out, KeyedTensor)
+    assert isinstance(out, LazyAwaitable)
+    doubled = tree_map(lambda tensor: 2 * tensor, out)
+    assert torch.equal(doubled.wait().values(), 2 * out.values())
+
+
+def test_a_sequence_collection_can_be_waited_for_too() -> None:
+    torch.manual_seed(0)
+    unsharded = EmbeddingCollection(tables(EmbeddingConfig))
+    out = shard(unsharded, {"one": table_wise(rank=0), "two": row_wise()})(batch())
+    plain = out.wait()
+    assert type(plain) is dict
+    assert torch.equal(plain["two"].values(), unsharded(batch())["two"].values())
+    assert torch.equal(tree_map(torch.neg, out)["one"].values(), -plain["one"].values())
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")  # torch's own, as it is imported
+def test_an_optimizer_that_torch_put_into_backward_is_taken_over() -> None:
+    from torch.distributed.optim import _apply_optimizer_in_backward
+
+    ebc = copy.deepcopy(collection())
+    for parameter in ebc.parameters():
+        _apply_optimizer_in_backward(torch.optim.SGD, [parameter], {"lr": 0.75})
+    twin = shard(ebc, row_wise())
+    assert [group["lr"] for group in twin.fused_optimizer.param_groups] == [0.75]
+    before = twin(batch()).values().clone()
+    twin(batch()).values().sum().backward()
+    assert not torch.equal(twin(batch()).values(), before)
+
+
+def test_fused_tables_are_no_business_of_other_optimizers() -> None:
+    model = nn.ModuleDict({"ebc": collection(), "linear": nn.Linear(12, 1)})
+    dmp = DistributedModelParallel(model)
+    names = {name for name, _ in dmp.named_parameters()}
+    rest = {name for name, _ in in_backward_optimizer_filter(dmp.named_parameters())}
+    assert rest == {"linear.weight", "linear.bias"}
+    assert names - rest == {"ebc.embedding_bags.one.weight", "ebc.embedding_bags.two.weight"}
+
+
+def test_every_collection_of_a_model_is_sharded_in_place() -> None:
+    model = nn.ModuleDict({"ebc": collection(), "linear": nn.Linear(12, 1)})
+    assert shard_modules(model) is model
+    assert isinstance(model["ebc"], ShardedCollection)
+    assert isinstance(shard_modules(collection()), ShardedCollection)
+
+
+def test_the_dense_part_on_meta_is_drawn_where_it_will_live() -> None:
+    ebc = EmbeddingBagCollection(tables(), device="meta")
+    dmp = DistributedModelParallel(nn.ModuleDict({"ebc": ebc, "linear": nn.Linear(4, 1, device="meta")}))
+    assert not any(parameter.is_meta for parameter in dmp.parameters())
+    stubborn = nn.ModuleDict(
+        {"ebc": collection(), "own": nn.ParameterList([nn.Parameter(torch.ones(2, device="meta"))])}
+    )
+    with pytest.raises(ValueError, match=r"'own' \(ParameterList\) is on the meta device"):
+        DistributedModelParallel(stubborn)
+
+
+def dense_later(rank: int) -> tuple[str, str, bool]:
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Linear(3, 1))
+    dmp = DistributedModelParallel(model, init_data_parallel=False)
+    before = type(dmp.module).__name__
+    dmp.init_data_parallel()
+    wrapped = dmp.module
+    dmp.init_data_parallel()
+    return before, type(wrapped).__name__, dmp.module is wrapped
+
+
+def test_the_dense_part_can_be_replicated_later(pair: Any) -> None:
+    results = pair.run(lambda: dense_later(torch.distributed.get_rank()))
+    assert results == [("Sequential", "DistributedDataParallel", True)] * 2
+
+
+def test_a_module_that_nothing_shards_is_refused() -> None:
+    with pytest.raises(ValueError, match="no sharder is for Linear"):
+        shard(nn.Linear(1, 1), row_wise())
+
+
+def test_a_lazy_result_is_waited_for_when_it_is_used() -> None:
+    lazy = LazyNoWait(torch.arange(3.0))
+    assert (1 + lazy).tolist() == [1, 2, 3]
+    assert torch.cat([lazy, lazy]).shape == (6,)
+    assert lazy[1] == 1
+    assert len(lazy) == 3
+    chained = LazyNoWait(2)
+    chained.callbacks.append(lambda value: value + 1)
+    assert chained.wait() == chained.wait() == 3

@@ -1,0 +1,54 @@
+"""The planner keeps to what a sharder allows."""
+
+import pytest
+
+from recshard_lab import (
+    EmbeddingBagCollection,
+    EmbeddingBagCollectionSharder,
+    EmbeddingBagConfig,
+    EmbeddingShardingPlanner,
+    ParameterConstraints,
+    PlanError,
+    ShardingType,
+    Topology,
+)
+
+TABLES = [
+    EmbeddingBagConfig(name=name, num_embeddings=64, embedding_dim=8, feature_names=[name]) for name in ("one", "two")
+]
+
+
+class RowsOnly(EmbeddingBagCollectionSharder):
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return [ShardingType.ROW_WISE.value]
+
+
+class DenseOnly(EmbeddingBagCollectionSharder):
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        return ["dense"]
+
+
+def planner(**constraints: ParameterConstraints) -> EmbeddingShardingPlanner:
+    return EmbeddingShardingPlanner(Topology(2), constraints=constraints)
+
+
+def test_a_sharder_narrows_the_schemes_of_its_tables() -> None:
+    plan = planner().plan(EmbeddingBagCollection(TABLES, device="meta"), [RowsOnly()])
+    assert {sharding.sharding_type for sharding in plan.tables().values()} == {"row_wise"}
+
+
+def test_a_sharder_narrows_the_kernels_of_its_tables() -> None:
+    plan = planner().plan(EmbeddingBagCollection(TABLES, device="meta"), [DenseOnly()])
+    assert {sharding.compute_kernel for sharding in plan.tables().values()} == {"dense"}
+
+
+def test_constraint_and_sharder_must_have_something_in_common() -> None:
+    with pytest.raises(PlanError, match=r"'two' is constrained .*'column_wise'.* RowsOnly allows \['row_wise'\]"):
+        planner(two=ParameterConstraints(sharding_types=["column_wise"])).plan(
+            EmbeddingBagCollection(TABLES, device="meta"), [RowsOnly()]
+        )
+
+
+def test_a_sharder_that_overrides_nothing_changes_no_plan() -> None:
+    module = EmbeddingBagCollection(TABLES, device="meta")
+    assert planner().plan(module, [EmbeddingBagCollectionSharder()]) == planner().plan(module)

@@ -73,6 +73,9 @@ class FusedEmbeddingBagCollection(nn.Module):
         self._keys = [name for names in embedding_names_by_table(tables) for name in names]
         self._lanes = [(table, feature) for table in tables for feature in table.feature_names]
         self._dims = [table.embedding_dim for table, _ in self._lanes]
+        self._features = [feature for _, feature in self._lanes]
+        self._sums = all(table.pooling is PoolingType.SUM for table in tables)
+        self._fewest_rows = min(table.num_embeddings for table in tables)
         self._kernel = self._make_kernel(
             _spec_of(optimizer_type, optimizer_kwargs), torch.device(device or "cpu"), backend
         )
@@ -124,6 +127,10 @@ class FusedEmbeddingBagCollection(nn.Module):
         Raises:
             ValueError: a feature, the weights or inverse indices are missing, or an id is no row of its table.
         """
+        whole = self._whole(features)
+        if whole is not None:
+            pooled = _Lookup.apply(self._anchor, None, *whole, self._kernel)
+            return KeyedTensor(self._keys, self._dims, pooled)
         given = [feature_of(features, feature, table.name) for table, feature in self._lanes]
         bags = [
             self._policy.fit(bag, feature, table.name, table.num_embeddings)[0]
@@ -143,9 +150,26 @@ class FusedEmbeddingBagCollection(nn.Module):
             pooled = torch.cat([to_samples(part, features, feature) for (_, feature), part in parts], dim=1)
         return KeyedTensor(self._keys, self._dims, pooled)
 
+    def _whole(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor] | None:
+        """A batch's own ids and offsets where they are the lanes' already: nothing to cut, to join or to look at one
+        by one. Most batches are so: keys in the tables' order, sums of plain bags, all ids in the smallest table."""
+        if self._is_weighted or not self._sums or torch.compiler.is_compiling():
+            return None
+        if features.keys() != self._features or features.variable_stride_per_key():
+            return None
+        ids = features.values()
+        if features.inverse_indices_or_none() is not None or ids.dim() != 1 or ids.is_meta or ids.numel() == 0:
+            return None
+        if ids.dtype not in (torch.int32, torch.int64):
+            return None
+        low, high = torch.stack(ids.aminmax()).tolist()
+        if low < 0 or high >= self._fewest_rows:
+            return None
+        return ids, features.offsets()
+
     def _mean(self, pooled: Tensor, lengths: list[Tensor]) -> Tensor:
         """Divides the columns of MEAN tables by the number of ids."""
-        if all(table.pooling is PoolingType.SUM for table in self._tables):
+        if self._sums:
             return pooled
         divisors = [
             length.clamp(min=1) if table.pooling is PoolingType.MEAN else torch.ones_like(length)

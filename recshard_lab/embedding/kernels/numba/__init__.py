@@ -1,0 +1,328 @@
+"""The numba kernel: loops over rows, compiled for this machine's processor, on all of torch's threads.
+
+SGD needs no row's gradient summed before it is applied, and takes each bag's gradient off id by id (`loops.py`).
+The Adagrads, decay and half-precision rows need each row once: the ids are sorted (`coalesce.py`).
+
+The loops release the GIL: torch's number of threads share the bags of a lookup, and the slots of a step. Who does
+which part changes no number.
+
+numba is imported, and the loops compiled or found in numba's cache, when the first kernel is made.
+
+Shape letters: L lanes, B batch, N ids, d columns of a slot, U touched rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recshard_lab.embedding.configs import DataType
+from recshard_lab.embedding.kernels import TORCH_DTYPES, LookupKernel, RowNorms, Slot, register_kernel
+from recshard_lab.embedding.kernels.fresh_memory import empty, zeros
+from recshard_lab.embedding.kernels.numba.compiled import halves_are_fast, loop, why_absent
+from recshard_lab.embedding.optimizers import EmbOptimType, OptimizerSpec, WeightDecayMode
+from recshard_lab.embedding.threads import cut_evenly, run_all, share_out, threads_for
+
+Array = NDArray[Any]
+
+_RULES = {EmbOptimType.EXACT_SGD: 0, EmbOptimType.EXACT_ADAGRAD: 1, EmbOptimType.EXACT_ROWWISE_ADAGRAD: 2}
+_ALL, _ONLY_SQUARES, _GIVEN_SQUARES = range(3)
+_MOST_ROWS = 2**32  # sorted as 32-bit numbers
+_BASE, _DIM, _HALF, _COLUMN, _STATE, _FULL_DIM, _ROWS = range(7)  # as `loops.py` numbers them
+_NONE_INT, _NONE_FLOAT = np.empty(0, np.int64), np.empty(0, np.float32)
+
+
+@dataclass
+class _Saved:
+    """A batch, in the form that the loops take it."""
+
+    ids: Tensor
+    offsets: Tensor  # int64; pooled [L * B + 1], else [L + 1]
+    weights: Tensor | None  # float
+    weights_dtype: torch.dtype
+    batch: int  # 1 when not pooled
+    starts: list[int]  # [L + 1] where each lane's ids begin
+
+
+@register_kernel
+class NumbaKernel(LookupKernel):
+    """`LookupKernel` in loops that numba compiles."""
+
+    name = "numba"
+
+    @classmethod
+    def preference(cls, optimizer: OptimizerSpec | None, device: torch.device | str) -> int:
+        """First on CPU. Backward and step of 4 tables x 100k x 64, batch 2048, pooling 10, one thread, ms, uniform /
+        Zipf 1.2 ids, here, fbgemm, native (``recshard bench lookup``): SGD 0.9 / 0.6, 6.8 / 3.0, 8.4 / 3.0; row-wise
+        Adagrad 2.3 / 1.8, 3.8 / 1.8, 10 / 4.0; Adagrad 3.4 / 1.4, 31 / 8.6, 16 / 4.9. Forward 1.2 / 1.0, 1.5 / 1.3,
+        1.8 / 1.4."""
+        return 20 if torch.device(device).type == "cpu" else -20
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        return why_absent()
+
+    @classmethod
+    def refuses(
+        cls,
+        slots: Sequence[Slot],
+        optimizer: OptimizerSpec | None,
+        *,
+        pooled: bool,
+        weighted: bool,
+        exchanges_row_norms: bool,
+        device: torch.device | str,
+    ) -> str | None:
+        if optimizer is None:
+            return "it always steps an optimizer in backward, gradients cannot be kept"
+        if optimizer.optimizer not in _RULES:
+            return f"optimizer {optimizer.optimizer} is not among its loops"
+        missing = [name for name in optimizer.extras if name != "weight_decay"]
+        if missing:
+            return f"it has no {', '.join(missing)}"
+        if optimizer.weight_decay and optimizer.weight_decay_mode is not WeightDecayMode.L2:
+            return f"it has no weight_decay_mode {optimizer.weight_decay_mode}"
+        if weighted and not pooled:
+            return "per-sample weights have no meaning for sequence embeddings"
+        if torch.device(device).type != "cpu":
+            return f"it runs on cpu, not on {torch.device(device).type}"
+        return next((reason for slot in slots if (reason := _refuses_slot(slot))), None)
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        lane_slots: Sequence[int],
+        optimizer: OptimizerSpec | None,
+        *,
+        pooled: bool,
+        device: torch.device | str,
+    ) -> None:
+        super().__init__(slots, lane_slots, optimizer, pooled=pooled, device=device)
+        reason = self.unavailable() or self.refuses(
+            slots, optimizer, pooled=pooled, weighted=False, exchanges_row_norms=False, device=device
+        )
+        if reason is not None or optimizer is None:
+            raise ValueError(f"kernel 'numba' refuses: {reason}; use kernel 'native'")
+        self._spec = optimizer
+        self._weights = [
+            zeros((slot.num_rows, slot.num_cols), TORCH_DTYPES[slot.data_type], self.device) for slot in self.slots
+        ]
+        self._states = [
+            {
+                name: zeros(shape, torch.float32, self.device)
+                for name, shape in optimizer.state_shapes(slot.num_rows, slot.num_cols).items()
+            }
+            for slot in self.slots
+        ]
+        self._by_slot = [[lane for lane, own in enumerate(self.lane_slots) if own == s] for s in range(len(slots))]
+        self._slot_lanes = np.array([lane for own in self._by_slot for lane in own], np.int64)
+        self._slot_starts = np.array([0, *accumulate(len(own) for own in self._by_slot)], np.int64)
+        self._dims = [self.slots[slot].num_cols for slot in self.lane_slots]
+        self._columns = list(accumulate(self._dims, initial=0))
+        self._addresses: list[int] = []
+        self._lanes = np.empty((len(self._dims), 7), np.int64)
+        direct = optimizer.optimizer is EmbOptimType.EXACT_SGD and not optimizer.weight_decay
+        self._each_id = direct and all(weight.dtype is torch.float32 for weight in self._weights)
+        for name in ("pool" if pooled else "gather", "step_each_id" if self._each_id else "step_rows"):
+            loop(name)  # not in the first step
+
+    def weights(self) -> list[Tensor]:
+        return self._weights
+
+    def optimizer_states(self) -> list[dict[str, Tensor]]:
+        return self._states
+
+    def set_learning_rate(self, lr: float) -> None:
+        self._spec = self.optimizer = replace(self._spec, learning_rate=lr)
+
+    def _table(self, saved: _Saved) -> Array:
+        """What the loops know of the lanes. Tensors that were copied or moved to shared memory are found again."""
+        held = [*self._weights, *(state for own in self._states for state in own.values())]
+        addresses = [tensor.data_ptr() for tensor in held]
+        table = self._lanes
+        if addresses != self._addresses:
+            states = addresses[len(self.slots) :] or [0] * len(self.slots)
+            for lane, index in enumerate(self.lane_slots):
+                slot, half = self.slots[index], self._weights[index].dtype is torch.float16
+                table[lane, _BASE], table[lane, _STATE] = addresses[index], states[index]
+                table[lane, _DIM], table[lane, _HALF] = slot.num_cols, half
+                table[lane, _FULL_DIM], table[lane, _ROWS] = slot.full_dim, slot.num_rows
+            table[:, _COLUMN] = self._columns[:-1]
+            self._addresses = addresses
+        if not self.pooled:
+            table = table.copy()
+            table[:, _COLUMN] = self._flat_starts(saved)[:-1]
+        return table
+
+    def _flat_starts(self, saved: _Saved) -> list[int]:
+        """``[L + 1]``: where each lane's rows begin in the flat output."""
+        counts = np.diff(saved.starts)
+        return [0, *accumulate(int(count) * dim for count, dim in zip(counts, self._dims, strict=True))]
+
+    # ---- forward ----
+
+    @torch.no_grad()
+    def remember(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> _Saved:
+        if weights is not None and not self.pooled:
+            raise ValueError("per-sample weights have no meaning for sequence embeddings: leave them out")
+        batch = (offsets.numel() - 1) // len(self._dims) if self.pooled else 1
+        offsets = offsets.long().contiguous()
+        starts = offsets[::batch].tolist() if batch else [0] * (len(self._dims) + 1)
+        dtype = torch.float32 if weights is None else weights.dtype
+        kept = None if weights is None else weights.detach().float().contiguous()
+        return _Saved(ids.contiguous(), offsets, kept, dtype, batch, starts)
+
+    @torch.no_grad()
+    def forward(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> tuple[Tensor, Any]:
+        saved = self.remember(ids, offsets, weights)
+        table = self._table(saved)
+        where = (saved.ids.data_ptr(), int(saved.ids.dtype is torch.int64), saved.offsets.numpy())
+        if not self.pooled:
+            out = empty((self._flat_starts(saved)[-1],))
+            total = saved.ids.numel()
+            cuts = cut_evenly([total], threads_for(out.numel()))
+            run_all([_bind("gather", table, *where, out.data_ptr(), *cut) for cut in cuts])
+            return out, saved
+        out = empty((saved.batch, self._columns[-1]))
+        weight_address = 0 if saved.weights is None else saved.weights.data_ptr()
+        rest = (weight_address, out.data_ptr(), self._columns[-1], saved.batch)
+        run_all([_bind("pool", table, *where, *rest, *cut) for cut in self._cuts(saved)])
+        return out, saved
+
+    def _cuts(self, saved: _Saved) -> list[tuple[int, int]]:
+        """Ranges of bags, lane-major, of like work."""
+        loads = self._lane_loads(saved)
+        cuts = cut_evenly(loads, threads_for(sum(loads)), saved.batch)
+        return [cut for cut in cuts if cut[0] < cut[1]]
+
+    def _lane_loads(self, saved: _Saved) -> list[int]:
+        """Numbers that each lane reads and writes."""
+        ends = saved.starts[1:]
+        return [(end - start + saved.batch) * d for start, end, d in zip(saved.starts, ends, self._dims, strict=False)]
+
+    # ---- backward ----
+
+    @torch.no_grad()
+    def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
+        if self._spec.row_wise and row_norms is None:
+            self._check_whole_rows()
+        grad = grad.float()
+        if not self.pooled:
+            grad = grad.reshape(1, -1)
+        if grad.stride(1) != 1:
+            grad = grad.contiguous()
+        table = self._table(saved)
+        weight_grads = None if saved.weights is None else self._weight_grads(table, saved, grad)
+        if row_norms is not None and self._spec.row_wise:
+            self._step_with_norms(table, saved, grad, row_norms)
+        else:
+            self._step(table, saved, grad)
+        return weight_grads
+
+    def _check_whole_rows(self) -> None:
+        for slot in self.slots:
+            if slot.num_cols != slot.full_dim:
+                raise ValueError(
+                    f"table {slot.table!r}: {slot.num_cols} of its {slot.full_dim} columns are here: a "
+                    f"row-wise optimizer needs row_norms: pass what adds the squares of the other columns"
+                )
+
+    def _weight_grads(self, table: Array, saved: _Saved, grad: Tensor) -> Tensor:
+        out = torch.empty(saved.ids.numel())
+        batch = (*self._batch(saved), grad.data_ptr(), grad.stride(0), saved.batch, out.data_ptr())
+        run_all([_bind("weight_grads", table, *batch, *cut) for cut in self._cuts(saved)])
+        return out.to(saved.weights_dtype)
+
+    def _batch(self, saved: _Saved) -> tuple[int, int, Array]:
+        return saved.ids.data_ptr(), int(saved.ids.dtype is torch.int64), saved.offsets.numpy()
+
+    def _step(self, table: Array, saved: _Saved, grad: Tensor) -> None:
+        """Slots are shared out to threads by load; where that would be uneven, each thread takes a part of every one:
+        some of its columns where steps know nothing of other columns, else every n-th row."""
+        loads = self._slot_loads(saved)
+        threads = threads_for(sum(loads))
+        shares, even = share_out(loads, threads)
+        parts = 1 if even else threads
+        if parts > 1:
+            shares = [list(range(len(self.slots)))] * threads
+        tasks = []
+        for number, slots in enumerate(shares):
+            part = number if parts > 1 else 0
+            if self._each_id:
+                lanes = np.array([lane for slot in slots for lane in self._by_slot[slot]], np.int64)
+                common = (*self._common(saved, grad), np.float32(self._spec.learning_rate), part, parts)
+                tasks.append(_bind("step_each_id", table, lanes, *common))
+            else:
+                tasks.append(self._rows_task(table, slots, saved, grad, part, parts))
+        run_all(tasks)
+
+    def _step_with_norms(self, table: Array, saved: _Saved, grad: Tensor, row_norms: RowNorms) -> None:
+        """Squares first, of all slots; the caller adds those of the other columns; then the steps."""
+        ids = [sum(saved.starts[lane + 1] - saved.starts[lane] for lane in own) for own in self._by_slot]
+        firsts = np.array([0, *accumulate(ids)], np.int64)
+        rows, squares = np.empty(firsts[-1], np.int64), np.empty(firsts[-1], np.float32)
+        counts = np.zeros(len(ids), np.int64)
+        found = (firsts, rows, squares, counts)
+        loads = self._slot_loads(saved)
+        shares, _ = share_out(loads, threads_for(sum(loads)))
+        run_all([self._rows_task(table, own, saved, grad, 0, 1, _ONLY_SQUARES, found) for own in shares])
+        spans = [slice(first, first + count) for first, count in zip(firsts, counts, strict=False)]
+        totals = row_norms(
+            [torch.from_numpy(rows[span]) for span in spans], [torch.from_numpy(squares[span]) for span in spans]
+        )
+        for span, total in zip(spans, totals, strict=True):
+            squares[span] = total.float().numpy()
+        run_all([self._rows_task(table, own, saved, grad, 0, 1, _GIVEN_SQUARES, found) for own in shares])
+
+    def _rows_task(
+        self,
+        table: Array,
+        slots: Sequence[int],
+        saved: _Saved,
+        grad: Tensor,
+        part: int,
+        parts: int,
+        stage: int = _ALL,
+        found: tuple[Array, Array, Array, Array] | None = None,
+    ) -> Any:
+        count = len(self.slots)
+        found = found or (np.zeros(count, np.int64), _NONE_INT, _NONE_FLOAT, np.zeros(count, np.int64))
+        spec = self._spec
+        numbers = [np.float32(number) for number in (spec.learning_rate, spec.eps, spec.weight_decay)]
+        wiring = (np.array(slots, np.int64), self._slot_starts, self._slot_lanes)
+        rule = _RULES[spec.optimizer]
+        return _bind(
+            "step_rows", table, *wiring, *self._common(saved, grad), rule, *numbers, part, parts, stage, *found
+        )
+
+    def _common(self, saved: _Saved, grad: Tensor) -> tuple[Any, ...]:
+        weights = 0 if saved.weights is None else saved.weights.data_ptr()
+        flat = 0 if self.pooled else 1
+        return (*self._batch(saved), weights, grad.data_ptr(), grad.stride(0), saved.batch, flat)
+
+    def _slot_loads(self, saved: _Saved) -> list[int]:
+        loads = self._lane_loads(saved)
+        return [sum(loads[lane] for lane in own) for own in self._by_slot]
+
+
+def _bind(name: str, *arguments: Any) -> Any:
+    run = loop(name)
+    return lambda: run(*arguments)
+
+
+def _refuses_slot(slot: Slot) -> str | None:
+    table = f"table {slot.table!r}"
+    if slot.data_type not in (DataType.FP32, DataType.FP16):
+        return f"{table} is {slot.data_type.value}; it trains FP32 and FP16"
+    if slot.data_type is DataType.FP16 and not halves_are_fast():
+        return f"{table} is FP16, which this processor has no instructions for"
+    if slot.num_rows > _MOST_ROWS:
+        return f"{table} has {slot.num_rows} rows here; it sorts at most {_MOST_ROWS}"
+    return None

@@ -1,0 +1,247 @@
+"""Steps that need the whole gradient of a row: each touched row once, duplicates summed before it is stepped.
+
+The ids of a slot are sorted; each run of equal ids is a row, and the bags it occurred in are the sources of its
+gradient. The gradients of a slot's bags are laid side by side first, so that they stay in the cache together.
+Rows come in ascending order, each sum in the order of the ids: the same numbers whoever does which part.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from recshard_lab.embedding.kernels.numba.loops import AHEAD, BASE, COLUMN, DIM, FULL_DIM, HALF, ROWS, STATE, jit
+from recshard_lab.embedding.kernels.numba.rows import (
+    add_row,
+    dot_row,
+    fetch,
+    float_at,
+    id_at,
+    put_float,
+    set_row,
+    step_adagrad,
+    step_row,
+)
+
+SGD, ADAGRAD, ROWWISE_ADAGRAD = range(3)
+ALL, ONLY_SQUARES, GIVEN_SQUARES = range(3)
+
+
+@jit
+def _sort(keys: Any, values: Any, spare_keys: Any, spare_values: Any, n: int, rows: int) -> bool:
+    """Sorts by key, equals as they stood (radix sort, lowest digit first). True: the result is in the spares."""
+    bits = 1
+    while (1 << bits) < rows:
+        bits += 1
+    passes = (bits + 10) // 11 if n > 1024 else (bits + 6) // 7
+    digit = (bits + passes - 1) // passes
+    mask = np.uint32((1 << digit) - 1)
+    counts = np.empty(1 << digit, np.uint32)
+    for number in range(passes):
+        shift = np.uint32(number * digit)
+        counts[:] = 0
+        for i in range(n):
+            counts[(keys[i] >> shift) & mask] += 1
+        total = np.uint32(0)
+        for place in range(1 << digit):
+            count = counts[place]
+            counts[place] = total
+            total += count
+        for i in range(n):
+            key = keys[i]
+            place = (key >> shift) & mask
+            to = counts[place]
+            counts[place] = to + np.uint32(1)
+            spare_keys[to] = key
+            spare_values[to] = values[i]
+        keys, spare_keys = spare_keys, keys
+        values, spare_values = spare_values, values
+    return passes % 2 == 1
+
+
+@jit
+def _read(
+    own: Any,
+    ids: int,
+    wide: int,
+    offsets: Any,
+    weights: int,
+    batch: int,
+    flat: int,
+    part: int,
+    parts: int,
+    keys: Any,
+    values: Any,
+    bags: Any,
+    factors: Any,
+) -> int:
+    """The rows that the lanes ``own`` ask for, and where each one's gradient is: pooled, the bag; flat, the id's
+    number; weighted, the id's number, by which ``bags`` and ``factors`` are found. With ``parts``, only every
+    ``parts``-th row from ``part`` on. Returns how many."""
+    n, bag, number = 0, 0, 0
+    for lane in own:
+        for b in range(lane * batch, (lane + 1) * batch):
+            for i in range(offsets[b], offsets[b + 1]):
+                row = id_at(ids, wide, i)
+                if parts == 1 or row % parts == part:
+                    keys[n] = row
+                    values[n] = number if flat or weights else bag
+                    n += 1
+                if weights:
+                    bags[number] = bag
+                    factors[number] = float_at(weights, i)
+                number += 1
+            bag += 1
+    return n
+
+
+@jit
+def _runs(keys: Any, n: int, apart: bool, starts: Any, order: Any) -> tuple[int, int]:
+    """Where runs of equal keys begin, with the end, and in which order to step them: the runs of one key first, then
+    the others, where they are to be kept ``apart``. Returns the number of runs, and of those of one key.
+
+    Whether a key comes again is the toss of a coin, and a processor that bets on it loses 50 ns a time: nothing in
+    here is a branch, and the two kinds of run have loops of their own.
+    """
+    count = 0
+    starts[0] = 0
+    for i in range(1, n):
+        starts[count + 1] = i
+        count += int(keys[i] != keys[i - 1])
+    count += 1
+    starts[count] = n
+    singles, others = 0, count - 1
+    for run in range(count):
+        single = apart & (starts[run + 1] - starts[run] == 1)
+        order[singles] = run  # overwritten by the next one unless it is counted
+        singles += int(single)
+    for run in range(count - 1, -1, -1):
+        single = apart & (starts[run + 1] - starts[run] == 1)
+        if not single:
+            order[others] = run
+            others -= 1
+    return count, singles
+
+
+@jit
+def _gather_grads(
+    lanes: Any, own: Any, offsets: Any, grad: int, stride: int, batch: int, flat: int, columns: int, into: int
+) -> None:
+    """The gradients of the bags (flat: of the ids) of the lanes ``own``, one after the other."""
+    for lane in own:
+        source = grad + 4 * lanes[lane, COLUMN]
+        count, step = batch, stride
+        if flat:
+            count, step = offsets[lane + 1] - offsets[lane], columns
+        for number in range(count):
+            set_row(into, source + 4 * number * step, 0, np.float32(1), columns)
+            into += 4 * columns
+
+
+@jit
+def step_rows(
+    lanes: Any,
+    slots: Any,
+    slot_starts: Any,
+    slot_lanes: Any,
+    ids: int,
+    wide: int,
+    offsets: Any,
+    weights: int,
+    grad: int,
+    stride: int,
+    batch: int,
+    flat: int,
+    rule: int,
+    rate: float,
+    eps: float,
+    decay: float,
+    part: int,
+    parts: int,
+    stage: int,
+    firsts: Any,
+    rows: Any,
+    squares: Any,
+    counts: Any,
+) -> None:
+    """Steps the rows of ``slots`` that the batch touched; lanes ``slot_lanes[slot_starts[s] : slot_starts[s + 1]]``
+    read slot s.
+
+    Stage `ALL` does everything. Where a row's other columns are elsewhere, `ONLY_SQUARES` steps nothing and writes from
+    ``firsts[s]`` on the slot's touched ``rows`` and their ``squares``, their number to ``counts[s]``; `GIVEN_SQUARES`
+    steps with the squares found there.
+    """
+    largest, floats, widest = 1, 1, 1
+    for slot in slots:
+        own = slot_lanes[slot_starts[slot] : slot_starts[slot + 1]]
+        n = 0
+        for lane in own:
+            n += offsets[(lane + 1) * batch] - offsets[lane * batch]
+        if n:
+            widest = max(widest, lanes[own[0], DIM])
+            floats = max(floats, (n if flat else len(own) * batch) * lanes[own[0], DIM])
+        largest = max(largest, n)
+    spare_keys, spare_values = np.empty(largest, np.uint32), np.empty(largest, np.uint32)
+    first_keys, first_values = np.empty(largest, np.uint32), np.empty(largest, np.uint32)
+    starts, order = np.empty(largest + 1, np.uint32), np.empty(largest + 1, np.uint32)
+    bags = np.empty(largest if weights else 0, np.uint32)
+    factors = np.empty(largest if weights else 0, np.float32)
+    gathered, summed = np.empty(floats, np.float32), np.empty(widest, np.float32)
+    grads, total = gathered.ctypes.data, summed.ctypes.data
+    for slot in slots:
+        own = slot_lanes[slot_starts[slot] : slot_starts[slot + 1]]
+        counts[slot] = 0
+        n = 0
+        if len(own):
+            n = _read(
+                own, ids, wide, offsets, weights, batch, flat, part, parts, first_keys, first_values, bags, factors
+            )
+        if n == 0:
+            continue
+        lane = own[0]
+        base, columns, half = lanes[lane, BASE], lanes[lane, DIM], lanes[lane, HALF]
+        state, whole = lanes[lane, STATE], np.float32(lanes[lane, FULL_DIM])
+        size = columns * (2 if half else 4)
+        keys, values = first_keys, first_values
+        if _sort(first_keys, first_values, spare_keys, spare_values, n, lanes[lane, ROWS]):
+            keys, values = spare_keys, spare_values
+        _gather_grads(lanes, own, offsets, grad, stride, batch, flat, columns, grads)
+        count, singles = _runs(keys, n, weights == 0 and decay == 0, starts, order)
+        counts[slot] = count
+        for turn in range(count):
+            run = np.int64(order[turn])
+            if turn + AHEAD < count:
+                later = np.int64(keys[starts[order[turn + AHEAD]]])
+                fetch(base + later * size, size)
+                if rule == ADAGRAD:
+                    fetch(state + later * columns * 4, columns * 4)
+            begin = np.int64(starts[run])
+            row = np.int64(keys[begin])
+            place = base + row * size
+            if turn < singles:
+                source = grads + 4 * np.int64(values[begin]) * columns
+            else:
+                source = total
+                for i in range(begin, np.int64(starts[run + 1])):
+                    value, factor = np.int64(values[i]), np.float32(1)
+                    if weights:
+                        value, factor = np.int64(bags[values[i]]), factors[values[i]]
+                    if i == begin:
+                        set_row(total, grads + 4 * value * columns, 0, factor, columns)
+                    else:
+                        add_row(total, grads + 4 * value * columns, 0, factor, columns)
+                if decay != 0:
+                    add_row(total, place, half, decay, columns)
+            if rule == SGD:
+                step_row(place, half, -rate, source, columns)
+            elif rule == ADAGRAD:
+                step_adagrad(place, half, state + 4 * row * columns, source, rate, eps, columns)
+            else:
+                number = firsts[slot] + run
+                square = squares[number] if stage == GIVEN_SQUARES else dot_row(source, 0, source, columns)
+                if stage == ONLY_SQUARES:
+                    rows[number], squares[number] = row, square
+                else:
+                    sum_of_means = float_at(state, row) + square / whole
+                    put_float(state, row, sum_of_means)
+                    step_row(place, half, -rate / (np.sqrt(sum_of_means) + eps), source, columns)
+    gathered[0] = summed[0] = 0  # used up to here: an address alone does not keep memory

@@ -1,0 +1,212 @@
+"""The numba kernel: threads change no number, ids of any width, rows of any width, what it refuses."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from recshard_lab.embedding import DataType, EmbOptimType, OptimizerSpec, threads
+from recshard_lab.embedding.kernels import LookupKernel, Slot, available, kernel_named
+from recshard_lab.embedding.kernels.native import NativeKernel
+
+pytestmark = pytest.mark.skipif("numba" not in available(), reason="needs numba")
+
+SGD = OptimizerSpec(EmbOptimType.EXACT_SGD, 0.1)
+ADAGRAD = OptimizerSpec(EmbOptimType.EXACT_ADAGRAD, 0.1)
+ROWWISE = OptimizerSpec(EmbOptimType.EXACT_ROWWISE_ADAGRAD, 0.1)
+SPECS = [SGD, replace(SGD, weight_decay=0.1), ADAGRAD, ROWWISE, replace(ROWWISE, weight_decay=0.1)]
+
+
+@pytest.fixture
+def three_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """However small the work."""
+    monkeypatch.setattr(threads, "_SMALL", 0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def make(slots: list[tuple[int, int]], lanes: list[int], spec: OptimizerSpec, **settings: object) -> LookupKernel:
+    kind = kernel_named(str(settings.get("name", "numba")))
+    data_type = settings.get("data_type", DataType.FP32)
+    rectangles = [Slot(f"t{i}", rows, cols, data_type, cols) for i, (rows, cols) in enumerate(slots)]  # type: ignore[arg-type]
+    kernel = kind(rectangles, lanes, spec, pooled=bool(settings.get("pooled", True)), device="cpu")
+    for number, weight in enumerate(kernel.weights()):
+        weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(number)))
+    return kernel
+
+
+def draw(slots: list[tuple[int, int]], lanes: list[int], batch: int, pooled: bool = True) -> tuple[Tensor, Tensor]:
+    """Ids of which some come often, in bags of 0 to 5."""
+    lengths = torch.randint(0, 6, (len(lanes), batch))
+    rows = [(torch.rand(int(own.sum())) ** 3 * slots[lane][0]).long() for lane, own in zip(lanes, lengths, strict=True)]
+    flat = lengths.flatten() if pooled else lengths.sum(1)
+    return torch.cat(rows), torch.nn.functional.pad(flat.cumsum(0), (1, 0))
+
+
+def train(kernel: LookupKernel, batches: list[tuple[Tensor, Tensor]], weights: bool) -> list[Tensor]:
+    """Everything there is after some steps."""
+    told = []
+    for number, (ids, offsets) in enumerate(batches):
+        generator = torch.Generator().manual_seed(number)
+        own = torch.rand(ids.numel(), generator=generator) if weights else None
+        out, saved = kernel.forward(ids, offsets, own)
+        gradient = kernel.backward(saved, torch.randn(out.shape, generator=generator))
+        told += [out] if gradient is None else [out, gradient]
+    return [*told, *kernel.weights(), *(s for own in kernel.optimizer_states() for s in own.values())]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.optimizer}-{spec.weight_decay}")
+@pytest.mark.parametrize("mode", ["sum", "weighted", "sequence"])
+@pytest.mark.parametrize(
+    ("slots", "lanes"),
+    [([(50, 8), (40, 20), (30, 8), (20, 64)], [0, 1, 2, 3, 1]), ([(500, 24)], [0]), ([(9, 4), (800, 40)], [1, 0, 1])],
+    ids=["even", "one table", "uneven"],
+)
+def test_threads_change_no_number(
+    request: pytest.FixtureRequest, spec: OptimizerSpec, mode: str, slots: list, lanes: list
+) -> None:
+    torch.manual_seed(0)
+    pooled = mode != "sequence"
+    batches = [draw(slots, lanes, 40, pooled) for _ in range(3)]
+    alone = train(make(slots, lanes, spec, pooled=pooled), batches, mode == "weighted")
+    request.getfixturevalue("three_threads")
+    together = train(make(slots, lanes, spec, pooled=pooled), batches, mode == "weighted")
+    assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_column_halves_meet_on_threads_as_whole_rows_do() -> None:
+    """Squares of one slot are found by one thread, those of another by another."""
+    torch.manual_seed(0)
+    ids, offsets = draw([(60, 8)], [0], 30)
+    whole = make([(60, 8)], [0], ROWWISE)
+    slots = [Slot("t", 60, 4, DataType.FP32, 8)] * 2
+    halves = kernel_named("numba")(slots, [0, 1], ROWWISE, pooled=True, device="cpu")
+    for half, part in zip(halves.weights(), whole.weights()[0].split(4, 1), strict=True):
+        half.copy_(part)
+    grad = torch.randn(30, 8)
+    whole.backward(whole.forward(ids, offsets, None)[1], grad)
+    twice = torch.cat([offsets, offsets[1:] + ids.numel()])
+    _, saved = halves.forward(torch.cat([ids, ids]), twice, None)
+    halves.backward(saved, grad, lambda rows, squares: [squares[0] + squares[1]] * 2)
+    torch.testing.assert_close(torch.cat(halves.weights(), 1), whole.weights()[0])
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.optimizer}-{spec.weight_decay}")
+@pytest.mark.parametrize("width", [1, 3, 7, 16, 33, 100, 200, 383])
+def test_rows_of_any_width_are_looked_up_and_stepped_as_by_torch(spec: OptimizerSpec, width: int) -> None:
+    torch.manual_seed(width)
+    slots, lanes = [(3000, width), (17, 5)], [0, 1, 0]
+    batches = [draw(slots, lanes, 150) for _ in range(3)]
+    own = train(make(slots, lanes, spec), [(ids.int(), offsets) for ids, offsets in batches], True)
+    truth = train(make(slots, lanes, spec, name="native"), batches, True)
+    for one, other in zip(own, truth, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+def test_ids_of_both_widths_and_offsets_of_both_give_the_same_bits() -> None:
+    torch.manual_seed(0)
+    slots, lanes = [(50, 8), (40, 20)], [0, 1, 1]
+    batches = [draw(slots, lanes, 20) for _ in range(2)]
+    wide = train(make(slots, lanes, ROWWISE), batches, False)
+    narrow = train(make(slots, lanes, ROWWISE), [(ids.int(), offsets.int()) for ids, offsets in batches], False)
+    assert all(torch.equal(one, other) for one, other in zip(wide, narrow, strict=True))
+
+
+@pytest.mark.parametrize("spec", [SGD, ROWWISE], ids=str)
+def test_a_row_beyond_two_billion_numbers_is_found(spec: OptimizerSpec) -> None:
+    rows = 2**31 // 512 + 3  # 4.3 GB of weights, of which only the touched pages are ever had
+    kernel = kernel_named("numba")([Slot("t", rows, 512, DataType.FP16, 512)], [0], spec, pooled=True, device="cpu")
+    for _ in range(2):
+        out, saved = kernel.forward(torch.tensor([rows - 1, 0]), torch.tensor([0, 1, 2]), None)
+        kernel.backward(saved, torch.ones_like(out))
+    weight = kernel.weights()[0]
+    assert weight[rows - 1].ne(0).all()
+    assert torch.equal(weight[rows - 1], weight[0])
+    assert not weight[1].any()
+
+
+def test_gradients_of_any_layout_are_read_right() -> None:
+    slots, lanes = [(50, 8), (40, 20)], [0, 1]
+    ids, offsets = draw(slots, lanes, 20)
+    grad = torch.randn(20, 28)
+    stepped = []
+    for layout in (grad, grad.t().contiguous().t(), torch.cat([grad, grad], 1)[:, :28], grad.double()):
+        kernel = make(slots, lanes, ROWWISE)
+        kernel.backward(kernel.forward(ids, offsets, None)[1], layout)
+        stepped.append(kernel.weights()[1])
+    assert all(torch.equal(stepped[0], own) for own in stepped[1:])
+
+
+def test_copied_and_shared_weights_are_found_where_they_are_now() -> None:
+    slots, lanes = [(50, 8)], [0]
+    ids, offsets = draw(slots, lanes, 20)
+    kernel = make(slots, lanes, SGD)
+    twin = copy.deepcopy(kernel)
+    twin.weights()[0].share_memory_()
+    before = kernel.weights()[0].clone()
+    out, saved = twin.forward(ids, offsets, None)
+    twin.backward(saved, torch.ones_like(out))
+    assert torch.equal(kernel.weights()[0], before)
+    assert not torch.equal(twin.weights()[0], before)
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes", "reason"),
+    [
+        (None, {}, "gradients cannot be kept"),
+        (OptimizerSpec(EmbOptimType.ADAM), {}, "optimizer adam is not among its loops"),
+        (OptimizerSpec(gradient_clipping=True, max_norm=1.0), {}, "it has no gradient_clipping, max_norm"),
+        (OptimizerSpec(weight_decay=0.1, weight_decay_mode="DECOUPLE"), {}, "no weight_decay_mode"),  # type: ignore[arg-type]
+        (SGD, {"device": "cuda"}, "not on cuda"),
+        (SGD, {"slots": [Slot("t", 4, 4, DataType.BF16, 4)]}, "'t' is BF16; it trains FP32 and FP16"),
+        (SGD, {"slots": [Slot("t", 2**32 + 1, 4, DataType.FP32, 4)]}, "it sorts at most 4294967296"),
+    ],
+)
+def test_it_names_what_it_does_not_have(spec: OptimizerSpec | None, changes: dict, reason: str) -> None:
+    slots = [Slot("a", 4, 4, DataType.FP32, 4)]
+    arguments = {
+        "slots": slots,
+        "pooled": True,
+        "weighted": False,
+        "exchanges_row_norms": False,
+        "device": "cpu",
+        **changes,
+    }
+    refusal = kernel_named("numba").refuses(optimizer=spec, **arguments)
+    assert refusal is not None
+    assert reason in refusal
+
+
+def test_what_fails_on_a_thread_is_raised_where_it_was_asked_for() -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    done = []
+    with pytest.raises(ZeroDivisionError):
+        threads.run_all([lambda: done.append(0), fail, lambda: done.append(2)])
+    assert sorted(done) == [0, 2]
+
+
+@pytest.mark.parametrize("shares", [1, 2, 3, 7])
+def test_every_piece_of_work_is_shared_out_once(shares: int) -> None:
+    for loads in ([], [0], [5, 0, 1, 9, 3], [1] * 20):
+        cuts = threads.cut_evenly(loads, shares, 10)
+        assert cuts[0][0] == 0
+        assert cuts[-1][1] == 10 * len(loads)
+        assert all(first[1] == second[0] for first, second in pairwise(cuts))
+        assert all(start <= end for start, end in cuts)
+        given, _ = threads.share_out(loads, shares)
+        assert sorted(p for own in given for p in own) == [p for p, load in enumerate(loads) if load]
+
+
+def test_native_is_the_truth_it_is_compared_with() -> None:
+    assert isinstance(make([(4, 4)], [0], SGD, name="native"), NativeKernel)

@@ -159,6 +159,115 @@ def test_copied_and_shared_weights_are_found_where_they_are_now() -> None:
     assert not torch.equal(twin.weights()[0], before)
 
 
+BAD = {
+    "an id past the end": ([0, 5, 1], [0, 1, 2, 3, 3], "id 5 is no row of table 't0', which has rows 0 to 4 here"),
+    "a negative id": ([0, 1, -1], [0, 1, 2, 3, 3], "id -1 is no row of table 't1'"),
+    "an id for a table without rows": ([0, 1, 0], [0, 1, 2, 2, 2, 2, 3], "id 0 is no row of table 't2'"),
+    "the largest number": ([2**31 - 1, 1, 0], [0, 1, 2, 3, 3], "id 2147483647 is no row"),
+    "offsets past the ids": ([0, 1, 0], [0, 1, 2, 3, 9], r"offsets of lane 1 .* to 9; they must ascend.* the 3 ids"),
+    "offsets that go back": ([0, 1, 0], [0, 3, 2, 3, 3], "offsets of lane 0"),
+    "offsets that go back after rising past the ids": ([0, 1, 0], [0, 90, 2, 3, 3], "offsets of lane 0"),
+    "negative offsets": ([0, 1, 0], [-2, 1, 2, 3, 3], "run from -2"),
+    "a number of offsets that is no whole batch": ([0, 1, 0], [0, 1, 2, 3], r"there are 4 offsets; .* 2 \* B \+ 1"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("spec", [SGD, ROWWISE], ids=str)
+@pytest.mark.parametrize("what", BAD)
+def test_a_batch_that_would_leave_the_tables_is_refused(what: str, spec: OptimizerSpec, dtype: torch.dtype) -> None:
+    ids, offsets, message = BAD[what]
+    slots = [(5, 4), (3, 8), (0, 4)] if "without rows" in what else [(5, 4), (3, 8)]
+    kernel = make(slots, list(range(len(slots))), spec)
+    before = [weight.clone() for weight in kernel.weights()]
+    for call in (kernel.forward, kernel.remember):
+        with pytest.raises(ValueError, match=message):
+            call(torch.tensor(ids, dtype=dtype), torch.tensor(offsets, dtype=dtype), None)
+    assert all(torch.equal(one, other) for one, other in zip(before, kernel.weights(), strict=True))
+
+
+def test_ids_that_are_overwritten_between_the_passes_are_refused() -> None:
+    kernel = make([(5, 4)], [0], SGD)
+    ids = torch.tensor([0, 1])
+    out, saved = kernel.forward(ids, torch.tensor([0, 1, 2]), None)
+    ids[1] = 10**12
+    with pytest.raises(ValueError, match="id 1000000000000 is no row of table 't0'"):
+        kernel.backward(saved, torch.ones_like(out))
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_tensors_of_the_wrong_shape_or_kind_are_refused(pooled: bool) -> None:
+    kernel = make([(5, 4)], [0], SGD, pooled=pooled)
+    ids, offsets = torch.tensor([0, 1, 4]), torch.tensor([0, 3])
+    for bad in (ids.float(), ids.short(), ids[None]):
+        with pytest.raises(ValueError, match=r"ids are .* they must be int32 or int64"):
+            kernel.forward(bad, offsets, None)
+    with pytest.raises(ValueError, match=r"offsets are torch.float32"):
+        kernel.forward(ids, offsets.float(), None)
+    if pooled:
+        with pytest.raises(ValueError, match=r"per-sample weights are \[2\].* 3 ids"):
+            kernel.forward(ids, offsets, torch.ones(2))
+    out, saved = kernel.forward(ids, offsets, None)
+    for short in (out[..., :-1], out[None], out[:0]):
+        with pytest.raises(ValueError, match=r"gradient .* the lookup gave"):
+            kernel.backward(saved, short)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.optimizer}-{spec.weight_decay}")
+@pytest.mark.parametrize("data_type", [DataType.FP32, DataType.FP16])
+def test_memory_around_tables_and_batches_stays_as_it_is(spec: OptimizerSpec, data_type: DataType) -> None:
+    """Tables, ids and gradients are views into larger tensors, whose rest holds what would be noticed."""
+    torch.manual_seed(0)
+    slots, lanes = [(7, 12), (0, 4), (5, 3)], [0, 1, 2, 0]
+    lengths = torch.randint(0, 4, (4, 6)) * torch.tensor([1, 0, 1, 1])[:, None]
+    ids = torch.cat(
+        [torch.randint(0, max(1, slots[s][0]), (int(own.sum()),)) for s, own in zip(lanes, lengths, strict=True)]
+    )
+    offsets = torch.nn.functional.pad(lengths.flatten().cumsum(0), (1, 0))
+    spread = torch.full((2 * ids.numel() + 2,), 10**9)
+    spread[1:-1:2] = ids
+    kernel = make(slots, lanes, spec, data_type=data_type)
+    rooms = []
+    for number, weight in enumerate(kernel.weights()):
+        room = torch.full((weight.numel() + 64,), torch.nan, dtype=weight.dtype)
+        held = room[32 : 32 + weight.numel()].view(weight.shape)
+        held.copy_(weight)
+        kernel.weights()[number].set_(held)
+        rooms.append(room)
+    for _ in range(3):
+        out, saved = kernel.forward(spread[1:-1:2], offsets, torch.rand(ids.numel()))
+        assert not out.isnan().any()
+        wide = torch.full((6, 2 * out.shape[1]), torch.nan)
+        wide[:, ::2] = torch.randn_like(out)
+        kernel.backward(saved, wide[:, ::2])
+    for room, weight in zip(rooms, kernel.weights(), strict=True):
+        assert not weight.isnan().any()
+        assert room[:32].isnan().all()
+        assert room[32 + weight.numel() :].isnan().all()
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.optimizer}-{spec.weight_decay}")
+@pytest.mark.parametrize("pooled", [True, False])
+def test_an_empty_batch_changes_nothing(spec: OptimizerSpec, pooled: bool) -> None:
+    kernel = make([(5, 4), (0, 4)], [0, 1], spec, pooled=pooled)
+    before = [weight.clone() for weight in kernel.weights()]
+    out, saved = kernel.forward(torch.empty(0, dtype=torch.int64), torch.zeros(1 if pooled else 3).long(), None)
+    assert out.numel() == 0
+    kernel.backward(saved, torch.empty_like(out))
+    assert all(torch.equal(one, other) for one, other in zip(before, kernel.weights(), strict=True))
+
+
+def test_many_small_steps_of_a_frequent_row_are_not_rounded_away() -> None:
+    """Each alone is less than half of the last digit of the weight; together they are not."""
+    kernel = make([(5, 4)], [0], SGD)
+    weight = kernel.weights()[0]
+    weight.fill_(1.0)
+    count = 4000
+    _, saved = kernel.forward(torch.full((count,), 2), torch.arange(count + 1), None)
+    kernel.backward(saved, torch.full((count, 4), 1e-7))  # 1e-8 a step
+    torch.testing.assert_close(weight[2], torch.full((4,), 1 - 4e-5), atol=1e-7, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("spec", "changes", "reason"),
     [

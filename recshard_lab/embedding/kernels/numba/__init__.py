@@ -1,7 +1,11 @@
 """The numba kernel: loops over rows, compiled for this machine's processor, on all of torch's threads.
 
-SGD needs no row's gradient summed before it is applied, and takes each bag's gradient off id by id (`loops.py`).
-The Adagrads, decay and half-precision rows need each row once: the ids are sorted (`coalesce.py`).
+Ids are sorted in backward, so that each touched row is stepped once, with its summed gradient (`coalesce.py`). SGD
+taken off id by id would be a third faster on uniform ids, but a frequent row's small steps would each be rounded to
+the row's precision, and lost below it.
+
+Every loop works on plain addresses. What a batch says is therefore looked at first, in both passes, by one loop over
+its offsets and ids: nothing outside the tables, the batch and the output is read or written, whatever is given.
 
 The loops release the GIL: torch's number of threads share the bags of a lookup, and the slots of a step. Who does
 which part changes no number.
@@ -128,9 +132,8 @@ class NumbaKernel(LookupKernel):
         self._columns = list(accumulate(self._dims, initial=0))
         self._addresses: list[int] = []
         self._lanes = np.empty((len(self._dims), 7), np.int64)
-        direct = optimizer.optimizer is EmbOptimType.EXACT_SGD and not optimizer.weight_decay
-        self._each_id = direct and all(weight.dtype is torch.float32 for weight in self._weights)
-        for name in ("pool" if pooled else "gather", "step_each_id" if self._each_id else "step_rows"):
+        self._most = np.array([self.slots[slot].num_rows for slot in self.lane_slots], np.int64)
+        for name in ("first_bad_lane", "pool" if pooled else "gather", "step_rows"):
             loop(name)  # not in the first step
 
     def weights(self) -> list[Tensor]:
@@ -172,12 +175,35 @@ class NumbaKernel(LookupKernel):
     def remember(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> _Saved:
         if weights is not None and not self.pooled:
             raise ValueError("per-sample weights have no meaning for sequence embeddings: leave them out")
-        batch = (offsets.numel() - 1) // len(self._dims) if self.pooled else 1
+        lanes = len(self._dims)
+        batch = (offsets.numel() - 1) // lanes if self.pooled else 1
+        _check_shapes(ids, offsets, weights, f"{lanes} * B + 1" if self.pooled else lanes + 1, lanes * batch + 1)
         offsets = offsets.long().contiguous()
-        starts = offsets[::batch].tolist() if batch else [0] * (len(self._dims) + 1)
         dtype = torch.float32 if weights is None else weights.dtype
         kept = None if weights is None else weights.detach().float().contiguous()
-        return _Saved(ids.contiguous(), offsets, kept, dtype, batch, starts)
+        saved = _Saved(ids.contiguous(), offsets, kept, dtype, batch, [])
+        self._look_at(saved)
+        return saved
+
+    def _look_at(self, saved: _Saved) -> None:
+        """Raises ValueError unless offsets ascend within the ids and every id is a row of its slot."""
+        offsets, batch = saved.offsets, saved.batch
+        lane = loop("first_bad_lane")(self._most, *self._batch(saved), saved.ids.numel(), batch)
+        if lane >= 0:
+            raise ValueError(self._what_is_bad(saved, lane))
+        saved.starts = offsets[::batch].tolist() if batch else [0] * (len(self._dims) + 1)
+
+    def _what_is_bad(self, saved: _Saved, lane: int) -> str:
+        own = saved.offsets[lane * saved.batch : (lane + 1) * saved.batch + 1]
+        slot, total = self.slots[self.lane_slots[lane]], saved.ids.numel()
+        if own[0] < 0 or own[-1] > total or bool((own.diff() < 0).any()):
+            return (
+                f"offsets of lane {lane} (table {slot.table!r}) run from {int(own[0])} to {int(own[-1])}; they must "
+                f"ascend, between 0 and the {total} ids given"
+            )
+        ids = saved.ids[int(own[0]) : int(own[-1])]
+        bad = int(ids[(ids < 0) | (ids >= slot.num_rows)][0])
+        return f"id {bad} is no row of table {slot.table!r}, which has rows 0 to {slot.num_rows - 1} here"
 
     @torch.no_grad()
     def forward(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> tuple[Tensor, Any]:
@@ -213,6 +239,11 @@ class NumbaKernel(LookupKernel):
     def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
         if self._spec.row_wise and row_norms is None:
             self._check_whole_rows()
+        self._look_at(saved)  # the batch's memory may have been written to since
+        columns = self._columns[-1] if self.pooled else self._flat_starts(saved)[-1]
+        shape = (saved.batch, columns) if self.pooled else (columns,)
+        if grad.shape != shape or grad.device.type != "cpu":
+            raise ValueError(f"gradient {list(grad.shape)} on {grad.device}; the lookup gave {list(shape)} on cpu")
         grad = grad.float()
         if not self.pooled:
             grad = grad.reshape(1, -1)
@@ -244,8 +275,7 @@ class NumbaKernel(LookupKernel):
         return saved.ids.data_ptr(), int(saved.ids.dtype is torch.int64), saved.offsets.numpy()
 
     def _step(self, table: Array, saved: _Saved, grad: Tensor) -> None:
-        """Slots are shared out to threads by load; where that would be uneven, each thread takes a part of every one:
-        some of its columns where steps know nothing of other columns, else every n-th row."""
+        """Slots are shared out to threads by load; where that would be uneven, each thread takes every n-th row."""
         loads = self._slot_loads(saved)
         threads = threads_for(sum(loads))
         shares, even = share_out(loads, threads)
@@ -255,12 +285,7 @@ class NumbaKernel(LookupKernel):
         tasks = []
         for number, slots in enumerate(shares):
             part = number if parts > 1 else 0
-            if self._each_id:
-                lanes = np.array([lane for slot in slots for lane in self._by_slot[slot]], np.int64)
-                common = (*self._common(saved, grad), np.float32(self._spec.learning_rate), part, parts)
-                tasks.append(_bind("step_each_id", table, lanes, *common))
-            else:
-                tasks.append(self._rows_task(table, slots, saved, grad, part, parts))
+            tasks.append(self._rows_task(table, slots, saved, grad, part, parts))
         run_all(tasks)
 
     def _step_with_norms(self, table: Array, saved: _Saved, grad: Tensor, row_norms: RowNorms) -> None:
@@ -310,6 +335,21 @@ class NumbaKernel(LookupKernel):
     def _slot_loads(self, saved: _Saved) -> list[int]:
         loads = self._lane_loads(saved)
         return [sum(loads[lane] for lane in own) for own in self._by_slot]
+
+
+def _check_shapes(ids: Tensor, offsets: Tensor, weights: Tensor | None, wanted: object, size: int) -> None:
+    for name, tensor in (("ids", ids), ("offsets", offsets)):
+        if tensor.dim() != 1 or tensor.dtype not in (torch.int32, torch.int64) or tensor.device.type != "cpu":
+            raise ValueError(
+                f"{name} are {tensor.dtype} {list(tensor.shape)} on {tensor.device}; they must be int32 or int64, "
+                f"of one dimension, on cpu"
+            )
+    if offsets.numel() != size or size < 1:
+        raise ValueError(f"there are {offsets.numel()} offsets; there must be {wanted}")
+    if weights is not None and (weights.shape != ids.shape or weights.device.type != "cpu"):
+        raise ValueError(
+            f"per-sample weights are {list(weights.shape)} on {weights.device}; there are {ids.numel()} ids, on cpu"
+        )
 
 
 def _bind(name: str, *arguments: Any) -> Any:

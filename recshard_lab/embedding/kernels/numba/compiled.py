@@ -21,10 +21,10 @@ _I, _F, _INTS, _FLOATS, _LANES = "int64", "float32", "int64[::1]", "float32[::1]
 _BATCH = [_I, _I, _INTS]  # ids, wide, offsets
 _STEP = [*_BATCH, *[_I] * 5]  # and weights, grad, stride, batch, flat
 _LOOPS = {
+    "first_bad_lane": ("loops", [_INTS, *_BATCH, _I, _I]),
     "pool": ("loops", [_LANES, *_BATCH, *[_I] * 6]),
     "gather": ("loops", [_LANES, *_BATCH, *[_I] * 3]),
     "weight_grads": ("loops", [_LANES, *_BATCH, *[_I] * 6]),
-    "step_each_id": ("loops", [_LANES, _INTS, *_STEP, _F, _I, _I]),
     "step_rows": ("coalesce", [_LANES, *[_INTS] * 3, *_STEP, _I, _F, _F, _F, *[_I] * 3, _INTS, _INTS, _FLOATS, _INTS]),
 }
 """Each loop's file, and the types of its arguments: it is compiled for these and no others."""
@@ -57,7 +57,7 @@ def loop(name: str) -> Callable[..., None]:
     module = import_module(f"{__package__}.{file}")
     function: Any = getattr(module, name)
     with _alone(Path(function.stats.cache_path)):
-        function.compile(f"void({', '.join(arguments)})")
+        function.compile(f"{'int64' if name == 'first_bad_lane' else 'void'}({', '.join(arguments)})")
     return function
 
 

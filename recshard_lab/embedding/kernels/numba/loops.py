@@ -1,4 +1,4 @@
-"""The loops of the numba kernel: lookups, and SGD, which needs no row's gradient summed before it is applied.
+"""The loops of the numba kernel that read tables: what a batch may ask for, lookups, gradients of weights.
 
 Rows lie far apart in memory: every loop asks for the row that it will need `AHEAD` ids later.
 
@@ -20,7 +20,6 @@ from recshard_lab.embedding.kernels.numba.rows import (
     id_at,
     put_float,
     set_row,
-    step_row,
     zero_row,
 )
 
@@ -30,6 +29,23 @@ BASE, DIM, HALF, COLUMN, STATE, FULL_DIM, ROWS = range(7)
 
 AHEAD = 32  # 8: a third slower, 64: the same (26 tables x 100k x 64, batch 4096, pooling 10)
 jit = njit(nogil=True, cache=True, boundscheck=False, error_model="numpy")
+
+
+@jit
+def first_bad_lane(rows: Any, ids: int, wide: int, offsets: Any, total: int, batch: int) -> int:
+    """The first lane whose offsets do not ascend within ``total`` ids or with an id outside of its ``rows``; or -1."""
+    for lane in range(len(rows)):
+        before = np.int64(0)
+        for b in range(lane * batch, (lane + 1) * batch + 1):
+            if offsets[b] < before or offsets[b] > total:
+                return lane
+            before = offsets[b]
+        largest = np.uint64(0)  # a negative one is larger than any row
+        for i in range(offsets[lane * batch], offsets[(lane + 1) * batch]):
+            largest = max(largest, np.uint64(id_at(ids, wide, i)))
+        if offsets[lane * batch] < offsets[(lane + 1) * batch] and largest >= np.uint64(rows[lane]):
+            return lane
+    return -1
 
 
 # ---- forward ----
@@ -94,38 +110,3 @@ def weight_grads(
         source = grad + 4 * ((b - lane * batch) * stride + lanes[lane, COLUMN])
         for i in range(offsets[b], offsets[b + 1]):
             put_float(out, i, dot_row(base + id_at(ids, wide, i) * size, half, source, columns))
-
-
-@jit
-def step_each_id(
-    lanes: Any,
-    mine: Any,
-    ids: int,
-    wide: int,
-    offsets: Any,
-    weights: int,
-    grad: int,
-    stride: int,
-    batch: int,
-    flat: int,
-    rate: float,
-    part: int,
-    parts: int,
-) -> None:
-    """SGD on float rows without decay: each bag's gradient is taken off id by id, for the sum of an id's steps is the
-    step with the sum. Works on the ``part``-th of ``parts`` of the columns, of the lanes ``mine``."""
-    for lane in mine:
-        whole = lanes[lane, DIM]
-        left, right = whole * part // parts, whole * (part + 1) // parts
-        columns, size = right - left, 4 * (right - left)
-        base = lanes[lane, BASE] + 4 * left
-        stop = offsets[(lane + 1) * batch]
-        for b in range(lane * batch, (lane + 1) * batch):
-            start = offsets[b]
-            source = grad + 4 * ((b - lane * batch) * stride + lanes[lane, COLUMN] + left)
-            for i in range(start, offsets[b + 1]):
-                if i + AHEAD < stop:
-                    fetch(base + id_at(ids, wide, i + AHEAD) * 4 * whole, size)
-                factor = float_at(weights, i) if weights else np.float32(1)
-                own = source + flat * 4 * (i - start) * whole
-                step_row(base + id_at(ids, wide, i) * 4 * whole, 0, -rate * factor, own, columns)

@@ -17,6 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from recshard_lab.embedding.kernels import notice_once
+
 _I, _F, _INTS, _FLOATS, _LANES = "int64", "float32", "int64[::1]", "float32[::1]", "int64[:, ::1]"
 _BATCH = [_I, _I, _INTS]  # ids, wide, offsets
 _STEP = [*_BATCH, *[_I] * 5]  # and weights, grad, stride, batch, flat
@@ -51,20 +53,29 @@ def halves_are_fast() -> bool:
 
 
 @cache
-def loop(name: str) -> Callable[..., None]:
+def loop(name: str) -> Callable[..., Any]:
     """A loop, ready to run."""
     file, arguments = _LOOPS[name]
     module = import_module(f"{__package__}.{file}")
     function: Any = getattr(module, name)
-    with _alone(Path(function.stats.cache_path)):
+    if function.stats.cache_path is None:
+        notice_once(
+            "numba may write neither beside this library nor to the user's cache folder: every process compiles its "
+            "loops anew (5 s); set NUMBA_CACHE_DIR to a folder that can be written to"
+        )
+    with _alone(function.stats.cache_path):
         function.compile(f"{'int64' if name == 'first_bad_lane' else 'void'}({', '.join(arguments)})")
     return function
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _alone(cache_path: str | None) -> Iterator[None]:
     """One process at a time, so that those that wait find what the first has compiled. Code of other sources than
     these is thrown away: numba itself looks at the file of a function, not at what it is made of."""
+    if cache_path is None:
+        yield
+        return
+    folder = Path(cache_path)
     try:
         import fcntl
 

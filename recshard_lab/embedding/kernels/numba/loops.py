@@ -7,6 +7,7 @@ Rows lie far apart in memory: every loop asks for the row that it will need `AHE
 ``flat`` 1 for sequences: one bag a lane, whose ids' rows lie one after the other.
 """
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,14 @@ BASE, DIM, HALF, COLUMN, STATE, FULL_DIM, ROWS = range(7)
 (flat: in the whole output), address of the state, columns of the whole table, rows."""
 
 AHEAD = 32  # 8: a third slower, 64: the same (26 tables x 100k x 64, batch 4096, pooling 10)
-jit = njit(nogil=True, cache=True, boundscheck=False, error_model="numpy")
+
+
+def jit(function: Any) -> Any:
+    """Compiled when `compiled.loop` asks; kept on disk where there is a folder to write to."""
+    for cache in (True, False):
+        with suppress(RuntimeError):  # numba finds no such folder
+            return njit(nogil=True, cache=cache, boundscheck=False, error_model="numpy")(function)
+    raise AssertionError("without a cache there is no folder to look for")
 
 
 @jit

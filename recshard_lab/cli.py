@@ -88,8 +88,8 @@ def bench(
             value = f"{figure.value:,.4g} {figure.unit}" if figure.value == figure.value else "not run"
             table.add_row(escape(figure.name), *told, value, figure.bound, verdict)
         wide.print(table)
-        for note in dict.fromkeys(figure.note for figure in figures if figure.note):
-            wide.print(escape(note))
+        for line in dict.fromkeys(line for figure in figures for line in figure.note.splitlines()):
+            wide.print(escape(line))
     if check and not all(figure.ok for figure in figures):
         raise typer.Exit(1)
 

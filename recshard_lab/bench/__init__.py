@@ -31,7 +31,7 @@ class Figure:
         target: the bound it must keep; None for a number that is only told.
         at_most: whether the target is an upper bound (a time) or a lower one (a rate).
         beside: further numbers told in the same row, by the name of their column.
-        note: what a reader must know of it, printed under the table, once.
+        note: lines that a reader must know, printed under the table, each once.
 
     >>> Figure("empty cell", 0.4, "ms", target=5.0).ok, Figure("rate", 3.0, "GB/s", target=4.0, at_most=False).ok
     (True, False)

@@ -1,0 +1,40 @@
+"""Tables, ranks and batches that planners are tested with."""
+
+import random
+from typing import Any
+
+from recshard_lab.embedding.configs import EmbeddingBagConfig
+from recshard_lab.planner import Workload
+from recshard_lab.sharding import (
+    Topology,
+)
+
+
+def table(name: str, rows: int, cols: int, **more: Any) -> EmbeddingBagConfig:
+    return EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=cols, feature_names=[f"{name}_id"], **more)
+
+
+def random_tables(count: int, seed: int) -> tuple[list[EmbeddingBagConfig], Workload]:
+    draw = random.Random(seed)
+    tables = [table(f"t{i}", int(10 ** draw.uniform(3, 7.3)), draw.choice([32, 64, 128, 256])) for i in range(count)]
+    return tables, Workload(pooling_factors={f"t{i}_id": draw.uniform(1, 50) for i in range(count)})
+
+
+def random_problem(seed: int) -> tuple[list[EmbeddingBagConfig], Topology, Workload]:
+    """Beyond the size up to which everything is tried; memory from ample to hardly enough."""
+    draw = random.Random(seed)
+    count, ranks = draw.choice([(8, 16), (12, 8), (26, 4), (26, 8), (40, 2)])
+    tables = [table(f"t{i}", int(10 ** draw.uniform(3, 7.3)), draw.choice([32, 64, 128])) for i in range(count)]
+    each = {f"t{i}_id": draw.uniform(1, 50) for i in range(count)}
+    workload = Workload(
+        draw.choice([128, 512, 2048]),
+        draw.choice([1.0, 10.0, each]),
+        optimizer=draw.choice(["exact_sgd", "exact_row_wise_adagrad"]),
+        zipf_alpha=draw.choice([0.0, 1.05]),
+    )
+    fair = sum(config.weight_bytes for config in tables) / ranks
+    cap = int(draw.choice([100, 3, 1.6]) * (1.1 * fair + 5e8))
+    local = draw.choice([ranks, ranks, ranks // 2])
+    device = draw.choice(["cpu", "cuda"])
+    topology = Topology(ranks, device, hbm_cap=cap, ddr_cap=cap, local_world_size=local, cores_per_host=local)
+    return tables, topology, workload

@@ -1,0 +1,159 @@
+"""How good plans are: near the exhaustive optimum, no worse than any one scheme, spread evenly."""
+
+import itertools
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recshard_lab.embedding.configs import EmbeddingBagConfig
+from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, Workload, estimate
+from recshard_lab.planner.loads import MEMORY
+from recshard_lab.planner.options import options_of
+from recshard_lab.sharding import (
+    ParameterConstraints,
+    PlanError,
+    ShardingPlan,
+    Topology,
+    scheme_named,
+    scheme_names,
+)
+from tests.planner.problems import random_problem, table
+
+
+def exhaustive(model: CostModel, tables: list[EmbeddingBagConfig]) -> float:
+    """Step time of the best of all placements of all proposals."""
+    ranks = model.topology.world_size
+    ways = []
+    for options in options_of(model, tables, {}):
+        ways.append([])
+        for option in options:
+            count = len(option.proposal.rects)
+            for chosen in option.proposal.assignments or itertools.product(range(ranks), repeat=count):
+                delta = np.zeros((option.loads.shape[0], ranks))
+                for i, rank in enumerate(chosen):
+                    delta[:, rank] += option.loads[:, i]
+                ways[-1].append(delta)
+    best = np.inf
+    for combination in itertools.product(*ways):
+        loads = np.sum(combination, axis=0)
+        if model.memory_total(loads).max() <= model.capacity:
+            best = min(best, float(model.phases(loads).max(axis=-1).sum()))
+    return best
+
+
+def test_plans_are_near_the_exhaustive_optimum_with_ample_and_tight_memory() -> None:
+    gaps = []
+    for seed in range(40):
+        draw = random.Random(seed)
+        tables = [
+            table(f"t{i}", int(10 ** draw.uniform(1, 6)), draw.choice([4, 16, 64, 128])) for i in range(2 + seed % 2)
+        ]
+        factors = {f"t{i}_id": draw.uniform(1, 30) for i in range(3)}
+        optimizer = draw.choice(["exact_sgd", "exact_row_wise_adagrad"])
+        workload = Workload(draw.choice([64, 512, 4096]), factors, optimizer=optimizer)
+        device, slack = draw.choice(["cpu", "cuda"]), draw.choice([1.15, 1.4, 100])
+
+        def topology(cap: int, device: str = device) -> Topology:
+            return Topology(2, device, hbm_cap=cap, ddr_cap=cap, reserve_fraction=0)
+
+        ample = CostModel(tables, topology(10**13), workload)
+        least = sum(min(o.loads[MEMORY:].sum() for o in options) for options in options_of(ample, tables, {})) / 2
+        cap = int((least + ample.fixed_memory.sum()) * slack)
+        best = exhaustive(CostModel(tables, topology(cap), workload), tables)
+        planner = EmbeddingShardingPlanner(topology(cap), workload=workload)
+        if not np.isfinite(best):
+            with pytest.raises(PlanError):
+                planner.plan_tables(tables)
+            continue
+        planner.plan_tables(tables)
+        assert planner.last_estimate is not None
+        gaps.append(planner.last_estimate.step_ms / best - 1)
+    assert len(gaps) > 30
+    assert min(gaps) > -1e-9
+    assert np.median(gaps) < 0.005
+    assert np.mean(gaps) < 0.02
+    assert max(gaps) < 0.1
+
+
+def used(tables: list[EmbeddingBagConfig], topology: Topology, workload: Workload) -> set[str]:
+    plan = EmbeddingShardingPlanner(topology, workload=workload).plan_tables(tables)
+    return {sharding.sharding_type for sharding in plan.tables().values()}
+
+
+def test_each_scheme_is_used_where_it_should_be() -> None:
+    topology = Topology(4, cores_per_host=4, ddr_cap=2 * 10**9)
+    huge = table("huge", 10_000_000, 64)  # 2.6 GB: more than a rank has
+    assert used([huge], topology, Workload()) <= {"row_wise", "column_wise"}
+    narrow = table("narrow", 160_000_000, 4)
+    assert used([narrow], topology, Workload()) == {"row_wise"}
+    even = [table(f"t{i}", 100_000, 64) for i in range(8)]
+    assert "table_wise" in used(even, topology, Workload(4096, 10.0, optimizer="exact_row_wise_adagrad"))
+    assert used([table("tiny", 10, 4)], topology, Workload(batch_size=8)) <= {"data_parallel", "table_wise"}
+
+
+def test_balanced_work_is_spread_evenly() -> None:
+    tables = [table(f"t{i}", 100_000, 64) for i in range(16)]
+    planner = EmbeddingShardingPlanner(Topology(8, cores_per_host=8), workload=Workload(4096, 10.0))
+    planner.plan_tables(tables)
+    assert planner.last_estimate is not None
+    ms = planner.last_estimate.ms.sum(axis=1)
+    assert ms.max() < 1.02 * ms.mean()
+
+
+def one_scheme_largest_first(
+    name: str, tables: list[EmbeddingBagConfig], topology: Topology, workload: Workload
+) -> float:
+    """Step time of all tables under one scheme, largest first onto the ranks with most room; inf if it cannot be."""
+    plan: dict[str, Any] = {}
+    held = [0] * topology.world_size
+    for config in sorted(tables, key=lambda t: -t.weight_bytes):
+        emptiest = sorted(range(topology.world_size), key=lambda rank: held[rank])
+        ranks = emptiest[:1] if name == "table_wise" else None
+        if name == "column_wise":
+            ranks = emptiest[: config.embedding_dim // 4]
+        plan[config.name] = scheme_named(name).default(config, topology, ranks)
+        for shard in plan[config.name].resolved(config, topology.world_size).shards:
+            held[shard.rank] += shard.num_elements
+    found = estimate(ShardingPlan({"": plan}), tables, topology, workload)  # type: ignore[dict-item]
+    return found.step_ms if found.fits else np.inf
+
+
+def step_ms(tables: Any, topology: Topology, workload: Workload, constraints: Any = None) -> float:
+    planner = EmbeddingShardingPlanner(topology, constraints=constraints, workload=workload)
+    try:
+        planner.plan_tables(tables, explain=False)
+    except PlanError:
+        return np.inf
+    assert planner.last_estimate is not None
+    return planner.last_estimate.step_ms
+
+
+def test_the_plan_is_never_worse_than_all_tables_under_one_scheme() -> None:
+    compared, ratios = 0, []
+    for seed in range(40):
+        tables, topology, workload = random_problem(seed)
+        automatic = step_ms(tables, topology, workload)
+        for name in scheme_names():
+            uniform = one_scheme_largest_first(name, tables, topology, workload)
+            assert automatic <= uniform * (1 + 1e-9), (seed, name)
+            compared += bool(np.isfinite(uniform))
+            every = {config.name: ParameterConstraints(sharding_types=[name]) for config in tables}
+            ratios.append(automatic / step_ms(tables, topology, workload, every))  # planned under that scheme
+    assert compared > 80
+    assert max(ratios) < 1.03
+
+
+def test_pinning_a_table_gains_hardly_ever() -> None:
+    ratios = []
+    for seed in range(30):
+        tables, topology, workload = random_problem(seed)
+        automatic = step_ms(tables, topology, workload)
+        draw = random.Random(seed)
+        for config in draw.sample(tables, 2):
+            wish = {config.name: ParameterConstraints(sharding_types=[draw.choice(scheme_names())])}
+            ratios.append(automatic / step_ms(tables, topology, workload, wish))
+    ratios.sort()
+    assert ratios[int(0.9 * len(ratios))] < 1.02
+    assert ratios[-1] < 1.1  # few tables on twice as many ranks: the search may end in a neighbour of the best

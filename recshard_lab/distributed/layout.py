@@ -54,20 +54,6 @@ class Lane:
     route: str
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Columns ``[source, source + width)`` of what ``rank`` sends belong to ``[target, target + width)`` of the output.
-
-    ``add`` says that another row stripe has been written there before.
-    """
-
-    rank: int
-    source: int
-    target: int
-    width: int
-    add: bool
-
-
 class Layout:
     """The wiring of one collection under one plan.
 
@@ -123,71 +109,15 @@ class Layout:
         """For each rank, the exchanged lanes of one route: a run of that rank's lanes."""
         return [[lane for lane in lanes if lane.route == route] for lanes in self.exchanged_lanes]
 
-    def widths_of(self, route: str) -> list[int]:
-        """Columns that each rank sends to every home by one route."""
-        return [sum(lane.shard.num_cols for lane in lanes) for lanes in self.lanes_of(route)]
-
-    def pieces_of(self, route: str) -> tuple[list[Piece], bool]:
-        """`pieces` of one route alone; ``source`` counts from the route's own first column on that rank."""
-        return self._piece_together(self.lanes_of(route))
-
     @cached_property
     def replicated_lanes(self) -> list[Lane]:
         """The data-parallel lanes, the same on every rank."""
         return [lane for lane in self.rank_lanes[0] if lane.replicated]
 
     @cached_property
-    def exchanged_width(self) -> list[int]:
-        """Columns that each rank sends to every home."""
-        return [sum(lane.shard.num_cols for lane in lanes) for lanes in self.exchanged_lanes]
-
-    @cached_property
-    def replicated_width(self) -> int:
-        """Columns of the data-parallel blocks."""
-        return sum(lane.shard.num_cols for lane in self.replicated_lanes)
-
-    @cached_property
     def output_width(self) -> int:
         """Columns of the collection's output."""
         return sum(block.dim for block in self.blocks)
-
-    @cached_property
-    def pieces(self) -> tuple[list[Piece], bool]:
-        """How received columns make up the output, and whether the output must start from zero.
-
-        Runs that lie side by side on both ends are one piece: row-wise on W ranks is W pieces, however many tables.
-        """
-        return self._piece_together(self.exchanged_lanes)
-
-    def _piece_together(self, rank_lanes: list[list[Lane]]) -> tuple[list[Piece], bool]:
-        pieces: list[Piece] = []
-        written: list[set[tuple[int, int]]] = [set() for _ in self.blocks]
-        guillotine = True
-        for rank, lanes in enumerate(rank_lanes):
-            source = 0
-            for lane in lanes:
-                cols = lane.shard.cols
-                seen = written[lane.block]
-                add = cols in seen
-                if not add:
-                    guillotine &= all(cols[1] <= other[0] or other[1] <= cols[0] for other in seen)
-                    seen.add(cols)
-                target = self.blocks[lane.block].start + cols[0]
-                pieces.append(Piece(rank, source, target, lane.shard.num_cols, add))
-                source += lane.shard.num_cols
-        if not guillotine:
-            pieces = [Piece(p.rank, p.source, p.target, p.width, True) for p in pieces]
-        return _join_runs(pieces), not guillotine
-
-    @cached_property
-    def replicated_pieces(self) -> list[Piece]:
-        """The same for the data-parallel blocks, which no rank sends."""
-        pieces, source = [], 0
-        for lane in self.replicated_lanes:
-            block = self.blocks[lane.block]
-            pieces.append(Piece(0, source, block.start, block.dim, False))
-            source += block.dim
-        return _join_runs(pieces)
 
     @cached_property
     def mean_blocks(self) -> list[int]:
@@ -230,20 +160,3 @@ def _route_order(route: str) -> tuple[bool, str]:
 def _place(lane: Lane) -> tuple[Any, ...]:
     """Where a lane stands among its rank's."""
     return lane.replicated, _route_order(lane.route), lane.group, lane.block, lane.shard.cols
-
-
-def _join_runs(pieces: list[Piece]) -> list[Piece]:
-    joined: list[Piece] = []
-    for piece in pieces:
-        last = joined[-1] if joined else None
-        if (
-            last is not None
-            and last.rank == piece.rank
-            and last.add == piece.add
-            and last.source + last.width == piece.source
-            and last.target + last.width == piece.target
-        ):
-            joined[-1] = Piece(last.rank, last.source, last.target, last.width + piece.width, last.add)
-        else:
-            joined.append(piece)
-    return joined

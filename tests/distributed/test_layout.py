@@ -30,13 +30,7 @@ def test_the_lanes_of_a_route_lie_side_by_side_and_those_of_a_group_inside_it() 
         assert runs == layout.routes
         pairs = [pair for pair, _ in groupby(lanes, key=lambda lane: (lane.route, lane.group))]
         assert len(pairs) == len(set(pairs))
-
-
-def test_each_route_has_its_own_widths_and_pieces() -> None:
-    layout = layout_of(["two_hop", "direct", "direct"])
-    assert layout.widths_of("direct") == [8, 8]
-    assert layout.widths_of("two_hop") == [4, 4]
-    assert layout.exchanged_width == [12, 12]
-    pieces, zero_first = layout.pieces_of("two_hop")
-    assert [(p.rank, p.source, p.target, p.width, p.add) for p in pieces] == [(0, 0, 0, 4, False), (1, 0, 0, 4, True)]
-    assert not zero_first
+    for rank in range(2):
+        assert [lane for route in layout.routes for lane in layout.lanes_of(route)[rank]] == layout.exchanged_lanes[
+            rank
+        ]

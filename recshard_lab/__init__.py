@@ -87,6 +87,7 @@ _ROOM_OF = {
     "codec_error": "comm",
     "get_qcomm_codecs_registry": "comm",
     # distributed
+    "DMPCollection": "distributed",
     "DistributedModelParallel": "distributed",
     "EmbeddingBagCollectionSharder": "distributed",
     "EmbeddingCollectionSharder": "distributed",

@@ -68,7 +68,7 @@ def issue_all_to_all(
 def _not_before(tensor: Tensor, sends: Sequence[int], receives: Sequence[int], env: ShardingEnv) -> float:
     """When the exchange may end over the emulated link, if there is one and the exchange crosses nodes."""
     link = InterNodeLink.from_environment()
-    if link is None or env.local_world_size == env.world_size:
+    if link is None:
         return 0.0
     crossing = max(env.across_nodes(list(sends)), env.across_nodes(list(receives))) * tensor.element_size()
     return perf_counter() + link.least_ms(crossing) / 1e3 if crossing else 0.0
@@ -109,6 +109,18 @@ def all_reduce(tensor: Tensor, env: ShardingEnv, label: str) -> Tensor:
     record("all_reduce", label, (tensor.numel() * tensor.element_size(),) * env.world_size, env)
     if env.pg is not None:
         dist.all_reduce(tensor, group=env.pg)
+    return tensor
+
+
+def broadcast(tensor: Tensor, env: ShardingEnv, label: str, source: int = 0) -> Tensor:
+    """Rank ``source``'s ``tensor`` on every rank, in place."""
+    size = tensor.numel() * tensor.element_size() if env.rank == source else 0
+    record("broadcast", label, [size] * env.world_size, env)
+    if env.pg is not None:
+        message = tensor.contiguous()
+        dist.broadcast(message, group=env.pg, group_src=source)
+        if message.data_ptr() != tensor.data_ptr():
+            tensor.copy_(message)
     return tensor
 
 

@@ -19,6 +19,7 @@ class ShardingEnv:
         pg: the process group; None means one process on its own, which needs no collective.
         outer: the ranks that these were taken from, where they are part of a larger group (`node_envs`).
         members: for each of these ranks, its number in `outer`.
+        local_size: ranks a node; as the launcher says (``LOCAL_WORLD_SIZE``) when left out.
     """
 
     world_size: int
@@ -26,6 +27,7 @@ class ShardingEnv:
     pg: Any = None
     outer: "ShardingEnv | None" = None
     members: tuple[int, ...] = ()
+    local_size: int | None = None
 
     def __post_init__(self) -> None:
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
@@ -47,6 +49,8 @@ class ShardingEnv:
 
         Ranks ``[k * local_world_size, (k + 1) * local_world_size)`` live on node k.
         """
+        if self.local_size is not None:
+            return self.local_size
         said = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
         return said if said > 0 and self.world_size % said == 0 else self.world_size
 
@@ -58,18 +62,20 @@ class ShardingEnv:
     def across_nodes(self, per_rank: Sequence[int]) -> int:
         """The part of per-rank amounts that belongs to ranks on other nodes."""
         if self.outer is not None:
-            return self.outer.across_nodes(self.in_world(per_rank))
+            return self.outer.across_nodes(self._in_outer(per_rank))
         local = self.local_world_size
         return sum(amount for rank, amount in enumerate(per_rank) if rank // local != self.node)
 
     def in_world(self, per_rank: Sequence[int]) -> tuple[int, ...]:
         """Per-rank amounts of a part of the ranks as amounts of all ranks, zero for those outside."""
-        if self.outer is None:
-            return tuple(per_rank)
+        return tuple(per_rank) if self.outer is None else self.outer.in_world(self._in_outer(per_rank))
+
+    def _in_outer(self, per_rank: Sequence[int]) -> list[int]:
+        assert self.outer is not None
         whole = [0] * self.outer.world_size
         for member, amount in zip(self.members, per_rank, strict=True):
             whole[member] = amount
-        return self.outer.in_world(whole)
+        return whole
 
     def node_envs(self) -> "tuple[ShardingEnv, ShardingEnv]":
         """(the ranks of this node, the ranks with this local rank on every node). All ranks must call it.
@@ -118,9 +124,19 @@ class ShardingEnv:
 def _node_groups(pg: Any, world_size: int, local: int) -> tuple[Any, Any]:
     """Rows and columns of the ranks laid out as a grid of nodes x local ranks: this rank's two groups."""
     grid = [list(range(start, start + local)) for start in range(0, world_size, local)]
+    return group_among(pg, grid), group_among(pg, [list(column) for column in zip(*grid, strict=True)])
+
+
+def group_among(pg: Any, parts: Sequence[Sequence[int]]) -> Any:
+    """The process group of the part that this rank is in. All ranks of ``pg`` must call it.
+
+    Args:
+        pg: a process group.
+        parts: its ranks, each in one part.
+    """
     members = dist.get_process_group_ranks(pg)
-    mine: list[Any] = []
-    for lines in (grid, [list(column) for column in zip(*grid, strict=True)]):
-        group, _ = dist.new_subgroups_by_enumeration([[members[rank] for rank in line] for line in lines])
-        mine.append(group)
-    return mine[0], mine[1]
+    if len(members) == dist.get_world_size():
+        group, _ = dist.new_subgroups_by_enumeration([[members[rank] for rank in part] for part in parts])
+        return group
+    own = next(part for part in parts if dist.get_rank(pg) in part)  # ranks outside pg do not come here
+    return dist.new_group([members[rank] for rank in own], use_local_synchronization=True)

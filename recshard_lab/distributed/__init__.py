@@ -23,3 +23,5 @@ from recshard_lab.distributed.sharders import EmbeddingCollectionSharder as Embe
 from recshard_lab.distributed.sharders import ModuleSharder as ModuleSharder
 from recshard_lab.distributed.sharders import get_default_sharders as get_default_sharders
 from recshard_lab.distributed.sharders import get_module_to_default_sharders as get_module_to_default_sharders
+from recshard_lab.distributed.two_dimensional import DMPCollection as DMPCollection
+from recshard_lab.distributed.two_dimensional import ShardingStrategy as ShardingStrategy

@@ -24,6 +24,7 @@ import torch
 from recshard_lab.comm import ShardingEnv, all_gather_object
 from recshard_lab.distributed.dense_tables import DenseStates
 from recshard_lab.distributed.parking import parked
+from recshard_lab.distributed.regroup import Regrouping, by_rank
 from recshard_lab.distributed.reshard import DEFAULT_ROUND_BYTES, Move, Moved, move
 from recshard_lab.distributed.sharded_collections import ShardedCollection
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, ParameterSharding, PlanError, ShardingPlan
@@ -114,10 +115,12 @@ def agreed_plan(
     env: ShardingEnv,
     knows_optimizers: bool,
     bound: Bound,
+    everyone: ShardingEnv | None = None,
 ) -> tuple[ShardingPlan, dict[str, dict[str, ParameterSharding]]]:
     """The whole new plan, and module path -> table -> rectangles of every collection that changes.
 
-    All ranks come here before anything moves, and all of them leave with an error if one does.
+    All ranks (``everyone``, where ``env`` is a part of them) come here before anything moves, and all of them leave
+    with an error if one does.
 
     Raises:
         PlanError: it names what is not there, does not tile, changes a kernel, or differs between ranks.
@@ -129,7 +132,8 @@ def agreed_plan(
     try:
         whole = _completed(plan, current, collections)
         if collections:
-            whole = whole.resolved({path: c.tables for path, c in collections.items()}, env.world_size)
+            tables = {path: c.tables for path, c in collections.items()}
+            whole = whole.resolved(tables, env.world_size, env.local_world_size)
         changed = {
             path: dict(whole.plan[path]) for path, c in collections.items() if dict(whole.plan[path]) != c.shardings
         }
@@ -139,14 +143,17 @@ def agreed_plan(
         text = whole.to_json()
     except ValueError as caught:
         error = caught
-    told = all_gather_object((text, None if error is None else str(error)), env)
+    everyone = everyone or env
+    told = all_gather_object((text, None if error is None else str(error)), everyone)
     if error is not None:
         raise error
     for rank, (other, trouble) in enumerate(told):
         if trouble is not None:
             raise PlanError(f"rank {rank} refuses the plan, nothing was moved: {trouble}")
         if other != text:
-            raise PlanError(f"rank {rank} was given another plan than rank {env.rank}: give every rank the same one")
+            raise PlanError(
+                f"rank {rank} was given another plan than rank {everyone.rank}: give every rank the same one"
+            )
     return whole, changed
 
 
@@ -187,6 +194,8 @@ def migrate(
     device: torch.device,
     bound: Bound,
     optimizers: Sequence[torch.optim.Optimizer] = (),
+    regrouping: Regrouping | None = None,
+    everyone: ShardingEnv | None = None,
 ) -> Resharded:
     """Moves collections to new tilings, checked before. All ranks must call it.
 
@@ -197,20 +206,23 @@ def migrate(
         device: where the tables live.
         bound: how much memory it may take.
         optimizers: those that step the tables on the dense kernel.
+        regrouping: from other sharding groups to others; ``env`` are all ranks then.
+        everyone: all ranks, where other sharding groups move as well.
     """
+    everyone = everyone or env
     begun = time.perf_counter()
     sent = extra = 0
     tables: list[str] = []
     for path, shardings in changed.items():
         collection = collections[path]
         tables += [name for name, sharding in shardings.items() if sharding != collection.shardings[name]]
-        held, needed = (_bytes_by_rank(collection, each, env) for each in (collection.shardings, shardings))
+        held, needed = _held_and_needed(collection, shardings, env, regrouping)
         beside, round_bytes = bound.way(held, needed)
-        one = _Migration(collection, shardings, env, device, optimizers)
+        one = _Migration(collection, shardings, env, device, optimizers, regrouping, everyone)
         moved = one.beside(round_bytes) if beside else one.parked(round_bytes, bound.folder)
         sent += moved.bytes_sent
         extra = max(extra, moved.buffer_bytes + (min(held[env.rank], needed[env.rank]) if beside else 0))
-    totals = all_gather_object((sent, time.perf_counter() - begun, extra), env)
+    totals = all_gather_object((sent, time.perf_counter() - begun, extra), everyone)
     return Resharded(
         sum(each[0] for each in totals), max(each[1] for each in totals), max(each[2] for each in totals), tuple(tables)
     )
@@ -226,11 +238,14 @@ class _Migration:
         env: ShardingEnv,
         device: torch.device,
         optimizers: Sequence[torch.optim.Optimizer],
+        regrouping: Regrouping | None,
+        everyone: ShardingEnv,
     ) -> None:
         self.collection, self.shardings, self.env, self.device = collection, shardings, env, device
+        self.regrouping, self.everyone = regrouping, everyone
         before = collection.table_shards()
         dense = {name: shards for name, shards in before.items() if shards.sharding.compute_kernel == "dense"}
-        self.changed_dense = [name for name in dense if shardings[name] != dense[name].sharding]
+        self.changed_dense = [n for n in dense if regrouping is not None or shardings[n] != dense[n].sharding]
         self.kept_dense = {n: list(s.parameters()) for n, s in dense.items() if n not in self.changed_dense}
         self.dense = DenseStates(optimizers, {name: dense[name] for name in self.changed_dense}, env)
         self.sources = {name: list(shards.sharding.shards) for name, shards in before.items()}
@@ -242,7 +257,7 @@ class _Migration:
         collection = self.collection
         attributes, modules = dict(vars(collection)), dict(collection._modules)
         try:
-            collection.place(self.shardings)
+            self._place()
             moved = move(self._moves(), self.env, self.device, round_bytes)
         except BaseException:
             vars(collection).update(attributes)
@@ -258,8 +273,8 @@ class _Migration:
         try:
             waiting = parked(flat, folder)
         except OSError as error:
-            trouble = f"rank {self.env.rank} cannot park {sum(t.nbytes for t in flat.values()):,} bytes: {error}"
-        troubles = [each for each in all_gather_object(trouble, self.env) if each]
+            trouble = f"rank {self.everyone.rank} cannot park {sum(t.nbytes for t in flat.values()):,} bytes: {error}"
+        troubles = [each for each in all_gather_object(trouble, self.everyone) if each]
         if troubles:
             raise OSError(f"{troubles[0]}. Nothing was moved: free some space, or name another park_dir")
         for (name, part, n), tensor in waiting.items():
@@ -269,10 +284,15 @@ class _Migration:
             shards.let_go()
         self.collection.let_go()
         gc.collect()  # kernels may be parts of cycles
-        self.collection.place(self.shardings)
+        self._place()
         moved = move(self._moves(), self.env, self.device, round_bytes)
         self._finish()
         return moved
+
+    def _place(self) -> None:
+        if self.regrouping is not None:
+            self.collection.env = self.regrouping.after.sharding
+        self.collection.place(self.shardings)
 
     def _moves(self) -> list[Move]:
         """Weights and states of every table, from where they lie to where they shall lie."""
@@ -288,7 +308,8 @@ class _Migration:
             for name, own in self.parts.items()
             for part in own
         ]
-        return moves + self.dense.moves({name: after[name] for name in self.changed_dense}, self.device)
+        moves += self.dense.moves({name: after[name] for name in self.changed_dense}, self.device)
+        return moves if self.regrouping is None else [self.regrouping.over_all_ranks(each) for each in moves]
 
     def _finish(self) -> None:
         """Torch optimizers go on with the parameters they know, or with the successors of those."""
@@ -296,6 +317,17 @@ class _Migration:
         for name, parameters in self.kept_dense.items():
             self.collection.table_shards()[name].keep(parameters)
         self.collection.bind_dense()
+
+
+def _held_and_needed(
+    collection: ShardedCollection, shardings: Shardings, env: ShardingEnv, regrouping: Regrouping | None
+) -> tuple[list[int], list[int]]:
+    """Bytes of weights and states on each rank, before and after."""
+    if regrouping is None:
+        return _bytes_by_rank(collection, collection.shardings, env), _bytes_by_rank(collection, shardings, env)
+    before, after = regrouping.before, regrouping.after
+    held = _bytes_by_rank(collection, collection.shardings, before.sharding)
+    return by_rank(held, before), by_rank(_bytes_by_rank(collection, shardings, after.sharding), after)
 
 
 def _bytes_by_rank(collection: ShardedCollection, shardings: Shardings, env: ShardingEnv) -> list[int]:

@@ -143,12 +143,18 @@ class DistributedModelParallel(nn.Module):
         """Wraps the dense rest in DistributedDataParallel, where there is one and somebody to share it with."""
         sharded = self._sharded_names()
         dense = [p for name, p in self._bare.named_parameters() if name not in sharded and p.requires_grad]
-        if self.env.pg is None or not dense:
+        env = self.dense_env
+        if env.pg is None or not dense:
             return self._bare
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self._bare, sorted(sharded))
-        replicated = DistributedDataParallel(self._bare, process_group=self.env.pg, gradient_as_bucket_view=True)
-        replicated.register_comm_hook(self.env, _recorded_all_reduce)
+        replicated = DistributedDataParallel(self._bare, process_group=env.pg, gradient_as_bucket_view=True)
+        replicated.register_comm_hook(env, _recorded_all_reduce)
         return replicated
+
+    @property
+    def dense_env(self) -> ShardingEnv:
+        """The ranks that share the dense part."""
+        return self.env
 
     def _sharded_names(self) -> set[str]:
         return {
@@ -207,6 +213,22 @@ class DistributedModelParallel(nn.Module):
             self.fused_optimizer.bind(self.collections)
         self.plan = plan
         return done
+
+    def sync(
+        self,
+        include_optimizer_state: bool = True,
+        *,
+        optimizers: Sequence[torch.optim.Optimizer] | None = None,
+    ) -> None:
+        """Only replicas can be brought together: `DMPCollection` has them.
+
+        Raises:
+            ValueError: here, always.
+        """
+        raise ValueError(
+            f"{type(self).__name__} keeps one copy of every table, so that there is nothing to sync: leave sync() out, "
+            f"or train replicas with DMPCollection(module, device, plan, world_size, sharding_group_size, global_pg)"
+        )
 
     # ---- using ----
 

@@ -202,12 +202,13 @@ def sharded_tensor(
     from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
 
     kind = next((tensor.device.type for tensor in held.values()), "cpu")
+    ranks = torch.distributed.get_process_group_ranks(env.pg)  # placements name ranks of the default group
     axes = 2 if matrix else 1
     metadata = [
         ShardMetadata(
             shard_offsets=[shard.rows[0], shard.cols[0]][:axes],
             shard_sizes=[shard.num_rows, shard.num_cols][:axes],
-            placement=f"rank:{shard.rank}/{kind}" if kind == "cpu" else f"rank:{shard.rank}/{kind}:{shard.rank}",
+            placement=f"rank:{ranks[shard.rank]}/{kind}" + ("" if kind == "cpu" else f":{ranks[shard.rank]}"),
         )
         for shard in shards
     ]

@@ -1,0 +1,147 @@
+"""Ranks laid out in two dimensions: replicas of a model, each of them sharded over a group of ranks.
+
+::
+
+    4 ranks, groups of 2      strided (the default)      contiguous
+    sharding groups           {0, 2}  {1, 3}             {0, 1}  {2, 3}      each holds the whole model
+    replica groups            {0, 1}  {2, 3}             {0, 2}  {1, 3}      the same part of each model
+
+Shape letters: W ranks in all, S in a sharding group, R = W / S replicas.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import groupby
+from math import gcd
+from typing import Any
+
+import torch.distributed as dist
+
+from recshard_lab.comm.groups import ShardingEnv, group_among
+
+
+@dataclass(frozen=True)
+class ReplicaGrid:
+    """W ranks as R sharding groups of S.
+
+    Args:
+        world: all ranks.
+        group_size: S.
+        contiguous: neighbouring ranks share a sharding group, instead of being each other's replicas.
+        node_group_size: ranks of a sharding group that count as one node; those that live on one when left out.
+
+    Raises:
+        ValueError: W is no multiple of S, or S none of ``node_group_size``.
+
+    >>> ReplicaGrid(ShardingEnv.from_local(1, 0), 1).sharding_groups
+    [[0]]
+    """
+
+    world: ShardingEnv
+    group_size: int
+    contiguous: bool = False
+    node_group_size: int | None = None
+
+    def __post_init__(self) -> None:
+        world, size, node = self.world.world_size, self.group_size, self.node_group_size
+        if not isinstance(size, int) or size < 1 or world % size:
+            fits = ", ".join(str(n) for n in range(1, world + 1) if world % n == 0)
+            raise ValueError(
+                f"sharding_group_size={size!r} does not divide {world} ranks into whole groups: use one of {fits}"
+            )
+        if node is not None and (not isinstance(node, int) or node < 1 or size % node):
+            fits = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
+            raise ValueError(
+                f"node_group_size={node!r} does not divide a sharding group of {size} ranks into whole nodes: use "
+                f"one of {fits}"
+            )
+
+    @property
+    def num_replicas(self) -> int:
+        """R."""
+        return self.world.world_size // self.group_size
+
+    def rank_of(self, group: int, place: int) -> int:
+        """The rank at a place ``0 .. S - 1`` of a sharding group."""
+        return group * self.group_size + place if self.contiguous else place * self.num_replicas + group
+
+    @property
+    def group(self) -> int:
+        """The sharding group that this rank is in."""
+        return self.world.rank // self.group_size if self.contiguous else self.world.rank % self.num_replicas
+
+    @property
+    def place(self) -> int:
+        """This rank's number in its sharding group."""
+        return self.world.rank % self.group_size if self.contiguous else self.world.rank // self.num_replicas
+
+    @property
+    def sharding_groups(self) -> list[list[int]]:
+        """For each replica, its ranks."""
+        return [[self.rank_of(group, place) for place in range(self.group_size)] for group in range(self.num_replicas)]
+
+    @property
+    def replica_groups(self) -> list[list[int]]:
+        """For each place, the ranks that hold the same part."""
+        return [list(ranks) for ranks in zip(*self.sharding_groups, strict=True)]
+
+    @property
+    def nodes_of(self) -> int:
+        """Ranks of a sharding group that count as one node.
+
+        Where the nodes of the machine cut groups unevenly, as many as always lie on one.
+        """
+        if self.node_group_size is not None:
+            return self.node_group_size
+        local = self.world.local_world_size
+        runs = [
+            len(list(run))
+            for group in self.sharding_groups
+            for _, run in groupby(group, key=lambda rank: rank // local)
+        ]
+        return gcd(*runs)
+
+    @cached_property
+    def sharding(self) -> ShardingEnv:
+        """This rank's sharding group. All ranks must ask for it together, the first time."""
+        return self._env(self.sharding_groups, self.group, self.place, 0, self.nodes_of)
+
+    @cached_property
+    def replicas(self) -> ShardingEnv:
+        """The ranks that hold what this one holds. All ranks must ask for it together, the first time."""
+        return self._env(self.replica_groups, self.place, self.group, 1, None)
+
+    def _env(
+        self, groups: Sequence[Sequence[int]], number: int, rank: int, axis: int, local: int | None
+    ) -> ShardingEnv:
+        members = tuple(groups[number])
+        if self.world.pg is None:
+            return ShardingEnv(1, 0, None, self.world, members, local)
+        pg = _process_groups(self.world.pg, tuple(map(tuple, self.sharding_groups)))[axis]
+        return ShardingEnv(len(members), rank, pg, self.world, members, local)
+
+    def __str__(self) -> str:
+        """``2 replicas on 2 ranks each: {0, 2} {1, 3}``."""
+        groups = " ".join("{" + ", ".join(map(str, group)) + "}" for group in self.sharding_groups)
+        replicas = "1 replica" if self.num_replicas == 1 else f"{self.num_replicas} replicas"
+        ranks = "1 rank" if self.group_size == 1 else f"{self.group_size} ranks"
+        return f"{replicas} on {ranks} each: {groups}"
+
+
+@lru_cache(maxsize=8)
+def _process_groups(pg: Any, groups: tuple[tuple[int, ...], ...]) -> tuple[Any, Any]:
+    """This rank's sharding group and replica group; asked for again, the same ones serve."""
+    if len(groups) == 1:  # the sharding group is everybody
+        return pg, group_among(pg, [[rank] for rank in groups[0]])
+    return group_among(pg, groups), group_among(pg, list(zip(*groups, strict=True)))
+
+
+def device_mesh(grid: ReplicaGrid, device_type: str) -> Any:
+    """torch's ``DeviceMesh`` of the grid, with the dimensions ``replicate`` and ``shard``."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    members = dist.get_process_group_ranks(grid.world.pg)
+    mesh = [[members[rank] for rank in group] for group in grid.sharding_groups]
+    groups = [grid.replicas.pg, grid.sharding.pg]
+    return DeviceMesh.from_group(groups, device_type, mesh=mesh, mesh_dim_names=("replicate", "shard"))

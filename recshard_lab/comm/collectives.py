@@ -44,7 +44,12 @@ class Pending:
 
 
 def issue_all_to_all(
-    tensor: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int], env: ShardingEnv, label: str
+    tensor: Tensor,
+    send_splits: Sequence[int],
+    recv_splits: Sequence[int],
+    env: ShardingEnv,
+    label: str,
+    output: Tensor | None = None,
 ) -> Pending:
     """Sends ``tensor[splits]`` to each rank.
 
@@ -54,11 +59,13 @@ def issue_all_to_all(
         recv_splits: elements from each rank.
         env: the ranks.
         label: what it is for, in traces.
+        output: ``[sum(recv_splits)]`` to receive into; made when left out.
     """
     event = record("all_to_all", label, [n * tensor.element_size() for n in send_splits], env)
     if env.pg is None:
         return Pending(tensor, event=event)
-    output = torch.empty(sum(recv_splits), dtype=tensor.dtype, device=tensor.device)
+    if output is None:
+        output = torch.empty(sum(recv_splits), dtype=tensor.dtype, device=tensor.device)
     work = dist.all_to_all_single(
         output, tensor.contiguous(), list(recv_splits), list(send_splits), group=env.pg, async_op=True
     )
@@ -93,20 +100,28 @@ def issue_reduce_scatter(tensor: Tensor, env: ShardingEnv, label: str) -> Pendin
     return Pending(output, work, tensor, event, _not_before(tensor, splits, splits, env))
 
 
-def issue_all_gather(tensor: Tensor, env: ShardingEnv, label: str) -> Pending:
-    """Sends ``tensor [n]``, of one size everywhere, to every rank: ``[W * n]``."""
+def issue_all_gather(tensor: Tensor, env: ShardingEnv, label: str, output: Tensor | None = None) -> Pending:
+    """Sends ``tensor [n]``, of one size everywhere, to every rank: ``[W * n]``, received into ``output`` if given."""
     event = record("all_gather", label, [tensor.numel() * tensor.element_size()] * env.world_size, env)
     if env.pg is None:
         return Pending(tensor, event=event)
-    output = torch.empty(env.world_size * tensor.numel(), dtype=tensor.dtype, device=tensor.device)
+    if output is None:
+        output = torch.empty(env.world_size * tensor.numel(), dtype=tensor.dtype, device=tensor.device)
     work = _all_gather(output, tensor.contiguous(), group=env.pg, async_op=True)
     splits = [tensor.numel()] * env.world_size
     return Pending(output, work, tensor, event, _not_before(tensor, splits, splits, env))
 
 
+def ring_bytes(size: int, env: ShardingEnv) -> list[int]:
+    """What an all-reduce of so many bytes sends to each rank: a ring's, which no algorithm undercuts."""
+    sent = [0] * env.world_size
+    sent[(env.rank + 1) % env.world_size] = 2 * (env.world_size - 1) * size // env.world_size
+    return sent
+
+
 def all_reduce(tensor: Tensor, env: ShardingEnv, label: str) -> Tensor:
     """Sums ``tensor`` over the ranks, in place."""
-    record("all_reduce", label, (tensor.numel() * tensor.element_size(),) * env.world_size, env)
+    record("all_reduce", label, ring_bytes(tensor.numel() * tensor.element_size(), env), env)
     if env.pg is not None:
         dist.all_reduce(tensor, group=env.pg)
     return tensor

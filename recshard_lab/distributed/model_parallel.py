@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from recshard_lab.comm import ShardingEnv
+from recshard_lab.comm import ShardingEnv, ring_bytes
 from recshard_lab.comm.trace import record
 from recshard_lab.distributed.fused_optimizer import FusedOptimizer
 from recshard_lab.distributed.migrate import Bound, Resharded, agreed_plan, migrate
@@ -313,10 +313,7 @@ class DistributedModelParallel(nn.Module):
 
 def _recorded_all_reduce(env: ShardingEnv, bucket: torch.distributed.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
     """DDP's own averaging all-reduce, noted in open traces as the ring that a bandwidth-optimal one is."""
-    size = _bytes(bucket.buffer())
-    sent = [0] * env.world_size
-    sent[(env.rank + 1) % env.world_size] = 2 * (env.world_size - 1) * size // env.world_size
-    record("all_reduce", "dense", sent, env)
+    record("all_reduce", "dense", ring_bytes(_bytes(bucket.buffer()), env), env)
     return allreduce_hook(env.pg, bucket)
 
 

@@ -1,14 +1,15 @@
 """Replicas of a part become one again: tensors of R ranks averaged in place, every bit the same everywhere.
 
-::
+A number that a replica holds once goes through an all-reduce. One that it holds several times (data-parallel tables,
+row states under column splits) must come out alike on ranks that do not meet here, so that its terms are added in one
+order wherever it stands::
 
     rank 0  [a0 | a1]        [a0 b0]             m0 = (a0 + b0) / 2               [m0 | m1]
     rank 1  [b0 | b1]   -->  [a1 b1]        -->  m1 = (a1 + b1) / 2          -->  [m0 | m1]
-            all-to-all       added in the order of the replicas, in fp32          all-gather
+            all-to-all       added in the order of the replicas                   all-gather in place
 
-The bytes on the wire are those of a ring all-reduce, ``2 (R - 1) / R`` of what is averaged. Terms are added in one
-order wherever a number stands, so that copies inside a replica (data-parallel tables, row states under column splits)
-stay copies. Counts (integers) become the largest of theirs.
+So do half-precision numbers, added in fp32, and counts (integers), which become the largest of theirs. Bytes on the
+wire are the same in both: ``2 (R - 1) / R`` of what is averaged.
 
 Shape letters: N numbers of a bucket, R replicas.
 """
@@ -20,31 +21,111 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from recshard_lab.comm import ReplicaGrid, ShardingEnv, all_gather_object, all_to_all, issue_all_gather
+from recshard_lab.comm import (
+    ReplicaGrid,
+    ShardingEnv,
+    all_gather_object,
+    all_reduce,
+    issue_all_gather,
+    issue_all_to_all,
+)
 from recshard_lab.distributed.reshard import DEFAULT_ROUND_BYTES
+
+_ALONE_BYTES = 2**16  # smaller tensors share a message
 
 AllReduce: TypeAlias = Callable[[list[Tensor]], None]
 
 
 @torch.no_grad()
-def average(tensors: Iterable[Tensor], env: ShardingEnv, label: str, bucket_bytes: int = DEFAULT_ROUND_BYTES) -> None:
+def average(
+    tensors: Iterable[Tensor],
+    env: ShardingEnv,
+    label: str,
+    *,
+    copies: bool = True,
+    bucket_bytes: int = DEFAULT_ROUND_BYTES,
+) -> None:
     """Replaces every tensor by its mean over the ranks, in place.
 
     Args:
         tensors: of the same shapes and number formats on every rank, in the same order.
         env: the ranks, R of them.
         label: what they are, in traces.
-        bucket_bytes: no message is larger; the extra memory is at most four of them.
+        copies: whether ranks outside ``env`` hold the same numbers and average them, too.
+        bucket_bytes: no message is larger; the extra memory is at most three of them.
     """
     if env.world_size == 1:
         return
     for dtype, own in groupby(sorted(tensors, key=lambda t: str(t.dtype)), key=lambda t: t.dtype):
-        for bucket in _buckets(own, max(1, bucket_bytes // dtype.itemsize)):
-            mean = _mean(bucket, env, label)
-            position = 0
-            for piece in bucket:
-                piece.copy_(mean[position : position + piece.numel()].view(piece.shape))
-                position += piece.numel()
+        summed = not copies and dtype in (torch.float32, torch.float64)
+        elements = max(1, bucket_bytes // dtype.itemsize // env.world_size) * env.world_size
+        rest: list[Tensor] = []
+        scratch: Tensor | None = None
+        for flat in (flat for tensor in own for flat in _flat(tensor, elements, rest)):
+            whole = flat.numel() // env.world_size * env.world_size
+            if whole * dtype.itemsize >= _ALONE_BYTES:
+                if scratch is None and not summed:
+                    scratch = flat.new_empty(elements)
+                _average(flat[:whole], scratch, env, label)
+                flat = flat[whole:]
+            rest.append(flat)
+        for bucket in _buckets(rest, elements):
+            _average_joined(bucket, env, label, summed)
+
+
+def _average(flat: Tensor, scratch: Tensor | None, env: ShardingEnv, label: str) -> None:
+    """Of ``[N]``, contiguous; R divides N. In order by way of ``scratch [>= N]``, or by all-reduce without one."""
+    if scratch is None:
+        all_reduce(flat, env, label).div_(env.world_size)
+        return
+    splits = [flat.numel() // env.world_size] * env.world_size
+    terms = issue_all_to_all(flat, splits, splits, env, label, scratch[: flat.numel()]).wait()
+    mean = _combined(terms.view(env.world_size, -1))
+    issue_all_gather(mean, env, label, flat).wait()
+
+
+def _average_joined(pieces: Sequence[Tensor], env: ShardingEnv, label: str, summed: bool) -> None:
+    """Of small pieces, in one message; zeros at its end where R does not divide their numbers."""
+    sizes = [piece.numel() for piece in pieces]
+    padding = -sum(sizes) % env.world_size
+    joined = torch.cat([*(piece.reshape(-1) for piece in pieces), pieces[0].new_zeros(padding)])
+    _average(joined, None if summed else torch.empty_like(joined), env, label)
+    for piece, mean in zip(pieces, joined.split([*sizes, padding]), strict=False):
+        piece.copy_(mean.view(piece.shape))
+
+
+def _combined(terms: Tensor) -> Tensor:
+    """``[R, n]`` -> ``[n]``: their mean, added one after the other; of integers the largest."""
+    if not terms.is_floating_point():
+        return terms.amax(0)
+    total = terms[0].to(torch.promote_types(terms.dtype, torch.float32))
+    for term in terms[1:]:
+        total += term  # in place: the terms are scratch
+    return total.div_(len(terms)).to(terms.dtype)
+
+
+def _flat(tensor: Tensor, elements: int, rest: list[Tensor]) -> Sequence[Tensor]:
+    """A tensor as runs of at most so many numbers; one that has gaps goes to the rest, by rows."""
+    if tensor.is_contiguous():
+        return tensor.view(-1).split(elements) if tensor.numel() else []
+    rest += tensor.split(max(1, elements * tensor.shape[0] // tensor.numel())) if tensor.numel() else []
+    return []
+
+
+def _buckets(pieces: Sequence[Tensor], elements: int) -> Iterator[list[Tensor]]:
+    """The pieces gathered so that a bucket has at most so many numbers (a single one excepted)."""
+    bucket: list[Tensor] = []
+    left = elements
+    for piece in pieces:
+        if not piece.numel():
+            continue
+        if bucket and piece.numel() > left:
+            yield bucket
+            bucket, left = [], elements
+        bucket.append(piece)
+        left -= piece.numel()
+    if bucket:
+        yield bucket
 
 
 def torch_states(
@@ -88,43 +169,3 @@ def torch_states(
                 f"once at least, or sync(include_optimizer_state=False)"
             )
     return found
-
-
-def _mean(pieces: Sequence[Tensor], env: ShardingEnv, label: str) -> Tensor:
-    """``[N]`` means of pieces with N numbers in all; a little more where R does not divide N."""
-    ranks = env.world_size
-    count = sum(piece.numel() for piece in pieces)
-    share = -(-count // ranks)
-    message = torch.cat([*(piece.reshape(-1) for piece in pieces), pieces[0].new_zeros(share * ranks - count)])
-    terms = all_to_all(message, [share] * ranks, [share] * ranks, env, label).view(ranks, share)
-    return issue_all_gather(_combined(terms), env, label).wait()
-
-
-def _combined(terms: Tensor) -> Tensor:
-    """``[R, n]`` -> ``[n]``: their mean, added one after the other; of integers the largest."""
-    if not terms.is_floating_point():
-        return terms.amax(0)
-    total = terms[0].to(torch.promote_types(terms.dtype, torch.float32), copy=True)
-    for term in terms[1:]:
-        total += term
-    return total.div_(len(terms)).to(terms.dtype)
-
-
-def _buckets(tensors: Iterable[Tensor], elements: int) -> Iterator[list[Tensor]]:
-    """The tensors by rows, gathered so that a bucket has at most so many numbers (a single row excepted)."""
-    bucket: list[Tensor] = []
-    left = elements
-    for piece in (piece for tensor in tensors for piece in _pieces(tensor, elements)):
-        if bucket and piece.numel() > left:
-            yield bucket
-            bucket, left = [], elements
-        bucket.append(piece)
-        left -= piece.numel()
-    if bucket:
-        yield bucket
-
-
-def _pieces(tensor: Tensor, elements: int) -> Sequence[Tensor]:
-    if tensor.numel() <= elements or not tensor.dim():
-        return [tensor] if tensor.numel() else []
-    return tensor.split(max(1, elements * tensor.shape[0] // tensor.numel()))

@@ -13,7 +13,7 @@ Shape letters: W ranks in all, S in a sharding group, R = W / S replicas.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum, unique
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,14 @@ from recshard_lab.distributed.sharded_collections import ShardedCollection
 from recshard_lab.distributed.sharders import CollectionSharder, default_sharders
 from recshard_lab.planner import EmbeddingShardingPlanner
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, PlanError, ShardingPlan, Topology
+
+
+@dataclass
+class _Tensors:
+    """What is averaged: numbers that a sharding group holds once, and numbers that it may hold several times."""
+
+    single: list[Tensor] = field(default_factory=list)
+    several: list[Tensor] = field(default_factory=list)
 
 
 @unique
@@ -229,27 +237,25 @@ class DMPCollection(DistributedModelParallel):
         if self._strategy is ShardingStrategy.PER_MODULE:
             groups = [[collection] for collection in self.collections.values()]
         for group in groups:
-            tables = self._tables(group)
-            self._average([weight for shards in tables for weight in shards.held.values()], "replicas/weights")
-            if include_optimizer_state:
-                states = [
-                    state[part.name]
-                    for shards in tables
-                    for state in shards.states.values()
-                    for part in shards.state_parts
-                ]
-                self._average(states, "replicas/optimizer_state")
-        self._average(kept, "replicas/optimizer_state")
+            weights, states = _Tensors(), _Tensors()
+            for shards in self._tables(group):
+                for part in shards.parts() if include_optimizer_state else shards.parts()[:1]:
+                    several = shards.sharding.replicated or part.extent != "element"
+                    chosen = weights if part.name == "weight" else states
+                    (chosen.several if several else chosen.single).extend(shards.matrices(part).values())
+            states.several += kept
+            self._average(weights, "replicas/weights")
+            self._average(states, "replicas/optimizer_state")
+            kept = []
         self._apart &= not include_optimizer_state
 
-    def _average(self, tensors: list[Tensor], label: str) -> None:
-        if not tensors:
-            return
+    def _average(self, tensors: "_Tensors", label: str) -> None:
         if self._custom_all_reduce is None:
-            average(tensors, self.grid.replicas, label)
-        elif self.grid.num_replicas > 1:
+            average(tensors.single, self.grid.replicas, label, copies=False)
+            average(tensors.several, self.grid.replicas, label)
+        elif self.grid.num_replicas > 1 and tensors.single + tensors.several:
             with torch.no_grad():
-                self._custom_all_reduce(tensors)
+                self._custom_all_reduce(tensors.single + tensors.several)
 
     # ---- moving ----
 

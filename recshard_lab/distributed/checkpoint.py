@@ -56,7 +56,8 @@ def save_checkpoint(
 
     Raises:
         CheckpointError: ``path`` is there and is no checkpoint.
-        ValueError: ``extra`` or a state that could not be read back as plain data.
+        ValueError: ``extra`` or a state that could not be read back as plain data; replicas (`DMPCollection`) that
+            differ.
         OSError: the disk is full, or cannot be written; what was there before is there still.
 
     >>> from tempfile import TemporaryDirectory
@@ -69,6 +70,7 @@ def save_checkpoint(
     folder = Path(path)
     state = ModelState(model, optimizer)
     env = state.env
+    _agreed(env, state.refuse_replicas_apart)
     data = [packed(state.settings(), "the optimizers' settings"), packed(extra, "extra")]
     data = broadcast_object(data, env)
     content = {

@@ -156,6 +156,11 @@ class DistributedModelParallel(nn.Module):
         """The ranks that share the dense part."""
         return self.env
 
+    @property
+    def replicas_apart(self) -> bool:
+        """Whether there are several replicas of the tables, which may differ."""
+        return False
+
     def _sharded_names(self) -> set[str]:
         return {
             f"{path}.{name}" if path else name

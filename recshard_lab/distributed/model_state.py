@@ -42,7 +42,7 @@ class ModelState:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         self.model, self.optimizer = model, optimizer
         self.sharded = model if isinstance(model, DistributedModelParallel) else None
-        self.env = self.sharded.env if self.sharded else ShardingEnv.from_local(1, 0)
+        self.env = self.sharded.dense_env if self.sharded else ShardingEnv.from_local(1, 0)
         bare = self.sharded._bare if self.sharded else model
         self.tables = _dense_tables(self.sharded)
         #: parameter -> its name in the unsharded model
@@ -61,6 +61,17 @@ class ModelState:
                 )
             self.dense = self._dense(optimizer)
         self.group_names = self._group_names()
+
+    def refuse_replicas_apart(self) -> None:
+        """Of several replicas each writes a part, so that they must be alike.
+
+        Raises:
+            ValueError: they are not.
+        """
+        if self.sharded is not None and self.sharded.replicas_apart:
+            raise ValueError(
+                "the replicas have learned apart since the last sync(): call sync() first, optimizer state included"
+            )
 
     # ---- the fused optimizers ----
 
@@ -131,7 +142,7 @@ class ModelState:
             where = part.shards(shards.sharding.shards)
             kept = where if extent == "element" else where[:1]
             own = {n: piece for n, piece in pieces.items() if n < len(kept)}
-            found[key] = sharded_tensor(kept, own, part.size(*shards.size), self.env, dtype)
+            found[key] = sharded_tensor(kept, own, part.size(*shards.size), shards.env, dtype)
         return found
 
     def _agreed(self, held: Mapping[str, dict[int, Tensor]]) -> dict[str, tuple[Any, torch.dtype, dict[int, Tensor]]]:

@@ -58,7 +58,7 @@ class DMPCollection(DistributedModelParallel):
     ICLR 2019). The dense part is averaged over all W ranks in every step, as ever.
 
     Rank 0's weights are everybody's at first. State dicts hold this rank's sharding group's tables under their ordinary
-    names, as sharded tensors over that group: `sync` before you save one.
+    names, as sharded tensors over that group; `save_checkpoint` wants replicas that are alike.
 
     Args:
         module: the model; its collections are replaced in place.
@@ -145,6 +145,11 @@ class DMPCollection(DistributedModelParallel):
     def dense_env(self) -> ShardingEnv:
         """All ranks: they share the dense part."""
         return self.grid.world
+
+    @property
+    def replicas_apart(self) -> bool:
+        """Whether there are several replicas that have learned since the last `sync` of weights and states."""
+        return self._apart and self.grid.num_replicas > 1
 
     def _agree(self, plan: ShardingPlan | None, group_size: int) -> None:
         """Refuses ranks that were given different things, on all of them."""
@@ -312,13 +317,13 @@ class DMPCollection(DistributedModelParallel):
         return done
 
     def _agree_on_size(self, size: int) -> None:
-        for rank, (other, apart) in enumerate(all_gather_object((size, self._apart), self.grid.world)):
+        for rank, (other, apart) in enumerate(all_gather_object((size, self.replicas_apart), self.grid.world)):
             if other != size:
                 raise ValueError(
                     f"rank {rank} was given sharding_group_size={other!r}, rank {self.grid.world.rank} {size!r}: give "
                     f"every rank the same"
                 )
-            if apart and size != self.grid.group_size and self.grid.num_replicas > 1:
+            if apart and size != self.grid.group_size:
                 raise ValueError(
                     f"the replicas have learned apart since the last sync() (rank {rank} says so), and "
                     f"sharding_group_size={size} would mix them: call sync() first, optimizer state included"

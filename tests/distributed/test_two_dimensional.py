@@ -18,6 +18,8 @@ from recshard_lab import (
     ParameterSharding,
     RankError,
     ShardingPlan,
+    load_checkpoint,
+    save_checkpoint,
 )
 from recshard_lab.comm import ReplicaGrid, ShardingEnv
 from recshard_lab.sharding.schemes import scheme_names
@@ -271,6 +273,39 @@ def test_tables_are_sharded_tensors_of_the_group_that_checkpoints_can_write(four
     dcp.load(loaded, checkpoint_id=tmp_path / "saved", no_dist=True)
     for name, value in loaded.items():
         assert torch.equal(value, results[0][-1][name]), name
+
+
+def saved_and_loaded(case: Case, folder: str) -> tuple[str, list[dict[str, torch.Tensor]]]:
+    """The refusal of replicas apart, and the state saved, loaded by new replicas, and by one model on all ranks."""
+    dmp = jobs.build(case, 2)
+    jobs.train(dmp, case, case.steps, 0)
+    said = ""
+    try:
+        save_checkpoint(folder, dmp)
+    except ValueError as error:
+        said = str(error)
+    dmp.sync()
+    save_checkpoint(folder, dmp)
+    found = [jobs.everything(dmp)]
+    for size, contiguous in ((2, True), (4, False)):
+        fresh = jobs.build(Case(**(vars(case) | {"seed": case.seed + size})), size, contiguous)
+        load_checkpoint(folder, fresh)
+        found.append(jobs.everything(fresh))
+    return said, found
+
+
+def test_a_checkpoint_of_replicas_loads_into_replicas_and_into_one_model(four: Any, tmp_path: Path) -> None:
+    case = case_of(["row_wise", "column_wise"], 2, "exact_row_wise_adagrad", steps=3)
+    results = four.run(saved_and_loaded, case, str(tmp_path / "saved"))
+    for said, (saved, *loaded) in results:
+        assert "call sync() first" in said
+        for found in loaded:
+            assert found.keys() == saved.keys()
+            assert all(torch.equal(value, results[0][1][0][name]) for name, value in found.items())
+    plain = Model(case)
+    load_checkpoint(tmp_path / "saved", plain)
+    for name, value in plain.state_dict().items():
+        assert torch.equal(value, results[0][1][0][name]), name
 
 
 # ---- what is refused ----

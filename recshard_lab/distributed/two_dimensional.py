@@ -74,8 +74,9 @@ class DMPCollection(DistributedModelParallel):
         use_inter_host_allreduce: neighbouring ranks share a sharding group, so that steps stay inside nodes and `sync`
             crosses them; replicas of a part are neighbours when False, and steps cross.
         custom_all_reduce: averages a list of tensors over ``replica_pg`` in place, instead of `sync`'s own exchange.
-        init_data_parallel, init_parameters, data_parallel_wrapper, submodule_configs, rs_awaitable_hook_module,
-            use_sharded_relay: as TorchRec has them by default; nothing else is done here.
+        init_data_parallel, init_parameters: as of `DistributedModelParallel`.
+        data_parallel_wrapper, submodule_configs, rs_awaitable_hook_module, use_sharded_relay: as TorchRec has them by
+            default; nothing else is done here.
 
     Raises:
         ValueError: S does not divide W, W is not the group's size, ranks disagree, or an argument that nothing honours.
@@ -111,8 +112,6 @@ class DMPCollection(DistributedModelParallel):
         rs_awaitable_hook_module: str | None = None,
         use_sharded_relay: bool = False,
     ) -> None:
-        _refuse("init_data_parallel", init_data_parallel, True, "the dense part is replicated at once")
-        _refuse("init_parameters", init_parameters, True, "tables on the meta device are drawn at once")
         _refuse("data_parallel_wrapper", data_parallel_wrapper, None, "the dense part is torch's DDP")
         _refuse("submodule_configs", submodule_configs, None, "all collections share one layout of ranks")
         _refuse("rs_awaitable_hook_module", rs_awaitable_hook_module, None, "tables are whole in every replica")
@@ -131,7 +130,7 @@ class DMPCollection(DistributedModelParallel):
             plan = self._planned(module, device, sharders)
         if plan.world_size > sharding_group_size:
             raise PlanError(_too_wide(plan, sharding_group_size))
-        super().__init__(module, self.grid.sharding, device, plan, sharders)
+        super().__init__(module, self.grid.sharding, device, plan, sharders, init_data_parallel, init_parameters)
         self._custom_all_reduce = custom_all_reduce
         self._apart = False
         with torch.no_grad():

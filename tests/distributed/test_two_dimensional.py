@@ -326,7 +326,7 @@ def one_table() -> EmbeddingBagCollection:
         ({"node_group_size": 3}, "node_group_size=3 does not divide a sharding group of 2"),
         ({"sharding_strategy": "fully_sharded"}, "sharding_strategy='fully_sharded' is none of default, per_module"),
         ({"submodule_configs": [1]}, "submodule_configs"),
-        ({"init_parameters": False}, "init_parameters=False does nothing here"),
+        ({"use_sharded_relay": True}, "use_sharded_relay=True does nothing here"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused_with_the_fix(four: Any, arguments: dict[str, Any], named: str) -> None:

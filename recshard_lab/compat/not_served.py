@@ -70,7 +70,11 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
         "how TorchRec runs a scheme",
         "recshard_lab.distributed.Executor, which runs every scheme; a new scheme is one file (register_scheme)",
     ),
-    (r".*\.(DMPCollection\w*|ShardingEnv2D|\w*2D)$", "2D parallel", "DistributedModelParallel over one group of ranks"),
+    (
+        r".*\.(DMPCollection\w+|ShardingEnv2D|\w*2D)$",
+        "the inside of 2D parallel",
+        "DMPCollection(...), whose grid it is",
+    ),
     (
         r".*\.(\w*Criteo\w*|criteo_\w*)$|torchrec\.datasets\.criteo.*",
         "reading Criteo files",

@@ -45,12 +45,12 @@ SERVED: dict[str, dict[str, str]] = {
     "torchrec.modules.regroup": {"embedding": "KTRegroupAsDict"},
     # ---- distributed ----
     "torchrec.distributed": {
-        "distributed": "DistributedModelParallel ShardingEnv",
+        "distributed": "DMPCollection DistributedModelParallel ShardingEnv",
         "sharding": "ParameterSharding",
     },
     "torchrec.distributed.types": {
         "sharding": _PLAN,
-        "distributed": "ShardingEnv",
+        "distributed": "ShardingEnv ShardingStrategy",
         "comm": "CommOp QuantizedCommCodecs",
         "embedding": "DataType",
         **_SPECS,
@@ -58,7 +58,7 @@ SERVED: dict[str, dict[str, str]] = {
     "torchrec.distributed.embedding_types": {"sharding": "EmbeddingComputeKernel ShardingType"},
     "torchrec.distributed.embedding": {"distributed": "EmbeddingCollectionSharder ShardedEmbeddingCollection"},
     "torchrec.distributed.embeddingbag": {"distributed": "EmbeddingBagCollectionSharder ShardedEmbeddingBagCollection"},
-    "torchrec.distributed.model_parallel": {"distributed": "DistributedModelParallel"},
+    "torchrec.distributed.model_parallel": {"distributed": "DMPCollection DistributedModelParallel"},
     "torchrec.distributed.sharding_plan": {
         "sharding": f"{_GENERATORS} table_row_wise table_wise ParameterShardingGenerator"
     },

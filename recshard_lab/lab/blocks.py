@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.lab.theme import SCHEMES, bytes_text, count_text, look_of
-from recshard_lab.sharding import ShardingPlan
+from recshard_lab.sharding import ParameterSharding, ShardingPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,7 @@ class Block:
     of_cols: int
     num_bytes: float
     count: int = 1  # shards, where several were merged into one block
+    route: str = "direct"  # by which its rows come home
 
     @property
     def name(self) -> str:
@@ -60,7 +61,7 @@ class Block:
             f"{self.table} ({self.scheme}, {self.kernel} kernel)\n"
             f"rows {self.rows[0]:,} to {self.rows[1]:,} of {self.of_rows:,}\n"
             f"cols {self.cols[0]} to {self.cols[1]} of {self.of_cols}\n"
-            f"{bytes_text(self.num_bytes)}"
+            f"{bytes_text(self.num_bytes)}" + ("" if self.route == "direct" else f"\nrows come home by {self.route}")
         )
 
 
@@ -88,7 +89,15 @@ def merged_by_scheme(blocks: Sequence[Block]) -> list[Block]:
     return sorted(merged, key=lambda block: -block.num_bytes)
 
 
-def blocks_by_rank(plan: ShardingPlan, tables: Sequence[BaseEmbeddingConfig], world_size: int) -> list[list[Block]]:
+def route_of(table: BaseEmbeddingConfig, sharding: ParameterSharding) -> str:
+    """The route that a table's rows take: "reduce_scatter" is "direct" where every shard has all rows."""
+    cut = any(shard.num_rows < table.num_embeddings for shard in sharding.shards)
+    return "direct" if sharding.route == "reduce_scatter" and not cut else sharding.route
+
+
+def blocks_by_rank(
+    plan: ShardingPlan, tables: Sequence[BaseEmbeddingConfig], world_size: int, local_world_size: int | None = None
+) -> list[list[Block]]:
     """Per rank its blocks, the largest tables first, the same order on every rank.
 
     Raises:
@@ -99,7 +108,9 @@ def blocks_by_rank(plan: ShardingPlan, tables: Sequence[BaseEmbeddingConfig], wo
     pairs = sorted(plan.pairs(tables), key=lambda pair: (-pair[0].weight_bytes, pair[0].name))
     for table, sharding in pairs:
         each = table.data_type.bytes_per_element
-        for shard in sharding.resolved(table, world_size).shards:
+        sharding = sharding.resolved(table, world_size, local_world_size)
+        route = route_of(table, sharding)
+        for shard in sharding.shards:
             if not 0 <= shard.rank < world_size:
                 raise ValueError(
                     f"table {table.name!r} has a shard on rank {shard.rank}, but there are {world_size} ranks: "
@@ -115,6 +126,7 @@ def blocks_by_rank(plan: ShardingPlan, tables: Sequence[BaseEmbeddingConfig], wo
                     table.num_embeddings,
                     table.embedding_dim,
                     shard.num_elements * each,
+                    route=route,
                 )
             )
     return found

@@ -271,3 +271,24 @@ def test_names_are_escaped() -> None:
     view = views.placement(plan_of(tables, 1, ("table_wise",)), tables)
     ET.fromstring(view.svg)
     assert "<script>" not in view.svg + view.table + view._repr_html_()
+
+
+def test_placement_names_the_routes_that_are_not_direct_and_only_those() -> None:
+    tables = movielens()
+    plan = plan_of(tables, 4)
+    direct = views.draw("placement", plan=plan, tables=tables, topology=Topology(4))
+    assert "come home" not in direct.svg
+    assert "route" not in direct.numbers.heads
+    plan.plan[""]["movie"] = plan.plan[""]["movie"].with_route("two_hop")  # row-wise
+    plan.plan[""]["user"] = plan.plan[""]["user"].with_route("reduce_scatter")  # table-wise: nothing to add
+    view = views.draw("placement", plan=plan, tables=tables, topology=Topology(4))
+    assert view.summary.endswith("Rows come home by two_hop: movie.")
+    hovers = [title for title, _, _ in rectangles(view.svg)]
+    assert [title for title in hovers if "two_hop" in title] == [
+        title for title in hovers if title.startswith("movie ")
+    ]
+    assert not any("reduce_scatter" in title for title in hovers)
+    routes = {row[1]: row[3] for row in view.numbers.rows}
+    assert view.numbers.heads[3] == "route"
+    assert routes["movie"] == "two_hop"
+    assert routes["user"] == "direct"

@@ -46,12 +46,13 @@ def placement(
     if not tables or not plan.plan:
         return message_view("placement", "Placement", "The plan is empty: no table is placed.")
     world_size = topology.world_size if topology is not None else plan.world_size
-    ranks = blocks_by_rank(plan, tables, world_size)
+    ranks = blocks_by_rank(plan, tables, world_size, topology.local_world_size if topology is not None else None)
     totals = [sum(block.num_bytes for block in blocks) for blocks in ranks]
     fullest = max(range(world_size), key=totals.__getitem__)
     title = f"Placement: {_plural(len(tables), 'table')} on {_plural(world_size, 'rank')}"
     mean = sum(totals) / world_size
     summary = f"Rank {fullest} holds most: {bytes_text(totals[fullest])} of weights; the mean is {bytes_text(mean)}."
+    summary += _routes(ranks)
     by_scheme = not Columns(world_size, width).legible or sum(map(len, ranks)) > MOST_DRAWN
 
     def draw(uid: str) -> Svg:
@@ -196,14 +197,29 @@ def _legend(ranks: list[list[Block]]) -> list[tuple[Any, str]]:
     return [(look, f"{look.label} ({_plural(count, 'table')})") for look, count in looks]
 
 
+def _routes(ranks: list[list[Block]]) -> str:
+    """A sentence on tables whose rows do not come home directly; nothing where all do."""
+    tables: dict[str, set[str]] = {}
+    for block in (block for blocks in ranks for block in blocks if block.route != "direct"):
+        tables.setdefault(block.route, set()).add(block.table)
+    said = []
+    for route, names in sorted(tables.items()):
+        listed = sorted(names)
+        named = ", ".join(listed) if len(listed) <= 4 else f"{', '.join(listed[:3])} and {len(listed) - 3} more"
+        said.append(f" Rows come home by {route}: {named}.")
+    return "".join(said)
+
+
 def _numbers(ranks: list[list[Block]], totals: list[float]) -> Numbers:
     """A row per shard where they can be read one by one, else a row per rank."""
     if sum(map(len, ranks)) <= 64:
+        routed = any(b.route != "direct" for blocks in ranks for b in blocks)
         rows = [
             [
                 str(rank),
                 b.table,
                 look_of(b.scheme, SCHEMES).label,
+                *([b.route] if routed else []),
                 _span(b.rows),
                 _span(b.cols),
                 bytes_text(b.num_bytes),
@@ -211,7 +227,8 @@ def _numbers(ranks: list[list[Block]], totals: list[float]) -> Numbers:
             for rank, blocks in enumerate(ranks)
             for b in blocks
         ]
-        return Numbers(("rank", "table", "scheme", "rows", "cols", "bytes"), rows)
+        heads = ("rank", "table", "scheme", *(["route"] if routed else []), "rows", "cols", "bytes")
+        return Numbers(heads, rows)
     rows = [[str(rank), f"{len(b):,}", bytes_text(totals[rank])] for rank, b in enumerate(ranks)]
     return Numbers(("rank", "shards", "bytes"), rows)
 

@@ -11,6 +11,7 @@ from sklearn.metrics import roc_auc_score
 
 from recshard_lab.data import RatingsDataset, SyntheticRatings
 from recshard_lab.lab import demo
+from recshard_lab.lab.comparison import LEAST_AUC, SAME_AUC, SPLITS, Comparison, compare_schemes, plans_to_train
 from recshard_lab.lab.experiment import moved_bytes, run_unsharded
 from recshard_lab.lab.theme import SCHEMES, look_of
 from recshard_lab.sharding import scheme_names
@@ -20,19 +21,19 @@ SMALL = Recipe(epochs=2, batch_size=256)
 
 
 @pytest.fixture(scope="module")
-def found() -> demo.Comparison:
+def found() -> Comparison:
     ratings = SyntheticRatings(4000, num_users=150, num_movies=200, why="a test")
-    return demo.compare_schemes(ratings, 4, recipe=SMALL)
+    return compare_schemes(ratings, 4, recipe=SMALL)
 
 
-def test_every_registered_scheme_is_compared_with_the_unsharded_truth(found: demo.Comparison) -> None:
+def test_every_registered_scheme_is_compared_with_the_unsharded_truth(found: Comparison) -> None:
     assert [run.name for run in found.runs] == ["unsharded", *scheme_names()]
     assert found.shape == "4 ranks on 2 virtual nodes"
     assert not found.left_out()
 
 
-def test_what_cuts_alike_is_trained_once_and_said(found: demo.Comparison) -> None:
-    plans, same = demo.plans_to_train(scheme_names(), SMALL.tables(found.ratings), 2)
+def test_what_cuts_alike_is_trained_once_and_said(found: Comparison) -> None:
+    plans, same = plans_to_train(scheme_names(), SMALL.tables(found.ratings), 2)
     assert {*plans, *same} == set(scheme_names())
     # on one node the node-aware schemes cut as those they refine
     assert same == {"table_row_wise": "row_wise", "table_column_wise": "column_wise", "grid_shard": "row_wise"}
@@ -40,17 +41,17 @@ def test_what_cuts_alike_is_trained_once_and_said(found: demo.Comparison) -> Non
     assert said[0] == "not trained again: table_row_wise, grid_shard, which on 2 ranks cut as row_wise does"
 
 
-def test_losses_and_auc_are_the_unsharded_ones_under_every_scheme(found: demo.Comparison) -> None:
-    for split in demo.SPLITS:
+def test_losses_and_auc_are_the_unsharded_ones_under_every_scheme(found: Comparison) -> None:
+    for split in SPLITS:
         truth = found.runs[0].outcomes[split]
         for run in found.runs[1:]:
             torch.testing.assert_close(
                 run.outcomes[split].losses, truth.losses, rtol=1e-3, atol=0
             )  # Adam magnifies rounding
-            assert abs(run.outcomes[split].auc - truth.auc) <= demo.SAME_AUC
+            assert abs(run.outcomes[split].auc - truth.auc) <= SAME_AUC
 
 
-def test_measured_weights_and_states_are_the_predicted_ones(found: demo.Comparison) -> None:
+def test_measured_weights_and_states_are_the_predicted_ones(found: Comparison) -> None:
     for run in found.runs[1:]:
         assert run.predicted is not None
         measured = run.outcomes["random"].measured
@@ -60,7 +61,7 @@ def test_measured_weights_and_states_are_the_predicted_ones(found: demo.Comparis
             assert measured.memory_bytes[:, place].tolist() == run.predicted.memory_bytes[:, place].tolist()
 
 
-def test_counted_traffic_is_within_a_third_of_the_predicted(found: demo.Comparison) -> None:
+def test_counted_traffic_is_within_a_third_of_the_predicted(found: Comparison) -> None:
     for run in found.runs[1:]:
         assert run.predicted is not None
         measured = run.outcomes["random"].measured
@@ -69,7 +70,7 @@ def test_counted_traffic_is_within_a_third_of_the_predicted(found: demo.Comparis
         assert moved_bytes(measured.traffic_bytes) == pytest.approx(predicted, rel=1 / 3)
 
 
-def test_the_report_opens_offline_and_names_the_source_of_its_numbers(found: demo.Comparison, tmp_path: Path) -> None:
+def test_the_report_opens_offline_and_names_the_source_of_its_numbers(found: Comparison, tmp_path: Path) -> None:
     out = tmp_path / "report.html"
     demo.write_demo_report(found, out)
     page = out.read_text()
@@ -80,7 +81,7 @@ def test_the_report_opens_offline_and_names_the_source_of_its_numbers(found: dem
         assert look_of(run.name, SCHEMES).label.lower() in page.lower()
 
 
-def test_a_scheme_that_learns_something_else_fails_the_demo(found: demo.Comparison) -> None:
+def test_a_scheme_that_learns_something_else_fails_the_demo(found: Comparison) -> None:
     run = found.runs[1]
     worse = {split: replace(outcome, auc=outcome.auc - 0.01) for split, outcome in run.outcomes.items()}
     wrong = replace(found, runs=(found.runs[0], replace(run, outcomes=worse)))
@@ -88,7 +89,7 @@ def test_a_scheme_that_learns_something_else_fails_the_demo(found: demo.Comparis
     assert not any(good for good, _ in wrong.verdicts())
 
 
-def test_the_table_fits_a_terminal_of_eighty_columns(found: demo.Comparison) -> None:
+def test_the_table_fits_a_terminal_of_eighty_columns(found: Comparison) -> None:
     console = Console(width=80, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(demo.summary_table(found))
     text = console.export_text()
@@ -98,10 +99,10 @@ def test_the_table_fits_a_terminal_of_eighty_columns(found: demo.Comparison) -> 
 
 
 @pytest.mark.real_data
-@pytest.mark.parametrize("split", demo.SPLITS)
+@pytest.mark.parametrize("split", SPLITS)
 def test_the_unsharded_model_reaches_the_wanted_auc_on_movielens(movielens: RatingsDataset, split: str) -> None:
     train, test = movielens.split(split, seed=0)
-    assert run_unsharded(train, test, MOVIELENS_100K).auc >= demo.LEAST_AUC[split]
+    assert run_unsharded(train, test, MOVIELENS_100K).auc >= LEAST_AUC[split]
 
 
 @pytest.mark.real_data

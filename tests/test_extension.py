@@ -14,7 +14,7 @@ import recshard_lab as rs
 from recshard_lab import launcher
 from recshard_lab.data import SyntheticRatings
 from recshard_lab.embedding import kernels
-from recshard_lab.lab import demo, views
+from recshard_lab.lab import comparison, demo, views
 from recshard_lab.lab.experiment import plan_of_scheme, run_under, run_unsharded
 from recshard_lab.sharding import schemes
 from recshard_lab.train import Recipe
@@ -156,7 +156,7 @@ def test_a_new_scheme_is_offered_by_the_comparison_and_by_the_demo(scheme: str, 
     widget.set({"movie": scheme})
     assert widget.mine.plan is not None
     assert widget.mine.plan.tables()["movie"].sharding_type == scheme
-    found = demo.compare_schemes(ratings, 2, [scheme], Recipe(epochs=1))
+    found = comparison.compare_schemes(ratings, 2, [scheme], Recipe(epochs=1))
     console = Console(width=100)
     with console.capture() as shown:
         console.print(demo.summary_table(found))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+import sys
 import tempfile
 import venv
 from pathlib import Path
@@ -19,6 +20,7 @@ from recshard_lab.bench.apparatus import peer_env
 from recshard_lab.bench.apparatus.kernel import Kernel, own_network, pss_mb
 from recshard_lab.bench.apparatus.peer_env import PeerEnv, PeersMissing
 from recshard_lab.bench.apparatus.peers import RECIPES, Recipe
+from recshard_lab.bench.apparatus.pip import pip_install
 from recshard_lab.cli import app
 
 pytestmark = pytest.mark.timeout(120)
@@ -116,6 +118,17 @@ def test_without_its_base_an_environment_is_refused_and_leaves_nothing(monkeypat
     with pytest.raises(PeersMissing, match="no network"), peers:
         pass
     assert not os.path.exists(peers.folder)
+
+
+def test_pip_says_in_a_line_why_it_failed(tmp_path: Path) -> None:
+    absent = str(tmp_path / "no_such_folder")
+    assert absent in pip_install(sys.executable, ["--no-deps", absent], 60, str(tmp_path))
+    assert pip_install("/bin/false", [], 60, str(tmp_path)) == "pip ended with code 1"
+    assert pip_install("/bin/true", [], 60, str(tmp_path)) == ""
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o700)
+    assert pip_install(str(slow), [], 0.2, str(tmp_path)) == "pip was not through after 0.2 s"
 
 
 def test_a_launcher_that_fails_is_told_and_the_others_are_measured(capsys: pytest.CaptureFixture[str]) -> None:

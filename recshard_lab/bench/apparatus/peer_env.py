@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import venv
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+
+from recshard_lab.bench.apparatus.pip import pip_install
 
 __all__ = ["PeerEnv", "PeersMissing"]
 
@@ -60,18 +60,7 @@ class PeerEnv:
 
     def _install(self, requirements: Sequence[str]) -> str:
         """Why pip failed, in a line; empty when it did not."""
-        command = [self.python, "-m", "pip", "install", "--quiet", "--no-cache-dir", *requirements]
-        environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "TMPDIR": self.folder}
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, check=False, timeout=INSTALL_S, env=environment
-            )
-        except subprocess.TimeoutExpired:
-            return f"pip was not through after {INSTALL_S:g} s"
-        if done.returncode == 0:
-            return ""
-        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
-        return errors[-1].strip() if errors else f"pip ended with code {done.returncode}"
+        return pip_install(self.python, requirements, INSTALL_S, self.folder)
 
 
 def base_requirements() -> list[str]:

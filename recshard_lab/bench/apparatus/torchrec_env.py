@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sysconfig
 import tempfile
 import venv
-from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
 from recshard_lab.bench.apparatus.peer_env import PeersMissing
+from recshard_lab.bench.apparatus.pip import pip_install
 
 __all__ = ["TORCHREC", "TorchRecEnv"]
 
@@ -74,7 +73,8 @@ class TorchRecEnv:
             (site,) = Path(self.folder, "lib").glob("python*/site-packages")
             here = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
             (site / "beside.pth").write_text("\n".join(here) + "\n")
-            self._install(["--no-deps", TORCHREC, *NEEDS])
+            if why := pip_install(self.python, ["--no-deps", TORCHREC, *NEEDS], INSTALL_S, self.folder):
+                raise PeersMissing(f"{TORCHREC} could not be installed: {why}")
         except BaseException:
             self.close()
             raise
@@ -87,16 +87,6 @@ class TorchRecEnv:
         """Removes it from the disk."""
         if self.folder:
             shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _install(self, arguments: Sequence[str]) -> None:
-        command = [self.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=INSTALL_S)
-        except subprocess.TimeoutExpired:
-            raise PeersMissing(f"pip was not through after {INSTALL_S:g} s") from None
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or [f"pip ended with code {done.returncode}"]
-            raise PeersMissing(f"{TORCHREC} could not be installed: {lines[-1]}")
 
 
 def _release(package: str) -> str:

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 WIDTH = 100
 _HEADER = ("table", "size", "scheme", "kernel", "ranks", "route", "shards")
 _WIDEST = (24, 20, 18, 8, 12, 14, 40)
-_ROUTE = _HEADER.index("route")
+_NARROWEST = 16  # of the first column
+_KERNEL, _ROUTE = _HEADER.index("kernel"), _HEADER.index("route")
 
 
 def text_table(plan: "ShardingPlan") -> str:
@@ -55,15 +56,25 @@ def rows(plan: "ShardingPlan") -> list[tuple[str, ...]]:
 
 
 def _kept(lines: Sequence[Sequence[str]]) -> list[int]:
-    """All columns, but the routes only where some table takes another than the direct one."""
+    """All columns, but the routes only where some table takes another than the direct one; then, to make room for
+    them, the kernels only where some is not fused."""
     routes = {line[_ROUTE] for line in lines[1:]} - {"direct", ""}
-    return [c for c in range(len(_HEADER)) if c != _ROUTE or routes]
+    kernels = {line[_KERNEL] for line in lines[1:]} - {"fused"}
+    left_out = {_ROUTE} if not routes else set() if kernels else {_KERNEL}
+    return [c for c in range(len(_HEADER)) if c not in left_out]
 
 
 def align(lines: Sequence[Sequence[str]], widest: Sequence[int], width: int) -> str:
-    """Columns two spaces apart, each at most `widest`, the whole at most `width`."""
+    """Columns two spaces apart, each at most `widest`, the whole at most `width`.
+
+    Where too little is left for the last column, the first gives way.
+    """
     limits = [min(most, max(len(line[c]) for line in lines)) for c, most in enumerate(widest)]
-    limits[-1] = min(limits[-1], width - sum(limits[:-1]) - 2 * (len(limits) - 1))
+    missing = sum(limits) + 2 * (len(limits) - 1) - width
+    if missing > 0:
+        given = min(missing, max(0, limits[0] - _NARROWEST))
+        limits[0] -= given
+        limits[-1] -= missing - given
     return "\n".join(
         "  ".join(cut(cell, limit).ljust(limit) for cell, limit in zip(line, limits, strict=True)).rstrip()
         for line in lines

@@ -282,7 +282,7 @@ def test_placement_names_the_routes_that_are_not_direct_and_only_those() -> None
     plan.plan[""]["movie"] = plan.plan[""]["movie"].with_route("two_hop")  # row-wise
     plan.plan[""]["user"] = plan.plan[""]["user"].with_route("reduce_scatter")  # table-wise: nothing to add
     view = views.draw("placement", plan=plan, tables=tables, topology=Topology(4))
-    assert view.summary.endswith("Rows come home by two_hop: movie.")
+    assert view.summary.endswith("Rows come home by two_hop (movie).")
     hovers = [title for title, _, _ in rectangles(view.svg)]
     assert [title for title in hovers if "two_hop" in title] == [
         title for title in hovers if title.startswith("movie ")

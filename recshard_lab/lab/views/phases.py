@@ -127,7 +127,7 @@ def _draw(
     used = [i for i in range(len(names)) if ms[:, i].any()]
     entries = [(look_of(names[i], PHASES), look_of(names[i], PHASES).label) for i in used]
     end = svg.legend(MARGIN, y + 12, entries, width - 2 * MARGIN)
-    words = "▸ critical rank. Thick outline: the slowest in its phase. Dotted: waiting."
+    words = "▸ critical rank. Framed: the slowest in its phase. Dotted: waiting."
     words += " Thin bar: measured." if steps is not None else ""
     svg.text(MARGIN, end + 9, f"{words} {note}".strip(), soft=True)
     svg.height = end + 18
@@ -141,8 +141,12 @@ def _bar(
     if long < 0.05:
         return
     x = LEFT + start * scale
-    outline = f'stroke="{LABEL_INK}" stroke-width="{2 if slowest else 0.6}"'
+    outline = f'stroke="{LABEL_INK}" stroke-width=".6"'
     svg.rect(x, y, long, thick, svg.fill(look), f"rank {rank}\n{look.label}: {ms_text(ms)}", outline)
+    if slowest:  # inside the bar, where the ink holds on a dark page too
+        inset = min(1.6, long / 4)
+        frame = f'stroke="{LABEL_INK}" stroke-width="{min(1.8, long / 3):.2f}" pointer-events="none"'
+        svg.rect(x + inset, y + inset, long - 2 * inset, thick - 2 * inset, "none", extra=frame)
     words = fit([f"{look.label} {ms_text(ms)}", ms_text(ms), number(ms, 2)], long - 8, 10)
     if words and "…" not in words:
         halo = f'stroke="{look.fill}" stroke-width="3" paint-order="stroke"'

@@ -206,8 +206,8 @@ def _routes(ranks: list[list[Block]]) -> str:
     for route, names in sorted(tables.items()):
         listed = sorted(names)
         named = ", ".join(listed) if len(listed) <= 4 else f"{', '.join(listed[:3])} and {len(listed) - 3} more"
-        said.append(f" Rows come home by {route}: {named}.")
-    return "".join(said)
+        said.append(f"{route} ({named})")
+    return f" Rows come home by {' and '.join(said)}." if said else ""
 
 
 def _numbers(ranks: list[list[Block]], totals: list[float]) -> Numbers:

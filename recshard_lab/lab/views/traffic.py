@@ -9,7 +9,7 @@ import numpy as np
 from recshard_lab.lab.columns import MARGIN
 from recshard_lab.lab.plots import figure
 from recshard_lab.lab.svg import Svg, text_width
-from recshard_lab.lab.theme import bytes_text, bytes_unit, number
+from recshard_lab.lab.theme import LABEL_INK, bytes_text, bytes_unit, number
 from recshard_lab.lab.view import Numbers, View, message_view
 from recshard_lab.lab.views.registry import register_view
 
@@ -139,7 +139,7 @@ def _cell(
     svg.rect(x, y, across - 1, down - 1, _colour(share), hover)
     if not numbered:
         return
-    ink = "#14181d" if share < 0.42 else "#fff"
+    ink = _ink(share)
     words = number(cells[i, j] / size, 3)
     words = words if text_width(words, 10) <= across - 2 else number(cells[i, j] / size, 2)
     middle = x + (across - 1) / 2
@@ -161,6 +161,13 @@ def _key(svg: Svg, left: float, y: float, most: str) -> None:
 def _colour(share: float) -> str:
     red, green, blue = (round(a + (b - a) * share) for a, b in zip(PALE, DEEP, strict=True))
     return f"#{red:02x}{green:02x}{blue:02x}"
+
+
+def _ink(share: float) -> str:
+    """Dark or white, whichever stands out more (relative luminance of WCAG 2: both contrasts are equal at 0.18)."""
+    channels = [(a + (b - a) * share) / 255 for a, b in zip(PALE, DEEP, strict=True)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return LABEL_INK if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.18 else "#fff"
 
 
 def _totals(svg: Svg, cells: np.ndarray, left: float, top: float, across: float, down: float, size: float) -> None:

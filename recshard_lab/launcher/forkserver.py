@@ -25,6 +25,7 @@ __all__ = ["Forkserver", "forkserver", "warm"]
 LATER = (
     "torch.nn.parallel.distributed",
     "fbgemm_gpu",
+    "llvmlite.binding",  # loads the compiled loops of lookups
     "torch._dynamo",  # optimizers and DDP import it on first use: 0.6 to 4 s in every rank otherwise
     "recshard_lab.distributed",
     "recshard_lab.models",

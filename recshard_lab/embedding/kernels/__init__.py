@@ -232,10 +232,7 @@ def choose_kernel(
     names = sorted(kernel_names(), key=lambda name: -_KERNELS[name].preference(optimizer, device))
     for name in names if backend is None else [backend]:
         kernel = kernel_named(name)
-        reason = kernel.unavailable()
-        if reason is not None and backend is None:
-            notice_once(f"kernel {name!r} is not used: {reason}")
-        reason = reason or kernel.refuses(
+        reason = kernel.refuses(
             slots,
             optimizer,
             pooled=pooled,
@@ -243,6 +240,10 @@ def choose_kernel(
             exchanges_row_norms=exchanges_row_norms,
             device=device,
         )
+        if reason is None:  # asked last: the answer may mean to load what would not be used
+            reason = kernel.unavailable()
+            if reason is not None and backend is None:
+                notice_once(f"kernel {name!r} is not used: {reason}")
         if reason is None:
             return kernel
         reasons.append(f"{name}: {reason}")

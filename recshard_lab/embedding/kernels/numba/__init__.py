@@ -10,13 +10,14 @@ its offsets and ids: nothing outside the tables, the batch and the output is rea
 The loops release the GIL: torch's number of threads share the bags of a lookup, and the slots of a step. Who does
 which part changes no number.
 
-numba is imported, and the loops compiled or found in numba's cache, when the first kernel is made.
+The loops are compiled, or found on disk, when the first kernel is made (`compiled.py`).
 
 Shape letters: L lanes, B batch, N ids, d columns of a slot, U touched rows.
 """
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -30,7 +31,7 @@ from torch import Tensor
 from recshard_lab.embedding.configs import DataType
 from recshard_lab.embedding.kernels import TORCH_DTYPES, LookupKernel, RowNorms, Slot, register_kernel
 from recshard_lab.embedding.kernels.fresh_memory import empty, zeros
-from recshard_lab.embedding.kernels.numba.compiled import halves_are_fast, loop, why_absent
+from recshard_lab.embedding.kernels.numba.compiled import loop, why_absent
 from recshard_lab.embedding.optimizers import EmbOptimType, OptimizerSpec, WeightDecayMode
 from recshard_lab.embedding.threads import cut_evenly, run_all, share_out, threads_for
 
@@ -38,8 +39,9 @@ Array = NDArray[Any]
 
 _RULES = {EmbOptimType.EXACT_SGD: 0, EmbOptimType.EXACT_ADAGRAD: 1, EmbOptimType.EXACT_ROWWISE_ADAGRAD: 2}
 _ALL, _ONLY_SQUARES, _GIVEN_SQUARES = range(3)
+_WORDS, _MORE_WORDS = 7, 2050
 _MOST_ROWS = 2**32  # sorted as 32-bit numbers
-_BASE, _DIM, _HALF, _COLUMN, _STATE, _FULL_DIM, _ROWS = range(7)  # as `loops.py` numbers them
+_BASE, _DIM, _HALF, _COLUMN, _STATE, _FULL_DIM, _ROWS = range(7)  # these five lines as the loops' files have them
 _NONE_INT, _NONE_FLOAT = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
@@ -321,10 +323,31 @@ class NumbaKernel(LookupKernel):
         spec = self._spec
         numbers = [np.float32(number) for number in (spec.learning_rate, spec.eps, spec.weight_decay)]
         wiring = (np.array(slots, np.int64), self._slot_starts, self._slot_lanes)
-        rule = _RULES[spec.optimizer]
-        return _bind(
-            "step_rows", table, *wiring, *self._common(saved, grad), rule, *numbers, part, parts, stage, *found
+        how = (_RULES[spec.optimizer], *numbers, part, parts, stage)
+        common = self._common(saved, grad)
+        run = loop("step_rows")
+
+        def task() -> None:
+            largest, words, floats = self._room(slots, saved)
+            factors, grads, total = floats
+            run(table, *wiring, *common, *how, *found, words, factors, grads.ctypes.data, total.ctypes.data, largest)
+
+        return task
+
+    def _room(self, slots: Sequence[int], saved: _Saved) -> tuple[int, Array, list[Array]]:
+        """What `step_rows` works in: the most ids of a slot, whole numbers, floats (factors, gradients, a row)."""
+        lanes = [self._by_slot[slot] for slot in slots]
+        ids = [sum(saved.starts[lane + 1] - saved.starts[lane] for lane in own) for own in lanes]
+        sources = [len(own) * saved.batch if self.pooled else n for own, n in zip(lanes, ids, strict=True)]
+        dims = [self.slots[slot].num_cols for slot in slots]
+        largest = max(ids, default=0)
+        sizes = (
+            0 if saved.weights is None else largest,
+            max((count * dim for count, dim in zip(sources, dims, strict=True)), default=0),
+            max(dims, default=0),
         )
+        words = np.empty(_WORDS * largest + _MORE_WORDS, np.uint32)
+        return largest, words, [np.empty(size, np.float32) for size in sizes]
 
     def _common(self, saved: _Saved, grad: Tensor) -> tuple[Any, ...]:
         weights = 0 if saved.weights is None else saved.weights.data_ptr()
@@ -360,8 +383,13 @@ def _refuses_slot(slot: Slot) -> str | None:
     table = f"table {slot.table!r}"
     if slot.data_type not in (DataType.FP32, DataType.FP16):
         return f"{table} is {slot.data_type.value}; it trains FP32 and FP16"
-    if slot.data_type is DataType.FP16 and not halves_are_fast():
+    if slot.data_type is DataType.FP16 and not _halves_are_fast():
         return f"{table} is FP16, which this processor has no instructions for"
     if slot.num_rows > _MOST_ROWS:
         return f"{table} has {slot.num_rows} rows here; it sorts at most {_MOST_ROWS}"
     return None
+
+
+def _halves_are_fast() -> bool:
+    """Whether the processor converts half precision itself; LLVM would call a function that may not be there."""
+    return platform.machine() in ("aarch64", "arm64") or torch.backends.cpu.get_cpu_capability().startswith("AVX")

@@ -24,10 +24,12 @@ from recshard_lab.embedding.kernels.numba.rows import (
 
 SGD, ADAGRAD, ROWWISE_ADAGRAD = range(3)
 ALL, ONLY_SQUARES, GIVEN_SQUARES = range(3)
+DIGITS = 2048  # values of one digit of the sort
+WORDS, MORE_WORDS = 7, DIGITS + 2
 
 
 @jit
-def _sort(keys: Any, values: Any, spare_keys: Any, spare_values: Any, n: int, rows: int) -> bool:
+def _sort(keys: Any, values: Any, spare_keys: Any, spare_values: Any, counts: Any, n: int, rows: int) -> bool:
     """Sorts by key, equals as they stood (radix sort, lowest digit first). True: the result is in the spares."""
     bits = 1
     while (1 << bits) < rows:
@@ -35,10 +37,9 @@ def _sort(keys: Any, values: Any, spare_keys: Any, spare_values: Any, n: int, ro
     passes = (bits + 10) // 11 if n > 1024 else (bits + 6) // 7
     digit = (bits + passes - 1) // passes
     mask = np.uint32((1 << digit) - 1)
-    counts = np.empty(1 << digit, np.uint32)
     for number in range(passes):
         shift = np.uint32(number * digit)
-        counts[:] = 0
+        counts[: 1 << digit] = 0
         for i in range(n):
             counts[(keys[i] >> shift) & mask] += 1
         total = np.uint32(0)
@@ -162,6 +163,11 @@ def step_rows(
     rows: Any,
     squares: Any,
     counts: Any,
+    words: Any,
+    factors: Any,
+    grads: int,
+    total: int,
+    largest: int,
 ) -> None:
     """Steps the rows of ``slots`` that the batch touched; lanes ``slot_lanes[slot_starts[s] : slot_starts[s + 1]]``
     read slot s.
@@ -169,24 +175,15 @@ def step_rows(
     Stage `ALL` does everything. Where a row's other columns are elsewhere, `ONLY_SQUARES` steps nothing and writes from
     ``firsts[s]`` on the slot's touched ``rows`` and their ``squares``, their number to ``counts[s]``; `GIVEN_SQUARES`
     steps with the squares found there.
+
+    Room to work in, for slots of up to ``largest`` ids: ``words``, `WORDS` for each id and `MORE_WORDS`; ``factors``,
+    one for each id where there are weights; floats, by address: ``grads`` for the gradients of a slot's bags (flat:
+    ids), ``total`` for one row's.
     """
-    largest, floats, widest = 1, 1, 1
-    for slot in slots:
-        own = slot_lanes[slot_starts[slot] : slot_starts[slot + 1]]
-        n = 0
-        for lane in own:
-            n += offsets[(lane + 1) * batch] - offsets[lane * batch]
-        if n:
-            widest = max(widest, lanes[own[0], DIM])
-            floats = max(floats, (n if flat else len(own) * batch) * lanes[own[0], DIM])
-        largest = max(largest, n)
-    spare_keys, spare_values = np.empty(largest, np.uint32), np.empty(largest, np.uint32)
-    first_keys, first_values = np.empty(largest, np.uint32), np.empty(largest, np.uint32)
-    starts, order = np.empty(largest + 1, np.uint32), np.empty(largest + 1, np.uint32)
-    bags = np.empty(largest if weights else 0, np.uint32)
-    factors = np.empty(largest if weights else 0, np.float32)
-    gathered, summed = np.empty(floats, np.float32), np.empty(widest, np.float32)
-    grads, total = gathered.ctypes.data, summed.ctypes.data
+    digits, rest = words[:DIGITS], words[DIGITS:]
+    spare_keys, spare_values, first_keys = rest[:largest], rest[largest : 2 * largest], rest[2 * largest : 3 * largest]
+    first_values, bags = rest[3 * largest : 4 * largest], rest[4 * largest : 5 * largest]
+    starts, order = rest[5 * largest : 6 * largest + 1], rest[6 * largest + 1 : 7 * largest + 2]
     for slot in slots:
         own = slot_lanes[slot_starts[slot] : slot_starts[slot + 1]]
         counts[slot] = 0
@@ -202,7 +199,7 @@ def step_rows(
         state, whole = lanes[lane, STATE], np.float32(lanes[lane, FULL_DIM])
         size = columns * (2 if half else 4)
         keys, values = first_keys, first_values
-        if _sort(first_keys, first_values, spare_keys, spare_values, n, lanes[lane, ROWS]):
+        if _sort(first_keys, first_values, spare_keys, spare_values, digits, n, lanes[lane, ROWS]):
             keys, values = spare_keys, spare_values
         _gather_grads(lanes, own, offsets, grad, stride, batch, flat, columns, grads)
         count, singles = _runs(keys, n, weights == 0 and decay == 0, starts, order)
@@ -244,4 +241,3 @@ def step_rows(
                     sum_of_means = float_at(state, row) + square / whole
                     put_float(state, row, sum_of_means)
                     step_row(place, half, -rate / (np.sqrt(sum_of_means) + eps), source, columns)
-    gathered[0] = summed[0] = 0  # used up to here: an address alone does not keep memory

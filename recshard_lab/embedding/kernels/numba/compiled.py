@@ -1,104 +1,214 @@
-"""The compiled loops: each compiled once a machine, by one process while others wait, then found in numba's cache.
+"""The compiled loops: numba compiles each once for a machine's processor, every later process loads the machine code.
 
-numba keeps compiled code beside the source where it may write there (an environment of one's own), else in the user's
-cache folder, or where ``NUMBA_CACHE_DIR`` says. Where it can write nowhere, every process compiles for itself.
+numba itself takes 0.6 s and 120 MB to be ready in a process; llvmlite, which loads what numba has made, a sixth of
+both. The code is kept in the user's cache folder (``NUMBA_CACHE_DIR``, else ``XDG_CACHE_HOME``, else ``~/.cache``),
+where that cannot be written to in a folder of the user's among the temporary files, where there is none such nowhere:
+then every process compiles for itself, and says so.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
-import platform
+import stat
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from recshard_lab.embedding.kernels import notice_once
 
-_I, _F, _INTS, _FLOATS, _LANES = "int64", "float32", "int64[::1]", "float32[::1]", "int64[:, ::1]"
+_I, _F, _INTS, _WORDS, _FLOATS = "int64", "float32", "int64[::1]", "uint32[::1]", "float32[::1]"
+_LANES = "int64[:, ::1]"
 _BATCH = [_I, _I, _INTS]  # ids, wide, offsets
 _STEP = [*_BATCH, *[_I] * 5]  # and weights, grad, stride, batch, flat
+_FOUND = [_INTS, _INTS, _FLOATS, _INTS]
+_SCRATCH = [_WORDS, _FLOATS, _I, _I, _I]
 _LOOPS = {
     "first_bad_lane": ("loops", [_INTS, *_BATCH, _I, _I]),
     "pool": ("loops", [_LANES, *_BATCH, *[_I] * 6]),
     "gather": ("loops", [_LANES, *_BATCH, *[_I] * 3]),
     "weight_grads": ("loops", [_LANES, *_BATCH, *[_I] * 6]),
-    "step_rows": ("coalesce", [_LANES, *[_INTS] * 3, *_STEP, _I, _F, _F, _F, *[_I] * 3, _INTS, _INTS, _FLOATS, _INTS]),
+    "step_rows": ("coalesce", [_LANES, *[_INTS] * 3, *_STEP, _I, *[_F] * 3, *[_I] * 3, *_FOUND, *_SCRATCH]),
 }
-"""Each loop's file, and the types of its arguments: it is compiled for these and no others."""
+"""Each loop's file, and the types of its arguments."""
 
 
 @cache
 def why_absent() -> str | None:
-    """Why numba cannot be used here, or None."""
+    """Why the loops cannot be had here, or None: then they are loaded."""
     if find_spec("numba") is None:
         return 'numba is not installed (pip install "recshard-lab[cpu]" brings it)'
     try:
-        import numba  # noqa: F401
-    except Exception as error:  # built for another numpy or Python it fails with whatever it likes
-        return f"numba cannot be imported: {error}"
+        for name in _LOOPS:
+            loop(name)
+    except Exception as error:  # of another numpy, Python or processor it fails with whatever it likes
+        return f"its loops cannot be compiled or loaded here: {type(error).__name__}: {error}"
     return None
 
 
 @cache
-def halves_are_fast() -> bool:
-    """Whether the processor converts half precision itself; LLVM would call a function that may not be there."""
-    from llvmlite.binding import get_host_cpu_features
+def loop(name: str) -> Callable[..., int]:
+    """A loop, ready to run: takes numbers and numpy arrays, lets go of the GIL meanwhile."""
+    file, kinds = _LOOPS[name]
+    address = _load(*_machine_code(name, file, kinds))
+    run = ctypes.CFUNCTYPE(ctypes.c_int32, *_argument_types(kinds))(address)
 
-    return platform.machine() in ("aarch64", "arm64") or bool(get_host_cpu_features().get("f16c"))
+    def call(*arguments: Any) -> int:
+        result, error = ctypes.c_int64(), ctypes.c_void_p()
+        given: list[Any] = [ctypes.addressof(result), ctypes.addressof(error)]
+        for argument in arguments:
+            if isinstance(
+                argument, np.ndarray
+            ):  # as numba passes arrays: owner, parent, size, item, data, shape, strides
+                given += (0, 0, argument.size, argument.itemsize, argument.ctypes.data, *argument.shape)
+                given += argument.strides
+            else:
+                given.append(argument)
+        status = run(*given)
+        if status:
+            raise RuntimeError(f"loop {name!r} of the numba kernel ended with status {status}")
+        return result.value
+
+    return call
+
+
+def _argument_types(kinds: list[str]) -> list[type]:
+    types: list[type] = [ctypes.c_void_p, ctypes.c_void_p]
+    for kind in kinds:
+        if "[" in kind:
+            types += [ctypes.c_int64] * (5 + 2 * (1 + kind.count(",")))
+        else:
+            types.append(ctypes.c_float if kind == _F else ctypes.c_int64)
+    return types
+
+
+# ---- machine code ----
+
+
+def _compile(file: str, name: str, kinds: list[str]) -> tuple[str, bytes]:
+    """The symbol and the object file of a loop, by numba."""
+    function: Any = getattr(import_module(f"{__package__}.{file}"), name)
+    function.compile(f"{'int64' if name == 'first_bad_lane' else 'void'}({', '.join(kinds)})")
+    (compiled,) = function.overloads.values()
+    return compiled.fndesc.llvm_func_name, compiled.library._get_compiled_object()
+
+
+_engines: list[Any] = []  # they own the code
+
+
+def _load(symbol: str, code: bytes) -> int:
+    """Where the code lies once it is loaded."""
+    from llvmlite import binding
+
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    machine = binding.Target.from_default_triple().create_target_machine(jit=True)
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+    engine.add_object_file(binding.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    _engines.append(engine)
+    address: int = engine.get_function_address(symbol)
+    if not address:
+        raise RuntimeError(f"there is no {symbol} in the code that was compiled")
+    return address
+
+
+# ---- kept on disk ----
+
+
+def _machine_code(name: str, file: str, kinds: list[str]) -> tuple[str, bytes]:
+    """Found on disk, or compiled by one process while the others wait."""
+    folder = _folder()
+    if folder is None:
+        notice_once(
+            "no folder was found to keep the numba kernel's compiled loops in: every process compiles them anew "
+            "(some 5 s); set NUMBA_CACHE_DIR to one that you own and can write to"
+        )
+        return _compile(file, name, kinds)
+    path = folder / f"{name}-{_version()}.loop"
+    if (found := _read(path)) is not None:
+        return found
+    with _alone(folder):
+        if (found := _read(path)) is not None:
+            return found
+        symbol, code = _compile(file, name, kinds)
+        body = symbol.encode() + b"\n" + code
+        part = path.with_suffix(f".{os.getpid()}")
+        try:
+            part.write_bytes(hashlib.sha256(body).digest() + body)
+            part.replace(path)
+        except OSError as error:  # the disk is full
+            part.unlink(missing_ok=True)
+            notice_once(f"the numba kernel's compiled loops could not be kept: {error}")
+        return symbol, code
+
+
+def _read(path: Path) -> tuple[str, bytes] | None:
+    """What is kept, if it is whole."""
+    try:
+        kept = path.read_bytes()
+    except OSError:
+        return None
+    if hashlib.sha256(kept[32:]).digest() != kept[:32]:
+        return None
+    symbol, code = kept[32:].split(b"\n", 1)
+    return symbol.decode(), code
 
 
 @cache
-def loop(name: str) -> Callable[..., Any]:
-    """A loop, ready to run."""
-    file, arguments = _LOOPS[name]
-    module = import_module(f"{__package__}.{file}")
-    function: Any = getattr(module, name)
-    if function.stats.cache_path is None:
-        notice_once(
-            "numba may write neither beside this library nor to the user's cache folder: every process compiles its "
-            "loops anew (5 s); set NUMBA_CACHE_DIR to a folder that can be written to"
+def _folder() -> Path | None:
+    """The first folder that is ours alone to write to."""
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    owner = os.getuid() if hasattr(os, "getuid") else 0
+    choices = [Path(given)] if given else []
+    choices += [Path(user, "recshard_lab", "numba"), Path(tempfile.gettempdir(), f"recshard-lab-{owner}")]
+    for folder in choices:
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            about = folder.stat()
+        except OSError:
+            continue
+        ours = not hasattr(os, "getuid") or (
+            about.st_uid == owner and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         )
-    with _alone(function.stats.cache_path):
-        function.compile(f"{'int64' if name == 'first_bad_lane' else 'void'}({', '.join(arguments)})")
-    return function
+        if ours and os.access(folder, os.W_OK | os.X_OK):  # what others write would be run as us
+            return folder
+    return None
 
 
 @contextmanager
-def _alone(cache_path: str | None) -> Iterator[None]:
-    """One process at a time, so that those that wait find what the first has compiled. Code of other sources than
-    these is thrown away: numba itself looks at the file of a function, not at what it is made of."""
-    if cache_path is None:
-        yield
-        return
-    folder = Path(cache_path)
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time."""
     try:
         import fcntl
-
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / "recshard-numba.lock", os.O_RDWR | os.O_CREAT, 0o644)
-    except (ImportError, OSError):  # no such locks, or no such folder: numba goes on without them, too
+    except ImportError:  # no such locks: at worst two compile the same
         yield
         return
-    try:
+    with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if os.pread(lock, 64, 0) != _sources():
-            for old in folder.glob("*.nb[ic]"):
-                with suppress(FileNotFoundError):
-                    old.unlink()
-            os.pwrite(lock, _sources(), 0)
         yield
-    finally:
-        os.close(lock)
 
 
 @cache
-def _sources() -> bytes:
+def _version() -> str:
+    """Tells apart what may not be mixed up: our sources, the compiler's version (numba's follows from llvmlite's), the
+    processor."""
+    import llvmlite
+    from llvmlite import binding
+
     digest = hashlib.sha256()
-    for file in ("rows.py", "loops.py", "coalesce.py"):
+    for file in ("rows.py", "loops.py", "coalesce.py", "compiled.py"):
         digest.update(Path(__file__).with_name(file).read_bytes())
-    return digest.hexdigest().encode()
+    processor = (binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten(), binding.get_process_triple())
+    chosen = [os.environ.get(name, "") for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_OPT")]
+    digest.update("\n".join([llvmlite.__version__, *processor, *chosen]).encode())
+    return digest.hexdigest()[:24]

@@ -7,7 +7,6 @@ Rows lie far apart in memory: every loop asks for the row that it will need `AHE
 ``flat`` 1 for sequences: one bag a lane, whose ids' rows lie one after the other.
 """
 
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -32,11 +31,9 @@ AHEAD = 32  # 8: a third slower, 64: the same (26 tables x 100k x 64, batch 4096
 
 
 def jit(function: Any) -> Any:
-    """Compiled when `compiled.loop` asks; kept on disk where there is a folder to write to."""
-    for cache in (True, False):
-        with suppress(RuntimeError):  # numba finds no such folder
-            return njit(nogil=True, cache=cache, boundscheck=False, error_model="numpy")(function)
-    raise AssertionError("without a cache there is no folder to look for")
+    """Machine code that needs nothing of numba or Python to run: no wrappers, no memory of its own."""
+    bare = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False}
+    return njit(nogil=True, boundscheck=False, error_model="numpy", **bare)(function)
 
 
 @jit

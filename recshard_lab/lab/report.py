@@ -23,6 +23,7 @@ p{margin:0 0 10px;max-width:70ch}
 nav ul{display:flex;flex-wrap:wrap;gap:2px 18px;list-style:none;padding:0;margin:14px 0 0}
 a{color:inherit}
 figure{margin:14px 0;padding:10px;border:1px solid var(--line);border-radius:6px;overflow-x:auto}
+figure svg{min-width:640px}
 table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums;margin:8px 0}
 th,td{padding:3px 14px 3px 0;border-bottom:1px solid var(--line);text-align:left;vertical-align:top;white-space:nowrap}
 .wide{overflow-x:auto}

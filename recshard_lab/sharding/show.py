@@ -28,7 +28,9 @@ def html_table(plan: "ShardingPlan") -> str:
     """The same as an HTML table, nothing cut."""
 
     def line(cells: Iterable[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+        return (
+            "<tr>" + "".join(f'<{tag} style="text-align:left">{html.escape(cell)}</{tag}>' for cell in cells) + "</tr>"
+        )
 
     lines = [_HEADER, *rows(plan)]
     keep = _kept(lines)

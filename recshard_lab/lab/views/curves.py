@@ -49,7 +49,7 @@ def curves(
             for name, (x, y) in lines.items() if not np.isfinite(y).all()]  # fmt: skip
     if all(not np.isfinite(y).any() for _, y in lines.values()):
         return message_view("curves", "Loss curves", ". ".join(ends) + ".")
-    title = f"{y_label.capitalize()} by {x_label}" + (f", {len(lines)} schemes" if len(lines) > 1 else "")
+    title = f"{y_label.capitalize()} by {x_label}" + (f", {len(lines)} curves" if len(lines) > 1 else "")
     summary = ". ".join(ends) + "." if ends else _distance(lines, y_label)
 
     def draw(uid: str) -> Svg:
@@ -140,7 +140,7 @@ def _draw(lines: Lines, title: str, summary: str, x_label: str, note: str, width
 
 def _thickness(place: int, count: int) -> float:
     """Broad below, narrow on top, so that equal curves all show."""
-    return 2.0 if count == 1 else 1.6 + min(1.7, 8 / count) * (count - 1 - place)
+    return 2.0 if count == 1 else 1.6 + min(1.7, 5 / count) * (count - 1 - place)
 
 
 def _thinned(finite: np.ndarray) -> list[int]:

@@ -21,11 +21,11 @@ STYLE = """<style>
 .recshard-plan-compare .rs-facts small{font-size:11px;font-weight:400}
 .recshard-plan-compare .rs-alert{border-left:4px solid #d9480f;padding:4px 10px;margin-top:6px;line-height:1.4;
  white-space:normal}
-.recshard-plan-compare pre{margin:4px 0 0;padding:8px 10px;white-space:pre;overflow:auto;
- max-height:264px;line-height:1.35;
+.recshard-plan-compare pre{margin:4px 0 0;padding:8px 10px;white-space:pre;overflow:auto;box-sizing:border-box;
+ max-height:420px;line-height:1.35;
  color:var(--jp-content-font-color1,inherit);background:var(--jp-cell-editor-background,transparent);
  border:1px solid var(--jp-border-color2,#d8dce1)}
-.recshard-plan-compare .widget-html-content{white-space:normal;line-height:1.4}
+.recshard-plan-compare .widget-html-content{white-space:normal;line-height:1.4;min-width:0}
 .recshard-plan-compare svg[role=img]{width:100%;max-width:620px}
 </style>"""
 

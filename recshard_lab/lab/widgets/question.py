@@ -113,6 +113,9 @@ def _constraints(question: Question) -> dict[str, ParameterConstraints]:
     return {name: ParameterConstraints(sharding_types=[scheme]) for name, scheme in question.chosen.items()}
 
 
+_COLUMNS = 88  # of the Python shown
+
+
 def python_for(question: Question, base: Topology, workload: Workload, num_tables: int = 0) -> str:
     """The same question in Python, ready to be copied; ``tables`` is the reader's list of configs.
 
@@ -149,8 +152,8 @@ def python_for(question: Question, base: Topology, workload: Workload, num_table
         f"from recshard_lab import {', '.join(names)}",
         "",
         "planner = EmbeddingShardingPlanner(",
-        f"    topology=Topology({_arguments(given)}),",
-        f"    workload=Workload({_arguments(load)}),",
+        *_call("topology=Topology", given),
+        *_call("workload=Workload", load),
     ]
     if len(chosen) == num_tables > 1 and len(set(chosen.values())) == 1:
         wish = f'ParameterConstraints(sharding_types=["{next(iter(chosen.values()))}"])'
@@ -177,6 +180,37 @@ def _differences(made: Any, default: Any) -> dict[str, Any]:
     """The fields of ``made`` that ``default`` has otherwise."""
     pairs = ((f.name, getattr(made, f.name), getattr(default, f.name)) for f in fields(made))
     return {name: value for name, value, other in pairs if value != other}
+
+
+def _call(name: str, given: Mapping[str, Any]) -> list[str]:
+    """An argument of the planner that is a call, on one line where it fits 88 columns."""
+    line = f"    {name}({_arguments(given)}),"
+    if len(line) <= _COLUMNS:
+        return [line]
+    lines = []
+    for key, value in given.items():
+        entry = f"        {_arguments({key: value})},"
+        if len(entry) <= _COLUMNS or not isinstance(value, Mapping):
+            lines.append(entry)
+            continue
+        parts = [f"{name!r}: {part!r}".replace("'", '"') for name, part in value.items()]
+        lines += [f"        {key}={{", *_wrapped(parts), "        },"]
+    return [f"    {name}(", *lines, "    ),"]
+
+
+def _wrapped(parts: Sequence[str], indent: int = 12) -> list[str]:
+    """Entries of a dictionary on lines of at most 88 columns.
+
+    >>> _wrapped(['"a": 1', '"b": 2'], indent=4)
+    ['    "a": 1, "b": 2,']
+    """
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + len(part) + 2 <= _COLUMNS:
+            lines[-1] += f" {part},"
+        else:
+            lines.append(f"{' ' * indent}{part},")
+    return lines
 
 
 def _arguments(given: Mapping[str, Any]) -> str:

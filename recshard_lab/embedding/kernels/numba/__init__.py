@@ -66,8 +66,8 @@ class NumbaKernel(LookupKernel):
     @classmethod
     def preference(cls, optimizer: OptimizerSpec | None, device: torch.device | str) -> int:
         """First on CPU. Lookup, backward and step of 26 tables x 100k x 64, batch 4096, pooling 10, one thread, beside
-        fbgemm (``recshard bench lookup``): SGD 2.2 times as fast on uniform ids, 2.0 on Zipf 1.2 ids; row-wise Adagrad
-        1.5 and 1.2 times; on two threads about twice that."""
+        fbgemm (``recshard bench lookup``): SGD 2.2 times as fast on uniform ids, 1.9 on Zipf 1.2 ids; row-wise Adagrad
+        1.2 times on both; the lookup alone 0.9 times. Two threads halve a step here, fbgemm steps on one."""
         return 20 if torch.device(device).type == "cpu" else -20
 
     @classmethod
@@ -330,11 +330,12 @@ class NumbaKernel(LookupKernel):
         def task() -> None:
             largest, words, floats = self._room(slots, saved)
             factors, grads, total = floats
-            run(table, *wiring, *common, *how, *found, words, factors, grads.ctypes.data, total.ctypes.data, largest)
+            room = (words, factors.numpy(), grads.data_ptr(), total.data_ptr(), largest)
+            run(table, *wiring, *common, *how, *found, *room)
 
         return task
 
-    def _room(self, slots: Sequence[int], saved: _Saved) -> tuple[int, Array, list[Array]]:
+    def _room(self, slots: Sequence[int], saved: _Saved) -> tuple[int, Array, list[Tensor]]:
         """What `step_rows` works in: the most ids of a slot, whole numbers, floats (factors, gradients, a row)."""
         lanes = [self._by_slot[slot] for slot in slots]
         ids = [sum(saved.starts[lane + 1] - saved.starts[lane] for lane in own) for own in lanes]
@@ -347,7 +348,7 @@ class NumbaKernel(LookupKernel):
             max(dims, default=0),
         )
         words = np.empty(_WORDS * largest + _MORE_WORDS, np.uint32)
-        return largest, words, [np.empty(size, np.float32) for size in sizes]
+        return largest, words, [empty((size,)) for size in sizes]  # aligned: a split vector waits for its own store
 
     def _common(self, saved: _Saved, grad: Tensor) -> tuple[Any, ...]:
         weights = 0 if saved.weights is None else saved.weights.data_ptr()

@@ -95,18 +95,20 @@ class CostModel:
         ids = tables.ids[of] * rows / tables.rows[of]
         bags, unique, pooled = tables.bags[of], tables.unique[of], tables.pooled[of]
         vectors = pooled * bags + (1 - pooled) * ids
+        sent, back, lengths = self._sent(of, ids, vectors, cols, replicated)
         row_bytes = np.maximum(CACHE_LINE, cols * tables.element_bytes[of])
         rows_ms = row_bytes * (unique / top.memory_bw + (1 - unique) / top.cache_bw)
         vector_ms = 4 * cols / top.cache_bw
-        update_ms = 2 * row_bytes * unique / top.memory_bw * top.update_cost[self.workload.optimizer]
-        loads[IN] = 4 * (ids * (1 + tables.weighted[of]) + bags)
-        loads[BACK] = 4 * vectors * cols
+        update_ms = 2 * row_bytes * unique * ids / top.memory_bw * top.update_cost[self.workload.optimizer]
+        loads[IN] = 4 * (sent * (1 + tables.weighted[of]) + lengths)
+        loads[BACK] = 4 * back * cols
         loads[OUT] = loads[BACK] * (1 - replicated)
         loads[HOP : SCATTER + 1] = 0.0
-        loads[IDS] = ids
+        loads[IDS] = sent
         loads[LOOKUP] = ids * (top.lookup_ns_per_id * 1e-6 + rows_ms) + vectors * vector_ms
-        loads[UPDATE] = ids * (top.update_ns_per_id * 1e-6 + update_ms + vector_ms) + vectors * vector_ms
-        loads[UPDATE] += replicated * loads[LOOKUP]  # a replica looks up its own batch, and all rows in backward
+        loads[UPDATE] = sent * (top.update_ns_per_id * 1e-6 + vector_ms) + update_ms + back * vector_ms
+        # a replica looks up its own batch, and all that was sent in backward
+        loads[UPDATE] += replicated * loads[LOOKUP] * sent / np.maximum(ids, 1e-9)
         loads[LOOKUP] *= np.where(replicated > 0, 1.0, ranks) * top.slowdown
         loads[UPDATE] *= ranks * top.slowdown
         loads[UPDATE] += dense * 3 * 4 * rows * cols / top.memory_bw * top.slowdown
@@ -122,6 +124,18 @@ class CostModel:
             loads[OUT : BACK + 1] *= route == 0.0
             loads[-1] *= ~scattered  # every rank puts all columns into the sum: `RouteCosts.buffer_bytes`
         return loads
+
+    def _sent(
+        self, of: Array, ids: Array, vectors: Array, cols: Array, replicated: Array
+    ) -> tuple[Array, Array, Array]:
+        """Ids that one rank sends, vectors whose gradients it sends, and lengths of bags, ``[n]`` each.
+
+        Replicas are sent bags, or touched rows and their summed gradients, whichever is smaller.
+        """
+        bags, touched = self.tables.bags[of], self.tables.touched[of]
+        smaller = (self.tables.pooled[of] == 0.0) | (touched * (cols + 1) < bags * (cols + 1) + ids)
+        as_rows = (replicated > 0) & smaller & (self.topology.world_size > 1)
+        return np.where(as_rows, touched, ids), np.where(as_rows, touched, vectors), np.where(as_rows, 0.0, bags)
 
     def phases(self, loads: Array) -> Array:
         """Milliseconds ``[P, ..., W]`` of ranks that hold `loads` ``[K, ..., W]``."""

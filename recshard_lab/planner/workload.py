@@ -95,6 +95,7 @@ class TableLoads:
     Attributes:
         ids: ids of one rank's batch; bags: bags of it.
         unique: distinct ids / ids in the global batch.
+        touched: distinct rows that each feature of one rank's batch reads, added up over features.
         rows, cols: E and D. element_bytes: of the weights.
         pooled: 1.0 where a bag is one vector, 0.0 where every id keeps its own.
         weighted: 1.0 where ids carry weights.
@@ -103,6 +104,7 @@ class TableLoads:
     ids: Array
     bags: Array
     unique: Array
+    touched: Array
     rows: Array
     cols: Array
     element_bytes: Array
@@ -143,16 +145,19 @@ def table_loads(
         weighted.append(workload.weighted or wish.is_weighted)
     rows = np.array([table.num_embeddings for table in tables], dtype=float)
     sent = np.array(ids, dtype=float)
+    features = np.array([max(1, table.num_features()) for table in tables], dtype=float)
+    unique = _unique(tables, rows, sent * world_size, workload)
     return TableLoads(
         ids=sent,
         bags=np.array(bags, dtype=float),
-        unique=_unique(tables, rows, sent * world_size, workload),
+        unique=unique,
+        touched=features * distinct_in_part(unique, sent * world_size, features * world_size),
         rows=rows,
         cols=np.array([table.embedding_dim for table in tables], dtype=float),
         element_bytes=np.array([table.data_type.bytes_per_element for table in tables]),
         pooled=np.array([is_pooled(table) for table in tables], dtype=float),
         weighted=np.array(weighted, dtype=float),
-        features=np.array([max(1, table.num_features()) for table in tables], dtype=float),
+        features=features,
     )
 
 
@@ -187,6 +192,25 @@ def expected_unique(rows: Array, ids: Array, alpha: Array) -> Array:
     mass /= mass.sum(axis=1, keepdims=True)
     mean = np.where(width > 0, ids[:, None] * mass / np.where(width > 0, width, 1.0), 0.0)
     return np.asarray((width * -np.expm1(-mean)).sum(axis=1))
+
+
+def distinct_in_part(unique: Array, ids: Array, parts: Array) -> Array:
+    """Distinct rows in one of `parts` equal parts of a batch in which ``unique * ids`` of `ids` ids are distinct.
+
+    As if all rows that occur were equally likely, ``u = (1 - exp(-x)) / x`` with x ids a row: solved for x by halving
+    its logarithm. Skewed ids have somewhat fewer.
+
+    >>> whole, half = (distinct_in_part(*(np.array([x]) for x in (0.6, 100.0, parts))) for parts in (1.0, 2.0))
+    >>> round(float(whole[0]), 3), round(float(half[0]), 1)
+    (60.0, 38.2)
+    """
+    low, high = np.full(ids.shape, -30.0), np.full(ids.shape, 30.0)
+    for _ in range(50):
+        middle = (low + high) / 2
+        more = -np.expm1(-np.exp(middle)) / np.exp(middle) > unique
+        low, high = np.where(more, middle, low), np.where(more, high, middle)
+    each = np.exp(low)
+    return np.asarray(ids / each * -np.expm1(-each / parts))
 
 
 def _unique(tables: Sequence[BaseEmbeddingConfig], rows: Array, ids: Array, workload: Workload) -> Array:

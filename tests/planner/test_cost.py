@@ -8,7 +8,7 @@ import pytest
 
 from recshard_lab.embedding.configs import DataType, EmbeddingBagConfig, EmbeddingConfig
 from recshard_lab.planner import Estimate, Workload, estimate
-from recshard_lab.planner.workload import expected_unique
+from recshard_lab.planner.workload import distinct_in_part, expected_unique
 from recshard_lab.sharding import (
     ParameterConstraints,
     PlanError,
@@ -59,6 +59,29 @@ def test_traffic_is_what_counting_by_hand_gives() -> None:
     assert found.traffic_bytes.tolist() == [[0, ids + rows], [rows, 0]]
     replicas = predicted("data_parallel", world_size=2)
     assert replicas.traffic_bytes.tolist() == [[0, ids + rows], [ids + rows, 0]]
+
+
+def test_replicas_are_sent_bags_or_touched_rows_whichever_is_smaller() -> None:
+    # 128 bags of 10 ids in a table of 40 rows: nearly all rows are touched, fewer than there are bags
+    small = replace(MOVIES, num_embeddings=40)
+    sent = predicted("data_parallel", world_size=2, table=small).traffic_bytes
+    ids, rows = 4 * (1280 + 128), 4 * 128 * 64
+    assert sent[0, 1] == sent[1, 0] == pytest.approx(4 * 40 * (64 + 1), rel=0.01)
+    assert sent[0, 1] < 0.4 * (ids + rows)
+    alone = predicted("data_parallel", world_size=1, table=small)
+    assert alone.traffic_bytes.tolist() == [[0]]
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_distinct_ids_of_a_part_are_those_drawn(parts: int) -> None:
+    draw = np.random.default_rng(parts)
+    ids = draw.integers(0, 300, 1000)
+    own = np.mean([len(np.unique(part)) for part in np.split(ids, parts)])
+    share = np.array([len(np.unique(ids)) / 1000])
+    found = distinct_in_part(share, np.array([1000.0]), np.array([float(parts)]))
+    assert found[0] == pytest.approx(own, rel=0.05)
+    edges = distinct_in_part(np.array([1.0, 1e-9]), np.array([100.0, 100.0]), np.array([parts, parts], dtype=float))
+    assert edges == pytest.approx([100 / parts, 1e-7], rel=1e-3)
 
 
 def test_replicas_send_nothing_home_in_forward() -> None:

@@ -94,6 +94,7 @@ _ROOM_OF = {
     "ShardingEnv": "distributed",
     "CheckpointError": "distributed.checkpoint",
     "load_checkpoint": "distributed.checkpoint",
+    "load_pretrained": "distributed.pretrained",
     "save_checkpoint": "distributed.checkpoint",
     # launcher
     "LaunchError": "launcher",

@@ -156,7 +156,7 @@ def load_checkpoint(
     """
     state = ModelState(model, optimizer if optimizer_state else None)
     env = state.env
-    folder, found = _agreed(env, lambda: _checked(Path(path), env))
+    folder, found = agreed(env, lambda: _checked(Path(path), env))
     saved = tensors_in(found)
     own: dict[tuple[str, ...], Any] = {("model", name): value for name, value in state.weights.items()}
     fused = optimizer_state and bool(state.fused)
@@ -167,20 +167,20 @@ def load_checkpoint(
         for name in ("settings", "extra")
         if (name,) in saved
     }
-    _agreed(env, lambda: _compare(folder, own, saved, state))
+    agreed(env, lambda: _compare(folder, own, saved, state))
     read: dict[str, Any] = dict(told)
-    _load(read, folder, found, env)
+    read_into(read, folder, found, env)
     settings = unpacked(read["settings"])
     if state.optimizer is not None:
         entries = {key[1:]: entry for key, entry in saved.items() if key[0] == "optimizer"}
-        _agreed(env, lambda: _compare_groups(folder, state, settings, entries))
+        agreed(env, lambda: _compare_groups(folder, state, settings, entries))
         state.make_dense(entries)
     content: dict[str, Any] = {"model": state.weights}
     if fused:
         content["fused"] = state.fused
     if state.dense:
         content["optimizer"] = state.dense
-    _load(content, folder, found, env)
+    read_into(content, folder, found, env)
     state.adopt(settings if optimizer_state else None, fused)
     filled = set(own) | {("optimizer", name, key) for name, entry in state.dense.items() for key in entry}
     left = [".".join(key) for key in saved if key not in filled and key[0] in ("fused", "optimizer")]
@@ -241,7 +241,7 @@ def _on_rank_0(env: ShardingEnv, action: Any) -> Any:
 # ---- steps of loading ----
 
 
-def _agreed(env: ShardingEnv, action: Any) -> Any:
+def agreed(env: ShardingEnv, action: Any) -> Any:
     """Every rank does it; if one cannot, all leave with an error."""
     result, error = None, None
     try:
@@ -315,7 +315,7 @@ def _text(size: Any, dtype: torch.dtype) -> str:
     return f"{' x '.join(f'{n:,}' for n in size) or 'a number'} {str(dtype).removeprefix('torch.')}"
 
 
-def _load(content: dict[str, Any], folder: Path, metadata: Any, env: ShardingEnv) -> None:
+def read_into(content: dict[str, Any], folder: Path, metadata: Any, env: ShardingEnv) -> None:
     with _quiet(), torch.no_grad():
         try:
             load(

@@ -20,6 +20,7 @@ from recshard_lab import (
     ShardingPlan,
 )
 from recshard_lab.distributed.checkpoint import load_checkpoint, save_checkpoint
+from recshard_lab.distributed.pretrained import load_pretrained
 from tests.distributed.jobs import Case, Model, batch_of, labels_of
 
 
@@ -262,3 +263,41 @@ def between_worlds(cases: dict[tuple[int, int], tuple[Case, Case]], folder: str)
             wrong += [f"{m} to {n}: {name}" for name in same(truth, everything(dmp))]
         torch.distributed.barrier()
     return wrong
+
+
+# ---- pretrained tables ----
+
+
+def load_given(case: Case, plans: list[str], given: dict[str, Any], only: int | None) -> list[dict[str, Tensor]]:
+    """For each plan, the whole model after tables were loaded; in memory on one rank alone if ``only`` is a rank."""
+    here = only is None or only == torch.distributed.get_rank()
+    found = []
+    for plan in plans:
+        dmp = build(case, plan)
+        load_pretrained(dmp, {name: source if here else None for name, source in given.items()})
+        found.append(dmp.full_state_dict())
+    return found
+
+
+def refused_pretrained(case: Case, given: list[dict[str, Any]]) -> tuple[str, list[str]]:
+    """The error of tables given on each rank, and what they changed nevertheless."""
+    dmp = build(case)
+    before = everything(dmp)
+    try:
+        load_pretrained(dmp, given[torch.distributed.get_rank() % len(given)])
+    except ValueError as error:
+        return str(error), same(before, everything(dmp))
+    return "", []
+
+
+def pretrained_peak(case: Case, warm: dict[str, Any], given: dict[str, Any]) -> int:
+    """Anonymous memory at its peak while a table is read, beyond before."""
+    dmp = build(case)
+    load_pretrained(dmp, warm)  # imports are no part of it
+    gc.collect()
+    before, sampler = _Sampler.now(), _Sampler()
+    sampler.start()
+    load_pretrained(dmp, given)
+    sampler.over.set()
+    sampler.join()
+    return sampler.peak - before

@@ -70,7 +70,7 @@ def save_checkpoint(
     folder = Path(path)
     state = ModelState(model, optimizer)
     env = state.env
-    _agreed(env, state.refuse_replicas_apart)
+    agreed(env, state.refuse_replicas_apart)
     data = [packed(state.settings(), "the optimizers' settings"), packed(extra, "extra")]
     data = broadcast_object(data, env)
     content = {

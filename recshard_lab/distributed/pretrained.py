@@ -47,9 +47,10 @@ def load_pretrained(model: nn.Module, tables: Mapping[str, Pretrained | None], *
     """
     sharded = model if isinstance(model, DistributedModelParallel) else None
     env = sharded.env if sharded is not None else ShardingEnv.from_local(1, 0)
-    loads = agreed(env, lambda: _checked(model, tables, env, cast))
-    given = all_gather_object([(load.key, load.described) for load in loads], env)
-    agreed(env, lambda: _same_everywhere(given))
+    world = sharded.dense_env if sharded is not None else env  # all replicas, where there are several
+    loads = agreed(world, lambda: _checked(model, tables, env, cast))
+    given = all_gather_object([(load.key, load.described) for load in loads], world)
+    agreed(world, lambda: _same_everywhere(given, sendable=world.world_size == env.world_size))
     moves: list[Move] = []
     with torch.no_grad():
         for number, load in enumerate(loads):
@@ -145,18 +146,21 @@ def _check_fit(load: _Load, source: Source, name: str, cast: bool) -> None:
         )
 
 
-def _same_everywhere(given: list[list[tuple[str, tuple[bool, str] | None]]]) -> None:
-    """Every rank names the same tables, and every table has its rows on all ranks or, in memory, on one."""
+def _same_everywhere(given: list[list[tuple[str, tuple[bool, str] | None]]], sendable: bool) -> None:
+    """Every rank names the same tables, and every table has its rows on all ranks or, in memory, on one.
+
+    Replicas each take theirs from a source of their own: nothing is sent between them.
+    """
     for rank, each in enumerate(given):
         if [key for key, _ in each] != [key for key, _ in given[0]]:
             raise ValueError(f"rank {rank} was given other tables than rank 0: name the same ones on every rank")
     for number, (key, _) in enumerate(given[0]):
         found = [told for each in given if (told := each[number][1]) is not None]
-        can_be_sent = all(in_memory for in_memory, _ in found)
+        can_be_sent = sendable and all(in_memory for in_memory, _ in found)
         if len(found) != len(given) and (len(found) != 1 or not can_be_sent):
             raise ValueError(
                 f"{key} is given on {len(found)} of {len(given)} ranks: give it on all of them, or a tensor or array "
-                f"on one and None on the others (a checkpoint on all)"
+                f"on one and None on the others (checkpoints, and all sources of replicas, on all)"
             )
 
 

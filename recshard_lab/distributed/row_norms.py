@@ -31,7 +31,7 @@ class RowNormExchange:
         self, layout: Layout, env: ShardingEnv, slots: Sequence[tuple[int, int]], device: torch.device
     ) -> None:
         self.env, self.device = env, device
-        self.first_rows = [layout.shards[table][number].rows[0] for table, number in slots]
+        self.rows = [layout.shards[table][number].rows for table, number in slots]
         self.numbers = [number for _, number in slots]
         #: for each rank: (my slot, row range shared with one of its rectangles), sorted the same way on both ends
         self.sends: list[list[tuple[int, int, int]]] = []
@@ -63,8 +63,7 @@ class RowNormExchange:
         receive_sizes = [width * sum(span.stop - span.start for span in spans) for spans in spans_in]
         message = torch.cat(outgoing) if outgoing else torch.empty(0, device=self.device)
         received = all_to_all(message, send_sizes, receive_sizes, self.env, "row_norms")
-        whole = slice(None)
-        parts = [[(number, whole, own)] for number, own in zip(self.numbers, squares, strict=True)]
+        parts = [[(number, slice(0, len(own)), own)] for number, own in zip(self.numbers, squares, strict=True)]
         position = 0
         for entries, senders, spans in zip(self.receives, self.senders, spans_in, strict=True):
             for (slot, _, _), sender, span in zip(entries, senders, spans, strict=True):
@@ -75,19 +74,26 @@ class RowNormExchange:
 
     def _add(self, like: Tensor, pieces: list[tuple[int, slice, Tensor]]) -> Tensor:
         """In one order on all ranks, so that the states of a row stay bit-identical among its holders."""
-        total = torch.zeros_like(like)
-        for _, span, piece in sorted(pieces, key=lambda entry: entry[0]):
+        (_, first, one), *others = sorted(pieces, key=lambda entry: entry[0])
+        if len(one) == len(like):
+            total = one.clone()
+        else:
+            total = torch.zeros_like(like)
+            total[first] = one
+        for _, span, piece in others:
             total[span] += piece
         return total
 
     def nothing(self, like: Tensor, rounds: int) -> None:
         """Takes part without a touched row: the other ranks wait for this one, as often as a step calls."""
-        squares = [like.new_empty(0) for _ in self.first_rows]
+        squares = [like.new_empty(0) for _ in self.rows]
         for _ in range(rounds):
             self([own.long() for own in squares], squares)
 
     def _span(self, rows: list[Tensor], slot: int, start: int, end: int) -> slice:
-        first = self.first_rows[slot]
+        first, last = self.rows[slot]
+        if (start, end) == (first, last):
+            return slice(0, rows[slot].numel())
         edges = torch.tensor([start - first, end - first], device=rows[slot].device)
         low, high = torch.searchsorted(rows[slot], edges).tolist()
         return slice(low, high)

@@ -42,7 +42,7 @@ _ALL, _ONLY_SQUARES, _GIVEN_SQUARES = range(3)
 _WORDS, _MORE_WORDS = 7, 2050
 _MOST_ROWS = 2**32  # sorted as 32-bit numbers
 _BASE, _DIM, _HALF, _COLUMN, _STATE, _FULL_DIM, _ROWS = range(7)  # these five lines as the loops' files have them
-_NONE_INT, _NONE_FLOAT = np.empty(0, np.int64), np.empty(0, np.float32)
+_NONE_INT, _NONE_FLOAT, _NONE = np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.uint32)
 
 
 @dataclass
@@ -295,7 +295,7 @@ class NumbaKernel(LookupKernel):
         firsts = np.array([0, *accumulate(ids)], np.int64)
         rows, squares = np.empty(firsts[-1], np.int64), np.empty(firsts[-1], np.float32)
         counts = np.zeros(len(ids), np.int64)
-        found = (firsts, rows, squares, counts)
+        found = (firsts, rows, squares, counts, np.empty(firsts[-1], np.uint32), np.empty(firsts[-1], np.uint32))
         loads = self._slot_loads(saved)
         shares, _ = share_out(loads, threads_for(sum(loads)))
         run_all([self._rows_task(table, own, saved, grad, 0, 1, _ONLY_SQUARES, found) for own in shares])
@@ -316,10 +316,10 @@ class NumbaKernel(LookupKernel):
         part: int,
         parts: int,
         stage: int = _ALL,
-        found: tuple[Array, Array, Array, Array] | None = None,
+        found: tuple[Array, ...] | None = None,
     ) -> Any:
         count = len(self.slots)
-        found = found or (np.zeros(count, np.int64), _NONE_INT, _NONE_FLOAT, np.zeros(count, np.int64))
+        found = found or (np.zeros(count, np.int64), _NONE_INT, _NONE_FLOAT, np.zeros(count, np.int64), _NONE, _NONE)
         spec = self._spec
         numbers = [np.float32(number) for number in (spec.learning_rate, spec.eps, spec.weight_decay)]
         wiring = (np.array(slots, np.int64), self._slot_starts, self._slot_lanes)

@@ -163,6 +163,8 @@ def step_rows(
     rows: Any,
     squares: Any,
     counts: Any,
+    sorted_keys: Any,
+    sorted_values: Any,
     words: Any,
     factors: Any,
     grads: int,
@@ -174,7 +176,7 @@ def step_rows(
 
     Stage `ALL` does everything. Where a row's other columns are elsewhere, `ONLY_SQUARES` steps nothing and writes from
     ``firsts[s]`` on the slot's touched ``rows`` and their ``squares``, their number to ``counts[s]``; `GIVEN_SQUARES`
-    steps with the squares found there.
+    steps with the squares found there. What the first of the two has sorted it leaves for the second.
 
     Room to work in, for slots of up to ``largest`` ids: ``words``, `WORDS` for each id and `MORE_WORDS`; ``factors``,
     one for each id where there are weights; floats, by address: ``grads`` for the gradients of a slot's bags (flat:
@@ -186,12 +188,14 @@ def step_rows(
     starts, order = rest[5 * largest : 6 * largest + 1], rest[6 * largest + 1 : 7 * largest + 2]
     for slot in slots:
         own = slot_lanes[slot_starts[slot] : slot_starts[slot + 1]]
+        first, n = firsts[slot], 0
         counts[slot] = 0
-        n = 0
-        if len(own):
+        if len(own) and (stage != GIVEN_SQUARES or weights):
             n = _read(
                 own, ids, wide, offsets, weights, batch, flat, part, parts, first_keys, first_values, bags, factors
             )
+        elif len(own):
+            n = firsts[slot + 1] - first
         if n == 0:
             continue
         lane = own[0]
@@ -199,8 +203,13 @@ def step_rows(
         state, whole = lanes[lane, STATE], np.float32(lanes[lane, FULL_DIM])
         size = columns * (2 if half else 4)
         keys, values = first_keys, first_values
-        if _sort(first_keys, first_values, spare_keys, spare_values, digits, n, lanes[lane, ROWS]):
+        if stage == GIVEN_SQUARES:
+            keys, values = sorted_keys[first : first + n], sorted_values[first : first + n]
+        elif _sort(first_keys, first_values, spare_keys, spare_values, digits, n, lanes[lane, ROWS]):
             keys, values = spare_keys, spare_values
+        if stage == ONLY_SQUARES:
+            for i in range(n):
+                sorted_keys[first + i], sorted_values[first + i] = keys[i], values[i]
         _gather_grads(lanes, own, offsets, grad, stride, batch, flat, columns, grads)
         count, singles = _runs(keys, n, weights == 0 and decay == 0, starts, order)
         counts[slot] = count
@@ -211,6 +220,8 @@ def step_rows(
                 fetch(base + later * size, size)
                 if rule == ADAGRAD:
                     fetch(state + later * columns * 4, columns * 4)
+                elif rule == ROWWISE_ADAGRAD:
+                    fetch(state + later * 4, 4)
             begin = np.int64(starts[run])
             row = np.int64(keys[begin])
             place = base + row * size
@@ -233,7 +244,7 @@ def step_rows(
             elif rule == ADAGRAD:
                 step_adagrad(place, half, state + 4 * row * columns, source, rate, eps, columns)
             else:
-                number = firsts[slot] + run
+                number = first + run
                 square = squares[number] if stage == GIVEN_SQUARES else dot_row(source, 0, source, columns)
                 if stage == ONLY_SQUARES:
                     rows[number], squares[number] = row, square

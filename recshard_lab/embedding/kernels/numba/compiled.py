@@ -29,7 +29,7 @@ _I, _F, _INTS, _WORDS, _FLOATS = "int64", "float32", "int64[::1]", "uint32[::1]"
 _LANES = "int64[:, ::1]"
 _BATCH = [_I, _I, _INTS]  # ids, wide, offsets
 _STEP = [*_BATCH, *[_I] * 5]  # and weights, grad, stride, batch, flat
-_FOUND = [_INTS, _INTS, _FLOATS, _INTS]
+_FOUND = [_INTS, _INTS, _FLOATS, _INTS, _WORDS, _WORDS]
 _SCRATCH = [_WORDS, _FLOATS, _I, _I, _I]
 _LOOPS = {
     "first_bad_lane": ("loops", [_INTS, *_BATCH, _I, _I]),

@@ -72,6 +72,9 @@ class LookupKernel(ABC):
             ``grad`` of each of `weights`, as autograd would.
         pooled: sum each bag (True) or keep each id's row (False, sequence embeddings).
         device: where everything lives.
+
+    Raises:
+        ValueError: the kernel is `unavailable` here, or `refuses` the job.
     """
 
     name: ClassVar[str]
@@ -90,6 +93,16 @@ class LookupKernel(ABC):
         self.optimizer = optimizer
         self.pooled = pooled
         self.device = torch.device(device)
+        reason = self.unavailable() or self.refuses(
+            self.slots, optimizer, pooled=pooled, weighted=False, exchanges_row_norms=False, device=self.device
+        )
+        if reason is not None:
+            hint = "; use kernel 'native'" if self.name != "native" else ""
+            raise ValueError(f"kernel {self.name!r} refuses: {reason}{hint}")
+        self._allocate()
+
+    def _allocate(self) -> None:  # noqa: B027, a kernel may also do it in an __init__ of its own
+        """Makes weights and states, all zeros, for what `__init__` has noted; no job that is refused comes here."""
 
     @classmethod
     def preference(cls, optimizer: OptimizerSpec | None, device: torch.device | str) -> int:

@@ -71,21 +71,9 @@ class FbgemmKernel(LookupKernel):
             return f"{optimizer.optimizer} over column shards needs the norms of whole rows inside its step"
         return next((reason for slot in slots if (reason := _refuses_slot(slot, optimizer))), None)
 
-    def __init__(
-        self,
-        slots: Sequence[Slot],
-        lane_slots: Sequence[int],
-        optimizer: OptimizerSpec | None,
-        *,
-        pooled: bool,
-        device: torch.device | str,
-    ) -> None:
-        super().__init__(slots, lane_slots, optimizer, pooled=pooled, device=device)
-        reason = self.unavailable() or self.refuses(
-            slots, optimizer, pooled=pooled, weighted=False, exchanges_row_norms=False, device=device
-        )
-        if reason is not None or optimizer is None:
-            raise ValueError(f"kernel 'fbgemm' refuses: {reason}; use kernel 'native'")
+    def _allocate(self) -> None:
+        optimizer = self.optimizer
+        assert optimizer is not None  # what has none is refused
         self._slot_lanes: list[list[int]] = [[] for _ in self.slots]
         for lane, slot in enumerate(self.lane_slots):
             self._slot_lanes[slot].append(lane)

@@ -118,20 +118,11 @@ class NativeKernel(LookupKernel):
             return "per-sample weights have no meaning for sequence embeddings"
         return None
 
-    def __init__(
-        self,
-        slots: Sequence[Slot],
-        lane_slots: Sequence[int],
-        optimizer: OptimizerSpec | None,
-        *,
-        pooled: bool,
-        device: torch.device | str,
-    ) -> None:
-        super().__init__(slots, lane_slots, optimizer, pooled=pooled, device=device)
+    def _allocate(self) -> None:
         members: dict[tuple[int, torch.dtype], list[int]] = {}
         for index, slot in enumerate(self.slots):
             members.setdefault((slot.num_cols, TORCH_DTYPES[slot.data_type]), []).append(index)
-        shapes = optimizer.state_shapes(2, 4) if optimizer is not None else {}
+        shapes = self.optimizer.state_shapes(2, 4) if self.optimizer is not None else {}
         self._counts = "iter" in shapes
         # with two moments an element six matrices are at hand, not two or three: Adam takes half the time in quarters
         heavy = list(shapes.values()).count((2, 4)) > 1

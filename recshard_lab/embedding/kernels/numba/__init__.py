@@ -100,21 +100,9 @@ class NumbaKernel(LookupKernel):
             return f"it runs on cpu, not on {torch.device(device).type}"
         return next((reason for slot in slots if (reason := _refuses_slot(slot))), None)
 
-    def __init__(
-        self,
-        slots: Sequence[Slot],
-        lane_slots: Sequence[int],
-        optimizer: OptimizerSpec | None,
-        *,
-        pooled: bool,
-        device: torch.device | str,
-    ) -> None:
-        super().__init__(slots, lane_slots, optimizer, pooled=pooled, device=device)
-        reason = self.unavailable() or self.refuses(
-            slots, optimizer, pooled=pooled, weighted=False, exchanges_row_norms=False, device=device
-        )
-        if reason is not None or optimizer is None:
-            raise ValueError(f"kernel 'numba' refuses: {reason}; use kernel 'native'")
+    def _allocate(self) -> None:
+        optimizer = self.optimizer
+        assert optimizer is not None  # what has none is refused
         self._spec = optimizer
         self._weights = [
             zeros((slot.num_rows, slot.num_cols), TORCH_DTYPES[slot.data_type], self.device) for slot in self.slots
@@ -126,7 +114,7 @@ class NumbaKernel(LookupKernel):
             }
             for slot in self.slots
         ]
-        self._by_slot = [[lane for lane, own in enumerate(self.lane_slots) if own == s] for s in range(len(slots))]
+        self._by_slot = [[lane for lane, own in enumerate(self.lane_slots) if own == s] for s in range(len(self.slots))]
         self._slot_lanes = np.array([lane for own in self._by_slot for lane in own], np.int64)
         self._slot_starts = np.array([0, *accumulate(len(own) for own in self._by_slot)], np.int64)
         self._dims = [self.slots[slot].num_cols for slot in self.lane_slots]
@@ -134,7 +122,7 @@ class NumbaKernel(LookupKernel):
         self._addresses: list[int] = []
         self._lanes = np.empty((len(self._dims), 7), np.int64)
         self._most = np.array([self.slots[slot].num_rows for slot in self.lane_slots], np.int64)
-        for name in ("first_bad_lane", "pool" if pooled else "gather", "step_rows"):
+        for name in ("first_bad_lane", "pool" if self.pooled else "gather", "step_rows"):
             loop(name)  # not in the first step
 
     def weights(self) -> list[Tensor]:

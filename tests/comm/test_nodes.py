@@ -55,6 +55,26 @@ def test_only_what_crosses_nodes_waits_for_the_emulated_bandwidth() -> None:
             assert inside < link.least_ms(2 * elements * 4) / 2
 
 
+def crossing(link: dict[str, str], elements: int) -> tuple[float, float]:
+    """Milliseconds of an exchange inside this rank's node, and of one between the nodes, each in a group of its own."""
+    os.environ.update(link)
+    found = []
+    for env in ShardingEnv.default().node_envs():
+        dist.barrier()
+        begun = perf_counter()
+        all_to_all(torch.zeros(2 * elements), [elements] * 2, [elements] * 2, env, "test")
+        found.append((perf_counter() - begun) * 1e3)
+    return found[0], found[1]
+
+
+def test_a_group_that_crosses_nodes_waits_even_if_it_is_as_large_as_a_node() -> None:
+    link = InterNodeLink(latency_ms=20.0, gbps=0.1)
+    with recshard_lab.launch(4, nodes=2) as ranks:
+        for inside, across in ranks.run(crossing, link.environment(), 250_000):
+            assert across >= link.least_ms(250_000 * 4)
+            assert inside < link.least_ms(250_000 * 4) / 2
+
+
 def test_without_a_link_nothing_waits_and_with_one_it_is_read_back() -> None:
     assert InterNodeLink.from_environment({}) is None
     link = InterNodeLink(1.5, 10.0)

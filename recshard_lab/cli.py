@@ -147,3 +147,7 @@ def main() -> None:
     except (ValueError, OSError) as error:
         Console(stderr=True, highlight=False).print(f"[bold red]{type(error).__name__}:[/] {escape(str(error))}")
         sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

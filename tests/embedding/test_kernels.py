@@ -150,13 +150,14 @@ def test_weights_start_as_zeros_and_stay_the_same_objects(kernel: type[LookupKer
 
 
 @each_pair
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(("weight_decay", "max_norm"), [(0.0, 0.0), (0.1, 0.0), (0.0, 1.0)])
 def test_two_column_slots_whose_squares_meet_step_as_one_whole_slot(
-    kernel: type[LookupKernel], spec: OptimizerSpec, weight_decay: float, max_norm: float
+    kernel: type[LookupKernel], spec: OptimizerSpec, weight_decay: float, max_norm: float, weighted: bool
 ) -> None:
     spec = replace(spec, weight_decay=weight_decay, max_norm=max_norm)
     half = [Slot("a", 5, 4, DataType.FP32, 8)]
-    if kernel.refuses(half, spec, pooled=True, weighted=False, exchanges_row_norms=spec.row_wise, device="cpu"):
+    if kernel.refuses(half, spec, pooled=True, weighted=weighted, exchanges_row_norms=spec.row_wise, device="cpu"):
         return  # said by name, as another test holds
     lengths = ((2, 0, 3), (1, 2, 0))
     whole_shape = Shape(((5, 8), (4, 4)), (0, 1), lengths, seed=3)
@@ -183,9 +184,11 @@ def test_two_column_slots_whose_squares_meet_step_as_one_whole_slot(
     first, second = ids.split([5, 3])
     piece_ids, piece_lengths = torch.cat([first, second, first]), torch.tensor([*lengths[0], *lengths[1], *lengths[0]])
     offsets = torch.nn.functional.pad(piece_lengths.cumsum(0), (1, 0))
+    weights = torch.rand(8) if weighted else None
+    piece_weights = None if weights is None else torch.cat([weights, weights[:5]])
     for _ in range(3):
-        out, saved = whole.forward(ids, whole_shape.offsets(True), None)
-        _, piece_saved = pieces.forward(piece_ids, offsets, None)
+        out, saved = whole.forward(ids, whole_shape.offsets(True), weights)
+        _, piece_saved = pieces.forward(piece_ids, offsets, piece_weights)
         grad = torch.randn_like(out)
         whole.backward(saved, grad)
         a, b = grad.split([8, 4], dim=1)

@@ -97,8 +97,9 @@ class Executor:
         """Of a variable batch, ``[B, output width]``; of one that only met a variable batch elsewhere too."""
         if routed.home.inverse is not None:
             return self.variable.to_samples(flat, routed.home)
-        batch = routed.home.batch_size
-        return torch.cat([p.view(batch, -1) for p in flat.split([batch * b.dim for b in self.layout.blocks])], 1)
+        batch, dims = routed.home.batch_size, [block.dim for block in self.layout.blocks]
+        parts = flat.split([batch * dim for dim in dims])
+        return torch.cat([part.view(batch, dim) for part, dim in zip(parts, dims, strict=True)], 1)
 
     def forward(self, routed: Routed, training: bool) -> tuple[Tensor, _Saved | None]:
         """Rows of the local batch, and what ``backward`` needs."""

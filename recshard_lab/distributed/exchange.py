@@ -80,13 +80,27 @@ class Executor:
         #: parameters of tables on the dense kernel, each beside the kernel's own view of the same memory
         self.dense: list[tuple[nn.Parameter, Tensor]] = []
         self.buffer_bytes = {"input_buffers": 0, "output_buffers": 0}
+        self._moved_away = False
+
+    def retire(self) -> None:
+        """The tables lie elsewhere from now on: nothing started here may end here."""
+        self._moved_away = True
 
     def start(self, features: KeyedJaggedTensor) -> PendingInput:
         """Sends the local batch on its way; several batches may be under way."""
         return self.input_dist.start(features)
 
     def finish(self, routed: Routed) -> Tensor:
-        """Looks up what came and brings the rows home, with a gradient when gradients are on."""
+        """Looks up what came and brings the rows home, with a gradient when gradients are on.
+
+        Raises:
+            ValueError: the batch was sent before the tables moved.
+        """
+        if self._moved_away or routed.home.layout is not self.layout:
+            raise ValueError(
+                "the tables have moved (dmp.reshard) since this batch was sent: its ids went where their rows no "
+                "longer are. Smallest fix: finish every lookup before dmp.reshard, or send the batch again"
+            )
         if torch.is_grad_enabled():
             out: Tensor = _Step.apply(self.anchor, self, routed)
         else:
@@ -118,7 +132,15 @@ class Executor:
         """Brings gradients to the rectangles and steps their optimizers.
 
         Gradients are averaged over ranks, as DistributedDataParallel does for the dense part.
+
+        Raises:
+            ValueError: the tables have moved since the batch was looked up.
         """
+        if self._moved_away:
+            raise ValueError(
+                "the tables have moved (dmp.reshard) since this batch was looked up: its gradients would step the "
+                "rows that were left behind. Smallest fix: call backward before dmp.reshard"
+            )
         for parameter, weight in self.dense:  # zero_grad may have come since
             weight.grad = parameter.grad
         routed = saved.routed

@@ -45,6 +45,7 @@ class Home:
         counts: for each block, the number of its ids.
         sent: for each rank and lane there, how many ids went.
         positions: for each row-split (rank, lane), where in the block those ids stood (sequence collections only).
+        layout: the wiring by which they went.
         replicas: what the data-parallel lanes look up here.
         touched: for each data-parallel lane the rows it travels as; None where it travels as bags.
         inverse: for each block, which of its bags is each sample's ``[B]``; None where bag b is sample b's.
@@ -59,6 +60,7 @@ class Home:
     positions: dict[tuple[int, int], Tensor]
     replicas: list[BlockIds]
     touched: list[TouchedRows | None]
+    layout: Layout
     inverse: list[Tensor] | None = None
     kept: list[Tensor | None] | None = None
 
@@ -255,6 +257,7 @@ class InputDist:
             positions={},
             replicas=replicas,
             touched=touched,
+            layout=layout,
             inverse=inverse,
             kept=fitted.kept,
         )

@@ -263,6 +263,7 @@ class _Migration:
             vars(collection).update(attributes)
             collection._modules.update(modules)
             raise
+        attributes["executor"].retire()
         self._finish()
         return moved
 
@@ -280,6 +281,7 @@ class _Migration:
         for (name, part, n), tensor in waiting.items():
             self.held[name, part][n] = tensor
         del flat
+        self.collection.executor.retire()
         for shards in self.collection.table_shards().values():
             shards.let_go()
         self.collection.let_go()

@@ -182,7 +182,8 @@ class DistributedModelParallel(nn.Module):
 
         Weights and optimizer states arrive bit for bit; only overlaps with other ranks' rectangles travel. Learning
         rates, schedulers over ``fused_optimizer`` and the dense part go on as they are. Old kernels are freed.
-        Gradients of tables on the dense kernel are dropped; batches sent before must have been finished.
+        Gradients of tables on the dense kernel are dropped; batches sent before must have been finished, backward and
+        all: what is left of them is refused.
 
         Args:
             plan: the new plan, the same on every rank. Tables that it does not name stay where they lie.

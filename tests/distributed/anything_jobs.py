@@ -268,7 +268,7 @@ class _Table:
         if apart and spec.weight_decay_mode is WeightDecayMode.L2:
             grad.add_(weight, alpha=spec.weight_decay)
         # dense twins leave rows without gradient alone; ours are left alone where no id named them
-        grad[touched] += 1e-300 * (grad[touched] == 0).all(1, keepdim=True)
+        grad[touched] += 1e-300 * (grad[touched] == 0).all(1, keepdim=True).double()
         self.optimizer.step()
         if apart and spec.weight_decay_mode is WeightDecayMode.DECOUPLE:
             weight.add_(before, alpha=-spec.learning_rate * spec.weight_decay)

@@ -144,6 +144,25 @@ def refused(case: Case, plans: list[str | None]) -> tuple[str, list[str]]:
     return "", []
 
 
+def overtaken(case: Case, plan: str, bound: int | None) -> tuple[list[str], list[str]]:
+    """What is said to a batch sent, and to one looked up, before a move and ended after it; what that changed."""
+    rank, said = torch.distributed.get_rank(), []
+    dmp = build(case)
+    batch = batch_of(case.steps[0][rank], case.weighted)
+    (collection,) = dmp.collections.values()
+    pending, output = collection.input_dist(batch), collection(batch).values()
+    before = everything(dmp)
+    dmp.reshard(ShardingPlan.from_json(plan), max_extra_bytes=bound)
+    for late in (lambda: collection.compute_and_output_dist(pending.wait()), lambda: output.sum().backward()):
+        try:
+            late()
+        except ValueError as error:
+            said.append(str(error))
+    wrong = same(before, everything(dmp))
+    collection(batch).values().sum().backward()
+    return said, wrong
+
+
 def old_kernels_left(case: Case, plan: str, bound: int | None) -> int:
     """How many of the kernels before a move are alive after it."""
     dmp = build(case)

@@ -61,6 +61,7 @@ def on_ranks(ranks: Any, life: Life) -> list[Told]:
     return told
 
 
+@pytest.mark.timeout(0 if SOAK else 300)
 def test_any_life_is_the_unsharded_one(ranks: Any) -> None:
     world = ranks.world_size
 
@@ -101,5 +102,3 @@ def test_the_codecs_bound_is_about_numbers_of_that_size(kind: CommType) -> None:
     from tests.distributed.anything_jobs import _unit
 
     assert 0 <= _unit(make_codec(kind), 1.0) <= 2.0**-7
-
-

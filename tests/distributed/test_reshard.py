@@ -208,6 +208,16 @@ def test_a_plan_that_cannot_be_is_refused_before_anything_moves(ranks: Any, plan
         assert not changed
 
 
+@pytest.mark.parametrize("bound", [None, 1 << 14], ids=["beside", "parked"])
+def test_a_batch_that_a_move_overtakes_is_refused_by_name(ranks: Any, bound: int | None) -> None:
+    case = case_of(ranks.world_size, "exact_row_wise_adagrad", steps=1)
+    for said, wrong in ranks.run(state_jobs.overtaken, case, plan_named("column_wise", ranks.world_size), bound):
+        assert len(said) == 2
+        assert "moved (dmp.reshard) since this batch was sent" in said[0]
+        assert "moved (dmp.reshard) since this batch was looked up" in said[1]
+        assert not wrong
+
+
 @pytest.mark.parametrize("ranks", [2], indirect=True)
 def test_ranks_with_different_plans_are_told_so_and_nothing_moves(ranks: Any) -> None:
     case = case_of(2, "exact_sgd", steps=0)

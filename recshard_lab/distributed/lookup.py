@@ -102,6 +102,11 @@ class KernelGroup:
         weights = [part.weights for part in own if part.weights is not None]
         return join(part.ids for part in own), self._offsets(lengths), join(weights) if weights else None
 
+    def no_ids(self, routed: Routed) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The same of one empty bag a lane: what kernels step with where nobody has a bag, for steps are counted."""
+        offsets = self._offsets(routed.lengths.new_zeros(len(self.lanes), 1))
+        return routed.ids[:0], offsets, None if routed.weights is None else routed.weights[:0]
+
     def _offsets(self, lengths: Tensor) -> Tensor:
         """``[lanes, S]`` -> where bags begin when pooled, where lanes begin when not."""
         return complete_cumsum(lengths.reshape(-1) if self.kernel.pooled else lengths.sum(1))

@@ -206,7 +206,6 @@ def lives(draw: Any, world_size: int) -> Life:
     stray = 0 if policy == "error" else 2**40 if ids_dtype is torch.int64 else 2**30
     for _ in range(sum(number_of_steps)):
         sizes = [draw(st.integers(0, 4)) for _ in range(world_size)]
-        sizes[0] += not any(sizes)  # somebody must have a sample to train on
         steps.append([draw_bags(generator, tables, size, stray) for size in sizes])
         made: list[Inverse | None] = [None] * world_size
         if variable:

@@ -74,7 +74,7 @@ class _Sharder(EmbeddingBagCollectionSharder):
 
     specs: dict[str, OptimizerSpec]
 
-    def shard(self, module: nn.Module, params: Any, env: Any, device: torch.device) -> ShardedCollection:
+    def build(self, module: nn.Module, params: Any, env: Any, device: torch.device) -> ShardedCollection:
         return self.sharded_type(
             self.tables(module),
             params,

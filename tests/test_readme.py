@@ -48,6 +48,13 @@ def test_the_scheme_of_the_third_example_tiles_and_is_planned() -> None:
         unregister_scheme("halves")
 
 
+def test_the_example_for_readers_of_torchrec_runs() -> None:
+    code = EXAMPLES[-1].replace("install() ", "install(shadow=True) ")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "seen" in done.stdout
+
+
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\((?!https?:)(.+?)\)", README))))
 def test_every_link_leads_to_a_file(target: str) -> None:
     assert (ROOT / target).is_file()

@@ -27,6 +27,8 @@ from recshard_lab.comm.emulation import InterNodeLink as InterNodeLink
 from recshard_lab.comm.grid import ReplicaGrid as ReplicaGrid
 from recshard_lab.comm.grid import device_mesh as device_mesh
 from recshard_lab.comm.groups import ShardingEnv as ShardingEnv
+from recshard_lab.comm.groups import get_local_rank as get_local_rank
+from recshard_lab.comm.groups import get_local_size as get_local_size
 from recshard_lab.comm.trace import CollectiveEvent as CollectiveEvent
 from recshard_lab.comm.trace import Trace as Trace
 from recshard_lab.comm.trace import trace as trace

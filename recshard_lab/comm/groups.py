@@ -51,8 +51,7 @@ class ShardingEnv:
         """
         if self.local_size is not None:
             return self.local_size
-        said = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
-        return said if said > 0 and self.world_size % said == 0 else self.world_size
+        return get_local_size(self.world_size)
 
     @property
     def node(self) -> int:
@@ -118,6 +117,32 @@ class ShardingEnv:
         if dist.is_available() and dist.is_initialized():
             return cls.from_process_group(dist.group.WORLD)
         return cls.from_local(1, 0)
+
+
+def get_local_size(world_size: int | None = None) -> int:
+    """Ranks of this node, as the launcher says (``LOCAL_WORLD_SIZE``); all where it says nothing that fits.
+
+    Args:
+        world_size: ranks in all; those of the default process group, or 1, when left out.
+
+    >>> get_local_size(1)
+    1
+    """
+    world_size = ShardingEnv.default().world_size if world_size is None else world_size
+    said = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+    return said if said > 0 and world_size % said == 0 else world_size
+
+
+def get_local_rank(world_size: int | None = None, rank: int | None = None) -> int:
+    """This rank's number among those of its node.
+
+    Args:
+        world_size, rank: of the default process group, or of this process alone, when left out.
+
+    >>> get_local_rank(world_size=1, rank=0)
+    0
+    """
+    return (ShardingEnv.default().rank if rank is None else rank) % get_local_size(world_size)
 
 
 @lru_cache(maxsize=8)

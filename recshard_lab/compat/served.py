@@ -26,17 +26,24 @@ _SPECS = {
 
 SERVED: dict[str, dict[str, str]] = {
     "torchrec": {
-        "sparse": "JaggedTensor KeyedJaggedTensor KeyedTensor",
-        "embedding": f"DataType PoolingType EmbeddingBagConfig EmbeddingConfig {_COLLECTIONS}",
+        "sparse": "JaggedTensor KeyedJaggedTensor KeyedTensor Multistreamable Pipelineable",
+        "embedding": f"DataType PoolingType EmbeddingBagConfig EmbeddingConfig EmbeddingBagCollectionInterface "
+        f"{_COLLECTIONS}",
     },
     "torchrec.sparse": {"sparse": "JaggedTensor KeyedJaggedTensor KeyedTensor"},
     "torchrec.sparse.jagged_tensor": {"sparse": _JAGGED},
+    "torchrec.streamable": {"sparse": "Multistreamable Pipelineable"},
     "torchrec.types": {"embedding": "DataType"},
     # ---- modules ----
     "torchrec.modules": {},
-    "torchrec.modules.embedding_configs": {"embedding": _CONFIGS, "sharding": "ShardingType"},
+    "torchrec.modules.embedding_configs": {
+        "embedding": f"{_CONFIGS} DATA_TYPE_NUM_BITS data_type_to_dtype dtype_to_data_type pooling_type_to_str "
+        "EmbeddingTableConfig=BaseEmbeddingConfig",
+        "sharding": "ShardingType",
+    },
     "torchrec.modules.embedding_modules": {
-        "embedding": f"{_COLLECTIONS} EmbeddingBagConfig EmbeddingConfig "
+        "embedding": f"{_COLLECTIONS} EmbeddingBagConfig EmbeddingConfig EmbeddingBagCollectionInterface "
+        "EmbeddingCollectionInterface "
         "get_embedding_names_by_table=embedding_names_by_table",
         "sparse": "JaggedTensor KeyedJaggedTensor KeyedTensor",
     },
@@ -45,12 +52,17 @@ SERVED: dict[str, dict[str, str]] = {
     "torchrec.modules.regroup": {"embedding": "KTRegroupAsDict"},
     # ---- distributed ----
     "torchrec.distributed": {
-        "distributed": "DMPCollection DistributedModelParallel ShardingEnv",
+        "distributed": "Awaitable DMPCollection DistributedModelParallel ModuleSharder NoWait "
+        "ShardedModule=ShardedCollection "
+        "ShardingEnv",
         "sharding": "ParameterSharding",
+        "train": "EvalPipelineSparseDist TrainPipeline TrainPipelineBase TrainPipelineSparseDist",
+        "comm": "get_local_rank get_local_size",
     },
     "torchrec.distributed.types": {
-        "sharding": _PLAN,
-        "distributed": "ShardingEnv ShardingStrategy",
+        "sharding": f"{_PLAN} ComputeKernel=EmbeddingComputeKernel",
+        "distributed": "Awaitable LazyAwaitable LazyNoWait ModuleSharder NoWait ShardedModule=ShardedCollection "
+        "ShardingEnv ShardingStrategy",
         "comm": "CommOp QuantizedCommCodecs",
         "embedding": "DataType",
         **_SPECS,
@@ -58,9 +70,15 @@ SERVED: dict[str, dict[str, str]] = {
     "torchrec.distributed.embedding_types": {"sharding": "EmbeddingComputeKernel ShardingType"},
     "torchrec.distributed.embedding": {"distributed": "EmbeddingCollectionSharder ShardedEmbeddingCollection"},
     "torchrec.distributed.embeddingbag": {"distributed": "EmbeddingBagCollectionSharder ShardedEmbeddingBagCollection"},
+    "torchrec.distributed.comm": {"comm": "get_local_rank get_local_size"},
+    "torchrec.distributed.shard": {"distributed": "shard shard_modules"},
+    "torchrec.distributed.train_pipeline": {
+        "train": "EvalPipelineSparseDist TrainPipeline TrainPipelineBase TrainPipelineSparseDist",
+    },
     "torchrec.distributed.model_parallel": {"distributed": "DMPCollection DistributedModelParallel"},
     "torchrec.distributed.sharding_plan": {
-        "sharding": f"{_GENERATORS} table_row_wise table_wise ParameterShardingGenerator"
+        "sharding": f"{_GENERATORS} table_row_wise table_wise ParameterShardingGenerator",
+        "distributed": "get_default_sharders get_module_to_default_sharders",
     },
     "torchrec.distributed.fbgemm_qcomm_codec": {
         "comm": "CommType QCommsConfig get_qcomm_codecs get_qcomm_codecs_registry"
@@ -70,6 +88,9 @@ SERVED: dict[str, dict[str, str]] = {
         "sharding": "ParameterConstraints Topology",
     },
     "torchrec.distributed.planner.planners": {"planner": "EmbeddingShardingPlanner"},
+    "torchrec.distributed.planner.storage_reservations": {
+        "planner": "FixedPercentageStorageReservation HeuristicalStorageReservation",
+    },
     "torchrec.distributed.planner.types": {"sharding": "ParameterConstraints Topology PlannerError=PlanError"},
     # ---- optim ----
     "torchrec.optim": {
@@ -85,8 +106,14 @@ SERVED: dict[str, dict[str, str]] = {
     "torchrec.optim.warmup": {"optim": _WARMUP},
     # ---- models and data ----
     "torchrec.models": {},
-    "torchrec.models.dlrm": {"models": "DLRM InteractionArch"},
+    "torchrec.models.dlrm": {"models": "DLRM DLRMTrain DenseArch InteractionArch OverArch SparseArch"},
     "torchrec.datasets": {},
+    "torchrec.datasets.criteo": {
+        "data.criteo": "CAT_FEATURE_COUNT DAYS DEFAULT_CAT_NAMES DEFAULT_COLUMN_NAMES DEFAULT_INT_NAMES "
+        "DEFAULT_LABEL_NAME INT_FEATURE_COUNT",
+    },
+    "torchrec.datasets.random": {"data": "RandomRecDataset"},
+    "torchrec.datasets.utils": {"data": "Batch"},
 }
 
 

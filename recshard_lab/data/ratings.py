@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, gather_segments
+from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, Pipelineable, gather_segments, record_stream
 
 Column = Tensor | JaggedTensor
 """The ids of one feature: a tensor [n] where every sample has exactly one, else one bag per sample."""
@@ -54,6 +55,11 @@ class Batch:
             labels=self.labels.to(device, non_blocking=non_blocking),
         )
 
+    def record_stream(self, stream: Any) -> None:
+        """Keeps device memory from being reused before `stream` is done with it."""
+        record_stream(stream, self.dense_features, self.labels)
+        self.sparse_features.record_stream(stream)
+
     def pin_memory(self) -> Batch:
         """The same batch in page-locked memory, from where copies to a GPU overlap compute."""
         return replace(
@@ -62,6 +68,9 @@ class Batch:
             sparse_features=self.sparse_features.pin_memory(),
             labels=self.labels.pin_memory(),
         )
+
+
+Pipelineable.register(Batch)
 
 
 def rank_slice(size: int, rank: int, world_size: int) -> tuple[int, int]:

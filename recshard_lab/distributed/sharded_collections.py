@@ -20,8 +20,10 @@ from recshard_lab.distributed.table_shards import TableShards, whole_dtype
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
     EmbeddingBagCollection,
+    EmbeddingBagCollectionInterface,
     EmbeddingBagConfig,
     EmbeddingCollection,
+    EmbeddingCollectionInterface,
     OptimizerSpec,
     PoolingType,
     embedding_names_by_table,
@@ -144,6 +146,10 @@ class ShardedCollection(nn.Module):
         self._own_optimizer = None
         setattr(self, self.tables_name, nn.ModuleDict())
 
+    def is_weighted(self) -> bool:
+        """Whether batches must carry weights."""
+        return self.weighted
+
     def out_of_range_count(self) -> int:
         """Ids in this rank's batches that were no rows of their table, under ``"clamp"`` and ``"ignore"``."""
         return self._policy.count()
@@ -248,6 +254,10 @@ class ShardedEmbeddingCollection(ShardedCollection):
                 for block, own, lengths in zip(blocks, rows, home.lengths, strict=True)
             }
         )
+
+
+EmbeddingBagCollectionInterface.register(ShardedEmbeddingBagCollection)
+EmbeddingCollectionInterface.register(ShardedEmbeddingCollection)
 
 
 def blocks_of(tables: Sequence[BaseEmbeddingConfig]) -> list[Block]:

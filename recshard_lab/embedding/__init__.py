@@ -11,8 +11,14 @@ from recshard_lab.embedding.configs import EmbeddingBagConfig as EmbeddingBagCon
 from recshard_lab.embedding.configs import EmbeddingConfig as EmbeddingConfig
 from recshard_lab.embedding.configs import PoolingType as PoolingType
 from recshard_lab.embedding.configs import embedding_names_by_table as embedding_names_by_table
+from recshard_lab.embedding.data_types import DATA_TYPE_NUM_BITS as DATA_TYPE_NUM_BITS
+from recshard_lab.embedding.data_types import data_type_to_dtype as data_type_to_dtype
+from recshard_lab.embedding.data_types import dtype_to_data_type as dtype_to_data_type
+from recshard_lab.embedding.data_types import pooling_type_to_str as pooling_type_to_str
 from recshard_lab.embedding.fused_collections import FusedEmbeddingBagCollection as FusedEmbeddingBagCollection
 from recshard_lab.embedding.in_backward import apply_optimizer_in_backward as apply_optimizer_in_backward
+from recshard_lab.embedding.interfaces import EmbeddingBagCollectionInterface as EmbeddingBagCollectionInterface
+from recshard_lab.embedding.interfaces import EmbeddingCollectionInterface as EmbeddingCollectionInterface
 from recshard_lab.embedding.optimizers import EmbOptimType as EmbOptimType
 from recshard_lab.embedding.optimizers import OptimizerSpec as OptimizerSpec
 from recshard_lab.embedding.optimizers import RowWiseAdagrad as RowWiseAdagrad
@@ -20,12 +26,15 @@ from recshard_lab.embedding.optimizers import WeightDecayMode as WeightDecayMode
 from recshard_lab.embedding.regroup import KTRegroupAsDict as KTRegroupAsDict
 
 __all__ = [
+    "DATA_TYPE_NUM_BITS",
     "BaseEmbeddingConfig",
     "DataType",
     "EmbOptimType",
     "EmbeddingBagCollection",
+    "EmbeddingBagCollectionInterface",
     "EmbeddingBagConfig",
     "EmbeddingCollection",
+    "EmbeddingCollectionInterface",
     "EmbeddingConfig",
     "FusedEmbeddingBagCollection",
     "KTRegroupAsDict",
@@ -34,5 +43,8 @@ __all__ = [
     "RowWiseAdagrad",
     "WeightDecayMode",
     "apply_optimizer_in_backward",
+    "data_type_to_dtype",
+    "dtype_to_data_type",
     "embedding_names_by_table",
+    "pooling_type_to_str",
 ]

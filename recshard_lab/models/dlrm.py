@@ -56,6 +56,32 @@ class DenseArch(nn.Module):
         return self.constant.expand(len(features), -1)
 
 
+class SparseArch(nn.Module):
+    """An embedding collection whose output is one vector a feature.
+
+    Args:
+        embedding_bag_collection: tables of one `embedding_dim` D; may be sharded.
+    """
+
+    def __init__(self, embedding_bag_collection: EmbeddingBagCollection) -> None:
+        super().__init__()
+        self.embedding_bag_collection = embedding_bag_collection
+        tables = embedding_bag_collection.embedding_bag_configs()
+        self.D = tables[0].embedding_dim
+        self.F = sum(len(table.feature_names) for table in tables)
+
+    @property
+    def sparse_feature_names(self) -> list[str]:
+        """The features, in the order of the output."""
+        tables = self.embedding_bag_collection.embedding_bag_configs()
+        return [feature for table in tables for feature in table.feature_names]
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        """ids of B samples -> ``[B, F, D]``"""
+        values: Tensor = self.embedding_bag_collection(features).values()
+        return values.reshape(-1, self.F, self.D)
+
+
 class OverArch(nn.Module):
     """The top MLP, whose last layer is linear: it gives the logit."""
 
@@ -126,6 +152,11 @@ class DLRM(nn.Module):
         self.dense_arch = DenseArch(dense_in_features, bottom, device=dense_device)
         self.inter_arch = InteractionArch(self.num_sparse_features)
         self.over_arch = OverArch(self.inter_arch.output_size(self.embedding_dim), over, device=dense_device)
+
+    @property
+    def sparse_arch(self) -> SparseArch:
+        """The tables as TorchRec's DLRM shows them: a view, whose parameters have the names that they have here."""
+        return SparseArch(self.embedding_bag_collection)
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
         """dense ``[B, I]`` and ids of B samples -> logits ``[B, 1]``"""

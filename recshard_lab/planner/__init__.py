@@ -10,4 +10,6 @@ from recshard_lab.planner.estimate import estimate as estimate
 from recshard_lab.planner.memory import MEMORY_CATEGORIES as MEMORY_CATEGORIES
 from recshard_lab.planner.planner import EmbeddingShardingPlanner as EmbeddingShardingPlanner
 from recshard_lab.planner.planner import tables_of as tables_of
+from recshard_lab.planner.reservations import FixedPercentageStorageReservation as FixedPercentageStorageReservation
+from recshard_lab.planner.reservations import HeuristicalStorageReservation as HeuristicalStorageReservation
 from recshard_lab.planner.workload import Workload as Workload

@@ -11,6 +11,7 @@ from recshard_lab.planner.estimate import Estimate, estimate_loads
 from recshard_lab.planner.explain import Refused, what_does_not_fit, why_it_does_not_fit
 from recshard_lab.planner.greedy import solve
 from recshard_lab.planner.options import DoesNotFit, Placement
+from recshard_lab.planner.reservations import FixedPercentageStorageReservation
 from recshard_lab.planner.workload import Workload
 from recshard_lab.sharding import (
     EmbeddingModuleShardingPlan,
@@ -36,6 +37,7 @@ class EmbeddingShardingPlanner:
         constraints: table name -> `ParameterConstraints`.
         workload: the step to plan for.
         local_search_passes: rounds of improvement after the greedy starts, at most 3; 0 for none.
+        storage_reservation: memory to leave free; ``topology.reserve_fraction`` when left out.
         route: the only route ("direct", "reduce_scatter", "two_hop") for every table to which it applies: two hops for
             pooled tables that are not replicated, a reduce-scatter for those of them whose rows are cut. A table's own
             constraint wins. Left out, each table's is the cheapest.
@@ -58,8 +60,12 @@ class EmbeddingShardingPlanner:
         *,
         local_search_passes: int = 3,
         route: str | None = None,
+        storage_reservation: FixedPercentageStorageReservation | None = None,
     ) -> None:
         self.topology = topology or running_topology()
+        self.reservation = storage_reservation
+        if storage_reservation is not None:
+            self.topology = storage_reservation.topology(self.topology)
         workload = workload or Workload()
         self.workload = workload if batch_size is None else replace(workload, batch_size=batch_size)
         self.constraints = dict(constraints or {})
@@ -95,7 +101,10 @@ class EmbeddingShardingPlanner:
             for path, tables in found.items():
                 sharder = next(s for s in able if isinstance(submodules[path], s.module_type))
                 constraints = within(sharder, tables, constraints, self.topology.compute_device)
-        return self._plan(found, constraints)
+        workload = self.workload
+        if self.reservation is not None:
+            workload = self.reservation.workload(workload, module, found)
+        return self._plan(found, constraints, workload)
 
     def collective_plan(self, module: Any, sharders: Sequence[Any] | None = None, pg: Any = None) -> ShardingPlan:
         """`plan` on the first rank of `pg`, the same plan on every rank. Collective.
@@ -133,12 +142,13 @@ class EmbeddingShardingPlanner:
         Raises:
             PlanError: they do not fit, or a constraint names an unknown table.
         """
-        return self._plan({module_path: list(tables)}, self.constraints, explain)
+        return self._plan({module_path: list(tables)}, self.constraints, self.workload, explain)
 
     def _plan(
         self,
         found: Mapping[str, Sequence[BaseEmbeddingConfig]],
         constraints: Mapping[str, ParameterConstraints],
+        workload: Workload,
         explain: bool = True,
     ) -> ShardingPlan:
         owners = [(path, table) for path, tables in found.items() for table in tables]
@@ -150,11 +160,11 @@ class EmbeddingShardingPlanner:
                     f"constraints name a table {name!r} that does not exist{nearest(name, names)}; tables: "
                     f"{', '.join(names)}"
                 )
-        model = CostModel(tables, self.topology, self.workload, constraints)
+        model = CostModel(tables, self.topology, workload, constraints)
         try:
             placements = self._solve(model, tables, constraints)
         except DoesNotFit as stuck:
-            refused = Refused(tables, stuck.table, self.topology, self.workload, constraints, self.route)
+            refused = Refused(tables, stuck.table, self.topology, workload, constraints, self.route)
             raise PlanError(why_it_does_not_fit(refused) if explain else what_does_not_fit(refused)) from None
         plan: dict[str, EmbeddingModuleShardingPlan] = {path: EmbeddingModuleShardingPlan() for path in found}
         for (path, table), placement in zip(owners, placements, strict=True):

@@ -10,6 +10,9 @@ from recshard_lab.sparse.keyed_jagged_tensor import KeyedJaggedTensor as KeyedJa
 from recshard_lab.sparse.keyed_tensor import KeyedTensor as KeyedTensor
 from recshard_lab.sparse.ops import complete_cumsum as complete_cumsum
 from recshard_lab.sparse.ops import gather_segments as gather_segments
+from recshard_lab.sparse.storage import record_stream as record_stream
+from recshard_lab.sparse.streamable import Multistreamable as Multistreamable
+from recshard_lab.sparse.streamable import Pipelineable as Pipelineable
 from recshard_lab.sparse.validator import validate_keyed_jagged_tensor as validate_keyed_jagged_tensor
 
 __all__ = [
@@ -18,10 +21,13 @@ __all__ = [
     "JaggedTensor",
     "KeyedJaggedTensor",
     "KeyedTensor",
+    "Multistreamable",
+    "Pipelineable",
     "UnknownKeyError",
     "complete_cumsum",
     "gather_segments",
     "jt_is_equal",
     "kjt_is_equal",
+    "record_stream",
     "validate_keyed_jagged_tensor",
 ]

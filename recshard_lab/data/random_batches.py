@@ -1,0 +1,112 @@
+"""Batches of random ids, to run a model on where what it learns does not matter; arguments as in TorchRec.
+
+Shape letters: B batch, F features, I dense features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import count, islice
+
+import torch
+from torch.utils.data import IterableDataset
+
+from recshard_lab.data.ratings import Batch
+from recshard_lab.sparse import KeyedJaggedTensor
+
+
+class RandomRecDataset(IterableDataset[Batch]):
+    """Batches of uniform ids, dense features and labels.
+
+    Args:
+        keys: the F features.
+        batch_size: B.
+        hash_size: ids are drawn from ``[0, hash_size)``, for every feature; 100 when neither is given.
+        hash_sizes: the same, one a feature.
+        ids_per_feature: ids of each sample, for every feature; 2 when neither is given.
+        ids_per_features: the same, one a feature.
+        num_dense: I.
+        manual_seed: the same seed gives the same batches; drawn from torch's own when left out.
+        num_batches: how many batches an iteration gives; without end when left out.
+        num_generated_batches: how many different ones are drawn, ahead; they come again in turn. 0 draws each anew.
+        min_ids_per_feature: each sample has from this many to `ids_per_feature` ids; exactly the latter when left out.
+        min_ids_per_features: the same, one a feature.
+
+    Raises:
+        ValueError: a list that does not fit the keys, both forms of one argument, sizes that cannot be.
+
+    >>> batch = next(iter(RandomRecDataset(["f", "g"], batch_size=3, hash_size=10, manual_seed=0)))
+    >>> batch.dense_features.shape, batch.sparse_features.lengths().tolist()
+    (torch.Size([3, 50]), [2, 2, 2, 2, 2, 2])
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        batch_size: int,
+        hash_size: int | None = None,
+        hash_sizes: Sequence[int] | None = None,
+        ids_per_feature: int | None = None,
+        ids_per_features: Sequence[int] | None = None,
+        num_dense: int = 50,
+        manual_seed: int | None = None,
+        num_batches: int | None = None,
+        num_generated_batches: int = 10,
+        min_ids_per_feature: int | None = None,
+        min_ids_per_features: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__()
+        self.keys, self.batch_size, self.num_dense = list(keys), batch_size, num_dense
+        sizes = {"batch_size": (batch_size, 1), "num_dense": (num_dense, 0), "num_batches": (num_batches, 0)}
+        for name, (value, least) in sizes.items():
+            if value is not None and (not isinstance(value, int) or value < least):
+                raise ValueError(f"{name} must be an integer from {least}, got {value!r}")
+        self.hash_sizes = self._per_key("hash_size", hash_size, hash_sizes, 100, 1)
+        self.most = self._per_key("ids_per_feature", ids_per_feature, ids_per_features, 2, 0)
+        given = min_ids_per_feature is not None or min_ids_per_features is not None
+        least_ids = self._per_key("min_ids_per_feature", min_ids_per_feature, min_ids_per_features, 0, 0)
+        self.least = least_ids if given else self.most
+        for key, low, high in zip(self.keys, self.least, self.most, strict=True):
+            if low > high:
+                raise ValueError(f"feature {key!r}: min_ids_per_feature {low} is more than ids_per_feature {high}")
+        self.num_batches = num_batches
+        self.generator = torch.Generator()
+        self.generator.manual_seed(manual_seed if manual_seed is not None else torch.initial_seed() & 0x7FFFFFFF)
+        self.ahead = [self._draw() for _ in range(max(0, num_generated_batches))]
+
+    def _per_key(self, name: str, one: int | None, each: Sequence[int] | None, default: int, least: int) -> list[int]:
+        if one is not None and each is not None:
+            raise ValueError(f"give {name} or {name}s, not both")
+        values = list(each) if each is not None else [default if one is None else one] * len(self.keys)
+        if len(values) != len(self.keys):
+            raise ValueError(f"{name}s has {len(values)} entries for {len(self.keys)} keys: give one a key")
+        for key, value in zip(self.keys, values, strict=True):
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} of {key!r} must be an integer from {least}, got {value!r}")
+        return values
+
+    def _draw(self) -> Batch:
+        lengths, ids = [], []
+        for rows, low, high in zip(self.hash_sizes, self.least, self.most, strict=True):
+            own = torch.randint(low, high + 1, (self.batch_size,), generator=self.generator)
+            lengths.append(own)
+            ids.append(torch.randint(rows, (int(own.sum()),), generator=self.generator))
+        return Batch(
+            dense_features=torch.rand(self.batch_size, self.num_dense, generator=self.generator),
+            sparse_features=KeyedJaggedTensor(self.keys, torch.cat(ids), lengths=torch.cat(lengths)),
+            labels=torch.randint(2, (self.batch_size,), generator=self.generator).float(),
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        endless = (self.ahead[number % len(self.ahead)] if self.ahead else self._draw() for number in count())
+        return islice(endless, self.num_batches)
+
+    def __len__(self) -> int:
+        """Batches of one iteration.
+
+        Raises:
+            TypeError: there is no end to them.
+        """
+        if self.num_batches is None:
+            raise TypeError("the batches have no end: give num_batches")
+        return self.num_batches

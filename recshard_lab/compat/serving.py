@@ -68,9 +68,19 @@ class ServedModule(ModuleType):
         setattr(self, name, value)
         return value
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _on_arrival, (self.__name__,)
+
     def __dir__(self) -> list[str]:
         children = {m.rpartition(".")[2] for m in served_modules() if m.rpartition(".")[0] == self.__name__}
         return sorted({*super().__dir__(), *self.__all__, *children})
+
+
+def _on_arrival(name: str) -> ModuleType:
+    """The module in another process, which a function that uses it was sent to."""
+    if finder_in_place() is None and ROOT not in sys.modules:
+        sys.meta_path.insert(0, Finder())
+    return import_module(name)
 
 
 def finder_in_place() -> Finder | None:

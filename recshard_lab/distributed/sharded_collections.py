@@ -193,6 +193,19 @@ class ShardedCollection(nn.Module):
             self._own_optimizer = FusedOptimizer({"": self})
         return self._own_optimizer
 
+    @property
+    def _input_dists(self) -> list[Any]:
+        """Where TorchRec's readers look for what sends ids out; here it is one for all tables."""
+        return [self.executor.input_dist]
+
+    @property
+    def _lookups(self) -> list[Any]:
+        return [self.executor.lookup]
+
+    @property
+    def _output_dists(self) -> list[Any]:
+        return [self.executor.route]
+
     def input_dist(self, features: KeyedJaggedTensor) -> PendingInput:
         """Sends the local batch on its way; ``.wait()`` gives what ``compute_and_output_dist`` takes."""
         if self._own_optimizer is not None:

@@ -6,6 +6,8 @@ import pytest
 
 from recshard_lab.compat import torchrec as shim
 
+collect_ignore = ["torchrec_plans.py"]  # imports TorchRec: for its environment alone
+
 
 @pytest.fixture
 def served() -> Iterator[None]:

@@ -1,0 +1,35 @@
+"""Memory that plans leave free."""
+
+import pytest
+from torch import nn
+
+from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingShardingPlanner, PlanError, Topology
+from recshard_lab.planner import FixedPercentageStorageReservation, HeuristicalStorageReservation
+
+TABLE = EmbeddingBagConfig(name="t", num_embeddings=1000, embedding_dim=64, feature_names=["f"])  # 256 kB
+
+
+def planner(reservation: FixedPercentageStorageReservation, cap: int) -> EmbeddingShardingPlanner:
+    return EmbeddingShardingPlanner(Topology(1, ddr_cap=cap), batch_size=1, storage_reservation=reservation)
+
+
+def test_a_share_of_memory_stays_free() -> None:
+    module = EmbeddingBagCollection([TABLE], device="meta")
+    planner(FixedPercentageStorageReservation(0.0), cap=400_000).plan(module)
+    with pytest.raises(PlanError):
+        planner(FixedPercentageStorageReservation(0.5), cap=400_000).plan(module)
+
+
+def test_the_dense_part_of_the_model_is_reserved_for() -> None:
+    ebc = EmbeddingBagCollection([TABLE], device="meta")
+    model = nn.ModuleDict({"ebc": ebc, "over": nn.Linear(64, 200, bias=False, device="meta")})  # 51 kB, six times
+    planner(HeuristicalStorageReservation(0.0), cap=400_000).plan(ebc)
+    with pytest.raises(PlanError):
+        planner(HeuristicalStorageReservation(0.0), cap=400_000).plan(model)
+    planner(HeuristicalStorageReservation(0.0, dense_tensor_estimate=0), cap=400_000).plan(model)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, 15])
+def test_a_share_that_cannot_be_is_refused(share: float) -> None:
+    with pytest.raises(ValueError, match="percentage"):
+        FixedPercentageStorageReservation(share)

@@ -49,7 +49,7 @@ def test_the_scheme_of_the_third_example_tiles_and_is_planned() -> None:
 
 
 def test_the_example_for_readers_of_torchrec_runs() -> None:
-    code = EXAMPLES[-1].replace("install() ", "install(shadow=True) ")
+    code = EXAMPLES[-1].replace("\ninstall()", "\ninstall(shadow=True)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "seen" in done.stdout

@@ -75,7 +75,9 @@ SERVED: dict[str, dict[str, str]] = {
     "torchrec.distributed.train_pipeline": {
         "train": "EvalPipelineSparseDist TrainPipeline TrainPipelineBase TrainPipelineSparseDist",
     },
-    "torchrec.distributed.model_parallel": {"distributed": "DMPCollection DistributedModelParallel"},
+    "torchrec.distributed.model_parallel": {
+        "distributed": "DMPCollection DistributedModelParallel get_default_sharders"
+    },
     "torchrec.distributed.sharding_plan": {
         "sharding": f"{_GENERATORS} table_row_wise table_wise ParameterShardingGenerator",
         "distributed": "get_default_sharders get_module_to_default_sharders",
@@ -111,6 +113,10 @@ SERVED: dict[str, dict[str, str]] = {
     "torchrec.datasets.criteo": {
         "data.criteo": "CAT_FEATURE_COUNT DAYS DEFAULT_CAT_NAMES DEFAULT_COLUMN_NAMES DEFAULT_INT_NAMES "
         "DEFAULT_LABEL_NAME INT_FEATURE_COUNT",
+    },
+    "torchrec.datasets.movielens": {
+        "data.movielens_columns": "DEFAULT_MOVIES_COLUMN_NAMES DEFAULT_RATINGS_COLUMN_NAMES MOVIES_FILENAME "
+        "RATINGS_FILENAME",
     },
     "torchrec.datasets.random": {"data": "RandomRecDataset"},
     "torchrec.datasets.utils": {"data": "Batch"},

@@ -38,6 +38,7 @@ class EmbeddingShardingPlanner:
         workload: the step to plan for.
         local_search_passes: rounds of improvement after the greedy starts, at most 3; 0 for none.
         storage_reservation: memory to leave free; ``topology.reserve_fraction`` when left out.
+        debug: print every plan made, with its estimate.
         route: the only route ("direct", "reduce_scatter", "two_hop") for every table to which it applies: two hops for
             pooled tables that are not replicated, a reduce-scatter for those of them whose rows are cut. A table's own
             constraint wins. Left out, each table's is the cheapest.
@@ -61,9 +62,10 @@ class EmbeddingShardingPlanner:
         local_search_passes: int = 3,
         route: str | None = None,
         storage_reservation: FixedPercentageStorageReservation | None = None,
+        debug: bool = False,
     ) -> None:
         self.topology = topology or running_topology()
-        self.reservation = storage_reservation
+        self.reservation, self.debug = storage_reservation, debug
         if storage_reservation is not None:
             self.topology = storage_reservation.topology(self.topology)
         workload = workload or Workload()
@@ -172,6 +174,8 @@ class EmbeddingShardingPlanner:
         self.last_estimate = estimate_loads(model, sum(p.delta for p in placements))  # type: ignore[arg-type]
         made = ShardingPlan(plan)
         made.validate(found, self.topology.world_size)  # a registered scheme may propose what is no tiling
+        if self.debug:
+            print(made.show(), self.last_estimate, sep="\n\n")
         return made
 
     def _solve(

@@ -29,6 +29,14 @@ def test_the_dense_part_of_the_model_is_reserved_for() -> None:
     planner(HeuristicalStorageReservation(0.0, dense_tensor_estimate=0), cap=400_000).plan(model)
 
 
+def test_a_plan_is_printed_with_its_estimate_where_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    planner = EmbeddingShardingPlanner(Topology(2), debug=True)
+    plan = planner.plan(EmbeddingBagCollection([TABLE], device="meta"))
+    printed = capsys.readouterr().out
+    assert plan.show() in printed
+    assert str(planner.last_estimate) in printed
+
+
 @pytest.mark.parametrize("share", [-0.1, 1.0, 15])
 def test_a_share_that_cannot_be_is_refused(share: float) -> None:
     with pytest.raises(ValueError, match="percentage"):

@@ -1,7 +1,7 @@
 """Checkpoints in torch's own distributed format, written and read under any plan and any number of ranks.
 
 Read first: `checkpoint_files` (when is a checkpoint whole), `model_state` (what is in it), `checkpoint_reader` (why
-nothing in a file is ever run).
+nothing in a file is ever run), `checkpoint_writer` (why neither way needs much memory).
 """
 
 import errno
@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -31,6 +30,7 @@ from recshard_lab.distributed.checkpoint_reader import (
     tensors_in,
     unpacked,
 )
+from recshard_lab.distributed.checkpoint_writer import BlockPlanner, BlockWriter
 from recshard_lab.distributed.model_state import ModelState
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -85,9 +85,15 @@ def save_checkpoint(
     trouble: str | None = None
     try:
         with _quiet():
-            writer = FileSystemWriter(staging)
-            save(content, storage_writer=writer, process_group=env.pg, no_dist=env.pg is None)
-        mine = files.described(staging.glob(f"__{env.rank}_*.distcp"))
+            writer = BlockWriter(staging)
+            save(
+                content,
+                storage_writer=writer,
+                planner=BlockPlanner(),
+                process_group=env.pg,
+                no_dist=env.pg is None,
+            )
+        mine = writer.written
     except (CheckpointException, OSError) as error:
         trouble, mine = _trouble(error), {}
     told = all_gather_object((trouble, mine), env)

@@ -4,6 +4,8 @@ import gc
 import threading
 import time
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from recshard_lab import (
     ShardingEnv,
     ShardingPlan,
 )
+from recshard_lab.distributed import checkpoint_writer
 from recshard_lab.distributed.checkpoint import load_checkpoint, save_checkpoint
 from recshard_lab.distributed.pretrained import load_pretrained
 from tests.distributed.jobs import Case, Model, batch_of, labels_of
@@ -264,6 +267,27 @@ def refused_load(case: Case, path: str) -> tuple[str, list[str]]:
     return "", []
 
 
+@contextmanager
+def blocks_of(size: int) -> Iterator[None]:
+    """Saves in blocks of so many bytes."""
+    usual, checkpoint_writer.BLOCK_BYTES = checkpoint_writer.BLOCK_BYTES, size
+    try:
+        yield
+    finally:
+        checkpoint_writer.BLOCK_BYTES = usual
+
+
+def memory_of(action: Callable[[], Any]) -> int:
+    """Anonymous memory at its peak, beyond before."""
+    gc.collect()
+    before, sampler = _Sampler.now(), _Sampler()
+    sampler.start()
+    action()
+    sampler.over.set()
+    sampler.join()
+    return sampler.peak - before
+
+
 def between_worlds(cases: dict[tuple[int, int], tuple[Case, Case]], folder: str) -> list[str]:
     """For (m, n): known numbers saved by the first m of these ranks, loaded by the first n. What went wrong."""
     rank, wrong = torch.distributed.get_rank(), []
@@ -274,7 +298,8 @@ def between_worlds(cases: dict[tuple[int, int], tuple[Case, Case]], folder: str)
             dmp = build(saved, env=ShardingEnv.from_process_group(groups[m]))
             scramble(dmp)
             truth = everything(dmp)
-            save_checkpoint(path, dmp, extra=truth)
+            with blocks_of(100 if (m + n) % 2 else checkpoint_writer.BLOCK_BYTES):
+                save_checkpoint(path, dmp, extra=truth)
         torch.distributed.barrier()
         if rank < n:
             dmp = build(loaded, env=ShardingEnv.from_process_group(groups[n]))
@@ -313,10 +338,4 @@ def pretrained_peak(case: Case, warm: dict[str, Any], given: dict[str, Any]) -> 
     """Anonymous memory at its peak while a table is read, beyond before."""
     dmp = build(case)
     load_pretrained(dmp, warm)  # imports are no part of it
-    gc.collect()
-    before, sampler = _Sampler.now(), _Sampler()
-    sampler.start()
-    load_pretrained(dmp, given)
-    sampler.over.set()
-    sampler.join()
-    return sampler.peak - before
+    return memory_of(lambda: load_pretrained(dmp, given))

@@ -31,7 +31,7 @@ SERVED: dict[str, dict[str, str]] = {
         f"{_COLLECTIONS}",
     },
     "torchrec.sparse": {"sparse": "JaggedTensor KeyedJaggedTensor KeyedTensor"},
-    "torchrec.sparse.jagged_tensor": {"sparse": _JAGGED},
+    "torchrec.sparse.jagged_tensor": {"sparse": f"{_JAGGED} regroup_kts"},
     "torchrec.streamable": {"sparse": "Multistreamable Pipelineable"},
     "torchrec.types": {"embedding": "DataType"},
     # ---- modules ----
@@ -48,7 +48,8 @@ SERVED: dict[str, dict[str, str]] = {
         "sparse": "JaggedTensor KeyedJaggedTensor KeyedTensor",
     },
     "torchrec.modules.fused_embedding_modules": {"embedding": "FusedEmbeddingBagCollection"},
-    "torchrec.modules.mlp": {"models": "MLP"},
+    "torchrec.modules.activation": {"models": "SwishLayerNorm"},
+    "torchrec.modules.mlp": {"models": "MLP Perceptron"},
     "torchrec.modules.regroup": {"embedding": "KTRegroupAsDict"},
     # ---- distributed ----
     "torchrec.distributed": {

@@ -7,5 +7,17 @@ from recshard_lab.models.dlrm import SparseArch as SparseArch
 from recshard_lab.models.dlrm_train import DLRMTrain as DLRMTrain
 from recshard_lab.models.layers import MLP as MLP
 from recshard_lab.models.layers import InteractionArch as InteractionArch
+from recshard_lab.models.layers import Perceptron as Perceptron
+from recshard_lab.models.layers import SwishLayerNorm as SwishLayerNorm
 
-__all__ = ["DLRM", "MLP", "DLRMTrain", "DenseArch", "InteractionArch", "OverArch", "SparseArch"]
+__all__ = [
+    "DLRM",
+    "MLP",
+    "DLRMTrain",
+    "DenseArch",
+    "InteractionArch",
+    "OverArch",
+    "Perceptron",
+    "SparseArch",
+    "SwishLayerNorm",
+]

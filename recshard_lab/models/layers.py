@@ -10,6 +10,60 @@ import torch
 from torch import Tensor, nn
 
 
+class SwishLayerNorm(nn.Module):
+    """``x * sigmoid(layer_norm(x))``: swish (Ramachandran et al. 2017, arXiv 1710.05941) of what is normalised first.
+
+    Args:
+        input_dims: the last axes' sizes, over which it normalises.
+        device: where the weights live.
+
+    >>> SwishLayerNorm(4)(torch.zeros(2, 4)).shape
+    torch.Size([2, 4])
+    """
+
+    def __init__(self, input_dims: int | Sequence[int], device: torch.device | str | None = None) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(input_dims if isinstance(input_dims, int) else list(input_dims), device=device)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The same shape."""
+        return input * torch.sigmoid(self.norm(input))
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "sigmoid": torch.sigmoid}
+
+
+class Perceptron(nn.Module):
+    """One linear layer and an activation.
+
+    Args:
+        in_size, out_size: widths.
+        bias: whether it has one.
+        activation: applied to the output.
+        device, dtype: of the weights.
+
+    >>> Perceptron(3, 2)(torch.zeros(5, 3)).shape
+    torch.Size([5, 2])
+    """
+
+    def __init__(
+        self,
+        in_size: int,
+        out_size: int,
+        bias: bool = True,
+        activation: Callable[[Tensor], Tensor] = torch.relu,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.linear = nn.Linear(in_size, out_size, bias=bias, device=device, dtype=dtype)
+        self.activation = activation
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``[B, in_size] -> [B, out_size]``"""
+        return self.activation(self.linear(input))
+
+
 class MLP(nn.Module):
     """Linear layers, each followed by an activation.
 
@@ -17,8 +71,14 @@ class MLP(nn.Module):
         in_size: width of the input.
         layer_sizes: widths of the layers, the last one that of the output; may be empty (identity).
         bias: whether the layers have one.
-        activation: applied after every layer, the last included.
+        activation: applied after every layer: a function, a module (shared by the layers), or a class of modules (one
+            for each layer); "relu", "sigmoid" and "swish_layernorm" (a `SwishLayerNorm` each) go by name.
         device: where the weights live; "meta" holds none.
+        dtype: of the weights.
+        activation_on_last: whether the last layer has one too.
+
+    Raises:
+        ValueError: a layer without width, or the name of no activation.
 
     >>> MLP(13, [8, 4])(torch.zeros(2, 13)).shape
     torch.Size([2, 4])
@@ -29,23 +89,46 @@ class MLP(nn.Module):
         in_size: int,
         layer_sizes: Sequence[int],
         bias: bool = True,
-        activation: Callable[[Tensor], Tensor] = torch.relu,
+        activation: str | type[nn.Module] | Callable[[Tensor], Tensor] = torch.relu,
         device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+        activation_on_last: bool = True,
     ) -> None:
         super().__init__()
         sizes = [in_size, *layer_sizes]
         if min(sizes) < 1:
             raise ValueError(f"every layer must be at least 1 wide, got {in_size} -> {list(layer_sizes)}")
         self.layers = nn.ModuleList(
-            nn.Linear(before, after, bias=bias, device=device) for before, after in pairwise(sizes)
+            nn.Linear(before, after, bias=bias, device=device, dtype=dtype) for before, after in pairwise(sizes)
         )
-        self.activation = activation
+        made = [_activation_of(activation, size, device) for size in layer_sizes]
+        if made and not activation_on_last:
+            made[-1] = nn.Identity() if isinstance(made[-1], nn.Module) else _as_it_is
+        modules = [each for each in made if isinstance(each, nn.Module)]
+        self.activations = nn.ModuleList(modules) if modules else made
 
     def forward(self, input: Tensor) -> Tensor:
         """``[B, in_size] -> [B, layer_sizes[-1]]``"""
-        for layer in self.layers:
-            input = self.activation(layer(input))
+        for layer, activation in zip(self.layers, self.activations, strict=True):
+            input = activation(layer(input))
         return input
+
+
+def _activation_of(
+    activation: str | type[nn.Module] | Callable[[Tensor], Tensor], size: int, device: torch.device | str | None
+) -> Callable[[Tensor], Tensor]:
+    if activation == "swish_layernorm":
+        return SwishLayerNorm(size, device)
+    if isinstance(activation, str):
+        if activation not in _ACTIVATIONS:
+            known = ", ".join([*_ACTIVATIONS, "swish_layernorm"])
+            raise ValueError(f"no activation is named {activation!r}: use one of {known}, or a function")
+        return _ACTIVATIONS[activation]
+    return activation() if isinstance(activation, type) else activation
+
+
+def _as_it_is(input: Tensor) -> Tensor:
+    return input
 
 
 class InteractionArch(nn.Module):

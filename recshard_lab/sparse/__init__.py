@@ -8,6 +8,7 @@ from recshard_lab.sparse.equality import kjt_is_equal as kjt_is_equal
 from recshard_lab.sparse.jagged_tensor import JaggedTensor as JaggedTensor
 from recshard_lab.sparse.keyed_jagged_tensor import KeyedJaggedTensor as KeyedJaggedTensor
 from recshard_lab.sparse.keyed_tensor import KeyedTensor as KeyedTensor
+from recshard_lab.sparse.keyed_tensor import regroup_kts as regroup_kts
 from recshard_lab.sparse.ops import complete_cumsum as complete_cumsum
 from recshard_lab.sparse.ops import gather_segments as gather_segments
 from recshard_lab.sparse.storage import record_stream as record_stream
@@ -29,5 +30,6 @@ __all__ = [
     "jt_is_equal",
     "kjt_is_equal",
     "record_stream",
+    "regroup_kts",
     "validate_keyed_jagged_tensor",
 ]

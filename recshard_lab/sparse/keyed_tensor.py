@@ -220,6 +220,16 @@ class KeyedTensor(metaclass=Traceable):
         return drawing.keyed_html(self)
 
 
+def regroup_kts(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> list[Tensor]:
+    """`KeyedTensor.regroup`, under the name of TorchRec's function.
+
+    >>> kt = KeyedTensor(["a", "b"], [1, 2], torch.tensor([[1.0, 2.0, 3.0]]))
+    >>> regroup_kts([kt], [["b", "a"]])[0].tolist()
+    [[2.0, 3.0, 1.0]]
+    """
+    return KeyedTensor.regroup(keyed_tensors, groups)
+
+
 @wrap
 def _regroup(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> list[Tensor]:
     """Plans and joins; one node in an fx graph."""

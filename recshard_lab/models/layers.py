@@ -5,6 +5,7 @@ Shape letters: B batch, D embedding dim, F sparse features.
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -105,7 +106,7 @@ class MLP(nn.Module):
         if made and not activation_on_last:
             made[-1] = nn.Identity() if isinstance(made[-1], nn.Module) else _as_it_is
         modules = [each for each in made if isinstance(each, nn.Module)]
-        self.activations = nn.ModuleList(modules) if modules else made
+        self.activations: Any = nn.ModuleList(modules) if modules else made
 
     def forward(self, input: Tensor) -> Tensor:
         """``[B, in_size] -> [B, layer_sizes[-1]]``"""

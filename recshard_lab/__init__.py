@@ -105,8 +105,8 @@ _ROOM_OF = {
     "PlanCompare": "lab",
 }
 
-if _served := _os.environ.get("RECSHARD_TORCHREC"):  # the process that started this one serves TorchRec's names
-    import_module("recshard_lab.compat.torchrec").install(shadow=_served == "shadow")
+if "RECSHARD_TORCHREC" in _os.environ:  # the process that started this one serves TorchRec's names
+    import_module("recshard_lab.compat.torchrec").install_as_parent()
 
 __all__ = ["__version__", "load_ipython_extension", "unload_ipython_extension", *_ROOM_OF]
 

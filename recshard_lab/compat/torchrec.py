@@ -61,6 +61,13 @@ def install(shadow: bool = False) -> None:
     os.environ[FOR_CHILDREN] = "shadow" if shadow else "install"
 
 
+def install_as_parent() -> None:
+    """What the process that started this one has installed; a process with a TorchRec of its own keeps that."""
+    shadow = os.environ.get(FOR_CHILDREN) == "shadow"
+    if ROOT not in sys.modules and (shadow or find_spec(ROOT) is None):
+        install(shadow)
+
+
 def uninstall() -> None:
     """Takes the names away again; objects made through them live on. Without `install` it does nothing."""
     finder = finder_in_place()

@@ -97,6 +97,12 @@ def test_processes_started_while_it_is_installed_serve_the_names_too(served: Non
     assert done.stdout.split() == ["recshard_lab.sparse.jagged_tensor"], done.stderr
 
 
+def test_a_process_with_a_torchrec_of_its_own_keeps_it(other_torchrec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(shim.FOR_CHILDREN, "install")
+    done = run_python("import recshard_lab, torchrec; print(torchrec.mine)", other_torchrec)
+    assert done.stdout.split() == ["False"], done.stderr
+
+
 def test_without_install_nothing_is_served() -> None:
     code = "import recshard_lab, sys; print([f for f in sys.meta_path if 'recshard' in type(f).__module__])"
     assert run_python(code).stdout.split() == ["[]"]

@@ -13,6 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.comm.codec_formats import (
     Bf16Codec,
     Codec,
@@ -32,6 +33,7 @@ class CommOp(Enum):
     SEQUENCE_EMBEDDINGS_ALL_TO_ALL = "sequence_embeddings_all_to_all"
 
 
+@names_wrong_arguments
 @dataclass(frozen=True)
 class QCommsConfig:
     """The format of each direction.
@@ -61,6 +63,8 @@ class QCommsConfig:
                 known = ", ".join(f"CommType.{one.name}" for one in CommType)
                 raise ValueError(f"{direction}_precision must be one of {known}; got {precision!r}")
             scale = getattr(self, f"{direction}_loss_scale")
+            if scale is not None and (isinstance(scale, bool) or not isinstance(scale, int | float)):
+                raise ValueError(f"{direction}_loss_scale must be a positive number or None, got {scale!r}")
             if scale is not None and precision not in (CommType.FP16, CommType.BF16):
                 raise ValueError(
                     f"{direction}_loss_scale={scale!r} means nothing to {precision}: FP16 and BF16 alone are scaled. "
@@ -119,6 +123,7 @@ def get_qcomm_codecs(qcomms_config: QCommsConfig | None) -> QuantizedCommCodecs:
     )
 
 
+@names_wrong_arguments
 def get_qcomm_codecs_registry(
     qcomms_config: QCommsConfig, comm_ops: list[CommOp] | None = None, device: torch.device | str | None = None
 ) -> dict[str, QuantizedCommCodecs]:
@@ -166,6 +171,7 @@ class CodecError:
         )
 
 
+@names_wrong_arguments
 def codec_error(codec: Codec | CommType, tensor: Tensor) -> CodecError:
     """Encodes and decodes rows, and tells what it cost.
 

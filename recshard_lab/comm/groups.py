@@ -8,7 +8,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from recshard_lab.arguments import checks_arguments
 
+
+@checks_arguments
 @dataclass(frozen=True)
 class ShardingEnv:
     """The ranks over which a model is sharded.

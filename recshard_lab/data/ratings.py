@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, Pipelineable, gather_segments, record_stream
 
 Column = Tensor | JaggedTensor
@@ -171,6 +172,7 @@ class RatingsDataset:
         """I, the width of a batch's dense features; 0 for MovieLens."""
         return self.dense.shape[1]
 
+    @names_wrong_arguments
     def select(self, samples: Tensor) -> RatingsDataset:
         """The samples at these positions ``[m]``, in this order."""
         return RatingsDataset(
@@ -184,6 +186,7 @@ class RatingsDataset:
             names=self.names,
         )
 
+    @names_wrong_arguments
     def split(
         self, by: str = "random", test_fraction: float = 0.2, seed: int = 0
     ) -> tuple[RatingsDataset, RatingsDataset]:
@@ -210,6 +213,7 @@ class RatingsDataset:
         train = len(self) - round(len(self) * test_fraction)
         return self.select(order[:train]), self.select(order[train:])
 
+    @names_wrong_arguments
     def num_batches(self, batch_size: int, drop_last: bool = False) -> int:
         """How many global batches (steps) one pass takes."""
         return len(self) // batch_size if drop_last else -(-len(self) // batch_size)

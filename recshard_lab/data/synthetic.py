@@ -11,6 +11,7 @@ Shape letters: n ratings, U users, M movies, K taste dimensions.
 import torch
 from torch import Tensor
 
+from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.data.formats import AGE_BANDS
 from recshard_lab.data.ratings import Column, RatingsDataset
 from recshard_lab.sparse import JaggedTensor
@@ -22,6 +23,7 @@ _MOVIE_EXPONENT, _USER_EXPONENT = 0.8, 0.6  # popularity ~ rank ** -exponent
 _SECONDS = 215 * 86_400  # the seven months that MovieLens 100K covers
 
 
+@names_wrong_arguments
 class SyntheticRatings(RatingsDataset):
     """Ratings drawn from a planted model, with the features and sizes of MovieLens 100K.
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from recshard_lab.arguments import checks_arguments, names_wrong_arguments
 from recshard_lab.comm import ShardingEnv, ring_bytes
 from recshard_lab.comm.trace import record
 from recshard_lab.distributed.fused_optimizer import FusedOptimizer
@@ -20,6 +21,7 @@ from recshard_lab.planner import EmbeddingShardingPlanner
 from recshard_lab.sharding import PlanError, ShardingPlan, Topology
 
 
+@names_wrong_arguments
 class DistributedModelParallel(nn.Module):
     """Shards every embedding collection of a model and replicates the rest.
 
@@ -170,6 +172,7 @@ class DistributedModelParallel(nn.Module):
 
     # ---- moving ----
 
+    @checks_arguments
     def reshard(
         self,
         plan: ShardingPlan,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.fx import wrap
 from torch.nn import functional
 
+from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import (
     BaseEmbeddingConfig,
     EmbeddingBagConfig,
@@ -29,6 +30,7 @@ from recshard_lab.embedding.out_of_range import OutOfRange, put_back
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 
+@names_wrong_arguments
 class EmbeddingBagCollection(nn.Module):
     """Tables whose bags are pooled: for each sample and feature the sum or mean of its ids' rows.
 
@@ -134,6 +136,7 @@ class EmbeddingBagCollection(nn.Module):
         return next(self.parameters()).device
 
 
+@names_wrong_arguments
 class EmbeddingCollection(nn.Module):
     """Tables whose ids each keep a row of their own (sequence embeddings).
 

@@ -76,6 +76,16 @@ class BaseEmbeddingConfig:
             value = getattr(self, field_name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"table {self.name!r}: {field_name} must be a positive integer, got {value!r}")
+        if not isinstance(self.name, str):
+            raise ValueError(f"a table's name must be a string, got {self.name!r}")
+        if not isinstance(self.data_type, DataType):
+            known = ", ".join(f"DataType.{kind.name}" for kind in DataType)
+            raise ValueError(f"table {self.name!r}: data_type must be one of {known}; got {self.data_type!r}")
+        named = self.feature_names
+        if not isinstance(named, list | tuple) or not all(isinstance(feature, str) for feature in named):
+            raise ValueError(f"table {self.name!r}: feature_names must be a list of strings, got {named!r}")
+        if self.init_fn is not None and not callable(self.init_fn):
+            raise ValueError(f"table {self.name!r}: init_fn must be called with a tensor, got {self.init_fn!r}")
 
     def get_weight_init_max(self) -> float:
         """Upper end of the uniform initial weights."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.collections import check_pooling, empty_weight, reset_weight
 from recshard_lab.embedding.configs import (
     EmbeddingBagConfig,
@@ -25,6 +26,7 @@ from recshard_lab.embedding.out_of_range import OutOfRange
 from recshard_lab.sparse import KeyedJaggedTensor, KeyedTensor
 
 
+@names_wrong_arguments
 class FusedEmbeddingBagCollection(nn.Module):
     """`EmbeddingBagCollection` whose backward steps the touched rows itself: no gradient, no ``optimizer.step()``.
 

@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recshard_lab.arguments import names_wrong_arguments
 
+
+@names_wrong_arguments
 def apply_optimizer_in_backward(
     optimizer_class: type[torch.optim.Optimizer],
     params: Iterable[nn.Parameter],

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding import EmbeddingBagCollection
 from recshard_lab.models.layers import MLP, InteractionArch
 from recshard_lab.sparse import KeyedJaggedTensor
@@ -97,6 +98,7 @@ class OverArch(nn.Module):
         return logits
 
 
+@names_wrong_arguments
 class DLRM(nn.Module):
     """DLRM over one embedding collection; arguments as in TorchRec.
 

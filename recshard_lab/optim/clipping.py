@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.optim.combined import OptimizerWrapper
 from recshard_lab.optim.keyed import KeyedOptimizer
 
@@ -23,6 +24,7 @@ class GradientClipping(Enum):
     NONE = "none"
 
 
+@names_wrong_arguments
 class GradientClippingOptimizer(OptimizerWrapper):
     """Clips gradients, then steps.
 

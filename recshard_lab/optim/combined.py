@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
+from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.optim.keyed import KeyedOptimizer, differ, section
 
 
+@names_wrong_arguments
 class CombinedOptimizer(KeyedOptimizer):
     """Steps, clears, saves and loads several optimizers together: that of the tables and that of the dense part, say.
 

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.optim.state import check_entry, load_entry, plain_entry
 
 OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
 
 
+@names_wrong_arguments
 class KeyedOptimizer(torch.optim.Optimizer):
     """An optimizer that knows its parameters by name.
 
@@ -200,6 +202,7 @@ def differ(what: str, held: Iterable[str], given: Iterable[str]) -> None:
         )
 
 
+@names_wrong_arguments
 class KeyedOptimizerWrapper(KeyedOptimizer):
     """Any torch optimizer, its parameters named.
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from recshard_lab.arguments import checks_arguments
 from recshard_lab.optim.combined import OptimizerWrapper
 from recshard_lab.optim.keyed import KeyedOptimizer, differ, section
 from recshard_lab.optim.state import check_entry
@@ -39,6 +40,7 @@ class WarmupPolicy(Enum):
     INTERPOLATE = "interpolate"
 
 
+@checks_arguments
 @dataclass
 class WarmupStage:
     """One stage of a schedule.
@@ -97,6 +99,7 @@ _CURVES = {
 }
 
 
+@checks_arguments
 class WarmupOptimizer(OptimizerWrapper):
     """Sets the learning rates of all groups of an optimizer after each of its steps.
 

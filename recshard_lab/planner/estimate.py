@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.cost import PHASES, CostModel
 from recshard_lab.planner.loads import ACROSS, ROUTE_NUMBERS, K, across_shares
@@ -66,6 +67,7 @@ class Estimate:
         return estimate_text(self)
 
 
+@names_wrong_arguments
 def estimate(
     plan: ShardingPlan,
     tables: Tables,

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.allowed import within
 from recshard_lab.planner.cost import CostModel
@@ -27,6 +28,7 @@ from recshard_lab.sharding.types import check_route
 from recshard_lab.sharding.validate import nearest
 
 
+@names_wrong_arguments
 class EmbeddingShardingPlanner:
     """Chooses scheme and ranks of every table so that the predicted step is short and every rank fits.
 
@@ -75,6 +77,7 @@ class EmbeddingShardingPlanner:
         self.route = None if route is None else check_route(route)
         self.last_estimate: Estimate | None = None
 
+    @names_wrong_arguments
     def plan(self, module: Any, sharders: Sequence[Any] | None = None) -> ShardingPlan:
         """A plan for every embedding collection inside `module`.
 
@@ -130,6 +133,7 @@ class EmbeddingShardingPlanner:
         plan, self.last_estimate = box[0]
         return plan
 
+    @names_wrong_arguments
     def plan_tables(
         self, tables: Sequence[BaseEmbeddingConfig], module_path: str = "", *, explain: bool = True
     ) -> ShardingPlan:

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
 from recshard_lab.sharding import ParameterConstraints, PlanError
 
 Array = NDArray[np.float64]
 
 
+@names_wrong_arguments
 @dataclass(frozen=True)
 class Workload:
     """One training step.

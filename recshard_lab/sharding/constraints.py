@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.sharding.types import EmbeddingComputeKernel, check_route
 
 
+@names_wrong_arguments
 @dataclass
 class ParameterConstraints:
     """Wishes for one table; names as in TorchRec, and `ranks` and `route`.

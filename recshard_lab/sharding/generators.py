@@ -7,6 +7,7 @@ Each returns a generator: called with a table and the ranks there are, it gives 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
+from recshard_lab.arguments import checks_arguments, names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.plan import ParameterSharding
 from recshard_lab.sharding.schemes import scheme_named
@@ -24,6 +25,7 @@ ParameterShardingGenerator: TypeAlias = Callable[[BaseEmbeddingConfig, Topology]
 _Where: TypeAlias = Callable[[BaseEmbeddingConfig, Topology], Sequence[int]]
 
 
+@checks_arguments
 def table_wise(
     rank: int | None = None,
     device: str | None = None,
@@ -40,6 +42,7 @@ def table_wise(
     return _by_scheme("table_wise", None if rank is None else [rank], compute_kernel, route)
 
 
+@checks_arguments
 def row_wise(
     sizes_placement: tuple[Sequence[int], str | Sequence[str]] | None = None,
     compute_kernel: str | None = None,
@@ -87,6 +90,7 @@ def row_wise(
     return generate
 
 
+@checks_arguments
 def column_wise(
     ranks: Sequence[int] | None = None,
     size_per_rank: Sequence[int] | None = None,
@@ -126,6 +130,7 @@ def column_wise(
     return generate
 
 
+@checks_arguments
 def table_row_wise(
     host_index: int, compute_kernel: str | None = None, *, route: str = "direct"
 ) -> ParameterShardingGenerator:
@@ -138,6 +143,7 @@ def table_row_wise(
     return _by_scheme("table_row_wise", lambda _, ranks: ranks_of_host(host_index, ranks), compute_kernel, route)
 
 
+@checks_arguments
 def table_column_wise(
     host_index: int,
     size_per_rank: Sequence[int] | None = None,
@@ -167,6 +173,7 @@ def table_column_wise(
     return generate
 
 
+@checks_arguments
 def grid_shard(
     host_indexes: Sequence[int], compute_kernel: str | None = None, *, route: str = "direct"
 ) -> ParameterShardingGenerator:
@@ -195,6 +202,7 @@ def data_parallel() -> ParameterShardingGenerator:
     return _by_scheme("data_parallel", None, None, "direct")
 
 
+@names_wrong_arguments
 def tiling(
     rects: Iterable[Shard | tuple[int, Span | None, Span | None]],
     compute_kernel: str | None = None,

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.generators import ParameterShardingGenerator
 from recshard_lab.sharding.plan import EmbeddingModuleShardingPlan, ShardingPlan
@@ -12,6 +13,7 @@ from recshard_lab.sharding.topology import Topology
 from recshard_lab.sharding.validate import nearest
 
 
+@names_wrong_arguments
 def construct_module_sharding_plan(
     module: Any,
     per_param_sharding: Mapping[str, ParameterShardingGenerator],
@@ -54,6 +56,7 @@ def construct_module_sharding_plan(
     return plan
 
 
+@names_wrong_arguments
 def apply_to_all(
     module: Any, parameter_sharding_generator: ParameterShardingGenerator, sharder: Any = None
 ) -> dict[str, ParameterShardingGenerator]:

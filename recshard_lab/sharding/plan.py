@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.shard import PlanError as PlanError
 from recshard_lab.sharding.shard import Shard as Shard
@@ -25,6 +26,7 @@ from recshard_lab.sharding.validate import check_shards, nearest, replicas_of
 Tables: TypeAlias = Sequence[BaseEmbeddingConfig] | Mapping[str, Sequence[BaseEmbeddingConfig]]
 
 
+@names_wrong_arguments
 @dataclass(frozen=True, init=False)
 class ParameterSharding:
     """How one table is cut and where the pieces go.
@@ -148,6 +150,7 @@ class EmbeddingModuleShardingPlan(dict[str, ParameterSharding]):
         return ShardingPlan({"": self}).show()
 
 
+@names_wrong_arguments
 @dataclass
 class ShardingPlan:
     """The plan of a model: module path -> plan of that collection. The root module's path is ``""``.
@@ -169,6 +172,7 @@ class ShardingPlan:
             for path, tables in self.plan.items()
         }
 
+    @names_wrong_arguments
     def get_plan_for_module(self, module_path: str) -> EmbeddingModuleShardingPlan | None:
         """The plan of the collection at `module_path`, or None."""
         return self.plan.get(module_path)
@@ -200,6 +204,7 @@ class ShardingPlan:
         ]
         return max(ranks, default=0) + 1
 
+    @names_wrong_arguments
     def pairs(self, tables: Tables) -> list[tuple[BaseEmbeddingConfig, ParameterSharding]]:
         """Each table beside its sharding, in the order of `tables`.
 
@@ -233,6 +238,7 @@ class ShardingPlan:
             )
         return found
 
+    @names_wrong_arguments
     def resolved(self, tables: Tables, world_size: int, local_world_size: int | None = None) -> "ShardingPlan":
         """This plan with every rectangle spelled out, validated. What an executor should run.
 
@@ -254,6 +260,7 @@ class ShardingPlan:
         plan.validate(tables, world_size)
         return plan
 
+    @names_wrong_arguments
     def validate(self, tables: Tables, world_size: int) -> None:
         """Checks that every table is tiled, on ranks that exist.
 
@@ -291,6 +298,7 @@ class ShardingPlan:
         return dumps(self, indent)
 
     @classmethod
+    @names_wrong_arguments
     def from_json(cls, text: str) -> "ShardingPlan":
         """Reads `to_json`'s output.
 

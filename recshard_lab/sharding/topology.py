@@ -34,6 +34,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from recshard_lab.arguments import names_wrong_arguments
+
 GIB = 1024**3
 _PER_MS = GIB / 1000  # one GiB/s in bytes per ms
 _DEFAULT: Any = None  # filled in from DEVICE_DEFAULTS, so that readers of a field never meet None
@@ -107,6 +109,10 @@ DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
+_MOST_RANKS = 2**20  # plans and costs are lists over ranks
+
+
+@names_wrong_arguments
 @dataclass(frozen=True)
 class Topology:
     """W ranks on hosts of `local_world_size` ranks each.
@@ -203,6 +209,7 @@ class Topology:
         """Hosts."""
         return self.world_size // self.local_world_size
 
+    @names_wrong_arguments
     def node_of(self, rank: int) -> int:
         """The host that a rank runs on; ranks fill hosts in order."""
         return rank // self.local_world_size
@@ -242,3 +249,5 @@ def machine_memory_bytes() -> int:
 def _check_positive_int(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    if value > _MOST_RANKS:
+        raise ValueError(f"{name} must be at most {_MOST_RANKS:,}, got {value:,}")

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from recshard_lab.arguments import checks_arguments
+
 
 def _checked(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     scores, labels = scores.detach().flatten(), labels.detach().flatten()
@@ -17,6 +19,7 @@ def _checked(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return scores.double(), labels.double()
 
 
+@checks_arguments
 def auc(scores: Tensor, labels: Tensor) -> float:
     """Area under the ROC curve: the chance that a click scores above a non-click, ties counting half.
 
@@ -40,6 +43,7 @@ def auc(scores: Tensor, labels: Tensor) -> float:
     return float(binary_auroc(place.double() / max(1, int(place.max())), labels.int(), validate_args=False))
 
 
+@checks_arguments
 def log_loss(scores: Tensor, labels: Tensor) -> float:
     """Mean cross entropy of logits ``[n]`` against labels ``[n]``, in nats.
 
@@ -49,6 +53,7 @@ def log_loss(scores: Tensor, labels: Tensor) -> float:
     return float(binary_cross_entropy_with_logits(*_checked(scores, labels)))
 
 
+@checks_arguments
 def normalized_entropy(scores: Tensor, labels: Tensor) -> float:
     """Log loss over that of always predicting the click rate: below 1 is better than knowing only the rate.
 

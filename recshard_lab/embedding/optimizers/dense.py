@@ -16,12 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recshard_lab.arguments import names_wrong_arguments
+
 
 class RowOptimizer(torch.optim.Optimizer):
     """The loop that these optimizers share."""
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         for name, value in defaults.items():
+            for number in value if isinstance(value, tuple) else (value,):
+                if not isinstance(number, int | float):
+                    raise ValueError(f"{name} must be a number (two for betas), got {value!r}")
             if name in ("betas", "momentum"):
                 for beta in value if name == "betas" else (value,):
                     if not 0 <= beta < 1:
@@ -162,6 +167,7 @@ class PartialRowWiseLAMB(LAMB):
     row_wise = True
 
 
+@names_wrong_arguments
 class LarsSGD(RowOptimizer):
     """SGD with momentum whose step is as long as the row is (LARS, You et al. 2017, one layer a row).
 

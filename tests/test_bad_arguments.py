@@ -1,0 +1,508 @@
+"""Whatever is given for an argument of a public name: a result or a ValueError that says what is wrong, nothing else.
+
+Each call below is right. For every argument in turn, anything else is put in its place, and what comes back is used.
+The structures of ``sparse`` have a sweep of their own (tests/sparse).
+"""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import recshard_lab as rl
+from recshard_lab.data import RatingsDataset
+from recshard_lab.train import auc, log_loss, normalized_entropy
+
+F = {"feature_names": ["f"]}
+
+
+def bags() -> rl.EmbeddingBagConfig:
+    return rl.EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, **F)  # type: ignore[arg-type]
+
+
+def batch(variable: bool = False) -> rl.KeyedJaggedTensor:
+    return rl.KeyedJaggedTensor(["f"], torch.tensor([1, 2, 9]), lengths=torch.tensor([2, 0, 1]))
+
+
+def ebc() -> rl.EmbeddingBagCollection:
+    return rl.EmbeddingBagCollection([bags()])
+
+
+def plan(**changes: Any) -> rl.ShardingPlan:
+    sharding = rl.ParameterSharding("custom", shards=[rl.Shard(0, (0, 5), (0, 4)), rl.Shard(0, (5, 10), (0, 4))])
+    return rl.ShardingPlan({"": {"t": sharding}})  # type: ignore[dict-item]
+
+
+def dmp() -> rl.DistributedModelParallel:
+    return rl.DistributedModelParallel(ebc())
+
+
+def weight() -> nn.Parameter:
+    return nn.Parameter(torch.ones(2, 2))
+
+
+def keyed(**changes: Any) -> rl.KeyedOptimizerWrapper:
+    return rl.KeyedOptimizerWrapper({"w": weight()}, lambda params: torch.optim.SGD(params, lr=0.1))
+
+
+def ratings() -> RatingsDataset:
+    return rl.SyntheticRatings(num_users=20, num_movies=15, num_ratings=80, seed=0)
+
+
+JUNK: list[Any] = [
+    None,
+    0,
+    -1,
+    3,
+    2**70,
+    1.5,
+    float("nan"),
+    "x",
+    b"x",
+    [],
+    [1],
+    ["a"],
+    [None],
+    {},
+    {"a": 1},
+    {1: "a"},
+    (),
+    (0, 1),
+    torch.tensor(3),
+    torch.tensor([1.5, float("nan")]),
+    torch.tensor([[1, 2]]),
+    torch.ones(2, device="meta"),
+    np.arange(3),
+    object(),
+    object,
+    len,
+    nn.Linear(2, 2),
+    bags(),
+    batch(),
+    rl.ShardingType.ROW_WISE,
+    rl.Topology(2),
+    plan(),
+]
+
+Call = tuple[Callable[..., Any], dict[str, Any]]
+
+
+def used(config: Any) -> None:
+    """A config that could be made makes a collection, and that a lookup."""
+    kind: Any = rl.EmbeddingBagCollection if isinstance(config, rl.EmbeddingBagConfig) else rl.EmbeddingCollection
+    rows = config.num_embeddings * config.embedding_dim
+    if rows < 10_000:
+        kind([config])(batch())
+
+
+def cut(generator: Any) -> None:
+    """A generator that could be made cuts a table."""
+    generator(bags(), rl.Topology(4, local_world_size=2))
+
+
+def stepped(optimizer: Any) -> None:
+    """An optimizer that could be made takes a step."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+
+
+def trained(sharder: Any) -> None:
+    """A sharder that could be made shards, and the model learns."""
+    model = rl.DistributedModelParallel(ebc(), sharders=[sharder])
+    model(batch()).values().sum().backward()
+
+
+def planned(planner: Any) -> None:
+    planner.plan_tables([bags()])
+
+
+def config_call(kind: Any, **more: Any) -> Call:
+    given = {"num_embeddings": 10, "embedding_dim": 4, "name": "t", "data_type": rl.DataType.FP32, **F}
+    given |= {"weight_init_max": 1.0, "weight_init_min": -1.0, "init_fn": nn.init.zeros_}
+    return lambda **own: used(kind(**own)), given | more
+
+
+def optimizer_call(kind: Any, **settings: Any) -> Call:
+    return lambda **own: stepped(kind(**own)), {"params": [weight()], "lr": 0.1, "weight_decay": 0.1, **settings}
+
+
+def cut_call(generator: Any, **given: Any) -> Call:
+    return lambda **own: cut(generator(**own)), given | ({} if generator is rl.data_parallel else {"route": "direct"})
+
+
+def calls() -> dict[str, Call]:
+    """By public name, with ``.method`` behind a constructor's."""
+    shards = [rl.Shard(0, (0, 5), (0, 4)), rl.Shard(1, (5, 10), (0, 4))]
+    betas = {"betas": (0.9, 0.99), "eps": 1e-8}
+    stages = [rl.WarmupStage(rl.WarmupPolicy.LINEAR, max_iters=4, value=0.1)]
+    table = {"t": rl.ParameterConstraints()}
+    return {
+        "DataType": (rl.DataType, {"value": "FP32"}),
+        "PoolingType": (rl.PoolingType, {"value": "SUM"}),
+        "EmbOptimType": (rl.EmbOptimType, {"value": "adam"}),
+        "WeightDecayMode": (rl.WeightDecayMode, {"value": 1}),
+        "EmbeddingBagConfig": config_call(rl.EmbeddingBagConfig, pooling=rl.PoolingType.MEAN),
+        "EmbeddingConfig": config_call(rl.EmbeddingConfig),
+        "EmbeddingBagCollection": (
+            lambda **own: rl.EmbeddingBagCollection(**own),
+            {"tables": [bags()], "is_weighted": False, "device": "cpu", "out_of_range": "error"},
+        ),
+        "EmbeddingCollection": (
+            lambda **own: rl.EmbeddingCollection(**own),
+            {
+                "tables": [rl.EmbeddingConfig(10, 4, "t", feature_names=["f"])],
+                "device": "cpu",
+                "need_indices": False,
+                "out_of_range": "error",
+            },
+        ),
+        "FusedEmbeddingBagCollection": (
+            lambda **own: rl.FusedEmbeddingBagCollection(**own)(batch()).values().sum().backward(),
+            {
+                "tables": [bags()],
+                "optimizer_type": torch.optim.SGD,
+                "optimizer_kwargs": {"lr": 0.1},
+                "is_weighted": False,
+                "device": "cpu",
+                "backend": "native",
+            },
+        ),
+        "FusedEmbeddingBagCollection.forward": (
+            lambda features: rl.FusedEmbeddingBagCollection([bags()], torch.optim.SGD, {"lr": 0.1})(features),
+            {"features": batch()},
+        ),
+        "FusedEmbeddingBagCollection.set_learning_rate": (
+            lambda lr: rl.FusedEmbeddingBagCollection([bags()], torch.optim.SGD, {"lr": 0.1}).set_learning_rate(lr),
+            {"lr": 0.1},
+        ),
+        "EmbeddingCollection.forward": (
+            lambda features: rl.EmbeddingCollection([rl.EmbeddingConfig(10, 4, "t", feature_names=["f"])])(features),
+            {"features": batch()},
+        ),
+        "KTRegroupAsDict": (rl.KTRegroupAsDict, {"groups": [["a"]], "keys": ["x"]}),
+        "apply_optimizer_in_backward": (
+            rl.apply_optimizer_in_backward,
+            {"optimizer_class": torch.optim.SGD, "params": [weight()], "optimizer_kwargs": {"lr": 0.1}},
+        ),
+        "RowWiseAdagrad": optimizer_call(rl.RowWiseAdagrad, eps=1e-8),
+        "LAMB": optimizer_call(rl.LAMB, **betas),
+        "PartialRowWiseAdam": optimizer_call(rl.PartialRowWiseAdam, **betas),
+        "PartialRowWiseLAMB": optimizer_call(rl.PartialRowWiseLAMB, **betas),
+        "LarsSGD": optimizer_call(rl.LarsSGD, momentum=0.9, eta=0.1),
+        "CombinedOptimizer": (lambda optims: stepped(rl.CombinedOptimizer(optims)), {"optims": [keyed()]}),
+        "GradientClipping": (rl.GradientClipping, {"value": "norm"}),
+        "GradientClippingOptimizer": (
+            lambda **own: stepped(rl.GradientClippingOptimizer(**own)),
+            {
+                "optimizer": keyed(),
+                "clipping": rl.GradientClipping.NORM,
+                "max_gradient": 0.1,
+                "norm_type": 2.0,
+                "enable_global_grad_clip": False,
+                "track_grad_norm": True,
+            },
+        ),
+        "KeyedOptimizer": (
+            lambda **own: rl.KeyedOptimizer(**own).state_dict(),
+            {"params": {"w": weight()}, "state": {}, "param_groups": []},
+        ),
+        "KeyedOptimizer.load_state_dict": (
+            lambda state_dict: keyed().load_state_dict(state_dict),
+            {"state_dict": keyed().state_dict()},
+        ),
+        "KeyedOptimizerWrapper": (
+            lambda **own: stepped(rl.KeyedOptimizerWrapper(**own)),
+            {"params": {"w": weight()}, "optim_factory": lambda params: torch.optim.SGD(params, lr=0.1)},
+        ),
+        "WarmupPolicy": (rl.WarmupPolicy, {"value": "linear"}),
+        "WarmupStage": (
+            lambda **own: rl.WarmupOptimizer(keyed(), [rl.WarmupStage(**own)], lr=0.1).step(),
+            {"policy": rl.WarmupPolicy.LINEAR, "max_iters": 3, "value": 0.5, "lr_scale": 1.0, "decay_iters": 2},
+        ),
+        "WarmupOptimizer": (
+            lambda **own: stepped(rl.WarmupOptimizer(**own)),
+            {"optimizer": keyed(), "stages": stages, "lr": 0.1, "lr_param": "lr", "param_name": "__warmup"},
+        ),
+        "DLRM": (
+            lambda **own: rl.DLRM(**own),
+            {
+                "embedding_bag_collection": ebc(),
+                "dense_in_features": 3,
+                "dense_arch_layer_sizes": [4],
+                "over_arch_layer_sizes": [4, 1],
+            },
+        ),
+        "DLRM.forward": (
+            lambda dense_features, sparse_features: rl.DLRM(ebc(), 3, [4], [4, 1])(dense_features, sparse_features),
+            {"dense_features": torch.ones(3, 3), "sparse_features": batch()},
+        ),
+        "SyntheticRatings": (
+            rl.SyntheticRatings,
+            {"num_ratings": 80, "num_users": 20, "num_movies": 15, "seed": 0, "why": "no"},
+        ),
+        "SyntheticRatings.select": (ratings().select, {"samples": torch.tensor([0, 3])}),
+        "SyntheticRatings.split": (ratings().split, {"by": "random", "test_fraction": 0.2, "seed": 0}),
+        "SyntheticRatings.num_batches": (ratings().num_batches, {"batch_size": 8, "drop_last": False}),
+        "SyntheticRatings.batches": (
+            lambda **own: next(iter(ratings().batches(**own)), None),
+            {"batch_size": 8, "rank": 0, "world_size": 1, "shuffle": True, "seed": 0, "drop_last": False},
+        ),
+        "EmbeddingComputeKernel": (rl.EmbeddingComputeKernel, {"value": "fused"}),
+        "ShardingType": (rl.ShardingType, {"value": "row_wise"}),
+        "EmbeddingModuleShardingPlan": (
+            lambda entries: str(rl.ShardingPlan({"": rl.EmbeddingModuleShardingPlan(entries)}).validate([bags()], 2)),
+            {"entries": {"t": rl.ParameterSharding("custom", shards=shards)}},
+        ),
+        "ParameterConstraints": (
+            lambda **own: planned(
+                rl.EmbeddingShardingPlanner(rl.Topology(2), 8, {"t": rl.ParameterConstraints(**own)})
+            ),
+            {
+                "sharding_types": ["row_wise"],
+                "compute_kernels": ["fused"],
+                "min_partition": 4,
+                "pooling_factors": [1.0],
+                "num_poolings": [1.0],
+                "batch_sizes": [8],
+                "is_weighted": False,
+                "ranks": [0],
+                "route": "direct",
+            },
+        ),
+        "ParameterSharding": (
+            lambda **own: rl.ShardingPlan({"": {"t": rl.ParameterSharding(**own)}}).resolved([bags()], 2).to_json(),  # type: ignore[dict-item]
+            {
+                "sharding_type": "custom",
+                "compute_kernel": "fused",
+                "ranks": [0, 1],
+                "shards": shards,
+                "route": "direct",
+            },
+        ),
+        "Shard": (
+            lambda **own: rl.tiling([rl.Shard(**own)])(bags(), rl.Topology(2)),
+            {"rank": 0, "rows": (0, 10), "cols": (0, 4)},
+        ),
+        "PlanError": (rl.PlanError, {}),
+        "ShardingPlan": (lambda plan: rl.ShardingPlan(plan).resolved([bags()], 2).show(), {"plan": plan().plan}),
+        "ShardingPlan.resolved": (plan().resolved, {"tables": [bags()], "world_size": 2, "local_world_size": 2}),
+        "ShardingPlan.validate": (plan().validate, {"tables": [bags()], "world_size": 2}),
+        "ShardingPlan.pairs": (plan().pairs, {"tables": [bags()]}),
+        "ShardingPlan.with_route": (plan().with_route, {"route": "direct"}),
+        "ShardingPlan.from_json": (rl.ShardingPlan.from_json, {"text": plan().to_json()}),
+        "ShardingPlan.get_plan_for_module": (plan().get_plan_for_module, {"module_path": ""}),
+        "Topology": (
+            rl.Topology,
+            {
+                "world_size": 2,
+                "compute_device": "cpu",
+                "hbm_cap": 1 << 30,
+                "ddr_cap": 1 << 30,
+                "local_world_size": 2,
+                "intra_host_bw": 1e6,
+                "reserve_fraction": 0.1,
+                "update_cost": {"exact_sgd": 1.0},
+                "cores_per_host": 2,
+            },
+        ),
+        "Topology.node_of": (rl.Topology(2).node_of, {"rank": 0}),
+        "apply_to_all": (rl.apply_to_all, {"module": ebc(), "parameter_sharding_generator": rl.row_wise()}),
+        "construct_module_sharding_plan": (
+            rl.construct_module_sharding_plan,
+            {
+                "module": ebc(),
+                "per_param_sharding": {"t": rl.row_wise()},
+                "local_size": 2,
+                "world_size": 2,
+                "device_type": "cpu",
+            },
+        ),
+        "table_wise": cut_call(rl.table_wise, rank=1, compute_kernel="fused"),
+        "row_wise": cut_call(rl.row_wise, boundaries=[4], ranks=[0, 1], compute_kernel="fused"),
+        "row_wise.sizes": cut_call(rl.row_wise, sizes=[4, 6], ranks=[0, 1]),
+        "row_wise.sizes_placement": cut_call(rl.row_wise, sizes_placement=([4, 6], "cpu"), ranks=[0, 1]),
+        "row_wise.num_buckets": cut_call(rl.row_wise, num_buckets=5, ranks=[0, 1]),
+        "column_wise": cut_call(rl.column_wise, ranks=[0, 1], size_per_rank=[2, 2], compute_kernel="fused"),
+        "table_row_wise": cut_call(rl.table_row_wise, host_index=1, compute_kernel="fused"),
+        "table_column_wise": cut_call(rl.table_column_wise, host_index=1, size_per_rank=[2, 2], compute_kernel="fused"),
+        "grid_shard": cut_call(rl.grid_shard, host_indexes=[0], compute_kernel="fused"),
+        "data_parallel": cut_call(rl.data_parallel),
+        "tiling": cut_call(rl.tiling, rects=shards, compute_kernel="fused"),
+        "EmbeddingShardingPlanner": (
+            lambda **own: planned(rl.EmbeddingShardingPlanner(**own)),
+            {
+                "topology": rl.Topology(2),
+                "batch_size": 8,
+                "constraints": table,
+                "workload": rl.Workload(8),
+                "local_search_passes": 1,
+                "route": "direct",
+            },
+        ),
+        "EmbeddingShardingPlanner.plan": (rl.EmbeddingShardingPlanner(rl.Topology(2)).plan, {"module": ebc()}),
+        "EmbeddingShardingPlanner.plan_tables": (
+            rl.EmbeddingShardingPlanner(rl.Topology(2)).plan_tables,
+            {"tables": [bags()]},
+        ),
+        "Estimate": (lambda: rl.estimate(plan(), [bags()], rl.Topology(2)), {}),
+        "Workload": (
+            lambda **own: rl.estimate(plan(), [bags()], rl.Topology(2), rl.Workload(**own)),
+            {
+                "batch_size": 8,
+                "pooling_factors": {"f": 2.0},
+                "unique_fraction": 0.5,
+                "zipf_alpha": 1.1,
+                "optimizer": "exact_sgd",
+                "weighted": True,
+                "dense_parameters": 10,
+                "dense_flops_per_sample": 3.0,
+                "dense_bytes_per_parameter": 8.0,
+            },
+        ),
+        "Workload.pooling_factor": (rl.Workload().pooling_factor, {"feature": "f"}),
+        "estimate": (
+            rl.estimate,
+            {
+                "plan": plan(),
+                "tables": [bags()],
+                "topology": rl.Topology(2),
+                "workload": rl.Workload(8),
+                "constraints": table,
+            },
+        ),
+        "CommType": (rl.CommType, {"value": "fp16"}),
+        "QCommsConfig": (
+            lambda **own: rl.get_qcomm_codecs_registry(rl.QCommsConfig(**own)),
+            {
+                "forward_precision": rl.CommType.FP16,
+                "backward_precision": rl.CommType.BF16,
+                "forward_loss_scale": 2.0,
+                "backward_loss_scale": 2.0,
+            },
+        ),
+        "codec_error": (rl.codec_error, {"codec": rl.CommType.INT8, "tensor": torch.ones(2, 4)}),
+        "get_qcomm_codecs_registry": (
+            rl.get_qcomm_codecs_registry,
+            {"qcomms_config": rl.QCommsConfig(), "comm_ops": None, "device": "cpu"},
+        ),
+        "DistributedModelParallel": (
+            rl.DistributedModelParallel,
+            {
+                "module": ebc(),
+                "env": rl.ShardingEnv.from_local(1, 0),
+                "device": "cpu",
+                "plan": plan(),
+                "sharders": [rl.EmbeddingBagCollectionSharder()],
+            },
+        ),
+        "DistributedModelParallel.reshard": (
+            lambda **own: dmp().reshard(**own),
+            {"plan": plan(), "max_extra_bytes": None, "optimizers": [], "park_dir": None},
+        ),
+        "DistributedModelParallel.forward": (lambda features: dmp()(features), {"features": batch()}),
+        "DistributedModelParallel.load_state_dict": (
+            lambda state_dict: dmp().load_state_dict(state_dict),
+            {"state_dict": dmp().state_dict()},
+        ),
+        "EmbeddingBagCollectionSharder": (
+            lambda **own: trained(rl.EmbeddingBagCollectionSharder(**own)),
+            {
+                "fused_params": {"learning_rate": 0.1},
+                "qcomm_codecs_registry": rl.get_qcomm_codecs_registry(rl.QCommsConfig()),
+                "backend": "native",
+                "out_of_range": "error",
+            },
+        ),
+        "EmbeddingBagCollectionSharder.fused_params": (
+            lambda **own: trained(rl.EmbeddingBagCollectionSharder(own)),
+            {"optimizer": "adam", "learning_rate": 0.1, "eps": 0.1, "beta1": 0.5, "weight_decay": 0.1},
+        ),
+        "EmbeddingCollectionSharder": (
+            rl.EmbeddingCollectionSharder,
+            {"fused_params": {"learning_rate": 0.1}, "backend": "native", "out_of_range": "error"},
+        ),
+        "ShardingEnv": (rl.ShardingEnv, {"world_size": 1, "rank": 0}),
+        "ShardingEnv.from_local": (rl.ShardingEnv.from_local, {"world_size": 1, "rank": 0}),
+        "train.auc": (auc, {"scores": torch.tensor([0.1, 0.9]), "labels": torch.tensor([0, 1])}),
+        "train.log_loss": (log_loss, {"scores": torch.tensor([0.1, 0.9]), "labels": torch.tensor([0, 1])}),
+        "train.normalized_entropy": (
+            normalized_entropy,
+            {"scores": torch.tensor([0.1, 0.9]), "labels": torch.tensor([0, 1])},
+        ),
+    }
+
+
+#: arguments that some junk still trips over inside: not promised yet, strike off what is fixed
+OPEN: dict[str, set[str]] = {
+    "DLRM": {"dense_in_features"},
+    "DLRM.forward": {"dense_features"},
+    "DistributedModelParallel": {"device"},
+    "DistributedModelParallel.forward": {"features"},
+    "DistributedModelParallel.load_state_dict": {"state_dict"},
+    "EmbeddingBagCollection": {"device"},
+    "EmbeddingBagCollectionSharder": {"backend", "fused_params", "qcomm_codecs_registry"},
+    "EmbeddingBagCollectionSharder.fused_params": {"eps", "learning_rate"},
+    "EmbeddingBagConfig": {"init_fn"},
+    "EmbeddingCollection": {"device"},
+    "EmbeddingCollectionSharder": {"fused_params"},
+    "EmbeddingConfig": {"init_fn"},
+    "EmbeddingModuleShardingPlan": {"entries"},
+    "EmbeddingShardingPlanner": {"constraints", "local_search_passes", "topology"},
+    "EmbeddingShardingPlanner.plan": {"module"},
+    "FusedEmbeddingBagCollection": {"device"},
+    "FusedEmbeddingBagCollection.forward": {"features"},
+    "GradientClippingOptimizer": {"max_gradient", "norm_type"},
+    "KeyedOptimizer": {"params", "state"},
+    "KeyedOptimizer.load_state_dict": {"state_dict"},
+    "KeyedOptimizerWrapper": {"optim_factory", "params"},
+    "LAMB": {"betas", "eps", "lr", "params", "weight_decay"},
+    "LarsSGD": {"eta", "lr", "params", "weight_decay"},
+    "ParameterConstraints": {"is_weighted", "sharding_types"},
+    "ParameterSharding": {"shards"},
+    "PartialRowWiseAdam": {"betas", "eps", "lr", "params", "weight_decay"},
+    "PartialRowWiseLAMB": {"betas", "eps", "lr", "params", "weight_decay"},
+    "RowWiseAdagrad": {"eps", "lr", "params", "weight_decay"},
+    "Shard": {"cols", "rank", "rows"},
+    "SyntheticRatings": {"num_movies", "num_users"},
+    "SyntheticRatings.batches": {"batch_size", "rank", "seed", "shuffle", "world_size"},
+    "SyntheticRatings.num_batches": {"batch_size"},
+    "SyntheticRatings.select": {"samples"},
+    "Workload": {
+        "dense_bytes_per_parameter",
+        "dense_flops_per_sample",
+        "dense_parameters",
+        "pooling_factors",
+        "weighted",
+    },
+    "apply_optimizer_in_backward": {"params"},
+    "codec_error": {"tensor"},
+    "tiling": {"compute_kernel", "rects"},
+    "train.auc": {"labels", "scores"},
+    "train.log_loss": {"labels", "scores"},
+    "train.normalized_entropy": {"labels", "scores"},
+}
+
+
+@pytest.mark.parametrize("name", calls())
+def test_a_wrong_argument_is_a_value_error(name: str) -> None:
+    call, given = calls()[name]
+    call(**given)
+    for argument in given.keys() - OPEN.get(name, set()):
+        for junk in JUNK:
+            call, given = calls()[name] if "Optimizer" in name else (call, given)  # whose steps change what is given
+            with contextlib.suppress(ValueError):  # anything else fails the test
+                call(**{**given, argument: junk})
+
+
+def test_every_public_name_is_swept_here_or_where_it_lives() -> None:
+    elsewhere = {"MovieLens", "CheckpointError", "save_checkpoint", "load_checkpoint", "load_pretrained"}  # files
+    elsewhere |= {"DMPCollection"}  # several groups of ranks: tests/distributed
+    rooms = {"sparse": "tests/sparse", "launcher": "tests/launcher", "lab": "tests/lab"}
+    ours = {name for name, room in rl._ROOM_OF.items() if room not in rooms}
+    assert ours - elsewhere - {name.partition(".")[0] for name in calls()} == set()

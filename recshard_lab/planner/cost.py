@@ -18,6 +18,7 @@ Shape letters: K loads, W ranks, P phases, C candidates, n rectangles.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -42,6 +43,7 @@ from recshard_lab.planner.loads import (
 )
 from recshard_lab.planner.memory import MEMORY_CATEGORIES, fixed_memory, rect_memory
 from recshard_lab.planner.route_costs import RouteCosts
+from recshard_lab.planner.terms import Switch, Terms
 from recshard_lab.planner.workload import ROW_SUMS, Array, Workload, table_loads
 from recshard_lab.sharding import ParameterConstraints, Topology
 
@@ -162,6 +164,30 @@ class CostModel:
             ms[5] += norms * (slow / link)
             ms[5] += (norms.sum(axis=-1, keepdims=True) > 0) * (self.latency_ms + top.row_cut_ms * slow)
         return ms
+
+    @cached_property
+    def terms(self) -> Terms:
+        """The same costs as linear terms, for solvers and bounds."""
+        top, phases = self.topology, len(PHASES)
+        slow = top.slowdown
+        own, node, everyone = (np.zeros((phases + 1, K)) for _ in range(3))
+        fixed = np.zeros(phases + 1)
+        own[0, IDS] = top.world_size * top.route_ns_per_id * 1e-6 * slow
+        everyone[0, IDS] = top.route_ns_per_id * 1e-6 * slow
+        everyone[0, LANES] = own[1, LANES] = own[5, LANES] = top.lane_ms * slow
+        fixed[:] = 2 * self.latency_ms + top.host_ms * slow, top.launch_ms * slow, 0, self.dense_ms, 0, 0, 0
+        fixed[5] = fixed[1]
+        own[1, LOOKUP] = own[5, UPDATE] = 1.0
+        own[0, IN] = self.routes.wire_ms
+        cut, norms = np.zeros(phases + 1), np.zeros(phases + 1)
+        cut[0] = top.row_cut_ms * slow
+        if top.world_size > 1:
+            own[5, NORMS] = slow / self.routes.link
+            norms[5] = self.latency_ms + top.row_cut_ms * slow
+        own[-1, MEMORY:] = 1.0
+        fixed[-1] = self.fixed_memory.sum()
+        ways = self.routes.add_terms(own, node, everyone, phases_of_ways=(2, 4))
+        return Terms(own, node, everyone, fixed, (Switch((ROW_CUT,), cut), Switch((NORMS,), norms), *ways))
 
     def memory(self, loads: Array) -> Array:
         """Bytes ``[6, ..., W]`` by category, without the capacity."""

@@ -34,6 +34,7 @@ class Estimate:
         memory_bytes: ``[W, C]``.
         capacity_bytes: ``[W]``.
         traffic_bytes: ``[W, W]`` from row to column, in one step.
+        lower_bound: ms; no plan that the planner may choose has a shorter step. None where nobody computed it.
     """
 
     phases: tuple[str, ...]
@@ -42,6 +43,21 @@ class Estimate:
     memory_bytes: Array
     capacity_bytes: Array
     traffic_bytes: Array
+    lower_bound: float | None = None
+
+    @property
+    def gap(self) -> float | None:
+        """How much longer the step is than `lower_bound`, as a share of it: 0.02 is at most 2% from the best."""
+        if self.lower_bound is None:
+            return None
+        over = self.step_ms - self.lower_bound
+        return (
+            max(0.0, over / self.lower_bound)
+            if self.lower_bound > 0
+            else float(over > 0) * float("inf")
+            if over
+            else 0.0
+        )
 
     @property
     def step_ms(self) -> float:

@@ -32,7 +32,7 @@ class Refused:
         """A plan without local search, None where there is none."""
         model = CostModel(self.tables, self.topology, self.workload, self.constraints)
         try:
-            return solve(model, self.tables, self.constraints, passes=0, route=self.route)
+            return solve(model, self.tables, self.constraints, passes=0, route=self.route).placements
         except (DoesNotFit, PlanError):
             return None
 

@@ -1,35 +1,52 @@
 """Greedy planning: choose scheme and ranks of every table together, then improve one and two tables at a time.
 
 1. Every registered scheme that the constraints allow proposes rectangles; each rectangle's loads are computed once,
-   for all tables in one go (`options.py`).
-2. Tables are placed from the largest down, in several plans at once (`state.py`): everything under one scheme, for
-   each scheme; the best of all schemes at each table; and the same, but where what is below a phase's fair share
-   costs nothing, so that early tables are not cut without need.
-3. Local search on the true step time (`local_search.py`): every plan is improved, the best few go on.
-4. Kicks, where tables are few: each is forced under the other schemes and the rest is improved around it.
+   for all tables in one go (`options.py`), and turned into linear terms (`terms.py`, `bounds.py`).
+2. A start is a set of options: those that turn on some set of switches (costs that are paid once: a collective, a
+   row-cut), those of one scheme, or all. Each has a lower bound; the most promising is tried first, and one whose
+   bound is not below the best plan's step is skipped, as are options that no better plan can hold.
+3. Tables are placed from the largest down (`state.py`), where what is below a phase's fair share costs nothing but
+   what it adds to the fair share, so that early tables are not cut without need. A plan in which a table fits nowhere
+   is started again with memory first: largest bytes first, on the emptiest ranks.
+4. Local search (`local_search.py`), first with a large weight on balance, which looks past local optima in which no
+   table alone can shorten the slowest ranks of all phases.
+5. Kicks, where tables are few: each is forced under the other schemes and the rest is improved around it; and all
+   tables under another route at once, since some costs only go away together.
 
-5. All tables under another route at once.
-
-Uniform starts matter since some costs only go away when all tables change together (a collective, a fixed cost); the
-plan is never worse than the best of them. A plan in which a table fits nowhere is started again with memory first:
-largest bytes first, on the emptiest ranks. The result depends on the input alone (no clock, no dice).
+It stops as soon as the plan is within `NEAR` of the bound. The result depends on the input alone (no clock, no dice).
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.planner.bounds import Bound, bound_of, mode_bounds
+from recshard_lab.planner.choices import TIE, State
 from recshard_lab.planner.cost import CostModel
 from recshard_lab.planner.local_search import LEAST, improve
 from recshard_lab.planner.options import DoesNotFit, Placement, options_of
-from recshard_lab.planner.state import TIE, Problem, State
+from recshard_lab.planner.state import Problem
 from recshard_lab.sharding import ROUTES, ParameterConstraints, PlanError
 
-ROUNDS = ((1.0, 1), (0.3, 1), (TIE, 1))
-"""Rounds of local search: weight of the balance term, and how many plans go on. A large weight first looks past local
-optima, in which no table alone can shorten the slowest ranks of all phases."""
-STARTS = 3  # that are improved; one more where nodes add schemes
+ROUNDS = (1.0, 0.3, TIE)
+"""Weight of the balance term in each round of local search."""
+BALANCE = 0.1  # the same while placing
 FEW = 12  # tables up to which each is kicked; beyond, it gains little for its time
-SMALL = 64  # tables x ranks up to which all starts are improved to the end
+SMALL = 64  # tables x ranks up to which every start is improved to the end
+NEAR, NEAR_MANY = 2e-3, 5e-3  # share of the bound; a plan that near is good enough (of many tables on many ranks)
+MANY = 10_000  # tables x ranks beyond which one start alone is improved, in one round less
+STARTS = 3  # that are improved of larger problems
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The placement of every table, in their order, and no plan's step is shorter than `bound_ms`."""
+
+    placements: list[Placement]
+    bound_ms: float
 
 
 def solve(
@@ -38,7 +55,8 @@ def solve(
     constraints: Mapping[str, ParameterConstraints],
     passes: int = len(ROUNDS),
     route: str | None = None,
-) -> list[Placement]:
+    exact_s: float | None = None,
+) -> Solution:
     """The placement of every table, in their order.
 
     Args:
@@ -47,6 +65,7 @@ def solve(
         constraints: table name -> what is allowed.
         passes: rounds of local search, at most `ROUNDS`; with 0 the best start as it is.
         route: the only one, where it applies; the cheapest for each table when left out.
+        exact_s: seconds in which a MILP may find a better plan and a better bound; None: it is not tried.
 
     Raises:
         PlanError: no tables; a table that no allowed scheme can cut.
@@ -55,107 +74,166 @@ def solve(
     if not tables:
         raise PlanError("there are no tables to plan: give at least one EmbeddingBagConfig or EmbeddingConfig")
     problem = Problem(model, options_of(model, tables, constraints, route))
-    states = _placed(problem)
-    small = len(tables) * problem.num_ranks <= SMALL
-    starts = STARTS + (model.topology.num_nodes > 1)
-    states = states if small else sorted(states, key=problem.step_ms)[:starts]
-    shortest = min(states, key=problem.step_ms)
-    first = shortest.copy(shortest.scheme)  # as it is: what local search gains in balance it may lose in time
-    kept = first.copy(first.scheme)  # improved under its scheme first, which finds what a reader finds who asks for it
-    for state in states:
-        state.scheme = None
-    for balance, most in ROUNDS[:passes]:
-        if balance == TIE and kept not in states:
-            states.append(kept)
-        for state in states:
-            state.balance = balance
-        if not improve(problem, states) and balance == TIE:
-            break
-        states = states if small else sorted(states, key=problem.step_ms)[:most]
-        kept.scheme = None if kept in states else kept.scheme
-    best = min([*states, kept, first], key=problem.step_ms)
-    if passes and len(tables) <= FEW:
-        best = _kicked(problem, best)
-    if passes:
-        best = _rerouted(problem, best)
-    return best.placements()
+    search = Search(problem, passes)
+    solution = search.run()
+    if exact_s is None:
+        return solution
+    from recshard_lab.planner.exact import solve_exactly
+
+    return solve_exactly(problem, search, exact_s)
 
 
-def _rerouted(problem: Problem, best: State) -> State:
-    """All tables under another route at once, since some costs only go away together; what helps is improved."""
-    others = [state for route in ROUTES if (state := problem.rerouted(best, route)) is not None]
-    helping = [state for state in others if problem.step_ms(state) < problem.step_ms(best) * LEAST]
-    if helping:
-        improve(problem, helping)
-    return min([best, *helping], key=problem.step_ms)
+class Search:
+    """One greedy search; `bounds` are those of the sets of switches, least first."""
 
+    def __init__(self, problem: Problem, passes: int) -> None:
+        self.problem, self.passes = problem, passes
+        self.bounds = mode_bounds(problem.model, problem.priced)
+        self.bound_ms = self.bounds[0].ms if self.bounds else 0.0
+        self.small = len(problem.options) * problem.num_ranks <= SMALL
+        self.many = len(problem.options) * problem.num_ranks > MANY
+        self.near = NEAR_MANY if self.many else NEAR
+        self.best: State | None = None
+        self.best_ms = np.inf
 
-def _kicked(problem: Problem, best: State) -> State:
-    """Forces the tables, one by one, under each other scheme and improves the rest; what helps stays."""
-    now = problem.step_ms(best)
-    for table in problem.by_work:
-        placement = best.placed[table]
-        assert placement is not None
-        others = [best.copy(scheme) for scheme in problem.schemes if scheme != placement.option.proposal.scheme]
-        for state in others:
-            state.take(table)
-        kicked: list[State] = []
-        for state, found in zip(others, problem.best(table, others), strict=True):
-            if found is not None:
-                state.put(table, found[1])
-                state.scheme = None
-                kicked.append(state)
-        if kicked:
-            improve(problem, kicked)
-            first = min(kicked, key=problem.step_ms)
-            if problem.step_ms(first) < now * LEAST:
-                best, now = first, problem.step_ms(first)
-    return best
-
-
-def _placed(problem: Problem) -> list[State]:
-    """Every start with all tables placed.
-
-    Raises:
-        DoesNotFit: of each start some table fits nowhere, in either order.
-    """
-    starts: list[State] = [problem.start(), problem.start(fair=problem.fair)]
-    if len(problem.schemes) > 1:
-        starts += [problem.start(scheme) for scheme in problem.schemes]
-    done, stuck = _fill(problem, starts, problem.by_work)
-    if stuck:
-        again = [problem.start(scheme) for scheme in dict.fromkeys(state.scheme for state, _ in stuck)]
-        more, stuck = _fill(problem, again, problem.by_bytes, memory_first=True)
-        done += more
-    if not done:
-        raise DoesNotFit(stuck[0][1])
-    for state in done:
-        state.fair = None
-        state.balance = TIE
-    return done
-
-
-def _fill(
-    problem: Problem, states: list[State], order: list[int], memory_first: bool = False
-) -> tuple[list[State], list[tuple[State, int]]]:
-    """The states with every table placed, and those that are stuck, each with the table that does not fit.
-
-    With memory first a table may leave the scheme of its state where it does not fit under it.
-    """
-    stuck: list[tuple[State, int]] = []
-    for table in order:
-        if not states:
-            break
-        going: list[State] = []
-        for state, found in zip(states, problem.best(table, states, memory_first), strict=True):
-            if found is None and memory_first and state.scheme is not None:
-                scheme, state.scheme = state.scheme, None
-                (found,) = problem.best(table, [state], memory_first)
-                state.scheme = scheme
-            if found is None:
-                stuck.append((state, table))
+    def run(self) -> Solution:
+        stuck: list[int] = []
+        improved = 0
+        for start in self._starts():
+            if start.ms >= self.best_ms * LEAST or self._near():
+                break
+            state = self._placed(start, stuck)
+            if state is None:
                 continue
-            state.put(table, found[1])
-            going.append(state)
-        states = going
-    return states, stuck
+            self._keep(state)
+            if self._near():
+                break
+            self._prune()
+            if not self.passes:
+                continue
+            self._improved(state)
+            improved += 1
+            if self.many or (improved >= STARTS and not self.small):
+                break
+        if self.best is None:
+            raise DoesNotFit(stuck[0] if stuck else self.problem.by_bytes[0])
+        if self.passes and not self._near():
+            if len(self.problem.options) <= FEW:
+                self._kick()
+            self._reroute()
+        return Solution(self.best.placements(), self.bound_ms)
+
+    def _starts(self) -> list[Bound]:
+        """Sets of options, the most promising first."""
+        problem = self.problem
+        found = list(self.bounds)
+        flat = [option for choices in problem.options for option in choices]
+        schemes = np.array([option.proposal.scheme for option in flat])
+        per = np.diff(np.append(problem.priced.starts, len(flat)))
+        for scheme in dict.fromkeys(schemes.tolist()):
+            mine: NDArray[np.bool_] = schemes == scheme
+            some = np.repeat(np.maximum.reduceat(mine, problem.priced.starts), per)
+            mine = mine | ~some  # tables that it cannot cut go by any
+            bits = int(np.bitwise_and.reduce(problem.priced.flags[mine]))
+            bound = bound_of(problem.model, problem.priced, mine, bits)
+            if bound is not None:
+                found.append(bound)
+        unique: dict[bytes, Bound] = {}
+        for bound in sorted(found, key=lambda bound: bound.ms):
+            unique.setdefault(bound.allowed.tobytes(), bound)
+        return list(unique.values())
+
+    def _placed(self, start: Bound, stuck: list[int]) -> State | None:
+        """Every table placed under the options of `start`, with memory first where they do not fit otherwise."""
+        problem = self.problem
+        for memory_first, order in ((False, problem.by_work), (True, problem.by_bytes)):
+            state = problem.start(start.allowed, None if memory_first else start.floor)
+            state.balance = BALANCE
+            for table in order:
+                found = problem.best(state, table, memory_first)
+                if found is None and memory_first:
+                    state.allowed = None
+                    found = problem.best(state, table, memory_first)
+                    state.allowed = start.allowed
+                if found is None:
+                    stuck.append(table)
+                    break
+                problem.put(state, table, found[1])
+            else:
+                state.allowed, state.floor, state.balance = None, None, TIE
+                return state
+        return None
+
+    def _improved(self, state: State) -> None:
+        """Rounds of local search with ever less weight on balance; the last until nothing helps."""
+        for balance in ROUNDS[max(self.many, len(ROUNDS) - self.passes) :]:
+            state.balance = balance
+            for _ in range(3 if self.small else 1):
+                again = improve(self.problem, state, self.bound_ms * (1 + self.near))
+                self._keep(state)
+                if self._near():
+                    return
+                if not again:
+                    break
+
+    def _prune(self) -> None:
+        """Leaves out what no better plan can hold."""
+        if np.isfinite(self.best_ms):
+            worth = [bound.worth(self.problem.priced, self.best_ms) for bound in self.bounds]
+            self.problem.keep_only(np.logical_or.reduce(worth))
+
+    def _keep(self, state: State) -> None:
+        ms = self.problem.step_ms(state)
+        if ms < self.best_ms * LEAST:
+            self.best, self.best_ms = state.copy(), ms
+
+    def _near(self) -> bool:
+        return self.best_ms <= self.bound_ms * (1 + self.near)
+
+    def _kick(self) -> None:
+        """Forces the tables, one by one, under each other scheme and improves the rest; what helps stays."""
+        problem, priced = self.problem, self.problem.priced
+        for table in problem.by_work:
+            assert self.best is not None
+            put = self.best.placed[table]
+            assert put is not None
+            first, choices = int(priced.starts[table]), problem.options[table]
+            for scheme in dict.fromkeys(option.proposal.scheme for option in choices):
+                if scheme == put.placement.option.proposal.scheme:
+                    continue
+                state = self.best.copy()
+                state.balance = TIE
+                problem.take(state, table)
+                only = np.zeros(len(priced.cost), dtype=bool)
+                only[first : first + len(choices)] = [option.proposal.scheme == scheme for option in choices]
+                found = problem.best(state, table, allowed=only)
+                if found is None:
+                    continue
+                problem.put(state, table, found[1])
+                improve(problem, state, self.bound_ms * (1 + self.near))
+                self._keep(state)
+                if self._near():
+                    return
+
+    def _reroute(self) -> None:
+        """All tables under another route at once, since some costs only go away together; what helps is improved."""
+        assert self.best is not None
+        for route in ROUTES:
+            state = self._rerouted(self.best, route)
+            if state is not None and self.problem.step_ms(state) < self.best_ms * LEAST:
+                improve(self.problem, state)
+                self._keep(state)
+
+    def _rerouted(self, state: State, route: str) -> State | None:
+        """The same plan with every table under `route` that may take it; None where that changes nothing or is full."""
+        problem, other, changed = self.problem, state.copy(), False
+        for table, put in enumerate(state.placed):
+            assert put is not None
+            choices = problem.options[table]
+            twin = next((twin for twin in put.placement.option.twins if twin.route == route), None)
+            if twin is not None:
+                problem.take(other, table)
+                problem.put(other, table, problem.made(table, choices.index(twin), put.ranks))
+                changed = True
+        problem.add_up(other)
+        return other if changed and problem.fits(other) else None

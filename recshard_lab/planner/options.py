@@ -1,16 +1,18 @@
 """What the planner chooses from: every proposal of every allowed scheme, with the loads of its rectangles.
 
-Shape letters: K loads, W ranks, n rectangles.
+Shape letters: K loads, W ranks, n rectangles, c sizes of rectangles.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.cost import CostModel
-from recshard_lab.planner.loads import ACROSS, LOOKUP, MEMORY, ROUTE_NUMBERS, UPDATE, across_shares
+from recshard_lab.planner.loads import ACROSS, LOOKUP, ROUTE_NUMBERS, UPDATE, across_shares
 from recshard_lab.planner.workload import Array, check_route_applies, is_pooled
 from recshard_lab.sharding import (
     EmbeddingComputeKernel,
@@ -23,53 +25,71 @@ from recshard_lab.sharding import (
     scheme_names,
     usable_ranks,
 )
+from recshard_lab.sharding.cut import Cut, Sizes, sizes_of
+
+MOST_SPELLED = 256  # rectangles of all assignments of one proposal, up to which each is looked at
 
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """One proposal for one table.
+    """One proposal for one table, under one kernel and route.
 
     Attributes:
-        loads: ``[K, n]`` of its rectangles.
+        kinds: ``[K, c]`` loads of a rectangle of each size that occurs; under two hops ACROSS is the least it can be,
+            with as many rectangles on one node as the proposal allows.
+        counts: ``[c]`` how many there are.
+        of: ``[n]`` the size of each rectangle.
         usable: the ranks that a rectangle may lie on.
         kernel: name of the compute kernel.
-        heavy_first: positions of the rectangles, most work first.
-        largest_bytes: memory of the largest rectangle.
         distinct: no rank ever holds two of the rectangles.
         route: how its rows come home.
+        alone: ``[c]`` ACROSS of a rectangle alone on its node.
         twins: the same with other routes.
     """
 
     proposal: Proposal
-    loads: Array
+    kinds: Array
+    counts: Array
+    of: NDArray[np.intp]
     usable: frozenset[int]
     kernel: str
-    heavy_first: tuple[int, ...]
-    largest_bytes: float
     distinct: bool
-    route: str = "direct"
+    route: str
+    alone: Array
     twins: list["Option"] = field(default_factory=list, repr=False)
-    _placed: dict[tuple[int, ...], Array] = field(default_factory=dict, repr=False)
 
-    def placed_loads(self, ranks: tuple[int, ...], topology: Topology) -> Array:
+    @property
+    def loads(self) -> Array:
+        """``[K, n]`` of its rectangles, each alone on its node."""
+        loads = self.kinds[:, self.of]
+        loads[ACROSS] = self.alone[self.of]
+        return loads
+
+    @property
+    def heavy_first(self) -> NDArray[np.intp]:
+        """``[n]`` positions of the rectangles, most work first."""
+        work = self.kinds[LOOKUP] + self.kinds[UPDATE]
+        return np.argsort(-work[self.of], kind="stable")
+
+    def placed_loads(self, ranks: Sequence[int], topology: Topology) -> Array:
         """``[K, n]`` with the rectangles on these ranks: what two hops send on depends on who shares a node."""
-        if self.route != "two_hop":
-            return self.loads
-        if ranks not in self._placed:
-            loads = self.loads.copy()
-            cols = [cols for _, cols in self.proposal.rects]
-            loads[ACROSS] *= across_shares(cols, [topology.node_of(rank) for rank in ranks])
-            self._placed[ranks] = loads
-        return self._placed[ranks]
+        loads = self.loads
+        if self.route == "two_hop":
+            loads[ACROSS] *= _shares(self.proposal, ranks, topology)
+        return loads
 
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """An option with its rectangles on ranks: `delta` ``[K, W]`` is what it adds."""
+    """An option with its i-th rectangle on ``ranks[i]``."""
 
     option: Option
     ranks: tuple[int, ...]
-    delta: Array
+
+    def loads(self, topology: Topology) -> Array:
+        """``[K, W]`` what it adds to each rank."""
+        rects = self.option.placed_loads(self.ranks, topology)
+        return np.stack([np.bincount(self.ranks, weights=row, minlength=topology.world_size) for row in rects])
 
     def sharding(self) -> ParameterSharding:
         return self.option.proposal.placed(self.ranks, self.option.kernel, self.option.route)
@@ -103,14 +123,14 @@ def options_of(
         wish = constraints.get(table.name)
         names = [str(getattr(n, "value", n)) for n in (wish.sharding_types if wish else None) or scheme_names()]
         kernel = str((wish.compute_kernels or ["fused"])[0]) if wish else "fused"
-        usable = frozenset(usable_ranks(model.topology, wish))
+        usable = _as_set(usable_ranks(model.topology, wish))
         before = len(drafts)
         asked = wish.route if wish and wish.route else (route if is_pooled(table) else "direct")
         check_route_applies(table, asked or "direct")
         for name in names:
             scheme = scheme_named(name)
             for proposal in scheme.propose(table, model.topology, wish):
-                if proposal.assignments is not None:
+                if proposal.assignments is not None and len(usable) < model.topology.world_size:
                     kept = tuple(ranks for ranks in proposal.assignments if usable.issuperset(ranks))
                     if not kept:
                         continue
@@ -124,8 +144,12 @@ def options_of(
                 f"table {table.name!r} ({table.num_embeddings:,} x {table.embedding_dim:,}) cannot be cut by "
                 f"{', '.join(names)} on ranks {sorted(usable)}. Smallest fix: allow table_wise"
             )
-    counts = [len(draft[1].rects) for draft in drafts]
-    sizes = np.array([(r[1] - r[0], c[1] - c[0]) for draft in drafts for r, c in draft[1].rects], dtype=float)
+    cuts: dict[int, Sizes] = {}  # twins share a proposal
+    for draft in drafts:
+        if id(draft[1]) not in cuts:
+            cuts[id(draft[1])] = sizes_of(draft[1].rects)
+    counts = [len(cuts[id(draft[1])][0]) for draft in drafts]
+    sizes = np.array([size for draft in drafts for size in cuts[id(draft[1])][0]], dtype=float)
     loads = model.rect_loads(
         np.repeat([draft[0] for draft in drafts], counts),
         sizes[:, 0],
@@ -134,15 +158,18 @@ def options_of(
         np.repeat([float(draft[3] == EmbeddingComputeKernel.DENSE) for draft in drafts], counts),
         np.repeat([ROUTE_NUMBERS[draft[5]] for draft in drafts], counts),
     )
-    work, needed = (loads[LOOKUP] + loads[UPDATE]).tolist(), loads[MEMORY:].sum(axis=0).tolist()
     found: list[list[Option]] = [[] for _ in tables]
     at = 0
     for (index, proposal, usable, kernel, _, taken), count in zip(drafts, counts, strict=True):
-        heavy_first = tuple(sorted(range(count), key=lambda i, at=at: -work[at + i]))  # type: ignore[misc]
-        most = max(needed[at : at + count])
-        listed = proposal.assignments
-        distinct = count <= len(usable) if listed is None else all(len(set(ranks)) == count for ranks in listed)
-        option = Option(proposal, loads[:, at : at + count], usable, kernel, heavy_first, most, distinct, taken)
+        of, listed = cuts[id(proposal)][1], proposal.assignments
+        distinct = len(of) <= len(usable) if listed is None else _distinct(listed, len(of))
+        kinds = loads[:, at : at + count]
+        alone = kinds[ACROSS]
+        if taken == "two_hop":
+            alone, kinds = alone.copy(), kinds.copy()
+            kinds[ACROSS] *= _least_shares(proposal, of, count, len(usable), model.topology)
+        many = np.bincount(of, minlength=count).astype(float)
+        option = Option(proposal, kinds, many, of, usable, kernel, distinct, taken, alone)
         before_it = found[index][-1] if found[index] else None
         if before_it is not None and before_it.proposal is proposal:
             for twin in (before_it, *before_it.twins):
@@ -153,6 +180,52 @@ def options_of(
     return found
 
 
+@lru_cache(maxsize=64)
+def _as_set(ranks: tuple[int, ...]) -> frozenset[int]:
+    return frozenset(ranks)
+
+
+@lru_cache(maxsize=512)
+def _distinct(listed: tuple[tuple[int, ...], ...], count: int) -> bool:
+    return all(len(set(ranks)) == count for ranks in listed)
+
+
+@lru_cache(maxsize=512)
+def _nodes(ranks: tuple[int, ...], local: int) -> int:
+    """On how many nodes these ranks are."""
+    return len({rank // local for rank in ranks})
+
+
+def _shares(proposal: Proposal, ranks: Sequence[int], topology: Topology) -> Array:
+    """``[n]`` the share of its columns that the node of each rectangle sends on for it."""
+    nodes = np.asarray(ranks, dtype=np.intp) // topology.local_world_size
+    if isinstance(proposal.rects, Cut):  # stripes of one piece that share a node become one message
+        cell = proposal.rects.pieces() * topology.num_nodes + nodes
+        return np.asarray(1.0 / np.bincount(cell)[cell])
+    return np.array(across_shares([cols for _, cols in proposal.rects], nodes.tolist()))
+
+
+def _least_shares(proposal: Proposal, of: NDArray[np.intp], count: int, usable: int, topology: Topology) -> Array:
+    """``[count]`` the least `_shares` of a rectangle of each size, wherever the proposal may lie."""
+    least = np.ones(count)
+    if proposal.assignments is None or len(of) * len(proposal.assignments) > MOST_SPELLED:
+        if not isinstance(proposal.rects, Cut):
+            return np.full(count, 1.0 / len(of))
+        listed = proposal.assignments
+        distinct = len(of) <= usable if listed is None else _distinct(listed, len(of))
+        together = min(proposal.rects.num_stripes, topology.local_world_size if distinct else len(of))
+        return np.full(count, 1.0 / together)
+    for ranks in proposal.assignments:
+        np.minimum.at(least, of, _shares(proposal, ranks, topology))
+    return least
+
+
+def _cuts_rows(proposal: Proposal, table: BaseEmbeddingConfig) -> bool:
+    if isinstance(proposal.rects, Cut):
+        return proposal.rects.num_stripes > 1
+    return any(rows != (0, table.num_embeddings) for rows, _ in proposal.rects)
+
+
 def _routes(
     model: CostModel, table: BaseEmbeddingConfig, proposal: Proposal, asked: str | None, replicated: bool
 ) -> list[str]:
@@ -161,15 +234,17 @@ def _routes(
     Only where row stripes lie on every rank does a reduce-scatter move no more than it must, and only where they share
     a node do two hops add up anything before it crosses the network.
     """
-    top, cut = model.topology, any(rows != (0, table.num_embeddings) for rows, _ in proposal.rects)
+    top, cut = model.topology, _cuts_rows(proposal, table)
     if replicated or (asked == "reduce_scatter" and not cut):
         return ["direct"]
     if asked is not None:
         return [asked]
     found = ["direct"]
+    if cut and is_pooled(table) and proposal.assignments is None and top.num_nodes > 1:
+        found.append("two_hop")
     if cut and is_pooled(table) and proposal.assignments is not None:
-        if len(set(proposal.assignments[0])) == top.world_size:
+        if len(proposal.rects) >= top.world_size and len(set(proposal.assignments[0])) == top.world_size:
             found.append("reduce_scatter")
-        if top.num_nodes > 1 and len({top.node_of(r) for r in proposal.assignments[0]}) < len(proposal.rects):
+        if top.num_nodes > 1 and _nodes(proposal.assignments[0], top.local_world_size) < len(proposal.rects):
             found.append("two_hop")
     return found

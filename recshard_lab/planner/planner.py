@@ -4,14 +4,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.allowed import within
 from recshard_lab.planner.cost import CostModel
 from recshard_lab.planner.estimate import Estimate, estimate_loads
 from recshard_lab.planner.explain import Refused, what_does_not_fit, why_it_does_not_fit
-from recshard_lab.planner.greedy import solve
-from recshard_lab.planner.options import DoesNotFit, Placement
+from recshard_lab.planner.greedy import Solution, solve
+from recshard_lab.planner.loads import K
+from recshard_lab.planner.options import DoesNotFit
 from recshard_lab.planner.reservations import FixedPercentageStorageReservation
 from recshard_lab.planner.workload import Workload
 from recshard_lab.sharding import (
@@ -26,6 +29,8 @@ from recshard_lab.sharding import (
 )
 from recshard_lab.sharding.types import check_route
 from recshard_lab.sharding.validate import nearest
+
+SOLVERS = ("greedy", "exact")
 
 
 @names_wrong_arguments
@@ -44,9 +49,16 @@ class EmbeddingShardingPlanner:
         route: the only route ("direct", "reduce_scatter", "two_hop") for every table to which it applies: two hops for
             pooled tables that are not replicated, a reduce-scatter for those of them whose rows are cut. A table's own
             constraint wins. Left out, each table's is the cheapest.
+        solver: "greedy" (milliseconds), or "exact": the greedy plan, then a MILP that improves it or proves how near
+            the best it is.
+        time_limit_s: seconds for the MILP.
 
     Attributes:
-        last_estimate: `Estimate` of the last plan made, None before.
+        last_estimate: `Estimate` of the last plan made, None before; its `lower_bound` and `gap` say how far from the
+            best of all placements the plan can be.
+
+    Raises:
+        ValueError: a solver that does not exist; a time limit that is not positive.
 
     >>> tables = [BaseEmbeddingConfig(name="movies", num_embeddings=1000, embedding_dim=16, feature_names=["movie"])]
     >>> planner = EmbeddingShardingPlanner(topology=Topology(2))
@@ -65,6 +77,8 @@ class EmbeddingShardingPlanner:
         route: str | None = None,
         storage_reservation: FixedPercentageStorageReservation | None = None,
         debug: bool = False,
+        solver: str = "greedy",
+        time_limit_s: float = 60.0,
     ) -> None:
         self.topology = topology or running_topology()
         self.reservation, self.debug = storage_reservation, debug
@@ -75,6 +89,11 @@ class EmbeddingShardingPlanner:
         self.constraints = dict(constraints or {})
         self.local_search_passes = local_search_passes
         self.route = None if route is None else check_route(route)
+        if solver not in SOLVERS:
+            raise ValueError(f"solver {solver!r} does not exist{nearest(solver, SOLVERS)}; known: {', '.join(SOLVERS)}")
+        if not time_limit_s > 0:
+            raise ValueError(f"time_limit_s must be positive, got {time_limit_s!r}")
+        self.solver, self.time_limit_s = solver, time_limit_s
         self.last_estimate: Estimate | None = None
 
     @names_wrong_arguments
@@ -168,14 +187,17 @@ class EmbeddingShardingPlanner:
                 )
         model = CostModel(tables, self.topology, workload, constraints)
         try:
-            placements = self._solve(model, tables, constraints)
+            solution = self._solve(model, tables, constraints)
         except DoesNotFit as stuck:
             refused = Refused(tables, stuck.table, self.topology, workload, constraints, self.route)
             raise PlanError(why_it_does_not_fit(refused) if explain else what_does_not_fit(refused)) from None
         plan: dict[str, EmbeddingModuleShardingPlan] = {path: EmbeddingModuleShardingPlan() for path in found}
-        for (path, table), placement in zip(owners, placements, strict=True):
+        for (path, table), placement in zip(owners, solution.placements, strict=True):
             plan[path][table.name] = placement.sharding()
-        self.last_estimate = estimate_loads(model, sum(p.delta for p in placements))  # type: ignore[arg-type]
+        loads = np.zeros((K, self.topology.world_size))
+        for placement in solution.placements:
+            loads += placement.loads(self.topology)
+        self.last_estimate = replace(estimate_loads(model, loads), lower_bound=solution.bound_ms)
         made = ShardingPlan(plan)
         made.validate(found, self.topology.world_size)  # a registered scheme may propose what is no tiling
         if self.debug:
@@ -187,8 +209,9 @@ class EmbeddingShardingPlanner:
         model: CostModel,
         tables: Sequence[BaseEmbeddingConfig],
         constraints: Mapping[str, ParameterConstraints],
-    ) -> list[Placement]:
-        return solve(model, tables, constraints, self.local_search_passes, self.route)
+    ) -> Solution:
+        exact_s = self.time_limit_s if self.solver == "exact" else None
+        return solve(model, tables, constraints, self.local_search_passes, self.route, exact_s)
 
 
 def tables_of(module: Any) -> dict[str, list[BaseEmbeddingConfig]]:

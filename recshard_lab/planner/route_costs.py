@@ -13,11 +13,10 @@ what replicas need, gradients to every rank.
 
 import numpy as np
 
-from recshard_lab.planner.loads import ACROSS, BACK, HOP, OUT, SCATTER
+from recshard_lab.planner.loads import ACROSS, BACK, HOP, LANES, OUT, SCATTER
+from recshard_lab.planner.terms import SOME, Switch
 from recshard_lab.planner.workload import Array
 from recshard_lab.sharding import Topology
-
-SOME = 1e-3  # bytes; less is rounding, left over where a table was taken out
 
 
 class RouteCosts:
@@ -35,6 +34,9 @@ class RouteCosts:
             self._latency(top.inter_host_latency_ms, self.nodes),
         )
         self.hops_ms = inside + across
+        # the busiest rank's time in an all-to-all, per byte that it sends to each peer
+        near, far = (self.local - 1) / top.intra_host_bw, (self.ranks - self.local) / top.inter_host_bw
+        self.wire_ms = (max(near, far) if self.nodes > 1 else near) * top.slowdown
 
     def wire(self, per_peer: Array, total: Array) -> Array:
         """ms of an all-to-all in which rank r exchanges ``per_peer[..., r]`` bytes with each peer, one way."""
@@ -76,6 +78,33 @@ class RouteCosts:
             fixed = fixed + (everywhere > SOME) * (self.hops_ms + 2 * host_ms)
             used = used + everywhere
         return np.asarray(ms + fixed + (used > SOME) * lanes_ms)
+
+    def add_terms(self, own: Array, node: Array, everyone: Array, phases_of_ways: tuple[int, int]) -> list[Switch]:
+        """Adds `ms` and `buffer_bytes` as linear terms (see `terms.py`) and gives what is paid once.
+
+        Args:
+            own, node, everyone: ``[Q, K]`` to be added to.
+            phases_of_ways: rows of Q of the way home and of the way back.
+        """
+        top, slow, host = self.topology, self.topology.slowdown, self.topology.host_ms * self.topology.slowdown
+        switches = []
+        for phase, way, slower in zip(phases_of_ways, (OUT, BACK), (top.reduce_scatter_cost, 1.0), strict=True):
+            own[phase, way] = self.wire_ms
+            everyone[phase, way] = everyone[phase, ACROSS] = self.copied
+            everyone[phase, SCATTER] = (self.ranks - 1) * slower * slow / self.link + self.copied
+            own[phase, HOP] = self.nodes * (self.local - 1) * slow / top.intra_host_bw
+            node[phase, HOP] = self.nodes * self.copied
+            node[phase, ACROSS] = (self.nodes - 1) * slow / top.inter_host_bw
+            used = np.zeros_like(everyone)
+            used[phase, LANES] = top.lane_ms * slow
+            once = ((way, self.latency_ms + host), (SCATTER, self.latency_ms + host), (ACROSS, self.hops_ms + 2 * host))
+            ones = [np.where(np.arange(len(own)) == phase, ms, 0.0) for _, ms in once]
+            switches += [Switch((load,), fixed) for (load, _), fixed in zip(once, ones, strict=True)]
+            switches.append(Switch((way, SCATTER, ACROSS), np.zeros(len(own)), used))
+        everyone[-1, BACK] = everyone[-1, ACROSS] = 1.0
+        everyone[-1, SCATTER] = self.ranks + 1
+        node[-1, HOP] = node[-1, ACROSS] = self.nodes
+        return switches
 
     def buffer_bytes(self, loads: Array) -> Array:
         """``[..., W]`` of what a home's end needs, beside the rows of its own rectangles."""

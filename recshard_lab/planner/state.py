@@ -1,77 +1,31 @@
-"""A planning problem, and the plans that are being made of it.
+"""A planning problem in the terms of its cost model, and the plans that are being made of it.
 
-Several plans are extended at the same time: the ways to place one table in each of them are scored in one array
-operation, so six starts cost little more than one.
+Every way to place one table in a plan is scored in a few array operations. What a rectangle adds to its rank is the
+column ``v [R]`` of its option (the heaviest of its sizes); of ranks that may be chosen freely the quietest are taken,
+so all numbers of pieces are scored from one running maximum over the ranks, quietest first; of listed assignments the
+busiest rank decides, whatever the table is.
 
-Shape letters: K loads, W ranks, P phases, C candidates, S states.
+Shape letters: R rows (phases that ranks differ in, and memory), W ranks, C ways, O options of one table.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recshard_lab.planner.bounds import Priced, price
+from recshard_lab.planner.choices import Choices, Groups, Index, Put, State
 from recshard_lab.planner.cost import CostModel
-from recshard_lab.planner.loads import LOOKUP, MEMORY, UPDATE, WIRES, K
 from recshard_lab.planner.options import Option, Placement
 from recshard_lab.planner.workload import Array
 
-Way: TypeAlias = tuple[Option, tuple[int, ...]]
-"""An option, and the rank of each of its rectangles."""
-
-MOST_SINGLE = 24  # of a piece that may go anywhere, only this many least loaded ranks are tried
-TIE = 0.02  # weight of the balance term that tells plans of equal step time apart
-BALANCE = 0.3  # the same while placing, where what is below the fair share costs nothing else
-
-
-@dataclass(eq=False)
-class State:
-    """A plan in the making.
-
-    Attributes:
-        placed: one a table, None before it is placed.
-        base: ``[K, W]`` what all placements add up to.
-        scheme: the scheme that tables are placed under where it applies; None: any.
-        fair: ``[P]`` what a phase may take before it costs anything; None: nothing is free.
-        balance: weight of the term that rewards balance and little total work.
-    """
-
-    placed: list[Placement | None]
-    base: Array
-    scheme: str | None = None
-    fair: Array | None = None
-    balance: float = TIE
-
-    def put(self, table: int, placement: Placement) -> None:
-        """Places `table`."""
-        self.placed[table] = placement
-        self.base = self.base + placement.delta
-
-    def take(self, table: int) -> Placement:
-        """Takes `table` out and gives its placement."""
-        placement = self.placed[table]
-        assert placement is not None
-        self.placed[table] = None
-        self.base = self.base - placement.delta
-        return placement
-
-    def placements(self) -> list[Placement]:
-        """The placements, every table placed."""
-        return [placement for placement in self.placed if placement is not None]
-
-    def copy(self, scheme: str | None = None) -> "State":
-        """The same plan, to be changed on its own."""
-        return State(list(self.placed), self.base, scheme)
-
-    def add_up(self) -> None:
-        """Sums of differences drift by rounding: adds up afresh."""
-        self.base = sum((placement.delta for placement in self.placements()), np.zeros_like(self.base))
+Weights: TypeAlias = tuple[Array, Array, float, bool, float]
+TRIES = 8  # ways that are tried in earnest where the best turn out not to fit
 
 
 class Problem:
-    """Tables with their options, scored by a cost model.
+    """Tables with their options, scored by the terms of a cost model.
 
     Args:
         model: costs.
@@ -79,153 +33,324 @@ class Problem:
     """
 
     def __init__(self, model: CostModel, options: Sequence[Sequence[Option]]) -> None:
-        self.model, self.options = model, options
-        self.num_ranks = model.topology.world_size
-        self.capacity = model.capacity * (1 - 1e-9)  # sums of differences round
-        top = model.topology
-        link = top.intra_host_bw if top.num_nodes == 1 else top.inter_host_bw
-        self.byte_ms = self.num_ranks / link
-        totals = [np.stack([option.loads.sum(axis=1) for option in choices]) for choices in options]  # [n, K]
-        works = [self._work(total.T) for total in totals]
-        needed = [total[:, MEMORY:].sum(axis=1).min() for total in totals]
-        self.by_work = np.argsort([-work.min() for work in works], kind="stable").tolist()
-        self.by_bytes = np.argsort([-least for least in needed], kind="stable").tolist()
-        spread = np.sum([total[work.argmin()] for total, work in zip(totals, works, strict=True)], axis=0)
-        shared = np.repeat(spread[:, None] / self.num_ranks, self.num_ranks, axis=1)
-        self.fair: Array = model.phases(shared).max(axis=-1)
-        self.schemes = list(dict.fromkeys(o.proposal.scheme for choices in options for o in choices))
+        self.model, self.options, self.terms = model, options, model.terms
+        self.num_ranks, self.num_nodes = model.topology.world_size, model.topology.num_nodes
+        self.local = model.topology.local_world_size
+        self.priced: Priced = price(model, options)
+        self.rows = self.priced.rows
+        self.capacity = model.capacity * (1 - 1e-9) - float(self.terms.fixed[-1])  # sums of differences round
+        switches = self.terms.switches
+        count = len(switches)
+        bits = (np.arange(1 << count)[:, None] >> np.arange(count)) & 1
+        self.paid: Array = bits @ np.array([switch.fixed[:-1].sum() for switch in switches])
+        self.extra_on: Array = bits[:, self.priced.extra_switches].astype(float)  # [2 ** S, X]
+        self.bit_values = 1 << np.arange(count)
+        self.fixed_ms = float(self.terms.fixed[:-1].sum())
+        self._groups: dict[tuple[int, ...], Groups] = {}
+        self._listed: dict[int, tuple[Index, Index]] = {}
+        self.choices = [self._choices(table, range(len(choices))) for table, choices in enumerate(options)]
+        least = np.minimum.reduceat(self.priced.cost, self.priced.starts)
+        self.by_work: list[int] = np.argsort(-least, kind="stable").tolist()
+        need = np.minimum.reduceat(self.priced.total_bytes, self.priced.starts)
+        self.by_bytes: list[int] = np.argsort(-need, kind="stable").tolist()
 
-    def start(self, scheme: str | None = None, fair: Array | None = None) -> State:
+    def start(self, allowed: NDArray[np.bool_] | None = None, floor: Array | None = None) -> State:
         """A plan with nothing placed."""
-        balance = TIE if fair is None else BALANCE
-        return State([None] * len(self.options), np.zeros((K, self.num_ranks)), scheme, fair, balance)
+        width = len(self.priced.extra_switches)
+        used: Array = np.zeros((len(self.rows) + 1, self.num_ranks))
+        none = np.zeros(len(self.terms.switches), dtype=np.intp)
+        return State([None] * len(self.options), used, np.zeros(width), none, allowed=allowed, floor=floor)
 
-    def score(self, loads: Array, balance: float = TIE) -> Array:
-        """Milliseconds ``[...]`` of loads ``[K, ..., W]``, plus a little for imbalance and total work."""
-        ms = self.model.phases(loads)
-        return np.asarray((ms.max(axis=-1) + balance * self._spread(ms)).sum(axis=0))
-
-    def fits(self, loads: Array) -> NDArray[np.bool_]:
-        """Whether every rank has room for loads ``[K, ..., W]``."""
-        return np.asarray(self.model.memory_total(loads).max(axis=-1) <= self.capacity)
+    def score(self, state: State) -> float:
+        """Milliseconds of a plan, plus a little for imbalance and total work."""
+        return self.step_ms(state) + state.balance * float(self._spread(self._squares(state)).sum())
 
     def step_ms(self, state: State) -> float:
-        """What the placements of `state` cost."""
-        return float(self.model.phases(state.base).max(axis=-1).sum())
+        """Milliseconds of a plan by the terms."""
+        bits = int(self.bit_values @ (state.on > 0))
+        shared = state.ms + self.paid[bits] + float(self.extra_on[bits] @ state.extra) + self.fixed_ms
+        return float(state.used[:-1].max(axis=1).sum() + shared)
+
+    def fits(self, state: State) -> bool:
+        """Whether every rank has room."""
+        return bool(state.used[-1].max() + state.nbytes <= self.capacity)
+
+    def put(self, state: State, table: int, put: Put) -> None:
+        """Places `table`."""
+        self._change(state, put, 1)
+        state.placed[table] = put
+
+    def take(self, state: State, table: int) -> Put:
+        """Takes `table` out and gives its placement."""
+        put = state.placed[table]
+        assert put is not None
+        self._change(state, put, -1)
+        state.placed[table] = None
+        return put
+
+    def add_up(self, state: State) -> None:
+        """Sums of differences drift by rounding: adds up afresh."""
+        state.used[:], state.extra[:], state.on[:] = 0.0, 0.0, 0
+        state.ms = state.nbytes = 0.0
+        for put in state.placed:
+            if put is not None:
+                self._change(state, put, 1)
+
+    def made(self, table: int, at: int, ranks: Sequence[int] | Index) -> Put:
+        """Option number `at` of `table` with its rectangles on `ranks`, exactly."""
+        option, index = self.options[table][at], self.choices[table].first + at
+        chosen = np.asarray(ranks, dtype=np.intp)
+        priced = self.priced
+        placement = Placement(option, tuple(chosen.tolist()))
+        if option.route != "two_hop":
+            own = priced.own_of(index)[:, option.of]
+            shared = priced.shared_ms[index], priced.shared_bytes[index]
+            return Put(
+                placement, at, chosen, own, None, option.distinct, *shared, priced.extra[index], self._flags(index)
+            )
+        loads = option.placed_loads(chosen.tolist(), self.model.topology)
+        rows = [*self.rows, -1]
+        by_rect = self.terms.node[rows] @ loads
+        nodes = chosen // self.local
+        by_node: Array = np.stack([np.bincount(nodes, weights=row, minlength=self.num_nodes) for row in by_rect])
+        everyone = self.terms.everyone @ loads.sum(axis=1)
+        node: Array = np.repeat(by_node, self.local, axis=1)
+        ms, nbytes = float(everyone[:-1].sum()), float(everyone[-1])
+        own = self.terms.own[rows] @ loads
+        return Put(
+            placement, at, chosen, own, node, option.distinct, ms, nbytes, priced.extra[index], self._flags(index)
+        )
 
     def best(
-        self, table: int, states: Sequence[State], memory_first: bool = False
-    ) -> list[tuple[float, Placement] | None]:
-        """The best way to place `table` in each state, and its score; None where it does not fit."""
-        if not states:
-            return []
-        bases = np.stack([state.base for state in states], axis=1)  # [K, S, W]
-        rooms = (self.capacity - self.model.memory_total(bases)).tolist()
-        quiet_first = np.argsort(self._work(bases), axis=-1, kind="stable").tolist()
-        per_state = [
-            [
-                (option, ranks)
-                for option in self._choices(table, state.scheme)
-                for ranks in self._assignments(option, quiet, room)
-            ]
-            for state, quiet, room in zip(states, quiet_first, rooms, strict=True)
-        ]
-        counts = [len(ways) for ways in per_state]
-        ways = [way for one in per_state for way in one]
-        if not ways:
-            return [None] * len(states)
-        delta = self._deltas(ways)
-        loads = np.repeat(bases, counts, axis=1) + delta
-        ms = self.model.phases(loads)
-        slowest, balance = ms.max(axis=-1), np.repeat([state.balance for state in states], counts)
-        if any(state.fair is not None for state in states):
-            fair = [np.zeros(len(ms)) if state.fair is None else state.fair for state in states]
-            slowest = np.maximum(slowest, np.repeat(np.stack(fair, axis=1), counts, axis=1))
-        used = self.model.memory_total(loads).max(axis=-1)
-        score = (slowest + balance * self._spread(ms)).sum(axis=0)
+        self, state: State, table: int, memory_first: bool = False, allowed: NDArray[np.bool_] | None = None
+    ) -> tuple[float, Put] | None:
+        """The best way to place `table` beside what is placed, and its score; None where it does not fit."""
+        choices, priced = self.choices[table], self.priced
+        span = slice(choices.first, choices.first + len(self.options[table]))
+        v = priced.heaviest[span]  # [O, R]
+        used = state.used
+        most, squares = used.max(axis=1), self._squares(state)
+        top = most[:-1] if state.floor is None else np.maximum(most[:-1], state.floor)
+        bits = int(self.bit_values @ (state.on > 0)) | priced.flags[span]
+        shared = state.ms + priced.shared_ms[span] + self.paid[bits] + self.fixed_ms
+        if state.extra.size:
+            shared = shared + (self.extra_on[bits] * (state.extra + priced.extra[span])).sum(axis=1)
+        if state.floor is not None:
+            shared = shared + priced.over[span]
+        room = self.capacity - state.nbytes - priced.shared_bytes[span]
+        allowed = state.allowed if allowed is None else allowed
+        if allowed is not None:
+            mine = allowed[span]
+            room = np.where(mine, room, -np.inf) if mine.any() else room
+        weights = (top, squares, state.balance, memory_first, most[-1])
+        scores: list[Array] = []
+        if choices.single.size:
+            scores.append(self._singles(choices, v, used, shared, room, weights))
+        ways = self._ways(choices, v, used, room)
+        if ways is not None:
+            scores.append(self._scored(v, shared, room, weights, *ways[:4]))
+        flat = np.concatenate([score.ravel() for score in scores])
+        for _ in range(TRIES):
+            c = int(flat.argmin())
+            if not np.isfinite(flat[c]):
+                return None
+            put = self._put(table, choices, c, ways)
+            if put.node is None:
+                return float(flat[c]), put
+            self.put(state, table, put)  # what two hops add to a node is known only now
+            score, good = self.score(state), self.fits(state)
+            self.take(state, table)
+            if good:
+                return (float(flat[c]) if state.floor is not None else score), put
+            flat[c] = np.inf
+        return None
+
+    def _singles(self, choices: Choices, v: Array, used: Array, shared: Array, room: Array, weights: Weights) -> Array:
+        """``[singles, W]`` scores of one piece on every rank."""
+        top, squares, balance, memory_first, full = weights
+        mine = v[choices.single][:, :, None]
+        new = used + mine  # [singles, R, W]
+        score = np.maximum(new[:, :-1], top[:, None]).sum(axis=1) + shared[choices.single][:, None]
+        gained = mine[:, :-1] * (2 * used[:-1] + mine[:, :-1])
+        score += balance * np.sqrt((squares[:, None] + gained) / self.num_ranks).sum(axis=1)
+        held = np.maximum(new[:, -1], full)
         if memory_first:
-            score += 1e6 * used / max(1.0, self.capacity)
-        score[used > self.capacity] = np.inf
-        found: list[tuple[float, Placement] | None] = []
-        end = 0
-        for count in counts:
-            start, end = end, end + count
-            c = start + int(score[start:end].argmin()) if count else 0
-            fits = count > 0 and np.isfinite(score[c])
-            found.append((float(score[c]), Placement(*ways[c], delta[:, c])) if fits else None)
-        return found
+            score += 1e6 * held / max(1.0, self.capacity)
+        score[held > room[choices.single][:, None]] = np.inf
+        if choices.usable is not None:
+            outside = np.ones(self.num_ranks, dtype=bool)
+            outside[choices.usable] = False
+            score[:, outside] = np.inf
+        return np.asarray(score)
 
-    def rerouted(self, state: State, route: str) -> State | None:
-        """The same plan with every table under `route` that may take it; None where that changes nothing or is full."""
-        other = state.copy()
-        for table, placement in enumerate(state.placements()):
-            twin = next((twin for twin in placement.option.twins if twin.route == route), None)
-            if twin is not None:
-                other.take(table)
-                way = (twin, placement.ranks)
-                other.put(table, Placement(*way, self._deltas([way])[:, 0]))
-        other.add_up()
-        changed = any(a is not b for a, b in zip(other.placed, state.placed, strict=True))
-        return other if changed and bool(self.fits(other.base)) else None
+    def _ways(
+        self, choices: Choices, v: Array, used: Array, room: Array
+    ) -> tuple[Index, Array, Array, Array, list[Index]] | None:
+        """Several pieces: the option of each way, the busiest of its ranks, their sums, the pieces; and the orders."""
+        of: list[Index] = []
+        peaks: list[Array] = []
+        sums: list[Array] = []
+        pieces: list[Array] = []
+        orders: list[Index] = []
 
-    def _choices(self, table: int, scheme: str | None) -> Sequence[Option]:
-        """What `table` may be placed as: under `scheme` where it applies."""
-        choices = self.options[table]
-        return choices if scheme is None else [o for o in choices if o.proposal.scheme == scheme] or choices
+        def add(i: int, order: Index) -> None:
+            ranks = order[: choices.pieces[i]]
+            of.append(choices.many[i : i + 1])
+            pieces.append(choices.pieces[i : i + 1].astype(float))
+            peaks.append(used[:, ranks].max(axis=1, keepdims=True))
+            sums.append(used[:-1, ranks].sum(axis=1, keepdims=True))
+            orders.append(order)
 
-    def _deltas(self, ways: list[Way]) -> Array:
-        """What each way adds, ``[K, C, W]``."""
-        delta = np.zeros((K, len(ways), self.num_ranks))
-        columns = np.repeat(np.arange(len(ways)), [len(ranks) for _, ranks in ways])
-        at = columns * self.num_ranks + np.array([rank for _, ranks in ways for rank in ranks], dtype=np.intp)
-        top = self.model.topology
-        loads = np.concatenate([option.placed_loads(ranks, top) for option, ranks in ways], axis=1)
-        flat = delta.reshape(K, -1)
-        if all(option.distinct for option, _ in ways):
-            flat[:, at] = loads
+        if choices.many.size:
+            work = used[:-1].sum(axis=0)
+            order = work.argsort(kind="stable")
+            if choices.usable is not None:
+                order = order[np.isin(order, choices.usable)]
+            at = np.minimum(choices.pieces, len(order)) - 1
+            turns = -(-choices.pieces // len(order))
+            sorted_by = used[:, order]
+            peak, total = np.maximum.accumulate(sorted_by, axis=1)[:, at], np.cumsum(sorted_by[:-1], axis=1)[:, at]
+            for_many = v[choices.many]
+            full = (peak[-1] + for_many[:, -1] * turns > room[choices.many]) & (room[choices.many] > 0)
+            of.append(choices.many)
+            peaks.append(peak)
+            sums.append(total)
+            pieces.append(choices.pieces.astype(float))
+            orders += [order] * len(choices.many)
+            if choices.hops.size:  # the ranks of the quietest node, then those of the next
+                nodes = work.reshape(self.num_nodes, self.local).sum(axis=1)
+                near = order[np.argsort(nodes[order // self.local], kind="stable")]
+                sorted_by, at = used[:, near], at[choices.hops]
+                of.append(choices.many[choices.hops])
+                peaks.append(np.maximum.accumulate(sorted_by, axis=1)[:, at])
+                sums.append(np.cumsum(sorted_by[:-1], axis=1)[:, at])
+                pieces.append(choices.pieces[choices.hops].astype(float))
+                orders += [near] * len(choices.hops)
+            for i in full.nonzero()[0]:  # memory is tight: the quietest ranks with room, and the emptiest
+                option = choices.many[i]
+                fitting = order[used[-1, order] + for_many[i, -1] * turns[i] <= room[option]]
+                emptiest = order[np.argsort(used[-1, order], kind="stable")]
+                for other in (fitting, emptiest):
+                    if len(other) >= min(choices.pieces[i], len(order)):
+                        add(i, other)
+        if choices.groups is not None:
+            groups = choices.groups
+            gathered = used[:, groups.ranks]
+            of.append(choices.listed_of)
+            pieces.append(groups.sizes)
+            peaks.append(np.maximum.reduceat(gathered, groups.starts, axis=1))
+            sums.append(np.add.reduceat(gathered[:-1], groups.starts, axis=1))
+        if not of:
+            return None
+        joined = np.concatenate(peaks, axis=1), np.concatenate(sums, axis=1), np.concatenate(pieces)
+        return np.concatenate(of), *joined, orders
+
+    def _scored(
+        self,
+        v: Array,
+        shared: Array,
+        room: Array,
+        weights: Weights,
+        of: Index,
+        peaks: Array,
+        sums: Array,
+        pieces: Array,
+    ) -> Array:
+        """``[C]`` scores of ways of several pieces."""
+        top, squares, balance, memory_first, full = weights
+        turns = np.maximum(1.0, np.ceil(pieces / self.num_ranks))
+        mine = v[of].T * turns  # [R, C]
+        new = peaks + mine
+        score = np.maximum(new[:-1], top[:, None]).sum(axis=0) + shared[of]
+        gained = mine[:-1] * (2 * sums + pieces * mine[:-1])
+        score += balance * np.sqrt((squares[:, None] + gained) / self.num_ranks).sum(axis=0)
+        held = np.maximum(new[-1], full)
+        if memory_first:
+            score += 1e6 * held / max(1.0, self.capacity)
+        score[held > room[of]] = np.inf
+        return np.asarray(score)
+
+    def _put(
+        self, table: int, choices: Choices, c: int, ways: tuple[Index, Array, Array, Array, list[Index]] | None
+    ) -> Put:
+        """Way number `c` of those that were scored."""
+        singles = len(choices.single) * self.num_ranks
+        if c < singles:
+            return self.made(table, int(choices.single[c // self.num_ranks]), [c % self.num_ranks])
+        assert ways is not None
+        c -= singles
+        at, orders = int(ways[0][c]), ways[4]
+        if c >= len(orders):
+            groups, c = choices.groups, c - len(orders)
+            assert groups is not None
+            start = groups.starts[c]
+            return self.made(table, at, groups.ranks[start : start + len(self.options[table][at].of)])
+        option, order = self.options[table][at], orders[c]
+        ranks = np.empty(len(option.of), dtype=np.intp)
+        ranks[option.heavy_first] = order[np.arange(len(option.of)) % len(order)]
+        return self.made(table, at, ranks)
+
+    def keep_only(self, worth: NDArray[np.bool_]) -> None:
+        """Leaves all but these options out; a table of which none is worth it keeps its own."""
+        for table, (start, options) in enumerate(zip(self.priced.starts.tolist(), self.options, strict=True)):
+            kept = np.flatnonzero(worth[start : start + len(options)]).tolist()
+            self.choices[table] = self._choices(table, kept or range(len(options)))
+
+    def _choices(self, table: int, kept: Sequence[int]) -> Choices:
+        options = self.options[table]
+        free = [i for i in kept if options[i].proposal.assignments is None]
+        single = [i for i in free if len(options[i].of) == 1]
+        many = [i for i in free if len(options[i].of) > 1]
+        listed = [i for i in kept if options[i].proposal.assignments is not None]
+        lists = [options[i].proposal.assignments or () for i in listed]
+        usable = options[0].usable
+        return Choices(
+            int(self.priced.starts[table]),
+            np.array(single, dtype=np.intp),
+            np.array(many, dtype=np.intp),
+            np.array([len(options[i].of) for i in many], dtype=np.intp),
+            np.array([i for i, option in enumerate(many) if options[option].route == "two_hop"], dtype=np.intp),
+            self._grouped(lists) if listed else None,
+            np.repeat(np.array(listed, dtype=np.intp), [len(ways) for ways in lists]),
+            None if len(usable) == self.num_ranks else np.array(sorted(usable), dtype=np.intp),
+        )
+
+    def _grouped(self, lists: list[tuple[tuple[int, ...], ...]]) -> Groups:
+        """Listed assignments end to end; schemes give all tables the same ones, so they are joined once."""
+        key = tuple(id(ways) for ways in lists)
+        if key not in self._groups:
+            flat = [self._flat(ways) for ways in lists]
+            sizes = np.concatenate([sizes for _, sizes in flat])
+            starts = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.intp)
+            self._groups[key] = Groups(np.concatenate([ranks for ranks, _ in flat]), starts, sizes.astype(float))
+        return self._groups[key]
+
+    def _flat(self, ways: tuple[tuple[int, ...], ...]) -> tuple[Index, Index]:
+        """The ranks of listed assignments end to end, and how many each has."""
+        if id(ways) not in self._listed:
+            sizes = np.array([len(ranks) for ranks in ways], dtype=np.intp)
+            self._listed[id(ways)] = np.concatenate([np.array(ranks, dtype=np.intp) for ranks in ways]), sizes
+        return self._listed[id(ways)]
+
+    def _flags(self, index: int) -> int:
+        return int(self.priced.flags[index])
+
+    def _change(self, state: State, put: Put, sign: int) -> None:
+        own = put.own if sign > 0 else -put.own
+        if put.distinct:
+            state.used[:, put.ranks] += own
         else:  # a rank holds several rectangles
-            for i, cell in enumerate(at):
-                flat[:, cell] += loads[:, i]
-        return delta
+            for i, rank in enumerate(put.ranks):
+                state.used[:, rank] += own[:, i]
+        if put.node is not None:
+            state.used += sign * put.node
+        state.ms += sign * put.ms
+        state.nbytes += sign * put.nbytes
+        state.extra += sign * put.extra
+        state.on += sign * ((put.flags & self.bit_values) > 0)
 
-    def _assignments(self, option: Option, quiet_first: list[int], room: list[float]) -> list[tuple[int, ...]]:
-        if option.proposal.assignments is not None:
-            return list(option.proposal.assignments)
-        count, need = len(option.heavy_first), option.largest_bytes
-        everywhere = len(option.usable) == self.num_ranks
-        quiet = quiet_first if everywhere else [rank for rank in quiet_first if rank in option.usable]
-        fitting = quiet if need <= min(room) else [rank for rank in quiet if room[rank] >= need]
-        if count == 1:
-            return [(rank,) for rank in fitting[:MOST_SINGLE]]
-        if len(fitting) == len(quiet):
-            orders = [quiet]
-        else:  # memory is tight: also try the emptiest ranks, whatever work they have
-            orders = [sorted(quiet, key=lambda rank: -room[rank])]
-            orders += [fitting] if len(fitting) >= count else []
-        if self.model.topology.num_nodes > 1:
-            orders += self._within_nodes(orders[-1], count)
-        if len(orders) == 1:
-            return [_dealt(option.heavy_first, orders[0])]
-        return list(dict.fromkeys(_dealt(option.heavy_first, order) for order in orders))
+    def _squares(self, state: State) -> Array:
+        return np.asarray(np.einsum("rw,rw->r", state.used[:-1], state.used[:-1]))
 
-    def _within_nodes(self, order: list[int], count: int) -> list[list[int]]:
-        """`order` cut down to one host, for the two hosts whose ranks come first and that have enough of them."""
-        by_node: dict[int, list[int]] = {}
-        for rank in order:
-            by_node.setdefault(self.model.topology.node_of(rank), []).append(rank)
-        return [ranks for ranks in by_node.values() if len(ranks) >= count][:2]
-
-    def _work(self, loads: Array) -> Array:
-        """Milliseconds of loads ``[K, ...]``, roughly, for ordering."""
-        return np.asarray(loads[LOOKUP] + loads[UPDATE] + loads[WIRES].sum(axis=0) * self.byte_ms)
-
-    def _spread(self, ms: Array) -> Array:
-        return np.asarray(np.sqrt(np.einsum("p...w,p...w->p...", ms, ms) / self.num_ranks))
-
-
-def _dealt(heavy_first: tuple[int, ...], order: list[int]) -> tuple[int, ...]:
-    """The heaviest rectangle to the first rank of `order`, and so on, in turns where ranks are too few."""
-    ranks = [0] * len(heavy_first)
-    for i, rect in enumerate(heavy_first):
-        ranks[rect] = order[i % len(order)]
-    return tuple(ranks)
+    def _spread(self, squares: Array) -> Array:
+        return np.asarray(np.sqrt(np.maximum(squares, 0.0) / self.num_ranks))

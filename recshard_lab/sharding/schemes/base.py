@@ -23,6 +23,7 @@ they may lie. It knows no costs, no kernels and no communication; those read the
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
@@ -40,13 +41,14 @@ class Proposal:
 
     Args:
         scheme: the scheme's name.
-        rects: the rectangles, none empty; a tiling, or of a replicated scheme the whole table once per rank.
+        rects: the rectangles (a tuple, or an even `Cut`), none empty;
+            a tiling, or of a replicated scheme the whole table once per rank.
         assignments: where they may go. None: each to any rank (distinct ones where there are enough), otherwise
             alternatives, each with one rank per rectangle.
     """
 
     scheme: str
-    rects: tuple[Rect, ...]
+    rects: Sequence[Rect]
     assignments: tuple[tuple[int, ...], ...] | None = None
 
     def placed(self, ranks: Sequence[int], compute_kernel: str = "fused", route: str = "direct") -> ParameterSharding:
@@ -124,8 +126,13 @@ def usable_ranks(topology: Topology, constraints: ParameterConstraints | None) -
         PlanError: a pin on a rank that does not exist.
     """
     if constraints is None or constraints.ranks is None:
-        return tuple(range(topology.world_size))
+        return _all_ranks(topology.world_size)
     return check_ranks(constraints.ranks, topology.world_size)
+
+
+@lru_cache(maxsize=32)
+def _all_ranks(world_size: int) -> tuple[int, ...]:
+    return tuple(range(world_size))
 
 
 def check_ranks(ranks: Sequence[int], world_size: int) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.constraints import ParameterConstraints
+from recshard_lab.sharding.cut import Cut
 from recshard_lab.sharding.plan import ParameterSharding
 from recshard_lab.sharding.schemes.base import Proposal, check_ranks, usable_ranks
 from recshard_lab.sharding.shard import PlanError
@@ -35,7 +36,7 @@ class ColumnWise:
         least = constraints.min_partition if constraints is not None else None
         count = min(len(usable_ranks(topology, constraints)), most_pieces(table.embedding_dim, least))
         while count >= 2:
-            yield Proposal(self.name, pieces(table, widths(table, count)))
+            yield Proposal(self.name, Cut(table.num_embeddings, table.num_embeddings, widths(table, count)))
             count //= 2
 
     def default(

@@ -13,6 +13,7 @@ from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.constraints import ParameterConstraints
 from recshard_lab.sharding.plan import ParameterSharding
 from recshard_lab.sharding.schemes.base import Proposal, usable_ranks
+from recshard_lab.sharding.schemes.row_wise import first_ranks
 from recshard_lab.sharding.shard import PlanError
 from recshard_lab.sharding.tiling import Rect
 from recshard_lab.sharding.topology import Topology
@@ -29,10 +30,11 @@ class DataParallel:
         self, table: BaseEmbeddingConfig, topology: Topology, constraints: ParameterConstraints | None = None
     ) -> Iterator[Proposal]:
         """One replica on each rank, unless the table is pinned to fewer."""
-        everywhere = tuple(range(topology.world_size))
-        if sorted(usable_ranks(topology, constraints)) == list(everywhere):
+        everywhere = usable_ranks(topology, None)
+        usable = usable_ranks(topology, constraints)
+        if usable is everywhere or sorted(usable) == list(everywhere):
             whole: Rect = ((0, table.num_embeddings), (0, table.embedding_dim))
-            yield Proposal(self.name, (whole,) * topology.world_size, (everywhere,))
+            yield Proposal(self.name, (whole,) * topology.world_size, first_ranks(everywhere, topology.world_size))
 
     def default(
         self, table: BaseEmbeddingConfig, topology: Topology, ranks: Sequence[int] | None = None

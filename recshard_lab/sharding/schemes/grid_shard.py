@@ -15,10 +15,11 @@ from collections.abc import Iterator, Sequence
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.constraints import ParameterConstraints
+from recshard_lab.sharding.cut import Cut
 from recshard_lab.sharding.plan import ParameterSharding
 from recshard_lab.sharding.schemes.base import Proposal, check_ranks
 from recshard_lab.sharding.schemes.column_wise import most_pieces, unit_of, widths
-from recshard_lab.sharding.schemes.nodes import adds_nothing, by_node, merged, usable_by_node
+from recshard_lab.sharding.schemes.nodes import adds_nothing, by_node, merged, usable_by_node, windows
 from recshard_lab.sharding.schemes.row_wise import stripes
 from recshard_lab.sharding.shard import PlanError
 from recshard_lab.sharding.tiling import Rect
@@ -43,6 +44,13 @@ class GridShard:
             return
         nodes = usable_by_node(topology, constraints)
         count = min(len(nodes), most_pieces(table.embedding_dim, constraints.min_partition if constraints else None))
+        if len({len(ranks) for ranks in nodes}) == 1:
+            rows, block = table.num_embeddings, -(-table.num_embeddings // len(nodes[0]))
+            while count >= min(2, len(nodes)):
+                cut = Cut(rows, block, widths(table, count))
+                yield Proposal(self.name, cut, windows(tuple(nodes), count, cut.num_stripes))
+                count //= 2
+            return
         ways = []
         while count >= min(2, len(nodes)):
             cuts = (nodes[at : at + count] for at in range(0, len(nodes) - count + 1, count))

@@ -7,6 +7,7 @@ column-wise), so there they propose nothing of their own unless they are asked f
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.constraints import ParameterConstraints
@@ -32,7 +33,26 @@ def usable_by_node(topology: Topology, constraints: ParameterConstraints | None)
     >>> usable_by_node(Topology(4, local_world_size=2), ParameterConstraints(ranks=[3, 0, 2]))
     [(0,), (2, 3)]
     """
-    return by_node(topology, sorted(usable_ranks(topology, constraints)))
+    return list(_by_node(usable_ranks(topology, constraints), topology.local_world_size))
+
+
+@lru_cache(maxsize=256)
+def _by_node(ranks: tuple[int, ...], local: int) -> tuple[tuple[int, ...], ...]:
+    found: dict[int, list[int]] = {}
+    for rank in sorted(ranks):
+        found.setdefault(rank // local, []).append(rank)
+    return tuple(tuple(members) for members in found.values())
+
+
+@lru_cache(maxsize=1024)
+def windows(nodes: tuple[tuple[int, ...], ...], nodes_each: int, ranks_each: int) -> tuple[tuple[int, ...], ...]:
+    """The first ranks of `nodes_each` nodes next to one another, for all such groups of nodes one after the other.
+
+    >>> windows(((0, 1, 2), (3, 4, 5)), 1, 2)
+    ((0, 1), (3, 4))
+    """
+    starts = range(0, len(nodes) - nodes_each + 1, nodes_each)
+    return tuple(tuple(r for ranks in nodes[at : at + nodes_each] for r in ranks[:ranks_each]) for at in starts)
 
 
 def by_node(topology: Topology, ranks: Iterable[int]) -> list[tuple[int, ...]]:

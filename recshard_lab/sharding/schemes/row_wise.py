@@ -11,9 +11,11 @@
 """
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.constraints import ParameterConstraints
+from recshard_lab.sharding.cut import Cut
 from recshard_lab.sharding.plan import ParameterSharding
 from recshard_lab.sharding.schemes.base import Proposal, check_ranks, usable_ranks
 from recshard_lab.sharding.tiling import Rect
@@ -34,8 +36,8 @@ class RowWise:
         usable = usable_ranks(topology, constraints)
         count = len(usable)
         while count > 1 or count == len(usable):
-            rects = stripes(table.num_embeddings, table.embedding_dim, count)
-            everywhere = (usable[: len(rects)],) if count == len(usable) else None
+            rects = Cut(table.num_embeddings, -(-table.num_embeddings // count), [table.embedding_dim])
+            everywhere = first_ranks(usable, len(rects)) if count == len(usable) else None
             yield Proposal(self.name, rects, everywhere)
             count = 0 if count == 1 else count // 2
 
@@ -46,6 +48,12 @@ class RowWise:
         usable = check_ranks(range(topology.world_size) if ranks is None else ranks, topology.world_size)
         rects = stripes(table.num_embeddings, table.embedding_dim, len(usable))
         return Proposal(self.name, rects).placed(usable[: len(rects)])
+
+
+@lru_cache(maxsize=256)
+def first_ranks(ranks: tuple[int, ...], count: int) -> tuple[tuple[int, ...], ...]:
+    """The first `count` of `ranks`, as the one assignment that there is; the same object for all tables."""
+    return (ranks[:count],)
 
 
 def stripes(num_rows: int, num_cols: int, count: int) -> tuple[Rect, ...]:

@@ -13,10 +13,18 @@ from collections.abc import Iterator, Sequence
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.constraints import ParameterConstraints
+from recshard_lab.sharding.cut import Cut
 from recshard_lab.sharding.plan import ParameterSharding
 from recshard_lab.sharding.schemes.base import Proposal
 from recshard_lab.sharding.schemes.column_wise import most_pieces, pieces, unit_of, widths
-from recshard_lab.sharding.schemes.nodes import adds_nothing, asked_for, merged, ranks_of_one_node, usable_by_node
+from recshard_lab.sharding.schemes.nodes import (
+    adds_nothing,
+    asked_for,
+    merged,
+    ranks_of_one_node,
+    usable_by_node,
+    windows,
+)
 from recshard_lab.sharding.shard import PlanError
 from recshard_lab.sharding.topology import Topology
 
@@ -38,13 +46,23 @@ class TableColumnWise:
         if adds_nothing(self.name, topology, constraints):
             return
         most = most_pieces(table.embedding_dim, constraints.min_partition if constraints else None)
+        nodes = tuple(usable_by_node(topology, constraints))
+        by_name = asked_for(self.name, constraints)
+        if len({len(ranks) for ranks in nodes}) == 1 and not by_name:
+            count = min(len(nodes[0]), most)
+            if count >= 2:
+                cut = Cut(table.num_embeddings, table.num_embeddings, widths(table, count))
+                fill = windows(nodes, 1, count) if 2 * count > len(nodes[0]) else None
+                if fill is not None:
+                    yield Proposal(self.name, cut, fill)
+                    return
         ways = []
-        for ranks in usable_by_node(topology, constraints):
+        for ranks in nodes:
             count = min(len(ranks), most)
             while count >= 2:
                 rects = pieces(table, widths(table, count))
                 ways += [(rects, ranks[at : at + count]) for at in range(0, len(ranks) - count + 1, count)]
-                count = count // 2 if asked_for(self.name, constraints) else 0
+                count = count // 2 if by_name else 0
         yield from merged(self.name, ways)
 
     def default(

@@ -13,9 +13,10 @@ from collections.abc import Iterator, Sequence
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.constraints import ParameterConstraints
+from recshard_lab.sharding.cut import Cut
 from recshard_lab.sharding.plan import ParameterSharding
 from recshard_lab.sharding.schemes.base import Proposal
-from recshard_lab.sharding.schemes.nodes import adds_nothing, merged, ranks_of_one_node, usable_by_node
+from recshard_lab.sharding.schemes.nodes import adds_nothing, merged, ranks_of_one_node, usable_by_node, windows
 from recshard_lab.sharding.schemes.row_wise import stripes
 from recshard_lab.sharding.topology import Topology
 
@@ -34,8 +35,13 @@ class TableRowWise:
         if adds_nothing(self.name, topology, constraints):
             return
         rows, cols = table.num_embeddings, table.embedding_dim
+        nodes = tuple(usable_by_node(topology, constraints))
+        if len({len(ranks) for ranks in nodes}) == 1:
+            cut = Cut(rows, -(-rows // len(nodes[0])), [cols])
+            yield Proposal(self.name, cut, windows(nodes, 1, len(cut)))
+            return
         ways = []
-        for ranks in usable_by_node(topology, constraints):
+        for ranks in nodes:
             rects = stripes(rows, cols, len(ranks))
             ways.append((rects, ranks[: len(rects)]))
         yield from merged(self.name, ways)

@@ -1,0 +1,98 @@
+"""A cost model as linear terms, which solvers and bounds work on.
+
+Almost all of `CostModel.phases` is linear in the loads; what is not is either a cost that is paid once (a switch) or
+the receiving side of a wire. With ``x [K]`` the loads of a rectangle on rank r, a step takes ::
+
+    sum over phases p of  max over ranks r of  own[p] x of r  +  node[p] x of r's node  +  everyone[p] x of all ranks
+                                            +  fixed[p]  +  fixed[p] of every switch that is on
+
+The last row is not milliseconds but bytes of memory, which every rank must have.
+
+The receiving side needs no term: of W ranks that send ``x_r`` bytes to each peer, the busiest receiver gets
+``sum(x) - min(x) <= (W - 1) max(x)``, what the busiest sender sends. The step from the terms is therefore never more
+than `CostModel`'s, and equal unless a rank that receives much has other work in the same phase: a bound on it bounds
+the step.
+
+Shape letters: K loads, Q phases and memory, n rectangles.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recshard_lab.planner.workload import Array
+
+SOME = 1e-3  # of any load; less is rounding
+
+
+@dataclass(frozen=True, eq=False)
+class Switch:
+    """A cost that a plan pays once any rank holds any of some loads.
+
+    Attributes:
+        loads: rows of K; any of them turns it on.
+        fixed: ``[Q]``.
+        everyone: ``[Q, K]``, per load of any rank, while it is on.
+    """
+
+    loads: tuple[int, ...]
+    fixed: Array
+    everyone: Array | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """What loads cost, linearly.
+
+    Attributes:
+        own: ``[Q, K]`` per load of a rank, to that rank.
+        node: ``[Q, K]`` per load of a rank, to every rank of its node.
+        everyone: ``[Q, K]`` per load of any rank, to all.
+        fixed: ``[Q]`` what is paid whatever the plan is.
+        switches: costs that are paid once.
+    """
+
+    own: Array
+    node: Array
+    everyone: Array
+    fixed: Array
+    switches: tuple[Switch, ...] = field(default=())
+
+    def flags(self, loads: Array) -> NDArray[np.intp]:
+        """``[n]`` the switches that each of loads ``[K, n]`` turns on, one bit each."""
+        bits = np.zeros(loads.shape[1], dtype=np.intp)
+        for i, switch in enumerate(self.switches):
+            bits |= (np.abs(loads[list(switch.loads)]).sum(axis=0) > SOME).astype(np.intp) << i
+        return bits
+
+    def paid(self, bits: int) -> Array:
+        """``[Q]`` what is paid once while these switches are on."""
+        on = [switch.fixed for i, switch in enumerate(self.switches) if bits >> i & 1]
+        return np.asarray(self.fixed + sum(on, np.zeros_like(self.fixed)))
+
+    def shared(self, bits: int) -> Array:
+        """``[Q, K]`` per load of any rank, to all, while these switches are on."""
+        on = [s.everyone for i, s in enumerate(self.switches) if bits >> i & 1 and s.everyone is not None]
+        return np.asarray(self.everyone + sum(on, np.zeros_like(self.everyone)))
+
+    def spent(self, loads: Array, nodes: int) -> Array:
+        """``[Q, W]`` ms in each phase, and bytes, of ranks that hold `loads` ``[K, W]`` on so many nodes."""
+        totals = loads.sum(axis=1)
+        by_node = (self.node @ loads).reshape(len(self.own), nodes, -1).sum(axis=-1)
+        bits = int(np.bitwise_or.reduce(self.flags(totals[:, None])))
+        shared = self.paid(bits) + self.shared(bits) @ totals
+        return np.asarray(self.own @ loads + np.repeat(by_node, loads.shape[1] // nodes, axis=1) + shared[:, None])
+
+
+def modes(flags: Collection[int]) -> list[int]:
+    """Every set of switches that a plan can turn on, given those of each choice; fewest first.
+
+    >>> modes([0b01, 0b10])
+    [1, 2, 3]
+    """
+    found: set[int] = set()
+    for bits in set(flags):
+        found |= {bits} | {bits | other for other in found}
+    return sorted(found, key=lambda bits: (bits.bit_count(), bits))

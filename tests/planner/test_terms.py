@@ -1,0 +1,65 @@
+"""The linear terms: never more than the cost model, and equal to it where no rank waits for what it receives."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, Workload
+from recshard_lab.planner.estimate import plan_loads
+from recshard_lab.planner.terms import modes
+from recshard_lab.sharding import ROUTES, PlanError, Topology, scheme_names
+from tests.planner.problems import random_tables
+from tests.planner.test_planner import problems
+from tests.planner.test_routes import LOAD, plans
+
+
+def compared(model: CostModel, loads: np.ndarray) -> tuple[float, float]:
+    """The step by the terms and by the model, after checking that memory is the same."""
+    spent = model.terms.spent(loads, model.topology.num_nodes)
+    np.testing.assert_allclose(spent[-1], model.memory_total(loads), rtol=1e-9)
+    return float(spent[:-1].max(axis=1).sum()), float(model.phases(loads).max(axis=-1).sum())
+
+
+@settings(deadline=None, max_examples=100)
+@given(plans())
+def test_the_terms_never_say_more_than_the_model(drawn: Any) -> None:
+    tables, plan, top = drawn
+    model = CostModel(tables, top, LOAD)
+    terms, truth = compared(model, plan_loads(model, plan.pairs(tables)))
+    assert terms <= truth * (1 + 1e-9)
+
+
+@settings(deadline=None, max_examples=100)
+@given(problems())
+def test_the_terms_of_plans_are_the_models(problem: Any) -> None:
+    tables, topology, constraints, workload = problem
+    planner = EmbeddingShardingPlanner(topology, constraints=constraints, workload=workload)
+    try:
+        plan = planner.plan_tables(tables, explain=False)
+    except PlanError:
+        return
+    model = CostModel(tables, topology, workload, constraints)
+    terms, truth = compared(model, plan_loads(model, plan.pairs(tables)))
+    assert terms <= truth * (1 + 1e-9)
+    if topology.num_nodes == 1 and (topology.compute_device == "cuda" or topology.world_size == 1):
+        assert terms == pytest.approx(truth, rel=0.05)
+
+
+@pytest.mark.parametrize("scheme", scheme_names())
+@pytest.mark.parametrize("route", ROUTES)
+def test_the_terms_of_even_plans_are_exact(scheme: str, route: str) -> None:
+    from recshard_lab.sharding import ShardingPlan, scheme_named
+
+    tables, _ = random_tables(5, 0)
+    for device in ("cpu", "cuda"):
+        top = Topology(8, device, local_world_size=4, ddr_cap=10**12)
+        plan = ShardingPlan({"": {t.name: scheme_named(scheme).default(t, top) for t in tables}})
+        model = CostModel(tables, top, Workload(256, 10.0, optimizer="exact_row_wise_adagrad"))
+        terms, truth = compared(model, plan_loads(model, plan.with_route(route).pairs(tables)))
+        assert terms == pytest.approx(truth, rel=1e-6 if scheme in ("row_wise", "data_parallel") else 0.02)
+
+
+def test_modes_are_all_unions() -> None:
+    assert modes([1, 2, 4]) == [1, 2, 4, 3, 5, 6, 7]

@@ -50,14 +50,9 @@ class Estimate:
         """How much longer the step is than `lower_bound`, as a share of it: 0.02 is at most 2% from the best."""
         if self.lower_bound is None:
             return None
-        over = self.step_ms - self.lower_bound
-        return (
-            max(0.0, over / self.lower_bound)
-            if self.lower_bound > 0
-            else float(over > 0) * float("inf")
-            if over
-            else 0.0
-        )
+        if not self.lower_bound > 0:
+            return 0.0 if self.step_ms <= 0 else float("inf")
+        return max(0.0, self.step_ms / self.lower_bound - 1)
 
     @property
     def step_ms(self) -> float:

@@ -38,7 +38,7 @@ FEW = 12  # tables up to which each is kicked; beyond, it gains little for its t
 SMALL = 64  # tables x ranks up to which every start is improved to the end
 NEAR, NEAR_MANY = 2e-3, 5e-3  # share of the bound; a plan that near is good enough (of many tables on many ranks)
 MANY = 10_000  # tables x ranks beyond which one start alone is improved, in one round less
-STARTS = 3  # that are improved of larger problems
+STARTS = 6  # that are improved of larger problems
 
 
 @dataclass(frozen=True)

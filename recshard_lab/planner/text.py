@@ -29,9 +29,11 @@ def estimate_text(found: "Estimate") -> str:
         f"{name.replace('output_dist_backward', 'output_bwd'):>15}" for name in found.phases
     )
     used = found.memory_bytes.sum(axis=1)
+    bound = [] if found.gap is None else [f"no plan is shorter than {found.lower_bound:.2f} ms: gap {found.gap:.1%}"]
     lines = [
         f"predicted step {found.step_ms:.2f} ms (busiest rank {found.critical_rank}: {found.max_rank_ms:.2f} ms), "
         f"{'fits' if found.fits else 'DOES NOT FIT'}: {gigabytes(used.max())} of {gigabytes(found.capacity_bytes[0])}",
+        *bound,
         header,
     ]
     for rank in sorted(order.tolist()):

@@ -1,0 +1,132 @@
+"""Lower bounds and the exact solver: never above the best of all placements, and the exact plan is that best."""
+
+import random
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, Workload, estimate
+from recshard_lab.planner.loads import MEMORY
+from recshard_lab.planner.options import options_of
+from recshard_lab.sharding import ParameterConstraints, PlanError, Topology, scheme_names
+from tests.planner.problems import random_problem, random_tables, table
+from tests.planner.test_plan_quality import exhaustive
+from tests.planner.test_planner import problems
+
+
+def small_problem(seed: int) -> tuple[list[Any], Topology, Workload, float]:
+    """Two or three tables on two ranks, memory from ample to hardly enough; and the best step of all placements."""
+    draw = random.Random(seed)
+    tables = [table(f"t{i}", int(10 ** draw.uniform(1, 6)), draw.choice([4, 16, 64])) for i in range(2 + seed % 2)]
+    optimizer = draw.choice(["exact_sgd", "exact_row_wise_adagrad"])
+    load = Workload(
+        draw.choice([64, 512, 4096]), {f"t{i}_id": draw.uniform(1, 30) for i in range(3)}, optimizer=optimizer
+    )
+    device, slack = draw.choice(["cpu", "cuda"]), draw.choice([1.15, 1.4, 100])
+    ample = CostModel(tables, Topology(2, device, hbm_cap=10**13, ddr_cap=10**13, reserve_fraction=0), load)
+    least = sum(min(o.loads[MEMORY:].sum() for o in options) for options in options_of(ample, tables, {})) / 2
+    cap = int((least + ample.fixed_memory.sum()) * slack)
+    topology = Topology(2, device, hbm_cap=cap, ddr_cap=cap, reserve_fraction=0)
+    return tables, topology, load, exhaustive(CostModel(tables, topology, load), tables)
+
+
+def test_bounds_lie_below_the_best_of_all_placements_and_exact_plans_are_that_best() -> None:
+    compared = 0
+    for seed in range(24):
+        tables, topology, load, best = small_problem(seed)
+        for solver in ("greedy", "exact"):
+            planner = EmbeddingShardingPlanner(topology, workload=load, solver=solver, time_limit_s=20)
+            if not np.isfinite(best):
+                with pytest.raises(PlanError):
+                    planner.plan_tables(tables)
+                continue
+            planner.plan_tables(tables)
+            found = planner.last_estimate
+            assert found is not None
+            assert found.lower_bound is not None
+            assert found.gap is not None
+            assert found.lower_bound <= best * (1 + 1e-9), (seed, solver)
+            compared += 1
+            if solver == "exact":
+                assert found.step_ms == pytest.approx(best, rel=2e-5), seed
+                assert found.gap < 1e-4 or topology.compute_device == "cpu"
+    assert compared > 30
+
+
+@settings(deadline=None, max_examples=60)
+@given(problems())
+def test_a_bound_is_below_every_plan(problem: Any) -> None:
+    tables, topology, constraints, workload = problem
+    planner = EmbeddingShardingPlanner(topology, constraints=constraints, workload=workload)
+    try:
+        planner.plan_tables(tables, explain=False)
+    except PlanError:
+        return
+    assert planner.last_estimate is not None
+    bound = planner.last_estimate.lower_bound
+    assert bound is not None
+    assert 0 <= bound <= planner.last_estimate.step_ms * (1 + 1e-9)
+    for name in scheme_names():
+        wish = {config.name: ParameterConstraints(sharding_types=[name]) for config in tables}
+        other = EmbeddingShardingPlanner(topology, constraints=wish, workload=workload)
+        try:
+            other.plan_tables(tables, explain=False)
+        except PlanError:
+            continue
+        free = EmbeddingShardingPlanner(topology, workload=workload)
+        free.plan_tables(tables, explain=False)
+        assert free.last_estimate is not None
+        assert other.last_estimate is not None
+        if name not in ("table_row_wise", "table_column_wise", "grid_shard"):  # asked for by name, they propose more
+            assert (free.last_estimate.lower_bound or 0) <= other.last_estimate.step_ms * (1 + 1e-9)
+        return
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_exact_is_never_worse_than_greedy_and_its_bound_never_weaker(seed: int) -> None:
+    tables, topology, workload = random_problem(seed)
+    found = {}
+    for solver in ("greedy", "exact"):
+        planner = EmbeddingShardingPlanner(topology, workload=workload, solver=solver, time_limit_s=1.0)
+        plan = planner.plan_tables(tables)
+        plan.validate(tables, topology.world_size)
+        again = estimate(plan, tables, topology, workload)
+        assert again.fits
+        found[solver] = planner.last_estimate
+        assert planner.last_estimate is not None
+        assert planner.last_estimate.step_ms == pytest.approx(again.step_ms)
+    assert found["exact"].step_ms <= found["greedy"].step_ms * (1 + 1e-9)
+    assert found["exact"].lower_bound >= found["greedy"].lower_bound * (1 - 1e-9)
+
+
+def test_the_gap_is_told_and_a_hand_made_plan_has_none() -> None:
+    tables, workload = random_tables(26, 0)
+    topology = Topology(8, "cuda", hbm_cap=80 * 10**9)
+    planner = EmbeddingShardingPlanner(topology, workload=workload)
+    plan = planner.plan_tables(tables)
+    assert "no plan is shorter than" in str(planner.last_estimate)
+    by_hand = estimate(plan, tables, topology, workload)
+    assert by_hand.lower_bound is None
+    assert by_hand.gap is None
+    assert "no plan is shorter" not in str(by_hand)
+
+
+def test_solvers_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(ValueError, match="did you mean 'exact'"):
+        EmbeddingShardingPlanner(Topology(2), solver="exakt")
+    with pytest.raises(ValueError, match="time_limit_s must be positive, got 0"):
+        EmbeddingShardingPlanner(Topology(2), time_limit_s=0)
+
+
+def test_only_the_exact_solver_loads_scipy() -> None:
+    code = (
+        "import sys; from recshard_lab import *; import recshard_lab as rs; from recshard_lab.planner import exact;"
+        "t=[rs.EmbeddingBagConfig(name=n, num_embeddings=10**5, embedding_dim=64, feature_names=[n]) for n in 'abc'];"
+        "rs.EmbeddingShardingPlanner(rs.Topology(2)).plan_tables(t); assert 'scipy' not in sys.modules;"
+        "rs.EmbeddingShardingPlanner(rs.Topology(2), solver='exact').plan_tables(t)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

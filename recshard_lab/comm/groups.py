@@ -9,6 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from recshard_lab.arguments import checks_arguments
+from recshard_lab.comm.leaving import remember
 
 
 @checks_arguments
@@ -40,6 +41,8 @@ class ShardingEnv:
                 f"a world of {self.world_size} ranks needs a process group: use "
                 f"ShardingEnv.from_process_group(torch.distributed.group.WORLD)"
             )
+        if self.pg is not None:
+            remember(self)
 
     @property
     def process_group(self) -> Any:

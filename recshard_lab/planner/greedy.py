@@ -37,8 +37,8 @@ BALANCE = 0.1  # the same while placing
 FEW = 12  # tables up to which each is kicked; beyond, it gains little for its time
 SMALL = 64  # tables x ranks up to which every start is improved to the end
 NEAR, NEAR_MANY = 2e-3, 5e-3  # share of the bound; a plan that near is good enough (of many tables on many ranks)
-MANY = 10_000  # tables x ranks beyond which one start alone is improved, in one round less
-STARTS = 6  # that are improved of larger problems
+MANY = 3_000  # tables x ranks beyond which one start alone is improved, in one round less
+STARTS = 1_250  # tables x ranks x starts that are improved, where there is more than that
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ class Search:
         self.small = len(problem.options) * problem.num_ranks <= SMALL
         self.many = len(problem.options) * problem.num_ranks > MANY
         self.near = NEAR_MANY if self.many else NEAR
+        self.most_starts = max(2, STARTS // (len(problem.options) * problem.num_ranks))
         self.best: State | None = None
         self.best_ms = np.inf
 
@@ -113,7 +114,7 @@ class Search:
                 continue
             self._improved(state)
             improved += 1
-            if self.many or (improved >= STARTS and not self.small):
+            if self.many or (improved >= self.most_starts):
                 break
         if self.best is None:
             raise DoesNotFit(stuck[0] if stuck else self.problem.by_bytes[0])

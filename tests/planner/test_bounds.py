@@ -130,3 +130,24 @@ def test_only_the_exact_solver_loads_scipy() -> None:
         "rs.EmbeddingShardingPlanner(rs.Topology(2), solver='exact').plan_tables(t)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_plans_of_random_models_are_near_the_bound_of_the_exact_solver() -> None:
+    from recshard_lab.bench.planner import quality
+
+    found = quality(10, seconds=0.5)
+    assert len(found["bound"]) > 6
+    assert np.median(found["bound"]) < 3
+    assert max(found["exact"]) < 4
+
+
+@pytest.mark.parametrize(("count", "ranks", "seconds"), [(500, 8, 2.0), (300, 256, 10.0)])
+def test_many_tables_on_many_ranks_are_planned_in_seconds(count: int, ranks: int, seconds: float) -> None:
+    import time
+
+    tables, workload = random_tables(count, 0)
+    topology = Topology(ranks, "cuda", hbm_cap=120 * 10**9, local_world_size=8)
+    begun = time.process_time()  # CPU time: other processes do not count
+    plan = EmbeddingShardingPlanner(topology, workload=workload).plan_tables(tables)
+    assert time.process_time() - begun < seconds
+    assert estimate(plan, tables, topology, workload).fits

@@ -1,16 +1,25 @@
 """Words for people when tables do not fit: what, by how much, and what to change."""
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
 from recshard_lab.planner.cost import CostModel
 from recshard_lab.planner.greedy import solve
 from recshard_lab.planner.loads import MEMORY
-from recshard_lab.planner.options import DoesNotFit, Placement, options_of
+from recshard_lab.planner.options import DoesNotFit, Placement, allowed_schemes, options_of
 from recshard_lab.planner.text import gigabytes
 from recshard_lab.planner.workload import Workload
 from recshard_lab.sharding import ParameterConstraints, PlanError, Topology, scheme_names
+
+LOOSER = {
+    "shards": "leave its shards to the planner",
+    "ranks": "allow other ranks than {}",
+    "forbidden_ranks": "allow a rank of forbidden_ranks={}",
+    "forbidden_sharding_types": "allow a scheme of forbidden_sharding_types={}",
+}
+"""What to say of a constraint that is in the way."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +55,13 @@ class Refused:
 def what_does_not_fit(refused: Refused) -> str:
     """One sentence, at once."""
     table, wish = refused.table, refused.constraints.get(refused.table.name)
-    allowed = [str(getattr(n, "value", n)) for n in (wish.sharding_types if wish else None) or scheme_names()]
+    where = f"on any rank under {', '.join(allowed_schemes(table, wish))}"
+    if wish is not None and wish.shards is not None:
+        where = "where its constraint puts it"
     size = f"{table.num_embeddings:,} x {table.embedding_dim:,}, {gigabytes(table.weight_bytes)}"
     others = f" beside the other {len(refused.tables) - 1} tables" if len(refused.tables) > 1 else ""
     return (
-        f"table {table.name!r} ({size}) does not fit on any rank under {', '.join(allowed)}{others} "
+        f"table {table.name!r} ({size}) does not fit {where}{others} "
         f"(a rank has {gigabytes(_free(refused))} after the reserve)."
     )
 
@@ -65,7 +76,7 @@ def why_it_does_not_fit(refused: Refused) -> str:
             f"All tables need at least {gigabytes(needed)}, {top.world_size} ranks have {gigabytes(limit)}: "
             f"{gigabytes(needed - limit)} too little."
         )
-    changes = [change for change in (_allow_more(refused), _half(refused)) if change]
+    changes = [change for change in (_allow_more(refused), *_loosened(refused), _half(refused)) if change]
     cap = _smallest_cap(refused)
     if cap is not None:
         name = "hbm_cap" if top.compute_device == "cuda" else "ddr_cap"
@@ -85,13 +96,26 @@ def _allow_more(refused: Refused) -> str | None:
     if wish is None or wish.sharding_types is None:
         return None
     for scheme in scheme_names():
-        if scheme in wish.sharding_types:
+        if scheme in [*wish.sharding_types, *(wish.forbidden_sharding_types or ())]:
             continue
         more = {**refused.constraints, name: replace(wish, sharding_types=[*wish.sharding_types, scheme])}
         found = replace(refused, constraints=more).placements()
         if found is not None:
             return f"allow {scheme} over {len(set(found[refused.stuck].ranks))} ranks"
     return None
+
+
+def _loosened(refused: Refused) -> list[str]:
+    """Constraints of the table without which a plan was found."""
+    wish, found = refused.constraints.get(refused.table.name), []
+    for name, said in LOOSER.items():
+        if wish is not None and getattr(wish, name) is not None:
+            without = copy(wish)
+            setattr(without, name, None)
+            looser = {**refused.constraints, refused.table.name: without}
+            if replace(refused, constraints=looser).placements() is not None:
+                found.append(said.format(getattr(wish, name)))
+    return found
 
 
 def _half(refused: Refused) -> str | None:

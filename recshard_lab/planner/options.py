@@ -20,12 +20,14 @@ from recshard_lab.sharding import (
     ParameterSharding,
     PlanError,
     Proposal,
+    Shard,
     Topology,
     scheme_named,
     scheme_names,
     usable_ranks,
 )
 from recshard_lab.sharding.cut import Cut, Sizes, sizes_of
+from recshard_lab.sharding.validate import check_shards
 
 MOST_SPELLED = 256  # rectangles of all assignments of one proposal, up to which each is looked at
 
@@ -121,12 +123,22 @@ def options_of(
     drafts: list[tuple[int, Proposal, frozenset[int], str, bool, str]] = []
     for index, table in enumerate(tables):
         wish = constraints.get(table.name)
-        names = [str(getattr(n, "value", n)) for n in (wish.sharding_types if wish else None) or scheme_names()]
+        names = allowed_schemes(table, wish)
         kernel = str((wish.compute_kernels or ["fused"])[0]) if wish else "fused"
         usable = _as_set(usable_ranks(model.topology, wish))
+        if wish is not None and wish.device_group not in (None, model.topology.compute_device):
+            raise PlanError(
+                f"table {table.name!r} asks for device_group {wish.device_group!r}, but all ranks are of kind "
+                f"{model.topology.compute_device!r}. Smallest fix: leave device_group out"
+            )
         before = len(drafts)
         asked = wish.route if wish and wish.route else (route if is_pooled(table) else "direct")
         check_route_applies(table, asked or "direct")
+        if wish is not None and wish.shards is not None:
+            pinned = _pinned(table, wish.shards, model.topology)
+            for name_of_route in _routes(model, table, pinned, asked, False):
+                drafts.append((index, pinned, usable, kernel, False, name_of_route))
+            continue
         for name in names:
             scheme = scheme_named(name)
             for proposal in scheme.propose(table, model.topology, wish):
@@ -224,6 +236,31 @@ def _cuts_rows(proposal: Proposal, table: BaseEmbeddingConfig) -> bool:
     if isinstance(proposal.rects, Cut):
         return proposal.rects.num_stripes > 1
     return any(rows != (0, table.num_embeddings) for rows, _ in proposal.rects)
+
+
+def allowed_schemes(table: BaseEmbeddingConfig, wish: ParameterConstraints | None) -> list[str]:
+    """Names of the schemes that a table may lie under.
+
+    Raises:
+        PlanError: all are forbidden.
+    """
+    named = [str(getattr(n, "value", n)) for n in (wish.sharding_types if wish else None) or scheme_names()]
+    forbidden = [str(getattr(n, "value", n)) for n in (wish.forbidden_sharding_types if wish else None) or ()]
+    for name in forbidden:
+        scheme_named(name)
+    allowed = [name for name in named if name not in forbidden]
+    if not allowed:
+        raise PlanError(
+            f"table {table.name!r}: every scheme that is allowed ({', '.join(named)}) is forbidden. Smallest fix: "
+            f"leave {named[0]} out of forbidden_sharding_types"
+        )
+    return allowed
+
+
+def _pinned(table: BaseEmbeddingConfig, shards: Sequence[Shard], topology: Topology) -> Proposal:
+    """The one proposal of a table whose shards are given."""
+    check_shards(table, shards, False, topology.world_size)
+    return Proposal("custom", tuple(shard.rect for shard in shards), (tuple(shard.rank for shard in shards),))
 
 
 def _routes(

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.sharding.shard import Shard
 from recshard_lab.sharding.types import EmbeddingComputeKernel, check_route
 
 
 @names_wrong_arguments
 @dataclass
 class ParameterConstraints:
-    """Wishes for one table; names as in TorchRec, and `ranks` and `route`.
+    """Wishes for one table; names as in TorchRec, and `ranks`, `route`, `shards` and what is forbidden.
 
     Args:
         sharding_types: the schemes allowed; every registered one when left out.
@@ -20,8 +21,12 @@ class ParameterConstraints:
         num_poolings: bags per sample, one per feature; 1 when left out.
         batch_sizes: samples per rank, one per feature; the workload's when left out.
         is_weighted: the table's ids carry per-sample weights.
-        ranks: the only ranks that may hold a piece of the table (a pin).
+        ranks: the only ranks that may hold a piece of the table.
         route: how its rows come home, one of `ROUTES`; the cheapest when left out.
+        shards: the rectangles themselves (a pin): the planner plans the other tables around them.
+        forbidden_sharding_types: schemes that are not allowed.
+        forbidden_ranks: ranks that may hold no piece of the table.
+        device_group: the kind of device, "cpu" or "cuda"; refused where the topology has another.
 
     Raises:
         ValueError: a wish that no plan can meet (an empty list, a rank named twice, a kernel that does not exist).
@@ -39,9 +44,13 @@ class ParameterConstraints:
     is_weighted: bool = False
     ranks: Sequence[int] | None = None
     route: str | None = None
+    shards: Sequence[Shard] | None = None
+    forbidden_sharding_types: list[str] | None = None
+    forbidden_ranks: Sequence[int] | None = None
+    device_group: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("sharding_types", "compute_kernels", "ranks"):
+        for name in ("sharding_types", "compute_kernels", "ranks", "shards"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, str) or not len(value)):
                 raise ValueError(f"{name} must be a list with at least one entry or None, got {value!r}")
@@ -49,6 +58,13 @@ class ParameterConstraints:
             self.ranks = [int(rank) for rank in self.ranks]
             if min(self.ranks) < 0 or len(set(self.ranks)) != len(self.ranks):
                 raise ValueError(f"ranks must be distinct and not negative, got {self.ranks!r}")
+        if self.shards is not None:
+            self.shards = tuple(self.shards)
+            for name in ("sharding_types", "ranks", "forbidden_sharding_types", "forbidden_ranks", "min_partition"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"shards say where the table lies, so {name} has nothing to say: leave one out")
+        if self.forbidden_ranks is not None:
+            self.forbidden_ranks = [int(rank) for rank in self.forbidden_ranks]
         if self.min_partition is not None and self.min_partition < 1:
             raise ValueError(f"min_partition must be at least 1 column, got {self.min_partition!r}")
         if self.route is not None:

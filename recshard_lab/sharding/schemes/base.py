@@ -120,14 +120,25 @@ def scheme_names() -> tuple[str, ...]:
 
 
 def usable_ranks(topology: Topology, constraints: ParameterConstraints | None) -> tuple[int, ...]:
-    """The ranks a table may lie on: the pinned ones, or all.
+    """The ranks a table may lie on: those named, or all, without the forbidden ones.
 
     Raises:
-        PlanError: a pin on a rank that does not exist.
+        PlanError: a rank that does not exist; none that is not forbidden.
     """
-    if constraints is None or constraints.ranks is None:
-        return _all_ranks(topology.world_size)
-    return check_ranks(constraints.ranks, topology.world_size)
+    everywhere = _all_ranks(topology.world_size)
+    if constraints is None or (constraints.ranks is None and not constraints.forbidden_ranks):
+        return everywhere
+    named = everywhere if constraints.ranks is None else check_ranks(constraints.ranks, topology.world_size)
+    forbidden = set(constraints.forbidden_ranks or ())
+    if forbidden:
+        check_ranks(sorted(forbidden), topology.world_size)
+    usable = tuple(rank for rank in named if rank not in forbidden)
+    if not usable:
+        raise PlanError(
+            f"all of the ranks {list(named)} that a table may lie on are forbidden. Smallest fix: leave one of them "
+            f"out of forbidden_ranks"
+        )
+    return usable
 
 
 @lru_cache(maxsize=32)

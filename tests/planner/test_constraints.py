@@ -1,0 +1,84 @@
+"""Wishes for one table: each is kept, and one that cannot be is refused with what would fit."""
+
+from typing import Any
+
+import pytest
+
+from recshard_lab.planner import EmbeddingShardingPlanner, Workload, estimate
+from recshard_lab.sharding import ParameterConstraints, PlanError, Shard, Topology, scheme_names
+from tests.planner.problems import random_tables, table
+
+GPUS = Topology(8, "cuda", hbm_cap=80 * 10**9, local_world_size=4)
+
+
+def planned(topology: Topology = GPUS, count: int = 12, **wish: Any) -> tuple[Any, Any]:
+    """The plan of one table under a wish, among others; and of all of them."""
+    tables, workload = random_tables(count, 1)
+    planner = EmbeddingShardingPlanner(topology, workload=workload, constraints={"t3": ParameterConstraints(**wish)})
+    plan = planner.plan_tables(tables)
+    assert estimate(plan, tables, topology, workload).fits
+    return plan.tables()["t3"], plan.tables()
+
+
+@pytest.mark.parametrize("solver", ["greedy", "exact"])
+def test_given_shards_stay_where_they_are(solver: str) -> None:
+    tables, workload = random_tables(6, 1)
+    rows, cols = tables[3].num_embeddings, tables[3].embedding_dim
+    shards = [Shard(5, (0, 10), (0, cols)), Shard(2, (10, rows), (0, 8)), Shard(5, (10, rows), (8, cols))]
+    wish = {"t3": ParameterConstraints(shards=shards)}
+    planner = EmbeddingShardingPlanner(GPUS, workload=workload, constraints=wish, solver=solver, time_limit_s=1)
+    plan = planner.plan_tables(tables)
+    assert list(plan.tables()["t3"].shards) == shards
+    plan.validate(tables, 8)
+
+
+def test_forbidden_ranks_hold_nothing_and_forbidden_schemes_are_not_taken() -> None:
+    for scheme in (None, *scheme_names()[:-1]):
+        wish = {} if scheme is None else {"sharding_types": [scheme]}
+        mine, _ = planned(forbidden_ranks=[0, 1, 2, 6], **wish)
+        assert not {shard.rank for shard in mine.shards} & {0, 1, 2, 6}, scheme
+    taken = set()
+    for _ in scheme_names()[:-1]:
+        mine, _ = planned(forbidden_sharding_types=sorted(taken))
+        assert mine.sharding_type not in taken
+        taken.add(mine.sharding_type)
+
+
+def test_the_device_group_is_the_topologys() -> None:
+    planned(device_group="cuda")
+    with pytest.raises(PlanError, match="asks for device_group 'cpu', but all ranks are of kind 'cuda'"):
+        planned(device_group="cpu")
+
+
+def test_wishes_that_exclude_each_other_are_refused() -> None:
+    with pytest.raises(PlanError, match=r"'t3': every scheme that is allowed .row_wise. is forbidden"):
+        planned(sharding_types=["row_wise"], forbidden_sharding_types=["row_wise"])
+    with pytest.raises(PlanError, match=r"all of the ranks \[1\].* are forbidden"):
+        planned(ranks=[1], forbidden_ranks=[1])
+    with pytest.raises(PlanError, match="rank 8 does not exist"):
+        planned(forbidden_ranks=[8])
+    with pytest.raises(PlanError, match="did you mean 'row_wise'"):
+        planned(forbidden_sharding_types=["row_wide"])
+    with pytest.raises(PlanError, match="no shard covers rows"):
+        planned(shards=[Shard(0, (0, 1), (0, 4))])
+    with pytest.raises(ValueError, match="so ranks has nothing to say"):
+        ParameterConstraints(shards=[Shard(0, (0, 1), (0, 4))], ranks=[0])
+
+
+def test_a_wish_in_the_way_is_named_with_what_fits_without_it() -> None:
+    movies = [table("movies", 10_000_000, 128)]  # 5.1 GB
+    small = Topology(4, "cuda", hbm_cap=3 * 10**9, reserve_fraction=0)
+    whole = (0, 10_000_000), (0, 128)
+    for wish, said in [
+        ({"shards": [Shard(0, *whole)]}, "does not fit where its constraint puts it .*leave its shards to the planner"),
+        ({"ranks": [2]}, r"allow other ranks than \[2\]"),
+        ({"forbidden_ranks": [0, 1, 2]}, r"allow a rank of forbidden_ranks=\[0, 1, 2\]"),
+        (
+            {"forbidden_sharding_types": [name for name in scheme_names() if name != "table_wise"]},
+            "under table_wise .*allow a scheme of forbidden_sharding_types=",
+        ),
+    ]:
+        with pytest.raises(PlanError, match=said):
+            EmbeddingShardingPlanner(
+                small, constraints={"movies": ParameterConstraints(**wish)}, workload=Workload()
+            ).plan_tables(movies)

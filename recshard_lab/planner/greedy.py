@@ -32,12 +32,13 @@ from recshard_lab.planner.state import Problem
 from recshard_lab.sharding import ROUTES, ParameterConstraints, PlanError
 
 ROUNDS = (1.0, 0.3, TIE)
-"""Weight of the balance term in each round of local search."""
+"""Weight of the balance term in each round of local search; beyond `SMALL` a round is left out."""
 BALANCE = 0.1  # the same while placing
 FEW = 12  # tables up to which each is kicked; beyond, it gains little for its time
 SMALL = 64  # tables x ranks up to which every start is improved to the end
+HOPELESS = 1.1  # times the best step so far; a start that long is not improved
 NEAR, NEAR_MANY = 2e-3, 5e-3  # share of the bound; a plan that near is good enough (of many tables on many ranks)
-MANY = 3_000  # tables x ranks beyond which one start alone is improved, in one round less
+MANY = 3_000  # tables x ranks beyond which one start alone is improved
 STARTS = 1_250  # tables x ranks x starts that are improved, where there is more than that
 
 
@@ -110,7 +111,8 @@ class Search:
             if self._near():
                 break
             self._prune()
-            if not self.passes:
+            hopeless = not self.small and self.problem.step_ms(state) > self.best_ms * HOPELESS
+            if not self.passes or hopeless:
                 continue
             self._improved(state)
             improved += 1
@@ -167,7 +169,8 @@ class Search:
 
     def _improved(self, state: State) -> None:
         """Rounds of local search with ever less weight on balance; the last until nothing helps."""
-        for balance in ROUNDS[max(self.many, len(ROUNDS) - self.passes) :]:
+        rounds = ROUNDS if self.small else (ROUNDS[-2:] if self.many else (ROUNDS[0], ROUNDS[-1]))
+        for balance in rounds[-self.passes :]:
             state.balance = balance
             for _ in range(3 if self.small else 1):
                 again = improve(self.problem, state, self.bound_ms * (1 + self.near))

@@ -33,11 +33,13 @@ _ROOM_OF = {
     "EmbeddingCollection": "embedding",
     "EmbeddingConfig": "embedding",
     "FusedEmbeddingBagCollection": "embedding",
+    "FusedEmbeddingCollection": "embedding",
     "KTRegroupAsDict": "embedding",
     "PoolingType": "embedding",
     "RowWiseAdagrad": "embedding",
     "WeightDecayMode": "embedding",
     "apply_optimizer_in_backward": "embedding",
+    "fuse_embedding_optimizer": "embedding",
     # optim
     "CombinedOptimizer": "optim",
     "GradientClipping": "optim",

@@ -47,7 +47,9 @@ SERVED: dict[str, dict[str, str]] = {
         "get_embedding_names_by_table=embedding_names_by_table",
         "sparse": "JaggedTensor KeyedJaggedTensor KeyedTensor",
     },
-    "torchrec.modules.fused_embedding_modules": {"embedding": "FusedEmbeddingBagCollection"},
+    "torchrec.modules.fused_embedding_modules": {
+        "embedding": "FusedEmbeddingBagCollection FusedEmbeddingCollection fuse_embedding_optimizer",
+    },
     "torchrec.modules.activation": {"models": "SwishLayerNorm"},
     "torchrec.modules.mlp": {"models": "MLP Perceptron"},
     "torchrec.modules.regroup": {"embedding": "KTRegroupAsDict"},
@@ -71,6 +73,7 @@ SERVED: dict[str, dict[str, str]] = {
     "torchrec.distributed.embedding_types": {"sharding": "EmbeddingComputeKernel ShardingType"},
     "torchrec.distributed.embedding": {"distributed": "EmbeddingCollectionSharder ShardedEmbeddingCollection"},
     "torchrec.distributed.embeddingbag": {"distributed": "EmbeddingBagCollectionSharder ShardedEmbeddingBagCollection"},
+    "torchrec.distributed.fused_embeddingbag": {"distributed": "FusedEmbeddingBagCollectionSharder"},
     "torchrec.distributed.comm": {"comm": "get_local_rank get_local_size"},
     "torchrec.distributed.shard": {"distributed": "shard shard_modules"},
     "torchrec.distributed.train_pipeline": {

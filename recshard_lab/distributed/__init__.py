@@ -20,6 +20,8 @@ from recshard_lab.distributed.sharded_collections import (
 from recshard_lab.distributed.sharders import CollectionSharder as CollectionSharder
 from recshard_lab.distributed.sharders import EmbeddingBagCollectionSharder as EmbeddingBagCollectionSharder
 from recshard_lab.distributed.sharders import EmbeddingCollectionSharder as EmbeddingCollectionSharder
+from recshard_lab.distributed.sharders import FusedEmbeddingBagCollectionSharder as FusedEmbeddingBagCollectionSharder
+from recshard_lab.distributed.sharders import FusedEmbeddingCollectionSharder as FusedEmbeddingCollectionSharder
 from recshard_lab.distributed.sharders import ModuleSharder as ModuleSharder
 from recshard_lab.distributed.sharders import get_default_sharders as get_default_sharders
 from recshard_lab.distributed.sharders import get_module_to_default_sharders as get_module_to_default_sharders

@@ -17,6 +17,7 @@ from recshard_lab.distributed.migrate import Bound, Resharded, agreed_plan, migr
 from recshard_lab.distributed.reshard import Move, move
 from recshard_lab.distributed.sharded_collections import ShardedCollection
 from recshard_lab.distributed.sharders import CollectionSharder, default_sharders, first_weights
+from recshard_lab.embedding import FusedCollection
 from recshard_lab.planner import EmbeddingShardingPlanner
 from recshard_lab.sharding import PlanError, ShardingPlan, Topology
 
@@ -71,6 +72,7 @@ class DistributedModelParallel(nn.Module):
             plan = planner.collective_plan(module, self.sharders, self.env.pg)
         self.plan = plan if plan is not None else ShardingPlan({})
         self._refuse_strangers(tables)
+        self._refuse_lonely(module, tables)
         chosen = {path: configs for path, configs in tables.items() if path in self.plan.plan}
         if chosen:
             self.plan = self.plan.resolved(chosen, self.env.world_size, self.env.local_world_size)
@@ -99,6 +101,16 @@ class DistributedModelParallel(nn.Module):
                 raise PlanError(
                     f"the plan names module {path!r}, but the embedding collections of this model are "
                     f"{sorted(tables)}: use one of these paths ('' is the model itself)"
+                )
+
+    def _refuse_lonely(self, module: nn.Module, tables: dict[str, Any]) -> None:
+        """Fused tables left whole would learn apart, each replica from its own batches."""
+        for path, child in module.named_modules():
+            whole = path not in tables or path not in self.plan.plan
+            if isinstance(child, FusedCollection) and whole and self.dense_env.world_size > 1:
+                raise PlanError(
+                    f"the plan leaves {type(child).__name__} {path!r} whole, and each rank's copy would learn from its "
+                    f"own batches: add it to the plan (data_parallel() keeps it whole), and its sharder to sharders"
                 )
 
     def _shard(

@@ -23,7 +23,7 @@ from recshard_lab.distributed.fused_optimizer import STATE_NAMES
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
 from recshard_lab.distributed.parts import Part
 from recshard_lab.distributed.table_shards import TableShards, sharded_tensor
-from recshard_lab.embedding import FusedEmbeddingBagCollection
+from recshard_lab.embedding import FusedCollection
 
 Entries: TypeAlias = dict[str, dict[str, Any]]
 
@@ -81,7 +81,7 @@ class ModelState:
         entries: Entries = {}
         for path, collection in _fused_collections(self.model):
             for table, states in collection.optimizer_states().items():
-                key = f"{path}embedding_bags.{table}.weight"
+                key = f"{path}{collection.tables_name}.{table}.weight"
                 entries[key] = {f"{table}.{STATE_NAMES.get(name, name)}": value for name, value in states.items()}
         return entries
 
@@ -232,9 +232,9 @@ def _dense_tables(model: DistributedModelParallel | None) -> dict[str, TableShar
     }
 
 
-def _fused_collections(model: nn.Module) -> list[tuple[str, FusedEmbeddingBagCollection]]:
+def _fused_collections(model: nn.Module) -> list[tuple[str, FusedCollection]]:
     return [
         (f"{path}." if path else "", module)
         for path, module in model.named_modules()
-        if isinstance(module, FusedEmbeddingBagCollection)
+        if isinstance(module, FusedCollection)
     ]

@@ -13,7 +13,7 @@ from recshard_lab.distributed.pretrained_sources import CheckpointSource, Pretra
 from recshard_lab.distributed.reshard import Move, move
 from recshard_lab.distributed.sharded_collections import ShardedCollection
 from recshard_lab.distributed.table_shards import TableShards
-from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingCollection, FusedEmbeddingBagCollection
+from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingCollection, FusedCollection
 from recshard_lab.sharding import Shard
 
 _BLOCK_BYTES = 8 * 2**20
@@ -174,8 +174,9 @@ def _tables_of(model: nn.Module) -> dict[str, _Load]:
             for name, shards in module.table_shards().items():
                 key = f"{prefix}{module.tables_name}.{name}.weight"
                 found[key] = _Load(key, shards.parts()[0].dtype, shards.size, list(shards.shards()), shards, None)
-        elif isinstance(module, EmbeddingBagCollection | FusedEmbeddingBagCollection | EmbeddingCollection):
-            tables = "embeddings" if isinstance(module, EmbeddingCollection) else "embedding_bags"
+        elif isinstance(module, EmbeddingBagCollection | EmbeddingCollection | FusedCollection):
+            tables = "embedding_bags" if isinstance(module, EmbeddingBagCollection) else "embeddings"
+            tables = module.tables_name if isinstance(module, FusedCollection) else tables
             for name, table in getattr(module, tables).items():
                 rows, cols = table.weight.shape
                 piece = (Shard(0, (0, rows), (0, cols)), table.weight.detach())

@@ -4,7 +4,7 @@ Shape letters: B batch, D columns of a block, N ids of a feature.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from recshard_lab.embedding import (
     EmbeddingBagConfig,
     EmbeddingCollection,
     EmbeddingCollectionInterface,
+    FusedCollection,
     OptimizerSpec,
     PoolingType,
     embedding_names_by_table,
@@ -286,6 +287,9 @@ def blocks_of(tables: Sequence[BaseEmbeddingConfig]) -> list[Block]:
 
 def unsharded_weights(module: nn.Module) -> dict[str, Any]:
     """Table name -> its parameter in an unsharded collection."""
+    if isinstance(module, FusedCollection):
+        tables = cast(nn.ModuleDict, module.get_submodule(module.tables_name))
+        return {name: table.weight for name, table in tables.items()}
     if isinstance(module, EmbeddingBagCollection):
         return {name: bag.weight for name, bag in module.embedding_bags.items()}
     assert isinstance(module, EmbeddingCollection)

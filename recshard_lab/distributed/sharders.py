@@ -18,6 +18,9 @@ from recshard_lab.embedding import (
     BaseEmbeddingConfig,
     EmbeddingBagCollection,
     EmbeddingCollection,
+    FusedCollection,
+    FusedEmbeddingBagCollection,
+    FusedEmbeddingCollection,
     OptimizerSpec,
 )
 from recshard_lab.embedding.optimizers import spec_of_parameter
@@ -26,6 +29,7 @@ from recshard_lab.sharding import (
     EmbeddingComputeKernel,
     EmbeddingModuleShardingPlan,
     ParameterSharding,
+    PlanError,
     ShardingPlan,
     scheme_names,
 )
@@ -91,6 +95,11 @@ class CollectionSharder(ModuleSharder[nn.Module]):
         """The tables of an unsharded collection."""
         raise NotImplementedError
 
+    def optimizers(self, module: nn.Module, params: Mapping[str, ParameterSharding]) -> dict[str, OptimizerSpec]:
+        """Table name -> the optimizer that steps it."""
+        weights = unsharded_weights(module)
+        return {name: spec_of_parameter(parameter) or self.spec for name, parameter in weights.items()}
+
     def build(
         self,
         module: nn.Module,
@@ -100,8 +109,7 @@ class CollectionSharder(ModuleSharder[nn.Module]):
     ) -> ShardedCollection:
         """The sharded twin; its weights are zeros until they are filled."""
         tables = self.tables(module)
-        weights = unsharded_weights(module)
-        optimizers = {name: spec_of_parameter(parameter) or self.spec for name, parameter in weights.items()}
+        optimizers = self.optimizers(module, params)
         weighted = bool(getattr(module, "is_weighted", lambda: False)())
         return self.sharded_type(
             tables,
@@ -180,6 +188,71 @@ class EmbeddingCollectionSharder(CollectionSharder):
         return module.embedding_configs()
 
 
+class FusedCollectionSharder(CollectionSharder):
+    """Shards fused collections, which bring their optimizer with them: ``fused_params`` has none.
+
+    Raises:
+        ValueError: settings of an optimizer in ``fused_params``.
+    """
+
+    def __init__(
+        self,
+        fused_params: Mapping[str, Any] | None = None,
+        qcomm_codecs_registry: Registry | None = None,
+        *,
+        backend: str | None = None,
+        out_of_range: str | None = None,
+    ) -> None:
+        super().__init__(fused_params, qcomm_codecs_registry, backend=backend, out_of_range=out_of_range)
+        if self.fused_params:
+            raise ValueError(
+                f"a fused collection has its optimizer already, and fused_params says {self.fused_params}: leave it "
+                f"out, or shard a plain collection"
+            )
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """The fused one: nobody else would step the rows."""
+        return [str(EmbeddingComputeKernel.FUSED)]
+
+    def optimizers(self, module: nn.Module, params: Mapping[str, ParameterSharding]) -> dict[str, OptimizerSpec]:
+        assert isinstance(module, FusedCollection)
+        for table, states in module.optimizer_states().items():
+            if params[table].compute_kernel != EmbeddingComputeKernel.FUSED:
+                raise PlanError(
+                    f"table {table!r} of a {type(module).__name__} has compute_kernel "
+                    f"{str(params[table].compute_kernel)!r}, but its optimizer runs in backward: use 'fused'"
+                )
+            stepped = [name for name, state in states.items() if bool(state.any())]
+            if stepped:
+                raise ValueError(
+                    f"table {table!r} has learned already, and its optimizer state {stepped} would be lost: shard the "
+                    f"{type(module).__name__} before the first step, and load a checkpoint into the sharded model"
+                )
+        return dict.fromkeys(module.optimizer_states(), module.optimizer_spec)
+
+
+class FusedEmbeddingBagCollectionSharder(FusedCollectionSharder):
+    """Shards `FusedEmbeddingBagCollection`."""
+
+    module_type = FusedEmbeddingBagCollection
+    sharded_type = ShardedEmbeddingBagCollection
+
+    def tables(self, module: nn.Module) -> Sequence[BaseEmbeddingConfig]:
+        assert isinstance(module, FusedEmbeddingBagCollection)
+        return module.embedding_bag_configs()
+
+
+class FusedEmbeddingCollectionSharder(FusedCollectionSharder):
+    """Shards `FusedEmbeddingCollection`."""
+
+    module_type = FusedEmbeddingCollection
+    sharded_type = ShardedEmbeddingCollection
+
+    def tables(self, module: nn.Module) -> Sequence[BaseEmbeddingConfig]:
+        assert isinstance(module, FusedEmbeddingCollection)
+        return module.embedding_configs()
+
+
 def _policy_of(bounds_check_mode: Any, out_of_range: str | None) -> str | None:
     """What both say; refuses what nobody knows and two that differ."""
     if out_of_range is not None:
@@ -215,7 +288,12 @@ def get_module_to_default_sharders() -> dict[type[nn.Module], CollectionSharder]
 
 def default_sharders() -> list[CollectionSharder]:
     """One sharder for every kind of collection."""
-    return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
+    return [
+        EmbeddingBagCollectionSharder(),
+        EmbeddingCollectionSharder(),
+        FusedEmbeddingBagCollectionSharder(),
+        FusedEmbeddingCollectionSharder(),
+    ]
 
 
 get_default_sharders = default_sharders

@@ -15,7 +15,10 @@ from recshard_lab.embedding.data_types import DATA_TYPE_NUM_BITS as DATA_TYPE_NU
 from recshard_lab.embedding.data_types import data_type_to_dtype as data_type_to_dtype
 from recshard_lab.embedding.data_types import dtype_to_data_type as dtype_to_data_type
 from recshard_lab.embedding.data_types import pooling_type_to_str as pooling_type_to_str
+from recshard_lab.embedding.fuse import fuse_embedding_optimizer as fuse_embedding_optimizer
+from recshard_lab.embedding.fused_base import FusedCollection as FusedCollection
 from recshard_lab.embedding.fused_collections import FusedEmbeddingBagCollection as FusedEmbeddingBagCollection
+from recshard_lab.embedding.fused_collections import FusedEmbeddingCollection as FusedEmbeddingCollection
 from recshard_lab.embedding.in_backward import apply_optimizer_in_backward as apply_optimizer_in_backward
 from recshard_lab.embedding.interfaces import EmbeddingBagCollectionInterface as EmbeddingBagCollectionInterface
 from recshard_lab.embedding.interfaces import EmbeddingCollectionInterface as EmbeddingCollectionInterface
@@ -36,7 +39,9 @@ __all__ = [
     "EmbeddingCollection",
     "EmbeddingCollectionInterface",
     "EmbeddingConfig",
+    "FusedCollection",
     "FusedEmbeddingBagCollection",
+    "FusedEmbeddingCollection",
     "KTRegroupAsDict",
     "OptimizerSpec",
     "PoolingType",
@@ -46,5 +51,6 @@ __all__ = [
     "data_type_to_dtype",
     "dtype_to_data_type",
     "embedding_names_by_table",
+    "fuse_embedding_optimizer",
     "pooling_type_to_str",
 ]

@@ -233,10 +233,7 @@ class EmbeddingCollection(nn.Module):
         Raises:
             ValueError: tables of several widths.
         """
-        dims = {table.embedding_dim for table in self._tables}
-        if len(dims) > 1:
-            raise ValueError(f"the tables have several embedding_dim, {sorted(dims)}: ask each table")
-        return dims.pop()
+        return common_dim(self._tables)
 
     def embedding_names_by_table(self) -> list[list[str]]:
         """For each table the keys of its outputs."""
@@ -301,6 +298,18 @@ def check_pooling(tables: Sequence[EmbeddingBagConfig]) -> None:
                 f"table {table.name!r} has pooling {pooling}: use PoolingType.SUM or MEAN, or put it into an "
                 f"EmbeddingCollection, which does not pool"
             )
+
+
+def common_dim(tables: Sequence[BaseEmbeddingConfig]) -> int:
+    """The one width of the tables.
+
+    Raises:
+        ValueError: they have several.
+    """
+    dims = {table.embedding_dim for table in tables}
+    if len(dims) > 1:
+        raise ValueError(f"the tables have several embedding_dim, {sorted(dims)}: ask each table")
+    return dims.pop()
 
 
 def empty_weight(table: BaseEmbeddingConfig, device: torch.device | str | None) -> Tensor:

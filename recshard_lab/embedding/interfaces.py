@@ -9,7 +9,7 @@ from torch import nn
 
 from recshard_lab.embedding.collections import EmbeddingBagCollection, EmbeddingCollection
 from recshard_lab.embedding.configs import EmbeddingBagConfig, EmbeddingConfig
-from recshard_lab.embedding.fused_collections import FusedEmbeddingBagCollection
+from recshard_lab.embedding.fused_collections import FusedEmbeddingBagCollection, FusedEmbeddingCollection
 
 
 class EmbeddingBagCollectionInterface(ABC, nn.Module):
@@ -48,3 +48,4 @@ class EmbeddingCollectionInterface(ABC, nn.Module):
 EmbeddingBagCollectionInterface.register(EmbeddingBagCollection)
 EmbeddingBagCollectionInterface.register(FusedEmbeddingBagCollection)
 EmbeddingCollectionInterface.register(EmbeddingCollection)
+EmbeddingCollectionInterface.register(FusedEmbeddingCollection)

@@ -1,0 +1,180 @@
+"""What fused collections share: a lookup kernel whose weights are the parameters, stepped inside backward.
+
+Shape letters: N ids, D columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from recshard_lab.embedding.collections import empty_weight, reset_weight
+from recshard_lab.embedding.configs import BaseEmbeddingConfig, check_tables
+from recshard_lab.embedding.kernels import LookupKernel, Slot, choose_kernel
+from recshard_lab.embedding.optimizers import EmbOptimType, OptimizerSpec
+from recshard_lab.embedding.out_of_range import OutOfRange
+
+
+class FusedCollection(nn.Module):
+    """Tables on one kernel; the parameters are the kernel's memory and do not ask for gradients."""
+
+    tables_name: ClassVar[str]
+    pooled: ClassVar[bool]
+
+    def __init__(
+        self,
+        tables: Sequence[BaseEmbeddingConfig],
+        optimizer_type: type[torch.optim.Optimizer] | EmbOptimType,
+        optimizer_kwargs: Mapping[str, Any] | None,
+        weighted: bool,
+        device: torch.device | str | None,
+        backend: str | None,
+        out_of_range: str,
+    ) -> None:
+        super().__init__()
+        self._policy = OutOfRange(out_of_range)
+        check_tables(tables)
+        self._on = list(tables)
+        self._lanes = [(table, feature) for table in tables for feature in table.feature_names]
+        self._dims = [table.embedding_dim for table, _ in self._lanes]
+        self._optimizer_type, self._optimizer_kwargs = optimizer_type, dict(optimizer_kwargs or {})
+        self._spec = _spec_of(optimizer_type, optimizer_kwargs)
+        self._kernel = self._make_kernel(weighted, torch.device(device or "cpu"), backend)
+        self.add_module(self.tables_name, nn.ModuleDict({table.name: _Holder() for table in tables}))
+        self._hold_weights()
+        # autograd calls our backward only if an input asks for a gradient
+        self._anchor = torch.zeros(0, requires_grad=True)
+        self.reset_parameters()
+
+    def _hold_weights(self) -> None:
+        """Makes the kernel's weights the parameters, in place of what stood there."""
+        holders = self.get_submodule(self.tables_name)
+        for table, weight in zip(self._on, self._kernel.weights(), strict=True):
+            holders.get_submodule(table.name).weight = nn.Parameter(weight, requires_grad=False)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copied or unpickled parameter has memory of its own: it is the copied kernel's again."""
+        super().__setstate__(state)
+        self._hold_weights()
+
+    def _make_kernel(self, weighted: bool, device: torch.device, backend: str | None) -> LookupKernel:
+        for table in self._on:
+            empty_weight(table, "meta")  # refuses what cannot be trained
+        slots = [
+            Slot(table.name, table.num_embeddings, table.embedding_dim, table.data_type, table.embedding_dim)
+            for table in self._on
+        ]
+        lane_slots = [number for number, table in enumerate(self._on) for _ in table.feature_names]
+        kernel = choose_kernel(
+            slots,
+            self._spec,
+            pooled=self.pooled,
+            weighted=weighted,
+            exchanges_row_norms=False,
+            device=device,
+            backend=backend,
+        )
+        return kernel(slots, lane_slots, self._spec, pooled=self.pooled, device=device)
+
+    def _look_up(self, weights: Tensor | None, ids: Tensor, offsets: Tensor) -> Tensor:
+        """The kernel's rows, as `LookupKernel.forward` lays them out; backward through them steps the tables."""
+        looked: Tensor = _Lookup.apply(self._anchor, weights, ids, offsets, self._kernel)
+        return looked
+
+    def reset_parameters(self) -> None:
+        """Draws every table anew, as `EmbeddingBagCollection.reset_parameters`; optimizer states stay."""
+        for table, weight in zip(self._on, self._kernel.weights(), strict=True):
+            reset_weight(weight, table)
+
+    def set_learning_rate(self, lr: float) -> None:
+        """The step size from the next backward on."""
+        self._kernel.set_learning_rate(lr)
+        self._spec = replace(self._spec, learning_rate=lr)
+
+    def optimizer_states(self) -> dict[str, dict[str, Tensor]]:
+        """Table -> state name, as fbgemm names it -> the tensor itself, to read and to write in place."""
+        states = self._kernel.optimizer_states()
+        return {table.name: state for table, state in zip(self._on, states, strict=True)}
+
+    def optimizer_type(self) -> type[torch.optim.Optimizer] | EmbOptimType:
+        """The optimizer, as it was given."""
+        return self._optimizer_type
+
+    def optimizer_kwargs(self) -> dict[str, Any]:
+        """Its arguments, as they were given."""
+        return self._optimizer_kwargs
+
+    @property
+    def optimizer_spec(self) -> OptimizerSpec:
+        """The optimizer as it steps now, `set_learning_rate` included."""
+        return self._spec
+
+    def out_of_range_count(self) -> int:
+        """Ids met so far that were no rows of their table, under ``"clamp"`` and ``"ignore"``."""
+        return self._policy.count()
+
+    @property
+    def out_of_range(self) -> str:
+        """What becomes of ids that are no rows."""
+        return self._policy.policy
+
+    @property
+    def backend(self) -> str:
+        """The kernel in use."""
+        return self._kernel.name
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tables live."""
+        return self._kernel.device
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """``.to()``, ``.half()`` and their like: refused where they would part the parameters from the kernel."""
+        probe = torch.empty(0, dtype=self._kernel.weights()[0].dtype, device=self.device)
+        for tensor in (probe, *self._kernel.weights()):
+            result = fn(tensor)
+            if result.device != tensor.device or result.dtype != tensor.dtype or result.data_ptr() != tensor.data_ptr():
+                raise ValueError(
+                    f"a fused collection cannot move after it is made (asked for {result.dtype} on {result.device}): "
+                    f"build it with that device, and the tables with that data_type"
+                )
+        return self
+
+
+class _Holder(nn.Module):
+    """Gives a kernel's weight its name in the state dict."""
+
+    weight: nn.Parameter
+
+
+class _Lookup(torch.autograd.Function):
+    """forward: the kernel's lookup. backward: the kernel's fused step, and the gradient of per-sample weights."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, weights: Tensor | None, ids: Tensor, offsets: Tensor, kernel: LookupKernel
+    ) -> Tensor:
+        out, ctx.saved = kernel.forward(ids, offsets, weights)
+        ctx.kernel = kernel
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        if ctx.saved is None:
+            raise RuntimeError("backward ran twice through one fused lookup: it steps the tables, look up again")
+        saved, ctx.saved = ctx.saved, None
+        return None, ctx.kernel.backward(saved, grad), None, None, None
+
+
+def _spec_of(optimizer: type[torch.optim.Optimizer] | EmbOptimType, kwargs: Mapping[str, Any] | None) -> OptimizerSpec:
+    if isinstance(optimizer, type):
+        return OptimizerSpec.from_optimizer(optimizer, kwargs)
+    given = dict(kwargs or {})
+    if "lr" in given:
+        given["learning_rate"] = given.pop("lr")
+    return OptimizerSpec.from_fused_params({"optimizer": optimizer, **given})

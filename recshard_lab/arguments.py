@@ -120,18 +120,19 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, type)
     if not isinstance(value, origin) or (isinstance(value, (str, bytes)) and origin is not str):
         return False
-    return _parts_fit(value, origin, parts)
+    return _parts_fit(value, origin, parts, _fits)
 
 
-def _parts_fit(value: Any, origin: type, parts: tuple[Any, ...]) -> bool:
+def _parts_fit(value: Any, origin: type, parts: tuple[Any, ...], fits: Callable[[Any, Any], bool]) -> bool:
+    # `fits` is handed in: functions that call each other by name cannot be carried to ranks by value
     if not parts:
         return True
     if issubclass(origin, abc.Mapping):
-        return all(_fits(key, parts[0]) and _fits(own, parts[1]) for key, own in value.items())
+        return all(fits(key, parts[0]) and fits(own, parts[1]) for key, own in value.items())
     if origin is tuple and parts[-1] is not Ellipsis:
-        return len(value) == len(parts) and all(map(_fits, value, parts))
+        return len(value) == len(parts) and all(map(fits, value, parts))
     if isinstance(value, (abc.Sequence, abc.Set)):
-        return all(_fits(own, parts[0]) for own in value)
+        return all(fits(own, parts[0]) for own in value)
     return True
 
 

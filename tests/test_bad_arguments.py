@@ -181,6 +181,25 @@ def calls() -> dict[str, Call]:
             lambda lr: rl.FusedEmbeddingBagCollection([bags()], torch.optim.SGD, {"lr": 0.1}).set_learning_rate(lr),
             {"lr": 0.1},
         ),
+        "FusedEmbeddingCollection": (
+            lambda **own: rl.FusedEmbeddingCollection(**own),
+            {
+                "tables": [rl.EmbeddingConfig(10, 4, "t", feature_names=["f"])],
+                "optimizer_type": torch.optim.SGD,
+                "optimizer_kwargs": {"lr": 0.1},
+                "need_indices": False,
+                "backend": "native",
+            },
+        ),
+        "fuse_embedding_optimizer": (
+            lambda **own: rl.fuse_embedding_optimizer(**own),
+            {
+                "model": rl.EmbeddingBagCollection([bags()]),
+                "optimizer_type": torch.optim.SGD,
+                "optimizer_kwargs": {"lr": 0.1},
+                "backend": "native",
+            },
+        ),
         "EmbeddingCollection.forward": (
             lambda features: rl.EmbeddingCollection([rl.EmbeddingConfig(10, 4, "t", feature_names=["f"])])(features),
             {"features": batch()},

@@ -11,7 +11,9 @@ import psutil
 import pytest
 import torch
 
+import recshard_lab
 from recshard_lab.launcher import Ranks
+from recshard_lab.launcher.payload import encode_call
 from recshard_lab.launcher.world import World
 
 pytestmark = pytest.mark.timeout(60)
@@ -136,3 +138,10 @@ def test_shared_memory_is_faster_than_the_socket_and_leaves_no_file(
     assert set(os.listdir("/dev/shm")) == files
     print(f"32 MB to 3 ranks and back: {took[True] * 1e3:.0f} ms shared, {took[False] * 1e3:.0f} ms over the socket")
     assert took[True] < took[False]
+
+
+def test_a_cell_that_uses_a_public_name_can_be_carried() -> None:
+    for name in recshard_lab._ROOM_OF:
+        space: dict[str, Any] = {"it": getattr(recshard_lab, name), "__name__": "__main__"}
+        exec("def cell():\n    return it", space)
+        assert encode_call(space["cell"], (), {})

@@ -1,6 +1,7 @@
-"""Predicts and chooses plans: numpy only, nothing launched.
+"""Predicts and chooses plans: numpy only (`exact.py` also scipy), nothing launched.
 
-Read `cost.py` first (what a rectangle costs), then `estimate.py`, then `greedy.py`.
+Read `cost.py` first (what a rectangle costs), then `estimate.py`, then `terms.py` (the same costs for solvers),
+`bounds.py` (how short no step is), `greedy.py` and `exact.py`.
 """
 
 from recshard_lab.planner.cost import PHASES as PHASES

@@ -38,6 +38,7 @@ class Priced:
         rows: the phases in which ranks differ.
         starts: ``[T]`` position of each table's first option.
         heaviest: ``[O, R]`` what a piece adds to its rank, at most, and bytes.
+        mean: ``[O, R]`` what it adds to the mean rank.
         cost: ``[O]`` ms that it adds to the sum over phases of the mean rank.
         over: ``[O]`` the same, less what it costs everyone and less the least of its table.
         piece_ms, piece_bytes: ``[O]`` at least, of its largest piece.
@@ -46,6 +47,7 @@ class Priced:
         extra: ``[O, X]`` ms of all ranks each, while the switch is on.
         extra_switches: ``[X]``.
         flags: ``[O]`` switches that it turns on.
+        own: ``[R, sizes]`` what a rectangle of each size adds to its rank; kind_starts: ``[O + 1]`` where options begin.
     """
 
     rows: list[int]

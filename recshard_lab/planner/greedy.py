@@ -100,7 +100,7 @@ class Search:
 
     def run(self) -> Solution:
         stuck: list[int] = []
-        improved = 0
+        improved, pruned_at = 0, np.inf
         for start in self._starts():
             if start.ms >= self.best_ms * LEAST or self._near():
                 break
@@ -110,7 +110,9 @@ class Search:
             self._keep(state)
             if self._near():
                 break
-            self._prune()
+            if self.best_ms < pruned_at * LEAST:
+                self._prune()
+                pruned_at = self.best_ms
             hopeless = not self.small and self.problem.step_ms(state) > self.best_ms * HOPELESS
             if not self.passes or hopeless:
                 continue

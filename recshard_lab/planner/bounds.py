@@ -47,7 +47,7 @@ class Priced:
         extra: ``[O, X]`` ms of all ranks each, while the switch is on.
         extra_switches: ``[X]``.
         flags: ``[O]`` switches that it turns on.
-        own: ``[R, sizes]`` what a rectangle of each size adds to its rank; kind_starts: ``[O + 1]`` where options begin.
+        own: ``[R, sizes]`` what a rectangle of each size adds to its rank; kind_starts: where options begin.
     """
 
     rows: list[int]

@@ -53,6 +53,23 @@ def checks_arguments(call: _F) -> _F:
     return _checked(call, call.__name__)  # type: ignore[return-value]
 
 
+def device_named(device: Any) -> Any:
+    """``torch.device(device)``, None for None.
+
+    >>> device_named("x")
+    Traceback (most recent call last):
+    ...
+    ValueError: device must be a torch.device or a name such as 'cpu' or 'cuda:0', got 'x' (a str)
+    """
+    import torch
+
+    try:
+        return None if device is None else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        wanted = "a torch.device or a name such as 'cpu' or 'cuda:0'"
+        raise ValueError(f"device must be {wanted}, got {_shown(device)}") from error
+
+
 def _checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:

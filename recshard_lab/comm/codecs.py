@@ -89,6 +89,8 @@ def codecs_for(op: CommOp, registry: Registry | None) -> QuantizedCommCodecs:
     Raises:
         ValueError: a key that is no kind of message, or a value that is no pair of codecs.
     """
+    if registry is not None and not isinstance(registry, Mapping):
+        raise ValueError(f"qcomm_codecs_registry must be a mapping or None, got {registry!r}")
     for name, codecs in (registry or {}).items():
         if name not in CommOp.__members__:
             known = ", ".join(CommOp.__members__)
@@ -183,6 +185,8 @@ def codec_error(codec: Codec | CommType, tensor: Tensor) -> CodecError:
     int8: max error 0 (bound 0.5), mean 0, within its bound; 264 bytes for 1,024
     """
     made = make_codec(codec) if isinstance(codec, CommType) else codec
+    if tensor.is_meta:
+        raise ValueError("codec_error compares values, and a tensor on the meta device has none")
     if tensor.dim() == 0 or not tensor.is_floating_point():
         raise ValueError(f"codec_error takes rows of floating point numbers, got {tensor.dtype} of {tensor.dim()} dims")
     width = tensor.shape[-1]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.arguments import checks_arguments, names_wrong_arguments
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, Pipelineable, gather_segments, record_stream
 
 Column = Tensor | JaggedTensor
@@ -172,9 +172,23 @@ class RatingsDataset:
         """I, the width of a batch's dense features; 0 for MovieLens."""
         return self.dense.shape[1]
 
-    @names_wrong_arguments
+    @checks_arguments
     def select(self, samples: Tensor) -> RatingsDataset:
-        """The samples at these positions ``[m]``, in this order."""
+        """The samples at these positions, in this order.
+
+        Args:
+            samples: integers ``[m]``.
+
+        Raises:
+            ValueError: another shape or dtype, or positions that do not exist.
+        """
+        if samples.dim() != 1 or samples.is_floating_point() or samples.dtype == torch.bool or samples.is_meta:
+            raise ValueError(
+                f"samples must be positions, integers [m], got {samples.dtype} {list(samples.shape)} on "
+                f"{samples.device}"
+            )
+        if samples.numel() and not 0 <= int(samples.min()) <= int(samples.max()) < len(self):
+            raise ValueError(f"samples must lie in [0, {len(self)}), got {samples.min()} to {samples.max()}")
         return RatingsDataset(
             {name: _take(column, samples) for name, column in self.columns.items()},
             self.features,
@@ -213,11 +227,18 @@ class RatingsDataset:
         train = len(self) - round(len(self) * test_fraction)
         return self.select(order[:train]), self.select(order[train:])
 
-    @names_wrong_arguments
+    @checks_arguments
     def num_batches(self, batch_size: int, drop_last: bool = False) -> int:
-        """How many global batches (steps) one pass takes."""
+        """How many global batches (steps) one pass takes.
+
+        Raises:
+            ValueError: a batch size below 1.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         return len(self) // batch_size if drop_last else -(-len(self) // batch_size)
 
+    @checks_arguments
     def batches(
         self,
         batch_size: int,

@@ -20,6 +20,7 @@ _TASTE_DIMS = 4
 _NUM_OCCUPATIONS, _NUM_GENRES = 21, 19
 _STAR_SHARES = (0.06, 0.11, 0.28, 0.34, 0.21)  # one to five stars, as in MovieLens 100K
 _MOVIE_EXPONENT, _USER_EXPONENT = 0.8, 0.6  # popularity ~ rank ** -exponent
+_MOST_PAIRS = 1 << 40
 _SECONDS = 215 * 86_400  # the seven months that MovieLens 100K covers
 
 
@@ -50,6 +51,11 @@ class SyntheticRatings(RatingsDataset):
         seed: int = 0,
         why: str | None = None,
     ) -> None:
+        if num_users * num_movies > _MOST_PAIRS:
+            raise ValueError(
+                f"{num_users:,} users x {num_movies:,} movies: every pair gets a random number, and {_MOST_PAIRS:,} "
+                f"are the most"
+            )
         if min(num_ratings, num_users, num_movies) < 1 or 2 * num_ratings > num_users * num_movies:
             raise ValueError(
                 f"{num_ratings:,} ratings of {num_users:,} users and {num_movies:,} movies: sizes must be "

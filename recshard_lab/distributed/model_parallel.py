@@ -1,6 +1,6 @@
 """DistributedModelParallel: embedding collections sharded, the dense rest replicated, in one call."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from recshard_lab.arguments import checks_arguments, names_wrong_arguments
+from recshard_lab.arguments import checks_arguments, device_named, names_wrong_arguments
 from recshard_lab.comm import ShardingEnv, ring_bytes
 from recshard_lab.comm.trace import record
 from recshard_lab.distributed.fused_optimizer import FusedOptimizer
@@ -61,7 +61,7 @@ class DistributedModelParallel(nn.Module):
     ) -> None:
         super().__init__()
         self.env = env if env is not None else ShardingEnv.default()
-        self.device = torch.device(device) if device is not None else _default_device(self.env)
+        self.device = device_named(device) if device is not None else _default_device(self.env)
         self.sharders = list(sharders) if sharders is not None else default_sharders()
         found = list(self._find(module))
         tables = {path: list(sharder.tables(child)) for path, child, sharder in found}
@@ -293,6 +293,8 @@ class DistributedModelParallel(nn.Module):
         """Takes what ``state_dict`` gave, or an unsharded model's state dict."""
         if assign:
             raise ValueError("assign=True would cut tables loose from their kernels: leave it False")
+        if not isinstance(state_dict, Mapping) or not all(isinstance(name, str) for name in state_dict):
+            raise ValueError(f"a state dict is a mapping of names to tensors, got {type(state_dict).__name__}")
         return self._bare.load_state_dict(state_dict, strict=strict)
 
     def full_state_dict(self) -> dict[str, Tensor]:

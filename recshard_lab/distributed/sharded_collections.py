@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.comm import Registry, ShardingEnv
 from recshard_lab.distributed.awaitable import ArrivedDict, ArrivedKeyedTensor
 from recshard_lab.distributed.exchange import Executor
@@ -224,6 +225,7 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
         """The tables."""
         return self.tables
 
+    @names_wrong_arguments
     def forward(self, features: KeyedJaggedTensor) -> ArrivedKeyedTensor:
         """Local batch in, ``[B, sum of D]`` out."""
         return self.compute_and_output_dist(self.input_dist(features).wait())
@@ -248,6 +250,7 @@ class ShardedEmbeddingCollection(ShardedCollection):
         """The tables."""
         return self.tables
 
+    @names_wrong_arguments
     def forward(self, features: KeyedJaggedTensor) -> ArrivedDict:
         """Local batch in, for each key a jagged ``[N, D]`` out."""
         return self.compute_and_output_dist(self.input_dist(features).wait())

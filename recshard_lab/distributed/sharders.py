@@ -83,6 +83,10 @@ class CollectionSharder(ModuleSharder[nn.Module]):
         backend: str | None = None,
         out_of_range: str | None = None,
     ) -> None:
+        if fused_params is not None and not isinstance(fused_params, Mapping):
+            raise ValueError(f"fused_params must be a mapping or None, got {fused_params!r}")
+        if not isinstance(backend, str | None):
+            raise ValueError(f"backend must be a kernel's name or None, got {backend!r}")
         self.fused_params = dict(fused_params or {})
         self.qcomm_codecs_registry = qcomm_codecs_registry
         for op in CommOp:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.fx import wrap
 from torch.nn import functional
 
-from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.arguments import device_named, names_wrong_arguments
 from recshard_lab.embedding.configs import (
     BaseEmbeddingConfig,
     EmbeddingBagConfig,
@@ -322,7 +322,7 @@ def empty_weight(table: BaseEmbeddingConfig, device: torch.device | str | None) 
         kinds = ", ".join(kind.value for kind in TORCH_DTYPES)
         raise ValueError(f"table {table.name!r} is {table.data_type.value}, which cannot be trained: use {kinds}")
     dtype = TORCH_DTYPES[table.data_type]
-    return torch.empty(table.num_embeddings, table.embedding_dim, dtype=dtype, device=device)
+    return torch.empty(table.num_embeddings, table.embedding_dim, dtype=dtype, device=device_named(device))
 
 
 @torch.no_grad()
@@ -331,6 +331,10 @@ def reset_weight(weight: Tensor, table: BaseEmbeddingConfig) -> None:
     if weight.is_meta:
         return
     if table.init_fn is not None:
-        table.init_fn(weight)
+        try:
+            table.init_fn(weight)
+        except (TypeError, RuntimeError) as error:
+            shape = list(weight.shape)
+            raise ValueError(f"table {table.name!r}: init_fn(weight) failed on a weight {shape}: {error}") from error
     else:
         weight.uniform_(table.get_weight_init_min(), table.get_weight_init_max())

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from recshard_lab.arguments import device_named
 from recshard_lab.embedding.collections import empty_weight, reset_weight
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, check_tables
 from recshard_lab.embedding.kernels import LookupKernel, Slot, choose_kernel
@@ -43,7 +44,7 @@ class FusedCollection(nn.Module):
         self._dims = [table.embedding_dim for table, _ in self._lanes]
         self._optimizer_type, self._optimizer_kwargs = optimizer_type, dict(optimizer_kwargs or {})
         self._spec = _spec_of(optimizer_type, optimizer_kwargs)
-        self._kernel = self._make_kernel(weighted, torch.device(device or "cpu"), backend)
+        self._kernel = self._make_kernel(weighted, device_named(device or "cpu"), backend)
         self.add_module(self.tables_name, nn.ModuleDict({table.name: _Holder() for table in tables}))
         self._hold_weights()
         # autograd calls our backward only if an input asks for a gradient

@@ -80,6 +80,7 @@ class FusedEmbeddingBagCollection(FusedCollection):
         self._sums = not any(self._means)
         self._fewest_rows = min(table.num_embeddings for table in tables)
 
+    @names_wrong_arguments
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Looks up one batch; backward through the result steps the tables.
 
@@ -200,6 +201,7 @@ class FusedEmbeddingCollection(FusedCollection):
         self._need_indices = need_indices
         self._names = embedding_names_by_table(tables)
 
+    @names_wrong_arguments
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Looks up one batch; backward through the results steps the tables.
 

@@ -38,6 +38,9 @@ def apply_optimizer_in_backward(
     """
     parameters = [params] if isinstance(params, Tensor) else list(params)
     for parameter in parameters:
+        if not isinstance(parameter, Tensor) or not (parameter.requires_grad and parameter.is_leaf):
+            what = "a tensor without gradient" if isinstance(parameter, Tensor) else repr(parameter)
+            raise ValueError(f"params must be parameters that take a gradient, got {what}")
         present = getattr(parameter, "_optimizer_classes", None)
         if present:
             raise ValueError(

@@ -46,6 +46,8 @@ class DenseArch(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """``[B, I] -> [B, D]``"""
+        if features.dim() != 2:
+            raise ValueError(f"dense_features must be [B, {self.in_features}], got {list(features.shape)}")
         if features.shape[1] != self.in_features:
             raise ValueError(
                 f"dense_features has {features.shape[1]} columns, the model was built for {self.in_features}"
@@ -160,6 +162,7 @@ class DLRM(nn.Module):
         """The tables as TorchRec's DLRM shows them: a view, whose parameters have the names that they have here."""
         return SparseArch(self.embedding_bag_collection)
 
+    @names_wrong_arguments
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
         """dense ``[B, I]`` and ids of B samples -> logits ``[B, 1]``"""
         dense = self.dense_arch(dense_features)

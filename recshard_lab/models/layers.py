@@ -97,6 +97,8 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         sizes = [in_size, *layer_sizes]
+        if max(sizes) >= 1 << 40:
+            raise ValueError(f"no layer is {max(sizes):,} wide: {in_size} -> {list(layer_sizes)}")
         if min(sizes) < 1:
             raise ValueError(f"every layer must be at least 1 wide, got {in_size} -> {list(layer_sizes)}")
         self.layers = nn.ModuleList(

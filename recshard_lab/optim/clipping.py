@@ -71,7 +71,9 @@ class GradientClippingOptimizer(OptimizerWrapper):
             )
         if not max_gradient > 0:
             raise ValueError(f"max_gradient must be a positive number, got {max_gradient!r}")
-        self._clipping, self._max_gradient, self._norm_type = clipping, max_gradient, float(norm_type)
+        if not float(norm_type) > 0:
+            raise ValueError(f"norm_type must be a positive number or 'inf', got {norm_type!r}")
+        self._clipping, self._max_gradient, self._norm_type = clipping, float(max_gradient), float(norm_type)
         self._track = track_grad_norm
         groups = dict(param_to_pgs or {}) if enable_global_grad_clip else {}
         self._groups_of = {id(param): tuple(pgs) for param, pgs in groups.items() if pgs}

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.arguments import checks_arguments
 from recshard_lab.optim.state import check_entry, load_entry, plain_entry
 
 OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
 
 
-@names_wrong_arguments
+@checks_arguments
 class KeyedOptimizer(torch.optim.Optimizer):
     """An optimizer that knows its parameters by name.
 
@@ -186,6 +186,8 @@ class KeyedOptimizer(torch.optim.Optimizer):
 
 def section(state_dict: Mapping[str, Any], key: str) -> Any:
     """``state_dict[key]``, or what to do about its absence."""
+    if not isinstance(state_dict, Mapping):
+        raise ValueError(f"an optimizer's state dict must be a mapping, got {state_dict!r}")
     if key not in state_dict:
         raise ValueError(f"an optimizer's state dict has the key {key!r}, this one has only {sorted(state_dict)}")
     return state_dict[key]
@@ -202,7 +204,7 @@ def differ(what: str, held: Iterable[str], given: Iterable[str]) -> None:
         )
 
 
-@names_wrong_arguments
+@checks_arguments
 class KeyedOptimizerWrapper(KeyedOptimizer):
     """Any torch optimizer, its parameters named.
 
@@ -220,7 +222,15 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
     def __init__(
         self, params: Mapping[str, Any], optim_factory: OptimizerFactory, pass_params_dict: bool = False
     ) -> None:
-        self._optimizer = optim_factory(params if pass_params_dict else list(params.values()))
+        try:
+            self._optimizer = optim_factory(params if pass_params_dict else list(params.values()))
+        except TypeError as error:
+            raise ValueError(
+                f"optim_factory makes no optimizer of the parameters {list(params)}: {error}. It is called with "
+                f"{'the dictionary' if pass_params_dict else 'a list'} of them, and they must be tensors"
+            ) from error
+        if not isinstance(self._optimizer, torch.optim.Optimizer):
+            raise ValueError(f"optim_factory must make a torch optimizer, it made {self._optimizer!r}")
         super().__init__(params, self._optimizer.state, self._optimizer.param_groups)
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.arguments import checks_arguments, names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.allowed import within
 from recshard_lab.planner.cost import CostModel
@@ -33,7 +33,7 @@ from recshard_lab.sharding.validate import nearest
 SOLVERS = ("greedy", "exact")
 
 
-@names_wrong_arguments
+@checks_arguments
 class EmbeddingShardingPlanner:
     """Chooses scheme and ranks of every table so that the predicted step is short and every rank fits.
 
@@ -109,6 +109,8 @@ class EmbeddingShardingPlanner:
             PlanError: there is no collection, the tables do not fit, or a sharder allows nothing of what a table's
                 constraint does.
         """
+        if not callable(getattr(module, "named_modules", None)):
+            raise PlanError(f"plan takes a torch module, got {module!r}. Smallest fix: plan_tables for table configs")
         found = tables_of(module)
         kinds = tuple(s.module_type for s in sharders or () if getattr(s, "module_type", None) is not None)
         if kinds:

@@ -3,6 +3,7 @@
 Shape letters: B batch (samples of one rank), E rows, W ranks, T tables.
 """
 
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,9 @@ from recshard_lab.embedding.configs import BaseEmbeddingConfig, EmbeddingBagConf
 from recshard_lab.sharding import ParameterConstraints, PlanError
 
 Array = NDArray[np.float64]
+
+_BY_NAME = ("pooling_factors", "unique_fraction", "zipf_alpha")  # one number, or one each
+_NUMBERS = (*_BY_NAME, "batch_size", "dense_parameters", "dense_flops_per_sample", "dense_bytes_per_parameter")
 
 
 @names_wrong_arguments
@@ -55,13 +59,16 @@ class Workload:
         object.__setattr__(self, "optimizer", optimizer)
         if optimizer not in OPTIMIZER_STATE_BYTES:
             raise ValueError(f"optimizer {optimizer!r} is not one of {', '.join(OPTIMIZER_STATE_BYTES)}")
-        if not self.batch_size >= 0:
-            raise ValueError(f"batch_size must not be negative, got {self.batch_size!r}")
-        for name in ("pooling_factors", "unique_fraction", "zipf_alpha", "dense_parameters"):
+        if not isinstance(self.weighted, numbers.Integral | np.bool_):
+            raise ValueError(f"weighted must be True or False, got {self.weighted!r}")
+        for name in _NUMBERS:
             given = getattr(self, name)
-            for value in given.values() if isinstance(given, Mapping) else (given,):
-                if value is not None and not value >= 0:
-                    raise ValueError(f"{name} must not be negative, got {given!r}")
+            for value in given.values() if isinstance(given, Mapping) and name in _BY_NAME else (given,):
+                if value is None and name in ("unique_fraction", "dense_flops_per_sample"):
+                    continue
+                if not isinstance(value, numbers.Real) or not 0 <= value < float("inf"):
+                    raise ValueError(f"{name} must be a finite number and not be negative, got {given!r}")
+        object.__setattr__(self, "dense_bytes_per_parameter", float(self.dense_bytes_per_parameter))
 
     def pooling_factor(self, feature: str) -> float:
         """Mean ids a bag of `feature`."""

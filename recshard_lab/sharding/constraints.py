@@ -1,11 +1,15 @@
 """What a reader may ask of the planner, per table."""
 
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.sharding.shard import Shard
 from recshard_lab.sharding.types import EmbeddingComputeKernel, check_route
+from recshard_lab.sharding.validate import shards_in
 
 
 @names_wrong_arguments
@@ -54,17 +58,23 @@ class ParameterConstraints:
             value = getattr(self, name)
             if value is not None and (isinstance(value, str) or not len(value)):
                 raise ValueError(f"{name} must be a list with at least one entry or None, got {value!r}")
+        for name in ("sharding_types", "compute_kernels"):
+            value = getattr(self, name)
+            if value is not None and not all(isinstance(entry, str) for entry in value):
+                raise ValueError(f"{name} must be names, got {getattr(self, name)!r}")
         if self.ranks is not None:
             self.ranks = [int(rank) for rank in self.ranks]
             if min(self.ranks) < 0 or len(set(self.ranks)) != len(self.ranks):
                 raise ValueError(f"ranks must be distinct and not negative, got {self.ranks!r}")
         if self.shards is not None:
-            self.shards = tuple(self.shards)
+            self.shards = shards_in(self.shards)
             for name in ("sharding_types", "ranks", "forbidden_sharding_types", "forbidden_ranks", "min_partition"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"shards say where the table lies, so {name} has nothing to say: leave one out")
         if self.forbidden_ranks is not None:
             self.forbidden_ranks = [int(rank) for rank in self.forbidden_ranks]
+        if not isinstance(self.is_weighted, numbers.Integral | np.bool_):
+            raise ValueError(f"is_weighted must be True or False, got {self.is_weighted!r}")
         if self.min_partition is not None and self.min_partition < 1:
             raise ValueError(f"min_partition must be at least 1 column, got {self.min_partition!r}")
         if self.route is not None:

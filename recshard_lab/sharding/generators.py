@@ -219,7 +219,12 @@ def tiling(
     >>> tiling([(0, (0, 4), None), (1, (4, 10), (0, 4)), (0, (4, 10), (4, 8))])(movies, Topology(2)).ranks
     [0, 1]
     """
-    drawn = list(rects)
+    try:
+        drawn = list(rects)
+    except TypeError:
+        raise PlanError(f"rects must be a list of Shard or (rank, rows, cols), got {rects!r}") from None
+    if not isinstance(compute_kernel, str | None):
+        raise PlanError(f"compute_kernel must be a kernel's name or None, got {compute_kernel!r}")
 
     def generate(table: BaseEmbeddingConfig, topology: Topology) -> ParameterSharding:
         shards = [_shard(piece, table) for piece in drawn]

@@ -21,7 +21,7 @@ from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.shard import PlanError as PlanError
 from recshard_lab.sharding.shard import Shard as Shard
 from recshard_lab.sharding.types import ShardingType, check_route
-from recshard_lab.sharding.validate import check_shards, nearest, replicas_of
+from recshard_lab.sharding.validate import check_shards, nearest, replicas_of, shards_in
 
 Tables: TypeAlias = Sequence[BaseEmbeddingConfig] | Mapping[str, Sequence[BaseEmbeddingConfig]]
 
@@ -65,7 +65,7 @@ class ParameterSharding:
         shards: Iterable[Shard] = (),
         route: str = "direct",
     ) -> None:
-        shards = tuple(shards)
+        shards = shards_in(shards)
         if sharding_spec is not None:
             if shards:
                 raise PlanError("give shards or sharding_spec, not both")
@@ -144,7 +144,20 @@ class ParameterSharding:
 
 
 class EmbeddingModuleShardingPlan(dict[str, ParameterSharding]):
-    """The plan of one embedding collection: table name -> `ParameterSharding`."""
+    """The plan of one embedding collection: table name -> `ParameterSharding`.
+
+    Raises:
+        PlanError: keys that are no names, values that are no `ParameterSharding`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            super().__init__(*args, **kwargs)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise PlanError(f"a module's plan is table name -> ParameterSharding: {error}") from error
+        for name, sharding in self.items():
+            if not isinstance(name, str) or not isinstance(sharding, ParameterSharding):
+                raise PlanError(f"a module's plan is table name -> ParameterSharding, got {name!r}: {sharding!r}")
 
     def __str__(self) -> str:
         return ShardingPlan({"": self}).show()

@@ -1,6 +1,7 @@
 """Says whether the shards of one table are a tiling of it, in words that carry the smallest fix."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from numbers import Integral
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.shard import PlanError, Shard, rect_text
@@ -20,6 +21,44 @@ def check_shards(table: BaseEmbeddingConfig, shards: Sequence[Shard], replicated
         raise PlanError(
             f"{where} has no shards. Smallest fix: give its rectangles, or use plan.resolved(tables, world_size)"
         )
+    try:
+        _check_tiling(where, table, shards, replicated, world_size)
+    except (TypeError, LookupError, RuntimeError):
+        for shard in shards:
+            check_spans(shard)
+        raise
+
+
+def check_spans(shard: Shard) -> None:
+    """Refuses a shard whose rank is no integer, or whose rows or columns are no two of them."""
+    spans = (shard.rows, shard.cols)
+    two = all(isinstance(span, tuple) and len(span) == 2 for span in spans)
+    if not two or not all(isinstance(number, Integral) for number in (shard.rank, *spans[0], *spans[1])):
+        raise PlanError(
+            f"a Shard is a rank, rows=(r0, r1) and cols=(c0, c1), all integers; got rank={shard.rank!r}, "
+            f"rows={shard.rows!r}, cols={shard.cols!r}"
+        )
+
+
+def shards_in(given: Iterable[Shard]) -> tuple[Shard, ...]:
+    """What was given for a list of shards.
+
+    Raises:
+        PlanError: something else among them.
+    """
+    try:
+        shards = tuple(given)
+    except TypeError:
+        raise PlanError(f"shards must be a list of Shard, got {given!r}") from None
+    for shard in shards:
+        if not isinstance(shard, Shard):
+            raise PlanError(f"shards must be a list of Shard, but {shard!r} is among them")
+    return shards
+
+
+def _check_tiling(
+    where: str, table: BaseEmbeddingConfig, shards: Sequence[Shard], replicated: bool, world_size: int
+) -> None:
     for shard in shards:
         if not 0 <= shard.rank < world_size:
             raise PlanError(

@@ -8,6 +8,8 @@ from recshard_lab.arguments import checks_arguments
 
 
 def _checked(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    if scores.is_meta or labels.is_meta:
+        raise ValueError("scores and labels on the meta device have no values")
     scores, labels = scores.detach().flatten(), labels.detach().flatten()
     if len(scores) != len(labels) or not len(scores):
         raise ValueError(f"need as many scores as labels, at least one; got {len(scores)} and {len(labels)}")

@@ -24,7 +24,9 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         for name, value in defaults.items():
-            for number in value if isinstance(value, tuple) else (value,):
+            if name == "betas" and not (isinstance(value, tuple | list) and len(value) == 2):
+                raise ValueError(f"betas must be two numbers, got {value!r}")
+            for number in value if name == "betas" else (value,):
                 if not isinstance(number, int | float):
                     raise ValueError(f"{name} must be a number (two for betas), got {value!r}")
             if name in ("betas", "momentum"):
@@ -33,7 +35,11 @@ class RowOptimizer(torch.optim.Optimizer):
                         raise ValueError(f"{name} must be from 0 to below 1, got {value!r}")
             elif not isinstance(value, bool) and not 0 <= value < float("inf"):
                 raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
-        super().__init__(params, defaults)
+        made = {name: _as_float(value) for name, value in defaults.items()}
+        try:
+            super().__init__(params, made)
+        except TypeError as error:
+            raise ValueError(f"params must be tensors, or dictionaries with 'params': {error}") from error
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -75,6 +81,16 @@ class RowOptimizer(torch.optim.Optimizer):
         """``[E, D]`` to add to the weights; steps the state."""
 
 
+def _as_float(value: Any) -> Any:
+    """Integers as floats, for tensors take none of more than 64 bits."""
+    if isinstance(value, tuple | list):
+        return tuple(map(_as_float, value))
+    try:
+        return value if isinstance(value, bool) else float(value)
+    except OverflowError:
+        raise ValueError(f"{value!r} is no number that a float can hold") from None
+
+
 def _ones_where_zero(ratio: Tensor, *norms: Tensor) -> Tensor:
     """A trust ratio, 1 where one of its norms is zero."""
     sound = torch.stack([norm > 0 for norm in norms]).all(0)
@@ -92,7 +108,7 @@ class _Moments(RowOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay})
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     row_wise = False  # one second moment a row
 

@@ -15,6 +15,7 @@ from torch import nn
 
 import recshard_lab as rl
 from recshard_lab.data import RatingsDataset
+from recshard_lab.launcher.payload import encode
 from recshard_lab.train import auc, log_loss, normalized_entropy
 
 F = {"feature_names": ["f"]}
@@ -480,3 +481,12 @@ def test_every_public_name_is_swept_here_or_where_it_lives() -> None:
     rooms = {"sparse": "tests/sparse", "launcher": "tests/launcher", "lab": "tests/lab"}
     ours = {name for name, room in rl._ROOM_OF.items() if room not in rooms}
     assert ours - elsewhere - {name.partition(".")[0] for name in calls()} == set()
+
+
+def test_a_job_may_name_functions_that_look_at_their_arguments() -> None:
+    table_wise, construct, model = (
+        rl.table_wise,
+        rl.construct_module_sharding_plan,
+        rl.FusedEmbeddingBagCollection.forward,
+    )
+    assert encode(lambda: (table_wise, construct, model))

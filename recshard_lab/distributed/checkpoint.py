@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.comm import ShardingEnv, all_gather_object, barrier, broadcast_object
 from recshard_lab.distributed import checkpoint_files as files
 from recshard_lab.distributed.checkpoint_files import CheckpointError
@@ -36,6 +37,7 @@ from recshard_lab.distributed.model_state import ModelState
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
+@names_wrong_arguments
 def save_checkpoint(
     path: str | Path,
     model: nn.Module,
@@ -132,6 +134,7 @@ class Loaded:
         return f"Loaded({self.tensors} tensors{rest}, extra={self.extra!r:.60})"
 
 
+@names_wrong_arguments
 def load_checkpoint(
     path: str | Path,
     model: nn.Module,

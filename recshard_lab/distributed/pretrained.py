@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.comm import ShardingEnv, all_gather_object
 from recshard_lab.distributed.checkpoint import agreed, read_into
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
@@ -19,6 +20,7 @@ from recshard_lab.sharding import Shard
 _BLOCK_BYTES = 8 * 2**20
 
 
+@names_wrong_arguments
 def load_pretrained(model: nn.Module, tables: Mapping[str, Pretrained | None], *, cast: bool = False) -> None:
     """Fills tables with given rows; the rest of the model, and all optimizer states, stay as they are.
 

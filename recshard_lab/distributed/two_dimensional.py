@@ -20,7 +20,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 
+from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.comm import ReplicaGrid, ShardingEnv, all_gather_object, broadcast, device_mesh
 from recshard_lab.distributed.migrate import Bound, Resharded, agreed_plan, migrate
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
@@ -48,6 +50,7 @@ class ShardingStrategy(StrEnum):
     PER_MODULE = "per_module"
 
 
+@names_wrong_arguments
 class DMPCollection(DistributedModelParallel):
     """R replicas of a model, each sharded over S ranks by the same plan.
 
@@ -117,6 +120,8 @@ class DMPCollection(DistributedModelParallel):
         _refuse("rs_awaitable_hook_module", rs_awaitable_hook_module, None, "tables are whole in every replica")
         _refuse("use_sharded_relay", use_sharded_relay, False, "replicas are averaged by one exchange")
         self._strategy = _strategy_of(sharding_strategy)
+        if not isinstance(global_pg, dist.ProcessGroup | None):
+            raise ValueError(f"global_pg must be a process group or None, got {global_pg!r}")
         world = ShardingEnv.default() if global_pg is None else ShardingEnv.from_process_group(global_pg)
         if world_size != world.world_size:
             raise ValueError(

@@ -18,8 +18,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from recshard_lab.arguments import checks_arguments, device_named
 from recshard_lab.data import Batch, RatingsDataset, rank_slice
 from recshard_lab.train import metrics
+
+_MOST_EPOCHS = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ def batch_loss(logits: Tensor, batch: Batch) -> Tensor:
     return total * (batch.world_size / batch.global_size)
 
 
+@checks_arguments
 def train_epochs(
     model: nn.Module,
     dataset: RatingsDataset,
@@ -117,8 +121,10 @@ def train_epochs(
     Raises:
         ValueError: a dataset that gives no batch.
     """
+    if not 0 <= epochs < _MOST_EPOCHS:
+        raise ValueError(f"epochs must lie in [0, {_MOST_EPOCHS:,}), got {epochs:,}")
     rank, world_size = _place(group)
-    device = _device_of(model) if device is None else torch.device(device)
+    device = _device_of(model) if device is None else device_named(device)
     per_epoch = dataset.num_batches(batch_size, drop_last)
     if per_epoch * epochs == 0:
         raise ValueError(f"nothing to train on: {len(dataset):,} samples in batches of {batch_size}, {epochs} epochs")
@@ -146,6 +152,7 @@ def train_epochs(
     return TrainResult((parts / world_size).tolist(), seconds, samples)
 
 
+@checks_arguments
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
@@ -165,7 +172,7 @@ def evaluate(
         batch_size: of all ranks together.
     """
     rank, world_size = _place(group)
-    device = _device_of(model) if device is None else torch.device(device)
+    device = _device_of(model) if device is None else device_named(device)
     was_training = model.training
     model.eval()
     scores = torch.zeros(len(dataset), device=device)

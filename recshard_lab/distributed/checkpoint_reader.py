@@ -8,6 +8,7 @@ read as weights only, and tensors are read from files of the checkpoint's own fo
 import io
 import pickle
 from collections.abc import Collection
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,18 @@ class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
+        if (module, name) == ("builtins", "getattr"):  # Python before 3.11.4 writes a member of an enumeration so
+            return _member
         if (module, name) not in _ALLOWED:
             raise CheckpointError(f"names {module}.{name}, which is no part of a checkpoint's metadata: refused unread")
         return super().find_class(module, name)
+
+
+def _member(kind: Any, name: str) -> Enum:
+    """A member of one of the enumerations above; no other attribute of anything."""
+    if not (isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__):
+        raise CheckpointError(f"asks for {name!r} of {kind!r}, which is no part of a checkpoint's metadata: refused")
+    return kind[name]
 
 
 def read_metadata(folder: Path, files: Collection[str]) -> Metadata:

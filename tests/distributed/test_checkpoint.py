@@ -14,11 +14,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING as MemFormat
 
 from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig, FusedEmbeddingBagCollection
 from recshard_lab.distributed.checkpoint import load_checkpoint, save_checkpoint
 from recshard_lab.distributed.checkpoint_files import MANIFEST, CheckpointError
-from recshard_lab.distributed.checkpoint_reader import packed
+from recshard_lab.distributed.checkpoint_reader import _MetadataUnpickler, packed
 from tests.distributed import cases, state_jobs
 from tests.distributed.jobs import Model
 from tests.distributed.test_reshard import case_of, plan_named
@@ -228,21 +229,46 @@ class _Malice:
         return os.mkdir, (str(self.mark),)
 
 
-def test_metadata_that_names_code_is_refused_unrun(tmp_path: Path) -> None:
-    """The attacker may write the manifest as well."""
+def forged(folder: Path, metadata: bytes) -> Path:
+    """A checkpoint whose metadata is replaced by an attacker who writes the manifest as well."""
     from recshard_lab.distributed import checkpoint_files as files
 
-    save_checkpoint(tmp_path / "run", small())
-    victim = tmp_path / "run" / ".metadata"
-    victim.write_bytes(pickle.dumps(_Malice(tmp_path / "ran")))
-    listed = files.described(p for p in (tmp_path / "run").iterdir() if p.name != MANIFEST)
-    staging = files.staging_of(tmp_path / "evil")
-    for path in (tmp_path / "run").iterdir():
+    save_checkpoint(folder / "run", small())
+    (folder / "run" / ".metadata").write_bytes(metadata)
+    listed = files.described(p for p in (folder / "run").iterdir() if p.name != MANIFEST)
+    staging = files.staging_of(folder / "evil")
+    for path in (folder / "run").iterdir():
         (staging / path.name).write_bytes(path.read_bytes())
-    files.commit(staging, tmp_path / "evil", listed)
+    files.commit(staging, folder / "evil", listed)
+    return folder / "evil"
+
+
+def test_metadata_that_names_code_is_refused_unrun(tmp_path: Path) -> None:
+    evil = forged(tmp_path, pickle.dumps(_Malice(tmp_path / "ran")))
     with pytest.raises(CheckpointError, match=r"\.metadata names posix\.mkdir"):
-        load_checkpoint(tmp_path / "evil", small())
+        load_checkpoint(evil, small())
     assert not (tmp_path / "ran").exists()
+
+
+class _Attribute:
+    """Pickled as Python before 3.11.4 pickles a member of an enumeration: by getattr."""
+
+    def __init__(self, *of: Any) -> None:
+        self.of = of
+
+    def __reduce__(self) -> Any:
+        return getattr, self.of
+
+
+@pytest.mark.parametrize("of", [(torch.Size, "numel"), (MemFormat, "__reduce__"), (MemFormat, "mro")])
+def test_metadata_may_get_members_of_its_enumerations_and_no_other_attribute(tmp_path: Path, of: Any) -> None:
+    with pytest.raises(CheckpointError, match="no part of a checkpoint's metadata"):
+        load_checkpoint(forged(tmp_path, pickle.dumps(_Attribute(*of))), small())
+
+
+def test_metadata_written_by_an_older_python_is_read(tmp_path: Path) -> None:
+    member = MemFormat.TORCH_CONTIGUOUS_FORMAT
+    assert _MetadataUnpickler(io.BytesIO(pickle.dumps(_Attribute(MemFormat, member.name)))).load() is member
 
 
 def test_extra_that_only_code_could_read_back_is_refused_when_saving(tmp_path: Path) -> None:

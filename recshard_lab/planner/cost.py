@@ -56,9 +56,20 @@ _MEMORY_AT = [MEMORY_CATEGORIES.index(c) for c in ("weights", "optimizer_state",
 class CostModel:
     """Costs of rectangles of `tables` on `topology` under `workload`.
 
+    Attributes:
+        name: by which the planner and `estimate` are asked for it.
+        phase_names: of `phases`.
+        waits: whether every phase takes as long as its slowest rank; else a step is the busiest rank's sum.
+        has_routes: whether a table's route changes its cost.
+
     Raises:
         ValueError: an optimizer for which the topology states no `update_cost`.
     """
+
+    name = "recshard"
+    phase_names: tuple[str, ...] = PHASES
+    waits = True
+    has_routes = True
 
     def __init__(
         self,
@@ -81,7 +92,14 @@ class CostModel:
         self.latency_ms = self.routes.latency_ms
 
     def rect_loads(
-        self, of: Array, rows: Array, cols: Array, replicated: Array, dense: Array, route: Array | None = None
+        self,
+        of: Array,
+        rows: Array,
+        cols: Array,
+        replicated: Array,
+        dense: Array,
+        route: Array | None = None,
+        by_node: Array | None = None,
     ) -> Array:
         """The loads ``[K, n]`` of n rectangles.
 
@@ -91,6 +109,7 @@ class CostModel:
             dense: ``[n]`` 1.0 for kernel "dense": a gradient of the whole rectangle, and an optimizer over it.
             route: ``[n]`` DIRECT, REDUCE_SCATTER or TWO_HOP of `loads`; all direct when left out. The load ACROSS is
                 that of a rectangle alone on its node, to be scaled by `across_shares`.
+            by_node: ``[n]`` 1.0 for a piece of a scheme whose row stripes fill one node; not looked at here.
         """
         top, tables, ranks = self.topology, self.tables, self.topology.world_size
         loads = np.empty((K, len(of)))
@@ -195,13 +214,17 @@ class CostModel:
         found += self.fixed_memory.reshape(-1, *[1] * (loads.ndim - 1))
         found[_MEMORY_AT] += loads[MEMORY:]
         # a home's end of the exchange: rows received in forward, gradients sent in backward, to replicas too
-        found[MEMORY_CATEGORIES.index("output_buffers")] += self.routes.buffer_bytes(loads)
+        found[MEMORY_CATEGORIES.index("output_buffers")] += self.buffer_bytes(loads)
         return found
 
     def memory_total(self, loads: Array) -> Array:
         """Bytes ``[..., W]`` in all, reserve included."""
-        needed = loads[MEMORY:].sum(axis=0) + self.routes.buffer_bytes(loads)
+        needed = loads[MEMORY:].sum(axis=0) + self.buffer_bytes(loads)
         return np.asarray(needed + self.fixed_memory.sum())
+
+    def buffer_bytes(self, loads: Array) -> Array:
+        """Bytes ``[..., W]`` of a home's end of the exchanges, beside those of its own rectangles."""
+        return self.routes.buffer_bytes(loads)
 
     def traffic(self, loads: Array) -> Array:
         """Bytes ``[W, W]`` from rank to rank in one step, forward and backward; what stays on a rank is not in it.

@@ -7,8 +7,9 @@ import numpy as np
 
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
-from recshard_lab.planner.cost import PHASES, CostModel
-from recshard_lab.planner.loads import ACROSS, ROUTE_NUMBERS, K, across_shares
+from recshard_lab.planner.cost import CostModel
+from recshard_lab.planner.cost_models import cost_model_named
+from recshard_lab.planner.loads import ACROSS, BY_NODE, ROUTE_NUMBERS, K, across_shares
 from recshard_lab.planner.memory import MEMORY_CATEGORIES
 from recshard_lab.planner.text import estimate_text
 from recshard_lab.planner.workload import Array, Workload, check_route_applies
@@ -33,8 +34,10 @@ class Estimate:
         memory_categories: names of the C categories.
         memory_bytes: ``[W, C]``.
         capacity_bytes: ``[W]``.
-        traffic_bytes: ``[W, W]`` from row to column, in one step.
+        traffic_bytes: ``[W, W]`` from row to column, in one step; NaN where the cost model does not say.
         lower_bound: ms; no plan that the planner may choose has a shorter step. None where nobody computed it.
+        waits: whether every phase takes as long as its slowest rank, as collectives do; else a step is the busiest
+            rank's own sum.
     """
 
     phases: tuple[str, ...]
@@ -44,6 +47,7 @@ class Estimate:
     capacity_bytes: Array
     traffic_bytes: Array
     lower_bound: float | None = None
+    waits: bool = True
 
     @property
     def gap(self) -> float | None:
@@ -56,7 +60,9 @@ class Estimate:
 
     @property
     def step_ms(self) -> float:
-        """Sum over phases of the slowest rank: collectives wait, so this is what a step takes."""
+        """Sum over phases of the slowest rank: collectives wait, so this is what a step takes (where it `waits`)."""
+        if not self.waits:
+            return self.max_rank_ms
         return float(self.ms.max(axis=0).sum())
 
     @property
@@ -85,6 +91,7 @@ def estimate(
     topology: Topology,
     workload: Workload | None = None,
     constraints: Mapping[str, ParameterConstraints] | None = None,
+    cost_model: str = "recshard",
 ) -> Estimate:
     """Predicts `plan`.
 
@@ -94,6 +101,7 @@ def estimate(
         topology: the ranks.
         workload: the step; `Workload()` when left out.
         constraints: table -> constraints; only what they say of the workload (pooling factors) is read.
+        cost_model: "recshard", or "torchrec": the formulas of TorchRec 1.8's own estimator.
 
     Raises:
         PlanError: tables and plan do not name the same tables, or a shard lies on a rank that does not exist.
@@ -105,7 +113,8 @@ def estimate(
     64000
     """
     pairs = plan.pairs(tables)
-    model = CostModel([config for config, _ in pairs], topology, workload or Workload(), constraints)
+    made_by = cost_model_named(cost_model)
+    model = made_by([config for config, _ in pairs], topology, workload or Workload(), constraints)
     return estimate_loads(model, plan_loads(model, pairs))
 
 
@@ -124,15 +133,16 @@ def plan_loads(model: CostModel, pairs: list[tuple[BaseEmbeddingConfig, Paramete
         if highest >= world_size:
             check_shards(config, full.shards, full.replicated, world_size)  # says which, and the fix
         dense_kernel = float(full.compute_kernel == EmbeddingComputeKernel.DENSE)
-        flags = (float(full.replicated), dense_kernel, ROUTE_NUMBERS[taken_route(config, full)])
+        by_node = float(full.sharding_type in BY_NODE)
+        flags = (float(full.replicated), dense_kernel, ROUTE_NUMBERS[taken_route(config, full)], by_node)
         flat += [(index, s.rank, s.rows[1] - s.rows[0], s.cols[1] - s.cols[0], *flags) for s in full.shards]
         if full.route == "two_hop":
             nodes = [model.topology.node_of(shard.rank) for shard in full.shards]
             shares += across_shares([shard.cols for shard in full.shards], nodes)
         else:
             shares += [1.0] * len(full.shards)
-    of, ranks, rows, cols, replicated, dense, route = np.array(flat, dtype=float).reshape(-1, 7).T
-    rects = model.rect_loads(of.astype(int), rows, cols, replicated, dense, route)
+    of, ranks, rows, cols, replicated, dense, route, node_rows = np.array(flat, dtype=float).reshape(-1, 8).T
+    rects = model.rect_loads(of.astype(int), rows, cols, replicated, dense, route, node_rows)
     rects[ACROSS] *= shares
     at = ranks.astype(int)
     return np.stack([np.bincount(at, weights=rects[k], minlength=world_size) for k in range(K)])
@@ -152,10 +162,11 @@ def taken_route(config: BaseEmbeddingConfig, sharding: ParameterSharding) -> str
 def estimate_loads(model: CostModel, loads: Array) -> Estimate:
     """The estimate of loads ``[K, W]``."""
     return Estimate(
-        phases=PHASES,
+        phases=model.phase_names,
         ms=model.phases(loads).T,
         memory_categories=MEMORY_CATEGORIES,
         memory_bytes=model.memory(loads).T,
         capacity_bytes=np.full(model.topology.world_size, float(model.capacity)),
         traffic_bytes=model.traffic(loads),
+        waits=model.waits,
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
 from recshard_lab.planner.cost import CostModel
+from recshard_lab.planner.cost_models import cost_model_named
 from recshard_lab.planner.greedy import solve
 from recshard_lab.planner.loads import MEMORY
 from recshard_lab.planner.options import DoesNotFit, Placement, allowed_schemes, options_of
@@ -32,14 +33,18 @@ class Refused:
     workload: Workload
     constraints: Mapping[str, ParameterConstraints]
     route: str | None = None
+    cost_model: str = "recshard"
 
     @property
     def table(self) -> BaseEmbeddingConfig:
         return self.tables[self.stuck]
 
+    def model(self) -> CostModel:
+        return cost_model_named(self.cost_model)(self.tables, self.topology, self.workload, self.constraints)
+
     def placements(self) -> list[Placement] | None:
         """A plan without local search, None where there is none."""
-        model = CostModel(self.tables, self.topology, self.workload, self.constraints)
+        model = self.model()
         try:
             return solve(model, self.tables, self.constraints, passes=0, route=self.route).placements
         except (DoesNotFit, PlanError):
@@ -150,7 +155,7 @@ def _smallest_cap(refused: Refused) -> int | None:
 
 def _least_bytes(refused: Refused) -> float:
     """Bytes of all ranks together that no plan can do without: each table in its cheapest cut, and what is fixed."""
-    model = CostModel(refused.tables, refused.topology, refused.workload, refused.constraints)
+    model = refused.model()
     options = options_of(model, refused.tables, refused.constraints, refused.route)
     least = sum(min(float(option.loads[MEMORY:].sum()) for option in choices) for choices in options)
     return least + float(model.fixed_memory[:-1].sum()) * refused.topology.world_size

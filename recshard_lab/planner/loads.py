@@ -29,6 +29,8 @@ WIRES = slice(IN, SCATTER + 1)
 DIRECT, REDUCE_SCATTER, TWO_HOP = 0.0, 1.0, 2.0
 ROUTE_NUMBERS = {"direct": DIRECT, "reduce_scatter": REDUCE_SCATTER, "two_hop": TWO_HOP}
 
+BY_NODE = ("table_row_wise", "grid_shard")  # schemes whose row stripes fill a node
+
 
 def across_shares(cols: Sequence[Span], nodes: Sequence[int]) -> list[float]:
     """Of each rectangle's columns, the share that its node sends on for it once row stripes are added up.

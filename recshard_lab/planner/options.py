@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.cost import CostModel
-from recshard_lab.planner.loads import ACROSS, LOOKUP, ROUTE_NUMBERS, UPDATE, across_shares
+from recshard_lab.planner.loads import ACROSS, BY_NODE, LOOKUP, ROUTE_NUMBERS, UPDATE, across_shares
 from recshard_lab.planner.workload import Array, check_route_applies, is_pooled
 from recshard_lab.sharding import (
     EmbeddingComputeKernel,
@@ -169,6 +169,7 @@ def options_of(
         np.repeat([float(draft[4]) for draft in drafts], counts),
         np.repeat([float(draft[3] == EmbeddingComputeKernel.DENSE) for draft in drafts], counts),
         np.repeat([ROUTE_NUMBERS[draft[5]] for draft in drafts], counts),
+        np.repeat([float(draft[1].scheme in BY_NODE) for draft in drafts], counts),
     )
     found: list[list[Option]] = [[] for _ in tables]
     at = 0
@@ -277,6 +278,8 @@ def _routes(
     if asked is not None:
         return [asked]
     found = ["direct"]
+    if not model.has_routes:
+        return found
     if cut and is_pooled(table) and proposal.assignments is None and top.num_nodes > 1:
         found.append("two_hop")
     if cut and is_pooled(table) and proposal.assignments is not None:

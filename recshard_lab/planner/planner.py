@@ -10,6 +10,7 @@ from recshard_lab.arguments import checks_arguments, names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.allowed import within
 from recshard_lab.planner.cost import CostModel
+from recshard_lab.planner.cost_models import cost_model_named
 from recshard_lab.planner.estimate import Estimate, estimate_loads
 from recshard_lab.planner.explain import Refused, what_does_not_fit, why_it_does_not_fit
 from recshard_lab.planner.greedy import Solution, solve
@@ -52,13 +53,15 @@ class EmbeddingShardingPlanner:
         solver: "greedy" (milliseconds), or "exact": the greedy plan, then a MILP that improves it or proves how near
             the best it is.
         time_limit_s: seconds for the MILP.
+        cost_model: what a plan is scored by: "recshard", or "torchrec", the formulas of TorchRec 1.8's own estimator
+            (see `planner/torchrec_cost.py`), for comparison with its plans.
 
     Attributes:
         last_estimate: `Estimate` of the last plan made, None before; its `lower_bound` and `gap` say how far from the
             best of all placements the plan can be.
 
     Raises:
-        ValueError: a solver that does not exist; a time limit that is not positive.
+        ValueError: a solver or a cost model that does not exist; a time limit that is not positive.
 
     >>> tables = [BaseEmbeddingConfig(name="movies", num_embeddings=1000, embedding_dim=16, feature_names=["movie"])]
     >>> planner = EmbeddingShardingPlanner(topology=Topology(2))
@@ -79,6 +82,7 @@ class EmbeddingShardingPlanner:
         debug: bool = False,
         solver: str = "greedy",
         time_limit_s: float = 60.0,
+        cost_model: str = "recshard",
     ) -> None:
         self.topology = topology or running_topology()
         self.reservation, self.debug = storage_reservation, debug
@@ -94,6 +98,7 @@ class EmbeddingShardingPlanner:
         if not time_limit_s > 0:
             raise ValueError(f"time_limit_s must be positive, got {time_limit_s!r}")
         self.solver, self.time_limit_s = solver, time_limit_s
+        self.cost_model = cost_model_named(cost_model).name
         self.last_estimate: Estimate | None = None
 
     @names_wrong_arguments
@@ -187,11 +192,12 @@ class EmbeddingShardingPlanner:
                     f"constraints name a table {name!r} that does not exist{nearest(name, names)}; tables: "
                     f"{', '.join(names)}"
                 )
-        model = CostModel(tables, self.topology, workload, constraints)
+        model = cost_model_named(self.cost_model)(tables, self.topology, workload, constraints)
         try:
             solution = self._solve(model, tables, constraints)
         except DoesNotFit as stuck:
-            refused = Refused(tables, stuck.table, self.topology, workload, constraints, self.route)
+            asked = (self.topology, workload, constraints, self.route, self.cost_model)
+            refused = Refused(tables, stuck.table, *asked)
             raise PlanError(why_it_does_not_fit(refused) if explain else what_does_not_fit(refused)) from None
         plan: dict[str, EmbeddingModuleShardingPlan] = {path: EmbeddingModuleShardingPlan() for path in found}
         for (path, table), placement in zip(owners, solution.placements, strict=True):

@@ -102,7 +102,7 @@ class TableLoads:
     """What each table costs before anything is cut; arrays of T.
 
     Attributes:
-        ids: ids of one rank's batch; bags: bags of it.
+        ids: ids of one rank's batch; bags: bags of it; filled: those of them with ids, at most.
         unique: distinct ids / ids in the global batch.
         touched: distinct rows that each feature of one rank's batch reads, added up over features.
         rows, cols: E and D. element_bytes: of the weights.
@@ -120,6 +120,7 @@ class TableLoads:
     pooled: Array
     weighted: Array
     features: Array = field(repr=False)
+    filled: Array = field(repr=False)
 
 
 def table_loads(
@@ -135,6 +136,7 @@ def table_loads(
     """
     ids: list[float] = []
     bags: list[float] = []
+    filled: list[float] = []
     weighted: list[bool] = []
     for table in tables:
         wish = constraints.get(table.name) if constraints else None
@@ -142,6 +144,7 @@ def table_loads(
             plain = [workload.pooling_factor(feature) for feature in table.feature_names]
             ids.append(workload.batch_size * sum(plain))
             bags.append(float(workload.batch_size * len(plain)))
+            filled.append(workload.batch_size * sum(min(1.0, factor) for factor in plain))
             weighted.append(workload.weighted)
             continue
         default = [workload.pooling_factor(feature) for feature in table.feature_names]
@@ -150,6 +153,7 @@ def table_loads(
         samples = _per_feature(table, "batch_sizes", wish.batch_sizes, [workload.batch_size] * len(default))
         per_feature = [s * k for s, k in zip(samples, poolings, strict=True)]
         bags.append(sum(per_feature))
+        filled.append(sum(b * min(1.0, factor) for b, factor in zip(per_feature, factors, strict=True)))
         ids.append(sum(b * factor for b, factor in zip(per_feature, factors, strict=True)))
         weighted.append(workload.weighted or wish.is_weighted)
     rows = np.array([table.num_embeddings for table in tables], dtype=float)
@@ -167,6 +171,7 @@ def table_loads(
         pooled=np.array([is_pooled(table) for table in tables], dtype=float),
         weighted=np.array(weighted, dtype=float),
         features=features,
+        filled=np.array(filled, dtype=float),
     )
 
 

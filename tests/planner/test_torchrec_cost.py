@@ -1,0 +1,185 @@
+"""``cost_model="torchrec"``: TorchRec's own numbers, and plans that are short by them."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from recshard_lab.bench.apparatus.plan_sides import NoPlan, asked, plan_of, put_to_torchrec
+from recshard_lab.embedding import EmbeddingBagConfig, EmbeddingConfig
+from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
+from recshard_lab.planner import EmbeddingShardingPlanner, Workload, estimate
+from recshard_lab.planner.estimate import plan_loads
+from recshard_lab.planner.loads import BY_NODE, MEMORY
+from recshard_lab.planner.torchrec_cost import TorchRecCostModel
+from recshard_lab.sharding import ParameterSharding, PlanError, Shard, ShardingPlan, Topology
+from tests.planner.problems import random_tables
+
+NEEDS_PEERS = pytest.mark.skipif(
+    "RECSHARD_PEERS" not in os.environ, reason="RECSHARD_PEERS does not name an interpreter that has TorchRec"
+)
+
+GPUS, BIG = {"compute_device": "cuda", "local_world_size": 8}, 2_000_003
+PROBLEMS = {
+    "one node, half precision, two features": (Topology(8, **GPUS), Workload(512, {"a": 0.25, "b": 3.7}), True, "FP16"),
+    "two nodes, row-wise": (
+        Topology(16, **GPUS),
+        Workload(300, 7.3, optimizer="exact_row_wise_adagrad"),
+        True,
+        "FP32",
+    ),
+    "three nodes, weighted": (Topology(24, **GPUS), Workload(512, 7.3, optimizer="adam", weighted=True), True, "FP32"),
+    "sequences": (Topology(16, **GPUS), Workload(128, 7.3, optimizer="exact_adagrad"), False, "FP32"),
+    "CPUs": (Topology(4, "cpu", local_world_size=2, cores_per_host=2), Workload(64, 2.6), True, "FP32"),
+}
+
+
+def tables_for(pooled: bool, data_type: str) -> list[BaseEmbeddingConfig]:
+    kind = EmbeddingBagConfig if pooled else EmbeddingConfig
+    return [
+        kind(
+            name=f"t{i}",
+            num_embeddings=rows,
+            embedding_dim=cols,
+            feature_names=[f"f{i}"] if i else ["a", "b"],
+            data_type=DataType[data_type],
+        )
+        for i, (rows, cols) in enumerate([(BIG, 256), (5_001, 64), (100_000, 32), (1_234_567, 16), (999, 512)])
+    ]
+
+
+@NEEDS_PEERS
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_every_number_of_every_option_is_torchrecs(name: str) -> None:
+    topology, workload, pooled, data_type = PROBLEMS[name]
+    tables = tables_for(pooled, data_type)
+    model = TorchRecCostModel(tables, topology, workload)
+    names = [table.name for table in tables]
+    told = put_to_torchrec(os.environ["RECSHARD_PEERS"], asked("enumerate", tables, topology, workload), 120)
+    seen = set()
+    for option in told:
+        if option["kernel"] not in ("fused", "dense"):
+            continue
+        seen.add(option["scheme"])
+        for shard in option["shards"]:
+            if not np.prod(shard["size"]):
+                continue
+            rows, cols = shard["size"]
+            loads = model.rect_loads(
+                np.array([names.index(option["table"])]),
+                np.array([float(rows)]),
+                np.array([float(cols)]),
+                np.array([float(option["scheme"] == "data_parallel")]),
+                np.array([float(option["kernel"] == "dense")]),
+                by_node=np.array([float(option["scheme"] in BY_NODE)]),
+            )
+            what = f"{option['table']} {option['scheme']} {option['kernel']}"
+            np.testing.assert_allclose(model.phases(loads)[:, 0], shard["ms"], rtol=1e-12, err_msg=what)
+            assert model.terms.own[0] @ loads[:, 0] == pytest.approx(shard["total_ms"], rel=1e-12), what
+            assert abs(loads[MEMORY:].sum() - shard["bytes"]) <= 2, what  # it rounds parts of a table up
+    every = {"table_wise", "column_wise", "row_wise", "table_row_wise", "grid_shard", "data_parallel"}
+    assert seen >= ({"table_wise", "data_parallel"} if topology.compute_device == "cpu" or not pooled else every), seen
+
+
+@NEEDS_PEERS
+def test_a_plan_of_torchrec_costs_what_it_says_and_ours_is_not_longer() -> None:
+    tables, workload = random_tables(12, 3)
+    topology = Topology(8, "cuda", hbm_cap=80 * 10**9)
+    told = put_to_torchrec(os.environ["RECSHARD_PEERS"], asked("plan", tables, topology, workload), 300)
+    plan = plan_of(told["tables"])
+    plan.validate(tables, 8)
+    theirs = estimate(plan, tables, topology, workload, cost_model="torchrec")
+    spent = np.zeros(8)
+    for one in told["tables"]:
+        for shard in one["shards"]:
+            spent[shard["rank"]] += shard["total_ms"]
+    np.testing.assert_allclose(theirs.ms.sum(axis=1), spent, rtol=1e-9)
+    assert theirs.step_ms == pytest.approx(spent.max())
+    planner = EmbeddingShardingPlanner(topology, workload=workload, cost_model="torchrec")
+    ours = estimate(planner.plan_tables(tables), tables, topology, workload, cost_model="torchrec")
+    assert ours.step_ms <= theirs.step_ms * 1.01
+
+
+@NEEDS_PEERS
+def test_no_plan_in_time_is_said() -> None:
+    tables, workload = random_tables(12, 3)
+    order = asked("plan", tables, Topology(8, "cuda"), workload)
+    with pytest.raises(NoPlan, match=r"no plan in 0\.01 s"):
+        put_to_torchrec(os.environ["RECSHARD_PEERS"], order, 0.01)
+
+
+def whole(table: BaseEmbeddingConfig, rank: int, **changed: object) -> ParameterSharding:
+    shard = Shard(rank, (0, table.num_embeddings), (0, table.embedding_dim))
+    return ParameterSharding("table_wise", shards=[shard], **changed)  # type: ignore[arg-type]
+
+
+def test_a_table_on_one_rank_by_hand() -> None:
+    """Bytes over a bandwidth, written out."""
+    table = EmbeddingBagConfig(name="t", num_embeddings=1000, embedding_dim=64, feature_names=["f"])
+    topology = Topology(2, "cuda", hbm_mem_bw=1e6, intra_host_bw=1e5, hbm_cap=10**9)
+    found = estimate(
+        ShardingPlan({"": {"t": whole(table, 1)}}), [table], topology, Workload(100, 5.0), cost_model="torchrec"
+    )
+    ids, rows_home = 2 * 500, 2 * 100 * 64 * 4
+    forward = 1.15 * (8 * ids + ids * 64 * 4 + rows_home) / 1e6
+    np.testing.assert_allclose(found.ms[1], [forward, rows_home / 1e5, rows_home / 1e5, 2 * forward])
+    assert not found.ms[0].any()
+    assert found.step_ms == found.max_rank_ms == pytest.approx(3 * forward + 2 * rows_home / 1e5)
+    assert found.memory_bytes[1].sum() - found.memory_bytes[0].sum() == 1000 * 64 * 4 + 8 * ids + rows_home
+    assert np.isnan(found.traffic_bytes).all()
+
+
+def test_the_step_is_the_busiest_ranks_sum_and_not_the_sum_over_phases() -> None:
+    tables, workload = random_tables(8, 1)
+    topology = Topology(4, "cuda", hbm_cap=10**12)
+    plan = EmbeddingShardingPlanner(topology, workload=workload).plan_tables(tables)
+    by_theirs = estimate(plan, tables, topology, workload, cost_model="torchrec")
+    assert by_theirs.step_ms == by_theirs.ms.sum(axis=1).max() <= by_theirs.ms.max(axis=0).sum()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("top", [Topology(8, "cuda", hbm_cap=10**12), Topology(16, "cuda", local_world_size=8)])
+def test_its_terms_are_its_costs_and_its_plans_shorter_by_them(seed: int, top: Topology) -> None:
+    tables, workload = random_tables(10, seed)
+    by_ours = EmbeddingShardingPlanner(top, workload=workload).plan_tables(tables)
+    planner = EmbeddingShardingPlanner(top, workload=workload, cost_model="torchrec")
+    plan = planner.plan_tables(tables)
+    model = TorchRecCostModel(tables, top, workload)
+    loads = plan_loads(model, plan.pairs(tables))
+    spent = model.terms.spent(loads, top.num_nodes)
+    np.testing.assert_allclose(spent[0], model.phases(loads).sum(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(spent[1], model.memory_total(loads), rtol=1e-12)
+    np.testing.assert_allclose(model.memory(loads).sum(axis=0), model.memory_total(loads), rtol=1e-12)
+    made = planner.last_estimate
+    assert made is not None
+    assert made.lower_bound is not None
+    assert made.lower_bound <= made.step_ms * (1 + 1e-9)
+    assert made.fits
+    assert made.step_ms == pytest.approx(estimate(plan, tables, top, workload, cost_model="torchrec").step_ms)
+    assert made.step_ms <= estimate(by_ours, tables, top, workload, cost_model="torchrec").step_ms * 1.001
+
+
+def test_the_route_changes_nothing() -> None:
+    tables, workload = random_tables(6, 0)
+    top = Topology(16, "cuda", local_world_size=8, hbm_cap=10**12)
+    plan = EmbeddingShardingPlanner(top, workload=workload, cost_model="torchrec").plan_tables(tables)
+    assert {sharding.route for sharding in plan.tables().values()} == {"direct"}
+    steps = {
+        estimate(plan.with_route(route), tables, top, workload, cost_model="torchrec").step_ms
+        for route in ("direct", "two_hop")
+    }
+    assert len(steps) == 1
+
+
+def test_another_cost_model_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"cost_model 'torchrek' does not exist.*recshard, torchrec"):
+        EmbeddingShardingPlanner(Topology(2), cost_model="torchrek")
+
+
+def test_what_does_not_fit_by_torchrecs_count_is_refused_with_a_fix() -> None:
+    table = EmbeddingBagConfig(name="t", num_embeddings=10**7, embedding_dim=64, feature_names=["f"])
+    planner = EmbeddingShardingPlanner(Topology(2, "cuda", hbm_cap=10**9), cost_model="torchrec")
+    with pytest.raises(PlanError, match=r"does not fit .* hbm_cap="):
+        planner.plan_tables([table])

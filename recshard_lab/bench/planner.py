@@ -1,7 +1,12 @@
-"""How long the planner takes from 26 tables on 8 ranks to 1,000 on 2,048, and how far from the best its plans are."""
+"""How long the planner takes from 26 tables on 8 ranks to 1,000 on 2,048, and how far from the best its plans are.
+
+With TorchRec, which is installed in an environment thrown away: its planner on the same models, both plans scored by
+both cost models.
+"""
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from statistics import median
@@ -9,6 +14,7 @@ from statistics import median
 import numpy as np
 
 from recshard_lab.bench import Figure
+from recshard_lab.bench.apparatus import plan_beside
 from recshard_lab.embedding import EmbeddingBagConfig
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload, estimate
 from recshard_lab.sharding import PlanError, Topology
@@ -47,13 +53,8 @@ def times(quick: bool) -> list[Figure]:
         spent: list[float] = []
         cpu: list[float] = []
         over: list[float] = []
-        seed = 0
-        wanted = 1 if ranks > 1000 else SEEDS
-        while len(spent) < wanted:
-            tables, workload = ads_tables(count, seed)
-            seed += 1
-            if sum(table.weight_bytes for table in tables) > 0.8 * ranks * gpus(ranks).free_memory_bytes():
-                continue
+        for seed in range(1 if ranks > 1000 else SEEDS):
+            tables, _, workload = fitting(count, ranks, seed)
             rounds = []
             for _ in range(5 if count <= 100 else 1):
                 begun, begun_cpu = time.perf_counter(), time.process_time()
@@ -119,8 +120,26 @@ def quality(count: int, seconds: float = EXACT_S) -> dict[str, list[float]]:
     return found
 
 
-def figures(quick: bool = False) -> list[Figure]:
-    """Times of all sizes, then gaps of random models; quick: the three smallest sizes, and fewer models."""
+def fitting(count: int, ranks: int, seed: int) -> tuple[list[EmbeddingBagConfig], Topology, Workload]:
+    """The model number `seed` among those that fit into the memory of all ranks."""
+    top = gpus(ranks)
+    for drawn in itertools.count():
+        tables, workload = ads_tables(count, drawn)
+        seed -= sum(table.weight_bytes for table in tables) <= 0.8 * ranks * top.free_memory_bytes()
+        if seed < 0:
+            break
+    return tables, top, workload
+
+
+def figures(quick: bool = False, *, with_torchrec: bool = False) -> list[Figure]:
+    """Times of all sizes, then gaps of random models; quick: the three smallest sizes, and fewer models.
+
+    Args:
+        with_torchrec: instead, both planners side by side; quick: only 26 and 100 tables on 8 ranks.
+    """
+    if with_torchrec:
+        sizes = plan_beside.QUICK_SIZES if quick else plan_beside.SIZES
+        return plan_beside.beside_torchrec(sizes, fitting, plan_beside.QUICK_LIMIT_S if quick else plan_beside.LIMIT_S)
     count = QUICK_MODELS if quick else MODELS
     found = quality(count, 1.0 if quick else EXACT_S)
     proved = [gap for gap, is_best in zip(found["bound"], found["proved"], strict=True) if is_best]

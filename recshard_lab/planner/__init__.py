@@ -1,7 +1,7 @@
 """Predicts and chooses plans: numpy only (`exact.py` also scipy), nothing launched.
 
-Read `cost.py` first (what a rectangle costs), then `estimate.py`, then `terms.py` (the same costs for solvers),
-`bounds.py` (how short no step is), `greedy.py` and `exact.py`.
+Read `cost.py` first (what a rectangle costs; `torchrec_cost.py` is what TorchRec says it does), then `estimate.py`,
+then `terms.py` (the same costs for solvers), `bounds.py` (how short no step is), `greedy.py` and `exact.py`.
 """
 
 from recshard_lab.planner.cost import PHASES as PHASES
@@ -13,4 +13,5 @@ from recshard_lab.planner.planner import EmbeddingShardingPlanner as EmbeddingSh
 from recshard_lab.planner.planner import tables_of as tables_of
 from recshard_lab.planner.reservations import FixedPercentageStorageReservation as FixedPercentageStorageReservation
 from recshard_lab.planner.reservations import HeuristicalStorageReservation as HeuristicalStorageReservation
+from recshard_lab.planner.torchrec_cost import TorchRecCostModel as TorchRecCostModel
 from recshard_lab.planner.workload import Workload as Workload

@@ -16,7 +16,7 @@ def cost_model_named(name: str) -> type[CostModel]:
     >>> cost_model_named("torchrec").waits
     False
     """
-    if name not in COST_MODELS:
+    if not isinstance(name, str) or name not in COST_MODELS:
         raise ValueError(
             f"cost_model {name!r} does not exist{nearest(str(name), COST_MODELS)}; known: {', '.join(COST_MODELS)}"
         )

@@ -50,7 +50,14 @@ COPIES_OF_A_BATCH = 20
 
 
 class TorchRecCostModel(CostModel):
-    """`CostModel` by TorchRec's formulas; times are loads, in milliseconds."""
+    """`CostModel` by TorchRec's formulas; times are loads, in milliseconds.
+
+    >>> tables = [BaseEmbeddingConfig(name="movies", num_embeddings=1000, embedding_dim=128, feature_names=["movie"])]
+    >>> model = TorchRecCostModel(tables, Topology(2, "cuda"), Workload(512))
+    >>> whole = [np.array([x]) for x in (0, 1000.0, 128.0, 0.0, 0.0)]
+    >>> [f"{ms:.6f}" for ms in model.phases(model.rect_loads(*whole))[:, 0]]
+    ['0.001097', '0.000814', '0.000814', '0.002194']
+    """
 
     name = "torchrec"
     phase_names = TORCHREC_PHASES

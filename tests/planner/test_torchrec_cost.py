@@ -12,9 +12,9 @@ from recshard_lab.embedding import EmbeddingBagConfig, EmbeddingConfig
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload, estimate
 from recshard_lab.planner.estimate import plan_loads
-from recshard_lab.planner.loads import BY_NODE, MEMORY
+from recshard_lab.planner.loads import BACK, BY_NODE, LOOKUP, MEMORY, OUT, UPDATE
 from recshard_lab.planner.torchrec_cost import TorchRecCostModel
-from recshard_lab.sharding import ParameterSharding, PlanError, Shard, ShardingPlan, Topology
+from recshard_lab.sharding import ParameterSharding, PlanError, Shard, ShardingPlan, Topology, scheme_names
 from tests.planner.problems import random_tables
 
 NEEDS_PEERS = pytest.mark.skipif(
@@ -51,6 +51,14 @@ def tables_for(pooled: bool, data_type: str) -> list[BaseEmbeddingConfig]:
     ]
 
 
+def loads_of(model: TorchRecCostModel, table: int, scheme: str, kernel: str, rows: int, cols: int) -> np.ndarray:
+    """``[K, 1]`` of one shard."""
+    flags = [scheme == "data_parallel", kernel == "dense", scheme in BY_NODE]
+    replicated, dense, by_node = (np.array([float(flag)]) for flag in flags)
+    at, sizes = np.array([table]), [np.array([float(size)]) for size in (rows, cols)]
+    return model.rect_loads(at, *sizes, replicated, dense, by_node=by_node)
+
+
 @NEEDS_PEERS
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_every_number_of_every_option_is_torchrecs(name: str) -> None:
@@ -58,7 +66,10 @@ def test_every_number_of_every_option_is_torchrecs(name: str) -> None:
     tables = tables_for(pooled, data_type)
     model = TorchRecCostModel(tables, topology, workload)
     names = [table.name for table in tables]
-    told = put_to_torchrec(os.environ["RECSHARD_PEERS"], asked("enumerate", tables, topology, workload), 120)
+    order = asked("enumerate", tables, topology, workload)
+    if pooled and topology.num_nodes > 1:
+        order["schemes"] = list(scheme_names())  # else it leaves out grids
+    told = put_to_torchrec(os.environ["RECSHARD_PEERS"], order, 120)
     seen = set()
     for option in told:
         if option["kernel"] not in ("fused", "dense"):
@@ -68,21 +79,14 @@ def test_every_number_of_every_option_is_torchrecs(name: str) -> None:
             if not np.prod(shard["size"]):
                 continue
             rows, cols = shard["size"]
-            loads = model.rect_loads(
-                np.array([names.index(option["table"])]),
-                np.array([float(rows)]),
-                np.array([float(cols)]),
-                np.array([float(option["scheme"] == "data_parallel")]),
-                np.array([float(option["kernel"] == "dense")]),
-                by_node=np.array([float(option["scheme"] in BY_NODE)]),
-            )
+            loads = loads_of(model, names.index(option["table"]), option["scheme"], option["kernel"], rows, cols)
             what = f"{option['table']} {option['scheme']} {option['kernel']}"
             np.testing.assert_allclose(model.phases(loads)[:, 0], shard["ms"], rtol=1e-12, err_msg=what)
             assert model.terms.own[0] @ loads[:, 0] == pytest.approx(shard["total_ms"], rel=1e-12), what
             assert abs(loads[MEMORY:].sum() - shard["bytes"]) <= 2, what  # it rounds parts of a table up
-    every = {"table_wise", "column_wise", "row_wise", "table_row_wise", "data_parallel"}
-    few = topology.compute_device == "cpu" or not pooled
-    assert seen >= ({"table_wise", "data_parallel"} if few else every), seen
+    if topology.compute_device == "cuda" and pooled:
+        assert seen == {*scheme_names()} - (set() if topology.num_nodes > 1 else {"grid_shard"})
+    assert seen >= {"table_wise", "column_wise"}
 
 
 @NEEDS_PEERS
@@ -110,6 +114,28 @@ def test_no_plan_in_time_is_said() -> None:
     order = asked("plan", tables, Topology(8, "cuda"), workload)
     with pytest.raises(NoPlan, match=r"no plan in 0\.01 s"):
         put_to_torchrec(os.environ["RECSHARD_PEERS"], order, 0.01)
+
+
+TOLD = {
+    ("data_parallel", "dense", 2_000_003, 256): (0.005694830098678436, 0, 96.43075835611775, 2_056_674_624),
+    ("table_wise", "fused", 2_000_003, 256): (0.06833794145713018, 1.171875, 1.171875, 2_072_120_025),
+    ("column_wise", "fused", 2_000_003, 128): (0.03437055015278235, 0.5859375, 0.5859375, 1_036_254_163),
+    ("row_wise", "fused", 83_334, 256): (0.018497455113441783, 1.171875, 1.2119663200250836, 101_412_172),
+    ("table_row_wise", "fused", 250_001, 256): (0.02283141008654034, 0.1708984375, 0.21098975752508362, 272_778_206),
+    ("grid_shard", "fused", 250_001, 128): (0.011440902665971779, 0.08544921875, 0.10549487876254181, 136_413_372),
+}
+"""What TorchRec 1.8 says of the first stripes of one table: ms of forward, there, back; and bytes."""
+
+
+@pytest.mark.parametrize("option", TOLD)
+def test_the_numbers_that_torchrec_once_told(option: tuple[str, str, int, int]) -> None:
+    scheme, kernel, rows, cols = option
+    table = EmbeddingBagConfig(name="t", num_embeddings=BIG, embedding_dim=256, feature_names=["a", "b"])
+    workload = Workload(512, {"a": 0.25, "b": 3.7}, optimizer="exact_row_wise_adagrad")
+    loads = loads_of(TorchRecCostModel([table], Topology(24, **GPUS), workload), 0, scheme, kernel, rows, cols)
+    forward, there, back, nbytes = TOLD[option]
+    np.testing.assert_allclose(loads[[LOOKUP, OUT, BACK, UPDATE], 0], [forward, there, back, 2 * forward], rtol=1e-12)
+    assert abs(loads[MEMORY:].sum() - nbytes) <= 2
 
 
 def whole(table: BaseEmbeddingConfig, rank: int, **changed: object) -> ParameterSharding:

@@ -12,7 +12,7 @@ from typing import Any
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner import Workload
 from recshard_lab.planner.workload import is_pooled
-from recshard_lab.sharding import ParameterSharding, Shard, ShardingPlan, Topology
+from recshard_lab.sharding import EmbeddingModuleShardingPlan, ParameterSharding, Shard, ShardingPlan, Topology
 
 __all__ = ["NoPlan", "asked", "plan_of", "put_to_torchrec"]
 
@@ -95,4 +95,4 @@ def plan_of(told: Sequence[dict[str, Any]]) -> ShardingPlan:
             if rows * cols
         ]
         tables[one["table"]] = ParameterSharding(one["scheme"], one["kernel"], shards=shards)
-    return ShardingPlan({"": tables})
+    return ShardingPlan({"": EmbeddingModuleShardingPlan(tables)})

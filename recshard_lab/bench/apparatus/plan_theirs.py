@@ -85,7 +85,11 @@ def _problem(order: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
     module.ebc = (EmbeddingBagCollection if pooled else EmbeddingCollection)(tables, device=meta, **weighted)
     for parameter in module.parameters():
         parameter._optimizer_classes = [_optimizer(order["optimizer"])]
-    constraints = {table["name"]: ParameterConstraints(pooling_factors=table["pooling"]) for table in order["tables"]}
+    schemes = order.get("schemes")  # that each table may take; left out, those that TorchRec takes by itself
+    constraints = {
+        table["name"]: ParameterConstraints(pooling_factors=table["pooling"], sharding_types=schemes)
+        for table in order["tables"]
+    }
     sharder = (EmbeddingBagCollectionSharder if pooled else EmbeddingCollectionSharder)()
     return module, [sharder], constraints, Topology(**order["topology"])
 

@@ -45,7 +45,7 @@ from recshard_lab.planner.memory import MEMORY_CATEGORIES, fixed_memory, rect_me
 from recshard_lab.planner.route_costs import RouteCosts
 from recshard_lab.planner.terms import Switch, Terms
 from recshard_lab.planner.workload import ROW_SUMS, Array, Workload, table_loads
-from recshard_lab.sharding import ParameterConstraints, Topology
+from recshard_lab.sharding import ParameterConstraints, Proposal, Topology
 
 PHASES = ("input_dist", "lookup", "output_dist", "dense", "output_dist_backward", "lookup_backward")
 
@@ -90,6 +90,10 @@ class CostModel:
         self.dense_ms, self.dense_bytes = self._dense()
         self.routes = RouteCosts(topology)
         self.latency_ms = self.routes.latency_ms
+
+    def takes(self, proposal: Proposal) -> bool:
+        """Whether the planner may choose this cut; here every one."""
+        return True
 
     def rect_loads(
         self,

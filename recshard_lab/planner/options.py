@@ -141,7 +141,7 @@ def options_of(
             continue
         for name in names:
             scheme = scheme_named(name)
-            for proposal in scheme.propose(table, model.topology, wish):
+            for proposal in filter(model.takes, scheme.propose(table, model.topology, wish)):
                 if proposal.assignments is not None and len(usable) < model.topology.world_size:
                     kept = tuple(ranks for ranks in proposal.assignments if usable.issuperset(ranks))
                     if not kept:

@@ -19,9 +19,10 @@ of device memory (half of it for replicas and kernel "dense")::
               a batch
 
 What it leaves out: input dist, latencies, launches, how often ids repeat, waiting. Prefetch is nothing for the kernels
-"fused" and "dense". Where a table has fewer rows than there are ranks, TorchRec also charges ranks for stripes without
-rows; here they are no rectangles. A stripe larger than E / W (or E / L), which TorchRec cannot make, is charged for its
-share of the ids. On CPUs, where TorchRec keeps no share of memory free, the topology's reserve is kept as well.
+"fused" and "dense". Where it differs from TorchRec: of a table with fewer rows than there are ranks TorchRec also charges
+ranks for stripes without rows, which here are no rectangles; on CPUs, where TorchRec keeps no share of memory free, the
+topology's reserve is kept. A stripe larger than E / W (or E / L), which TorchRec cannot make, is not planned, and in a
+plan made otherwise it is charged for its share of the ids.
 
 Shape letters: K loads, W ranks, P phases, n rectangles.
 """
@@ -37,7 +38,7 @@ from recshard_lab.planner.loads import BACK, LOOKUP, MEMORY, OUT, UPDATE, K
 from recshard_lab.planner.memory import MEMORY_CATEGORIES
 from recshard_lab.planner.terms import Terms
 from recshard_lab.planner.workload import Array, Workload
-from recshard_lab.sharding import ParameterConstraints, Topology
+from recshard_lab.sharding import ParameterConstraints, Proposal, Topology
 
 TORCHREC_PHASES = ("lookup", "output_dist", "output_dist_backward", "lookup_backward")
 _LOADS = [LOOKUP, OUT, BACK, UPDATE]  # ms of each phase
@@ -75,6 +76,10 @@ class TorchRecCostModel(CostModel):
         at = MEMORY_CATEGORIES.index
         self.fixed_memory[at("output_buffers")] = 0.0
         self.fixed_memory[at("input_buffers")] = np.ceil(self.tables.ids.sum() * ID_BYTES) * COPIES_OF_A_BATCH
+
+    def takes(self, proposal: Proposal) -> bool:
+        """All but row stripes over some of the ranks, which TorchRec cannot make and so has no number for."""
+        return proposal.scheme != "row_wise" or proposal.assignments is not None
 
     def rect_loads(
         self,

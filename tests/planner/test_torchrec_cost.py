@@ -186,7 +186,11 @@ def test_its_terms_are_its_costs_and_its_plans_shorter_by_them(seed: int, top: T
     assert made.lower_bound <= made.step_ms * (1 + 1e-9)
     assert made.fits
     assert made.step_ms == pytest.approx(estimate(plan, tables, top, workload, cost_model="torchrec").step_ms)
-    assert made.step_ms <= estimate(by_ours, tables, top, workload, cost_model="torchrec").step_ms * 1.001
+    for sharding in plan.tables().values():
+        assert sharding.sharding_type != "row_wise" or len(sharding.shards) == top.world_size
+    stripes = {len(s.shards) for s in by_ours.tables().values() if s.sharding_type == "row_wise"}
+    if stripes <= {top.world_size}:  # else it has cuts that TorchRec cannot make
+        assert made.step_ms <= estimate(by_ours, tables, top, workload, cost_model="torchrec").step_ms * 1.001
 
 
 def test_the_route_changes_nothing() -> None:

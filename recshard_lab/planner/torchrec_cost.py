@@ -18,11 +18,11 @@ of device memory (half of it for replicas and kernel "dense")::
               one), 8-byte ids and V W c e of rows; free stay the reserve, the dense part, and 160 bytes for each id of
               a batch
 
-What it leaves out: input dist, latencies, launches, how often ids repeat, waiting. Prefetch is nothing for the kernels
-"fused" and "dense". Where it differs from TorchRec: of a table with fewer rows than there are ranks TorchRec also charges
-ranks for stripes without rows, which here are no rectangles; on CPUs, where TorchRec keeps no share of memory free, the
-topology's reserve is kept. A stripe larger than E / W (or E / L), which TorchRec cannot make, is not planned, and in a
-plan made otherwise it is charged for its share of the ids.
+What it leaves out: input dist, latencies, launches, how often ids repeat, waiting. Prefetch is nothing for the
+kernels "fused" and "dense". Where it differs from TorchRec: of a table with fewer rows than there are ranks TorchRec
+charges also ranks whose stripes have no rows, which here are no rectangles; on CPUs, where TorchRec keeps no share of
+memory free, the topology's reserve is kept. A stripe larger than E / W (or E / L), which TorchRec cannot make, is not
+planned, and in a plan made otherwise it is charged for its share of the ids.
 
 Shape letters: K loads, W ranks, P phases, n rectangles.
 """

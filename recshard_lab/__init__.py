@@ -77,12 +77,15 @@ _ROOM_OF = {
     "table_column_wise": "sharding",
     "table_row_wise": "sharding",
     "table_wise": "sharding",
+    "preset_table": "sharding",
     "tiling": "sharding",
     # planner
+    "AccessProfile": "planner",
     "EmbeddingShardingPlanner": "planner",
     "Estimate": "planner",
     "Workload": "planner",
     "estimate": "planner",
+    "read_tables": "planner",
     # comm
     "CommType": "comm",
     "QCommsConfig": "comm",

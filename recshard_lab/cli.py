@@ -1,8 +1,9 @@
-"""The command line: ``recshard lab | demo | bench | plan | doctor``. What it calls does the work."""
+"""The command line: ``recshard lab | demo | bench | plan | topologies | doctor``. What it calls does the work."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -96,32 +97,50 @@ def bench(
 
 @app.command()
 def plan(
-    tables: Annotated[Path, typer.Argument(help="JSON: a list of EmbeddingBagConfig arguments.")],
-    ranks: Annotated[int, typer.Option(help="World size.", min=1)] = 2,
+    tables: Annotated[Path, typer.Argument(help="Tables: .yaml, .json or .csv; see recshard_lab.read_tables.")],
+    topology: Annotated[
+        str, typer.Option(help="A machine by name: h100x8, aws-p5x16, cpu-laptop ... (recshard topologies).")
+    ] = "",
+    ranks: Annotated[int | None, typer.Option(help="World size, where the topology does not say it.", min=1)] = None,
     batch_size: Annotated[int, typer.Option(help="Samples of one rank in a step.", min=1)] = 512,
     memory_gb: Annotated[float | None, typer.Option(help="Memory of one rank, in GiB.")] = None,
+    optimizer: Annotated[str, typer.Option(help="Of the embeddings, fbgemm's name.")] = "exact_sgd",
+    solver: Annotated[str, typer.Option(help="greedy, or exact: a MILP that improves it.")] = "greedy",
     out: Annotated[Path | None, typer.Option(help="Where the plan goes, as JSON.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Where a report with pictures goes, as HTML.")] = None,
 ) -> None:
     """Choose scheme and ranks of every table, and predict the step."""
-    import json
-
-    from recshard_lab.embedding import EmbeddingBagConfig
-    from recshard_lab.planner import EmbeddingShardingPlanner, Workload
+    from recshard_lab.planner import EmbeddingShardingPlanner, read_tables
     from recshard_lab.sharding import Topology
 
-    try:
-        configs = [EmbeddingBagConfig(**table) for table in json.loads(tables.read_text())]
-    except (TypeError, json.JSONDecodeError) as error:
-        raise ValueError(
-            f"{tables} must be a JSON list of objects with name, num_embeddings, embedding_dim, feature_names: {error}"
-        ) from None
-    cap = None if memory_gb is None else int(memory_gb * 1024**3)
-    topology = Topology(ranks) if cap is None else Topology(ranks, ddr_cap=cap)
-    planner = EmbeddingShardingPlanner(topology, workload=Workload(batch_size=batch_size))
-    planned = planner.plan_tables(configs)
+    read = read_tables(tables)
+    given = {} if ranks is None else {"world_size": ranks}
+    machine = Topology.preset(topology, **given) if topology else Topology(ranks or 2)
+    if memory_gb is not None:
+        name = "hbm_cap" if machine.compute_device == "cuda" else "ddr_cap"
+        machine = replace(machine, **{name: int(memory_gb * 1024**3)})
+    workload = read.workload(batch_size=batch_size, optimizer=optimizer)
+    planner = EmbeddingShardingPlanner(machine, workload=workload, solver=solver)
+    planned = planner.plan_tables(read.tables)
     print(planned.show(), planner.last_estimate, sep="\n\n")
     if out is not None:
         out.write_text(planned.to_json(indent=2))
+    if html is not None:
+        from recshard_lab.lab.plan_report import write_plan_report
+
+        write_plan_report(html, planned, read.tables, machine, workload, topology)
+
+
+@app.command()
+def topologies(
+    name: Annotated[
+        str, typer.Argument(help="One of them: every figure with its source; left out, all are listed.")
+    ] = "",
+) -> None:
+    """The machines that `plan --topology` knows, with their published figures and sources."""
+    from recshard_lab.sharding import preset_table
+
+    print(preset_table(name or None))
 
 
 @app.command()

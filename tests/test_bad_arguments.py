@@ -127,6 +127,15 @@ def loaded(model: nn.Module, state_dict: Any) -> None:
         model.load_state_dict(state_dict)
 
 
+def read_written(path: Any) -> None:
+    """A file of tables that is there is read; names of other kinds go as they are."""
+    with TemporaryDirectory() as folder:
+        if path == "t.csv":
+            path = Path(folder) / path
+            path.write_text("name,num_embeddings,embedding_dim,feature_names\nt,10,4,f\n")
+        rl.read_tables(path)
+
+
 class Clicks(nn.Module):
     """The smallest model of ratings."""
 
@@ -416,7 +425,22 @@ def calls() -> dict[str, Call]:
                 "dense_parameters": 10,
                 "dense_flops_per_sample": 3.0,
                 "dense_bytes_per_parameter": 8.0,
+                "access": rl.AccessProfile((1.0,), (2.0,)),
             },
+        ),
+        "AccessProfile": (rl.AccessProfile, {"uses": (1.0,), "rows": (2.0,), "pooling_factor": 2.0}),
+        "AccessProfile.of_ids": (rl.AccessProfile.of_ids, {"batches": [np.arange(3)]}),
+        "AccessProfile.distinct": (rl.AccessProfile((1.0,), (2.0,)).distinct, {"num_ids": 1.0, "num_embeddings": 2.0}),
+        "AccessProfile.hottest": (rl.AccessProfile((1.0,), (2.0,)).hottest, {"rows": 1.0}),
+        "Topology.preset": (
+            lambda **own: rl.Topology.preset(**own),
+            {"name": "h100", "world_size": 8, "local_world_size": 8, "hbm_cap": 9},
+        ),
+        "preset_table": (rl.preset_table, {"name": "h100"}),
+        "read_tables": (read_written, {"path": "t.csv"}),
+        "Workload.measured": (
+            rl.Workload.measured,
+            {"batches": [batch()], "tables": [bags()]},
         ),
         "Workload.pooling_factor": (rl.Workload().pooling_factor, {"feature": "f"}),
         "estimate": (

@@ -24,7 +24,7 @@ def recshard(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_help_names_every_command() -> None:
     words = CliRunner().invoke(app, ["--help"]).output
-    assert all(command in words for command in ("lab", "demo", "bench", "plan"))
+    assert all(command in words for command in ("lab", "demo", "bench", "plan", "topologies"))
 
 
 def test_bench_without_a_name_lists_the_files_of_the_folder() -> None:
@@ -66,6 +66,37 @@ def test_plan_prints_the_plan_and_writes_json_that_reads_back(tmp_path: Path) ->
     assert "movies" in done.stdout
     assert "predicted step" in done.stdout
     assert set(ShardingPlan.from_json(out.read_text()).tables()) == {"movies"}
+
+
+def test_plan_reads_yaml_for_a_machine_by_name_and_writes_a_report(tmp_path: Path) -> None:
+    from recshard_lab.sharding import ShardingPlan
+
+    tables, out, html = tmp_path / "tables.yaml", tmp_path / "plan.json", tmp_path / "report.html"
+    tables.write_text(
+        "- {name: big, num_embeddings: 100_000_000, embedding_dim: 256, feature_names: [f], pooling_factor: 20}\n"
+    )
+    command = ["plan", str(tables), "--topology", "h100x8", "--out", str(out), "--html", str(html)]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    shards = ShardingPlan.from_json(out.read_text()).tables()["big"].shards
+    assert len({shard.rank for shard in shards}) > 1  # 102 GB on ranks of 80 GB
+    page = html.read_text()
+    assert "<svg" in page
+    assert "NVIDIA H100 SXM data sheet, 2023" in page
+    assert "<script" not in page
+
+
+def test_plan_refuses_two_world_sizes(tmp_path: Path) -> None:
+    tables = tmp_path / "tables.json"
+    tables.write_text(json.dumps(TABLES))
+    error = CliRunner().invoke(app, ["plan", str(tables), "--topology", "h100x8", "--ranks", "4"]).exception
+    assert "says 8 ranks and world_size says 4" in str(error)
+
+
+def test_topologies_lists_the_machines_and_tells_the_sources_of_one() -> None:
+    listed = CliRunner().invoke(app, ["topologies"]).output
+    assert all(name in listed for name in ("h100", "gb200nvl72", "aws-p5", "cpu-laptop"))
+    assert "3,082 of 3,350 GB/s" in CliRunner().invoke(app, ["topologies", "h100"]).output
 
 
 @pytest.mark.parametrize("text", ["not json", '[{"nme": "movies"}]', '{"name": 1}'])

@@ -14,7 +14,7 @@ import numpy as np
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.lab.theme import bytes_text, ms_text
-from recshard_lab.planner import MEMORY_CATEGORIES, Workload
+from recshard_lab.planner import MEMORY_CATEGORIES, AccessProfile, Workload
 from recshard_lab.planner.workload import is_pooled
 from recshard_lab.sharding import ShardingPlan
 
@@ -172,7 +172,11 @@ def random_batch(
             counts = rng.poisson(mean, workload.batch_size) if mean % 1 else np.full(workload.batch_size, int(mean))
             keys.append(feature)
             lengths.append(counts)
-            values.append(_ids(table.num_embeddings, int(counts.sum()), alpha, rng))
+            profile = workload.profile(table.name)
+            if profile is None:
+                values.append(_ids(table.num_embeddings, int(counts.sum()), alpha, rng))
+            else:
+                values.append(_used_as(profile, table.num_embeddings, int(counts.sum()), rng))
     ids = torch.from_numpy(np.concatenate(values))
     weights = torch.from_numpy(rng.random(len(ids), dtype=np.float32)) if workload.weighted else None
     return KeyedJaggedTensor(
@@ -189,7 +193,27 @@ def _ids(rows: int, count: int, alpha: float, rng: np.random.Generator) -> np.nd
         place = np.exp(u * np.log(rows + 1.0))
     else:
         place = (1 + u * ((rows + 1.0) ** (1 - alpha) - 1)) ** (1 / (1 - alpha))
-    order = np.clip(place.astype(np.int64) - 1, 0, rows - 1)
+    return _scattered(np.clip(place.astype(np.int64) - 1, 0, rows - 1), rows)
+
+
+def _used_as(profile: AccessProfile, rows: int, count: int, rng: np.random.Generator) -> np.ndarray:
+    """``count`` ids whose rows are used as in `profile`; a table with fewer rows uses each for several of its.
+
+    Its ids without replacement; beyond their number, as many new rows as it extrapolates, the rest drawn again.
+    """
+    held, uses = np.array(profile.rows)[::-1], np.array(profile.uses)[::-1]
+    ends, lookups = (np.concatenate([[0.0], np.cumsum(each)]) for each in (held, held * uses))
+    sample = int(lookups[-1])
+    slots = rng.choice(sample, min(count, sample), replace=False) + 0.5
+    more = count - len(slots)
+    new = int(profile.distinct(count) - profile.num_rows) if more else 0
+    slots = np.concatenate([slots, rng.random(more - new) * sample])
+    order = np.concatenate([np.interp(slots, lookups, ends), profile.num_rows + np.arange(new)])
+    return _scattered(order.astype(np.int64) % rows, rows)[rng.permutation(count)]
+
+
+def _scattered(order: np.ndarray, rows: int) -> np.ndarray:
+    """The hottest rows, which come first, anywhere in the table."""
     step = next(p for p in (2_654_435_761, 2_147_483_647, 999_999_937) if rows % p)  # a prime: a bijection
     return (order * step) % rows
 

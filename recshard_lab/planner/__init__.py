@@ -4,6 +4,7 @@ Read `cost.py` first (what a rectangle costs; `torchrec_cost.py` is what TorchRe
 then `terms.py` (the same costs for solvers), `bounds.py` (how short no step is), `greedy.py` and `exact.py`.
 """
 
+from recshard_lab.planner.access import AccessProfile as AccessProfile
 from recshard_lab.planner.cost import PHASES as PHASES
 from recshard_lab.planner.cost import CostModel as CostModel
 from recshard_lab.planner.estimate import Estimate as Estimate
@@ -13,5 +14,7 @@ from recshard_lab.planner.planner import EmbeddingShardingPlanner as EmbeddingSh
 from recshard_lab.planner.planner import tables_of as tables_of
 from recshard_lab.planner.reservations import FixedPercentageStorageReservation as FixedPercentageStorageReservation
 from recshard_lab.planner.reservations import HeuristicalStorageReservation as HeuristicalStorageReservation
+from recshard_lab.planner.table_files import TableFile as TableFile
+from recshard_lab.planner.table_files import read_tables as read_tables
 from recshard_lab.planner.torchrec_cost import TorchRecCostModel as TorchRecCostModel
 from recshard_lab.planner.workload import Workload as Workload

@@ -4,14 +4,16 @@ Shape letters: B batch (samples of one rank), E rows, W ranks, T tables.
 """
 
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
+from recshard_lab.planner.access import AccessProfile
 from recshard_lab.sharding import ParameterConstraints, PlanError
 
 Array = NDArray[np.float64]
@@ -29,16 +31,18 @@ class Workload:
         batch_size: samples of one rank, B.
         pooling_factors: mean ids a bag: one number, or feature -> number (features left out have 1).
         unique_fraction: distinct ids / ids of a table in the global batch, one number or table -> number. Left out,
-            it follows from `zipf_alpha`.
+            it follows from `access`, and where that says nothing from `zipf_alpha`.
         zipf_alpha: skew of the ids, ``p(k) ~ k ** -alpha``: one number, or table -> number; 0 is uniform.
         optimizer: fbgemm's name of the embedding optimizer.
         weighted: ids carry per-sample weights.
         dense_parameters: parameters outside the tables.
         dense_flops_per_sample: forward and backward; 6 a parameter when left out (2 forward, 4 backward).
         dense_bytes_per_parameter: weight and gradient; more for an optimizer with state.
+        access: how often rows are used: one `AccessProfile`, or table -> profile; "meta_2021" stands for the histogram
+            that Meta published. It gives the distinct ids at every batch size.
 
     Raises:
-        ValueError: a negative number, an optimizer that the cost model does not know.
+        ValueError: a negative number, an optimizer that the cost model does not know, an `access` of another kind.
 
     >>> Workload(batch_size=64, pooling_factors={"genres": 2.5}).pooling_factor("genres")
     2.5
@@ -53,8 +57,11 @@ class Workload:
     dense_parameters: int = 0
     dense_flops_per_sample: float | None = None
     dense_bytes_per_parameter: float = 8.0
+    access: "Mapping[str, AccessProfile | str] | AccessProfile | str | None" = None
 
     def __post_init__(self) -> None:
+        if self.access is not None:
+            object.__setattr__(self, "access", _profiles(self.access))
         optimizer = str(getattr(self.optimizer, "value", self.optimizer))
         object.__setattr__(self, "optimizer", optimizer)
         if optimizer not in OPTIMIZER_STATE_BYTES:
@@ -69,6 +76,39 @@ class Workload:
                 if not isinstance(value, numbers.Real) or not 0 <= value < float("inf"):
                     raise ValueError(f"{name} must be a finite number and not be negative, got {given!r}")
         object.__setattr__(self, "dense_bytes_per_parameter", float(self.dense_bytes_per_parameter))
+
+    @classmethod
+    @names_wrong_arguments
+    def measured(cls, batches: Iterable[Any], tables: Sequence[BaseEmbeddingConfig], **arguments: Any) -> "Workload":
+        """The step that batches of a data set make: their size, ids a bag, and how often rows are used.
+
+        Args:
+            batches: KeyedJaggedTensors, or batches that have one as ``sparse_features``, of one size. The first is one
+                rank's batch; the more there are, the larger the batches that `access` knows without extrapolating.
+            tables: whose ids are counted.
+            arguments: of `Workload`, in place of what was measured (``batch_size``) or beside it.
+
+        Raises:
+            ValueError: no batches, features missing from them, ids outside their table, batches of several sizes.
+
+        >>> class Bags:
+        ...     def __init__(self, *bags): self.bags = bags
+        ...     def values(self): return [id for bag in self.bags for id in bag]
+        ...     def lengths(self): return [len(bag) for bag in self.bags]
+        >>> movies = BaseEmbeddingConfig(name="movies", num_embeddings=9, embedding_dim=4, feature_names=["seen"])
+        >>> load = Workload.measured([{"seen": Bags([1, 2], [2, 2])}], [movies])
+        >>> load.batch_size, load.pooling_factor("seen"), load.profile("movies").unique_fraction
+        (2, 2.0, 0.5)
+        """
+        from recshard_lab.planner.measured import measure
+
+        return cls(**{**measure(batches, tables), **arguments})
+
+    def profile(self, table: str) -> AccessProfile | None:
+        """How often the rows of `table` are used, where `access` says it."""
+        found = self.access.get(table) if isinstance(self.access, Mapping) else self.access
+        assert not isinstance(found, str)  # __post_init__ replaced names
+        return found
 
     def pooling_factor(self, feature: str) -> float:
         """Mean ids a bag of `feature`."""
@@ -160,11 +200,14 @@ def table_loads(
     sent = np.array(ids, dtype=float)
     features = np.array([max(1, table.num_features()) for table in tables], dtype=float)
     unique = _unique(tables, rows, sent * world_size, workload)
+    touched = features * distinct_in_part(unique, sent * world_size, features * world_size)
+    for i, profile in _profiled(tables, workload):
+        touched[i] = features[i] * profile.distinct(sent[i] / features[i], rows[i])
     return TableLoads(
         ids=sent,
         bags=np.array(bags, dtype=float),
         unique=unique,
-        touched=features * distinct_in_part(unique, sent * world_size, features * world_size),
+        touched=touched,
         rows=rows,
         cols=np.array([table.embedding_dim for table in tables], dtype=float),
         element_bytes=np.array([table.data_type.bytes_per_element for table in tables]),
@@ -237,10 +280,38 @@ def _unique(tables: Sequence[BaseEmbeddingConfig], rows: Array, ids: Array, work
         return per_table(workload.unique_fraction, 1.0)
     drawn = np.maximum(ids, 1e-9)
     unique = expected_unique(rows, drawn, per_table(workload.zipf_alpha, 0.0)) / drawn
+    for i, profile in _profiled(tables, workload):
+        unique[i] = profile.unique_at(drawn[i], rows[i])
     if workload.unique_fraction is None:
         return unique
     known = per_table(workload.unique_fraction, np.nan)
     return np.where(np.isnan(known), unique, known)
+
+
+def _profiled(tables: Sequence[BaseEmbeddingConfig], workload: Workload) -> list[tuple[int, AccessProfile]]:
+    """The places of tables whose distinct ids `access` decides."""
+    if workload.access is None:
+        return []
+    known = workload.unique_fraction
+    if known is not None and not isinstance(known, Mapping):
+        return []
+    profiles = ((i, table.name, workload.profile(table.name)) for i, table in enumerate(tables))
+    return [(i, profile) for i, name, profile in profiles if profile is not None and name not in (known or {})]
+
+
+def _profiles(given: object) -> AccessProfile | dict[str, AccessProfile]:
+    """What `Workload.access` was given, with profiles in place of their names."""
+    if isinstance(given, Mapping):
+        return {name: _profile(each) for name, each in given.items()}
+    return _profile(given)
+
+
+def _profile(given: object) -> AccessProfile:
+    if isinstance(given, AccessProfile):
+        return given
+    if given == "meta_2021":
+        return AccessProfile.meta_2021()
+    raise ValueError(f"access must be an AccessProfile, 'meta_2021', or one of them for each table, got {given!r:.80}")
 
 
 def _per_feature(

@@ -21,6 +21,8 @@ from recshard_lab.sharding.module_plan import running_world_size as running_worl
 from recshard_lab.sharding.plan import EmbeddingModuleShardingPlan as EmbeddingModuleShardingPlan
 from recshard_lab.sharding.plan import ParameterSharding as ParameterSharding
 from recshard_lab.sharding.plan import ShardingPlan as ShardingPlan
+from recshard_lab.sharding.presets import preset_names as preset_names
+from recshard_lab.sharding.presets import preset_table as preset_table
 from recshard_lab.sharding.schemes import Proposal as Proposal
 from recshard_lab.sharding.schemes import Scheme as Scheme
 from recshard_lab.sharding.schemes import register_scheme as register_scheme

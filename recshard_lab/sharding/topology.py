@@ -32,6 +32,7 @@ costs, so they are 0 there.
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from typing import Any
 
 from recshard_lab.arguments import names_wrong_arguments
@@ -203,6 +204,34 @@ class Topology:
                 raise ValueError(f"{spec.name} must be positive, got {value!r}")
         if self.reserve_fraction >= 1:
             raise ValueError(f"reserve_fraction must lie in [0, 1), got {self.reserve_fraction!r}")
+
+    @classmethod
+    def preset(cls, name: str, **figures: Any) -> "Topology":
+        """The ranks of a machine that is known by name, with its published figures.
+
+        Rates are what programs get of the published peaks; `preset_table` prints both with their sources.
+
+        Args:
+            name: NAME is one host; NAMExN is N ranks in hosts of the machine's usual size: "h100x64", "a100x8",
+                "gb200nvl72", "aws-p5x16", "cpu-laptop", "this" (this machine). `preset_table` lists them.
+            figures: any argument of `Topology`, in place of the preset's.
+
+        Raises:
+            ValueError: an unknown name (the nearest is told) or argument; ranks that do not fill hosts.
+
+        >>> top = Topology.preset("h100x64", reserve_fraction=0.2)
+        >>> top.num_nodes, top.hbm_cap, top.reserve_fraction
+        (8, 80000000000, 0.2)
+        """
+        from recshard_lab.sharding.presets import preset_arguments
+
+        known = [spec.name for spec in fields(cls)]
+        for key in figures:
+            if key not in known:
+                near = "".join(f"; the nearest is {word!r}" for word in get_close_matches(key, known, n=1))
+                raise ValueError(f"Topology has no argument {key!r}{near}")
+        size, local = figures.get("world_size"), figures.get("local_world_size")
+        return cls(**{**preset_arguments(name, size, local), **figures})
 
     @property
     def num_nodes(self) -> int:

@@ -117,7 +117,8 @@ _COLUMNS = 88  # of the Python shown
 
 
 def python_for(question: Question, base: Topology, workload: Workload, num_tables: int = 0) -> str:
-    """The same question in Python, ready to be copied; ``tables`` is the reader's list of configs.
+    """The same question in Python, ready to be copied; ``tables`` is the reader's list of configs, and
+    ``access`` the workload's, where it has one.
 
     Args:
         question: what the controls ask.
@@ -146,6 +147,8 @@ def python_for(question: Question, base: Topology, workload: Workload, num_table
     given |= _differences(topology, Topology(**given))
     load: dict[str, Any] = {"batch_size": question.batch_size}
     load |= _differences(replace(workload, batch_size=question.batch_size), Workload(**load))
+    if "access" in load:
+        load["access"] = _Name("access")
     chosen = question.chosen
     names = ["EmbeddingShardingPlanner", *(["ParameterConstraints"] if chosen else []), "Topology", "Workload"]
     lines = [
@@ -170,6 +173,12 @@ def python_for(question: Question, base: Topology, workload: Workload, num_table
             "planner.last_estimate.step_ms, planner.last_estimate.fits",
         ]
     )
+
+
+class _Name(str):
+    """A variable of the reader's, in place of a value too long to show."""
+
+    __repr__ = str.__str__
 
 
 def _device(name: str) -> dict[str, str]:

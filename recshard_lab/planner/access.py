@@ -1,0 +1,239 @@
+"""How often a table's rows are used: what decides how many of a batch's ids are distinct, at any batch size.
+
+Notation: N ids in the sample that a profile was made of, a row used c times in it, n ids in the batch asked for.
+
+- **n <= N**, by rarefaction: a batch of n ids keeps each of the N with probability n / N, so a row used c times is in
+  it with probability ``1 - (1 - n/N) ** c`` and ``U(n) = sum over rows of that`` (Hurlbert, Ecology 52, 1971; kept
+  independently instead of n exactly, which differs by O(1/N)). ``U(N)`` is the count itself.
+- **n > N**, no count says it; extrapolated: the chance that the next id is a row not seen yet is ``f1 / N`` with f1 the
+  rows used once (Good, Biometrika 40, 1953), which is the slope of U at N. U goes on as the power law through (N, U(N))
+  with that slope (Heaps' law): ``U(n) = U(N) * (n / N) ** (f1 / U(N))``, and never above the table's rows.
+
+Both take the ids as exchangeable: where neighbours in time resemble each other, a real batch has fewer distinct ids;
+`AccessProfile.unique_fraction` is what was counted and says by how much.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recshard_lab.arguments import checks_arguments, names_wrong_arguments
+
+# facebookresearch/dlrm_datasets, 2021, 856 tables, batches of 65,536: most uses of a bin -> its share of lookups
+META_2021_REUSE: dict[int, float] = {
+    1: 0.07,
+    2: 0.04,
+    4: 0.07,
+    8: 0.10,
+    16: 0.12,
+    32: 0.10,
+    64: 0.07,
+    128: 0.06,
+    256: 0.05,
+    512: 0.05,
+    1024: 0.05,
+    2048: 0.05,
+    4096: 0.05,
+    8192: 0.04,
+    16384: 0.03,
+    32768: 0.02,
+    65536: 0.02,
+}
+META_2021_POOLING = 15.8  # mean ids a bag there
+META_2021_BATCH = 65_536
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class AccessProfile:
+    """How many rows of one table were used how often in a sample of its ids.
+
+    Args:
+        uses: uses c, ascending, each above 0; need not be whole where they come from a histogram's bins.
+        rows: how many rows were used so often; as long as `uses`.
+        pooling_factor: mean ids a bag in the sample, where known.
+        ids_per_batch: mean ids of one batch, where the sample was batches.
+        unique_fraction: mean distinct ids / ids of one batch as counted, where the sample was batches.
+        source: where it comes from, in words.
+
+    Raises:
+        ValueError: lists of different lengths, nothing used, numbers that are not positive or not ascending.
+
+    >>> profile = AccessProfile(uses=(1.0, 6.0), rows=(4.0, 1.0))  # four rows used once, one six times
+    >>> profile.num_ids, profile.unique_at(10), round(float(profile.unique_at(5)), 2)
+    (10.0, 0.5, 0.6)
+    """
+
+    uses: tuple[float, ...]
+    rows: tuple[float, ...]
+    pooling_factor: float | None = None
+    ids_per_batch: float | None = None
+    unique_fraction: float | None = None
+    source: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if len(self.uses) != len(self.rows) or not self.uses:
+            raise ValueError(
+                f"uses and rows must be lists of one length, at least one entry; got {len(self.uses)} and "
+                f"{len(self.rows)}"
+            )
+        uses, rows = np.array(self.uses, dtype=float), np.array(self.rows, dtype=float)
+        if not (np.isfinite(uses).all() and (uses > 0).all() and (np.diff(uses) > 0).all()):
+            raise ValueError(f"uses must be positive and ascending, got {self.uses!r:.80}")
+        if not (np.isfinite(rows).all() and (rows > 0).all()):
+            raise ValueError(f"rows must be positive, got {self.rows!r:.80}")
+
+    @classmethod
+    def meta_2021(cls, pooling_factor: float = META_2021_POOLING, batch_size: int = META_2021_BATCH) -> "AccessProfile":
+        """The histogram of reuse that Meta published over 856 production tables, as that of one table.
+
+        A bin's rows are taken to be used as often as its geometric mean; the shares, which are rounded, are scaled to
+        one. So 14.4% of a batch's ids are distinct; the published count is 14.5%.
+
+        Args:
+            pooling_factor: of the table; the mean over all tables when left out.
+            batch_size: of the sample, in samples.
+
+        >>> meta = AccessProfile.meta_2021()
+        >>> round(float(meta.unique_at(meta.num_ids)), 3)
+        0.144
+        """
+        ends = np.array(list(META_2021_REUSE), dtype=float)
+        shares = np.array(list(META_2021_REUSE.values()))
+        low = np.concatenate([[1.0], ends[:-1] + 1.0])
+        uses = np.sqrt(low * ends)
+        ids = batch_size * pooling_factor
+        rows = shares / shares.sum() * ids / uses
+        return cls(
+            tuple(uses.tolist()),
+            tuple(rows.tolist()),
+            pooling_factor,
+            source="facebookresearch/dlrm_datasets, 2021, mean of 856 tables",
+        )
+
+    @classmethod
+    def of_ids(cls, batches: Iterable[Any], source: str = "") -> "AccessProfile":
+        """Counts ids.
+
+        Args:
+            batches: arrays or tensors of ids, one a batch.
+            source: where they come from, in words.
+
+        Raises:
+            ValueError: no ids; ids that are negative or not whole numbers.
+
+        >>> AccessProfile.of_ids([[3, 3, 5], [3, 7, 7]]).uses
+        (1.0, 2.0, 3.0)
+        """
+        seen, counts, sizes = [], [], []
+        for batch in in_turn(batches):
+            ids = as_array(batch)
+            if ids.size and ids.min() < 0:
+                raise ValueError(f"ids must be whole numbers from 0 up, got {ids.min()}")
+            rows, used = np.unique(ids, return_counts=True)
+            seen.append(rows)
+            counts.append(used)
+            sizes.append(ids.size)
+        if not sum(sizes):
+            raise ValueError(f"no ids in {len(sizes)} batches: there is nothing to measure")
+        _, place = np.unique(np.concatenate(seen), return_inverse=True)
+        total = np.bincount(place, weights=np.concatenate(counts))
+        uses, rows = np.unique(total, return_counts=True)
+        return cls(
+            tuple(uses.tolist()),
+            tuple(rows.astype(float).tolist()),
+            ids_per_batch=sum(sizes) / len(sizes),
+            unique_fraction=sum(map(len, seen)) / sum(sizes),
+            source=source or f"{len(sizes)} batches",
+        )
+
+    @property
+    def num_ids(self) -> float:
+        """Ids of the sample, N."""
+        return float(np.dot(self.uses, self.rows))
+
+    @property
+    def num_rows(self) -> float:
+        """Distinct rows of the sample, U(N)."""
+        return float(sum(self.rows))
+
+    @names_wrong_arguments
+    def distinct(self, num_ids: float, num_embeddings: float = float("inf")) -> float:
+        """Expected distinct rows among `num_ids` ids, by the formulas above.
+
+        Args:
+            num_ids: n, from 0 up.
+            num_embeddings: rows of the table, which no batch has more of.
+        """
+        if not num_ids >= 0:
+            raise ValueError(f"num_ids must not be negative, got {num_ids!r}")
+        seen, uses, rows = self.num_ids, np.array(self.uses), np.array(self.rows)
+        share = min(1.0, num_ids / seen)
+        if share < 1:
+            found = float((rows * -np.expm1(uses * np.log1p(-share))).sum())
+        else:
+            once = float(rows[uses == 1].sum())
+            found = self.num_rows * (num_ids / seen) ** (once / self.num_rows)
+        return min(found, num_embeddings, num_ids)
+
+    @names_wrong_arguments
+    def unique_at(self, num_ids: float, num_embeddings: float = float("inf")) -> float:
+        """Expected distinct ids / ids in a batch of `num_ids`; 1.0 for none."""
+        return self.distinct(num_ids, num_embeddings) / num_ids if num_ids > 0 else 1.0
+
+    @names_wrong_arguments
+    def hottest(self, rows: float) -> float:
+        """The hot-row curve: the share of lookups that go to the `rows` most used rows.
+
+        >>> AccessProfile(uses=(1.0, 6.0), rows=(4.0, 1.0)).hottest(1)
+        0.6
+        """
+        if not rows >= 0:
+            raise ValueError(f"rows must not be negative, got {rows!r}")
+        uses, held = np.array(self.uses)[::-1], np.array(self.rows)[::-1]
+        taken = np.clip(rows - np.concatenate([[0.0], np.cumsum(held)[:-1]]), 0.0, held)
+        return float(np.dot(taken, uses)) / self.num_ids
+
+
+def in_turn(batches: Any) -> Iterator[Any]:
+    """The batches one after the other."""
+    try:
+        return iter(batches)
+    except TypeError:
+        raise ValueError(f"batches must be a list, or what else can be iterated, got {batches!r:.60}") from None
+
+
+def as_array(ids: Any) -> NDArray[Any]:
+    """Whole numbers as a flat numpy array; tensors come from wherever they are.
+
+    Raises:
+        ValueError: something else.
+    """
+    try:
+        found = np.asarray(ids.detach().cpu() if hasattr(ids, "detach") else ids).reshape(-1)
+    except (TypeError, RuntimeError, ValueError) as error:
+        raise ValueError(f"ids must be an array or a tensor of whole numbers: {error}") from None
+    if found.size and not np.issubdtype(found.dtype, np.integer):
+        raise ValueError(f"ids must be whole numbers, got {found.dtype}")
+    return found
+
+
+def bags_by_feature(batch: Any) -> Mapping[str, Any]:
+    """Feature -> object with ``values()`` and ``lengths()``, of a KeyedJaggedTensor or of what carries one.
+
+    Raises:
+        ValueError: neither.
+    """
+    features = getattr(batch, "sparse_features", batch)
+    if isinstance(features, Mapping):
+        return features
+    if not callable(getattr(features, "to_dict", None)):
+        raise ValueError(
+            f"a batch must be a KeyedJaggedTensor, have one as sparse_features, or map features to JaggedTensors; "
+            f"got a {type(batch).__name__}"
+        )
+    found: Mapping[str, Any] = features.to_dict()
+    return found

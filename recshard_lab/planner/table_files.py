@@ -1,0 +1,287 @@
+"""Tables from a file: YAML, JSON or CSV, with errors that name file, line or entry, and field.
+
+YAML and JSON: a list of tables, or an object whose ``tables`` is that list. CSV: a header of field names, a table a
+line, several features of one table divided by semicolons. One table::
+
+    - name: movies
+      num_embeddings: 40_000
+      embedding_dim: 64
+      feature_names: [seen, liked]
+      pooling: MEAN            # SUM where left out; NONE keeps the rows apart (EmbeddingConfig)
+      data_type: FP16          # FP32 where left out
+      pooling_factor: [20, 3]  # ids a bag, one number or one a feature
+      zipf_alpha: 1.05         # or unique_fraction: 0.2, or access: meta_2021
+"""
+
+import csv
+import io
+import json
+import reprlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from recshard_lab.arguments import checks_arguments
+from recshard_lab.embedding.configs import (
+    BaseEmbeddingConfig,
+    DataType,
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+    check_tables,
+)
+from recshard_lab.planner.workload import Workload
+from recshard_lab.sharding.validate import nearest
+
+_NEEDED = ("name", "num_embeddings", "embedding_dim", "feature_names")
+_LOADS = ("zipf_alpha", "unique_fraction", "access")
+FIELDS = (*_NEEDED, "pooling", "data_type", "weight_init_max", "weight_init_min", "pooling_factor", *_LOADS)
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """What a file of tables says.
+
+    Attributes:
+        tables: configs, in the file's order.
+        pooling_factors: feature -> ids a bag, for features that say it.
+        zipf_alpha, unique_fraction, access: table -> what `Workload` takes, for tables that say it.
+    """
+
+    tables: list[BaseEmbeddingConfig]
+    pooling_factors: dict[str, float] = field(default_factory=dict)
+    zipf_alpha: dict[str, float] = field(default_factory=dict)
+    unique_fraction: dict[str, float] = field(default_factory=dict)
+    access: dict[str, str] = field(default_factory=dict)
+
+    def workload(self, **arguments: Any) -> Workload:
+        """The `Workload` of these tables; `arguments` are its others, and win."""
+        said = {name: getattr(self, name) for name in ("pooling_factors", *_LOADS) if getattr(self, name)}
+        return Workload(**{**said, **arguments})
+
+
+@checks_arguments
+def read_tables(path: str | Path) -> TableFile:
+    """Reads tables from a file; its ending says the format: .yaml or .yml, .json, .csv.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        ValueError: what is wrong, as ``FILE, line 7 (table 'movies'), field 'num_embeddings': ...``; JSON tells the
+            number of the entry in place of the line.
+        OSError: the file cannot be read.
+
+    >>> from tempfile import mkdtemp
+    >>> file = Path(mkdtemp()) / "tables.csv"
+    >>> _ = file.write_text("name,num_embeddings,embedding_dim,feature_names\\nmovies,40000,64,seen;liked\\n")
+    >>> read_tables(file).tables[0].feature_names
+    ['seen', 'liked']
+    """
+    path = Path(path)
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise ValueError(f"{path}: a file of tables ends in {', '.join(_READERS)}, not in {path.suffix!r}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error}") from None
+    except ValueError as error:  # a path with a NUL in it
+        raise ValueError(f"{str(path)!r} is no path: {error}") from None
+    found = TableFile([])
+    named: dict[str, str] = {}
+    for where, entry in reader(text, str(path)):
+        _add(found, where, entry)
+        name = found.tables[-1].name
+        if name in named:
+            raise ValueError(f"{where} (table {name!r}), field 'name': it is the name of {named[name]} already")
+        named[name] = where
+    if not found.tables:
+        raise ValueError(f"{path} holds no tables: it must be a list of tables with {', '.join(_NEEDED)}")
+    return found
+
+
+def _add(found: TableFile, where: str, entry: Any) -> None:
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where}: a table must be an object with {', '.join(_NEEDED)}, got {reprlib.repr(entry)}")
+    name = entry.get("name")
+    where = f"{where} (table {name!r})" if isinstance(name, str) else where
+    for key in entry:
+        if key not in FIELDS:
+            near = nearest(str(key), FIELDS)
+            raise ValueError(f"{where}: there is no field {key!r}{near}; fields: {', '.join(FIELDS)}")
+    for key in _NEEDED:
+        if entry.get(key) in (None, "", []):
+            raise ValueError(f"{where}: field {key!r} is missing")
+    features = entry["feature_names"]
+    features = [features] if isinstance(features, str) else features
+    given: dict[str, Any] = {"name": name, "feature_names": features}
+    given |= {key: entry[key] for key in ("num_embeddings", "embedding_dim")}
+    for key in ("weight_init_max", "weight_init_min"):
+        if entry.get(key) is not None:
+            given[key] = _number(entry[key], f"{where}, field {key!r}", signed=True)
+    given["data_type"] = _member(DataType, entry.get("data_type", "FP32"), f"{where}, field 'data_type'")
+    pooling = _member(PoolingType, entry.get("pooling", "SUM"), f"{where}, field 'pooling'")
+    try:
+        if pooling is PoolingType.NONE:
+            found.tables.append(EmbeddingConfig(**given))
+        else:
+            found.tables.append(EmbeddingBagConfig(**given, pooling=pooling))
+        check_tables(found.tables[-1:])
+    except ValueError as error:
+        words = str(error).removeprefix(f"table {name!r}: ")
+        wrong = next((f", field {key!r}" for key in FIELDS if words.startswith(key)), "")
+        raise ValueError(f"{where}{wrong}: {words}") from None
+    _add_loads(found, where, entry, features)
+
+
+def _add_loads(found: TableFile, where: str, entry: dict[str, Any], features: list[str]) -> None:
+    factor = entry.get("pooling_factor")
+    if factor is not None:
+        spot = f"{where}, field 'pooling_factor'"
+        each = factor if isinstance(factor, list) else [factor] * len(features)
+        if len(each) != len(features):
+            raise ValueError(f"{spot}: {len(features)} features need one number or {len(features)}, got {len(each)}")
+        for feature, number in zip(features, each, strict=True):
+            value = _number(number, spot)
+            if found.pooling_factors.setdefault(feature, value) != value:
+                raise ValueError(
+                    f"{spot}: feature {feature!r} has {value:g} ids a bag here and "
+                    f"{found.pooling_factors[feature]:g} in another table"
+                )
+    for key in ("zipf_alpha", "unique_fraction"):
+        if entry.get(key) is not None:
+            getattr(found, key)[entry["name"]] = _number(entry[key], f"{where}, field {key!r}")
+    if entry.get("access") is not None:
+        if entry["access"] != "meta_2021":
+            raise ValueError(f"{where}, field 'access': must be 'meta_2021', got {entry['access']!r}")
+        found.access[entry["name"]] = entry["access"]
+
+
+def _member(kind: Any, given: Any, where: str) -> Any:
+    spelled = str(given).upper()
+    if isinstance(given, str) and spelled in kind.__members__:
+        return kind[spelled]
+    if given is None and "NONE" in kind.__members__:  # YAML's null
+        raise ValueError(f"{where}: write NONE in quotes, or leave the field out")
+    names = list(kind.__members__)
+    raise ValueError(f"{where}: {given!r} is not one of {', '.join(names)}{nearest(spelled, names)}")
+
+
+def _number(given: Any, where: str, signed: bool = False) -> float:
+    real = isinstance(given, (int, float)) and not isinstance(given, bool)
+    if not real or not abs(given) < float("inf") or (given < 0 and not signed):
+        raise ValueError(f"{where}: must be a finite number{'' if signed else ' from 0 up'}, got {given!r}")
+    return float(given)
+
+
+def _listed(document: Any, where: str) -> list[Any]:
+    if isinstance(document, dict):
+        extra = [key for key in document if key != "tables"]
+        if "tables" not in document or extra:
+            raise ValueError(
+                f"{where}: the object must have 'tables' and nothing else, got {', '.join(map(str, document))}"
+            )
+        document = document["tables"]
+    if not isinstance(document, list):
+        raise ValueError(f"{where}: must be a list of tables with {', '.join(_NEEDED)}, got {reprlib.repr(document)}")
+    return document
+
+
+def _json(text: str, where: str) -> list[tuple[str, Any]]:
+    def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                raise ValueError(f"{where}: field {key!r} occurs twice in one object")
+            found[key] = value
+        return found
+
+    try:
+        document = json.loads(text, object_pairs_hook=distinct)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}, line {error.lineno}: not JSON: {error.msg}") from None
+    except RecursionError:
+        raise ValueError(f"{where}: nested too deeply") from None
+    return [(f"{where}, entry {i}", entry) for i, entry in enumerate(_listed(document, where), 1)]
+
+
+def _yaml(text: str, where: str) -> list[tuple[str, Any]]:
+    import yaml
+
+    def line(node: Any) -> int:
+        return int(node.start_mark.line) + 1
+
+    visited: set[int] = set()  # an alias stands for the same node
+
+    def check(node: Any) -> None:
+        if id(node) in visited:
+            return
+        visited.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            seen = set()
+            for key, value in node.value:
+                name = key.value if isinstance(key, yaml.ScalarNode) else id(key)
+                if name in seen:
+                    raise ValueError(f"{where}, line {line(key)}: field {name!r} occurs twice in one object")
+                seen.add(name)
+                check(value)
+        elif isinstance(node, yaml.SequenceNode):
+            for each in node.value:
+                check(each)
+
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        check(root)
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        spot = f", line {mark.line + 1}" if mark is not None else ""
+        raise ValueError(f"{where}{spot}: not YAML: {getattr(error, 'problem', None) or error}") from None
+    except RecursionError:
+        raise ValueError(f"{where}: nested too deeply") from None
+    entries = _listed(document, where)
+    if isinstance(root, yaml.MappingNode):
+        root = next(value for key, value in root.value if key.value == "tables")
+    return [(f"{where}, line {line(node)}", each) for node, each in zip(root.value, entries, strict=True)]
+
+
+def _csv(text: str, where: str) -> list[tuple[str, Any]]:
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    found = []
+    try:
+        names = [name.strip() for name in reader.fieldnames or ()]
+        if len(set(names)) < len(names):
+            raise ValueError(f"{where}, line 1: a column occurs twice in the header: {', '.join(names)}")
+        reader.fieldnames = names
+        for row in reader:
+            spot = f"{where}, line {reader.line_num}"
+            if None in row or None in row.values():
+                raise ValueError(f"{spot}: the header has {len(names)} columns and this line another number")
+            found.append((spot, {key: _cell(key, value.strip(), spot) for key, value in row.items() if value.strip()}))
+    except csv.Error as error:
+        raise ValueError(f"{where}, line {reader.line_num}: not CSV: {error}") from None
+    return found
+
+
+def _cell(key: str, value: str, where: str) -> Any:
+    if key == "feature_names":
+        return [name.strip() for name in value.split(";")]
+    kinds: dict[str, Callable[[str], Any]] = {"num_embeddings": int, "embedding_dim": int}
+    kinds |= dict.fromkeys(("zipf_alpha", "unique_fraction", "weight_init_max", "weight_init_min"), float)
+    try:
+        if key == "pooling_factor":
+            each = [float(number) for number in value.split(";")]
+            return each if len(each) > 1 else each[0]
+        return kinds.get(key, str)(value)
+    except ValueError:
+        raise ValueError(f"{where}, field {key!r}: must be a number, got {value!r}") from None
+
+
+_READERS: dict[str, Callable[[str, str], list[tuple[str, Any]]]] = {
+    ".yaml": _yaml,
+    ".yml": _yaml,
+    ".json": _json,
+    ".csv": _csv,
+}

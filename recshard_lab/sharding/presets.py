@@ -1,0 +1,228 @@
+"""Machines by name for `Topology.preset`, and the table of their figures with sources."""
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from textwrap import wrap
+from typing import Any
+
+from recshard_lab.arguments import checks_arguments
+from recshard_lab.sharding.machines import ALIASES, ASSUMED, MACHINES, TFLOPS, Machine, Published, machine_of_gpu
+
+THIS = "this"
+_WIDTH = 100
+
+
+def preset_names() -> list[str]:
+    """The presets' names, without other spellings.
+
+    >>> "h100" in preset_names(), "this" in preset_names()
+    (True, True)
+    """
+    return [*(machine.name for machine in MACHINES), THIS]
+
+
+@checks_arguments
+def preset_arguments(name: str, world_size: int | None = None, local_world_size: int | None = None) -> dict[str, Any]:
+    """The arguments of `Topology` that a preset stands for.
+
+    Args:
+        name: NAME, which is one host, or NAMExN: N ranks.
+        world_size: N, where the name does not say it.
+        local_world_size: ranks of a host, where it is not the machine's usual number.
+
+    Raises:
+        ValueError: an unknown name, N twice or N not positive, ranks that do not fill hosts.
+
+    >>> preset_arguments("h100x16")["world_size"], preset_arguments("h100x16")["local_world_size"]
+    (16, 8)
+    """
+    machine, ranks = _parsed(name)
+    if ranks is not None and world_size is not None and ranks != world_size:
+        raise ValueError(f"preset {name!r} says {ranks} ranks and world_size says {world_size}: give one of them")
+    ranks = world_size if ranks is None else ranks
+    if machine is None:
+        return _this_machine(ranks, local_world_size)
+    world = machine.ranks if ranks is None else ranks
+    if world < 1:
+        raise ValueError(f"preset {name!r}: world_size must be a positive integer, got {world!r}")
+    usual = world if machine.one_host else min(machine.ranks, world)
+    local = usual if local_world_size is None else local_world_size
+    if local_world_size is None and world % local:
+        down, up = world // local * local, (world // local + 1) * local
+        raise ValueError(
+            f"preset {name!r}: {world} ranks do not fill hosts of {local}; nearest that do: {machine.name}x{down} "
+            f"and {machine.name}x{up}, or say local_world_size=..."
+        )
+    figures = {figure.field: figure.value for figure in machine.figures}
+    if machine.one_host:
+        figures["ddr_cap"] = int(figures["ddr_cap"] // local)
+    return {"world_size": world, "local_world_size": local, "compute_device": machine.device, **figures}
+
+
+@dataclass(frozen=True)
+class PresetTable:
+    """Presets as text of at most 100 columns (``print``), as HTML, and as `rows` for pandas.
+
+    Attributes:
+        machines: those shown.
+        detailed: every figure with its sources, or one line a machine.
+    """
+
+    machines: tuple[Machine, ...]
+    detailed: bool
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """One dictionary a figure: preset, field, peak, share, value, source, share_source; Topology's units."""
+        return [
+            {
+                "preset": machine.name,
+                "field": figure.field,
+                "peak": figure.peak,
+                "share": figure.share,
+                "value": figure.value,
+                "source": figure.source,
+                "share_source": figure.share_source,
+            }
+            for machine in self.machines
+            for figure in machine.figures
+        ]
+
+    def __str__(self) -> str:
+        return _details(self.machines) if self.detailed else _overview(self.machines)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+@checks_arguments
+def preset_table(name: str | None = None) -> PresetTable:
+    """What the presets are: one line each, or all figures of one with their sources.
+
+    Args:
+        name: of one preset, with or without a number of ranks.
+
+    Raises:
+        ValueError: an unknown name, or "this", which nobody published.
+
+    >>> [line.split()[-2:] for line in str(preset_table("h100")).splitlines() if "hbm_cap" in line]
+    [['80', 'GB']]
+    """
+    if name is None:
+        return PresetTable(MACHINES, False)
+    machine = _parsed(name)[0]
+    if machine is None:
+        raise ValueError(f"{THIS!r} is this machine, found out when asked: print(Topology.preset({THIS!r}))")
+    return PresetTable((machine,), True)
+
+
+def _parsed(name: str) -> tuple[Machine | None, int | None]:
+    """The machine (None for "this") and the ranks after an x."""
+    wanted = name.strip().lower()
+    known = {machine.name: machine for machine in MACHINES}
+    if (found := known.get(ALIASES.get(wanted, wanted))) is not None:
+        return found, None
+    split = re.fullmatch(r"(.+?)x(\d+)", wanted)
+    base, ranks = (split[1], int(split[2])) if split else (wanted, None)
+    base = ALIASES.get(base, base)
+    if base != THIS and base not in known:
+        near = difflib.get_close_matches(base, [*known, THIS, *ALIASES], n=1, cutoff=0.0)[0]
+        words = f"x{ranks}" if ranks is not None else ""
+        raise ValueError(
+            f"no topology preset is named {name!r}; the nearest is {near + words!r}. "
+            f"There are: {', '.join(preset_names())}; NAMExN is N ranks"
+        )
+    if ranks == 0:
+        raise ValueError(f"preset {name!r} has no ranks: NAMExN is N ranks, at least one")
+    return known.get(base), ranks
+
+
+def _this_machine(ranks: int | None, local_world_size: int | None) -> dict[str, Any]:
+    """One rank a GPU where there are any, with the figures of that GPU where it is listed; one a core elsewhere."""
+    import os
+
+    import torch
+
+    if not torch.cuda.is_available():
+        world = ranks or os.cpu_count() or 1
+        return {"world_size": world, "local_world_size": local_world_size or world}
+    world = ranks or torch.cuda.device_count()
+    device = torch.cuda.get_device_properties(0)
+    machine = machine_of_gpu(device.name)
+    given: dict[str, Any] = {} if machine is None else {figure.field: figure.value for figure in machine.figures}
+    local = local_world_size or (world if machine is None or world % machine.ranks else min(machine.ranks, world))
+    return {**given, "hbm_cap": device.total_memory, "compute_device": "cuda"} | {
+        "world_size": world,
+        "local_world_size": local,
+    }
+
+
+def _overview(machines: Sequence[Machine]) -> str:
+    heads = ("preset", "ranks a host", "memory", "its rate", "inside a host", "between hosts")
+    lines = [heads]
+    for machine in machines:
+        by_field = {figure.field: figure for figure in machine.figures}
+        gpu = machine.device == "cuda"
+        memory = by_field["hbm_cap" if gpu else "ddr_cap"]
+        rates = [_used(by_field.get(name)) for name in ("hbm_mem_bw", "intra_host_bw", "inter_host_bw")]
+        lines.append((machine.name, str(machine.ranks), amount(memory.field, memory.value), *rates))
+    widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
+    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    note = (
+        "A rank, one direction: what a program gets of what is published. NAMExN is N ranks in hosts of that size. "
+        "preset_table(NAME) or `recshard topologies NAME` gives every figure with its source."
+    )
+    return "\n".join([*text, "", *wrap(note, _WIDTH)])
+
+
+def _details(machines: Sequence[Machine]) -> str:
+    lines = []
+    for machine in machines:
+        lines += wrap(f"{machine.name}: {machine.about}; {machine.ranks} ranks a host", _WIDTH)
+        for figure in machine.figures:
+            lines.append(f"  {figure.field:<15}  {_used(figure)}")
+            lines += wrap(
+                _sentence("published", figure.source), _WIDTH, initial_indent=" " * 19, subsequent_indent=" " * 21
+            )
+            if figure.share != 1:
+                words = _sentence(f"share {figure.share:g}", figure.share_source)
+                lines += wrap(words, _WIDTH, initial_indent=" " * 19, subsequent_indent=" " * 21)
+        lines.append("  everything else  the defaults of its device, see recshard_lab.sharding.topology")
+    return "\n".join(lines)
+
+
+def _sentence(what: str, source: str) -> str:
+    """A figure that nobody published says so in place of "published"."""
+    if what == "published" and source.startswith(ASSUMED):
+        return source
+    return f"{what}: {source}"
+
+
+def _used(figure: Published | None) -> str:
+    if figure is None:
+        return "-"
+    if figure.share == 1:
+        return amount(figure.field, figure.value)
+    used, unit = amount(figure.field, figure.value).split(" ")
+    peak, peak_unit = amount(figure.field, figure.peak).split(" ")
+    return f"{used} of {peak} {unit}" if unit == peak_unit else f"{used} {unit} of {peak} {peak_unit}"
+
+
+def amount(field: str, value: float) -> str:
+    """A figure of `Topology` as a data sheet would spell it.
+
+    >>> amount("intra_host_bw", 450e6), amount("hbm_cap", 80e9), amount("launch_ms", 0.02)
+    ('450 GB/s', '80 GB', '20 us')
+    """
+    if field.endswith("_bw"):
+        return f"{value / 1e6:,.0f} GB/s" if value >= 1e10 else f"{value / 1e6:,.4g} GB/s"
+    if field.endswith("_cap"):
+        return f"{value / 1e9:,.4g} GB"
+    if field == "flops_per_ms":
+        return f"{value / TFLOPS:,.4g} TFLOPS"
+    if field.endswith("_ms"):
+        return f"{value * 1000:,.4g} us"
+    return f"{value:,.4g} {field.partition('_')[0]}"

@@ -1,0 +1,175 @@
+"""How often rows are used: counted, published, at other batch sizes, and what the planner makes of it."""
+
+import numpy as np
+import pytest
+import torch
+
+from recshard_lab import (
+    AccessProfile,
+    EmbeddingBagConfig,
+    EmbeddingShardingPlanner,
+    KeyedJaggedTensor,
+    Topology,
+    Workload,
+)
+from recshard_lab.lab.measure import random_batch
+from recshard_lab.lab.widgets.question import Question, python_for
+from recshard_lab.planner.workload import table_loads
+
+ROWS = 5_000
+
+
+def zipf(count: int, seed: int = 0, alpha: float = 1.0, rows: int = ROWS) -> np.ndarray:
+    p = np.arange(1, rows + 1.0) ** -alpha
+    return np.random.default_rng(seed).choice(rows, count, p=p / p.sum())
+
+
+def tables(*names: str, rows: int = ROWS) -> list[EmbeddingBagConfig]:
+    return [EmbeddingBagConfig(rows, 16, name=name, feature_names=[f"{name}_f"]) for name in names]
+
+
+def batch(per_feature: dict[str, np.ndarray], samples: int) -> KeyedJaggedTensor:
+    """Bags of nearly equal length."""
+    lengths = [np.diff(np.linspace(0, len(ids), samples + 1).astype(int)) for ids in per_feature.values()]
+    return KeyedJaggedTensor(
+        list(per_feature),
+        torch.from_numpy(np.concatenate(list(per_feature.values()))),
+        lengths=torch.from_numpy(np.concatenate(lengths).astype(np.int32)),
+    )
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.5, 1.0])
+def test_a_smaller_batch_has_as_many_distinct_ids_as_subsamples_have(share: float) -> None:
+    ids = zipf(20_000)
+    draw = np.random.default_rng(1)
+    count = int(share * len(ids))
+    counted = np.mean([len(np.unique(draw.choice(ids, count, replace=False))) for _ in range(20)])
+    assert AccessProfile.of_ids([ids]).distinct(count) == pytest.approx(counted, rel=0.02)
+
+
+@pytest.mark.parametrize("times", [2, 4])
+def test_a_larger_batch_is_extrapolated_near_what_more_draws_have(times: int) -> None:
+    counted = len(np.unique(zipf(times * 10_000, seed=2)))
+    assert AccessProfile.of_ids([zipf(10_000)]).distinct(times * 10_000, ROWS) == pytest.approx(counted, rel=0.15)
+
+
+def test_no_batch_has_more_distinct_ids_than_rows_or_ids() -> None:
+    profile = AccessProfile.of_ids([np.arange(100)])
+    assert profile.distinct(1_000_000, num_embeddings=120) == 120
+    assert profile.distinct(0.5) <= 0.5
+    assert profile.distinct(0) == 0
+
+
+def test_the_hot_row_curve_is_that_of_the_sorted_counts() -> None:
+    ids = zipf(3_000)
+    counts = np.sort(np.bincount(ids))[::-1]
+    profile = AccessProfile.of_ids(np.array_split(ids, 7))
+    for rows in (0, 1, 10, 500, ROWS):
+        assert profile.hottest(rows) == pytest.approx(counts[:rows].sum() / 3_000)
+
+
+def test_metas_histogram_gives_the_share_of_distinct_ids_that_was_published_with_it() -> None:
+    meta = AccessProfile.meta_2021()
+    assert meta.num_ids == pytest.approx(65_536 * 15.8)
+    assert meta.unique_at(meta.num_ids) == pytest.approx(0.145, abs=0.003)
+    once = meta.rows[meta.uses.index(1.0)] / meta.num_ids
+    assert once == pytest.approx(0.07, abs=0.002)
+
+
+def test_a_measured_workload_says_what_was_counted() -> None:
+    found = tables("a", "b")
+    batches = [batch({"a_f": zipf(600, i), "b_f": zipf(150, 10 + i)}, samples=50) for i in range(4)]
+    load = Workload.measured(batches, found, optimizer="adam")
+    assert (load.batch_size, load.optimizer) == (50, "adam")
+    assert load.pooling_factors == {"a_f": 12.0, "b_f": 3.0}
+    counted = np.mean([len(b["a_f"].values().unique()) / 600 for b in batches])
+    assert load.profile("a").unique_fraction == pytest.approx(counted)
+    # four ranks' batches are the sample itself
+    everything = torch.cat([b["a_f"].values() for b in batches])
+    assert table_loads(found, 4, load).unique[0] * 2400 == pytest.approx(len(everything.unique()))
+    # one rank's: what any of them has, in the mean
+    alone = table_loads(found, 1, load)
+    assert alone.unique[0] == pytest.approx(counted, rel=0.05)
+    assert table_loads(found, 4, load).touched[0] == pytest.approx(alone.unique[0] * 600)
+    assert EmbeddingShardingPlanner(Topology(2), workload=load).plan_tables(found).tables().keys() == {"a", "b"}
+
+
+def test_batches_that_carry_features_and_batches_that_are_mappings_measure_alike() -> None:
+    class Carrier:
+        sparse_features = batch({"a_f": zipf(100)}, samples=10)
+
+    bare = Carrier.sparse_features
+    one = Workload.measured([bare], tables("a"))
+    assert one == Workload.measured([Carrier()], tables("a")) == Workload.measured([bare.to_dict()], tables("a"))
+
+
+def test_a_given_fraction_wins_over_access_and_access_over_zipf() -> None:
+    profile = AccessProfile.of_ids([zipf(1_000)])
+    found = tables("a", "b", "c")
+    load = Workload(100, 10.0, {"a": 0.25}, zipf_alpha=1.2, access={"a": profile, "b": profile})
+    unique = table_loads(found, 1, load).unique
+    assert unique[0] == 0.25
+    assert unique[1] == pytest.approx(profile.num_rows / 1_000)
+    assert unique[2] == table_loads(found, 1, Workload(100, 10.0, zipf_alpha=1.2)).unique[2]
+
+
+def test_metas_name_stands_for_its_histogram() -> None:
+    found = tables("small", rows=100)
+    load = Workload(4096, 15.8, access="meta_2021")
+    assert load.access == AccessProfile.meta_2021()
+    assert table_loads(found, 8, load).unique[0] == pytest.approx(100 / (8 * 4096 * 15.8))
+
+
+@pytest.mark.parametrize("samples", [200, 2_000, 9_000])
+def test_drawn_batches_are_used_as_the_profile_says(samples: int) -> None:
+    profile = AccessProfile.of_ids([zipf(50_000)])
+    load = Workload(samples, 10.0, access=profile)
+    drawn = random_batch(tables("a"), load, np.random.default_rng(0))["a_f"].values()
+    assert len(drawn.unique()) == pytest.approx(profile.distinct(10 * samples, ROWS), rel=0.05)
+    assert torch.bincount(drawn).max() / (10 * samples) == pytest.approx(profile.hottest(1), rel=0.15)
+
+
+def test_the_python_of_a_comparison_names_the_profiles_instead_of_spelling_them() -> None:
+    load = Workload(8, access=AccessProfile.meta_2021())
+    shown = python_for(Question({}, 2, 8, 10**9), Topology(2), load)
+    made = {"tables": tables("a", rows=40), "access": load.access}
+    exec(shown, made)
+    assert "access=access" in shown
+    assert made["planner"].workload == load
+
+
+@pytest.mark.parametrize(
+    ("batches", "words"),
+    [
+        ([], "no batches"),
+        ([{"other": None}], "no feature 'a_f', which table 'a' reads"),
+        ([batch({"a_f": np.array([3, ROWS])}, 1)], "the id 5000, table 'a' has rows 0 to 4,999"),
+        ([batch({"a_f": np.array([3, -1])}, 1)], "the id -1"),
+        ([batch({"a_f": zipf(8)}, 2), batch({"a_f": zipf(8)}, 4)], "4 bags where the first batch has 2"),
+        (["nothing"], "must be a KeyedJaggedTensor"),
+        ([{"a_f": 3}], "must be a JaggedTensor"),
+        (7, "batches must be"),
+    ],
+)
+def test_batches_that_cannot_be_counted_are_refused_by_name(batches, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Workload.measured(batches, tables("a"))
+
+
+@pytest.mark.parametrize(
+    ("uses", "rows", "words"),
+    [
+        ((), (), "at least one"),
+        ((1.0,), (1.0, 2.0), "one length"),
+        ((2.0, 1.0), (1.0, 1.0), "ascending"),
+        ((1.0,), (0.0,), "rows"),
+    ],
+)
+def test_a_histogram_that_is_none_is_refused(uses, rows, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        AccessProfile(uses, rows)
+
+
+def test_access_of_another_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="'meta_2021', or one of them for each table, got 'meta_2020'"):
+        Workload(access="meta_2020")

@@ -117,8 +117,9 @@ def plan(
     given = {} if ranks is None else {"world_size": ranks}
     machine = Topology.preset(topology, **given) if topology else Topology(ranks or 2)
     if memory_gb is not None:
-        name = "hbm_cap" if machine.compute_device == "cuda" else "ddr_cap"
-        machine = replace(machine, **{name: int(memory_gb * 1024**3)})
+        cap = int(memory_gb * 1024**3)
+        on_gpu = machine.compute_device == "cuda"
+        machine = replace(machine, hbm_cap=cap) if on_gpu else replace(machine, ddr_cap=cap)
     workload = read.workload(batch_size=batch_size, optimizer=optimizer)
     planner = EmbeddingShardingPlanner(machine, workload=workload, solver=solver)
     planned = planner.plan_tables(read.tables)

@@ -194,7 +194,7 @@ class AccessProfile:
         if not rows >= 0:
             raise ValueError(f"rows must not be negative, got {rows!r}")
         uses, held = np.array(self.uses)[::-1], np.array(self.rows)[::-1]
-        taken = np.clip(rows - np.concatenate([[0.0], np.cumsum(held)[:-1]]), 0.0, held)
+        taken = np.clip(float(rows) - np.concatenate([[0.0], np.cumsum(held)[:-1]]), 0.0, held)
         return float(np.dot(taken, uses)) / self.num_ids
 
 

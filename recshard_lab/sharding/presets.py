@@ -162,7 +162,7 @@ def _this_machine(ranks: int | None, local_world_size: int | None) -> dict[str, 
 
 def _overview(machines: Sequence[Machine]) -> str:
     heads = ("preset", "ranks a host", "memory", "its rate", "inside a host", "between hosts")
-    lines = [heads]
+    lines: list[tuple[str, ...]] = [heads]
     for machine in machines:
         by_field = {figure.field: figure for figure in machine.figures}
         gpu = machine.device == "cuda"

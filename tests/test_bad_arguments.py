@@ -165,6 +165,10 @@ def planned(planner: Any) -> None:
     planner.plan_tables([bags()])
 
 
+def made() -> rl.ShardingPlan:
+    return rl.EmbeddingShardingPlanner(rl.Topology(2), 8).plan_tables([bags()])
+
+
 def config_call(kind: Any, **more: Any) -> Call:
     given = {"num_embeddings": 10, "embedding_dim": 4, "name": "t", "data_type": rl.DataType.FP32, **F}
     given |= {"weight_init_max": 1.0, "weight_init_min": -1.0, "init_fn": nn.init.zeros_}
@@ -185,6 +189,7 @@ def calls() -> dict[str, Call]:
     betas = {"betas": (0.9, 0.99), "eps": 1e-8}
     stages = [rl.WarmupStage(rl.WarmupPolicy.LINEAR, max_iters=4, value=0.1)]
     table = {"t": rl.ParameterConstraints()}
+    asked = {"planner": rl.EmbeddingShardingPlanner(rl.Topology(2), 8), "tables": [bags()]}
     return {
         "DataType": (rl.DataType, {"value": "FP32"}),
         "PoolingType": (rl.PoolingType, {"value": "SUM"}),
@@ -357,6 +362,9 @@ def calls() -> dict[str, Call]:
         "ShardingPlan.validate": (plan().validate, {"tables": [bags()], "world_size": 2}),
         "ShardingPlan.pairs": (plan().pairs, {"tables": [bags()]}),
         "ShardingPlan.with_route": (plan().with_route, {"route": "direct"}),
+        "ShardingPlan.explain": (lambda **own: str(made().explain(**own)), {"table": "t", **asked}),
+        "ShardingPlan.diff": (lambda **own: str(made().diff(**own)), {"other": plan(), **asked}),
+        "ShardingPlan.why_not": (lambda **own: str(made().why_not(**own)), {"wishes": {"t": "row_wise"}, **asked}),
         "ShardingPlan.from_json": (rl.ShardingPlan.from_json, {"text": plan().to_json()}),
         "ShardingPlan.get_plan_for_module": (plan().get_plan_for_module, {"module_path": ""}),
         "Topology": (

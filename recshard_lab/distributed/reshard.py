@@ -13,21 +13,12 @@ import torch
 from torch import Tensor
 
 from recshard_lab.comm import ShardingEnv, all_to_all
+from recshard_lab.sharding.overlaps import Transfer as Transfer
+from recshard_lab.sharding.overlaps import transfers as transfers
 from recshard_lab.sharding.plan import Shard
-from recshard_lab.sharding.tiling import Rect, intersect
+from recshard_lab.sharding.tiling import Rect
 
 DEFAULT_ROUND_BYTES = 8 * 2**20  # larger ones leave the caches: 1.5 times slower on 4 ranks
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """One rectangle on its way from a source shard to a target shard (positions in their lists)."""
-
-    source: int
-    target: int
-    source_rank: int
-    target_rank: int
-    rect: Rect
 
 
 @dataclass
@@ -47,40 +38,6 @@ class Move:
     targets: Sequence[Shard]
     held: Mapping[int, Tensor]
     wanted: Mapping[int, Tensor]
-
-
-def transfers(sources: Sequence[Shard], targets: Sequence[Shard]) -> list[Transfer]:
-    """The rectangles to move, each target cell exactly once; a target's own rank serves first.
-
-    Raises:
-        ValueError: the sources do not cover a target.
-
-    >>> [t.rect for t in transfers([Shard(0, (0, 10), (0, 4))], [Shard(0, (0, 10), (0, 2)), Shard(1, (0, 10), (2, 4))])]
-    [((0, 10), (0, 2)), ((0, 10), (2, 4))]
-    """
-    found = []
-    for number, target in enumerate(targets):
-        nearest = sorted(
-            range(len(sources)),
-            key=lambda s: (sources[s].rank != target.rank, (sources[s].rank - target.rank) % (1 << 20)),
-        )
-        open_rects: list[Rect] = [(target.rows, target.cols)]
-        for position in nearest:
-            source = sources[position]
-            rest: list[Rect] = []
-            for rect in open_rects:
-                shared = intersect(rect, (source.rows, source.cols))
-                if shared is None:
-                    rest.append(rect)
-                    continue
-                found.append(Transfer(position, number, source.rank, target.rank, shared))
-                rest.extend(_without(rect, shared))
-            open_rects = rest
-            if not open_rects:
-                break
-        if open_rects:
-            raise ValueError(f"no source holds rows {open_rects[0][0]}, columns {open_rects[0][1]}")
-    return found
 
 
 @dataclass(frozen=True)
@@ -192,16 +149,3 @@ def _view(tensor: Tensor, shard: Shard, rect: Rect) -> Tensor:
     (r0, r1), (c0, c1) = rect
     top, left = shard.rows[0], shard.cols[0]
     return tensor[r0 - top : r1 - top, c0 - left : c1 - left]
-
-
-def _without(rect: Rect, hole: Rect) -> list[Rect]:
-    """What is left of ``rect`` without ``hole``, which lies inside it."""
-    (r0, r1), (c0, c1) = rect
-    (h0, h1), (k0, k1) = hole
-    parts: list[Rect] = [
-        ((r0, h0), (c0, c1)),
-        ((h1, r1), (c0, c1)),
-        ((h0, h1), (c0, k0)),
-        ((h0, h1), (k1, c1)),
-    ]
-    return [part for part in parts if part[0][0] < part[0][1] and part[1][0] < part[1][1]]

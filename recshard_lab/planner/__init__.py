@@ -1,10 +1,14 @@
 """Predicts and chooses plans: numpy only (`exact.py` also scipy), nothing launched.
 
 Read `cost.py` first (what a rectangle costs; `torchrec_cost.py` is what TorchRec says it does), then `estimate.py`,
-then `terms.py` (the same costs for solvers), `bounds.py` (how short no step is), `greedy.py` and `exact.py`.
+then `terms.py` (the same costs for solvers), `bounds.py` (how short no step is), `greedy.py` and `exact.py`;
+`why.py` answers questions about plans.
 """
 
 from recshard_lab.planner.access import AccessProfile as AccessProfile
+from recshard_lab.planner.answers import Explained as Explained
+from recshard_lab.planner.answers import PlanDiff as PlanDiff
+from recshard_lab.planner.answers import WhyNot as WhyNot
 from recshard_lab.planner.cost import PHASES as PHASES
 from recshard_lab.planner.cost import CostModel as CostModel
 from recshard_lab.planner.estimate import Estimate as Estimate

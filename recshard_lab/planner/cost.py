@@ -212,6 +212,15 @@ class CostModel:
         ways = self.routes.add_terms(own, node, everyone, phases_of_ways=(2, 4))
         return Terms(own, node, everyone, fixed, (Switch((ROW_CUT,), cut), Switch((NORMS,), norms), *ways))
 
+    def step_of(self, ms: Array) -> Array:
+        """``[...]`` the step in which ranks take `ms` ``[P, ..., W]``."""
+        return np.asarray(ms.max(axis=-1).sum(axis=0) if self.waits else ms.sum(axis=0).max(axis=-1))
+
+    def caused(self, loads: Array, whole: Array) -> Array:
+        """``[P, W]`` what `loads` ``[K, W]`` cause in a plan of loads `whole`: linear, what is paid once left out."""
+        found = self.terms.caused(loads, self.topology.num_nodes, self.terms.switched(whole))
+        return np.asarray(found[:-1])
+
     def memory(self, loads: Array) -> Array:
         """Bytes ``[6, ..., W]`` by category, without the capacity."""
         found = np.zeros((len(MEMORY_CATEGORIES), *loads.shape[1:]))

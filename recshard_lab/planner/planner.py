@@ -17,6 +17,7 @@ from recshard_lab.planner.greedy import Solution, solve
 from recshard_lab.planner.loads import K
 from recshard_lab.planner.options import DoesNotFit
 from recshard_lab.planner.reservations import FixedPercentageStorageReservation
+from recshard_lab.planner.why import Planned
 from recshard_lab.planner.workload import Workload
 from recshard_lab.sharding import (
     EmbeddingModuleShardingPlan,
@@ -28,6 +29,7 @@ from recshard_lab.sharding import (
     running_local_world_size,
     running_world_size,
 )
+from recshard_lab.sharding.plan import Tables
 from recshard_lab.sharding.types import check_route
 from recshard_lab.sharding.validate import nearest
 
@@ -59,6 +61,7 @@ class EmbeddingShardingPlanner:
     Attributes:
         last_estimate: `Estimate` of the last plan made, None before; its `lower_bound` and `gap` say how far from the
             best of all placements the plan can be.
+        last_planned: what it knows of the last plan made, which `ShardingPlan.explain` reads; None before.
 
     Raises:
         ValueError: a solver or a cost model that does not exist; a time limit that is not positive.
@@ -100,6 +103,7 @@ class EmbeddingShardingPlanner:
         self.solver, self.time_limit_s = solver, time_limit_s
         self.cost_model = cost_model_named(cost_model).name
         self.last_estimate: Estimate | None = None
+        self.last_planned: Planned | None = None
 
     @names_wrong_arguments
     def plan(self, module: Any, sharders: Sequence[Any] | None = None) -> ShardingPlan:
@@ -157,7 +161,32 @@ class EmbeddingShardingPlanner:
         if isinstance(box[0], PlanError):
             raise box[0]
         plan, self.last_estimate = box[0]
+        self.last_planned = plan.planned
         return plan
+
+    @names_wrong_arguments
+    def knows(self, plan: ShardingPlan, tables: Tables | None = None) -> Planned:
+        """What this planner knows of a plan that need not be its own, for `ShardingPlan.explain`.
+
+        Args:
+            tables: their configs, or module path -> configs; those it planned last when left out.
+
+        Raises:
+            PlanError: it has planned nothing yet, and there are no `tables`.
+        """
+        if tables is None:
+            if self.last_planned is None:
+                raise PlanError(
+                    "this planner has planned nothing yet, so it knows no tables. Smallest fix: pass tables=[...] too"
+                )
+            return self.last_planned
+        if not isinstance(tables, Mapping):
+            home = {name: path for path, own in plan.plan.items() for name in own}
+            grouped: dict[str, list[BaseEmbeddingConfig]] = {}
+            for table in tables:
+                grouped.setdefault(home.get(table.name, ""), []).append(table)
+            tables = grouped
+        return Planned.by(self, tables, self.workload, self.constraints)
 
     @names_wrong_arguments
     def plan_tables(
@@ -208,6 +237,7 @@ class EmbeddingShardingPlanner:
         self.last_estimate = replace(estimate_loads(model, loads), lower_bound=solution.bound_ms)
         made = ShardingPlan(plan)
         made.validate(found, self.topology.world_size)  # a registered scheme may propose what is no tiling
+        made.planned = self.last_planned = Planned.by(self, found, workload, constraints)
         if self.debug:
             print(made.show(), self.last_estimate, sep="\n\n")
         return made

@@ -79,11 +79,18 @@ class Terms:
 
     def spent(self, loads: Array, nodes: int) -> Array:
         """``[Q, W]`` ms in each phase, and bytes, of ranks that hold `loads` ``[K, W]`` on so many nodes."""
-        totals = loads.sum(axis=1)
+        bits = self.switched(loads)
+        return np.asarray(self.caused(loads, nodes, bits) + self.paid(bits)[:, None])
+
+    def caused(self, loads: Array, nodes: int, bits: int) -> Array:
+        """The same while these switches are on, without what is paid once: linear in `loads`, so tables' add up."""
         by_node = (self.node @ loads).reshape(len(self.own), nodes, -1).sum(axis=-1)
-        bits = int(np.bitwise_or.reduce(self.flags(totals[:, None])))
-        shared = self.paid(bits) + self.shared(bits) @ totals
+        shared = self.shared(bits) @ loads.sum(axis=1)
         return np.asarray(self.own @ loads + np.repeat(by_node, loads.shape[1] // nodes, axis=1) + shared[:, None])
+
+    def switched(self, loads: Array) -> int:
+        """The switches that ranks with `loads` ``[K, W]`` turn on, one bit each."""
+        return int(np.bitwise_or.reduce(self.flags(loads.sum(axis=1)[:, None])))
 
 
 def modes(flags: Collection[int]) -> list[int]:

@@ -134,6 +134,10 @@ class TorchRecCostModel(CostModel):
         """Milliseconds ``[P, ..., W]`` of ranks that hold `loads` ``[K, ..., W]``."""
         return np.asarray(loads[_LOADS])
 
+    def caused(self, loads: Array, whole: Array) -> Array:
+        """``[P, W]`` what `loads` ``[K, W]`` cause, whatever else there is: nothing is paid once."""
+        return self.phases(loads)
+
     @cached_property
     def terms(self) -> Terms:
         """One phase, whose value on a rank is the sum: the slowest rank of it is the busiest rank."""

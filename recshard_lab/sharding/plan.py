@@ -13,15 +13,20 @@ whole rectangle on every rank, and the only kind whose rectangles may lie on top
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.sharding.asked import known
 from recshard_lab.sharding.shard import PlanError as PlanError
 from recshard_lab.sharding.shard import Shard as Shard
 from recshard_lab.sharding.types import ShardingType, check_route
 from recshard_lab.sharding.validate import check_shards, nearest, replicas_of, shards_in
+
+if TYPE_CHECKING:
+    from recshard_lab.planner.answers import Explained, PlanDiff, WhyNot
+    from recshard_lab.planner.why import Planned
 
 Tables: TypeAlias = Sequence[BaseEmbeddingConfig] | Mapping[str, Sequence[BaseEmbeddingConfig]]
 
@@ -168,6 +173,10 @@ class EmbeddingModuleShardingPlan(dict[str, ParameterSharding]):
 class ShardingPlan:
     """The plan of a model: module path -> plan of that collection. The root module's path is ``""``.
 
+    Attributes:
+        planned: what the planner that made it knows of it, for `explain`, `diff` and `why_not`; None where none did.
+            No part of the plan: not compared, not in JSON.
+
     >>> movies = ParameterSharding("row_wise", shards=[Shard(0, (0, 50), (0, 8)), Shard(1, (50, 100), (0, 8))])
     >>> plan = ShardingPlan({"ebc": EmbeddingModuleShardingPlan(movies=movies)})
     >>> print(plan)
@@ -178,6 +187,7 @@ class ShardingPlan:
     """
 
     plan: dict[str, EmbeddingModuleShardingPlan]
+    planned: "Planned | None" = field(default=None, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         self.plan = {
@@ -271,6 +281,7 @@ class ShardingPlan:
             }
         )
         plan.validate(tables, world_size)
+        plan.planned = self.planned
         return plan
 
     @names_wrong_arguments
@@ -297,12 +308,63 @@ class ShardingPlan:
         >>> plan.with_route("two_hop").tables()["movies"].route
         'two_hop'
         """
-        return ShardingPlan(
+        plan = ShardingPlan(
             {
                 path: EmbeddingModuleShardingPlan({name: s.with_route(route) for name, s in entries.items()})
                 for path, entries in self.plan.items()
             }
         )
+        plan.planned = self.planned
+        return plan
+
+    @names_wrong_arguments
+    def explain(self, table: str, *, planner: Any = None, tables: Tables | None = None) -> "Explained":
+        """Why `table` lies where it does: what every other scheme would cost, and what the table causes of the step.
+
+        Args:
+            table: its name, or ``"module.path.name"`` where several modules have one of that name.
+            planner: who is asked; the planner that made the plan when left out.
+            tables: configs, for a planner that has not planned them.
+
+        Returns:
+            `Explained`; `print` it, show it in a notebook, or ``to_pandas()``. Each alternative is the best placement
+            found of its scheme and route while all other tables stay where they are.
+
+        Raises:
+            PlanError: no such table; no planner made this plan, and none is given.
+        """
+        return known(self, planner, tables).explain(self, table)
+
+    @names_wrong_arguments
+    def diff(self, other: "ShardingPlan", *, planner: Any = None, tables: Tables | None = None) -> "PlanDiff":
+        """What changes from this plan to `other`: per table scheme, ranks and bytes that move; step and memory.
+
+        Args:
+            other: a plan of the same tables. One that a planner made is predicted under that planner's topology and
+                workload, any other under this plan's.
+            planner, tables: as for `explain`.
+
+        Raises:
+            PlanError: neither plan was made by a planner, and none is given; a table has another size in `other`.
+        """
+        if not isinstance(other, ShardingPlan):
+            raise PlanError(f"diff takes another ShardingPlan, got {other!r}")
+        asked = self if planner is not None or self.planned is not None or other.planned is None else other
+        mine = known(asked, planner, tables)
+        return mine.diff(self, other, other.planned or mine)
+
+    @names_wrong_arguments
+    def why_not(self, wishes: Mapping[str, Any], *, planner: Any = None, tables: Tables | None = None) -> "WhyNot":
+        """What it would cost to plan again with other wishes, or why there is no such plan.
+
+        Args:
+            wishes: table -> a scheme, a list of schemes, or `ParameterConstraints`.
+            planner, tables: as for `explain`.
+
+        Raises:
+            PlanError: no such table or scheme; no planner made this plan, and none is given.
+        """
+        return known(self, planner, tables).why_not(self, wishes)
 
     def to_json(self, indent: int | None = None) -> str:
         """This plan as JSON with a schema version; `from_json` gives back an equal plan."""

@@ -4,7 +4,7 @@ A planner attaches a `Planned` to every plan it makes: the tables, and itself wi
 constraints. All answers come from the plan as it stands, so one that was edited by hand is explained too.
 
 What a table causes of a phase is what the cost model's linear terms (`terms.py`) give for its rectangles on the
-phase's slowest rank; what all tables cause and the fixed costs add up to the phase.
+phase's slowest rank; what all tables cause, and what is paid once whatever they are, add up to the phase.
 
 Shape letters: K loads, W ranks, P phases, C candidates, n rectangles.
 """
@@ -40,7 +40,6 @@ from recshard_lab.sharding.validate import nearest
 if TYPE_CHECKING:
     from recshard_lab.planner.planner import EmbeddingShardingPlanner
 
-Pairs: TypeAlias = list[tuple[BaseEmbeddingConfig, ParameterSharding]]
 Wish: TypeAlias = str | Sequence[str] | ParameterConstraints
 
 
@@ -64,7 +63,7 @@ class Planned:
         workload: Workload,
         constraints: Mapping[str, ParameterConstraints],
     ) -> "Planned":
-        """What `planner` knows of `tables`; later changes of either do not show."""
+        """What `planner` knows of `tables`; what it is set to later does not show."""
         settings = copy(planner)
         settings.constraints, settings.debug, settings.reservation = dict(constraints), False, None
         settings.workload = workload
@@ -243,9 +242,10 @@ class Planned:
 
 
 def moved_bytes(table: BaseEmbeddingConfig, before: Sequence[Shard], after: Sequence[Shard], optimizer: str) -> int:
-    """Bytes of a table's weights and optimizer state that go from one rank to another; numbers a step has once not.
+    """Bytes of a table's weights and optimizer state that go from one rank to another.
 
     What a rank's old rectangles hold of its new ones stays; state that a row has once lies beside every piece of it.
+    A number that a table has once, such as a count of steps, is left out.
 
     >>> movies = BaseEmbeddingConfig(name="movies", num_embeddings=10, embedding_dim=4)
     >>> whole, halves = [Shard(0, (0, 10), (0, 4))], [Shard(0, (0, 5), (0, 4)), Shard(1, (5, 10), (0, 4))]

@@ -355,7 +355,7 @@ class ShardingPlan:
 
     @names_wrong_arguments
     def why_not(self, wishes: Mapping[str, Any], *, planner: Any = None, tables: Tables | None = None) -> "WhyNot":
-        """What it would cost to plan again with other wishes, or why there is no such plan.
+        """What other wishes would cost, or why no plan keeps them: plans again, which takes as long as planning does.
 
         Args:
             wishes: table -> a scheme, a list of schemes, or `ParameterConstraints`.

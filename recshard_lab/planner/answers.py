@@ -11,6 +11,7 @@ from recshard_lab.sharding import ParameterSharding, ShardingPlan
 from recshard_lab.sharding.show import ranks_text, shards_text
 
 Tables: TypeAlias = list[tuple[Sequence[int], Sequence[Sequence[str]]]]
+LONGEST_RANKS = 24  # of a list of ranks in a sentence; a longer one is counted
 LEAST_MS = 1e-6  # steps that differ by less are as long as each other
 
 
@@ -323,8 +324,11 @@ def sharding_text(sharding: ParameterSharding) -> str:
     >>> sharding_text(ParameterSharding("row_wise", ranks=[0, 1], route="two_hop"))
     'row_wise on ranks 0-1 by two_hop'
     """
-    ranks = sharding.ranks or []
-    where = "all ranks" if sharding.replicated else f"rank{'s' if len(set(ranks)) > 1 else ''} {ranks_text(ranks)}"
+    ranks = set(sharding.ranks or [])
+    where = f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(sorted(ranks))}"
+    if len(where) > LONGEST_RANKS:
+        where = f"{len(ranks)} ranks"
+    where = "all ranks" if sharding.replicated else where
     return f"{sharding.sharding_type} on {where}{'' if sharding.route == 'direct' else f' by {sharding.route}'}"
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from recshard_lab.sharding.show import WIDTH, align
 
+MOST_LINES = 40  # of a text table; HTML and `records` have all
+
 
 class Shown:
     """What an answer looks like: sentences, then a table. An answer says `_sentences` and `_tables`."""
@@ -41,7 +43,12 @@ class Shown:
         return pandas.DataFrame(self.records())
 
     def __str__(self) -> str:
-        tables = [align(lines, widest, WIDTH) for widest, lines in self._tables() if len(lines) > 1]
+        tables = []
+        for widest, lines in self._tables():
+            if len(lines) > 1:
+                left_out = len(lines) - 1 - MOST_LINES
+                more = [f"... and {left_out} more: records() has them all"] if left_out > 0 else []
+                tables.append("\n".join([align(lines[: MOST_LINES + 1], widest, WIDTH), *more]))
         return "\n\n".join(["\n".join(wrapped(text) for text in self._sentences()), *tables])
 
     def _repr_html_(self) -> str:

@@ -282,6 +282,19 @@ def test_text_fits_100_columns_and_html_and_dicts_say_the_same() -> None:
     assert json.dumps(explained)
 
 
+def test_text_of_many_tables_and_ranks_stays_short() -> None:
+    many = Topology(64, "cuda", hbm_cap=80 * 10**9, local_world_size=8)
+    tables = [table(f"t{i}", 10_000, 64) for i in range(50)]
+    shards = [Shard(2 * i, (1000 * i, 1000 * (i + 1)), (0, 64)) for i in range(10)]
+    spread = {config.name: ParameterSharding("custom", shards=shards) for config in tables}
+    plan = EmbeddingShardingPlanner(many, local_search_passes=0).plan_tables(tables)
+    found = plan.diff(ShardingPlan({"": spread}))  # type: ignore[dict-item]
+    assert len(found.records()) == found._repr_html_().count("<tr>") - 1 == 50
+    assert str(found).endswith("... and 10 more: records() has them all")
+    assert "custom on 10 ranks" in str(found)
+    assert max(len(line) for line in str(found).splitlines()) <= 100
+
+
 def test_tables_go_to_pandas_where_it_is_installed_and_its_absence_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, _, plan = problem(2)
     found = plan.explain("t0")

@@ -103,6 +103,18 @@ class ShardingEnv:
         )
         return intra, inter
 
+    def twin(self) -> "ShardingEnv":
+        """The same ranks over connections of their own, whose collectives need no order with those of this one.
+
+        All ranks must call it. ``torch.distributed.destroy_process_group(twin.pg)`` closes them.
+        """
+        if self.pg is None:
+            return self
+        members = dist.get_process_group_ranks(self.pg)
+        whole = len(members) == dist.get_world_size()
+        group = dist.new_group(members, use_local_synchronization=not whole)  # ranks outside do not come here
+        return ShardingEnv(self.world_size, self.rank, group, self.outer, self.members, self.local_size)
+
     @classmethod
     def from_process_group(cls, pg: Any) -> "ShardingEnv":
         """The environment of an initialised process group."""

@@ -38,6 +38,14 @@ class _Saved:
     kept: list[Any]
 
 
+@dataclass(slots=True, frozen=True)
+class Roads:
+    """How rows come home over some connections: batches of one size, and variable ones."""
+
+    route: PooledRoute | SequenceRoute
+    variable: VariableRoute
+
+
 class Executor:
     """Runs a collection's tables under one tiling.
 
@@ -64,7 +72,7 @@ class Executor:
         codecs: Registry | None = None,
         policy: OutOfRange | None = None,
     ) -> None:
-        self.layout, self.env, self.device, self.pooled = layout, env, device, pooled
+        self.layout, self.env, self.device, self.pooled, self.codecs = layout, env, device, pooled, codecs
         self.input_dist = InputDist(layout, env, pooled=pooled, weighted=weighted, policy=policy)
         self.lookup = RankLookup(layout, kinds, env.rank, pooled, device)
         self.route = PooledRoute(layout, env, codecs) if pooled else SequenceRoute(layout, env, codecs)
@@ -101,8 +109,10 @@ class Executor:
                 "the tables have moved (dmp.reshard) since this batch was sent: its ids went where their rows no "
                 "longer are. Smallest fix: finish every lookup before dmp.reshard, or send the batch again"
             )
-        if torch.is_grad_enabled():
-            out: Tensor = _Step.apply(self.anchor, self, routed)
+        if routed.looked_up is not None:
+            out = routed.looked_up
+        elif torch.is_grad_enabled():
+            out = _Step.apply(self.anchor, self, routed)
         else:
             out = self.forward(routed, training=False)[0]
         return out if routed.bags is None else self._to_samples(out, routed)
@@ -115,7 +125,25 @@ class Executor:
         parts = flat.split([batch * dim for dim in dims])
         return torch.cat([part.view(batch, dim) for part, dim in zip(parts, dims, strict=True)], 1)
 
-    def forward(self, routed: Routed, training: bool) -> tuple[Tensor, _Saved | None]:
+    def roads(self, env: ShardingEnv) -> Roads:
+        """The ways home over other connections between the same ranks."""
+        return Roads(
+            (PooledRoute if self.pooled else SequenceRoute)(self.layout, env, self.codecs),
+            VariableRoute(self.layout, env, self.codecs),
+        )
+
+    def look_up(self, routed: Routed, roads: Roads) -> _Saved | None:
+        """The rows of a batch ahead of its ``finish``: from then on ``routed.looked_up``, a leaf that takes a gradient.
+
+        Nobody steps the tables for it: hand ``routed.looked_up.grad`` to `backward` with what is returned.
+        """
+        training = torch.is_grad_enabled()
+        with torch.no_grad():
+            out, saved = self.forward(routed, training, roads)
+        routed.looked_up = out.requires_grad_(training)
+        return saved
+
+    def forward(self, routed: Routed, training: bool, roads: Roads | None = None) -> tuple[Tensor, _Saved | None]:
         """Rows of the local batch, and what ``backward`` needs."""
         kept, exchanged = [], []
         for group in self.lookup.exchanged:
@@ -123,7 +151,8 @@ class Executor:
             exchanged.append(rows)
             kept.append(saved)
         replicated = [self._run(group, group.own_bags(routed.home), False)[0] for group in self.lookup.replicated]
-        route = self.route if routed.bags is None else self.variable
+        roads = roads or Roads(self.route, self.variable)
+        route = roads.route if routed.bags is None else roads.variable
         out = route.forward(exchanged, replicated, routed)
         self._measure(routed, out, route.buffer_bytes)
         return out, (_Saved(routed, kept) if training else None)

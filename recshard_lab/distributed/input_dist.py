@@ -24,7 +24,8 @@ from recshard_lab.comm import Pending, ShardingEnv, issue_all_to_all
 from recshard_lab.distributed.bucketize import edges_of
 from recshard_lab.distributed.fit_ids import fit_ids
 from recshard_lab.distributed.layout import Layout
-from recshard_lab.distributed.row_router import BlockIds, Found, RowRouter, Run, merge
+from recshard_lab.distributed.packed import Packed
+from recshard_lab.distributed.row_router import BlockIds, Found, RowRouter, Run
 from recshard_lab.distributed.touched_rows import TouchedRows, touched_rows
 from recshard_lab.embedding import DataType
 from recshard_lab.embedding.out_of_range import OutOfRange
@@ -80,6 +81,7 @@ class Routed:
         counts: ids by lane and source rank.
         home: this rank's own batch.
         bags: in a variable batch, bags of exchanged lanes by source rank and lane; None in all others.
+        looked_up: the rows that came home, where that was done ahead (`Executor.look_up`).
     """
 
     ids: Tensor
@@ -91,6 +93,7 @@ class Routed:
     counts: list[list[int]]
     home: Home
     bags: list[list[int]] | None = None
+    looked_up: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -107,8 +110,11 @@ class PendingInput:
 
     def wait(self) -> Routed:
         """Blocks until every rank's ids have come."""
+        return self.unpack(list(torch.split(self.payload.wait(), self.sizes)))
+
+    def unpack(self, chunks: list[Tensor]) -> Routed:
+        """The ids in what each rank has sent."""
         first, lanes = self.lanes
-        chunks = list(torch.split(self.payload.wait(), self.sizes))
         if min(self.segments) >= 0:
             heads = [lanes * own for own in self.segments]
             square = [chunk[: lanes * own].view(lanes, own) for chunk, own in zip(chunks, self.segments, strict=True)]
@@ -205,28 +211,41 @@ class InputDist:
         Raises:
             ValueError: a feature is missing, ids are out of range, or weights are missing or not asked for.
         """
-        runs, home, segments = self._pack(features)
-        splits = [sum(end - start for _, start, end in own) for own in runs]
+        packed = self.pack(features)
         world, device = self.env.world_size, features.device()
         if self.env.pg is None:
-            sizes, all_segments = splits, [segments]
-            message = self._message(runs, device)
-        else:
-            mine = torch.tensor([n for split in splits for n in (segments, split)], device=device)
-            asked = issue_all_to_all(mine, [2] * world, [2] * world, self.env, "input_dist/sizes")
-            message = self._message(runs, device)  # while the sizes travel
-            theirs = asked.wait().tolist()
-            all_segments, sizes = theirs[::2], theirs[1::2]
-        payload = issue_all_to_all(message, splits, sizes, self.env, "input_dist/ids")
+            return self.send(packed, packed.sizes, device, self.env)
+        mine = torch.tensor(packed.sizes, device=device).view(-1)
+        asked = issue_all_to_all(mine, [2] * world, [2] * world, self.env, "input_dist/sizes")
+        message = packed.message(self.wire, device)  # while the sizes travel
+        return self.send(packed, asked.wait().view(world, 2).tolist(), device, self.env, message)
+
+    def send(
+        self,
+        packed: Packed,
+        theirs: Sequence[Sequence[int]],
+        device: torch.device,
+        env: ShardingEnv,
+        message: Tensor | None = None,
+    ) -> PendingInput:
+        """Sends what was packed, once every rank has told its ``sizes``; over ``env``, which are the same ranks."""
+        if message is None:
+            message = packed.message(self.wire, device)
+        all_segments, sizes = [own[0] for own in theirs], [own[1] for own in theirs]
+        payload = issue_all_to_all(message, packed.splits, sizes, env, "input_dist/ids")
+        return self.pending(packed, all_segments, sizes, payload)
+
+    def pending(self, packed: Packed, segments: list[int], sizes: list[int], payload: Pending) -> PendingInput:
+        """What is under way, as this rank must read it."""
         lanes = len(self.layout.exchanged_lanes[self.env.rank]), len(self.layout.rank_lanes[self.env.rank])
-        return PendingInput(payload, all_segments, sizes, lanes, self.weight_dtype, self.pooled, home)
+        return PendingInput(payload, segments, sizes, lanes, self.weight_dtype, self.pooled, packed.home)
 
-    def _message(self, runs: list[list[Run]], device: torch.device) -> Tensor:
-        pieces = merge(run for own in runs for run in own)
-        return torch.cat(pieces) if pieces else torch.empty(0, dtype=self.wire, device=device)
+    def pack(self, features: KeyedJaggedTensor) -> Packed:
+        """Makes a local batch up for the wire; nothing is sent.
 
-    def _pack(self, features: KeyedJaggedTensor) -> tuple[list[list[Run]], Home, int]:
-        """For each rank what it is sent, what must be remembered here, and S."""
+        Raises:
+            ValueError: as `start`.
+        """
         layout = self.layout
         fitted = fit_ids(features, self._key_positions(features.keys()), layout, self.policy)
         features, position = fitted.features, fitted.position
@@ -288,7 +307,7 @@ class InputDist:
                     own.append((bits.setdefault(id(tensor), _to_wire(tensor, self.wire)), start, end))
             runs.append(own)
         segments = features.stride() if self.pooled else 1
-        return runs, home, VARIABLE if variable else _with_header(segments) if with_header else segments
+        return Packed(runs, home, VARIABLE if variable else _with_header(segments) if with_header else segments)
 
     def _global_ids(self, batch: list[BlockIds], values: Tensor) -> list[BlockIds]:
         """The batch with row numbers as wide as the tables need, which a stripe's own need not be."""

@@ -3,7 +3,7 @@
 Shape letters: B batch, D columns of a block, N ids of a feature.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -36,6 +36,9 @@ from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor
 
 if TYPE_CHECKING:
     from recshard_lab.distributed.fused_optimizer import FusedOptimizer
+
+
+Feed = Callable[["ShardedCollection", KeyedJaggedTensor], Routed]
 
 
 class ShardedCollection(nn.Module):
@@ -75,6 +78,8 @@ class ShardedCollection(nn.Module):
         self.tables = list(tables)
         self.optimizers = [optimizers[table.name] for table in tables]
         self.weighted, self.backend, self.codecs = weighted, backend, codecs
+        #: where `forward` gets the ids of batches that were sent ahead; set by training pipelines, for one forward
+        self.feed: Feed | None = None
         self.place({table.name: shardings[table.name] for table in tables})
 
     def kinds_for(
@@ -210,9 +215,18 @@ class ShardedCollection(nn.Module):
 
     def input_dist(self, features: KeyedJaggedTensor) -> PendingInput:
         """Sends the local batch on its way; ``.wait()`` gives what ``compute_and_output_dist`` takes."""
+        self._push_learning_rates()
+        return self.executor.start(features)
+
+    def _push_learning_rates(self) -> None:
         if self._own_optimizer is not None:
             self._own_optimizer.push_learning_rates()
-        return self.executor.start(features)
+
+    def _routed(self, features: KeyedJaggedTensor) -> Routed:
+        if self.feed is None:
+            return self.input_dist(features).wait()
+        self._push_learning_rates()
+        return self.feed(self, features)
 
 
 class ShardedEmbeddingBagCollection(ShardedCollection):
@@ -228,7 +242,7 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
     @names_wrong_arguments
     def forward(self, features: KeyedJaggedTensor) -> ArrivedKeyedTensor:
         """Local batch in, ``[B, sum of D]`` out."""
-        return self.compute_and_output_dist(self.input_dist(features).wait())
+        return self.compute_and_output_dist(self._routed(features))
 
     def compute_and_output_dist(self, routed: Routed) -> ArrivedKeyedTensor:
         """Looks up the ids that came and brings the pooled rows home."""
@@ -253,7 +267,7 @@ class ShardedEmbeddingCollection(ShardedCollection):
     @names_wrong_arguments
     def forward(self, features: KeyedJaggedTensor) -> ArrivedDict:
         """Local batch in, for each key a jagged ``[N, D]`` out."""
-        return self.compute_and_output_dist(self.input_dist(features).wait())
+        return self.compute_and_output_dist(self._routed(features))
 
     def compute_and_output_dist(self, routed: Routed) -> ArrivedDict:
         """Looks up the ids that came and brings every row home."""

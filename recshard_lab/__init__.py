@@ -55,6 +55,7 @@ _ROOM_OF = {
     "WarmupStage": "optim",
     # models
     "DLRM": "models",
+    "DLRM_DCN": "models",
     # data
     "MovieLens": "data",
     "SyntheticRatings": "data",

@@ -305,6 +305,17 @@ def calls() -> dict[str, Call]:
                 "over_arch_layer_sizes": [4, 1],
             },
         ),
+        "DLRM_DCN": (
+            lambda **own: rl.DLRM_DCN(**own),
+            {
+                "embedding_bag_collection": ebc(),
+                "dense_in_features": 3,
+                "dense_arch_layer_sizes": [4],
+                "over_arch_layer_sizes": [4, 1],
+                "dcn_num_layers": 2,
+                "dcn_low_rank_dim": 2,
+            },
+        ),
         "DLRM.forward": (
             lambda dense_features, sparse_features: rl.DLRM(ebc(), 3, [4], [4, 1])(dense_features, sparse_features),
             {"dense_features": torch.ones(3, 3), "sparse_features": batch()},

@@ -88,9 +88,9 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
     ),
     (r"torchrec\.datasets.*", "reading data in pieces", "torch.utils.data"),
     (
-        r".*\.(DLRM_\w*|Interaction(DCN|Projection)Arch)$",
+        r".*\.(DLRM_\w*|InteractionProjectionArch)$",
         "DLRM with other interactions",
-        "DLRM, with its dots of all pairs",
+        "DLRM, with its dots of all pairs, or DLRM_DCN, with a cross network",
     ),
     (r"torchrec\.(models|modules)\.deepfm.*", "DeepFM", "DLRM"),
     (

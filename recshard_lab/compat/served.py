@@ -51,6 +51,7 @@ SERVED: dict[str, dict[str, str]] = {
         "embedding": "FusedEmbeddingBagCollection FusedEmbeddingCollection fuse_embedding_optimizer",
     },
     "torchrec.modules.activation": {"models": "SwishLayerNorm"},
+    "torchrec.modules.crossnet": {"models": "CrossNet LowRankCrossNet LowRankMixtureCrossNet VectorCrossNet"},
     "torchrec.modules.mlp": {"models": "MLP Perceptron"},
     "torchrec.modules.regroup": {"embedding": "KTRegroupAsDict"},
     # ---- distributed ----
@@ -112,7 +113,9 @@ SERVED: dict[str, dict[str, str]] = {
     "torchrec.optim.warmup": {"optim": _WARMUP},
     # ---- models and data ----
     "torchrec.models": {},
-    "torchrec.models.dlrm": {"models": "DLRM DLRMTrain DenseArch InteractionArch OverArch SparseArch"},
+    "torchrec.models.dlrm": {
+        "models": "DLRM DLRMTrain DLRM_DCN DenseArch InteractionArch InteractionDCNArch OverArch SparseArch"
+    },
     "torchrec.datasets": {},
     "torchrec.datasets.criteo": {
         "data.criteo": "CAT_FEATURE_COUNT DAYS DEFAULT_CAT_NAMES DEFAULT_COLUMN_NAMES DEFAULT_INT_NAMES "

@@ -1,9 +1,15 @@
 """Models of the field, unaware of sharding."""
 
+from recshard_lab.models.crossnet import CrossNet as CrossNet
+from recshard_lab.models.crossnet import LowRankCrossNet as LowRankCrossNet
+from recshard_lab.models.crossnet import LowRankMixtureCrossNet as LowRankMixtureCrossNet
+from recshard_lab.models.crossnet import VectorCrossNet as VectorCrossNet
 from recshard_lab.models.dlrm import DLRM as DLRM
 from recshard_lab.models.dlrm import DenseArch as DenseArch
 from recshard_lab.models.dlrm import OverArch as OverArch
 from recshard_lab.models.dlrm import SparseArch as SparseArch
+from recshard_lab.models.dlrm_dcn import DLRM_DCN as DLRM_DCN
+from recshard_lab.models.dlrm_dcn import InteractionDCNArch as InteractionDCNArch
 from recshard_lab.models.dlrm_train import DLRMTrain as DLRMTrain
 from recshard_lab.models.layers import MLP as MLP
 from recshard_lab.models.layers import InteractionArch as InteractionArch
@@ -12,12 +18,18 @@ from recshard_lab.models.layers import SwishLayerNorm as SwishLayerNorm
 
 __all__ = [
     "DLRM",
+    "DLRM_DCN",
     "MLP",
+    "CrossNet",
     "DLRMTrain",
     "DenseArch",
     "InteractionArch",
+    "InteractionDCNArch",
+    "LowRankCrossNet",
+    "LowRankMixtureCrossNet",
     "OverArch",
     "Perceptron",
     "SparseArch",
     "SwishLayerNorm",
+    "VectorCrossNet",
 ]

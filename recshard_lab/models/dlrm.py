@@ -11,6 +11,7 @@ Shape letters: B batch, I dense features, F sparse features, D embedding dim.
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -100,6 +101,16 @@ class OverArch(nn.Module):
         return logits
 
 
+class Interaction(Protocol):
+    """How the features of a sample meet: a module that says how wide its output is."""
+
+    def __call__(self, dense_features: Tensor, sparse_features: Tensor) -> Tensor:
+        """dense ``[B, D]``, sparse ``[B, F, D]`` -> ``[B, output_size(D)]``"""
+
+    def output_size(self, embedding_dim: int) -> int:
+        """Columns of the output for vectors of this width D."""
+
+
 @names_wrong_arguments
 class DLRM(nn.Module):
     """DLRM over one embedding collection; arguments as in TorchRec.
@@ -154,8 +165,11 @@ class DLRM(nn.Module):
         self.num_sparse_features = sum(len(table.feature_names) for table in tables)
         self.embedding_bag_collection = embedding_bag_collection
         self.dense_arch = DenseArch(dense_in_features, bottom, device=dense_device)
-        self.inter_arch = InteractionArch(self.num_sparse_features)
+        self.inter_arch = self._interaction(dense_device)
         self.over_arch = OverArch(self.inter_arch.output_size(self.embedding_dim), over, device=dense_device)
+
+    def _interaction(self, device: torch.device | str | None) -> Interaction:
+        return InteractionArch(self.num_sparse_features)
 
     @property
     def sparse_arch(self) -> SparseArch:

@@ -1,0 +1,220 @@
+"""Cross networks: layers that multiply features with each other, one degree higher a layer.
+
+    x_0 [B, N] --+------------+------------+
+                 v            v            v          each layer:  x_{l+1} = x_0 * (W_l x_l + b_l) + x_l
+                layer 0 ---> layer 1 ---> layer 2     after L layers: polynomials of degree L + 1
+
+Wang et al. 2021, "DCN V2", arXiv 2008.13535: the full rank form (eq. 1), the low-rank one ``W = U V`` (section 3.3),
+the mixture of low-rank experts (eq. 4); and the vector form of Wang et al. 2017, arXiv 1708.05123 (eq. 3).
+
+Names, arguments and parameters as in TorchRec, so that a state dict of its layers loads into these.
+
+Shape letters: B batch, N features in a row, R rank, E experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recshard_lab.arguments import names_wrong_arguments
+
+
+class _Drawn(nn.ParameterList):
+    """Equal parameters, one a layer, which can be drawn again once they have left ``meta``."""
+
+    def __init__(
+        self, layers: int, shape: Sequence[int], draw: Callable[[Tensor], Tensor], device: torch.device | str | None
+    ) -> None:
+        super().__init__(nn.Parameter(torch.empty(*shape, device=device)) for _ in range(layers))
+        self._draw = draw
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws every layer's values anew."""
+        for parameter in self:
+            if not parameter.is_meta:
+                self._draw(parameter)
+
+
+def _kernels(layers: int, shape: Sequence[int], device: torch.device | str | None) -> _Drawn:
+    return _Drawn(layers, shape, nn.init.xavier_normal_, device)
+
+
+def _biases(layers: int, shape: Sequence[int], device: torch.device | str | None) -> _Drawn:
+    return _Drawn(layers, shape, nn.init.zeros_, device)
+
+
+class _Cross(nn.Module):
+    """What all forms share: the checks."""
+
+    def __init__(self, in_features: int, num_layers: int, **at_least_one: int) -> None:
+        super().__init__()
+        for name, value in {"in_features": in_features, "num_layers": num_layers, **at_least_one}.items():
+            if isinstance(value, bool) or not 1 <= int(value) < 1 << 31:
+                raise ValueError(f"{type(self).__name__}: {name} must be at least 1 and below 2**31, got {value}")
+        self.in_features, self._num_layers = in_features, num_layers
+
+    def _checked(self, input: Tensor) -> Tensor:
+        if input.dim() != 2 or input.shape[1] != self.in_features:
+            raise ValueError(
+                f"{type(self).__name__} was built for [B, {self.in_features}], got {list(input.shape)}: flatten the "
+                f"features of a sample into one row"
+            )
+        return input
+
+
+@names_wrong_arguments
+class CrossNet(_Cross):
+    """Full-rank cross layers: ``x_{l+1} = x_0 * (W_l x_l + b_l) + x_l``, each W ``[N, N]``.
+
+    Args:
+        in_features: N.
+        num_layers: how many layers.
+        device: where the weights live.
+
+    Raises:
+        ValueError: fewer than one feature or layer.
+
+    >>> CrossNet(6, num_layers=2)(torch.zeros(3, 6)).shape
+    torch.Size([3, 6])
+    """
+
+    def __init__(self, in_features: int, num_layers: int, device: torch.device | str | None = None) -> None:
+        super().__init__(in_features, num_layers)
+        self.kernels = _kernels(num_layers, (in_features, in_features), device)
+        self.bias = _biases(num_layers, (in_features, 1), device)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``[B, N] -> [B, N]``"""
+        first = crossed = self._checked(input)
+        for kernel, bias in zip(self.kernels, self.bias, strict=True):
+            crossed = torch.addcmul(crossed, first, functional.linear(crossed, kernel, bias.squeeze(1)))
+        return crossed
+
+
+@names_wrong_arguments
+class LowRankCrossNet(_Cross):
+    """Cross layers of rank R: ``x_{l+1} = x_0 * (W_l (V_l x_l) + b_l) + x_l`` with W ``[N, R]`` and V ``[R, N]``.
+
+    Args:
+        in_features: N.
+        num_layers: how many layers.
+        low_rank: R. A layer has 2 N R + N weights in place of N^2 + N: fewer where R < N / 2.
+        device: where the weights live.
+
+    Raises:
+        ValueError: fewer than one feature, layer or rank.
+
+    >>> net = LowRankCrossNet(6, num_layers=2, low_rank=2)
+    >>> net(torch.zeros(3, 6)).shape, sum(p.numel() for p in net.parameters())
+    (torch.Size([3, 6]), 60)
+    """
+
+    def __init__(
+        self, in_features: int, num_layers: int, low_rank: int = 1, device: torch.device | str | None = None
+    ) -> None:
+        super().__init__(in_features, num_layers, low_rank=low_rank)
+        self.W_kernels = _kernels(num_layers, (in_features, low_rank), device)
+        self.V_kernels = _kernels(num_layers, (low_rank, in_features), device)
+        self.bias = _biases(num_layers, (in_features,), device)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``[B, N] -> [B, N]``"""
+        first = crossed = self._checked(input)
+        for up, down, bias in zip(self.W_kernels, self.V_kernels, self.bias, strict=True):
+            low = functional.linear(crossed, down)
+            crossed = torch.addcmul(crossed, first, functional.linear(low, up, bias))
+        return crossed
+
+
+@names_wrong_arguments
+class VectorCrossNet(_Cross):
+    """Cross layers of one vector each (DCN's first version): ``x_{l+1} = x_0 (x_l . w_l) + b_l + x_l``.
+
+    Args:
+        in_features: N.
+        num_layers: how many layers.
+        device: where the weights live.
+
+    Raises:
+        ValueError: fewer than one feature or layer.
+
+    >>> VectorCrossNet(6, num_layers=2)(torch.zeros(3, 6)).shape
+    torch.Size([3, 6])
+    """
+
+    def __init__(self, in_features: int, num_layers: int, device: torch.device | str | None = None) -> None:
+        super().__init__(in_features, num_layers)
+        self.kernels = _kernels(num_layers, (in_features, 1), device)
+        self.bias = _biases(num_layers, (in_features, 1), device)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``[B, N] -> [B, N]``"""
+        first = crossed = self._checked(input)
+        for kernel, bias in zip(self.kernels, self.bias, strict=True):
+            crossed = torch.addcmul(crossed + bias.squeeze(1), first, crossed @ kernel)
+        return crossed
+
+
+@names_wrong_arguments
+class LowRankMixtureCrossNet(_Cross):
+    """Cross layers of E low-rank experts, weighed by a softmax gate over the layer's input::
+
+        expert_e(x) = x_0 * (U_e g(C_e g(V_e x)) + b)
+        x_{l+1}     = sum over e of softmax(x_l . gate)_e expert_e(x_l)  +  x_l
+
+    U ``[E, N, R]``, C ``[E, R, R]`` and V ``[E, R, N]`` are a layer's own; the bias is shared by its experts, the
+    gates by all layers.
+
+    Args:
+        in_features: N.
+        num_layers: how many layers.
+        num_experts: E; with 1 there is no gate.
+        low_rank: R.
+        activation: g.
+        device: where the weights live.
+
+    Raises:
+        ValueError: fewer than one feature, layer, expert or rank.
+
+    >>> LowRankMixtureCrossNet(6, num_layers=2, num_experts=3, low_rank=2)(torch.zeros(3, 6)).shape
+    torch.Size([3, 6])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_layers: int,
+        num_experts: int = 1,
+        low_rank: int = 1,
+        activation: nn.Module | Callable[[Tensor], Tensor] = torch.relu,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(in_features, num_layers, num_experts=num_experts, low_rank=low_rank)
+        self._num_experts, self._activation = num_experts, activation
+        self.U_kernels = _kernels(num_layers, (num_experts, in_features, low_rank), device)
+        self.V_kernels = _kernels(num_layers, (num_experts, low_rank, in_features), device)
+        self.C_kernels = _kernels(num_layers, (num_experts, low_rank, low_rank), device)
+        self.bias = _biases(num_layers, (in_features, 1), device)
+        gates = num_experts if num_experts > 1 else 0
+        self.gates = nn.ModuleList(nn.Linear(in_features, 1, bias=False, device=device) for _ in range(gates))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``[B, N] -> [B, N]``"""
+        first = crossed = self._checked(input)
+        for up, inner, down, bias in zip(self.U_kernels, self.C_kernels, self.V_kernels, self.bias, strict=True):
+            low = self._activation(torch.einsum("bn,ern->ebr", crossed, down))
+            mixed = self._activation(torch.bmm(low, inner.transpose(1, 2)))
+            experts = first * (torch.bmm(mixed, up.transpose(1, 2)) + bias.squeeze(1))  # [E, B, N]
+            crossed = crossed + self._weighed(experts, crossed)
+        return crossed
+
+    def _weighed(self, experts: Tensor, layer_input: Tensor) -> Tensor:
+        if self._num_experts == 1:
+            return experts[0]
+        shares = torch.cat([gate(layer_input) for gate in self.gates], 1).softmax(1)
+        return torch.einsum("ebn,be->bn", experts, shares)

@@ -1,0 +1,124 @@
+"""Models that train sharded, beside their plain twins on one process."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from recshard_lab import (
+    DistributedModelParallel,
+    EmbeddingBagCollection,
+    EmbeddingBagCollectionSharder,
+    EmbeddingBagConfig,
+    KeyedJaggedTensor,
+    PoolingType,
+    ShardingPlan,
+)
+from recshard_lab.bench.apparatus.plain_models import twin_of
+from recshard_lab.data import Batch
+from recshard_lab.models import DLRM, DLRM_DCN
+
+TABLES = [
+    {"name": "t1", "num_embeddings": 23, "embedding_dim": 8, "feature_names": ["a", "b"]},
+    {"name": "t2", "num_embeddings": 11, "embedding_dim": 8, "feature_names": ["c"], "pooling": PoolingType.MEAN},
+    {"name": "t3", "num_embeddings": 40, "embedding_dim": 8, "feature_names": ["d"]},
+]
+FEATURES = "abcd"
+DENSE, STEPS, LR = 3, 4, 0.1
+
+MODELS: dict[str, Callable[[EmbeddingBagCollection, Any], nn.Module]] = {
+    "dlrm": lambda ebc, device: DLRM(ebc, DENSE, [6, 8], [10, 1], dense_device=device),
+    "dlrm_dcn": lambda ebc, device: DLRM_DCN(ebc, DENSE, [6, 8], [10, 1], 2, 3, dense_device=device),
+}
+
+
+def model(name: str, device: str | None = None) -> nn.Module:
+    torch.manual_seed(3)
+    tables = [EmbeddingBagConfig(**table, init_fn=nn.init.normal_) for table in TABLES]
+    return MODELS[name](EmbeddingBagCollection(tables, device=device), device)
+
+
+def batch(step: int, rank: int, samples: int = 6) -> Batch:
+    draw = torch.Generator().manual_seed(100 * step + rank)
+    lengths = torch.randint(0, 4, (len(FEATURES) * samples,), generator=draw)
+    rows = {"a": 23, "b": 23, "c": 11, "d": 40}
+    ids = [
+        torch.randint(rows[feature], (int(own.sum()),), generator=draw)
+        for feature, own in zip(FEATURES, lengths.split(samples), strict=True)
+    ]
+    return Batch(
+        torch.randn(samples, DENSE, generator=draw),
+        KeyedJaggedTensor(list(FEATURES), torch.cat(ids), lengths=lengths),
+        torch.randint(2, (samples,), generator=draw).float(),
+    )
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Every rank's samples in one batch."""
+    keyed = [batch.sparse_features for batch in batches]
+    values = torch.cat([each[feature].values() for feature in FEATURES for each in keyed])
+    lengths = torch.cat([each[feature].lengths() for feature in FEATURES for each in keyed])
+    return Batch(
+        torch.cat([batch.dense_features for batch in batches]),
+        KeyedJaggedTensor(list(FEATURES), values, lengths=lengths),
+        torch.cat([batch.labels for batch in batches]),
+    )
+
+
+def plain(name: str, world_size: int) -> tuple[list[float], dict[str, Tensor]]:
+    """The twin, on all ranks' samples, with torch's own optimizer."""
+    twin = twin_of(model(name))
+    optimizer = torch.optim.SGD(twin.parameters(), lr=LR)
+    losses = []
+    for step in range(STEPS):
+        data = joined([batch(step, rank) for rank in range(world_size)])
+        loss = binary_cross_entropy_with_logits(twin(data.dense_features, data.sparse_features)[:, 0], data.labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses, {name: weight.detach() for name, weight in twin.weights.items()}
+
+
+def sharded(name: str, plan: str) -> tuple[list[float], dict[str, Tensor]]:
+    rank = torch.distributed.get_rank()
+    sharders = [EmbeddingBagCollectionSharder({"optimizer": "exact_sgd", "learning_rate": LR})]
+    dmp = DistributedModelParallel(model(name), plan=ShardingPlan.from_json(plan), sharders=sharders)
+    optimizer = torch.optim.SGD(dmp.dense_parameters(), lr=LR)
+    losses = []
+    for step in range(STEPS):
+        data = batch(step, rank)
+        logits = dmp(data.dense_features, data.sparse_features)[:, 0]
+        loss = binary_cross_entropy_with_logits(logits, data.labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        mean = loss.detach().clone()
+        torch.distributed.all_reduce(mean)
+        losses.append(float(mean) / torch.distributed.get_world_size())
+    return losses, dmp.full_state_dict()
+
+
+def peak() -> int:
+    """The most memory that this process ever had, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def built_on_meta(name: str, rows: int, plan: str, small_plan: str) -> tuple[int, int, bool]:
+    """On a rank: (bytes by which its peak memory grew, bytes of its rectangles, whether nothing is left on meta)."""
+    _build(name, 8, small_plan)  # modules are imported, kernels loaded
+    before = peak()
+    dmp = _build(name, rows, plan)
+    held = sum(p.numel() * p.element_size() for c in dmp.collections.values() for p in c.parameters())
+    return peak() - before, held, not any(p.is_meta for p in dmp.parameters())
+
+
+def _build(name: str, rows: int, plan: str) -> DistributedModelParallel:
+    tables = [EmbeddingBagConfig(rows, 8, f"t{n}", feature_names=[feature]) for n, feature in enumerate(FEATURES)]
+    ebc = EmbeddingBagCollection(tables, device=torch.device("meta"))
+    return DistributedModelParallel(MODELS[name](ebc, "meta"), plan=ShardingPlan.from_json(plan))

@@ -1,0 +1,59 @@
+"""Every model trains sharded as its plain twin does on one process, and is never whole where it was built on meta."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import recshard_lab
+from recshard_lab.sharding import ShardingPlan
+from tests.distributed import cases, model_jobs
+from tests.distributed.model_jobs import MODELS, TABLES
+
+SCHEMES = ["table_wise", "row_wise", "column_wise", "data_parallel"]
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Any]:
+    with recshard_lab.launch(2) as ranks:
+        yield ranks
+
+
+def plan_of(schemes: list[str], tables: list[dict[str, Any]] = TABLES) -> str:
+    plan = cases.plan_of(tables, schemes, 2)
+    return ShardingPlan({"embedding_bag_collection": plan.plan[cases.PATH]}).to_json()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_sharded_model_trains_as_its_plain_twin(two: Any, name: str) -> None:
+    losses, weights = model_jobs.plain(name, two.world_size)
+    plans = [plan_of([scheme]) for scheme in SCHEMES] + [plan_of(SCHEMES[:3])]
+    for plan in plans:
+        for ours, found in two.run(model_jobs.sharded, name, plan):
+            assert ours == pytest.approx(losses, rel=1e-5)
+            assert set(found) == set(weights)
+            for key, weight in weights.items():
+                assert (found[key] - weight).abs().max() < 1e-5, (key, plan)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_on_meta_becomes_shards_and_is_never_whole(name: str) -> None:
+    """Fresh ranks, whose peak memory grows by what they hold: half of 256 MB."""
+    rows = 2_000_000
+    large, small = large_tables(rows), large_tables(8)
+    plans = [plan_of(["row_wise"], tables) for tables in (large, small)]
+    whole = len(large) * rows * 8 * 4
+    with recshard_lab.launch(2) as ranks:
+        for grown, held, real in ranks.run(model_jobs.built_on_meta, name, rows, *plans):
+            assert real
+            assert held == whole // 2
+            assert held * 0.9 < grown < whole * 0.75
+
+
+def large_tables(rows: int) -> list[dict[str, Any]]:
+    return [
+        {"name": f"t{n}", "num_embeddings": rows, "embedding_dim": 8, "feature_names": [feature]}
+        for n, feature in enumerate(model_jobs.FEATURES)
+    ]

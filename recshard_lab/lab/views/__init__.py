@@ -10,7 +10,9 @@ Names in use: ``plan``, ``tables``, ``topology``, ``estimate``, ``measured``, ``
 """
 
 from recshard_lab.lab.view import View as View
+from recshard_lab.lab.views.anatomy import jagged_anatomy as jagged_anatomy
 from recshard_lab.lab.views.curves import curves as curves
+from recshard_lab.lab.views.follow import follow_id as follow_id
 from recshard_lab.lab.views.memory import memory as memory
 from recshard_lab.lab.views.phases import phases as phases
 from recshard_lab.lab.views.placement import placement as placement
@@ -21,4 +23,5 @@ from recshard_lab.lab.views.registry import view_label as view_label
 from recshard_lab.lab.views.registry import view_named as view_named
 from recshard_lab.lab.views.registry import view_names as view_names
 from recshard_lab.lab.views.registry import views_of as views_of
+from recshard_lab.lab.views.skew import access_skew as access_skew
 from recshard_lab.lab.views.traffic import traffic as traffic

@@ -104,7 +104,7 @@ def steps_on_rank(
     import torch
     import torch.distributed as dist
 
-    from recshard_lab.comm import trace
+    from recshard_lab.comm import CommType, QCommsConfig, get_qcomm_codecs_registry, trace
     from recshard_lab.distributed import (
         DistributedModelParallel,
         EmbeddingBagCollectionSharder,
@@ -120,7 +120,9 @@ def steps_on_rank(
         if pooled
         else EmbeddingCollection(list(tables), device=torch.device("meta"))  # type: ignore[arg-type]
     )
-    sharder = (EmbeddingBagCollectionSharder if pooled else EmbeddingCollectionSharder)(fused_params=fused)
+    codecs = get_qcomm_codecs_registry(QCommsConfig(*(CommType(name) for name in workload.codecs)))
+    kind = EmbeddingBagCollectionSharder if pooled else EmbeddingCollectionSharder
+    sharder = kind(fused_params=fused, qcomm_codecs_registry=codecs)
     model = DistributedModelParallel(collection, plan=ShardingPlan.from_json(plan_json), sharders=[sharder])
     rank, world_size = dist.get_rank(), dist.get_world_size()
     rng = np.random.default_rng([seed, rank])

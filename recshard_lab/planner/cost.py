@@ -11,6 +11,8 @@ Every rectangle adds a fixed vector of loads to the rank it lies on; the phases 
 
 Collectives wait for the slowest rank, so a step is the **sum over phases of the slowest rank**.
 
+Codecs (`codecs.py`) make rows and gradients smaller on the wire, and cost passes over memory at both ends.
+
 The host's fixed costs (packing, a kernel's launch, a message to each peer) come on top of what grows with ids and
 bytes.
 
@@ -21,11 +23,14 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.loads import (
     ACROSS,
     BACK,
+    CODED_ROWS,
+    DIRECT,
     HOP,
     IDS,
     IN,
@@ -34,6 +39,7 @@ from recshard_lab.planner.loads import (
     MEMORY,
     NORMS,
     OUT,
+    PLAIN,
     REDUCE_SCATTER,
     ROW_CUT,
     SCATTER,
@@ -45,7 +51,7 @@ from recshard_lab.planner.memory import MEMORY_CATEGORIES, fixed_memory, rect_me
 from recshard_lab.planner.route_costs import RouteCosts
 from recshard_lab.planner.terms import Switch, Terms
 from recshard_lab.planner.workload import ROW_SUMS, Array, Workload, table_loads
-from recshard_lab.sharding import ParameterConstraints, Proposal, Topology
+from recshard_lab.sharding import ParameterConstraints, PlanError, Proposal, Topology
 
 PHASES = ("input_dist", "lookup", "output_dist", "dense", "output_dist_backward", "lookup_backward")
 
@@ -88,7 +94,7 @@ class CostModel:
         self.capacity = topology.memory_cap_bytes
         self.fixed_memory = fixed_memory(self.tables, topology, workload)
         self.dense_ms, self.dense_bytes = self._dense()
-        self.routes = RouteCosts(topology)
+        self.routes = RouteCosts(topology, workload.codecs)
         self.latency_ms = self.routes.latency_ms
 
     def takes(self, proposal: Proposal) -> bool:
@@ -126,9 +132,12 @@ class CostModel:
         vector_ms = 4 * cols / top.cache_bw
         update_ms = 2 * row_bytes * unique * ids / top.memory_bw * top.update_cost[self.workload.optimizer]
         loads[IN] = 4 * (sent * (1 + tables.weighted[of]) + lengths)
-        loads[BACK] = 4 * back * cols
-        loads[OUT] = loads[BACK] * (1 - replicated)
-        loads[HOP : SCATTER + 1] = 0.0
+        scattered = self._summed(route)
+        share = rows / tables.rows[of]
+        loads[PLAIN] = _by_route(4 * back * cols, replicated, share, route)
+        loads[CODED_ROWS] = 0.0
+        if self.routes.adds_to_rows:  # a row stripe's share of each row in the sum
+            loads[CODED_ROWS] = _by_route(back, replicated, share * cols / tables.cols[of], route)
         loads[IDS] = sent
         loads[LOOKUP] = ids * (top.lookup_ns_per_id * 1e-6 + rows_ms) + vectors * vector_ms
         loads[UPDATE] = sent * (top.update_ns_per_id * 1e-6 + vector_ms) + update_ms + back * vector_ms
@@ -142,13 +151,23 @@ class CostModel:
         loads[LANES] = tables.features[of]
         loads[ROW_CUT] = tables.features[of] * (rows < tables.rows[of])
         loads[MEMORY:] = rect_memory(tables, of, rows, cols, dense, ranks, self.workload.optimizer)
-        if route is not None and route.any():
-            hops, scattered = route == TWO_HOP, route == REDUCE_SCATTER
-            loads[HOP] = loads[ACROSS] = loads[OUT] * hops
-            loads[SCATTER] = loads[OUT] * scattered * rows / tables.rows[of]
-            loads[OUT : BACK + 1] *= route == 0.0
+        if scattered is not None:
             loads[-1] *= ~scattered  # every rank puts all columns into the sum: `RouteCosts.buffer_bytes`
+        if self.routes.widest is not None:  # beside the rows, their coded copy
+            copies = self.routes.coded(loads, self.routes.widest)
+            loads[-1] += ranks * (copies[BACK - OUT] + copies[HOP - OUT])
         return loads
+
+    def _summed(self, route: Array | None) -> NDArray[np.bool_] | None:
+        """``[n]`` whose rows are added on the way, None for nobody's."""
+        if route is None or not (route == REDUCE_SCATTER).any():
+            return None
+        if not self.routes.forward.adds:
+            raise PlanError(
+                f"route 'reduce_scatter' adds rows on the way, and rows coded as {self.workload.codecs[0]} cannot be "
+                f"added. Smallest fix: codecs='fp16/{self.workload.codecs[1]}', or route 'direct' or 'two_hop'"
+            )
+        return np.asarray(route == REDUCE_SCATTER)
 
     def _sent(
         self, of: Array, ids: Array, vectors: Array, cols: Array, replicated: Array
@@ -265,3 +284,22 @@ class CostModel:
             others = top.world_size - 1
             ms += 2 * others / top.world_size * size / link + 2 * wait + others * top.peer_ms
         return ms * top.slowdown, size
+
+
+def _by_route(back: Array, replicated: Array, share: Array, route: Array | None) -> Array:
+    """``[5, n]`` of OUT, BACK, HOP, ACROSS and SCATTER, of what a home sends back.
+
+    Args:
+        back: ``[n]``.
+        share: ``[n]`` of each row of the sum that a reduce-scatter makes.
+    """
+    found = np.zeros((5, len(back)))
+    out = back * (1 - replicated)
+    if route is None or not route.any():
+        found[OUT - OUT], found[BACK - OUT] = out, back
+        return found
+    direct = route == DIRECT
+    found[OUT - OUT], found[BACK - OUT] = out * direct, back * direct
+    found[HOP - OUT] = found[ACROSS - OUT] = out * (route == TWO_HOP)
+    found[SCATTER - OUT] = out * share * (route == REDUCE_SCATTER)
+    return found

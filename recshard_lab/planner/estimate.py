@@ -9,7 +9,7 @@ from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.cost import CostModel
 from recshard_lab.planner.cost_models import cost_model_named
-from recshard_lab.planner.loads import ACROSS, BY_NODE, ROUTE_NUMBERS, K, across_shares
+from recshard_lab.planner.loads import ACROSS_BOTH, BY_NODE, ROUTE_NUMBERS, K, across_shares
 from recshard_lab.planner.memory import MEMORY_CATEGORIES
 from recshard_lab.planner.text import estimate_text
 from recshard_lab.planner.workload import Array, Workload, check_route_applies
@@ -143,7 +143,7 @@ def plan_loads(model: CostModel, pairs: list[tuple[BaseEmbeddingConfig, Paramete
             shares += [1.0] * len(full.shards)
     of, ranks, rows, cols, replicated, dense, route, node_rows = np.array(flat, dtype=float).reshape(-1, 8).T
     rects = model.rect_loads(of.astype(int), rows, cols, replicated, dense, route, node_rows)
-    rects[ACROSS] *= shares
+    rects[ACROSS_BOTH] *= shares
     at = ranks.astype(int)
     return np.stack([np.bincount(at, weights=rects[k], minlength=world_size) for k in range(K)])
 

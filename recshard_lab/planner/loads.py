@@ -1,8 +1,8 @@
 """The loads that a rectangle puts on its rank: rows of every ``[K, ...]`` array of the planner.
 
 They add up: the loads of a rank are the sum over its rectangles, whatever tables they belong to. Bytes of the output
-side are those for one home, that is for the batch of one rank; which of OUT, HOP and SCATTER a rectangle fills is its
-table's route.
+side are those for one home, that is for the batch of one rank, in fp32; which of OUT, HOP and SCATTER a rectangle fills
+is its table's route. What a codec makes of them is `codec_bytes.py`.
 """
 
 from collections.abc import Sequence
@@ -16,15 +16,18 @@ BACK = 2  # direct, and replicas: bytes of gradients from each home
 HOP = 3  # two_hop: bytes of rows for each home, before they are added inside the node
 ACROSS = 4  # two_hop: its share of the bytes that its node sends to each home, added up
 SCATTER = 5  # reduce_scatter: its share of the bytes that *every* rank puts into the sum for each home
-IDS = 6  # ids from each peer
-LOOKUP = 7  # ms
-UPDATE = 8  # ms
-NORMS = 9  # bytes of row norms
-LANES = 10  # features of rectangles
-ROW_CUT = 11  # those of row stripes
-MEMORY = 12  # bytes of weights, optimizer state, input and output buffers
+ROWS = 6  # rows that a codec writes in OUT's bytes, and so on to SCATTER's; 0 where no codec adds to a row
+IDS = ROWS + 5  # ids from each peer
+LOOKUP = IDS + 1  # ms
+UPDATE = IDS + 2  # ms
+NORMS = IDS + 3  # bytes of row norms
+LANES = IDS + 4  # features of rectangles
+ROW_CUT = IDS + 5  # those of row stripes
+MEMORY = IDS + 6  # bytes of weights, optimizer state, input and output buffers
 K = MEMORY + 4
-WIRES = slice(IN, SCATTER + 1)
+PLAIN = slice(OUT, SCATTER + 1)  # bytes of rows, before a codec
+CODED_ROWS = slice(ROWS, ROWS + 5)
+ACROSS_BOTH = [ACROSS, ROWS + ACROSS - OUT]
 
 DIRECT, REDUCE_SCATTER, TWO_HOP = 0.0, 1.0, 2.0
 ROUTE_NUMBERS = {"direct": DIRECT, "reduce_scatter": REDUCE_SCATTER, "two_hop": TWO_HOP}

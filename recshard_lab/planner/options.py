@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.cost import CostModel
-from recshard_lab.planner.loads import ACROSS, BY_NODE, LOOKUP, ROUTE_NUMBERS, UPDATE, across_shares
+from recshard_lab.planner.loads import ACROSS_BOTH, BY_NODE, LOOKUP, ROUTE_NUMBERS, UPDATE, across_shares
 from recshard_lab.planner.workload import Array, check_route_applies, is_pooled
 from recshard_lab.sharding import (
     EmbeddingComputeKernel,
@@ -45,7 +45,7 @@ class Option:
         kernel: name of the compute kernel.
         distinct: no rank ever holds two of the rectangles.
         route: how its rows come home.
-        alone: ``[c]`` ACROSS of a rectangle alone on its node.
+        alone: ``[2, c]`` ACROSS of a rectangle alone on its node, and its rows.
         twins: the same with other routes.
     """
 
@@ -64,7 +64,7 @@ class Option:
     def loads(self) -> Array:
         """``[K, n]`` of its rectangles, each alone on its node."""
         loads = self.kinds[:, self.of]
-        loads[ACROSS] = self.alone[self.of]
+        loads[ACROSS_BOTH] = self.alone[:, self.of]
         return loads
 
     @property
@@ -77,7 +77,7 @@ class Option:
         """``[K, n]`` with the rectangles on these ranks: what two hops send on depends on who shares a node."""
         loads = self.loads
         if self.route == "two_hop":
-            loads[ACROSS] *= _shares(self.proposal, ranks, topology)
+            loads[ACROSS_BOTH] *= _shares(self.proposal, ranks, topology)
         return loads
 
 
@@ -177,10 +177,10 @@ def options_of(
         of, listed = cuts[id(proposal)][1], proposal.assignments
         distinct = len(of) <= len(usable) if listed is None else _distinct(listed, len(of))
         kinds = loads[:, at : at + count]
-        alone = kinds[ACROSS]
+        alone = kinds[ACROSS_BOTH]  # a copy
         if taken == "two_hop":
-            alone, kinds = alone.copy(), kinds.copy()
-            kinds[ACROSS] *= _least_shares(proposal, of, count, len(usable), model.topology)
+            kinds = kinds.copy()
+            kinds[ACROSS_BOTH] *= _least_shares(proposal, of, count, len(usable), model.topology)
         many = np.bincount(of, minlength=count).astype(float)
         option = Option(proposal, kinds, many, of, usable, kernel, distinct, taken, alone)
         before_it = found[index][-1] if found[index] else None
@@ -270,7 +270,8 @@ def _routes(
     """The routes to try: the one asked for where it applies; else those that may pay.
 
     Only where row stripes lie on every rank does a reduce-scatter move no more than it must, and only where they share
-    a node do two hops add up anything before it crosses the network.
+    a node do two hops add up anything before it crosses the network. Rows in a format that does not add are not summed
+    on the way.
     """
     top, cut = model.topology, _cuts_rows(proposal, table)
     if replicated or (asked == "reduce_scatter" and not cut):
@@ -283,7 +284,8 @@ def _routes(
     if cut and is_pooled(table) and proposal.assignments is None and top.num_nodes > 1:
         found.append("two_hop")
     if cut and is_pooled(table) and proposal.assignments is not None:
-        if len(proposal.rects) >= top.world_size and len(set(proposal.assignments[0])) == top.world_size:
+        everywhere = len(proposal.rects) >= top.world_size and len(set(proposal.assignments[0])) == top.world_size
+        if everywhere and model.routes.forward.adds:
             found.append("reduce_scatter")
         if top.num_nodes > 1 and _nodes(proposal.assignments[0], top.local_world_size) < len(proposal.rects):
             found.append("two_hop")

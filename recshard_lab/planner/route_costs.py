@@ -8,22 +8,32 @@ Bytes are those for one home (see `loads.py`); N nodes of L ranks, W = N L::
                     across: a rank sends its node's ACROSS, summed, to the same place on each other node
 
 Backward takes the same ways back: an all-gather for the reduce-scatter, the two hops in turn. Only `direct` can send
-what replicas need, gradients to every rank.
+what replicas need, gradients to every rank. What a codec does to a load is the same for all of them, `coded`: the
+columns of a rectangle are coded by themselves, one feature's row after another, on every hop.
 """
 
 import numpy as np
 
-from recshard_lab.planner.loads import ACROSS, BACK, HOP, LANES, OUT, SCATTER
+from recshard_lab.planner.codecs import WIRE_FORMATS, WireFormat
+from recshard_lab.planner.loads import ACROSS, BACK, CODED_ROWS, HOP, LANES, OUT, PLAIN, SCATTER
 from recshard_lab.planner.terms import SOME, Switch
 from recshard_lab.planner.workload import Array
 from recshard_lab.sharding import Topology
 
 
 class RouteCosts:
-    """Costs on one topology; everything but `traffic` works on loads ``[K, ..., W]``."""
+    """Costs on one topology; everything but `traffic` works on loads ``[K, ..., W]``.
 
-    def __init__(self, topology: Topology) -> None:
+    Args:
+        codecs: formats of rows and of gradients.
+    """
+
+    def __init__(self, topology: Topology, codecs: tuple[str, str] = ("fp32", "fp32")) -> None:
         top = self.topology = topology
+        self.forward, self.backward = (WIRE_FORMATS[name] for name in codecs)
+        self.adds_to_rows = any(one.row_bytes for one in (self.forward, self.backward))
+        coded = [one for one in (self.forward, self.backward) if one.encode_passes]
+        self.widest: WireFormat | None = max(coded, key=lambda one: one.ratio, default=None)  # the larger buffers
         self.ranks, self.nodes, self.local = top.world_size, top.num_nodes, top.local_world_size
         self.copied = top.slowdown / top.cache_bw
         self.link = top.intra_host_bw if self.nodes == 1 else top.inter_host_bw
@@ -58,9 +68,13 @@ class RouteCosts:
             host_ms: of packing and unpacking one exchange.
             lanes_ms: ``[..., 1]`` of its lanes, once a direction whatever the routes.
         """
+        codec = self.backward if backward else self.forward
         way = BACK if backward else OUT
-        total, everywhere, summed = totals[way], totals[ACROSS], totals[SCATTER]
-        ms = self.wire(loads[way], total) + total * self.copied
+        sent, arrived = self.coded(loads, codec), self.coded(totals, codec)
+        total, everywhere, summed = (arrived[load - OUT] for load in (way, ACROSS, SCATTER))
+        ms = self.wire(sent[way - OUT], total) + total * self.copied
+        if codec.encode_passes:
+            ms = ms + self._coding(loads, totals, way, *self._passes(codec, backward))
         fixed = (total > SOME) * (self.latency_ms + host_ms)
         used = total
         if summed.any():
@@ -69,8 +83,9 @@ class RouteCosts:
             fixed = fixed + (summed > SOME) * (self.latency_ms + host_ms)
             used = used + summed
         if everywhere.any():
-            inside, across = self.of_node(loads[HOP]), self.of_node(loads[ACROSS])
-            most = self.nodes * np.maximum((self.local - 1) * loads[HOP], inside - loads[HOP])
+            hop = sent[HOP - OUT]
+            inside, across = self.of_node(hop), self.of_node(sent[ACROSS - OUT])
+            most = self.nodes * np.maximum((self.local - 1) * hop, inside - hop)
             ms = ms + most * (self.topology.slowdown / self.topology.intra_host_bw)
             most = np.maximum((self.nodes - 1) * across, everywhere - across)
             ms = ms + most * (self.topology.slowdown / self.topology.inter_host_bw)
@@ -88,13 +103,27 @@ class RouteCosts:
         """
         top, slow, host = self.topology, self.topology.slowdown, self.topology.host_ms * self.topology.slowdown
         switches = []
-        for phase, way, slower in zip(phases_of_ways, (OUT, BACK), (top.reduce_scatter_cost, 1.0), strict=True):
+        slower_by = (top.reduce_scatter_cost, 1.0)
+        for phase, way, slower, codec in zip(
+            phases_of_ways, (OUT, BACK), slower_by, (self.forward, self.backward), strict=True
+        ):
             own[phase, way] = self.wire_ms
             everyone[phase, way] = everyone[phase, ACROSS] = self.copied
             everyone[phase, SCATTER] = (self.ranks - 1) * slower * slow / self.link + self.copied
             own[phase, HOP] = self.nodes * (self.local - 1) * slow / top.intra_host_bw
             node[phase, HOP] = self.nodes * self.copied
             node[phase, ACROSS] = (self.nodes - 1) * slow / top.inter_host_bw
+            for costs in (own, node, everyone):
+                costs[phase, CODED_ROWS] = codec.row_bytes * costs[phase, PLAIN]
+                costs[phase, PLAIN] *= codec.ratio
+            holder, home = self._passes(codec, backward=way == BACK)
+            own[phase, way] += self.ranks * holder
+            own[phase, HOP] += self.ranks * holder
+            node[phase, HOP] += self.nodes * home
+            node[phase, ACROSS] += self.nodes * holder
+            everyone[phase, way] += home
+            everyone[phase, ACROSS] += home
+            everyone[phase, SCATTER] += self.ranks * holder + home
             used = np.zeros_like(everyone)
             used[phase, LANES] = top.lane_ms * slow
             once = ((way, self.latency_ms + host), (SCATTER, self.latency_ms + host), (ACROSS, self.hops_ms + 2 * host))
@@ -104,25 +133,53 @@ class RouteCosts:
         everyone[-1, BACK] = everyone[-1, ACROSS] = 1.0
         everyone[-1, SCATTER] = self.ranks + 1
         node[-1, HOP] = node[-1, ACROSS] = self.nodes
+        if self.widest is not None:
+            for costs in (node, everyone):
+                costs[-1, CODED_ROWS] = self.widest.row_bytes * costs[-1, PLAIN]
+                costs[-1, PLAIN] *= 1 + self.widest.ratio
         return switches
 
     def buffer_bytes(self, loads: Array) -> Array:
-        """``[..., W]`` of what a home's end needs, beside the rows of its own rectangles."""
-        needed, _, everywhere, summed = loads[BACK : SCATTER + 1].sum(axis=-1, keepdims=True)
+        """``[..., W]`` of what a home's end needs, beside the rows of its own rectangles; coded copies come on top."""
+        plain = loads[PLAIN]
+        held = plain if self.widest is None else plain + self.coded(loads, self.widest)
+        needed, _, everywhere, summed = held[BACK - OUT :].sum(axis=-1, keepdims=True)
         if summed.any():
             needed = needed + (self.ranks + 1) * summed
         if everywhere.any():
-            needed = needed + self.nodes * (self.of_node(loads[HOP]) + self.of_node(loads[ACROSS])) + everywhere
+            needed = needed + self.nodes * (self.of_node(held[HOP - OUT]) + self.of_node(held[ACROSS - OUT]))
+            needed = needed + everywhere
         return np.asarray(needed)
+
+    def coded(self, loads: Array, codec: WireFormat) -> Array:
+        """Bytes ``[5, ..., W]`` on the wire of OUT, BACK, HOP, ACROSS and SCATTER of loads ``[K, ..., W]``."""
+        if not codec.encode_passes:
+            return loads[PLAIN]
+        return codec.ratio * loads[PLAIN] + codec.row_bytes * loads[CODED_ROWS]
+
+    def _passes(self, codec: WireFormat, backward: bool) -> tuple[float, float]:
+        """ms for a byte of fp32 at the end of a table's holder, and at home."""
+        encode, decode = codec.encode_passes * self.copied, codec.decode_passes * self.copied
+        return (decode, encode) if backward else (encode, decode)
+
+    def _coding(self, loads: Array, totals: Array, way: int, holder: float, home: float) -> Array:
+        """``[..., W]`` ms of encoding and decoding; two hops do both twice."""
+        ms = self.ranks * holder * (loads[way] + loads[HOP]) + home * (totals[way] + totals[ACROSS])
+        ms = ms + (self.ranks * holder + home) * totals[SCATTER]
+        if totals[ACROSS].any():
+            ms = ms + self.nodes * (home * self.of_node(loads[HOP]) + holder * self.of_node(loads[ACROSS]))
+        return np.asarray(ms)
 
     def traffic(self, loads: Array) -> Array:
         """Bytes ``[W, W]`` of rows and gradients from rank to rank in one step, of loads ``[K, W]``."""
-        sent = loads[BACK][None, :] + loads[OUT][:, None] + 2 * loads[SCATTER].sum()
+        there, back = self.coded(loads, self.forward), self.coded(loads, self.backward)
+        sent = back[BACK - OUT][None, :] + there[0][:, None] + (there + back)[SCATTER - OUT].sum()
         if loads[HOP].any():
             node, place = np.divmod(np.arange(self.ranks), self.local)
-            hop, across = loads[HOP], self.of_node(loads[ACROSS])
-            sent = sent + (node[:, None] == node[None, :]) * self.nodes * (hop[:, None] + hop[None, :])
-            sent = sent + (place[:, None] == place[None, :]) * (across[:, None] + across[None, :])
+            home, again = there[HOP - OUT], back[HOP - OUT]
+            sent = sent + (node[:, None] == node[None, :]) * self.nodes * (home[:, None] + again[None, :])
+            home, again = self.of_node(there[ACROSS - OUT]), self.of_node(back[ACROSS - OUT])
+            sent = sent + (place[:, None] == place[None, :]) * (home[:, None] + again[None, :])
         return np.asarray(sent)
 
     def of_node(self, values: Array) -> Array:

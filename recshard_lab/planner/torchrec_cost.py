@@ -72,6 +72,11 @@ class TorchRecCostModel(CostModel):
         workload: Workload,
         constraints: Mapping[str, ParameterConstraints] | None = None,
     ) -> None:
+        if workload.codecs != ("fp32", "fp32"):
+            raise ValueError(
+                f"cost_model='torchrec' knows rows and gradients in fp32, and the workload's codecs are "
+                f"{'/'.join(workload.codecs)}. Smallest fix: cost_model='recshard', or codecs='fp32'"
+            )
         super().__init__(tables, topology, workload, constraints)
         at = MEMORY_CATEGORIES.index
         self.fixed_memory[at("output_buffers")] = 0.0

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
 from recshard_lab.planner.access import AccessProfile
+from recshard_lab.planner.codecs import codec_names
 from recshard_lab.sharding import ParameterConstraints, PlanError
 
 Array = NDArray[np.float64]
@@ -40,9 +41,12 @@ class Workload:
         dense_bytes_per_parameter: weight and gradient; more for an optimizer with state.
         access: how often rows are used: one `AccessProfile`, or table -> profile; "meta_2021" stands for the histogram
             that Meta published. It gives the distinct ids at every batch size.
+        codecs: number formats of rows, and of their gradients, on the wire: "fp16" for both, "fp16/bf16", a pair, or
+            the `QCommsConfig` that sharders are given; kept as a pair of names.
 
     Raises:
-        ValueError: a negative number, an optimizer that the cost model does not know, an `access` of another kind.
+        ValueError: a negative number, an optimizer that the cost model does not know, an `access` of another kind, a
+            format that does not exist.
 
     >>> Workload(batch_size=64, pooling_factors={"genres": 2.5}).pooling_factor("genres")
     2.5
@@ -58,8 +62,10 @@ class Workload:
     dense_flops_per_sample: float | None = None
     dense_bytes_per_parameter: float = 8.0
     access: "Mapping[str, AccessProfile | str] | AccessProfile | str | None" = None
+    codecs: Any = ("fp32", "fp32")
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "codecs", codec_names(self.codecs))
         if self.access is not None:
             object.__setattr__(self, "access", _profiles(self.access))
         optimizer = str(getattr(self.optimizer, "value", self.optimizer))

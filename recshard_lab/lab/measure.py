@@ -120,7 +120,8 @@ def steps_on_rank(
         if pooled
         else EmbeddingCollection(list(tables), device=torch.device("meta"))  # type: ignore[arg-type]
     )
-    codecs = get_qcomm_codecs_registry(QCommsConfig(*(CommType(name) for name in workload.codecs)))
+    forward, backward = (CommType(name) for name in workload.codecs)
+    codecs = get_qcomm_codecs_registry(QCommsConfig(forward, backward))
     kind = EmbeddingBagCollectionSharder if pooled else EmbeddingCollectionSharder
     sharder = kind(fused_params=fused, qcomm_codecs_registry=codecs)
     model = DistributedModelParallel(collection, plan=ShardingPlan.from_json(plan_json), sharders=[sharder])

@@ -43,19 +43,21 @@ from recshard_lab.planner.loads import (
     REDUCE_SCATTER,
     ROW_CUT,
     SCATTER,
+    SORT,
+    SUM,
     TWO_HOP,
     UPDATE,
     K,
 )
+from recshard_lab.planner.lookup_costs import LookupCosts
 from recshard_lab.planner.memory import MEMORY_CATEGORIES, fixed_memory, rect_memory
 from recshard_lab.planner.route_costs import RouteCosts
 from recshard_lab.planner.terms import Switch, Terms
-from recshard_lab.planner.workload import ROW_SUMS, Array, Workload, table_loads
+from recshard_lab.planner.workload import Array, Workload, table_loads
 from recshard_lab.sharding import ParameterConstraints, PlanError, Proposal, Topology
 
 PHASES = ("input_dist", "lookup", "output_dist", "dense", "output_dist_backward", "lookup_backward")
 
-CACHE_LINE = 64  # bytes; memory is read in lines, so a piece of few columns costs as much as a line a row
 _MEMORY_AT = [MEMORY_CATEGORIES.index(c) for c in ("weights", "optimizer_state", "input_buffers", "output_buffers")]
 
 
@@ -96,6 +98,7 @@ class CostModel:
         self.dense_ms, self.dense_bytes = self._dense()
         self.routes = RouteCosts(topology, workload.codecs)
         self.latency_ms = self.routes.latency_ms
+        self.lookups = LookupCosts(topology, self.tables, workload.optimizer)
 
     def takes(self, proposal: Proposal) -> bool:
         """Whether the planner may choose this cut; here every one."""
@@ -124,13 +127,9 @@ class CostModel:
         top, tables, ranks = self.topology, self.tables, self.topology.world_size
         loads = np.empty((K, len(of)))
         ids = tables.ids[of] * rows / tables.rows[of]
-        bags, unique, pooled = tables.bags[of], tables.unique[of], tables.pooled[of]
-        vectors = pooled * bags + (1 - pooled) * ids
+        pooled = tables.pooled[of]
+        vectors = pooled * tables.bags[of] + (1 - pooled) * ids
         sent, back, lengths = self._sent(of, ids, vectors, cols, replicated)
-        row_bytes = np.maximum(CACHE_LINE, cols * tables.element_bytes[of])
-        rows_ms = row_bytes * (unique / top.memory_bw + (1 - unique) / top.cache_bw)
-        vector_ms = 4 * cols / top.cache_bw
-        update_ms = 2 * row_bytes * unique * ids / top.memory_bw * top.update_cost[self.workload.optimizer]
         loads[IN] = 4 * (sent * (1 + tables.weighted[of]) + lengths)
         scattered = self._summed(route)
         share = rows / tables.rows[of]
@@ -139,15 +138,8 @@ class CostModel:
         if self.routes.adds_to_rows:  # a row stripe's share of each row in the sum
             loads[CODED_ROWS] = _by_route(back, replicated, share * cols / tables.cols[of], route)
         loads[IDS] = sent
-        loads[LOOKUP] = ids * (top.lookup_ns_per_id * 1e-6 + rows_ms) + vectors * vector_ms
-        loads[UPDATE] = sent * (top.update_ns_per_id * 1e-6 + vector_ms) + update_ms + back * vector_ms
-        # a replica looks up its own batch, and all that was sent in backward
-        loads[UPDATE] += replicated * loads[LOOKUP] * sent / np.maximum(ids, 1e-9)
-        loads[LOOKUP] *= np.where(replicated > 0, 1.0, ranks) * top.slowdown
-        loads[UPDATE] *= ranks * top.slowdown
-        loads[UPDATE] += dense * 3 * 4 * rows * cols / top.memory_bw * top.slowdown
-        sums = 4 * ROW_SUMS.get(self.workload.optimizer, 0)
-        loads[NORMS] = sums * ids * ranks * unique * (tables.cols[of] / cols - 1)  # to each other piece
+        self.lookups.fill(loads, of, (rows, cols), replicated, sent, back)
+        loads[UPDATE] += dense * 3 * 4 * rows * cols / top.memory_bw
         loads[LANES] = tables.features[of]
         loads[ROW_CUT] = tables.features[of] * (rows < tables.rows[of])
         loads[MEMORY:] = rect_memory(tables, of, rows, cols, dense, ranks, self.workload.optimizer)
@@ -193,18 +185,19 @@ class CostModel:
         ms[0] = (
             self.routes.wire(loads[IN], totals[IN]) + (loads[IDS] * ranks + totals[IDS]) * route + 2 * self.latency_ms
         )
-        ms[0] += host_ms + lanes_ms + (row_cut > 0) * (top.row_cut_ms * slow)
-        kernels = loads[LANES] * (top.lane_ms * slow) + (loads[LANES] > 0) * (top.launch_ms * slow)
-        ms[1] = loads[LOOKUP] + kernels
+        ms[0] += host_ms + lanes_ms + (row_cut > 0) * (top.row_cut_ms * slow) + loads[SORT] * slow
+        kernels, launched = loads[LANES] * top.lane_ms, (loads[LANES] > 0) * (top.launch_ms * slow)
+        ms[1] = self.lookups.shared(loads[LOOKUP] + kernels) + launched
         ms[2] = self.routes.ms(loads, totals, host_ms, lanes_ms, backward=False)
         ms[3] = self.dense_ms
         ms[4] = self.routes.ms(loads, totals, host_ms, lanes_ms, backward=True)
-        ms[5] = loads[UPDATE] + kernels
+        ms[4] += loads[SUM] * slow
+        ms[5] = self.lookups.shared(loads[UPDATE] + kernels) + launched
         norms = loads[NORMS]
         if ranks > 1 and norms.any():
             link = top.intra_host_bw if top.num_nodes == 1 else top.inter_host_bw
             ms[5] += norms * (slow / link)
-            ms[5] += (norms.sum(axis=-1, keepdims=True) > 0) * (self.latency_ms + top.row_cut_ms * slow)
+            ms[5] += (norms.sum(axis=-1, keepdims=True) > 0) * (self.latency_ms + top.norm_ms * slow)
         return ms
 
     @cached_property
@@ -216,16 +209,19 @@ class CostModel:
         fixed = np.zeros(phases + 1)
         own[0, IDS] = top.world_size * top.route_ns_per_id * 1e-6 * slow
         everyone[0, IDS] = top.route_ns_per_id * 1e-6 * slow
-        everyone[0, LANES] = own[1, LANES] = own[5, LANES] = top.lane_ms * slow
+        everyone[0, LANES] = top.lane_ms * slow
+        own[0, SORT] = own[4, SUM] = slow
+        for phase, load in ((1, LOOKUP), (5, UPDATE)):
+            self.lookups.add_terms(own, everyone, phase, load, 1.0)
+            self.lookups.add_terms(own, everyone, phase, LANES, top.lane_ms)
         fixed[:] = 2 * self.latency_ms + top.host_ms * slow, top.launch_ms * slow, 0, self.dense_ms, 0, 0, 0
         fixed[5] = fixed[1]
-        own[1, LOOKUP] = own[5, UPDATE] = 1.0
         own[0, IN] = self.routes.wire_ms
         cut, norms = np.zeros(phases + 1), np.zeros(phases + 1)
         cut[0] = top.row_cut_ms * slow
         if top.world_size > 1:
             own[5, NORMS] = slow / self.routes.link
-            norms[5] = self.latency_ms + top.row_cut_ms * slow
+            norms[5] = self.latency_ms + top.norm_ms * slow
         own[-1, MEMORY:] = 1.0
         fixed[-1] = self.fixed_memory.sum()
         ways = self.routes.add_terms(own, node, everyone, phases_of_ways=(2, 4))

@@ -60,8 +60,16 @@ DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
         "host_ms": 0.08,
         "lane_ms": 0.005,
         "row_cut_ms": 0.38,
+        "norm_ms": 0.38,
         "step_ms": 0.23,
         "flops_per_ms": 20e6,
+        "norm_ns_per_row": 0.0,
+        "cache_bytes": 0.0,
+        "bag_ns": 0.0,
+        "sort_ns_per_id": 0.0,
+        "sum_ns_per_number": 0.0,
+        "update_id_ns": {},
+        "update_row_ns": {},
         "update_cost": {
             "exact_sgd": 1.15,
             "exact_row_wise_adagrad": 0.55,
@@ -93,8 +101,16 @@ DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
         "host_ms": 0.0,
         "lane_ms": 0.0,
         "row_cut_ms": 0.0,
+        "norm_ms": 0.0,
         "step_ms": 0.0,
         "flops_per_ms": 10e9,
+        "norm_ns_per_row": 0.0,
+        "cache_bytes": 0.0,
+        "bag_ns": 0.0,
+        "sort_ns_per_id": 0.0,
+        "sum_ns_per_number": 0.0,
+        "update_id_ns": {},
+        "update_row_ns": {},
         "update_cost": {
             "exact_sgd": 1.0,
             "exact_row_wise_adagrad": 1.0,
@@ -136,11 +152,17 @@ class Topology:
         launch_ms: fixed cost of one table-batched kernel.
         host_ms: fixed cost of packing and unpacking, in each of the three exchanges of a step.
         lane_ms: the host's cost of one lane (a feature of one rectangle), in each phase that visits it.
-        row_cut_ms: fixed cost of choosing by row: of ids, where any table is cut by rows; of norms, where columns are
-            cut and the optimizer is row-wise.
+        row_cut_ms: fixed cost of choosing ids by row, where any table is cut by rows.
+        norm_ms, norm_ns_per_row: of exchanging norms, where columns are cut and the optimizer is row-wise: fixed, and
+            per touched row of a piece.
         step_ms: fixed cost of a step around its phases: module calls, autograd.
         flops_per_ms: dense arithmetic of one rank.
         update_cost: per optimizer, its factor on reading and writing the unique rows.
+        update_id_ns, update_row_ns: per optimizer, per id in place of `update_ns_per_id`, and per unique row besides.
+        bag_ns: per bag of a lane, in forward and in backward.
+        sort_ns_per_id, sum_ns_per_number: of replicas that send touched rows: per id of the batch that is sorted, and
+            per number of a gradient that is added.
+        cache_bytes: of one rank's cache, in which rows stay from step to step; 0 where they do not.
         reserve_fraction: share of the capacity that plans leave free (framework, fragmentation).
         cores_per_host: on cpu, ranks beyond the cores slow everything in proportion; default this machine's.
 
@@ -172,9 +194,17 @@ class Topology:
     host_ms: float = _DEFAULT
     lane_ms: float = _DEFAULT
     row_cut_ms: float = _DEFAULT
+    norm_ms: float = _DEFAULT
+    norm_ns_per_row: float = _DEFAULT
+    bag_ns: float = _DEFAULT
+    sort_ns_per_id: float = _DEFAULT
+    sum_ns_per_number: float = _DEFAULT
+    cache_bytes: float = _DEFAULT
     step_ms: float = _DEFAULT
     flops_per_ms: float = _DEFAULT
     update_cost: Mapping[str, float] = _DEFAULT
+    update_id_ns: Mapping[str, float] = _DEFAULT
+    update_row_ns: Mapping[str, float] = _DEFAULT
     reserve_fraction: float = _DEFAULT
     cores_per_host: int = _DEFAULT
 

@@ -1,0 +1,87 @@
+"""What lookups and optimizers cost: milliseconds of one rank that has a core to itself.
+
+Rows that a batch uses for the first time come from memory, or from the cache where the rank's other rows have not
+pushed them out since the step before: of a table's E rows U are used in a step, each every E / U steps, and every step
+reads V bytes of rows. With ``x = E / U * V / cache_bytes``, the share ``x / (1 + x)`` comes from memory.
+
+Where ranks share cores, a rank computes while others wait: with c cores for W ranks, a phase takes the rank's own ms
+and ``W / c - 1`` times the mean of all ranks. Even work is slowed down W / c times, a rank that works alone hardly.
+
+Shape letters: T tables, n rectangles, W ranks.
+"""
+
+import numpy as np
+
+from recshard_lab.planner.loads import LOOKUP, NORMS, SORT, SUM, UPDATE
+from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES, ROW_SUMS, Array, TableLoads
+from recshard_lab.sharding import Topology
+
+CACHE_LINE = 64  # bytes; memory is read in lines, so a piece of few columns costs as much as a line a row
+
+
+class LookupCosts:
+    """Costs on one topology, with one optimizer.
+
+    Attributes:
+        missed: ``[T]`` share of the first uses of a table's rows in a batch that the cache does not serve.
+    """
+
+    def __init__(self, topology: Topology, tables: TableLoads, optimizer: str) -> None:
+        self.topology, self.tables, self.optimizer = topology, tables, optimizer
+        self.missed = self._missed()
+
+    def fill(
+        self, loads: Array, of: Array, sizes: tuple[Array, Array], replicated: Array, sent: Array, back: Array
+    ) -> None:
+        """Writes the loads LOOKUP, UPDATE, SORT, SUM and NORMS of n rectangles.
+
+        Args:
+            loads: ``[K, n]``.
+            of: ``[n]`` table of each; sizes: its rows and columns; replicated: 1.0 for a replica.
+            sent: ``[n]`` ids that each rank sends.
+            back: ``[n]`` vectors whose gradients it sends.
+        """
+        top, tables, ranks = self.topology, self.tables, self.topology.world_size
+        rows, cols = sizes
+        ids, unique, pooled = tables.ids[of] * rows / tables.rows[of], tables.unique[of], tables.pooled[of]
+        vectors = pooled * tables.bags[of] + (1 - pooled) * ids
+        row_bytes = np.maximum(CACHE_LINE, cols * tables.element_bytes[of])
+        first_ms = self.missed[of] / top.memory_bw + (1 - self.missed[of]) / top.cache_bw  # of a byte
+        vector_ms = 4 * cols / top.cache_bw + top.bag_ns * 1e-6
+        lookup = ids * (top.lookup_ns_per_id * 1e-6 + row_bytes * (unique * first_ms + (1 - unique) / top.cache_bw))
+        lookup += vectors * vector_ms
+        id_ms = top.update_id_ns.get(self.optimizer, top.update_ns_per_id) * 1e-6
+        row_ms = 2 * row_bytes * first_ms * top.update_cost[self.optimizer]
+        row_ms += top.update_row_ns.get(self.optimizer, 0.0) * 1e-6
+        update = sent * (id_ms + 4 * cols / top.cache_bw) + back * vector_ms + row_ms * unique * ids
+        # a replica looks up its own batch, and all that was sent in backward
+        update += replicated * lookup * sent / np.maximum(ids, 1e-9)
+        loads[LOOKUP] = lookup * np.where(replicated > 0, 1.0, ranks)
+        sums = ROW_SUMS.get(self.optimizer, 0)
+        split = cols < tables.cols[of]
+        used = ids * ranks * unique
+        loads[UPDATE] = update * ranks + (sums > 0) * split * used * (top.norm_ns_per_row * 1e-6)
+        loads[NORMS] = 4 * sums * used * (tables.cols[of] / cols - 1)  # to each other piece
+        as_rows = (replicated > 0) & (sent < ids) & (ranks > 1)
+        loads[SORT] = as_rows * ids * (top.sort_ns_per_id * 1e-6)
+        loads[SUM] = as_rows * ids * cols * (top.sum_ns_per_number * 1e-6)
+
+    def shared(self, own: Array) -> Array:
+        """``[..., W]`` what `own` ms of computing take beside the other ranks'."""
+        more = self.topology.slowdown - 1
+        return own + more * own.mean(axis=-1, keepdims=True) if more else own
+
+    def add_terms(self, own: Array, everyone: Array, phase: int, load: int, ms: float) -> None:
+        """Adds `shared` of a load, of `ms` each, to ``[Q, K]`` as a linear term (see `terms.py`)."""
+        own[phase, load] += ms
+        everyone[phase, load] += ms * (self.topology.slowdown - 1) / self.topology.world_size
+
+    def _missed(self) -> Array:
+        top, tables = self.topology, self.tables
+        if not top.cache_bytes:
+            return np.ones_like(tables.rows)
+        a_row, an_element = OPTIMIZER_STATE_BYTES[self.optimizer]
+        used = np.maximum(tables.ids * top.world_size * tables.unique, 1e-9)  # rows in a step
+        each = tables.cols * (tables.element_bytes + an_element) + a_row
+        between = tables.rows / used * float((used * each).sum() / top.world_size)
+        return np.asarray(between / (between + top.cache_bytes))

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from recshard_lab.lab.views import view_named as view_named
     from recshard_lab.lab.views import view_names as view_names
     from recshard_lab.lab.widgets import PlanCompare as PlanCompare
+    from recshard_lab.lab.widgets import RanksPanel as RanksPanel
 
 _HOME_OF = {
     "Measured": "measure",
     "PlanCompare": "widgets",
+    "RanksPanel": "widgets",
     "View": "view",
     "measure_plan": "measure",
     "register_view": "views",
@@ -34,6 +36,7 @@ _HOME_OF = {
 __all__ = [
     "Measured",
     "PlanCompare",
+    "RanksPanel",
     "View",
     "measure_plan",
     "register_view",

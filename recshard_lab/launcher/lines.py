@@ -54,6 +54,7 @@ class LineMerger:
         self._partial: dict[tuple[int, str], str] = {}
         self._pending: dict[int, deque[Line]] = {rank: deque() for rank in self.ranks}
         self._finished: set[int] = set()
+        self.kept: deque[str] | None = None  # where lines are kept, whatever becomes of them on the page
 
     def emit(self, ranks: tuple[int, ...], stream: str, content: Any) -> None:
         """A whole line that `ranks` printed, or a MIME bundle that they displayed."""
@@ -105,6 +106,8 @@ class LineMerger:
             same = tuple(r for r in self.ranks_heard if self._head(r) == line[1:])
             for rank in same:
                 self._pending[rank].popleft()
+            if self.kept is not None and line.stream != "display":
+                self.kept.append(f"{mark(same, self.ranks)} {line.content}")
             self.emit(tuple(sorted(same)), line.stream, line.content)
 
     @property

@@ -149,13 +149,32 @@ class Ranks:
 
     def status(self) -> list[RankStatus]:
         """Each rank's process, state and memory; empty once stopped."""
-        if self._world is None:
+        world = self._world
+        if world is None:
             return []
-        wires, busy = self._world.wires, self._busy.locked()
+        wires, busy = world.wires, self._busy.locked()
         return [
             rank_status(rank, process, rank // self.local_world_size, busy, wires.dead)
             for rank, process in enumerate(wires.processes)
         ]
+
+    def output(self, lines: int = 20) -> list[str]:
+        """The last lines that ranks printed, marked by rank, whether or not a cell showed them."""
+        if lines < 1:
+            raise ValueError(f"lines must be at least 1, got {lines!r}")
+        world = self._world
+        return [] if world is None else list(world.output)[-lines:]
+
+    def interrupt(self) -> bool:
+        """Asks the ranks to end the present work, as the stop button does; from any thread. Whether there was any.
+
+        What runs raises `RanksInterrupted` where it was started; the ranks keep their variables.
+        """
+        world = self._world
+        if world is None or not self._busy.locked():
+            return False
+        world.press_stop()
+        return True
 
     def stop(self) -> None:
         """Ends every rank and all they started; doing it twice is the same as once."""

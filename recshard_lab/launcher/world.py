@@ -10,6 +10,7 @@ from __future__ import annotations
 import pickle
 import queue
 import time
+from collections import deque
 from contextlib import suppress
 from typing import Any
 
@@ -28,6 +29,7 @@ __all__ = ["World"]
 
 READY_S = 120.0  # a rank that has not joined by then never will
 NAMED = 20  # variables that a sentence names
+KEPT_LINES = 500  # of output
 LEAVE_S = 1.0  # for exit handlers when ranks are stopped
 
 
@@ -50,6 +52,7 @@ class World:
         self._windows: dict[int, dict[str, Window]] = {}
         self._names: dict[int, list[str]] = {}  # the variables on each rank
         self._warned = False  # of collectives that do not pair up
+        self.output: deque[str] = deque(maxlen=KEPT_LINES)
         flight = self._flight(range(self.size), Printer(range(self.size)), READY_S)
         with stop_button(self.press_stop):
             flight.wait()
@@ -89,7 +92,9 @@ class World:
     ) -> Flight:
         """One piece of work there and back; raises RankError or RanksInterrupted once all is put right."""
         self.cell += 1
-        flight = self._flight(ranks, printer or Printer(ranks), timeout_s, watched=True)
+        printer = printer or Printer(ranks)
+        printer.kept = self.output
+        flight = self._flight(ranks, printer, timeout_s, watched=True)
         self.wires.drop_attached()
         for rank in ranks:
             self.wires.send(rank, kind, self.cell, payload, fds)

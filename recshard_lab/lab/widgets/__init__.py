@@ -1,3 +1,4 @@
 """Widgets: controls over the views. Only what is imported from here needs ipywidgets."""
 
 from recshard_lab.lab.widgets.plan_compare import PlanCompare as PlanCompare
+from recshard_lab.lab.widgets.ranks_panel import RanksPanel as RanksPanel

@@ -1,0 +1,172 @@
+"""RanksPanel: how the launched ranks are doing, kept up to date, with interrupt, restart and stop.
+
+It reads the ranks from a thread of its own, so it goes on while a cell is running. ipykernel 7.4 and later hands
+clicks to the kernel only between cells: there JupyterLab's own stop button is the way to interrupt a running cell.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from html import escape
+from typing import Any
+
+import ipywidgets as ipw
+
+from recshard_lab.lab.theme import bytes_text
+from recshard_lab.lab.views.registry import reason
+from recshard_lab.lab.widgets import controls, page
+from recshard_lab.launcher import LaunchError, current
+
+LINES = 12  # of output shown
+_SIGNS = {"idle": "○", "running": "●"}
+
+STYLE = """<style>
+.recshard-ranks table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+.recshard-ranks th,.recshard-ranks td{padding:2px 14px 2px 0;text-align:left;white-space:nowrap;
+ color:var(--jp-ui-font-color1,inherit)}
+.recshard-ranks th{font-weight:600;border-bottom:1px solid var(--jp-border-color1,#c4c9d0)}
+.recshard-ranks .rs-bar{display:inline-block;height:9px;background:currentColor;opacity:.55;vertical-align:middle}
+.recshard-ranks .rs-alert{border-left:4px solid #d9480f;padding:4px 10px;line-height:1.4;white-space:normal}
+.recshard-ranks pre{margin:4px 0 0;padding:6px 10px;max-height:230px;overflow:auto;line-height:1.35;
+ color:var(--jp-content-font-color1,inherit);background:var(--jp-cell-editor-background,transparent);
+ border:1px solid var(--jp-border-color2,#d8dce1)}
+</style>"""
+
+PYTHON = (
+    "from recshard_lab.launcher import current\n"
+    "ranks = current()\n"
+    "ranks.status()     # process, state, memory of each rank\n"
+    "ranks.output()     # the last lines they printed\n"
+    "ranks.interrupt()  # what runs ends, variables stay\n"
+    "ranks.restart()    # fresh ranks, variables gone\n"
+    "ranks.stop()"
+)
+
+
+class RanksPanel(ipw.VBox):
+    """Shows the ranks that are running, whichever they are, twice a second.
+
+    Args:
+        every_s: seconds between two looks.
+
+    Raises:
+        ValueError: `every_s` is not positive.
+    """
+
+    def __init__(self, every_s: float = 0.5) -> None:
+        self._over = threading.Event()  # first, for `close` is called of a panel that was refused too
+        if not every_s > 0:
+            raise ValueError(f"every_s must be positive, got {every_s!r}")
+        self.every_s = every_s
+        self._working: threading.Thread | None = None
+        self.table, self.printed, self.told = controls.wide_html(), controls.wide_html(), ipw.HTML()
+        self.interrupt_button = self._button(
+            "Interrupt", "stop", "what runs on the ranks ends; variables stay", _interrupt
+        )
+        self.restart_button = self._button(
+            "Restart", "refresh", "fresh ranks of the same shape; variables are gone", _restart
+        )
+        self.stop_button = self._button("Stop", "power-off", "ends every rank", _stop)
+        buttons = controls.row([self.interrupt_button, self.restart_button, self.stop_button, self.told])
+        code = f"<details><summary>The same in Python</summary><pre>{escape(PYTHON)}</pre></details>"
+        super().__init__([ipw.HTML(STYLE), self.table, buttons, self.printed, ipw.HTML(code)])
+        self.add_class("recshard-ranks")
+        self.refresh()
+        self._watch = threading.Thread(target=self._look, name="recshard-ranks-panel", daemon=True)
+        self._watch.start()
+
+    def refresh(self) -> None:
+        """Looks once, now."""
+        ranks = current()
+        states = [] if ranks is None else ranks.status()
+        self._set(self.table, _table(ranks, states))
+        lines = [] if ranks is None else ranks.output(LINES)
+        self._set(
+            self.printed, f"<pre aria-label='output of the ranks'>{escape(chr(10).join(lines))}</pre>" if lines else ""
+        )
+        idle = self._working is None or not self._working.is_alive()
+        self.interrupt_button.disabled = not any(one.state == "running" for one in states)
+        self.restart_button.disabled = self.stop_button.disabled = ranks is None or not idle
+
+    def close(self) -> None:
+        """Stops looking and takes the panel off the page; the ranks go on."""
+        self._over.set()
+        super().close()
+
+    def _look(self) -> None:
+        while not self._over.wait(self.every_s):
+            try:
+                self.refresh()
+            except Exception as error:  # the next look may succeed: ranks may be stopping
+                self._set(self.told, page.alert(reason(error)))
+
+    def _button(self, label: str, icon: str, hint: str, action: Callable[[Any], str]) -> ipw.Button:
+        button = ipw.Button(description=label, icon=icon, tooltip=hint, layout=ipw.Layout(width="120px"))
+        button.on_click(lambda _: self._act(action))
+        return button
+
+    def _act(self, action: Callable[[Any], str]) -> None:
+        """Runs one of the buttons in a thread: a restart takes longer than a blink."""
+        if self._working is not None and self._working.is_alive():
+            return
+
+        def work() -> None:
+            try:
+                ranks = current()
+                if ranks is None:
+                    raise LaunchError("no ranks are running. Start some in a cell: %recshard_launch -n 4")
+                self._set(self.told, page.note(action(ranks)))
+            except Exception as error:
+                self._set(self.told, page.alert(reason(error)))
+
+        self._set(self.told, page.note("…"))
+        self._working = threading.Thread(target=work, name="recshard-ranks-panel-work", daemon=True)
+        self._working.start()
+
+    @staticmethod
+    def _set(html: ipw.HTML, value: str) -> None:
+        """Nothing is sent to the page where nothing changed."""
+        if html.value != value:
+            html.value = value
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
+        """The widget, and for pages without a kernel the table as it stood."""
+        bundle = super()._repr_mimebundle_(**kwargs) or {}
+        ranks = current()
+        plain = [repr(ranks)[1:-1] if ranks else "no ranks are running"]
+        plain += [f"[{r.rank}] {r.state}, {bytes_text(r.memory_bytes)}" for r in (ranks.status() if ranks else [])]
+        return {**bundle, "text/html": self.table.value, "text/plain": "\n".join(plain)}
+
+
+def _interrupt(ranks: Any) -> str:
+    return "Asked the ranks to stop what they do." if ranks.interrupt() else "The ranks are idle."
+
+
+def _restart(ranks: Any) -> str:
+    ranks.restart()
+    return f"Fresh ranks, ready in {ranks.launch_s:.2f} s."
+
+
+def _stop(ranks: Any) -> str:
+    ranks.stop()
+    return "The ranks are stopped."
+
+
+def _table(ranks: Any, states: list[Any]) -> str:
+    """One row a rank: state by sign and word, memory by number and bar."""
+    if ranks is None:
+        return '<div role="status">No ranks are running. Start some in a cell: <code>%recshard_launch -n 4</code></div>'
+    most = max((one.memory_bytes for one in states), default=0) or 1
+    heads = ["rank", *(["node"] if ranks.nodes > 1 else []), "process", "state", "memory", ""]
+    rows = ""
+    for one in states:
+        sign = _SIGNS.get(one.state, "✗")
+        bar = f'<span class="rs-bar" style="width:{120 * one.memory_bytes / most:.0f}px"></span>'
+        cells = [str(one.rank), *([str(one.node)] if ranks.nodes > 1 else []), str(one.pid)]
+        cells += [f"{sign} {escape(one.state)}", bytes_text(one.memory_bytes) if one.memory_bytes else "", bar]
+        rows += f'<tr data-rank="{one.rank}" data-state="{escape(one.state)}">'
+        rows += "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
+    caption = escape(repr(ranks)[1:-1])
+    return f"<div>{caption}</div><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"

@@ -1,0 +1,67 @@
+"""RanksPanel in a real JupyterLab: it follows a cell that is running, and its buttons work between cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.lab_server import CHROMIUM, command, jupyter_lab, notebook_page, run_all, write_notebook
+
+pytest.importorskip("playwright", reason="needs playwright: pip install -e '.[test]'")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"needs Chromium at {CHROMIUM}"),
+]
+
+ROOT = Path(__file__).resolve().parents[2]
+PANEL = ".recshard-ranks"
+CELLS = [
+    "%load_ext recshard_lab\n%recshard_launch -n 2 --nodes 2\n"
+    "from recshard_lab.lab import RanksPanel\npanel = RanksPanel()\npanel",
+    "%%recshard --quiet\nimport os, time\nprint('rank', rank, 'counts') if 'again' in globals() else None\n"
+    "time.sleep(600 if 'again' in globals() else 0)\nagain = True",
+]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("lab")
+    write_notebook(folder / "panel.ipynb", CELLS)
+    with (
+        jupyter_lab(folder, PYTHONPATH=str(ROOT)) as (address, token),
+        notebook_page(address, token, "panel.ipynb", height=900) as opened,
+    ):
+        run_all(opened)
+        opened.wait_for_selector(f"{PANEL} tr[data-state='idle']")
+        yield opened
+
+
+def pids(page: Any) -> list[str]:
+    return [row.locator("td").nth(2).inner_text() for row in page.locator(f"{PANEL} tr[data-rank]").all()]
+
+
+def test_it_follows_a_running_cell_and_its_buttons_restart_and_stop(page: Any) -> None:
+    page.locator(".jp-CodeCell").nth(1).locator(".cm-content").click()
+    command(page, "notebook:run-cell")
+    page.wait_for_selector(f"{PANEL} tr[data-state='running'] >> nth=1")
+    page.wait_for_selector(f"{PANEL} pre:has-text('rank 1 counts')")
+    (ROOT / "test-artifacts").mkdir(exist_ok=True)
+    page.locator(PANEL).screenshot(path=str(ROOT / "test-artifacts" / "ranks_panel_light.png"))
+    command(page, "notebook:interrupt-kernel")
+    page.wait_for_selector(f"{PANEL} tr[data-state='idle'] >> nth=1")
+    before = pids(page)
+    restart = page.locator(PANEL).get_by_role("button", name="Restart")
+    restart.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector(f"{PANEL} :text('Fresh ranks')")
+    page.wait_for_selector(f"{PANEL} tr[data-state='idle'] >> nth=1")
+    page.wait_for_function(
+        "([panel, old]) => ![...document.querySelectorAll(panel + ' tr[data-rank] td')]"
+        ".some(cell => old.includes(cell.textContent))",
+        arg=[PANEL, before],
+    )
+    page.locator(PANEL).get_by_role("button", name="Stop").click()
+    page.wait_for_selector(f"{PANEL} :text('No ranks are running')")

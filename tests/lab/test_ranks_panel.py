@@ -1,0 +1,106 @@
+"""RanksPanel on real ranks: what it shows is what they do, and its buttons do what they say."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from recshard_lab.lab import RanksPanel
+from recshard_lab.launcher import RanksInterrupted, current, launch
+
+
+@pytest.fixture
+def panel() -> Iterator[RanksPanel]:
+    made = RanksPanel(every_s=0.05)
+    yield made
+    made.close()
+    ranks = current()
+    if ranks is not None:
+        ranks.stop()
+
+
+def until(true: Callable[[], Any], seconds: float = 20.0) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+    return found
+
+
+def states(panel: RanksPanel) -> list[str]:
+    return re.findall(r'data-state="([^"]*)"', panel.table.value)
+
+
+def talk_and_wait() -> None:
+    print("at work", flush=True)
+    time.sleep(60)
+
+
+def test_without_ranks_it_says_how_to_start_some(panel: RanksPanel) -> None:
+    assert "%recshard_launch" in panel.table.value
+    assert panel.stop_button.disabled
+    assert panel.interrupt_button.disabled
+
+
+def test_it_shows_work_output_and_death_and_its_buttons_interrupt_restart_and_stop(panel: RanksPanel) -> None:
+    ranks = launch(2)
+    until(lambda: states(panel) == ["idle", "idle"])
+    assert all(f">{pid}<" in panel.table.value for pid in ranks.pids)
+    stopped: list[BaseException] = []
+
+    def cell() -> None:
+        try:
+            ranks.run(talk_and_wait)
+        except RanksInterrupted as error:
+            stopped.append(error)
+
+    work = threading.Thread(target=cell)
+    work.start()
+    until(lambda: states(panel) == ["running", "running"] and "[all] at work" in panel.printed.value)
+    assert ranks.output(1) == ["[all] at work"]
+    panel.interrupt_button.click()
+    work.join(20)
+    assert not work.is_alive()
+    assert stopped
+    until(lambda: states(panel) == ["idle", "idle"])
+    assert ranks.run(os.getpid) == ranks.pids
+
+    before = ranks.pids
+    until(lambda: not panel.restart_button.disabled)
+    panel.restart_button.click()
+    until(lambda: "Fresh ranks" in panel.told.value)
+    assert not set(before) & set(ranks.pids)
+    os.kill(ranks.pids[1], signal.SIGKILL)
+    until(lambda: "idle" not in states(panel)[1:] and len(states(panel)) == 2 and not panel.stop_button.disabled)
+    assert "✗" in panel.table.value
+
+    processes = [psutil.Process(pid) for pid in ranks.pids if psutil.pid_exists(pid)]
+    panel.stop_button.click()
+    until(lambda: "No ranks are running" in panel.table.value)
+    _, alive = psutil.wait_procs(processes, timeout=5)
+    assert not alive
+
+
+def test_a_closed_panel_leaves_no_thread(panel: RanksPanel) -> None:
+    panel.close()
+    until(lambda: not panel._watch.is_alive())
+
+
+def test_nothing_to_interrupt_is_said(panel: RanksPanel) -> None:
+    with launch(1) as ranks:
+        assert not ranks.interrupt()
+        with pytest.raises(ValueError, match="at least 1"):
+            ranks.output(0)
+
+
+def test_it_refuses_to_look_without_pause() -> None:
+    with pytest.raises(ValueError, match="every_s"):
+        RanksPanel(every_s=0)

@@ -47,7 +47,7 @@ def best_placement(
 
 def _scores(model: CostModel, loads: Array) -> list[tuple[bool, float, float]]:
     """Of plans with loads ``[K, C, W]``."""
-    ms = model.step_of(model.phases(loads))
+    ms = model.step_ms(loads)
     held = model.memory_total(loads).max(axis=-1)
     late = held > model.capacity
     return [

@@ -11,7 +11,8 @@ Every rectangle adds a fixed vector of loads to the rank it lies on; the phases 
 
 Collectives wait for the slowest rank, so a step is the **sum over phases of the slowest rank**.
 
-Codecs (`codecs.py`) make rows and gradients smaller on the wire, and cost passes over memory at both ends.
+Pipelines hide a part of that (`overlap.py`). Codecs (`codecs.py`) make rows and gradients smaller on the wire, and cost
+passes over memory at both ends.
 
 The host's fixed costs (packing, a kernel's launch, a message to each peer) come on top of what grows with ids and
 bytes.
@@ -51,6 +52,7 @@ from recshard_lab.planner.loads import (
 )
 from recshard_lab.planner.lookup_costs import LookupCosts
 from recshard_lab.planner.memory import MEMORY_CATEGORIES, fixed_memory, rect_memory
+from recshard_lab.planner.overlap import OverlapCosts
 from recshard_lab.planner.route_costs import RouteCosts
 from recshard_lab.planner.terms import Switch, Terms
 from recshard_lab.planner.workload import Array, Workload, table_loads
@@ -91,12 +93,17 @@ class CostModel:
                 f"topology.update_cost has no entry for {workload.optimizer!r} (it has: "
                 f"{', '.join(topology.update_cost)}). Smallest fix: add one"
             )
-        self.topology, self.workload = topology, workload
+        self.workload = workload
         self.tables = table_loads(tables, topology.world_size, workload, constraints)
+        self.set_topology(topology)
         self.capacity = topology.memory_cap_bytes
         self.fixed_memory = fixed_memory(self.tables, topology, workload)
+
+    def set_topology(self, topology: Topology) -> None:
+        """Costs on other ranks than before; as many, with as much memory."""
+        self.topology = topology
         self.dense_ms, self.dense_bytes = self._dense()
-        self.routes = RouteCosts(topology, workload.codecs)
+        self.routes = RouteCosts(topology, self.workload.codecs)
         self.latency_ms = self.routes.latency_ms
         self.lookups = LookupCosts(topology, self.tables, workload.optimizer)
 
@@ -201,8 +208,22 @@ class CostModel:
         return ms
 
     @cached_property
+    def overlapped(self) -> OverlapCosts:
+        """What the workload's pipeline hides."""
+        return OverlapCosts(self)
+
+    def step_ms(self, loads: Array) -> Array:
+        """``[...]`` the step of ranks that hold `loads` ``[K, ..., W]``, under the workload's pipeline."""
+        if self.workload.pipeline == "none":
+            return self.step_of(self.phases(loads))
+        return self.overlapped.step_ms(loads)
+
+    @cached_property
     def terms(self) -> Terms:
-        """The same costs as linear terms, for solvers and bounds."""
+        """The same costs as linear terms, for solvers and bounds; under a pipeline, those of its chain.
+
+        No step under a pipeline is shorter than its chain, so that a bound on the terms stays one on the step.
+        """
         top, phases = self.topology, len(PHASES)
         slow = top.slowdown
         own, node, everyone = (np.zeros((phases + 1, K)) for _ in range(3))
@@ -222,13 +243,15 @@ class CostModel:
         if top.world_size > 1:
             own[5, NORMS] = slow / self.routes.link
             norms[5] = self.latency_ms + top.norm_ms * slow
+        if self.workload.pipeline != "none":
+            self.overlapped.leave_exposed(own, node, everyone, fixed, cut)
         own[-1, MEMORY:] = 1.0
         fixed[-1] = self.fixed_memory.sum()
         ways = self.routes.add_terms(own, node, everyone, phases_of_ways=(2, 4))
         return Terms(own, node, everyone, fixed, (Switch((ROW_CUT,), cut), Switch((NORMS,), norms), *ways))
 
     def step_of(self, ms: Array) -> Array:
-        """``[...]`` the step in which ranks take `ms` ``[P, ..., W]``."""
+        """``[...]`` the step, without a pipeline, in which ranks take `ms` ``[P, ..., W]``."""
         return np.asarray(ms.max(axis=-1).sum(axis=0) if self.waits else ms.sum(axis=0).max(axis=-1))
 
     def caused(self, loads: Array, whole: Array) -> Array:

@@ -11,6 +11,7 @@ from recshard_lab.planner.cost import CostModel
 from recshard_lab.planner.cost_models import cost_model_named
 from recshard_lab.planner.loads import ACROSS_BOTH, BY_NODE, ROUTE_NUMBERS, K, across_shares
 from recshard_lab.planner.memory import MEMORY_CATEGORIES
+from recshard_lab.planner.overlap import Overlap
 from recshard_lab.planner.text import estimate_text
 from recshard_lab.planner.workload import Array, Workload, check_route_applies
 from recshard_lab.sharding import (
@@ -38,6 +39,7 @@ class Estimate:
         lower_bound: ms; no plan that the planner may choose has a shorter step. None where nobody computed it.
         waits: whether every phase takes as long as its slowest rank, as collectives do; else a step is the busiest
             rank's own sum.
+        overlap: what the workload's pipeline makes of the step; None without one.
     """
 
     phases: tuple[str, ...]
@@ -48,6 +50,7 @@ class Estimate:
     traffic_bytes: Array
     lower_bound: float | None = None
     waits: bool = True
+    overlap: Overlap | None = None
 
     @property
     def gap(self) -> float | None:
@@ -60,14 +63,19 @@ class Estimate:
 
     @property
     def step_ms(self) -> float:
-        """Sum over phases of the slowest rank: collectives wait, so this is what a step takes (where it `waits`)."""
+        """What a step takes, under the workload's pipeline where it has one."""
+        return self.plain_step_ms if self.overlap is None else self.overlap.step_ms
+
+    @property
+    def plain_step_ms(self) -> float:
+        """Without a pipeline, the sum over phases of the slowest rank: collectives wait (where it `waits`)."""
         if not self.waits:
             return self.max_rank_ms
         return float(self.ms.max(axis=0).sum())
 
     @property
     def max_rank_ms(self) -> float:
-        """The busiest rank's own sum, which other planners report; never more than `step_ms`."""
+        """The busiest rank's own sum, which other planners report; never more than `plain_step_ms`."""
         return float(self.ms.sum(axis=1).max())
 
     @property
@@ -169,4 +177,5 @@ def estimate_loads(model: CostModel, loads: Array) -> Estimate:
         capacity_bytes=np.full(model.topology.world_size, float(model.capacity)),
         traffic_bytes=model.traffic(loads),
         waits=model.waits,
+        overlap=None if model.workload.pipeline == "none" else model.overlapped.overlap(loads),
     )

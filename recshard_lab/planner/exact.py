@@ -106,7 +106,7 @@ def solve_exactly(problem: Problem, search: Search, time_limit_s: float) -> Solu
         bound_ms = max(bound_ms, min(now, float(result.mip_dual_bound) + problem.fixed_ms) * (1 - 1e-6))
     if result.x is not None:
         state = _state(problem, ways, result.x)
-        if state is not None and problem.step_ms(state) < now:
+        if state is not None and search.step_ms(state) < search.best_ms:
             best = state
     return Solution(best.placements(), bound_ms)
 

@@ -13,6 +13,9 @@
 5. Kicks, where tables are few: each is forced under the other schemes and the rest is improved around it; and all
    tables under another route at once, since some costs only go away together.
 
+Under a pipeline the search works on the chain of one batch's phases, whose bound is one on the step, and keeps, of the
+plans that it finishes, the one with the shortest step.
+
 It stops as soon as the plan is within `NEAR` of the bound. The result depends on the input alone (no clock, no dice).
 """
 
@@ -26,6 +29,7 @@ from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.bounds import Bound, bound_of, mode_bounds
 from recshard_lab.planner.choices import TIE, State
 from recshard_lab.planner.cost import CostModel
+from recshard_lab.planner.loads import K
 from recshard_lab.planner.local_search import LEAST, improve
 from recshard_lab.planner.options import DoesNotFit, Placement, options_of
 from recshard_lab.planner.state import Problem
@@ -113,7 +117,7 @@ class Search:
             if self.best_ms < pruned_at * LEAST:
                 self._prune()
                 pruned_at = self.best_ms
-            hopeless = not self.small and self.problem.step_ms(state) > self.best_ms * HOPELESS
+            hopeless = not self.small and self.step_ms(state) > self.best_ms * HOPELESS
             if not self.passes or hopeless:
                 continue
             self._improved(state)
@@ -127,6 +131,14 @@ class Search:
                 self._kick()
             self._reroute()
         return Solution(self.best.placements(), self.bound_ms)
+
+    def step_ms(self, state: State) -> float:
+        """The step of a plan: under a pipeline by the cost model, since the terms are those of its chain alone."""
+        model = self.problem.model
+        if model.workload.pipeline == "none":
+            return self.problem.step_ms(state)
+        loads = sum((each.loads(model.topology) for each in state.placements()), np.zeros((K, self.problem.num_ranks)))
+        return float(model.step_ms(loads))
 
     def _starts(self) -> list[Bound]:
         """Sets of options, the most promising first."""
@@ -189,7 +201,7 @@ class Search:
             self.problem.keep_only(np.logical_or.reduce(worth))
 
     def _keep(self, state: State) -> None:
-        ms = self.problem.step_ms(state)
+        ms = self.step_ms(state)
         if ms < self.best_ms * LEAST:
             self.best, self.best_ms = state.copy(), ms
 
@@ -226,7 +238,7 @@ class Search:
         assert self.best is not None
         for route in ROUTES:
             state = self._rerouted(self.best, route)
-            if state is not None and self.problem.step_ms(state) < self.best_ms * LEAST:
+            if state is not None and self.step_ms(state) < self.best_ms * LEAST:
                 improve(self.problem, state)
                 self._keep(state)
 

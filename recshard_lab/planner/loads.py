@@ -27,6 +27,7 @@ SORT = IDS + 6  # ms of finding the rows that a replica's own batch touches
 SUM = IDS + 7  # ms of adding up their gradients
 MEMORY = IDS + 8  # bytes of weights, optimizer state, input and output buffers
 K = MEMORY + 4
+COMPUTED = [LOOKUP, UPDATE, SORT, SUM]  # in ms
 PLAIN = slice(OUT, SCATTER + 1)  # bytes of rows, before a codec
 CODED_ROWS = slice(ROWS, ROWS + 5)
 ACROSS_BOTH = [ACROSS, ROWS + ACROSS - OUT]

@@ -1,8 +1,11 @@
 """An estimate as text."""
 
+import textwrap
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from recshard_lab.sharding.show import WIDTH
 
 if TYPE_CHECKING:
     from recshard_lab.planner.estimate import Estimate
@@ -29,10 +32,12 @@ def estimate_text(found: "Estimate") -> str:
         f"{name.replace('output_dist_backward', 'output_bwd'):>15}" for name in found.phases
     )
     used = found.memory_bytes.sum(axis=1)
+    piped = [] if found.overlap is None else textwrap.wrap(str(found.overlap), WIDTH)
     bound = [] if found.gap is None else [f"no plan is shorter than {found.lower_bound:.2f} ms: gap {found.gap:.1%}"]
     lines = [
         f"predicted step {found.step_ms:.2f} ms (busiest rank {found.critical_rank}: {found.max_rank_ms:.2f} ms), "
         f"{'fits' if found.fits else 'DOES NOT FIT'}: {gigabytes(used.max())} of {gigabytes(found.capacity_bytes[0])}",
+        *piped,
         *bound,
         header,
     ]

@@ -72,10 +72,11 @@ class TorchRecCostModel(CostModel):
         workload: Workload,
         constraints: Mapping[str, ParameterConstraints] | None = None,
     ) -> None:
-        if workload.codecs != ("fp32", "fp32"):
+        if workload.codecs != ("fp32", "fp32") or workload.pipeline != "none":
             raise ValueError(
-                f"cost_model='torchrec' knows rows and gradients in fp32, and the workload's codecs are "
-                f"{'/'.join(workload.codecs)}. Smallest fix: cost_model='recshard', or codecs='fp32'"
+                f"cost_model='torchrec' knows rows and gradients in fp32 and no pipeline, and the workload has codecs "
+                f"{'/'.join(workload.codecs)} and pipeline {workload.pipeline!r}. Smallest fix: cost_model='recshard', "
+                f"or codecs='fp32' and pipeline='none'"
             )
         super().__init__(tables, topology, workload, constraints)
         at = MEMORY_CATEGORIES.index

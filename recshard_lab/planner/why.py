@@ -207,7 +207,7 @@ class Planned:
             PhaseShare(phase, rank, float(ms[p, rank]), float(caused[p, rank]))
             for p, (phase, rank) in enumerate(zip(model.phase_names, slowest.tolist(), strict=True))
         )
-        return shares, float(model.step_of(ms))
+        return shares, float(model.step_ms(loads))
 
     def _alternatives(
         self,

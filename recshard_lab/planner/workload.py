@@ -20,7 +20,9 @@ from recshard_lab.sharding import ParameterConstraints, PlanError
 Array = NDArray[np.float64]
 
 _BY_NAME = ("pooling_factors", "unique_fraction", "zipf_alpha")  # one number, or one each
-_NUMBERS = (*_BY_NAME, "batch_size", "dense_parameters", "dense_flops_per_sample", "dense_bytes_per_parameter")
+_DENSE = ("dense_parameters", "dense_flops_per_sample", "dense_bytes_per_parameter", "dense_features")
+_NUMBERS = (*_BY_NAME, "batch_size", *_DENSE)
+PIPELINES = ("none", "sparse_dist", "prefetch")
 
 
 @names_wrong_arguments
@@ -43,6 +45,9 @@ class Workload:
             that Meta published. It gives the distinct ids at every batch size.
         codecs: number formats of rows, and of their gradients, on the wire: "fp16" for both, "fp16/bf16", a pair, or
             the `QCommsConfig` that sharders are given; kept as a pair of names.
+        pipeline: what runs beside a batch's compute, see `planner/overlap.py`: "none"; "sparse_dist", the next batch's
+            ids (`TrainPipelineSparseDist`); "prefetch", two batches ahead.
+        dense_features: numbers of a sample that are copied to the device, for pipelines.
 
     Raises:
         ValueError: a negative number, an optimizer that the cost model does not know, an `access` of another kind, a
@@ -63,6 +68,8 @@ class Workload:
     dense_bytes_per_parameter: float = 8.0
     access: "Mapping[str, AccessProfile | str] | AccessProfile | str | None" = None
     codecs: Any = ("fp32", "fp32")
+    pipeline: str = "none"
+    dense_features: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "codecs", codec_names(self.codecs))
@@ -72,6 +79,8 @@ class Workload:
         object.__setattr__(self, "optimizer", optimizer)
         if optimizer not in OPTIMIZER_STATE_BYTES:
             raise ValueError(f"optimizer {optimizer!r} is not one of {', '.join(OPTIMIZER_STATE_BYTES)}")
+        if not isinstance(self.pipeline, str) or self.pipeline not in PIPELINES:
+            raise ValueError(f"pipeline must be one of {', '.join(PIPELINES)}, got {self.pipeline!r:.80}")
         if not isinstance(self.weighted, numbers.Integral | np.bool_):
             raise ValueError(f"weighted must be True or False, got {self.weighted!r}")
         for name in _NUMBERS:

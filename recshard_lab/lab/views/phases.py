@@ -27,7 +27,8 @@ def phases(estimate: Any, measured: Any = None, *, note: str = "", width: int = 
     """Predicted step time per rank and phase, the critical rank marked, measured beside.
 
     Args:
-        estimate: has ``phases`` (P names), ``ms`` ``[W, P]``, ``step_ms`` and ``critical_rank``.
+        estimate: has ``phases`` (P names), ``ms`` ``[W, P]``, ``step_ms`` and ``critical_rank``; under a pipeline also
+            ``plain_step_ms``, which is the length of the picture, and ``overlap``, which is told.
         measured: has ``step_ms_by_rank`` ``[W]``, and where phases were traced ``phases`` and ``ms`` ``[W, P]``.
         note: a sentence under the picture.
         width: of the static picture, in pixels.
@@ -43,13 +44,17 @@ def phases(estimate: Any, measured: Any = None, *, note: str = "", width: int = 
         return message_view(
             "phases", "Step time", f"{len(steps)} ranks were measured, {len(ms)} predicted: not the same plan."
         )
-    critical, step = int(estimate.critical_rank), float(estimate.step_ms)
+    overlap = getattr(estimate, "overlap", None)
+    critical, step = int(estimate.critical_rank), float(estimate.step_ms if overlap is None else overlap.plain_ms)
     busy = ms.sum(axis=1)
     waits = 100 * (1 - busy.mean() / step) if step else 0.0
     title = f"Step time, predicted: {ms_text(step)}"
     summary = (
         f"Rank {critical} is critical ({ms_text(busy[critical])} busy); ranks wait {number(waits, 2)}% of the step."
     )
+    if overlap is not None:
+        title += f" without a pipeline, {ms_text(overlap.step_ms)} under {overlap.pipeline}"
+        summary += f" {str(overlap)[0].upper()}{str(overlap)[1:]}."
     if steps is not None:
         title += f", measured: {ms_text(float(np.nanmax(steps)) if np.isfinite(steps).any() else float('nan'))}"
     rows = _rows(busy, critical)

@@ -1,0 +1,204 @@
+"""The step under a pipeline: by hand, within its bounds, and what planners choose by it."""
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, Workload, estimate
+from recshard_lab.planner.estimate import plan_loads
+from recshard_lab.planner.overlap import FREE
+from recshard_lab.planner.workload import PIPELINES
+from recshard_lab.sharding import ParameterConstraints, PlanError, ShardingPlan, Topology, scheme_named, scheme_names
+from tests.planner.problems import random_problem, random_tables, table
+from tests.planner.test_routes import LOAD, plans
+
+TABLES, DRAWN = random_tables(6, 3)
+PIPED = [name for name in PIPELINES if name != "none"]
+LOADED = replace(DRAWN, dense_parameters=10**6, dense_features=13)
+
+
+def even(top: Topology, scheme: str = "row_wise") -> ShardingPlan:
+    return ShardingPlan({"": {t.name: scheme_named(scheme).default(t, top) for t in TABLES}})  # type: ignore[dict-item]
+
+
+def under(top: Topology, pipeline: str, load: Workload = LOADED, scheme: str = "row_wise") -> Any:
+    return estimate(even(top, scheme), TABLES, top, replace(load, pipeline=pipeline))
+
+
+GPUS = Topology.preset("h100x16", host_ms=0.01, step_ms=0.05, peer_ms=0.001)
+CORES = Topology(4, cores_per_host=4, ddr_cap=10**12)
+
+
+@pytest.mark.parametrize("top", [GPUS, CORES])
+def test_without_a_pipeline_no_number_changes(top: Topology) -> None:
+    found, piped = under(top, "none"), under(top, "sparse_dist")
+    assert found.overlap is None
+    assert found.step_ms == found.plain_step_ms == found.ms.max(axis=0).sum() == piped.plain_step_ms
+    np.testing.assert_array_equal(found.ms, piped.ms)
+    assert "pipeline" not in str(found)
+    assert "pipeline sparse_dist" in str(piped)
+    assert max(map(len, str(piped).splitlines())) <= 100
+
+
+def test_the_chain_on_gpus_is_the_step_without_the_input_side() -> None:
+    plain = under(GPUS, "none")
+    rest = plain.step_ms - plain.ms[:, 0].max()
+    one = GPUS.inter_host_latency_ms + GPUS.peer_ms * 15  # the first exchange, which the host waits for
+    assert under(GPUS, "sparse_dist").overlap.needs_ms["chain"] == pytest.approx(rest + one)
+    assert under(GPUS, "prefetch").overlap.needs_ms["chain"] == pytest.approx(rest)
+
+
+def test_resources_are_what_is_left_when_all_else_is_free() -> None:
+    """Each resource beside a topology on which everything else costs nothing, and the copy counted by hand."""
+    found = under(GPUS, "prefetch").overlap.needs_ms
+    host = dict.fromkeys(("launch_ms", "host_ms", "lane_ms", "row_cut_ms", "step_ms"), 0.0)
+    wires = dict.fromkeys(("inter_host_latency_ms", "intra_host_latency_ms", "peer_ms"), 0.0)
+    wires |= dict.fromkeys(("intra_host_bw", "inter_host_bw"), FREE)
+    compute = {"cache_bw": FREE, "hbm_mem_bw": FREE, "flops_per_ms": FREE, "route_ns_per_id": 0.0}
+    compute |= {"lookup_ns_per_id": 0.0, "update_ns_per_id": 0.0}
+
+    def alone(**free: Any) -> float:
+        return under(replace(GPUS, **free), "none").max_rank_ms
+
+    assert found["network"] == pytest.approx(alone(**host, **compute))
+    assert found["host"] == pytest.approx(alone(**wires, **compute))
+    assert found["device"] == pytest.approx(alone(**host, **wires))
+    ids = 512 * sum(LOADED.pooling_factor(t.feature_names[0]) for t in TABLES)
+    copied = 8 * ids + 4 * 512 * len(TABLES) + 4 * 512 * (13 + 1)
+    assert found["copy"] == pytest.approx(copied / GPUS.ddr_mem_bw)
+    assert under(GPUS, "prefetch").step_ms == max(found.values())
+
+
+@pytest.mark.parametrize(("figures", "bound"), [
+    ({}, "chain"),
+    ({"host_ms": 50.0}, "host"),  # three exchanges to pack, of which two are on the path of a batch
+    ({"ddr_mem_bw": 1e3}, "copy"),
+])  # fmt: skip
+def test_the_longest_need_bounds_the_step(figures: dict[str, float], bound: str) -> None:
+    found = under(replace(GPUS, **figures), "prefetch")  # type: ignore[arg-type]
+    assert found.overlap.bound_by == bound
+    assert found.step_ms == found.overlap.needs_ms[bound] == max(found.overlap.needs_ms.values())
+
+
+def test_the_network_bounds_a_step_that_mostly_sends_ids() -> None:
+    tiny = [table("t", 1000, 4)]
+    load = Workload(4096, 200.0, pipeline="prefetch")
+    top = Topology.preset("h100x16", inter_host_bw=1e6)
+    plan = ShardingPlan({"": {"t": scheme_named("row_wise").default(tiny[0], top)}})  # type: ignore[dict-item]
+    found = estimate(plan, tiny, top, load)
+    assert found.overlap is not None
+    assert found.overlap.bound_by == "network"
+    assert found.step_ms < found.plain_step_ms
+
+
+def test_on_cores_of_their_own_ranks_hide_the_waiting_share_alone() -> None:
+    found, plain = under(CORES, "sparse_dist"), under(CORES, "none")
+    ids = 512 * sum(LOADED.pooling_factor(t.feature_names[0]) for t in TABLES)
+    wire = 3 * 4 * (ids / 4 + 512 * len(TABLES)) / CORES.intra_host_bw
+    latency = CORES.intra_host_latency_ms + 3 * CORES.peer_ms
+    assert plain.step_ms - found.step_ms == pytest.approx(wire + latency, rel=1e-3)
+    assert plain.step_ms - under(CORES, "prefetch").step_ms == pytest.approx(wire + 2 * latency, rel=1e-3)
+
+
+@pytest.mark.parametrize("pipeline", PIPED)
+def test_ranks_that_share_cores_gain_nothing_and_are_told(pipeline: str) -> None:
+    shared = replace(CORES, cores_per_host=2)
+    found = under(shared, pipeline)
+    assert found.step_ms == pytest.approx(found.plain_step_ms)
+    assert "Ranks share cores, so that nothing is hidden" in " ".join(str(found).split())
+    assert under(shared, "none").step_ms == pytest.approx(found.step_ms)
+
+
+@settings(deadline=None, max_examples=60)
+@given(plans())
+def test_the_chains_terms_and_the_plain_step_hold_the_step_between_them(drawn: Any) -> None:
+    tables, plan, top = drawn
+    for device, pipeline in itertools.product(("cpu", "cuda"), PIPED):
+        on = replace(top, compute_device=device, hbm_cap=10**9, ddr_mem_bw=1e12)
+        model = CostModel(tables, on, replace(LOAD, pipeline=pipeline))
+        loads = plan_loads(model, plan.pairs(tables))
+        terms = model.terms.spent(loads, on.num_nodes)[:-1].max(axis=1).sum()
+        step, plain = float(model.step_ms(loads)), float(model.step_of(model.phases(loads)))
+        assert terms <= step * (1 + 1e-9)
+        assert step <= plain * (1 + 1e-9)
+        many = model.step_ms(np.stack([loads, 2 * loads], axis=1))
+        assert many[0] == pytest.approx(step)
+        parts = model.overlapped.split(loads)
+        assert all((part >= -1e-9 * parts[0].max()).all() for part in parts)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("pipeline", PIPED)
+def test_no_plan_is_shorter_than_the_bound_and_the_planners_is_near_the_best(device: str, pipeline: str) -> None:
+    """Every way to put three tables on two ranks, each under the schemes that need no choice of cuts."""
+    tables, load = random_tables(3, 11)
+    load = replace(load, pipeline=pipeline)
+    top = Topology(2, device, hbm_cap=10**12, ddr_cap=10**12, cores_per_host=2)
+    planner = EmbeddingShardingPlanner(top, workload=load)
+    planner.plan_tables(tables)
+    found = planner.last_estimate
+    assert found is not None
+    ways = []
+    for t in tables:
+        whole = [scheme_named("table_wise").default(t, top, [rank]) for rank in range(2)]
+        ways.append([*whole, *(scheme_named(name).default(t, top) for name in ("row_wise", "data_parallel"))])
+    steps = []
+    for chosen in itertools.product(*ways):
+        plan = ShardingPlan({"": {t.name: one for t, one in zip(tables, chosen, strict=True)}})  # type: ignore[dict-item]
+        steps.append(estimate(plan, tables, top, load).step_ms)
+    assert found.lower_bound is not None
+    assert found.lower_bound <= min(steps)
+    assert found.step_ms <= min(steps) * 1.02
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_plan_for_a_pipeline_is_no_worse_under_it_than_one_made_without(seed: int) -> None:
+    tables, top, load = random_problem(seed)
+    piped = replace(load, pipeline="prefetch")
+    try:
+        other = EmbeddingShardingPlanner(top, workload=load).plan_tables(tables, explain=False)
+    except PlanError:
+        pytest.fail("these problems have room")
+    planner = EmbeddingShardingPlanner(top, workload=piped)
+    plan = planner.plan_tables(tables)
+    found = planner.last_estimate
+    assert found is not None
+    assert found.step_ms <= estimate(other, tables, top, piped).step_ms * 1.03
+    assert found.gap is not None
+    assert found.step_ms == pytest.approx(estimate(plan, tables, top, piped).step_ms)
+    assert plan.explain(tables[0].name).step_ms == pytest.approx(found.step_ms)
+
+
+def test_the_milp_keeps_a_bound_under_a_pipeline() -> None:
+    tables, load = random_tables(4, 5)
+    planner = EmbeddingShardingPlanner(
+        Topology(4, "cuda", hbm_cap=10**12), workload=replace(load, pipeline="prefetch"), solver="exact", time_limit_s=5
+    )
+    planner.plan_tables(tables)
+    found = planner.last_estimate
+    assert found is not None
+    assert found.gap is not None
+    assert 0 <= found.gap < 0.2
+
+
+def test_what_cannot_be_honoured_is_refused() -> None:
+    with pytest.raises(ValueError, match="pipeline must be one of none, sparse_dist, prefetch"):
+        Workload(pipeline="semi_sync")
+    with pytest.raises(ValueError, match=r"torchrec.*no pipeline"):
+        estimate(even(CORES), TABLES, CORES, replace(LOADED, pipeline="prefetch"), cost_model="torchrec")
+    only = {t.name: ParameterConstraints([scheme_names()[0]]) for t in TABLES}
+    assert EmbeddingShardingPlanner(CORES, constraints=only, workload=LOADED).plan_tables(TABLES)
+
+
+def test_the_time_line_shows_the_plain_step_and_tells_the_other() -> None:
+    from recshard_lab.lab import views
+
+    found = under(GPUS, "prefetch")
+    view = views.phases(found)
+    assert f"under {found.overlap.pipeline}" in view.title
+    assert "bound by the chain" in view.summary
+    assert view.title.index(f"{found.plain_step_ms:.2f}") < view.title.index(f"{found.step_ms:.2f}")

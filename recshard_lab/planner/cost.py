@@ -105,7 +105,7 @@ class CostModel:
         self.dense_ms, self.dense_bytes = self._dense()
         self.routes = RouteCosts(topology, self.workload.codecs)
         self.latency_ms = self.routes.latency_ms
-        self.lookups = LookupCosts(topology, self.tables, workload.optimizer)
+        self.lookups = LookupCosts(topology, self.tables, self.workload.optimizer)
 
     def takes(self, proposal: Proposal) -> bool:
         """Whether the planner may choose this cut; here every one."""

@@ -14,7 +14,11 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
     # pattern over "torchrec.module.name", what it is for, what comes nearest
     (r"(?i).*quant(?!izedcomm).*|torchrec\.inference.*", "quantized inference", "the fp32 or fp16 collection itself"),
     (r".*\.(InferenceStorageReservation|\w*[Ii]nfer\w*)$", "inference", "the training classes"),
-    (r"torchrec\.metrics.*", "metrics over ranks", "recshard_lab.train's AUC, or torchmetrics"),
+    (
+        r"torchrec\.metrics.*",
+        "metrics over ranks",
+        "recshard_lab.train.metrics: NEMetric, AUCMetric, GAUCMetric, NDCGMetric and others",
+    ),
     (
         r"torchrec\.(fx|pt2|inductor).*",
         "tracing for export",

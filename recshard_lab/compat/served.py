@@ -116,6 +116,21 @@ SERVED: dict[str, dict[str, str]] = {
     "torchrec.models.dlrm": {
         "models": "DLRM DLRMTrain DLRM_DCN DenseArch InteractionArch InteractionDCNArch OverArch SparseArch"
     },
+    "torchrec.metrics": {},
+    "torchrec.metrics.auc": {"train": "AUCMetric"},
+    "torchrec.metrics.calibration": {"train": "CalibrationMetric"},
+    "torchrec.metrics.ctr": {"train": "CTRMetric"},
+    "torchrec.metrics.gauc": {"train": "GAUCMetric"},
+    "torchrec.metrics.metric_module": {"train": "RecMetricModule generate_metric_module"},
+    "torchrec.metrics.metrics_config": {
+        "train.metrics": "DefaultMetricsConfig DefaultTaskInfo MetricsConfig RecMetricDef RecMetricEnum RecTaskInfo "
+        "SessionMetricDef ThroughputDef",
+    },
+    "torchrec.metrics.ndcg": {"train": "NDCGMetric"},
+    "torchrec.metrics.ne": {"train": "NEMetric"},
+    "torchrec.metrics.rec_metric": {"train": "RecMetric"},
+    "torchrec.metrics.recall_session": {"train": "RecallSessionMetric"},
+    "torchrec.metrics.throughput": {"train": "ThroughputMetric"},
     "torchrec.datasets": {},
     "torchrec.datasets.criteo": {
         "data.criteo": "CAT_FEATURE_COUNT DAYS DEFAULT_CAT_NAMES DEFAULT_COLUMN_NAMES DEFAULT_INT_NAMES "

@@ -41,6 +41,13 @@ PUBLIC = {
         "BaseFeatureProcessor BaseGroupedFeatureProcessor PositionWeightedModule PositionWeightedProcessor "
         "offsets_to_range_traceble position_weighted_module_update_features"
     ),
+    "torchrec.modules.feature_processor_": (
+        "FeatureProcessor FeatureProcessorsCollection PositionWeightedModule PositionWeightedModuleCollection "
+        "get_stride_per_key_per_rank get_weights_list"
+    ),
+    "torchrec.modules.fp_embedding_modules": (
+        "FeatureProcessedEmbeddingBagCollection FeatureProcessorDictWrapper apply_feature_processors_to_kjt"
+    ),
     "torchrec.distributed": (
         "Awaitable DataLoadingThread DistributedModelParallel EvalPipelineSparseDist ModuleSharder NoWait "
         "ParameterSharding PrefetchTrainPipelineSparseDist ShardedModule ShardingEnv ShardingPlanner "
@@ -209,6 +216,39 @@ PUBLIC = {
     "torchrec.datasets.utils": (
         "Batch Limit LoadFiles ParallelReadConcat ReadLinesFromCSV idx_split_train_val rand_split_train_val "
         "safe_cast train_filter val_filter"
+    ),
+    "torchrec.metrics.ne": (
+        "NEMetric NEMetricComputation compute_cross_entropy compute_logloss compute_ne get_ne_states"
+    ),
+    "torchrec.metrics.auc": (
+        "AUCMetric AUCMetricComputation GROUPING_KEYS LABELS PREDICTIONS REQUIRED_INPUTS WEIGHTS compute_auc "
+        "compute_auc_per_group"
+    ),
+    "torchrec.metrics.gauc": (
+        "GAUCMetric GAUCMetricComputation compute_gauc_3d compute_window_auc get_auc_states to_3d"
+    ),
+    "torchrec.metrics.ndcg": ("NDCGComputation NDCGMetric NUM_SESSIONS REQUIRED_INPUTS SESSION_KEY SUM_NDCG"),
+    "torchrec.metrics.calibration": (
+        "CALIBRATION_DENOM CALIBRATION_NUM CalibrationMetric CalibrationMetricComputation compute_calibration "
+        "get_calibration_states"
+    ),
+    "torchrec.metrics.ctr": ("CTRMetric CTRMetricComputation CTR_DENOM CTR_NUM compute_ctr get_ctr_states"),
+    "torchrec.metrics.recall_session": (
+        "NUM_FALSE_NEGATIVE NUM_TRUE_POS RecallSessionMetric RecallSessionMetricComputation ranking_within_session"
+    ),
+    "torchrec.metrics.throughput": ("MAX_WINDOW_TS ThroughputMetric"),
+    "torchrec.metrics.metric_module": (
+        "MODEL_METRIC_LABEL REC_METRICS_MAPPING RecMetricModule STATE_METRICS_NAMESPACE_MAPPING StateMetric "
+        "generate_metric_module"
+    ),
+    "torchrec.metrics.metrics_config": (
+        "BatchSizeStage DefaultMetricsConfig DefaultTaskInfo EmptyMetricsConfig MetricsConfig RecComputeMode "
+        "RecMetricDef RecMetricEnum RecMetricEnumBase RecTaskInfo SessionMetricDef StateMetricEnum ThroughputDef "
+        "validate_batch_size_stages"
+    ),
+    "torchrec.metrics.rec_metric": (
+        "MAX_BUFFER_COUNT MetricComputationReport RecMetric RecMetricComputation RecMetricException RecMetricList "
+        "WindowBuffer"
     ),
     "torchrec.quant": "EmbeddingBagCollection",
     "torchrec.quant.embedding_modules": (

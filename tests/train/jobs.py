@@ -7,6 +7,7 @@ from recshard_lab.data import RatingsDataset
 from recshard_lab.embedding import EmbeddingBagCollection
 from recshard_lab.models import DLRM
 from recshard_lab.train import Recipe, evaluate, train_epochs
+from recshard_lab.train.metrics import NEMetric, SessionMetricDef
 
 RECIPE = Recipe(embedding_dim=12, over_arch_layer_sizes=(8, 1), batch_size=21, epochs=2, init_max=0.3)
 
@@ -60,3 +61,72 @@ def unsharded(dataset: RatingsDataset, recipe: Recipe) -> Run:
     result = recipe.train(model, dataset)
     scored = evaluate(model, dataset)
     return result.losses, model.state_dict(), scored.scores, scored.auc
+
+
+Step = dict[str, Tensor]
+"""Predictions, labels, weights and groups of one rank's samples."""
+
+
+def rank_steps(seed: int, world_size: int, steps: int) -> list[list[Step]]:
+    """Step -> rank -> samples: ranks with many, few and none, equal scores, groups that lie on several ranks."""
+    draw = torch.Generator().manual_seed(seed)
+    sizes = [
+        [(5 * step + 7 * rank) % 13 * ((step + rank) % 4 != 3) for rank in range(world_size)] for step in range(steps)
+    ]
+    return [[_samples(size, draw) for size in own] for own in sizes]
+
+
+def _samples(size: int, draw: torch.Generator) -> Step:
+    return {
+        "predictions": torch.randint(1, 20, (size,), generator=draw) / 20,
+        "labels": torch.randint(2, (size,), generator=draw).float(),
+        "weights": torch.rand(size, generator=draw, dtype=torch.float64),
+        "groups": torch.randint(-2, 5, (size,), generator=draw),
+    }
+
+
+def whole(steps: list[list[Step]]) -> Step:
+    """All samples of some steps."""
+    return {name: torch.cat([own[name] for step in steps for own in step]) for name in steps[0][0]}
+
+
+def measured(steps: list[list[Step]], window_size: int, state: object = None) -> tuple[dict[str, float], object]:
+    """On a rank: every metric's values after these steps, and their state."""
+    from recshard_lab.train.metrics import module as metric_module
+
+    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+    world_size = len(steps[0])
+    task = metric_module.RecTaskInfo(session_metric_def=SessionMetricDef("user", 2))
+    config = metric_module.MetricsConfig(
+        rec_tasks=[task],
+        rec_metrics={kind: metric_module.RecMetricDef(window_size=window_size) for kind in metric_module.METRICS},
+    )
+    metrics = metric_module.generate_metric_module(
+        metric_module.RecMetricModule, config, batch_size=1, world_size=world_size, my_rank=rank
+    )
+    if state is not None:
+        metrics.load_state_dict(state)  # type: ignore[arg-type]
+    for step in steps:
+        own = step[rank]
+        metrics.update(
+            {
+                "prediction": own["predictions"],
+                "label": own["labels"],
+                "weight": own["weights"],
+                "user": own["groups"],
+            }
+        )
+    values = {name.partition("|")[2]: float(value) for name, value in metrics.compute().items()}
+    return values, metrics.state_dict()
+
+
+def uneven_updates() -> str:
+    metric = NEMetric(torch.distributed.get_world_size(), torch.distributed.get_rank())
+    one = torch.ones(1)
+    for _ in range(1 + torch.distributed.get_rank()):
+        metric.update(predictions=one / 2, labels=one)
+    try:
+        metric.compute()
+    except ValueError as error:
+        return str(error)
+    return "computed"

@@ -1,0 +1,224 @@
+"""All metrics of a model in one object, made from one config; names as in TorchRec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recshard_lab.train.metrics.rec_metric import DefaultTaskInfo, RecMetric, RecTaskInfo
+from recshard_lab.train.metrics.sums import CalibrationMetric, CTRMetric, LogLossMetric, NEMetric
+from recshard_lab.train.metrics.throughput import ThroughputMetric
+from recshard_lab.train.metrics.windowed import AUCMetric, GAUCMetric, NDCGMetric, RecallSessionMetric
+
+
+class RecMetricEnum(Enum):
+    """The metrics that a config can ask for."""
+
+    NE = "ne"
+    LOG_LOSS = "log_loss"
+    CALIBRATION = "calibration"
+    CTR = "ctr"
+    AUC = "auc"
+    GROUPED_AUC = "grouped_auc"
+    NDCG = "ndcg"
+    RECALL_SESSION_LEVEL = "recall_session_level"
+
+
+METRICS: dict[RecMetricEnum, type[RecMetric]] = {
+    RecMetricEnum.NE: NEMetric,
+    RecMetricEnum.LOG_LOSS: LogLossMetric,
+    RecMetricEnum.CALIBRATION: CalibrationMetric,
+    RecMetricEnum.CTR: CTRMetric,
+    RecMetricEnum.AUC: AUCMetric,
+    RecMetricEnum.GROUPED_AUC: GAUCMetric,
+    RecMetricEnum.NDCG: NDCGMetric,
+    RecMetricEnum.RECALL_SESSION_LEVEL: RecallSessionMetric,
+}
+
+
+@dataclass
+class RecMetricDef:
+    """How one metric is to be measured.
+
+    Args:
+        rec_tasks: of which tasks; all of the config's when empty.
+        window_size: samples of all ranks.
+        arguments: what the metric alone takes, such as ``k``.
+    """
+
+    rec_tasks: list[RecTaskInfo] = field(default_factory=list)
+    window_size: int = 10_000_000
+    arguments: dict[str, Any] | None = None
+
+
+@dataclass
+class ThroughputDef:
+    """How throughput is measured: a window of this many seconds, after so many steps."""
+
+    window_size: int = 100
+    warmup_steps: int = 100
+
+
+@dataclass
+class MetricsConfig:
+    """What is measured.
+
+    Args:
+        rec_tasks: what the model predicts.
+        rec_metrics: the metrics.
+        throughput_metric: samples a second, if wanted.
+        should_validate_update: as of `RecMetric`.
+    """
+
+    rec_tasks: list[RecTaskInfo] = field(default_factory=list)
+    rec_metrics: dict[RecMetricEnum, RecMetricDef] = field(default_factory=dict)
+    throughput_metric: ThroughputDef | None = None
+    should_validate_update: bool = True
+
+
+DefaultMetricsConfig = MetricsConfig(
+    rec_tasks=[DefaultTaskInfo],
+    rec_metrics={metric: RecMetricDef() for metric in (RecMetricEnum.NE, RecMetricEnum.CALIBRATION, RecMetricEnum.AUC)},
+    throughput_metric=ThroughputDef(),
+)
+
+
+class RecMetricModule:
+    """Feeds a model's outputs to metrics.
+
+    Args:
+        batch_size: samples of one rank in a step.
+        world_size: W.
+        rec_tasks: what the model predicts.
+        rec_metrics: the metrics, each for all or some of the tasks.
+        throughput_metric: samples a second, if wanted.
+
+    >>> module = generate_metric_module(RecMetricModule, DefaultMetricsConfig, batch_size=4, world_size=1, my_rank=0)
+    >>> module.update({"prediction": torch.tensor([0.9, 0.4, 0.6, 0.1]), "label": torch.tensor([1., 1., 0., 0.])})
+    >>> module.compute()["auc-DefaultTask|window_auc"].item()
+    0.75
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        world_size: int,
+        rec_tasks: Sequence[RecTaskInfo] = (DefaultTaskInfo,),
+        rec_metrics: Sequence[RecMetric] = (),
+        throughput_metric: ThroughputMetric | None = None,
+    ) -> None:
+        self.batch_size, self.world_size = batch_size, world_size
+        self.rec_tasks, self.rec_metrics = list(rec_tasks), list(rec_metrics)
+        self.throughput_metric = throughput_metric
+
+    def update(self, model_out: Mapping[str, Tensor]) -> None:
+        """Takes in one step: tensors under the names that the tasks say; weights may be missing.
+
+        Raises:
+            ValueError: a prediction, a label or groups are missing, or values cannot be.
+        """
+        for metric in self.rec_metrics:
+            predictions, labels, weights, groups = {}, {}, {}, {}
+            for name, task in metric.tasks.items():
+                predictions[name] = _found(model_out, task.prediction_name, name)
+                labels[name] = _found(model_out, task.label_name, name)
+                given = model_out.get(task.weight_name)
+                weights[name] = torch.ones_like(labels[name]) if given is None else given
+                if metric.grouped:
+                    if task.session_metric_def is None:
+                        raise ValueError(
+                            f"{type(metric).__name__} compares inside groups: give task {name!r} a session_metric_def"
+                        )
+                    groups[name] = _found(model_out, task.session_metric_def.session_var_name, name)
+            metric.update(predictions=predictions, labels=labels, weights=weights, groups=groups or None)
+        if self.throughput_metric is not None:
+            self.throughput_metric.update()
+
+    def compute(self) -> dict[str, Tensor]:
+        """Every metric's values. All ranks must call it."""
+        values = {} if self.throughput_metric is None else self.throughput_metric.compute()
+        for metric in self.rec_metrics:
+            values |= metric.compute()
+        return values
+
+    def state_dict(self) -> dict[str, Any]:
+        """Every metric's state. All ranks must call it."""
+        state = {metric.namespace: metric.state_dict() for metric in self.rec_metrics}
+        if self.throughput_metric is not None:
+            state[ThroughputMetric.namespace] = self.throughput_metric.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from `state`, which any number of ranks may have written.
+
+        Raises:
+            ValueError: other metrics.
+        """
+        own: dict[str, Any] = {metric.namespace: metric for metric in self.rec_metrics}
+        if self.throughput_metric is not None:
+            own[ThroughputMetric.namespace] = self.throughput_metric
+        if set(own) != set(state):
+            raise ValueError(f"this is the state of {sorted(state)}, and this module measures {sorted(own)}")
+        for name, metric in own.items():
+            metric.load_state_dict(state[name])
+
+
+def _found(model_out: Mapping[str, Tensor], key: str, task: str) -> Tensor:
+    if key not in model_out:
+        raise ValueError(f"task {task!r} reads {key!r}, and the model's output has {sorted(model_out)}")
+    return model_out[key]
+
+
+def generate_metric_module(
+    metric_class: type[RecMetricModule],
+    metrics_config: MetricsConfig,
+    batch_size: int,
+    world_size: int,
+    my_rank: int,
+    process_group: Any = None,
+) -> RecMetricModule:
+    """The metrics that a config asks for.
+
+    Args:
+        metric_class: `RecMetricModule` or a subclass.
+        metrics_config: what is measured.
+        batch_size: samples of one rank in a step.
+        world_size, my_rank, process_group: the ranks.
+
+    Raises:
+        ValueError: a metric that there is not, or arguments that it cannot take.
+    """
+    metrics = []
+    tasks = metrics_config.rec_tasks or [DefaultTaskInfo]
+    for kind, wanted in metrics_config.rec_metrics.items():
+        if kind not in METRICS:
+            raise ValueError(f"there is no metric {kind!r}: choose from {', '.join(m.name for m in METRICS)}")
+        try:
+            metric = METRICS[kind](
+                world_size,
+                my_rank,
+                batch_size,
+                wanted.rec_tasks or tasks,
+                window_size=wanted.window_size,
+                should_validate_update=metrics_config.should_validate_update,
+                process_group=process_group,
+                **(wanted.arguments or {}),
+            )
+        except TypeError as error:
+            raise ValueError(f"{METRICS[kind].__name__} cannot take {wanted.arguments}: {error}") from error
+        metrics.append(metric)
+    timed = metrics_config.throughput_metric
+    throughput = None
+    if timed is not None:
+        throughput = ThroughputMetric(
+            batch_size=batch_size,
+            world_size=world_size,
+            window_seconds=timed.window_size,
+            warmup_steps=timed.warmup_steps,
+        )
+    return metric_class(batch_size, world_size, tasks, metrics, throughput)

@@ -1,0 +1,179 @@
+"""Metrics of order: they need the samples themselves, and keep those of the window.
+
+An area under a curve is of all samples at once: they meet on every rank. Groups are independent: each group's samples
+meet on one rank, and sums of the groups' values come together.
+
+Shape letters: n samples, K steps of the window, G groups.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recshard_lab.comm import all_reduce
+from recshard_lab.train.metrics.exchange import gather_rows, packed, rows_to, unpacked
+from recshard_lab.train.metrics.ranking import group_aucs, group_ndcgs, group_recalls
+from recshard_lab.train.metrics.rec_metric import RecMetric, Samples
+
+COLUMNS = ("predictions", "labels", "weights", "groups")
+
+
+class WindowedMetric(RecMetric):
+    """A metric of the samples of the last K steps; a `window_size` of a whole pass makes it exact for the pass."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._window: dict[str, deque[Samples]] = defaultdict(lambda: deque(maxlen=self.window_steps))
+
+    def _take(self, task: str, samples: Samples) -> None:
+        self._window[task].append(samples)
+
+    def _rows(self, task: str) -> Tensor:
+        """int64 ``[n, 5]`` of this rank: predictions, labels, weights, groups, and the step in the window."""
+        steps = list(self._window[task])
+        numbers = [
+            torch.cat([getattr(own, name) for own in steps])
+            if steps
+            else torch.zeros(0, dtype=torch.float64, device=self.device)
+            for name in ("predictions", "labels", "weights")
+        ]
+        sizes = torch.tensor([len(own.labels) for own in steps], dtype=torch.int64, device=self.device)
+        groups = torch.cat([own.groups for own in steps]) if steps else sizes
+        return packed(numbers, [groups, torch.arange(len(steps), device=self.device).repeat_interleave(sizes)])
+
+    def _state(self, task: str) -> dict[str, Any]:
+        *columns, step = unpacked(gather_rows(self._rows(task), self.env).cpu(), 3)
+        by_step = torch.argsort(step, stable=True)
+        sizes = torch.bincount(step, minlength=len(self._window[task]))
+        return {"sizes": sizes, **{name: column[by_step] for name, column in zip(COLUMNS, columns, strict=True)}}
+
+    def _load(self, task: str, state: Mapping[str, Any]) -> None:
+        rank, world = self.env.rank, self.env.world_size
+        columns = [
+            state[name].to(self.device).split(state["sizes"].tolist())
+            for name in ("predictions", "labels", "weights", "groups")
+        ]
+        for step in zip(*columns, strict=True):
+            self._window[task].append(Samples(*(column[rank::world] for column in step)))
+
+
+class AUCMetric(WindowedMetric):
+    """Exact area under the ROC curve of the window; NaN where it has one class only.
+
+    Predictions may be any numbers, only their order counts.
+
+    >>> metric = AUCMetric(batch_size=4)
+    >>> metric.update(predictions=torch.tensor([0.9, 0.4, 0.6, 0.1]), labels=torch.tensor([1, 1, 0, 0]))
+    >>> metric.compute()["auc-DefaultTask|window_auc"].item()
+    0.75
+    """
+
+    namespace = "auc"
+
+    def _values(self, task: str) -> dict[str, Tensor]:
+        predictions, labels, weights, _, _ = unpacked(gather_rows(self._rows(task), self.env), 3)
+        one = torch.zeros_like(labels, dtype=torch.int64)
+        areas, _ = group_aucs(predictions, labels, weights, one)
+        known = len(areas) and not bool(predictions.isnan().any())
+        return {"window_auc": areas[0] if known else predictions.new_tensor(torch.nan)}
+
+
+class GroupedMetric(WindowedMetric):
+    """A mean over groups; each group is measured whole, on the rank ``group mod W``."""
+
+    grouped = True
+
+    @abstractmethod
+    def _sums(self, predictions: Tensor, labels: Tensor, weights: Tensor, groups: Tensor) -> Tensor:
+        """What is to be added over ranks, ``[2]``: the sum of the values and what to divide it by."""
+
+    def _values(self, task: str) -> dict[str, Tensor]:
+        rows = self._rows(task)
+        mine = rows_to(rows[:, 3] % self.env.world_size, rows, self.env)
+        predictions, labels, weights, groups, _ = unpacked(mine, 3)
+        sums = self._sums(predictions, labels, weights, groups)
+        if bool(predictions.isnan().any()):
+            sums = sums * torch.nan
+        value, count = all_reduce(sums, self.env, f"metrics/{self.namespace}")
+        return self._named(value / torch.where(count > 0, count, torch.nan), count)
+
+    def _named(self, value: Tensor, count: Tensor) -> dict[str, Tensor]:
+        return {f"window_{self.namespace}": value}
+
+
+class GAUCMetric(GroupedMetric):
+    """AUC inside each group, weighed by the group's samples (Zhu et al. 2018, arXiv 1706.06978, section 6.3).
+
+    Groups of one class are left out; ``window_gauc_num_samples`` is the weight of those that are not.
+    """
+
+    namespace = "gauc"
+
+    def _sums(self, predictions: Tensor, labels: Tensor, weights: Tensor, groups: Tensor) -> Tensor:
+        areas, sizes = group_aucs(predictions, labels, weights, groups)
+        both = ~areas.isnan()
+        return torch.stack([(areas * sizes)[both].sum(), sizes[both].sum()])
+
+    def _named(self, value: Tensor, count: Tensor) -> dict[str, Tensor]:
+        return {"window_gauc": value, "window_gauc_num_samples": count}
+
+
+class _AtK(GroupedMetric):
+    def __init__(self, *args: Any, k: int | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        defined = {task.session_metric_def.top_threshold for task in self.tasks.values() if task.session_metric_def}
+        self.k = k if k is not None else next(iter(defined), None) if len(defined) == 1 else None
+        if self.k is not None and (isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1):
+            raise ValueError(f"{type(self).__name__}: k must be an integer from 1, got {self.k!r}")
+
+
+class NDCGMetric(_AtK):
+    """NDCG@k, the mean over groups that have something to gain (Jarvelin and Kekalainen 2002).
+
+    Args:
+        k: places that count; what the task's `SessionMetricDef` says, or all, when left out.
+        others: as of `RecMetric`. Labels are gains, 0 or more; weights do not count.
+    """
+
+    namespace = "ndcg"
+    binary = False
+
+    def _sums(self, predictions: Tensor, labels: Tensor, weights: Tensor, groups: Tensor) -> Tensor:
+        return _total(group_ndcgs(predictions, labels, groups, self.k))
+
+
+class RecallSessionMetric(_AtK):
+    """Recall@k, the mean over groups that have a relevant sample: the share of these among the group's k best.
+
+    Args:
+        k: places that count; what the task's `SessionMetricDef` says when left out.
+        others: as of `RecMetric`. Labels are 1 for relevant samples; weights do not count.
+
+    Raises:
+        ValueError: no k.
+    """
+
+    namespace = "recall_session"
+
+    def __init__(self, *args: Any, k: int | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, k=k, **kwargs)
+        if self.k is None:
+            raise ValueError("RecallSessionMetric needs k=..., or one top_threshold in the tasks' session_metric_def")
+
+    def _sums(self, predictions: Tensor, labels: Tensor, weights: Tensor, groups: Tensor) -> Tensor:
+        assert self.k is not None
+        return _total(group_recalls(predictions, labels, groups, self.k))
+
+
+def _total(each: Tensor) -> Tensor:
+    known = each[~each.isnan()]
+    return torch.stack([known.sum(), known.new_tensor(float(len(known)))])

@@ -1,0 +1,235 @@
+"""Metrics over ranks, steps and windows, against scikit-learn and torchmetrics on the samples in one place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import log_loss, ndcg_score, roc_auc_score
+from torch import Tensor
+
+import recshard_lab
+from recshard_lab.train.metrics import (
+    AUCMetric,
+    CalibrationMetric,
+    GAUCMetric,
+    NDCGMetric,
+    NEMetric,
+    RecallSessionMetric,
+    RecTaskInfo,
+    ThroughputMetric,
+    ndcg,
+    recall_at_k,
+)
+from tests.train import jobs
+
+WINDOW = 4  # steps
+
+
+@pytest.fixture(scope="module", params=[2, 3], ids=lambda n: f"W{n}")
+def some(request: pytest.FixtureRequest) -> Iterator[Any]:
+    with recshard_lab.launch(request.param) as ranks:
+        yield ranks
+
+
+def truth(samples: jobs.Step) -> dict[str, float]:
+    """What each metric is of these samples, by others' code where there is any."""
+    p, y, w, g = (samples[name].double().numpy() for name in ("predictions", "labels", "weights", "groups"))
+    loss = log_loss(y, p, sample_weight=w, labels=[0, 1])
+    rate = np.average(y, weights=w)
+    areas, sizes, gains, recalls = [], [], [], []
+    for group in np.unique(g):
+        own = g == group
+        if 0 < y[own].sum() < own.sum():
+            areas.append(roc_auc_score(y[own], p[own], sample_weight=w[own]))
+            sizes.append(w[own].sum())
+        if y[own].any():
+            one = own.sum() == 1  # scikit-learn refuses to rank a single document, which is ranked first
+            gains.append(1.0 if one else ndcg_score(y[own][None], p[own][None], k=2))
+            recalls.append(expected_recall(p[own], y[own], 2))
+    return {
+        "ne": loss / -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate)),
+        "logloss": loss,
+        "calibration": (w * p).sum() / (w * y).sum(),
+        "ctr": rate,
+        "auc": roc_auc_score(y, p, sample_weight=w),
+        "gauc": np.average(areas, weights=sizes),
+        "gauc_num_samples": sum(sizes),
+        "ndcg": np.mean(gains),
+        "recall_session": np.mean(recalls),
+    }
+
+
+def expected_recall(p: Any, y: Any, k: int) -> float:
+    """Of the relevant samples, those above the k-th score, and of its ties the share for which there is room."""
+    edge = np.sort(p)[::-1][min(k, len(p)) - 1]
+    above, tied = p > edge, p == edge
+    room = min(k, len(p)) - above.sum()
+    return float((y[above].sum() + y[tied].sum() * room / tied.sum()) / y.sum())
+
+
+def check(values: dict[str, float], steps: list[list[jobs.Step]]) -> None:
+    lifetime, window = truth(jobs.whole(steps)), truth(jobs.whole(steps[-WINDOW:]))
+    for name, expected in window.items():
+        assert values[f"window_{name}"] == pytest.approx(expected, rel=1e-9), name
+    for name in ("ne", "logloss", "calibration", "ctr"):
+        assert values[f"lifetime_{name}"] == pytest.approx(lifetime[name], rel=1e-9), name
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_ranks_measure_what_others_do_on_the_gathered_samples(some: Any, seed: int) -> None:
+    steps = jobs.rank_steps(seed, some.world_size, 9)
+    for values, _ in some.run(jobs.measured, steps, WINDOW * some.world_size):
+        check(values, steps)
+
+
+def test_a_state_goes_on_in_mid_window_on_any_number_of_ranks(some: Any) -> None:
+    world = some.world_size
+    steps = jobs.rank_steps(5, world, 9)
+    halves = some.run(jobs.measured, steps[:6], WINDOW * world)
+    for values, _ in some.run(jobs.measured, steps[6:], WINDOW * world, halves[0][1]):
+        check(values, steps)
+    alone = [[jobs.whole([step])] for step in steps[6:]]
+    check(jobs.measured(alone, WINDOW, halves[-1][1])[0], steps)
+    one = jobs.measured([[jobs.whole([step])] for step in steps[:6]], WINDOW)[1]
+    for values, _ in some.run(jobs.measured, steps[6:], WINDOW * world, one):
+        check(values, steps)
+
+
+def test_ranks_that_made_different_numbers_of_updates_are_all_told(some: Any) -> None:
+    for said in some.run(jobs.uneven_updates):
+        assert "different numbers of updates" in said
+
+
+@pytest.mark.parametrize("k", [1, 3, 10])
+def test_order_metrics_equal_torchmetrics_where_no_scores_are_equal(k: int) -> None:
+    from torchmetrics.retrieval import RetrievalNormalizedDCG, RetrievalRecall
+
+    torch.manual_seed(k)
+    scores, labels, groups = torch.randperm(200) / 200, (torch.rand(200) < 0.2).long(), torch.randint(0, 30, (200,))
+    theirs = RetrievalNormalizedDCG(empty_target_action="skip", top_k=k)
+    assert ndcg(scores, labels, groups, k) == pytest.approx(float(theirs(scores, labels, indexes=groups)), abs=1e-5)
+    other = RetrievalRecall(empty_target_action="skip", top_k=k)
+    assert recall_at_k(scores, labels, groups, k) == pytest.approx(
+        float(other(scores, labels, indexes=groups)), abs=1e-5
+    )
+
+
+def updated(metric: Any, *steps: tuple[list[float], list[float]], **others: Any) -> dict[str, float]:
+    for predictions, labels in steps:
+        metric.update(predictions=torch.tensor(predictions), labels=torch.tensor(labels), **others)
+    return {name.partition("|")[2]: float(value) for name, value in metric.compute().items()}
+
+
+SIZES = {"batch_size": 2, "window_size": 4}  # two steps
+ZEROS = torch.zeros(2, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("kind", [NEMetric, CalibrationMetric, AUCMetric])
+def test_no_samples_and_one_class_have_no_value(kind: Any) -> None:
+    nothing = updated(kind(**SIZES), ([], []))
+    assert all(math.isnan(value) for value in nothing.values())
+    assert all(math.isnan(value) for value in updated(kind(**SIZES)).values())
+    assert all(math.isnan(value) for value in updated(kind(**SIZES), ([0.5, 0.25], [0.0, 0.0])).values())
+
+
+def test_groups_of_one_class_have_no_value() -> None:
+    for kind in (GAUCMetric, NDCGMetric, lambda **own: RecallSessionMetric(k=1, **own)):
+        values = updated(kind(**SIZES), ([0.5, 0.25], [0.0, 0.0]), groups=ZEROS)
+        assert [value for name, value in values.items() if not math.isnan(value)] in ([], [0.0])
+
+
+def test_a_nan_prediction_is_told_as_nan_until_it_leaves_the_window() -> None:
+    good, bad = ([0.5, 0.25], [1.0, 0.0]), ([math.nan, 0.25], [1.0, 0.0])
+    for kind in (NEMetric, CalibrationMetric, AUCMetric):
+        metric = kind(**SIZES)
+        values = updated(metric, good, bad, good)
+        assert all(math.isnan(value) for value in values.values())
+        later = updated(metric, good)
+        assert {name: math.isnan(value) for name, value in later.items()} == {
+            name: name.startswith("lifetime") for name in later
+        }
+    for kind in (GAUCMetric, NDCGMetric):
+        metric = kind(**SIZES)
+        assert math.isnan(updated(metric, good, bad, groups=ZEROS)[f"window_{metric.namespace}"])
+        assert updated(metric, good, good, groups=ZEROS)[f"window_{metric.namespace}"] == 1.0
+
+
+def test_tasks_are_measured_apart_under_torchrecs_keys() -> None:
+    metric = AUCMetric(1, 0, 2, [RecTaskInfo("click"), RecTaskInfo("buy")])
+    labels = {"click": torch.tensor([1.0, 0.0]), "buy": torch.tensor([0.0, 1.0])}
+    metric.update(predictions={"click": torch.tensor([0.9, 0.1]), "buy": torch.tensor([0.9, 0.1])}, labels=labels)
+    assert {name: float(value) for name, value in metric.compute().items()} == {
+        "auc-click|window_auc": 1.0,
+        "auc-buy|window_auc": 0.0,
+    }
+
+
+def test_resetting_forgets_everything() -> None:
+    metric = NEMetric(**SIZES)
+    first = updated(metric, ([0.5, 0.25], [1.0, 0.0]))
+    metric.reset()
+    assert updated(metric, ([0.5, 0.25], [1.0, 0.0])) == first
+
+
+def ones(size: int) -> Tensor:
+    return torch.ones(size)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "says"),
+    [
+        (NEMetric, {"predictions": 3 * ones(2), "labels": ones(2)}, "takes probabilities, got 3 to 3: give logits.sig"),
+        (AUCMetric, {"predictions": ones(2), "labels": 2 * ones(2)}, "labels must be 0 or 1, got 2"),
+        (NDCGMetric, {"predictions": ones(2), "labels": -ones(2), "groups": ZEROS}, "finite and not negative, got -1"),
+        (NEMetric, {"predictions": ones(2), "labels": ones(3)}, r"must be of one size, got \[2, 3, 2, 2\]"),
+        (NEMetric, {"predictions": ones(2), "labels": ones(2), "weights": -ones(2)}, "weights must be finite and not"),
+        (GAUCMetric, {"predictions": ones(2), "labels": ones(2)}, r"give update\(groups=\.\.\.\)"),
+        (GAUCMetric, {"predictions": ones(2), "labels": ones(2), "groups": ones(2)}, "groups must be integers, got"),
+        (NEMetric, {"predictions": {"b": ones(2)}, "labels": ones(2)}, r"task 'DefaultTask' is missing: got \['b'\]"),
+    ],
+)
+def test_samples_that_cannot_be_are_refused_and_not_counted(kind: Any, given: dict[str, Any], says: str) -> None:
+    metric = kind(**SIZES)
+    with pytest.raises(ValueError, match=says):
+        metric.update(**given)
+    assert metric.steps == 0
+
+
+def test_a_state_of_another_metric_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"the state of metric 'ne' with tasks .* is 'calibration'"):
+        CalibrationMetric().load_state_dict(NEMetric().state_dict())
+    with pytest.raises(ValueError, match="needs tasks of different names"):
+        NEMetric(tasks=[RecTaskInfo(), RecTaskInfo()])
+    with pytest.raises(ValueError, match="needs a process group"):
+        NEMetric(world_size=2)
+    with pytest.raises(ValueError, match="window_size must be an integer from 1"):
+        NEMetric(window_size=0)
+    with pytest.raises(ValueError, match="RecallSessionMetric needs k"):
+        RecallSessionMetric()
+
+
+def test_throughput_leaves_warm_up_and_pauses_out_and_goes_on_from_its_state() -> None:
+    now = 0.0
+
+    def made() -> ThroughputMetric:
+        return ThroughputMetric(batch_size=5, world_size=2, window_seconds=3, warmup_steps=1, clock=lambda: now)
+
+    metric = made()
+    for seconds in (9.0, 9.0, 2.0, 2.0, 1.0):
+        now += seconds
+        metric.update()
+    values = {name.partition("|")[2]: float(value) for name, value in metric.compute().items()}
+    assert values == {"total_examples": 50, "lifetime_throughput": 40 / 14, "window_throughput": 20 / 3}
+    now += 1000
+    resumed = made()
+    resumed.load_state_dict(metric.state_dict())
+    resumed.update()
+    now += 1
+    resumed.update(30)
+    values = {name.partition("|")[2]: float(value) for name, value in resumed.compute().items()}
+    assert values == {"total_examples": 90, "lifetime_throughput": 70 / 15, "window_throughput": 50 / 4}

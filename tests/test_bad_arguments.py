@@ -18,7 +18,7 @@ from torch import nn
 import recshard_lab as rl
 from recshard_lab.data import RatingsDataset
 from recshard_lab.launcher.payload import encode
-from recshard_lab.train import auc, evaluate, log_loss, normalized_entropy, train_epochs
+from recshard_lab.train import auc, evaluate, log_loss, metrics, normalized_entropy, train_epochs
 
 F = {"feature_names": ["f"]}
 
@@ -90,6 +90,8 @@ JUNK: list[Any] = [
     rl.Topology(2),
     plan(),
 ]
+
+SCORED = {"scores": torch.tensor([0.1, 0.9]), "labels": torch.tensor([0, 1])}
 
 Call = tuple[Callable[..., Any], dict[str, Any]]
 
@@ -583,6 +585,37 @@ def calls() -> dict[str, Call]:
         ),
         "train.auc": (auc, {"scores": torch.tensor([0.1, 0.9]), "labels": torch.tensor([0, 1])}),
         "train.log_loss": (log_loss, {"scores": torch.tensor([0.1, 0.9]), "labels": torch.tensor([0, 1])}),
+        "train.auc of weights": (auc, {**SCORED, "weights": torch.ones(2)}),
+        "train.calibration": (metrics.calibration, SCORED),
+        "train.grouped_auc": (metrics.grouped_auc, {**SCORED, "groups": torch.zeros(2, dtype=torch.int64)}),
+        "train.ndcg": (metrics.ndcg, {**SCORED, "groups": torch.zeros(2, dtype=torch.int64), "k": 1}),
+        "train.recall_at_k": (metrics.recall_at_k, {**SCORED, "groups": torch.zeros(2, dtype=torch.int64), "k": 1}),
+        "train.NEMetric": (
+            lambda **own: metrics.NEMetric(**own).compute(),
+            {"world_size": 1, "my_rank": 0, "batch_size": 2, "tasks": [metrics.DefaultTaskInfo], "window_size": 4},
+        ),
+        "train.RecallSessionMetric": (lambda **own: metrics.RecallSessionMetric(**own).compute(), {"k": 2}),
+        "train.GAUCMetric.update": (
+            lambda **own: metrics.GAUCMetric().update(**own),
+            {
+                "predictions": torch.tensor([0.1, 0.9]),
+                "labels": torch.tensor([0, 1]),
+                "weights": torch.ones(2),
+                "groups": torch.zeros(2, dtype=torch.int64),
+            },
+        ),
+        "train.NEMetric.load_state_dict": (
+            lambda **own: metrics.NEMetric().load_state_dict(**own),
+            {"state": metrics.NEMetric().state_dict()},
+        ),
+        "train.ThroughputMetric": (
+            metrics.ThroughputMetric,
+            {"batch_size": 2, "world_size": 1, "window_seconds": 3, "warmup_steps": 0},
+        ),
+        "train.RecMetricModule.update": (
+            lambda **own: metrics.RecMetricModule(2, 1, rec_metrics=[metrics.AUCMetric()]).update(**own),
+            {"model_out": {"prediction": torch.tensor([0.1, 0.9]), "label": torch.tensor([0, 1])}},
+        ),
         "train.normalized_entropy": (
             normalized_entropy,
             {"scores": torch.tensor([0.1, 0.9]), "labels": torch.tensor([0, 1])},

@@ -35,8 +35,8 @@ def _groups(groups: Tensor, like: Tensor) -> Tensor:
 
 
 def _k(k: int) -> int:
-    if k < 1:
-        raise ValueError(f"k must be at least 1, got {k}")
+    if not 1 <= k < 1 << 31:
+        raise ValueError(f"k must be at least 1 and below 2**31, got {k}")
     return k
 
 
@@ -56,7 +56,9 @@ def auc(scores: Tensor, labels: Tensor, weights: Tensor | None = None) -> float:
     0.75
     """
     scores, labels = _checked(scores, labels)
-    if weights is not None and (weights.numel() != len(scores) or not bool((weights >= 0).all())):
+    if weights is not None and (
+        weights.is_meta or weights.numel() != len(scores) or not bool((weights.isfinite() & (weights >= 0)).all())
+    ):
         raise ValueError(f"weights must be one a sample [{len(scores)}] and not negative, got {list(weights.shape)}")
     if not 0 < float(labels.sum()) < len(labels):
         raise ValueError(f"AUC needs clicks and non-clicks, all {len(labels)} labels are {int(labels[0])}")

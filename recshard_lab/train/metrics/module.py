@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.train.metrics.rec_metric import DefaultTaskInfo, RecMetric, RecTaskInfo
 from recshard_lab.train.metrics.sums import CalibrationMetric, CTRMetric, LogLossMetric, NEMetric
 from recshard_lab.train.metrics.throughput import ThroughputMetric
@@ -116,6 +117,7 @@ class RecMetricModule:
         self.rec_tasks, self.rec_metrics = list(rec_tasks), list(rec_metrics)
         self.throughput_metric = throughput_metric
 
+    @names_wrong_arguments
     def update(self, model_out: Mapping[str, Tensor]) -> None:
         """Takes in one step: tensors under the names that the tasks say; weights may be missing.
 

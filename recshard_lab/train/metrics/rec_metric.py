@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.comm import ShardingEnv, all_reduce
 
 PerTask = Tensor | Mapping[str, Tensor]
@@ -71,6 +72,7 @@ class Samples:
     groups: Tensor
 
 
+@names_wrong_arguments
 class RecMetric(ABC):
     """A metric over the samples of all ranks; constructor as in TorchRec.
 
@@ -107,8 +109,8 @@ class RecMetric(ABC):
         process_group: Any = None,
     ) -> None:
         for name, value in {"batch_size": batch_size, "window_size": window_size}.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{type(self).__name__}: {name} must be an integer from 1, got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 62:
+                raise ValueError(f"{type(self).__name__}: {name} must be an integer from 1 to 2**62, got {value!r}")
         self.tasks = {task.name: task for task in tasks}
         if not self.tasks or len(self.tasks) != len(tasks):
             names = [task.name for task in tasks]
@@ -119,6 +121,7 @@ class RecMetric(ABC):
         self.validate = should_validate_update
         self.steps = 0
 
+    @names_wrong_arguments
     def update(
         self,
         *,
@@ -169,6 +172,7 @@ class RecMetric(ABC):
         self._check_steps()
         return {"metric": self.namespace, "steps": self.steps, "tasks": {t: self._state(t) for t in self.tasks}}
 
+    @names_wrong_arguments
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from `state`, which any number of ranks may have written. A shorter window keeps the last steps.
 

@@ -132,8 +132,10 @@ class _AtK(GroupedMetric):
         super().__init__(*args, **kwargs)
         defined = {task.session_metric_def.top_threshold for task in self.tasks.values() if task.session_metric_def}
         self.k = k if k is not None else next(iter(defined), None) if len(defined) == 1 else None
-        if self.k is not None and (isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1):
-            raise ValueError(f"{type(self).__name__}: k must be an integer from 1, got {self.k!r}")
+        if self.k is not None and (
+            isinstance(self.k, bool) or not isinstance(self.k, int) or not 1 <= self.k < 1 << 31
+        ):
+            raise ValueError(f"{type(self).__name__}: k must be an integer from 1 to 2**31, got {self.k!r}")
 
 
 class NDCGMetric(_AtK):

@@ -18,6 +18,9 @@ _FUSED = "EmptyFusedOptimizer FusedOptimizer FusedOptimizerModule"
 _STEPPING = "Adagrad Adam LAMB LarsSGD PartialRowWiseAdam PartialRowWiseLAMB SGD"
 _PLAN = "EmbeddingModuleShardingPlan ParameterSharding ShardingPlan ShardingType"
 _GENERATORS = "apply_to_all column_wise construct_module_sharding_plan data_parallel grid_shard row_wise"
+_PIPELINES = (
+    "EvalPipelineSparseDist PrefetchTrainPipelineSparseDist TrainPipeline TrainPipelineBase TrainPipelineSparseDist"
+)
 _SPECS = {
     "torch.distributed._shard.metadata": "ShardMetadata",
     "torch.distributed._shard.sharding_spec": "EnumerableShardingSpec ShardingSpec",
@@ -78,7 +81,11 @@ SERVED: dict[str, dict[str, str]] = {
     "torchrec.distributed.comm": {"comm": "get_local_rank get_local_size"},
     "torchrec.distributed.shard": {"distributed": "shard shard_modules"},
     "torchrec.distributed.train_pipeline": {
-        "train": "EvalPipelineSparseDist TrainPipeline TrainPipelineBase TrainPipelineSparseDist",
+        "train": f"{_PIPELINES} GradientAccumulationConfig GradientAccumulationWrapper",
+    },
+    "torchrec.distributed.train_pipeline.train_pipelines": {"train": f"{_PIPELINES} TrainPipelineSemiSync"},
+    "torchrec.distributed.train_pipeline.gradient_accumulation": {
+        "train": "GradientAccumulationConfig GradientAccumulationWrapper",
     },
     "torchrec.distributed.model_parallel": {
         "distributed": "DMPCollection DistributedModelParallel get_default_sharders"

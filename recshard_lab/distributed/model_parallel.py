@@ -227,6 +227,8 @@ class DistributedModelParallel(nn.Module):
         """
         bound = Bound(max_extra_bytes, park_dir)
         plan, changed = agreed_plan(plan, self.plan, self.collections, self.env, optimizers is not None, bound)
+        for collection in self.collections.values():
+            collection.settle()
         self.fused_optimizer.let_go()
         try:
             done = migrate(self.collections, changed, self.env, self.device, bound, optimizers or ())

@@ -5,6 +5,7 @@ Shape letters: B batch, D columns of a block, N ids of a feature.
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from recshard_lab.distributed.fused_optimizer import FusedOptimizer
 
 
+_sending: "WeakKeyDictionary[ShardedCollection, WeakSet[Any]]" = WeakKeyDictionary()
 Feed = Callable[["ShardedCollection", KeyedJaggedTensor], Routed]
 
 
@@ -146,6 +148,15 @@ class ShardedCollection(nn.Module):
             if table.sharding.compute_kernel == "dense"
             for pair in zip(table.parameters(), table.held.values(), strict=True)
         ]
+
+    def tell_before_moving(self, pipeline: Any) -> None:
+        """Has ``pipeline.drain()`` called before the tables move. It is not kept alive."""
+        _sending.setdefault(self, WeakSet()).add(pipeline)
+
+    def settle(self) -> None:
+        """Returns when no pipeline has ids of this collection on the wire."""
+        for pipeline in list(_sending.get(self, ())):
+            pipeline.drain()
 
     def let_go(self) -> None:
         """Frees the kernels; `place` makes new ones."""

@@ -310,6 +310,8 @@ class DMPCollection(DistributedModelParallel):
             changed = {path: dict(plan.plan[path]) for path in self.collections}
             regrouping = Regrouping(self.grid, after)
         env = world if regroups else self.env
+        for collection in self.collections.values():
+            collection.settle()
         self.fused_optimizer.let_go()
         try:
             done = migrate(

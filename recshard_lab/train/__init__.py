@@ -28,10 +28,16 @@ from recshard_lab.train.metrics import log_loss as log_loss
 from recshard_lab.train.metrics import ndcg as ndcg
 from recshard_lab.train.metrics import normalized_entropy as normalized_entropy
 from recshard_lab.train.metrics import recall_at_k as recall_at_k
-from recshard_lab.train.pipeline import EvalPipelineSparseDist as EvalPipelineSparseDist
-from recshard_lab.train.pipeline import TrainPipeline as TrainPipeline
-from recshard_lab.train.pipeline import TrainPipelineBase as TrainPipelineBase
-from recshard_lab.train.pipeline import TrainPipelineSparseDist as TrainPipelineSparseDist
+from recshard_lab.train.pipelines import EvalPipelineSparseDist as EvalPipelineSparseDist
+from recshard_lab.train.pipelines import GradientAccumulationConfig as GradientAccumulationConfig
+from recshard_lab.train.pipelines import GradientAccumulationWrapper as GradientAccumulationWrapper
+from recshard_lab.train.pipelines import PipelineReport as PipelineReport
+from recshard_lab.train.pipelines import PrefetchTrainPipelineSparseDist as PrefetchTrainPipelineSparseDist
+from recshard_lab.train.pipelines import StageError as StageError
+from recshard_lab.train.pipelines import TrainPipeline as TrainPipeline
+from recshard_lab.train.pipelines import TrainPipelineBase as TrainPipelineBase
+from recshard_lab.train.pipelines import TrainPipelineSemiSync as TrainPipelineSemiSync
+from recshard_lab.train.pipelines import TrainPipelineSparseDist as TrainPipelineSparseDist
 from recshard_lab.train.recipes import MOVIELENS_100K as MOVIELENS_100K
 from recshard_lab.train.recipes import Recipe as Recipe
 from recshard_lab.train.recipes import dense_parameters as dense_parameters
@@ -44,19 +50,25 @@ __all__ = [
     "EvalPipelineSparseDist",
     "Evaluation",
     "GAUCMetric",
+    "GradientAccumulationConfig",
+    "GradientAccumulationWrapper",
     "LogLossMetric",
     "MetricsConfig",
     "NDCGMetric",
     "NEMetric",
+    "PipelineReport",
+    "PrefetchTrainPipelineSparseDist",
     "RecMetric",
     "RecMetricModule",
     "RecTaskInfo",
     "RecallSessionMetric",
     "Recipe",
+    "StageError",
     "Step",
     "ThroughputMetric",
     "TrainPipeline",
     "TrainPipelineBase",
+    "TrainPipelineSemiSync",
     "TrainPipelineSparseDist",
     "TrainResult",
     "WeightAverage",

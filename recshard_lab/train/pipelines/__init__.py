@@ -1,0 +1,29 @@
+"""Pipelines: the stages of a training step overlapped, without another result."""
+
+from recshard_lab.train.pipelines.accumulation import GradientAccumulationConfig as GradientAccumulationConfig
+from recshard_lab.train.pipelines.accumulation import GradientAccumulationWrapper as GradientAccumulationWrapper
+from recshard_lab.train.pipelines.base import Pipeline as Pipeline
+from recshard_lab.train.pipelines.base import TrainPipeline as TrainPipeline
+from recshard_lab.train.pipelines.calls import PipelinedCall as PipelinedCall
+from recshard_lab.train.pipelines.calls import PipelineReport as PipelineReport
+from recshard_lab.train.pipelines.lanes import StageError as StageError
+from recshard_lab.train.pipelines.semi_sync import TrainPipelineSemiSync as TrainPipelineSemiSync
+from recshard_lab.train.pipelines.train import EvalPipelineSparseDist as EvalPipelineSparseDist
+from recshard_lab.train.pipelines.train import PrefetchTrainPipelineSparseDist as PrefetchTrainPipelineSparseDist
+from recshard_lab.train.pipelines.train import TrainPipelineBase as TrainPipelineBase
+from recshard_lab.train.pipelines.train import TrainPipelineSparseDist as TrainPipelineSparseDist
+
+__all__ = [
+    "EvalPipelineSparseDist",
+    "GradientAccumulationConfig",
+    "GradientAccumulationWrapper",
+    "Pipeline",
+    "PipelineReport",
+    "PipelinedCall",
+    "PrefetchTrainPipelineSparseDist",
+    "StageError",
+    "TrainPipeline",
+    "TrainPipelineBase",
+    "TrainPipelineSemiSync",
+    "TrainPipelineSparseDist",
+]

@@ -1,0 +1,172 @@
+"""Gradient accumulation, under TorchRec's names: one step of the dense part for several batches.
+
+What is accumulated and what is not:
+
+===============================  =====================================================================
+the dense part                   gradients of ``num_steps`` batches add up, and travel once (DDP's
+                                 ``no_sync``); then its optimizer steps. Nothing is divided: for the
+                                 mean, divide the loss by ``num_steps``
+tables on the dense kernel       the same, except that their gradients travel with every batch
+tables with a fused optimizer    **nothing**: their optimizer runs inside backward, once a batch, with
+                                 that batch's gradient
+===============================  =====================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from recshard_lab.comm import ShardingEnv, all_reduce
+from recshard_lab.train.pipelines.base import Pipeline
+
+
+@dataclass
+class GradientAccumulationConfig:
+    """When the dense part steps.
+
+    Args:
+        is_enabled: set by itself where ``num_steps`` is above 1.
+        num_steps: batches a step.
+        num_warmup_steps: so many batches at the beginning whose gradients travel each on its own.
+
+    Raises:
+        ValueError: a number below 1.
+
+    >>> GradientAccumulationConfig(num_steps=4).is_enabled
+    True
+    """
+
+    is_enabled: bool = False
+    num_steps: int = 1
+    num_warmup_steps: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("num_steps", "num_warmup_steps"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be an integer from 1, got {value!r:.80}")
+        self.is_enabled = bool(self.is_enabled) or self.num_steps > 1
+
+
+class _Sparing:
+    """An optimizer that is told to step after every batch and does so after ``num_steps``."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, num_steps: int) -> None:
+        self.optimizer, self.num_steps, self.done = optimizer, num_steps, 0
+        self.fresh = True  # whether the next batch begins a new sum
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        if self.fresh:
+            self.optimizer.zero_grad(set_to_none=set_to_none)
+            self.fresh = False
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        if (self.done + 1) % self.num_steps == 0:
+            self.flush(*args, **kwargs)
+
+    def flush(self, *args: Any, **kwargs: Any) -> None:
+        self.optimizer.step(*args, **kwargs)
+        self.fresh = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)
+
+
+class GradientAccumulationWrapper:
+    """A pipeline whose dense part steps once for several batches; see above what that means for tables.
+
+    Where the data end in the middle of a step, it is done with the batches that there were.
+
+    Args:
+        pipeline: any of the training pipelines.
+        optimizer: the one that it was given.
+        model: the one that it was given.
+        config: how many batches a step.
+
+    Raises:
+        ValueError: no such pipeline, or another optimizer than the pipeline's.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        optimizer: torch.optim.Optimizer,
+        model: nn.Module,
+        config: GradientAccumulationConfig,
+    ) -> None:
+        if not isinstance(pipeline, Pipeline):
+            raise ValueError(f"pipeline must be one of this library's training pipelines, got {pipeline!r:.80}")
+        if not isinstance(config, GradientAccumulationConfig):
+            raise ValueError(f"config must be a GradientAccumulationConfig, got {config!r:.80}")
+        if optimizer is not pipeline._optimizer or model is not pipeline._model:
+            raise ValueError("optimizer and model must be those that the pipeline was made with")
+        self._pipeline, self._config = pipeline, config
+        self._replicated = [part for part in model.modules() if isinstance(part, DistributedDataParallel)]
+        self._sparing = _Sparing(optimizer, config.num_steps)
+        self._unsynced = False
+        if config.is_enabled:
+            pipeline._optimizer = self._sparing  # type: ignore[assignment]
+
+    @property
+    def current_step(self) -> int:
+        """Batches done."""
+        return self._sparing.done
+
+    def progress(self, dataloader_iter: Iterator[Any]) -> Any:
+        """Takes the next batch through; the dense part steps with the last of every ``num_steps``.
+
+        Raises:
+            StopIteration: there is no further batch; what had been accumulated has been stepped.
+            StageError: as of the pipeline.
+        """
+        if not self._config.is_enabled:
+            return self._pipeline.progress(dataloader_iter)
+        done = self._sparing.done
+        syncs = done < self._config.num_warmup_steps or (done + 1) % self._config.num_steps == 0
+        try:
+            with ExitStack() as stack:
+                for part in self._replicated if not syncs else ():
+                    stack.enter_context(part.no_sync())
+                output = self._pipeline.progress(dataloader_iter)
+        except StopIteration:
+            self._flush()
+            raise
+        self._unsynced = not syncs
+        self._sparing.done += 1
+        return output
+
+    def reset(self) -> None:
+        """Begins anew: the next batch is the first of a step. Accumulated gradients are dropped."""
+        self._sparing.done, self._sparing.fresh, self._unsynced = 0, True, False
+
+    def _flush(self) -> None:
+        """Steps with what a shorter row of batches has accumulated."""
+        left = self._sparing.done % self._config.num_steps
+        if not left:
+            return
+        for part in self._replicated if self._unsynced else ():
+            _average(part)
+        self._sparing.flush()
+        self._sparing.done += self._config.num_steps - left
+        self._unsynced = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pipeline, name)
+
+
+def _average(replicated: DistributedDataParallel) -> None:
+    """The gradients that `no_sync` has kept on this rank, averaged as DDP would have."""
+    left_out = set(getattr(replicated, "parameters_to_ignore", ()))
+    own = [p for name, p in replicated.module.named_parameters() if p.requires_grad and name not in left_out]
+    env = ShardingEnv.from_process_group(replicated.process_group)
+    flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in own])
+    all_reduce(flat.div_(env.world_size), env, "dense")
+    for parameter, grad in zip(own, flat.split([p.numel() for p in own]), strict=True):
+        parameter.grad = grad.view_as(parameter).clone()

@@ -1,0 +1,272 @@
+"""The frame of all pipelines: batches on their way, and the step of the one whose turn it is.
+
+::
+
+    progress k            thread "load"         thread "input_dist"       this thread
+    TrainPipelineBase     load, copy k + 1      agree about k             forward, backward, optimizer of k
+    ... SparseDist        load, copy k + 2      ids of k + 1              the same
+    Prefetch ...          load, copy k + 3      sizes of k + 2, and in a thread of their own the ids of k + 1
+
+Nothing is computed in another order than in a plain loop, so that all of these give its weights bit for bit.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recshard_lab.arguments import device_named
+from recshard_lab.comm import all_reduce
+from recshard_lab.distributed import DMPCollection
+from recshard_lab.train.pipelines.calls import Fed, PipelineReport, Watch
+from recshard_lab.train.pipelines.lanes import StageError
+from recshard_lab.train.pipelines.runway import Flight, Runway
+from recshard_lab.train.pipelines.sending import UNEVEN, Sent, described
+from recshard_lab.train.stages import StageEvent
+
+NAN_LOSS = ("ignore", "error", "skip")
+
+
+class TrainPipeline(ABC):
+    """One step a call."""
+
+    @abstractmethod
+    def progress(self, dataloader_iter: Iterator[Any]) -> Any:
+        """Takes the next batch through one step and gives the model's output.
+
+        Raises:
+            StopIteration: there is no further batch.
+        """
+
+
+class Pipeline(Runway, TrainPipeline):
+    """What all pipelines share.
+
+    Args:
+        model: called with a batch, gives ``(losses, output)``. It is not rewritten: between two calls of `progress`
+            it is the model that it was.
+        optimizer: of what backward does not step; a `CombinedOptimizer` or any torch optimizer.
+        device: where batches go.
+        custom_model_fwd: called with the batch instead of the model.
+        threads: False does every stage in the calling thread, in the same order: for debugging, and to see what
+            threads are worth.
+        pin_memory: copy batches through page-locked memory; with a GPU when left out. Needs one.
+        fuse_exchanges: the collections of a model share the messages of a batch.
+        on_nan_loss: ``"error"`` refuses a loss that is not finite, ``"skip"`` leaves its batch out: both on all ranks
+            and before backward, for one exchange of 4 bytes a step; ``"ignore"`` does not look.
+        uneven: when ranks run out of data at different batches: ``"error"`` on all of them, or ``"stop"``, which
+            leaves the others' out.
+        dmp_collection_sync_interval_batches: bring the replicas of a `DMPCollection` together after every so many
+            batches; None leaves it to you.
+
+    Raises:
+        ValueError: a switch that this machine cannot honour, or a value that it does not have.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        custom_model_fwd: Callable[[Any], tuple[Tensor, Any]] | None = None,
+        *,
+        threads: bool = True,
+        pin_memory: bool | None = None,
+        fuse_exchanges: bool = True,
+        on_nan_loss: str = "ignore",
+        uneven: str = "error",
+        dmp_collection_sync_interval_batches: int | None = 1,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"model must be a torch.nn.Module, got {model!r:.80}")
+        if custom_model_fwd is not None and not callable(custom_model_fwd):
+            raise ValueError(f"custom_model_fwd must be a function of the batch, got {custom_model_fwd!r:.80}")
+        device = device_named(device)
+        super().__init__(
+            model,
+            device,
+            threads=bool(threads),
+            pin=_pinned(pin_memory, device),
+            fuse=bool(fuse_exchanges),
+            uneven=_one_of("uneven", uneven, UNEVEN),
+        )
+        self._optimizer, self._forward = optimizer, custom_model_fwd
+        self._on_nan_loss = _one_of("on_nan_loss", on_nan_loss, NAN_LOSS)
+        self._interval = _interval(dmp_collection_sync_interval_batches)
+        self._steps, self._closed = 0, False
+
+    # ---- for the user ----
+
+    def report(self) -> PipelineReport:
+        """Which collections' ids are sent ahead, and why others are not; known from the first batch on."""
+        if self._report is not None:
+            return self._report
+        return PipelineReport((), "the first batch is still to come: it is watched, and tells what can be sent ahead")
+
+    @property
+    def events(self) -> list[StageEvent]:
+        """What this rank's stages did when, the last thousands; ``lab.views.timeline`` draws them."""
+        return self._log.events
+
+    def detach(self) -> nn.Module:
+        """The model, which is never rewritten here. Batches under way stay."""
+        return self._model
+
+    def close(self) -> None:
+        """Ends the threads and the connections; batches under way are dropped. All ranks must call it.
+
+        Raises:
+            RuntimeError: a thread still waits for another rank, or for the data.
+        """
+        self._closed = True
+        stuck = self._release()
+        self._flights.clear()
+        if stuck:
+            raise RuntimeError(f"threads {stuck} did not end: another rank or the data keep them waiting")
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        try:
+            self.close()
+        except RuntimeError:
+            if kind is None:
+                raise
+
+    # ---- a step ----
+
+    def progress(self, dataloader_iter: Iterator[Any]) -> Any:
+        """Takes the next batch through one step and gives the model's output.
+
+        Batches of an iterator that was given before come first, all of them.
+
+        Raises:
+            StopIteration: there is no further batch, on all ranks.
+            StageError: a stage failed, with its name, the batch and the rank. The other batches are not lost.
+            ValueError: the pipeline is closed, or what was given is no iterator.
+        """
+        if self._closed:
+            raise ValueError("this pipeline was closed: make a new one")
+        self._fill(dataloader_iter)
+        flight, sent = self._next()
+        try:
+            return self._step(flight, sent)
+        except StageError:
+            raise
+        except Exception as error:
+            raise StageError(self._at, flight.number, self._env.rank, described(error)) from error
+
+    _at = "forward"  # the stage that this thread is in
+
+    @contextmanager
+    def _stage(self, name: str, number: int) -> Iterator[None]:
+        self._at = name
+        with self._log.stage(name, number):
+            yield
+
+    def _step(self, flight: Flight, sent: Sent) -> Any:
+        number, training = flight.number, self._model.training
+        if not training:
+            return self._run_forward(number, sent)[1]
+        self._optimizer.zero_grad()
+        losses, output = self._run_forward(number, sent)
+        if self._may_step(losses, number):
+            with self._stage("backward", number):
+                losses.sum().backward()
+            with self._stage("optimizer", number):
+                self._optimizer.step()
+        self._steps += 1
+        self._sync_replicas()
+        return output
+
+    def _run_forward(self, number: int, sent: Sent) -> tuple[Tensor, Any]:
+        watch = Watch(self._collections, self._trace_ways) if self.feeds and self._report is None else None
+        with self._stage("forward", number), self._feeding(watch or _Feed(self._fed, sent)):
+            losses, output = self._called(sent.batch)
+        if watch is not None:
+            self._plan(watch, sent.batch)
+        return losses, output
+
+    @property
+    def _called(self) -> Callable[[Any], tuple[Tensor, Any]]:
+        return self._model if self._forward is None else self._forward
+
+    def _may_step(self, losses: Tensor, number: int) -> bool:
+        """Whether the loss is finite on every rank, where that is asked for."""
+        if self._on_nan_loss == "ignore":
+            return True
+        bad = (~losses.detach().isfinite().all()).float().reshape(1)
+        flags = torch.zeros(self._env.world_size, device=bad.device)
+        flags[self._env.rank] = bad[0]
+        ranks = all_reduce(flags, self._env, "pipeline/loss").nonzero().flatten().tolist()
+        if not ranks or self._on_nan_loss == "skip":
+            return not ranks
+        raise StageError("forward", number, ranks[0], f"the loss is not finite (on ranks {ranks}); nothing was stepped")
+
+    def _sync_replicas(self) -> None:
+        if isinstance(self._model, DMPCollection) and self._interval and self._steps % self._interval == 0:
+            self._model.sync(optimizers=[self._optimizer])
+
+    @contextmanager
+    def _feeding(self, feed: Callable[..., Any]) -> Iterator[None]:
+        """The collections take their ids from ``feed`` inside, and as ever outside."""
+        for collection in self._collections:
+            collection.feed = feed
+        try:
+            yield
+        finally:
+            for collection in self._collections:
+                collection.feed = None
+
+
+class _Feed:
+    """Hands the collections what was sent ahead for them."""
+
+    def __init__(self, fed: Sequence[Fed], sent: Sent) -> None:
+        self._ready = {(id(call.module), call.number): n for n, call in enumerate(fed)} if sent.routed else {}
+        self._fed, self._sent = fed, sent
+        self._calls: dict[int, int] = {}
+
+    def __call__(self, module: Any, features: Any) -> Any:
+        number = self._calls.get(id(module), 0)
+        self._calls[id(module)] = number + 1
+        place = self._ready.get((id(module), number))
+        if place is None:
+            return module.input_dist(features).wait()
+        call = self._fed[place]
+        if call.checked and features is not self._sent.features[place]:
+            raise ValueError(
+                f"collection {call.path!r} is called with other ids than those of the batch that were sent ahead for "
+                f"it: the model does something else than with the first batch. Use attach() to have it watched anew, "
+                f"or TrainPipelineBase"
+            )
+        return self._sent.routed[place]
+
+
+def _one_of(name: str, value: Any, known: Sequence[str]) -> str:
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r:.80}")
+    return value
+
+
+def _interval(value: Any) -> int | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ValueError(f"dmp_collection_sync_interval_batches must be an integer from 1 or None, got {value!r:.80}")
+    return value
+
+
+def _pinned(asked: Any, device: torch.device) -> bool:
+    if asked is not None and not isinstance(asked, bool):
+        raise ValueError(f"pin_memory must be True, False or None, got {asked!r:.80}")
+    if asked and device.type != "cuda":
+        raise ValueError(
+            f"pin_memory=True needs a GPU, and batches go to {device}: page-locked memory serves copies to a GPU. "
+            f"Leave it out"
+        )
+    return device.type == "cuda" if asked is None else asked

@@ -1,0 +1,164 @@
+"""The pipeline that does not compute what the plain loop computes: embeddings are one step old.
+
+::
+
+    thread "lookup"       rows of i + 1 read and sent home
+    this thread           dense forward of i | dense backward of i | tables stepped by i | optimizer of i
+                                                                   ^ waits until the rows of i + 1 have been read
+
+So batch i + 1 sees its rows as they were after step i - 1; a plain loop would show them after step i. The dense part is
+never behind, and every gradient steps the rows as they are when it comes. The order is fixed, so that results repeat
+bit for bit; they are other results (stale embeddings: Adnan et al. 2024, "Heterogeneous Acceleration Pipeline for
+Recommendation System Training", and TorchRec's pipeline of this name).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from recshard_lab.comm import ShardingEnv
+from recshard_lab.distributed import DistributedModelParallel
+from recshard_lab.distributed.exchange import Executor, Roads
+from recshard_lab.train.pipelines.lanes import Lane, arrive
+from recshard_lab.train.pipelines.runway import Flight
+from recshard_lab.train.pipelines.sending import Sent, close_twin
+from recshard_lab.train.pipelines.train import Forward, TrainPipelineSparseDist
+
+
+class TrainPipelineSemiSync(TrainPipelineSparseDist):
+    """Reads the rows of batch i + 1 before batch i steps the tables: **other results than a plain loop's**.
+
+    A changed learning rate of fused tables holds a step later too.
+
+    Args:
+        model, optimizer, device, execute_all_batches, pipeline_postproc, custom_model_fwd: as of
+            `TrainPipelineSparseDist`.
+        start_batch: so many batches are trained as in a plain loop first: early rows change fast. The first batch is in
+            any case: it is watched.
+        stash_gradients: False; the dense part is never behind here.
+        strict: False.
+
+    Raises:
+        ValueError: a start below 0, or an option that nothing here honours.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        execute_all_batches: bool = True,
+        apply_jit: bool = False,
+        start_batch: int = 900,
+        stash_gradients: bool = False,
+        pipeline_postproc: bool = True,
+        custom_model_fwd: Forward | None = None,
+        strict: bool = False,
+        dmp_collection_sync_interval_batches: int | None = 1,
+        enable_inplace_copy_batch: bool = False,
+        free_features_storage_early: bool = False,
+        clear_data_dist_inputs: bool = False,
+        **switches: Any,
+    ) -> None:
+        if isinstance(start_batch, bool) or not isinstance(start_batch, int) or start_batch < 0:
+            raise ValueError(f"start_batch must be an integer from 0, got {start_batch!r:.80}")
+        for name, value in {"stash_gradients": stash_gradients, "strict": strict}.items():
+            if value is not False:
+                raise ValueError(f"{name}={value!r:.40} is not there: the dense part is never behind. Leave it out")
+        super().__init__(
+            model,
+            optimizer,
+            device,
+            execute_all_batches,
+            apply_jit,
+            pipeline_postproc=pipeline_postproc,
+            custom_model_fwd=custom_model_fwd,
+            dmp_collection_sync_interval_batches=dmp_collection_sync_interval_batches,
+            enable_inplace_copy_batch=enable_inplace_copy_batch,
+            free_features_storage_early=free_features_storage_early,
+            clear_data_dist_inputs=clear_data_dist_inputs,
+            **switches,
+        )
+        self._start_batch = start_batch
+        self._twins: list[tuple[ShardingEnv, ShardingEnv]] = []
+        self._roads: dict[Executor, Roads] = {}
+
+    def _open(self) -> None:
+        super()._open()
+        self._lanes["lookup"] = Lane("lookup", self._device, self._threads)
+        for collection in self._collections:
+            if all(env.pg is not collection.env.pg for env, _ in self._twins):
+                self._twins.append((collection.env, collection.env.twin()))
+
+    def _release(self) -> list[str]:
+        stuck = super()._release()
+        for _, twin in self._twins if not stuck else ():
+            close_twin(twin)
+        self._twins, self._roads = [], {}
+        return stuck
+
+    def _step(self, flight: Flight, sent: Sent) -> Any:
+        number = flight.number
+        if not self._model.training or self._steps < self._start_batch or not sent.routed:
+            if flight.looked_up is not None:
+                flight.looked_up.exception()
+                for routed in sent.routed:
+                    routed.looked_up = None
+            return super()._step(flight, sent)
+        self._optimizer.zero_grad()
+        if isinstance(self._model, DistributedModelParallel):
+            self._model.fused_optimizer.push_learning_rates()
+        self._look_ahead(flight)
+        assert flight.looked_up is not None
+        saved, event = flight.looked_up.result()
+        arrive(event, sent.routed)
+        if self._flights:
+            self._look_ahead(self._flights[0])
+        losses, output = self._run_forward(number, sent)
+        if self._may_step(losses, number):
+            with self._stage("backward", number):
+                losses.sum().backward()
+                self._wait_for_rows(number)
+                for call, routed, kept in reversed(list(zip(self._fed, sent.routed, saved, strict=True))):
+                    if routed.looked_up is not None and routed.looked_up.grad is not None:
+                        call.module.executor.backward(kept, routed.looked_up.grad)
+            with self._stage("optimizer", number):
+                self._optimizer.step()
+        self._steps += 1
+        self._sync_replicas()
+        return output
+
+    def _look_ahead(self, flight: Flight) -> None:
+        """Starts reading a batch's rows, where that has not been done."""
+        if flight.looked_up is None and flight.sent is not None:
+            for call in self._fed:
+                executor = call.module.executor
+                if executor not in self._roads:
+                    twin = next(twin for env, twin in self._twins if env.pg is call.module.env.pg)
+                    self._roads[executor] = executor.roads(twin)
+            flight.looked_up = self._lanes["lookup"].submit(partial(self._look_up, flight))
+
+    def _look_up(self, flight: Flight) -> tuple[list[Any], Any]:
+        """For each call what its backward needs; the rows lie in ``routed.looked_up``."""
+        assert flight.sent is not None
+        sent = flight.sent.result()
+        arrive(sent.event, sent.routed)
+        with self._log.stage("lookup", flight.number), torch.enable_grad():
+            executors = [call.module.executor for call in self._fed]
+            saved = [
+                executor.look_up(routed, self._roads[executor])
+                for executor, routed in zip(executors, sent.routed, strict=True)
+            ]
+        return saved, self._lanes["lookup"].mark()
+
+    def _wait_for_rows(self, number: int) -> None:
+        """The tables may be stepped once the rows of the next batch have been read."""
+        if self._flights and self._flights[0].looked_up is not None:
+            with self._log.stage("wait", number):
+                ahead = self._flights[0].looked_up
+                if ahead.exception() is None:
+                    arrive(ahead.result()[1])

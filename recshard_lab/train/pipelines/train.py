@@ -1,0 +1,162 @@
+"""The pipelines that compute what the plain loop computes, under TorchRec's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recshard_lab.train.pipelines.base import Pipeline
+from recshard_lab.train.pipelines.runway import Flight
+from recshard_lab.train.pipelines.sending import Sent
+
+Forward = Callable[[Any], tuple[Tensor, Any]]
+
+_UNHONOURED = {
+    "apply_jit": "torch.jit is not applied: compile_dense(model) speeds the dense part up",
+    "enqueue_batch_after_forward": "batches are loaded in a thread of their own, beside forward",
+    "enable_inplace_copy_batch": "batches are copied into fresh memory",
+    "free_features_storage_early": "a batch is freed when its step is done",
+    "clear_data_dist_inputs": "a batch is freed when its step is done",
+}
+
+
+class TrainPipelineBase(Pipeline):
+    """Loads a batch and copies it to the device while the one before it is computed.
+
+    Args:
+        model, optimizer, device, custom_model_fwd: as of `Pipeline`, whose switches it has as well.
+        enable_inplace_copy_batch: not there; False.
+
+    >>> class Square(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.w = nn.Parameter(torch.tensor(3.0))
+    ...     def forward(self, batch):
+    ...         loss = (self.w * batch) ** 2
+    ...         return loss, loss.detach()
+    >>> model = Square()
+    >>> with TrainPipelineBase(model, torch.optim.SGD(model.parameters(), lr=0.25), torch.device("cpu")) as pipeline:
+    ...     pipeline.progress(iter([torch.tensor(1.0)])), model.w.item()
+    (tensor(9.), 1.5)
+    """
+
+    ahead = 0
+    feeds = False
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        custom_model_fwd: Forward | None = None,
+        enable_inplace_copy_batch: bool = False,
+        **switches: Any,
+    ) -> None:
+        _refuse(enable_inplace_copy_batch=enable_inplace_copy_batch)
+        super().__init__(model, optimizer, device, custom_model_fwd, **switches)
+
+
+class TrainPipelineSparseDist(Pipeline):
+    """Sends the ids of batch i + 1 while batch i is computed and batch i + 2 is loaded.
+
+    Args:
+        model, optimizer, device, custom_model_fwd: as of `Pipeline`, whose switches it has as well.
+        execute_all_batches: True; no batch is ever left behind in this pipeline.
+        context_type: not looked at.
+        pipeline_postproc: whether ids that the model makes of the batch (permuted, joined) are made and sent ahead
+            too; False leaves such collections where they are.
+        apply_jit, enqueue_batch_after_forward, enable_inplace_copy_batch, free_features_storage_early,
+            clear_data_dist_inputs: not there; False.
+        dmp_collection_sync_interval_batches: as of `Pipeline`.
+
+    Raises:
+        ValueError: ``execute_all_batches=False``, or an option that nothing here honours.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        execute_all_batches: bool = True,
+        apply_jit: bool = False,
+        context_type: Any = None,
+        pipeline_postproc: bool = True,
+        custom_model_fwd: Forward | None = None,
+        dmp_collection_sync_interval_batches: int | None = 1,
+        enqueue_batch_after_forward: bool = False,
+        enable_inplace_copy_batch: bool = False,
+        free_features_storage_early: bool = False,
+        clear_data_dist_inputs: bool = False,
+        **switches: Any,
+    ) -> None:
+        if not execute_all_batches:
+            raise ValueError(
+                "execute_all_batches=False would drop the batches that are under way when the data end, and here none "
+                "is: leave it out"
+            )
+        _refuse(
+            apply_jit=apply_jit,
+            enqueue_batch_after_forward=enqueue_batch_after_forward,
+            enable_inplace_copy_batch=enable_inplace_copy_batch,
+            free_features_storage_early=free_features_storage_early,
+            clear_data_dist_inputs=clear_data_dist_inputs,
+        )
+        switches["dmp_collection_sync_interval_batches"] = dmp_collection_sync_interval_batches
+        super().__init__(model, optimizer, device, custom_model_fwd, **switches)
+        self._trace_ways = bool(pipeline_postproc)
+
+
+class PrefetchTrainPipelineSparseDist(TrainPipelineSparseDist):
+    """Sends two batches ahead: sizes of batch i + 2, ids of batch i + 1, each in a thread, while batch i is computed.
+
+    A batch's ids cannot leave before every rank knows their sizes: two messages one after the other. Here the two
+    belong to different batches and travel at once, so that a step need not be as long as both together. It takes the
+    memory of one more batch. TorchRec's pipeline of this name also fills a cache on the GPU, which is not there here.
+
+    Args:
+        all: as of `TrainPipelineSparseDist`.
+    """
+
+    ahead = 2
+    apart = True
+
+
+class EvalPipelineSparseDist(TrainPipelineSparseDist):
+    """Runs the model on one batch a call, without gradients and without a step, whatever mode it is in.
+
+    Args:
+        model, optimizer, device, apply_jit, pipeline_postproc: as of `TrainPipelineSparseDist`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        apply_jit: bool = False,
+        pipeline_postproc: bool = True,
+        **switches: Any,
+    ) -> None:
+        super().__init__(model, optimizer, device, apply_jit=apply_jit, pipeline_postproc=pipeline_postproc, **switches)
+
+    def _step(self, flight: Flight, sent: Sent) -> Any:
+        with torch.no_grad():
+            return self._run_forward(flight.number, sent)[1]
+
+    def progress(self, dataloader_iter: Iterator[Any]) -> Any:
+        """Scores the next batch.
+
+        Raises:
+            StopIteration, StageError, ValueError: as of every pipeline.
+        """
+        return super().progress(dataloader_iter)
+
+
+def _refuse(**options: Any) -> None:
+    for name, value in options.items():
+        if value is not False:
+            raise ValueError(f"{name}={value!r:.40} is not there: {_UNHONOURED[name]}. Leave it out")

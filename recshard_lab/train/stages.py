@@ -1,0 +1,173 @@
+"""What the stages of a pipeline did when, and how much of one was hidden behind another.
+
+A pipeline notes every stage of every batch as a `StageEvent`; ``lab.views.timeline`` draws them. While torch.profiler
+runs, each stage is a range named ``## stage batch ##`` in its trace as well, and `events_from_chrome_trace` reads such
+ranges back from an exported file, those of other pipelines that name theirs so included.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+COMPUTE = ("forward", "backward", "optimizer")
+"""The stages that a step cannot do without: what others hide behind."""
+
+KEPT = 8192  # events of a pipeline
+
+_RANGE = re.compile(r"## (?P<stage>[\w ./-]+?) (?P<batch>\d+) ##")
+
+
+@dataclass(slots=True, frozen=True)
+class StageEvent:
+    """One stage of one batch on one rank.
+
+    Attributes:
+        rank: whose.
+        stage: ``load``, ``copy``, ``input_dist``, ``lookup``, ``wait``, ``forward``, ``backward``, ``optimizer``.
+        batch: its number, from 0.
+        start_s, end_s: ``time.perf_counter``, which ranks of one machine share.
+    """
+
+    rank: int
+    stage: str
+    batch: int
+    start_s: float
+    end_s: float
+
+    @property
+    def ms(self) -> float:
+        """How long it took."""
+        return 1e3 * (self.end_s - self.start_s)
+
+
+class StageLog:
+    """The last events of a pipeline. Any thread may add some.
+
+    Args:
+        rank: whose they are.
+
+    >>> log = StageLog(rank=1)
+    >>> with log.stage("copy", 7):
+    ...     pass
+    >>> [(event.rank, event.stage, event.batch) for event in log.events]
+    [(1, 'copy', 7)]
+    """
+
+    def __init__(self, rank: int = 0, kept: int = KEPT) -> None:
+        self.rank = rank
+        self._events: deque[StageEvent] = deque(maxlen=kept)
+
+    @property
+    def events(self) -> list[StageEvent]:
+        """In the order in which they ended."""
+        return list(self._events)
+
+    def clear(self) -> None:
+        """Forgets them."""
+        self._events.clear()
+
+    @contextmanager
+    def stage(self, name: str, batch: int) -> Iterator[None]:
+        """Notes what happens inside, also when it fails."""
+        begun = perf_counter()
+        try:
+            with torch.profiler.record_function(f"## {name} {batch} ##"):
+                yield
+        finally:
+            self.note(name, batch, begun)
+
+    def note(self, name: str, batch: int, begun: float) -> None:
+        """Notes a stage that ends now."""
+        self._events.append(StageEvent(self.rank, name, batch, begun, perf_counter()))
+
+
+def events_from_chrome_trace(trace: str | Path | dict[str, Any], rank: int | None = None) -> list[StageEvent]:
+    """The stages in what ``torch.profiler.profile.export_chrome_trace`` wrote.
+
+    Args:
+        trace: the file, or what it holds.
+        rank: whose trace it is; as the file says, else 0, when left out.
+
+    Raises:
+        ValueError: no such trace, or one without a stage.
+
+    >>> ranges = [{"ph": "X", "cat": "user_annotation", "name": "## forward 3 ##", "ts": 10.0, "dur": 5.0}]
+    >>> [event] = events_from_chrome_trace({"traceEvents": ranges})
+    >>> event.stage, event.batch, round(event.ms, 6)
+    ('forward', 3, 0.005)
+    """
+    if not isinstance(trace, dict):
+        try:
+            trace = json.loads(Path(trace).read_text())
+        except (OSError, TypeError, ValueError) as error:
+            raise ValueError(f"no Chrome trace of torch.profiler in {str(trace)!r:.80}: {error}") from error
+    found = []
+    if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
+        raise ValueError("a Chrome trace is an object with a list 'traceEvents', as export_chrome_trace writes it")
+    if rank is None:
+        rank = int((trace.get("distributedInfo") or {}).get("rank", 0))
+    for entry in trace["traceEvents"]:
+        matched = _RANGE.fullmatch(str(entry.get("name", ""))) if isinstance(entry, dict) else None
+        if matched and entry.get("ph") == "X" and entry.get("cat") != "gpu_user_annotation":
+            start = float(entry["ts"]) / 1e6
+            stage, batch = matched["stage"].strip(), int(matched["batch"])
+            found.append(StageEvent(rank, stage, batch, start, start + float(entry.get("dur", 0.0)) / 1e6))
+    if not found:
+        raise ValueError(
+            "no stage in this trace: pipelines name theirs '## forward 3 ##', and torch.profiler sees other threads' "
+            "only with experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True)"
+        )
+    return sorted(found, key=lambda event: event.start_s)
+
+
+def hidden_share(events: Iterable[StageEvent], stage: str = "input_dist", behind: Sequence[str] = COMPUTE) -> float:
+    """The part of a stage's time in which the same rank was in one of the stages ``behind``; NaN where it took none.
+
+    >>> dist = StageEvent(0, "input_dist", 1, 0.0, 4.0)
+    >>> hidden_share([dist, StageEvent(0, "forward", 0, 1.0, 2.0), StageEvent(0, "backward", 0, 2.0, 4.5)])
+    0.75
+    """
+    events = list(events)
+    total = hidden = 0.0
+    for rank in {event.rank for event in events}:
+        own = [event for event in events if event.rank == rank]
+        cover = merged((event.start_s, event.end_s) for event in own if event.stage in behind)
+        for start, end in merged((event.start_s, event.end_s) for event in own if event.stage == stage):
+            total += end - start
+            hidden += sum(max(0.0, min(end, last) - max(start, first)) for first, last in cover)
+    return hidden / total if total else float("nan")
+
+
+def merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The same time without overlaps, in order.
+
+    >>> merged([(2.0, 3.0), (0.0, 1.0), (0.5, 1.5)])
+    [(0.0, 1.5), (2.0, 3.0)]
+    """
+    found: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((start, end))
+    return found
+
+
+def stage_ms(events: Iterable[StageEvent], stage: str) -> float:
+    """Mean milliseconds a batch and rank in a stage; 0 where there was none."""
+    batches: dict[tuple[int, int], float] = {}
+    for event in events:
+        if event.stage == stage:
+            key = event.rank, event.batch
+            batches[key] = batches.get(key, 0.0) + event.ms
+    return sum(batches.values()) / len(batches) if batches else 0.0

@@ -1,0 +1,485 @@
+"""What ranks run in the tests of the pipelines: the plain loop, and a pipeline, on equal models and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import recshard_lab as rl
+from recshard_lab.data import Batch, RandomRecDataset
+from recshard_lab.models import DLRM, DLRMTrain
+from recshard_lab.train import pipelines
+
+CPU = torch.device("cpu")
+KEYS = ["a", "b", "c", "d"]
+STEPS = 10
+
+
+def place() -> tuple[int, int]:
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def tables(keys: list[str] = KEYS) -> list[rl.EmbeddingBagConfig]:
+    return [rl.EmbeddingBagConfig(name=f"t_{k}", num_embeddings=29, embedding_dim=8, feature_names=[k]) for k in keys]
+
+
+def plan_of(collections: dict[str, nn.Module], world_size: int) -> rl.ShardingPlan:
+    """Four schemes, a table each."""
+    made = {}
+    for path, collection in collections.items():
+        schemes = [
+            rl.table_wise(rank=world_size - 1),
+            rl.row_wise(),
+            rl.column_wise(ranks=list(range(world_size)) if world_size in (1, 2) else [0, 1]),
+            rl.data_parallel(),
+        ]
+        names = [table.name for table in collection.embedding_bag_configs()]  # type: ignore[operator,union-attr]
+        each = dict(zip(names, schemes, strict=False))
+        made[path] = rl.construct_module_sharding_plan(collection, each, world_size=world_size, device_type="cpu")
+    return rl.ShardingPlan(made)
+
+
+def sharder(optimizer: str = "exact_row_wise_adagrad") -> rl.EmbeddingBagCollectionSharder:
+    return rl.EmbeddingBagCollectionSharder({"optimizer": optimizer, "learning_rate": 0.1})
+
+
+def dlrm(optimizer: str = "exact_row_wise_adagrad") -> rl.DistributedModelParallel:
+    """The usual model, sharded; the same weights at every call."""
+    torch.manual_seed(3)
+    ebc = rl.EmbeddingBagCollection(tables())
+    model = DLRMTrain(DLRM(ebc, 3, [8], [4, 1]))
+    plan = plan_of({"model.embedding_bag_collection": ebc}, place()[1])
+    return rl.DistributedModelParallel(model, plan=plan, sharders=[sharder(optimizer)], device="cpu")
+
+
+class TwoSided(nn.Module):
+    """Two collections: one reads the batch as it is, the other a batch that the model permutes first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = rl.EmbeddingBagCollection(tables(["a", "b"]))
+        self.right = rl.EmbeddingBagCollection(tables(["c", "d"]))
+        self.over = nn.Linear(32, 1)
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        left = self.left(batch.sparse_features).values()
+        right = self.right(batch.sparse_features.permute([3, 2])).values()
+        logits = self.over(torch.cat([left, right], 1)).flatten()
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
+        return loss, loss.detach()
+
+
+def two_sided() -> rl.DistributedModelParallel:
+    torch.manual_seed(4)
+    model = TwoSided()
+    plan = plan_of({"left": model.left, "right": model.right}, place()[1])
+    return rl.DistributedModelParallel(model, plan=plan, sharders=[sharder()], device="cpu")
+
+
+MODELS: dict[str, Callable[[], rl.DistributedModelParallel]] = {"dlrm": dlrm, "two_sided": two_sided}
+
+
+def batches(count: int = STEPS, rank: int | None = None, first: int = 0) -> list[Batch]:
+    """A rank's own."""
+    own = place()[0] if rank is None else rank
+    drawn = RandomRecDataset(
+        KEYS, 6, hash_size=29, ids_per_feature=4, min_ids_per_feature=0, num_dense=3, manual_seed=100 + own + first,
+        num_batches=count, num_generated_batches=count,
+    )  # fmt: skip
+    return list(drawn)
+
+
+def dense_optimizer(model: rl.DistributedModelParallel) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.dense_parameters(), lr=0.2, momentum=0.5)
+
+
+def plain_loop(model: rl.DistributedModelParallel, data: list[Batch]) -> list[float]:
+    """What everybody writes."""
+    optimizer, losses = dense_optimizer(model), []
+    for batch in data:
+        optimizer.zero_grad()
+        loss, _ = model(batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def outputs(pipeline: Any, data: Iterator[Batch]) -> list[float]:
+    found = []
+    while True:
+        try:
+            output = pipeline.progress(data)
+        except StopIteration:
+            return found
+        found.append(float(output[0] if isinstance(output, tuple) else output))
+
+
+def same_weights(one: rl.DistributedModelParallel, other: rl.DistributedModelParallel) -> list[str]:
+    """Names of the tensors that differ in a bit, fused optimizer states included."""
+    found = [
+        name
+        for (name, mine), theirs in zip(one.full_state_dict().items(), other.full_state_dict().values(), strict=True)
+        if not torch.equal(mine, theirs)
+    ]
+    for path, collection in one.collections.items():
+        for table, shards in collection.table_shards().items():
+            twin = other.collections[path].table_shards()[table]
+            for number, states in shards.states.items():
+                found += [
+                    f"{table}.{name}"
+                    for name, state in states.items()
+                    if not torch.equal(state, twin.states[number][name])
+                ]
+    return found
+
+
+@dataclass
+class Compared:
+    differ: list[str]
+    losses: list[float]
+    plain: list[float]
+    report: str
+    pipelined: list[str]
+    stages: set[str]
+    threads: list[str]
+
+
+def compare(kind: str, model: str, **switches: Any) -> Compared:
+    """A pipeline beside the plain loop."""
+    ours, plain = MODELS[model](), MODELS[model]()
+    data = batches()
+    expected = plain_loop(plain, data)
+    with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU, **switches) as pipeline:
+        losses = outputs(pipeline, iter(data))
+        report, events = pipeline.report(), pipeline.events
+    return Compared(
+        same_weights(ours, plain), losses, expected, str(report), report.pipelined, {e.stage for e in events}, alive()
+    )
+
+
+def alive() -> list[str]:
+    """Threads of pipelines that are still there."""
+    import threading
+
+    return [
+        thread.name
+        for thread in threading.enumerate()
+        if thread.name.startswith("recshard-")
+        and any(part in thread.name for part in ("load", "input_dist", "sizes", "lookup"))
+    ]
+
+
+# ---- what goes wrong ----
+
+
+class Faulty:
+    """An iterator that fails once, at one batch, and goes on; ``at`` names the stage that is to fail."""
+
+    def __init__(self, data: list[Batch], number: int, at: str) -> None:
+        self.left, self.number, self.at, self.given = list(data), number, at, 0
+
+    def __iter__(self) -> Faulty:
+        return self
+
+    def __next__(self) -> Any:
+        if not self.left:
+            raise StopIteration
+        self.given += 1
+        batch = self.left.pop(0)
+        if self.given - 1 != self.number:
+            return batch
+        if self.at == "load":
+            raise OSError("the disk is on fire")
+        if self.at == "copy":
+            return Uncopied()
+        assert self.at == "input_dist"
+        ids = batch.sparse_features
+        wrong = rl.KeyedJaggedTensor(ids.keys(), ids.values() + 1000, lengths=ids.lengths())
+        return Batch(batch.dense_features, wrong, batch.labels)
+
+
+class Uncopied:
+    def to(self, *_: Any, **__: Any) -> Any:
+        raise MemoryError("no room on the device")
+
+
+def without(data: list[Batch], number: int) -> list[Batch]:
+    return [batch for place, batch in enumerate(data) if place != number]
+
+
+def fails_ahead(kind: str, at: str, number: int = 3) -> tuple[list[str], dict[str, Any], int]:
+    """A stage fails for one batch on the last rank: what differs from training without that batch, and the error."""
+    rank, world_size = place()
+    ours, plain, data = dlrm(), dlrm(), batches()
+    plain_loop(plain, without(data, number))
+    source = Faulty(data, number, at) if rank == world_size - 1 else iter(data)
+    told: dict[str, Any] = {}
+    done = 0
+    with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU) as pipeline:
+        while True:
+            try:
+                pipeline.progress(source)
+                done += 1
+            except pipelines.StageError as error:
+                if told:
+                    raise
+                cause = None if error.__cause__ is None else type(error.__cause__).__name__
+                told = {"stage": error.stage, "batch": error.batch, "rank": error.rank, "why": error.why, "after": done,
+                        "cause": cause}  # fmt: skip
+            except StopIteration:
+                break
+    return same_weights(ours, plain), told, len(alive())
+
+
+class Fuse(nn.Module):
+    """Fails on purpose in forward, or in backward, at one batch."""
+
+    def __init__(self, model: nn.Module, at: str, number: int) -> None:
+        super().__init__()
+        self.model, self.at, self.number, self.calls = model, at, number, 0
+
+    def forward(self, batch: Batch) -> Any:
+        self.calls += 1
+        if self.calls - 1 != self.number:
+            return self.model(batch)
+        if self.at == "forward":
+            raise ArithmeticError("overflow in layer 3")
+        loss, output = self.model(batch)
+        return _Burn.apply(loss), output
+
+
+class _Burn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor) -> Tensor:
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise ArithmeticError("underflow in layer 3")
+
+
+def fails_in_step(kind: str, at: str, only_on: int | None = None) -> tuple[str, int, int, list[str]]:
+    """The model fails at batch 3: stage, batch, losses after it, threads that are left after closing."""
+    model = dlrm()
+    number = 3 if only_on in (None, place()[0]) else -1
+    optimizer = dense_optimizer(model)
+    fused = Fuse(model, at, number)
+    data = iter(batches())
+    with getattr(pipelines, kind)(fused, optimizer, CPU) as pipeline:
+        try:
+            outputs(pipeline, data)
+        except pipelines.StageError as error:
+            if only_on is not None:
+                raise
+            stage, batch = error.stage, error.batch
+        left = len(outputs(pipeline, data))
+    return stage, batch, left, alive()
+
+
+def uneven(kind: str, policy: str) -> tuple[int, str, list[str], int]:
+    """The last rank has five batches, the others seven."""
+    rank, world_size = place()
+    ours, plain, data = dlrm(), dlrm(), batches(7)
+    plain_loop(plain, data[:5])
+    own = data[:5] if rank == world_size - 1 else data
+    done, told = 0, ""
+    with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU, uneven=policy) as pipeline:
+        source = iter(own)
+        while True:
+            try:
+                pipeline.progress(source)
+                done += 1
+            except pipelines.StageError as error:
+                told = told or str(error)
+            except StopIteration:
+                break
+        dropped = pipeline.batches_dropped
+    return done, told, same_weights(ours, plain), dropped
+
+
+def nan_loss(kind: str, policy: str) -> tuple[list[str], str]:
+    """Batch 2 of rank 0 has a dense feature that is not a number."""
+    ours, plain, data = dlrm(), dlrm(), batches(5)
+    plain_loop(plain, without(data, 2))
+    if place()[0] == 0:
+        data[2].dense_features[0, 0] = float("nan")
+    told, source = "", iter(data)
+    with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU, on_nan_loss=policy) as pipeline:
+        while True:
+            try:
+                pipeline.progress(source)
+            except pipelines.StageError as error:
+                told = str(error)
+            except StopIteration:
+                break
+    return same_weights(ours, plain), told
+
+
+def epochs_and_short_iterators(kind: str) -> tuple[list[str], list[int]]:
+    """Two epochs over one list, then iterators of one batch each, of none, and the exhausted one again."""
+    ours, plain, data = dlrm(), dlrm(), batches(5)
+    plain_loop(plain, [*data, *data, *data[:3]])
+    counts = []
+    with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU) as pipeline:
+        for _ in range(2):
+            source = iter(data)
+            counts.append(len(outputs(pipeline, source)))
+            counts.append(len(outputs(pipeline, source)))
+        for batch in data[:3]:
+            pipeline.progress(iter([batch]))
+        counts.append(len(outputs(pipeline, iter([]))))
+    return same_weights(ours, plain), counts
+
+
+def an_iterator_is_left(kind: str) -> tuple[list[str], int]:
+    """Another iterator is given while batches of the first are under way: they come first."""
+    ours, plain, data = dlrm(), dlrm(), batches(8)
+    with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU) as pipeline:
+        first = iter(data[:5])
+        for _ in range(2):
+            pipeline.progress(first)
+        taken = pipeline.batches_under_way
+        outputs(pipeline, iter(data[5:]))
+        plain_loop(plain, [*data[: 2 + taken], *data[5:]])
+    return same_weights(ours, plain), taken
+
+
+def resharded(kind: str) -> list[str]:
+    """The tables move while batches are under way."""
+    ours, plain, data = dlrm(), dlrm(), batches()
+    path = "model.embedding_bag_collection"
+    table = rl.ParameterSharding("custom", shards=[rl.Shard(0, (0, 29), (0, 8))])
+    plan = rl.ShardingPlan({path: rl.EmbeddingModuleShardingPlan({f"t_{k}": table for k in KEYS[:3]})})
+    plain_loop(plain, data[:4])
+    plain.reshard(plan)
+    optimizer = dense_optimizer(plain)  # its momentum begins anew, as below
+    for batch in data[4:]:
+        optimizer.zero_grad()
+        plain(batch)[0].backward()
+        optimizer.step()
+    with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU) as pipeline:
+        source = iter(data)
+        for _ in range(4):
+            pipeline.progress(source)
+        ours.reshard(plan)
+        pipeline._optimizer = dense_optimizer(ours)
+        outputs(pipeline, source)
+    return same_weights(ours, plain)
+
+
+def evaluated() -> tuple[bool, list[str]]:
+    ours, plain, data = dlrm(), dlrm(), batches()
+    with torch.no_grad():
+        expected = [float(plain(batch)[0]) for batch in data]
+    with pipelines.EvalPipelineSparseDist(ours, dense_optimizer(ours), CPU) as pipeline:
+        return outputs(pipeline, iter(data)) == expected, same_weights(ours, plain)
+
+
+def collectives(kind: str) -> tuple[dict[str, int], dict[str, int]]:
+    """How many exchanges of which label, of the plain loop and of the pipeline."""
+    from recshard_lab.comm import trace
+
+    def counted(run: Callable[[], Any]) -> dict[str, int]:
+        with trace() as sent:
+            run()
+        return {label: sent.count(label=label) for label in sorted({event.label for event in sent.events})}
+
+    ours, plain, data = dlrm(), dlrm(), batches()
+    one = counted(lambda: plain_loop(plain, data))
+    with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU) as pipeline:
+        return one, counted(lambda: outputs(pipeline, iter(data)))
+
+
+# ---- other results ----
+
+
+def semi_reference(model: rl.DistributedModelParallel, data: list[Batch], start: int) -> list[float]:
+    """Rows of batch i + 1 are read before batch i steps; by the unpipelined collection alone."""
+    collection = model.collections["model.embedding_bag_collection"]
+    optimizer, losses = dense_optimizer(model), []
+    ahead: Any = None
+    for number, batch in enumerate(data):
+        optimizer.zero_grad()
+        if number < start:
+            loss, _ = model(batch)
+            loss.backward()
+        else:
+            with torch.no_grad():
+                kt = collection(batch.sparse_features) if ahead is None else ahead
+                following = data[number + 1 : number + 2]
+                ahead = collection(following[0].sparse_features) if following else None
+            rows = kt.values().detach().requires_grad_()
+            collection.forward = lambda _, kt=kt, rows=rows: rl.KeyedTensor(kt.keys(), kt.length_per_key(), rows)
+            loss, _ = model(batch)
+            loss.backward()
+            del collection.forward
+            collection(batch.sparse_features).values().backward(rows.grad)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def semi_sync(start: int, optimizer: str) -> tuple[list[str], bool, list[str], bool]:
+    """What differs from the reference, and what from the plain loop."""
+    ours, reference, plain, data = dlrm(optimizer), dlrm(optimizer), dlrm(optimizer), batches()
+    expected, ordinary = semi_reference(reference, data, max(start, 1)), plain_loop(plain, data)
+    with pipelines.TrainPipelineSemiSync(ours, dense_optimizer(ours), CPU, start_batch=start) as pipeline:
+        losses = outputs(pipeline, iter(data))
+    return same_weights(ours, reference), losses == expected, same_weights(ours, plain), losses == ordinary
+
+
+def accumulated(kind: str, num_steps: int, warm_up: int) -> tuple[list[str], list[str]]:
+    """Beside a plain loop that accumulates by itself; ten batches, so that the last step may be a shorter one."""
+    from contextlib import nullcontext
+
+    ours, plain, data = dlrm(), dlrm(), batches()
+    optimizer = dense_optimizer(plain)
+    for number, batch in enumerate(data):
+        last = (number + 1) % num_steps == 0 or number == len(data) - 1
+        travels = last or number < warm_up
+        ddp = plain.module
+        with nullcontext() if travels or place()[1] == 1 else ddp.no_sync():
+            plain(batch)[0].backward()
+        if last:
+            optimizer.step()
+            optimizer.zero_grad()
+    own = dense_optimizer(ours)
+    config = pipelines.GradientAccumulationConfig(num_steps=num_steps, num_warmup_steps=warm_up)
+    with getattr(pipelines, kind)(ours, own, CPU) as pipeline:
+        wrapped = pipelines.GradientAccumulationWrapper(pipeline, own, ours, config)
+        outputs(wrapped, iter(data))
+    far = [
+        name
+        for (name, mine), theirs in zip(ours.full_state_dict().items(), plain.full_state_dict().values(), strict=True)
+        if not torch.allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+    ]
+    return same_weights(ours, plain), far
+
+
+def replicas(interval: int | None) -> list[str]:
+    """Two replicas of a sharded model, brought together by the pipeline."""
+
+    def made() -> rl.DMPCollection:
+        torch.manual_seed(3)
+        model = DLRMTrain(DLRM(rl.EmbeddingBagCollection(tables()), 3, [8], [4, 1]))
+        return rl.DMPCollection(model, "cpu", None, place()[1], 1, None, sharders=[sharder()])
+
+    ours, plain, data = made(), made(), batches()
+    optimizer = dense_optimizer(plain)
+    for number, batch in enumerate(data):
+        optimizer.zero_grad()
+        plain(batch)[0].backward()
+        optimizer.step()
+        if interval and (number + 1) % interval == 0:
+            plain.sync()
+    with pipelines.TrainPipelineSparseDist(
+        ours, dense_optimizer(ours), CPU, dmp_collection_sync_interval_batches=interval
+    ) as pipeline:
+        outputs(pipeline, iter(data))
+    return same_weights(ours, plain)

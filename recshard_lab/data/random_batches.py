@@ -11,7 +11,7 @@ from itertools import count, islice
 import torch
 from torch.utils.data import IterableDataset
 
-from recshard_lab.data.ratings import Batch
+from recshard_lab.data.batch import Batch
 from recshard_lab.sparse import KeyedJaggedTensor
 
 

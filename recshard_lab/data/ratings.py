@@ -9,69 +9,16 @@ together see exactly the samples that one process would see, in the same order.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from recshard_lab.arguments import checks_arguments, names_wrong_arguments
-from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, Pipelineable, gather_segments, record_stream
+from recshard_lab.data.batch import Batch, Samples, check_samples
+from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, gather_segments
 
 Column = Tensor | JaggedTensor
 """The ids of one feature: a tensor [n] where every sample has exactly one, else one bag per sample."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One rank's piece of a global batch; b samples of B.
-
-    Args:
-        dense_features: float ``[b, I]``; I may be 0.
-        sparse_features: one bag per feature and sample, stride b.
-        labels: float ``[b]``, 1 for a click.
-        global_size: B, the samples of all ranks together; b when left out.
-        world_size: W, the ranks that share the global batch.
-    """
-
-    dense_features: Tensor
-    sparse_features: KeyedJaggedTensor
-    labels: Tensor
-    global_size: int = -1
-    world_size: int = 1
-
-    def __post_init__(self) -> None:
-        if self.global_size < 0:
-            object.__setattr__(self, "global_size", len(self.labels))
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
-        """The same batch on another device."""
-        return replace(
-            self,
-            dense_features=self.dense_features.to(device, non_blocking=non_blocking),
-            sparse_features=self.sparse_features.to(torch.device(device), non_blocking=non_blocking),
-            labels=self.labels.to(device, non_blocking=non_blocking),
-        )
-
-    def record_stream(self, stream: Any) -> None:
-        """Keeps device memory from being reused before `stream` is done with it."""
-        record_stream(stream, self.dense_features, self.labels)
-        self.sparse_features.record_stream(stream)
-
-    def pin_memory(self) -> Batch:
-        """The same batch in page-locked memory, from where copies to a GPU overlap compute."""
-        return replace(
-            self,
-            dense_features=self.dense_features.pin_memory(),
-            sparse_features=self.sparse_features.pin_memory(),
-            labels=self.labels.pin_memory(),
-        )
-
-
-Pipelineable.register(Batch)
 
 
 def rank_slice(size: int, rank: int, world_size: int) -> tuple[int, int]:
@@ -226,6 +173,19 @@ class RatingsDataset:
             raise ValueError(f"split by 'random' or 'time', got {by!r}")
         train = len(self) - round(len(self) * test_fraction)
         return self.select(order[:train]), self.select(order[train:])
+
+    def batch(self, samples: Samples) -> Batch:
+        """These samples, in this order, as one batch: what a `BatchLoader` asks for."""
+        check_samples(samples, len(self))
+        numbers = torch.arange(samples.start, samples.stop) if isinstance(samples, range) else torch.from_numpy(samples)
+        columns = [_take(column, numbers) for column in self.columns.values()]
+        sparse = KeyedJaggedTensor(
+            keys=self.feature_names,
+            values=torch.cat([_ids(column) for column in columns]),
+            lengths=torch.cat([_lengths(column) for column in columns]),
+            stride=len(numbers),
+        )
+        return Batch(self.dense[numbers], sparse, self.label[numbers])
 
     @checks_arguments
     def num_batches(self, batch_size: int, drop_last: bool = False) -> int:

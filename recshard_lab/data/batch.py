@@ -1,0 +1,91 @@
+"""A batch of samples, and the numbers of samples it may be asked for by.
+
+Shape letters: b samples of one rank, B of the global batch, I dense features, W ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recshard_lab.sparse import KeyedJaggedTensor, Pipelineable, record_stream
+
+Samples = range | NDArray[np.int64]
+"""Numbers of samples: a range of neighbours, read in one piece, or any numbers ``[b]`` in any order."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One rank's piece of a global batch; b samples of B.
+
+    Args:
+        dense_features: float ``[b, I]``; I may be 0.
+        sparse_features: one bag per feature and sample, stride b.
+        labels: float ``[b]``, 1 for a click.
+        global_size: B, the samples of all ranks together; b when left out.
+        world_size: W, the ranks that share the global batch.
+    """
+
+    dense_features: Tensor
+    sparse_features: KeyedJaggedTensor
+    labels: Tensor
+    global_size: int = -1
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.global_size < 0:
+            object.__setattr__(self, "global_size", len(self.labels))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        """The same batch on another device."""
+        return replace(
+            self,
+            dense_features=self.dense_features.to(device, non_blocking=non_blocking),
+            sparse_features=self.sparse_features.to(torch.device(device), non_blocking=non_blocking),
+            labels=self.labels.to(device, non_blocking=non_blocking),
+        )
+
+    def record_stream(self, stream: Any) -> None:
+        """Keeps device memory from being reused before `stream` is done with it."""
+        record_stream(stream, self.dense_features, self.labels)
+        self.sparse_features.record_stream(stream)
+
+    def pin_memory(self) -> Batch:
+        """The same batch in page-locked memory, from where copies to a GPU overlap compute."""
+        return replace(
+            self,
+            dense_features=self.dense_features.pin_memory(),
+            sparse_features=self.sparse_features.pin_memory(),
+            labels=self.labels.pin_memory(),
+        )
+
+
+Pipelineable.register(Batch)
+
+
+def check_samples(samples: Samples, size: int) -> None:
+    """Refuses numbers that are no samples.
+
+    >>> check_samples(range(3, 9), 8)
+    Traceback (most recent call last):
+    ...
+    ValueError: samples must lie in [0, 8), got 3 to 8
+    """
+    if isinstance(samples, range):
+        if samples.step != 1:
+            raise ValueError(f"a range of samples must have step 1, got {samples!r}: give an array of numbers")
+        lowest, highest = samples.start, samples.stop - 1
+    elif isinstance(samples, np.ndarray) and samples.ndim == 1 and samples.dtype == np.int64:
+        lowest, highest = (int(samples.min()), int(samples.max())) if len(samples) else (0, -1)
+    else:
+        raise ValueError(f"samples must be a range or an int64 array [b], got {type(samples).__name__}")
+    if len(samples) and not 0 <= lowest <= highest < size:
+        raise ValueError(f"samples must lie in [0, {size}), got {lowest} to {highest}")

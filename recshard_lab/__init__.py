@@ -86,6 +86,8 @@ _ROOM_OF = {
     "Estimate": "planner",
     "Workload": "planner",
     "estimate": "planner",
+    "read_constraints": "planner",
+    "read_source": "planner",
     "read_tables": "planner",
     # comm
     "CommType": "comm",

@@ -138,6 +138,15 @@ def read_written(path: Any) -> None:
         rl.read_tables(path)
 
 
+def wishes_read(path: Any, tables: Any) -> None:
+    """A file of wishes that is there is read; names of other kinds go as they are."""
+    with TemporaryDirectory() as folder:
+        if path == "wishes.json":
+            path = Path(folder) / path
+            path.write_text('{"t": {"ranks": [0]}}')
+        rl.read_constraints(path, tables)
+
+
 class Clicks(nn.Module):
     """The smallest model of ratings."""
 
@@ -378,6 +387,7 @@ def calls() -> dict[str, Call]:
         "ShardingPlan.explain": (lambda **own: str(made().explain(**own)), {"table": "t", **asked}),
         "ShardingPlan.diff": (lambda **own: str(made().diff(**own)), {"other": plan(), **asked}),
         "ShardingPlan.why_not": (lambda **own: str(made().why_not(**own)), {"wishes": {"t": "row_wise"}, **asked}),
+        "ShardingPlan.to_script": (lambda **own: made().to_script(**own), {"model": None, **asked}),
         "ShardingPlan.from_json": (rl.ShardingPlan.from_json, {"text": plan().to_json()}),
         "ShardingPlan.get_plan_for_module": (plan().get_plan_for_module, {"module_path": ""}),
         "Topology": (
@@ -459,6 +469,8 @@ def calls() -> dict[str, Call]:
         ),
         "preset_table": (rl.preset_table, {"name": "h100"}),
         "read_tables": (read_written, {"path": "t.csv"}),
+        "read_source": (rl.read_source, {"source": "tests.cli.models:dlrm"}),
+        "read_constraints": (wishes_read, {"path": "wishes.json", "tables": ["t"]}),
         "Workload.measured": (
             rl.Workload.measured,
             {"batches": [batch()], "tables": [bags()]},

@@ -78,7 +78,16 @@ def from_torchrec(plan: Any, paths: Mapping[str, str] | None = None) -> Sharding
 
 
 def _torchrec() -> Any:
-    from torchrec.distributed import types
+    try:
+        from torchrec.distributed import types
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "torchrec":
+            raise
+        raise ModuleNotFoundError(
+            "a plan becomes TorchRec's where the package torchrec is installed, and here it is not; plan.to_json() and "
+            "plan.to_script() need nothing else",
+            name="torchrec",
+        ) from None
 
     if types.ShardingPlan is ShardingPlan:
         raise ImportError(

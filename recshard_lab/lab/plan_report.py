@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.lab import views
-from recshard_lab.lab.report import Section, write_report
+from recshard_lab.lab.report import Folded, Part, Section, write_report
 from recshard_lab.lab.view import Numbers
 from recshard_lab.planner import Workload, estimate
-from recshard_lab.sharding import ShardingPlan, Topology, preset_table
+from recshard_lab.planner.answers import sharding_text
+from recshard_lab.sharding import EmbeddingModuleShardingPlan, ShardingPlan, Topology, preset_table
+from recshard_lab.sharding.plan import Tables
 from recshard_lab.sharding.presets import amount
 
+MOST_EXPLAINED = 40
 _ASSUMED = (
     "world_size",
     "local_world_size",
@@ -30,7 +34,7 @@ _ASSUMED = (
 def write_plan_report(
     path: str | Path,
     plan: ShardingPlan,
-    tables: Sequence[BaseEmbeddingConfig],
+    tables: Tables,
     topology: Topology,
     workload: Workload,
     preset: str = "",
@@ -39,8 +43,8 @@ def write_plan_report(
 
     Args:
         path: of the HTML file.
-        plan: the plan of `tables`.
-        tables: their configs.
+        plan: the plan of `tables`; one that a planner made is explained, table by table.
+        tables: their configs, or module path -> configs.
         topology: the ranks.
         workload: the step.
         preset: the name that the topology was made by, for its sources.
@@ -51,17 +55,20 @@ def write_plan_report(
     Raises:
         ValueError: a page of more than 3 MB.
     """
-    predicted = estimate(plan, tables, topology, workload)
-    known = {"plan": plan, "tables": tables, "topology": topology, "estimate": predicted}
+    flat, configs = _flat(plan, tables)
+    predicted = estimate(plan, tables, topology, workload) if plan.planned is None else plan.planned.estimate(plan)
+    tables = configs
+    known = {"plan": flat, "tables": tables, "topology": topology, "estimate": predicted}
     sections = [Section(views.view_label(name), [views.draw(name, **known)]) for name in views.views_of(*known)]
     figures = Numbers(
         ("figure", "of one rank"),
         [(name, _amount(name, getattr(topology, name))) for name in _ASSUMED],
     )
     step = f"{workload.batch_size:,} samples a rank, {workload.optimizer}"
-    parts: list[Numbers | str] = [figures, f"The step: {step}."]
+    parts: list[Part] = [figures, f"The step: {step}."]
     if preset and not preset.lower().startswith("this"):
         parts.append(f"$ recshard topologies {preset}\n{preset_table(preset)}")
+    sections += _explained(plan)
     sections.append(Section("What it was predicted from", parts))
     ranks = f"{topology.world_size:,} rank{'s' * (topology.world_size != 1)}"
     where = f" of {preset}" if preset else f" on {topology.compute_device}"
@@ -72,6 +79,39 @@ def write_plan_report(
         subtitle=f"Predicted step {predicted.step_ms:.2f} ms{where}; {step}.",
         note="Predicted, not measured.",
     )
+
+
+def _explained(plan: ShardingPlan) -> list[Section]:
+    """Why each table lies where it does, those that cost most first."""
+    if plan.planned is None:
+        return []
+    named = plan.planned.named(plan)
+    largest = sorted(named, key=lambda name: -named[name][0].weight_bytes)[:MOST_EXPLAINED]
+    found = sorted((plan.explain(name) for name in largest), key=lambda each: -each.share)
+    parts: list[Part] = [
+        Folded(f"{each.table}: {sharding_text(each.sharding)}, causes {each.share:.0%} of the step", each, each.share)
+        for each in found
+    ]
+    which = f"the {len(found)} largest of {len(named):,} tables" if len(found) < len(named) else "every table"
+    words = (
+        f"For {which}, the most expensive first: what it causes of each phase, and what every other scheme and route "
+        f"would cost while all other tables stay where they are."
+    )
+    return [Section("Why each table lies where it does", [words, *parts])]
+
+
+def _flat(plan: ShardingPlan, tables: Tables) -> tuple[ShardingPlan, list[BaseEmbeddingConfig]]:
+    """Plan and tables without modules, as the pictures want them; tables of one name are told apart by their paths."""
+    if not isinstance(tables, Mapping):
+        return plan, list(tables)
+    names = [table.name for own in tables.values() for table in own]
+    shardings, configs = {}, []
+    for path, own in tables.items():
+        for table in own:
+            name = table.name if names.count(table.name) == 1 else f"{path}.{table.name}"
+            shardings[name] = plan.plan[path][table.name]
+            configs.append(replace(table, name=name))
+    return ShardingPlan({"": EmbeddingModuleShardingPlan(shardings)}), configs
 
 
 def _amount(name: str, value: float) -> str:

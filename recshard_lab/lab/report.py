@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from recshard_lab.lab.view import Numbers, View
 
 LARGEST = 3_000_000  # bytes
+Part: TypeAlias = "View | Numbers | Folded | str"
 
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1b1f24;--soft:#59626c;--paper:#fff;--line:#d5dae0;--sheet:#f6f8fa}
@@ -29,8 +31,28 @@ th,td{padding:3px 14px 3px 0;border-bottom:1px solid var(--line);text-align:left
 .wide{overflow-x:auto}
 pre{background:var(--sheet);padding:10px 12px;overflow-x:auto;font-size:12.5px;border-radius:6px}
 summary{cursor:pointer;color:var(--soft);font-size:13px}
+.fold{border-bottom:1px solid var(--line);padding:6px 0}
+.fold>summary{color:var(--ink);font-size:14px}
+.bar{float:right;width:18%;height:10px;margin-top:6px;border:1px solid var(--line);border-radius:5px;overflow:hidden}
+.bar i{display:block;height:100%;background:#5b94d6}
+.fold .wide{padding:6px 0 4px 16px}
 @media print{figure{break-inside:avoid}nav{display:none}}
 """
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Something to open with a click; printed, it is open.
+
+    Args:
+        summary: what is always seen, plain text.
+        answer: shown below it; what notebooks show (``_repr_html_``).
+        share: from 0 to 1, drawn as a bar beside the summary, which says it in words.
+    """
+
+    summary: str
+    answer: Any
+    share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -39,18 +61,18 @@ class Section:
 
     Args:
         heading: of the section.
-        parts: views, tables (`Numbers`), or paragraphs of plain text; text that begins with ">>>" or "$" is shown as
-            code.
+        parts: views, tables (`Numbers`), answers to be opened (`Folded`), or paragraphs of plain text; text that begins
+            with ">>>" or "$" is shown as code.
     """
 
     heading: str
-    parts: Sequence[View | Numbers | str]
+    parts: Sequence[Part]
 
 
 def write_report(
     path: str | Path,
     title: str,
-    sections: Mapping[str, View | Numbers | str | Sequence[View | Numbers | str]] | Iterable[Section],
+    sections: Mapping[str, Part | Sequence[Part]] | Iterable[Section],
     *,
     subtitle: str = "",
     note: str = "",
@@ -98,8 +120,8 @@ def write_report(
     return path
 
 
-def _listed(parts: View | Numbers | str | Sequence[View | Numbers | str]) -> Sequence[View | Numbers | str]:
-    return [parts] if isinstance(parts, (View, Numbers, str)) else parts
+def _listed(parts: Part | Sequence[Part]) -> Sequence[Part]:
+    return [parts] if isinstance(parts, (View, Numbers, Folded, str)) else parts
 
 
 def _section(number: int, section: Section) -> str:
@@ -107,7 +129,11 @@ def _section(number: int, section: Section) -> str:
     return f'<section id="s{number}"><h2>{escape(section.heading)}</h2>{parts}</section>'
 
 
-def _part(part: View | Numbers | str, uid: str) -> str:
+def _part(part: Part, uid: str) -> str:
+    if isinstance(part, Folded):
+        inside = f'<div class="wide">{part.answer._repr_html_()}</div>'
+        bar = "" if part.share is None else f'<span class="bar"><i style="width:{part.share:.1%}"></i></span>'
+        return f'<details class="fold"><summary>{escape(part.summary)}{bar}</summary>{inside}</details>'
     if isinstance(part, Numbers):
         return f'<div class="wide">{part.html}</div>'
     if isinstance(part, str):

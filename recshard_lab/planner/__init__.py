@@ -9,6 +9,7 @@ from recshard_lab.planner.access import AccessProfile as AccessProfile
 from recshard_lab.planner.answers import Explained as Explained
 from recshard_lab.planner.answers import PlanDiff as PlanDiff
 from recshard_lab.planner.answers import WhyNot as WhyNot
+from recshard_lab.planner.constraint_files import read_constraints as read_constraints
 from recshard_lab.planner.cost import PHASES as PHASES
 from recshard_lab.planner.cost import CostModel as CostModel
 from recshard_lab.planner.estimate import Estimate as Estimate
@@ -18,6 +19,8 @@ from recshard_lab.planner.planner import EmbeddingShardingPlanner as EmbeddingSh
 from recshard_lab.planner.planner import tables_of as tables_of
 from recshard_lab.planner.reservations import FixedPercentageStorageReservation as FixedPercentageStorageReservation
 from recshard_lab.planner.reservations import HeuristicalStorageReservation as HeuristicalStorageReservation
+from recshard_lab.planner.sources import Source as Source
+from recshard_lab.planner.sources import read_source as read_source
 from recshard_lab.planner.table_files import TableFile as TableFile
 from recshard_lab.planner.table_files import read_tables as read_tables
 from recshard_lab.planner.torchrec_cost import TorchRecCostModel as TorchRecCostModel

@@ -285,3 +285,4 @@ _READERS: dict[str, Callable[[str, str], list[tuple[str, Any]]]] = {
     ".json": _json,
     ".csv": _csv,
 }
+FILE_TYPES = tuple(_READERS)

@@ -158,6 +158,28 @@ class Planned:
                     made.plan[path][config.name] = min(tried, key=lambda each: each[0])[1].sharding()
         return made if self.estimate(made).fits else None
 
+    def script(self, plan: ShardingPlan, model: str | None = None) -> str:
+        """See `ShardingPlan.to_script`."""
+        from recshard_lab.planner.sources import read_source
+        from recshard_lab.sharding.script import Live, Step, script_of
+
+        top, load = self.planner.topology, self.planner.workload
+        features = [feature for own in self.tables.values() for table in own for feature in table.feature_names]
+        ids = {feature: load.pooling_factor(feature) for feature in features}
+        source = None if model is None else read_source(model)
+        if source is not None and {path: [t.name for t in own] for path, own in source.tables.items()} != {
+            path: list(own) for path, own in plan.plan.items()
+        }:
+            raise PlanError(f"{model} has other tables than this plan. Smallest fix: plan for it again")
+        live = None
+        tables = self.tables
+        if source is not None and source.module is not None:
+            live, tables = Live(source.name, source.module, source.called), source.tables
+        step = Step(load.batch_size, ids, load.optimizer, load.weighted, top.local_world_size)
+        return script_of(
+            plan.resolved(tables, top.world_size, top.local_world_size), tables, top.world_size, step, live
+        )
+
     def named(self, plan: ShardingPlan) -> dict[str, tuple[BaseEmbeddingConfig, ParameterSharding]]:
         """Every table of `plan` with its rectangles, by its name, with its module's path where several have it."""
         top = self.planner.topology

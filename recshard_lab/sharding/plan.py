@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.asked import known
+from recshard_lab.sharding.exports import Exported
 from recshard_lab.sharding.shard import PlanError as PlanError
 from recshard_lab.sharding.shard import Shard as Shard
 from recshard_lab.sharding.types import ShardingType, check_route
@@ -170,7 +171,7 @@ class EmbeddingModuleShardingPlan(dict[str, ParameterSharding]):
 
 @names_wrong_arguments
 @dataclass
-class ShardingPlan:
+class ShardingPlan(Exported):
     """The plan of a model: module path -> plan of that collection. The root module's path is ``""``.
 
     Attributes:
@@ -365,12 +366,6 @@ class ShardingPlan:
             PlanError: no such table or scheme; no planner made this plan, and none is given.
         """
         return known(self, planner, tables).why_not(self, wishes)
-
-    def to_json(self, indent: int | None = None) -> str:
-        """This plan as JSON with a schema version; `from_json` gives back an equal plan."""
-        from recshard_lab.sharding.plan_json import dumps
-
-        return dumps(self, indent)
 
     @classmethod
     @names_wrong_arguments

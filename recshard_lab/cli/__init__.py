@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from recshard_lab.cli.plan import plan
+
 app = typer.Typer(
     help="Learn, explore and decide embedding sharding.",
     no_args_is_help=True,
@@ -19,6 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+app.command()(plan)
 console = Console(highlight=False)
 FILE_COLUMNS = 200  # of a wide table that goes to a file or a pipe, where nobody has a window
 
@@ -96,43 +98,6 @@ def bench(
 
 
 @app.command()
-def plan(
-    tables: Annotated[Path, typer.Argument(help="Tables: .yaml, .json or .csv; see recshard_lab.read_tables.")],
-    topology: Annotated[
-        str, typer.Option(help="A machine by name: h100x8, aws-p5x16, cpu-laptop ... (recshard topologies).")
-    ] = "",
-    ranks: Annotated[int | None, typer.Option(help="World size, where the topology does not say it.", min=1)] = None,
-    batch_size: Annotated[int, typer.Option(help="Samples of one rank in a step.", min=1)] = 512,
-    memory_gb: Annotated[float | None, typer.Option(help="Memory of one rank, in GiB.")] = None,
-    optimizer: Annotated[str, typer.Option(help="Of the embeddings, fbgemm's name.")] = "exact_sgd",
-    solver: Annotated[str, typer.Option(help="greedy, or exact: a MILP that improves it.")] = "greedy",
-    out: Annotated[Path | None, typer.Option(help="Where the plan goes, as JSON.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Where a report with pictures goes, as HTML.")] = None,
-) -> None:
-    """Choose scheme and ranks of every table, and predict the step."""
-    from recshard_lab.planner import EmbeddingShardingPlanner, read_tables
-    from recshard_lab.sharding import Topology
-
-    read = read_tables(tables)
-    given = {} if ranks is None else {"world_size": ranks}
-    machine = Topology.preset(topology, **given) if topology else Topology(ranks or 2)
-    if memory_gb is not None:
-        cap = int(memory_gb * 1024**3)
-        on_gpu = machine.compute_device == "cuda"
-        machine = replace(machine, hbm_cap=cap) if on_gpu else replace(machine, ddr_cap=cap)
-    workload = read.workload(batch_size=batch_size, optimizer=optimizer)
-    planner = EmbeddingShardingPlanner(machine, workload=workload, solver=solver)
-    planned = planner.plan_tables(read.tables)
-    print(planned.show(), planner.last_estimate, sep="\n\n")
-    if out is not None:
-        out.write_text(planned.to_json(indent=2))
-    if html is not None:
-        from recshard_lab.lab.plan_report import write_plan_report
-
-        write_plan_report(html, planned, read.tables, machine, workload, topology)
-
-
-@app.command()
 def topologies(
     name: Annotated[
         str, typer.Argument(help="One of them: every figure with its source; left out, all are listed.")
@@ -164,10 +129,7 @@ def main() -> None:
     """Runs the command line; a user's mistake ends in one line, not in a traceback."""
     try:
         app()
-    except (ValueError, OSError) as error:
-        Console(stderr=True, highlight=False).print(f"[bold red]{type(error).__name__}:[/] {escape(str(error))}")
+    except (ValueError, OSError, ImportError) as error:
+        told = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
+        told.print(f"[bold red]{type(error).__name__}:[/] {escape(str(error))}")
         sys.exit(2)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,177 @@
+"""``recshard plan``: for tables in a file or a live module, a plan and everything that can be said or made of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+if TYPE_CHECKING:
+    from recshard_lab.planner import EmbeddingShardingPlanner, Source, Workload
+    from recshard_lab.sharding import ShardingPlan, Topology
+
+_MORE = "More of the plan"
+
+
+def plan(
+    source: Annotated[
+        str, typer.Argument(help="Tables (.yaml, .json, .csv), or a model: package.module:factory, file.py:factory.")
+    ] = "",
+    topology: Annotated[
+        str, typer.Option(help="A machine by name: h100x8, aws-p5x16, cpu-laptop ... (recshard topologies).")
+    ] = "",
+    ranks: Annotated[int | None, typer.Option(help="World size, where the topology does not say it.", min=1)] = None,
+    batch_size: Annotated[int, typer.Option(help="Samples of one rank in a step.", min=1)] = 512,
+    memory_gb: Annotated[float | None, typer.Option(help="Memory of one rank, in GiB.")] = None,
+    optimizer: Annotated[str, typer.Option(help="Of the embeddings, fbgemm's name.")] = "exact_sgd",
+    constraints: Annotated[
+        Path | None, typer.Option(help="Wishes: table -> ParameterConstraints, .yaml, .json.")
+    ] = None,
+    solver: Annotated[str, typer.Option(help="greedy, or exact: a MILP that improves it.")] = "greedy",
+    cost_model: Annotated[str, typer.Option(help="recshard, or torchrec: TorchRec 1.8's own.")] = "recshard",
+    given: Annotated[
+        Path | None, typer.Option("--plan", help="A plan of these tables (JSON) in place of planning.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the plan goes, as JSON.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Where a report with pictures goes, as HTML.")] = None,
+    script: Annotated[Path | None, typer.Option(help="Where a torchrun script that trains under it goes.")] = None,
+    torchrec: Annotated[
+        Path | None, typer.Option(help="Where it goes as TorchRec's ShardingPlan (torch.save); needs torchrec.")
+    ] = None,
+    explain: Annotated[
+        list[str] | None, typer.Option(help="A table: why it lies where it does.", rich_help_panel=_MORE)
+    ] = None,
+    why_not: Annotated[
+        list[str] | None, typer.Option(help="TABLE=SCHEME: what it would cost.", rich_help_panel=_MORE)
+    ] = None,
+    diff: Annotated[
+        Path | None, typer.Option(help="Another plan (JSON): what changes from it to this.", rich_help_panel=_MORE)
+    ] = None,
+    check: Annotated[
+        Path | None, typer.Option(help="A plan (JSON) to check, against the tables where given.", rich_help_panel=_MORE)
+    ] = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of a plan.", rich_help_panel=_MORE)
+    ] = False,
+) -> None:
+    """Choose scheme and ranks of every table, predict the step, explain it, and write it for others to run."""
+    from recshard_lab.planner import EmbeddingShardingPlanner, read_constraints, read_source
+    from recshard_lab.sharding import ShardingPlan
+
+    if schema:
+        print(json.dumps(ShardingPlan.json_schema(), indent=2))
+        return
+    if check is not None:
+        _check(check, source, ranks)
+        return
+    if not source:
+        raise typer.BadParameter("which tables? Give a file of tables, or package.module:factory of a model.")
+    read = read_source(source)
+    for note in read.notes:
+        Console(stderr=True, highlight=False, emoji=False, soft_wrap=True).print(f"[yellow]note:[/] {escape(note)}")
+    machine = _machine(topology, ranks, memory_gb)
+    workload = read.workload(batch_size=batch_size, optimizer=optimizer)
+    wishes = read_constraints(constraints, [t.name for t in read.configs]) if constraints is not None else None
+    planner = EmbeddingShardingPlanner(machine, None, wishes, workload, solver=solver, cost_model=cost_model)
+    if given is None:
+        planned = read.plan(planner)
+    else:
+        planned = _read_plan(given).resolved(read.by_module, machine.world_size, machine.local_world_size)
+        planned.planned = planner.knows(planned, read.by_module)
+    for part in _said(planned, planner, explain or (), why_not or (), diff):
+        print(part, end="\n\n")
+    _write(planned, read, machine, workload, topology, out=out, html=html, script=script, torchrec=torchrec)
+
+
+def _machine(topology: str, ranks: int | None, memory_gb: float | None) -> Topology:
+    from recshard_lab.sharding import Topology
+
+    given = {} if ranks is None else {"world_size": ranks}
+    machine = Topology.preset(topology, **given) if topology else Topology(ranks or 2)
+    if memory_gb is None:
+        return machine
+    cap = int(memory_gb * 1024**3)
+    return replace(machine, hbm_cap=cap) if machine.compute_device == "cuda" else replace(machine, ddr_cap=cap)
+
+
+def _said(
+    planned: ShardingPlan, planner: EmbeddingShardingPlanner, explain: Any, why_not: Any, diff: Path | None
+) -> list[Any]:
+    """What is printed: the plan and its estimate, or what was asked about it."""
+    asked: list[Any] = [planned.explain(table) for table in explain]
+    wishes: dict[str, str] = {}
+    for wish in why_not:
+        table, equals, scheme = wish.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"--why-not takes TABLE=SCHEME, got {wish!r}")
+        wishes[table] = scheme
+    if wishes:
+        asked.append(planned.why_not(wishes))
+    if diff is not None:
+        asked.append(_read_plan(diff).diff(planned))
+    if asked:
+        return asked
+    assert planned.planned is not None
+    return [planned.show(), planner.last_estimate or planned.planned.estimate(planned)]
+
+
+def _read_plan(path: Path) -> ShardingPlan:
+    from recshard_lab.sharding import PlanError, ShardingPlan
+
+    try:
+        return ShardingPlan.from_json(path.read_text(encoding="utf-8"))
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from None
+    except UnicodeDecodeError as error:
+        raise PlanError(f"{path} is not UTF-8 text: {error}") from None
+
+
+def _write(
+    planned: ShardingPlan,
+    read: Source,
+    machine: Topology,
+    workload: Workload,
+    preset: str,
+    *,
+    out: Path | None,
+    html: Path | None,
+    script: Path | None,
+    torchrec: Path | None,
+) -> None:
+    if out is not None:
+        out.write_text(planned.to_json(indent=2))
+    if script is not None:
+        script.write_text(planned.to_script(read.name if read.module is not None else None))
+    if torchrec is not None:
+        import torch
+
+        theirs = planned.to_torchrec(machine.world_size, machine.local_world_size, machine.compute_device)
+        for entry in (entry for tables in theirs.plan.values() for entry in tables.values()):
+            vars(entry).pop("_recshard_lab", None)  # what from_torchrec knows it by: a class of this library
+        torch.save(theirs, torchrec)
+    if html is not None:
+        from recshard_lab.lab.plan_report import write_plan_report
+
+        write_plan_report(html, planned, read.tables, machine, workload, preset)
+
+
+def _check(path: Path, source: str, ranks: int | None) -> None:
+    """Reads a plan, and lays it over its tables where they are given."""
+    from recshard_lab.planner import read_source
+    from recshard_lab.sharding import PlanError
+
+    found = _read_plan(path)
+    words = f"{path}: a plan of {sum(map(len, found.plan.values())):,} tables"
+    if source:
+        world_size = ranks or found.world_size
+        try:
+            found.resolved(read_source(source).by_module, world_size)
+        except PlanError as error:
+            raise PlanError(f"{path}: {error}") from None
+        words += f" that tiles every table of {source} on {world_size} ranks"
+    print(words)

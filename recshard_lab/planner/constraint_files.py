@@ -1,0 +1,75 @@
+"""Wishes for tables from a file, YAML or JSON: table name -> fields of `ParameterConstraints`.
+
+::
+
+    movies:
+      sharding_types: [row_wise, column_wise]
+      ranks: [0, 1]
+    users:
+      shards: [[0, 0, 500, 0, 64], [1, 500, 1000, 0, 64]]   # rank, first and last row, first and last column: a pin
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from recshard_lab.arguments import checks_arguments
+from recshard_lab.documents import Document, read_document
+from recshard_lab.sharding import ParameterConstraints, Shard
+from recshard_lab.sharding.validate import nearest
+
+FIELDS = tuple(each.name for each in fields(ParameterConstraints))
+
+
+@checks_arguments
+def read_constraints(path: str | Path, tables: Sequence[str] | None = None) -> dict[str, ParameterConstraints]:
+    """Reads constraints from a file.
+
+    Args:
+        path: of the file, .yaml, .yml or .json.
+        tables: the names there are; any name when left out.
+
+    Raises:
+        ValueError: what is wrong, with file, line and field.
+        OSError: the file cannot be read.
+
+    >>> from tempfile import mkdtemp
+    >>> file = Path(mkdtemp()) / "wishes.yaml"
+    >>> _ = file.write_text("movies: {sharding_types: [row_wise], ranks: [0, 1]}")
+    >>> read_constraints(file)["movies"].ranks
+    [0, 1]
+    """
+    document = read_document(path)
+    if not isinstance(document.content, dict):
+        raise ValueError(f"{document.where()}: must be an object of table names, each with {', '.join(FIELDS)}")
+    known = None if tables is None else list(tables)
+    found = {}
+    for name, entry in document.content.items():
+        if known is not None and name not in known:
+            raise ValueError(f"{document.where([name])}: there is no such table{nearest(str(name), known)}")
+        found[str(name)] = _constraint(document, str(name), entry)
+    return found
+
+
+def _constraint(document: Document, name: str, entry: Any) -> ParameterConstraints:
+    if not isinstance(entry, dict):
+        raise ValueError(f"{document.where([name])}: must be an object with {', '.join(FIELDS)}, got {entry!r:.60}")
+    for key in entry:
+        if key not in FIELDS:
+            raise ValueError(
+                f"{document.where([name, key])}: there is no such field{nearest(str(key), FIELDS)}; fields: "
+                f"{', '.join(FIELDS)}"
+            )
+    given = dict(entry)
+    if given.get("shards") is not None:
+        where = document.where([name, "shards"])
+        each = given["shards"]
+        for numbers in each if isinstance(each, list) and each else [None]:
+            if not isinstance(numbers, list) or [type(number) for number in numbers] != [int] * 5:
+                raise ValueError(f"{where}: must be a list of [rank, r0, r1, c0, c1], got {numbers!r:.60}")
+        given["shards"] = [Shard(rank, (r0, r1), (c0, c1)) for rank, r0, r1, c0, c1 in each]
+    try:
+        return ParameterConstraints(**given)
+    except ValueError as error:
+        raise ValueError(f"{document.where([name])}: {error}") from None

@@ -1,0 +1,378 @@
+"""A training script for ``torchrun`` that runs a plan: one readable file, to be run as it is and then edited."""
+
+import dataclasses
+import inspect
+import json
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+from recshard_lab.embedding.configs import BaseEmbeddingConfig, EmbeddingBagConfig
+from recshard_lab.sharding.shard import PlanError
+from recshard_lab.sharding.validate import nearest
+
+if TYPE_CHECKING:
+    from recshard_lab.sharding.plan import ShardingPlan
+
+BAGS, ROWS = "bags", "rows"  # where the script's own model keeps its collections
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What the script's batches look like.
+
+    Attributes:
+        batch_size: samples of one rank.
+        ids_a_bag: feature -> mean ids of a bag; 1 where it says nothing.
+        optimizer: of the tables, fbgemm's name.
+        weighted: ids carry weights.
+        local_world_size: ranks of one node.
+    """
+
+    batch_size: int
+    ids_a_bag: Mapping[str, float]
+    optimizer: str
+    weighted: bool
+    local_world_size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Live:
+    """A model of the reader's own.
+
+    Attributes:
+        source: ``package.module:factory`` or ``path/file.py:factory``, as `read_source` takes it.
+        module: what it gives.
+        called: whether it must be called; False where the name is the model itself.
+    """
+
+    source: str
+    module: Any
+    called: bool = True
+
+
+def script_of(
+    plan: "ShardingPlan",
+    tables: Mapping[str, Sequence[BaseEmbeddingConfig]],
+    world_size: int,
+    step: Step,
+    live: Live | None = None,
+) -> str:
+    """The script's text.
+
+    Raises:
+        PlanError: tables that a script cannot say (an ``init_fn``), or a model that is called in a way for which it
+            cannot make batches; by name.
+    """
+    if live is None or "" in tables:  # a bare collection is wrapped, as a list of tables is
+        plan, live = _at_own_paths(plan, tables), None
+        model, arguments = _own_model(tables, step.weighted), "ids"
+    else:
+        model, arguments = _live_model(live), _call_of(live)
+    configs = [table for each in tables.values() for table in each]
+    nodes, local = world_size // step.local_world_size, step.local_world_size
+    how = f"--nproc-per-node {local}" if nodes == 1 else f"--nnodes {nodes} --nproc-per-node {local}"
+    rows: dict[str, int] = {}
+    for table in configs:  # a feature may be read by several tables
+        for feature in table.feature_names:
+            rows[feature] = min(rows.get(feature, table.num_embeddings), table.num_embeddings)
+    features = {feature: (rows[feature], float(step.ids_a_bag.get(feature, 1.0))) for feature in rows}
+    return Template(_SCRIPT).substitute(
+        count=f"{len(configs):,} table{'s' * (len(configs) != 1)}",
+        ranks=f"{world_size} rank{'s' * (world_size != 1)}",
+        how=f"{how} " if nodes == 1 else f"{how} --rdzv-backend c10d --rdzv-endpoint HOST:PORT ",
+        world_size=world_size,
+        batch_size=step.batch_size,
+        optimizer=step.optimizer,
+        features=_listed(features),
+        plan=_one_line_a_table(plan),
+        model=model,
+        dense=_dense_width(live) if live is not None and arguments != "ids" else 0,
+        weights=", weights=torch.rand(sum(map(len, values)), generator=draw)" if step.weighted else "",
+        loss=_LOSS[arguments],
+        sharders=_sharders(tables),
+    )
+
+
+def _listed(features: Mapping[str, tuple[int, float]]) -> str:
+    return "{\n" + "".join(f"    {_quoted(name)}: ({e:_}, {k:g}),\n" for name, (e, k) in features.items()) + "}"
+
+
+def _one_line_a_table(plan: "ShardingPlan") -> str:
+    document = json.loads(plan.to_json())
+    modules = document.pop("modules")
+    listed = [
+        f"  {_quoted(path)}: {{\n"
+        + ",\n".join(f"   {_quoted(name)}: {json.dumps(entry)}" for name, entry in tables.items())
+        + "}"
+        for path, tables in modules.items()
+    ]
+    return json.dumps(document)[:-1] + ', "modules": {\n' + ",\n".join(listed) + "}}"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text)
+
+
+def _sharders(tables: Mapping[str, Sequence[BaseEmbeddingConfig]]) -> str:
+    bags = {isinstance(table, EmbeddingBagConfig) for own in tables.values() for table in own}
+    names = ["EmbeddingBagCollectionSharder"] * (True in bags) + ["EmbeddingCollectionSharder"] * (False in bags)
+    return "[" + ", ".join(f"rs.{name}(fused)" for name in names) + "]"
+
+
+# ---- the script's own model ----
+
+
+def _at_own_paths(plan: "ShardingPlan", tables: Mapping[str, Sequence[BaseEmbeddingConfig]]) -> "ShardingPlan":
+    from recshard_lab.sharding.plan import EmbeddingModuleShardingPlan, ShardingPlan
+
+    found: dict[str, EmbeddingModuleShardingPlan] = {}
+    for path, own in tables.items():
+        for table in own:
+            home = BAGS if isinstance(table, EmbeddingBagConfig) else ROWS
+            found.setdefault(home, EmbeddingModuleShardingPlan())[table.name] = plan.plan[path][table.name]
+    return ShardingPlan(found)
+
+
+def _own_model(tables: Mapping[str, Sequence[BaseEmbeddingConfig]], weighted: bool) -> str:
+    configs = [table for own in tables.values() for table in own]
+    bags = [table for table in configs if isinstance(table, EmbeddingBagConfig)]
+    rows = [table for table in configs if not isinstance(table, EmbeddingBagConfig)]
+    made, read = [], []
+    if bags:
+        more = ", is_weighted=True" if weighted else ""
+        made.append(f'self.{BAGS} = rs.EmbeddingBagCollection(BAG_TABLES, device="meta"{more})')
+        read.append(f"self.{BAGS}(ids).values()")
+    if rows:
+        made.append(f'self.{ROWS} = rs.EmbeddingCollection(ROW_TABLES, device="meta")')
+        read.append(f"*[added(each) for each in self.{ROWS}(ids).values()]")
+    width = sum(table.embedding_dim * table.num_features() for table in configs)
+    return Template(_OWN_MODEL).substitute(
+        tables=_tables_text("BAG_TABLES", bags) + _tables_text("ROW_TABLES", rows),
+        made="\n        ".join(made),
+        read=", ".join(read),
+        width=width,
+        added=_ADDED if rows else "",
+    )
+
+
+def _tables_text(name: str, tables: Sequence[BaseEmbeddingConfig]) -> str:
+    if not tables:
+        return ""
+    return f"{name} = [\n" + "".join(f"    {_config_text(table)},\n" for table in tables) + "]\n"
+
+
+def _config_text(table: BaseEmbeddingConfig) -> str:
+    if table.init_fn is not None:
+        raise PlanError(
+            f"table {table.name!r} has an init_fn, which a script cannot say. Smallest fix: export from the model that "
+            f"makes it (package.module:factory)"
+        )
+    said = [f"{table.num_embeddings:_}, {table.embedding_dim}, name={_quoted(table.name)}"]
+    said.append(f"feature_names={json.dumps(list(table.feature_names))}")
+    for each in dataclasses.fields(table):
+        value = getattr(table, each.name)
+        if each.name in ("data_type", "pooling") and value != each.default:
+            said.append(f"{each.name}=rs.{type(value).__name__}.{value.name}")
+        elif each.name.startswith("weight_init") and value is not None:
+            said.append(f"{each.name}={value!r}")
+    return f"rs.{type(table).__name__}({', '.join(said)})"
+
+
+# ---- a model of the reader's own ----
+
+
+def _live_model(live: Live) -> str:
+    """How the script makes it."""
+    place, _, name = live.source.rpartition(":")
+    path = Path(place)
+    lines = []
+    if place.endswith(".py"):
+        lines += ["import sys", "", f"sys.path.insert(0, {str(path.resolve().parent)!r})"]
+        place = path.stem
+    first, *rest = name.split(".")
+    lines.append(f"from {place} import {first} as factory  # noqa: E402")
+    body = ".".join(["factory", *rest]) + ("()" if live.called else "")
+    built_there = any(parameter.is_meta for parameter in live.module.parameters())
+    on_meta = live.called and built_there and _resets(live.module)
+    lines += ["", "", "def make_model() -> nn.Module:"]
+    if on_meta:
+        lines += ['    """On meta: a rank only ever holds its own part."""', '    with torch.device("meta"):']
+        lines += [f"        return {body}"]
+    else:
+        lines += [
+            '    """Whole on every rank: some part of it cannot draw its weights by itself."""',
+            f"    return {body}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _resets(module: Any) -> bool:
+    """Whether every part with weights can draw them, which a model on meta must."""
+    from recshard_lab.sharding.module_plan import configs_of
+
+    def can(part: Any) -> bool:
+        own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+        return not own or callable(getattr(part, "reset_parameters", None))
+
+    def all_can(part: Any) -> bool:
+        return configs_of(part) is not None or (can(part) and all(all_can(child) for child in part.children()))
+
+    return all_can(module)
+
+
+def _call_of(live: Live) -> str:
+    """Which of `_LOSS` a step calls it by."""
+    forward = type(live.module).forward
+    name = type(live.module).__name__
+    try:
+        hints = typing.get_type_hints(forward)
+    except NameError:
+        hints = {}
+    taken = [
+        (each, str(getattr(hints.get(each), "__name__", hints.get(each, "?"))))
+        for each in list(inspect.signature(forward).parameters)[1:]
+    ]
+    kinds = [kind for _, kind in taken]
+    if [each for each, _ in taken] == ["batch"]:
+        return "batch"
+    if kinds == ["KeyedJaggedTensor"]:
+        return "ids"
+    if kinds == ["Tensor", "KeyedJaggedTensor"]:
+        return "dense_ids"
+    spelled = ", ".join(f"{each}: {kind}" for each, kind in taken)
+    raise PlanError(
+        f"{name}.forward({spelled}) is not called in a way for which a script can make batches. Smallest fix: annotate "
+        f"it as forward(ids: KeyedJaggedTensor), forward(dense: Tensor, ids: KeyedJaggedTensor) or forward(batch)"
+    )
+
+
+def _dense_width(live: Live) -> int:
+    """How many dense features the model takes: what its first dense layer says."""
+    for part in live.module.modules():
+        arch = getattr(part, "dense_arch", None)
+        width = getattr(arch, "in_features", None)
+        if isinstance(width, int):
+            return width
+    known = [name for name, _ in live.module.named_modules()]
+    raise PlanError(
+        f"{type(live.module).__name__} takes dense features and does not say how many{nearest('dense_arch', known)}. "
+        f"Smallest fix: keep the layer that reads them at .dense_arch with .in_features"
+    )
+
+
+_FROM_LOGITS = """        logits = model(%s)
+        loss = binary_cross_entropy_with_logits(logits.flatten(), batch.labels)"""
+_LOSS = {
+    "ids": _FROM_LOGITS % "batch.sparse_features",
+    "dense_ids": _FROM_LOGITS % "batch.dense_features, batch.sparse_features",
+    "batch": "        loss, _ = model(batch)",
+}
+
+_ADDED = '''
+
+def added(bags: rs.JaggedTensor) -> Tensor:
+    """The rows of each bag, added up: [B, D]."""
+    return torch.segment_reduce(bags.values(), "sum", lengths=bags.lengths().long(), unsafe=True)
+'''
+
+_OWN_MODEL = '''$tables$added
+
+class Model(nn.Module):
+    """A stand-in: every feature's rows side by side, then two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        $made
+        self.top = nn.Sequential(nn.Linear($width, 64), nn.ReLU(), nn.Linear(64, 1))
+
+    def forward(self, ids: rs.KeyedJaggedTensor) -> Tensor:
+        return self.top(torch.cat([$read], dim=1))
+
+
+def make_model() -> nn.Module:
+    """Tables on meta: a rank only ever holds its own part of them."""
+    return Model()
+'''
+
+_SCRIPT = '''"""Trains $count under a plan for $ranks. Written by recshard_lab, to be edited.
+
+    torchrun ${how}THIS_FILE --steps 100
+
+The batches are random: put your own data into `batches`.
+"""
+
+import argparse
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+import recshard_lab as rs
+from recshard_lab.data import Batch
+from recshard_lab.launcher import Place, join
+
+WORLD_SIZE = $world_size
+BATCH_SIZE = $batch_size  # samples of one rank
+FEATURES = $features  # rows of its table, mean ids a bag
+DENSE_FEATURES = $dense
+
+PLAN = r"""
+$plan
+"""
+
+$model
+
+def batches(rank: int, steps: int) -> Iterator[Batch]:
+    """Random ids, the same for a rank in every run."""
+    draw = torch.Generator().manual_seed(rank)
+    for _ in range(steps):
+        values, lengths = [], []
+        for rows, ids in FEATURES.values():
+            more = torch.rand(BATCH_SIZE, generator=draw) < ids - int(ids)
+            lengths.append(int(ids) + more.int())
+            values.append(torch.randint(rows, (int(lengths[-1].sum()),), generator=draw))
+        sparse = rs.KeyedJaggedTensor(list(FEATURES), torch.cat(values), lengths=torch.cat(lengths)$weights)
+        dense = torch.rand(BATCH_SIZE, DENSE_FEATURES, generator=draw)
+        yield Batch(dense, sparse, torch.randint(2, (BATCH_SIZE,), generator=draw).float())
+
+
+def train(place: Place, steps: int, checkpoint: str | None) -> None:
+    if place.world_size != WORLD_SIZE:
+        raise SystemExit(f"the plan is for {WORLD_SIZE} ranks and {place.world_size} run: plan again for these")
+    torch.manual_seed(0)
+    fused = {"optimizer": "$optimizer", "learning_rate": 0.05}
+    model = rs.DistributedModelParallel(
+        make_model(),
+        device=place.device,
+        plan=rs.ShardingPlan.from_json(PLAN),
+        sharders=$sharders,
+    )
+    dense = torch.optim.Adam(model.dense_parameters(), lr=1e-3)
+    for step, batch in enumerate(batches(place.rank, steps), start=1):
+        batch = batch.to(place.device)
+$loss
+        dense.zero_grad()
+        loss.backward()
+        dense.step()
+        if place.rank == 0 and (step == steps or step % 10 == 0):
+            print(f"step {step}: loss {loss.item():.4f}", flush=True)
+    if checkpoint is not None:
+        rs.save_checkpoint(checkpoint, model, dense, extra={"steps": steps})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--checkpoint", help="a folder to save to at the end")
+    asked = parser.parse_args()
+    with join() as place:
+        train(place, asked.steps, asked.checkpoint)
+
+
+if __name__ == "__main__":
+    main()
+'''

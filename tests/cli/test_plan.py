@@ -1,0 +1,395 @@
+"""``recshard plan``: from files and live modules, to JSON, reports, scripts and TorchRec's plans."""
+
+import ast
+import copy
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import recshard_lab as rs
+from recshard_lab.cli import app
+from recshard_lab.planner import read_constraints, read_source
+from recshard_lab.sharding import PlanError, ShardingPlan
+from tests.cli import models
+from tests.lab.plans import many
+
+ROOT = Path(__file__).parents[2]
+MODELS = "tests.cli.models"
+TABLES = """\
+- {name: movies, num_embeddings: 9000, embedding_dim: 16, feature_names: [seen, liked], pooling_factor: [2.5, 1]}
+- {name: users, num_embeddings: 500, embedding_dim: 8, feature_names: [user]}
+- {name: history, num_embeddings: 60, embedding_dim: 8, feature_names: [past], pooling: "NONE", pooling_factor: 3}
+"""
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    path = tmp_path / "tables.yaml"
+    path.write_text(TABLES)
+    return path
+
+
+def said(*arguments: object) -> str:
+    done = CliRunner().invoke(app, ["plan", *map(str, arguments)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+# ---- live modules ----
+
+
+@pytest.mark.parametrize("place", [MODELS, "tests/cli/models.py"])
+def test_a_model_larger_than_this_machine_is_planned_by_its_name(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    found = read_source(f"{place}:huge")
+    assert {path: [t.num_embeddings for t in own] for path, own in found.tables.items()} == {
+        "embedding_bag_collection": [models.HUGE] * 2
+    }
+    assert all(parameter.is_meta for parameter in found.module.parameters())
+    dense = sum(p.numel() for name, p in models.dlrm().named_parameters() if "embedding_bags" not in name)
+    assert found.workload().dense_parameters == found.dense_parameters == dense
+    assert found.notes == ()
+    planned = said(f"{place}:huge", "--topology", "h100x256", "--out", os.devnull)
+    assert "movies  10,000,000,000 x 16" in planned
+
+
+@pytest.mark.parametrize("name", ["dlrm", "ready", "not_on_meta", "TwoTowers", "bare", "listed"])
+def test_what_a_name_stands_for_may_be_a_model_a_class_a_function_or_a_list(name: str) -> None:
+    found = read_source(f"{MODELS}:{name}")
+    plan = found.plan(rs.EmbeddingShardingPlanner(rs.Topology(2), workload=found.workload()))
+    assert {path: list(own) for path, own in plan.plan.items()} == {
+        path: [table.name for table in own] for path, own in found.tables.items()
+    }
+    assert bool(found.notes) == (name == "not_on_meta")
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("nothing.yaml", "nothing.yaml"),
+        ("nothing.py:model", "there is no file nothing.py"),
+        ("no_such_package.x:model", "there is no module 'no_such_package'"),
+        (f"{MODELS}:dlmr", r"has no 'dlmr' \(did you mean 'dlrm'\?\)"),
+        (f"{MODELS}:broken", r"broken\(\) raised KeyError: 'no such layer'"),
+        (f"{MODELS}:plain", "Linear that holds no embedding collection"),
+        (f"{MODELS}:HUGE", "gives a int, expected a torch.nn.Module"),
+        (MODELS, "neither a file of tables .* nor a model"),
+        ("a b:c", "neither a .py file nor the name of a module"),
+        ("tables.toml", "neither a file of tables"),
+    ],
+)
+def test_a_source_that_cannot_be_is_named(source: str, words: str) -> None:
+    with pytest.raises((ValueError, OSError), match=words):
+        read_source(source)
+
+
+def test_a_file_that_raises_or_leaves_when_it_is_imported_is_named(tmp_path: Path) -> None:
+    for text, words in (("1 / 0", "ZeroDivisionError"), ("raise SystemExit(3)", "SystemExit"), ("(", "SyntaxError")):
+        file = tmp_path / "m.py"
+        file.write_text(text)
+        with pytest.raises(ValueError, match=rf"m.py:build: importing it raised {words}"):
+            read_source(f"{file}:build")
+
+
+# ---- wishes from a file ----
+
+
+def test_wishes_of_a_file_are_those_of_parameter_constraints(tables: Path, tmp_path: Path) -> None:
+    wishes = tmp_path / "wishes.yaml"
+    wishes.write_text(
+        "movies: {sharding_types: [row_wise], forbidden_ranks: [0]}\n"
+        "users: {shards: [[2, 0, 500, 0, 4], [1, 0, 500, 4, 8]]}\n"
+    )
+    out = tmp_path / "plan.json"
+    said(tables, "--ranks", 3, "--constraints", wishes, "--out", out)
+    found = ShardingPlan.from_json(out.read_text()).tables()
+    assert found["movies"].sharding_type == "row_wise"
+    assert sorted(found["movies"].ranks or []) == [1, 2]
+    assert found["users"].shards == (rs.Shard(2, (0, 500), (0, 4)), rs.Shard(1, (0, 500), (4, 8)))
+    as_json = tmp_path / "wishes.json"
+    as_json.write_text(json.dumps({"movies": {"ranks": [1]}}))
+    assert read_constraints(as_json)["movies"].ranks == [1]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("movie: {ranks: [0]}", r"line 1, field 'movie': there is no such table \(did you mean 'movies'\?\)"),
+        ("movies:\n  ranks: [0]\n  rank: 1", r"line 3, field 'movies.rank': there is no such field \(did you mean 'r"),
+        ("movies: {ranks: [0, 0]}", "line 1, field 'movies': ranks must be distinct"),
+        ("movies: {shards: [[0, 1]]}", r"must be a list of \[rank, r0, r1, c0, c1\]"),
+        ("movies: 3", "field 'movies': must be an object"),
+        ("[movies]", "must be an object of table names"),
+        ("movies: {}\nmovies: {}", "line 2: field 'movies' occurs twice"),
+        ("movies: {", "not YAML"),
+    ],
+)
+def test_wishes_that_cannot_be_are_named_with_their_line(tmp_path: Path, text: str, words: str) -> None:
+    wishes = tmp_path / "wishes.yaml"
+    wishes.write_text(text)
+    with pytest.raises(ValueError, match=words):
+        read_constraints(wishes, ["movies", "users"])
+
+
+# ---- JSON ----
+
+
+def documents() -> dict[str, Any]:
+    planner = rs.EmbeddingShardingPlanner(rs.Topology(4, local_world_size=2))
+    plans = {"planned": planner.plan_tables(many(20))}
+    plans["routed"] = plans["planned"].with_route("two_hop")
+    plans["bare"] = ShardingPlan({"ebc": {"t": rs.ParameterSharding("data_parallel")}})  # type: ignore[dict-item]
+    return {name: json.loads(plan.to_json()) for name, plan in plans.items()}
+
+
+def test_what_a_plan_writes_keeps_to_its_published_schema() -> None:
+    schema = json.loads(said("--schema"))
+    assert schema == ShardingPlan.json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    for document in documents().values():
+        jsonschema.validate(document, schema)
+
+
+def changed(document: dict[str, Any], change: Callable[[dict[str, Any], dict[str, Any]], object]) -> dict[str, Any]:
+    found = copy.deepcopy(document)
+    change(found, next(iter(next(iter(found["modules"].values())).values())))
+    return found
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda plan, entry: plan.pop("schema"),
+        lambda plan, entry: plan.update(schema="another"),
+        lambda plan, entry: plan.update(version=2),
+        lambda plan, entry: plan.update(version=True),
+        lambda plan, entry: plan.update(notes="x"),
+        lambda plan, entry: plan.update(modules=[]),
+        lambda plan, entry: entry.pop("ranks"),
+        lambda plan, entry: entry.update(rank=1),
+        lambda plan, entry: entry.update(route="by sea"),
+        lambda plan, entry: entry.update(sharding_type=7),
+        lambda plan, entry: entry.update(ranks=[-1]),
+        lambda plan, entry: entry.update(ranks=[True]),
+        lambda plan, entry: entry.update(shards=[[0, 1, 2, 3]]),
+        lambda plan, entry: entry.update(shards=[[0, 1, 2, 3, "4"]]),
+        lambda plan, entry: entry.update(sharding_type="data_parallel", route="two_hop"),
+    ],
+)
+def test_what_is_refused_when_it_is_read_breaks_the_schema_too(change: Any) -> None:
+    wrong = changed(documents()["planned"], change)
+    with pytest.raises(PlanError):
+        ShardingPlan.from_json(json.dumps(wrong))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, ShardingPlan.json_schema())
+
+
+def test_a_plan_is_checked_by_itself_and_against_its_tables(tables: Path, tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    said(tables, "--ranks", 3, "--out", out)
+    assert said("--check", out) == f"{out}: a plan of 3 tables\n"
+    assert "tiles every table" in said("--check", out, tables)
+    document = json.loads(out.read_text())
+    entry = document["modules"][""]["movies"]
+    entry["shards"][0][2] -= 1  # a row less
+    out.write_text(json.dumps(document))
+    assert "a plan of 3 tables" in said("--check", out)
+    with pytest.raises(PlanError, match=r"plan.json: table 'movies' .*rank 0 holds only rows"):
+        said("--check", out, tables)
+    out.write_text("{}")
+    with pytest.raises(PlanError, match=r"plan.json: field 'schema'"):
+        said("--check", out)
+
+
+# ---- what is said of a plan ----
+
+
+def test_a_plan_from_a_file_is_explained_and_told_from_another(tables: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    said(tables, "--ranks", 2, "--out", first)
+    other = ShardingPlan.from_json(first.read_text())
+    home = other.plan[""]
+    home["movies"] = rs.table_wise(rank=1)(
+        rs.EmbeddingBagConfig(9000, 16, name="movies", feature_names=["seen", "liked"]), rs.Topology(2)
+    )
+    second.write_text(other.to_json())
+    text = said(tables, "--ranks", 2, "--plan", second, "--diff", first, "--explain", "movies")
+    assert "movies: table_wise on rank 1." in text
+    assert "1 of 3 tables change" in text
+    text += said(tables, "--ranks", 2, "--why-not", "users=row_wise")
+    assert "With users row_wise the predicted step" in text
+    assert max(map(len, text.splitlines())) <= 100
+    shown = said(tables, "--ranks", 2, "--plan", second)
+    assert "table_wise" in shown
+    assert "predicted step" in shown
+
+
+def test_answers_become_pandas_frames() -> None:
+    import pandas
+
+    plan = rs.EmbeddingShardingPlanner(rs.Topology(2)).plan_tables(models.tables(100_000))
+    explained = plan.explain("movies")
+    frame = explained.to_pandas()
+    assert isinstance(frame, pandas.DataFrame)
+    assert frame.to_dict("records") == explained.records()
+    assert frame.loc[frame.chosen, "step_ms"].item() == explained.step_ms
+    assert frame.dtypes["more_ms"] == "float64"
+    assert len(plan.diff(plan).to_pandas()) == 0
+    assert len(plan.why_not({"movies": "row_wise"}).to_pandas()) == 2
+
+
+def test_the_report_explains_every_table_without_a_script(tables: Path, tmp_path: Path) -> None:
+    html = tmp_path / "plan.html"
+    said(tables, "--ranks", 2, "--html", html)
+    page = html.read_text()
+    assert page.count('<details class="fold">') == 3
+    for name in ("movies", "users", "history"):
+        assert f"{name} ms</th>" in page  # its column of the phases
+    assert "<script" not in page
+
+
+def test_the_report_tells_tables_of_one_name_apart_and_explains_the_largest_of_many(tmp_path: Path) -> None:
+    html = tmp_path / "plan.html"
+    said(f"{MODELS}:TwoTowers", "--ranks", 2, "--html", html)
+    assert "query.movies" in html.read_text()
+    assert "item.movies" in html.read_text()
+    wide = tmp_path / "wide.csv"
+    lines = [f"t{i},{1000 + i},16,f{i}" for i in range(60)]
+    wide.write_text("name,num_embeddings,embedding_dim,feature_names\n" + "\n".join(lines))
+    said(wide, "--ranks", 2, "--html", html)
+    page = html.read_text()
+    assert page.count('<details class="fold">') == 40
+    assert "the 40 largest of 60 tables" in page
+
+
+# ---- scripts ----
+
+
+def torchrun(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
+    command += ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", str(script), *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment.pop("GLOO_SOCKET_IFNAME", None)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_the_exported_script_trains_under_the_plan_with_torchrun(tables: Path, tmp_path: Path) -> None:
+    script, out = tmp_path / "train.py", tmp_path / "plan.json"
+    command = (tables, "--ranks", 2, "--batch-size", 32, "--optimizer", "exact_row_wise_adagrad")
+    said(*command, "--script", script, "--out", out)
+    done = torchrun(script, "--steps", "20", "--checkpoint", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "step 20: loss 0." in done.stdout
+    scope: dict[str, Any] = {"__name__": "exported"}
+    exec(script.read_text(), scope)  # the model alone, unsharded, takes the weights
+    model = scope["Model"]()
+    for part in (model.bags, model.rows):
+        part.to_empty(device="cpu")
+    rs.load_checkpoint(tmp_path / "run", model, optimizer_state=False)
+    assert all(bool(weight.isfinite().all()) for weight in model.parameters())
+    planned = ShardingPlan.from_json(out.read_text()).tables()
+    assert ShardingPlan.from_json(scope["PLAN"]).tables() == planned
+    assert scope["FEATURES"] == {"seen": (9000, 2.5), "liked": (9000, 1.0), "user": (500, 1.0), "past": (60, 3.0)}
+
+
+def run_alone(script: str, steps: int = 2) -> None:
+    """A script for one rank, in this process."""
+    scope: dict[str, Any] = {"__name__": "exported"}
+    exec(compile(script, "exported", "exec"), scope)
+    with scope["join"]() as place:
+        scope["train"](place, steps, None)
+
+
+@pytest.mark.parametrize("name", ["dlrm", "ready", "not_on_meta", "TwoTowers", "bare", "listed"])
+@pytest.mark.parametrize("place", [MODELS, str(ROOT / "tests/cli/models.py")])
+def test_a_script_of_a_live_model_makes_that_model(name: str, place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = read_source(f"{place}:{name}")
+    planner = rs.EmbeddingShardingPlanner(rs.Topology(1), workload=found.workload(batch_size=8))
+    plan = found.plan(planner)
+    script = plan.to_script(f"{place}:{name}")
+    ast.parse(script)
+    assert ('with torch.device("meta")' in script) == (name in ("dlrm", "TwoTowers"))
+    run_alone(script)
+    assert "step 2: loss" in capsys.readouterr().out
+
+
+def test_a_script_says_whatever_a_config_says(capsys: pytest.CaptureFixture[str]) -> None:
+    odd = rs.EmbeddingBagConfig(
+        100, 4, 'say "hi"\n', rs.DataType.FP16, ['f"\\', "g"], 0.5, -0.25, pooling=rs.PoolingType.MEAN
+    )
+    load = rs.Workload(8, pooling_factors={"g": 1.5}, weighted=True, optimizer="adam")
+    plan = rs.EmbeddingShardingPlanner(rs.Topology(1), workload=load).plan_tables([odd])
+    script = plan.to_script()
+    scope: dict[str, Any] = {"__name__": "exported"}
+    exec(script, scope)
+    assert scope["BAG_TABLES"] == [odd]
+    assert scope["Model"]().bags.is_weighted()
+    assert next(scope["batches"](0, 1)).sparse_features.weights().shape
+    run_alone(script)
+    assert "step 2" in capsys.readouterr().out
+
+
+def test_scripts_that_cannot_be_are_refused_by_name() -> None:
+    planner = rs.EmbeddingShardingPlanner(rs.Topology(2))
+    plan = planner.plan(models.Unannotated())
+    with pytest.raises(PlanError, match=r"Unannotated.forward\(what: \?, ever: \?\) is not called in a way"):
+        plan.to_script(f"{MODELS}:Unannotated")
+    with pytest.raises(PlanError, match="has other tables than this plan"):
+        plan.to_script(f"{MODELS}:dlrm")
+    table = models.tables()[0]
+    table.init_fn = torch.nn.init.zeros_
+    made = planner.plan_tables([table])
+    made.planned.tables[""][0].init_fn = torch.nn.init.zeros_  # type: ignore[union-attr]
+    with pytest.raises(PlanError, match="has an init_fn"):
+        made.to_script()
+    with pytest.raises(PlanError, match="no planner made this plan"):
+        ShardingPlan.from_json(plan.to_json()).to_script()
+
+
+def test_ranks_of_several_nodes_are_told_how_to_start() -> None:
+    plan = rs.EmbeddingShardingPlanner(rs.Topology(8, local_world_size=4)).plan_tables(models.tables())
+    assert "torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:PORT" in plan.to_script()
+    with pytest.raises(SystemExit, match="the plan is for 8 ranks and 1 run"):
+        run_alone(plan.to_script())
+
+
+# ---- TorchRec ----
+
+
+def test_a_plan_for_torchrec_is_refused_by_name_where_there_is_none(tables: Path, tmp_path: Path) -> None:
+    with pytest.raises(ImportError, match="where the package torchrec is installed, and here it is not"):
+        said(tables, "--ranks", 2, "--torchrec", tmp_path / "plan.pt")
+
+
+@pytest.mark.skipif("RECSHARD_PEERS" not in os.environ, reason="RECSHARD_PEERS does not name a Python with TorchRec")
+def test_a_plan_for_torchrec_opens_where_this_library_is_not(tmp_path: Path) -> None:
+    tables, out = tmp_path / "t.csv", tmp_path / "plan.pt"
+    tables.write_text("name,num_embeddings,embedding_dim,feature_names\nmovies,1000,16,f\n")
+    python = os.environ["RECSHARD_PEERS"]
+    write = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from recshard_lab.cli import main; main()"
+    command = [python, "-c", write, "plan", str(tables), "--ranks", "2", "--torchrec", str(out)]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": ""}, cwd=tmp_path)
+    read = (
+        "import sys, torch; sys.modules['recshard_lab'] = None;"
+        f"plan = torch.load({str(out)!r}, weights_only=False); print(type(plan).__module__, plan.plan[''])"
+    )
+    done = subprocess.run(
+        [python, "-c", read], check=True, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ""}
+    )
+    assert done.stdout.startswith("torchrec.distributed.types")
+    assert "movies" in done.stdout
+
+
+def test_an_exported_plan_is_still_pickled_with_what_is_known_of_it() -> None:
+    plan = rs.EmbeddingShardingPlanner(rs.Topology(2)).plan_tables(models.tables())
+    assert pickle.loads(pickle.dumps(plan)).to_script() == plan.to_script()

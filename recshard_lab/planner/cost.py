@@ -21,7 +21,9 @@ Shape letters: K loads, W ranks, P phases, C candidates, n rectangles.
 """
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,6 +109,14 @@ class CostModel:
         self.latency_ms = self.routes.latency_ms
         self.lookups = LookupCosts(topology, self.tables, self.workload.optimizer)
 
+    def on(self, topology: Topology) -> Self:
+        """The same tables and step on other ranks, as many with as much memory: much quicker made than a new model."""
+        found = copy(self)
+        for name in ("terms", "overlapped"):
+            found.__dict__.pop(name, None)
+        found.set_topology(topology)
+        return found
+
     def takes(self, proposal: Proposal) -> bool:
         """Whether the planner may choose this cut; here every one."""
         return True
@@ -186,12 +196,11 @@ class CostModel:
         ranks, slow = top.world_size, top.slowdown
         totals = loads[: IDS + 1].sum(axis=-1, keepdims=True)
         ms = np.empty((len(PHASES), *loads.shape[1:]))
-        route = top.route_ns_per_id * 1e-6 * slow
+        route = top.route_ns_per_id * 1e-6
         lanes, row_cut = loads[LANES : ROW_CUT + 1].sum(axis=-1, keepdims=True)
         host_ms, lanes_ms = top.host_ms * slow, lanes * (top.lane_ms * slow)  # a rank packs and unpacks all lanes
-        ms[0] = (
-            self.routes.wire(loads[IN], totals[IN]) + (loads[IDS] * ranks + totals[IDS]) * route + 2 * self.latency_ms
-        )
+        ms[0] = self.routes.wire(loads[IN], totals[IN]) + 2 * self.latency_ms
+        ms[0] += self.lookups.shared(loads[IDS] * (ranks * route)) + totals[IDS] * (route * slow)
         ms[0] += host_ms + lanes_ms + (row_cut > 0) * (top.row_cut_ms * slow) + loads[SORT] * slow
         kernels, launched = loads[LANES] * top.lane_ms, (loads[LANES] > 0) * (top.launch_ms * slow)
         ms[1] = self.lookups.shared(loads[LOOKUP] + kernels) + launched
@@ -228,8 +237,8 @@ class CostModel:
         slow = top.slowdown
         own, node, everyone = (np.zeros((phases + 1, K)) for _ in range(3))
         fixed = np.zeros(phases + 1)
-        own[0, IDS] = top.world_size * top.route_ns_per_id * 1e-6 * slow
         everyone[0, IDS] = top.route_ns_per_id * 1e-6 * slow
+        self.lookups.add_terms(own, everyone, 0, IDS, top.world_size * top.route_ns_per_id * 1e-6)
         everyone[0, LANES] = top.lane_ms * slow
         own[0, SORT] = own[4, SUM] = slow
         for phase, load in ((1, LOOKUP), (5, UPDATE)):
@@ -238,6 +247,7 @@ class CostModel:
         fixed[:] = 2 * self.latency_ms + top.host_ms * slow, top.launch_ms * slow, 0, self.dense_ms, 0, 0, 0
         fixed[5] = fixed[1]
         own[0, IN] = self.routes.wire_ms
+        everyone[0, IN] = self.routes.shared_wire_ms
         cut, norms = np.zeros(phases + 1), np.zeros(phases + 1)
         cut[0] = top.row_cut_ms * slow
         if top.world_size > 1:

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.cost import CostModel
 from recshard_lab.planner.cost_models import cost_model_named
-from recshard_lab.planner.loads import ACROSS_BOTH, BY_NODE, ROUTE_NUMBERS, K, across_shares
+from recshard_lab.planner.loads import ACROSS_BOTH, BY_NODE, ROUTE_NUMBERS, across_shares
 from recshard_lab.planner.memory import MEMORY_CATEGORIES
 from recshard_lab.planner.overlap import Overlap
 from recshard_lab.planner.text import estimate_text
@@ -126,17 +127,55 @@ def estimate(
     return estimate_loads(model, plan_loads(model, pairs))
 
 
+@dataclass(frozen=True, eq=False)
+class PlanRects:
+    """The n rectangles of a plan as `CostModel.rect_loads` takes them, and where they lie.
+
+    Attributes:
+        of, rows, cols, replicated, dense, route, node_rows: ``[n]``, see there.
+        ranks: ``[n]``.
+        shares: ``[n]`` of ACROSS, see `across_shares`.
+    """
+
+    of: NDArray[np.intp]
+    ranks: NDArray[np.intp]
+    rows: Array
+    cols: Array
+    replicated: Array
+    dense: Array
+    route: Array
+    node_rows: Array
+    shares: Array
+
+    def loads(self, model: CostModel) -> Array:
+        """``[K, n]``."""
+        found = model.rect_loads(self.of, self.rows, self.cols, self.replicated, self.dense, self.route, self.node_rows)
+        found[ACROSS_BOTH] *= self.shares
+        return found
+
+
 def plan_loads(model: CostModel, pairs: list[tuple[BaseEmbeddingConfig, ParameterSharding]]) -> Array:
     """The loads ``[K, W]`` of a plan.
 
     Raises:
         PlanError: a shard on a rank that does not exist; a route that does not apply.
     """
-    world_size = model.topology.world_size
+    rects = plan_rects(model.topology, pairs)
+    ranks = model.topology.world_size
+    return np.stack([np.bincount(rects.ranks, weights=row, minlength=ranks) for row in rects.loads(model)])
+
+
+def plan_rects(topology: Topology, pairs: list[tuple[BaseEmbeddingConfig, ParameterSharding]]) -> PlanRects:
+    """The rectangles of a plan.
+
+    Raises:
+        PlanError: a shard on a rank that does not exist; a route that does not apply.
+    """
+    world_size = topology.world_size
     flat: list[tuple[float, ...]] = []
     shares: list[float] = []
     for index, (config, sharding) in enumerate(pairs):
-        full = sharding.resolved(config, world_size, model.topology.local_world_size)
+        full = sharding.resolved(config, world_size, topology.local_world_size)
         highest = max(shard.rank for shard in full.shards)
         if highest >= world_size:
             check_shards(config, full.shards, full.replicated, world_size)  # says which, and the fix
@@ -145,15 +184,12 @@ def plan_loads(model: CostModel, pairs: list[tuple[BaseEmbeddingConfig, Paramete
         flags = (float(full.replicated), dense_kernel, ROUTE_NUMBERS[taken_route(config, full)], by_node)
         flat += [(index, s.rank, s.rows[1] - s.rows[0], s.cols[1] - s.cols[0], *flags) for s in full.shards]
         if full.route == "two_hop":
-            nodes = [model.topology.node_of(shard.rank) for shard in full.shards]
+            nodes = [topology.node_of(shard.rank) for shard in full.shards]
             shares += across_shares([shard.cols for shard in full.shards], nodes)
         else:
             shares += [1.0] * len(full.shards)
-    of, ranks, rows, cols, replicated, dense, route, node_rows = np.array(flat, dtype=float).reshape(-1, 8).T
-    rects = model.rect_loads(of.astype(int), rows, cols, replicated, dense, route, node_rows)
-    rects[ACROSS_BOTH] *= shares
-    at = ranks.astype(int)
-    return np.stack([np.bincount(at, weights=rects[k], minlength=world_size) for k in range(K)])
+    of, ranks, *sizes = np.array(flat, dtype=float).reshape(-1, 8).T
+    return PlanRects(of.astype(np.intp), ranks.astype(np.intp), *sizes, np.array(shares))
 
 
 def taken_route(config: BaseEmbeddingConfig, sharding: ParameterSharding) -> str:

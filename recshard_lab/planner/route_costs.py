@@ -46,19 +46,21 @@ class RouteCosts:
         self.hops_ms = inside + across
         # the busiest rank's time in an all-to-all, per byte that it sends to each peer
         near, far = (self.local - 1) / top.intra_host_bw, (self.ranks - self.local) / top.inter_host_bw
-        self.wire_ms = (max(near, far) if self.nodes > 1 else near) * top.slowdown
+        self.wire_ms = max(near, far) if self.nodes > 1 else near
+        self.shared_wire_ms = self.wire_ms * (top.slowdown - 1) / self.ranks  # per byte of any rank, see `LookupCosts`
 
     def wire(self, per_peer: Array, total: Array) -> Array:
         """ms of an all-to-all in which rank r exchanges ``per_peer[..., r]`` bytes with each peer, one way."""
         top, ranks, local = self.topology, self.ranks, self.local
         if ranks == 1:
             return np.zeros_like(per_peer)
+        others = total * self.shared_wire_ms
         if self.nodes == 1:
-            return np.asarray(np.maximum((ranks - 1) * per_peer, total - per_peer) * (top.slowdown / top.intra_host_bw))
+            return np.asarray(np.maximum((ranks - 1) * per_peer, total - per_peer) / top.intra_host_bw + others)
         node = self.of_node(per_peer)
         inside = np.maximum((local - 1) * per_peer, node - per_peer) / top.intra_host_bw
         across = np.maximum((ranks - local) * per_peer, total - node) / top.inter_host_bw
-        return np.asarray(np.maximum(inside, across) * top.slowdown)
+        return np.asarray(np.maximum(inside, across) + others)
 
     def ms(self, loads: Array, totals: Array, host_ms: float, lanes_ms: Array, backward: bool) -> Array:
         """``[..., W]`` of bringing rows home, or gradients back.
@@ -108,7 +110,8 @@ class RouteCosts:
             phases_of_ways, (OUT, BACK), slower_by, (self.forward, self.backward), strict=True
         ):
             own[phase, way] = self.wire_ms
-            everyone[phase, way] = everyone[phase, ACROSS] = self.copied
+            everyone[phase, way] = self.copied + self.shared_wire_ms
+            everyone[phase, ACROSS] = self.copied
             everyone[phase, SCATTER] = (self.ranks - 1) * slower * slow / self.link + self.copied
             own[phase, HOP] = self.nodes * (self.local - 1) * slow / top.intra_host_bw
             node[phase, HOP] = self.nodes * self.copied

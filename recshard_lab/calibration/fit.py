@@ -1,0 +1,168 @@
+"""Fits the figures of a `Topology` to measured steps, by least squares of logarithms.
+
+Every figure is searched as its logarithm and held near where it starts (its prior), the more so the less the
+measurements say about it; a measured time counts as ``log(predicted / measured)``, so that short steps count like long
+ones. The cost model itself predicts: no formula is written a second time. One disturbed measurement does not bend the
+fit: beyond two deviations, residuals count linearly (Huber).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from recshard_lab.calibration.cases import Case
+from recshard_lab.calibration.predict import Predictions
+from recshard_lab.planner.workload import Array
+from recshard_lab.sharding import Topology
+
+STEP_DEVIATION, PHASE_DEVIATION = 0.08, 0.3  # of measured logarithms
+LOOKUP_PHASE, UPDATE_PHASE = 1, 5
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A figure that is fitted.
+
+    Args:
+        field: of `Topology`.
+        start: where it starts on "cpu" if the topology says 0, and is held.
+        factor: how far from there it may well lie, up or down.
+        optimizer: whose, where the field is a mapping.
+    """
+
+    field: str
+    start: float
+    factor: float
+    optimizer: str | None = None
+
+    @property
+    def name(self) -> str:
+        """As people read it."""
+        return self.field if self.optimizer is None else f"{self.field}[{self.optimizer}]"
+
+    def of(self, topology: Topology) -> float:
+        """Its value, or where it starts."""
+        found = getattr(topology, self.field)
+        value = found if self.optimizer is None else found.get(self.optimizer, 0.0)
+        return float(value or self.start)
+
+
+#: what one number describes; the starts are of the machine that the defaults of `Topology` were measured on
+SHARED = (
+    Fitted("ddr_mem_bw", 6.5e6, 2.0),
+    Fitted("cache_bw", 60e6, 2.0),
+    Fitted("cache_bytes", 16e6, 3.0),
+    Fitted("lookup_ns_per_id", 2.0, 2.0),
+    Fitted("bag_ns", 10.0, 2.0),
+    Fitted("update_ns_per_id", 10.0, 2.0),
+    Fitted("route_ns_per_id", 12.0, 2.0),
+    Fitted("sort_ns_per_id", 40.0, 2.0),
+    Fitted("sum_ns_per_number", 0.3, 2.0),
+    Fitted("norm_ms", 0.4, 2.0),
+    Fitted("norm_ns_per_row", 30.0, 2.0),
+    Fitted("intra_host_bw", 1.6e6, 2.0),
+    Fitted("peer_ms", 0.26, 2.0),
+    Fitted("host_ms", 0.08, 2.0),
+    Fitted("lane_ms", 0.005, 2.0),
+    Fitted("launch_ms", 0.05, 2.0),
+    Fitted("row_cut_ms", 0.38, 2.0),
+    Fitted("step_ms", 0.23, 2.0),
+)
+#: one for each optimizer
+PER_OPTIMIZER = (Fitted("update_cost", 2.0, 2.0), Fitted("update_row_ns", 10.0, 3.0))
+
+
+@dataclass(frozen=True, eq=False)
+class Measurements:
+    """Measured cases, of C.
+
+    Attributes:
+        cases: models under plans.
+        step_ms: ``[C]``.
+        phases_ms: ``[C, 2]`` of lookup and update on the slowest rank; NaN where they cannot be told from others.
+    """
+
+    cases: Sequence[Case]
+    step_ms: Array
+    phases_ms: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """What came of a fit.
+
+    Attributes:
+        topology: with the fitted figures.
+        figures: which were fitted.
+        spread: for each, the factor up or down within which the measurements leave it (one deviation).
+    """
+
+    topology: Topology
+    figures: tuple[Fitted, ...]
+    spread: tuple[float, ...]
+
+
+def figures_for(optimizers: Sequence[str]) -> tuple[Fitted, ...]:
+    """Every figure that is fitted where these optimizers were measured."""
+    each = [replace(figure, optimizer=name) for name in optimizers for figure in PER_OPTIMIZER]
+    return (*SHARED, *each)
+
+
+def with_figures(topology: Topology, figures: Sequence[Fitted], values: Sequence[float]) -> Topology:
+    """The topology with these values of these figures."""
+    changed: dict[str, Any] = {}
+    for figure, value in zip(figures, values, strict=True):
+        if figure.optimizer is None:
+            changed[figure.field] = float(value)
+        else:
+            changed.setdefault(figure.field, dict(getattr(topology, figure.field)))[figure.optimizer] = float(value)
+    return replace(topology, **changed)
+
+
+def fit(measured: Measurements, topology: Topology, figures: Sequence[Fitted]) -> Fit:
+    """The figures with which the cost model says what was measured.
+
+    Args:
+        measured: the cases.
+        topology: of as many ranks; figures that are not fitted stay, the others start from it.
+        figures: to be fitted.
+    """
+    from scipy.optimize import least_squares
+
+    predictions = Predictions(measured.cases, topology)
+    start = np.log([figure.of(topology) for figure in figures])
+    reach = np.log([figure.factor for figure in figures])
+    told = np.isfinite(measured.phases_ms)
+
+    def residuals(at: Array) -> Array:
+        phases = predictions.phases(with_figures(topology, figures, np.exp(start + at * reach))).max(axis=-1)
+        steps = np.log(phases.sum(axis=0) / measured.step_ms) / STEP_DEVIATION
+        parts = np.log(phases[[LOOKUP_PHASE, UPDATE_PHASE]].T[told] / measured.phases_ms[told]) / PHASE_DEVIATION
+        return np.concatenate([_huber(steps), _huber(parts), at])
+
+    found = least_squares(residuals, np.zeros(len(start)), method="trf", x_scale=1.0, max_nfev=40, xtol=1e-4, ftol=1e-5)
+    inverse = np.linalg.inv(found.jac.T @ found.jac)
+    spread = np.exp(np.sqrt(np.diag(inverse)) * reach)
+    return Fit(with_figures(topology, figures, np.exp(start + found.x * reach)), tuple(figures), tuple(spread))
+
+
+def _huber(residuals: Array, limit: float = 2.0) -> Array:
+    """Residuals whose squares are those of a Huber loss."""
+    size = np.abs(residuals)
+    return np.where(
+        size <= limit, residuals, np.sign(residuals) * np.sqrt(np.maximum(2 * limit * size - limit**2, 0.0))
+    )
+
+
+def errors(predicted: Array, measured: Array) -> Mapping[str, float]:
+    """How far predictions are from what was measured: geometric means of the ratio, and of its size.
+
+    >>> errors(np.array([2.0, 0.5]), np.array([1.0, 1.0]))
+    {'ratio': 1.0, 'error': 1.0}
+    """
+    ratio = np.log(predicted / measured)
+    return {"ratio": float(np.exp(ratio.mean())), "error": float(np.exp(np.abs(ratio).mean()) - 1)}

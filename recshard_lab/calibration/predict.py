@@ -1,0 +1,83 @@
+"""The planner's predictions of many cases under many machines at once: what a fit asks thousands of times.
+
+Cases of one optimizer become one cost model, whose tables are those of all cases and whose loads have one more axis.
+
+Shape letters: C cases, P phases, W ranks, K loads, n rectangles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recshard_lab.calibration.cases import Case
+from recshard_lab.planner.cost import PHASES, CostModel
+from recshard_lab.planner.estimate import PlanRects, plan_rects
+from recshard_lab.planner.workload import Array, TableLoads
+from recshard_lab.sharding import Topology
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """Cases of one optimizer."""
+
+    cases: NDArray[np.intp]  # [c] their numbers among all
+    models: list[CostModel]
+    rects: PlanRects  # [n] of all of them, tables counted on
+    at: NDArray[np.intp]  # [n] the rank, W times the case on
+
+    def phases(self, topology: Topology) -> Array:
+        """``[P, c, W]``."""
+        model, ranks = self.models[0].on(topology), topology.world_size
+        each = [one.on(topology) for one in self.models]
+        model.tables = _joined([one.tables for one in each])
+        model.lookups.tables = model.tables
+        model.lookups.missed = np.concatenate([one.lookups.missed for one in each])
+        size = len(each) * ranks
+        rows = [np.bincount(self.at, weights=row, minlength=size) for row in self.rects.loads(model)]
+        return model.phases(np.stack(rows).reshape(-1, len(each), ranks))
+
+
+class Predictions:
+    """What the cost model says of cases.
+
+    Args:
+        cases: for the same number of ranks.
+        topology: of so many ranks; its figures do not matter.
+    """
+
+    def __init__(self, cases: Sequence[Case], topology: Topology) -> None:
+        self.count = len(cases)
+        self.groups = []
+        optimizers = [case.model.workload.optimizer for case in cases]
+        for optimizer in dict.fromkeys(optimizers):
+            numbers = [i for i, own in enumerate(optimizers) if own == optimizer]
+            own_cases = [cases[i] for i in numbers]
+            models = [CostModel(case.model.tables, topology, case.model.workload) for case in own_cases]
+            rects = [plan_rects(topology, case.plan.pairs(list(case.model.tables))) for case in own_cases]
+            firsts = np.cumsum([0, *(len(case.model.tables) for case in own_cases)])
+            parts = {
+                spec.name: np.concatenate([getattr(one, spec.name) for one in rects]) for spec in fields(PlanRects)
+            }
+            parts["of"] = np.concatenate([one.of + first for one, first in zip(rects, firsts, strict=False)])
+            at = np.concatenate([one.ranks + i * topology.world_size for i, one in enumerate(rects)])
+            self.groups.append(_Group(np.array(numbers), models, PlanRects(**parts), at))
+
+    def phases(self, topology: Topology) -> Array:
+        """``[P, C, W]`` milliseconds."""
+        found = np.empty((len(PHASES), self.count, topology.world_size))
+        for group in self.groups:
+            found[:, group.cases] = group.phases(topology)
+        return found
+
+    def step_ms(self, topology: Topology) -> Array:
+        """``[C]``."""
+        return np.asarray(self.phases(topology).max(axis=-1).sum(axis=0))
+
+
+def _joined(loads: Sequence[TableLoads]) -> TableLoads:
+    names = [spec.name for spec in fields(TableLoads)]
+    return TableLoads(**{name: np.concatenate([getattr(one, name) for one in loads]) for name in names})

@@ -8,7 +8,7 @@ fit: beyond two deviations, residuals count linearly (Huber).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -112,7 +112,7 @@ def figures_for(optimizers: Sequence[str]) -> tuple[Fitted, ...]:
     return (*SHARED, *each)
 
 
-def with_figures(topology: Topology, figures: Sequence[Fitted], values: Sequence[float]) -> Topology:
+def with_figures(topology: Topology, figures: Sequence[Fitted], values: Iterable[float]) -> Topology:
     """The topology with these values of these figures."""
     changed: dict[str, Any] = {}
     for figure, value in zip(figures, values, strict=True):

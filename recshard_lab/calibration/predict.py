@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from recshard_lab.calibration.cases import Case
 from recshard_lab.planner.cost import PHASES, CostModel
 from recshard_lab.planner.estimate import PlanRects, plan_rects
+from recshard_lab.planner.lookup_costs import LookupCosts
 from recshard_lab.planner.workload import Array, TableLoads
 from recshard_lab.sharding import Topology
 
@@ -26,19 +27,21 @@ class _Group:
 
     cases: NDArray[np.intp]  # [c] their numbers among all
     models: list[CostModel]
+    tables: TableLoads  # of all of them
     rects: PlanRects  # [n] of all of them, tables counted on
     at: NDArray[np.intp]  # [n] the rank, W times the case on
 
     def phases(self, topology: Topology) -> Array:
         """``[P, c, W]``."""
-        model, ranks = self.models[0].on(topology), topology.world_size
-        each = [one.on(topology) for one in self.models]
-        model.tables = _joined([one.tables for one in each])
-        model.lookups.tables = model.tables
-        model.lookups.missed = np.concatenate([one.lookups.missed for one in each])
-        size = len(each) * ranks
+        model, ranks, count = self.models[0].on(topology), topology.world_size, len(self.models)
+        optimizer = model.workload.optimizer
+        model.tables = model.lookups.tables = self.tables
+        model.lookups.missed = np.concatenate(
+            [LookupCosts(topology, one.tables, optimizer).missed for one in self.models]
+        )
+        size = count * ranks
         rows = [np.bincount(self.at, weights=row, minlength=size) for row in self.rects.loads(model)]
-        return model.phases(np.stack(rows).reshape(-1, len(each), ranks))
+        return model.phases(np.stack(rows).reshape(-1, count, ranks).astype(float))
 
 
 class Predictions:
@@ -63,8 +66,9 @@ class Predictions:
                 spec.name: np.concatenate([getattr(one, spec.name) for one in rects]) for spec in fields(PlanRects)
             }
             parts["of"] = np.concatenate([one.of + first for one, first in zip(rects, firsts, strict=False)])
+            tables = _joined([one.tables for one in models])
             at = np.concatenate([one.ranks + i * topology.world_size for i, one in enumerate(rects)])
-            self.groups.append(_Group(np.array(numbers), models, PlanRects(**parts), at))
+            self.groups.append(_Group(np.array(numbers), models, tables, PlanRects(**parts), at))
 
     def phases(self, topology: Topology) -> Array:
         """``[P, C, W]`` milliseconds."""

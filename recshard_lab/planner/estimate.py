@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
@@ -132,13 +132,13 @@ class PlanRects:
     """The n rectangles of a plan as `CostModel.rect_loads` takes them, and where they lie.
 
     Attributes:
-        of, rows, cols, replicated, dense, route, node_rows: ``[n]``, see there.
-        ranks: ``[n]``.
+        of, rows, cols, replicated, dense, route, node_rows: ``[n]``, see there; of are integers.
+        ranks: ``[n]`` integers.
         shares: ``[n]`` of ACROSS, see `across_shares`.
     """
 
-    of: NDArray[np.intp]
-    ranks: NDArray[np.intp]
+    of: Any
+    ranks: Any
     rows: Array
     cols: Array
     replicated: Array
@@ -188,8 +188,9 @@ def plan_rects(topology: Topology, pairs: list[tuple[BaseEmbeddingConfig, Parame
             shares += across_shares([shard.cols for shard in full.shards], nodes)
         else:
             shares += [1.0] * len(full.shards)
-    of, ranks, *sizes = np.array(flat, dtype=float).reshape(-1, 8).T
-    return PlanRects(of.astype(np.intp), ranks.astype(np.intp), *sizes, np.array(shares))
+    of, ranks, rows, cols, replicated, dense, route, node_rows = np.array(flat, dtype=float).reshape(-1, 8).T
+    of, ranks = of.astype(np.intp), ranks.astype(np.intp)
+    return PlanRects(of, ranks, rows, cols, replicated, dense, route, node_rows, np.array(shares))
 
 
 def taken_route(config: BaseEmbeddingConfig, sharding: ParameterSharding) -> str:

@@ -56,6 +56,8 @@ _ROOM_OF = {
     # models
     "DLRM": "models",
     "DLRM_DCN": "models",
+    "DeepFMNN": "models",
+    "SimpleDeepFMNN": "models",
     # data
     "MovieLens": "data",
     "SyntheticRatings": "data",

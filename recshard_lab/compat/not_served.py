@@ -96,7 +96,6 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
         "DLRM with other interactions",
         "DLRM, with its dots of all pairs, or DLRM_DCN, with a cross network",
     ),
-    (r"torchrec\.(models|modules)\.deepfm.*", "DeepFM", "DLRM"),
     (
         r"torchrec\.(models|modules)\..*|torchrec\.models",
         "layers and models",

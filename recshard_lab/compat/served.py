@@ -55,6 +55,7 @@ SERVED: dict[str, dict[str, str]] = {
     },
     "torchrec.modules.activation": {"models": "SwishLayerNorm"},
     "torchrec.modules.crossnet": {"models": "CrossNet LowRankCrossNet LowRankMixtureCrossNet VectorCrossNet"},
+    "torchrec.modules.deepfm": {"models": "DeepFM FactorizationMachine"},
     "torchrec.modules.mlp": {"models": "MLP Perceptron"},
     "torchrec.modules.regroup": {"embedding": "KTRegroupAsDict"},
     # ---- distributed ----
@@ -138,6 +139,9 @@ SERVED: dict[str, dict[str, str]] = {
     "torchrec.metrics.rec_metric": {"train": "RecMetric"},
     "torchrec.metrics.recall_session": {"train": "RecallSessionMetric"},
     "torchrec.metrics.throughput": {"train": "ThroughputMetric"},
+    "torchrec.models.deepfm": {
+        "models.deepfm": "DenseArch FMInteractionArch OverArch SimpleDeepFMNN SparseArch",
+    },
     "torchrec.datasets": {},
     "torchrec.datasets.criteo": {
         "data.criteo": "CAT_FEATURE_COUNT DAYS DEFAULT_CAT_NAMES DEFAULT_COLUMN_NAMES DEFAULT_INT_NAMES "

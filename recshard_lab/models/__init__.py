@@ -4,6 +4,10 @@ from recshard_lab.models.crossnet import CrossNet as CrossNet
 from recshard_lab.models.crossnet import LowRankCrossNet as LowRankCrossNet
 from recshard_lab.models.crossnet import LowRankMixtureCrossNet as LowRankMixtureCrossNet
 from recshard_lab.models.crossnet import VectorCrossNet as VectorCrossNet
+from recshard_lab.models.deepfm import DeepFM as DeepFM
+from recshard_lab.models.deepfm import FactorizationMachine as FactorizationMachine
+from recshard_lab.models.deepfm import SimpleDeepFMNN as SimpleDeepFMNN
+from recshard_lab.models.deepfm_nn import DeepFMNN as DeepFMNN
 from recshard_lab.models.dlrm import DLRM as DLRM
 from recshard_lab.models.dlrm import DenseArch as DenseArch
 from recshard_lab.models.dlrm import OverArch as OverArch
@@ -22,13 +26,17 @@ __all__ = [
     "MLP",
     "CrossNet",
     "DLRMTrain",
+    "DeepFM",
+    "DeepFMNN",
     "DenseArch",
+    "FactorizationMachine",
     "InteractionArch",
     "InteractionDCNArch",
     "LowRankCrossNet",
     "LowRankMixtureCrossNet",
     "OverArch",
     "Perceptron",
+    "SimpleDeepFMNN",
     "SparseArch",
     "SwishLayerNorm",
     "VectorCrossNet",

@@ -47,17 +47,25 @@ class DenseArch(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """``[B, I] -> [B, D]``"""
-        if features.dim() != 2:
-            raise ValueError(f"dense_features must be [B, {self.in_features}], got {list(features.shape)}")
-        if features.shape[1] != self.in_features:
-            raise ValueError(
-                f"dense_features has {features.shape[1]} columns, the model was built for {self.in_features}"
-            )
+        features = checked_dense(features, self.in_features)
         if self.mlp is not None:
             dense: Tensor = self.mlp(features)
             return dense
         assert self.constant is not None
         return self.constant.expand(len(features), -1)
+
+
+def checked_dense(features: Tensor, in_features: int) -> Tensor:
+    """The dense features of a batch, if they are ``[B, in_features]``.
+
+    Raises:
+        ValueError: they are not.
+    """
+    if features.dim() != 2:
+        raise ValueError(f"dense_features must be [B, {in_features}], got {list(features.shape)}")
+    if features.shape[1] != in_features:
+        raise ValueError(f"dense_features has {features.shape[1]} columns, the model was built for {in_features}")
+    return features
 
 
 class SparseArch(nn.Module):

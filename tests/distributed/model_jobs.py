@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from recshard_lab import (
 )
 from recshard_lab.bench.apparatus.plain_models import twin_of
 from recshard_lab.data import Batch
-from recshard_lab.models import DLRM, DLRM_DCN
+from recshard_lab.models import DLRM, DLRM_DCN, DeepFMNN
 
 TABLES = [
     {"name": "t1", "num_embeddings": 23, "embedding_dim": 8, "feature_names": ["a", "b"]},
@@ -33,13 +34,18 @@ DENSE, STEPS, LR = 3, 4, 0.1
 
 MODELS: dict[str, Callable[[EmbeddingBagCollection, Any], nn.Module]] = {
     "dlrm": lambda ebc, device: DLRM(ebc, DENSE, [6, 8], [10, 1], dense_device=device),
+    "deepfm": lambda ebc, device: DeepFMNN(ebc, DENSE, [10, 6], dense_device=device),
     "dlrm_dcn": lambda ebc, device: DLRM_DCN(ebc, DENSE, [6, 8], [10, 1], 2, 3, dense_device=device),
 }
 
 
+def _draw(weight: Tensor) -> None:
+    nn.init.normal_(weight, std=0.3)
+
+
 def model(name: str, device: str | None = None) -> nn.Module:
     torch.manual_seed(3)
-    tables = [EmbeddingBagConfig(**table, init_fn=nn.init.normal_) for table in TABLES]
+    tables = [EmbeddingBagConfig(**table, init_fn=_draw) for table in TABLES]
     return MODELS[name](EmbeddingBagCollection(tables, device=device), device)
 
 
@@ -111,6 +117,7 @@ def peak() -> int:
 
 
 def _forget_peak() -> None:
+    gc.collect()  # models of jobs before
     Path("/proc/self/clear_refs").write_text("5")
 
 

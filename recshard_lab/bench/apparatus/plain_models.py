@@ -122,4 +122,16 @@ def dlrm_dcn(weights: Weights, dense: Tensor, pooled: list[Tensor]) -> Tensor:
     return _top(weights, x)
 
 
-FORMULAS: dict[str, Formula] = {"DLRM": dlrm, "DLRM_DCN": dlrm_dcn}
+def deepfm(weights: Weights, dense: Tensor, pooled: list[Tensor]) -> Tensor:
+    """Guo et al. 2017, equations 1, 2 and 4, pair by pair; column 0 of a row is w, the others are V."""
+    rows = list(pooled)
+    if "dense_fields.weight" in weights:
+        rows += [dense[:, [number]] * row for number, row in enumerate(weights["dense_fields.weight"])]
+    linear = torch.stack([row[:, 0] for row in rows]).sum(0)
+    pairs = [(one[:, 1:] * other[:, 1:]).sum(1) for one, other in combinations(rows, 2)]
+    deep = _rectified(weights, "deep.mlp.layers", torch.cat([row[:, 1:] for row in rows], 1))
+    top = (deep @ weights["deep.out.weight"].T + weights["deep.out.bias"]).squeeze(1)
+    return linear + torch.stack(pairs).sum(0) + top
+
+
+FORMULAS: dict[str, Formula] = {"DLRM": dlrm, "DLRM_DCN": dlrm_dcn, "DeepFMNN": deepfm}

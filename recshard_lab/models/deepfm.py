@@ -1,0 +1,197 @@
+"""DeepFM's parts as TorchRec has them, and the model that TorchRec builds of them; names and results as there.
+
+The model of the paper (Guo et al. 2017, arXiv 1703.04247) is `DeepFMNN`: it adds the first-order weights, interacts
+features by the dot products of their vectors, and gives logits. `SimpleDeepFMNN` concatenates what this one adds up,
+counts the products of all pairs of *numbers*, those of one vector included, and gives probabilities.
+
+Shape letters: B batch, I dense features, F sparse features, D embedding dim, H width of the deep part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.embedding import EmbeddingBagCollection, embedding_names_by_table
+from recshard_lab.models.dlrm import checked_dense
+from recshard_lab.sparse import KeyedJaggedTensor, KeyedTensor
+
+
+def _in_a_row(embeddings: Sequence[Tensor]) -> Tensor:
+    if not len(embeddings):
+        raise ValueError("embeddings is empty: give at least one tensor [B, ...]")
+    return torch.cat([embedding.flatten(1) for embedding in embeddings], dim=1)
+
+
+@names_wrong_arguments
+class FactorizationMachine(nn.Module):
+    """Sum of the products of all pairs of numbers of a sample: ``(sum(x)^2 - sum(x^2)) / 2`` over all features.
+
+    This is the second-order term of Rendle 2010 (ICDM) for inputs of one number; that of vectors, whose dot products
+    are added, is in `DeepFMNN`.
+
+    >>> FactorizationMachine()([torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0]])]).item()
+    11.0
+    """
+
+    @names_wrong_arguments
+    def forward(self, embeddings: Sequence[Tensor]) -> Tensor:
+        """Tensors ``[B, ...]``, of any widths -> ``[B, 1]``"""
+        row = _in_a_row(embeddings)
+        return (row.sum(1, keepdim=True).square() - row.square().sum(1, keepdim=True)) / 2
+
+
+@names_wrong_arguments
+class DeepFM(nn.Module):
+    """The deep part: a module over all embeddings of a sample in a row.
+
+    Args:
+        dense_module: ``[B, sum of widths] -> [B, H]``.
+
+    >>> DeepFM(nn.Linear(3, 4))([torch.zeros(5, 2), torch.zeros(5, 1)]).shape
+    torch.Size([5, 4])
+    """
+
+    def __init__(self, dense_module: nn.Module) -> None:
+        super().__init__()
+        self.dense_module = dense_module
+
+    @names_wrong_arguments
+    def forward(self, embeddings: Sequence[Tensor]) -> Tensor:
+        """Tensors ``[B, ...]``, of any widths -> ``[B, H]``"""
+        deep: Tensor = self.dense_module(_in_a_row(embeddings))
+        return deep
+
+
+class DenseArch(nn.Module):
+    """Two linear layers with relu: the dense features as one more vector."""
+
+    def __init__(
+        self, in_features: int, hidden_layer_size: int, embedding_dim: int, device: torch.device | str | None = None
+    ) -> None:
+        super().__init__()
+        self.in_features = in_features
+        self.model = nn.Sequential(
+            nn.Linear(in_features, hidden_layer_size, device=device),
+            nn.ReLU(),
+            nn.Linear(hidden_layer_size, embedding_dim, device=device),
+            nn.ReLU(),
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        """``[B, I] -> [B, D]``"""
+        dense: Tensor = self.model(checked_dense(features, self.in_features))
+        return dense
+
+
+class SparseArch(nn.Module):
+    """The tables."""
+
+    def __init__(self, embedding_bag_collection: EmbeddingBagCollection) -> None:
+        super().__init__()
+        self.embedding_bag_collection = embedding_bag_collection
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """ids of B samples -> ``[B, F D]``"""
+        pooled: KeyedTensor = self.embedding_bag_collection(features)
+        return pooled
+
+
+class FMInteractionArch(nn.Module):
+    """The dense vector, the deep part and the pairwise products side by side.
+
+    Args:
+        fm_in_features: columns of all vectors together.
+        sparse_feature_names: keys of the F features.
+        deep_fm_dimension: H.
+    """
+
+    def __init__(
+        self,
+        fm_in_features: int,
+        sparse_feature_names: Sequence[str],
+        deep_fm_dimension: int,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.sparse_feature_names = list(sparse_feature_names)
+        self.deep_fm = DeepFM(
+            nn.Sequential(nn.Linear(fm_in_features, deep_fm_dimension, device=device), nn.ReLU()),
+        )
+        self.fm = FactorizationMachine()
+
+    def forward(self, dense_features: Tensor, sparse_features: KeyedTensor) -> Tensor:
+        """dense ``[B, D]``, sparse ``[B, F D]`` -> ``[B, D + H + 1]``"""
+        vectors = [dense_features, *(sparse_features[name] for name in self.sparse_feature_names)]
+        return torch.cat([dense_features, self.deep_fm(vectors), self.fm(vectors)], dim=1)
+
+
+class OverArch(nn.Module):
+    """One linear layer and a sigmoid."""
+
+    def __init__(self, in_features: int, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        self.model = nn.Sequential(nn.Linear(in_features, 1, device=device), nn.Sigmoid())
+
+    def forward(self, features: Tensor) -> Tensor:
+        """``[B, in_features] -> [B, 1]``, in (0, 1)"""
+        chance: Tensor = self.model(features)
+        return chance
+
+
+@names_wrong_arguments
+class SimpleDeepFMNN(nn.Module):
+    """TorchRec's model of DeepFM's parts; it gives probabilities, not logits.
+
+    Args:
+        num_dense_features: I, at least 1.
+        embedding_bag_collection: the tables, all of one `embedding_dim` D. May be on the meta device.
+        hidden_layer_size: of the dense part.
+        deep_fm_dimension: H.
+        dense_device: where the dense weights live.
+
+    Raises:
+        ValueError: tables of different widths, or sizes below 1.
+
+    >>> from recshard_lab.embedding import EmbeddingBagConfig
+    >>> tables = [EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=8, feature_names=["f", "g"])]
+    >>> model = SimpleDeepFMNN(3, EmbeddingBagCollection(tables), hidden_layer_size=16, deep_fm_dimension=5)
+    >>> ids = KeyedJaggedTensor(["f", "g"], torch.tensor([3, 1, 4]), lengths=torch.tensor([1, 0, 1, 1]))
+    >>> model(torch.rand(2, 3), ids).shape
+    torch.Size([2, 1])
+    """
+
+    def __init__(
+        self,
+        num_dense_features: int,
+        embedding_bag_collection: EmbeddingBagCollection,
+        hidden_layer_size: int,
+        deep_fm_dimension: int,
+        dense_device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        tables = embedding_bag_collection.embedding_bag_configs()
+        widths = {table.name: table.embedding_dim for table in tables}
+        if len(set(widths.values())) != 1:
+            raise ValueError(f"SimpleDeepFMNN needs tables of one embedding_dim, got {widths}")
+        sizes = (num_dense_features, hidden_layer_size, deep_fm_dimension)
+        if not all(1 <= size < 1 << 40 for size in sizes):
+            raise ValueError(
+                f"num_dense_features, hidden_layer_size and deep_fm_dimension must be at least 1, got {list(sizes)}"
+            )
+        dim = tables[0].embedding_dim
+        names = [name for group in embedding_names_by_table(tables) for name in group]
+        self.sparse_arch = SparseArch(embedding_bag_collection)
+        self.dense_arch = DenseArch(num_dense_features, hidden_layer_size, dim, dense_device)
+        self.inter_arch = FMInteractionArch(dim * (1 + len(names)), names, deep_fm_dimension, dense_device)
+        self.over_arch = OverArch(dim + deep_fm_dimension + 1, dense_device)
+
+    @names_wrong_arguments
+    def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
+        """dense ``[B, I]`` and ids of B samples -> probabilities ``[B, 1]``"""
+        dense = self.dense_arch(dense_features)
+        chance: Tensor = self.over_arch(self.inter_arch(dense, self.sparse_arch(sparse_features)))
+        return chance

@@ -75,6 +75,7 @@ _ROOM_OF = {
     "column_wise": "sharding",
     "construct_module_sharding_plan": "sharding",
     "data_parallel": "sharding",
+    "flex_shard": "sharding",
     "grid_shard": "sharding",
     "row_wise": "sharding",
     "table_column_wise": "sharding",

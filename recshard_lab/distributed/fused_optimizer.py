@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from recshard_lab.distributed.lookup import KernelGroup
-from recshard_lab.distributed.parts import Part, owned
+from recshard_lab.distributed.parts import Part
 from recshard_lab.distributed.reshard import Move, move
 from recshard_lab.distributed.sharded_collections import ShardedCollection
 from recshard_lab.distributed.table_shards import TableShards, sharded_tensor
@@ -152,16 +152,11 @@ class TableHandle:
     def _state(self, part: Part) -> Any:
         shards = self.shards
         matrices = shards.matrices(part)
-        if shards.sharding.replicated or (shards.env.pg is None and len(matrices) == 1):
+        if shards.is_whole and len(matrices) == 1:
             return _plain(part, next(iter(matrices.values())))
-        if shards.env.pg is None:
+        if shards.is_whole:
             return _plain(part, shards.joined(part))
-        speakers, held = [], {}
-        for number, (position, shard) in enumerate(self._speakers(part)):
-            speakers.append(shard)
-            if position in matrices:
-                top = part.shards(shards.sharding.shards)[position].rows[0]
-                held[number] = matrices[position][shard.rows[0] - top : shard.rows[1] - top]
+        speakers, held = shards.spoken_for(part)
         return sharded_tensor(speakers, held, part.size(*shards.size), shards.env, part.dtype, part.extent == "element")
 
     def spread(self, entry: Mapping[str, Any]) -> list[Move]:
@@ -169,24 +164,14 @@ class TableHandle:
         shards, moves = self.shards, []
         for part in shards.state_parts:
             matrices = shards.matrices(part)
-            where = part.shards(shards.sharding.shards)
-            if shards.env.pg is None and len(matrices) > 1:
+            if shards.is_whole and len(matrices) > 1:
+                where = part.shards(shards.sharding.shards)
                 whole: Tensor = part.matrix(entry[self.state_name(part)])
                 for position, matrix in matrices.items():
                     matrix.copy_(whole[slice(*where[position].rows), slice(*where[position].cols)])
-            elif part.extent != "element" and not shards.sharding.replicated and len(where) > 1:
-                speakers = self._speakers(part)
-                held = {}
-                for number, (position, shard) in enumerate(speakers):
-                    if position in matrices:
-                        top = where[position].rows[0]
-                        held[number] = matrices[position][shard.rows[0] - top : shard.rows[1] - top]
-                moves.append(Move(part.dtype, [shard for _, shard in speakers], where, held, matrices))
+            elif (told := shards.told(part)) is not None:
+                moves.append(told)
         return moves
-
-    def _speakers(self, part: Part) -> list[tuple[int, Any]]:
-        where = part.shards(self.shards.sharding.shards)
-        return list(enumerate(where)) if part.extent == "element" else owned(where)
 
 
 def _plain(part: Part, matrix: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from recshard_lab.distributed.bucketize import edges_of
 from recshard_lab.distributed.fit_ids import fit_ids
 from recshard_lab.distributed.layout import Layout
 from recshard_lab.distributed.packed import Packed
-from recshard_lab.distributed.row_router import BlockIds, Found, RowRouter, Run
+from recshard_lab.distributed.row_router import HOME, BlockIds, Found, RowRouter, Run
 from recshard_lab.distributed.touched_rows import TouchedRows, touched_rows
 from recshard_lab.embedding import DataType
 from recshard_lab.embedding.out_of_range import OutOfRange
@@ -44,11 +44,12 @@ class Home:
         batch_size: B on this rank.
         lengths: for each block, its bag lengths ``[B]``; ``[S]`` of its own in a variable batch.
         counts: for each block, the number of its ids.
-        sent: for each rank and lane there, how many ids went.
-        positions: for each row-split (rank, lane), where in the block those ids stood (sequence collections only).
+        sent: for each rank and exchanged lane there, how many ids went.
+        positions: for each row-split (rank, lane), where in the block those ids stood (sequence collections only);
+            for replicated lanes under ``(HOME, number)``.
         layout: the wiring by which they went.
-        replicas: what the data-parallel lanes look up here.
-        touched: for each data-parallel lane the rows it travels as; None where it travels as bags.
+        replicas: what the replicated lanes look up here, counted from the first row of their rectangle.
+        touched: for each replicated lane the rows it travels as; None where it travels as bags.
         inverse: for each block, which of its bags is each sample's ``[B]``; None where bag b is sample b's.
         kept: for each block, which of its ids are left where some were no rows (see `fit_ids`); ``lengths`` still
             count them all, ``counts`` those that are left.
@@ -266,13 +267,16 @@ class InputDist:
             BlockIds(head, (ids, *span), None if weights is None else (weights, *span))
             for head, span in zip(heads, whole, strict=True)
         ]
-        replicas = [batch[lane.block] for lane in layout.replicated_lanes]
+        stripes = {} if self.router.idle else self.router.route(self._global_ids(batch, values), not self.pooled)
+        replicas = [
+            self._at_home(stripes.get((HOME, k)), batch[lane.block]) for k, lane in enumerate(layout.replicated_lanes)
+        ]
         touched = self._touch(replicas)
         home = Home(
             batch_size=features.stride(),
             lengths=[bags[bag_starts[key] : bag_starts[key + 1]] for key in position],
             counts=[per_key[key] for key in position],
-            sent=[[per_key[position[lane.block]] for lane in lanes] for lanes in layout.rank_lanes],
+            sent=[[per_key[position[lane.block]] for lane in lanes] for lanes in layout.exchanged_lanes],
             positions={},
             replicas=replicas,
             touched=touched,
@@ -282,9 +286,9 @@ class InputDist:
         )
         if fitted.lengths is not None:
             home.lengths = [own.to(self.wire) for own in fitted.lengths]
-        stripes = {} if self.router.idle else self.router.route(self._global_ids(batch, values), not self.pooled)
         for (rank, place), found in stripes.items():
-            home.sent[rank][place] = found.ids[2] - found.ids[1]
+            if rank != HOME:
+                home.sent[rank][place] = found.ids[2] - found.ids[1]
             if found.positions is not None:
                 home.positions[rank, place] = found.positions
         copies = [lane if own is None else self._as_rows(own) for lane, own in zip(replicas, touched, strict=True)]
@@ -308,6 +312,11 @@ class InputDist:
             runs.append(own)
         segments = features.stride() if self.pooled else 1
         return Packed(runs, home, VARIABLE if variable else _with_header(segments) if with_header else segments)
+
+    @staticmethod
+    def _at_home(found: Found | None, block: BlockIds) -> BlockIds:
+        """What a replicated lane looks up: the whole block, or the ids that are rows of its rectangle."""
+        return block if found is None else BlockIds(found.lengths, found.ids, found.weights)
 
     def _global_ids(self, batch: list[BlockIds], values: Tensor) -> list[BlockIds]:
         """The batch with row numbers as wide as the tables need, which a stripe's own need not be."""

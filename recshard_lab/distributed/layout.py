@@ -11,9 +11,9 @@ Everything here is known once the plan is, is the same on every rank, and is com
     rank 0: lane (movies/liked, rows 0-500)  lane (movies/seen, rows 0-500)  lane (users/user, cols 0-8)
     rank 1: lane (movies/liked, rows 500-1000)  ...
 
-Lanes are numbered rank by rank; on a rank, the exchanged lanes come first, then the replicated ones (data
-parallel: every rank holds the whole rectangle). Exchanged lanes are sorted by route, then by group, so that the lanes
-of a route, and of a group inside it, lie side by side.
+Lanes are numbered rank by rank; on a rank, the exchanged lanes come first, then the replicated ones (every rank holds
+that rectangle: a data-parallel table, or the hot rows of one that is cut otherwise). Exchanged lanes are sorted by
+route, then by group, so that the lanes of a route, and of a group inside it, lie side by side.
 
 Shape letters: B batch, D columns of a block, J blocks, L lanes of a rank, W ranks.
 """
@@ -77,20 +77,14 @@ class Layout:
         self.blocks = list(blocks)
         self.world_size = world_size
         self.shards = [list(shardings[table.name].shards) for table in tables]
-        self.replicated = [shardings[table.name].replicated for table in tables]
+        self.replicated = [shardings[table.name].replica_flags for table in tables]
         self.table_routes = [effective_route(table, shardings[table.name]) for table in tables]
         self.rank_lanes: list[list[Lane]] = [[] for _ in range(world_size)]
         for index, block in enumerate(blocks):
-            for number, shard in enumerate(self.shards[block.table]):
-                lane = Lane(
-                    index,
-                    block.table,
-                    number,
-                    shard,
-                    self.replicated[block.table],
-                    groups[block.table, number],
-                    self.table_routes[block.table],
-                )
+            copies, route = self.replicated[block.table], self.table_routes[block.table]
+            for number, (shard, copy) in enumerate(zip(self.shards[block.table], copies, strict=True)):
+                group = groups[block.table, number]
+                lane = Lane(index, block.table, number, shard, copy, group, "direct" if copy else route)
                 self.rank_lanes[shard.rank].append(lane)
         for lanes in self.rank_lanes:
             lanes.sort(key=_place)
@@ -111,8 +105,14 @@ class Layout:
 
     @cached_property
     def replicated_lanes(self) -> list[Lane]:
-        """The data-parallel lanes, the same on every rank."""
+        """The replicated lanes, the same on every rank but for their shard's index."""
         return [lane for lane in self.rank_lanes[0] if lane.replicated]
+
+    @cached_property
+    def partly_replicated(self) -> frozenset[int]:
+        """Blocks to which replicas and exchanged rectangles both contribute: their rows are added at home."""
+        exchanged = {lane.block for lanes in self.exchanged_lanes for lane in lanes}
+        return frozenset(lane.block for lane in self.replicated_lanes if lane.block in exchanged)
 
     @cached_property
     def output_width(self) -> int:
@@ -159,4 +159,4 @@ def _route_order(route: str) -> tuple[bool, str]:
 
 def _place(lane: Lane) -> tuple[Any, ...]:
     """Where a lane stands among its rank's."""
-    return lane.replicated, _route_order(lane.route), lane.group, lane.block, lane.shard.cols
+    return lane.replicated, _route_order(lane.route), lane.group, lane.block, lane.shard.cols, lane.shard.rows

@@ -184,12 +184,11 @@ def choose_kinds(
         optimizer = None if sharding.compute_kernel == "dense" else spec
         split = any(shard.num_cols < config.embedding_dim for shard in sharding.shards)
         norms = optimizer is not None and optimizer.row_wise and split
-        slots = [
-            Slot(config.name, shard.num_rows, shard.num_cols, config.data_type, config.embedding_dim)
-            for shard in sharding.shards
-        ]
         kernel = choose_kernel(
-            slots,
+            [
+                Slot(config.name, shard.num_rows, shard.num_cols, config.data_type, config.embedding_dim)
+                for shard in sharding.shards
+            ],
             optimizer,
             pooled=pooled,
             weighted=weighted,
@@ -198,8 +197,10 @@ def choose_kinds(
             backend=backend,
         )
         kind = GroupKind(kernel.name, config.data_type, optimizer, norms, effective_route(config, sharding))
-        if kind not in kinds:
-            kinds.append(kind)
-        for number in range(len(slots)):
-            chosen[table, number] = (kinds.index(kind),)
+        home = replace(kind, exchanges_row_norms=False, route="direct")  # replicas have whole rows
+        for number, copy in enumerate(sharding.replica_flags):
+            own = home if copy else kind
+            if own not in kinds:
+                kinds.append(own)
+            chosen[table, number] = (kinds.index(own),)
     return kinds, chosen

@@ -22,6 +22,7 @@ from recshard_lab.comm import ShardingEnv, all_gather_object
 from recshard_lab.distributed.fused_optimizer import STATE_NAMES
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
 from recshard_lab.distributed.parts import Part
+from recshard_lab.distributed.reshard import move
 from recshard_lab.distributed.table_shards import TableShards, sharded_tensor
 from recshard_lab.embedding import FusedCollection
 
@@ -129,6 +130,15 @@ class ModelState:
                 raise ValueError(f"table {name!r}: optimizer states of several pieces in one process are not saved")
             return {k: _tensor(v, name, k) for p in parameters for k, v in optimizer.state.get(p, {}).items()}
         found: dict[str, Any] = {}
+        for key, (part, matrices) in self._pieces(optimizer, name, shards).items():
+            kept, own = shards.spoken_for(part, matrices)
+            found[key] = sharded_tensor(kept, own, part.size(*shards.size), shards.env, part.dtype)
+        return found
+
+    def _pieces(
+        self, optimizer: torch.optim.Optimizer, name: str, shards: TableShards
+    ) -> dict[str, tuple[Part, dict[int, Tensor]]]:
+        """State -> what it is, and its matrices on this rank by the position of their rectangle. All ranks call it."""
         held: dict[str, dict[int, Tensor]] = {}
         for (position, weight), parameter in zip(shards.held.items(), shards.parameters(), strict=True):
             for key, value in optimizer.state.get(parameter, {}).items():
@@ -136,14 +146,7 @@ class ModelState:
                 if part.extent == "row":
                     raise ValueError(f"table {name!r}: {key!r} has one number a row, which only fused tables can save")
                 held.setdefault(key, {})[position] = part.matrix(value)
-        for key, matrices in self._agreed(held).items():
-            extent, dtype, pieces = matrices
-            part = Part(key, extent, dtype)
-            where = part.shards(shards.sharding.shards)
-            kept = where if extent == "element" else where[:1]
-            own = {n: piece for n, piece in pieces.items() if n < len(kept)}
-            found[key] = sharded_tensor(kept, own, part.size(*shards.size), shards.env, dtype)
-        return found
+        return {key: (Part(key, *kind), pieces) for key, (*kind, pieces) in self._agreed(held).items()}
 
     def _agreed(self, held: Mapping[str, dict[int, Tensor]]) -> dict[str, tuple[Any, torch.dtype, dict[int, Tensor]]]:
         """Which states there are, also where this rank holds no piece."""
@@ -168,6 +171,8 @@ class ModelState:
         self.model.load_state_dict(self.weights)
         if self.sharded is not None and fused:
             self.sharded.fused_optimizer.adopt(self.fused)
+        if self.sharded is not None and self.optimizer is not None:
+            self._tell(self.optimizer, self.sharded.device)
         if settings is None:
             return
         if self.sharded is not None and fused:
@@ -177,6 +182,17 @@ class ModelState:
         if self.optimizer is not None:
             for group, given in self.paired_groups(settings):
                 group.update({key: value for key, value in given.items() if key != "params"})
+
+    @torch.no_grad()
+    def _tell(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+        """Tells replicas of some rows what was read about the first of them, and every piece what a table has once."""
+        moves = []
+        for name, shards in self.tables.items():
+            if not shards.is_whole:
+                pieces = self._pieces(optimizer, name, shards).values()
+                moves += [told for own in pieces if (told := shards.told(*own)) is not None]
+        if moves:
+            move(moves, self.env, device)
 
     def paired_groups(self, settings: Mapping[str, Any]) -> list[tuple[dict[str, Any], Mapping[str, Any]]]:
         """Each param group here beside the saved one over the same parameters.

@@ -82,14 +82,18 @@ class Part:
         return rows * cols * self.dtype.itemsize
 
 
-def owned(shards: Sequence[Shard]) -> list[tuple[int, Shard]]:
+def owned(shards: Sequence[Shard], extent: Extent = "row") -> list[tuple[int, Shard]]:
     """Of matrices with copies, who speaks for which rows: (position, rows it owns), every cell exactly once.
 
-    The first column piece of a row does (the first in the list among equals).
+    Of what has one number a row or a table, the first column piece of a row does (the first in the list among equals);
+    of what has one number a weight, the first of equal rectangles.
 
     >>> owned([Shard(1, (0, 4), (0, 1)), Shard(0, (0, 2), (0, 1)), Shard(0, (2, 6), (0, 1))])
     [(0, Shard(rank=1, rows=(0, 4), cols=(0, 1))), (2, Shard(rank=0, rows=(4, 6), cols=(0, 1)))]
     """
+    if extent == "element":
+        distinct = {shard.rect: number for number, shard in reversed(list(enumerate(shards)))}
+        return [(number, shards[number]) for number in sorted(distinct.values())]
     found = []
     edges = sorted({edge for shard in shards for edge in shard.rows})
     starts: dict[int, list[int]] = {}

@@ -54,6 +54,10 @@ class BlockIds:
     weights: Run | None
 
 
+HOME = -1
+"""In place of a rank: the k-th replicated lane, which is looked up at home, is ``(HOME, k)``."""
+
+
 @dataclass(slots=True)
 class _Plan:
     """What is known before any batch."""
@@ -82,7 +86,7 @@ class RowRouter:
                 place[index] = len(plan.blocks)
                 plan.blocks.append(index)
                 starts.append(cuts)
-        for rank, lanes in enumerate(layout.rank_lanes):
+        for rank, lanes in [*enumerate(layout.exchanged_lanes), (HOME, layout.replicated_lanes)]:
             for number, lane in enumerate(lanes):
                 if lane.block in place:
                     own = place[lane.block]
@@ -98,7 +102,7 @@ class RowRouter:
         return self.stripes is None and not self._plan.range_of
 
     def route(self, batch: list[BlockIds], want_positions: bool) -> dict[tuple[int, int], Found]:
-        """(rank, lane) -> what it is to receive, for every lane of a row-split block.
+        """(rank, lane) -> what it is to receive, for every lane of a row-split block; a replica's under `HOME`.
 
         Args:
             batch: for each block, its part of the local batch.

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from recshard_lab.comm import ShardingEnv
-from recshard_lab.distributed.parts import Part
+from recshard_lab.distributed.parts import Part, owned
+from recshard_lab.distributed.reshard import Move, move
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.embedding.kernels import TORCH_DTYPES
 from recshard_lab.optim import EmptyFusedOptimizer
@@ -19,6 +20,9 @@ _INIT_ROWS = 8192
 
 class TableShards(nn.Module):
     """This rank's rectangles of one table.
+
+    Where some rows are replicated and others are not, state dicts tell a replica once, by the first rank that holds it,
+    and loading one tells the other replicas, so that all ranks must load together.
 
     A single rectangle is the parameter ``weight``; several are ``weight_0``, ``weight_1``, ... In state dicts the table
     always has its ordinary name, ``weight``, and is one of torch's sharded tensors (a plain tensor when replicated or
@@ -72,6 +76,46 @@ class TableShards(nn.Module):
             return self.held
         return {position: part.matrix(state[part.name]) for position, state in self.states.items()}
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank alone can tell the whole table: every rank holds it, or there is no other."""
+        return self.sharding.replicated or self.env.pg is None
+
+    def spoken_for(
+        self, part: Part, matrices: Mapping[int, Tensor] | None = None
+    ) -> tuple[list[Shard], dict[int, Tensor]]:
+        """A part without its copies, as state dicts tell it: every cell once, and those of them on this rank.
+
+        Of several rectangles that hold the same numbers, which are replicas, and under column splits what has one
+        number a row or a table, the first in the list speaks for all.
+        """
+        where = part.shards(self.sharding.shards)
+        matrices = self.matrices(part) if matrices is None else matrices
+        speakers, held = [], {}
+        for number, (position, shard) in enumerate(owned(where, part.extent)):
+            speakers.append(shard)
+            if position in matrices:
+                top = where[position].rows[0]
+                held[number] = matrices[position][shard.rows[0] - top : shard.rows[1] - top]
+        return speakers, held
+
+    def told(self, part: Part, matrices: Mapping[int, Tensor] | None = None) -> Move | None:
+        """What tells the other rectangles what those that speak for them hold; None where all speak for themselves.
+
+        Args:
+            part: what is told.
+            matrices: where it lies on this rank; `matrices` of this part when left out.
+        """
+        where = part.shards(self.sharding.shards)
+        matrices = self.matrices(part) if matrices is None else matrices
+        speaking = {position: shard.rows for position, shard in owned(where, part.extent)}
+        listening = [at for at, shard in enumerate(where) if speaking.get(at) != shard.rows]
+        if self.is_whole or not listening:
+            return None
+        speakers, held = self.spoken_for(part, matrices)
+        wanted = {number: matrices[at] for number, at in enumerate(listening) if at in matrices}
+        return Move(part.dtype, speakers, [where[at] for at in listening], held, wanted)
+
     def keep(self, parameters: Sequence[nn.Parameter]) -> None:
         """Goes on with these parameter objects, which now show this module's weights."""
         for (name, own), parameter in zip(list(self._parameters.items()), parameters, strict=True):
@@ -117,14 +161,14 @@ class TableShards(nn.Module):
                 weight[at : at + end - start] = rows[start:, slice(*shard.cols)]
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        if self.sharding.replicated or (self.env.pg is None and len(self.held) == 1):
+        part = self.parts()[0]
+        if self.is_whole and len(self.held) == 1:
             destination[prefix + "weight"] = next(iter(self.held.values()))
-        elif self.env.pg is None:
-            destination[prefix + "weight"] = self.joined(self.parts()[0])
+        elif self.is_whole:
+            destination[prefix + "weight"] = self.joined(part)
         else:
-            destination[prefix + "weight"] = sharded_tensor(
-                self.sharding.shards, self.held, self.size, self.env, whole_dtype(self.config)
-            )
+            shards, held = self.spoken_for(part)
+            destination[prefix + "weight"] = sharded_tensor(shards, held, self.size, self.env, part.dtype)
 
     @torch.no_grad()
     def _load_from_state_dict(
@@ -152,17 +196,35 @@ class TableShards(nn.Module):
             for shard, weight in self.shards():
                 weight.copy_(value[slice(*shard.rows), slice(*shard.cols)])
         else:
+            told = self.told(self.parts()[0])
+            if told is not None and not self._lies_here(value):  # said on all ranks alike: they would wait for another
+                error_msgs.append(self._elsewhere())
+                return
             arrived = {tuple(local.metadata.shard_offsets): local.tensor for local in value.local_shards()}
-            for shard, weight in self.shards():
+            speakers, held = self.spoken_for(self.parts()[0])
+            for number, weight in held.items():
+                shard = speakers[number]
                 local = arrived.get((shard.rows[0], shard.cols[0]))
                 if local is None or local.shape != weight.shape:
-                    error_msgs.append(
-                        f"table {self.config.name!r}: the state lies under another plan; load it with "
-                        f"torch.distributed.checkpoint, which moves the rectangles"
-                    )
+                    error_msgs.append(self._elsewhere())
                     return
                 if local.data_ptr() != weight.data_ptr():
                     weight.copy_(local)
+            if told is not None:
+                move([told], self.env, next(self.parameters()).device)
+
+    def _elsewhere(self) -> str:
+        return (
+            f"table {self.config.name!r}: the state lies under another plan; load it with "
+            f"torch.distributed.checkpoint, which moves the rectangles"
+        )
+
+    def _lies_here(self, value: Any) -> bool:
+        """Whether a sharded tensor lies as this table's state does, on every rank."""
+        ranks = torch.distributed.get_process_group_ranks(self.env.pg)
+        speakers, _ = self.spoken_for(self.parts()[0])
+        own = {(ranks[s.rank], s.rows[0], s.cols[0], s.num_rows, s.num_cols) for s in speakers}
+        return own == {(m.placement.rank(), *m.shard_offsets, *m.shard_sizes) for m in value.metadata().shards_metadata}
 
     def joined(self, part: Part) -> Tensor:
         """A part of the whole table as one matrix, where all rectangles are on this rank. A copy."""

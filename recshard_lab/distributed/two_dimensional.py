@@ -249,9 +249,10 @@ class DMPCollection(DistributedModelParallel):
             weights, states = _Tensors(), _Tensors()
             for shards in self._tables(group):
                 for part in shards.parts() if include_optimizer_state else shards.parts()[:1]:
-                    several = shards.sharding.replicated or part.extent != "element"
                     chosen = weights if part.name == "weight" else states
-                    (chosen.several if several else chosen.single).extend(shards.matrices(part).values())
+                    for position, matrix in shards.matrices(part).items():
+                        several = shards.sharding.replica_flags[position] or part.extent != "element"
+                        (chosen.several if several else chosen.single).append(matrix)
             states.several += kept
             self._average(weights, "replicas/weights")
             self._average(states, "replicas/optimizer_state")

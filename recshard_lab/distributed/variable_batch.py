@@ -66,7 +66,7 @@ class VariableRoute:
             target += flat[position : position + target.numel()].view(target.shape)
             position += target.numel()
         for lane, local in zip(self.replicas.lanes, _by_lane(replicated, self.replicas.lanes), strict=True):
-            blocks[lane.block].copy_(local[: blocks[lane.block].shape[0]])
+            blocks[lane.block] += local[: blocks[lane.block].shape[0]]
         self._divide_means(blocks, home)
         return out
 

@@ -46,6 +46,7 @@ SCHEMES: dict[str, Look] = {
     "table_row_wise": Look("table-row-wise", "#f1d774", "rising"),
     "table_column_wise": Look("table-column-wise", "#8fd6d6", "falling"),
     "grid_shard": Look("grid", "#f0a9b8", "grid"),
+    "flex_shard": Look("flex (hot rows everywhere)", "#c9d68a", "cross"),
 }
 
 MEMORY: dict[str, Look] = {

@@ -20,6 +20,7 @@ from recshard_lab.sharding import (
     ParameterConstraints,
     ParameterSharding,
     ShardingPlan,
+    ShardingType,
     Topology,
 )
 from recshard_lab.sharding.plan import Tables
@@ -178,7 +179,9 @@ def plan_rects(topology: Topology, pairs: list[tuple[BaseEmbeddingConfig, Parame
         full = sharding.resolved(config, world_size, topology.local_world_size)
         highest = max(shard.rank for shard in full.shards)
         if highest >= world_size:
-            check_shards(config, full.shards, full.replicated, world_size)  # says which, and the fix
+            check_shards(
+                config, full.shards, full.sharding_type == ShardingType.DATA_PARALLEL, world_size
+            )  # says which, and the fix
         dense_kernel = float(full.compute_kernel == EmbeddingComputeKernel.DENSE)
         by_node = float(full.sharding_type in BY_NODE)
         flags = (float(full.replicated), dense_kernel, ROUTE_NUMBERS[taken_route(config, full)], by_node)

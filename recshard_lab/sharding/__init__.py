@@ -7,6 +7,7 @@ from recshard_lab.sharding.constraints import ParameterConstraints as ParameterC
 from recshard_lab.sharding.generators import ParameterShardingGenerator as ParameterShardingGenerator
 from recshard_lab.sharding.generators import column_wise as column_wise
 from recshard_lab.sharding.generators import data_parallel as data_parallel
+from recshard_lab.sharding.generators import flex_shard as flex_shard
 from recshard_lab.sharding.generators import grid_shard as grid_shard
 from recshard_lab.sharding.generators import row_wise as row_wise
 from recshard_lab.sharding.generators import table_column_wise as table_column_wise

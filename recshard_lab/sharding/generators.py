@@ -13,6 +13,7 @@ from recshard_lab.sharding.plan import ParameterSharding
 from recshard_lab.sharding.schemes import scheme_named
 from recshard_lab.sharding.schemes.base import Proposal, check_ranks
 from recshard_lab.sharding.schemes.column_wise import most_pieces, pieces
+from recshard_lab.sharding.schemes.flex_shard import default_hot_rows, hot_and_cold
 from recshard_lab.sharding.schemes.grid_shard import checkerboard
 from recshard_lab.sharding.schemes.nodes import ranks_of_host
 from recshard_lab.sharding.shard import PlanError, Shard
@@ -197,6 +198,35 @@ def grid_shard(
     return generate
 
 
+@checks_arguments
+def flex_shard(
+    hot_rows: int | None = None,
+    compute_kernel: str | None = None,
+    *,
+    ranks: Sequence[int] | None = None,
+    route: str = "direct",
+) -> ParameterShardingGenerator:
+    """Rows ``[0, hot_rows)`` on every rank, a stripe of the others on each (FlexShard): for ids sorted by use.
+
+    Args:
+        hot_rows: how many rows are replicated, fewer than the table has; a hundredth of them when left out.
+        compute_kernel: "fused" when left out.
+        ranks: where the stripes go, in order; ranks 0, 1, ... when left out. Replicas lie on every rank.
+
+    >>> movies = BaseEmbeddingConfig(name="movies", num_embeddings=10, embedding_dim=4)
+    >>> [(s.rank, s.rows) for s in flex_shard(hot_rows=2)(movies, Topology(2)).shards]
+    [(0, (0, 2)), (1, (0, 2)), (0, (2, 6)), (1, (6, 10))]
+    """
+
+    def generate(table: BaseEmbeddingConfig, topology: Topology) -> ParameterSharding:
+        where = check_ranks(range(topology.world_size) if ranks is None else ranks, topology.world_size)
+        hot = default_hot_rows(table) if hot_rows is None else hot_rows
+        rects, owners = hot_and_cold(table, hot, where, topology.world_size)
+        return Proposal("flex_shard", rects).placed(owners, compute_kernel or "fused", route)
+
+    return generate
+
+
 def data_parallel() -> ParameterShardingGenerator:
     """A replica on every rank."""
     return _by_scheme("data_parallel", None, None, "direct")
@@ -212,7 +242,8 @@ def tiling(
     """A tiling drawn by hand: any rectangles that together are the table.
 
     Args:
-        rects: shards, or ``(rank, rows, cols)`` with half-open spans; None is all rows, all columns.
+        rects: shards, or ``(rank, rows, cols)`` with half-open spans; None is all rows, all columns. The same rows,
+            whole, on every rank are replicas.
         compute_kernel: "fused" when left out.
 
     >>> movies = BaseEmbeddingConfig(name="movies", num_embeddings=10, embedding_dim=8)

@@ -5,14 +5,15 @@
     Shard(rank=1, rows=(0, 500), cols=(0, 64))    rows [r0, r1) x columns [c0, c1), held by rank 1
 
 Table-wise is one rectangle, row-wise W horizontal stripes, column-wise vertical stripes; data-parallel is the
-whole rectangle on every rank, and the only kind whose rectangles may lie on top of one another.
+whole rectangle on every rank. The same rectangle on every rank is a replica (`replicas.py`), the only kind of
+rectangles that may lie on top of one another; some rows may be replicated and the rest be cut.
 
     ShardingPlan                          module path -> EmbeddingModuleShardingPlan
       EmbeddingModuleShardingPlan         table name  -> ParameterSharding
         ParameterSharding                 scheme's name, kernel, route, and the rectangles: what runs
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -20,133 +21,17 @@ from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.asked import known
 from recshard_lab.sharding.exports import Exported
+from recshard_lab.sharding.parameter_sharding import ParameterSharding as ParameterSharding
 from recshard_lab.sharding.shard import PlanError as PlanError
 from recshard_lab.sharding.shard import Shard as Shard
-from recshard_lab.sharding.types import ShardingType, check_route
-from recshard_lab.sharding.validate import check_shards, nearest, replicas_of, shards_in
+from recshard_lab.sharding.types import ShardingType
+from recshard_lab.sharding.validate import check_shards, nearest
 
 if TYPE_CHECKING:
     from recshard_lab.planner.answers import Explained, PlanDiff, WhyNot
     from recshard_lab.planner.why import Planned
 
 Tables: TypeAlias = Sequence[BaseEmbeddingConfig] | Mapping[str, Sequence[BaseEmbeddingConfig]]
-
-
-@names_wrong_arguments
-@dataclass(frozen=True, init=False)
-class ParameterSharding:
-    """How one table is cut and where the pieces go.
-
-    Args:
-        sharding_type: the scheme's name; a label, any name is allowed ("custom" for a tiling drawn by hand).
-            Only "data_parallel" has a meaning: the same rectangle on every rank.
-        compute_kernel: "fused" (the optimizer runs in backward) or "dense".
-        ranks: the ranks that take part; taken from the shards when left out.
-        sharding_spec: torch's ``EnumerableShardingSpec`` instead of `shards`, as TorchRec passes it.
-        shards: the rectangles. May be left out for data_parallel, and for any registered scheme if the plan is
-            put through `ShardingPlan.resolved` before it runs.
-        route: how looked-up rows come home, one of `ROUTES`; the result is the same under each.
-
-    Raises:
-        PlanError: both `shards` and `sharding_spec`; a shard on a rank that `ranks` does not name; a route that
-            does not exist, or one for data_parallel, whose rows never leave their rank.
-
-    >>> ParameterSharding("table_wise", shards=[Shard(1, (0, 100), (0, 8))]).ranks
-    [1]
-    """
-
-    sharding_type: str
-    compute_kernel: str
-    ranks: list[int] | None
-    shards: tuple[Shard, ...]
-    route: str
-
-    def __init__(
-        self,
-        sharding_type: str,
-        compute_kernel: str = "fused",
-        ranks: Sequence[int] | None = None,
-        sharding_spec: Any = None,
-        *,
-        shards: Iterable[Shard] = (),
-        route: str = "direct",
-    ) -> None:
-        shards = shards_in(shards)
-        if sharding_spec is not None:
-            if shards:
-                raise PlanError("give shards or sharding_spec, not both")
-            from recshard_lab.sharding.torch_spec import shards_from_spec
-
-            shards = shards_from_spec(sharding_spec)
-        found = list(dict.fromkeys(shard.rank for shard in shards))
-        if ranks is not None:
-            ranks = [int(rank) for rank in ranks]
-            stray = [rank for rank in found if rank not in ranks]
-            if stray:
-                raise PlanError(f"a shard lies on rank {stray[0]}, but ranks={ranks!r} does not name it")
-        object.__setattr__(self, "sharding_type", str(getattr(sharding_type, "value", sharding_type)))
-        object.__setattr__(self, "compute_kernel", str(getattr(compute_kernel, "value", compute_kernel)))
-        object.__setattr__(self, "ranks", ranks if ranks is not None else (found or None))
-        object.__setattr__(self, "shards", shards)
-        object.__setattr__(self, "route", check_route(route))
-        if self.replicated and route != "direct":
-            raise PlanError(
-                f"data_parallel sends no rows home, so it has no route {route!r}. Smallest fix: leave route out"
-            )
-
-    def __hash__(self) -> int:
-        return hash((self.sharding_type, self.compute_kernel, self.shards, self.route))
-
-    @property
-    def replicated(self) -> bool:
-        """Whether every rank holds the whole table."""
-        return self.sharding_type == ShardingType.DATA_PARALLEL
-
-    @property
-    def sharding_spec(self) -> Any:
-        """The shards as torch's ``EnumerableShardingSpec``; None for data_parallel, as in TorchRec."""
-        from recshard_lab.sharding.torch_spec import spec_from_shards
-
-        return None if self.replicated or not self.shards else spec_from_shards(self.shards)
-
-    def resolved(
-        self, table: BaseEmbeddingConfig, world_size: int, local_world_size: int | None = None
-    ) -> "ParameterSharding":
-        """The same with its rectangles spelled out: data_parallel's replicas, a bare scheme's default ones.
-
-        Args:
-            local_world_size: ranks of one node, for schemes that know nodes; all when left out.
-        """
-        if self.shards:
-            return self
-        if self.replicated:
-            if self.ranks is not None and sorted(self.ranks) != list(range(world_size)):
-                raise PlanError(
-                    f"table {table.name!r}: data_parallel keeps a replica on every rank, but "
-                    f"ranks={self.ranks!r} "
-                    f"with world_size {world_size}. Smallest fix: ranks=None"
-                )
-            shards = replicas_of(table, world_size)
-            return ParameterSharding(self.sharding_type, self.compute_kernel, shards=shards)
-        from recshard_lab.sharding.schemes import scheme_named
-        from recshard_lab.sharding.topology import Topology
-
-        topology = Topology(world_size, local_world_size=local_world_size or world_size)
-        made = scheme_named(self.sharding_type).default(table, topology, self.ranks)
-        return ParameterSharding(
-            self.sharding_type, self.compute_kernel, made.ranks, shards=made.shards, route=self.route
-        )
-
-    def with_route(self, route: str) -> "ParameterSharding":
-        """The same under another route; data_parallel, which has none, stays as it is.
-
-        Raises:
-            PlanError: a route that does not exist.
-        """
-        check_route(route)
-        if self.replicated:
-            return self
-        return ParameterSharding(self.sharding_type, self.compute_kernel, self.ranks, shards=self.shards, route=route)
 
 
 class EmbeddingModuleShardingPlan(dict[str, ParameterSharding]):
@@ -297,7 +182,7 @@ class ShardingPlan(Exported):
             PlanError: the first hole, overlap, stray rank, unknown or missing table, with the smallest fix.
         """
         for config, sharding in self.pairs(tables):
-            check_shards(config, sharding.shards, sharding.replicated, world_size)
+            check_shards(config, sharding.shards, sharding.sharding_type == ShardingType.DATA_PARALLEL, world_size)
 
     def with_route(self, route: str) -> "ShardingPlan":
         """This plan with every table under `route`; data-parallel tables, which send nothing home, stay as they are.

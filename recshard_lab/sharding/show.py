@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from recshard_lab.sharding.replicas import replica_flags
 from recshard_lab.sharding.shard import Shard
 
 if TYPE_CHECKING:
@@ -104,13 +105,20 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def shards_text(shards: Sequence[Shard]) -> str:
-    """Rectangles counted by size, most frequent first.
+    """Rectangles counted by size, most frequent first; before them those of which there are replicas beside others.
 
     >>> shards_text([Shard(0, (0, 5), (0, 4)), Shard(1, (5, 10), (0, 4)), Shard(2, (10, 12), (0, 4))])
     '2 x [5 x 4], 1 x [2 x 4]'
+    >>> shards_text([Shard(0, (0, 5), (0, 4)), Shard(1, (0, 5), (0, 4)), Shard(1, (5, 12), (0, 4))])
+    '[5 x 4] everywhere, 1 x [7 x 4]'
     """
-    sizes = Counter((shard.num_rows, shard.num_cols) for shard in shards)
-    return ", ".join(f"{count} x [{r:,} x {c:,}]" for (r, c), count in sizes.most_common())
+    copies = replica_flags([shard.rect for shard in shards])
+    if all(copies):
+        copies = (False,) * len(shards)
+    hot = dict.fromkeys(shard.rect for shard, copy in zip(shards, copies, strict=True) if copy)
+    words = [f"[{r1 - r0:,} x {c1 - c0:,}] everywhere" for (r0, r1), (c0, c1) in hot]
+    sizes = Counter((s.num_rows, s.num_cols) for s, copy in zip(shards, copies, strict=True) if not copy)
+    return ", ".join([*words, *(f"{count} x [{r:,} x {c:,}]" for (r, c), count in sizes.most_common())])
 
 
 def _size(shards: Sequence[Shard]) -> str:

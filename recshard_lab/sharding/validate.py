@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from numbers import Integral
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.sharding.replicas import check_whole_replicas, without_copies
 from recshard_lab.sharding.shard import PlanError, Shard, rect_text
 from recshard_lab.sharding.tiling import Rect, find_fault
 from recshard_lab.sharding.types import nearest as nearest
@@ -12,9 +13,12 @@ from recshard_lab.sharding.types import nearest as nearest
 def check_shards(table: BaseEmbeddingConfig, shards: Sequence[Shard], replicated: bool, world_size: int) -> None:
     """Checks one table.
 
+    Args:
+        replicated: the plan calls it data-parallel: every rank holds all of it.
+
     Raises:
         PlanError: no shards, a rank that does not exist, a hole, an overlap, a rectangle outside the table,
-            or for a replicated table a rank without its one whole copy.
+            or a rank without its one copy of what is replicated.
     """
     where = f"table {table.name!r} ({table.num_embeddings:,} x {table.embedding_dim:,})"
     if not shards:
@@ -66,8 +70,9 @@ def _check_tiling(
                 f"below {world_size}, or launch {shard.rank + 1} ranks"
             )
     if replicated:
-        _check_replicas(where, table, shards, world_size)
+        check_whole_replicas(where, table, shards, world_size)
         return
+    shards = [shards[position] for position in without_copies(where, table, shards, world_size)]
     fault = find_fault([shard.rect for shard in shards], table.num_embeddings, table.embedding_dim)
     if fault is None:
         return
@@ -83,30 +88,6 @@ def _check_tiling(
         ranks = " and ".join(str(rank) for rank in sorted(shards[k].rank for k in fault.pieces))
         raise PlanError(f"{where}: shards on ranks {ranks} overlap in {rect}. {fix}")
     raise PlanError(f"{where}: no shard covers {rect}. {fix}")
-
-
-def replicas_of(table: BaseEmbeddingConfig, world_size: int) -> list[Shard]:
-    """The whole table on every rank."""
-    return [Shard(rank, (0, table.num_embeddings), (0, table.embedding_dim)) for rank in range(world_size)]
-
-
-def _check_replicas(where: str, table: BaseEmbeddingConfig, shards: Sequence[Shard], world_size: int) -> None:
-    whole: Rect = ((0, table.num_embeddings), (0, table.embedding_dim))
-    for shard in shards:
-        if shard.rect != whole:
-            raise PlanError(
-                f"{where} is data_parallel, but rank {shard.rank} holds only {rect_text(shard.rect)}. "
-                f"Smallest fix: make it {rect_text(whole)}, or name another sharding_type"
-            )
-    holders = sorted(shard.rank for shard in shards)
-    if holders != list(range(world_size)):
-        twice = [rank for rank in holders if holders.count(rank) > 1]
-        missing = [rank for rank in range(world_size) if rank not in holders]
-        what = f"rank {twice[0]} holds it twice" if twice else f"rank {missing[0]} holds no replica"
-        raise PlanError(
-            f"{where} is data_parallel over {world_size} ranks, but {what}. Smallest fix: exactly one shard "
-            f"{rect_text(whole)} on each of ranks 0 to {world_size - 1}"
-        )
 
 
 def _fix_text(shards: Sequence[Shard], pieces: tuple[int, ...], fix: Rect | None, rect: Rect) -> str:

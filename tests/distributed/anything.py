@@ -129,7 +129,7 @@ def shardings(
     else:
         tiling = draw(cases.tilings(table, world))
         name, made = tiling.sharding_type, list(tiling.shards)
-    route = "direct" if name == "data_parallel" else draw(st.sampled_from(routes))
+    route = "direct" if ParameterSharding(name, shards=made).replicated else draw(st.sampled_from(routes))
     return ParameterSharding(name, kernel, shards=made, route=route)
 
 

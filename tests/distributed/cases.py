@@ -127,19 +127,35 @@ def cut(draw: Any, size: int) -> list[tuple[int, int]]:
 
 @st.composite
 def tilings(draw: Any, table: dict[str, Any], world_size: int) -> ParameterSharding:
-    """Any tiling: stripes first one way, then each stripe cut the other way by itself; or every rank a replica."""
+    """Any tiling: stripes first one way, then each stripe cut the other way by itself; every rank a replica of all
+    rows, or of some stripes of them."""
     rows, cols = table["num_embeddings"], table["embedding_dim"]
-    kind = draw(st.sampled_from(["rows_first", "cols_first", "replicas", "pinwheel"]))
+    kind = draw(st.sampled_from(["rows_first", "cols_first", "replicas", "pinwheel", "hot", "hot"]))
     if kind == "replicas":
         return ParameterSharding("data_parallel", shards=[Shard(k, (0, rows), (0, cols)) for k in range(world_size)])
     if kind == "pinwheel" and rows >= 3 and cols >= 8:
         return pinwheel(table, world_size)
+    if kind == "hot":
+        return draw(hot_tilings(table, world_size))
     rects = []
     for stripe in cut(draw, rows if kind == "rows_first" else cols):
         for part in cut(draw, cols if kind == "rows_first" else rows):
             rects.append((stripe, part) if kind == "rows_first" else (part, stripe))
     owners = [draw(st.integers(0, world_size - 1)) for _ in rects]
     return ParameterSharding("custom", shards=[Shard(rank, *rect) for rank, rect in zip(owners, rects, strict=True)])
+
+
+@st.composite
+def hot_tilings(draw: Any, table: dict[str, Any], world_size: int) -> ParameterSharding:
+    """Stripes of rows, some of them on every rank, the others cut by columns; shards in any order."""
+    shards = []
+    for stripe in cut(draw, table["num_embeddings"]):
+        if draw(st.booleans()):
+            shards += [Shard(rank, stripe, (0, table["embedding_dim"])) for rank in range(world_size)]
+        else:
+            owner = st.integers(0, world_size - 1)
+            shards += [Shard(draw(owner), stripe, part) for part in cut(draw, table["embedding_dim"])]
+    return ParameterSharding("custom", shards=draw(st.permutations(shards)))
 
 
 @st.composite

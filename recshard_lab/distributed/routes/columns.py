@@ -65,6 +65,11 @@ class ColumnJoin:
             for more in found[2:]:
                 target.add_(more)
 
+    def add(self, parts: Sequence[Tensor], out: Tensor) -> None:
+        """As `join`, on top of what the columns hold."""
+        for run in self.runs:
+            _columns(out, run.target, run.width).add_(_columns(parts[run.sender], run.source, run.width))
+
     def take_apart(self, grad: Tensor, parts: Sequence[Tensor], scale: float = 1.0) -> None:
         """Writes to each part its columns of ``grad``, times ``scale``."""
         for run in self.runs:

@@ -31,7 +31,10 @@ class DirectRoute(Route):
         self.replicas = Replicas(layout)
         exchanged = [runs_of(lanes, rank, starts) for rank, lanes in enumerate(self.lanes)]
         self.join = ColumnJoin([run for runs in exchanged for run in runs])
-        self.local_join = ColumnJoin(runs_of(layout.replicated_lanes, 0, starts))
+        local = runs_of(layout.replicated_lanes, 0, starts)
+        added = [lane.block in layout.partly_replicated for lane in layout.replicated_lanes]
+        self.local_join = ColumnJoin([run for run, also in zip(local, added, strict=True) if not also])
+        self.local_add = ColumnJoin([run for run, also in zip(local, added, strict=True) if also])
         self.forward_wire = Wire(env, FORWARD, codecs.forward)
         self.backward_wire = Wire(env, BACKWARD, codecs.backward)
 
@@ -94,9 +97,18 @@ class DirectRoute(Route):
         return exchanged.view(total, self.width), self.replicas.join(tails, routed)
 
     def copy_local(self, replicated: list[Tensor], out: Tensor) -> None:
-        """Replicas' rows of the local batch, which never left."""
-        if replicated:
-            self.local_join.join([torch.cat(replicated, 1) if len(replicated) > 1 else replicated[0]], out)
+        """Replicas' rows of the local batch, which never left, where nothing else comes home."""
+        if self.local_join.runs:
+            self.local_join.join([_side_by_side(replicated)], out)
+
+    def add_local(self, replicated: list[Tensor], out: Tensor) -> None:
+        """The same on top of what came home for the rows that are no replicas."""
+        if self.local_add.runs:
+            self.local_add.add([_side_by_side(replicated)], out)
+
+
+def _side_by_side(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
 
 
 def _parts(flat: Tensor, loads: Sequence[Sequence[Parcel]]) -> tuple[list[Tensor], list[Tensor]]:

@@ -70,6 +70,7 @@ class PooledRoute:
         self.direct.copy_local(replicated, out)
         for route, under_way in zip(self.routes, begun, strict=True):
             route.finish(under_way, out, routed)
+        self.direct.add_local(replicated, out)
         self._divide_means(out, routed.home)
         return out
 

@@ -15,6 +15,7 @@ from recshard_lab.distributed.layout import Lane, Layout
 from recshard_lab.distributed.routes.base import BACKWARD, FORWARD
 from recshard_lab.distributed.routes.pooled import Columns
 from recshard_lab.distributed.routes.wire import Parcel, Wire
+from recshard_lab.distributed.row_router import HOME
 from recshard_lab.sharding import PlanError
 
 
@@ -57,9 +58,9 @@ class SequenceRoute:
                 self._columns(blocks, home, rank, number, lane, next(parts))
         local = torch.cat(replicated) if replicated else example.new_empty(0)
         position = 0
-        for lane in self.layout.replicated_lanes:
-            size = blocks[lane.block].numel()
-            blocks[lane.block].view(-1).copy_(local[position : position + size])
+        for number, lane in enumerate(self.layout.replicated_lanes):
+            size = _count(home, number) * lane.shard.num_cols
+            self._columns(blocks, home, HOME, number, lane, local[position : position + size])
             position += size
         return out
 
@@ -68,14 +69,11 @@ class SequenceRoute:
         grad = grad * scale if scale != 1.0 else grad
         home = routed.home
         blocks = self._blocks(grad.contiguous(), home)
-        copies = [
-            (blocks[lane.block] if own is None else own.sum_gradients(blocks[lane.block])).reshape(-1)
-            for lane, own in zip(self.layout.replicated_lanes, home.touched, strict=True)
-        ]
-        copied = [
-            Parcel(home.counts[lane.block] if own is None else own.rows.numel(), (lane.shard.num_cols,))
-            for lane, own in zip(self.layout.replicated_lanes, home.touched, strict=True)
-        ]
+        copies, copied = [], []
+        for number, (lane, own) in enumerate(zip(self.layout.replicated_lanes, home.touched, strict=True)):
+            rows, width = self._gather(blocks, home, HOME, number, lane), lane.shard.num_cols
+            copies.append(rows if own is None else own.sum_gradients(rows.view(-1, width)).view(-1))
+            copied.append(Parcel(_count(home, number) if own is None else own.rows.numel(), (width,)))
         pieces, sends = [], []
         for rank, lanes in enumerate(self.lanes):
             parts = [self._gather(blocks, home, rank, number, lane) for number, lane in enumerate(lanes)] + copies
@@ -119,6 +117,12 @@ class SequenceRoute:
         source = blocks[lane.block][:, slice(*lane.shard.cols)]
         positions = home.positions.get((rank, number))
         return (source if positions is None else source[positions]).reshape(-1)
+
+
+def _count(home: Home, number: int) -> int:
+    """Ids of a replicated lane."""
+    _, start, end = home.replicas[number].ids
+    return end - start
 
 
 def _loads(lanes: Sequence[Lane], counts: Sequence[Sequence[int]], world_size: int) -> list[list[Parcel]]:

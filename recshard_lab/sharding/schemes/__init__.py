@@ -10,6 +10,7 @@ from recshard_lab.sharding.schemes.base import unregister_scheme as unregister_s
 from recshard_lab.sharding.schemes.base import usable_ranks as usable_ranks
 from recshard_lab.sharding.schemes.column_wise import ColumnWise
 from recshard_lab.sharding.schemes.data_parallel import DataParallel
+from recshard_lab.sharding.schemes.flex_shard import FlexShard
 from recshard_lab.sharding.schemes.grid_shard import GridShard
 from recshard_lab.sharding.schemes.row_wise import RowWise
 from recshard_lab.sharding.schemes.table_column_wise import TableColumnWise
@@ -23,6 +24,7 @@ for _scheme in (
     TableRowWise(),
     TableColumnWise(),
     GridShard(),
+    FlexShard(),
     DataParallel(),
 ):
     register_scheme(_scheme)

@@ -159,6 +159,12 @@ def _as_they_run_it(name: str, ours: ParameterSharding, nodes: _Nodes) -> tuple[
     """The scheme by whose name TorchRec runs these very rectangles, and they in its order, with its empty stripes."""
     if not ours.shards:
         raise PlanError(f"table {name!r} has no rectangles yet. Smallest fix: plan.resolved(tables, world_size)")
+    if ours.partly_replicated:
+        hot = next(shard for shard, copy in zip(ours.shards, ours.replica_flags, strict=True) if copy)
+        raise PlanError(
+            f"table {name!r} ({ours.sharding_type}) has rows {hot.rows[0]:,} to {hot.rows[1] - 1:,} on every rank and "
+            f"the others on some: TorchRec has no such sharding. Smallest fix: row_wise() for this table"
+        )
     ours_sorted = sorted(ours.shards, key=lambda shard: (shard.cols, shard.rows))
     rows, cols = max(s.rows[1] for s in ours_sorted), max(s.cols[1] for s in ours_sorted)
     beyond = [shard.rank for shard in ours_sorted if shard.rank >= nodes.world_size]

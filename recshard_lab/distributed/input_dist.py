@@ -25,7 +25,7 @@ from recshard_lab.distributed.bucketize import edges_of
 from recshard_lab.distributed.fit_ids import fit_ids
 from recshard_lab.distributed.layout import Layout
 from recshard_lab.distributed.packed import Packed
-from recshard_lab.distributed.row_router import HOME, BlockIds, Found, RowRouter, Run
+from recshard_lab.distributed.row_router import HOME, BlockIds, Found, RowRouter, Run, at_home
 from recshard_lab.distributed.touched_rows import TouchedRows, touched_rows
 from recshard_lab.embedding import DataType
 from recshard_lab.embedding.out_of_range import OutOfRange
@@ -268,9 +268,7 @@ class InputDist:
             for head, span in zip(heads, whole, strict=True)
         ]
         stripes = {} if self.router.idle else self.router.route(self._global_ids(batch, values), not self.pooled)
-        replicas = [
-            self._at_home(stripes.get((HOME, k)), batch[lane.block]) for k, lane in enumerate(layout.replicated_lanes)
-        ]
+        replicas = at_home(stripes, batch, layout)
         touched = self._touch(replicas)
         home = Home(
             batch_size=features.stride(),
@@ -312,11 +310,6 @@ class InputDist:
             runs.append(own)
         segments = features.stride() if self.pooled else 1
         return Packed(runs, home, VARIABLE if variable else _with_header(segments) if with_header else segments)
-
-    @staticmethod
-    def _at_home(found: Found | None, block: BlockIds) -> BlockIds:
-        """What a replicated lane looks up: the whole block, or the ids that are rows of its rectangle."""
-        return block if found is None else BlockIds(found.lengths, found.ids, found.weights)
 
     def _global_ids(self, batch: list[BlockIds], values: Tensor) -> list[BlockIds]:
         """The batch with row numbers as wide as the tables need, which a stripe's own need not be."""

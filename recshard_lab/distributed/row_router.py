@@ -8,7 +8,7 @@ once for each of their row ranges.
 Shape letters: S bags of a block, N ids.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -158,6 +158,12 @@ class RowRouter:
             if span not in known:
                 known[span] = _within(batch[span[0]], span[1], span[2], want_positions)
         return {key: known[span] for key, span in self._plan.range_of.items()}
+
+
+def at_home(found: Mapping[tuple[int, int], Found], batch: list[BlockIds], layout: Layout) -> list[BlockIds]:
+    """What each replicated lane looks up: its whole block, or the ids that are rows of its rectangle."""
+    own = [(found.get((HOME, k)), batch[lane.block]) for k, lane in enumerate(layout.replicated_lanes)]
+    return [block if part is None else BlockIds(part.lengths, part.ids, part.weights) for part, block in own]
 
 
 def _within(block: BlockIds, start: int, end: int, want_positions: bool) -> Found:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recshard_lab.arguments import checks_arguments, names_wrong_arguments
+from recshard_lab.sharding.row_shares import RowShares
 
 # facebookresearch/dlrm_datasets, 2021, 856 tables, batches of 65,536: most uses of a bin -> its share of lookups
 META_2021_REUSE: dict[int, float] = {
@@ -196,6 +197,35 @@ class AccessProfile:
         uses, held = np.array(self.uses)[::-1], np.array(self.rows)[::-1]
         taken = np.clip(float(rows) - np.concatenate([[0.0], np.cumsum(held)[:-1]]), 0.0, held)
         return float(np.dot(taken, uses)) / self.num_ids
+
+    @names_wrong_arguments
+    def row_shares(self, num_embeddings: int) -> RowShares:
+        """How the lookups of a table whose ids are sorted by use spread over its rows.
+
+        Rows that the sample never met share what Good's formula (above) leaves them, ``f1 / N`` of the lookups.
+
+        Args:
+            num_embeddings: rows of the table; of a sample with more rows the most used count.
+
+        >>> AccessProfile(uses=(1.0, 6.0), rows=(4.0, 1.0)).row_shares(9).rows_for(0.36)  # 4 in 10 may be new rows
+        1
+        """
+        uses, rows = np.array(self.uses)[::-1], np.array(self.rows)[::-1]
+        edges = np.concatenate([[0.0], np.cumsum(rows)]).round()
+        keep = np.concatenate([[True], np.diff(edges) > 0])
+        mass = np.add.reduceat(uses * rows, np.flatnonzero(keep[1:])) if keep[1:].any() else np.zeros(0)
+        edges = edges[keep]
+        whole = float(num_embeddings)
+        if len(edges) > 1 and edges[-1] > whole:
+            inside = np.minimum(edges, whole)
+            mass = mass * np.diff(inside) / np.diff(edges)
+            kept = np.diff(inside) > 0
+            return RowShares.of_curve(np.concatenate([[0.0], inside[1:][kept]]), mass[kept])
+        if edges[-1] < whole:
+            once = float(rows[uses == 1].sum()) / self.num_ids
+            unseen = mass.sum() * once
+            edges, mass = np.append(edges, whole), np.append(mass * (1 - once), unseen)
+        return RowShares.of_curve(edges, mass)
 
 
 def in_turn(batches: Any) -> Iterator[Any]:

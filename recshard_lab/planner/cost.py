@@ -56,6 +56,7 @@ from recshard_lab.planner.lookup_costs import LookupCosts
 from recshard_lab.planner.memory import MEMORY_CATEGORIES, fixed_memory, rect_memory
 from recshard_lab.planner.overlap import OverlapCosts
 from recshard_lab.planner.route_costs import RouteCosts
+from recshard_lab.planner.row_hits import row_hits, row_shares_of
 from recshard_lab.planner.terms import Switch, Terms
 from recshard_lab.planner.workload import Array, Workload, table_loads
 from recshard_lab.sharding import ParameterConstraints, PlanError, Proposal, Topology
@@ -97,6 +98,7 @@ class CostModel:
             )
         self.workload = workload
         self.tables = table_loads(tables, topology.world_size, workload, constraints)
+        self.row_shares = row_shares_of(tables, workload, constraints)
         self.set_topology(topology)
         self.capacity = topology.memory_cap_bytes
         self.fixed_memory = fixed_memory(self.tables, topology, workload)
@@ -130,6 +132,7 @@ class CostModel:
         dense: Array,
         route: Array | None = None,
         by_node: Array | None = None,
+        first: Array | None = None,
     ) -> Array:
         """The loads ``[K, n]`` of n rectangles.
 
@@ -140,13 +143,17 @@ class CostModel:
             route: ``[n]`` DIRECT, REDUCE_SCATTER or TWO_HOP of `loads`; all direct when left out. The load ACROSS is
                 that of a rectangle alone on its node, to be scaled by `across_shares`.
             by_node: ``[n]`` 1.0 for a piece of a scheme whose row stripes fill one node; not looked at here.
+            first: ``[n]`` first row of each rectangle, which matters where lookups spread unevenly over the rows; 0
+                when left out.
         """
         top, tables, ranks = self.topology, self.tables, self.topology.world_size
         loads = np.empty((K, len(of)))
-        ids = tables.ids[of] * rows / tables.rows[of]
-        pooled = tables.pooled[of]
+        if route is not None:
+            route = np.where(replicated > 0, DIRECT, route)  # what every rank holds sends gradients alone, to all
+        hits = row_hits(tables, self.row_shares, of, rows, first, ranks)
+        ids, pooled = tables.ids[of] * hits.share, tables.pooled[of]
         vectors = pooled * tables.bags[of] + (1 - pooled) * ids
-        sent, back, lengths = self._sent(of, ids, vectors, cols, replicated)
+        sent, back, lengths = self._sent(of, ids, vectors, cols, replicated, hits.touched)
         loads[IN] = 4 * (sent * (1 + tables.weighted[of]) + lengths)
         scattered = self._summed(route)
         share = rows / tables.rows[of]
@@ -155,11 +162,11 @@ class CostModel:
         if self.routes.adds_to_rows:  # a row stripe's share of each row in the sum
             loads[CODED_ROWS] = _by_route(back, replicated, share * cols / tables.cols[of], route)
         loads[IDS] = sent
-        self.lookups.fill(loads, of, (rows, cols), replicated, sent, back)
+        self.lookups.fill(loads, of, (rows, cols), replicated, hits, sent, back)
         loads[UPDATE] += dense * 3 * 4 * rows * cols / top.memory_bw
         loads[LANES] = tables.features[of]
         loads[ROW_CUT] = tables.features[of] * (rows < tables.rows[of])
-        loads[MEMORY:] = rect_memory(tables, of, rows, cols, dense, ranks, self.workload.optimizer)
+        loads[MEMORY:] = rect_memory(tables, of, rows, cols, dense, ranks, self.workload.optimizer, hits.share)
         if scattered is not None:
             loads[-1] *= ~scattered  # every rank puts all columns into the sum: `RouteCosts.buffer_bytes`
         if self.routes.widest is not None:  # beside the rows, their coded copy
@@ -179,13 +186,13 @@ class CostModel:
         return np.asarray(route == REDUCE_SCATTER)
 
     def _sent(
-        self, of: Array, ids: Array, vectors: Array, cols: Array, replicated: Array
+        self, of: Array, ids: Array, vectors: Array, cols: Array, replicated: Array, touched: Array
     ) -> tuple[Array, Array, Array]:
         """Ids that one rank sends, vectors whose gradients it sends, and lengths of bags, ``[n]`` each.
 
         Replicas are sent bags, or touched rows and their summed gradients, whichever is smaller.
         """
-        bags, touched = self.tables.bags[of], self.tables.touched[of]
+        bags = self.tables.bags[of]
         smaller = (self.tables.pooled[of] == 0.0) | (touched * (cols + 1) < bags * (cols + 1) + ids)
         as_rows = (replicated > 0) & smaller & (self.topology.world_size > 1)
         return np.where(as_rows, touched, ids), np.where(as_rows, touched, vectors), np.where(as_rows, 0.0, bags)

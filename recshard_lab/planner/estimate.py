@@ -10,9 +10,10 @@ from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.cost import CostModel
 from recshard_lab.planner.cost_models import cost_model_named
-from recshard_lab.planner.loads import ACROSS_BOTH, BY_NODE, ROUTE_NUMBERS, across_shares
+from recshard_lab.planner.loads import ACROSS_BOTH, BY_NODE, ROUTE_NUMBERS, SCATTER_BOTH, across_shares
 from recshard_lab.planner.memory import MEMORY_CATEGORIES
 from recshard_lab.planner.overlap import Overlap
+from recshard_lab.planner.rect_kinds import summed_rows
 from recshard_lab.planner.text import estimate_text
 from recshard_lab.planner.workload import Array, Workload, check_route_applies
 from recshard_lab.sharding import (
@@ -133,13 +134,15 @@ class PlanRects:
     """The n rectangles of a plan as `CostModel.rect_loads` takes them, and where they lie.
 
     Attributes:
-        of, rows, cols, replicated, dense, route, node_rows: ``[n]``, see there; of are integers.
+        of, first, rows, cols, replicated, dense, route, node_rows: ``[n]``, see there; of are integers.
         ranks: ``[n]`` integers.
         shares: ``[n]`` of ACROSS, see `across_shares`.
+        summed: ``[n]`` the share of its table's rows that are no replicas.
     """
 
     of: Any
     ranks: Any
+    first: Array
     rows: Array
     cols: Array
     replicated: Array
@@ -147,11 +150,14 @@ class PlanRects:
     route: Array
     node_rows: Array
     shares: Array
+    summed: Array
 
     def loads(self, model: CostModel) -> Array:
         """``[K, n]``."""
-        found = model.rect_loads(self.of, self.rows, self.cols, self.replicated, self.dense, self.route, self.node_rows)
+        sizes = (self.rows, self.cols)
+        found = model.rect_loads(self.of, *sizes, self.replicated, self.dense, self.route, self.node_rows, self.first)
         found[ACROSS_BOTH] *= self.shares
+        found[SCATTER_BOTH] /= np.maximum(self.summed, 1e-9)
         return found
 
 
@@ -175,6 +181,7 @@ def plan_rects(topology: Topology, pairs: list[tuple[BaseEmbeddingConfig, Parame
     world_size = topology.world_size
     flat: list[tuple[float, ...]] = []
     shares: list[float] = []
+    summed: list[float] = []
     for index, (config, sharding) in enumerate(pairs):
         full = sharding.resolved(config, world_size, topology.local_world_size)
         highest = max(shard.rank for shard in full.shards)
@@ -184,16 +191,22 @@ def plan_rects(topology: Topology, pairs: list[tuple[BaseEmbeddingConfig, Parame
             )  # says which, and the fix
         dense_kernel = float(full.compute_kernel == EmbeddingComputeKernel.DENSE)
         by_node = float(full.sharding_type in BY_NODE)
-        flags = (float(full.replicated), dense_kernel, ROUTE_NUMBERS[taken_route(config, full)], by_node)
-        flat += [(index, s.rank, s.rows[1] - s.rows[0], s.cols[1] - s.cols[0], *flags) for s in full.shards]
+        flags = (dense_kernel, ROUTE_NUMBERS[taken_route(config, full)], by_node)
+        copies = full.replica_flags
+        flat += [
+            (index, s.rank, s.rows[0], s.rows[1] - s.rows[0], s.cols[1] - s.cols[0], float(copy), *flags)
+            for s, copy in zip(full.shards, copies, strict=True)
+        ]
         if full.route == "two_hop":
-            nodes = [topology.node_of(shard.rank) for shard in full.shards]
-            shares += across_shares([shard.cols for shard in full.shards], nodes)
+            cold = [shard for shard, copy in zip(full.shards, copies, strict=True) if not copy]
+            found = iter(across_shares([s.cols for s in cold], [topology.node_of(s.rank) for s in cold]))
+            shares += [1.0 if copy else next(found) for copy in copies]
         else:
             shares += [1.0] * len(full.shards)
-    of, ranks, rows, cols, replicated, dense, route, node_rows = np.array(flat, dtype=float).reshape(-1, 8).T
-    of, ranks = of.astype(np.intp), ranks.astype(np.intp)
-    return PlanRects(of, ranks, rows, cols, replicated, dense, route, node_rows, np.array(shares))
+        summed += [summed_rows([s.rect for s in full.shards], config.num_embeddings)] * len(full.shards)
+    of, ranks, first, rows, cols, replicated, dense, route, node_rows = np.array(flat, dtype=float).reshape(-1, 9).T
+    at = (of.astype(np.intp), ranks.astype(np.intp))
+    return PlanRects(*at, first, rows, cols, replicated, dense, route, node_rows, np.array(shares), np.array(summed))
 
 
 def taken_route(config: BaseEmbeddingConfig, sharding: ParameterSharding) -> str:

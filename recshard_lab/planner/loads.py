@@ -31,6 +31,7 @@ COMPUTED = [LOOKUP, UPDATE, SORT, SUM]  # in ms
 PLAIN = slice(OUT, SCATTER + 1)  # bytes of rows, before a codec
 CODED_ROWS = slice(ROWS, ROWS + 5)
 ACROSS_BOTH = [ACROSS, ROWS + ACROSS - OUT]
+SCATTER_BOTH = [SCATTER, ROWS + SCATTER - OUT]
 
 DIRECT, REDUCE_SCATTER, TWO_HOP = 0.0, 1.0, 2.0
 ROUTE_NUMBERS = {"direct": DIRECT, "reduce_scatter": REDUCE_SCATTER, "two_hop": TWO_HOP}

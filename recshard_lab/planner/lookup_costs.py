@@ -13,6 +13,7 @@ Shape letters: T tables, n rectangles, W ranks.
 import numpy as np
 
 from recshard_lab.planner.loads import LOOKUP, NORMS, SORT, SUM, UPDATE
+from recshard_lab.planner.row_hits import RowHits
 from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES, ROW_SUMS, Array, TableLoads
 from recshard_lab.sharding import Topology
 
@@ -23,30 +24,41 @@ class LookupCosts:
     """Costs on one topology, with one optimizer.
 
     Attributes:
-        missed: ``[T]`` share of the first uses of a table's rows in a batch that the cache does not serve.
+        step_bytes: of rows that a step uses, a rank's share.
     """
 
     def __init__(self, topology: Topology, tables: TableLoads, optimizer: str) -> None:
         self.topology, self.tables, self.optimizer = topology, tables, optimizer
-        self.missed = self._missed()
+        a_row, an_element = OPTIMIZER_STATE_BYTES[optimizer]
+        each = tables.cols * (tables.element_bytes + an_element) + a_row
+        self.step_bytes = float((tables.ids * tables.unique * each).sum())
 
     def fill(
-        self, loads: Array, of: Array, sizes: tuple[Array, Array], replicated: Array, sent: Array, back: Array
+        self,
+        loads: Array,
+        of: Array,
+        sizes: tuple[Array, Array],
+        replicated: Array,
+        hits: RowHits,
+        sent: Array,
+        back: Array,
     ) -> None:
         """Writes the loads LOOKUP, UPDATE, SORT, SUM and NORMS of n rectangles.
 
         Args:
             loads: ``[K, n]``.
             of: ``[n]`` table of each; sizes: its rows and columns; replicated: 1.0 for a replica.
+            hits: which ids are its rows.
             sent: ``[n]`` ids that each rank sends.
             back: ``[n]`` vectors whose gradients it sends.
         """
         top, tables, ranks = self.topology, self.tables, self.topology.world_size
         rows, cols = sizes
-        ids, unique, pooled = tables.ids[of] * rows / tables.rows[of], tables.unique[of], tables.pooled[of]
+        ids, unique, pooled = tables.ids[of] * hits.share, hits.unique, tables.pooled[of]
         vectors = pooled * tables.bags[of] + (1 - pooled) * ids
         row_bytes = np.maximum(CACHE_LINE, cols * tables.element_bytes[of])
-        first_ms = self.missed[of] / top.memory_bw + (1 - self.missed[of]) / top.cache_bw  # of a byte
+        missed = self._missed(rows, ids * ranks * unique)
+        first_ms = missed / top.memory_bw + (1 - missed) / top.cache_bw  # of a byte
         vector_ms = 4 * cols / top.cache_bw + top.bag_ns * 1e-6
         lookup = ids * (top.lookup_ns_per_id * 1e-6 + row_bytes * (unique * first_ms + (1 - unique) / top.cache_bw))
         lookup += vectors * vector_ms
@@ -76,12 +88,9 @@ class LookupCosts:
         own[phase, load] += ms
         everyone[phase, load] += ms * (self.topology.slowdown - 1) / self.topology.world_size
 
-    def _missed(self) -> Array:
-        top, tables = self.topology, self.tables
-        if not top.cache_bytes:
-            return np.ones_like(tables.rows)
-        a_row, an_element = OPTIMIZER_STATE_BYTES[self.optimizer]
-        used = np.maximum(tables.ids * top.world_size * tables.unique, 1e-9)  # rows in a step
-        each = tables.cols * (tables.element_bytes + an_element) + a_row
-        between = tables.rows / used * float((used * each).sum() / top.world_size)
-        return np.asarray(between / (between + top.cache_bytes))
+    def _missed(self, rows: Array, used: Array) -> Array:
+        """Of rectangles of so many rows, of which a step uses so many: the first uses that the cache misses."""
+        if not self.topology.cache_bytes:
+            return np.ones_like(rows)
+        between = rows / np.maximum(used, 1e-9) * self.step_bytes
+        return np.asarray(between / (between + self.topology.cache_bytes))

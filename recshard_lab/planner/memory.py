@@ -13,7 +13,14 @@ MEMORY_CATEGORIES = ("weights", "optimizer_state", "dense", "input_buffers", "ou
 
 
 def rect_memory(
-    tables: TableLoads, of: Array, rows: Array, cols: Array, dense: Array, world_size: int, optimizer: str
+    tables: TableLoads,
+    of: Array,
+    rows: Array,
+    cols: Array,
+    dense: Array,
+    world_size: int,
+    optimizer: str,
+    share: Array,
 ) -> tuple[Array, Array, Array, Array]:
     """Bytes of weights, optimizer state, input and output buffers that each of n rectangles puts on its rank.
 
@@ -21,12 +28,13 @@ def rect_memory(
         of: ``[n]`` table of each rectangle (positions in `tables`).
         rows, cols: ``[n]`` its sizes.
         dense: ``[n]`` 1.0 where the kernel keeps a gradient of the whole rectangle.
+        share: ``[n]`` of the table's ids, those that are rows of the rectangle.
     """
     per_row, per_element = OPTIMIZER_STATE_BYTES[optimizer]
     elements = rows * cols
     weights = elements * tables.element_bytes[of]
     state = rows * per_row + elements * (per_element + 4 * dense)
-    ids = world_size * tables.ids[of] * rows / tables.rows[of]
+    ids = world_size * tables.ids[of] * share
     bags = world_size * tables.bags[of]
     received = 4 * (ids * (1 + tables.weighted[of]) + bags)  # int32 ids and lengths, fp32 weights
     pooled = tables.pooled[of]

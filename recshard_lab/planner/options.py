@@ -12,7 +12,16 @@ from numpy.typing import NDArray
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.cost import CostModel
-from recshard_lab.planner.loads import ACROSS_BOTH, BY_NODE, LOOKUP, ROUTE_NUMBERS, UPDATE, across_shares
+from recshard_lab.planner.loads import (
+    ACROSS_BOTH,
+    BY_NODE,
+    LOOKUP,
+    ROUTE_NUMBERS,
+    SCATTER_BOTH,
+    UPDATE,
+    across_shares,
+)
+from recshard_lab.planner.rect_kinds import RectKinds, rect_kinds, summed_rows
 from recshard_lab.planner.workload import Array, check_route_applies, is_pooled
 from recshard_lab.sharding import (
     EmbeddingComputeKernel,
@@ -26,7 +35,8 @@ from recshard_lab.sharding import (
     scheme_names,
     usable_ranks,
 )
-from recshard_lab.sharding.cut import Cut, Sizes, sizes_of
+from recshard_lab.sharding.cut import Cut
+from recshard_lab.sharding.replicas import replica_flags
 from recshard_lab.sharding.validate import check_shards
 
 MOST_SPELLED = 256  # rectangles of all assignments of one proposal, up to which each is looked at
@@ -123,6 +133,9 @@ def options_of(
     drafts: list[tuple[int, Proposal, frozenset[int], str, bool, str]] = []
     for index, table in enumerate(tables):
         wish = constraints.get(table.name)
+        curve = model.row_shares[index]
+        if curve is not None and (wish is None or wish.row_shares is None):
+            wish = replace(wish or ParameterConstraints(), row_shares=curve)
         names = allowed_schemes(table, wish)
         kernel = str((wish.compute_kernels or ["fused"])[0]) if wish else "fused"
         usable = _as_set(usable_ranks(model.topology, wish))
@@ -156,27 +169,31 @@ def options_of(
                 f"table {table.name!r} ({table.num_embeddings:,} x {table.embedding_dim:,}) cannot be cut by "
                 f"{', '.join(names)} on ranks {sorted(usable)}. Smallest fix: allow table_wise"
             )
-    cuts: dict[int, Sizes] = {}  # twins share a proposal
+    cuts: dict[int, RectKinds] = {}  # twins share a proposal
     for draft in drafts:
         if id(draft[1]) not in cuts:
-            cuts[id(draft[1])] = sizes_of(draft[1].rects)
-    counts = [len(cuts[id(draft[1])][0]) for draft in drafts]
-    sizes = np.array([size for draft in drafts for size in cuts[id(draft[1])][0]], dtype=float)
+            cuts[id(draft[1])] = rect_kinds(draft[1].rects, draft[4], model.row_shares[draft[0]] is not None)
+    sizes = [cuts[id(draft[1])] for draft in drafts]
+    counts = [len(own.rows) for own in sizes]
     loads = model.rect_loads(
         np.repeat([draft[0] for draft in drafts], counts),
-        sizes[:, 0],
-        sizes[:, 1],
-        np.repeat([float(draft[4]) for draft in drafts], counts),
+        np.concatenate([own.rows for own in sizes]),
+        np.concatenate([own.cols for own in sizes]),
+        np.concatenate([own.copies for own in sizes]),
         np.repeat([float(draft[3] == EmbeddingComputeKernel.DENSE) for draft in drafts], counts),
         np.repeat([ROUTE_NUMBERS[draft[5]] for draft in drafts], counts),
         np.repeat([float(draft[1].scheme in BY_NODE) for draft in drafts], counts),
+        np.concatenate([own.first for own in sizes]),
     )
     found: list[list[Option]] = [[] for _ in tables]
     at = 0
     for (index, proposal, usable, kernel, _, taken), count in zip(drafts, counts, strict=True):
-        of, listed = cuts[id(proposal)][1], proposal.assignments
+        of, listed = cuts[id(proposal)].of, proposal.assignments
         distinct = len(of) <= len(usable) if listed is None else _distinct(listed, len(of))
         kinds = loads[:, at : at + count]
+        if taken == "reduce_scatter" and not isinstance(proposal.rects, Cut):
+            kinds = kinds.copy()
+            kinds[SCATTER_BOTH] /= max(1e-9, summed_rows(proposal.rects, tables[index].num_embeddings))
         alone = kinds[ACROSS_BOTH]  # a copy
         if taken == "two_hop":
             kinds = kinds.copy()
@@ -215,7 +232,11 @@ def _shares(proposal: Proposal, ranks: Sequence[int], topology: Topology) -> Arr
     if isinstance(proposal.rects, Cut):  # stripes of one piece that share a node become one message
         cell = proposal.rects.pieces() * topology.num_nodes + nodes
         return np.asarray(1.0 / np.bincount(cell)[cell])
-    return np.array(across_shares([cols for _, cols in proposal.rects], nodes.tolist()))
+    copies = np.array(replica_flags(proposal.rects))
+    found = np.ones(len(copies))
+    cold = [cols for (_, cols), copy in zip(proposal.rects, copies, strict=True) if not copy]
+    found[~copies] = across_shares(cold, nodes[~copies].tolist())
+    return found
 
 
 def _least_shares(proposal: Proposal, of: NDArray[np.intp], count: int, usable: int, topology: Topology) -> Array:

@@ -39,6 +39,8 @@ from recshard_lab.planner.memory import MEMORY_CATEGORIES
 from recshard_lab.planner.terms import Terms
 from recshard_lab.planner.workload import Array, Workload
 from recshard_lab.sharding import ParameterConstraints, Proposal, Topology
+from recshard_lab.sharding.cut import Cut
+from recshard_lab.sharding.replicas import replica_flags
 
 TORCHREC_PHASES = ("lookup", "output_dist", "output_dist_backward", "lookup_backward")
 _LOADS = [LOOKUP, OUT, BACK, UPDATE]  # ms of each phase
@@ -84,8 +86,11 @@ class TorchRecCostModel(CostModel):
         self.fixed_memory[at("input_buffers")] = np.ceil(self.tables.ids.sum() * ID_BYTES) * COPIES_OF_A_BATCH
 
     def takes(self, proposal: Proposal) -> bool:
-        """All but row stripes over some of the ranks, which TorchRec cannot make and so has no number for."""
-        return proposal.scheme != "row_wise" or proposal.assignments is not None
+        """All but replicas of some rows, and row stripes over some of the ranks or of sizes of their own: TorchRec
+        cannot make these and so has no number for them."""
+        if proposal.scheme == "row_wise" and (proposal.assignments is None or not isinstance(proposal.rects, Cut)):
+            return False
+        return isinstance(proposal.rects, Cut) or len(set(flags := replica_flags(proposal.rects))) == 1 or not flags
 
     def rect_loads(
         self,
@@ -96,6 +101,7 @@ class TorchRecCostModel(CostModel):
         dense: Array,
         route: Array | None = None,
         by_node: Array | None = None,
+        first: Array | None = None,
     ) -> Array:
         """The loads ``[K, n]`` of n rectangles; what `CostModel.rect_loads` takes. All routes cost the same."""
         top, tables = self.topology, self.tables

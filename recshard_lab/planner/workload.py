@@ -4,7 +4,7 @@ Shape letters: B batch (samples of one rank), E rows, W ranks, T tables.
 """
 
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from recshard_lab.embedding.configs import BaseEmbeddingConfig, EmbeddingBagConf
 from recshard_lab.planner.access import AccessProfile
 from recshard_lab.planner.codecs import codec_names
 from recshard_lab.sharding import ParameterConstraints, PlanError
+from recshard_lab.sharding.row_shares import RowShares
 
 Array = NDArray[np.float64]
 
@@ -41,6 +42,9 @@ class Workload:
         dense_parameters: parameters outside the tables.
         dense_flops_per_sample: forward and backward; 6 a parameter when left out (2 forward, 4 backward).
         dense_bytes_per_parameter: weight and gradient; more for an optimizer with state.
+        frequency_ordered: whether ids are sorted by use, row 0 the most used: True for all tables, or the names of
+            those that are. Then the skew of `access` or `zipf_alpha` says which rows are hot, and the planner may cut
+            a table by it. Never assumed: `frequency_order` makes ids so.
         access: how often rows are used: one `AccessProfile`, or table -> profile; "meta_2021" stands for the histogram
             that Meta published. It gives the distinct ids at every batch size.
         codecs: number formats of rows, and of their gradients, on the wire: "fp16" for both, "fp16/bf16", a pair, or
@@ -70,6 +74,7 @@ class Workload:
     codecs: Any = ("fp32", "fp32")
     pipeline: str = "none"
     dense_features: int = 0
+    frequency_ordered: bool | Collection[str] = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "codecs", codec_names(self.codecs))
@@ -83,6 +88,11 @@ class Workload:
             raise ValueError(f"pipeline must be one of {', '.join(PIPELINES)}, got {self.pipeline!r:.80}")
         if not isinstance(self.weighted, numbers.Integral | np.bool_):
             raise ValueError(f"weighted must be True or False, got {self.weighted!r}")
+        ordered = self.frequency_ordered
+        if isinstance(ordered, str) or not isinstance(ordered, bool | Collection):
+            raise ValueError(f"frequency_ordered must be True, False or names of tables, got {ordered!r:.60}")
+        if not isinstance(ordered, bool):
+            object.__setattr__(self, "frequency_ordered", frozenset(ordered))
         for name in _NUMBERS:
             given = getattr(self, name)
             for value in given.values() if isinstance(given, Mapping) and name in _BY_NAME else (given,):
@@ -124,6 +134,15 @@ class Workload:
         found = self.access.get(table) if isinstance(self.access, Mapping) else self.access
         assert not isinstance(found, str)  # __post_init__ replaced names
         return found
+
+    def row_shares(self, table: BaseEmbeddingConfig) -> RowShares | None:
+        """How the lookups of a table with sorted ids spread over its rows; None where the workload knows no skew."""
+        profile = self.profile(table.name)
+        if profile is not None:
+            return profile.row_shares(table.num_embeddings)
+        alpha = self.zipf_alpha
+        own = float(alpha.get(table.name, 0.0) if isinstance(alpha, Mapping) else alpha)
+        return RowShares.zipf(table.num_embeddings, own) if own > 0 else None
 
     def pooling_factor(self, feature: str) -> float:
         """Mean ids a bag of `feature`."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.sharding.row_shares import RowShares
 from recshard_lab.sharding.shard import Shard
 from recshard_lab.sharding.types import EmbeddingComputeKernel, check_route
 from recshard_lab.sharding.validate import shards_in
@@ -30,6 +31,8 @@ class ParameterConstraints:
         shards: the rectangles themselves (a pin): the planner plans the other tables around them.
         forbidden_sharding_types: schemes that are not allowed.
         forbidden_ranks: ranks that may hold no piece of the table.
+        row_shares: how the table's lookups spread over its rows, in the order of its ids; the planner may then cut it
+            so that ranks serve equally many, and replicate the rows that are looked up most.
         device_group: the kind of device, "cpu" or "cuda"; refused where the topology has another.
 
     Raises:
@@ -52,6 +55,7 @@ class ParameterConstraints:
     forbidden_sharding_types: list[str] | None = None
     forbidden_ranks: Sequence[int] | None = None
     device_group: str | None = None
+    row_shares: RowShares | None = None
 
     def __post_init__(self) -> None:
         for name in ("sharding_types", "compute_kernels", "ranks", "shards"):
@@ -71,6 +75,8 @@ class ParameterConstraints:
             for name in ("sharding_types", "ranks", "forbidden_sharding_types", "forbidden_ranks", "min_partition"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"shards say where the table lies, so {name} has nothing to say: leave one out")
+        if self.row_shares is not None and not isinstance(self.row_shares, RowShares):
+            raise ValueError(f"row_shares must be RowShares, got {self.row_shares!r:.60}")
         if self.forbidden_ranks is not None:
             self.forbidden_ranks = [int(rank) for rank in self.forbidden_ranks]
         if not isinstance(self.is_weighted, numbers.Integral | np.bool_):

@@ -68,7 +68,9 @@ def test_every_scheme_is_among_the_alternatives_once_a_route_and_they_are_sorted
     ways = plan.explain("t3").alternatives
     keys = [(way.sharding.sharding_type, way.sharding.route) for way in ways]
     assert len(set(keys)) == len(keys)
-    assert {scheme for scheme, _ in keys} | {plan.tables()["t3"].sharding_type} == set(scheme_names())
+    assert {scheme for scheme, _ in keys} | {plan.tables()["t3"].sharding_type} == {*scheme_names()} - {
+        "flex_shard"
+    }  # proposed where skew is known
     assert [way.step_ms for way in ways if way.fits] == sorted(way.step_ms for way in ways if way.fits)
 
 
@@ -246,7 +248,7 @@ def test_why_not_is_the_better_of_planning_again_and_moving_that_table_alone(sch
     ]
     if plan.tables()["t3"].sharding_type == scheme:
         alone.append(found.before.step_ms)
-    assert found.after.step_ms == pytest.approx(min(fresh.last_estimate.step_ms, *alone))
+    assert found.after.step_ms == pytest.approx(min([fresh.last_estimate.step_ms, *alone]))
     assert found.after.step_ms == pytest.approx(estimate(found.plan, tables, GPUS, workload).step_ms)
     assert found.more_ms == found.after.step_ms - found.before.step_ms
 

@@ -25,6 +25,8 @@ from recshard_lab.sharding.shard import PlanError
 from recshard_lab.sharding.tiling import Rect
 from recshard_lab.sharding.topology import Topology
 
+SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)  # of the lookups, that the hot rows may take
+
 
 class FlexShard:
     """Takes the hot rows off the wire and off the rank that would hold them all; costs memory and gradients."""
@@ -36,12 +38,27 @@ class FlexShard:
     def propose(
         self, table: BaseEmbeddingConfig, topology: Topology, constraints: ParameterConstraints | None = None
     ) -> Iterator[Proposal]:
-        """Nothing unless it is asked for by name: which rows are hot, a table does not say. Over all ranks."""
+        """Hot rows to which given shares of the lookups go, where the constraints' `row_shares` say it; else nothing
+        unless it is asked for by name, for which rows are hot, a table does not say. Over all ranks."""
         everywhere = usable_ranks(topology, None)
-        if sorted(usable_ranks(topology, constraints)) != list(everywhere) or not asked_for(self.name, constraints):
+        if sorted(usable_ranks(topology, constraints)) != list(everywhere):
             return
-        rects, where = hot_and_cold(table, default_hot_rows(table), everywhere, topology.world_size)
-        yield Proposal(self.name, rects, first_ranks(where, len(where)))
+        curve = constraints.row_shares if constraints is not None else None
+        if curve is None or topology.world_size == 1:
+            if asked_for(self.name, constraints):
+                yield self._cut(table, default_hot_rows(table), everywhere)
+            return
+        most = table.num_embeddings // 2
+        for hot in dict.fromkeys(min(most, curve.rows_for(share)) for share in SHARES):
+            if hot:
+                yield self._cut(table, hot, everywhere)
+                yield self._cut(table, hot, everywhere, curve.sizes(len(everywhere), first_row=hot))
+
+    def _cut(
+        self, table: BaseEmbeddingConfig, hot_rows: int, ranks: tuple[int, ...], sizes: Sequence[int] | None = None
+    ) -> Proposal:
+        rects, where = hot_and_cold(table, hot_rows, ranks, len(ranks), sizes)
+        return Proposal(self.name, rects, first_ranks(where, len(where)))
 
     def default(
         self, table: BaseEmbeddingConfig, topology: Topology, ranks: Sequence[int] | None = None

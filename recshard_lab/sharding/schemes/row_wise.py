@@ -12,6 +12,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import accumulate, pairwise
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.constraints import ParameterConstraints
@@ -20,6 +21,8 @@ from recshard_lab.sharding.plan import ParameterSharding
 from recshard_lab.sharding.schemes.base import Proposal, check_ranks, usable_ranks
 from recshard_lab.sharding.tiling import Rect
 from recshard_lab.sharding.topology import Topology
+
+EVENNESS = (1.0, 0.75, 0.5, 0.25)  # of lookups, beside that of rows
 
 
 class RowWise:
@@ -40,6 +43,25 @@ class RowWise:
             everywhere = first_ranks(usable, len(rects)) if count == len(usable) else None
             yield Proposal(self.name, rects, everywhere)
             count = 0 if count == 1 else count // 2
+        yield from self._by_access(table, usable, constraints)
+
+    def _by_access(
+        self, table: BaseEmbeddingConfig, usable: tuple[int, ...], constraints: ParameterConstraints | None
+    ) -> Iterator[Proposal]:
+        """Stripes that serve equally many lookups (RecShard, Sethi et al., ASPLOS 2022), and compromises between that
+        and equal rows, for where memory is short; each on all usable ranks in order."""
+        curve = constraints.row_shares if constraints is not None else None
+        seen: set[tuple[int, ...]] = set()
+        for evenness in EVENNESS if curve is not None and len(usable) > 1 else ():
+            assert curve is not None
+            sizes = tuple(curve.sizes(len(usable), evenness=evenness))
+            if sizes in seen:
+                continue
+            seen.add(sizes)
+            edges = list(accumulate(sizes, initial=0))
+            spans = [(span, rank) for span, rank in zip(pairwise(edges), usable, strict=True) if span[0] < span[1]]
+            rects = tuple((span, (0, table.embedding_dim)) for span, _ in spans)
+            yield Proposal(self.name, rects, (tuple(rank for _, rank in spans),))
 
     def default(
         self, table: BaseEmbeddingConfig, topology: Topology, ranks: Sequence[int] | None = None

@@ -1,0 +1,66 @@
+"""The rectangles of a proposal by kind: those of one kind put the same loads on their rank.
+
+Shape letters: n rectangles, c kinds.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recshard_lab.planner.workload import Array
+from recshard_lab.sharding import Rect
+from recshard_lab.sharding.cut import Cut, sizes_of
+from recshard_lab.sharding.replicas import replica_flags
+
+
+class RectKinds(NamedTuple):
+    """The kinds that occur.
+
+    Attributes:
+        first: ``[c]`` first row, where it matters; 0 else.
+        rows, cols: ``[c]`` sizes.
+        copies: ``[c]`` 1.0 for replicas.
+        of: ``[n]`` the kind of each rectangle.
+    """
+
+    first: Array
+    rows: Array
+    cols: Array
+    copies: Array
+    of: NDArray[np.intp]
+
+
+def rect_kinds(rects: Sequence[Rect], replicated: bool, by_place: bool) -> RectKinds:
+    """Kinds of a proposal's rectangles.
+
+    Args:
+        replicated: all are replicas; else those are of which there are several.
+        by_place: rows further down are looked up less or more often, so that equal sizes are no equal loads.
+
+    >>> kinds = rect_kinds([((0, 2), (0, 4)), ((0, 2), (0, 4)), ((2, 6), (0, 4)), ((6, 10), (0, 4))], False, False)
+    >>> kinds.rows.tolist(), kinds.copies.tolist(), kinds.of.tolist()
+    ([2.0, 4.0], [1.0, 0.0], [0, 0, 1, 1])
+    """
+    if replicated or (isinstance(rects, Cut) and not by_place):
+        sizes, of = sizes_of(rects)
+        rows, cols = np.array(sizes, dtype=float).T
+        return RectKinds(np.zeros(len(sizes)), rows, cols, np.full(len(sizes), float(replicated)), of)
+    listed = list(rects)
+    copies = replica_flags(listed)
+    found: dict[tuple[int, int, int, bool], int] = {}
+    numbers = [
+        found.setdefault((r0 if by_place else 0, r1 - r0, c1 - c0, copy), len(found))
+        for ((r0, r1), (c0, c1)), copy in zip(listed, copies, strict=True)
+    ]
+    first, rows, cols, flags = np.array(list(found), dtype=float).T
+    return RectKinds(first, rows, cols, flags, np.array(numbers, dtype=np.intp))
+
+
+def summed_rows(rects: Sequence[Rect], num_rows: int) -> float:
+    """Of a table's rows, the share that is no replica: what a reduce-scatter adds up."""
+    if isinstance(rects, Cut):
+        return 1.0
+    hot = {rows for (rows, _), copy in zip(rects, replica_flags(rects), strict=True) if copy}
+    return 1.0 - sum(end - start for start, end in hot) / num_rows

@@ -1,0 +1,165 @@
+"""How a table's lookups spread over its rows, in the order of their ids: what splits by access need to know.
+
+The share of the lookups that goes to rows ``[0, r)`` as a curve of straight pieces. Nothing here assumes an order of
+the ids: the curve is measured as they are, or given by one who knows that they are sorted by use.
+
+Shape letters: E rows, n pieces of the curve, N ids.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recshard_lab.arguments import checks_arguments, names_wrong_arguments
+from recshard_lab.sharding.shard import PlanError
+
+Array = NDArray[np.float64]
+
+PIECES = 512  # of a measured curve, about
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class RowShares:
+    """The share of the lookups that goes to the first rows of a table.
+
+    Args:
+        edges: rows ``[n + 1]`` from 0 to E, ascending; lookups spread evenly over the rows between two edges.
+        shares: ``[n + 1]`` share of the lookups that goes to rows ``[0, edges[i])``, from 0 to 1, never falling.
+
+    Raises:
+        ValueError: lists of different lengths, or that do not begin and end like this.
+
+    >>> hot = RowShares(edges=(0, 10, 100), shares=(0.0, 0.9, 1.0))
+    >>> round(float(hot.share(0, 10)), 3), round(float(hot.share(10, 55)), 3), hot.rows_for(0.45)
+    (0.9, 0.05, 5)
+    """
+
+    edges: tuple[float, ...]
+    shares: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        edges, shares = np.array(self.edges, dtype=float), np.array(self.shares, dtype=float)
+        if len(edges) != len(shares) or len(edges) < 2:
+            raise ValueError(f"edges and shares must be of one length, two at least; got {len(edges)}, {len(shares)}")
+        if edges[0] != 0 or not (np.diff(edges) > 0).all() or not np.isfinite(edges).all():
+            raise ValueError(f"edges must ascend from 0 to the table's rows, got {self.edges!r:.80}")
+        if shares[0] != 0 or abs(shares[-1] - 1) > 1e-6 or not (np.diff(shares) >= 0).all():
+            raise ValueError(f"shares must rise from 0 to 1, got {self.shares!r:.80}")
+
+    @classmethod
+    def of_curve(cls, edges: Sequence[float] | Array, mass: Sequence[float] | Array) -> "RowShares":
+        """From the lookups between the edges, in any unit; all alike where there are none."""
+        ends, held = np.asarray(edges, dtype=float), np.asarray(mass, dtype=float)
+        if not held.sum() > 0:
+            held = np.diff(ends)
+        shares = np.concatenate([[0.0], np.cumsum(held)])
+        return cls(tuple(ends.tolist()), tuple((shares / shares[-1]).tolist()))
+
+    @classmethod
+    @names_wrong_arguments
+    def of_ids(cls, batches: Iterable[Any], num_embeddings: int) -> "RowShares":
+        """Counts ids as they are, in about 500 pieces: each of the first rows by itself, wider ones further down.
+
+        Args:
+            batches: arrays or tensors of ids, one a batch.
+            num_embeddings: rows of the table, E.
+
+        Raises:
+            ValueError: no ids, or one that is no row.
+
+        >>> float(RowShares.of_ids([[0, 0, 0, 7]], num_embeddings=8).share(0, 1))
+        0.75
+        """
+        edges = np.unique(np.geomspace(1, num_embeddings, PIECES).round())
+        edges = np.concatenate([[0.0], edges])
+        mass = np.zeros(len(edges) - 1)
+        for batch in batches:
+            ids = np.asarray(batch.detach().cpu() if hasattr(batch, "detach") else batch).reshape(-1)
+            if ids.size and not 0 <= ids.min() <= ids.max() < num_embeddings:
+                raise ValueError(f"ids must be rows 0 to {num_embeddings - 1:,}, got {ids.min()} to {ids.max()}")
+            mass += np.bincount(np.searchsorted(edges, ids, side="right") - 1, minlength=len(mass))
+        if not mass.sum():
+            raise ValueError("no ids in these batches: there is nothing to measure")
+        return cls.of_curve(edges, mass)
+
+    @classmethod
+    @names_wrong_arguments
+    def zipf(cls, num_embeddings: int, alpha: float) -> "RowShares":
+        """Of ids sorted by use, row k used in proportion to ``(k + 1) ** -alpha``.
+
+        >>> top = RowShares.zipf(num_embeddings=1000, alpha=1.0)
+        >>> 0.38 < float(top.share(0, 10)) < 0.40  # (1 + 1/2 + ... + 1/10) / (1 + 1/2 + ... + 1/1000)
+        True
+        """
+        first = np.arange(0.0, min(16, num_embeddings) + 1)
+        edges, mass = first, first[1:] ** -alpha
+        if num_embeddings > 16:
+            rest = np.unique(np.geomspace(16, num_embeddings, 49).round())
+            middle = rest + 0.5
+            power = 1.0 - alpha
+            primitive = np.log(middle) if abs(power) < 1e-9 else middle**power / power
+            edges, mass = np.concatenate([edges, rest[1:]]), np.concatenate([mass, np.diff(primitive)])
+        return cls.of_curve(edges, mass)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the table, E."""
+        return int(self.edges[-1])
+
+    def share(self, start: float | Array, end: float | Array) -> Array:
+        """The share of the lookups that goes to rows ``[start, end)``; numbers or arrays of them."""
+        return np.asarray(np.interp(end, self.edges, self.shares) - np.interp(start, self.edges, self.shares))
+
+    @names_wrong_arguments
+    def rows_for(self, share: float) -> int:
+        """The fewest rows, from row 0 on, to which that share of the lookups goes."""
+        if not 0 <= share <= 1:
+            raise ValueError(f"share must be from 0 to 1, got {share!r}")
+        shares, keep = np.unique(self.shares, return_index=True)
+        return int(np.ceil(np.interp(share, shares, np.array(self.edges)[keep]) - 1e-9))
+
+    def distinct(self, start: float | Array, end: float | Array, num_ids: float) -> Array:
+        """Expected distinct rows of ``[start, end)`` among `num_ids` ids of the whole table.
+
+        ``sum over rows of 1 - exp(-N p)``, as if ids were drawn independently.
+        """
+        edges, mass = np.array(self.edges), np.diff(self.shares)
+        width = np.diff(edges)
+        touched = np.concatenate([[0.0], np.cumsum(width * -np.expm1(-num_ids * mass / width))])
+        return np.asarray(np.interp(end, edges, touched) - np.interp(start, edges, touched))
+
+    @names_wrong_arguments
+    def sizes(self, count: int, *, first_row: int = 0, evenness: float = 1.0) -> list[int]:
+        """Rows of `count` stripes from `first_row` down that serve equally many lookups.
+
+        Args:
+            count: stripes.
+            first_row: where the first begins.
+            evenness: 1 for equal lookups, 0 for equal rows, between them for a compromise: equal sums of both shares.
+
+        Returns:
+            Rows of each stripe, 0 for one that would be empty. They sum to what there is below `first_row`.
+
+        Raises:
+            PlanError: no stripe, or a `first_row` that the table does not have.
+
+        >>> RowShares.zipf(num_embeddings=1000, alpha=1.0).sizes(4)
+        [3, 20, 131, 846]
+        """
+        if count < 1 or not 0 <= first_row < self.num_rows or not 0 <= evenness <= 1:
+            raise PlanError(
+                f"sizes(count={count!r}, first_row={first_row!r}, evenness={evenness!r}): at least one stripe, a row "
+                f"below {self.num_rows:,}, and an evenness from 0 to 1"
+            )
+        edges = np.unique([first_row, *(edge for edge in self.edges if edge > first_row)])
+        served = self.share(first_row, edges)
+        served = served / served[-1] if served[-1] > 0 else served
+        held = (edges - first_row) / (edges[-1] - first_row)
+        both = evenness * served + (1 - evenness) * held if served[-1] > 0 else held
+        both, keep = np.unique(both, return_index=True)
+        cuts = np.interp(np.arange(1, count) / count, both, edges[keep]).round().astype(int)
+        return np.diff([first_row, *cuts.tolist(), self.num_rows]).tolist()

@@ -67,6 +67,7 @@ _ROOM_OF = {
     "ParameterConstraints": "sharding",
     "ParameterSharding": "sharding",
     "PlanError": "sharding",
+    "RowShares": "sharding",
     "Shard": "sharding",
     "ShardingPlan": "sharding",
     "ShardingType": "sharding",

@@ -45,8 +45,7 @@ class Home:
         lengths: for each block, its bag lengths ``[B]``; ``[S]`` of its own in a variable batch.
         counts: for each block, the number of its ids.
         sent: for each rank and exchanged lane there, how many ids went.
-        positions: for each row-split (rank, lane), where in the block those ids stood (sequence collections only);
-            for replicated lanes under ``(HOME, number)``.
+        positions: for each row-split (rank, lane), where in the block those ids stood (sequence collections only).
         layout: the wiring by which they went.
         replicas: what the replicated lanes look up here, counted from the first row of their rectangle.
         touched: for each replicated lane the rows it travels as; None where it travels as bags.

@@ -273,8 +273,9 @@ def _policy_of(bounds_check_mode: Any, out_of_range: str | None) -> str | None:
 
 
 def first_weights(sharded: ShardedCollection, module: nn.Module) -> list[Move]:
-    """Moves that fill a sharded collection from rank 0's unsharded weights; where these are on ``meta``, none are
-    needed: each rank draws its part, the same numbers under every plan. All ranks must call it."""
+    """Moves that fill a sharded collection from rank 0's unsharded weights. Where these are on ``meta`` each rank draws
+    its part, the same numbers under every plan, and only what a table's own ``init_fn`` drew moves, from the first
+    replica to the others. All ranks must call it."""
     whole = unsharded_weights(module)
     on_meta = any(weight.is_meta for weight in whole.values())
     on_meta, seed = broadcast_object((on_meta, torch.initial_seed()), sharded.env)
@@ -282,7 +283,8 @@ def first_weights(sharded: ShardedCollection, module: nn.Module) -> list[Move]:
         return sharded.scatter_moves(whole, source=0)
     for shards in sharded.table_shards().values():
         shards.reset_parameters(seed)
-    return []
+    drawn = [shards for shards in sharded.table_shards().values() if shards.config.init_fn is not None]
+    return [told for shards in drawn if (told := shards.from_first_replicas()) is not None]
 
 
 def get_module_to_default_sharders() -> dict[type[nn.Module], CollectionSharder]:

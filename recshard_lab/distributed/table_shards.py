@@ -116,6 +116,18 @@ class TableShards(nn.Module):
         wanted = {number: matrices[at] for number, at in enumerate(listening) if at in matrices}
         return Move(part.dtype, speakers, [where[at] for at in listening], held, wanted)
 
+    def from_first_replicas(self) -> Move | None:
+        """What makes replicas as the first of them is; None where there are no others."""
+        where, part = self.sharding.shards, self.parts()[0]
+        first = {position for position, _ in owned(where, "element")}
+        others = [at for at in range(len(where)) if at not in first]
+        if not others:
+            return None
+        sources = {at: where[at] for at in sorted(first)}
+        held = {number: self.held[at] for number, at in enumerate(sources) if at in self.held}
+        wanted = {number: self.held[at] for number, at in enumerate(others) if at in self.held}
+        return Move(part.dtype, list(sources.values()), [where[at] for at in others], held, wanted)
+
     def keep(self, parameters: Sequence[nn.Parameter]) -> None:
         """Goes on with these parameter objects, which now show this module's weights."""
         for (name, own), parameter in zip(list(self._parameters.items()), parameters, strict=True):

@@ -24,6 +24,7 @@ from recshard_lab.sharding.plan import ParameterSharding as ParameterSharding
 from recshard_lab.sharding.plan import ShardingPlan as ShardingPlan
 from recshard_lab.sharding.presets import preset_names as preset_names
 from recshard_lab.sharding.presets import preset_table as preset_table
+from recshard_lab.sharding.row_shares import RowShares as RowShares
 from recshard_lab.sharding.schemes import Proposal as Proposal
 from recshard_lab.sharding.schemes import Scheme as Scheme
 from recshard_lab.sharding.schemes import register_scheme as register_scheme

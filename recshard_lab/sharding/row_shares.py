@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recshard_lab.arguments import checks_arguments, names_wrong_arguments
+from recshard_lab.arguments import checks_arguments
 from recshard_lab.sharding.shard import PlanError
 
 Array = NDArray[np.float64]
@@ -60,7 +60,7 @@ class RowShares:
         return cls(tuple(ends.tolist()), tuple((shares / shares[-1]).tolist()))
 
     @classmethod
-    @names_wrong_arguments
+    @checks_arguments
     def of_ids(cls, batches: Iterable[Any], num_embeddings: int) -> "RowShares":
         """Counts ids as they are, in about 500 pieces: each of the first rows by itself, wider ones further down.
 
@@ -74,11 +74,18 @@ class RowShares:
         >>> float(RowShares.of_ids([[0, 0, 0, 7]], num_embeddings=8).share(0, 1))
         0.75
         """
+        _check_rows(num_embeddings)
         edges = np.unique(np.geomspace(1, num_embeddings, PIECES).round())
         edges = np.concatenate([[0.0], edges])
         mass = np.zeros(len(edges) - 1)
-        for batch in batches:
+        try:
+            in_turn = iter(batches)
+        except TypeError as error:
+            raise ValueError(f"batches must be a list, or what else can be iterated: {error}") from None
+        for batch in in_turn:
             ids = np.asarray(batch.detach().cpu() if hasattr(batch, "detach") else batch).reshape(-1)
+            if ids.size and not np.issubdtype(ids.dtype, np.integer):
+                raise ValueError(f"ids must be whole numbers, got {ids.dtype}")
             if ids.size and not 0 <= ids.min() <= ids.max() < num_embeddings:
                 raise ValueError(f"ids must be rows 0 to {num_embeddings - 1:,}, got {ids.min()} to {ids.max()}")
             mass += np.bincount(np.searchsorted(edges, ids, side="right") - 1, minlength=len(mass))
@@ -87,7 +94,7 @@ class RowShares:
         return cls.of_curve(edges, mass)
 
     @classmethod
-    @names_wrong_arguments
+    @checks_arguments
     def zipf(cls, num_embeddings: int, alpha: float) -> "RowShares":
         """Of ids sorted by use, row k used in proportion to ``(k + 1) ** -alpha``.
 
@@ -95,6 +102,9 @@ class RowShares:
         >>> 0.38 < float(top.share(0, 10)) < 0.40  # (1 + 1/2 + ... + 1/10) / (1 + 1/2 + ... + 1/1000)
         True
         """
+        _check_rows(num_embeddings)
+        if not 0 <= alpha < 100:
+            raise ValueError(f"alpha must be from 0 to 100, got {alpha!r}")
         first = np.arange(0.0, min(16, num_embeddings) + 1)
         edges, mass = first, first[1:] ** -alpha
         if num_embeddings > 16:
@@ -110,11 +120,12 @@ class RowShares:
         """Rows of the table, E."""
         return int(self.edges[-1])
 
+    @checks_arguments
     def share(self, start: float | Array, end: float | Array) -> Array:
         """The share of the lookups that goes to rows ``[start, end)``; numbers or arrays of them."""
         return np.asarray(np.interp(end, self.edges, self.shares) - np.interp(start, self.edges, self.shares))
 
-    @names_wrong_arguments
+    @checks_arguments
     def rows_for(self, share: float) -> int:
         """The fewest rows, from row 0 on, to which that share of the lookups goes."""
         if not 0 <= share <= 1:
@@ -122,17 +133,20 @@ class RowShares:
         shares, keep = np.unique(self.shares, return_index=True)
         return int(np.ceil(np.interp(share, shares, np.array(self.edges)[keep]) - 1e-9))
 
+    @checks_arguments
     def distinct(self, start: float | Array, end: float | Array, num_ids: float) -> Array:
         """Expected distinct rows of ``[start, end)`` among `num_ids` ids of the whole table.
 
         ``sum over rows of 1 - exp(-N p)``, as if ids were drawn independently.
         """
+        if not 0 <= num_ids < float("inf"):
+            raise ValueError(f"num_ids must be finite and not negative, got {num_ids!r}")
         edges, mass = np.array(self.edges), np.diff(self.shares)
         width = np.diff(edges)
         touched = np.concatenate([[0.0], np.cumsum(width * -np.expm1(-num_ids * mass / width))])
         return np.asarray(np.interp(end, edges, touched) - np.interp(start, edges, touched))
 
-    @names_wrong_arguments
+    @checks_arguments
     def sizes(self, count: int, *, first_row: int = 0, evenness: float = 1.0) -> list[int]:
         """Rows of `count` stripes from `first_row` down that serve equally many lookups.
 
@@ -163,3 +177,8 @@ class RowShares:
         both, keep = np.unique(both, return_index=True)
         cuts = np.interp(np.arange(1, count) / count, both, edges[keep]).round().astype(int)
         return np.diff([first_row, *cuts.tolist(), self.num_rows]).tolist()
+
+
+def _check_rows(num_embeddings: int) -> None:
+    if not 1 <= num_embeddings < 2**63:
+        raise ValueError(f"num_embeddings must be at least 1, and less than 2 ** 63, got {num_embeddings!r}")

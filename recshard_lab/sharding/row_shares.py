@@ -83,7 +83,10 @@ class RowShares:
         except TypeError as error:
             raise ValueError(f"batches must be a list, or what else can be iterated: {error}") from None
         for batch in in_turn:
-            ids = np.asarray(batch.detach().cpu() if hasattr(batch, "detach") else batch).reshape(-1)
+            try:
+                ids = np.asarray(batch.detach().cpu() if hasattr(batch, "detach") else batch).reshape(-1)
+            except (TypeError, RuntimeError, ValueError) as error:
+                raise ValueError(f"ids must be an array or a tensor of whole numbers: {error}") from None
             if ids.size and not np.issubdtype(ids.dtype, np.integer):
                 raise ValueError(f"ids must be whole numbers, got {ids.dtype}")
             if ids.size and not 0 <= ids.min() <= ids.max() < num_embeddings:

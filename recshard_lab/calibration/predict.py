@@ -36,8 +36,9 @@ class _Group:
         model, ranks, count = self.models[0].on(topology), topology.world_size, len(self.models)
         optimizer = model.workload.optimizer
         model.tables = model.lookups.tables = self.tables
-        model.lookups.missed = np.concatenate(
-            [LookupCosts(topology, one.tables, optimizer).missed for one in self.models]
+        model.row_shares = [curve for one in self.models for curve in one.row_shares]
+        model.lookups.step_bytes = np.concatenate(
+            [LookupCosts(topology, one.tables, optimizer).step_bytes for one in self.models]
         )
         size = count * ranks
         rows = [np.bincount(self.at, weights=row, minlength=size) for row in self.rects.loads(model)]

@@ -24,14 +24,14 @@ class LookupCosts:
     """Costs on one topology, with one optimizer.
 
     Attributes:
-        step_bytes: of rows that a step uses, a rank's share.
+        step_bytes: ``[T]`` of all tables' rows that a step uses, a rank's share; for every table the same.
     """
 
     def __init__(self, topology: Topology, tables: TableLoads, optimizer: str) -> None:
         self.topology, self.tables, self.optimizer = topology, tables, optimizer
         a_row, an_element = OPTIMIZER_STATE_BYTES[optimizer]
         each = tables.cols * (tables.element_bytes + an_element) + a_row
-        self.step_bytes = float((tables.ids * tables.unique * each).sum())
+        self.step_bytes = np.full_like(tables.rows, (tables.ids * tables.unique * each).sum())
 
     def fill(
         self,
@@ -57,7 +57,7 @@ class LookupCosts:
         ids, unique, pooled = tables.ids[of] * hits.share, hits.unique, tables.pooled[of]
         vectors = pooled * tables.bags[of] + (1 - pooled) * ids
         row_bytes = np.maximum(CACHE_LINE, cols * tables.element_bytes[of])
-        missed = self._missed(rows, ids * ranks * unique)
+        missed = self._missed(of, rows, ids * ranks * unique)
         first_ms = missed / top.memory_bw + (1 - missed) / top.cache_bw  # of a byte
         vector_ms = 4 * cols / top.cache_bw + top.bag_ns * 1e-6
         lookup = ids * (top.lookup_ns_per_id * 1e-6 + row_bytes * (unique * first_ms + (1 - unique) / top.cache_bw))
@@ -88,9 +88,9 @@ class LookupCosts:
         own[phase, load] += ms
         everyone[phase, load] += ms * (self.topology.slowdown - 1) / self.topology.world_size
 
-    def _missed(self, rows: Array, used: Array) -> Array:
+    def _missed(self, of: Array, rows: Array, used: Array) -> Array:
         """Of rectangles of so many rows, of which a step uses so many: the first uses that the cache misses."""
         if not self.topology.cache_bytes:
             return np.ones_like(rows)
-        between = rows / np.maximum(used, 1e-9) * self.step_bytes
+        between = rows / np.maximum(used, 1e-9) * self.step_bytes[of]
         return np.asarray(between / (between + self.topology.cache_bytes))

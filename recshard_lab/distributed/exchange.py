@@ -39,6 +39,15 @@ class _Saved:
 
 
 @dataclass(slots=True, frozen=True)
+class Rows:
+    """Rows that were looked up and are still to travel: of each exchanged kernel, of each replicated one."""
+
+    exchanged: list[Tensor]
+    replicated: list[Tensor]
+    saved: _Saved | None
+
+
+@dataclass(slots=True, frozen=True)
 class Roads:
     """How rows come home over some connections: batches of one size, and variable ones."""
 
@@ -132,30 +141,29 @@ class Executor:
             VariableRoute(self.layout, env, self.codecs),
         )
 
-    def look_up(self, routed: Routed, roads: Roads) -> _Saved | None:
-        """The rows of a batch ahead of its ``finish``: from then on ``routed.looked_up``, a leaf that takes a gradient.
-
-        Nobody steps the tables for it: hand ``routed.looked_up.grad`` to `backward` with what is returned.
-        """
-        training = torch.is_grad_enabled()
-        with torch.no_grad():
-            out, saved = self.forward(routed, training, roads)
-        routed.looked_up = out.requires_grad_(training)
-        return saved
-
-    def forward(self, routed: Routed, training: bool, roads: Roads | None = None) -> tuple[Tensor, _Saved | None]:
-        """Rows of the local batch, and what ``backward`` needs."""
+    def read(self, routed: Routed, training: bool) -> Rows:
+        """The rows of what came, still where they were looked up: from here on the tables may be stepped."""
         kept, exchanged = [], []
         for group in self.lookup.exchanged:
             rows, saved = self._run(group, group.bags(routed), training)
             exchanged.append(rows)
             kept.append(saved)
         replicated = [self._run(group, group.own_bags(routed.home), False)[0] for group in self.lookup.replicated]
+        return Rows(exchanged, replicated, _Saved(routed, kept) if training else None)
+
+    @torch.no_grad()
+    def bring_home(self, rows: Rows, routed: Routed, roads: Roads | None = None) -> Tensor:
+        """What `read` gave as the rows of the local batch, over these roads or the collection's own."""
         roads = roads or Roads(self.route, self.variable)
         route = roads.route if routed.bags is None else roads.variable
-        out = route.forward(exchanged, replicated, routed)
+        out = route.forward(rows.exchanged, rows.replicated, routed)
         self._measure(routed, out, route.buffer_bytes)
-        return out, (_Saved(routed, kept) if training else None)
+        return out
+
+    def forward(self, routed: Routed, training: bool) -> tuple[Tensor, _Saved | None]:
+        """Rows of the local batch, and what ``backward`` needs."""
+        rows = self.read(routed, training)
+        return self.bring_home(rows, routed), rows.saved
 
     def backward(self, saved: _Saved, grad: Tensor) -> None:
         """Brings gradients to the rectangles and steps their optimizers.

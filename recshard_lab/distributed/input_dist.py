@@ -81,7 +81,7 @@ class Routed:
         counts: ids by lane and source rank.
         home: this rank's own batch.
         bags: in a variable batch, bags of exchanged lanes by source rank and lane; None in all others.
-        looked_up: the rows that came home, where that was done ahead (`Executor.look_up`).
+        looked_up: the rows that came home, where that was done ahead of the forward.
     """
 
     ids: Tensor

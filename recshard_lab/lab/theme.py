@@ -67,6 +67,21 @@ PHASES: dict[str, Look] = {
     "lookup_backward": Look("lookup, backward", "#f6bd83", "rising"),
 }
 
+STAGES: dict[str, Look] = {  # of a pipeline, in the order in which a batch meets them
+    "load": Look("load", "#c9ced6", "dots"),
+    "copy": Look("copy", "#b3c1f2", "rising"),
+    "agree": Look("agree", "#dcc8a0", "cross"),
+    "sizes": Look("sizes", "#a8dccf", "columns"),
+    "input_dist": Look("input dist", "#9ad6ae", "rows"),
+    "lookup": Look("lookup", "#9cc4ee", "plain"),
+    "output_dist": Look("output dist", "#f1d774", "columns"),
+    "wait": Look("wait", "#eceff3", "falling"),
+    "forward": Look("forward", "#d3bdea", "plain"),
+    "backward": Look("backward", "#f6bd83", "rising"),
+    "optimizer": Look("optimizer", "#f0a9b8", "grid"),
+    "step": Look("step", "#d3bdea", "plain"),
+}
+
 SPARE = (
     ("#b7d67a", "cross"),
     ("#e6b8d8", "grid"),

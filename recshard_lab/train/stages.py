@@ -11,13 +11,15 @@ import json
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
+
+from recshard_lab.comm import Trace
 
 COMPUTE = ("forward", "backward", "optimizer")
 """The stages that a step cannot do without: what others hide behind."""
@@ -80,8 +82,9 @@ class StageLog:
     def stage(self, name: str, batch: int) -> Iterator[None]:
         """Notes what happens inside, also when it fails."""
         begun = perf_counter()
+        profiled = getattr(torch.autograd.profiler, "_is_profiler_enabled", True)
         try:
-            with torch.profiler.record_function(f"## {name} {batch} ##"):
+            with torch.profiler.record_function(f"## {name} {batch} ##") if profiled else nullcontext():
                 yield
         finally:
             self.note(name, batch, begun)
@@ -128,6 +131,26 @@ def events_from_chrome_trace(trace: str | Path | dict[str, Any], rank: int | Non
             "only with experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True)"
         )
     return sorted(found, key=lambda event: event.start_s)
+
+
+def events_from_collectives(trace: Trace, rank: int) -> list[StageEvent]:
+    """The exchanges of a `comm.trace` as stages, named by their labels and numbered as they came.
+
+    Those that nobody waited for through this library, as DDP's all-reduce, have no length and are left out.
+
+    >>> from recshard_lab.comm import CollectiveEvent
+    >>> sent = Trace([CollectiveEvent("all_to_all", "input_dist/ids", (8,), 1.0, ms=2.0)])
+    >>> [(event.stage, event.batch, round(event.ms, 6)) for event in events_from_collectives(sent, rank=0)]
+    [('input_dist/ids', 0, 2.0)]
+    """
+    counts: dict[str, int] = {}
+    found = []
+    for event in trace.events:
+        number = counts.get(event.label, 0)
+        counts[event.label] = number + 1
+        if event.ms:
+            found.append(StageEvent(rank, event.label, number, event.start_s, event.start_s + event.ms / 1e3))
+    return found
 
 
 def hidden_share(events: Iterable[StageEvent], stage: str = "input_dist", behind: Sequence[str] = COMPUTE) -> float:

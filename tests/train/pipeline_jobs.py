@@ -483,3 +483,105 @@ def replicas(interval: int | None) -> list[str]:
     ) as pipeline:
         outputs(pipeline, iter(data))
     return same_weights(ours, plain)
+
+
+# ---- overlap ----
+
+
+def slow_messages(ms: float, label: str) -> Any:
+    """Every exchange whose label begins so takes this long at least, as over a slow link."""
+    from contextlib import contextmanager
+    from time import perf_counter
+
+    from recshard_lab.distributed import input_dist, packed
+    from recshard_lab.distributed.routes import wire
+    from recshard_lab.train.pipelines import sending
+
+    @contextmanager
+    def slowed() -> Iterator[None]:
+        places = [input_dist, packed, sending, wire]
+        plain = input_dist.issue_all_to_all
+
+        def slow(tensor: Tensor, sends: Any, receives: Any, env: Any, what: str, output: Any = None) -> Any:
+            pending = plain(tensor, sends, receives, env, what, output)
+            if what.startswith(label):
+                pending.not_before = perf_counter() + ms / 1e3
+            return pending
+
+        for place_ in places:
+            place_.issue_all_to_all = slow  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            for place_ in places:
+                place_.issue_all_to_all = plain  # type: ignore[attr-defined]
+
+    return slowed()
+
+
+def step_ms(kind: str, message_ms: float, compute_ms: float, label: str, **options: Any) -> dict[str, Any]:
+    """Milliseconds a step of a pipeline, or of the plain loop (kind ""), and how much of input_dist it hid."""
+    from statistics import median
+    from time import perf_counter, sleep
+
+    from recshard_lab.train.stages import hidden_share
+
+    model = dlrm()
+    data = batches(12)
+
+    def computed(batch: Batch) -> Any:
+        sleep(compute_ms / 1e3)
+        return model(batch)
+
+    def plain_step(source: Iterator[Batch]) -> None:
+        optimizer.zero_grad()
+        computed(next(source))[0].backward()
+        optimizer.step()
+
+    optimizer, taken, hidden = dense_optimizer(model), [], 0.0
+    events: list[Any] = []
+    with slow_messages(message_ms, label):
+        source = iter(data)
+        pipeline = (
+            getattr(pipelines, kind)(model, optimizer, CPU, computed, **options)
+            if kind == "TrainPipelineBase"
+            else getattr(pipelines, kind)(model, optimizer, CPU, custom_model_fwd=computed, **options)
+            if kind
+            else None
+        )
+        for _ in range(10):
+            begun = perf_counter()
+            plain_step(source) if pipeline is None else pipeline.progress(source)
+            taken.append(1e3 * (perf_counter() - begun))
+        if pipeline is not None:
+            outputs(pipeline, source)
+            events = pipeline.events
+            pipeline.close()
+    steady = [event for event in events if 2 <= event.batch < 10]
+    if steady:
+        hidden = hidden_share(steady)
+    return {"ms": median(taken[3:]), "hidden": hidden, "events": events}
+
+
+def stumbling(kind: str) -> tuple[list[str], int]:
+    """Loading and computing take a random while, another one on every rank."""
+    import random
+    from time import sleep
+
+    draw = random.Random(place()[0])
+    ours, plain, data = dlrm(), dlrm(), batches(40)
+
+    def slowly() -> Iterator[Batch]:
+        for batch in data:
+            sleep(draw.random() * 0.006)
+            yield batch
+
+    def computed(batch: Batch) -> Any:
+        sleep(draw.random() * 0.006)
+        return ours(batch)
+
+    options: dict[str, Any] = {"start_batch": 1} if kind == "TrainPipelineSemiSync" else {}
+    semi_reference(plain, data, 1) if options else plain_loop(plain, data)
+    with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU, custom_model_fwd=computed, **options) as pipeline:
+        steps = len(outputs(pipeline, slowly()))
+    return same_weights(ours, plain), steps

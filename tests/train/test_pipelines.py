@@ -122,7 +122,7 @@ def test_a_pipeline_sends_what_the_plain_loop_sends_and_two_agreements_more(rank
         if ranks.world_size == 1:
             continue
         assert plain["input_dist/sizes"] == plain["input_dist/ids"] == jobs.STEPS
-        assert ours == plain | {"input_dist/sizes": jobs.STEPS + 2}
+        assert ours == plain | {"input_dist/sizes": jobs.STEPS + 1, "pipeline/agree": 1}
 
 
 @pytest.mark.parametrize("optimizer", ["exact_sgd", "exact_row_wise_adagrad"])
@@ -156,3 +156,10 @@ def test_accumulated_gradients_step_as_those_of_a_plain_loop_do(ranks: Any, num_
 def test_replicas_are_brought_together_as_often_as_asked(ranks: Any, interval: int | None) -> None:
     for differ in ranks.run(jobs.replicas, interval):
         assert differ == []
+
+
+@pytest.mark.parametrize("kind", [*AHEAD, "TrainPipelineSemiSync"])
+def test_ranks_that_stumble_neither_hang_nor_differ(ranks: Any, kind: str) -> None:
+    for differ, steps in ranks.run(jobs.stumbling, kind):
+        assert differ == []
+        assert steps == 40

@@ -6,7 +6,8 @@ A view is a pure function whose parameter names say what it wants to see::
     def balance(estimate) -> View: ...
 
 Whoever shows views (the plan comparison, a report) offers it wherever an ``estimate`` is at hand.
-Names in use: ``plan``, ``tables``, ``topology``, ``estimate``, ``measured``, ``losses``, ``note``, ``width``.
+Names in use: ``plan``, ``tables``, ``topology``, ``estimate``, ``measured``, ``losses``, ``events``,
+``note``, ``width``.
 """
 
 from recshard_lab.lab.view import View as View
@@ -24,4 +25,5 @@ from recshard_lab.lab.views.registry import view_named as view_named
 from recshard_lab.lab.views.registry import view_names as view_names
 from recshard_lab.lab.views.registry import views_of as views_of
 from recshard_lab.lab.views.skew import access_skew as access_skew
+from recshard_lab.lab.views.timeline import timeline as timeline
 from recshard_lab.lab.views.traffic import traffic as traffic

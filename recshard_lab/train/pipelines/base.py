@@ -3,7 +3,7 @@
 ::
 
     progress k            thread "load"         thread "input_dist"       this thread
-    TrainPipelineBase     load, copy k + 1      agree about k             forward, backward, optimizer of k
+    TrainPipelineBase     load, copy k + 2      agree about k + 1         forward, backward, optimizer of k
     ... SparseDist        load, copy k + 2      ids of k + 1              the same
     Prefetch ...          load, copy k + 3      sizes of k + 2, and in a thread of their own the ids of k + 1
 

@@ -30,6 +30,7 @@ class Flight:
     number: int = -1
     loaded: Future[tuple[Any, Any]] = field(default_factory=Future)
     sent: Future[Sent] | None = None
+    read: Future[Any] | None = None
     looked_up: Future[Any] | None = None
 
 

@@ -2,7 +2,7 @@
 
 ::
 
-    thread "lookup"       rows of i + 1 read and sent home
+    thread "lookup"       rows of i + 1 read | and sent home
     this thread           dense forward of i | dense backward of i | tables stepped by i | optimizer of i
                                                                    ^ waits until the rows of i + 1 have been read
 
@@ -14,7 +14,9 @@ Recommendation System Training", and TorchRec's pipeline of this name).
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -114,7 +116,9 @@ class TrainPipelineSemiSync(TrainPipelineSparseDist):
             self._model.fused_optimizer.push_learning_rates()
         self._look_ahead(flight)
         assert flight.looked_up is not None
+        begun = perf_counter()
         saved, event = flight.looked_up.result()
+        self._log.note("wait", number, begun)
         arrive(event, sent.routed)
         if self._flights:
             self._look_ahead(self._flights[0])
@@ -133,32 +137,34 @@ class TrainPipelineSemiSync(TrainPipelineSparseDist):
         return output
 
     def _look_ahead(self, flight: Flight) -> None:
-        """Starts reading a batch's rows, where that has not been done."""
+        """Starts looking a batch up, where that has not been done."""
         if flight.looked_up is None and flight.sent is not None:
             for call in self._fed:
                 executor = call.module.executor
                 if executor not in self._roads:
                     twin = next(twin for env, twin in self._twins if env.pg is call.module.env.pg)
                     self._roads[executor] = executor.roads(twin)
+            flight.read = Future()
             flight.looked_up = self._lanes["lookup"].submit(partial(self._look_up, flight))
 
     def _look_up(self, flight: Flight) -> tuple[list[Any], Any]:
-        """For each call what its backward needs; the rows lie in ``routed.looked_up``."""
-        assert flight.sent is not None
-        sent = flight.sent.result()
-        arrive(sent.event, sent.routed)
-        with self._log.stage("lookup", flight.number), torch.enable_grad():
-            executors = [call.module.executor for call in self._fed]
-            saved = [
-                executor.look_up(routed, self._roads[executor])
-                for executor, routed in zip(executors, sent.routed, strict=True)
-            ]
-        return saved, self._lanes["lookup"].mark()
+        """For each call what its backward needs; the rows lie in ``routed.looked_up``, which takes a gradient."""
+        assert flight.sent is not None and flight.read is not None  # noqa: PT018
+        executors = [call.module.executor for call in self._fed]
+        try:
+            sent = flight.sent.result()
+            arrive(sent.event, sent.routed)
+            with self._log.stage("lookup", flight.number):
+                rows = [one.read(routed, True) for one, routed in zip(executors, sent.routed, strict=True)]
+        finally:
+            flight.read.set_result(self._lanes["lookup"].mark())
+        with self._log.stage("output_dist", flight.number):
+            for executor, routed, own in zip(executors, sent.routed, rows, strict=True):
+                routed.looked_up = executor.bring_home(own, routed, self._roads[executor]).requires_grad_()
+        return [own.saved for own in rows], self._lanes["lookup"].mark()
 
     def _wait_for_rows(self, number: int) -> None:
         """The tables may be stepped once the rows of the next batch have been read."""
-        if self._flights and self._flights[0].looked_up is not None:
+        if self._flights and self._flights[0].read is not None:
             with self._log.stage("wait", number):
-                ahead = self._flights[0].looked_up
-                if ahead.exception() is None:
-                    arrive(ahead.result()[1])
+                arrive(self._flights[0].read.result())

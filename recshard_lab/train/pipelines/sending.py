@@ -199,7 +199,8 @@ class Sender:
             return mine
         device = link_device(link.env, device)
         message = torch.tensor(mine, device=device).view(-1)
-        asked = issue_all_to_all(message, [width] * world, [width] * world, link.sizes, "input_dist/sizes")
+        label = "input_dist/sizes" if own else "pipeline/agree"
+        asked = issue_all_to_all(message, [width] * world, [width] * world, link.sizes, label)
         found: list[list[int]] = asked.wait().view(world, width).tolist()
         return found
 

@@ -43,7 +43,6 @@ class TrainPipelineBase(Pipeline):
     (tensor(9.), 1.5)
     """
 
-    ahead = 0
     feeds = False
 
     def __init__(

@@ -57,6 +57,9 @@ _ROOM_OF = {
     "DLRM": "models",
     "DLRM_DCN": "models",
     "DeepFMNN": "models",
+    "TwoTower": "models",
+    "TwoTowerTrainTask": "models",
+    "build_model": "models",
     "SimpleDeepFMNN": "models",
     # data
     "MovieLens": "data",

@@ -96,6 +96,11 @@ SCORED = {"scores": torch.tensor([0.1, 0.9]), "labels": torch.tensor([0, 1])}
 Call = tuple[Callable[..., Any], dict[str, Any]]
 
 
+def towers() -> Any:
+    """Two tables."""
+    return rl.EmbeddingBagCollection([bags(), rl.EmbeddingBagConfig(5, 4, "u", feature_names=["h"])])
+
+
 def used(config: Any) -> None:
     """A config that could be made makes a collection, and that a lookup."""
     kind: Any = rl.EmbeddingBagCollection if isinstance(config, rl.EmbeddingBagConfig) else rl.EmbeddingCollection
@@ -326,6 +331,38 @@ def calls() -> dict[str, Call]:
                 "dcn_num_layers": 2,
                 "dcn_low_rank_dim": 2,
             },
+        ),
+        "DeepFMNN": (
+            lambda **own: rl.DeepFMNN(**own),
+            {"embedding_bag_collection": ebc(), "dense_in_features": 3, "deep_layer_sizes": [4]},
+        ),
+        "SimpleDeepFMNN": (
+            lambda **own: rl.SimpleDeepFMNN(**own),
+            {
+                "num_dense_features": 3,
+                "embedding_bag_collection": ebc(),
+                "hidden_layer_size": 4,
+                "deep_fm_dimension": 2,
+            },
+        ),
+        "TwoTower": (
+            lambda **own: rl.TwoTower(**own),
+            {"embedding_bag_collection": towers(), "layer_sizes": [4], "query_tables": ["t"], "normalize": True},
+        ),
+        "TwoTowerTrainTask": (
+            rl.TwoTowerTrainTask,
+            {
+                "two_tower": rl.TwoTower(towers(), [4]),
+                "in_batch_negatives": True,
+                "temperature": 0.5,
+                "candidate_id": "h",
+                "frequency": None,
+                "peers": None,
+            },
+        ),
+        "build_model": (
+            rl.build_model,
+            {"name": "dlrm", "tables": [bags()], "settings": {"dense_in_features": 3}, "device": "cpu"},
         ),
         "DLRM.forward": (
             lambda dense_features, sparse_features: rl.DLRM(ebc(), 3, [4], [4, 1])(dense_features, sparse_features),

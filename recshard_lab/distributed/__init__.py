@@ -8,6 +8,7 @@ from recshard_lab.distributed.awaitable import NoWait as NoWait
 from recshard_lab.distributed.exchange import Executor as Executor
 from recshard_lab.distributed.migrate import Resharded as Resharded
 from recshard_lab.distributed.model_parallel import DistributedModelParallel as DistributedModelParallel
+from recshard_lab.distributed.peers import RankPeers as RankPeers
 from recshard_lab.distributed.shard import shard as shard
 from recshard_lab.distributed.shard import shard_modules as shard_modules
 from recshard_lab.distributed.sharded_collections import ShardedCollection as ShardedCollection

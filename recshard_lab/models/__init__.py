@@ -19,6 +19,22 @@ from recshard_lab.models.layers import MLP as MLP
 from recshard_lab.models.layers import InteractionArch as InteractionArch
 from recshard_lab.models.layers import Perceptron as Perceptron
 from recshard_lab.models.layers import SwishLayerNorm as SwishLayerNorm
+from recshard_lab.models.registry import ModelKind as ModelKind
+from recshard_lab.models.registry import build_model as build_model
+from recshard_lab.models.registry import model_named as model_named
+from recshard_lab.models.registry import model_names as model_names
+from recshard_lab.models.registry import register_model as register_model
+from recshard_lab.models.registry import settings_as_dict as settings_as_dict
+from recshard_lab.models.registry import settings_of as settings_of
+from recshard_lab.models.registry import train_task as train_task
+from recshard_lab.models.retrieval import ExactIndex as ExactIndex
+from recshard_lab.models.retrieval import FaissIndex as FaissIndex
+from recshard_lab.models.retrieval import TwoTowerRetrieval as TwoTowerRetrieval
+from recshard_lab.models.retrieval import candidate_vectors as candidate_vectors
+from recshard_lab.models.retrieval import recall_of as recall_of
+from recshard_lab.models.two_tower import TwoTower as TwoTower
+from recshard_lab.models.two_tower_train import StreamingFrequency as StreamingFrequency
+from recshard_lab.models.two_tower_train import TwoTowerTrainTask as TwoTowerTrainTask
 
 __all__ = [
     "DLRM",
@@ -29,15 +45,31 @@ __all__ = [
     "DeepFM",
     "DeepFMNN",
     "DenseArch",
+    "ExactIndex",
     "FactorizationMachine",
+    "FaissIndex",
     "InteractionArch",
     "InteractionDCNArch",
     "LowRankCrossNet",
     "LowRankMixtureCrossNet",
+    "ModelKind",
     "OverArch",
     "Perceptron",
     "SimpleDeepFMNN",
     "SparseArch",
+    "StreamingFrequency",
     "SwishLayerNorm",
+    "TwoTower",
+    "TwoTowerRetrieval",
+    "TwoTowerTrainTask",
     "VectorCrossNet",
+    "build_model",
+    "candidate_vectors",
+    "model_named",
+    "model_names",
+    "recall_of",
+    "register_model",
+    "settings_as_dict",
+    "settings_of",
+    "train_task",
 ]

@@ -38,6 +38,18 @@ def test_a_sharded_model_trains_as_its_plain_twin(two: Any, name: str) -> None:
                 assert (found[key] - weight).abs().max() < 1e-5, (key, plan)
 
 
+def test_two_towers_compete_with_the_candidates_of_all_ranks(two: Any) -> None:
+    """In-batch negatives, corrected for frequency: the loss of two ranks is that of one process with both batches."""
+    losses, weights = model_jobs.train_towers(None)
+    for schemes in (["row_wise"], ["table_wise", "column_wise", "data_parallel"]):
+        plan = ShardingPlan({"two_tower.embedding_bag_collection": cases.plan_of(TABLES, schemes, 2).plan[cases.PATH]})
+        for ours, found in two.run(model_jobs.train_towers, plan.to_json()):
+            assert ours == pytest.approx(losses, rel=1e-5)
+            assert set(found) == set(weights)
+            for key, weight in weights.items():
+                assert (found[key] - weight).abs().max() < 1e-5, key
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_on_meta_becomes_shards_and_is_never_whole(two: Any, name: str) -> None:
     """A rank's peak memory grows by what it holds: half of 256 MB."""

@@ -11,6 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from recshard_lab.lab.live_model import LiveModel as LiveModel
+    from recshard_lab.lab.live_model import Proof as Proof
     from recshard_lab.lab.measure import Measured as Measured
     from recshard_lab.lab.measure import measure_plan as measure_plan
     from recshard_lab.lab.report import write_report as write_report
@@ -20,11 +22,15 @@ if TYPE_CHECKING:
     from recshard_lab.lab.views import view_names as view_names
     from recshard_lab.lab.widgets import PlanCompare as PlanCompare
     from recshard_lab.lab.widgets import RanksPanel as RanksPanel
+    from recshard_lab.lab.widgets import SchemeSwitcher as SchemeSwitcher
 
 _HOME_OF = {
+    "LiveModel": "live_model",
     "Measured": "measure",
     "PlanCompare": "widgets",
+    "Proof": "live_model",
     "RanksPanel": "widgets",
+    "SchemeSwitcher": "widgets",
     "View": "view",
     "measure_plan": "measure",
     "register_view": "views",
@@ -34,9 +40,12 @@ _HOME_OF = {
 }
 
 __all__ = [
+    "LiveModel",
     "Measured",
     "PlanCompare",
+    "Proof",
     "RanksPanel",
+    "SchemeSwitcher",
     "View",
     "measure_plan",
     "register_view",

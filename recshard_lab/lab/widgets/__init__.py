@@ -2,3 +2,4 @@
 
 from recshard_lab.lab.widgets.plan_compare import PlanCompare as PlanCompare
 from recshard_lab.lab.widgets.ranks_panel import RanksPanel as RanksPanel
+from recshard_lab.lab.widgets.scheme_switcher import SchemeSwitcher as SchemeSwitcher

@@ -6,10 +6,12 @@ from html import escape
 from typing import Any
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.lab.live_model import Proof
 from recshard_lab.lab.theme import bytes_text, count_text, ms_text, number
 from recshard_lab.lab.widgets.question import Answer
 
 SIDES = {"mine": "Your plan", "auto": "The planner's plan"}
+_HEADS = {**SIDES, "live": "Now on the ranks", "asked": "What you ask for"}
 
 STYLE = """<style>
 .recshard-plan-compare .rs-card{border:1px solid var(--jp-border-color1,#c4c9d0);border-radius:6px;
@@ -39,7 +41,7 @@ def facts(table: BaseEmbeddingConfig) -> str:
 def card(side: str, shown: Answer, measured: Any) -> str:
     """The numbers of one plan; ``data-`` attributes carry them unrounded."""
     if shown.estimate is None:
-        return f'<div class="rs-card" data-side="{side}"><h4>{SIDES[side]}</h4>{alert(shown.problem)}</div>'
+        return f'<div class="rs-card" data-side="{side}"><h4>{_HEADS[side]}</h4>{alert(shown.problem)}</div>'
     estimate = shown.estimate
     held = estimate.memory_bytes.sum(axis=1)
     if "reserve" in estimate.memory_categories:
@@ -64,7 +66,7 @@ def card(side: str, shown: Answer, measured: Any) -> str:
         f'<div class="rs-card" data-side="{side}" data-step-ms="{estimate.step_ms!r}" '
         f'data-fits="{str(estimate.fits).lower()}" data-memory-bytes="{fullest!r}"'
         + (f' data-measured-ms="{measured.step_ms!r}"' if measured is not None else "")
-        + f'><h4>{SIDES[side]}</h4><div class="rs-facts">{listed}</div>{problem}</div>'
+        + f'><h4>{_HEADS[side]}</h4><div class="rs-facts">{listed}</div>{problem}</div>'
     )
 
 
@@ -93,6 +95,22 @@ def verdict(mine: Answer, auto: Answer) -> str:
         else:
             words = f"Your plan is predicted to be <b>{number(1 / ratio)} times as fast</b> as the planner's."
     return f'<div role="status" aria-live="polite">{words}</div>'
+
+
+def badge(proof: Proof | None) -> str:
+    """What the last live resharding cost, and whether anything changed."""
+    if proof is None:
+        return note("Choose a scheme or drag a line, then Apply: the ranks move their tables in place.")
+    apart = proof.outputs_apart
+    words = "outputs equal bit for bit" if apart == 0 else f"outputs apart by {number(apart, 2)} of the largest"
+    weights = "weights equal bit for bit" if proof.weights_equal else "WEIGHTS DIFFER"
+    sign = "✓ the same model" if proof.same else "✗ not the same model"
+    cost = f"{bytes_text(proof.bytes_moved)} moved in {ms_text(proof.ms)}"
+    style = "border:1px solid currentColor;border-radius:5px;padding:3px 9px;display:inline-block"
+    return (
+        f'<div role="status" class="rs-badge" data-same="{str(proof.same).lower()}" data-apart="{apart!r}" '
+        f'style="{style}"><b>{sign}</b>: {weights}, {words}. {cost}.</div>'
+    )
 
 
 def picture(markup: str) -> str:

@@ -1,0 +1,202 @@
+"""SchemeSwitcher on real ranks: what it predicts, what it applies, and its proof that nothing else changed."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from recshard_lab.lab import LiveModel, SchemeSwitcher
+from recshard_lab.lab.widgets.split_lines import SplitLines
+from recshard_lab.launcher import RankError, Ranks, launch
+from recshard_lab.planner import Workload, estimate
+from recshard_lab.sharding import ParameterSharding, PlanError, Shard, ShardingPlan, Topology, scheme_names
+
+MODEL = """
+import torch
+import recshard_lab as rs
+from recshard_lab.lab.measure import random_batch
+import numpy as np
+torch.manual_seed(0)
+tables = [
+    rs.EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=16, feature_names=["f_" + name])
+    for name, rows in {"movie": 1000, "user": 300, "genre": 19}.items()
+]
+class Scores(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tables = rs.EmbeddingBagCollection(tables)
+        self.over = torch.nn.Linear(48, 1)
+    def forward(self, kjt):
+        return self.over(self.tables(kjt).values())
+model = rs.DistributedModelParallel(Scores())
+dense = torch.optim.SGD(model.dense_parameters(), lr=0.1)
+rng = np.random.default_rng(rank)
+batch = random_batch(tables, rs.Workload(32, 2.0), rng)
+def train_step():
+    dense.zero_grad()
+    loss = (model(batch) - 1).square().mean()
+    loss.backward()
+    dense.step()
+    return loss
+"""
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with launch(4, nodes=2) as made:
+        yield made
+
+
+@pytest.fixture
+def switcher(ranks: Ranks) -> Iterator[SchemeSwitcher]:
+    ranks.exec(MODEL)
+    made = SchemeSwitcher(ranks, "model", "train_step", workload=Workload(32, 2.0))
+    yield made
+    made.close()
+
+
+def until(true: Callable[[], Any], seconds: float = 30.0) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+    return found
+
+
+def card(switcher: SchemeSwitcher, side: str) -> dict[str, str]:
+    return dict(re.findall(r'data-([\w-]+)="([^"]*)"', switcher.cards[side].value))
+
+
+@pytest.mark.parametrize("scheme", scheme_names())
+def test_a_scheme_is_predicted_applied_and_proved(switcher: SchemeSwitcher, scheme: str) -> None:
+    switcher.train(2)
+    switcher.set(dict.fromkeys(("movie", "user"), scheme))
+    assert switcher.plan is not None
+    topology = Topology(4, local_world_size=2)
+    expected = estimate(switcher.plan, switcher.tables, topology, Workload(32, 2.0)).step_ms
+    assert float(card(switcher, "asked")["step-ms"]) == pytest.approx(expected)
+    asked = switcher.plan
+    before = switcher.live.ranks.pull("model.full_state_dict()")[0]
+    proof = switcher.apply()
+    after = switcher.live.ranks.pull("model.full_state_dict()")[0]
+    assert proof.same
+    assert all((before[name] == after[name]).all() for name in before)
+    lies = ShardingPlan.from_json(switcher.live.ranks.pull("model.plan.to_json()")[0])
+    assert lies == asked == switcher.live.plan
+    assert lies.tables()["movie"].sharding_type == scheme
+    assert 'data-same="true"' in switcher.badge.value
+    assert switcher.train(2)[-1] < switcher.live.losses[0]
+    assert float(card(switcher, "live")["measured-ms"]) > 0
+    assert switcher.live.switched == [2]
+
+
+def test_dragged_lines_become_uneven_stripes(switcher: SchemeSwitcher) -> None:
+    switcher.cut.value = "movie"
+    switcher.lines.ends = [100, 100, 900]
+    assert switcher.menus["movie"].value == "row_wise"
+    assert switcher.plan is not None
+    asked = [(s.rank, s.rows) for s in switcher.plan.tables()["movie"].shards]
+    assert asked == [(0, (0, 100)), (2, (100, 900)), (3, (900, 1000))]
+    assert switcher.apply().same
+    assert switcher.live.ranks.pull(
+        "sum(w.shape[0] for _, w in model.collections['tables'].table_shards()['movie'].shards())"
+    ) == [
+        100,
+        0,
+        800,
+        100,
+    ]
+
+
+def test_the_python_under_it_makes_the_same_plan(switcher: SchemeSwitcher) -> None:
+    switcher.set({"movie": "column_wise"}, {"user": [10, 20, 200]})
+    asked = switcher.plan
+    space: dict[str, Any] = {"ranks": switcher.live.ranks}
+    exec(switcher.python, space)
+    assert space["live"].plan == asked
+    assert space["live"].proof.same
+
+
+def test_the_planners_choice_keeps_the_other_tables_where_they_were_asked_to_be(switcher: SchemeSwitcher) -> None:
+    switcher.set({"movie": "row_wise"})
+    switcher.apply()
+    switcher.set({"user": "planner", "genre": "planner"})
+    assert switcher.plan is not None
+    assert switcher.plan.tables()["movie"] == switcher.live.plan.tables()["movie"]
+    assert switcher.apply().same
+
+
+def test_training_goes_on_by_itself_and_survives_a_switch(switcher: SchemeSwitcher) -> None:
+    switcher.trains.value = True
+    until(lambda: len(switcher.live.losses) >= 10)
+    switcher.set({"movie": "row_wise"})
+    switcher.button.click()
+    until(lambda: switcher.live.switched)
+    steps = len(switcher.live.losses)
+    until(lambda: len(switcher.live.losses) >= steps + 10)
+    switcher.trains.value = False
+    assert switcher.live.proof is not None
+    assert switcher.live.proof.same
+    assert switcher.live.losses[-1] < switcher.live.losses[0]
+    assert "plan changed after step" in switcher.curve.value
+
+
+def test_a_weight_that_changes_on_the_way_is_noticed(switcher: SchemeSwitcher) -> None:
+    """The proof can fail: somebody else trains between the two looks."""
+    switcher.live.ranks.exec(
+        "was = type(model).reshard\n"
+        "def reshard(self, plan, **more):\n"
+        "    done = was(self, plan, **more)\n"
+        "    for shards in self.collections['tables'].table_shards().values():\n"
+        "        for shard, weight in shards.shards():\n"
+        "            if shard.rows[0] == 0 and shard.cols[0] == 0:\n"
+        "                weight.data[0, 0] += 1e-3\n"
+        "    return done\n"
+        "type(model).reshard = reshard"
+    )
+    try:
+        switcher.set({"movie": "row_wise"})
+        proof = switcher.apply()
+    finally:
+        switcher.live.ranks.exec("type(model).reshard = was")
+    assert not proof.weights_equal
+    assert not proof.same
+    assert "WEIGHTS DIFFER" in switcher.badge.value
+
+
+def test_controls_answer_within_150_ms(switcher: SchemeSwitcher) -> None:
+    took = []
+    for scheme in scheme_names():
+        switcher.set({"movie": scheme})
+        took.append(switcher.last_response_ms)
+    assert sorted(took)[len(took) // 2] < 150
+
+
+def test_mistakes_are_told(switcher: SchemeSwitcher, ranks: Ranks) -> None:
+    with pytest.raises(ValueError, match="there is no table 'film'"):
+        switcher.set({"film": "row_wise"})
+    with pytest.raises(ValueError, match="there is no scheme 'rowwise'"):
+        switcher.set({"movie": "rowwise"})
+    with pytest.raises(ValueError, match="must ascend"):
+        switcher.set(ends={"movie": [5, 2, 7]})
+    with pytest.raises(RankError, match="nobody"):
+        LiveModel(ranks, "nobody")
+    with pytest.raises(ValueError, match="no training step"):
+        LiveModel(ranks).train(1)
+    with pytest.raises(ValueError, match="8 ranks"):
+        SchemeSwitcher(ranks, topology=Topology(8))
+    beyond = ParameterSharding("table_wise", shards=[Shard(9, (0, 1000), (0, 16))])
+    with pytest.raises(PlanError, match="rank 9"):
+        LiveModel(ranks).reshard(ShardingPlan({"tables": {"movie": beyond}}))  # type: ignore[dict-item]
+
+
+def test_lines_that_do_not_cut_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 ranks"):
+        SplitLines("t", 10, [3, 5], [0, 1])
+    lines = SplitLines("t", 10, [3], [0, 1])
+    lines.show("u", 1000, [300, 400], [0, 1, 2])
+    assert (lines.table, lines.ends) == ("u", [300, 400])

@@ -69,3 +69,12 @@ def codec_names(given: Any) -> tuple[str, str]:
             known = ", ".join(WIRE_FORMATS)
             raise ValueError(f"codecs: {name!r:.40} is no number format{nearest(name, WIRE_FORMATS)}; known: {known}")
     return names[0], names[1]
+
+
+def codecs_text(pair: tuple[str, str]) -> str:
+    """A pair of formats, shortly.
+
+    >>> codecs_text(("fp16", "fp16")), codecs_text(("fp16", "bf16"))
+    ('fp16', 'fp16/bf16')
+    """
+    return pair[0] if pair[0] == pair[1] else "/".join(pair)

@@ -106,7 +106,7 @@ class CostModel:
     def set_topology(self, topology: Topology) -> None:
         """Costs on other ranks than before; as many, with as much memory."""
         self.topology = topology
-        self.dense_ms, self.dense_bytes = self._dense()
+        self.dense_ms, self.dense_bytes = dense_step(self.workload, topology)
         self.routes = RouteCosts(topology, self.workload.codecs)
         self.latency_ms = self.routes.latency_ms
         self.lookups = LookupCosts(topology, self.tables, self.workload.optimizer)
@@ -307,19 +307,24 @@ class CostModel:
         np.fill_diagonal(sent, 0.0)
         return np.asarray(sent)
 
-    def _dense(self) -> tuple[float, float]:
-        load, top = self.workload, self.topology
-        each = load.dense_flops_per_sample
-        flops = load.batch_size * (6.0 * load.dense_parameters if each is None else each)
-        size = 4.0 * load.dense_parameters
-        ms = top.step_ms + flops / top.flops_per_ms
-        if top.world_size > 1 and size:
-            flat = top.num_nodes == 1
-            link = top.intra_host_bw if flat else top.inter_host_bw
-            wait = top.intra_host_latency_ms if flat else top.inter_host_latency_ms
-            others = top.world_size - 1
-            ms += 2 * others / top.world_size * size / link + 2 * wait + others * top.peer_ms
-        return ms * top.slowdown, size
+
+def dense_step(workload: Workload, topology: Topology) -> tuple[float, float]:
+    """ms of the rest of the model with the average of its gradient over all ranks, and bytes of that gradient.
+
+    The device computes while the host launches: what takes longer counts.
+    """
+    each = workload.dense_flops_per_sample
+    flops = workload.batch_size * (6.0 * workload.dense_parameters if each is None else each)
+    size = 4.0 * workload.dense_parameters
+    launches_ms = workload.dense_launches * topology.launch_ms
+    ms = topology.step_ms + max(launches_ms, flops / topology.flops_per_ms)
+    if topology.world_size > 1 and size:
+        flat = topology.num_nodes == 1
+        link = topology.intra_host_bw if flat else topology.inter_host_bw
+        wait = topology.intra_host_latency_ms if flat else topology.inter_host_latency_ms
+        others = topology.world_size - 1
+        ms += 2 * others / topology.world_size * size / link + 2 * wait + others * topology.peer_ms
+    return ms * topology.slowdown, size
 
 
 def _by_route(back: Array, replicated: Array, share: Array, route: Array | None) -> Array:

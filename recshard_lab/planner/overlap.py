@@ -106,17 +106,25 @@ class OverlapCosts:
         self.first_ms = model.latency_ms if load.pipeline == "sparse_dist" else 0.0
         self.network = _with_figures(model, {**_NO_HOST, **_NO_DEVICE})
         self.host = _with_figures(model, {**_NO_NETWORK, **_NO_DEVICE})
+        self.device = _with_figures(model, {**_NO_NETWORK, **_NO_HOST})
         ids, bags = model.tables.ids, model.tables.bags
         numbers = 8 * ids.sum() + 4 * (ids @ model.tables.weighted) + 4 * bags.sum()  # int64 ids, int32 lengths
         numbers += 4 * load.batch_size * (load.dense_features + 1)  # and a label
         self.copy_ms = float(numbers) / top.ddr_mem_bw if self.on_gpu else 0.0
 
     def split(self, loads: Array) -> tuple[Array, Array, Array, Array]:
-        """``[P, ..., W]`` ms of each phase, and of it the network's, the host's and the device's."""
+        """``[P, ..., W]`` ms of each phase, and of it the network's, the host's and the device's.
+
+        They add up but for the dense part, where the device computes while the host launches.
+        """
         bare = loads.copy()
         bare[COMPUTED] = 0.0
-        ms, network, host = self.model.phases(loads), self.network.phases(bare), self.host.phases(bare)
-        return ms, network, host, ms - network - host
+        return (
+            self.model.phases(loads),
+            self.network.phases(bare),
+            self.host.phases(bare),
+            self.device.phases(loads),
+        )
 
     def needs(self, loads: Array) -> tuple[Array, dict[str, Array]]:
         """``[...]`` ms of the plain step, and of each resource."""

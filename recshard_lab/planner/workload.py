@@ -21,7 +21,7 @@ from recshard_lab.sharding.row_shares import RowShares
 Array = NDArray[np.float64]
 
 _BY_NAME = ("pooling_factors", "unique_fraction", "zipf_alpha")  # one number, or one each
-_DENSE = ("dense_parameters", "dense_flops_per_sample", "dense_bytes_per_parameter", "dense_features")
+_DENSE = ("dense_parameters", "dense_flops_per_sample", "dense_bytes_per_parameter", "dense_features", "dense_launches")
 _NUMBERS = (*_BY_NAME, "batch_size", *_DENSE)
 PIPELINES = ("none", "sparse_dist", "prefetch")
 
@@ -45,6 +45,8 @@ class Workload:
         frequency_ordered: whether ids are sorted by use, row 0 the most used: True for all tables, or the names of
             those that are. Then the skew of `access` or `zipf_alpha` says which rows are hot, and the planner may cut
             a table by it. Never assumed: `frequency_order` makes ids so.
+        dense_launches: kernels that the host launches for the dense part in a step, each `Topology.launch_ms`: where
+            they take longer than the arithmetic, the dense part takes as long as they do.
         access: how often rows are used: one `AccessProfile`, or table -> profile; "meta_2021" stands for the histogram
             that Meta published. It gives the distinct ids at every batch size.
         codecs: number formats of rows, and of their gradients, on the wire: "fp16" for both, "fp16/bf16", a pair, or
@@ -75,6 +77,7 @@ class Workload:
     pipeline: str = "none"
     dense_features: int = 0
     frequency_ordered: bool | Collection[str] = False
+    dense_launches: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "codecs", codec_names(self.codecs))

@@ -1,0 +1,55 @@
+"""Which of many points no other is better than in everything that is asked for."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recshard_lab.planner.workload import Array
+from recshard_lab.sharding.validate import nearest
+
+# what may be asked for -> 1 where less is better, -1 where more is
+OBJECTIVES: dict[str, int] = {
+    "world_size": 1,
+    "step_ms": 1,
+    "samples_per_s": -1,
+    "samples_per_s_per_rank": -1,
+    "hbm_cap": 1,
+    "memory_bytes": 1,
+    "batch_size": -1,
+    "global_batch_size": -1,
+}
+
+
+def check_objectives(names: Sequence[str]) -> tuple[str, ...]:
+    """The names, known ones.
+
+    Raises:
+        ValueError: an unknown one, or none.
+    """
+    for name in names:
+        if not isinstance(name, str) or name not in OBJECTIVES:
+            raise ValueError(
+                f"no objective is named {name!r:.60}{nearest(str(name), OBJECTIVES)}; known: {', '.join(OBJECTIVES)}"
+            )
+    if not names:
+        raise ValueError(f"give at least one objective of {', '.join(OBJECTIVES)}")
+    return tuple(names)
+
+
+def undominated(values: Array) -> NDArray[np.bool_]:
+    """``[n]`` the points that no other is at least as good as in all columns, and better in one.
+
+    Args:
+        values: ``[n, d]``, less is better. A point with a NaN is dominated by definition.
+
+    >>> undominated(np.array([[1.0, 5.0], [2.0, 2.0], [3.0, 3.0], [1.0, 5.0]])).tolist()
+    [True, True, False, True]
+    """
+    known = np.asarray(~np.isnan(values).any(axis=1))
+    kept = known.copy()
+    for i in np.flatnonzero(known):
+        no_worse = (values[known] <= values[i]).all(axis=1)
+        better = (values[known] < values[i]).any(axis=1)
+        kept[i] = not (no_worse & better).any()
+    return kept

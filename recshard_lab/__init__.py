@@ -92,10 +92,12 @@ _ROOM_OF = {
     "EmbeddingShardingPlanner": "planner",
     "Estimate": "planner",
     "Workload": "planner",
+    "Sweep": "planner",
     "estimate": "planner",
     "read_constraints": "planner",
     "read_source": "planner",
     "read_tables": "planner",
+    "sweep": "planner",
     # comm
     "CommType": "comm",
     "QCommsConfig": "comm",

@@ -1,4 +1,4 @@
-"""The command line: ``recshard lab | demo | bench | plan | topologies | doctor``. What it calls does the work."""
+"""The command line: ``recshard lab | demo | bench | plan | whatif | topologies | doctor``; what it calls works."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from recshard_lab.cli.plan import plan
+from recshard_lab.cli.whatif import whatif
 
 app = typer.Typer(
     help="Learn, explore and decide embedding sharding.",
@@ -21,6 +22,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command()(plan)
+app.command()(whatif)
 console = Console(highlight=False)
 FILE_COLUMNS = 200  # of a wide table that goes to a file or a pipe, where nobody has a window
 

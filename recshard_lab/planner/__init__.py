@@ -21,7 +21,10 @@ from recshard_lab.planner.reservations import FixedPercentageStorageReservation 
 from recshard_lab.planner.reservations import HeuristicalStorageReservation as HeuristicalStorageReservation
 from recshard_lab.planner.sources import Source as Source
 from recshard_lab.planner.sources import read_source as read_source
+from recshard_lab.planner.sweep_points import Sweep as Sweep
+from recshard_lab.planner.sweep_points import SweepPoint as SweepPoint
 from recshard_lab.planner.table_files import TableFile as TableFile
 from recshard_lab.planner.table_files import read_tables as read_tables
 from recshard_lab.planner.torchrec_cost import TorchRecCostModel as TorchRecCostModel
+from recshard_lab.planner.whatif import sweep as sweep
 from recshard_lab.planner.workload import Workload as Workload

@@ -16,7 +16,7 @@ from recshard_lab.planner.codecs import codec_names, codecs_text
 from recshard_lab.planner.estimate import Estimate
 from recshard_lab.planner.planner import EmbeddingShardingPlanner
 from recshard_lab.planner.replicas import Replicated
-from recshard_lab.planner.sweep import Sweep, SweepPoint
+from recshard_lab.planner.sweep_points import Sweep, SweepPoint
 from recshard_lab.planner.workload import Workload
 from recshard_lab.sharding import ParameterConstraints, PlanError, Topology
 

@@ -15,6 +15,7 @@ from recshard_lab.lab.views.anatomy import jagged_anatomy as jagged_anatomy
 from recshard_lab.lab.views.curves import curves as curves
 from recshard_lab.lab.views.follow import follow_id as follow_id
 from recshard_lab.lab.views.memory import memory as memory
+from recshard_lab.lab.views.pareto import pareto as pareto
 from recshard_lab.lab.views.phases import phases as phases
 from recshard_lab.lab.views.placement import placement as placement
 from recshard_lab.lab.views.registry import draw as draw

@@ -133,6 +133,12 @@ class Sweep(Shown):
         """What `pareto` weighs where nothing is asked for: ranks, memory of a rank, and samples a second."""
         return (*(name for name in ("world_size", "hbm_cap") if name in self.varied), "samples_per_s")
 
+    @property
+    def objectives_text(self) -> str:
+        """The same in words."""
+        return ", ".join({"world_size": "fewer ranks", "hbm_cap": "less memory"}.get(n, "more samples/s")
+                         for n in self.objectives)  # fmt: skip
+
     @names_wrong_arguments
     def pareto(self, *objectives: str) -> tuple[SweepPoint, ...]:
         """The points that no other is better than in everything.
@@ -175,7 +181,7 @@ class Sweep(Shown):
         """What all points share, in words."""
         first = self.points[0]
         said = [
-            f"{_HEADS[name]} {_cell(name, first)}"
+            f"{_HEADS[name]} {axis_text(name, first)}"
             for name in AXES
             if name not in self.varied and name not in ("global_batch_size", "sharding_group_size")
             if not (name == "batch_size" and self.strong)
@@ -191,7 +197,7 @@ class Sweep(Shown):
             f"{self.seconds:.1f} s. All: {self.fixed_text()}."
         ]
         if fit:
-            words.append(f"* no other point is better in all of: {', '.join(self.objectives)}.")
+            words.append(f"* on the Pareto frontier: no other point is better in all of {self.objectives_text}.")
         if any(point.sharding_group_size for point in self.points):
             every = "every step" if self.sync_every == 1 else f"every {self.sync_every} steps"
             words.append(f"Replicas of sharding groups are brought together {every}; the step holds its share.")
@@ -203,7 +209,9 @@ class Sweep(Shown):
 
     def _tables(self) -> list[tuple[Sequence[int], Sequence[Sequence[str]]]]:
         axes, best = self.varied, {id(point) for point in self.pareto()}
-        columns: dict[str, list[str]] = {_HEADS[name]: [_cell(name, point) for point in self.points] for name in axes}
+        columns: dict[str, list[str]] = {
+            _HEADS[name]: [axis_text(name, point) for point in self.points] for name in axes
+        }
         columns["simulated step"] = [f"{p.step_ms:.3f} ms" if p.fits else p.problem for p in self.points]
         columns["*"] = ["*" if id(point) in best else "" for point in self.points]
         columns["samples/s"] = [f"{p.samples_per_s:,.0f}" if p.fits else "" for p in self.points]
@@ -224,7 +232,17 @@ class Sweep(Shown):
         return [(list(widths.values()), lines)]
 
 
-def _cell(name: str, point: SweepPoint) -> str:
+def axis_label(name: str) -> str:
+    """What an axis is called.
+
+    >>> axis_label("world_size")
+    'ranks'
+    """
+    return _HEADS[name]
+
+
+def axis_text(name: str, point: SweepPoint) -> str:
+    """Where a point stands on an axis."""
     value = getattr(point, name)
     if name == "hbm_cap":
         return gigabytes(value)

@@ -1,0 +1,182 @@
+"""`recshard whatif`: a sweep of simulated plans as text, CSV and a page with its Pareto picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress
+
+from recshard_lab.lab import views
+from recshard_lab.lab.report import Section, write_report
+from recshard_lab.lab.view import Numbers, View
+from recshard_lab.planner import Workload, read_tables
+from recshard_lab.planner.sweep_points import Sweep
+from recshard_lab.planner.whatif import sweep
+from recshard_lab.sharding import preset_table
+
+SIMULATED_NOTE = "Simulated, not measured: nothing was launched; every number follows from the figures above."
+
+
+def write_sweep_report(
+    path: str | Path, found: Sweep, workload: Workload, title: str = "What if", more: Sequence[Section] = ()
+) -> Path:
+    """Writes a sweep as one HTML file: the Pareto pictures, all points, and what they were simulated from.
+
+    Args:
+        path: of the file.
+        found: the sweep.
+        workload: the step it was made for.
+        title: of the page.
+        more: further sections, before what it was simulated from.
+
+    Returns:
+        The path written.
+
+    Raises:
+        ValueError: a page of more than 3 MB.
+    """
+    pictures: list[View | Numbers | str] = [views.pareto(found), views.pareto(found, y="step_ms")]
+    records = found.records()
+    heads = [name for name in records[0] if any(record[name] not in (None, "") for record in records)]
+    rows = [[_cell(record[name]) for name in heads] for record in records]
+    figures = [f"The step: {workload_text(workload)}. Swept: {', '.join(found.varied) or 'nothing'}."]
+    names = dict.fromkeys(point.topology for point in found.points)
+    for name in names:
+        if not name.endswith(" ranks") and not name.lower().startswith("this"):
+            figures.append(f"$ recshard topologies {name}\n{preset_table(name)}")
+    sections = [
+        Section("Simulated points", pictures),
+        Section("All points", [Numbers(heads, rows)]),
+        *more,
+        Section("What they were simulated from", figures),
+    ]
+    subtitle = found._sentences()[0]
+    return write_report(path, f"{title} (simulated)", sections, subtitle=subtitle, note=SIMULATED_NOTE)
+
+
+def run_whatif(
+    path: Path | None,
+    example: str,
+    topology: str,
+    axes: Mapping[str, str],
+    sync_every: int,
+    html: Path | None,
+    csv: Path | None,
+    console: Any,
+) -> None:
+    """What `recshard whatif` does.
+
+    Args:
+        path, example: a file of tables, or the name of an example.
+        axes: option -> its text; empty texts are left out.
+
+    Raises:
+        ValueError: neither or both of them; an option that is no list of what it takes.
+        OSError: a file cannot be read or written.
+    """
+    given = {name: text for name, text in axes.items() if text}
+    if (path is None) == (not example):
+        raise ValueError(f"give a file of tables, or --example, one of: {', '.join(EXAMPLES)}")
+    if example and example not in EXAMPLES:
+        raise ValueError(f"no example is named {example!r}; there are: {', '.join(EXAMPLES)}")
+    if path is None:
+        EXAMPLES[example](topology, given, html, csv, console)
+        return
+    read = read_tables(path)
+    arguments: dict[str, Any] = {"topology": words(topology)}
+    for name in ("world_size", "batch_size", "global_batch_size"):
+        if name in given:
+            arguments[name] = integers(given[name], f"--{name.replace('_', '-')}")
+    if "memory_gb" in given:
+        arguments["hbm_cap"] = integers(given["memory_gb"], "--memory-gb", 1024**3)
+    for name in ("codecs", "optimizer", "pipeline"):
+        if name in given:
+            arguments[name] = words(given[name])
+    if "sharding_group_size" in given:
+        sizes = words(given["sharding_group_size"])
+        option = "--sharding-group-size"
+        arguments["sharding_group_size"] = [None if size == "all" else integers(size, option)[0] for size in sizes]
+    workload = read.workload()
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("simulating")
+        found = sweep(
+            read.tables,
+            workload,
+            **arguments,
+            sync_every=sync_every,
+            progress=lambda done, count, point: bar.update(task, completed=done, total=count),
+        )
+    console.print(str(found), markup=False, soft_wrap=True)
+    if csv is not None:
+        found.to_csv(csv)
+    if html is not None:
+        write_sweep_report(html, found, workload, f"What if: {path.name}")
+
+
+EXAMPLES: dict[str, Callable[..., None]] = {}
+
+
+def workload_text(workload: Workload) -> str:
+    """What a step is, in a sentence, without what sweeps usually vary.
+
+    >>> workload_text(Workload(pooling_factors=10.0, dense_parameters=1000))
+    '10 ids a bag, ids uniform, 1,000 dense parameters'
+    """
+    factors = workload.pooling_factors
+    if isinstance(factors, (int, float)):
+        said = [f"{factors:g} ids a bag"]
+    else:
+        said = [f"{sum(factors.values()):,.6g} ids a sample in {len(factors)} features"]
+    if workload.access is not None:
+        said.append("ids used as measured")
+    elif workload.unique_fraction is not None:
+        given = workload.unique_fraction
+        said.append(f"distinct ids {given:g}" if isinstance(given, (int, float)) else "distinct ids as given")
+    else:
+        alpha = workload.zipf_alpha
+        skew = (
+            "of each table's skew" if not isinstance(alpha, (int, float)) else f"Zipf {alpha:g}" if alpha else "uniform"
+        )
+        said.append(f"ids {skew}")
+    if workload.dense_parameters:
+        said.append(f"{workload.dense_parameters:,} dense parameters")
+    if workload.dense_launches:
+        said.append(f"{workload.dense_launches:,} launches of dense kernels")
+    return ", ".join(said)
+
+
+def integers(text: str, name: str, scale: float = 1) -> list[int]:
+    """Numbers divided by commas; 64k is 65,536.
+
+    Raises:
+        ValueError: something else.
+
+    >>> integers("8,16, 2k", "--world-size")
+    [8, 16, 2048]
+    """
+    found = []
+    for part in text.replace(" ", "").split(","):
+        try:
+            size = 1024 if part.lower().endswith("k") else 1
+            value = float(part[:-1] if size > 1 else part) * size * scale
+        except ValueError:
+            raise ValueError(f"{name} takes numbers divided by commas, got {text!r}") from None
+        if not 1 <= value < 2**62 or (value != int(value) and scale == 1):
+            raise ValueError(f"{name} takes whole numbers of at least 1, got {part!r}")
+        found.append(int(value))
+    return found
+
+
+def words(text: str) -> list[str]:
+    """Words divided by commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    if isinstance(value, float):
+        return f"{value:,.4g}" if value == value else ""
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

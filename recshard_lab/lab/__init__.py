@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from recshard_lab.lab.views import register_view as register_view
     from recshard_lab.lab.views import view_named as view_named
     from recshard_lab.lab.views import view_names as view_names
+    from recshard_lab.lab.widgets import DrawingBoard as DrawingBoard
     from recshard_lab.lab.widgets import PlanCompare as PlanCompare
     from recshard_lab.lab.widgets import RanksPanel as RanksPanel
     from recshard_lab.lab.widgets import SchemeSwitcher as SchemeSwitcher
 
 _HOME_OF = {
+    "DrawingBoard": "widgets",
     "LiveModel": "live_model",
     "Measured": "measure",
     "PlanCompare": "widgets",
@@ -40,6 +42,7 @@ _HOME_OF = {
 }
 
 __all__ = [
+    "DrawingBoard",
     "LiveModel",
     "Measured",
     "PlanCompare",

@@ -25,6 +25,7 @@ from recshard_lab.planner import Workload
 from recshard_lab.sharding import ShardingPlan
 
 PROBE_SAMPLES = 64
+LEARNING_RATE = 0.01
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _CHUNK = 1 << 20  # elements at once
 
@@ -150,3 +151,55 @@ def _number(loss: Any) -> float:
     if isinstance(loss, Tensor):
         return float(loss.detach()) if loss.numel() == 1 else float("nan")
     return float(loss) if isinstance(loss, (int, float)) else float("nan")
+
+
+def run_beside_truth(plan_json: str, tables: list[Any], workload: Workload, steps: int) -> dict[str, Any]:
+    """Trains tables under a plan and, on every rank for itself, unsharded; how far apart they are. Collective.
+
+    Both begin with the same weights and see the same batches; plain SGD, so that the truth is plain torch.
+
+    Returns:
+        ``outputs_apart`` and ``weights_apart`` (largest difference, as a share of the largest value), ``step_ms``,
+        ``bytes_to``, ``memory``.
+    """
+    from recshard_lab.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder
+    from recshard_lab.embedding import EmbeddingBagCollection
+
+    torch.manual_seed(0)
+    truth = EmbeddingBagCollection(tables)
+    twin = EmbeddingBagCollection(tables)
+    twin.load_state_dict(truth.state_dict())
+    sharder = EmbeddingBagCollectionSharder(fused_params={"optimizer": "exact_sgd", "learning_rate": LEARNING_RATE})
+    model = DistributedModelParallel(twin, plan=ShardingPlan.from_json(plan_json), sharders=[sharder])
+    rank, world_size = model.env.rank, model.env.world_size
+    plain = torch.optim.SGD(truth.parameters(), lr=LEARNING_RATE)
+    apart = 0.0
+    spent = []
+    with trace() as sent:
+        for number in range(steps):
+            batches = [random_batch(tables, workload, np.random.default_rng([number, r])) for r in range(world_size)]
+            mine = batches[rank].to(model.device)
+            begun = perf_counter()
+            output = model(mine).values()
+            output.square().sum().backward()
+            spent.append(1000 * (perf_counter() - begun))
+            expected = [truth(batch).values() for batch in batches]
+            apart = max(apart, _apart(output.detach().cpu(), expected[rank].detach()))
+            plain.zero_grad()
+            torch.stack([one.square().sum() for one in expected]).mean().backward()  # as ranks average gradients
+            plain.step()
+    whole = model.full_state_dict()
+    weights = max(_apart(whole[name].cpu(), value) for name, value in truth.state_dict().items())
+    return {
+        "outputs_apart": apart,
+        "weights_apart": weights,
+        "step_ms": float(np.median(spent)),
+        "bytes_to": [total / steps for total in sent.bytes_to(world_size)],
+        "memory": model.memory_bytes(),
+        "backends": model.backends(),
+    }
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    largest = float(other.abs().max()) if other.numel() else 0.0
+    return float((one - other).abs().max()) / largest if largest else 0.0

@@ -1,0 +1,260 @@
+"""DrawingBoard: draw any tiling of a table, see whether it is one, and run it beside the unsharded truth."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Sequence
+from time import perf_counter
+
+import ipywidgets as ipw
+import numpy as np
+
+from recshard_lab.embedding.configs import EmbeddingBagConfig
+from recshard_lab.lab.live import run_beside_truth
+from recshard_lab.lab.live_model import EQUAL
+from recshard_lab.lab.measure import Measured
+from recshard_lab.lab.theme import ms_text, number
+from recshard_lab.lab.views.registry import reason
+from recshard_lab.lab.widgets import controls, page
+from recshard_lab.lab.widgets.question import Answer, Question
+from recshard_lab.lab.widgets.tile_canvas import TileCanvas
+from recshard_lab.launcher import current
+from recshard_lab.planner import MEMORY_CATEGORIES, Workload, estimate
+from recshard_lab.sharding import EmbeddingModuleShardingPlan, PlanError, Shard, ShardingPlan, Topology, tiling
+from recshard_lab.sharding.tiling import find_fault
+
+STEPS = 6
+_LINE = re.compile(
+    r"\s*(?:rank\s+)?(\d+)\s*:\s*rows\s+([\d,_]+)\s*-\s*([\d,_]+)\s*,\s*cols\s+(\d+)\s*-\s*(\d+)\s*", re.I
+)
+
+
+class DrawingBoard(ipw.VBox):
+    """A board for one table.
+
+    Args:
+        table: its config, pooled.
+        topology: the ranks; as many as are launched when left out, or 4.
+        workload: the step that is predicted and run; its optimizer is SGD when run.
+        tiles: where to begin, ``(rank, (r0, r1), (c0, c1))``; the whole table on rank 0 when left out.
+
+    Attributes:
+        plan: what is drawn, or None where it is no tiling.
+        problem: why it is none, with the smallest fix.
+    """
+
+    def __init__(
+        self,
+        table: EmbeddingBagConfig,
+        topology: Topology | None = None,
+        workload: Workload | None = None,
+        tiles: Sequence[tuple[int, tuple[int, int], tuple[int, int]]] | None = None,
+    ) -> None:
+        ranks = current()
+        self.table, self.workload = table, workload or Workload(64, 3.0)
+        size, local = (ranks.world_size, ranks.local_world_size) if ranks is not None else (4, 4)
+        self.topology = topology or Topology(size, local_world_size=local)
+        rows, cols = table.num_embeddings, table.embedding_dim
+        begin = [[rank, *r, *c] for rank, r, c in tiles] if tiles is not None else [[0, 0, rows, 0, cols]]
+        self.plan: ShardingPlan | None = None
+        self.problem, self.last_response_ms = "", 0.0
+        self.measured: Measured | None = None
+        self._quiet = False
+        self._running: threading.Thread | None = None
+        self.canvas = TileCanvas(
+            table.name, rows, cols, begin, self.topology.world_size, max(1, rows // 20), 4 if cols % 4 == 0 else 1
+        )
+        self._build()
+        super().__init__(self._rows(), layout=ipw.Layout(width="100%", max_width="1180px"))
+        self.add_class("recshard-plan-compare")
+        self.add_class("recshard-drawing-board")
+        self.respond()
+
+    # ---- what a reader asks from Python ----
+
+    @property
+    def tiles(self) -> list[tuple[int, tuple[int, int], tuple[int, int]]]:
+        """What is drawn: ``(rank, rows, cols)``."""
+        return [(rank, (r0, r1), (c0, c1)) for rank, r0, r1, c0, c1 in self.canvas.tiles]
+
+    @tiles.setter
+    def tiles(self, tiles: Sequence[tuple[int, tuple[int, int], tuple[int, int]]]) -> None:
+        self.canvas.tiles = [[rank, *rows, *cols] for rank, rows, cols in tiles]
+
+    @property
+    def python(self) -> str:
+        """The drawing in Python."""
+        lines = ["from recshard_lab.sharding import tiling", "", "cut = tiling(["]
+        lines += [f"    ({rank}, {rows}, {cols})," for rank, rows, cols in self.tiles]
+        return "\n".join([*lines, "])", "sharding = cut(table, topology)"])
+
+    def run(self, steps: int = STEPS) -> dict[str, float]:
+        """Trains the table under the drawn plan on the launched ranks, and unsharded beside it; how far apart.
+
+        Raises:
+            PlanError: what is drawn is no tiling. ValueError: no ranks, or too few.
+        """
+        if self.plan is None:
+            raise PlanError(self.problem)
+        ranks, wanted = current(), self.topology.world_size
+        if ranks is None or ranks.world_size != wanted:
+            have = "none are" if ranks is None else f"{ranks.world_size} are"
+            raise ValueError(f"The drawing is for {wanted} ranks, {have} launched: %recshard_launch -n {wanted}")
+        found = ranks.run(run_beside_truth, self.plan.to_json(), [self.table], self.workload, steps)
+        memory = [[one["memory"].get(name, 0) for name in MEMORY_CATEGORIES] for one in found]
+        self.measured = Measured(
+            np.array([one["step_ms"] for one in found]),
+            MEMORY_CATEGORIES,
+            np.array(memory, dtype=float),
+            np.array([one["bytes_to"] for one in found], dtype=float),
+            found[0]["backends"],
+            steps,
+        )
+        outcome = {key: max(one[key] for one in found) for key in ("outputs_apart", "weights_apart", "step_ms")}
+        self._show()
+        self.badge.value = _badge(outcome, steps)
+        return outcome
+
+    # ---- building ----
+
+    def _build(self) -> None:
+        ranks = [(f"rank {rank}", rank) for rank in range(self.topology.world_size)]
+        self.rank = ipw.Dropdown(options=ranks, description="Draw for", layout=ipw.Layout(width="180px"))
+        self.carves = ipw.Checkbox(value=True, description="cut out of what lies under", indent=False)
+        ipw.link((self.rank, "value"), (self.canvas, "rank"))
+        ipw.link((self.carves, "value"), (self.canvas, "carves"))
+        self.lines = ipw.Textarea(
+            description="Pieces",
+            tooltip="one piece a line, as in: rank 0: rows 0-500, cols 0-16",
+            layout=ipw.Layout(width="100%", min_width="340px", height="190px"),
+        )
+        self.fix = ipw.Button(description="Take the fix", tooltip="make the change that is proposed", icon="wrench")
+        self.button = ipw.Button(description="Run it", icon="play", button_style="primary")
+        self.button.tooltip = "trains the table under this plan on the ranks, beside the unsharded truth"
+        self.verdict, self.status, self.badge = ipw.HTML(), ipw.HTML(), ipw.HTML()
+        self.card, self.code = controls.wide_html(), controls.wide_html()
+        self.canvas.observe(lambda _: self._drawn(), names="tiles")
+        self.lines.observe(lambda _: self._typed(), names="value")
+        self.fix.on_click(lambda _: self._take_fix())
+        self.button.on_click(lambda _: self._clicked())
+
+    def _rows(self) -> list[ipw.Widget]:
+        left = [controls.row([self.rank, self.carves]), self.canvas]
+        right = [self.lines, self.verdict, controls.row([self.fix, self.button, self.status]), self.badge, self.card]
+        return [ipw.HTML(page.STYLE), controls.halves([left, right]), self.code]
+
+    # ---- answering ----
+
+    def _drawn(self) -> None:
+        if not self._quiet:
+            self.respond()
+
+    def _typed(self) -> None:
+        if self._quiet:
+            return
+        try:
+            tiles = parse(self.lines.value)
+        except ValueError as error:
+            self.plan, self.problem = None, str(error)
+            self._show()
+            return
+        self._quiet = True
+        self.canvas.tiles = tiles
+        self._quiet = False
+        self.respond(retype=False)
+
+    def respond(self, retype: bool = True) -> None:
+        """Says whether what is drawn is a tiling, and predicts it. Timed in ``last_response_ms``."""
+        begun = perf_counter()
+        self.plan, self.problem, self.measured, self.badge.value = None, "", None, ""
+        rects = [(rows, cols) for _, rows, cols in self.tiles]
+        self._fault = find_fault(rects, self.table.num_embeddings, self.table.embedding_dim)
+        try:
+            shards = [Shard(rank, rows, cols) for rank, rows, cols in self.tiles]
+            made = tiling(shards)(self.table, self.topology)
+            self.plan = ShardingPlan({"": EmbeddingModuleShardingPlan({self.table.name: made})})
+            self._fault = None  # replicas of rows overlap, and are no fault
+        except PlanError as error:
+            self.problem = str(error)
+        at = () if self._fault is None else (*self._fault.rect[0], *self._fault.rect[1])
+        self.canvas.fault = list(at)
+        if retype:
+            self._quiet = True
+            self.lines.value = "\n".join(f"rank {k}: rows {r[0]}-{r[1]}, cols {c[0]}-{c[1]}" for k, r, c in self.tiles)
+            self._quiet = False
+        self._show()
+        self.last_response_ms = 1000 * (perf_counter() - begun)
+
+    def _show(self) -> None:
+        self.fix.disabled = self.plan is not None or self._fault is None or self._fault.fix is None
+        self.button.disabled = self.plan is None
+        if self.plan is None:
+            self.verdict.value, self.card.value = page.alert(self.problem), ""
+        else:
+            pieces, ranks = len(self.tiles), len({tile[0] for tile in self.tiles})
+            self.verdict.value = page.note(f"✓ A tiling: {pieces} pieces on {ranks} ranks.")
+            found = estimate(self.plan, [self.table], self.topology, self.workload)
+            asked = Question({}, self.topology.world_size, self.workload.batch_size, self.topology.memory_cap_bytes)
+            answer = Answer(asked, self.topology, self.workload, self.plan, found)
+            self.card.value = page.card("asked", answer, self.measured)
+        self.code.value = page.code(self.python)
+
+    def _take_fix(self) -> None:
+        """The change that the refusal proposes: one piece gets another rectangle."""
+        if self._fault is None or self._fault.fix is None:
+            return
+        rows, cols = self._fault.fix
+        tiles = [list(tile) for tile in self.canvas.tiles]
+        piece = self._fault.pieces[0]
+        tiles[piece] = [tiles[piece][0], *rows, *cols]
+        self.canvas.tiles = tiles
+
+    # ---- running ----
+
+    def _clicked(self) -> None:
+        if self._running is not None and self._running.is_alive():
+            return
+
+        def work() -> None:
+            try:
+                self.run()
+                self.status.value = ""
+            except Exception as error:
+                self.status.value = page.alert(reason(error))
+
+        self.status.value = page.note("Running …")
+        self._running = threading.Thread(target=work, name="recshard-drawing-board", daemon=True)
+        self._running.start()
+
+
+def parse(text: str) -> list[list[int]]:
+    """Pieces ``[rank, r0, r1, c0, c1]`` from lines such as ``rank 0: rows 0-500, cols 0-16``.
+
+    Raises:
+        ValueError: a line that says something else, by its number.
+
+    >>> parse("rank 0: rows 0-1,000, cols 0-16")
+    [[0, 0, 1000, 0, 16]]
+    """
+    tiles = []
+    for place, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        found = _LINE.fullmatch(line)
+        if found is None:
+            raise ValueError(f"line {place}, {line!r}, is no piece. A piece reads: rank 0: rows 0-500, cols 0-16")
+        tiles.append([int(part.replace(",", "").replace("_", "")) for part in found.groups()])
+    return tiles
+
+
+def _badge(outcome: dict[str, float], steps: int) -> str:
+    """What running it showed."""
+    same = max(outcome["outputs_apart"], outcome["weights_apart"]) <= EQUAL
+    sign = "✓ equal to the unsharded table" if same else "✗ not equal to the unsharded table"
+    apart = f"outputs apart by {number(outcome['outputs_apart'], 2)}, weights by {number(outcome['weights_apart'], 2)}"
+    style = "border:1px solid currentColor;border-radius:5px;padding:3px 9px;display:inline-block"
+    return (
+        f'<div role="status" class="rs-badge" data-same="{str(same).lower()}" style="{style}"><b>{sign}</b> after '
+        f"{steps} steps: {apart} of the largest. {ms_text(outcome['step_ms'])} a step.</div>"
+    )

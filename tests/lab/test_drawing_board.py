@@ -1,0 +1,101 @@
+"""DrawingBoard: what is drawn is judged by the library's own rule, predicted, and run beside the unsharded truth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from recshard_lab.lab import DrawingBoard
+from recshard_lab.lab.widgets.drawing_board import parse
+from recshard_lab.launcher import launch
+from recshard_lab.planner import Workload, estimate
+from recshard_lab.sharding import PlanError, Topology
+from tests.lab.plans import table
+
+PINWHEEL = [
+    (0, (0, 300), (0, 8)),
+    (1, (0, 700), (8, 16)),
+    (2, (700, 1000), (4, 16)),
+    (3, (300, 1000), (0, 4)),
+    (0, (300, 700), (4, 8)),
+]
+
+
+def board(**more: Any) -> DrawingBoard:
+    return DrawingBoard(table("movies", 1000), Topology(4), Workload(32, 2.0), **more)
+
+
+def test_a_pinwheel_is_a_tiling_and_is_predicted() -> None:
+    made = board(tiles=PINWHEEL)
+    assert made.problem == ""
+    assert made.plan is not None
+    expected = estimate(made.plan, [made.table], made.topology, made.workload).step_ms
+    assert f'data-step-ms="{expected!r}"' in made.card.value
+    assert "5 pieces on 4 ranks" in made.verdict.value
+    assert made.last_response_ms < 150
+    space: dict[str, Any] = {"table": made.table, "topology": made.topology}
+    exec(made.python, space)
+    assert space["sharding"] == made.plan.tables()["movies"]
+
+
+def test_a_hole_is_shown_named_and_closed_by_its_fix() -> None:
+    made = board()
+    made.tiles = [(0, (0, 400), (0, 16)), (1, (500, 1000), (0, 16))]
+    assert made.plan is None
+    assert "no shard covers rows [400, 500)" in made.problem
+    assert made.canvas.fault == [400, 500, 0, 16]
+    assert made.button.disabled
+    made.fix.click()
+    assert made.plan is not None
+    assert made.tiles[0] == (0, (0, 500), (0, 16))
+    assert made.canvas.fault == []
+
+
+def test_overlaps_strays_and_missing_ranks_are_named() -> None:
+    made = board()
+    made.tiles = [(0, (0, 1000), (0, 16)), (1, (100, 200), (0, 8))]
+    assert "overlap" in made.problem
+    made.tiles = [(0, (0, 1200), (0, 16))]
+    assert "sticks out" in made.problem
+    made.tiles = [(7, (0, 1000), (0, 16))]
+    assert "world_size is 4" in made.problem
+    made.tiles = []
+    assert "no shards" in made.problem
+    with pytest.raises(PlanError, match="no shards"):
+        made.run()
+
+
+def test_pieces_can_be_typed() -> None:
+    made = board()
+    made.lines.value = "rank 2: rows 0-400, cols 0-16\n\n1: rows 400-1,000, cols 0-16"
+    assert made.tiles == [(2, (0, 400), (0, 16)), (1, (400, 1000), (0, 16))]
+    assert made.plan is not None
+    made.lines.value = "rank 2 has all of it"
+    assert "line 1" in made.problem
+    assert made.plan is None
+    with pytest.raises(ValueError, match="rank 0: rows 0-500, cols 0-16"):
+        parse("rows 3")
+
+
+def test_the_same_rows_on_every_rank_are_replicas_and_no_fault() -> None:
+    hot = [(rank, (0, 100), (0, 16)) for rank in range(4)]
+    made = board(tiles=[*hot, (0, (100, 1000), (0, 8)), (1, (100, 1000), (8, 16))])
+    assert made.problem == ""
+    assert made.canvas.fault == []
+
+
+def test_without_ranks_it_says_how_to_start_them() -> None:
+    with pytest.raises(ValueError, match="recshard_launch -n 4"):
+        board().run()
+
+
+def test_what_is_drawn_runs_and_equals_the_unsharded_table() -> None:
+    with launch(4) as ranks:
+        made = board(tiles=PINWHEEL)
+        outcome = made.run(3)
+        assert outcome["outputs_apart"] < 1e-5
+        assert outcome["weights_apart"] < 1e-5
+        assert 'data-same="true"' in made.badge.value
+        assert "measured" in made.card.value
+        assert ranks.usable

@@ -161,6 +161,8 @@ class CriteoClicks:
         return one_id_each(dense, ids, labels, DEFAULT_CAT_NAMES)
 
     def _columns(self, samples: Samples) -> Columns:
+        if isinstance(samples, range) and not samples:
+            samples = np.empty(0, np.int64)
         if isinstance(samples, range):
             days = range(*(int(at) for at in np.searchsorted(self.begins, (samples.start, samples.stop), side="right")))
             first = max(0, days.start - 1)
@@ -168,7 +170,7 @@ class CriteoClicks:
             for number in range(first, min(days.stop, len(self.days))):
                 begin = int(self.begins[number])
                 own = slice(max(0, samples.start - begin), min(samples.stop - begin, self.days[number].rows))
-                if own.start < own.stop or not pieces:
+                if own.start < own.stop:
                     pieces.append(self.read[number].take(own))
             dense, ids, labels = (np.concatenate(own) if len(own) > 1 else own[0] for own in zip(*pieces, strict=True))
             return dense, ids, labels

@@ -25,6 +25,7 @@ from recshard_lab.data.source import one_id_each
 _U64 = np.uint64
 _STEP = _U64(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = _U64(0xBF58476D1CE4E5B9), _U64(0x94D049BB133111EB)
+_EVEN, _LOW = _U64(0x0000FFFF0000FFFF), _U64(0xFFFFFFFF)
 _MOST_ROWS = 1 << 31
 _LATENT = 2
 MISSING = np.iinfo(np.int64).min
@@ -53,9 +54,11 @@ def uniform(hashed: NDArray[np.uint64]) -> NDArray[np.float64]:
 
 def normal(hashed: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Mean 0, deviation 1, nearly normal: the sum of the hash's four 16-bit quarters."""
-    quarters = hashed.view(np.uint16).reshape(*hashed.shape, 4)
-    summed: NDArray[np.float64] = quarters.sum(-1, dtype=np.float64)
-    return (summed - 4 * 32767.5) * (3**0.5 / 65536)
+    pairs = (hashed & _EVEN) + ((hashed >> _U64(16)) & _EVEN)
+    summed = ((pairs & _LOW) + (pairs >> _U64(32))).astype(np.float64)
+    summed -= 4 * 32767.5
+    summed *= 3**0.5 / 65536
+    return summed
 
 
 def scaled_rows(
@@ -176,6 +179,11 @@ class SyntheticClicks:
     def labels(self, samples: Samples) -> NDArray[np.bool_]:
         """Clicks, ``[b]``, drawn with their planted chance."""
         return self._drawn(samples, self.probability(samples))
+
+    def logs(self, samples: Samples) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
+        """Labels ``[b]``, counts ``[b, I]`` and ids ``[b, F]``: what a log would hold of these samples."""
+        ids, counts = self.ids(samples), self.counts(samples)
+        return self._drawn(samples, self._probability(ids, logged(counts))), counts, ids
 
     def best(self, samples: Samples) -> Best:
         """AUC and log loss of the planted chances on these samples."""

@@ -30,13 +30,13 @@ class Chunk:
     position: int
 
 
-def chunks(path: Path, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
+def chunks(path: Path) -> Iterator[Chunk]:
     """A file in pieces that end with a newline; the last one may lack it in the file.
 
     Raises:
         ValueError: a gzip stream that is cut off or corrupt, a line longer than a chunk.
     """
-    lines = 0
+    lines, chunk_bytes = 0, CHUNK_BYTES
     with path.open("rb", buffering=0) as raw:
         zipped = raw.read(2) == _GZIP
         if path.suffix == ".gz" and not zipped and os.path.getsize(path):

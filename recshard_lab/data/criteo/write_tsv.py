@@ -89,8 +89,8 @@ def criteo_text(clicks: SyntheticClicks, begin: int = 0, end: int | None = None)
     for at in range(begin, end, _ROWS_AT_ONCE):
         samples = range(at, min(at + _ROWS_AT_ONCE, end))
         text = np.empty(len(samples) * _MOST_LINE, np.uint8)
-        labels = clicks.labels(samples).astype(np.uint8)
-        size = format_lines(labels, clicks.counts(samples), raw_ids(clicks.ids(samples)), _MAY_MISS, _HEX, text)
+        labels, counts, ids = clicks.logs(samples)
+        size = format_lines(labels.astype(np.uint8), counts, raw_ids(ids), _MAY_MISS, _HEX, text)
         yield text[:size]
 
 

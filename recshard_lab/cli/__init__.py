@@ -1,4 +1,4 @@
-"""The command line: ``recshard lab | demo | bench | plan | whatif | topologies | doctor``; what it calls works."""
+"""The command line: ``recshard lab | demo | bench | plan | whatif | topologies | data | doctor``; what it calls works."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from recshard_lab.cli.data import app as data
 from recshard_lab.cli.plan import plan
 from recshard_lab.cli.whatif import whatif
 
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 app.command()(plan)
 app.command()(whatif)
+app.add_typer(data, name="data")
 console = Console(highlight=False)
 FILE_COLUMNS = 200  # of a wide table that goes to a file or a pipe, where nobody has a window
 

@@ -28,6 +28,7 @@ _MIX_1, _MIX_2 = _U64(0xBF58476D1CE4E5B9), _U64(0x94D049BB133111EB)
 _EVEN, _LOW = _U64(0x0000FFFF0000FFFF), _U64(0xFFFFFFFF)
 _MOST_ROWS = 1 << 31
 _LATENT = 2
+_TRIED = 4096
 MISSING = np.iinfo(np.int64).min
 """Stands for a count that was not recorded."""
 
@@ -99,7 +100,7 @@ class SyntheticClicks:
         num_dense: I.
         zipf: id k is drawn with a probability like ``(k + 1) ** -zipf``.
         signal: deviation of the planted logit; 0 leaves nothing to learn.
-        click_rate: about which share of labels is 1 (exactly where `signal` is 0).
+        click_rate: which share of labels is 1, within a percent or two.
         seed: the same seed gives the same samples.
 
     Raises:
@@ -137,7 +138,7 @@ class SyntheticClicks:
                 f"{click_rate}"
             )
         self.num_samples, self.dense_count, self.seed = num_samples, num_dense, seed
-        self.zipf, self.signal, self.bias = zipf, signal, float(np.log(click_rate / (1 - click_rate)))
+        self.zipf, self.signal = zipf, signal
         self.keys = [f"cat_{number}" for number in range(len(self.rows))]
         self.features = dict(zip(self.keys, self.rows, strict=True))
         self.source = f"synthetic clicks with planted signal, {num_samples:,} samples, seed {seed}"
@@ -145,6 +146,7 @@ class SyntheticClicks:
         self._counts = mixed(np.arange(1, num_dense + 1, dtype=np.uint64) * _STEP - _U64(seed))
         strength = 0.3 + uniform(mixed(self._feature))
         self._strength = strength / np.sqrt((strength**2).sum())
+        self.bias = self._bias_for(click_rate)
 
     def __len__(self) -> int:
         return self.num_samples
@@ -211,6 +213,10 @@ class SyntheticClicks:
         return uniform(mixed(self._numbers(samples) ^ _STEP)) < chance
 
     def _probability(self, ids: NDArray[np.int64], dense: NDArray[np.float32]) -> NDArray[np.float64]:
+        return _sigmoid(self.bias + self._logit(ids, dense))
+
+    def _logit(self, ids: NDArray[np.int64], dense: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Without the bias."""
         hashed = mixed(ids.astype(np.uint64) * _STEP + self._feature)
         linear = normal(hashed) @ self._strength
         latent = [normal(mixed(hashed + _U64(part))) for part in range(1, _LATENT + 1)]
@@ -220,8 +226,22 @@ class SyntheticClicks:
         if self.dense_count:
             weight = normal(mixed(self._counts)) / self.dense_count**0.5
             counted = (dense / (1 + np.arange(self.dense_count) % 4) - 1) @ weight
-        logit = self.bias + self.signal * (0.8 * linear + 0.4 * crossed + 0.4 * counted)
-        return 1 / (1 + np.exp(-logit))
+        return self.signal * (0.8 * linear + 0.4 * crossed + 0.4 * counted)
+
+    def _bias_for(self, click_rate: float) -> float:
+        """The bias with which the chances of some samples have this mean."""
+        some = range(_TRIED)
+        logits = self._logit(self.ids(some), logged(self.counts(some)))
+        low, high = -100.0 * (1 + self.signal), 100.0 * (1 + self.signal)
+        while high - low > 1e-9:
+            bias = (low + high) / 2
+            low, high = (bias, high) if _sigmoid(bias + logits).mean() < click_rate else (low, bias)
+        return low
+
+
+def _sigmoid(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    with np.errstate(over="ignore"):
+        return 1 / (1 + np.exp(-logits))
 
 
 def logged(counts: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -71,6 +71,9 @@ def test_a_model_learns_the_signal_and_stays_below_the_best() -> None:
 def test_without_signal_there_is_nothing_to_learn() -> None:
     data = SyntheticClicks(20_000, rows=[50], signal=0.0, click_rate=0.3)
     assert set(np.round(data.probability(range(100)), 6)) == {0.3}
+    assert SyntheticClicks(20_000, rows=[50, 9], click_rate=0.05).labels(range(20_000)).mean() == pytest.approx(
+        0.05, abs=0.01
+    )
     assert data.labels(range(20_000)).mean() == pytest.approx(0.3, abs=0.02)
 
 

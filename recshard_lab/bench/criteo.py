@@ -133,7 +133,7 @@ def _batches(folder: Path) -> dict[str, float]:
 
 
 def _parsers(path: Path) -> dict[str, float]:
-    """This library's reader beside the one it could have been, on the same text, in turn; hex included, nothing kept."""
+    """This library's reader beside one it could have been, on the same text, in turn; hex included, nothing kept."""
     import io
 
     from recshard_lab.data.criteo.parse_days import parse

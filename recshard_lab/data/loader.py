@@ -7,8 +7,6 @@ number of ranks.
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +15,7 @@ from typing import Any
 import torch
 
 from recshard_lab.arguments import checks_arguments
+from recshard_lab.data.ahead import ahead
 from recshard_lab.data.batch import Batch
 from recshard_lab.data.order import WINDOW, SampleOrder
 from recshard_lab.data.ratings import rank_slice
@@ -130,7 +129,7 @@ class BatchLoader:
         begins = range(self._handed, self.total, self.batch_size)
         batches: Iterator[Batch] = (self._prepared(order, begin) for begin in begins)
         if self.prefetch:
-            batches = _ahead(batches, self.prefetch)
+            batches = ahead(batches, self.prefetch)
         for begin, batch in zip(begins, batches, strict=True):
             self._handed = min(begin + self.batch_size, self.total)
             if self._handed == self.total:
@@ -207,38 +206,3 @@ class BatchLoader:
         if not isinstance(epoch, int) or not 0 <= epoch < _MOST:
             raise ValueError(f"epoch must be an integer from 0, got {epoch!r}")
         self.epoch, self._begin, self._handed = epoch, 0, 0
-
-
-def _ahead(batches: Iterator[Batch], count: int) -> Iterator[Batch]:
-    """The same batches, prepared by a thread; what it raises is raised here, in its place."""
-    ready: queue.Queue[Batch | BaseException | None] = queue.Queue(count)
-    left = threading.Event()
-
-    def put(item: Batch | BaseException | None) -> None:
-        while not left.is_set():
-            try:
-                ready.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-            return
-
-    def prepare() -> None:
-        try:
-            for batch in batches:
-                put(batch)
-                if left.is_set():
-                    return
-            put(None)
-        except BaseException as error:
-            put(error)
-
-    thread = threading.Thread(target=prepare, name="recshard-batches", daemon=True)
-    thread.start()
-    try:
-        while (item := ready.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        left.set()
-        thread.join()

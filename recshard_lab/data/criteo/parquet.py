@@ -72,7 +72,9 @@ class ParquetDayWriter:
         self.schema = arrow.schema(fields)
         self.out = FileWriter(folder / f"{day.name}.parquet")
         self.rest: list[NDArray[np.int32]] = []
-        self.parquet = pyarrow_parquet().ParquetWriter(_Counted(self.out), self.schema, compression="snappy")
+        self.parquet = pyarrow_parquet().ParquetWriter(
+            _Counted(self.out), self.schema, compression="lz4", use_dictionary=False
+        )
 
     def write(self, numbers: NDArray[np.int32]) -> None:
         """Takes the ids of the next samples, ``[n, F]``; writes whole row groups."""

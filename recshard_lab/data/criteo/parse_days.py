@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recshard_lab.data.ahead import ahead
 from recshard_lab.data.criteo import CAT_FEATURE_COUNT, INT_FEATURE_COUNT
 from recshard_lab.data.criteo.blocks import head_of
 from recshard_lab.data.criteo.folder import Day, FileWriter, Manifest
@@ -80,7 +81,7 @@ def _parse_day(work: Work, day: Day, before: int, total: int) -> None:
     rows = lines = clicks = text_bytes = bad_lines = 0
     bad: list[str] = []
     try:
-        for parsed in in_order(work, lambda chunk: parse(chunk, work.settings), chunks(source)):
+        for parsed in in_order(work, lambda chunk: parse(chunk, work.settings), ahead(chunks(source), 2)):
             told = [f"line {lines + line + 1:,}: {what}" for line, what in parsed.bad]
             if told and not work.settings.skip_bad:
                 raise ValueError(f"{source}, {told[0]}. Malformed lines are counted and left out with --skip-bad")

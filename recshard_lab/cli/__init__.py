@@ -1,4 +1,4 @@
-"""The command line: ``recshard lab | demo | bench | plan | whatif | topologies | data | doctor``; what it calls works."""
+"""The command line ``recshard``: lab, demo, bench, plan, whatif, topologies, data, doctor; others do the work."""
 
 from __future__ import annotations
 

@@ -26,22 +26,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.planner.anneal import Anneal
 from recshard_lab.planner.bounds import Bound, bound_of, mode_bounds
 from recshard_lab.planner.choices import TIE, State
 from recshard_lab.planner.cost import CostModel
 from recshard_lab.planner.loads import K
-from recshard_lab.planner.local_search import LEAST, improve
+from recshard_lab.planner.local_search import LEAST, exchange, improve
 from recshard_lab.planner.options import DoesNotFit, Placement, options_of
 from recshard_lab.planner.state import Problem
+from recshard_lab.planner.ways import CannotAnneal
 from recshard_lab.sharding import ROUTES, ParameterConstraints, PlanError
 
 ROUNDS = (1.0, 0.3, TIE)
 """Weight of the balance term in each round of local search; beyond `SMALL` a round is left out."""
 BALANCE = 0.1  # the same while placing
-FEW = 12  # tables up to which each is kicked; beyond, it gains little for its time
 SMALL = 64  # tables x ranks up to which every start is improved to the end
 HOPELESS = 1.1  # times the best step so far; a start that long is not improved
 NEAR, NEAR_MANY = 2e-3, 5e-3  # share of the bound; a plan that near is good enough (of many tables on many ranks)
+ANNEALED = 1_000  # tables x ranks up to which many plans are annealed
+COPIES, STARTED = 16, 16  # plans annealed (twice as many on several nodes), and their sets of options
+SWEEPS, MOVES = 4, 110  # at least so many sweeps, and so many moves of a table
 MANY = 3_000  # tables x ranks beyond which one start alone is improved
 STARTS = 1_250  # tables x ranks x starts that are improved, where there is more than that
 
@@ -104,8 +108,21 @@ class Search:
 
     def run(self) -> Solution:
         stuck: list[int] = []
+        starts = self._starts()
+        if self.passes and starts and len(self.problem.options) * self.problem.num_ranks <= ANNEALED:
+            self._anneal(starts)
+        if self.best is None:
+            self._one_by_one(starts, stuck)
+        if self.best is None:
+            raise DoesNotFit(stuck[0] if stuck else self.problem.by_bytes[0])
+        if self.passes and not self._near():
+            self._reroute()
+        return Solution(self.best.placements(), self.bound_ms)
+
+    def _one_by_one(self, starts: list[Bound], stuck: list[int]) -> None:
+        """Places and improves one plan after the other, the most promising sets of options first."""
         improved, pruned_at = 0, np.inf
-        for start in self._starts():
+        for start in starts:
             if start.ms >= self.best_ms * LEAST or self._near():
                 break
             state = self._placed(start, stuck)
@@ -124,13 +141,23 @@ class Search:
             improved += 1
             if self.many or (improved >= self.most_starts):
                 break
-        if self.best is None:
-            raise DoesNotFit(stuck[0] if stuck else self.problem.by_bytes[0])
-        if self.passes and not self._near():
-            if len(self.problem.options) <= FEW:
-                self._kick()
-            self._reroute()
-        return Solution(self.best.placements(), self.bound_ms)
+
+    def _anneal(self, starts: list[Bound]) -> None:
+        """Many plans at once, and exchanges in the best of them."""
+        problem, enough_ms = self.problem, self.bound_ms * (1 + self.near)
+        copies = COPIES * (1 + (problem.num_nodes > 1))
+        try:
+            anneal = Anneal(problem, starts[:STARTED], copies)
+        except CannotAnneal:
+            return
+        state = anneal.run(max(SWEEPS, MOVES // len(problem.options)), enough_ms, self.step_ms)
+        if state is None:
+            return
+        self._keep(state)
+        if not self._near():
+            exchange(problem, state, enough_ms)
+            problem.add_up(state)
+            self._keep(state)
 
     def step_ms(self, state: State) -> float:
         """The step of a plan: under a pipeline by the cost model, since the terms are those of its chain alone."""
@@ -207,31 +234,6 @@ class Search:
 
     def _near(self) -> bool:
         return self.best_ms <= self.bound_ms * (1 + self.near)
-
-    def _kick(self) -> None:
-        """Forces the tables, one by one, under each other scheme and improves the rest; what helps stays."""
-        problem, priced = self.problem, self.problem.priced
-        for table in problem.by_work:
-            assert self.best is not None
-            put = self.best.placed[table]
-            assert put is not None
-            first, choices = int(priced.starts[table]), problem.options[table]
-            for scheme in dict.fromkeys(option.proposal.scheme for option in choices):
-                if scheme == put.placement.option.proposal.scheme:
-                    continue
-                state = self.best.copy()
-                state.balance = TIE
-                problem.take(state, table)
-                only = np.zeros(len(priced.cost), dtype=bool)
-                only[first : first + len(choices)] = [option.proposal.scheme == scheme for option in choices]
-                found = problem.best(state, table, allowed=only)
-                if found is None:
-                    continue
-                problem.put(state, table, found[1])
-                improve(problem, state, self.bound_ms * (1 + self.near))
-                self._keep(state)
-                if self._near():
-                    return
 
     def _reroute(self) -> None:
         """All tables under another route at once, since some costs only go away together; what helps is improved."""

@@ -3,20 +3,22 @@
 1. Every registered scheme that the constraints allow proposes rectangles; each rectangle's loads are computed once,
    for all tables in one go (`options.py`), and turned into linear terms (`terms.py`, `bounds.py`).
 2. A start is a set of options: those that turn on some set of switches (costs that are paid once: a collective, a
-   row-cut), those of one scheme, or all. Each has a lower bound; the most promising is tried first, and one whose
-   bound is not below the best plan's step is skipped, as are options that no better plan can hold.
-3. Tables are placed from the largest down (`state.py`), where what is below a phase's fair share costs nothing but
+   row-cut), those of one scheme, or all. Each has a lower bound.
+3. Up to `ANNEALED` tables x ranks, some plans for each of the most promising starts are annealed all at once
+   (`anneal.py`), and tables of the best are exchanged (`local_search.py`).
+4. Beyond, and where that found no room for every table, starts are tried one after the other, the most promising
+   first; one whose bound is not below the best plan's step is skipped, as are options that no better plan can hold.
+   Tables are placed from the largest down (`state.py`), where what is below a phase's fair share costs nothing but
    what it adds to the fair share, so that early tables are not cut without need. A plan in which a table fits nowhere
-   is started again with memory first: largest bytes first, on the emptiest ranks.
-4. Local search (`local_search.py`), first with a large weight on balance, which looks past local optima in which no
-   table alone can shorten the slowest ranks of all phases.
-5. Kicks, where tables are few: each is forced under the other schemes and the rest is improved around it; and all
-   tables under another route at once, since some costs only go away together.
+   is started again with memory first: largest bytes first, on the emptiest ranks. Then local search, first with a
+   large weight on balance, which looks past local optima in which no table alone can shorten the slowest ranks of all
+   phases.
+5. All tables under another route at once, since some costs only go away together.
 
 Under a pipeline the search works on the chain of one batch's phases, whose bound is one on the step, and keeps, of the
 plans that it finishes, the one with the shortest step.
 
-It stops as soon as the plan is within `NEAR` of the bound. The result depends on the input alone (no clock, no dice).
+It stops as soon as the plan is within `NEAR` of the bound. The result depends on the input alone (no clock, one seed).
 """
 
 from collections.abc import Mapping, Sequence

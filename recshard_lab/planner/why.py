@@ -131,6 +131,9 @@ class Planned:
             planner.constraints = {**planner.constraints, name: wished(own, wish)}
             said[name] = wish_text(wish)
         made, refusal = self._moved_alone(plan, planner, list(wishes)), None
+        if made is not None and made.plan == plan.plan:  # it is as asked
+            before = self.estimate(plan)
+            return WhyNot(said, made, None, before, before, self.diff(plan, made, self))
         try:
             fresh = planner._plan(self.tables, planner.constraints, planner.workload)
             if made is None or self.estimate(fresh).step_ms < self.estimate(made).step_ms:

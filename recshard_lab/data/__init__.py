@@ -5,6 +5,7 @@ from recshard_lab.data.click_files import CriteoClicks as CriteoClicks
 from recshard_lab.data.clicks import SyntheticClicks as SyntheticClicks
 from recshard_lab.data.clicks import scaled_rows as scaled_rows
 from recshard_lab.data.criteo.preprocess import preprocess_criteo as preprocess_criteo
+from recshard_lab.data.frequency import FrequencyOrder as FrequencyOrder
 from recshard_lab.data.loader import BatchLoader as BatchLoader
 from recshard_lab.data.movielens import MovieLens as MovieLens
 from recshard_lab.data.movielens import MovieLensNotFoundError as MovieLensNotFoundError
@@ -25,6 +26,7 @@ __all__ = [
     "Batch",
     "BatchLoader",
     "CriteoClicks",
+    "FrequencyOrder",
     "MovieLens",
     "MovieLensNotFoundError",
     "MultiHot",

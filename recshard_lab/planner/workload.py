@@ -44,7 +44,7 @@ class Workload:
         dense_bytes_per_parameter: weight and gradient; more for an optimizer with state.
         frequency_ordered: whether ids are sorted by use, row 0 the most used: True for all tables, or the names of
             those that are. Then the skew of `access` or `zipf_alpha` says which rows are hot, and the planner may cut
-            a table by it. Never assumed: `frequency_order` makes ids so.
+            a table by it. Never assumed: `FrequencyOrder` makes ids so.
         dense_launches: kernels that the host launches for the dense part in a step, each `Topology.launch_ms`: where
             they take longer than the arithmetic, the dense part takes as long as they do.
         access: how often rows are used: one `AccessProfile`, or table -> profile; "meta_2021" stands for the histogram

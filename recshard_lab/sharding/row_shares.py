@@ -8,17 +8,18 @@ Shape letters: E rows, n pieces of the curve, N ids.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recshard_lab.arguments import checks_arguments
+from recshard_lab.arguments import checks_arguments, names_wrong_arguments
 from recshard_lab.sharding.shard import PlanError
 
 Array = NDArray[np.float64]
 
-PIECES = 512  # of a measured curve, about
+PIECES = 512  # of a measured curve, at most
 
 
 @checks_arguments
@@ -62,7 +63,7 @@ class RowShares:
     @classmethod
     @checks_arguments
     def of_ids(cls, batches: Iterable[Any], num_embeddings: int) -> "RowShares":
-        """Counts ids as they are, in about 500 pieces: each of the first rows by itself, wider ones further down.
+        """Counts ids as they are, in at most 512 pieces: half of them of equal use, half wider and wider from row 0 on.
 
         Args:
             batches: arrays or tensors of ids, one a batch.
@@ -75,9 +76,10 @@ class RowShares:
         0.75
         """
         _check_rows(num_embeddings)
-        edges = np.unique(np.geomspace(1, num_embeddings, PIECES).round())
-        edges = np.concatenate([[0.0], edges])
-        mass = np.zeros(len(edges) - 1)
+        try:
+            uses = np.zeros(num_embeddings)
+        except MemoryError:
+            raise ValueError(f"num_embeddings={num_embeddings}: uses of so many rows do not fit in memory") from None
         try:
             in_turn = iter(batches)
         except TypeError as error:
@@ -91,10 +93,14 @@ class RowShares:
                 raise ValueError(f"ids must be whole numbers, got {ids.dtype}")
             if ids.size and not 0 <= ids.min() <= ids.max() < num_embeddings:
                 raise ValueError(f"ids must be rows 0 to {num_embeddings - 1:,}, got {ids.min()} to {ids.max()}")
-            mass += np.bincount(np.searchsorted(edges, ids, side="right") - 1, minlength=len(mass))
-        if not mass.sum():
+            rows, times = np.unique(ids, return_counts=True)
+            uses[rows] += times
+        total = uses.cumsum()
+        if not total[-1]:
             raise ValueError("no ids in these batches: there is nothing to measure")
-        return cls.of_curve(edges, mass)
+        even = np.searchsorted(total, np.linspace(0, total[-1], PIECES // 2)[1:-1]) + 1
+        edges = np.unique([0, *np.geomspace(1, num_embeddings, PIECES // 2).round().astype(int), *even, num_embeddings])
+        return cls.of_curve(edges, np.diff(np.concatenate([[0.0], total])[edges]))
 
     @classmethod
     @checks_arguments
@@ -128,10 +134,10 @@ class RowShares:
         """The share of the lookups that goes to rows ``[start, end)``; numbers or arrays of them."""
         return np.asarray(np.interp(end, self.edges, self.shares) - np.interp(start, self.edges, self.shares))
 
-    @checks_arguments
+    @names_wrong_arguments
     def rows_for(self, share: float) -> int:
         """The fewest rows, from row 0 on, to which that share of the lookups goes."""
-        if not 0 <= share <= 1:
+        if not 0 <= float(share) <= 1:
             raise ValueError(f"share must be from 0 to 1, got {share!r}")
         shares, keep = np.unique(self.shares, return_index=True)
         return int(np.ceil(np.interp(share, shares, np.array(self.edges)[keep]) - 1e-9))
@@ -149,7 +155,7 @@ class RowShares:
         touched = np.concatenate([[0.0], np.cumsum(width * -np.expm1(-num_ids * mass / width))])
         return np.asarray(np.interp(end, edges, touched) - np.interp(start, edges, touched))
 
-    @checks_arguments
+    @names_wrong_arguments
     def sizes(self, count: int, *, first_row: int = 0, evenness: float = 1.0) -> list[int]:
         """Rows of `count` stripes from `first_row` down that serve equally many lookups.
 
@@ -167,13 +173,14 @@ class RowShares:
         >>> RowShares.zipf(num_embeddings=1000, alpha=1.0).sizes(4)
         [3, 20, 131, 846]
         """
+        count, first_row, evenness = index(count), index(first_row), float(evenness)
         if count < 1 or not 0 <= first_row < self.num_rows or not 0 <= evenness <= 1:
             raise PlanError(
                 f"sizes(count={count!r}, first_row={first_row!r}, evenness={evenness!r}): at least one stripe, a row "
                 f"below {self.num_rows:,}, and an evenness from 0 to 1"
             )
-        edges = np.unique([first_row, *(edge for edge in self.edges if edge > first_row)])
-        served = self.share(first_row, edges)
+        edges = np.array([first_row, *(edge for edge in self.edges if edge > first_row)])
+        served = np.interp(edges, self.edges, self.shares) - np.interp(first_row, self.edges, self.shares)
         served = served / served[-1] if served[-1] > 0 else served
         held = (edges - first_row) / (edges[-1] - first_row)
         both = evenness * served + (1 - evenness) * held if served[-1] > 0 else held

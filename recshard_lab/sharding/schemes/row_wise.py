@@ -49,19 +49,20 @@ class RowWise:
         self, table: BaseEmbeddingConfig, usable: tuple[int, ...], constraints: ParameterConstraints | None
     ) -> Iterator[Proposal]:
         """Stripes that serve equally many lookups (RecShard, Sethi et al., ASPLOS 2022), and compromises between that
-        and equal rows, for where memory is short; each on all usable ranks in order."""
+        and equal rows, for where memory is short: on all usable ranks in order, then on half, a quarter ... of them."""
         curve = constraints.row_shares if constraints is not None else None
-        seen: set[tuple[int, ...]] = set()
-        for evenness in EVENNESS if curve is not None and len(usable) > 1 else ():
-            assert curve is not None
-            sizes = tuple(curve.sizes(len(usable), evenness=evenness))
-            if sizes in seen:
-                continue
-            seen.add(sizes)
-            edges = list(accumulate(sizes, initial=0))
-            spans = [(span, rank) for span, rank in zip(pairwise(edges), usable, strict=True) if span[0] < span[1]]
-            rects = tuple((span, (0, table.embedding_dim)) for span, _ in spans)
-            yield Proposal(self.name, rects, (tuple(rank for _, rank in spans),))
+        count = len(usable) if curve is not None else 1
+        while curve is not None and count > 1:
+            whole, seen = count == len(usable), set()
+            for evenness in EVENNESS if whole else EVENNESS[::2]:
+                sizes = curve.sizes(count, evenness=evenness)
+                edges = list(accumulate(sizes, initial=0))
+                spans = [(span, rank) for span, rank in zip(pairwise(edges), usable, strict=False) if span[0] < span[1]]
+                rects = tuple((span, (0, table.embedding_dim)) for span, _ in spans)
+                if rects not in seen:
+                    seen.add(rects)
+                    yield Proposal(self.name, rects, (tuple(rank for _, rank in spans),) if whole else None)
+            count //= 2
 
     def default(
         self, table: BaseEmbeddingConfig, topology: Topology, ranks: Sequence[int] | None = None

@@ -1,0 +1,80 @@
+"""Ids renumbered by use: a permutation, invertible, the same lookups as before."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, Workload
+from recshard_lab.data import BatchLoader, FrequencyOrder, SyntheticClicks
+
+TABLE = EmbeddingBagConfig(name="t", num_embeddings=12, embedding_dim=4, feature_names=["a", "b"])
+
+
+def batch(ids: list[int], keys: tuple[str, str] = ("a", "b")) -> KeyedJaggedTensor:
+    half = len(ids) // 2
+    return KeyedJaggedTensor(list(keys), torch.tensor(ids), lengths=torch.tensor([half, len(ids) - half]))
+
+
+@given(st.lists(st.integers(0, 11), min_size=1, max_size=40))
+def test_new_ids_are_used_less_and_less_and_turn_back(ids: list[int]) -> None:
+    order = FrequencyOrder.measured([batch(ids)], [TABLE])
+    renumbered = order(batch(ids))
+    uses = torch.bincount(renumbered.values(), minlength=12)
+    assert uses.tolist() == sorted(torch.bincount(torch.tensor(ids), minlength=12).tolist(), reverse=True)
+    assert order.inverse()(renumbered).values().tolist() == ids
+    assert renumbered.lengths().tolist() == batch(ids).lengths().tolist()
+
+
+def test_a_model_with_renumbered_ids_and_reordered_rows_gives_the_same() -> None:
+    ids = [3, 3, 3, 11, 0, 11, 5, 3]
+    order = FrequencyOrder.measured([batch(ids)], [TABLE])
+    plain, sorted_by_use = EmbeddingBagCollection([TABLE]), EmbeddingBagCollection([TABLE])
+    weight = plain.embedding_bags["t"].weight
+    with torch.no_grad():
+        sorted_by_use.embedding_bags["t"].weight.copy_(order.reorder("t", weight))
+    assert torch.equal(sorted_by_use(order(batch(ids))).values(), plain(batch(ids)).values())
+
+
+def test_it_is_a_loaders_transform_and_is_kept_with_a_checkpoint(tmp_path: Path) -> None:
+    clicks = SyntheticClicks(64, rows=[50, 60])
+    names = clicks.batch(range(4)).sparse_features.keys()
+    tables = [
+        EmbeddingBagConfig(name=f"t{n}", num_embeddings=rows, embedding_dim=4, feature_names=[name])
+        for n, (rows, name) in enumerate(zip((50, 60), names, strict=True))
+    ]
+    order = FrequencyOrder.measured([clicks.batch(range(64))], tables)
+    torch.save(order.state_dict(), tmp_path / "order.pt")
+    again = FrequencyOrder.from_state_dict(torch.load(tmp_path / "order.pt"))
+    assert all(torch.equal(again.places[name], place) for name, place in order.places.items())
+    (whole,) = BatchLoader(clicks, 64, shuffle=False, transform=again)
+    for feature in names:
+        uses = torch.bincount(whole.sparse_features[feature].values())
+        assert uses.tolist() == sorted(uses.tolist(), reverse=True)
+    load = Workload.measured([whole], tables, frequency_ordered=True)
+    curve = load.row_shares(tables[0])
+    assert curve is not None
+    top = torch.bincount(whole.sparse_features[names[0]].values())[:5].sum() / 64
+    assert float(curve.share(0, 5)) == pytest.approx(float(top), abs=0.15)  # less what rows not met yet may take
+    assert float(curve.share(0, 5)) <= float(top)
+
+
+def test_what_cannot_be_renumbered_is_refused_by_name() -> None:
+    other = EmbeddingBagConfig(name="u", num_embeddings=12, embedding_dim=4, feature_names=["b"])
+    with pytest.raises(ValueError, match="'b' is read by tables 't' and 'u'"):
+        FrequencyOrder.measured([batch([1, 2])], [TABLE, other])
+    with pytest.raises(ValueError, match="no feature 'a'"):
+        FrequencyOrder.measured([batch([1, 2], ("x", "b"))], [TABLE])
+    with pytest.raises(ValueError, match="feature 'b': ids must be 0 to 11, got 12 to 12"):
+        FrequencyOrder.measured([batch([1, 12])], [TABLE])
+    with pytest.raises(ValueError, match="no batches"):
+        FrequencyOrder.measured([], [TABLE])
+    with pytest.raises(ValueError, match="must be a permutation of 0 to 2"):
+        FrequencyOrder({"t": torch.tensor([0, 0, 2])}, {"a": "t"})
+    order = FrequencyOrder.measured([batch([1, 2])], [TABLE])
+    with pytest.raises(ValueError, match="has 12 rows, got 3"):
+        order.reorder("t", torch.zeros(3, 4))
+    with pytest.raises(ValueError, match="no table 'u' is renumbered; these are: t"):
+        order.reorder("u", torch.zeros(3, 4))

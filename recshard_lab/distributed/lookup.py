@@ -169,11 +169,12 @@ def choose_kinds(
     weighted: bool,
     device: torch.device,
     backend: str | None,
+    batch_tables: bool = True,
 ) -> tuple[list[GroupKind], dict[tuple[int, int], tuple[int, ...]]]:
     """The kind of every shard of every table, the same on all ranks.
 
     Returns:
-        The kinds, and for each (table, shard) the kind's number as a one-element tuple.
+        The kinds, and for each (table, shard) its kernel: the kind's number, and without ``batch_tables`` the table's.
 
     Raises:
         ValueError: the backend asked for cannot do it, naming table and reason.
@@ -184,6 +185,11 @@ def choose_kinds(
         optimizer = None if sharding.compute_kernel == "dense" else spec
         split = any(shard.num_cols < config.embedding_dim for shard in sharding.shards)
         norms = optimizer is not None and optimizer.row_wise and split
+        if norms and not batch_tables:
+            raise ValueError(
+                f"batch_tables=False cannot serve table {config.name!r}: {spec.optimizer} adds up rows whose columns "
+                f"lie apart, in one kernel for all such tables. Leave it out, or do not split the columns"
+            )
         kernel = choose_kernel(
             [
                 Slot(config.name, shard.num_rows, shard.num_cols, config.data_type, config.embedding_dim)
@@ -202,5 +208,5 @@ def choose_kinds(
             own = home if copy else kind
             if own not in kinds:
                 kinds.append(own)
-            chosen[table, number] = (kinds.index(own),)
+            chosen[table, number] = (kinds.index(own),) if batch_tables else (kinds.index(own), table)
     return kinds, chosen

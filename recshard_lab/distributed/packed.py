@@ -9,14 +9,14 @@ cost two in all, where their ids travel in one dtype::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from recshard_lab.comm import ShardingEnv, issue_all_to_all
+from recshard_lab.comm import Pending, ShardingEnv, issue_all_to_all
 from recshard_lab.distributed.row_router import Run, merge
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ def exchange_ids(
     device: torch.device,
     env: ShardingEnv,
     fused: bool = True,
-) -> list[Routed]:
-    """Sends what several collections packed, once the sizes are known, and waits for all of it.
+) -> Generator[None, None, list[Routed]]:
+    """Sends what several collections packed, once the sizes are known; waits for all of it after its one ``yield``.
 
     Args:
         dists: the collections' input dists, over the same ranks.
@@ -71,40 +71,38 @@ def exchange_ids(
         env: the connections to send over.
         fused: one message for all that travel in one dtype; one a collection otherwise.
     """
+    by_wire: dict[object, list[int]] = {}
+    for number, dist in enumerate(dists):
+        by_wire.setdefault(dist.wire if fused else number, []).append(number)
+    sent = []
+    for places in by_wire.values():
+        own = [packed[n] for n in places]
+        sent.append((places, _send([dists[n] for n in places], own, [theirs[n] for n in places], device, env)))
+    yield
     found: list[Routed | None] = [None] * len(dists)
-    by_wire: dict[torch.dtype, list[int]] = {}
-    for number, own in enumerate(dists):
-        by_wire.setdefault(own.wire, []).append(number)
-    together = [group for group in by_wire.values() if fused and len(group) > 1]
-    for group in together:
-        _fused([dists[n] for n in group], [packed[n] for n in group], [theirs[n] for n in group], env, group, found)
-    joined = {number for group in together for number in group}
-    alone = {
-        number: dists[number].send(packed[number], theirs[number], device, env)
-        for number in range(len(dists))
-        if number not in joined
-    }
-    for number, pending in alone.items():
-        found[number] = pending.wait()
+    for places, payload in sent:
+        sizes = [[theirs[n][rank][1] for n in places] for rank in range(env.world_size)]
+        chunks = torch.split(payload.wait(), [size for own in sizes for size in own])
+        for place, number in enumerate(places):
+            segments, received = ([pair[part] for pair in theirs[number]] for part in (0, 1))
+            pending = dists[number].pending(packed[number], segments, received, payload)
+            found[number] = pending.unpack(list(chunks[place :: len(places)]))
     return [routed for routed in found if routed is not None]
 
 
-def _fused(
+def _send(
     dists: Sequence[InputDist],
     packed: Sequence[Packed],
     theirs: Sequence[Sequence[Sequence[int]]],
+    device: torch.device,
     env: ShardingEnv,
-    places: Sequence[int],
-    found: list[Routed | None],
-) -> None:
-    ranks = range(len(packed[0].runs))
+) -> Pending:
+    """One message for these collections: to each rank what the first sends it, then the second, ..."""
+    ranks = range(env.world_size)
     pieces = merge(run for rank in ranks for own in packed for run in own.runs[rank])
-    message = torch.cat(pieces) if pieces else torch.empty(0, dtype=dists[0].wire)
-    splits = [sum(own.splits[rank] for own in packed) for rank in ranks]
-    sizes = [[own[rank][1] for own in theirs] for rank in ranks]
-    payload = issue_all_to_all(message, splits, [sum(own) for own in sizes], env, "input_dist/ids")
-    chunks = torch.split(payload.wait(), [size for own in sizes for size in own])
-    for number, (dist, own, told) in enumerate(zip(dists, packed, theirs, strict=True)):
-        mine: list[Tensor] = list(chunks[number :: len(dists)])
-        segments, received = [pair[0] for pair in told], [pair[1] for pair in told]
-        found[places[number]] = dist.pending(own, segments, received, payload).unpack(mine)
+    message = torch.cat(pieces) if pieces else torch.empty(0, dtype=dists[0].wire, device=device)
+    outgoing = [own.splits for own in packed]
+    splits = [sum(own[rank] for own in outgoing) for rank in ranks]
+    return issue_all_to_all(
+        message, splits, [sum(own[rank][1] for own in theirs) for rank in ranks], env, "input_dist/ids"
+    )

@@ -56,6 +56,7 @@ class ShardedCollection(nn.Module):
         backend: kernel to use; None takes the fastest that can do each table.
         codecs: number formats of rows and gradients on the wire; FP32 when left out.
         out_of_range: what becomes of ids that are no rows: ``"error"``, ``"clamp"`` or ``"ignore"``.
+        batch_tables: one lookup for all tables of a kind; one a table otherwise.
     """
 
     pooled: bool
@@ -73,13 +74,14 @@ class ShardedCollection(nn.Module):
         backend: str | None = None,
         codecs: Registry | None = None,
         out_of_range: str = "error",
+        batch_tables: bool = True,
     ) -> None:
         super().__init__()
         self._policy = OutOfRange(out_of_range)
         self.env, self.device = env, device
         self.tables = list(tables)
         self.optimizers = [optimizers[table.name] for table in tables]
-        self.weighted, self.backend, self.codecs = weighted, backend, codecs
+        self.weighted, self.backend, self.codecs, self.batch_tables = weighted, backend, codecs, batch_tables
         #: where `forward` gets the ids of batches that were sent ahead; set by training pipelines, for one forward
         self.feed: Feed | None = None
         self.place({table.name: shardings[table.name] for table in tables})
@@ -100,6 +102,7 @@ class ShardedCollection(nn.Module):
             weighted=self.weighted,
             device=self.device,
             backend=self.backend,
+            batch_tables=self.batch_tables,
         )
 
     def place(self, shardings: Mapping[str, ParameterSharding]) -> None:

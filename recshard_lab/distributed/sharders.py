@@ -66,6 +66,8 @@ class CollectionSharder(ModuleSharder[nn.Module]):
         out_of_range: what becomes of ids that are no rows: ``"error"``, ``"clamp"`` or ``"ignore"``, as of
             `EmbeddingBagCollection`; None does what the sharded module does. ``fused_params["bounds_check_mode"]``
             may say FATAL, which is ``"error"``.
+        batch_tables: one lookup for all tables that the same kernel and optimizer can serve; False makes one a table,
+            to see what fewer launches are worth.
 
     Raises:
         ValueError: a key in ``fused_params`` that nothing honours, or in the registry that is no kind of message; a
@@ -82,6 +84,7 @@ class CollectionSharder(ModuleSharder[nn.Module]):
         *,
         backend: str | None = None,
         out_of_range: str | None = None,
+        batch_tables: bool = True,
     ) -> None:
         if fused_params is not None and not isinstance(fused_params, Mapping):
             raise ValueError(f"fused_params must be a mapping or None, got {fused_params!r}")
@@ -91,7 +94,9 @@ class CollectionSharder(ModuleSharder[nn.Module]):
         self.qcomm_codecs_registry = qcomm_codecs_registry
         for op in CommOp:
             codecs_for(op, qcomm_codecs_registry)
-        self.backend = backend
+        if not isinstance(batch_tables, bool):
+            raise ValueError(f"batch_tables must be True or False, got {batch_tables!r:.80}")
+        self.backend, self.batch_tables = backend, batch_tables
         self.out_of_range = _policy_of(self.fused_params.pop("bounds_check_mode", None), out_of_range)
         self.spec = OptimizerSpec.from_fused_params(self.fused_params)
 
@@ -125,6 +130,7 @@ class CollectionSharder(ModuleSharder[nn.Module]):
             backend=self.backend,
             codecs=self.qcomm_codecs_registry,
             out_of_range=self.out_of_range or str(getattr(module, "out_of_range", "error")),
+            batch_tables=self.batch_tables,
         )
 
     def shard(
@@ -206,8 +212,11 @@ class FusedCollectionSharder(CollectionSharder):
         *,
         backend: str | None = None,
         out_of_range: str | None = None,
+        batch_tables: bool = True,
     ) -> None:
-        super().__init__(fused_params, qcomm_codecs_registry, backend=backend, out_of_range=out_of_range)
+        super().__init__(
+            fused_params, qcomm_codecs_registry, backend=backend, out_of_range=out_of_range, batch_tables=batch_tables
+        )
         if self.fused_params:
             raise ValueError(
                 f"a fused collection has its optimizer already, and fused_params says {self.fused_params}: leave it "

@@ -213,7 +213,7 @@ def without(data: list[Batch], number: int) -> list[Batch]:
     return [batch for place, batch in enumerate(data) if place != number]
 
 
-def fails_ahead(kind: str, at: str, number: int = 3) -> tuple[list[str], dict[str, Any], int]:
+def fails_ahead(kind: str, at: str, number: int = 3, threads: bool = True) -> tuple[list[str], dict[str, Any], int]:
     """A stage fails for one batch on the last rank: what differs from training without that batch, and the error."""
     rank, world_size = place()
     ours, plain, data = dlrm(), dlrm(), batches()
@@ -221,7 +221,7 @@ def fails_ahead(kind: str, at: str, number: int = 3) -> tuple[list[str], dict[st
     source = Faulty(data, number, at) if rank == world_size - 1 else iter(data)
     told: dict[str, Any] = {}
     done = 0
-    with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU) as pipeline:
+    with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU, threads=threads) as pipeline:
         while True:
             try:
                 pipeline.progress(source)
@@ -271,7 +271,7 @@ def fails_in_step(kind: str, at: str, only_on: int | None = None) -> tuple[str, 
     optimizer = dense_optimizer(model)
     fused = Fuse(model, at, number)
     data = iter(batches())
-    with getattr(pipelines, kind)(fused, optimizer, CPU) as pipeline:
+    with getattr(pipelines, kind)(fused, optimizer, CPU, threads=True) as pipeline:
         try:
             outputs(pipeline, data)
         except pipelines.StageError as error:
@@ -289,7 +289,7 @@ def uneven(kind: str, policy: str) -> tuple[int, str, list[str], int]:
     plain_loop(plain, data[:5])
     own = data[:5] if rank == world_size - 1 else data
     done, told = 0, ""
-    with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU, uneven=policy) as pipeline:
+    with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU, uneven=policy, threads=True) as pipeline:
         source = iter(own)
         while True:
             try:
@@ -310,7 +310,7 @@ def nan_loss(kind: str, policy: str) -> tuple[list[str], str]:
     if place()[0] == 0:
         data[2].dense_features[0, 0] = float("nan")
     told, source = "", iter(data)
-    with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU, on_nan_loss=policy) as pipeline:
+    with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU, on_nan_loss=policy, threads=True) as pipeline:
         while True:
             try:
                 pipeline.progress(source)
@@ -326,7 +326,7 @@ def epochs_and_short_iterators(kind: str) -> tuple[list[str], list[int]]:
     ours, plain, data = dlrm(), dlrm(), batches(5)
     plain_loop(plain, [*data, *data, *data[:3]])
     counts = []
-    with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU) as pipeline:
+    with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU, threads=True) as pipeline:
         for _ in range(2):
             source = iter(data)
             counts.append(len(outputs(pipeline, source)))
@@ -340,7 +340,7 @@ def epochs_and_short_iterators(kind: str) -> tuple[list[str], list[int]]:
 def an_iterator_is_left(kind: str) -> tuple[list[str], int]:
     """Another iterator is given while batches of the first are under way: they come first."""
     ours, plain, data = dlrm(), dlrm(), batches(8)
-    with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU) as pipeline:
+    with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU, threads=True) as pipeline:
         first = iter(data[:5])
         for _ in range(2):
             pipeline.progress(first)
@@ -363,7 +363,7 @@ def resharded(kind: str) -> list[str]:
         optimizer.zero_grad()
         plain(batch)[0].backward()
         optimizer.step()
-    with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU) as pipeline:
+    with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU, threads=True) as pipeline:
         source = iter(data)
         for _ in range(4):
             pipeline.progress(source)
@@ -377,7 +377,7 @@ def evaluated() -> tuple[bool, list[str]]:
     ours, plain, data = dlrm(), dlrm(), batches()
     with torch.no_grad():
         expected = [float(plain(batch)[0]) for batch in data]
-    with pipelines.EvalPipelineSparseDist(ours, dense_optimizer(ours), CPU) as pipeline:
+    with pipelines.EvalPipelineSparseDist(ours, dense_optimizer(ours), CPU, threads=True) as pipeline:
         return outputs(pipeline, iter(data)) == expected, same_weights(ours, plain)
 
 
@@ -392,7 +392,7 @@ def collectives(kind: str) -> tuple[dict[str, int], dict[str, int]]:
 
     ours, plain, data = dlrm(), dlrm(), batches()
     one = counted(lambda: plain_loop(plain, data))
-    with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU) as pipeline:
+    with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU, threads=True) as pipeline:
         return one, counted(lambda: outputs(pipeline, iter(data)))
 
 
@@ -425,11 +425,12 @@ def semi_reference(model: rl.DistributedModelParallel, data: list[Batch], start:
     return losses
 
 
-def semi_sync(start: int, optimizer: str) -> tuple[list[str], bool, list[str], bool]:
+def semi_sync(start: int, optimizer: str, threads: bool) -> tuple[list[str], bool, list[str], bool]:
     """What differs from the reference, and what from the plain loop."""
     ours, reference, plain, data = dlrm(optimizer), dlrm(optimizer), dlrm(optimizer), batches()
     expected, ordinary = semi_reference(reference, data, max(start, 1)), plain_loop(plain, data)
-    with pipelines.TrainPipelineSemiSync(ours, dense_optimizer(ours), CPU, start_batch=start) as pipeline:
+    made = pipelines.TrainPipelineSemiSync(ours, dense_optimizer(ours), CPU, start_batch=start, threads=threads)
+    with made as pipeline:
         losses = outputs(pipeline, iter(data))
     return same_weights(ours, reference), losses == expected, same_weights(ours, plain), losses == ordinary
 
@@ -451,7 +452,7 @@ def accumulated(kind: str, num_steps: int, warm_up: int) -> tuple[list[str], lis
             optimizer.zero_grad()
     own = dense_optimizer(ours)
     config = pipelines.GradientAccumulationConfig(num_steps=num_steps, num_warmup_steps=warm_up)
-    with getattr(pipelines, kind)(ours, own, CPU) as pipeline:
+    with getattr(pipelines, kind)(ours, own, CPU, threads=True) as pipeline:
         wrapped = pipelines.GradientAccumulationWrapper(pipeline, own, ours, config)
         outputs(wrapped, iter(data))
     far = [
@@ -539,6 +540,7 @@ def step_ms(kind: str, message_ms: float, compute_ms: float, label: str, **optio
         optimizer.step()
 
     optimizer, taken, hidden = dense_optimizer(model), [], 0.0
+    options = {"threads": True} | options
     events: list[Any] = []
     with slow_messages(message_ms, label):
         source = iter(data)
@@ -563,25 +565,29 @@ def step_ms(kind: str, message_ms: float, compute_ms: float, label: str, **optio
     return {"ms": median(taken[3:]), "hidden": hidden, "events": events}
 
 
-def stumbling(kind: str) -> tuple[list[str], int]:
+def stumbling(kind: str, threads: bool) -> tuple[list[str], int]:
     """Loading and computing take a random while, another one on every rank."""
     import random
     from time import sleep
 
     draw = random.Random(place()[0])
-    ours, plain, data = dlrm(), dlrm(), batches(40)
+    ours, plain, data = dlrm(), dlrm(), batches(20)
 
     def slowly() -> Iterator[Batch]:
         for batch in data:
-            sleep(draw.random() * 0.006)
+            sleep(draw.random() * 0.005)
             yield batch
 
     def computed(batch: Batch) -> Any:
-        sleep(draw.random() * 0.006)
+        sleep(draw.random() * 0.005)
         return ours(batch)
 
-    options: dict[str, Any] = {"start_batch": 1} if kind == "TrainPipelineSemiSync" else {}
-    semi_reference(plain, data, 1) if options else plain_loop(plain, data)
-    with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU, custom_model_fwd=computed, **options) as pipeline:
+    options: dict[str, Any] = {"custom_model_fwd": computed, "threads": threads}
+    if kind == "TrainPipelineSemiSync":
+        options["start_batch"] = 1
+        semi_reference(plain, data, 1)
+    else:
+        plain_loop(plain, data)
+    with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU, **options) as pipeline:
         steps = len(outputs(pipeline, slowly()))
     return same_weights(ours, plain), steps

@@ -29,12 +29,16 @@ def slowest(ranks: Any, kind: str, message_ms: float, compute_ms: float, label: 
 
 
 def test_ids_travel_behind_computing(ranks: Any) -> None:
-    """Two messages of 20 ms, 45 ms in the model: 85 ms one after the other, 45 ms side by side."""
+    """Two messages of 20 ms, 45 ms in the model: 85 ms one after the other, 45 ms side by side.
+
+    Without threads each message leaves between two stages, and the second has only backward to hide behind.
+    """
     plain = slowest(ranks, "", 20.0, 45.0, "input_dist")
     unthreaded = slowest(ranks, "TrainPipelineSparseDist", 20.0, 45.0, "input_dist", threads=False)
     overlapped = slowest(ranks, "TrainPipelineSparseDist", 20.0, 45.0, "input_dist")
-    assert min(plain, unthreaded) >= 85
+    assert plain >= 85
     assert 45 <= overlapped < 0.8 * plain
+    assert 45 <= unthreaded < 0.9 * plain
 
 
 def test_what_ran_behind_computing_is_told(ranks: Any) -> None:

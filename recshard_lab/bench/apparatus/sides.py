@@ -30,16 +30,25 @@ class Side:
         side: "ours" or "theirs".
         python: the interpreter that has the library.
         ranks, local_ranks: in all, and of one virtual node.
+        program: what they run: a module of this package.
     """
 
-    def __init__(self, side: str, python: str = sys.executable, ranks: int = 2, local_ranks: int = 2) -> None:
+    def __init__(
+        self,
+        side: str,
+        python: str = sys.executable,
+        ranks: int = 2,
+        local_ranks: int = 2,
+        program: str = "step_worker",
+    ) -> None:
         self.side, self.python, self.ranks, self.local_ranks = side, python, ranks, local_ranks
+        self.program = program
         self.folder = tempfile.TemporaryDirectory(prefix="recshard-side-")
         self.processes: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Side:
         for rank in range(self.ranks):
-            command = [self.python, "-m", "recshard_lab.bench.apparatus.step_worker", self.side]
+            command = [self.python, "-m", f"recshard_lab.bench.apparatus.{self.program}", self.side]
             command += [str(rank), str(self.ranks), f"{self.folder.name}/store"]
             with Path(self.folder.name, f"log{rank}").open("w") as log:
                 self.processes.append(

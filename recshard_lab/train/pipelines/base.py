@@ -12,6 +12,7 @@ Nothing is computed in another order than in a plain loop, so that all of these 
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,11 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from recshard_lab.arguments import device_named
-from recshard_lab.comm import all_reduce
+from recshard_lab.comm import ShardingEnv, all_reduce
 from recshard_lab.distributed import DMPCollection
 from recshard_lab.train.pipelines.calls import Fed, PipelineReport, Watch
 from recshard_lab.train.pipelines.lanes import StageError
-from recshard_lab.train.pipelines.runway import Flight, Runway
+from recshard_lab.train.pipelines.runway import Flight, Runway, env_of
 from recshard_lab.train.pipelines.sending import UNEVEN, Sent, described
 from recshard_lab.train.stages import StageEvent
 
@@ -53,8 +54,9 @@ class Pipeline(Runway, TrainPipeline):
         optimizer: of what backward does not step; a `CombinedOptimizer` or any torch optimizer.
         device: where batches go.
         custom_model_fwd: called with the batch instead of the model.
-        threads: False does every stage in the calling thread, in the same order: for debugging, and to see what
-            threads are worth.
+        threads: load batches and send ids in threads of their own. False works in the calling thread alone: messages
+            leave between the stages of a step and travel behind them, which is worth more where ranks have no core to
+            spare. When left out: threads where this rank has two cores or more.
         pin_memory: copy batches through page-locked memory; with a GPU when left out. Needs one.
         fuse_exchanges: the collections of a model share the messages of a batch.
         on_nan_loss: ``"error"`` refuses a loss that is not finite, ``"skip"`` leaves its batch out: both on all ranks
@@ -75,7 +77,7 @@ class Pipeline(Runway, TrainPipeline):
         device: torch.device,
         custom_model_fwd: Callable[[Any], tuple[Tensor, Any]] | None = None,
         *,
-        threads: bool = True,
+        threads: bool | None = None,
         pin_memory: bool | None = None,
         fuse_exchanges: bool = True,
         on_nan_loss: str = "ignore",
@@ -90,7 +92,7 @@ class Pipeline(Runway, TrainPipeline):
         super().__init__(
             model,
             device,
-            threads=bool(threads),
+            threads=_threads(threads, env_of(model)),
             pin=_pinned(pin_memory, device),
             fuse=bool(fuse_exchanges),
             uneven=_one_of("uneven", uneven, UNEVEN),
@@ -176,9 +178,11 @@ class Pipeline(Runway, TrainPipeline):
             return self._run_forward(number, sent)[1]
         self._optimizer.zero_grad()
         losses, output = self._run_forward(number, sent)
+        self._between_stages()
         if self._may_step(losses, number):
             with self._stage("backward", number):
                 losses.sum().backward()
+            self._between_stages()
             with self._stage("optimizer", number):
                 self._optimizer.step()
         self._steps += 1
@@ -253,6 +257,13 @@ def _one_of(name: str, value: Any, known: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in known:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r:.80}")
     return value
+
+
+def _threads(asked: Any, env: ShardingEnv) -> bool:
+    if asked is not None and not isinstance(asked, bool):
+        raise ValueError(f"threads must be True, False or None, got {asked!r:.80}")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores >= 2 * env.local_world_size if asked is None else asked
 
 
 def _interval(value: Any) -> int | None:

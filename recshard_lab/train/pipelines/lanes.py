@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future
 from contextlib import nullcontext
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-T = TypeVar("T")
 _Work = tuple[Callable[[], Any], "Future[Any]"] | None
 
 JOIN_S = 10.0
@@ -41,12 +40,15 @@ class StageError(RuntimeError):
 class Lane:
     """One thread that does one thing after the other, in the order of `submit`.
 
+    Work may be a generator, which yields where it would wait for other ranks. A thread just waits there. Without a
+    thread the work goes on when `advance` or `wait` is called, so that what it has sent travels meanwhile.
+
     On a GPU it has a stream of its own.
 
     Args:
         name: of the thread.
         device: where its work runs.
-        threaded: False does the work at once in the thread that submits it: the same results, and no overlap.
+        threaded: False works in the calling thread.
 
     >>> lane = Lane("sum", torch.device("cpu"))
     >>> lane.submit(lambda: 1 + 1).result(), lane.close()
@@ -58,22 +60,39 @@ class Lane:
         self._work: SimpleQueue[_Work] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._last: Future[Any] | None = None
+        self._begun: tuple[Generator[None, None, Any], Future[Any]] | None = None
         if threaded:
             self._thread = threading.Thread(
                 target=_serve, args=(self._work, self.stream), name=f"recshard-{name}", daemon=True
             )
             self._thread.start()
 
-    def submit(self, work: Callable[[], T]) -> Future[T]:
+    def submit(self, work: Callable[[], Any]) -> Future[Any]:
         """Puts work behind what was submitted before."""
-        future: Future[T] = Future()
-        self._last = future
+        future: Future[Any] = Future()
         if self._thread is None:
+            self.drain()
             with _on(self.stream):
-                _do(work, future)
+                begun = _do(work, future)
+            self._begun = None if begun is None else (begun, future)
+            self.advance()
         else:
             self._work.put((work, future))
+        self._last = future
         return future
+
+    def advance(self) -> None:
+        """Without a thread: goes on to where the work would wait next."""
+        if self._begun is not None:
+            with _on(self.stream):
+                if _advance(*self._begun):
+                    self._begun = None
+
+    def wait(self, future: Future[Any]) -> None:
+        """Returns when this is done, well or not."""
+        while self._begun is not None and not future.done():
+            self.advance()
+        future.exception()
 
     def mark(self) -> Any:
         """An event on the lane's stream after what was done so far; None on a CPU."""
@@ -81,11 +100,11 @@ class Lane:
 
     def drain(self) -> None:
         """Returns when all that was submitted is done, well or not."""
-        if self._last is not None and not self._last.cancelled():
-            self._last.exception()
+        if self._last is not None:
+            self.wait(self._last)
 
     def close(self, timeout: float = JOIN_S) -> bool:
-        """Ends the thread after the work that it is at; whether it has ended."""
+        """Ends the thread after the work that was submitted; whether it has ended."""
         if self._thread is not None:
             self._work.put(None)
             if threading.current_thread() is not self._thread:
@@ -97,16 +116,38 @@ class Lane:
 def _serve(work: SimpleQueue[_Work], stream: Any) -> None:
     with _on(stream):
         while (item := work.get()) is not None:
-            _do(*item)
-            del item
+            begun = _do(*item)
+            while begun is not None and not _advance(begun, item[1]):
+                pass
+            del item, begun
 
 
-def _do(work: Callable[[], Any], future: Future[Any]) -> None:
+def _do(work: Callable[[], Any], future: Future[Any]) -> Generator[None, None, Any] | None:
+    """Does plain work; hands back what is to be done bit by bit."""
     try:
         with torch.no_grad():
-            future.set_result(work())
+            found = work()
     except BaseException as error:
         future.set_exception(error)
+        return None
+    if isinstance(found, Generator):
+        return found
+    future.set_result(found)
+    return None
+
+
+def _advance(work: Generator[None, None, Any], future: Future[Any]) -> bool:
+    """Goes on to the next yield; whether that was the end."""
+    try:
+        with torch.no_grad():
+            next(work)
+    except StopIteration as end:
+        future.set_result(end.value)
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        return False
+    return True
 
 
 def _on(stream: Any) -> Any:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -18,8 +18,11 @@ from recshard_lab.comm import ShardingEnv, all_gather_object
 from recshard_lab.distributed import DistributedModelParallel, ShardedCollection
 from recshard_lab.train.pipelines.calls import Fed, PipelineReport, Watch, sharded_collections
 from recshard_lab.train.pipelines.lanes import Lane, StageError, arrive
-from recshard_lab.train.pipelines.sending import EndOfData, Sender, Sent, described
+from recshard_lab.train.pipelines.sending import Announced, EndOfData, Sender, Sent, described
 from recshard_lab.train.stages import StageLog
+
+THREADS = "Batches are loaded and sent in threads of their own."
+NO_THREADS = "Batches are loaded between steps, and their messages leave between the stages of a step (threads=False)."
 
 
 @dataclass(slots=True)
@@ -117,23 +120,31 @@ class Runway:
 
     def _start(self, flight: Flight) -> None:
         fed, lanes = list(self._fed), self._lanes
-        if not self.apart:
+        if self.apart:
+            announced = lanes["sizes"].submit(lambda: self._announce(flight, fed, "sizes"))
+            flight.sent = lanes["input_dist"].submit(lambda: self._send_announced(flight, announced, fed))
+        else:
             flight.sent = lanes["input_dist"].submit(lambda: self._exchange(flight, fed))
-            return
-        announced = lanes["sizes"].submit(lambda: self._announce(flight, fed, "sizes"))
-        flight.sent = lanes["input_dist"].submit(lambda: self._finish(flight, announced.result(), fed))
 
-    def _exchange(self, flight: Flight, fed: Sequence[Fed]) -> Sent:
-        return self._finish(flight, self._announce(flight, fed, "input_dist"), fed)
+    def _exchange(self, flight: Flight, fed: Sequence[Fed]) -> Generator[None, None, Sent]:
+        announced = yield from self._announce(flight, fed, "input_dist")
+        return (yield from self._finish(flight, announced, fed))
 
-    def _announce(self, flight: Flight, fed: Sequence[Fed], stage: str) -> Any:
+    def _send_announced(
+        self, flight: Flight, announced: Future[Announced], fed: Sequence[Fed]
+    ) -> Generator[None, None, Sent]:
+        yield
+        self._lanes["sizes"].wait(announced)
+        return (yield from self._finish(flight, announced.result(), fed))
+
+    def _announce(self, flight: Flight, fed: Sequence[Fed], stage: str) -> Generator[None, None, Announced]:
         assert self._sender is not None
         if flight.source in self._over:
             raise EndOfData
         _wait_for(flight.loaded)
         try:
             with self._log.stage(stage if fed else "agree", flight.number):
-                return self._sender.announce(flight.number, lambda: self._arrived(flight), fed)
+                return (yield from self._sender.announce(flight.number, lambda: self._arrived(flight), fed))
         except EndOfData:
             self._over.add(flight.source)
             raise
@@ -143,14 +154,20 @@ class Runway:
         arrive(event, batch)
         return batch, event
 
-    def _finish(self, flight: Flight, announced: Any, fed: Sequence[Fed]) -> Sent:
+    def _finish(self, flight: Flight, announced: Announced, fed: Sequence[Fed]) -> Generator[None, None, Sent]:
         assert self._sender is not None
         if not fed:
             return Sent(announced.batch, event=announced.event)
         with self._log.stage("input_dist", flight.number):
-            sent = self._sender.send(announced, fed)
+            sent = yield from self._sender.send(announced, fed)
         sent.event = self._lanes["input_dist"].mark()
         return sent
+
+    def _between_stages(self) -> None:
+        """Without threads: what is under way goes on to its next message."""
+        if not self._threads:
+            for lane in self._lanes.values():
+                lane.advance()
 
     def _load(self, iterator: Iterator[Any], flight: Flight) -> tuple[Any, Any]:
         """The next batch on the device; what fails is told with its stage. Batches are numbered here."""
@@ -187,7 +204,7 @@ class Runway:
             flight = self._flights[0]
             assert flight.sent is not None
             begun = perf_counter()
-            _wait_for(flight.sent)
+            self._lanes["input_dist"].wait(flight.sent)
             self._log.note("wait", flight.number, begun)
             self._flights.popleft()
             try:
@@ -222,6 +239,7 @@ class Runway:
     def _plan(self, watch: Watch, batch: Any) -> None:
         """After the first batch: what is fed ahead from now on, the same on every rank."""
         fed, report = watch.plan(batch, self._model)
+        report = replace(report, note=THREADS if self._threads else NO_THREADS)
         told = all_gather_object(tuple((call.path, call.number) for call in fed), self._env)
         if any(other != told[0] for other in told):
             fed = []

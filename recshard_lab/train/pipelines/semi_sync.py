@@ -123,6 +123,7 @@ class TrainPipelineSemiSync(TrainPipelineSparseDist):
         if self._flights:
             self._look_ahead(self._flights[0])
         losses, output = self._run_forward(number, sent)
+        self._between_stages()
         if self._may_step(losses, number):
             with self._stage("backward", number):
                 losses.sum().backward()
@@ -152,6 +153,7 @@ class TrainPipelineSemiSync(TrainPipelineSparseDist):
         assert flight.sent is not None and flight.read is not None  # noqa: PT018
         executors = [call.module.executor for call in self._fed]
         try:
+            self._lanes["input_dist"].wait(flight.sent)
             sent = flight.sent.result()
             arrive(sent.event, sent.routed)
             with self._log.stage("lookup", flight.number):

@@ -13,7 +13,7 @@ packing it may have failed. Then nobody sends, and all say the same::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,8 +121,12 @@ class Sender:
         for link in self.links:
             link.close()
 
-    def announce(self, number: int, load: Callable[[], tuple[Any, Any]], fed: Sequence[Fed]) -> Announced:
+    def announce(
+        self, number: int, load: Callable[[], tuple[Any, Any]], fed: Sequence[Fed]
+    ) -> Generator[None, None, Announced]:
         """Packs batch ``number`` and learns from every rank whether it has one, and the sizes of what it sends.
+
+        Yields where it waits.
 
         Args:
             load: gives the batch and the event after which it is there.
@@ -146,7 +150,7 @@ class Sender:
         except Exception as error:
             state, why, cause = FAILED, ("input_dist", described(error)), error
         device = torch.device("cpu") if not ready.features else ready.features[0].device()
-        header = self._exchange(self.links[0], state, ready, fed, device)
+        header = yield from self._exchange(self.links[0], state, ready, fed, device)
         states = [own[0] for own in header]
         if any(own == FAILED for own in states):
             self._fail(number, state == FAILED, why, cause)
@@ -154,7 +158,7 @@ class Sender:
             self._end(number, states)
         told = {id(self.links[0]): header}
         for link in self.links[1:]:
-            told[id(link)] = self._exchange(link, state, ready, fed, device)
+            told[id(link)] = yield from self._exchange(link, state, ready, fed, device)
         places = dict.fromkeys(told, 0)
         for call in fed:
             link = self._link(call)
@@ -163,14 +167,14 @@ class Sender:
             ready.theirs.append([own[first : first + 2] for own in told[id(link)]])
         return ready
 
-    def send(self, ready: Announced, fed: Sequence[Fed]) -> Sent:
-        """Exchanges the ids of a batch that was announced."""
+    def send(self, ready: Announced, fed: Sequence[Fed]) -> Generator[None, None, Sent]:
+        """Exchanges the ids of a batch that was announced. Yields where it waits."""
         sent = Sent(ready.batch, [], ready.features)
         routed: list[Any] = [None] * len(fed)
         for link in self.links:
             own = [number for number, call in enumerate(fed) if self._link(call) is link]
             if own:
-                found = exchange_ids(
+                found = yield from exchange_ids(
                     [fed[n].module.executor.input_dist for n in own],
                     [ready.packed[n] for n in own],
                     [ready.theirs[n] for n in own],
@@ -188,7 +192,7 @@ class Sender:
 
     def _exchange(
         self, link: Link, state: int, ready: Announced, fed: Sequence[Fed], device: torch.device
-    ) -> list[list[int]]:
+    ) -> Generator[None, None, list[list[int]]]:
         """For each rank of the link: its state, then S and n of every collection there."""
         own = [number for number, call in enumerate(fed) if self._link(call) is link]
         world, width = link.env.world_size, 1 + 2 * len(own)
@@ -201,6 +205,7 @@ class Sender:
         message = torch.tensor(mine, device=device).view(-1)
         label = "input_dist/sizes" if own else "pipeline/agree"
         asked = issue_all_to_all(message, [width] * world, [width] * world, link.sizes, label)
+        yield
         found: list[list[int]] = asked.wait().view(world, width).tolist()
         return found
 

@@ -57,6 +57,8 @@ _ROOM_OF = {
     "DLRM": "models",
     "DLRM_DCN": "models",
     "DeepFMNN": "models",
+    "FeatureProcessedEmbeddingBagCollection": "models",
+    "PositionWeightedModule": "models",
     "TwoTower": "models",
     "TwoTowerTrainTask": "models",
     "build_model": "models",

@@ -56,6 +56,15 @@ SERVED: dict[str, dict[str, str]] = {
     "torchrec.modules.activation": {"models": "SwishLayerNorm"},
     "torchrec.modules.crossnet": {"models": "CrossNet LowRankCrossNet LowRankMixtureCrossNet VectorCrossNet"},
     "torchrec.modules.deepfm": {"models": "DeepFM FactorizationMachine"},
+    "torchrec.modules.embedding_tower": {"models": "EmbeddingTower EmbeddingTowerCollection tower_input_params"},
+    "torchrec.modules.feature_processor": {"models": "PositionWeightedProcessor"},
+    "torchrec.modules.feature_processor_": {
+        "models": "FeatureProcessor FeatureProcessorsCollection PositionWeightedModule "
+        "PositionWeightedModuleCollection",
+    },
+    "torchrec.modules.fp_embedding_modules": {
+        "models": "FeatureProcessedEmbeddingBagCollection FeatureProcessorDictWrapper",
+    },
     "torchrec.modules.mlp": {"models": "MLP Perceptron"},
     "torchrec.modules.regroup": {"embedding": "KTRegroupAsDict"},
     # ---- distributed ----

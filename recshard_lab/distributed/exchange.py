@@ -26,6 +26,7 @@ from recshard_lab.distributed.lookup import GroupKind, KernelGroup, RankLookup
 from recshard_lab.distributed.routes import PooledRoute, SequenceRoute
 from recshard_lab.distributed.row_norms import RowNormExchange
 from recshard_lab.distributed.variable_batch import VariableRoute
+from recshard_lab.distributed.weight_gradients import bring_home, of_replicas
 from recshard_lab.embedding.out_of_range import OutOfRange
 from recshard_lab.sparse import KeyedJaggedTensor
 
@@ -119,9 +120,14 @@ class Executor:
                 "longer are. Smallest fix: finish every lookup before dmp.reshard, or send the batch again"
             )
         if routed.looked_up is not None:
+            if routed.home.weights is not None:
+                raise ValueError(
+                    "per-sample weights that ask for a gradient cannot be looked up ahead of the forward that makes "
+                    "them: use TrainPipelineSparseDist, or detach the weights"
+                )
             out = routed.looked_up
         elif torch.is_grad_enabled():
-            out = _Step.apply(self.anchor, self, routed)
+            out = _Step.apply(self.anchor, routed.home.weights, self, routed)
         else:
             out = self.forward(routed, training=False)[0]
         return out if routed.bags is None else self._to_samples(out, routed)
@@ -165,10 +171,13 @@ class Executor:
         rows = self.read(routed, training)
         return self.bring_home(rows, routed), rows.saved
 
-    def backward(self, saved: _Saved, grad: Tensor) -> None:
+    def backward(self, saved: _Saved, grad: Tensor) -> Tensor | None:
         """Brings gradients to the rectangles and steps their optimizers.
 
         Gradients are averaged over ranks, as DistributedDataParallel does for the dense part.
+
+        Returns:
+            The gradient of this rank's per-sample weights, of its own loss, where they ask for it.
 
         Raises:
             ValueError: the tables have moved since the batch was looked up.
@@ -181,11 +190,13 @@ class Executor:
         for parameter, weight in self.dense:  # zero_grad may have come since
             weight.grad = parameter.grad
         routed = saved.routed
+        copies = of_replicas(self.lookup, self.layout, grad, routed)
         route = self.route if routed.bags is None else self.variable
         grads = route.backward(grad, 1.0 / self.env.world_size, routed)
         backward_bytes = grad.numel() * grad.element_size() + route.buffer_bytes
         self.buffer_bytes["output_buffers"] = max(self.buffer_bytes["output_buffers"], backward_bytes)
         waiting: dict[int, tuple[Any, Tensor]] = {}
+        weights: dict[int, Tensor | None] = {}
         for group, kept in zip(self.lookup.exchanged, saved.kept, strict=True):
             own = grads.take(self._width(group, routed))
             if kept is None:
@@ -193,7 +204,7 @@ class Executor:
             if group.kind.exchanges_row_norms:
                 waiting[id(group)] = (kept, own)
             else:
-                group.backward(kept, own)
+                weights[id(group)] = group.backward(kept, own)
         for group in self.lookup.replicated:
             own, bags = grads.take(self._width(group, routed)), group.bags(routed)
             if self.pooled and own.shape[0] == 0:
@@ -202,11 +213,13 @@ class Executor:
         for here, rounds, exchange in self.row_norms:  # every rank takes part in each, in the same order
             kept, own = waiting.get(id(here), (None, grad))
             if here is not None and kept is not None:
-                here.backward(kept, own, exchange)
+                weights[id(here)] = here.backward(kept, own, exchange)
             else:
                 exchange.nothing(grad, rounds)
         for parameter, weight in self.dense:
             parameter.grad = weight.grad
+        of_kernels = [weights[id(group)] for group in self.lookup.exchanged]
+        return bring_home([own for own in of_kernels if own is not None], copies, routed, self.layout, self.env)
 
     def _run(
         self, group: KernelGroup, bags: tuple[Tensor, Tensor, Tensor | None], training: bool
@@ -232,13 +245,13 @@ class _Step(torch.autograd.Function):
     """forward: rows of the local batch; backward: gradients to their rectangles, optimizers stepped there."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, executor: Executor, routed: Routed) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, weights: Tensor | None, executor: Executor, routed: Routed) -> Tensor:
         out, ctx.saved = executor.forward(routed, training=True)
         ctx.executor = executor
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
-        ctx.executor.backward(ctx.saved, grads[0])
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor | None, None, None]:
+        of_weights = ctx.executor.backward(ctx.saved, grads[0])
         ctx.saved = None
-        return None, None, None
+        return None, of_weights, None, None

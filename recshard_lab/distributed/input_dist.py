@@ -2,11 +2,12 @@
 
 Two messages a step, whatever the plan: the sizes, then one flat integer tensor a destination rank::
 
-    to rank k:   lengths of its lanes [L_k * S]  |  their ids, counted from its first row [n]  |  weights [n]
+    to rank k:   lengths of its lanes [L_k * S]  |  their ids, counted from its first row [n]  |  weights [n], asked [1]
 
 S is the batch size B for pooled collections. A sequence collection needs no bags on the way: there S is 1, one
 length a lane. In a variable batch every lane has an S of its own, and the message begins with these; so it does where
 a replicated lane travels as rows (``touched_rows.py``), told apart by a negative number.
+Weights are followed by whether they ask for a gradient (``weight_gradients.py``).
 Received lanes are turned from source-major to lane-major, as kernels want them::
 
     rank 0: lane 0, lane 1 | rank 1: lane 0, lane 1     ->     lane 0: rank 0, rank 1 | lane 1: rank 0, rank 1
@@ -14,16 +15,17 @@ Received lanes are turned from source-major to lane-major, as kernels want them:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from recshard_lab.comm import Pending, ShardingEnv, issue_all_to_all
-from recshard_lab.distributed.bucketize import edges_of
 from recshard_lab.distributed.fit_ids import fit_ids
 from recshard_lab.distributed.layout import Layout
+from recshard_lab.distributed.message_head import VARIABLE as VARIABLE
+from recshard_lab.distributed.message_head import read_head, with_header_of, without_header
 from recshard_lab.distributed.packed import Packed
 from recshard_lab.distributed.row_router import HOME, BlockIds, Found, RowRouter, Run, at_home
 from recshard_lab.distributed.touched_rows import TouchedRows, touched_rows
@@ -31,9 +33,6 @@ from recshard_lab.embedding import DataType
 from recshard_lab.embedding.out_of_range import OutOfRange
 from recshard_lab.sparse import KeyedJaggedTensor
 from recshard_lab.sparse.variable_batch import inverse_of
-
-VARIABLE = -1
-"""What a variable batch (every feature has bags of its own number) sends in place of S."""
 
 
 @dataclass(slots=True)
@@ -45,13 +44,16 @@ class Home:
         lengths: for each block, its bag lengths ``[B]``; ``[S]`` of its own in a variable batch.
         counts: for each block, the number of its ids.
         sent: for each rank and exchanged lane there, how many ids went.
-        positions: for each row-split (rank, lane), where in the block those ids stood (sequence collections only).
+        positions: for each row-split (rank, lane), where in the block those ids stood; only of sequence collections,
+            and where weights ask for gradients.
         layout: the wiring by which they went.
         replicas: what the replicated lanes look up here, counted from the first row of their rectangle.
         touched: for each replicated lane the rows it travels as; None where it travels as bags.
         inverse: for each block, which of its bags is each sample's ``[B]``; None where bag b is sample b's.
         kept: for each block, which of its ids are left where some were no rows (see `fit_ids`); ``lengths`` still
             count them all, ``counts`` those that are left.
+        weights: the per-sample weights ``[N]``, where they ask for a gradient.
+        spans: for each block, where its ids begin and end among those N.
     """
 
     batch_size: int
@@ -64,6 +66,8 @@ class Home:
     layout: Layout
     inverse: list[Tensor] | None = None
     kept: list[Tensor | None] | None = None
+    weights: Tensor | None = None
+    spans: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(slots=True)
@@ -82,6 +86,7 @@ class Routed:
         home: this rank's own batch.
         bags: in a variable batch, bags of exchanged lanes by source rank and lane; None in all others.
         looked_up: the rows that came home, where that was done ahead of the forward.
+        asked: for each rank, whether its weights ask for a gradient; None where none do.
     """
 
     ids: Tensor
@@ -94,6 +99,7 @@ class Routed:
     home: Home
     bags: list[list[int]] | None = None
     looked_up: Tensor | None = None
+    asked: list[bool] | None = None
 
 
 @dataclass(slots=True)
@@ -101,7 +107,7 @@ class PendingInput:
     """Ids under way. ``wait()`` hands them out lane-major."""
 
     payload: Pending
-    segments: list[int]  # of each source rank S, VARIABLE, or `_with_header(S)`
+    segments: list[int]  # of each source rank S, VARIABLE, or `with_header_of(S)`
     sizes: list[int]
     lanes: tuple[int, int]  # exchanged ones, all
     weight_dtype: torch.dtype | None
@@ -115,6 +121,10 @@ class PendingInput:
     def unpack(self, chunks: list[Tensor]) -> Routed:
         """The ids in what each rank has sent."""
         first, lanes = self.lanes
+        asked = [False]
+        if self.weight_dtype is not None:
+            asked = torch.stack([chunk[-1] for chunk in chunks]).bool().tolist()
+            chunks = [chunk[:-1] for chunk in chunks]
         if min(self.segments) >= 0:
             heads = [lanes * own for own in self.segments]
             square = [chunk[: lanes * own].view(lanes, own) for chunk, own in zip(chunks, self.segments, strict=True)]
@@ -123,14 +133,14 @@ class PendingInput:
             lengths, copies, segments, bags = joined[:first], joined[first:], self.segments, None
             copy_bags = [[own] * (lanes - first) for own in segments]
         else:
-            read = [_read(chunk, own, lanes) for chunk, own in zip(chunks, self.segments, strict=True)]
+            read = [read_head(chunk, own, lanes) for chunk, own in zip(chunks, self.segments, strict=True)]
             heads = [own.head for own in read]
             by_source = [own.counts() for own in read]
             lengths = pad_lanes([own.lengths[:first] for own in read])
             copies = pad_lanes([own.lengths[first:] for own in read])
             copy_bags = [own.bags[first:] for own in read]
             bags = [own.bags[:first] for own in read] if VARIABLE in self.segments else None
-            segments = [lengths.shape[1]] if bags else [_without_header(own) for own in self.segments]
+            segments = [lengths.shape[1]] if bags else [without_header(own) for own in self.segments]
         parts = 1 if self.weight_dtype is None else 2
         counts = [(chunk.numel() - head) // parts for chunk, head in zip(chunks, heads, strict=True)]
         ids = [chunk[head : head + n] for chunk, head, n in zip(chunks, heads, counts, strict=True)]
@@ -145,41 +155,8 @@ class PendingInput:
             counts=[list(counts) for counts in zip(*by_source, strict=True)],
             home=self.home,
             bags=bags,
+            asked=asked if any(asked) else None,
         )
-
-
-@dataclass(slots=True)
-class _Read:
-    """The head of a message: lengths of every lane, those of lanes that travel as rows made up."""
-
-    head: int
-    bags: list[int]
-    lengths: list[Tensor]
-
-    def counts(self) -> list[int]:
-        ends = edges_of(torch.cat(self.lengths), self.bags) if self.lengths else [0]
-        return [end - start for start, end in pairwise(ends)]
-
-
-def _read(chunk: Tensor, segments: int, lanes: int) -> _Read:
-    if segments >= 0:
-        return _Read(lanes * segments, [segments] * lanes, list(chunk[: lanes * segments].split([segments] * lanes)))
-    header = chunk[:lanes].tolist()
-    bags = [n if n >= 0 else -n - 1 for n in header]
-    sent = [n if n >= 0 else 0 for n in header]
-    head = lanes + sum(sent)
-    parts = chunk[lanes:head].split(sent)
-    lengths = [part if n >= 0 else chunk.new_ones(-n - 1) for part, n in zip(parts, header, strict=True)]
-    return _Read(head, bags, lengths)
-
-
-def _with_header(segments: int) -> int:
-    """Says that S is this and that the lanes' bags come first all the same; its own inverse with `_without_header`."""
-    return -segments - 2
-
-
-def _without_header(segments: int) -> int:
-    return segments if segments >= 0 else -segments - 2
 
 
 class InputDist:
@@ -266,7 +243,9 @@ class InputDist:
             BlockIds(head, (ids, *span), None if weights is None else (weights, *span))
             for head, span in zip(heads, whole, strict=True)
         ]
-        stripes = {} if self.router.idle else self.router.route(self._global_ids(batch, values), not self.pooled)
+        asking = self._asking(features)
+        places = not self.pooled or asking is not None
+        stripes = {} if self.router.idle else self.router.route(self._global_ids(batch, values), places)
         replicas = at_home(stripes, batch, layout)
         touched = self._touch(replicas)
         home = Home(
@@ -280,6 +259,8 @@ class InputDist:
             layout=layout,
             inverse=inverse,
             kept=fitted.kept,
+            weights=asking,
+            spans=whole,
         )
         if fitted.lengths is not None:
             home.lengths = [own.to(self.wire) for own in fitted.lengths]
@@ -295,6 +276,7 @@ class InputDist:
         ]
         runs: list[list[Run]] = []
         bits: dict[int, Tensor] = {}
+        asked = torch.tensor([asking is not None], dtype=self.wire, device=values.device)
         for rank, lanes in enumerate(layout.exchanged_lanes):
             parts = [stripes.get((rank, number), batch[lane.block]) for number, lane in enumerate(lanes)]
             header = [*map(_bags, parts), *header_tail] if with_header else []
@@ -306,9 +288,11 @@ class InputDist:
                 if part.weights is not None:
                     tensor, start, end = part.weights
                     own.append((bits.setdefault(id(tensor), _to_wire(tensor, self.wire)), start, end))
+            if self.weighted:
+                own.append((asked, 0, 1))
             runs.append(own)
         segments = features.stride() if self.pooled else 1
-        return Packed(runs, home, VARIABLE if variable else _with_header(segments) if with_header else segments)
+        return Packed(runs, home, VARIABLE if variable else with_header_of(segments) if with_header else segments)
 
     def _global_ids(self, batch: list[BlockIds], values: Tensor) -> list[BlockIds]:
         """The batch with row numbers as wide as the tables need, which a stripe's own need not be."""
@@ -347,9 +331,12 @@ class InputDist:
                 "the collection was built with is_weighted=True but the batch has no weights: "
                 "give KeyedJaggedTensor(..., weights=...)"
             )
-        if weights.requires_grad:
-            raise ValueError("gradients for per-sample weights do not travel between ranks yet: detach the weights")
         return weights.detach().to(self.weight_dtype)
+
+    def _asking(self, features: KeyedJaggedTensor) -> Tensor | None:
+        """The weights, if their gradient is wanted."""
+        weights = features.weights_or_none() if self.weighted and torch.is_grad_enabled() else None
+        return weights if weights is not None and weights.requires_grad else None
 
     def _key_positions(self, keys: list[str]) -> list[int]:
         """For each block, the position of its feature in the batch."""

@@ -116,9 +116,13 @@ class KernelGroup:
         with torch.set_grad_enabled(training):
             return self.kernel.forward(*bags)
 
-    def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> None:
-        """Steps the fused optimizer, or adds to ``.grad`` under the dense compute kernel."""
-        self.kernel.backward(saved, grad, row_norms)
+    def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
+        """Steps the fused optimizer, or adds to ``.grad`` under the dense compute kernel.
+
+        Returns:
+            The gradient ``[N]`` of per-sample weights, if there are any.
+        """
+        return self.kernel.backward(saved, grad, row_norms)
 
 
 class RankLookup:

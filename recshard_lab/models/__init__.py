@@ -15,6 +15,18 @@ from recshard_lab.models.dlrm import SparseArch as SparseArch
 from recshard_lab.models.dlrm_dcn import DLRM_DCN as DLRM_DCN
 from recshard_lab.models.dlrm_dcn import InteractionDCNArch as InteractionDCNArch
 from recshard_lab.models.dlrm_train import DLRMTrain as DLRMTrain
+from recshard_lab.models.embedding_tower import EmbeddingTower as EmbeddingTower
+from recshard_lab.models.embedding_tower import EmbeddingTowerCollection as EmbeddingTowerCollection
+from recshard_lab.models.embedding_tower import tower_input_params as tower_input_params
+from recshard_lab.models.feature_processors import (
+    FeatureProcessedEmbeddingBagCollection as FeatureProcessedEmbeddingBagCollection,
+)
+from recshard_lab.models.feature_processors import FeatureProcessor as FeatureProcessor
+from recshard_lab.models.feature_processors import FeatureProcessorDictWrapper as FeatureProcessorDictWrapper
+from recshard_lab.models.feature_processors import FeatureProcessorsCollection as FeatureProcessorsCollection
+from recshard_lab.models.feature_processors import PositionWeightedModule as PositionWeightedModule
+from recshard_lab.models.feature_processors import PositionWeightedModuleCollection as PositionWeightedModuleCollection
+from recshard_lab.models.feature_processors import PositionWeightedProcessor as PositionWeightedProcessor
 from recshard_lab.models.layers import MLP as MLP
 from recshard_lab.models.layers import InteractionArch as InteractionArch
 from recshard_lab.models.layers import Perceptron as Perceptron
@@ -45,9 +57,15 @@ __all__ = [
     "DeepFM",
     "DeepFMNN",
     "DenseArch",
+    "EmbeddingTower",
+    "EmbeddingTowerCollection",
     "ExactIndex",
     "FactorizationMachine",
     "FaissIndex",
+    "FeatureProcessedEmbeddingBagCollection",
+    "FeatureProcessor",
+    "FeatureProcessorDictWrapper",
+    "FeatureProcessorsCollection",
     "InteractionArch",
     "InteractionDCNArch",
     "LowRankCrossNet",
@@ -55,6 +73,9 @@ __all__ = [
     "ModelKind",
     "OverArch",
     "Perceptron",
+    "PositionWeightedModule",
+    "PositionWeightedModuleCollection",
+    "PositionWeightedProcessor",
     "SimpleDeepFMNN",
     "SparseArch",
     "StreamingFrequency",
@@ -71,5 +92,6 @@ __all__ = [
     "register_model",
     "settings_as_dict",
     "settings_of",
+    "tower_input_params",
     "train_task",
 ]

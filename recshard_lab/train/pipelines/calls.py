@@ -112,7 +112,10 @@ class Watch:
             found = next(_places(batch, features, "batch"), None)
             place, way = found if found is not None else ("traced", None)
             reason = ""
-            if way is None and not self.trace:
+            weights = features.weights_or_none()
+            if weights is not None and weights.requires_grad:
+                way, reason = None, "its per-sample weights are learned, and other ones after every step"
+            elif way is None and not self.trace:
                 reason = "the model makes its ids of the batch, and pipeline_postproc=False"
             elif way is None:
                 try:

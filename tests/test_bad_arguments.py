@@ -360,6 +360,17 @@ def calls() -> dict[str, Call]:
                 "peers": None,
             },
         ),
+        "FeatureProcessedEmbeddingBagCollection": (
+            rl.FeatureProcessedEmbeddingBagCollection,
+            {
+                "embedding_bag_collection": rl.EmbeddingBagCollection([bags()], is_weighted=True),
+                "feature_processors": {"f": rl.PositionWeightedModule(3)},
+            },
+        ),
+        "PositionWeightedModule": (
+            lambda **own: rl.PositionWeightedModule(**own)(batch()["f"]),
+            {"max_feature_length": 3},
+        ),
         "build_model": (
             rl.build_model,
             {"name": "dlrm", "tables": [bags()], "settings": {"dense_in_features": 3}, "device": "cpu"},

@@ -17,7 +17,9 @@ from recshard_lab import (
     RowWiseAdagrad,
     ShardingPlan,
 )
+from recshard_lab.data import Batch
 from recshard_lab.models import FeatureProcessedEmbeddingBagCollection, PositionWeightedModuleCollection
+from recshard_lab.train import TrainPipelineBase, TrainPipelineSparseDist
 from tests.distributed import cases
 from tests.distributed.jobs import Bags, Inverse, batch_of, expand
 
@@ -137,3 +139,29 @@ def _row(bags: dict[str, list[int]], weights: dict[str, Tensor]) -> Tensor:
 
 def _samples(bags: Bags, inverse: Inverse | None) -> int:
     return len(next(iter(expand(bags, inverse).values())))
+
+
+class _Task(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Processed("error")
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        loss = losses_of(self.model(batch.sparse_features)).sum()
+        return loss, loss.detach()
+
+
+def through(pipelined: bool, job: Job) -> tuple[list[float], dict[str, Tensor], dict[str, str]]:
+    """Losses, weights, and the collections that a pipeline does not feed ahead, with the reason."""
+    import torch.distributed as dist
+
+    plan = ShardingPlan({f"model.{PATH}": ShardingPlan.from_json(job.plan).plan[cases.PATH]})
+    dmp = DistributedModelParallel(_Task(), plan=plan)
+    dense = torch.optim.SGD(dmp.dense_parameters(), lr=LR)
+    made = [batch_of(ranks[dist.get_rank()]) for ranks in job.steps]
+    batches = iter([Batch(torch.zeros(kjt.stride(), 0), kjt, torch.zeros(kjt.stride())) for kjt in made])
+    kind = TrainPipelineSparseDist if pipelined else TrainPipelineBase
+    pipeline = kind(dmp, dense, torch.device("cpu"))
+    losses = [float(pipeline.progress(batches)) for _ in job.steps]
+    left = dict(pipeline.report().left) if pipelined else {}
+    return losses, dmp.full_state_dict(), left

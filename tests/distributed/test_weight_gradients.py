@@ -109,3 +109,12 @@ def test_the_comparison_can_fail(some: Any) -> None:
     for name, weight in after.items():
         assert float((weight - before[name]).abs().max()) > 1e-3, name
     torch.testing.assert_close(before["dense.bias"], processor_jobs.Processed("error").state_dict()["dense.bias"])
+
+
+def test_a_pipeline_does_not_send_ahead_what_the_next_step_will_change(some: Any) -> None:
+    made = job(some, MIXED)
+    plain, piped = (some.run(processor_jobs.through, pipelined, made) for pipelined in (False, True))
+    for (losses, weights, _), (ours, found, left) in zip(plain, piped, strict=True):
+        assert ours == losses
+        assert all(torch.equal(found[name], weight) for name, weight in weights.items())
+        assert "weights are learned" in left[f"model.{processor_jobs.PATH}"]

@@ -1,6 +1,11 @@
-"""Draws the pictures of the README and of notebook 01: ``python notebooks/images/draw.py``."""
+"""Draws the pictures of the README and those that notebooks open with: ``python notebooks/images/draw.py``."""
 
+from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
 
 import recshard_lab as rs
 from recshard_lab.lab import views
@@ -22,4 +27,59 @@ tables = [
 ]
 plan = rs.ShardingPlan({"": {name: rs.ParameterSharding(scheme) for name, scheme in SCHEMES.items()}})
 picture = views.placement(plan.resolved(tables, world_size=4), tables, note="Tables of MovieLens 100K.")
-Path(__file__).with_name("01_placement.svg").write_text(standalone(picture.svg) + "\n")
+
+
+def save(view: Any, name: str) -> None:
+    Path(__file__).with_name(name).write_text(standalone(view.svg) + "\n")
+
+
+save(picture, "01_placement.svg")
+
+ids, lengths = torch.tensor([10, 11, 12, 40, 41, 42, 3, 5, 5, 7, 1]), torch.tensor([2, 1, 0, 3, 1, 1, 2, 1])
+save(views.jagged_anatomy(rs.KeyedJaggedTensor(["film", "genre"], ids, lengths=lengths)), "02_jagged.svg")
+
+
+def best_ms(train: Callable[[Any], None], batch: Any) -> float:
+    """The shortest of nine steps, after three to warm up."""
+    spent = []
+    for _ in range(12):
+        begun = perf_counter()
+        train(batch)
+        spent.append(1000 * (perf_counter() - begun))
+    return min(spent[3:])
+
+
+def one_by_one(tables: list[rs.EmbeddingBagConfig]) -> Callable[[Any], None]:
+    modules = [torch.nn.EmbeddingBag(t.num_embeddings, t.embedding_dim, mode="sum", sparse=True) for t in tables]
+    step = torch.optim.SGD([module.weight for module in modules], lr=0.01)
+
+    def train(batch: Any) -> None:
+        step.zero_grad()
+        bags = [batch[table.feature_names[0]] for table in tables]
+        pooled = [m(bag.values(), bag.offsets()[:-1]).sum() for m, bag in zip(modules, bags, strict=True)]
+        torch.stack(pooled).sum().backward()
+        step.step()
+
+    return train
+
+
+def all_at_once(tables: list[rs.EmbeddingBagConfig]) -> Callable[[Any], None]:
+    fused = rs.FusedEmbeddingBagCollection(tables, torch.optim.SGD, {"lr": 0.01})
+    return lambda batch: fused(batch).values().sum().backward()
+
+
+torch.set_num_threads(1)
+counts = [1, 2, 4, 8, 16, 26]
+found: dict[str, list[float]] = {"one module a table": [], "one fused collection": []}
+for count in counts:
+    own = [
+        rs.EmbeddingBagConfig(name=f"t{i}", num_embeddings=20_000, embedding_dim=32, feature_names=[f"f{i}"])
+        for i in range(count)
+    ]
+    names = [table.feature_names[0] for table in own]
+    small = rs.KeyedJaggedTensor(names, torch.randint(0, 20_000, (count * 128,)), lengths=torch.full((count * 64,), 2))
+    found["one module a table"].append(best_ms(one_by_one(own), small))
+    found["one fused collection"].append(best_ms(all_at_once(own), small))
+lines = {name: (counts, ms) for name, ms in found.items()}
+note = "64 samples, 2 ids a bag, 20,000 x 32 tables, one CPU thread; measured when this was drawn."
+save(views.curves(lines, x_label="tables", y_label="ms a step", note=note), "03_batched.svg")

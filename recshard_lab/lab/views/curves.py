@@ -160,7 +160,7 @@ def _numbers(lines: Lines, x_label: str, y_label: str) -> Numbers:
         [_label(name), number(float(x[-1])), number(float(y[0]), 5), number(float(y[-1]), 5)]
         for name, (x, y) in lines.items()
     ]
-    return Numbers(("scheme", f"last {x_label}", f"first {y_label}", f"last {y_label}"), rows)
+    return Numbers(("curve", f"last {x_label}", f"first {y_label}", f"last {y_label}"), rows)
 
 
 def _plot(lines: Lines, title: str, x_label: str, y_label: str) -> Any:

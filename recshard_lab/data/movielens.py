@@ -8,24 +8,27 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
-from recshard_lab.data.formats import Format, RawRatings, read_ratings
+from recshard_lab.data.formats import RawRatings, read_ratings
 from recshard_lab.data.ratings import Column, RatingsDataset
 from recshard_lab.data.synthetic import SyntheticRatings
-from recshard_lab.sparse import JaggedTensor
+from recshard_lab.sparse import JaggedTensor, gather_segments
 
 PATH_VARIABLE = "RECSHARD_MOVIELENS"
 CLICK_STARS = 4.0
 _URL = "https://files.grouplens.org/datasets/movielens/ml-{variant}.zip"
-# GroupLens publishes the MD5 of 100K and 1M beside the files. latest-small may change under its name: this is
+# GroupLens publishes the MD5 of the numbered releases beside the files. latest-small may change under its name: this is
 # the release of September 2018 (100,836 ratings), and any other is refused rather than trained on unknowingly.
 _HASHES = {
     "100k": "md5:0e33842e24a9c977be4e0107933c0723",
     "1m": "md5:c4d9eecfca2ab87c1945afe126590906",
+    "10m": "md5:ce571fd55effeba0271552578f2648bd",
+    "20m": "md5:cd245b17a1ae2cc31bb14903e1204af3",
+    "25m": "md5:6b51fb2759a8657d3bfcbfc42b592ada",
+    "32m": "md5:d472be332d4daa821edc399621853b57",
     "latest-small": "sha256:696d65a3dfceac7c45750ad32df2c259311949efec81f0f144fdfb91ebc9e436",
 }
 _ANSWER_SECONDS = 4.0
@@ -45,13 +48,13 @@ class MovieLens:
         """Reads MovieLens from the first of: `path`, ``$RECSHARD_MOVIELENS``, pooch's cache, the network.
 
         A click is a rating of 4 stars or more. Features: ``user``, ``movie``, ``age`` (7 bands), ``gender``,
-        ``occupation`` and multi-hot ``genres``; latest-small publishes no user profiles, so it has ``user``,
-        ``movie`` and ``genres``. The dataset's `source` says which release was read, its `origin` from where.
+        ``occupation`` and multi-hot ``genres``; 10M and all after it publish no user profiles, so they have
+        ``user``, ``movie`` and ``genres``. The dataset's `source` says which release was read, its `origin` from where.
 
         Args:
             path: a folder, zip or wheel with the files of one release, or of the recbole package's copy.
-            variant: "100k", "1m" or "latest-small"; the one to fetch ("100k" when left out), and the one that
-                a given path must hold.
+            variant: "100k", "1m", "10m", "20m", "25m", "32m" or "latest-small"; the one to fetch
+                ("100k" when left out), and the one that a given path must hold.
             download: whether the network may be asked.
 
         Raises:
@@ -180,27 +183,28 @@ def _reason(error: OSError) -> str:
     return type(error).__name__ if nested else str(error)
 
 
-def _dataset(layout: Format, raw: RawRatings, origin: str) -> RatingsDataset:
+def _dataset(release: str, raw: RawRatings, origin: str) -> RatingsDataset:
     """Joins users' profiles and movies' genres to their ratings."""
-    user, movie = torch.tensor(raw.user), torch.tensor(raw.movie)
+    user, movie = torch.from_numpy(raw.ratings.user), torch.from_numpy(raw.ratings.movie)
     columns: dict[str, Column] = {"user": user, "movie": movie}
     for name, ids in raw.profiles.items():
         columns[name] = torch.tensor(ids)[user]
-    columns["genres"] = _bags(raw.genres[row] for row in raw.movie)
+    genres = _bags(raw.genres)
+    values, lengths, _ = gather_segments(genres.values(), genres.lengths(), movie)
+    columns["genres"] = JaggedTensor(values, lengths=lengths)
     return RatingsDataset(
         columns,
         {name: len(raw.names[name]) for name in columns},
-        torch.tensor(raw.rating) >= CLICK_STARS,
-        source=f"{layout.label}, {len(user):,} ratings",
+        torch.from_numpy(raw.ratings.rating) >= CLICK_STARS,
+        source=f"{release}, {len(user):,} ratings",
         origin=origin,
-        timestamps=torch.tensor(raw.timestamp),
+        timestamps=torch.from_numpy(raw.ratings.timestamp),
         names=raw.names,
     )
 
 
-def _bags(bags: Iterable[list[int]]) -> JaggedTensor:
-    each = list(bags)
+def _bags(bags: list[list[int]]) -> JaggedTensor:
     return JaggedTensor(
-        torch.tensor([identifier for bag in each for identifier in bag], dtype=torch.int64),
-        lengths=torch.tensor([len(bag) for bag in each], dtype=torch.int32),
+        torch.tensor([identifier for bag in bags for identifier in bag], dtype=torch.int64),
+        lengths=torch.tensor([len(bag) for bag in bags], dtype=torch.int32),
     )

@@ -2,31 +2,64 @@
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import BinaryIO
 
 Row = tuple[int, list[str]]  # line number from 1, fields
+_PIECE_BYTES = 1 << 24
 
 
 class TextFile:
-    """One file of a release: its lines, and a refusal that names the line."""
+    """One file of a release: its lines, and a refusal that names the line.
 
-    def __init__(self, name: str, content: bytes, encoding: str) -> None:
-        self.name = name
+    Args:
+        name: for refusals.
+        open_file: opens it for reading bytes, as often as asked for.
+        encoding: of its text.
+    """
+
+    def __init__(self, name: str, open_file: Callable[[], BinaryIO], encoding: str) -> None:
+        self.name, self.open_file, self.encoding = name, open_file, encoding
+
+    @cached_property
+    def text(self) -> str:
+        """All of it."""
+        with self.open_file() as file:
+            return self.decode(file.read(), 1)
+
+    def decode(self, content: bytes, first: int) -> str:
+        """Bytes that begin with line `first`, as text."""
         try:
-            self.text = content.decode(encoding)
+            return content.decode(self.encoding)
         except UnicodeDecodeError as error:
-            line = content.count(b"\n", 0, error.start) + 1
-            raise self.refusal(line, f"not {encoding} text ({error.reason})") from None
+            line = first + content.count(b"\n", 0, error.start)
+            raise self.refusal(line, f"not {self.encoding} text ({error.reason})") from None
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        """(number of the first line, whole lines) of a file that may be too large to be held whole."""
+        first, rest = 1, b""
+        with self.open_file() as file:
+            while block := file.read(_PIECE_BYTES):
+                lines, end, rest = (rest + block).rpartition(b"\n")
+                if end:
+                    yield first, lines + end
+                    first += lines.count(b"\n") + 1
+        if rest.strip():
+            yield first, rest + b"\n"
 
     def refusal(self, line: int, reason: str) -> ValueError:
         return ValueError(f"{self.name}, line {line}: {reason}")
 
     def rows(self, separator: str, fields: int | None = None) -> Iterator[Row]:
         """(line number, fields) of every line; blank lines are refused except at the end."""
-        lines = self.text.rstrip("\r\n").split("\n") if self.text.strip() else []
-        if not lines:
+        if not self.text.strip():
             raise ValueError(f"{self.name} is empty")
-        for number, line in enumerate(lines, 1):
+        yield from self.rows_of(self.text.rstrip("\r\n"), 1, separator, fields)
+
+    def rows_of(self, text: str, first: int, separator: str, fields: int | None) -> Iterator[Row]:
+        """The same of lines that begin with line `first`."""
+        for number, line in enumerate(text.removesuffix("\n").split("\n"), first):
             parts = line.rstrip("\r").split(separator)
             if fields is not None and len(parts) != fields:
                 raise self.refusal(

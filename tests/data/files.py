@@ -44,6 +44,13 @@ def write_1m(folder: Path) -> None:
     (folder / "movies.dat").write_text(movies, encoding="latin-1")
 
 
+def write_10m(folder: Path) -> None:
+    lines = [f"{user}::{movie}::{stars}::{time}" for user, movie, stars, time in RATINGS]
+    (folder / "ratings.dat").write_text("\n".join(lines) + "\n")
+    movies = "1::Toy Story (1995)::Animation|Comedy\n2::Misérables, Les::(no genres listed)\n3::Heat (1995)::Action\n"
+    (folder / "movies.dat").write_text(movies, encoding="utf-8")
+
+
 def write_latest_small(folder: Path) -> None:
     lines = [f"{user},{movie},{stars}.0,{time}" for user, movie, stars, time in RATINGS]
     (folder / "ratings.csv").write_text("userId,movieId,rating,timestamp\n" + "\n".join(lines) + "\n")
@@ -65,6 +72,7 @@ def write_recbole(folder: Path) -> None:
 WRITERS: dict[str, Callable[[Path], None]] = {
     "100k": write_100k,
     "1m": write_1m,
+    "10m": write_10m,
     "latest-small": write_latest_small,
     "recbole": write_recbole,
 }

@@ -18,7 +18,7 @@ from recshard_lab.data import MovieLens, MovieLensNotFoundError, load_ratings
 from recshard_lab.data import movielens as module
 from tests.data.files import CLICKS, MOVIES, RATINGS, USERS, WRITERS
 
-VARIANT = {"100k": "100k", "1m": "1m", "latest-small": "latest-small", "recbole": "100k"}
+VARIANT = {"100k": "100k", "1m": "1m", "10m": "10m", "latest-small": "latest-small", "recbole": "100k"}
 _REAL_UNREACHABLE = module._unreachable
 
 
@@ -59,7 +59,7 @@ def test_every_layout_reads_to_the_same_ratings(layout: tuple[str, Path]) -> Non
     assert data.columns["movie"].tolist() == MOVIES
     assert data.label.tolist() == CLICKS
     assert data.timestamps.tolist() == [row[3] for row in RATINGS]
-    unknown = {"100k": ["unknown"], "recbole": ["unknown"], "1m": ["Drama"], "latest-small": []}[name]
+    unknown = {"100k": ["unknown"], "recbole": ["unknown"], "1m": ["Drama"], "latest-small": [], "10m": []}[name]
     toy, heat = ["Animation", "Comedy"], ["Action"]
     assert genres_of(data) == [toy, toy, heat, unknown, heat]
     assert data.names["movie"][0] == "Toy Story (1995)"
@@ -72,7 +72,7 @@ def test_every_layout_reads_to_the_same_ratings(layout: tuple[str, Path]) -> Non
 def test_profiles_follow_the_user(layout: tuple[str, Path]) -> None:
     name, folder = layout
     data = MovieLens.load(folder)
-    if name == "latest-small":
+    if name in ("latest-small", "10m"):
         assert data.feature_names == ["user", "movie", "genres"]
         return
     assert data.feature_names == ["user", "movie", "age", "gender", "occupation", "genres"]
@@ -128,6 +128,11 @@ def test_files_below_the_given_folder_are_found(layout: tuple[str, Path], tmp_pa
         ("1m", "ratings.dat", 2, "2:1:3:100", "expected 4 fields"),
         ("1m", "users.dat", 1, "1::M::18::21::48067", "occupation must be 0 to 20"),
         ("1m", "movies.dat", 3, "1::Heat (1995)::Action", "movie '1' appears a second time"),
+        ("10m", "ratings.dat", 3, "1::3::4.25::200", "rating must be one of 0.5"),
+        ("10m", "ratings.dat", 2, "1::3::4", "expected 4 fields"),
+        ("10m", "movies.dat", 2, "2::Misérables, Les", "expected 3 fields"),
+        ("latest-small", "ratings.csv", 4, "2,9,3.0,100", "movie '9' is not in"),
+        ("latest-small", "ratings.csv", 4, "2,1,3.0,1e3", "timestamp must be an integer, got '1e3'"),
         ("latest-small", "ratings.csv", 1, "userId,movieId,rating", "expected the header"),
         ("latest-small", "ratings.csv", 3, "2,1,3.3,100", "rating must be one of 0.5"),
         ("latest-small", "movies.csv", 2, "1,Toy, Story,Action", "expected 3 fields"),
@@ -141,7 +146,7 @@ def test_a_malformed_line_is_refused_by_file_and_number(
     tmp_path: Path, name: str, file: str, line: int, text: str, reason: str
 ) -> None:
     WRITERS[name](tmp_path)
-    encoding = "utf-8" if name in ("latest-small", "recbole") else "latin-1"
+    encoding = "utf-8" if name in ("latest-small", "recbole", "10m") else "latin-1"
     lines = (tmp_path / file).read_text(encoding=encoding).splitlines()
     lines[line - 1] = text
     (tmp_path / file).write_text("\n".join(lines) + "\n", encoding=encoding)
@@ -184,7 +189,7 @@ def test_several_releases_in_one_place_need_a_variant(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not variant 'latest-small'"):
         MovieLens.load(tmp_path, variant="latest-small")
     with pytest.raises(ValueError, match="variant must be one of"):
-        MovieLens.load(tmp_path, variant="20m")
+        MovieLens.load(tmp_path, variant="40m")
 
 
 def test_sources_are_tried_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nowhere: Path) -> None:

@@ -5,6 +5,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
+from recshard_lab.planner.colocated import groups_of
 from recshard_lab.planner.cost import CostModel
 from recshard_lab.planner.cost_models import cost_model_named
 from recshard_lab.planner.greedy import solve
@@ -19,6 +20,7 @@ LOOSER = {
     "ranks": "allow other ranks than {}",
     "forbidden_ranks": "allow a rank of forbidden_ranks={}",
     "forbidden_sharding_types": "allow a scheme of forbidden_sharding_types={}",
+    "device_group": "allow ranks outside device_group {!r}",
 }
 """What to say of a constraint that is in the way."""
 
@@ -38,6 +40,12 @@ class Refused:
     @property
     def table(self) -> BaseEmbeddingConfig:
         return self.tables[self.stuck]
+
+    @property
+    def together(self) -> list[BaseEmbeddingConfig]:
+        """The other tables that must lie on its ranks."""
+        (group,) = (group for group in groups_of(self.tables, self.constraints) if self.stuck in group)
+        return [self.tables[at] for at in group if at != self.stuck]
 
     def model(self) -> CostModel:
         return cost_model_named(self.cost_model)(self.tables, self.topology, self.workload, self.constraints)
@@ -65,8 +73,12 @@ def what_does_not_fit(refused: Refused) -> str:
         where = "where its constraint puts it"
     size = f"{table.num_embeddings:,} x {table.embedding_dim:,}, {gigabytes(table.weight_bytes)}"
     others = f" beside the other {len(refused.tables) - 1} tables" if len(refused.tables) > 1 else ""
+    shared, named = refused.together, ""
+    if shared:
+        total = gigabytes(sum(each.weight_bytes for each in (table, *shared)))
+        named = f", with {', '.join(repr(each.name) for each in shared)} on the same ranks ({total} together),"
     return (
-        f"table {table.name!r} ({size}) does not fit {where}{others} "
+        f"table {table.name!r} ({size}){named} does not fit {where}{others} "
         f"(a rank has {gigabytes(_free(refused))} after the reserve)."
     )
 
@@ -113,6 +125,13 @@ def _allow_more(refused: Refused) -> str | None:
 def _loosened(refused: Refused) -> list[str]:
     """Constraints of the table without which a plan was found."""
     wish, found = refused.constraints.get(refused.table.name), []
+    shared = refused.together
+    if shared:
+        apart = dict(refused.constraints)
+        for name in {refused.table.name, *(each.name for each in shared)} & apart.keys():
+            apart[name] = replace(apart[name], colocate_with=None)
+        if replace(refused, constraints=apart).placements() is not None:
+            found.append(f"leave colocate_with of {refused.table.name!r} and its partners out")
     for name, said in LOOSER.items():
         if wish is not None and getattr(wish, name) is not None:
             without = copy(wish)

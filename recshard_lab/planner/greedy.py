@@ -31,6 +31,7 @@ from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.anneal import Anneal
 from recshard_lab.planner.bounds import Bound, bound_of, mode_bounds
 from recshard_lab.planner.choices import TIE, State
+from recshard_lab.planner.colocated import bundled, groups_of, unbundled
 from recshard_lab.planner.cost import CostModel
 from recshard_lab.planner.loads import K
 from recshard_lab.planner.local_search import LEAST, exchange, improve
@@ -79,19 +80,24 @@ def solve(
         exact_s: seconds in which a MILP may find a better plan and a better bound; None: it is not tried.
 
     Raises:
-        PlanError: no tables; a table that no allowed scheme can cut.
+        PlanError: no tables; a table that no allowed scheme can cut; tables that cannot share their ranks.
         DoesNotFit: no order tried has room for every table.
     """
     if not tables:
         raise PlanError("there are no tables to plan: give at least one EmbeddingBagConfig or EmbeddingConfig")
-    problem = Problem(model, options_of(model, tables, constraints, route))
+    groups = groups_of(tables, constraints)
+    problem = Problem(model, bundled(tables, options_of(model, tables, constraints, route), groups))
     search = Search(problem, passes)
-    solution = search.run()
-    if exact_s is None:
-        return solution
-    from recshard_lab.planner.exact import solve_exactly
+    try:
+        solution = search.run()
+    except DoesNotFit as stuck:
+        largest = max(groups[stuck.table], key=lambda at: tables[at].weight_bytes)
+        raise DoesNotFit(largest) from None
+    if exact_s is not None:
+        from recshard_lab.planner.exact import solve_exactly
 
-    return solve_exactly(problem, search, exact_s)
+        solution = solve_exactly(problem, search, exact_s)
+    return Solution(unbundled(solution.placements, groups), solution.bound_ms)
 
 
 class Search:

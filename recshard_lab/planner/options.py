@@ -138,17 +138,18 @@ def options_of(
             wish = replace(wish or ParameterConstraints(), row_shares=curve)
         names = allowed_schemes(table, wish)
         kernel = str((wish.compute_kernels or ["fused"])[0]) if wish else "fused"
-        usable = _as_set(usable_ranks(model.topology, wish))
-        if wish is not None and wish.device_group not in (None, model.topology.compute_device):
-            raise PlanError(
-                f"table {table.name!r} asks for device_group {wish.device_group!r}, but all ranks are of kind "
-                f"{model.topology.compute_device!r}. Smallest fix: leave device_group out"
-            )
+        usable = _as_set(_usable(table, model.topology, wish))
         before = len(drafts)
         asked = wish.route if wish and wish.route else (route if is_pooled(table) else "direct")
         check_route_applies(table, asked or "direct")
         if wish is not None and wish.shards is not None:
             pinned = _pinned(table, wish.shards, model.topology)
+            outside = sorted({shard.rank for shard in wish.shards} - usable)
+            if outside:
+                raise PlanError(
+                    f"table {table.name!r}: its shards lie on ranks {outside}, outside device_group "
+                    f"{wish.device_group!r} (ranks {sorted(usable)}). Smallest fix: leave device_group out"
+                )
             for name_of_route in _routes(model, table, pinned, asked, False):
                 drafts.append((index, pinned, usable, kernel, False, name_of_route))
             continue
@@ -208,6 +209,13 @@ def options_of(
         found[index].append(option)
         at += count
     return found
+
+
+def _usable(table: BaseEmbeddingConfig, topology: Topology, wish: ParameterConstraints | None) -> tuple[int, ...]:
+    try:
+        return usable_ranks(topology, wish)
+    except PlanError as error:
+        raise PlanError(f"table {table.name!r}: {error}") from None
 
 
 @lru_cache(maxsize=64)

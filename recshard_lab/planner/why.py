@@ -20,6 +20,7 @@ import numpy as np
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.alternatives import best_placement, could_be
 from recshard_lab.planner.answers import Alternative, Explained, PhaseShare, PlanDiff, TableChange, WhyNot
+from recshard_lab.planner.colocated import lie_apart
 from recshard_lab.planner.cost import CostModel
 from recshard_lab.planner.cost_models import cost_model_named
 from recshard_lab.planner.estimate import Estimate, estimate_loads, plan_loads
@@ -159,7 +160,8 @@ class Planned:
                     return None
                 if not any(could_be(option, now) for option in options):
                     made.plan[path][config.name] = min(tried, key=lambda each: each[0])[1].sharding()
-        return made if self.estimate(made).fits else None
+        apart = lie_apart(made, planner.constraints)
+        return made if not apart and self.estimate(made).fits else None
 
     def script(self, plan: ShardingPlan, model: str | None = None) -> str:
         """See `ShardingPlan.to_script`."""

@@ -33,7 +33,10 @@ class ParameterConstraints:
         forbidden_ranks: ranks that may hold no piece of the table.
         row_shares: how the table's lookups spread over its rows, in the order of its ids; the planner may then cut it
             so that ranks serve equally many, and replicate the rows that are looked up most.
-        device_group: the kind of device, "cpu" or "cuda"; refused where the topology has another.
+        device_group: the name of one of the topology's `device_groups`, whose ranks alone may then hold a piece of the
+            table; or the kind of device, "cpu" or "cuda", which is refused where the topology has another.
+        colocate_with: names of tables that lie on the same ranks as this one, piece by piece; said of one of them, it
+            holds for all.
 
     Raises:
         ValueError: a wish that no plan can meet (an empty list, a rank named twice, a kernel that does not exist).
@@ -56,6 +59,7 @@ class ParameterConstraints:
     forbidden_ranks: Sequence[int] | None = None
     device_group: str | None = None
     row_shares: RowShares | None = None
+    colocate_with: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         for name in ("sharding_types", "compute_kernels", "ranks", "shards"):
@@ -75,6 +79,13 @@ class ParameterConstraints:
             for name in ("sharding_types", "ranks", "forbidden_sharding_types", "forbidden_ranks", "min_partition"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"shards say where the table lies, so {name} has nothing to say: leave one out")
+        if self.colocate_with is not None:
+            names = self.colocate_with
+            if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+                raise ValueError(f"colocate_with must be a list of names of tables, got {names!r:.80}")
+            self.colocate_with = list(names)
+        if self.device_group is not None and not isinstance(self.device_group, str):
+            raise ValueError(f"device_group must be a name, got {self.device_group!r:.80}")
         if self.row_shares is not None and not isinstance(self.row_shares, RowShares):
             raise ValueError(f"row_shares must be RowShares, got {self.row_shares!r:.60}")
         if self.forbidden_ranks is not None:

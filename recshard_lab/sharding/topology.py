@@ -30,8 +30,8 @@ costs, so they are 0 there.
 """
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
 
@@ -165,6 +165,7 @@ class Topology:
         cache_bytes: of one rank's cache, in which rows stay from step to step; 0 where they do not.
         reserve_fraction: share of the capacity that plans leave free (framework, fragmentation).
         cores_per_host: on cpu, ranks beyond the cores slow everything in proportion; default this machine's.
+        device_groups: names of sets of ranks, which `ParameterConstraints(device_group=...)` may ask for.
 
     Raises:
         ValueError: a size that is not positive, ranks that do not fill hosts, a device other than cpu or cuda.
@@ -207,6 +208,7 @@ class Topology:
     update_row_ns: Mapping[str, float] = _DEFAULT
     reserve_fraction: float = _DEFAULT
     cores_per_host: int = _DEFAULT
+    device_groups: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         defaults = DEVICE_DEFAULTS.get(self.compute_device)
@@ -234,6 +236,7 @@ class Topology:
                 raise ValueError(f"{spec.name} must be positive, got {value!r}")
         if self.reserve_fraction >= 1:
             raise ValueError(f"reserve_fraction must lie in [0, 1), got {self.reserve_fraction!r}")
+        object.__setattr__(self, "device_groups", _checked_groups(self.device_groups, self.world_size))
 
     @classmethod
     def preset(cls, name: str, **figures: Any) -> "Topology":
@@ -303,6 +306,23 @@ def machine_memory_bytes() -> int:
             return min(total, int(limit.read()))
     except (OSError, ValueError):  # no cgroup v2, or "max"
         return total
+
+
+def _checked_groups(groups: object, world_size: int) -> dict[str, tuple[int, ...]]:
+    """Names of sets of ranks, after refusing what is none."""
+    if not isinstance(groups, Mapping):
+        raise ValueError(f"device_groups must map names to ranks, as {{'fast': [0, 1]}}, got {groups!r:.80}")
+    found: dict[str, tuple[int, ...]] = {}
+    for name, ranks in groups.items():
+        if not isinstance(name, str) or name in DEVICE_DEFAULTS:
+            raise ValueError(f"a device group needs a name other than {', '.join(DEVICE_DEFAULTS)}, got {name!r:.80}")
+        if isinstance(ranks, str) or not isinstance(ranks, Iterable):
+            raise ValueError(f"device group {name!r} must be a list of ranks, got {ranks!r:.80}")
+        members = tuple(ranks)
+        if not members or not all(isinstance(rank, int) and 0 <= rank < world_size for rank in members):
+            raise ValueError(f"device group {name!r} must name ranks from 0 to {world_size - 1}, got {members!r:.80}")
+        found[name] = tuple(sorted(set(members)))
+    return found
 
 
 def _check_positive_int(name: str, value: object) -> None:

@@ -120,15 +120,25 @@ def scheme_names() -> tuple[str, ...]:
 
 
 def usable_ranks(topology: Topology, constraints: ParameterConstraints | None) -> tuple[int, ...]:
-    """The ranks a table may lie on: those named, or all, without the forbidden ones.
+    """The ranks a table may lie on: those named, or those of its device group, or all, without the forbidden ones.
 
     Raises:
-        PlanError: a rank that does not exist; none that is not forbidden.
+        PlanError: a rank or a device group that does not exist; none that is not forbidden.
     """
     everywhere = _all_ranks(topology.world_size)
-    if constraints is None or (constraints.ranks is None and not constraints.forbidden_ranks):
+    if constraints is None:
         return everywhere
+    group = _group(topology, constraints.device_group)
+    if constraints.ranks is None and not constraints.forbidden_ranks:
+        return everywhere if group is None else group
     named = everywhere if constraints.ranks is None else check_ranks(constraints.ranks, topology.world_size)
+    if group is not None:
+        outside, named = named, tuple(rank for rank in named if rank in group)
+        if not named:
+            raise PlanError(
+                f"none of the ranks {list(outside)} is in device_group {constraints.device_group!r} (ranks "
+                f"{list(group)}). Smallest fix: leave one of the two out"
+            )
     forbidden = set(constraints.forbidden_ranks or ())
     if forbidden:
         check_ranks(sorted(forbidden), topology.world_size)
@@ -139,6 +149,19 @@ def usable_ranks(topology: Topology, constraints: ParameterConstraints | None) -
             f"out of forbidden_ranks"
         )
     return usable
+
+
+def _group(topology: Topology, name: str | None) -> tuple[int, ...] | None:
+    """The ranks of a device group; None for all."""
+    if name is None or name == topology.compute_device:
+        return None
+    if name in topology.device_groups:
+        return tuple(topology.device_groups[name])
+    known = f"; named groups: {', '.join(topology.device_groups)}" if topology.device_groups else ""
+    raise PlanError(
+        f"asks for device_group {name!r}{nearest(name, topology.device_groups)}, but all ranks are of kind "
+        f"{topology.compute_device!r}{known}. Smallest fix: leave device_group out"
+    )
 
 
 @lru_cache(maxsize=32)

@@ -56,7 +56,7 @@ class ExactIndex:
             scores = queries @ self.candidates[start : start + self.slice_rows].T
             places = torch.arange(start, start + scores.shape[1], device=queries.device).expand_as(scores)
             best, where = torch.cat([best, scores], 1), torch.cat([where, places], 1)
-            order = torch.argsort(best, dim=1, descending=True, stable=True)[:, :k]
+            order = _best(best, k)
             best, where = best.gather(1, order), where.gather(1, order)
         return best, where
 
@@ -150,6 +150,19 @@ class TwoTowerRetrieval(nn.Module):
 def candidate_vectors(two_tower: TwoTower, batches: Iterable[KeyedJaggedTensor]) -> Tensor:
     """Vectors ``[N, K]`` of candidates that come in batches of ids; of a sharded model, on all ranks alike."""
     return torch.cat([two_tower.candidate(kjt) for kjt in batches])
+
+
+def _best(scores: Tensor, k: int) -> Tensor:
+    """``[Q, n]`` -> the columns of each row's k largest, falling, equal ones from the left."""
+    k = min(k, scores.shape[1])
+    values, columns = torch.topk(scores, k, dim=1)
+    columns = columns.sort(dim=1).values
+    order = torch.argsort(scores.gather(1, columns), dim=1, descending=True, stable=True)
+    columns = columns.gather(1, order)
+    cut = (scores >= values[:, -1:]).sum(1) > k  # equal scores on both sides of the k-th place
+    if bool(cut.any()):
+        columns[cut] = torch.argsort(scores[cut], dim=1, descending=True, stable=True)[:, :k]
+    return columns
 
 
 def _rows(candidates: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ Shape letters: B batch, F sparse features, D embedding dim.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -62,21 +63,30 @@ class PlainModel(nn.Module):
 
 
 def twin_of(model: nn.Module) -> PlainModel:
-    """The plain twin of one of this library's click models, unsharded, with its weights.
+    """The plain twin of one of this library's models, unsharded, with its weights.
+
+    Args:
+        model: of two towers, with one feature a table.
 
     Raises:
         ValueError: a model that has none.
     """
     kind = type(model).__name__
-    if kind not in FORMULAS:
-        raise ValueError(f"there is no plain twin of {kind}: there are {', '.join(FORMULAS)}")
     owned: Any = model
+    if kind == "TwoTower":
+        keys = [table.feature_names[0] for table in owned.embedding_bag_collection.embedding_bag_configs()]
+        queries = frozenset(number for number, key in enumerate(keys) if key in owned.query_keys)
+        formula: Formula = partial(two_tower, queries=queries)
+    elif kind in FORMULAS:
+        formula = FORMULAS[kind]
+    else:
+        raise ValueError(f"there is no plain twin of {kind}: there are {', '.join(FORMULAS)} and TwoTower")
     features = [
         (f"embedding_bag_collection.embedding_bags.{table.name}.weight", feature, table.pooling.value == "MEAN")
         for table in owned.embedding_bag_collection.embedding_bag_configs()
         for feature in table.feature_names
     ]
-    return PlainModel(dict(model.named_parameters()), features, FORMULAS[kind])
+    return PlainModel(dict(model.named_parameters()), features, formula)
 
 
 def _layers(weights: Weights, prefix: str) -> list[tuple[Tensor, Tensor]]:
@@ -132,6 +142,18 @@ def deepfm(weights: Weights, dense: Tensor, pooled: list[Tensor]) -> Tensor:
     deep = _rectified(weights, "deep.mlp.layers", torch.cat([row[:, 1:] for row in rows], 1))
     top = (deep @ weights["deep.out.weight"].T + weights["deep.out.bias"]).squeeze(1)
     return linear + torch.stack(pairs).sum(0) + top
+
+
+def two_tower(weights: Weights, dense: Tensor, pooled: list[Tensor], queries: frozenset[int]) -> Tensor:
+    """Yi et al. 2019, section 3: the dot product of what an MLP makes of either side's rows."""
+    vectors = []
+    for tower, own in (("query_proj", True), ("candidate_proj", False)):
+        x = torch.cat([rows for number, rows in enumerate(pooled) if (number in queries) is own], 1)
+        *hidden, (kernel, bias) = _layers(weights, f"{tower}.layers")
+        for inner, shift in hidden:
+            x = (x @ inner.T + shift).clamp(min=0)
+        vectors.append(x @ kernel.T + bias)
+    return (vectors[0] * vectors[1]).sum(1)
 
 
 FORMULAS: dict[str, Formula] = {"DLRM": dlrm, "DLRM_DCN": dlrm_dcn, "DeepFMNN": deepfm}

@@ -8,11 +8,14 @@ from typing import Any
 
 from rich.progress import Progress
 
+from recshard_lab import mlperf
 from recshard_lab.lab import views
 from recshard_lab.lab.report import Section, write_report
 from recshard_lab.lab.view import Numbers, View
 from recshard_lab.planner import Workload, read_tables
-from recshard_lab.planner.sweep_points import Sweep
+from recshard_lab.planner.mlperf_example import WORLD_SIZES, mlperf_dlrm_dcnv2_tables, mlperf_dlrm_dcnv2_workload
+from recshard_lab.planner.mlperf_shown import mlperf_example
+from recshard_lab.planner.sweep_points import Sweep, write_csv
 from recshard_lab.planner.whatif import sweep
 from recshard_lab.sharding import preset_table
 
@@ -115,7 +118,40 @@ def run_whatif(
         write_sweep_report(html, found, workload, f"What if: {path.name}")
 
 
-EXAMPLES: dict[str, Callable[..., None]] = {}
+def run_mlperf(topology: str, axes: Mapping[str, str], html: Path | None, csv: Path | None, console: Any) -> None:
+    """The worked example of MLPerf's DLRM-DCNv2: on H100s as text, on other machines too in the page.
+
+    Raises:
+        ValueError: an option that the example fixes.
+    """
+    for name in axes:
+        if name != "world_size":
+            raise ValueError(f"--example mlperf-dlrm-dcnv2 fixes {name.replace('_', ' ')}: leave it out")
+    sizes = integers(axes["world_size"], "--world-size") if "world_size" in axes else list(WORLD_SIZES)
+    found = mlperf_example(sizes)
+    console.print(str(found), markup=False, soft_wrap=True)
+    if csv is not None:
+        write_csv(csv, found.records())
+    if html is not None:
+        parts = [Section("Every figure", [Numbers(("figure", "value", "source"), found.assumptions())])]
+        for heading, table, below in found.sections():
+            numbers: list[View | Numbers | str] = [Numbers(table[0], table[1:])] if table else []
+            parts.append(Section(heading, [*numbers, *below]))
+        machines = ["a100", "h100", "gb200nvl72"] if topology == "h100" else words(topology)
+        load = mlperf_dlrm_dcnv2_workload()
+        compared = sweep(
+            mlperf_dlrm_dcnv2_tables(),
+            load,
+            topology=machines,
+            world_size=[8, 16, 32, 64, 72, 128, 144],
+            global_batch_size=mlperf.GLOBAL_BATCH_SIZE,
+            pipeline=["none", "sparse_dist"],
+        )
+        intro = "\n\n".join(found._sentences())
+        write_sweep_report(html, compared, load, "MLPerf DLRM-DCNv2", [Section("On H100s", [intro]), *parts])
+
+
+EXAMPLES: dict[str, Callable[..., None]] = {"mlperf-dlrm-dcnv2": run_mlperf}
 
 
 def workload_text(workload: Workload) -> str:

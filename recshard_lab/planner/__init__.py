@@ -15,6 +15,9 @@ from recshard_lab.planner.cost import CostModel as CostModel
 from recshard_lab.planner.estimate import Estimate as Estimate
 from recshard_lab.planner.estimate import estimate as estimate
 from recshard_lab.planner.memory import MEMORY_CATEGORIES as MEMORY_CATEGORIES
+from recshard_lab.planner.mlperf_example import mlperf_dlrm_dcnv2_tables as mlperf_dlrm_dcnv2_tables
+from recshard_lab.planner.mlperf_example import mlperf_dlrm_dcnv2_workload as mlperf_dlrm_dcnv2_workload
+from recshard_lab.planner.mlperf_shown import mlperf_example as mlperf_example
 from recshard_lab.planner.planner import EmbeddingShardingPlanner as EmbeddingShardingPlanner
 from recshard_lab.planner.planner import tables_of as tables_of
 from recshard_lab.planner.reservations import FixedPercentageStorageReservation as FixedPercentageStorageReservation

@@ -311,7 +311,8 @@ class CostModel:
 def dense_step(workload: Workload, topology: Topology) -> tuple[float, float]:
     """ms of the rest of the model with the average of its gradient over all ranks, and bytes of that gradient.
 
-    The device computes while the host launches: what takes longer counts.
+    The device computes while the host launches: what takes longer counts. On GPUs of several nodes the sum goes by all
+    of a node's links at once: an L-th of it over each rank's, while the node's own links spread it.
     """
     each = workload.dense_flops_per_sample
     flops = workload.batch_size * (6.0 * workload.dense_parameters if each is None else each)
@@ -323,7 +324,12 @@ def dense_step(workload: Workload, topology: Topology) -> tuple[float, float]:
         link = topology.intra_host_bw if flat else topology.inter_host_bw
         wait = topology.intra_host_latency_ms if flat else topology.inter_host_latency_ms
         others = topology.world_size - 1
-        ms += 2 * others / topology.world_size * size / link + 2 * wait + others * topology.peer_ms
+        wire = 2 * others / topology.world_size * size / link
+        if not flat and topology.compute_device == "cuda":
+            nodes, local = topology.num_nodes, topology.local_world_size
+            wire = 2 * (nodes - 1) / nodes * size / local / link
+            wire = max(wire, 2 * (local - 1) / local * size / topology.intra_host_bw)
+        ms += wire + 2 * wait + others * topology.peer_ms
     return ms * topology.slowdown, size
 
 

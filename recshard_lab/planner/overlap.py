@@ -50,6 +50,7 @@ WORDS = {
     "host": "the host's packing and launches",
     "core": "the core that a rank computes and packs on",
     "copy": "the copy to the device",
+    "thread": "the thread that launches the input side",
 }
 
 

@@ -169,13 +169,7 @@ class Sweep(Shown):
         Raises:
             OSError: it cannot be written.
         """
-        path, records = Path(path), self.records()
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(records)
-        path.write_text(text.getvalue(), encoding="utf-8")
-        return path
+        return write_csv(path, self.records())
 
     def fixed_text(self) -> str:
         """What all points share, in words."""
@@ -230,6 +224,21 @@ class Sweep(Shown):
                 over -= cut
         lines = [list(columns), *(list(cells) for cells in zip(*columns.values(), strict=True))]
         return [(list(widths.values()), lines)]
+
+
+def write_csv(path: str | Path, records: Sequence[dict[str, Any]]) -> Path:
+    """Writes dicts as lines of a CSV file, each key of any of them a column.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path, text = Path(path), io.StringIO()
+    columns = dict.fromkeys(name for record in records for name in record)
+    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    path.write_text(text.getvalue(), encoding="utf-8")
+    return path
 
 
 def axis_label(name: str) -> str:

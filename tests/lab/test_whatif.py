@@ -68,3 +68,27 @@ def test_a_mistake_is_told(tmp_path: Path, arguments: list[str], told: str) -> N
 def test_integers_know_binary_thousands() -> None:
     assert integers("8,2k", "x") == [8, 2048]
     assert integers("0.5,80", "x", 1024**3) == [2**29, 80 * 2**30]
+
+
+def test_the_worked_example_prints_itself_and_writes_a_page_with_other_machines(tmp_path: Path) -> None:
+    page, points = tmp_path / "mlperf.html", tmp_path / "mlperf.csv"
+    command = [
+        "whatif",
+        "--example",
+        "mlperf-dlrm-dcnv2",
+        "--world-size",
+        "8,128",
+        "--html",
+        str(page),
+        "--csv",
+        str(points),
+    ]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert "8 and 128 H100s" in " ".join(done.output.split())
+    html = page.read_text()
+    assert all(name in html for name in ("a100", "gb200nvl72", "What the simulation misses", "7.68"))
+    assert html.count("imulated") > 20
+    assert len(points.read_text().splitlines()) == 1 + 2 * 6
+    refused = CliRunner().invoke(app, ["whatif", "--example", "mlperf-dlrm-dcnv2", "--batch-size", "8"])
+    assert "fixes batch size" in str(refused.exception)

@@ -196,9 +196,10 @@ def test_what_cannot_be_honoured_is_refused() -> None:
 
 def test_the_time_line_shows_the_plain_step_and_tells_the_other() -> None:
     from recshard_lab.lab import views
+    from recshard_lab.lab.theme import ms_text
 
     found = under(GPUS, "prefetch")
     view = views.phases(found)
     assert f"under {found.overlap.pipeline}" in view.title
     assert "bound by the chain" in view.summary
-    assert view.title.index(f"{found.plain_step_ms:.2f}") < view.title.index(f"{found.step_ms:.2f}")
+    assert view.title.index(ms_text(found.plain_step_ms)) < view.title.index(f"{ms_text(found.step_ms)} under")

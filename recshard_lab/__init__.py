@@ -118,6 +118,11 @@ _ROOM_OF = {
     "load_checkpoint": "distributed.checkpoint",
     "load_pretrained": "distributed.pretrained",
     "save_checkpoint": "distributed.checkpoint",
+    # train.job
+    "TrainConfig": "train.job",
+    "export_run": "train.job",
+    "read_config": "train.job",
+    "run_training": "train.job",
     # launcher
     "LaunchError": "launcher",
     "RankError": "launcher",

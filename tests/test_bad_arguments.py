@@ -5,6 +5,7 @@ The structures of ``sparse`` have a sweep of their own (tests/sparse).
 """
 
 import contextlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -150,6 +151,21 @@ def wishes_read(path: Any, tables: Any) -> None:
             path = Path(folder) / path
             path.write_text('{"t": {"ranks": [0]}}')
         rl.read_constraints(path, tables)
+
+
+def small_run() -> dict[str, Any]:
+    data = {"name": "synthetic-criteo", "num_samples": 8, "test_samples": 4, "rows": [5, 6], "num_dense": 2}
+    model = {"name": "dlrm", "embedding_dim": 4, "over_arch_layer_sizes": [1]}
+    return {"model": model, "data": data, "batch_size": 4, "epochs": 1, "log": {"progress": "off"}, "metrics": []}
+
+
+def config_read(path: Any) -> None:
+    """A config that is there is read; names of other kinds go as they are."""
+    with TemporaryDirectory() as folder:
+        if path == "run.json":
+            path = Path(folder) / path
+            path.write_text(json.dumps(small_run()))
+        rl.read_config(path)
 
 
 class Clicks(nn.Module):
@@ -686,6 +702,20 @@ def calls() -> dict[str, Call]:
         "train.RecMetricModule.update": (
             lambda **own: metrics.RecMetricModule(2, 1, rec_metrics=[metrics.AUCMetric()]).update(**own),
             {"model_out": {"prediction": torch.tensor([0.1, 0.9]), "label": torch.tensor([0, 1])}},
+        ),
+        "TrainConfig": (rl.TrainConfig, small_run()),
+        "run_training": (
+            lambda config: rl.run_training(config).step,
+            {"config": rl.TrainConfig.model_validate(small_run())},
+        ),
+        "read_config": (config_read, {"path": "run.json"}),
+        "export_run": (
+            lambda **own: in_folder(lambda folder: rl.export_run(**{"folder": folder, **own})),
+            {
+                "config": rl.TrainConfig.model_validate(small_run()),
+                "plan": None,
+                "topology": rl.Topology(2),
+            },
         ),
         "train.normalized_entropy": (
             normalized_entropy,

@@ -64,3 +64,12 @@ def test_the_set_up_lines_are_the_two_promised() -> None:
     lines = [line.split("#")[0].strip() for line in README.splitlines() if line.startswith("    pip install")]
     assert lines == ['pip install -e ".[cpu]" && recshard lab', 'pip install -e ".[cpu,test]" && pytest']
     assert '".[cpu,test]"' in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_run_of_the_readme_is_one(tmp_path: Path) -> None:
+    from recshard_lab.train.job import read_config
+
+    (text,) = re.findall(r"```yaml\n(model:.*?)```", README, re.DOTALL)
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    assert read_config(file).optimizer.dense.lr == 0.002

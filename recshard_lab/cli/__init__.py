@@ -1,4 +1,4 @@
-"""The command line ``recshard``: lab, demo, bench, plan, whatif, topologies, data, doctor; others do the work."""
+"""The command line ``recshard``: lab, demo, bench, plan, train, whatif, topologies, data, doctor. Others work."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.table import Table
 
 from recshard_lab.cli.data import app as data
 from recshard_lab.cli.plan import plan
+from recshard_lab.cli.train import train
 from recshard_lab.cli.whatif import whatif
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command()(plan)
+app.command()(train)
 app.command()(whatif)
 app.add_typer(data, name="data")
 console = Console(highlight=False)

@@ -74,7 +74,7 @@ def plan(
     read = read_source(source)
     for note in read.notes:
         Console(stderr=True, highlight=False, emoji=False, soft_wrap=True).print(f"[yellow]note:[/] {escape(note)}")
-    machine = _machine(topology, ranks, memory_gb)
+    machine = machine_of(topology, ranks, memory_gb)
     workload = read.workload(batch_size=batch_size, optimizer=optimizer)
     wishes = read_constraints(constraints, [t.name for t in read.configs]) if constraints is not None else None
     planner = EmbeddingShardingPlanner(machine, None, wishes, workload, solver=solver, cost_model=cost_model)
@@ -88,7 +88,8 @@ def plan(
     _write(planned, read, machine, workload, topology, out=out, html=html, script=script, torchrec=torchrec)
 
 
-def _machine(topology: str, ranks: int | None, memory_gb: float | None) -> Topology:
+def machine_of(topology: str, ranks: int | None, memory_gb: float | None = None) -> Topology:
+    """The machine of the options ``--topology``, ``--ranks`` and ``--memory-gb``."""
     from recshard_lab.sharding import Topology
 
     given = {} if ranks is None else {"world_size": ranks}

@@ -196,6 +196,29 @@ def load_checkpoint(
     return Loaded(unpacked(read["extra"]), len(filled), tuple(sorted(left)))
 
 
+@names_wrong_arguments
+def read_extra(path: str | Path) -> Any:
+    """What the caller of `save_checkpoint` had added, read by this process alone, without a model.
+
+    Nothing else is read, nor compared with its checksum: `load_checkpoint` does that.
+
+    Raises:
+        CheckpointError: no checkpoint, or one without its manifest.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     save_checkpoint(f"{folder}/run", nn.Linear(2, 1), extra={"epoch": 3})
+    ...     read_extra(f"{folder}/run")
+    {'epoch': 3}
+    """
+    folder = files.readable(path)
+    found = read_metadata(folder, [name for name in files.manifest_of(folder) if name.endswith(".distcp")])
+    size = tuple(tensors_in(found)["extra",].size)
+    read: dict[str, Any] = {"extra": torch.empty(size, dtype=torch.uint8)}
+    read_into(read, folder, found, ShardingEnv.from_local(1, 0))
+    return unpacked(read["extra"])
+
+
 # ---- steps of saving ----
 
 

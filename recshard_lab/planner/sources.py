@@ -105,13 +105,27 @@ def read_source(source: str | Path) -> Source:
     if Path(text).suffix.lower() in FILE_TYPES:
         file = read_tables(text)
         return Source(text, {"": file.tables}, file)
-    place, colon, name = text.rpartition(":")
-    if not colon or not place or not name:
+    if ":" not in text:
         raise ValueError(
             f"{text!r} is neither a file of tables ({', '.join(FILE_TYPES)}) nor a model: write package.module:factory "
             f"or path/file.py:factory"
         )
-    return _from_object(text, name, _found(_imported(place, text), place, name))
+    return _from_object(text, text.rpartition(":")[2], named_object(text))
+
+
+def named_object(text: str) -> Any:
+    """What ``package.module:name`` or ``path/file.py:name`` stands for, imported as Python would from here.
+
+    Raises:
+        ValueError: no such module, file or name, or one that raises when it is imported.
+
+    >>> named_object("math:pi")
+    3.14159...
+    """
+    place, _, name = text.rpartition(":")
+    if not place or not name:
+        raise ValueError(f"{text!r}: write package.module:name or path/file.py:name")
+    return _found(_imported(place, text), place, name)
 
 
 def _from_object(text: str, name: str, found: Any) -> Source:

@@ -159,10 +159,15 @@ class ShardingPlan(Exported):
         Raises:
             PlanError: as `validate`.
         """
-        full = {id(s): s.resolved(config, world_size, local_world_size) for config, s in self.pairs(tables)}
+        several = isinstance(tables, Mapping)
+        homes = [path for path, own in tables.items() for _ in own] if isinstance(tables, Mapping) else None
+        pairs = self.pairs(tables)
+        made = [sharding.resolved(config, world_size, local_world_size) for config, sharding in pairs]
+        names = zip(homes or [""] * len(pairs), (config.name for config, _ in pairs), strict=True)
+        full = dict(zip(names, made, strict=True))
         plan = ShardingPlan(
             {
-                path: EmbeddingModuleShardingPlan({name: full[id(s)] for name, s in entries.items()})
+                path: EmbeddingModuleShardingPlan({name: full[path if several else "", name] for name in entries})
                 for path, entries in self.plan.items()
             }
         )

@@ -176,3 +176,12 @@ def test_the_text_fits_100_columns() -> None:
     plan = ShardingPlan({"model.sparse_arch.embedding_bag_collection": {"a" * 60: entry}, "b": {"b": entry}})
     assert max(len(line) for line in plan.show().splitlines()) <= 100
     assert "<table>" in plan._repr_html_()
+
+
+def test_tables_that_share_one_sharding_are_cut_each_by_its_own_size() -> None:
+    tables = [EmbeddingBagConfig(rows, 8, name=f"t{rows}", feature_names=[f"f{rows}"]) for rows in (10, 30)]
+    shared = ParameterSharding("row_wise")
+    plan = ShardingPlan({"ebc": {table.name: shared for table in tables}})  # type: ignore[dict-item]
+    for configs in (tables, {"ebc": tables}):
+        cut = plan.resolved(configs, 2).plan["ebc"]
+        assert {name: max(shard.rows[1] for shard in own.shards) for name, own in cut.items()} == {"t10": 10, "t30": 30}

@@ -1,0 +1,183 @@
+"""From a config to what trains: data, model, plan, sharded model, optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from recshard_lab.comm import CommType, QCommsConfig, Registry, ShardingEnv, get_qcomm_codecs_registry
+from recshard_lab.data import BatchLoader, build_dataset
+from recshard_lab.distributed import (
+    DistributedModelParallel,
+    EmbeddingBagCollectionSharder,
+    EmbeddingCollectionSharder,
+    RankPeers,
+)
+from recshard_lab.models import ModelKind, build_model, model_named, train_task
+from recshard_lab.planner import EmbeddingShardingPlanner, Workload, read_constraints, tables_of
+from recshard_lab.planner.sources import named_object
+from recshard_lab.sharding import ParameterSharding, PlanError, ShardingPlan, Topology, scheme_named
+from recshard_lab.train.job.config import ModelSection, PlanSection, TrainConfig
+from recshard_lab.train.job.sources import CheckedSource, check_features
+from recshard_lab.train.job.tables import TABLE_SETTINGS, of_the_model, tables_for
+
+MEASURED_BATCHES = 4
+_PLAIN = ModelKind.__dataclass_fields__["task"].default  # cross entropy of logits
+DENSE_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+}
+
+
+def build_sources(config: TrainConfig) -> tuple[CheckedSource, CheckedSource]:
+    """Samples to train on and to test on.
+
+    Raises:
+        ValueError: data that cannot be had, or a feature that they do not have; no sample to train on.
+    """
+    splits = build_dataset(config.data.mapping)
+    train = CheckedSource(splits.train, config.features)
+    if not len(train):
+        raise ValueError(f"there is nothing to train on: {train.source} has no samples")
+    return train, CheckedSource(splits.test, config.features, "test")
+
+
+def build_unsharded(section: ModelSection, source: CheckedSource, env: ShardingEnv | None = None) -> nn.Module:
+    """The model, on meta where it can be.
+
+    Args:
+        env: the ranks, for losses that compare the samples of all of them.
+
+    Raises:
+        ValueError: no such model, settings that it does not have, or one that does not fit the samples.
+    """
+    if ":" not in section.name:
+        model = _registered(section, source, env or ShardingEnv.from_local(1, 0))
+    else:
+        factory = named_object(section.name)
+        try:
+            model = factory(**section.settings) if not isinstance(factory, nn.Module) else factory
+        except Exception as error:  # a reader's function may do anything
+            raise ValueError(f"model {section.name} raised {type(error).__name__}: {error}") from error
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"model {section.name} gives a {type(model).__name__}, expected a torch.nn.Module")
+    check_features(model, source)
+    return model
+
+
+def _registered(section: ModelSection, source: CheckedSource, env: ShardingEnv) -> nn.Module:
+    """A model by name; with its own loss around it, where it has one."""
+    own = {key: value for key, value in section.settings.items() if key in TABLE_SETTINGS}
+    settings = of_the_model(section.settings)
+    kind = model_named(section.name)
+    if "dense_in_features" in {each.name for each in fields(kind.settings)}:
+        settings.setdefault("dense_in_features", source.num_dense_features)
+    model = build_model(section.name, tables_for(source.features, **own), settings, device="meta", dense_device="meta")
+    if not brings_its_loss(section):
+        return model
+    peers: Any = RankPeers(env)
+    return train_task(section.name, model, settings, peers=peers)
+
+
+def brings_its_loss(section: ModelSection) -> bool:
+    """Whether the model takes a batch and gives ``(loss, (loss, logits, labels))``, rather than logits."""
+    return ":" not in section.name and model_named(section.name).task is not _PLAIN
+
+
+def build_sharders(config: TrainConfig) -> list[Any]:
+    """What shards the model's collections, with the tables' optimizer in it."""
+    fused = config.optimizer.tables.fused_params
+    codecs: Registry | None = None
+    if config.communication is not None:
+        forward, backward = (CommType(name) for name in (config.communication.forward, config.communication.backward))
+        codecs = get_qcomm_codecs_registry(QCommsConfig(forward, backward))
+    return [EmbeddingBagCollectionSharder(fused, codecs), EmbeddingCollectionSharder(fused, codecs)]
+
+
+def build_plan(
+    config: TrainConfig, model: nn.Module, source: CheckedSource, env: ShardingEnv, device: torch.device, sharders: Any
+) -> ShardingPlan:
+    """The plan that the config asks for; planned on rank 0. All ranks must call it.
+
+    Raises:
+        PlanError: a plan that cannot be on these ranks.
+        ValueError: a file that cannot be read as one.
+    """
+    said = config.plan
+    if said.path is not None:
+        return _read_plan(said.path, tables_of(model), env)
+    if said.scheme is not None:
+        name = scheme_named(said.scheme).name
+        entries = {path: {t.name: ParameterSharding(name) for t in own} for path, own in tables_of(model).items()}
+        return ShardingPlan(entries)  # type: ignore[arg-type]
+    return planner_of(config, model, source, _topology(said, env, device)).collective_plan(model, sharders, env.pg)
+
+
+def planner_of(
+    config: TrainConfig, model: nn.Module, source: CheckedSource, topology: Topology
+) -> EmbeddingShardingPlanner:
+    """The planner that the config asks for; the step is measured on the first batches of the data.
+
+    Raises:
+        ValueError: wishes that cannot be read, or samples that cannot.
+    """
+    said = config.plan
+    inside = tuple(f"{path}." if path else "" for path in tables_of(model))
+    dense = sum(p.numel() for path, p in model.named_parameters() if not path.startswith(inside))
+    loader = BatchLoader(source, config.batch_size, 0, topology.world_size, shuffle=config.shuffle, seed=config.seed)
+    batches = [batch.sparse_features for batch, _ in zip(loader, range(MEASURED_BATCHES), strict=False)]
+    tables = [table for own in tables_of(model).values() for table in own]
+    workload = Workload.measured(
+        [batch for batch in batches if batch.stride() == batches[0].stride()],
+        tables,
+        optimizer=config.optimizer.tables.name,
+        dense_parameters=dense,
+    )
+    names = [table.name for table in tables]
+    wishes = read_constraints(said.constraints, names) if said.constraints is not None else None
+    return EmbeddingShardingPlanner(topology, None, wishes, workload, solver=said.solver, cost_model=said.cost_model)
+
+
+def _read_plan(path: str, tables: Mapping[str, Any], env: ShardingEnv) -> ShardingPlan:
+    try:
+        found = ShardingPlan.from_json(Path(path).read_text(encoding="utf-8"))
+        return found.resolved(tables, env.world_size, env.local_world_size)
+    except PlanError as error:
+        raise PlanError(f"plan {path}, on {env.world_size} ranks: {error}") from None
+
+
+def _topology(said: PlanSection, env: ShardingEnv, device: torch.device) -> Topology:
+    if said.topology is not None:
+        machine = Topology.preset(said.topology)
+        if machine.world_size != env.world_size:
+            raise PlanError(
+                f"plan.topology {said.topology!r} has {machine.world_size} ranks and {env.world_size} run: name it for "
+                f"as many"
+            )
+    else:
+        machine = Topology(env.world_size, compute_device=device.type, local_world_size=env.local_world_size)
+    if said.memory_gb is None:
+        return machine
+    cap = int(said.memory_gb * 1024**3)
+    return replace(machine, hbm_cap=cap) if machine.compute_device == "cuda" else replace(machine, ddr_cap=cap)
+
+
+def build_dense_optimizer(config: TrainConfig, model: DistributedModelParallel) -> torch.optim.Optimizer:
+    """torch's optimizer over what backward does not step.
+
+    Raises:
+        ValueError: a setting that this optimizer does not have, by name.
+    """
+    told = config.optimizer.dense.model_dump(exclude_none=True)
+    name = told.pop("name")
+    try:
+        return DENSE_OPTIMIZERS[name](model.dense_parameters(), **told)
+    except TypeError as error:
+        raise ValueError(f"optimizer.dense: {name} cannot take {', '.join(told)}: {error}") from None

@@ -1,0 +1,124 @@
+"""What a reader sees of a run: a bar or lines, TensorBoard, a JSON object a line. Rank 0 alone tells."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TextIO
+
+from recshard_lab.train.job.config import LogSection
+
+
+class Reporter:
+    """Tells nobody anything; what ranks other than 0 have."""
+
+    def begin(self, step: int, total: int, about: str) -> None:
+        """A run starts, or goes on from `step`."""
+
+    def advance(self, step: int) -> None:
+        """A step was done."""
+
+    def values(self, step: int, values: Mapping[str, float], kind: str = "train") -> None:
+        """Numbers of a step."""
+
+    def note(self, words: str) -> None:
+        """A sentence."""
+
+    def close(self) -> None:
+        """Nothing more will be told."""
+
+
+class Told(Reporter):
+    """To the terminal, and to the files that were asked for.
+
+    Raises:
+        ModuleNotFoundError: TensorBoard is asked for and not installed.
+        OSError: a file that cannot be written.
+    """
+
+    def __init__(self, log: LogSection, out: TextIO | None = None) -> None:
+        self._out = sys.stdout if out is None else out
+        self._mode = log.progress if log.progress != "auto" else "bar" if self._out.isatty() else "lines"
+        self._board_at, self._board = log.tensorboard, None
+        if log.tensorboard is not None:
+            self._writer = summary_writer()
+        self._lines: TextIO | None = None
+        if log.jsonl is not None:
+            Path(log.jsonl).parent.mkdir(parents=True, exist_ok=True)
+            self._lines = Path(log.jsonl).open("a", encoding="utf-8")  # noqa: SIM115  (closed by close)
+        self._bar: Any = None
+        self._task: Any = None
+
+    def begin(self, step: int, total: int, about: str) -> None:
+        if self._board_at is not None and self._board is None:
+            # what a killed run wrote after its last checkpoint does not stand
+            self._board = self._writer(self._board_at, purge_step=step + 1)
+        self.note(about)
+        self._total = total
+        if self._mode == "bar":
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[told]}"))
+            self._bar = Progress(*columns, console=Console(file=self._out))
+            self._task = self._bar.add_task("train", total=total, completed=step, told="")
+            self._bar.start()
+
+    def advance(self, step: int) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step)
+
+    def values(self, step: int, values: Mapping[str, float], kind: str = "train") -> None:
+        words = "  ".join(f"{name} {_number(name, value)}" for name, value in values.items())
+        if self._bar is not None and kind == "train":
+            self._bar.update(self._task, completed=step, told=words)
+        elif self._mode != "off":
+            self.note(f"step {step:,} of {self._total:,}  {'' if kind == 'train' else f'{kind}: '}{words}")
+        if self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(f"{kind}/{name}", value, step)
+            self._board.flush()
+        if self._lines is not None:
+            record = {"step": step, "kind": kind, "time": time.time(), **values}
+            self._lines.write(json.dumps(record) + "\n")
+            self._lines.flush()
+
+    def note(self, words: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(words, highlight=False, markup=False)
+        elif self._mode != "off":
+            print(words, file=self._out, flush=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+        if self._board is not None:
+            self._board.close()
+        if self._lines is not None:
+            self._lines.close()
+
+
+def summary_writer() -> Any:
+    """TensorBoard's ``SummaryWriter``.
+
+    Raises:
+        ModuleNotFoundError: it is not installed, by the extra that brings it.
+    """
+    try:
+        return import_module("torch.utils.tensorboard").SummaryWriter
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("tensorboard", "distutils"):
+            raise
+        raise ModuleNotFoundError(
+            "log.tensorboard needs the package tensorboard: pip install recshard-lab[tensorboard], or leave it out",
+            name="tensorboard",
+        ) from None
+
+
+def _number(name: str, value: float) -> str:
+    return f"{value:,.0f}" if name.startswith("samples") else f"{value:.4f}"

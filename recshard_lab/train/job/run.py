@@ -1,0 +1,367 @@
+"""A training run: begun, killed, gone on with on any number of ranks, finished.
+
+A run is cut into *segments*: it is saved, scored and its pipeline empty only between two of them. A segment ends
+at every multiple of the checkpoint's and the evaluation's steps, and at the end. What a run does after a checkpoint
+is a function of the checkpoint and the config alone (the order of samples is one of the seed, schedules are of the
+step, torch's generator is seeded anew at the beginning of a segment), so that one that is killed and started again
+ends with the weights of one that never was: bit for bit on as many ranks, else as near as sums in another order are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from recshard_lab.arguments import checks_arguments
+from recshard_lab.comm import ShardingEnv, all_reduce
+from recshard_lab.data import Batch, BatchLoader
+from recshard_lab.distributed import DistributedModelParallel
+from recshard_lab.distributed.checkpoint import agreed, load_checkpoint, save_checkpoint
+from recshard_lab.planner import tables_of
+from recshard_lab.sharding import PlanError, ShardingPlan
+from recshard_lab.train.job.build import (
+    brings_its_loss,
+    build_dense_optimizer,
+    build_plan,
+    build_sharders,
+    build_sources,
+    build_unsharded,
+)
+from recshard_lab.train.job.config import TrainConfig
+from recshard_lab.train.job.progress import Reporter, Told, summary_writer
+from recshard_lab.train.job.saved import FORMAT, saved_state
+from recshard_lab.train.job.scoring import evaluated
+from recshard_lab.train.loop import batch_loss
+from recshard_lab.train.metrics import MetricsConfig, RecMetricDef, RecMetricEnum, RecMetricModule
+from recshard_lab.train.metrics import generate_metric_module as metrics_of
+from recshard_lab.train.pipelines.base import Pipeline
+from recshard_lab.train.pipelines.registry import pipeline_kind
+
+_ENUM = {
+    "auc": RecMetricEnum.AUC,
+    "log_loss": RecMetricEnum.LOG_LOSS,
+    "normalized_entropy": RecMetricEnum.NE,
+    "calibration": RecMetricEnum.CALIBRATION,
+}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of a run, the same on every rank.
+
+    Attributes:
+        step: steps that the run has made, those before it was gone on with included.
+        samples: of them, trained by this process's ranks since it began.
+        seconds: their wall clock, scoring and saving left out.
+        loss: mean over the last steps that were told; None where none was trained.
+        test: metrics of the test samples, where they were scored at the end.
+        unsaved: why the last checkpoint could not be written, where it could not.
+    """
+
+    step: int
+    samples: int
+    seconds: float
+    loss: float | None
+    test: dict[str, float] = field(default_factory=dict)
+    unsaved: str | None = None
+
+    @property
+    def samples_per_second(self) -> float:
+        """Of all ranks together."""
+        return self.samples / self.seconds if self.seconds else 0.0
+
+
+@checks_arguments
+def run_training(config: TrainConfig, reporter: Reporter | None = None) -> Trained:
+    """Trains as the config says, in the process group that there is, or alone. All ranks must call it.
+
+    Args:
+        config: the run.
+        reporter: who is told; a bar or lines, and the files of ``config.log``, on rank 0 when left out.
+
+    Raises:
+        ValueError: data, model, plan or checkpoint that do not belong together, by name; a label that is not 0 or 1.
+        StageError: a stage of the pipeline failed, with its batch and rank.
+        OSError: data that cannot be read. A checkpoint that cannot be written is told and tried again at the next one.
+
+    >>> from recshard_lab.train.job import TrainConfig
+    >>> data = {"name": "synthetic-criteo", "num_samples": 64, "test_samples": 64, "rows": [20, 30]}
+    >>> config = TrainConfig(model={"name": "dlrm"}, data=data, batch_size=16, log={"progress": "off"})
+    >>> run_training(config).step
+    4
+    """
+    run = TrainingRun(config, reporter)
+    try:
+        return run.train()
+    finally:
+        run.close()
+
+
+class TrainingRun:
+    """A run with everything that belongs to it; `run_training` makes one, trains, and lets go of it.
+
+    Args:
+        config, reporter: as of `run_training`.
+
+    Attributes:
+        model: sharded. dense: the optimizer of its dense part. loader: of this rank. step: steps made so far.
+    """
+
+    def __init__(self, config: TrainConfig, reporter: Reporter | None = None) -> None:
+        self.config, self.env = config, ShardingEnv.default()
+        self.device = _device(self.env)
+        self._saved = saved_state(config, self.env)
+        self.source, self.test = agreed(self.env, lambda: build_sources(config))
+        unsharded = build_unsharded(config.model, self.source, self.env)
+        sharders = build_sharders(config)
+        plan = self._kept_plan(unsharded)
+        if plan is None:
+            plan = build_plan(config, unsharded, self.source, self.env, self.device, sharders)
+        torch.manual_seed(config.seed)
+        self.model = DistributedModelParallel(unsharded, self.env, self.device, plan, sharders)
+        self.dense = build_dense_optimizer(config, self.model)
+        self._rates = [group["lr"] for group in self.dense.param_groups]
+        self.loader = BatchLoader(
+            self.source,
+            config.batch_size,
+            self.env.rank,
+            self.env.world_size,
+            shuffle=config.shuffle,
+            seed=config.seed,
+            drop_last=config.drop_last,
+            prefetch=config.loader_prefetch,
+        )
+        if not len(self.loader):
+            raise ValueError(f"an epoch of {len(self.source):,} samples has no whole batch of {config.batch_size:,}")
+        self.metrics = self._metrics()
+        self.step = self._samples = 0
+        self._seconds = 0.0
+        self._loss: float | None = None
+        self._losses: list[Tensor] = []
+        self._untold = [0.0, 0.0]  # seconds and samples
+        self.unsaved: str | None = None
+        self._resumed = self._resume()
+        self._reporter = self._who_tells(reporter)
+
+    def _who_tells(self, given: Reporter | None) -> Reporter:
+        if self.config.log.tensorboard is not None:
+            summary_writer()  # where it is missing, every rank says so
+
+        def made() -> Reporter:
+            return Told(self.config.log) if self.env.rank == 0 else Reporter()
+
+        found: Reporter = agreed(self.env, lambda: made() if given is None else given)
+        return found
+
+    # ---- going on ----
+
+    def _kept_plan(self, unsharded: torch.nn.Module) -> ShardingPlan | None:
+        """The plan of the checkpoint, where as many ranks run: sums are then added in the same order."""
+        if self._saved is None or self.config.plan.path is not None:
+            return None
+        if self._saved["world"] != [self.env.world_size, self.env.local_world_size]:
+            return None
+        found = ShardingPlan.from_json(self._saved["plan"])
+        try:
+            return found.resolved(tables_of(unsharded), self.env.world_size, self.env.local_world_size)
+        except PlanError:  # of other tables: loading the checkpoint will say how the model differs
+            return None
+
+    def _resume(self) -> str:
+        if self._saved is None:
+            return ""
+        assert self.config.checkpoint is not None
+        load_checkpoint(self.config.checkpoint.path, self.model, self.dense)
+        self.loader.load_state_dict(self._saved["loader"])
+        self.step = self._saved["step"]
+        with suppress(ValueError):  # other metrics are watched now: they begin here
+            self.metrics.load_state_dict(self._saved["metrics"])
+        ranks = self._saved["world"][0]
+        at = f"step {self.step:,}, {self.loader.position}, saved by {ranks} rank{'s' * (ranks != 1)}"
+        self._saved = None
+        return at
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "step": self.step,
+            "loader": self.loader.state_dict(),
+            "metrics": self.metrics.state_dict(),
+            "plan": self.model.plan.to_json(),
+            "world": [self.env.world_size, self.env.local_world_size],
+            "config": self.config.model_dump(exclude_none=True),
+        }
+
+    def save(self) -> None:
+        """Writes the checkpoint, where the config has one; a disk that is full is told, and the run goes on."""
+        if self.config.checkpoint is None:
+            return
+        try:
+            save_checkpoint(self.config.checkpoint.path, self.model, self.dense, extra=self._state())
+        except OSError as error:
+            self.unsaved = str(error)
+            self._reporter.note(f"NOT SAVED at step {self.step:,}: {error}. Training goes on")
+        else:
+            self.unsaved = None
+            self._reporter.note(f"saved at step {self.step:,}: {self.config.checkpoint.path}")
+
+    # ---- training ----
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run, those made included."""
+        further = self.config.epochs - self.loader.epoch - 1  # epochs beyond the one it stands in
+        left = self.loader.total - self.loader.state_dict()["samples"]
+        steps = -(-left // self.config.batch_size) + further * len(self.loader) if further >= 0 else 0
+        total = self.step + steps
+        return total if self.config.max_steps is None else min(total, max(self.step, self.config.max_steps))
+
+    def train(self) -> Trained:
+        """Trains to the end, or goes on to it."""
+        total = self.total_steps
+        self._reporter.begin(self.step, total, self._about())
+        batches = self._batches()
+        pipeline = self._pipeline()
+        kind = pipeline_kind(self.config.pipeline.name)
+        test: dict[str, float] = {}
+        try:
+            while self.step < total:
+                end = min(total, *self._stops())
+                torch.manual_seed(hash((self.config.seed, self.step, self.env.rank)) & 0x7FFFFFFFFFFFFFFF)
+                self._segment(pipeline, islice(batches, end - self.step), end, total)
+                test = self._between(total)
+                if not kind.exact and self.step < total:
+                    pipeline.close()
+                    pipeline = self._pipeline()
+            if not test and self.config.evaluation.at_end:
+                test = self._evaluate()
+        finally:
+            pipeline.close()
+        return Trained(self.step, self._samples, self._seconds, self._loss, test, self.unsaved)
+
+    def _segment(self, pipeline: Pipeline, batches: Iterator[Batch], end: int, total: int) -> None:
+        self.model.train()
+        begun = time.perf_counter()
+        while self.step < end:
+            self._set_rates(self.step + 1)
+            logits, labels, loss, size = pipeline.progress(batches)
+            self.step += 1
+            self._losses.append(loss)
+            self._untold[1] += size
+            self.metrics.update({"prediction": logits.double().sigmoid(), "label": labels})
+            self._reporter.advance(self.step)
+            if self.step % self.config.log.every_steps == 0 or self.step == total:
+                loss_now = self._mean_loss()  # waits for the device
+                self._untold[0] += time.perf_counter() - begun
+                self._tell(loss_now)
+                begun = time.perf_counter()
+        self._untold[0] += time.perf_counter() - begun
+        with suppress(StopIteration):  # the pipeline has seen the segment's end
+            pipeline.progress(batches)
+            raise AssertionError("a segment had more batches than steps")
+
+    def _tell(self, loss: float) -> None:
+        """What happened since this was last called."""
+        seconds, samples = self._untold
+        self._seconds, self._samples = self._seconds + seconds, self._samples + int(samples)
+        self._untold = [0.0, 0.0]
+        self._reporter.values(self.step, {"loss": loss, **self._watched(), "samples_per_second": samples / seconds})
+
+    def _between(self, total: int) -> dict[str, float]:
+        """What is due between two segments; the test's metrics where they were scored."""
+        every = self.config.checkpoint.every_steps if self.config.checkpoint is not None else None
+        if self.step == total or (every is not None and self.step % every == 0):
+            self.save()
+        due = self.config.evaluation.every_steps
+        if (due is not None and self.step % due == 0) or (self.step == total and self.config.evaluation.at_end):
+            return self._evaluate()
+        return {}
+
+    def _evaluate(self) -> dict[str, float]:
+        asked = self.config.evaluation
+        found = evaluated(self.model, self._forward, self.test, asked, self.env, self.device)
+        if found:
+            self._reporter.values(self.step, found, "test")
+        return found
+
+    def _stops(self) -> list[int]:
+        """The next multiples of the steps at which something is due."""
+        saved = self.config.checkpoint.every_steps if self.config.checkpoint is not None else None
+        cadences = [every for every in (saved, self.config.evaluation.every_steps) if every is not None]
+        return [(self.step // every + 1) * every for every in cadences] or [1 << 62]
+
+    def _batches(self) -> Iterator[Batch]:
+        while self.loader.epoch < self.config.epochs:
+            yield from self.loader
+
+    def _pipeline(self) -> Pipeline:
+        settings = self.config.pipeline.settings
+        if self.config.pipeline.name == "semi_sync":
+            settings["start_batch"] = max(0, settings.get("start_batch", 900) - self.step)
+        make = pipeline_kind(self.config.pipeline.name).make
+        return make(self.model, self.dense, self.device, custom_model_fwd=self._forward, **settings)
+
+    def _forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, int]]:
+        if brings_its_loss(self.config.model):
+            loss, (_, logits, _) = self.model(batch)
+        else:
+            logits = self.model(batch.dense_features, batch.sparse_features)
+            loss = batch_loss(logits, batch)
+        return loss, (logits.detach().flatten(), batch.labels, loss.detach(), batch.global_size)
+
+    def _set_rates(self, step: int) -> None:
+        """Learning rates are the config's, whatever a checkpoint says."""
+        schedule = self.config.optimizer.schedule
+        factor = 1.0 if schedule is None else schedule.factor(step)
+        for group, rate in zip(self.dense.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
+        for group in self.model.fused_optimizer.param_groups:
+            group["lr"] = self.config.optimizer.tables.lr * factor
+
+    # ---- what is watched ----
+
+    def _metrics(self) -> RecMetricModule:
+        window = self.config.metrics_window
+        wanted = {_ENUM[name]: RecMetricDef(window_size=window) for name in self.config.metrics}
+        each = -(-self.config.batch_size // self.env.world_size)
+        settings = MetricsConfig(rec_metrics=wanted)
+        return metrics_of(RecMetricModule, settings, each, self.env.world_size, self.env.rank, self.env.pg)
+
+    def _watched(self) -> dict[str, float]:
+        values = self.metrics.compute()
+        found = {}
+        for metric, name in zip(self.metrics.rec_metrics, self.config.metrics, strict=True):
+            key = f"{metric.namespace}-{next(iter(metric.tasks))}|window_{metric.namespace}"
+            found[name] = float(values[key])
+        return found
+
+    def _mean_loss(self) -> float:
+        """Over the steps since it was last asked for, of all ranks."""
+        parts = torch.stack([part.double() for part in self._losses]).sum().reshape(1)
+        loss = float(all_reduce(parts, self.env, "train/loss")) / self.env.world_size / len(self._losses)
+        self._losses.clear()
+        self._loss = loss
+        return loss
+
+    def _about(self) -> str:
+        ranks = f"{self.env.world_size} rank{'s' * (self.env.world_size != 1)} on {self.device.type}"
+        begun = f"going on at {self._resumed}" if self._resumed else "from the beginning"
+        return f"{self.config.model.name} on {self.source.source}; {ranks}, {begun}"
+
+    def close(self) -> None:
+        """Lets go of files."""
+        self._reporter.close()
+
+
+def _device(env: ShardingEnv) -> torch.device:
+    if env.pg is not None and "nccl" in str(dist.get_backend(env.pg)):
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

@@ -1,0 +1,47 @@
+"""Whether there is a checkpoint to go on with, and what it says of the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from recshard_lab.comm import ShardingEnv, broadcast_object
+from recshard_lab.distributed.checkpoint import read_extra
+from recshard_lab.distributed.checkpoint_files import CheckpointError
+from recshard_lab.train.job.config import TrainConfig
+
+FORMAT = "recshard_lab training run"
+
+
+def saved_state(config: TrainConfig, env: ShardingEnv) -> dict[str, Any] | None:
+    """What the checkpoint says, read by rank 0; None where there is none to go on with."""
+    if config.checkpoint is None:
+        return None
+    found, error = None, None
+    if env.rank == 0:
+        try:
+            found = _read_saved(config)
+        except (ValueError, OSError) as caught:
+            error = caught
+    found, error = broadcast_object((found, error), env)
+    if error is not None:
+        raise error
+    return found
+
+
+def _read_saved(config: TrainConfig) -> dict[str, Any] | None:
+    assert config.checkpoint is not None
+    folder, resume = Path(config.checkpoint.path), config.checkpoint.resume
+    empty = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    if empty and not (folder.parent / f".{folder.name}.previous").exists():
+        if resume == "always":
+            raise CheckpointError(f"checkpoint.resume is 'always', and there is no checkpoint at {folder}")
+        return None
+    if resume == "never":
+        raise CheckpointError(
+            f"checkpoint.resume is 'never', and there is a checkpoint at {folder}: choose another path"
+        )
+    found = read_extra(folder)
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise CheckpointError(f"{folder} is a checkpoint, but not of a training run: choose another path")
+    return found

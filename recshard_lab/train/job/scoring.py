@@ -1,0 +1,73 @@
+"""Scores of test samples under a sharded model, all ranks' samples together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from recshard_lab.comm import ShardingEnv, all_reduce
+from recshard_lab.data import Batch, BatchLoader, SampleSource
+from recshard_lab.data.ratings import rank_slice
+from recshard_lab.data.source import SamplePart
+from recshard_lab.train.job.config import EvaluationSection
+from recshard_lab.train.metrics import auc, calibration, log_loss, normalized_entropy
+
+
+@torch.no_grad()
+def score_samples(
+    model: nn.Module,
+    forward: Callable[[Batch], Any],
+    source: SampleSource,
+    batch_size: int,
+    env: ShardingEnv,
+    device: torch.device,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits and labels ``[n]`` of every sample, in the source's order, on every rank. All ranks must call it.
+
+    Args:
+        forward: a batch -> ``(loss, (logits, ...))`` of the model.
+    """
+    training = model.training
+    model.eval()
+    both = torch.zeros(2, len(source), device=device)  # every rank fills its samples in; the sum is exact
+    done = 0
+    for batch in BatchLoader(source, batch_size, env.rank, env.world_size):
+        batch = batch.to(device)
+        begin, end = rank_slice(batch.global_size, env.rank, env.world_size)
+        _, (logits, *_) = forward(batch)
+        both[0, done + begin : done + end] = logits.float()
+        both[1, done + begin : done + end] = batch.labels
+        done += batch.global_size
+    model.train(training)
+    scores, labels = all_reduce(both, env, "train/scores").cpu()
+    return scores, labels
+
+
+def evaluated(
+    model: nn.Module,
+    forward: Callable[[Batch], Any],
+    source: SampleSource,
+    asked: EvaluationSection,
+    env: ShardingEnv,
+    device: torch.device,
+) -> dict[str, float]:
+    """AUC, log loss, normalised entropy and calibration of a source's (first) samples; NaN where there is none.
+
+    Raises:
+        ValueError: a score that is not finite: the model diverged.
+    """
+    if asked.max_samples is not None and asked.max_samples < len(source):
+        source = SamplePart(source, 0, asked.max_samples)
+    if not len(source):
+        return {}
+    scores, labels = score_samples(model, forward, source, asked.batch_size, env, device)
+    found = {"samples": float(len(labels)), "log_loss": log_loss(scores, labels)}
+    both = 0 < float(labels.sum()) < len(labels)
+    found["auc"] = auc(scores, labels) if both else math.nan
+    found["normalized_entropy"] = normalized_entropy(scores, labels) if both else math.nan
+    found["calibration"] = calibration(scores, labels) if both else math.nan
+    return found

@@ -1,0 +1,128 @@
+"""Runs that the tests make, on ranks or in processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import recshard_lab as rs
+from recshard_lab.comm import ShardingEnv
+from recshard_lab.train.job import TrainConfig, Trained, run_training
+from recshard_lab.train.job.build import build_sources, build_unsharded
+from recshard_lab.train.job.progress import Reporter
+
+ROOT = Path(__file__).parents[2]
+
+
+def config_of(folder: Path, **changes: Any) -> dict[str, Any]:
+    """A small run: two epochs of 13 steps, the last batch of an epoch not whole."""
+    run: dict[str, Any] = {
+        "model": {"name": "dlrm", "embedding_dim": 8, "over_arch_layer_sizes": [8, 1]},
+        "data": {"name": "synthetic-criteo", "num_samples": 400, "test_samples": 100, "rows": [40, 300, 7]},
+        "batch_size": 32,
+        "epochs": 2,
+        "seed": 3,
+        "optimizer": {"tables": {"lr": 0.1}, "dense": {"lr": 0.01}, "schedule": {"warmup_steps": 9}},
+        "checkpoint": {"path": str(folder / "checkpoint"), "every_steps": 4},
+        "log": {"progress": "off", "every_steps": 5, "jsonl": str(folder / "log.jsonl")},
+    }
+    return {**run, **changes}
+
+
+class Killer(Reporter):
+    """Kills its own process without warning when a step is done."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def advance(self, step: int) -> None:
+        if step == self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def on_rank(config: dict[str, Any], kill_at: int | None = None, victim: int = 0) -> Trained:
+    """What a rank runs; the victim dies."""
+    mine = kill_at is not None and ShardingEnv.default().rank == victim
+    return run_training(TrainConfig.model_validate(config), Killer(kill_at or 0) if mine else None)
+
+
+def weights_of(config: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Weights and optimizer states of a run's checkpoint, in an unsharded model, and what the run noted."""
+    asked = TrainConfig.model_validate(config)
+    assert asked.checkpoint is not None
+    model = build_unsharded(asked.model, build_sources(asked)[0])
+    if any(p.is_meta for p in model.parameters()):
+        model = model.to_empty(device="cpu")
+    tables = list(model.embedding_bag_collection.parameters())  # type: ignore[union-attr]
+    rs.apply_optimizer_in_backward(rs.RowWiseAdagrad, tables, {"lr": 0.1})
+    known = {id(p) for p in tables}
+    dense = torch.optim.Adam([p for p in model.parameters() if id(p) not in known])
+    extra = rs.load_checkpoint(asked.checkpoint.path, model, dense).extra
+    state = dict(model.state_dict())
+    for name, parameter in model.named_parameters():
+        own = dense.state.get(parameter, {})
+        state |= {f"adam.{name}.{key}": torch.as_tensor(value).clone() for key, value in own.items()}
+    return state, extra
+
+
+def recshard(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "recshard_lab.cli", *arguments]
+
+
+def environment() -> dict[str, str]:
+    found = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    found.pop("GLOO_SOCKET_IFNAME", None)
+    return found
+
+
+def torchrun_node(node: int, port: int, config: Path, log: Path) -> subprocess.Popen[bytes]:
+    """One of two nodes of one rank each, in a process group of its own, so that all of it can be killed."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", f"--node-rank={node}"]
+    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1", "--rdzv-id=job"]
+    command += ["--module", "recshard_lab.cli", "train", "--config", str(config)]
+    with log.open("ab") as out:
+        return subprocess.Popen(command, env=environment(), stdout=out, stderr=out, start_new_session=True)
+
+
+def steps_in(log: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def wait_for_step(log: Path, step: int, processes: list[subprocess.Popen[bytes]]) -> None:
+    begun = time.monotonic()
+    while max(steps_in(log), default=0) < step:
+        assert time.monotonic() - begun < 90, "it does not train"
+        assert all(process.poll() is None for process in processes), "it ended early"
+        time.sleep(0.002)
+
+
+def kill(processes: list[subprocess.Popen[bytes]]) -> None:
+    """-9 to each node's agent and everything that it started."""
+    for process in processes:
+        os.killpg(process.pid, signal.SIGKILL)
+    for process in processes:
+        process.wait(20)
+
+
+class Dropping(nn.Module):
+    """A reader's own model, with a generator at work in every forward."""
+
+    def __init__(self, rate: float = 0.5) -> None:
+        super().__init__()
+        rows = {"cat_0": 40, "cat_1": 300, "cat_2": 7}
+        tables = [rs.EmbeddingBagConfig(n, 8, name=name, feature_names=[name]) for name, n in rows.items()]
+        self.embedding_bag_collection = rs.EmbeddingBagCollection(tables, device="meta")
+        self.top, self.rate = nn.Linear(24 + 13, 1), rate
+
+    def forward(self, dense: Tensor, ids: rs.KeyedJaggedTensor) -> Tensor:
+        both = torch.cat([self.embedding_bag_collection(ids).values(), dense], dim=1)
+        return self.top(nn.functional.dropout(both, self.rate, self.training))

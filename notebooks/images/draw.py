@@ -38,6 +38,11 @@ save(picture, "01_placement.svg")
 ids, lengths = torch.tensor([10, 11, 12, 40, 41, 42, 3, 5, 5, 7, 1]), torch.tensor([2, 1, 0, 3, 1, 1, 2, 1])
 save(views.jagged_anatomy(rs.KeyedJaggedTensor(["film", "genre"], ids, lengths=lengths)), "02_jagged.svg")
 
+schemes = rs.sharding.scheme_names()
+equal = [rs.EmbeddingBagConfig(name=n, num_embeddings=8_000, embedding_dim=32, feature_names=[n]) for n in schemes]
+each = rs.ShardingPlan({"": {name: rs.ParameterSharding(name) for name in schemes}}).resolved(equal, 4, 2)
+save(views.placement(each, equal, rs.Topology(4, local_world_size=2)), "05_schemes.svg")
+
 
 def best_ms(train: Callable[[Any], None], batch: Any) -> float:
     """The shortest of nine steps, after three to warm up."""

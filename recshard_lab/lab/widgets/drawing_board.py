@@ -6,11 +6,13 @@ import re
 import threading
 from collections.abc import Sequence
 from time import perf_counter
+from typing import Any
 
 import ipywidgets as ipw
 import numpy as np
 
 from recshard_lab.embedding.configs import EmbeddingBagConfig
+from recshard_lab.lab import views
 from recshard_lab.lab.live import run_beside_truth
 from recshard_lab.lab.live_model import EQUAL
 from recshard_lab.lab.measure import Measured
@@ -226,6 +228,14 @@ class DrawingBoard(ipw.VBox):
         self.status.value = page.note("Running …")
         self._running = threading.Thread(target=work, name="recshard-drawing-board", daemon=True)
         self._running.start()
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
+        """The widget, and for pages without a kernel what is drawn, rank by rank."""
+        bundle = super()._repr_mimebundle_(**kwargs) or {}
+        if self.plan is None:
+            return {**bundle, "text/html": page.alert(self.problem), "text/plain": self.problem}
+        view = views.placement(self.plan, [self.table], self.topology)
+        return {**bundle, "text/html": view.img, "text/plain": self.lines.value}
 
 
 def parse(text: str) -> list[list[int]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import io
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -21,7 +20,12 @@ from recshard_lab.data.text_file import Row, TextFile
 
 HEADER = ("userId", "movieId", "rating", "timestamp")
 _PLAIN = bytes(range(48, 58)) + b".,\n"
-_MOST_DIGITS = 15  # of a number that a float64 holds exactly
+_MOST_DIGITS = 18  # of a number that an int64 holds
+_STAR_WIDTH = 3
+_ZERO, _COMMA, _NEWLINE = b"0,\n"
+_FIELD_ENDS = np.frombuffer(b",,,\n", np.uint8)
+Bytes = NDArray[np.uint8]
+Positions = NDArray[np.int64]
 _MOST_ID = 1 << 24  # above, ids are looked up one by one
 
 
@@ -93,25 +97,40 @@ class RatingLines:
             if b"," in text:
                 return None
             text = text.replace(self.separator.encode(), b",")
-        if text.translate(None, _PLAIN) or not _separated(text):
+        if text.translate(None, _PLAIN):
             return None
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            try:
-                numbers = np.fromstring(text.replace(b"\n", b",").decode("ascii"), np.float64, sep=",").reshape(-1, 4)
-            except (DeprecationWarning, ValueError):
-                return None
-        user, movie, timestamp = (numbers[:, at].astype(np.int64) for at in (0, 1, 3))
-        allowed = np.array(sorted(set(self.stars.values())))
-        if not np.isin(numbers[:, 2], allowed).all():
+        bytes_ = np.frombuffer(text, np.uint8)
+        found = _fields(bytes_)
+        if found is None:
+            return None
+        begins, widths = found
+        user, movie, timestamp = (_whole_numbers(bytes_, begins[:, at], widths[:, at]) for at in (0, 1, 3))
+        rating = self._stars(bytes_, begins[:, 2], widths[:, 2])
+        if user is None or movie is None or timestamp is None or rating is None:
             return None
         movie_row = _looked_up(self.row_of_movie, movie)
+        if movie_row is None:
+            return None
         if not self.known_users:
             self._number_users(user)
         user_row = _looked_up(self.row_of_user, user)
-        if movie_row is None or user_row is None:
+        return None if user_row is None else (user_row, movie_row, rating, timestamp)
+
+    def _stars(self, bytes_: Bytes, begins: Positions, widths: Positions) -> NDArray[np.float32] | None:
+        """Ratings, compared as they are written; None if one may not be."""
+        if widths.max() > _STAR_WIDTH:
             return None
-        return user_row, movie_row, numbers[:, 2].astype(np.float32), timestamp
+        written = np.zeros(len(begins), np.int64)
+        for place in range(_STAR_WIDTH):
+            written = written * 256 + np.where(place < widths, bytes_[np.minimum(begins + place, len(bytes_) - 1)], 0)
+        known = {
+            int.from_bytes(text.encode().ljust(_STAR_WIDTH, b"\0"), "big"): own for text, own in self.stars.items()
+        }
+        codes = np.array(sorted(known))
+        at = np.minimum(np.searchsorted(codes, written), len(codes) - 1)
+        if not np.array_equal(codes[at], written):
+            return None
+        return np.array([known[code] for code in sorted(known)], np.float32)[at]
 
     def _number_users(self, users: NDArray[np.int64]) -> None:
         """Gives users that are new the next rows, in the order in which they come."""
@@ -159,28 +178,30 @@ class RatingLines:
             raise self.file.refusal(first + reader.line_num - 1, str(error)) from None
 
 
-def _separated(text: bytes) -> bool:
-    """Whether every line is number,number,number,number with a dot in the third one at most."""
-    bytes_ = np.frombuffer(text, np.uint8)
-    ends = np.flatnonzero(bytes_ < ord("0"))  # of fields; and dots
-    kinds = bytes_[ends]
-    dots = ends[kinds == ord(".")]
-    fields = ends[kinds != ord(".")]
-    if len(fields) % 4 or not np.array_equal(bytes_[fields].reshape(-1, 4), _FIELD_ENDS.repeat(len(fields) // 4, 0)):
-        return False
-    begins = np.append(-1, fields[:-1]) + 1
-    widths = fields - begins
-    if widths.min(initial=1) < 1 or widths.max(initial=1) > _MOST_DIGITS:
-        return False
-    zeros = (bytes_[begins] == ord("0")) & (widths > 1)  # 01 is another id than 1
-    if zeros.reshape(-1, 4)[:, (0, 1, 3)].any():
-        return False
-    at = np.searchsorted(fields, dots)  # which field each dot is in
-    lonely = len(np.unique(at)) == len(at)
-    return bool((at % 4 == 2).all() and lonely and (dots > begins[at]).all() and (dots < fields[at] - 1).all())
+def _fields(bytes_: Bytes) -> tuple[Positions, Positions] | None:
+    """Where the four fields of every line begin and how wide they are, ``[n, 4]``; None if a line has others."""
+    ends = np.flatnonzero((bytes_ == _COMMA) | (bytes_ == _NEWLINE))
+    if len(ends) % 4 or (bytes_[ends].reshape(-1, 4) != _FIELD_ENDS).any():
+        return None
+    begins = np.append(-1, ends[:-1]) + 1
+    widths = ends - begins
+    if widths.min() < 1 or widths.max() > _MOST_DIGITS:
+        return None
+    return begins.reshape(-1, 4), widths.reshape(-1, 4)
 
 
-_FIELD_ENDS = np.frombuffer(b",,,\n", np.uint8)[None]
+def _whole_numbers(bytes_: Bytes, begins: Positions, widths: Positions) -> NDArray[np.int64] | None:
+    """Fields as numbers; None if one is not written plainly: with a dot, or a zero before it (01 is not 1)."""
+    if ((bytes_[begins] == _ZERO) & (widths > 1)).any():
+        return None
+    numbers = np.zeros(len(begins), np.int64)
+    for place in range(int(widths.max())):
+        digits = bytes_[np.minimum(begins + place, len(bytes_) - 1)].astype(np.int64) - _ZERO
+        inside = place < widths
+        if (digits[inside] < 0).any():
+            return None
+        numbers = np.where(inside, numbers * 10 + digits, numbers)
+    return numbers
 
 
 def _rows_by_number(rows: Mapping[str, int]) -> NDArray[np.int64]:

@@ -97,9 +97,12 @@ class TextFile:
 
     def integer(self, line: int, what: str, text: str) -> int:
         try:
-            return int(text)
+            number = int(text)
         except ValueError:
             raise self.refusal(line, f"{what} must be an integer, got {text!r}") from None
+        if not -(2**63) <= number < 2**63:
+            raise self.refusal(line, f"{what} must be an integer of 64 bits, got {text!r}")
+        return number
 
     def known(self, line: int, what: str, key: str, rows: dict[str, int], where: str) -> int:
         row = rows.get(key)

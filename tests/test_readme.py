@@ -12,6 +12,12 @@ README = (ROOT / "README.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
+def example(word: str) -> str:
+    """The one example that has this word."""
+    (found,) = [code for code in EXAMPLES if word in code]
+    return found
+
+
 def test_the_first_example_has_ten_lines() -> None:
     assert len([line for line in EXAMPLES[0].splitlines() if line]) == 10
 
@@ -27,17 +33,22 @@ def test_the_first_example_plans_launches_and_measures(tmp_path: Path) -> None:
 
 def test_the_example_of_checkpoints_saves_and_loads(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", EXAMPLES[1]], capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path
+        [sys.executable, "-c", example("save_checkpoint")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "3\n"
 
 
-def test_the_scheme_of_the_third_example_tiles_and_is_planned() -> None:
+def test_the_scheme_of_the_example_tiles_and_is_planned() -> None:
     import recshard_lab as rs
     from recshard_lab.sharding.schemes import unregister_scheme
 
-    exec(EXAMPLES[2], {"__name__": "__main__"})
+    exec(example("register_scheme"), {"__name__": "__main__"})
     try:
         table = rs.EmbeddingBagConfig(num_embeddings=9, embedding_dim=4, name="t", feature_names=["f"])
         wish = {"t": rs.ParameterConstraints(sharding_types=["halves"])}
@@ -48,8 +59,16 @@ def test_the_scheme_of_the_third_example_tiles_and_is_planned() -> None:
         unregister_scheme("halves")
 
 
+def test_the_example_of_models_plans_mlperfs() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", example("build_model")], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "26,151,671,809 parameters on 8 ranks\n"
+
+
 def test_the_example_for_readers_of_torchrec_runs() -> None:
-    code = EXAMPLES[-1].replace("\ninstall()", "\ninstall(shadow=True)")
+    code = example("shadow=True").replace("\ninstall()", "\ninstall(shadow=True)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "seen" in done.stdout

@@ -17,7 +17,7 @@ from recshard_lab.sharding import ShardingPlan, Topology, scheme_named
 LAYOUTS = ("table_wise", "row_wise", "column_wise", "data_parallel", "mixed")
 MAIN_OPTIMIZERS = ("exact_sgd", "exact_row_wise_adagrad", "exact_adagrad")
 _MOST_BYTES = 96e6  # of a model's weights, of which data parallelism and the optimizer make a multiple
-_MOST_NUMBERS = 6e6  # read in one rank's lookups, ids x columns, so that a step is a matter of milliseconds
+MOST_NUMBERS = 6e6  # read in one rank's lookups, ids x columns, so that a step is a matter of milliseconds
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Case:
     plan: ShardingPlan
 
 
-def draw_model(seed: Sequence[int], optimizer: str | None = None) -> Model:
+def draw_model(seed: Sequence[int], optimizer: str | None = None, most_numbers: float = MOST_NUMBERS) -> Model:
     """A model: 1 to 26 tables of 300 to 500k rows and 8 to 128 columns, batches of 128 to 4096, 1 to 20 ids a bag.
 
     Sizes are log-uniform, each table has its own; ids are uniform or as skewed as Zipf 1.2. Models whose step would
@@ -53,6 +53,7 @@ def draw_model(seed: Sequence[int], optimizer: str | None = None) -> Model:
     Args:
         seed: numbers.
         optimizer: of it; one of SGD, row-wise Adagrad and Adagrad when left out.
+        most_numbers: that one rank's lookups read, ids x columns; larger batches are cut down to it.
     """
     rng = np.random.default_rng(list(seed))
     count = int(np.exp(rng.uniform(0, np.log(26.99))))
@@ -61,7 +62,7 @@ def draw_model(seed: Sequence[int], optimizer: str | None = None) -> Model:
     pooling = np.exp(rng.uniform(0, np.log(20), count)).round(1) if rng.random() < 0.7 else np.ones(count)
     alphas = rng.choice([0.0, 0.7, 1.05, 1.2], count)
     batch = int(2 ** rng.uniform(7, 12))
-    batch = max(64, int(batch * min(1.0, _MOST_NUMBERS / (batch * float((pooling * dims).sum())))))
+    batch = max(64, int(batch * min(1.0, most_numbers / (batch * float((pooling * dims).sum())))))
     rows *= min(1.0, _MOST_BYTES / (4 * float((rows * dims).sum())))
     drawn, name = str(rng.choice(MAIN_OPTIMIZERS)), "_".join(map(str, seed))
     tables = tuple(

@@ -72,6 +72,7 @@ SHARED = (
     Fitted("row_cut_ms", 0.38, 2.0),
     Fitted("step_ms", 0.23, 2.0),
 )
+OF_SENDING = ("intra_host_bw", "peer_ms", "sort_ns_per_id", "sum_ns_per_number", "norm_ms", "norm_ns_per_row")
 #: one for each optimizer
 PER_OPTIMIZER = (Fitted("update_cost", 2.0, 2.0), Fitted("update_row_ns", 10.0, 3.0))
 
@@ -106,10 +107,10 @@ class Fit:
     spread: tuple[float, ...]
 
 
-def figures_for(optimizers: Sequence[str]) -> tuple[Fitted, ...]:
-    """Every figure that is fitted where these optimizers were measured."""
+def figures_for(optimizers: Sequence[str], world_size: int) -> tuple[Fitted, ...]:
+    """Every figure that is fitted where these optimizers were measured; without those of sending on one rank."""
     each = [replace(figure, optimizer=name) for name in optimizers for figure in PER_OPTIMIZER]
-    return (*SHARED, *each)
+    return (*(figure for figure in SHARED if world_size > 1 or figure.field not in OF_SENDING), *each)
 
 
 def with_figures(topology: Topology, figures: Sequence[Fitted], values: Iterable[float]) -> Topology:

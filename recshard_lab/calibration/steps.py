@@ -1,6 +1,8 @@
-"""Trains cases on launched ranks and brings back how long a step takes: all plans of a model in turn.
+"""Trains cases on launched ranks and brings back how long a step takes.
 
-Plans of one model take turns, a few steps each, so that a busy second hits all of them alike.
+All plans of one model take turns, a few steps each, so that a busy second hits all of them alike. With them runs a
+small step that is always the same, the *reference*: where it is slower than at other times, the machine was busy with
+something else, and what was measured beside it is not what the machine can do.
 """
 
 from __future__ import annotations
@@ -14,98 +16,141 @@ from typing import Any
 
 import numpy as np
 
-from recshard_lab.calibration.cases import Case
+from recshard_lab.calibration.cases import Case, Model, draw_cases
+from recshard_lab.embedding.configs import EmbeddingBagConfig
+from recshard_lab.planner import Workload
 
 WARM_UP = 3  # steps before the clock runs: kernels are built, buffers grow
-BATCHES = 3
+BATCHES = 8  # that are trained on in turn: as many rows are used from one step to the next as in training, or nearly
+MOST_STEPS = 8  # of a turn
+BUSY = 1.3  # times its usual duration: the reference step of a busy moment
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Timed:
     """What a case took.
 
     Attributes:
-        step_ms: of the slowest rank; the median of the rounds.
-        spread: of the rounds, the third quartile over the first.
-        phases_ms: ``[W, 6]`` of each rank: from the step's begin to the ids' arrival, to the rows' departure, their
-            arrival, the gradients' departure, their arrival, the end. Waiting for others is part of it.
+        step_ms: of the slowest rank: the mean of the faster half of the turns.
+        turns_ms: ``[turns]``, a step of the slowest rank in each.
+        phases_ms: ``[W, 6]`` of each rank, medians: from the step's begin to the ids' arrival, to the rows' departure,
+            their arrival, the gradients' departure, their arrival, the end. Waiting for others is part of it.
+        reference_ms: what the reference step took beside it.
+        kernels: that served its tables.
     """
 
     step_ms: float
-    spread: float
-    rounds_ms: np.ndarray
+    turns_ms: np.ndarray
     phases_ms: np.ndarray
+    reference_ms: float
+    kernels: tuple[str, ...]
 
 
 def time_cases(
-    ranks: Any, cases: Sequence[Case], *, rounds: int = 7, round_ms: float = 15.0, seed: int = 0
+    ranks: Any, cases: Sequence[Case], *, turns: int = 7, turn_ms: float = 15.0, seed: int = 0
 ) -> list[Timed]:
     """Times plans of one model on launched ranks.
 
     Args:
         ranks: a launched session.
         cases: of one model.
-        rounds: how often each case has its turn.
-        round_ms: how long a turn is, at least two steps.
+        turns: of each case.
+        turn_ms: how long a turn is, but at least two steps.
         seed: of weights and ids.
     """
-    told = ranks.run(time_on_rank, list(cases), rounds, round_ms, seed)
-    found = []
-    for number in range(len(cases)):
-        own = [rank[number] for rank in told]
-        each = np.array([one["ms"] for one in own]).max(axis=0)
-        low, high = np.percentile(each, [25, 75])
-        found.append(Timed(float(np.median(each)), float(high / low), each, np.array([one["phases"] for one in own])))
-    return found
+    told = ranks.run(time_on_rank, [*cases, reference(ranks.world_size)], turns, turn_ms, seed)
+    slowest = [np.array([rank[number]["ms"] for rank in told]).max(axis=0) for number in range(len(cases) + 1)]
+    beside = faster_half(slowest.pop())
+    return [
+        Timed(
+            faster_half(each),
+            each,
+            np.array([rank[number]["phases"] for rank in told]),
+            beside,
+            tuple(told[0][number]["kernels"]),
+        )
+        for number, each in enumerate(slowest)
+    ]
 
 
-def time_on_rank(cases: Sequence[Case], rounds: int, round_ms: float, seed: int) -> list[dict[str, Any]]:
-    """What one rank runs: for each case, the ms of one step in each round, and the phases. Collective."""
+def reference(world_size: int) -> Case:
+    """A small step, always the same."""
+    tables = tuple(
+        EmbeddingBagConfig(name=f"r{i}", num_embeddings=5000, embedding_dim=32, feature_names=[f"f{i}"])
+        for i in range(4)
+    )
+    return draw_cases(Model("reference", tables, Workload(256, 4.0)), ["row_wise"], world_size)[0]
+
+
+def faster_half(turns_ms: np.ndarray) -> float:
+    """The mean of the faster half.
+
+    >>> faster_half(np.array([3.0, 1.0, 9.0]))
+    2.0
+    """
+    return float(np.sort(turns_ms)[: len(turns_ms) // 2 + 1].mean())
+
+
+def usual_ms(timed: Sequence[Timed]) -> float:
+    """What the reference step takes when the machine is not busy: the first quartile."""
+    return float(np.percentile([each.reference_ms for each in timed], 25))
+
+
+def time_on_rank(cases: Sequence[Case], turns: int, turn_ms: float, seed: int) -> list[dict[str, Any]]:
+    """What one rank runs: for each case the ms of one step in each turn, phases, and kernels. Collective."""
     import torch
     import torch.distributed as dist
 
-    from recshard_lab.calibration.batches import random_batch
     from recshard_lab.comm import trace
 
     torch.manual_seed(seed)
     rng = np.random.default_rng([seed, dist.get_rank()])
-    model = cases[0].model
-    batches = [random_batch(model.tables, model.workload, rng) for _ in range(BATCHES)]
-    width = sum(table.embedding_dim for table in model.tables)
-    grad = torch.full((model.workload.batch_size, width), 1e-3)
-    modules = [_built(case) for case in cases]
+    drawn = {case.model.name: _batches(case.model, rng) for case in cases}
+    built = [_built(case) for case in cases]
+    counts: list[int] = []
     found: list[dict[str, Any]] = []
-    counts = []
 
-    def steps(module: Any, count: int) -> float:
+    def steps(number: int, count: int) -> float:
+        module, (batches, grad) = built[number], drawn[cases[number].model.name]
         begun = perf_counter()
-        for number in range(count):
-            module(batches[number % BATCHES]).values().backward(grad)
+        for at in range(count):
+            module(batches[at % BATCHES]).values().backward(grad)
         return 1000 * (perf_counter() - begun)
 
-    for module in modules:
-        steps(module, WARM_UP)
-        taken = torch.tensor(steps(module, 2) / 2)
-        dist.all_reduce(taken, dist.ReduceOp.MAX)
-        counts.append(min(max(int(round_ms / float(taken)), 2), 8))
-        found.append({"ms": [], "phases": None})
-    for _ in range(rounds):
-        for module, count, own in zip(modules, counts, found, strict=True):
+    for number, module in enumerate(built):
+        steps(number, WARM_UP)
+        taken = torch.tensor(steps(number, 2) / 2)
+        if dist.get_world_size() > 1:
+            dist.all_reduce(taken, dist.ReduceOp.MAX)
+        counts.append(min(max(int(turn_ms / float(taken)), 2), MOST_STEPS))
+        found.append({"ms": [], "phases": [], "kernels": sorted(set(module.backends().values()))})
+    for _ in range(turns):
+        for number, count in enumerate(counts):
             dist.barrier()
-            own["ms"].append(steps(module, count) / count)
-    for module, count, own in zip(modules, counts, found, strict=True):
-        phases = []
+            found[number]["ms"].append(steps(number, count) / count)
+    for number, count in enumerate(counts):
+        module, (batches, grad) = built[number], drawn[cases[number].model.name]
         dist.barrier()
-        for number in range(max(count, 3)):
+        for at in range(max(count, 3)):
             with trace() as sent:
                 begun = perf_counter()
-                module(batches[number % BATCHES]).values().backward(grad)
+                module(batches[at % BATCHES]).values().backward(grad)
                 ended = perf_counter()
-            phases.append(_phases(begun, sent.events, ended))
-        own["phases"] = [median(each) for each in zip(*phases, strict=True)]
-    del modules
+            found[number]["phases"].append(_phases(begun, sent.events, ended))
+        found[number]["phases"] = [median(each) for each in zip(*found[number]["phases"], strict=True)]
+    built.clear()
     gc.collect()
     return found
+
+
+def _batches(model: Model, rng: np.random.Generator) -> tuple[list[Any], Any]:
+    import torch
+
+    from recshard_lab.calibration.batches import random_batch
+
+    width = sum(table.embedding_dim for table in model.tables)
+    batches = [random_batch(model.tables, model.workload, rng) for _ in range(BATCHES)]
+    return batches, torch.full((model.workload.batch_size, width), 1e-3)
 
 
 def _built(case: Case) -> Any:

@@ -266,6 +266,21 @@ class Topology:
         size, local = figures.get("world_size"), figures.get("local_world_size")
         return cls(**{**preset_arguments(name, size, local), **figures})
 
+    @classmethod
+    def from_profile(cls, path: "str | os.PathLike[str]", **figures: Any) -> "Topology":
+        """The ranks of a machine that was calibrated (`Ranks.calibrate`, ``recshard calibrate --out``).
+
+        Args:
+            path: of the device profile.
+            figures: any argument of `Topology`, in place of the profile's; its ranks are those that were measured.
+
+        Raises:
+            ValueError: no profile, one of another version, other ranks than were measured.
+        """
+        from recshard_lab.sharding.device_profile import DeviceProfile
+
+        return DeviceProfile.load(path).topology(**figures)  # type: ignore[arg-type]
+
     @property
     def num_nodes(self) -> int:
         """Hosts."""

@@ -1,0 +1,279 @@
+"""Calibrates launched ranks: measures for a while, fits, and says what was found."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from html import escape
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+
+from recshard_lab.calibration.cases import LAYOUTS, MAIN_OPTIMIZERS, Case, draw_cases, draw_model
+from recshard_lab.calibration.collectives import as_dicts, dense_flops_per_ms, figures_of, time_collectives
+from recshard_lab.calibration.fit import PER_OPTIMIZER, Fit, Fitted, Measurements, errors, figures_for, fit
+from recshard_lab.calibration.predict import Predictions
+from recshard_lab.calibration.steps import BUSY, Timed, time_cases, usual_ms
+from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES
+from recshard_lab.sharding import Topology
+from recshard_lab.sharding.device_profile import DeviceProfile
+
+OTHER_OPTIMIZERS = tuple(name for name in OPTIMIZER_STATE_BYTES if name not in MAIN_OPTIMIZERS)
+OTHER_LAYOUTS = ("table_wise", "row_wise")
+SEEDS = 7  # first number of the seeds of the models that are calibrated with; benchmarks draw from others
+MOST_NUMBERS = 2e6  # of a model here: many short steps say more than a few long ones
+TURNS, TURN_MS = 5, 12.0
+FIT_S = 5.0  # kept back for the fit
+LEAST_S = 5.0
+MEASURED_APART = {"peer_ms": 1.5, "intra_host_bw": 1.5}  # how far whole steps may move what was timed alone
+
+
+class Ranks(Protocol):
+    """What is needed of launched ranks."""
+
+    world_size: int
+    nodes: int
+    backend: str
+
+    def run(self, fn: Any, *args: Any) -> list[Any]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """What was found.
+
+    Attributes:
+        profile: to save, and to load as a `Topology`.
+        before: the topology of so many ranks by the defaults.
+        before_error: geometric mean of its errors on the cases that were fitted to; `profile.error` is that after.
+        figures: those that were fitted.
+    """
+
+    profile: DeviceProfile
+    before: Topology
+    before_error: float
+    figures: tuple[Fitted, ...]
+
+    @property
+    def topology(self) -> Topology:
+        """The ranks as the planner should see them."""
+        return self.profile.topology()
+
+    def save(self, path: str | Path) -> None:
+        """Writes the device profile, which `Topology.from_profile` and ``recshard plan --topology`` read."""
+        self.profile.save(path)
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """Figure, default, calibrated, spread."""
+        after = self.topology
+        told = [("figure", "default", "calibrated", "spread")]
+        for name in ("flops_per_ms", "reduce_scatter_cost"):
+            told.append((name, f"{getattr(self.before, name):,.4g}", f"{getattr(after, name):,.4g}", ""))
+        for figure in self.figures:
+            value = getattr(self.before, figure.field)
+            default = value if figure.optimizer is None else value.get(figure.optimizer, 0.0)
+            spread = self.profile.spread[figure.name]
+            told.append((figure.name, f"{default:,.4g}", f"{figure.of(after):,.4g}", f"x or / {spread:.2f}"))
+        return told
+
+    def summary(self) -> str:
+        """What the figures are worth, in one line."""
+        profile = self.profile
+        return (
+            f"{profile.world_size} ranks on {profile.cores_per_host} cores, {profile.cases} cases in "
+            f"{profile.seconds:.0f} s: predicted steps are {profile.error:.1%} off (geometric mean, of these cases), "
+            f"{self.before_error:.1%} by the defaults"
+        )
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        wide = [max(len(row[i]) for row in rows) for i in range(4)]
+        lines = [
+            "  ".join(
+                [row[0].ljust(wide[0]), *(cell.rjust(size) for cell, size in zip(row[1:], wide[1:], strict=True))]
+            )
+            for row in rows
+        ]
+        return "\n".join([self.summary(), "", *(line.rstrip() for line in lines)])
+
+    def _repr_html_(self) -> str:
+        head, *rows = (
+            "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row)
+            for row, tag in zip(self.rows(), ["th", *["td"] * len(self.rows())], strict=False)
+        )
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        return f"<p>{escape(self.summary())}</p><table><tr>{head}</tr>{body}</table>"
+
+
+def calibrate(ranks: Ranks, seconds: float = 50.0, *, progress: bool = True, seed: int = 0) -> Calibration:
+    """Measures what steps cost on launched ranks and fits the planner's figures to it.
+
+    Collectives and dense arithmetic are timed alone, then random models under random plans are trained for a few steps
+    each: every optimizer, table-wise, row-wise, column-wise, replicated and mixed. The figures follow by `fit`.
+
+    Args:
+        ranks: as `launch` returns them: Gloo on CPU, one node.
+        seconds: how long it may take; a model or two more if it is too short for every optimizer once.
+        progress: draw a bar.
+        seed: of the models.
+
+    Raises:
+        ValueError: ranks on several nodes or on GPUs, fewer seconds than `LEAST_S`.
+    """
+    if not isinstance(seconds, int | float) or not LEAST_S <= seconds < float("inf"):
+        raise ValueError(f"seconds must be a number from {LEAST_S:g} on, got {seconds!r:.40}")
+    if not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"seed must be a whole number that is not negative, got {seed!r:.40}")
+    if ranks.nodes != 1:
+        raise ValueError(
+            f"the ranks live on {ranks.nodes} nodes: virtual nodes have no link of their own that could be measured. "
+            f"Smallest fix: launch({ranks.world_size}) without nodes"
+        )
+    if ranks.backend != "gloo":
+        raise ValueError(
+            f"the ranks talk over {ranks.backend}: calibration knows CPU ranks over gloo. Smallest fix: "
+            f"launch({ranks.world_size}, backend='gloo'), or Topology.preset for published figures of GPUs"
+        )
+    begun, before = perf_counter(), Topology(ranks.world_size)
+    with _bar(progress, seconds) as tell:
+        tell("collectives", 0.0)
+        timed = time_collectives(ranks)
+        alone = figures_of(timed, before)
+        alone["flops_per_ms"] = dense_flops_per_ms(ranks) * before.slowdown
+        start = replace(before, **alone)  # type: ignore[arg-type]
+        cases: list[Case] = []
+        found: list[Timed] = []
+        for number, (optimizer, layouts) in enumerate(_turns()):
+            spent = perf_counter() - begun
+            each = spent / max(1, number)
+            if number >= len(OPTIMIZER_STATE_BYTES) and spent + each + FIT_S > seconds:
+                break
+            tell(f"{optimizer} ({len(cases)} cases)", spent)
+            model = draw_model((SEEDS, seed, number), optimizer, MOST_NUMBERS / before.slowdown)
+            own = draw_cases(model, layouts, ranks.world_size)
+            found += time_cases(ranks, own, turns=TURNS, turn_ms=TURN_MS, seed=number)
+            cases += own
+        tell(f"fit to {len(cases)} cases", perf_counter() - begun)
+        measured = measurements(cases, found)
+        figures = [_narrowed(figure, alone) for figure in figures_for(_optimizers(measured.cases), ranks.world_size)]
+        fitted = fit(measured, start, figures)
+    kernels = _kernels(cases, found)
+    return _calibration(fitted, measured, kernels, alone, before, as_dicts(timed), perf_counter() - begun)
+
+
+def measurements(cases: Sequence[Case], timed: Sequence[Timed]) -> Measurements:
+    """What cases took, as `fit` wants it; those of busy moments are left out, unless nothing else is there."""
+    usual = usual_ms(timed)
+    quiet = [i for i, one in enumerate(timed) if one.reference_ms <= BUSY * usual]
+    missing = {case.model.workload.optimizer for case in cases} - {cases[i].model.workload.optimizer for i in quiet}
+    kept = [i for i in range(len(cases)) if i in set(quiet) or cases[i].model.workload.optimizer in missing]
+    phases = np.array([_kernel_phases(cases[i], timed[i]) for i in kept])
+    return Measurements([cases[i] for i in kept], np.array([timed[i].step_ms for i in kept]), phases)
+
+
+def _kernel_phases(case: Case, timed: Timed) -> tuple[float, float]:
+    """ms of lookup and of update; NaN where nothing is sent between a phase and the next."""
+    lookup, update = timed.phases_ms[:, 1].max(), timed.phases_ms[:, 5].max()
+    alone = len(timed.phases_ms) == 1 or case.layout == "data_parallel"
+    return (np.nan if alone or lookup <= 0 else float(lookup), np.nan if update <= 0 else float(update))
+
+
+def _turns() -> Iterator[tuple[str, Sequence[str]]]:
+    """Optimizers and layouts of one model after the other: each optimizer once, then mostly the main ones."""
+    for optimizer in MAIN_OPTIMIZERS:
+        yield optimizer, LAYOUTS
+    for optimizer in OTHER_OPTIMIZERS:
+        yield optimizer, OTHER_LAYOUTS
+    number = 0
+    while True:
+        for optimizer in MAIN_OPTIMIZERS:
+            yield optimizer, LAYOUTS
+        yield OTHER_OPTIMIZERS[number % len(OTHER_OPTIMIZERS)], OTHER_LAYOUTS
+        number += 1
+
+
+def _optimizers(cases: Sequence[Case]) -> list[str]:
+    return list(dict.fromkeys(case.model.workload.optimizer for case in cases))
+
+
+def _narrowed(figure: Fitted, alone: dict[str, float]) -> Fitted:
+    if figure.field in alone and figure.field in MEASURED_APART:
+        return replace(figure, factor=MEASURED_APART[figure.field])
+    return figure
+
+
+def _calibration(
+    fitted: Fit,
+    measured: Measurements,
+    kernels: dict[str, list[str]],
+    alone: dict[str, float],
+    before: Topology,
+    collectives: list[dict[str, Any]],
+    seconds: float,
+) -> Calibration:
+    predictions = Predictions(measured.cases, before)
+    figures = dict(alone)
+    per_optimizer = {figure.field for figure in PER_OPTIMIZER}
+    for figure in fitted.figures:
+        value = getattr(fitted.topology, figure.field)
+        if figure.field in per_optimizer:
+            value = {name: own for name, own in value.items() if name in _optimizers(measured.cases)}
+        figures[figure.field] = value
+    profile = DeviceProfile(
+        world_size=before.world_size,
+        local_world_size=before.local_world_size,
+        compute_device=before.compute_device,
+        cores_per_host=before.cores_per_host,
+        figures=figures,
+        machine=machine(),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        seconds=round(seconds, 1),
+        spread={figure.name: float(spread) for figure, spread in zip(fitted.figures, fitted.spread, strict=True)},
+        kernels=kernels,
+        collectives=tuple(collectives),
+        cases=len(measured.cases),
+        error=errors(predictions.step_ms(fitted.topology), measured.step_ms)["error"],
+    )
+    return Calibration(profile, before, errors(predictions.step_ms(before), measured.step_ms)["error"], fitted.figures)
+
+
+def _kernels(cases: Sequence[Case], timed: Sequence[Timed]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for case, one in zip(cases, timed, strict=True):
+        known = found.setdefault(case.model.workload.optimizer, [])
+        known += [name for name in one.kernels if name not in known]
+    return found
+
+
+def machine() -> dict[str, str]:
+    """What was measured on, and with."""
+    import torch
+
+    return {
+        "system": f"{platform.system()} {platform.release()}",
+        "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "cores": str(os.cpu_count()),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "backend": "gloo",
+    }
+
+
+@contextmanager
+def _bar(progress: bool, seconds: float) -> Iterator[Any]:
+    """Gives what is called with what is going on, and the seconds spent."""
+    if not progress:
+        yield lambda what, spent: None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("calibrating"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, transient=True) as bar:
+        task = bar.add_task("", total=seconds)
+        yield lambda what, spent: bar.update(task, description=what, completed=spent)

@@ -1,0 +1,162 @@
+"""What calibrating found on a machine, as a file: figures of a `Topology`, and where, when and how they were measured.
+
+A file is one JSON object. ``format`` and ``version`` come first, so that a reader of another version knows; every field
+of `DeviceProfile` follows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.sharding.topology import DEVICE_DEFAULTS, Topology
+
+FORMAT, VERSION = "recshard_lab device profile", 1
+PER_OPTIMIZER = ("update_cost", "update_id_ns", "update_row_ns")
+
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """A calibrated machine.
+
+    Args:
+        world_size, local_world_size: ranks that were measured, in all and of one host.
+        compute_device: "cpu" or "cuda".
+        cores_per_host: cores that the ranks shared.
+        figures: arguments of `Topology` and their values; of `PER_OPTIMIZER` optimizer -> value.
+        spread: figure -> factor, up or down, within which the measurements leave it.
+        machine: processor, system, versions of Python and torch, the ranks' backend.
+        date: when, ISO 8601. seconds: how long it took.
+        kernels: optimizer -> lookup kernels that served it.
+        collectives: what was timed: op, nbytes, ms.
+        cases: how many models under plans were fitted to. error: geometric mean of their errors, 0.1 is 10%.
+
+    Raises:
+        ValueError: a figure that `Topology` does not have, or that is no positive number; sizes that are not positive.
+    """
+
+    world_size: int
+    local_world_size: int
+    compute_device: str
+    cores_per_host: int
+    figures: Mapping[str, Any]
+    machine: Mapping[str, str]
+    date: str
+    seconds: float = 0.0
+    spread: Mapping[str, float] = field(default_factory=dict)
+    kernels: Mapping[str, Any] = field(default_factory=dict)
+    collectives: tuple[Mapping[str, Any], ...] = ()
+    cases: int = 0
+    error: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("world_size", "local_world_size", "cores_per_host"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be a positive integer, got {value!r:.60}")
+        defaults = DEVICE_DEFAULTS.get(self.compute_device) if isinstance(self.compute_device, str) else None
+        if defaults is None:
+            raise ValueError(f"compute_device must be 'cpu' or 'cuda', got {self.compute_device!r:.60}")
+        for name in ("figures", "spread", "machine", "kernels"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise ValueError(f"{name} must map names to values, got {getattr(self, name)!r:.60}")
+        if not isinstance(self.date, str):
+            raise ValueError(f"date must be text, got {self.date!r:.60}")
+        for name, value in self.figures.items():
+            if name not in defaults:
+                raise ValueError(f"there is no figure {name!r:.60}; there are: {', '.join(defaults)}")
+            if name not in PER_OPTIMIZER:
+                _check_number(name, value)
+            elif not isinstance(value, Mapping):
+                raise ValueError(f"{name} must map optimizers to numbers, got {value!r:.60}")
+            else:
+                for optimizer, own in value.items():
+                    _check_number(f"{name}[{optimizer}]", own)
+
+    @property
+    def optimizers(self) -> tuple[str, ...]:
+        """Those that were measured: plans for others are refused."""
+        return tuple(self.figures.get("update_cost", ()))
+
+    def topology(self, **figures: Any) -> Topology:
+        """The machine with what was measured.
+
+        Args:
+            figures: any argument of `Topology`, in place of the profile's.
+
+        Raises:
+            ValueError: other ranks than were measured.
+        """
+        for name, own in (("world_size", self.world_size), ("local_world_size", self.local_world_size)):
+            asked = figures.get(name, own)
+            if asked != own:
+                raise ValueError(
+                    f"the profile was measured with {name} {own}, and {asked!r:.40} was asked for: what ranks cost "
+                    f"each other changes with their number. Smallest fix: calibrate so many "
+                    f"(recshard calibrate --ranks {asked!r:.40}), or leave {name} out"
+                )
+        sizes = {name: getattr(self, name) for name in ("world_size", "local_world_size", "compute_device")}
+        return Topology(**{**sizes, "cores_per_host": self.cores_per_host, **self.figures, **figures})
+
+    def to_json(self) -> str:
+        """One JSON object."""
+        told = {spec.name: getattr(self, spec.name) for spec in fields(self)}
+        plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in told.items()}
+        return json.dumps({"format": FORMAT, "version": VERSION, **plain}, indent=1)
+
+    @names_wrong_arguments
+    def save(self, path: str | Path) -> None:
+        """Writes `to_json` to a file."""
+        Path(path).write_text(self.to_json() + "\n")
+
+    @classmethod
+    @names_wrong_arguments
+    def from_json(cls, text: str) -> DeviceProfile:
+        """Reads `to_json`.
+
+        Raises:
+            ValueError: no JSON (a file cut short), not a profile, one of another version, a part missing or unknown.
+        """
+        try:
+            told = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"this is no device profile, or part of one: {error}") from None
+        if not isinstance(told, dict) or told.get("format") != FORMAT:
+            raise ValueError(f"this is no device profile: 'format' must be {FORMAT!r}")
+        if told.get("version") != VERSION:
+            raise ValueError(
+                f"the device profile has version {told.get('version')!r:.40}, this library reads {VERSION}. "
+                f"Smallest fix: recshard calibrate --out FILE, which takes a minute"
+            )
+        given = {name: value for name, value in told.items() if name not in ("format", "version")}
+        known = [spec.name for spec in fields(cls)]
+        if unknown := [name for name in given if name not in known]:
+            raise ValueError(f"the device profile has {unknown[0]!r:.40}, which version {VERSION} does not")
+        if missing := [name for name in known if name not in given]:
+            raise ValueError(f"the device profile lacks {', '.join(missing)}: it was cut, or edited")
+        if not isinstance(given["collectives"], list):
+            raise ValueError(f"collectives must be a list, got {given['collectives']!r:.60}")
+        return cls(**{**given, "collectives": tuple(given["collectives"])})
+
+    @classmethod
+    @names_wrong_arguments
+    def load(cls, path: str | Path) -> DeviceProfile:
+        """Reads a file that `save` wrote.
+
+        Raises:
+            ValueError: what `from_json` raises, with the file's name. OSError: no such file.
+        """
+        try:
+            return cls.from_json(Path(path).read_text())
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+
+def _check_number(name: str, value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+        raise ValueError(f"{name} must be a number that is not negative, got {value!r:.60}")

@@ -1,6 +1,6 @@
 """Predicted steps of held-out random models and plans, with and without calibration: errors, and fastest schemes.
 
-For each number of ranks: calibrate, then train models that were not fitted to, each under four schemes and a mixed plan.
+For each number of ranks: calibrate, then train models that were not fitted to, under four schemes and a mixed plan.
 Predictions by the defaults and by the calibration are judged by the same measurements. Beside them stand what measuring
 is worth (two halves of the same turns against each other), and how often the most common winner wins, which is what
 picking always the same scheme would get. Published to beat: 5.2% and 85% of picks (arXiv 2404.12674), on GPUs.

@@ -37,11 +37,16 @@ MEASURED_APART = {"peer_ms": 1.5, "intra_host_bw": 1.5}  # how far whole steps m
 class Ranks(Protocol):
     """What is needed of launched ranks."""
 
-    world_size: int
-    nodes: int
-    backend: str
+    @property
+    def world_size(self) -> int: ...
 
-    def run(self, fn: Any, *args: Any) -> list[Any]: ...
+    @property
+    def nodes(self) -> int: ...
+
+    @property
+    def backend(self) -> str: ...
+
+    def run(self, fn: Any, /, *args: Any) -> list[Any]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,15 +178,17 @@ def measurements(cases: Sequence[Case], timed: Sequence[Timed]) -> Measurements:
     quiet = [i for i, one in enumerate(timed) if one.reference_ms <= BUSY * usual]
     missing = {case.model.workload.optimizer for case in cases} - {cases[i].model.workload.optimizer for i in quiet}
     kept = [i for i in range(len(cases)) if i in set(quiet) or cases[i].model.workload.optimizer in missing]
-    phases = np.array([_kernel_phases(cases[i], timed[i]) for i in kept])
+    phases = np.array([_parts(cases[i], timed[i]) for i in kept])
     return Measurements([cases[i] for i in kept], np.array([timed[i].step_ms for i in kept]), phases)
 
 
-def _kernel_phases(case: Case, timed: Timed) -> tuple[float, float]:
-    """ms of lookup and of update; NaN where nothing is sent between a phase and the next."""
-    lookup, update = timed.phases_ms[:, 1].max(), timed.phases_ms[:, 5].max()
-    alone = len(timed.phases_ms) == 1 or case.layout == "data_parallel"
-    return (np.nan if alone or lookup <= 0 else float(lookup), np.nan if update <= 0 else float(update))
+def _parts(case: Case, timed: Timed) -> list[float]:
+    """ms of `PARTS`: kernels' of the slowest rank, exchanges' of the last rank to join them, which waits for nobody."""
+    ms = timed.phases_ms
+    parts = [ms[:, 0].min(), ms[:, 1].max(), ms[:, 2:5].sum(axis=1).min(), ms[:, 5].max()]
+    if len(ms) == 1 or case.layout == "data_parallel":  # nothing is sent between lookup and gradients
+        parts[1] = parts[2] = np.nan
+    return [float(part) if part > 0 else np.nan for part in parts]
 
 
 def _turns() -> Iterator[tuple[str, Sequence[str]]]:

@@ -20,7 +20,7 @@ from recshard_lab.planner.workload import Array
 from recshard_lab.sharding import Topology
 
 STEP_DEVIATION, PHASE_DEVIATION = 0.08, 0.3  # of measured logarithms
-LOOKUP_PHASE, UPDATE_PHASE = 1, 5
+PARTS = ((0,), (1,), (2, 3, 4), (5,))  # of a step that are told apart: ids, lookup, rows and gradients, update
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,15 @@ SHARED = (
     Fitted("ddr_mem_bw", 6.5e6, 2.0),
     Fitted("cache_bw", 60e6, 2.0),
     Fitted("cache_bytes", 16e6, 3.0),
+    Fitted("contention", 0.2, 3.0),
+    Fitted("half_duplex", 0.9, 1.5),
     Fitted("lookup_ns_per_id", 2.0, 2.0),
     Fitted("bag_ns", 10.0, 2.0),
     Fitted("update_ns_per_id", 10.0, 2.0),
     Fitted("route_ns_per_id", 12.0, 2.0),
     Fitted("sort_ns_per_id", 40.0, 2.0),
     Fitted("sum_ns_per_number", 0.3, 2.0),
+    Fitted("replica_ms", 0.05, 2.0),
     Fitted("norm_ms", 0.4, 2.0),
     Fitted("norm_ns_per_row", 30.0, 2.0),
     Fitted("intra_host_bw", 1.6e6, 2.0),
@@ -72,7 +75,17 @@ SHARED = (
     Fitted("row_cut_ms", 0.38, 2.0),
     Fitted("step_ms", 0.23, 2.0),
 )
-OF_SENDING = ("intra_host_bw", "peer_ms", "sort_ns_per_id", "sum_ns_per_number", "norm_ms", "norm_ns_per_row")
+OF_SENDING = (
+    "replica_ms",
+    "intra_host_bw",
+    "peer_ms",
+    "sort_ns_per_id",
+    "sum_ns_per_number",
+    "norm_ms",
+    "norm_ns_per_row",
+    "half_duplex",
+    "contention",
+)
 #: one for each optimizer
 PER_OPTIMIZER = (Fitted("update_cost", 2.0, 2.0), Fitted("update_row_ns", 10.0, 3.0))
 
@@ -84,12 +97,12 @@ class Measurements:
     Attributes:
         cases: models under plans.
         step_ms: ``[C]``.
-        phases_ms: ``[C, 2]`` of lookup and update on the slowest rank; NaN where they cannot be told from others.
+        parts_ms: ``[C, 4]`` of `PARTS`, without waiting for slower ranks; NaN where they cannot be told apart.
     """
 
     cases: Sequence[Case]
     step_ms: Array
-    phases_ms: Array
+    parts_ms: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +131,7 @@ def with_figures(topology: Topology, figures: Sequence[Fitted], values: Iterable
     changed: dict[str, Any] = {}
     for figure, value in zip(figures, values, strict=True):
         if figure.optimizer is None:
-            changed[figure.field] = float(value)
+            changed[figure.field] = min(1.0, float(value)) if figure.field == "half_duplex" else float(value)
         else:
             changed.setdefault(figure.field, dict(getattr(topology, figure.field)))[figure.optimizer] = float(value)
     return replace(topology, **changed)
@@ -137,12 +150,13 @@ def fit(measured: Measurements, topology: Topology, figures: Sequence[Fitted]) -
     predictions = Predictions(measured.cases, topology)
     start = np.log([figure.of(topology) for figure in figures])
     reach = np.log([figure.factor for figure in figures])
-    told = np.isfinite(measured.phases_ms)
+    told = np.isfinite(measured.parts_ms)
 
     def residuals(at: Array) -> Array:
         phases = predictions.phases(with_figures(topology, figures, np.exp(start + at * reach))).max(axis=-1)
         steps = np.log(phases.sum(axis=0) / measured.step_ms) / STEP_DEVIATION
-        parts = np.log(phases[[LOOKUP_PHASE, UPDATE_PHASE]].T[told] / measured.phases_ms[told]) / PHASE_DEVIATION
+        sums = np.stack([phases[list(part)].sum(axis=0) for part in PARTS], axis=1)
+        parts = np.log(sums[told] / measured.parts_ms[told]) / PHASE_DEVIATION
         return np.concatenate([_huber(steps), _huber(parts), at])
 
     found = least_squares(residuals, np.zeros(len(start)), method="trf", x_scale=1.0, max_nfev=40, xtol=1e-4, ftol=1e-5)

@@ -1,7 +1,7 @@
 """How right predictions are, on random models and plans that nothing was fitted to.
 
-Every model is trained under `LAYOUTS`; predictions are compared with the steps, and the plan that they call the fastest
-of the four schemes with the one that was. Models whose reference step says that the machine was busy are measured again,
+Every model is trained under `LAYOUTS`; predictions are compared with the steps, and the plan that they call fastest of
+the four schemes with the one that was. Models whose reference step says that the machine was busy are measured again,
 at the end, once; which ones does not depend on any prediction.
 
 Shape letters: M models, S layouts.

@@ -5,7 +5,8 @@ pushed them out since the step before: of a table's E rows U are used in a step,
 reads V bytes of rows. With ``x = E / U * V / cache_bytes``, the share ``x / (1 + x)`` comes from memory.
 
 Where ranks share cores, a rank computes while others wait: with c cores for W ranks, a phase takes the rank's own ms
-and ``W / c - 1`` times the mean of all ranks. Even work is slowed down W / c times, a rank that works alone hardly.
+and ``W / c - 1`` times the mean of all ranks. Even work is slowed down W / c times, one that works alone hardly. Ranks
+that have a core each share memory and caches, and with the threads that send: that much is `Topology.contention`.
 
 Shape letters: T tables, n rectangles, W ranks.
 """
@@ -32,6 +33,7 @@ class LookupCosts:
         a_row, an_element = OPTIMIZER_STATE_BYTES[optimizer]
         each = tables.cols * (tables.element_bytes + an_element) + a_row
         self.step_bytes = np.full_like(tables.rows, (tables.ids * tables.unique * each).sum())
+        self.of_mean = topology.slowdown - 1 + topology.contention  # how often the mean of the ranks comes on top
 
     def fill(
         self,
@@ -75,18 +77,18 @@ class LookupCosts:
         loads[UPDATE] = update * ranks + (sums > 0) * split * used * (top.norm_ns_per_row * 1e-6)
         loads[NORMS] = 4 * sums * used * (tables.cols[of] / cols - 1)  # to each other piece
         as_rows = (replicated > 0) & (sent < ids) & (ranks > 1)
-        loads[SORT] = as_rows * ids * (top.sort_ns_per_id * 1e-6)
-        loads[SUM] = as_rows * ids * cols * (top.sum_ns_per_number * 1e-6)
+        fixed = (replicated > 0) * (ranks > 1) * tables.features[of] * top.replica_ms
+        loads[SORT] = as_rows * ids * (top.sort_ns_per_id * 1e-6) + fixed
+        loads[SUM] = as_rows * ids * cols * (top.sum_ns_per_number * 1e-6) + fixed
 
     def shared(self, own: Array) -> Array:
         """``[..., W]`` what `own` ms of computing take beside the other ranks'."""
-        more = self.topology.slowdown - 1
-        return own + more * own.mean(axis=-1, keepdims=True) if more else own
+        return own + self.of_mean * own.mean(axis=-1, keepdims=True) if self.of_mean else own
 
     def add_terms(self, own: Array, everyone: Array, phase: int, load: int, ms: float) -> None:
         """Adds `shared` of a load, of `ms` each, to ``[Q, K]`` as a linear term (see `terms.py`)."""
         own[phase, load] += ms
-        everyone[phase, load] += ms * (self.topology.slowdown - 1) / self.topology.world_size
+        everyone[phase, load] += ms * self.of_mean / self.topology.world_size
 
     def _missed(self, of: Array, rows: Array, used: Array) -> Array:
         """Of rectangles of so many rows, of which a step uses so many: the first uses that the cache misses."""

@@ -48,6 +48,10 @@ class RouteCosts:
         near, far = (self.local - 1) / top.intra_host_bw, (self.ranks - self.local) / top.inter_host_bw
         self.wire_ms = max(near, far) if self.nodes > 1 else near
         self.shared_wire_ms = self.wire_ms * (top.slowdown - 1) / self.ranks  # per byte of any rank, see `LookupCosts`
+        self.half = top.half_duplex if self.nodes == 1 and self.ranks > 1 else 0.0
+        if self.half:  # sent and received, halved: (W - 1) x of the rank's own and x of every other
+            self.wire_ms += self.half * ((self.ranks - 2) / 2 / top.intra_host_bw - self.wire_ms)
+            self.shared_wire_ms += self.half / 2 / top.intra_host_bw
 
     def wire(self, per_peer: Array, total: Array) -> Array:
         """ms of an all-to-all in which rank r exchanges ``per_peer[..., r]`` bytes with each peer, one way."""
@@ -56,7 +60,8 @@ class RouteCosts:
             return np.zeros_like(per_peer)
         others = total * self.shared_wire_ms
         if self.nodes == 1:
-            return np.asarray(np.maximum((ranks - 1) * per_peer, total - per_peer) / top.intra_host_bw + others)
+            busier = np.maximum((ranks - 1) * per_peer, total - per_peer) * (1 - self.half)
+            return np.asarray((busier + self.half * (ranks - 2) / 2 * per_peer) / top.intra_host_bw + others)
         node = self.of_node(per_peer)
         inside = np.maximum((local - 1) * per_peer, node - per_peer) / top.intra_host_bw
         across = np.maximum((ranks - local) * per_peer, total - node) / top.inter_host_bw

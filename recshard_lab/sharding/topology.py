@@ -64,7 +64,10 @@ DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
         "step_ms": 0.23,
         "flops_per_ms": 20e6,
         "norm_ns_per_row": 0.0,
+        "replica_ms": 0.0,
         "cache_bytes": 0.0,
+        "contention": 0.0,
+        "half_duplex": 0.0,
         "bag_ns": 0.0,
         "sort_ns_per_id": 0.0,
         "sum_ns_per_number": 0.0,
@@ -105,7 +108,10 @@ DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
         "step_ms": 0.0,
         "flops_per_ms": 10e9,
         "norm_ns_per_row": 0.0,
+        "replica_ms": 0.0,
         "cache_bytes": 0.0,
+        "contention": 0.0,
+        "half_duplex": 0.0,
         "bag_ns": 0.0,
         "sort_ns_per_id": 0.0,
         "sum_ns_per_number": 0.0,
@@ -162,7 +168,11 @@ class Topology:
         bag_ns: per bag of a lane, in forward and in backward.
         sort_ns_per_id, sum_ns_per_number: of replicas that send touched rows: per id of the batch that is sorted, and
             per number of a gradient that is added.
+        replica_ms: the host's cost of a replicated lane, in input_dist and again in output_dist_backward.
         cache_bytes: of one rank's cache, in which rows stay from step to step; 0 where they do not.
+        contention: how much even work on all ranks slows each down though every rank has a core, as a share of it.
+        half_duplex: 0 where a rank sends and receives at once (networks), 1 where one waits for the other (loopback,
+            where its core copies both); on one host.
         reserve_fraction: share of the capacity that plans leave free (framework, fragmentation).
         cores_per_host: on cpu, ranks beyond the cores slow everything in proportion; default this machine's.
         device_groups: names of sets of ranks, which `ParameterConstraints(device_group=...)` may ask for.
@@ -200,7 +210,10 @@ class Topology:
     bag_ns: float = _DEFAULT
     sort_ns_per_id: float = _DEFAULT
     sum_ns_per_number: float = _DEFAULT
+    replica_ms: float = _DEFAULT
     cache_bytes: float = _DEFAULT
+    contention: float = _DEFAULT
+    half_duplex: float = _DEFAULT
     step_ms: float = _DEFAULT
     flops_per_ms: float = _DEFAULT
     update_cost: Mapping[str, float] = _DEFAULT
@@ -234,6 +247,8 @@ class Topology:
                 raise ValueError(f"{spec.name} must not be negative, got {value!r}")
             if spec.name.endswith(("_bw", "flops_per_ms", "cores_per_host", "scatter_cost")) and not value > 0:
                 raise ValueError(f"{spec.name} must be positive, got {value!r}")
+        if self.half_duplex > 1:
+            raise ValueError(f"half_duplex must lie in [0, 1], got {self.half_duplex!r}")
         if self.reserve_fraction >= 1:
             raise ValueError(f"reserve_fraction must lie in [0, 1), got {self.reserve_fraction!r}")
         object.__setattr__(self, "device_groups", _checked_groups(self.device_groups, self.world_size))

@@ -56,7 +56,7 @@ SHARED = (
     Fitted("ddr_mem_bw", 6.5e6, 2.0),
     Fitted("cache_bw", 60e6, 2.0),
     Fitted("cache_bytes", 16e6, 3.0),
-    Fitted("contention", 0.2, 3.0),
+    Fitted("contention", 0.4, 2.5),
     Fitted("half_duplex", 0.9, 1.5),
     Fitted("lookup_ns_per_id", 2.0, 2.0),
     Fitted("bag_ns", 10.0, 2.0),
@@ -64,7 +64,8 @@ SHARED = (
     Fitted("route_ns_per_id", 12.0, 2.0),
     Fitted("sort_ns_per_id", 40.0, 2.0),
     Fitted("sum_ns_per_number", 0.3, 2.0),
-    Fitted("replica_ms", 0.05, 2.0),
+    Fitted("replica_ms", 0.03, 2.0),
+    Fitted("replicas_ms", 0.2, 2.0),
     Fitted("norm_ms", 0.4, 2.0),
     Fitted("norm_ns_per_row", 30.0, 2.0),
     Fitted("intra_host_bw", 1.6e6, 2.0),
@@ -77,6 +78,7 @@ SHARED = (
 )
 OF_SENDING = (
     "replica_ms",
+    "replicas_ms",
     "intra_host_bw",
     "peer_ms",
     "sort_ns_per_id",
@@ -87,7 +89,7 @@ OF_SENDING = (
     "contention",
 )
 #: one for each optimizer
-PER_OPTIMIZER = (Fitted("update_cost", 2.0, 2.0), Fitted("update_row_ns", 10.0, 3.0))
+PER_OPTIMIZER = (Fitted("update_cost", 2.0, 2.5), Fitted("update_row_ns", 20.0, 4.0))
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ Shape letters: C cases, P phases, W ranks, K loads, n rectangles.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -16,7 +17,6 @@ from numpy.typing import NDArray
 from recshard_lab.calibration.cases import Case
 from recshard_lab.planner.cost import PHASES, CostModel
 from recshard_lab.planner.estimate import PlanRects, plan_rects
-from recshard_lab.planner.lookup_costs import LookupCosts
 from recshard_lab.planner.workload import Array, TableLoads
 from recshard_lab.sharding import Topology
 
@@ -26,22 +26,16 @@ class _Group:
     """Cases of one optimizer."""
 
     cases: NDArray[np.intp]  # [c] their numbers among all
-    models: list[CostModel]
-    tables: TableLoads  # of all of them
+    model: CostModel  # of all their tables
+    step_bytes: Array  # of each table, those of its own case
     rects: PlanRects  # [n] of all of them, tables counted on
     at: NDArray[np.intp]  # [n] the rank, W times the case on
 
     def phases(self, topology: Topology) -> Array:
         """``[P, c, W]``."""
-        model, ranks, count = self.models[0].on(topology), topology.world_size, len(self.models)
-        optimizer = model.workload.optimizer
-        model.tables = model.lookups.tables = self.tables
-        model.row_shares = [curve for one in self.models for curve in one.row_shares]
-        model.lookups.step_bytes = np.concatenate(
-            [LookupCosts(topology, one.tables, optimizer).step_bytes for one in self.models]
-        )
-        size = count * ranks
-        rows = [np.bincount(self.at, weights=row, minlength=size) for row in self.rects.loads(model)]
+        model, count, ranks = self.model.on(topology), len(self.cases), topology.world_size
+        model.lookups.step_bytes = self.step_bytes
+        rows = [np.bincount(self.at, weights=row, minlength=count * ranks) for row in self.rects.loads(model)]
         return model.phases(np.stack(rows).reshape(-1, count, ranks).astype(float))
 
 
@@ -67,9 +61,12 @@ class Predictions:
                 spec.name: np.concatenate([getattr(one, spec.name) for one in rects]) for spec in fields(PlanRects)
             }
             parts["of"] = np.concatenate([one.of + first for one, first in zip(rects, firsts, strict=False)])
-            tables = _joined([one.tables for one in models])
+            whole = copy(models[0])
+            whole.tables = _joined([one.tables for one in models])
+            whole.row_shares = [shares for one in models for shares in one.row_shares]
+            step_bytes = np.concatenate([one.lookups.step_bytes for one in models])
             at = np.concatenate([one.ranks + i * topology.world_size for i, one in enumerate(rects)])
-            self.groups.append(_Group(np.array(numbers), models, tables, PlanRects(**parts), at))
+            self.groups.append(_Group(np.array(numbers), whole, step_bytes, PlanRects(**parts), at))
 
     def phases(self, topology: Topology) -> Array:
         """``[P, C, W]`` milliseconds."""

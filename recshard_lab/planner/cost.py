@@ -57,7 +57,7 @@ from recshard_lab.planner.memory import MEMORY_CATEGORIES, fixed_memory, rect_me
 from recshard_lab.planner.overlap import OverlapCosts
 from recshard_lab.planner.route_costs import RouteCosts
 from recshard_lab.planner.row_hits import row_hits, row_shares_of
-from recshard_lab.planner.terms import Switch, Terms
+from recshard_lab.planner.terms import SOME, Switch, Terms
 from recshard_lab.planner.workload import Array, Workload, table_loads
 from recshard_lab.sharding import ParameterConstraints, PlanError, Proposal, Topology
 
@@ -215,6 +215,8 @@ class CostModel:
         ms[3] = self.dense_ms
         ms[4] = self.routes.ms(loads, totals, host_ms, lanes_ms, backward=True)
         ms[4] += loads[SUM] * slow
+        if top.replicas_ms:
+            ms[4] += (loads[SUM].sum(axis=-1, keepdims=True) > SOME) * (top.replicas_ms * slow)
         ms[5] = self.lookups.shared(loads[UPDATE] + kernels) + launched
         norms = loads[NORMS]
         if ranks > 1 and norms.any():
@@ -265,6 +267,8 @@ class CostModel:
         own[-1, MEMORY:] = 1.0
         fixed[-1] = self.fixed_memory.sum()
         ways = self.routes.add_terms(own, node, everyone, phases_of_ways=(2, 4))
+        if top.replicas_ms:
+            ways.append(Switch((SUM,), np.where(np.arange(phases + 1) == 4, top.replicas_ms * slow, 0.0)))
         return Terms(own, node, everyone, fixed, (Switch((ROW_CUT,), cut), Switch((NORMS,), norms), *ways))
 
     def step_of(self, ms: Array) -> Array:

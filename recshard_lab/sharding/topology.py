@@ -65,6 +65,7 @@ DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
         "flops_per_ms": 20e6,
         "norm_ns_per_row": 0.0,
         "replica_ms": 0.0,
+        "replicas_ms": 0.0,
         "cache_bytes": 0.0,
         "contention": 0.0,
         "half_duplex": 0.0,
@@ -109,6 +110,7 @@ DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
         "flops_per_ms": 10e9,
         "norm_ns_per_row": 0.0,
         "replica_ms": 0.0,
+        "replicas_ms": 0.0,
         "cache_bytes": 0.0,
         "contention": 0.0,
         "half_duplex": 0.0,
@@ -168,7 +170,8 @@ class Topology:
         bag_ns: per bag of a lane, in forward and in backward.
         sort_ns_per_id, sum_ns_per_number: of replicas that send touched rows: per id of the batch that is sorted, and
             per number of a gradient that is added.
-        replica_ms: the host's cost of a replicated lane, in input_dist and again in output_dist_backward.
+        replica_ms, replicas_ms: the host's cost of a replicated lane, in input_dist and again in output_dist_backward;
+            and of having any, once a step.
         cache_bytes: of one rank's cache, in which rows stay from step to step; 0 where they do not.
         contention: how much even work on all ranks slows each down though every rank has a core, as a share of it.
         half_duplex: 0 where a rank sends and receives at once (networks), 1 where one waits for the other (loopback,
@@ -211,6 +214,7 @@ class Topology:
     sort_ns_per_id: float = _DEFAULT
     sum_ns_per_number: float = _DEFAULT
     replica_ms: float = _DEFAULT
+    replicas_ms: float = _DEFAULT
     cache_bytes: float = _DEFAULT
     contention: float = _DEFAULT
     half_duplex: float = _DEFAULT

@@ -591,3 +591,40 @@ def stumbling(kind: str, threads: bool) -> tuple[list[str], int]:
     with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU, **options) as pipeline:
         steps = len(outputs(pipeline, slowly()))
     return same_weights(ours, plain), steps
+
+
+# ---- on GPUs ----
+
+
+def on_gpu(**options: Any) -> rl.DistributedModelParallel:
+    torch.manual_seed(3)
+    ebc = rl.EmbeddingBagCollection(tables())
+    model = DLRMTrain(DLRM(ebc, 3, [8], [4, 1]))
+    plan = plan_of({"model.embedding_bag_collection": ebc}, place()[1])
+    return rl.DistributedModelParallel(model, plan=plan, sharders=[sharder("exact_sgd")], device="cuda", **options)
+
+
+def on_gpus(kind: str) -> list[str]:
+    device = torch.device("cuda", torch.cuda.current_device())
+    ours, plain, data = on_gpu(), on_gpu(), batches()
+    plain_loop(plain, [batch.to(device) for batch in data])
+    with getattr(pipelines, kind)(ours, dense_optimizer(ours), device) as pipeline:
+        outputs(pipeline, iter(data))
+    return same_weights(ours, plain)
+
+
+def graphed() -> list[str]:
+    from recshard_lab.train.launch_costs import graph_dense
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    ours, plain = on_gpu(init_data_parallel=False), on_gpu()
+    data = [batch.to(device) for batch in batches()]
+    graph_dense(ours, data[0])
+    ours.init_data_parallel()
+    plain_loop(plain, data)
+    plain_loop(ours, data)
+    return [
+        name
+        for (name, mine), theirs in zip(ours.full_state_dict().items(), plain.full_state_dict().values(), strict=True)
+        if not torch.allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+    ]

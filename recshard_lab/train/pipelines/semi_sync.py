@@ -2,6 +2,7 @@
 
 ::
 
+    thread "input_dist"   ids of i + 2
     thread "lookup"       rows of i + 1 read | and sent home
     this thread           dense forward of i | dense backward of i | tables stepped by i | optimizer of i
                                                                    ^ waits until the rows of i + 1 have been read
@@ -47,6 +48,8 @@ class TrainPipelineSemiSync(TrainPipelineSparseDist):
     Raises:
         ValueError: a start below 0, or an option that nothing here honours.
     """
+
+    ahead = 2  # the ids of i + 1 must be there when its rows are read
 
     def __init__(
         self,

@@ -532,6 +532,10 @@ def calls() -> dict[str, Call]:
                 "dense_flops_per_sample": 3.0,
                 "dense_bytes_per_parameter": 8.0,
                 "access": rl.AccessProfile((1.0,), (2.0,)),
+                "codecs": "fp16/bf16",
+                "pipeline": "prefetch",
+                "dense_features": 3,
+                "dense_launches": 7,
             },
         ),
         "AccessProfile": (rl.AccessProfile, {"uses": (1.0,), "rows": (2.0,), "pooling_factor": 2.0}),
@@ -561,6 +565,36 @@ def calls() -> dict[str, Call]:
                 "constraints": table,
             },
         ),
+        "sweep": (
+            lambda **own: str(rl.sweep(**own)),
+            {
+                "tables": [bags()],
+                "workload": rl.Workload(8),
+                "topology": ["h100"],
+                "world_size": [8],
+                "batch_size": [8],
+                "global_batch_size": None,
+                "hbm_cap": [10**9],
+                "codecs": ["fp16"],
+                "optimizer": ["exact_sgd"],
+                "pipeline": ["none"],
+                "sharding_group_size": [4],
+                "sync_every": 2,
+                "use_inter_host_allreduce": False,
+                "constraints": table,
+                "solver": "greedy",
+                "local_search_passes": 1,
+                "explain": False,
+                "progress": False,
+            },
+        ),
+        "Sweep.pareto": (
+            lambda objective: rl.sweep([bags()], world_size=2).pareto(objective),
+            {"objective": "step_ms"},
+        ),
+        "mlperf_example": (rl.mlperf_example, {"world_sizes": [8]}),
+        "mlperf_dlrm_dcnv2_tables": (rl.mlperf_dlrm_dcnv2_tables, {}),
+        "mlperf_dlrm_dcnv2_workload": (rl.mlperf_dlrm_dcnv2_workload, {"batch_size": 8, "zipf_alpha": 1.0}),
         "CommType": (rl.CommType, {"value": "fp16"}),
         "QCommsConfig": (
             lambda **own: rl.get_qcomm_codecs_registry(rl.QCommsConfig(**own)),
@@ -725,7 +759,7 @@ def calls() -> dict[str, Call]:
 
 
 #: what the caller's own code raises when it is called stays as it is
-OPEN = {"train.train_epochs": {"model", "on_step"}, "train.evaluate": {"model"}}
+OPEN = {"train.train_epochs": {"model", "on_step"}, "train.evaluate": {"model"}, "sweep": {"progress"}}
 
 
 @pytest.mark.parametrize("name", calls())

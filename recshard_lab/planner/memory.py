@@ -48,4 +48,4 @@ def fixed_memory(tables: TableLoads, topology: Topology, workload: Workload) -> 
     at_home = 4 * float((vectors * tables.cols).sum())  # the joined output
     dense = workload.dense_parameters * workload.dense_bytes_per_parameter
     reserve = topology.memory_cap_bytes - topology.free_memory_bytes()
-    return np.array([0.0, 0.0, dense, 0.0, at_home, reserve])
+    return np.array([0.0, 0.0, dense, 0.0, at_home, float(reserve)])

@@ -5,6 +5,7 @@ cannot be, because tables do not fit or ranks do not fill hosts, stays in the sw
 """
 
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -79,6 +80,8 @@ def sweep(
         raise ValueError("give batch_size (of one rank) or global_batch_size (of all ranks), not both")
     if not isinstance(sync_every, int) or sync_every < 1:
         raise ValueError(f"sync_every must be a positive integer, got {sync_every!r}")
+    if not isinstance(progress, bool) and not callable(progress):
+        raise ValueError(f"progress must be True, False, or what is called with each point, got {progress!r:.80}")
     _check_counts(world_size=world_size, batch_size=batch_size, global_batch_size=global_batch_size, hbm_cap=hbm_cap)
     strong = global_batch_size is not None
     tops = _listed(topology)
@@ -156,7 +159,7 @@ class _Maker:
             world_size=ranks or 0,
             batch_size=0 if self.strong else batch,
             global_batch_size=batch if self.strong else batch * (ranks or 0),
-            hbm_cap=hbm_cap or 0,
+            hbm_cap=hbm_cap or _host(topology).memory_cap_bytes,
             codecs=codecs,
             optimizer=optimizer,
             pipeline=pipeline,
@@ -207,6 +210,11 @@ class _Maker:
             phases_ms=phases,
             plan_s=plan_s,
         )
+
+
+def _host(topology: str | Topology) -> Topology:
+    """What is known of a topology whatever the ranks."""
+    return Topology.preset(re.sub(r"x\d+$", "", topology)) if isinstance(topology, str) else topology
 
 
 def _ranks(topology: str | Topology, ranks: int | None, hbm_cap: int | None) -> Topology:

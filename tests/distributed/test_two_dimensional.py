@@ -22,6 +22,9 @@ from recshard_lab import (
     save_checkpoint,
 )
 from recshard_lab.comm import ReplicaGrid, ShardingEnv
+from recshard_lab.planner import Workload, estimate
+from recshard_lab.planner.replicas import Replicated
+from recshard_lab.sharding import Topology
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases
 from tests.distributed import two_dimensional_jobs as jobs
@@ -127,6 +130,11 @@ def test_steps_stay_inside_the_group_and_a_sync_between_replicas(four: Any, cont
         sent = [event for event in result.events if event.label.startswith("replicas")]
         others = sum(count for event in sent for to, count in enumerate(event.bytes_to) if to != rank)
         assert result.held_bytes <= others <= result.held_bytes + 8 * len(sent)  # 2 (R - 1) / R of it, padded
+    tables = [EmbeddingBagConfig(**table) for table in case.tables]
+    replicas_of = Replicated(Topology(WORLD), 2, contiguous)
+    load = Workload(optimizer=case.optimizer)
+    predicted = estimate(ShardingPlan.from_json(case.plan), {cases.PATH: tables}, replicas_of.group, load)
+    assert replicas_of.sync_bytes(predicted) == max(result.held_bytes for result in results)
 
 
 def nodes_of_one(case: Case) -> Trained:

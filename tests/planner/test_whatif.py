@@ -228,6 +228,7 @@ def test_launches_of_the_dense_part_count_where_they_take_longer_than_its_arithm
     {"pipeline": "later"},
     {"solver": "oracle"},
     {"sync_every": 0},
+    {"progress": "yes"},
     {"world_size": []},
 ])  # fmt: skip
 def test_what_is_wrong_in_every_point_is_refused_at_once(wrong: dict[str, Any]) -> None:

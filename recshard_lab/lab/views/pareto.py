@@ -102,7 +102,7 @@ class _Drawn:
         return found if len(found) <= 8 else [value for value in found if f"{value:e}"[0] == "1"]
 
     def frontier(self) -> list[SweepPoint]:
-        """The best of each place, where it is on the Pareto frontier."""
+        """The best of each place that is on the Pareto frontier, and better than that of all places before it."""
         best: dict[int, SweepPoint] = {}
         sign = 1 if self.y == "step_ms" else -1
         for point in self.sweep.points:
@@ -110,7 +110,11 @@ class _Drawn:
                 at = self.place(point)
                 if at not in best or sign * getattr(point, self.y) < sign * getattr(best[at], self.y):
                     best[at] = point
-        return [best[at] for at in sorted(best)]
+        found: list[SweepPoint] = []
+        for at in sorted(best):
+            if not found or sign * getattr(best[at], self.y) < sign * getattr(found[-1], self.y):
+                found.append(best[at])
+        return found
 
     def hover(self, point: SweepPoint) -> str:
         where = ", ".join(f"{axis_label(name)} {axis_text(name, point)}" for name in self.sweep.varied)
@@ -193,7 +197,7 @@ def _legend(svg: Svg, drawn: _Drawn, y: float, right: float) -> float:
     svg.text(
         LEFT,
         y,
-        "Filled and joined: on the Pareto frontier. Hollow: another point is better. Cross: no plan.",
+        "Filled: on the Pareto frontier. Hollow: another point is better. Cross: no plan. Joined: ever better.",
         soft=True,
     )
     return y + 8

@@ -29,6 +29,7 @@ def plan(
     batch_size: Annotated[int, typer.Option(help="Samples of one rank in a step.", min=1)] = 512,
     memory_gb: Annotated[float | None, typer.Option(help="Memory of one rank, in GiB.")] = None,
     optimizer: Annotated[str, typer.Option(help="Of the embeddings, fbgemm's name.")] = "exact_sgd",
+    pipeline: Annotated[str, typer.Option(help="What overlaps in a step: none, sparse_dist, prefetch.")] = "none",
     constraints: Annotated[
         Path | None, typer.Option(help="Wishes: table -> ParameterConstraints, .yaml, .json.")
     ] = None,
@@ -75,7 +76,7 @@ def plan(
     for note in read.notes:
         Console(stderr=True, highlight=False, emoji=False, soft_wrap=True).print(f"[yellow]note:[/] {escape(note)}")
     machine = machine_of(topology, ranks, memory_gb)
-    workload = read.workload(batch_size=batch_size, optimizer=optimizer)
+    workload = read.workload(batch_size=batch_size, optimizer=optimizer, pipeline=pipeline)
     wishes = read_constraints(constraints, [t.name for t in read.configs]) if constraints is not None else None
     planner = EmbeddingShardingPlanner(machine, None, wishes, workload, solver=solver, cost_model=cost_model)
     if given is None:

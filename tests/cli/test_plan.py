@@ -234,6 +234,16 @@ def test_a_plan_from_a_file_is_explained_and_told_from_another(tables: Path, tmp
     assert "predicted step" in shown
 
 
+def test_a_pipeline_hides_part_of_the_predicted_step(tables: Path) -> None:
+    def step_ms(*more: str) -> float:
+        words = said(tables, "--topology", "h100x8", "--batch-size", 4096, *more)
+        return float(words.partition("predicted step ")[2].partition(" ms")[0])
+
+    assert step_ms("--pipeline", "sparse_dist") < step_ms()
+    with pytest.raises(ValueError, match="pipeline must be one of none, sparse_dist, prefetch, got 'fast'"):
+        said(tables, "--ranks", 2, "--pipeline", "fast")
+
+
 def test_answers_become_pandas_frames() -> None:
     import pandas
 

@@ -25,6 +25,7 @@ from recshard_lab.sharding import ParameterSharding, PlanError, ShardingPlan, To
 from recshard_lab.train.job.config import ModelSection, PlanSection, TrainConfig
 from recshard_lab.train.job.sources import CheckedSource, check_features
 from recshard_lab.train.job.tables import TABLE_SETTINGS, of_the_model, tables_for
+from recshard_lab.train.pipelines.registry import pipeline_kind
 
 MEASURED_BATCHES = 4
 _PLAIN = ModelKind.__dataclass_fields__["task"].default  # cross entropy of logits
@@ -139,6 +140,7 @@ def planner_of(
         tables,
         optimizer=config.optimizer.tables.name,
         dense_parameters=dense,
+        pipeline=pipeline_kind(config.pipeline.name).overlap,
     )
     names = [table.name for table in tables]
     wishes = read_constraints(said.constraints, names) if said.constraints is not None else None

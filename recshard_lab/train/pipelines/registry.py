@@ -28,23 +28,25 @@ class PipelineKind:
         make: called with (model, optimizer, device, custom_model_fwd=, **settings).
         exact: whether its weights are those of a plain loop. One that is not is begun anew after every checkpoint, so
             that a run that goes on from there does what this one does.
+        overlap: what of a step it hides, as of `Workload.pipeline`.
     """
 
     make: Callable[..., Pipeline]
     exact: bool = True
+    overlap: str = "none"
 
 
 _KINDS: dict[str, PipelineKind] = {
     "base": PipelineKind(TrainPipelineBase),
-    "sparse_dist": PipelineKind(TrainPipelineSparseDist),
-    "prefetch": PipelineKind(PrefetchTrainPipelineSparseDist),
-    "semi_sync": PipelineKind(TrainPipelineSemiSync, exact=False),
+    "sparse_dist": PipelineKind(TrainPipelineSparseDist, overlap="sparse_dist"),
+    "prefetch": PipelineKind(PrefetchTrainPipelineSparseDist, overlap="prefetch"),
+    "semi_sync": PipelineKind(TrainPipelineSemiSync, exact=False, overlap="sparse_dist"),
 }
 
 
-def register_pipeline(name: str, make: Callable[..., Pipeline], exact: bool = True) -> None:
+def register_pipeline(name: str, kind: PipelineKind) -> None:
     """Makes a pipeline one that configs may name."""
-    _KINDS[name] = PipelineKind(make, exact)
+    _KINDS[name] = kind
 
 
 def pipeline_names() -> list[str]:

@@ -15,9 +15,11 @@ import yaml
 from torch import Tensor
 
 import recshard_lab as rs
+from recshard_lab.data import preprocess_criteo
 from recshard_lab.launcher import RankError
 from recshard_lab.models import model_names
 from recshard_lab.train.job import TrainConfig, run_training
+from tests.data import criteo_files
 from tests.train_job import runs
 from tests.train_job.runs import config_of, on_rank, weights_of
 
@@ -152,6 +154,24 @@ def test_a_run_learns_and_its_schedule_is_of_the_step(tmp_path: Path) -> None:
     assert trained[-1]["auc"] > 0.7
     assert done.test["samples"] == 100
     assert set(trained[0]) == {"step", "kind", "time", "loss", "auc", "log_loss", "samples_per_second"}
+
+
+def test_criteos_days_train_the_mlperf_model_with_bags_and_its_schedule(tmp_path: Path) -> None:
+    days = criteo_files.write(tmp_path / "text", days=2, samples=300)
+    preprocess_criteo(days, tmp_path / "days")
+    config = config_of(
+        tmp_path,
+        model={"name": "dlrm_dcn", "embedding_dim": 8, "dcn_num_layers": 2, "dcn_low_rank_dim": 4},
+        data={"name": "criteo", "path": str(tmp_path / "days")},
+        multi_hot={"sizes": [min(3, 1 + i % 4) for i in range(26)]},
+        batch_size=64,
+        epochs=1,
+    )
+    done = run_training(TrainConfig.model_validate(config))
+    assert done.samples == 300
+    assert done.test["samples"] in (153, 154)  # a half of the last day
+    with pytest.raises(ValueError, match="sizes"):
+        run_training(TrainConfig.model_validate({**config, "multi_hot": {"sizes": [1, 2]}, "checkpoint": None}))
 
 
 # ---- torchrun ----

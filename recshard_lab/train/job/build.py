@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from recshard_lab.comm import CommType, QCommsConfig, Registry, ShardingEnv, get_qcomm_codecs_registry
-from recshard_lab.data import BatchLoader, build_dataset
+from recshard_lab.data import BatchLoader, MultiHot, build_dataset
 from recshard_lab.distributed import (
     DistributedModelParallel,
     EmbeddingBagCollectionSharder,
@@ -44,10 +44,16 @@ def build_sources(config: TrainConfig) -> tuple[CheckedSource, CheckedSource]:
         ValueError: data that cannot be had, or a feature that they do not have; no sample to train on.
     """
     splits = build_dataset(config.data.mapping)
-    train = CheckedSource(splits.train, config.features)
+    train, test = (
+        CheckedSource(source, config.features, what)
+        for source, what in ((splits.train, "training"), (splits.test, "test"))
+    )
     if not len(train):
         raise ValueError(f"there is nothing to train on: {train.source} has no samples")
-    return train, CheckedSource(splits.test, config.features, "test")
+    if config.multi_hot is not None:
+        told = config.multi_hot.model_dump(exclude_none=True)
+        train.transform = test.transform = MultiHot(rows=list(train.features.values()), **told)
+    return train, test
 
 
 def build_unsharded(section: ModelSection, source: CheckedSource, env: ShardingEnv | None = None) -> nn.Module:

@@ -250,6 +250,17 @@ class CommunicationSection(Section):
     backward: one_of(("fp32", "fp16", "bf16", "int8")) = "fp32"  # type: ignore[valid-type]
 
 
+class MultiHotSection(Section):
+    """One id a feature becomes a bag, as MLPerf makes Criteo's: as of `recshard_lab.data.MultiHot`.
+
+    sizes: ids of each feature's bag, in the order of the features; MLPerf's 26 when left out.
+    """
+
+    sizes: list[PositiveInt] | None = None
+    distribution: one_of(("uniform", "pareto")) = "uniform"  # type: ignore[valid-type]
+    seed: NonNegativeInt = 0
+
+
 class TrainConfig(Section):
     """A training run.
 
@@ -260,6 +271,7 @@ class TrainConfig(Section):
         max_steps: stop there, in whichever epoch.
         seed: of the first weights, the order of samples, and whatever else is drawn.
         features: of the data, those to train on; all when left out.
+        multi_hot: makes bags of features with one id a sample.
         shuffle: visit the samples in a drawn order, another in every epoch.
         drop_last: leave out an epoch's last batch where it is not whole.
         loader_prefetch: batches that a thread prepares ahead.
@@ -277,6 +289,7 @@ class TrainConfig(Section):
     max_steps: PositiveInt | None = None
     seed: Annotated[int, Field(ge=0, lt=2**62)] = 0
     features: list[str] | None = None
+    multi_hot: MultiHotSection | None = None
     shuffle: bool = True
     drop_last: bool = False
     loader_prefetch: NonNegativeInt = 0

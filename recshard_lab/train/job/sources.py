@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,9 @@ class CheckedSource:
         features: those to keep, in this order; all when left out.
         what: which samples they are, for errors.
 
+    Attributes:
+        transform: applied to every batch, such as a `MultiHot`.
+
     Raises:
         ValueError: a feature that the samples do not have.
 
@@ -37,6 +40,7 @@ class CheckedSource:
                     f"features: {source.source} has no feature {name!r}{nearest(name, source.features)}; it has: "
                     f"{', '.join(source.features)}"
                 )
+        self.transform: Callable[[Batch], Batch] | None = None
         self._inner, self.source, self._what = source, source.source, what
         self.features = {name: source.features[name] for name in features or source.features}
         order = list(source.features)
@@ -65,9 +69,9 @@ class CheckedSource:
                 f"{self._what} sample {int(samples[at]):,} of {self.source} has the label {float(batch.labels[at]):g}, "
                 f"and labels are 0 or 1"
             )
-        if self._kept is None:
-            return batch
-        return replace(batch, sparse_features=batch.sparse_features.permute(self._kept))
+        if self._kept is not None:
+            batch = replace(batch, sparse_features=batch.sparse_features.permute(self._kept))
+        return batch if self.transform is None else self.transform(batch)
 
 
 def check_features(model: torch.nn.Module, source: SampleSource) -> None:

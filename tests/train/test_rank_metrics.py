@@ -233,3 +233,17 @@ def test_throughput_leaves_warm_up_and_pauses_out_and_goes_on_from_its_state() -
     resumed.update(30)
     values = {name.partition("|")[2]: float(value) for name, value in resumed.compute().items()}
     assert values == {"total_examples": 90, "lifetime_throughput": 70 / 15, "window_throughput": 50 / 4}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_window_keeps_what_it_was_given_though_the_tensors_change(dtype: torch.dtype) -> None:
+    scores = torch.tensor([0.1, 0.1 + 1e-12], dtype=dtype)  # fp32 does not tell them apart
+    labels, groups = torch.tensor([0.0, 1.0], dtype=dtype), torch.zeros(2, dtype=torch.int64)
+    metric = GAUCMetric(**SIZES)
+    metric.update(predictions=scores, labels=labels, groups=groups)
+    for tensor in (scores, labels):
+        tensor.zero_()
+    groups += torch.arange(2)
+    assert float(metric.compute()["gauc-DefaultTask|window_gauc"]) == (1.0 if dtype is torch.float64 else 0.5)
+    kept = metric._window["DefaultTask"][0].labels
+    assert kept.dtype is torch.float32

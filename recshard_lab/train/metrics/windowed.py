@@ -35,19 +35,20 @@ class WindowedMetric(RecMetric):
         self._window: dict[str, deque[Samples]] = defaultdict(lambda: deque(maxlen=self.window_steps))
 
     def _take(self, task: str, samples: Samples) -> None:
-        self._window[task].append(samples)
+        groups = samples.groups.clone() if self.grouped else samples.groups[:0]
+        self._window[task].append(
+            Samples(_kept(samples.predictions), _kept(samples.labels), _kept(samples.weights), groups)
+        )
 
     def _rows(self, task: str) -> Tensor:
         """int64 ``[n, 5]`` of this rank: predictions, labels, weights, groups, and the step in the window."""
         steps = list(self._window[task])
-        numbers = [
-            torch.cat([getattr(own, name) for own in steps])
-            if steps
-            else torch.zeros(0, dtype=torch.float64, device=self.device)
-            for name in ("predictions", "labels", "weights")
-        ]
+        none = torch.zeros(0, dtype=torch.float64, device=self.device)
+        numbers = [torch.cat([none, *(getattr(own, name) for own in steps)]) for name in COLUMNS[:3]]
         sizes = torch.tensor([len(own.labels) for own in steps], dtype=torch.int64, device=self.device)
-        groups = torch.cat([own.groups for own in steps]) if steps else sizes
+        groups = (
+            torch.cat([sizes[:0], *(own.groups for own in steps)]) if self.grouped else sizes.new_zeros(len(numbers[0]))
+        )
         return packed(numbers, [groups, torch.arange(len(steps), device=self.device).repeat_interleave(sizes)])
 
     def _state(self, task: str) -> dict[str, Any]:
@@ -58,12 +59,16 @@ class WindowedMetric(RecMetric):
 
     def _load(self, task: str, state: Mapping[str, Any]) -> None:
         rank, world = self.env.rank, self.env.world_size
-        columns = [
-            state[name].to(self.device).split(state["sizes"].tolist())
-            for name in ("predictions", "labels", "weights", "groups")
-        ]
+        columns = [state[name].to(self.device).split(state["sizes"].tolist()) for name in COLUMNS]
         for step in zip(*columns, strict=True):
-            self._window[task].append(Samples(*(column[rank::world] for column in step)))
+            self._take(task, Samples(*(column[rank::world] for column in step)))
+
+
+def _kept(column: Tensor) -> Tensor:
+    """The same numbers ``[n]`` in memory of their own: half of it, where fp32 holds them. A GPU is not waited for."""
+    narrow = column.float()
+    same = not column.is_cuda and torch.equal(narrow.double(), column)
+    return narrow if same else column.clone()
 
 
 class AUCMetric(WindowedMetric):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from recshard_lab.arguments import names_wrong_arguments
-from recshard_lab.embedding import EmbeddingBagCollection
+from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 
@@ -215,9 +215,9 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
         pooled: KeyedTensor = self._embedding_bag_collection(self._feature_processors(features))
         return pooled
 
-    def embedding_bag_configs(self) -> list[object]:
-        """The tables."""
-        return list(self._embedding_bag_collection.embedding_bag_configs())
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """The tables: models that take a collection take this in its place."""
+        return self._embedding_bag_collection.embedding_bag_configs()
 
 
 def with_weights(features: KeyedJaggedTensor, weights: Tensor) -> KeyedJaggedTensor:

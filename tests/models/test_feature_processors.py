@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig
 from recshard_lab.models import (
+    DLRM,
     EmbeddingTower,
     EmbeddingTowerCollection,
     FeatureProcessedEmbeddingBagCollection,
@@ -68,6 +69,13 @@ def test_new_processors_change_nothing() -> None:
     plain.load_state_dict(ebc.state_dict())
     model = FeatureProcessedEmbeddingBagCollection(ebc, PositionWeightedModuleCollection({"f": 3, "g": 5}))
     torch.testing.assert_close(model(ids()).values(), plain(ids()).values())
+
+
+def test_a_model_takes_processed_tables_as_its_collection() -> None:
+    processed = FeatureProcessedEmbeddingBagCollection(collection(), by_collection())
+    model = DLRM(processed, 3, [4], [5, 1])  # type: ignore[arg-type]
+    assert model(torch.rand(3, 3), ids()).shape == (3, 1)
+    assert "embedding_bag_collection._feature_processors.position_weights.f" in dict(model.named_parameters())
 
 
 def test_a_bag_stored_once_is_weighed_once() -> None:

@@ -83,6 +83,7 @@ def sweep(
     if not isinstance(progress, bool) and not callable(progress):
         raise ValueError(f"progress must be True, False, or what is called with each point, got {progress!r:.80}")
     _check_counts(world_size=world_size, batch_size=batch_size, global_batch_size=global_batch_size, hbm_cap=hbm_cap)
+    _check_counts(sharding_group_size=sharding_group_size)
     strong = global_batch_size is not None
     tops = _listed(topology)
     for each in tops:

@@ -38,6 +38,10 @@ save(picture, "01_placement.svg")
 ids, lengths = torch.tensor([10, 11, 12, 40, 41, 42, 3, 5, 5, 7, 1]), torch.tensor([2, 1, 0, 3, 1, 1, 2, 1])
 save(views.jagged_anatomy(rs.KeyedJaggedTensor(["film", "genre"], ids, lengths=lengths)), "02_jagged.svg")
 
+uneven = rs.ShardingPlan({"": {n: rs.ParameterSharding("table_wise", ranks=[i % 3]) for i, n in enumerate(ROWS)}})
+step = rs.estimate(uneven.resolved(tables, 4), tables, rs.Topology(4), rs.Workload(2048, 8.0))
+save(views.phases(step, note="Predicted: rank 3 holds no table."), "04_waiting.svg")
+
 schemes = rs.sharding.scheme_names()
 equal = [rs.EmbeddingBagConfig(name=n, num_embeddings=8_000, embedding_dim=32, feature_names=[n]) for n in schemes]
 each = rs.ShardingPlan({"": {name: rs.ParameterSharding(name) for name in schemes}}).resolved(equal, 4, 2)

@@ -16,9 +16,12 @@ from torch import Tensor, nn
 
 import recshard_lab as rs
 from recshard_lab.comm import ShardingEnv
+from recshard_lab.data import Batch, SyntheticClicks, register_dataset
+from recshard_lab.data.registry import Splits
 from recshard_lab.train.job import TrainConfig, Trained, run_training
 from recshard_lab.train.job.build import build_sources, build_unsharded
 from recshard_lab.train.job.progress import Reporter
+from recshard_lab.train.pipelines import StageError
 
 ROOT = Path(__file__).parents[2]
 
@@ -111,6 +114,33 @@ def kill(processes: list[subprocess.Popen[bytes]]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     for process in processes:
         process.wait(20)
+
+
+class Mislabelled(SyntheticClicks):
+    """One label is a 2."""
+
+    wrong = 128
+
+    def batch(self, samples: Any) -> Batch:
+        found = super().batch(samples)
+        found.labels[[i for i, sample in enumerate(samples) if sample == self.wrong]] = 2.0
+        return found
+
+
+def mislabelled(train: bool = True) -> Splits:
+    """Samples of which one is wrong, among those to train on or those to test on."""
+    wrong, right = Mislabelled(200, rows=[9, 9]), SyntheticClicks(200, rows=[9, 9])
+    return Splits(wrong, right) if train else Splits(right, wrong)
+
+
+def told_on_rank(config: dict[str, Any]) -> str:
+    """What a rank's run ends with."""
+    register_dataset("mislabelled")(mislabelled)
+    try:
+        on_rank(config)
+    except (StageError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
 
 
 class Dropping(nn.Module):

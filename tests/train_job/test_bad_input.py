@@ -18,15 +18,12 @@ from typer.testing import CliRunner
 
 import recshard_lab as rs
 from recshard_lab.cli import app, main
-from recshard_lab.data import SyntheticClicks, register_dataset
-from recshard_lab.data.registry import _BUILDERS, Splits
 from recshard_lab.distributed.checkpoint import read_extra
 from recshard_lab.distributed.checkpoint_files import CheckpointError
 from recshard_lab.train.job import TrainConfig, export_run, read_config, run_training
 from recshard_lab.train.job.config import Schedule
 from recshard_lab.train.job.progress import Reporter, Told
-from recshard_lab.train.pipelines import StageError
-from tests.train_job.runs import config_of
+from tests.train_job.runs import config_of, told_on_rank
 
 
 def trained(folder: Path, reporter: Reporter | None = None, **changes: Any) -> Any:
@@ -123,29 +120,21 @@ def test_a_schedule_rises_stays_and_falls_as_mlperfs() -> None:
 # ---- data ----
 
 
-class Mislabelled(SyntheticClicks):
-    """One label is a 2."""
-
-    def batch(self, samples: Any) -> Any:
-        found = super().batch(samples)
-        found.labels[[i for i, sample in enumerate(samples) if sample == 123]] = 2.0
-        return found
-
-
-@pytest.fixture
-def mislabelled() -> Any:
-    register_dataset("mislabelled")(lambda: Splits(Mislabelled(200, rows=[9, 9]), Mislabelled(200, rows=[9, 9])))
-    yield "mislabelled"
-    del _BUILDERS["mislabelled"]
-
-
-def test_a_label_that_is_not_0_or_1_is_named_by_its_sample_and_what_was_saved_stays(
-    mislabelled: str, tmp_path: Path
+@pytest.mark.parametrize("train", [True, False])
+def test_a_label_that_is_not_0_or_1_is_named_on_every_rank_and_what_was_saved_stays(
+    tmp_path: Path, train: bool
 ) -> None:
-    words = r"training sample 123 of .* has the label 2, and labels are 0 or 1"
-    with pytest.raises((StageError, ValueError), match=words):
-        trained(tmp_path, data={"name": mislabelled}, shuffle=False, batch_size=10, plan={"scheme": "table_wise"})
-    assert read_extra(tmp_path / "checkpoint")["step"] in (8, 12)  # sample 123 is of the thirteenth batch
+    data = {"name": "mislabelled", "train": train}
+    evaluation = {"every_steps": 10, "batch_size": 10}
+    config = config_of(tmp_path, data=data, batch_size=10, shuffle=False, evaluation=evaluation)
+    config["plan"] = {"scheme": "table_wise"}  # the planner would read the samples first
+    with rs.launch(2) as ranks:
+        told = ranks.run(told_on_rank, config)
+    words = "training sample 128 of " if train else "test sample 128 of "
+    for each in told:  # it is of rank 1's piece of the thirteenth batch
+        assert "StageError: stage 'load' of batch 12 failed on rank 1: ValueError: " + words in each
+        assert "has the label 2, and labels are 0 or 1" in each
+    assert read_extra(tmp_path / "checkpoint")["step"] == (12 if train else 8)
 
 
 DROPPING = {"model": {"name": "tests.train_job.runs:Dropping"}}
@@ -340,7 +329,7 @@ def test_a_terminal_shows_a_bar_with_samples_a_second_loss_and_auc(tmp_path: Pat
     words = screen.getvalue()
     assert "26/26" in words
     assert "━" in words
-    assert "samples_per_second" in words
+    assert " samples/s" in words
     assert "auc 0." in words
     assert "loss 0." in words
 

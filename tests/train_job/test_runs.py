@@ -221,7 +221,7 @@ def test_alone_in_a_terminal_it_prints_lines_and_ends_with_the_same_weights(neve
     assert done.returncode == 0, done.stderr
     assert "1 rank on cpu, from the beginning" in done.stdout
     assert "step 26 of 26  loss 0." in done.stdout
-    assert "samples_per_second" in done.stdout
+    assert " samples/s" in done.stdout
     config["checkpoint"]["path"] = str(tmp_path / "kept")
     assert apart(weights_of(config)[0], never_killed[0]) <= 1e-5
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -12,6 +12,8 @@ from typing import Any, TextIO
 
 from recshard_lab.train.job.config import LogSection
 
+IN_THE_BAR = ("loss", "auc", "samples_per_second")  # the rest goes to files
+
 
 class Reporter:
     """Tells nobody anything; what ranks other than 0 have."""
@@ -62,9 +64,17 @@ class Told(Reporter):
         if self._mode == "bar":
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+            from rich.table import Column
 
-            columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[told]}"))
-            self._bar = Progress(*columns, console=Console(file=self._out))
+            whole: dict[str, Any] = {"table_column": Column(no_wrap=True)}
+            self._bar = Progress(
+                BarColumn(bar_width=None, table_column=Column(ratio=1)),
+                MofNCompleteColumn(**whole),
+                TextColumn("{task.fields[told]}", **whole),
+                TimeRemainingColumn(**whole),
+                console=Console(file=self._out),
+                expand=True,
+            )
             self._task = self._bar.add_task("train", total=total, completed=step, told="")
             self._bar.start()
 
@@ -73,7 +83,8 @@ class Told(Reporter):
             self._bar.update(self._task, completed=step)
 
     def values(self, step: int, values: Mapping[str, float], kind: str = "train") -> None:
-        words = "  ".join(f"{name} {_number(name, value)}" for name, value in values.items())
+        shown = values if self._bar is None or kind != "train" else {k: values[k] for k in IN_THE_BAR if k in values}
+        words = "  ".join(_spelled(name, value) for name, value in shown.items())
         if self._bar is not None and kind == "train":
             self._bar.update(self._task, completed=step, told=words)
         elif self._mode != "off":
@@ -120,5 +131,7 @@ def summary_writer() -> Any:
         ) from None
 
 
-def _number(name: str, value: float) -> str:
-    return f"{value:,.0f}" if name.startswith("samples") else f"{value:.4f}"
+def _spelled(name: str, value: float) -> str:
+    if name == "samples_per_second":
+        return f"{value:,.0f} samples/s"
+    return f"{name} {value:,.0f}" if name == "samples" else f"{name} {value:.4f}"

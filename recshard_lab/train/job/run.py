@@ -287,7 +287,7 @@ class TrainingRun:
 
     def _evaluate(self) -> dict[str, float]:
         asked = self.config.evaluation
-        found = evaluated(self.model, self._forward, self.test, asked, self.env, self.device)
+        found = evaluated(self.model, self._forward, self.dense, self.test, asked, self.env, self.device)
         if found:
             self._reporter.values(self.step, found, "test")
         return found

@@ -15,12 +15,14 @@ from recshard_lab.data.ratings import rank_slice
 from recshard_lab.data.source import SamplePart
 from recshard_lab.train.job.config import EvaluationSection
 from recshard_lab.train.metrics import auc, calibration, log_loss, normalized_entropy
+from recshard_lab.train.pipelines import EvalPipelineSparseDist
 
 
 @torch.no_grad()
 def score_samples(
     model: nn.Module,
     forward: Callable[[Batch], Any],
+    optimizer: torch.optim.Optimizer,
     source: SampleSource,
     batch_size: int,
     env: ShardingEnv,
@@ -29,27 +31,30 @@ def score_samples(
     """Logits and labels ``[n]`` of every sample, in the source's order, on every rank. All ranks must call it.
 
     Args:
-        forward: a batch -> ``(loss, (logits, ...))`` of the model.
+        forward: a batch -> ``(loss, (logits [b], labels [b], loss, samples of all ranks))`` of the model.
+        optimizer: of its dense part; it does not step.
     """
     training = model.training
     model.eval()
     both = torch.zeros(2, len(source), device=device)  # every rank fills its samples in; the sum is exact
     done = 0
-    for batch in BatchLoader(source, batch_size, env.rank, env.world_size):
-        batch = batch.to(device)
-        begin, end = rank_slice(batch.global_size, env.rank, env.world_size)
-        _, (logits, *_) = forward(batch)
-        both[0, done + begin : done + end] = logits.float()
-        both[1, done + begin : done + end] = batch.labels
-        done += batch.global_size
+    batches = iter(BatchLoader(source, batch_size, env.rank, env.world_size))
+    # a sample that one rank cannot read is told on all of them
+    with EvalPipelineSparseDist(model, optimizer, device, custom_model_fwd=forward) as pipeline:
+        for _ in range(-(-len(source) // batch_size)):
+            logits, labels, _, size = pipeline.progress(batches)
+            begin, end = rank_slice(size, env.rank, env.world_size)
+            both[:, done + begin : done + end] = torch.stack([logits.float(), labels])
+            done += size
     model.train(training)
-    scores, labels = all_reduce(both, env, "train/scores").cpu()
-    return scores, labels
+    found = all_reduce(both, env, "train/scores").cpu()
+    return found[0], found[1]
 
 
 def evaluated(
     model: nn.Module,
     forward: Callable[[Batch], Any],
+    optimizer: torch.optim.Optimizer,
     source: SampleSource,
     asked: EvaluationSection,
     env: ShardingEnv,
@@ -59,12 +64,13 @@ def evaluated(
 
     Raises:
         ValueError: a score that is not finite: the model diverged.
+        StageError: samples that cannot be read, on whichever rank.
     """
     if asked.max_samples is not None and asked.max_samples < len(source):
         source = SamplePart(source, 0, asked.max_samples)
     if not len(source):
         return {}
-    scores, labels = score_samples(model, forward, source, asked.batch_size, env, device)
+    scores, labels = score_samples(model, forward, optimizer, source, asked.batch_size, env, device)
     found = {"samples": float(len(labels)), "log_loss": log_loss(scores, labels)}
     both = 0 < float(labels.sum()) < len(labels)
     found["auc"] = auc(scores, labels) if both else math.nan

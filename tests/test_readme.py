@@ -31,6 +31,13 @@ def test_the_first_example_plans_launches_and_measures(tmp_path: Path) -> None:
     assert re.search(r"measured: .* a step", done.stdout)
 
 
+def test_the_example_of_a_sweep_says_that_it_is_simulated() -> None:
+    code = example("rs.sweep")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "Simulated, not measured: 4 points of 26 tables" in done.stdout
+
+
 def test_the_example_of_checkpoints_saves_and_loads(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", example("save_checkpoint")],

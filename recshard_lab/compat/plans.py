@@ -9,6 +9,7 @@ label of one's own, a replicated table stepped in backward) is kept beside its e
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from recshard_lab.sharding import (
@@ -20,6 +21,7 @@ from recshard_lab.sharding import (
     ShardingPlan,
     ShardingType,
 )
+from recshard_lab.sharding.shard import HBM
 
 KEPT = "_recshard_lab"
 """Attribute of TorchRec's ``ParameterSharding``: (what it says, read back; what it was made from)."""
@@ -165,7 +167,13 @@ def _as_they_run_it(name: str, ours: ParameterSharding, nodes: _Nodes) -> tuple[
             f"table {name!r} ({ours.sharding_type}) has rows {hot.rows[0]:,} to {hot.rows[1] - 1:,} on every rank and "
             f"the others on some: TorchRec has no such sharding. Smallest fix: row_wise() for this table"
         )
-    ours_sorted = sorted(ours.shards, key=lambda shard: (shard.cols, shard.rows))
+    if len({shard.tier for shard in ours.shards}) > 1:
+        raise PlanError(
+            f"table {name!r} ({ours.sharding_type}) has shards in both memories of a rank, and TorchRec's kernels "
+            f"serve a whole table. Smallest fix: compute_kernel='fused' or 'fused_uvm' with all shards in one tier"
+        )
+    flat = (replace(shard, tier=HBM) for shard in ours.shards)  # its kernel's name says where they lie
+    ours_sorted = sorted(flat, key=lambda shard: (shard.cols, shard.rows))
     rows, cols = max(s.rows[1] for s in ours_sorted), max(s.cols[1] for s in ours_sorted)
     beyond = [shard.rank for shard in ours_sorted if shard.rank >= nodes.world_size]
     if beyond:

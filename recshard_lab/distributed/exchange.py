@@ -200,7 +200,7 @@ class Executor:
         for group, kept in zip(self.lookup.exchanged, saved.kept, strict=True):
             own = grads.take(self._width(group, routed))
             if kept is None:
-                kept, own = group.kernel.remember(*group.no_ids(routed)), own.new_zeros(1, group.width)
+                kept, own = group.remember(group.no_ids(routed)), own.new_zeros(1, group.width)
             if group.kind.exchanges_row_norms:
                 waiting[id(group)] = (kept, own)
             else:
@@ -209,7 +209,7 @@ class Executor:
             own, bags = grads.take(self._width(group, routed)), group.bags(routed)
             if self.pooled and own.shape[0] == 0:
                 own, bags = own.new_zeros(1, group.width), group.no_ids(routed)
-            group.backward(group.kernel.remember(*bags), own)
+            group.backward(group.remember(bags), own)
         for here, rounds, exchange in self.row_norms:  # every rank takes part in each, in the same order
             kept, own = waiting.get(id(here), (None, grad))
             if here is not None and kept is not None:

@@ -15,6 +15,7 @@ from recshard_lab.distributed.parts import Part
 from recshard_lab.distributed.row_router import join
 from recshard_lab.embedding import DataType, OptimizerSpec
 from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot, choose_kernel, kernel_named
+from recshard_lab.sharding.shard import DDR
 from recshard_lab.sparse.ops import complete_cumsum
 
 
@@ -28,6 +29,8 @@ class GroupKind:
         optimizer: fused in backward; None where a torch optimizer reads ``.grad`` (the dense compute kernel).
         exchanges_row_norms: columns are split and the optimizer is row-wise: squares must meet before the step.
         route: how the rows come home; "direct" for replicas, whose rows are home.
+        host: the rectangles lie in the host's memory and are looked up and stepped there; only rows and gradients
+            cross to the device and back. Where ranks are CPUs that is where they are anyway.
     """
 
     backend: str
@@ -35,6 +38,7 @@ class GroupKind:
     optimizer: OptimizerSpec | None
     exchanges_row_norms: bool
     route: str = "direct"
+    host: bool = False
 
     def state_parts(self) -> tuple[Part, ...]:
         """Which optimizer state each rectangle has, the same on ranks that hold none."""
@@ -63,7 +67,8 @@ class KernelGroup:
         pooled: bool,
         device: torch.device,
     ) -> None:
-        self.kind, self.lanes, self.first_lane = kind, list(lanes), first_lane
+        self.kind, self.lanes, self.first_lane, self.device = kind, list(lanes), first_lane, device
+        self.crosses = kind.host and device.type != "cpu"
         self.shards = sorted({(lane.table, lane.shard_index) for lane in lanes})
         slots = []
         for table, number in self.shards:
@@ -72,7 +77,7 @@ class KernelGroup:
             slots.append(Slot(config.name, *size, kind.data_type, config.embedding_dim, shard.rows[0]))
         lane_slots = [self.shards.index((lane.table, lane.shard_index)) for lane in lanes]
         self.kernel: LookupKernel = kernel_named(kind.backend)(
-            slots, lane_slots, kind.optimizer, pooled=pooled, device=device
+            slots, lane_slots, kind.optimizer, pooled=pooled, device="cpu" if kind.host else device
         )
         self.width = sum(lane.shard.num_cols for lane in lanes)
         self.end_lane = first_lane + len(self.lanes)
@@ -114,7 +119,12 @@ class KernelGroup:
     def forward(self, bags: tuple[Tensor, Tensor, Tensor | None], training: bool) -> tuple[Tensor, Any]:
         """The kernel's rows, and what its backward needs when ``training``."""
         with torch.set_grad_enabled(training):
-            return self.kernel.forward(*bags)
+            rows, saved = self.kernel.forward(*self._there(*bags))
+            return self._back(rows), saved
+
+    def remember(self, bags: tuple[Tensor, Tensor, Tensor | None]) -> Any:
+        """What `backward` needs of a batch that is not looked up here."""
+        return self.kernel.remember(*self._there(*bags))
 
     def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
         """Steps the fused optimizer, or adds to ``.grad`` under the dense compute kernel.
@@ -122,7 +132,25 @@ class KernelGroup:
         Returns:
             The gradient ``[N]`` of per-sample weights, if there are any.
         """
-        return self.kernel.backward(saved, grad, row_norms)
+        norms = row_norms
+        if self.crosses and row_norms is not None:
+            asked = row_norms
+
+            def norms(rows: list[Tensor], squares: list[Tensor]) -> list[Tensor]:
+                found = asked([own.to(self.device) for own in rows], [own.to(self.device) for own in squares])
+                return [own.cpu() for own in found]
+
+        (there,) = self._there(grad)
+        of_weights = self.kernel.backward(saved, there, norms)
+        return None if of_weights is None else of_weights.to(self.device)
+
+    def _there(self, *tensors: Any) -> tuple[Any, ...]:
+        """Tensors where the rectangles are."""
+        return tuple(own.cpu() if own is not None else None for own in tensors) if self.crosses else tensors
+
+    def _back(self, rows: Tensor) -> Tensor:
+        """Rows on the rank's device, by way of pinned memory."""
+        return rows.pin_memory().to(self.device, non_blocking=True) if self.crosses else rows
 
 
 class RankLookup:
@@ -194,22 +222,34 @@ def choose_kinds(
                 f"batch_tables=False cannot serve table {config.name!r}: {spec.optimizer} adds up rows whose columns "
                 f"lie apart, in one kernel for all such tables. Leave it out, or do not split the columns"
             )
-        kernel = choose_kernel(
-            [
-                Slot(config.name, shard.num_rows, shard.num_cols, config.data_type, config.embedding_dim)
-                for shard in sharding.shards
-            ],
-            optimizer,
-            pooled=pooled,
-            weighted=weighted,
-            exchanges_row_norms=norms,
-            device=device,
-            backend=backend,
-        )
-        kind = GroupKind(kernel.name, config.data_type, optimizer, norms, effective_route(config, sharding))
-        home = replace(kind, exchanges_row_norms=False, route="direct")  # replicas have whole rows
-        for number, copy in enumerate(sharding.replica_flags):
-            own = home if copy else kind
+        slots = [
+            Slot(config.name, shard.num_rows, shard.num_cols, config.data_type, config.embedding_dim)
+            for shard in sharding.shards
+        ]
+
+        in_host = [shard.tier == DDR for shard in sharding.shards]
+        if norms and len(set(in_host)) > 1:
+            raise ValueError(
+                f"table {config.name!r} has pieces of its columns in both memories of a rank, and {spec.optimizer} "
+                f"adds up rows over them, which kernels in different memories cannot. Put all its shards in one tier"
+            )
+        kinds_of = {}
+        for host in sorted(set(in_host)):
+            kernel = choose_kernel(
+                [slot for slot, there in zip(slots, in_host, strict=True) if there == host],
+                optimizer,
+                pooled=pooled,
+                weighted=weighted,
+                exchanges_row_norms=norms,
+                device="cpu" if host else device,
+                backend=backend,
+            )
+            route = effective_route(config, sharding)
+            kinds_of[host] = GroupKind(kernel.name, config.data_type, optimizer, norms, route, host)
+        for number, (copy, host) in enumerate(zip(sharding.replica_flags, in_host, strict=True)):
+            own = kinds_of[host]
+            if copy:
+                own = replace(own, exchanges_row_norms=False, route="direct")  # replicas have whole rows
             if own not in kinds:
                 kinds.append(own)
             chosen[table, number] = (kinds.index(own),) if batch_tables else (kinds.index(own), table)

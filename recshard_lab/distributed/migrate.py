@@ -173,7 +173,7 @@ def _completed(plan: ShardingPlan, current: ShardingPlan, collections: Mapping[s
 def _check_kernels(collection: ShardedCollection, shardings: Shardings, knows_optimizers: bool) -> None:
     for name, sharding in shardings.items():
         now = collection.shardings[name]
-        if sharding.compute_kernel != now.compute_kernel:
+        if (sharding.compute_kernel == "dense") != (now.compute_kernel == "dense"):
             raise PlanError(
                 f"table {name!r} runs on the {now.compute_kernel} kernel and the plan asks for "
                 f"{sharding.compute_kernel}: resharding moves tables, it does not change who steps them"

@@ -69,8 +69,8 @@ class Part:
         if self.extent == "element":
             return list(shards)
         if self.extent == "row":
-            return [Shard(shard.rank, shard.rows, (0, 1)) for shard in shards]
-        return [Shard(shard.rank, (0, 1), (0, 1)) for shard in shards]
+            return [Shard(shard.rank, shard.rows, (0, 1), shard.tier) for shard in shards]
+        return [Shard(shard.rank, (0, 1), (0, 1), shard.tier) for shard in shards]
 
     def size(self, num_rows: int, num_cols: int) -> tuple[int, int]:
         """Shape of the whole matrix of a table ``[num_rows, num_cols]``."""
@@ -111,4 +111,4 @@ def owned(shards: Sequence[Shard], extent: Extent = "row") -> list[tuple[int, Sh
 
 
 def _rows(shard: Shard, start: int, end: int) -> Shard:
-    return Shard(shard.rank, (start, end), shard.cols)
+    return Shard(shard.rank, (start, end), shard.cols, shard.tier)

@@ -53,7 +53,11 @@ def by_rank(amounts: Sequence[int], grid: ReplicaGrid) -> list[int]:
 
 def _everywhere(shards: Sequence[Shard], grid: ReplicaGrid) -> list[Shard]:
     """A group's rectangles, replica after replica."""
-    return [Shard(ranks[shard.rank], shard.rows, shard.cols) for ranks in grid.sharding_groups for shard in shards]
+    return [
+        Shard(ranks[shard.rank], shard.rows, shard.cols, shard.tier)
+        for ranks in grid.sharding_groups
+        for shard in shards
+    ]
 
 
 def _own(tensors: Mapping[int, Tensor], count: int, grid: ReplicaGrid) -> dict[int, Tensor]:

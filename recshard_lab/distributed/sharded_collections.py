@@ -136,6 +136,7 @@ class ShardedCollection(nn.Module):
                 states[position],
                 self.env,
                 self.kinds[table.name].state_parts(),
+                self.device,
             )
             for position, table in enumerate(self.tables)
         }

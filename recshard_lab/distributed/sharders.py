@@ -51,7 +51,8 @@ class ModuleSharder(Generic[M]):
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         """Kernels that a plan may use under a scheme, best first."""
-        return [str(EmbeddingComputeKernel.FUSED), str(EmbeddingComputeKernel.DENSE)]
+        known = EmbeddingComputeKernel
+        return [str(known.FUSED), str(known.FUSED_UVM), str(known.DENSE)]
 
 
 class CollectionSharder(ModuleSharder[nn.Module]):

@@ -14,6 +14,7 @@ from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.embedding.kernels import TORCH_DTYPES
 from recshard_lab.optim import EmptyFusedOptimizer
 from recshard_lab.sharding.plan import ParameterSharding, Shard
+from recshard_lab.sharding.shard import DDR
 
 _INIT_ROWS = 8192
 
@@ -35,6 +36,7 @@ class TableShards(nn.Module):
         states: position -> its optimizer state.
         env: the ranks.
         state_parts: which optimizer state every rectangle has, also where none lies on this rank.
+        device: of the rank, by which messages go; that of the weights when left out.
     """
 
     def __init__(
@@ -45,8 +47,10 @@ class TableShards(nn.Module):
         states: Mapping[int, dict[str, Tensor]],
         env: ShardingEnv,
         state_parts: Sequence[Part] = (),
+        device: torch.device | None = None,
     ) -> None:
         super().__init__()
+        self.device = device or next((weight.device for weight in weights.values()), torch.device("cpu"))
         self.config, self.sharding, self.env = config, sharding, env
         self.state_parts = tuple(state_parts)
         self.held = dict(weights)
@@ -223,7 +227,7 @@ class TableShards(nn.Module):
                 if local.data_ptr() != weight.data_ptr():
                     weight.copy_(local)
             if told is not None:
-                move([told], self.env, next(self.parameters()).device)
+                move([told], self.env, self.device)
 
     def _elsewhere(self) -> str:
         return (
@@ -275,14 +279,15 @@ def sharded_tensor(
     from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
     from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
 
-    kind = next((tensor.device.type for tensor in held.values()), "cpu")
+    kind = next((tensor.device.type for tensor in held.values() if tensor.device.type != "cpu"), "cpu")
     ranks = torch.distributed.get_process_group_ranks(env.pg)  # placements name ranks of the default group
     axes = 2 if matrix else 1
     metadata = [
         ShardMetadata(
             shard_offsets=[shard.rows[0], shard.cols[0]][:axes],
             shard_sizes=[shard.num_rows, shard.num_cols][:axes],
-            placement=f"rank:{ranks[shard.rank]}/{kind}" + ("" if kind == "cpu" else f":{ranks[shard.rank]}"),
+            placement=f"rank:{ranks[shard.rank]}/"
+            + ("cpu" if kind == "cpu" or shard.tier == DDR else f"{kind}:{ranks[shard.rank]}"),
         )
         for shard in shards
     ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.lab.theme import SCHEMES, bytes_text, count_text, look_of
 from recshard_lab.sharding import ParameterSharding, ShardingPlan
+from recshard_lab.sharding.shard import DDR
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Block:
     num_bytes: float
     count: int = 1  # shards, where several were merged into one block
     route: str = "direct"  # by which its rows come home
+    note: str = ""  # what else there is to say of it
 
     @property
     def name(self) -> str:
@@ -61,7 +63,8 @@ class Block:
             f"{self.table} ({self.scheme}, {self.kernel} kernel)\n"
             f"rows {self.rows[0]:,} to {self.rows[1]:,} of {self.of_rows:,}\n"
             f"cols {self.cols[0]} to {self.cols[1]} of {self.of_cols}\n"
-            f"{bytes_text(self.num_bytes)}" + ("" if self.route == "direct" else f"\nrows come home by {self.route}")
+            f"{bytes_text(self.num_bytes)}{self.note}"
+            + ("" if self.route == "direct" else f"\nrows come home by {self.route}")
         )
 
 
@@ -110,7 +113,7 @@ def blocks_by_rank(
         each = table.data_type.bytes_per_element
         sharding = sharding.resolved(table, world_size, local_world_size)
         route = route_of(table, sharding)
-        for shard in sharding.shards:
+        for shard, copy in zip(sharding.shards, sharding.replica_flags, strict=True):
             if not 0 <= shard.rank < world_size:
                 raise ValueError(
                     f"table {table.name!r} has a shard on rank {shard.rank}, but there are {world_size} ranks: "
@@ -126,7 +129,8 @@ def blocks_by_rank(
                     table.num_embeddings,
                     table.embedding_dim,
                     shard.num_elements * each,
-                    route=route,
+                    route="direct" if copy else route,
+                    note=(", on every rank" if copy else "") + (", in the host's memory" if shard.tier == DDR else ""),
                 )
             )
     return found

@@ -35,6 +35,7 @@ from recshard_lab.planner.loads import (
     CODED_ROWS,
     DIRECT,
     HOP,
+    HOST,
     IDS,
     IN,
     LANES,
@@ -74,6 +75,7 @@ class CostModel:
         phase_names: of `phases`.
         waits: whether every phase takes as long as its slowest rank; else a step is the busiest rank's sum.
         has_routes: whether a table's route changes its cost.
+        has_tiers: whether it knows the host's memory from the rank's own.
 
     Raises:
         ValueError: an optimizer for which the topology states no `update_cost`.
@@ -83,6 +85,7 @@ class CostModel:
     phase_names: tuple[str, ...] = PHASES
     waits = True
     has_routes = True
+    has_tiers = True
 
     def __init__(
         self,
@@ -133,6 +136,7 @@ class CostModel:
         route: Array | None = None,
         by_node: Array | None = None,
         first: Array | None = None,
+        host: Array | None = None,
     ) -> Array:
         """The loads ``[K, n]`` of n rectangles.
 
@@ -145,6 +149,7 @@ class CostModel:
             by_node: ``[n]`` 1.0 for a piece of a scheme whose row stripes fill one node; not looked at here.
             first: ``[n]`` first row of each rectangle, which matters where lookups spread unevenly over the rows; 0
                 when left out.
+            host: ``[n]`` 1.0 for those in the host's memory; none when left out, and on ranks that have no other.
         """
         top, tables, ranks = self.topology, self.tables, self.topology.world_size
         loads = np.empty((K, len(of)))
@@ -162,11 +167,16 @@ class CostModel:
         if self.routes.adds_to_rows:  # a row stripe's share of each row in the sum
             loads[CODED_ROWS] = _by_route(back, replicated, share * cols / tables.cols[of], route)
         loads[IDS] = sent
-        self.lookups.fill(loads, of, (rows, cols), replicated, hits, sent, back)
+        slow = host if host is not None and top.has_tiers and host.any() else None
+        self.lookups.fill(loads, of, (rows, cols), replicated, hits, sent, back, slow)
         loads[UPDATE] += dense * 3 * 4 * rows * cols / top.memory_bw
         loads[LANES] = tables.features[of]
         loads[ROW_CUT] = tables.features[of] * (rows < tables.rows[of])
+        loads[HOST] = 0.0
         loads[MEMORY:] = rect_memory(tables, of, rows, cols, dense, ranks, self.workload.optimizer, hits.share)
+        if slow is not None:
+            loads[HOST] = slow * loads[MEMORY : MEMORY + 2].sum(axis=0)
+            loads[MEMORY : MEMORY + 2] *= 1 - slow
         if scattered is not None:
             loads[-1] *= ~scattered  # every rank puts all columns into the sum: `RouteCosts.buffer_bytes`
         if self.routes.widest is not None:  # beside the rows, their coded copy
@@ -293,6 +303,11 @@ class CostModel:
         """Bytes ``[..., W]`` in all, reserve included."""
         needed = loads[MEMORY:].sum(axis=0) + self.buffer_bytes(loads)
         return np.asarray(needed + self.fixed_memory.sum())
+
+    @property
+    def host_room(self) -> float:
+        """Bytes of the host's memory that one rank has for weights and optimizer state, without the reserve."""
+        return self.topology.ddr_cap * (1 - self.topology.reserve_fraction)
 
     def buffer_bytes(self, loads: Array) -> Array:
         """Bytes ``[..., W]`` of a home's end of the exchanges, beside those of its own rectangles."""

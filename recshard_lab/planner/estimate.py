@@ -10,7 +10,7 @@ from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.cost import CostModel
 from recshard_lab.planner.cost_models import cost_model_named
-from recshard_lab.planner.loads import ACROSS_BOTH, BY_NODE, ROUTE_NUMBERS, SCATTER_BOTH, across_shares
+from recshard_lab.planner.loads import ACROSS_BOTH, BY_NODE, HOST, ROUTE_NUMBERS, SCATTER_BOTH, across_shares
 from recshard_lab.planner.memory import MEMORY_CATEGORIES
 from recshard_lab.planner.overlap import Overlap
 from recshard_lab.planner.rect_kinds import summed_rows
@@ -20,11 +20,13 @@ from recshard_lab.sharding import (
     EmbeddingComputeKernel,
     ParameterConstraints,
     ParameterSharding,
+    PlanError,
     ShardingPlan,
     ShardingType,
     Topology,
 )
 from recshard_lab.sharding.plan import Tables
+from recshard_lab.sharding.shard import DDR
 from recshard_lab.sharding.validate import check_shards
 
 
@@ -38,6 +40,8 @@ class Estimate:
         memory_categories: names of the C categories.
         memory_bytes: ``[W, C]``.
         capacity_bytes: ``[W]``.
+        host_bytes: ``[W]`` of weights and optimizer state in the host's memory; None where there are none.
+        host_room_bytes: what one rank has of it for them.
         traffic_bytes: ``[W, W]`` from row to column, in one step; NaN where the cost model does not say.
         lower_bound: ms; no plan that the planner may choose has a shorter step. None where nobody computed it.
         waits: whether every phase takes as long as its slowest rank, as collectives do; else a step is the busiest
@@ -54,6 +58,8 @@ class Estimate:
     lower_bound: float | None = None
     waits: bool = True
     overlap: Overlap | None = None
+    host_bytes: Array | None = None
+    host_room_bytes: float = 0.0
 
     @property
     def gap(self) -> float | None:
@@ -89,7 +95,8 @@ class Estimate:
     @property
     def fits(self) -> bool:
         """Whether every rank stays within its capacity, reserve included."""
-        return bool((self.memory_bytes.sum(axis=1) <= self.capacity_bytes).all())
+        in_host = self.host_bytes is None or bool((self.host_bytes <= self.host_room_bytes).all())
+        return in_host and bool((self.memory_bytes.sum(axis=1) <= self.capacity_bytes).all())
 
     def __str__(self) -> str:
         return estimate_text(self)
@@ -138,6 +145,7 @@ class PlanRects:
         ranks: ``[n]`` integers.
         shares: ``[n]`` of ACROSS, see `across_shares`.
         summed: ``[n]`` the share of its table's rows that are no replicas.
+        host: ``[n]`` 1.0 for those in the host's memory.
     """
 
     of: Any
@@ -151,11 +159,22 @@ class PlanRects:
     node_rows: Array
     shares: Array
     summed: Array
+    host: Array
+
+    @property
+    def where(self) -> tuple[Array, Array]:
+        """First rows, and which are in the host's memory."""
+        return self.first, self.host
 
     def loads(self, model: CostModel) -> Array:
         """``[K, n]``."""
         sizes = (self.rows, self.cols)
-        found = model.rect_loads(self.of, *sizes, self.replicated, self.dense, self.route, self.node_rows, self.first)
+        found = model.rect_loads(self.of, *sizes, self.replicated, self.dense, self.route, self.node_rows, *self.where)
+        if not model.has_tiers and self.host.any():
+            raise PlanError(
+                f"cost_model={model.name!r} has no formulas for shards in the host's memory. Smallest fix: "
+                f"cost_model='recshard'"
+            )
         found[ACROSS_BOTH] *= self.shares
         found[SCATTER_BOTH] /= np.maximum(self.summed, 1e-9)
         return found
@@ -194,7 +213,7 @@ def plan_rects(topology: Topology, pairs: list[tuple[BaseEmbeddingConfig, Parame
         flags = (dense_kernel, ROUTE_NUMBERS[taken_route(config, full)], by_node)
         copies = full.replica_flags
         flat += [
-            (index, s.rank, s.rows[0], s.rows[1] - s.rows[0], s.cols[1] - s.cols[0], float(copy), *flags)
+            (index, s.rank, s.rows[0], s.rows[1] - s.rows[0], s.cols[1] - s.cols[0], copy, s.tier == DDR, *flags)
             for s, copy in zip(full.shards, copies, strict=True)
         ]
         if full.route == "two_hop":
@@ -204,9 +223,11 @@ def plan_rects(topology: Topology, pairs: list[tuple[BaseEmbeddingConfig, Parame
         else:
             shares += [1.0] * len(full.shards)
         summed += [summed_rows([s.rect for s in full.shards], config.num_embeddings)] * len(full.shards)
-    of, ranks, first, rows, cols, replicated, dense, route, node_rows = np.array(flat, dtype=float).reshape(-1, 9).T
+    columns = np.array(flat, dtype=float).reshape(-1, 10).T
+    of, ranks, first, rows, cols, replicated, host, dense, route, node_rows = columns
     at = (of.astype(np.intp), ranks.astype(np.intp))
-    return PlanRects(*at, first, rows, cols, replicated, dense, route, node_rows, np.array(shares), np.array(summed))
+    sums = (np.array(shares), np.array(summed))
+    return PlanRects(*at, first, rows, cols, replicated, dense, route, node_rows, *sums, host)
 
 
 def taken_route(config: BaseEmbeddingConfig, sharding: ParameterSharding) -> str:
@@ -231,4 +252,6 @@ def estimate_loads(model: CostModel, loads: Array) -> Estimate:
         traffic_bytes=model.traffic(loads),
         waits=model.waits,
         overlap=None if model.workload.pipeline == "none" else model.overlapped.overlap(loads),
+        host_bytes=loads[HOST] if loads[HOST].any() else None,
+        host_room_bytes=model.host_room,
     )

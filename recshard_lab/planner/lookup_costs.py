@@ -44,6 +44,7 @@ class LookupCosts:
         hits: RowHits,
         sent: Array,
         back: Array,
+        host: Array | None = None,
     ) -> None:
         """Writes the loads LOOKUP, UPDATE, SORT, SUM and NORMS of n rectangles.
 
@@ -53,6 +54,8 @@ class LookupCosts:
             hits: which ids are its rows.
             sent: ``[n]`` ids that each rank sends.
             back: ``[n]`` vectors whose gradients it sends.
+            host: ``[n]`` 1.0 for those in the host's memory, whose rows all come over the link: no cache lies between,
+                as TorchRec reckons; None for none.
         """
         top, tables, ranks = self.topology, self.tables, self.topology.world_size
         rows, cols = sizes
@@ -61,8 +64,11 @@ class LookupCosts:
         row_bytes = np.maximum(CACHE_LINE, cols * tables.element_bytes[of])
         missed = self._missed(of, rows, ids * ranks * unique)
         first_ms = missed / top.memory_bw + (1 - missed) / top.cache_bw  # of a byte
+        again_ms: Array | float = 1 / top.cache_bw
+        if host is not None:
+            first_ms, again_ms = (np.where(host > 0, 1 / top.ddr_mem_bw, ms) for ms in (first_ms, again_ms))
         vector_ms = 4 * cols / top.cache_bw + top.bag_ns * 1e-6
-        lookup = ids * (top.lookup_ns_per_id * 1e-6 + row_bytes * (unique * first_ms + (1 - unique) / top.cache_bw))
+        lookup = ids * (top.lookup_ns_per_id * 1e-6 + row_bytes * (unique * first_ms + (1 - unique) * again_ms))
         lookup += vectors * vector_ms
         id_ms = top.update_id_ns.get(self.optimizer, top.update_ns_per_id) * 1e-6
         row_ms = 2 * row_bytes * first_ms * top.update_cost[self.optimizer]

@@ -37,6 +37,7 @@ from recshard_lab.sharding import (
 )
 from recshard_lab.sharding.cut import Cut
 from recshard_lab.sharding.replicas import replica_flags
+from recshard_lab.sharding.shard import DDR
 from recshard_lab.sharding.validate import check_shards
 
 MOST_SPELLED = 256  # rectangles of all assignments of one proposal, up to which each is looked at
@@ -137,7 +138,7 @@ def options_of(
         if curve is not None and (wish is None or wish.row_shares is None):
             wish = replace(wish or ParameterConstraints(), row_shares=curve)
         names = allowed_schemes(table, wish)
-        kernel = str((wish.compute_kernels or ["fused"])[0]) if wish else "fused"
+        kernels = kernels_for(model, table, wish)
         usable = _as_set(_usable(table, model.topology, wish))
         before = len(drafts)
         asked = wish.route if wish and wish.route else (route if is_pooled(table) else "direct")
@@ -151,7 +152,7 @@ def options_of(
                     f"{wish.device_group!r} (ranks {sorted(usable)}). Smallest fix: leave device_group out"
                 )
             for name_of_route in _routes(model, table, pinned, asked, False):
-                drafts.append((index, pinned, usable, kernel, False, name_of_route))
+                drafts.append((index, pinned, usable, kernels[0], False, name_of_route))
             continue
         for name in names:
             scheme = scheme_named(name)
@@ -163,8 +164,9 @@ def options_of(
                     proposal = (
                         proposal if len(kept) == len(proposal.assignments) else replace(proposal, assignments=kept)
                     )
-                for name_of_route in _routes(model, table, proposal, asked, scheme.replicated):
-                    drafts.append((index, proposal, usable, kernel, scheme.replicated, name_of_route))
+                ways = _routes(model, table, proposal, asked, scheme.replicated)
+                own = kernels if proposal.tiers is None else [str(EmbeddingComputeKernel.FUSED)]
+                drafts += [(index, proposal, usable, k, scheme.replicated, way) for k in own for way in ways]
         if len(drafts) == before:
             raise PlanError(
                 f"table {table.name!r} ({table.num_embeddings:,} x {table.embedding_dim:,}) cannot be cut by "
@@ -173,7 +175,8 @@ def options_of(
     cuts: dict[int, RectKinds] = {}  # twins share a proposal
     for draft in drafts:
         if id(draft[1]) not in cuts:
-            cuts[id(draft[1])] = rect_kinds(draft[1].rects, draft[4], model.row_shares[draft[0]] is not None)
+            by_place = model.row_shares[draft[0]] is not None
+            cuts[id(draft[1])] = rect_kinds(draft[1].rects, draft[4], by_place, draft[1].tiers)
     sizes = [cuts[id(draft[1])] for draft in drafts]
     counts = [len(own.rows) for own in sizes]
     loads = model.rect_loads(
@@ -185,6 +188,10 @@ def options_of(
         np.repeat([ROUTE_NUMBERS[draft[5]] for draft in drafts], counts),
         np.repeat([float(draft[1].scheme in BY_NODE) for draft in drafts], counts),
         np.concatenate([own.first for own in sizes]),
+        np.maximum(
+            np.concatenate([own.host for own in sizes]),
+            np.repeat([float(draft[3] == EmbeddingComputeKernel.FUSED_UVM) for draft in drafts], counts),
+        ),
     )
     found: list[list[Option]] = [[] for _ in tables]
     at = 0
@@ -202,7 +209,7 @@ def options_of(
         many = np.bincount(of, minlength=count).astype(float)
         option = Option(proposal, kinds, many, of, usable, kernel, distinct, taken, alone)
         before_it = found[index][-1] if found[index] else None
-        if before_it is not None and before_it.proposal is proposal:
+        if before_it is not None and before_it.proposal is proposal and before_it.kernel == kernel:
             for twin in (before_it, *before_it.twins):
                 twin.twins.append(option)
                 option.twins.append(twin)
@@ -216,6 +223,26 @@ def _usable(table: BaseEmbeddingConfig, topology: Topology, wish: ParameterConst
         return usable_ranks(topology, wish)
     except PlanError as error:
         raise PlanError(f"table {table.name!r}: {error}") from None
+
+
+def kernels_for(model: CostModel, table: BaseEmbeddingConfig, wish: ParameterConstraints | None) -> list[str]:
+    """The kernels to choose among: the best of those allowed, and both memories of a rank where both are allowed.
+
+    Raises:
+        PlanError: only the host's memory is allowed, and the cost model knows none.
+    """
+    named = [str(getattr(kernel, "value", kernel)) for kernel in (wish.compute_kernels if wish else None) or ["fused"]]
+    tiers = [str(EmbeddingComputeKernel.FUSED), str(EmbeddingComputeKernel.FUSED_UVM)]
+    if not model.has_tiers and named[0] == tiers[1]:
+        named = named[1:]
+        if not named:
+            raise PlanError(
+                f"table {table.name!r} may only be on kernel 'fused_uvm', for which cost_model={model.name!r} has no "
+                f"formulas here. Smallest fix: allow 'fused' too"
+            )
+    if named[0] not in tiers or not model.has_tiers or not model.topology.has_tiers:
+        return named[:1]
+    return [kernel for kernel in named if kernel in tiers]
 
 
 @lru_cache(maxsize=64)
@@ -290,7 +317,9 @@ def allowed_schemes(table: BaseEmbeddingConfig, wish: ParameterConstraints | Non
 def _pinned(table: BaseEmbeddingConfig, shards: Sequence[Shard], topology: Topology) -> Proposal:
     """The one proposal of a table whose shards are given."""
     check_shards(table, shards, False, topology.world_size)
-    return Proposal("custom", tuple(shard.rect for shard in shards), (tuple(shard.rank for shard in shards),))
+    tiers = tuple(shard.tier for shard in shards)
+    rects, ranks = tuple(shard.rect for shard in shards), tuple(shard.rank for shard in shards)
+    return Proposal("custom", rects, (ranks,), tiers if DDR in tiers else None)
 
 
 def _routes(

@@ -14,9 +14,10 @@ from recshard_lab.planner.cost_models import cost_model_named
 from recshard_lab.planner.estimate import Estimate, estimate_loads
 from recshard_lab.planner.explain import Refused, what_does_not_fit, why_it_does_not_fit
 from recshard_lab.planner.greedy import Solution, solve
-from recshard_lab.planner.loads import K
-from recshard_lab.planner.options import DoesNotFit
+from recshard_lab.planner.loads import HOST, K
+from recshard_lab.planner.options import DoesNotFit, kernels_for
 from recshard_lab.planner.reservations import FixedPercentageStorageReservation
+from recshard_lab.planner.text import gigabytes
 from recshard_lab.planner.why import Planned
 from recshard_lab.planner.workload import Workload
 from recshard_lab.sharding import (
@@ -30,7 +31,7 @@ from recshard_lab.sharding import (
     running_world_size,
 )
 from recshard_lab.sharding.plan import Tables
-from recshard_lab.sharding.types import check_route
+from recshard_lab.sharding.types import EmbeddingComputeKernel, check_route
 from recshard_lab.sharding.validate import nearest
 
 SOLVERS = ("greedy", "exact")
@@ -223,7 +224,7 @@ class EmbeddingShardingPlanner:
                 )
         model = cost_model_named(self.cost_model)(tables, self.topology, workload, constraints)
         try:
-            solution = self._solve(model, tables, constraints)
+            solution = self._solve_in_host(model, tables, constraints)
         except DoesNotFit as stuck:
             asked = (self.topology, workload, constraints, self.route, self.cost_model)
             refused = Refused(tables, stuck.table, *asked)
@@ -241,6 +242,37 @@ class EmbeddingShardingPlanner:
         if self.debug:
             print(made.show(), self.last_estimate, sep="\n\n")
         return made
+
+    def _solve_in_host(
+        self,
+        model: CostModel,
+        tables: Sequence[BaseEmbeddingConfig],
+        constraints: Mapping[str, ParameterConstraints],
+    ) -> Solution:
+        """A plan within the host's memory as well: while one is beyond it, the table with most bytes there, of those
+        that may be elsewhere, is kept out of it."""
+        tried = dict(constraints)
+        while True:
+            solution = self._solve(model, tables, tried)
+            used = [placement.loads(self.topology)[HOST] for placement in solution.placements]
+            held = np.sum(used, axis=0)
+            rank = int(held.argmax())
+            if held[rank] <= model.host_room:
+                return solution
+            movable = [
+                n
+                for n, table in enumerate(tables)
+                if used[n][rank] > 0 and len(kernels_for(model, table, tried.get(table.name))) > 1
+            ]
+            if not movable:
+                raise PlanError(
+                    f"rank {rank} would hold {gigabytes(held[rank])} in the host's memory, of which it has "
+                    f"{gigabytes(model.host_room)} (ddr_cap without the reserve). Smallest fix: ddr_cap="
+                    f"{int(held[rank] / (1 - self.topology.reserve_fraction)) + 1}, or compute_kernels=['fused', "
+                    f"'fused_uvm'] for more of its tables"
+                )
+            name = tables[max(movable, key=lambda n: float(used[n][rank]))].name
+            tried[name] = replace(tried[name], compute_kernels=[str(EmbeddingComputeKernel.FUSED)])
 
     def _solve(
         self,

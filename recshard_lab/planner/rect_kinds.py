@@ -13,6 +13,7 @@ from recshard_lab.planner.workload import Array
 from recshard_lab.sharding import Rect
 from recshard_lab.sharding.cut import Cut, sizes_of
 from recshard_lab.sharding.replicas import replica_flags
+from recshard_lab.sharding.shard import DDR
 
 
 class RectKinds(NamedTuple):
@@ -22,6 +23,7 @@ class RectKinds(NamedTuple):
         first: ``[c]`` first row, where it matters; 0 else.
         rows, cols: ``[c]`` sizes.
         copies: ``[c]`` 1.0 for replicas.
+        host: ``[c]`` 1.0 for those in the host's memory.
         of: ``[n]`` the kind of each rectangle.
     """
 
@@ -29,14 +31,18 @@ class RectKinds(NamedTuple):
     rows: Array
     cols: Array
     copies: Array
+    host: Array
     of: NDArray[np.intp]
 
 
-def rect_kinds(rects: Sequence[Rect], replicated: bool, by_place: bool) -> RectKinds:
+def rect_kinds(
+    rects: Sequence[Rect], replicated: bool, by_place: bool, tiers: Sequence[str] | None = None
+) -> RectKinds:
     """Kinds of a proposal's rectangles.
 
     Args:
         replicated: all are replicas; else those are of which there are several.
+        tiers: the memory of each; all in the rank's own when left out.
         by_place: rows further down are looked up less or more often, so that equal sizes are no equal loads.
 
     >>> kinds = rect_kinds([((0, 2), (0, 4)), ((0, 2), (0, 4)), ((2, 6), (0, 4)), ((6, 10), (0, 4))], False, False)
@@ -46,16 +52,17 @@ def rect_kinds(rects: Sequence[Rect], replicated: bool, by_place: bool) -> RectK
     if replicated or (isinstance(rects, Cut) and not by_place):
         sizes, of = sizes_of(rects)
         rows, cols = np.array(sizes, dtype=float).T
-        return RectKinds(np.zeros(len(sizes)), rows, cols, np.full(len(sizes), float(replicated)), of)
+        return RectKinds(np.zeros(len(sizes)), rows, cols, np.full(len(sizes), float(replicated)), 0 * rows, of)
     listed = list(rects)
     copies = replica_flags(listed)
-    found: dict[tuple[int, int, int, bool], int] = {}
+    slow = [tier == DDR for tier in tiers or ()] or [False] * len(listed)
+    found: dict[tuple[int, int, int, bool, bool], int] = {}
     numbers = [
-        found.setdefault((r0 if by_place else 0, r1 - r0, c1 - c0, copy), len(found))
-        for ((r0, r1), (c0, c1)), copy in zip(listed, copies, strict=True)
+        found.setdefault((r0 if by_place else 0, r1 - r0, c1 - c0, copy, there), len(found))
+        for ((r0, r1), (c0, c1)), copy, there in zip(listed, copies, slow, strict=True)
     ]
-    first, rows, cols, flags = np.array(list(found), dtype=float).T
-    return RectKinds(first, rows, cols, flags, np.array(numbers, dtype=np.intp))
+    first, rows, cols, flags, host = np.array(list(found), dtype=float).T
+    return RectKinds(first, rows, cols, flags, host, np.array(numbers, dtype=np.intp))
 
 
 def summed_rows(rects: Sequence[Rect], num_rows: int) -> float:

@@ -33,10 +33,15 @@ def estimate_text(found: "Estimate") -> str:
     )
     used = found.memory_bytes.sum(axis=1)
     piped = [] if found.overlap is None else textwrap.wrap(str(found.overlap), WIDTH)
+    in_host = []
+    if found.host_bytes is not None:
+        most = gigabytes(found.host_bytes.max())
+        in_host = [f"in the host's memory: {most} of {gigabytes(found.host_room_bytes)} a rank"]
     bound = [] if found.gap is None else [f"no plan is shorter than {found.lower_bound:.2f} ms: gap {found.gap:.1%}"]
     lines = [
         f"predicted step {found.step_ms:.2f} ms (busiest rank {found.critical_rank}: {found.max_rank_ms:.2f} ms), "
         f"{'fits' if found.fits else 'DOES NOT FIT'}: {gigabytes(used.max())} of {gigabytes(found.capacity_bytes[0])}",
+        *in_host,
         *piped,
         *bound,
         header,

@@ -66,6 +66,7 @@ class TorchRecCostModel(CostModel):
     phase_names = TORCHREC_PHASES
     waits = False
     has_routes = False
+    has_tiers = False
 
     def __init__(
         self,
@@ -88,6 +89,8 @@ class TorchRecCostModel(CostModel):
     def takes(self, proposal: Proposal) -> bool:
         """All but replicas of some rows, and row stripes over some of the ranks or of sizes of their own: TorchRec
         cannot make these and so has no number for them."""
+        if proposal.tiers is not None:
+            return False
         if proposal.scheme == "row_wise" and (proposal.assignments is None or not isinstance(proposal.rects, Cut)):
             return False
         return isinstance(proposal.rects, Cut) or len(set(flags := replica_flags(proposal.rects))) == 1 or not flags
@@ -102,6 +105,7 @@ class TorchRecCostModel(CostModel):
         route: Array | None = None,
         by_node: Array | None = None,
         first: Array | None = None,
+        host: Array | None = None,
     ) -> Array:
         """The loads ``[K, n]`` of n rectangles; what `CostModel.rect_loads` takes. All routes cost the same."""
         top, tables = self.topology, self.tables

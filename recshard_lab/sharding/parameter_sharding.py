@@ -1,15 +1,15 @@
 """How one table is cut: its rectangles, and what runs them."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.replicas import replica_flags, replicas_of
-from recshard_lab.sharding.shard import PlanError, Shard
-from recshard_lab.sharding.types import ShardingType, check_route
+from recshard_lab.sharding.shard import DDR, PlanError, Shard
+from recshard_lab.sharding.types import EmbeddingComputeKernel, ShardingType, check_route
 from recshard_lab.sharding.validate import shards_in
 
 
@@ -21,7 +21,8 @@ class ParameterSharding:
     Args:
         sharding_type: the scheme's name; a label, any name is allowed ("custom" for a tiling drawn by hand).
             Only "data_parallel" has a meaning: the whole table on every rank.
-        compute_kernel: "fused" (the optimizer runs in backward) or "dense".
+        compute_kernel: "fused" (the optimizer runs in backward), "dense", or "fused_uvm": fused, with all shards in
+            the host's memory. Under "fused" each shard says its tier.
         ranks: the ranks that take part; taken from the shards when left out.
         sharding_spec: torch's ``EnumerableShardingSpec`` instead of `shards`, as TorchRec passes it.
         shards: the rectangles. May be left out for data_parallel, and for any registered scheme if the plan is
@@ -65,8 +66,19 @@ class ParameterSharding:
             stray = [rank for rank in found if rank not in ranks]
             if stray:
                 raise PlanError(f"a shard lies on rank {stray[0]}, but ranks={ranks!r} does not name it")
+        kernel = str(getattr(compute_kernel, "value", compute_kernel))
+        in_host = [shard.tier == DDR for shard in shards]
+        if kernel == EmbeddingComputeKernel.FUSED_UVM and not all(in_host):
+            shards = tuple(replace(shard, tier=DDR) for shard in shards)
+        elif kernel == EmbeddingComputeKernel.FUSED and shards and all(in_host):
+            kernel = str(EmbeddingComputeKernel.FUSED_UVM)
+        elif any(in_host) and kernel == EmbeddingComputeKernel.DENSE:
+            raise PlanError(
+                "a torch optimizer steps tables on the dense kernel on the device, so none of their shards lies in "
+                "tier 'ddr'. Smallest fix: compute_kernel='fused'"
+            )
         object.__setattr__(self, "sharding_type", str(getattr(sharding_type, "value", sharding_type)))
-        object.__setattr__(self, "compute_kernel", str(getattr(compute_kernel, "value", compute_kernel)))
+        object.__setattr__(self, "compute_kernel", kernel)
         object.__setattr__(self, "ranks", ranks if ranks is not None else (found or None))
         object.__setattr__(self, "shards", shards)
         object.__setattr__(self, "route", check_route(route))

@@ -6,14 +6,14 @@
      "modules": {"ebc": {"movies": {"sharding_type": "row_wise", "compute_kernel": "fused", "ranks": [0, 1],
                                     "shards": [[rank, r0, r1, c0, c1], ...], "route": "two_hop"}}}}
 
-``route`` is left out where it is "direct".
+``route`` is left out where it is "direct". A shard in the host's memory says so: ``[rank, r0, r1, c0, c1, "ddr"]``.
 """
 
 import json
 from typing import Any
 
 from recshard_lab.sharding.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
-from recshard_lab.sharding.shard import PlanError, Shard
+from recshard_lab.sharding.shard import DDR, HBM, PlanError, Shard
 
 SCHEMA = "recshard_lab.sharding_plan"
 VERSION = 1
@@ -27,7 +27,10 @@ def dumps(plan: ShardingPlan, indent: int | None = None) -> str:
                 "sharding_type": sharding.sharding_type,
                 "compute_kernel": sharding.compute_kernel,
                 "ranks": sharding.ranks,
-                "shards": [[shard.rank, *shard.rows, *shard.cols] for shard in sharding.shards],
+                "shards": [
+                    [shard.rank, *shard.rows, *shard.cols, *([] if shard.tier == HBM else [shard.tier])]
+                    for shard in sharding.shards
+                ],
                 **({} if sharding.route == "direct" else {"route": sharding.route}),
             }
             for name, sharding in tables.items()
@@ -74,10 +77,10 @@ def _sharding(entry: Any, where: str) -> ParameterSharding:
     shards = []
     for i, numbers in enumerate(_typed(entry["shards"], list, f"{where}.shards")):
         spot = f"{where}.shards[{i}]"
-        if len(_typed(numbers, list, spot)) != 5:
-            raise PlanError(f"{spot} must be [rank, r0, r1, c0, c1], got {numbers!r}")
-        rank, r0, r1, c0, c1 = (_whole(number, spot) for number in numbers)
-        shards.append(Shard(rank, (r0, r1), (c0, c1)))
+        if len(_typed(numbers, list, spot)) not in (5, 6) or numbers[5:] not in ([], [DDR], [HBM]):
+            raise PlanError(f"{spot} must be [rank, r0, r1, c0, c1], and 'ddr' behind it at most, got {numbers!r}")
+        rank, r0, r1, c0, c1 = (_whole(number, spot) for number in numbers[:5])
+        shards.append(Shard(rank, (r0, r1), (c0, c1), *numbers[5:]))
     try:
         return ParameterSharding(
             _typed(entry["sharding_type"], str, f"{where}.sharding_type"),

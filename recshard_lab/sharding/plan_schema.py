@@ -7,6 +7,7 @@ not name; and when it meets its tables (`ShardingPlan.validate`): holes, overlap
 from typing import Any
 
 from recshard_lab.sharding.plan_json import SCHEMA, VERSION
+from recshard_lab.sharding.shard import TIERS
 from recshard_lab.sharding.types import ROUTES, EmbeddingComputeKernel, ShardingType
 
 
@@ -52,11 +53,12 @@ def plan_schema() -> dict[str, Any]:
                 "then": {"properties": {"route": {"const": "direct"}}},
             },
             "shard": {
-                "description": "[rank, r0, r1, c0, c1]: rows [r0, r1) and columns [c0, c1) on a rank.",
+                "description": "[rank, r0, r1, c0, c1]: rows [r0, r1) and columns [c0, c1) on a rank; then its memory.",
                 "type": "array",
-                "items": whole,
+                "prefixItems": [whole] * 5,
+                "items": {"enum": list(TIERS)},
                 "minItems": 5,
-                "maxItems": 5,
+                "maxItems": 6,
             },
         },
     }

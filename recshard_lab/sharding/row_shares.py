@@ -156,16 +156,17 @@ class RowShares:
         return np.asarray(np.interp(end, edges, touched) - np.interp(start, edges, touched))
 
     @names_wrong_arguments
-    def sizes(self, count: int, *, first_row: int = 0, evenness: float = 1.0) -> list[int]:
+    def sizes(self, count: int, *, first_row: int = 0, evenness: float = 1.0, end_row: int | None = None) -> list[int]:
         """Rows of `count` stripes from `first_row` down that serve equally many lookups.
 
         Args:
             count: stripes.
             first_row: where the first begins.
+            end_row: where the last ends; the table's end when left out.
             evenness: 1 for equal lookups, 0 for equal rows, between them for a compromise: equal sums of both shares.
 
         Returns:
-            Rows of each stripe, 0 for one that would be empty. They sum to what there is below `first_row`.
+            Rows of each stripe, 0 for one that would be empty. They sum to what there is from `first_row` to `end_row`.
 
         Raises:
             PlanError: no stripe, or a `first_row` that the table does not have.
@@ -174,19 +175,20 @@ class RowShares:
         [3, 20, 131, 846]
         """
         count, first_row, evenness = index(count), index(first_row), float(evenness)
-        if count < 1 or not 0 <= first_row < self.num_rows or not 0 <= evenness <= 1:
+        end = self.num_rows if end_row is None else index(end_row)
+        if count < 1 or not 0 <= first_row < end <= self.num_rows or not 0 <= evenness <= 1:
             raise PlanError(
-                f"sizes(count={count!r}, first_row={first_row!r}, evenness={evenness!r}): at least one stripe, a row "
-                f"below {self.num_rows:,}, and an evenness from 0 to 1"
+                f"sizes(count={count!r}, first_row={first_row!r}, end_row={end_row!r}, evenness={evenness!r}): at "
+                f"least one stripe, rows of a table of {self.num_rows:,}, and an evenness from 0 to 1"
             )
-        edges = np.array([first_row, *(edge for edge in self.edges if edge > first_row)])
+        edges = np.array([first_row, *(edge for edge in self.edges if first_row < edge < end), end])
         served = np.interp(edges, self.edges, self.shares) - np.interp(first_row, self.edges, self.shares)
         served = served / served[-1] if served[-1] > 0 else served
         held = (edges - first_row) / (edges[-1] - first_row)
         both = evenness * served + (1 - evenness) * held if served[-1] > 0 else held
         both, keep = np.unique(both, return_index=True)
         cuts = np.interp(np.arange(1, count) / count, both, edges[keep]).round().astype(int)
-        return np.diff([first_row, *cuts.tolist(), self.num_rows]).tolist()
+        return np.diff([first_row, *cuts.tolist(), end]).tolist()
 
 
 def _check_rows(num_embeddings: int) -> None:

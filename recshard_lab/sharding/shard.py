@@ -11,9 +11,17 @@ class PlanError(ValueError):
     """A plan that cannot be: it leaves a hole, overlaps, names an unknown table or rank, or does not fit."""
 
 
-@dataclass(frozen=True, order=True, slots=True)
+HBM, DDR = "hbm", "ddr"
+TIERS = (HBM, DDR)
+"""Memories of a rank: its device's own, and the host's. On ranks that are CPUs both are the same memory."""
+
+
+@dataclass(frozen=True, order=True, slots=True, repr=False)
 class Shard:
-    """One rectangle of one table: ``rows [r0, r1) x cols [c0, c1)`` on ``rank``.
+    """One rectangle of one table: ``rows [r0, r1) x cols [c0, c1)`` on ``rank``, in one of its memories.
+
+    Args:
+        tier: "hbm", the device's memory; "ddr", the host's, larger and slower.
 
     >>> Shard(rank=1, rows=(0, 500), cols=(0, 64)).num_elements
     32000
@@ -22,6 +30,7 @@ class Shard:
     rank: int
     rows: tuple[int, int]
     cols: tuple[int, int]
+    tier: str = HBM
 
     @property
     def num_rows(self) -> int:
@@ -42,6 +51,10 @@ class Shard:
 
     def __str__(self) -> str:
         return f"{rect_text(self.rect)} on rank {self.rank}"
+
+    def __repr__(self) -> str:
+        slow = "" if self.tier == HBM else f", tier={self.tier!r}"
+        return f"Shard(rank={self.rank!r}, rows={self.rows!r}, cols={self.cols!r}{slow})"
 
 
 def rect_text(rect: "Rect") -> str:

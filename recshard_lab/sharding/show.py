@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from recshard_lab.sharding.replicas import replica_flags
-from recshard_lab.sharding.shard import Shard
+from recshard_lab.sharding.shard import DDR, Shard
 
 if TYPE_CHECKING:
     from recshard_lab.sharding.plan import ShardingPlan
 
 WIDTH = 100
 _HEADER = ("table", "size", "scheme", "kernel", "ranks", "route", "shards")
-_WIDEST = (24, 20, 18, 8, 12, 14, 40)
+_WIDEST = (24, 20, 18, 9, 12, 14, 40)
 _NARROWEST = 16  # of the first column
 _KERNEL, _ROUTE = _HEADER.index("kernel"), _HEADER.index("route")
 
@@ -117,8 +117,13 @@ def shards_text(shards: Sequence[Shard]) -> str:
         copies = (False,) * len(shards)
     hot = dict.fromkeys(shard.rect for shard, copy in zip(shards, copies, strict=True) if copy)
     words = [f"[{r1 - r0:,} x {c1 - c0:,}] everywhere" for (r0, r1), (c0, c1) in hot]
-    sizes = Counter((s.num_rows, s.num_cols) for s, copy in zip(shards, copies, strict=True) if not copy)
-    return ", ".join([*words, *(f"{count} x [{r:,} x {c:,}]" for (r, c), count in sizes.most_common())])
+    mixed = len({shard.tier for shard in shards}) > 1
+    sizes = Counter(
+        (s.num_rows, s.num_cols, " in ddr" if mixed and s.tier == DDR else "")
+        for s, copy in zip(shards, copies, strict=True)
+        if not copy
+    )
+    return ", ".join([*words, *(f"{count} x [{r:,} x {c:,}]{where}" for (r, c, where), count in sizes.most_common())])
 
 
 def _size(shards: Sequence[Shard]) -> str:

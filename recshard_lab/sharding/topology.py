@@ -149,7 +149,8 @@ class Topology:
         ddr_cap: bytes of host memory of one rank. Default on cpu: the memory of this machine (or of its cgroup)
             divided by `local_world_size`, so that a plan that would swap is refused; 128 GiB on cuda.
         local_world_size: ranks of one host; all of them when left out.
-        hbm_mem_bw, ddr_mem_bw: memory bandwidth of embedding rows that are not in cache yet.
+        hbm_mem_bw, ddr_mem_bw: memory bandwidth of embedding rows that are not in cache yet; on cuda ddr_mem_bw is
+            what a device gets of the host's memory, over its link.
         intra_host_bw, inter_host_bw: what one rank sends (and receives) per ms, inside and between hosts.
         intra_host_latency_ms, inter_host_latency_ms: fixed cost of one collective.
         peer_ms: what one collective costs for every other rank it talks to, whatever it sends.
@@ -314,6 +315,11 @@ class Topology:
     def memory_cap_bytes(self) -> int:
         """Bytes one rank has for weights, optimizer state and buffers: HBM on cuda, host memory on cpu."""
         return self.hbm_cap if self.compute_device == "cuda" else self.ddr_cap
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether the host's memory is another one than that of the ranks."""
+        return self.compute_device == "cuda"
 
     @property
     def memory_bw(self) -> float:

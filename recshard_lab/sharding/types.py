@@ -30,10 +30,14 @@ class ShardingType(StrEnum):
 
 @unique
 class EmbeddingComputeKernel(StrEnum):
-    """How a shard's weights are updated: FUSED in the backward pass, DENSE by an optimizer that reads ``.grad``."""
+    """How a shard's weights are updated: FUSED in the backward pass, DENSE by an optimizer that reads ``.grad``.
+
+    FUSED_UVM is FUSED with the weights in the host's memory, looked up and stepped there.
+    """
 
     DENSE = "dense"
     FUSED = "fused"
+    FUSED_UVM = "fused_uvm"
 
 
 ROUTES = ("direct", "reduce_scatter", "two_hop")

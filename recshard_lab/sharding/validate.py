@@ -5,7 +5,7 @@ from numbers import Integral
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.replicas import check_whole_replicas, without_copies
-from recshard_lab.sharding.shard import PlanError, Shard, rect_text
+from recshard_lab.sharding.shard import TIERS, PlanError, Shard, rect_text
 from recshard_lab.sharding.tiling import Rect, find_fault
 from recshard_lab.sharding.types import nearest as nearest
 
@@ -57,6 +57,8 @@ def shards_in(given: Iterable[Shard]) -> tuple[Shard, ...]:
     for shard in shards:
         if not isinstance(shard, Shard):
             raise PlanError(f"shards must be a list of Shard, but {shard!r} is among them")
+        if shard.tier not in TIERS:
+            raise PlanError(f"the shard {shard} lies in tier {shard.tier!r}. Smallest fix: one of {', '.join(TIERS)}")
     return shards
 
 

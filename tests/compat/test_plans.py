@@ -130,6 +130,16 @@ def test_replicas_of_some_rows_are_refused_by_name() -> None:
         plans.to_torchrec(ShardingPlan({"": {"t": flex_shard(hot_rows=3)(table(64), Topology(RANKS))}}), RANKS)
 
 
+def test_tables_in_the_hosts_memory_come_back_as_they_went_unless_they_are_split() -> None:
+    slow = row_wise(compute_kernel="fused_uvm")(table(64), Topology(RANKS))
+    there = plans.to_torchrec(ShardingPlan({"": {"t": slow}}), RANKS)
+    assert (there.plan[""]["t"].sharding_type, there.plan[""]["t"].compute_kernel) == ("row_wise", "fused_uvm")
+    assert plans.from_torchrec(there).tables()["t"] == slow
+    split = custom(Shard(0, (0, 8), (0, 64)), Shard(0, (8, 64), (0, 64), "ddr"))
+    with pytest.raises(PlanError, match="'t' .custom. has shards in both memories of a rank"):
+        plans.to_torchrec(split, RANKS)
+
+
 def test_kernels_that_are_not_here_are_refused() -> None:
     with pytest.raises(PlanError, match="'fused_uvm_caching'"):
         plans.from_torchrec(TheirPlan({"": {"t": Theirs("table_wise", "fused_uvm_caching", [0])}}))

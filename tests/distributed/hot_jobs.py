@@ -106,3 +106,27 @@ def random_weights(plan: str, table: dict[str, Any]) -> dict[str, Tensor]:
     config = EmbeddingBagConfig(**table, init_fn=lambda weight: weight.uniform_(-1, 1))
     module = EmbeddingBagCollection([config], device=torch.device("meta"))
     return replicas(DistributedModelParallel(module, plan=ShardingPlan.from_json(plan)))
+
+
+def over_the_link(case: Case) -> tuple[dict[str, Tensor], dict[str, Tensor], int]:
+    """Everything after training as if kernels in the host's memory were apart from the device; as it is; crossings."""
+    pin, crossings = torch.Tensor.pin_memory, [0]
+
+    def counted(tensor: Tensor, *_: Any) -> Tensor:
+        crossings[0] += 1
+        return tensor.clone()
+
+    found = []
+    for apart in (True, False):
+        dmp = build(case)
+        dense = torch.optim.SGD(dmp.dense_parameters(), lr=0.1)
+        for collection in dmp.collections.values():
+            for group in collection.executor.lookup.groups:
+                group.crosses = apart and group.kind.host
+        torch.Tensor.pin_memory = counted  # type: ignore[assignment,method-assign]
+        try:
+            train(dmp, dense, case, case.steps)
+        finally:
+            torch.Tensor.pin_memory = pin  # type: ignore[method-assign]
+        found.append(everything(dmp))
+    return found[0], found[1], crossings[0]

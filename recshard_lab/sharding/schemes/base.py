@@ -29,7 +29,7 @@ from typing import Protocol
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.constraints import ParameterConstraints
 from recshard_lab.sharding.plan import ParameterSharding
-from recshard_lab.sharding.shard import PlanError, Shard
+from recshard_lab.sharding.shard import HBM, PlanError, Shard
 from recshard_lab.sharding.tiling import Rect
 from recshard_lab.sharding.topology import Topology
 from recshard_lab.sharding.validate import nearest
@@ -45,15 +45,18 @@ class Proposal:
             a tiling, or of a replicated scheme the whole table once per rank.
         assignments: where they may go. None: each to any rank (distinct ones where there are enough), otherwise
             alternatives, each with one rank per rectangle.
+        tiers: the memory of each rectangle, "hbm" or "ddr"; all the device's own when left out.
     """
 
     scheme: str
     rects: Sequence[Rect]
     assignments: tuple[tuple[int, ...], ...] | None = None
+    tiers: tuple[str, ...] | None = None
 
     def placed(self, ranks: Sequence[int], compute_kernel: str = "fused", route: str = "direct") -> ParameterSharding:
         """This cut with its i-th rectangle on ``ranks[i]``."""
-        shards = [Shard(rank, *rect) for rank, rect in zip(ranks, self.rects, strict=True)]
+        tiers = self.tiers or (HBM,) * len(self.rects)
+        shards = [Shard(rank, *rect, tier) for rank, rect, tier in zip(ranks, self.rects, tiers, strict=True)]
         return ParameterSharding(self.scheme, compute_kernel, shards=shards, route=route)
 
 
@@ -167,6 +170,13 @@ def _group(topology: Topology, name: str | None) -> tuple[int, ...] | None:
 @lru_cache(maxsize=32)
 def _all_ranks(world_size: int) -> tuple[int, ...]:
     return tuple(range(world_size))
+
+
+def both_memories(topology: Topology, constraints: ParameterConstraints | None) -> bool:
+    """Whether rows may lie in a device's own memory and in the host's: there are two, and both kernels are allowed."""
+    allowed = (constraints.compute_kernels if constraints is not None else None) or ()
+    kernels = {str(getattr(kernel, "value", kernel)) for kernel in allowed}
+    return topology.has_tiers and kernels >= {"fused", "fused_uvm"}
 
 
 def check_ranks(ranks: Sequence[int], world_size: int) -> tuple[int, ...]:

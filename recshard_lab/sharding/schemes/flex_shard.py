@@ -14,14 +14,15 @@ An id of the first H rows is looked up at home; only its gradient travels.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.constraints import ParameterConstraints
 from recshard_lab.sharding.plan import ParameterSharding
-from recshard_lab.sharding.schemes.base import Proposal, check_ranks, usable_ranks
+from recshard_lab.sharding.schemes.base import Proposal, both_memories, check_ranks, usable_ranks
 from recshard_lab.sharding.schemes.nodes import asked_for
 from recshard_lab.sharding.schemes.row_wise import first_ranks, stripes
-from recshard_lab.sharding.shard import PlanError
+from recshard_lab.sharding.shard import DDR, HBM, PlanError
 from recshard_lab.sharding.tiling import Rect
 from recshard_lab.sharding.topology import Topology
 
@@ -38,8 +39,9 @@ class FlexShard:
     def propose(
         self, table: BaseEmbeddingConfig, topology: Topology, constraints: ParameterConstraints | None = None
     ) -> Iterator[Proposal]:
-        """Hot rows to which given shares of the lookups go, where the constraints' `row_shares` say it; else nothing
-        unless it is asked for by name, for which rows are hot, a table does not say. Over all ranks."""
+        """Hot rows to which given shares of the lookups go, where the constraints' `row_shares` say it, the others in
+        the same memory or, where that is allowed, in the host's; else nothing unless it is asked for by name, for which
+        rows are hot, a table does not say. Over all ranks."""
         everywhere = usable_ranks(topology, None)
         if sorted(usable_ranks(topology, constraints)) != list(everywhere):
             return
@@ -53,6 +55,10 @@ class FlexShard:
             if hot:
                 yield self._cut(table, hot, everywhere)
                 yield self._cut(table, hot, everywhere, curve.sizes(len(everywhere), first_row=hot))
+                if both_memories(topology, constraints):
+                    cut = self._cut(table, hot, everywhere)
+                    cold = len(cut.rects) - len(everywhere)
+                    yield replace(cut, tiers=(HBM,) * len(everywhere) + (DDR,) * cold)
 
     def _cut(
         self, table: BaseEmbeddingConfig, hot_rows: int, ranks: tuple[int, ...], sizes: Sequence[int] | None = None

@@ -18,11 +18,13 @@ from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.constraints import ParameterConstraints
 from recshard_lab.sharding.cut import Cut
 from recshard_lab.sharding.plan import ParameterSharding
-from recshard_lab.sharding.schemes.base import Proposal, check_ranks, usable_ranks
+from recshard_lab.sharding.schemes.base import Proposal, both_memories, check_ranks, usable_ranks
+from recshard_lab.sharding.shard import DDR, HBM
 from recshard_lab.sharding.tiling import Rect
 from recshard_lab.sharding.topology import Topology
 
 EVENNESS = (1.0, 0.75, 0.5, 0.25)  # of lookups, beside that of rows
+HOT_SHARES = (0.5, 0.75, 0.9, 0.97, 0.99)  # of the lookups, that the device's own memory may serve
 
 
 class RowWise:
@@ -44,6 +46,7 @@ class RowWise:
             yield Proposal(self.name, rects, everywhere)
             count = 0 if count == 1 else count // 2
         yield from self._by_access(table, usable, constraints)
+        yield from self._by_tier(table, topology, usable, constraints)
 
     def _by_access(
         self, table: BaseEmbeddingConfig, usable: tuple[int, ...], constraints: ParameterConstraints | None
@@ -63,6 +66,30 @@ class RowWise:
                     seen.add(rects)
                     yield Proposal(self.name, rects, (tuple(rank for _, rank in spans),) if whole else None)
             count //= 2
+
+    def _by_tier(
+        self,
+        table: BaseEmbeddingConfig,
+        topology: Topology,
+        usable: tuple[int, ...],
+        constraints: ParameterConstraints | None,
+    ) -> Iterator[Proposal]:
+        """Each rank's hot rows in its own memory and its cold ones in the host's, as RecShard has them, where both
+        kernels are allowed: the hottest rows, cut for equal lookups, and the others, cut evenly."""
+        curve = constraints.row_shares if constraints is not None else None
+        if curve is None or not both_memories(topology, constraints):
+            return
+        rows, cols = table.num_embeddings, (0, table.embedding_dim)
+        for hot in dict.fromkeys(curve.rows_for(share) for share in HOT_SHARES):
+            if not 0 < hot < rows:
+                continue
+            edges = list(accumulate(curve.sizes(len(usable), end_row=hot), initial=0))
+            fast = [(span, rank) for span, rank in zip(pairwise(edges), usable, strict=True) if span[0] < span[1]]
+            cold = stripes(rows - hot, table.embedding_dim, len(usable))
+            slow = [((a + hot, b + hot), rank) for ((a, b), _), rank in zip(cold, usable, strict=False)]
+            tiers = (HBM,) * len(fast) + (DDR,) * len(slow)
+            both = [*fast, *slow]
+            yield Proposal(self.name, tuple((span, cols) for span, _ in both), (tuple(r for _, r in both),), tiers)
 
     def default(
         self, table: BaseEmbeddingConfig, topology: Topology, ranks: Sequence[int] | None = None

@@ -1,0 +1,148 @@
+"""Two memories of a rank: the host's is slower, has a capacity of its own, and is used where it pays."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recshard_lab import (
+    EmbeddingBagConfig,
+    EmbeddingShardingPlanner,
+    ParameterConstraints,
+    PlanError,
+    ShardingPlan,
+    Topology,
+    Workload,
+    estimate,
+    row_wise,
+)
+from recshard_lab.planner.cost import CostModel
+from recshard_lab.planner.loads import HOST, LOOKUP, MEMORY, UPDATE
+
+BOTH = ["fused", "fused_uvm"]
+GIB = 1 << 30
+
+
+def topology(hbm: float = 4, ddr: float = 64, device: str = "cuda") -> Topology:
+    return Topology(8, device, hbm_cap=int(hbm * GIB), ddr_cap=int(ddr * GIB), local_world_size=8)
+
+
+def tables() -> list[EmbeddingBagConfig]:
+    sizes = (50_000_000, 100_000_000, 10_000_000, 50_000)  # 82 GB, where 8 ranks have 29
+    return [
+        EmbeddingBagConfig(name=f"t{i}", num_embeddings=rows, embedding_dim=128, feature_names=[f"f{i}"])
+        for i, rows in enumerate(sizes)
+    ]
+
+
+def load(**more: Any) -> Workload:
+    given: dict[str, Any] = {"batch_size": 4096, "pooling_factors": 20.0, "zipf_alpha": 1.1, "frequency_ordered": True}
+    return Workload(**{**given, **more})
+
+
+def planned(where: Topology, kernels: list[str] | None, workload: Workload | None = None, **more: Any) -> Any:
+    wish = {t.name: ParameterConstraints(compute_kernels=kernels, **more) for t in tables()}
+    planner = EmbeddingShardingPlanner(where, workload=workload or load(), constraints=wish)
+    plan = planner.plan_tables(tables())
+    return plan, planner.last_estimate
+
+
+def test_rows_of_the_hosts_memory_all_come_over_its_link() -> None:
+    model = CostModel(tables(), topology(), load(frequency_ordered=False))
+    of, rows, cols = np.array([0, 0]), np.full(2, 50e6), np.full(2, 128.0)
+    nothing, host = np.zeros(2), np.array([0.0, 1.0])
+    fast, slow = model.rect_loads(of, rows, cols, nothing, nothing, host=host).T
+    ids, unique, size = model.tables.ids[0] * 8, model.tables.unique[0], 128 * 4
+    top = model.topology
+    here = unique / top.hbm_mem_bw + (1 - unique) / top.cache_bw  # no cache is modelled there
+    assert slow[LOOKUP] - fast[LOOKUP] == pytest.approx(ids * size * (1 / top.ddr_mem_bw - here))
+    update = 2 * ids * unique * size * (1 / top.ddr_mem_bw - 1 / top.hbm_mem_bw)
+    assert slow[UPDATE] - fast[UPDATE] == pytest.approx(update)
+    assert slow[HOST] == fast[MEMORY : MEMORY + 2].sum() == 50e6 * size
+    assert slow[MEMORY : MEMORY + 2].sum() == fast[HOST] == 0
+
+
+def test_what_does_not_fit_a_device_fits_with_the_hosts_memory_and_hot_rows_stay_on_the_device() -> None:
+    with pytest.raises(PlanError, match="does not fit"):
+        planned(topology(), ["fused"])
+    plan, found = planned(topology(), BOTH)
+    assert found.fits
+    assert 0 < found.host_bytes.max() <= found.host_room_bytes
+    assert found.host_bytes.sum() + found.memory_bytes[:, 0].sum() == pytest.approx(
+        sum(t.weight_bytes for t in tables()), rel=0.1
+    )
+    split = [s for s in plan.tables().values() if len({shard.tier for shard in s.shards}) == 2]
+    assert split
+    for sharding in split:
+        cold = min(shard.rows[0] for shard in sharding.shards if shard.tier == "ddr")
+        assert all(shard.rows[1] <= cold for shard in sharding.shards if shard.tier == "hbm")
+    _, slow = planned(topology(), ["fused_uvm"])
+    assert found.step_ms < 0.75 * slow.step_ms
+    again = estimate(plan, tables(), topology(), load())
+    assert again.step_ms == pytest.approx(found.step_ms)
+    assert again.host_bytes == pytest.approx(found.host_bytes)
+    assert "in the host's memory: " in str(found)
+
+
+def test_nothing_goes_to_the_host_where_the_device_has_room_or_nobody_allows_it() -> None:
+    plan, found = planned(topology(hbm=80), BOTH)
+    assert found.host_bytes is None
+    assert {shard.tier for s in plan.tables().values() for shard in s.shards} == {"hbm"}
+    plan, found = planned(topology(hbm=80), None)
+    assert {s.compute_kernel for s in plan.tables().values()} == {"fused"}
+
+
+def test_tables_without_known_skew_go_whole() -> None:
+    plan, found = planned(topology(), BOTH, load(frequency_ordered=False))
+    assert found.fits
+    assert all(len({shard.tier for shard in s.shards}) == 1 for s in plan.tables().values())
+    assert {s.compute_kernel for s in plan.tables().values()} == {"fused", "fused_uvm"}
+
+
+def test_the_hosts_memory_has_an_end() -> None:
+    ample, found = planned(topology(), BOTH)
+    assert found.host_bytes.max() > 5 * GIB
+    with pytest.raises(PlanError, match=r"in the host's memory, of which it has .*Smallest fix: ddr_cap=|does not fit"):
+        planned(topology(ddr=1), BOTH)
+    with pytest.raises(PlanError, match=r"would hold .* GB in the host's memory, of which it has .* ddr_cap="):
+        planned(topology(ddr=1), ["fused_uvm"])
+    wide, narrow = (planned(topology(hbm=9, ddr=ddr), BOTH)[1] for ddr in (64, 3.6))
+    assert wide.fits
+    assert narrow.fits
+    assert 0 < narrow.host_bytes.max() <= narrow.host_room_bytes < wide.host_bytes.max()
+    assert not estimate(ample, tables(), topology(ddr=1), load()).fits
+
+
+def test_the_exact_solver_chooses_memories_too() -> None:
+    small = tables()[2:]
+    wish = {t.name: ParameterConstraints(compute_kernels=BOTH) for t in small}
+    where = Topology(2, "cuda", hbm_cap=2 * GIB, ddr_cap=16 * GIB, local_world_size=2)
+    steps = []
+    for solver in ("greedy", "exact"):
+        planner = EmbeddingShardingPlanner(where, workload=load(), constraints=wish, solver=solver, time_limit_s=10)
+        planner.plan_tables(small)
+        assert planner.last_estimate is not None
+        assert planner.last_estimate.host_bytes is not None
+        steps.append(planner.last_estimate.step_ms)
+    assert steps[1] <= steps[0] * 1.001
+
+
+def test_on_cpus_both_memories_are_one() -> None:
+    where = Topology(8, ddr_cap=64 * GIB)
+    fast, slow = (
+        ShardingPlan({"": {t.name: row_wise(compute_kernel=kernel)(t, where) for t in tables()}}) for kernel in BOTH
+    )
+    one, other = (estimate(plan, tables(), where, load()) for plan in (fast, slow))
+    assert one.ms == pytest.approx(other.ms)
+    assert one.memory_bytes == pytest.approx(other.memory_bytes)
+    assert other.host_bytes is None
+
+
+def test_torchrecs_formulas_here_know_one_memory() -> None:
+    wish = {t.name: ParameterConstraints(compute_kernels=["fused_uvm"]) for t in tables()}
+    planner = EmbeddingShardingPlanner(topology(80), workload=load(), constraints=wish, cost_model="torchrec")
+    with pytest.raises(PlanError, match=r"'t0' may only be on kernel 'fused_uvm'.*allow 'fused' too"):
+        planner.plan_tables(tables())
+    plan = ShardingPlan({"": {t.name: row_wise(compute_kernel="fused_uvm")(t, topology()) for t in tables()}})
+    with pytest.raises(PlanError, match="no formulas for shards in the host's memory"):
+        estimate(plan, tables(), topology(), load(), cost_model="torchrec")

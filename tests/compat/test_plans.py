@@ -136,7 +136,7 @@ def test_tables_in_the_hosts_memory_come_back_as_they_went_unless_they_are_split
     assert (there.plan[""]["t"].sharding_type, there.plan[""]["t"].compute_kernel) == ("row_wise", "fused_uvm")
     assert plans.from_torchrec(there).tables()["t"] == slow
     split = custom(Shard(0, (0, 8), (0, 64)), Shard(0, (8, 64), (0, 64), "ddr"))
-    with pytest.raises(PlanError, match="'t' .custom. has shards in both memories of a rank"):
+    with pytest.raises(PlanError, match=r"'t' .custom. has shards in both memories of a rank"):
         plans.to_torchrec(split, RANKS)
 
 

@@ -44,7 +44,7 @@ def of_replicas(lookup: RankLookup, layout: Layout, grad: Tensor, routed: Routed
             own = home.replicas[place]
             ids, lengths = join([own.ids]).long(), join([own.lengths]).long()
             bags = torch.repeat_interleave(lengths, output_size=ids.numel())
-            rows = weights[slot].index_select(0, ids).to(grad.dtype)
+            rows = weights[slot].index_select(0, ids.to(weights[slot].device)).to(grad)
             found[place] = (rows * blocks[lane.block][:, slice(*lane.shard.cols)].index_select(0, bags)).sum(1)
     return found
 

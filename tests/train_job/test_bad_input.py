@@ -295,6 +295,21 @@ def test_a_plan_for_other_ranks_is_refused_and_one_for_these_runs(tmp_path: Path
     assert done.step == 26
 
 
+def test_a_device_profile_beside_the_file_is_what_is_planned_for(tmp_path: Path) -> None:
+    from recshard_lab.sharding.device_profile import DeviceProfile
+
+    for ranks in (1, 3):
+        profile = DeviceProfile(ranks, ranks, "cpu", 4, {"launch_ms": 9.0}, {"cpu": "x"}, "2026-01-01")
+        profile.save(tmp_path / f"machine{ranks}.json")
+    file = tmp_path / "run.yaml"
+    run = config_of(tmp_path, max_steps=1, plan={"topology": "machine1.json"})
+    file.write_text(yaml.safe_dump(run))
+    assert run_training(read_config(file)).step == 1
+    file.write_text(yaml.safe_dump(run | {"plan": {"topology": "machine3.json"}, "checkpoint": None}))
+    with pytest.raises(ValueError, match=r"machine3.json' has 3 ranks and 1 run"):
+        run_training(read_config(file))
+
+
 def test_an_exported_folder_trains_by_its_script(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "run.yaml"
     run = config_of(tmp_path, checkpoint={"path": "kept"}, max_steps=3)

@@ -106,6 +106,16 @@ def test_stale_rows_and_random_layers_repeat_bit_for_bit_too(tmp_path: Path) -> 
         assert apart(weights_of(cut)[0], weights_of(whole)[0]) == 0.0, name
 
 
+def test_it_goes_on_under_another_plan_where_one_is_asked_for(never_killed: Any, tmp_path: Path) -> None:
+    config = config_of(tmp_path, max_steps=7)
+    launched(2, config)
+    launched(2, config_of(tmp_path, plan={"scheme": "column_wise"}))
+    found, told = weights_of(config)
+    tables = json.loads(told["plan"])["modules"]["embedding_bag_collection"]
+    assert {table["sharding_type"] for table in tables.values()} == {"column_wise"}
+    assert apart(found, never_killed[0]) <= 1e-5
+
+
 MODELS = {
     "dlrm": {"tables": {"cat_1": {"data_type": "fp16"}}},
     "dlrm_dcn": {"dcn_num_layers": 2, "dcn_low_rank_dim": 4},

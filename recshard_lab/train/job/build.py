@@ -163,11 +163,12 @@ def _read_plan(path: str, tables: Mapping[str, Any], env: ShardingEnv) -> Shardi
 
 def _topology(said: PlanSection, env: ShardingEnv, device: torch.device) -> Topology:
     if said.topology is not None:
-        machine = Topology.preset(said.topology)
+        profile = said.topology.endswith(".json")
+        machine = Topology.from_profile(said.topology) if profile else Topology.preset(said.topology)
         if machine.world_size != env.world_size:
             raise PlanError(
-                f"plan.topology {said.topology!r} has {machine.world_size} ranks and {env.world_size} run: name it for "
-                f"as many"
+                f"plan.topology {said.topology!r} has {machine.world_size} ranks and {env.world_size} run: name one "
+                f"for as many"
             )
     else:
         machine = Topology(env.world_size, compute_device=device.type, local_world_size=env.local_world_size)

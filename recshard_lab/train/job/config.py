@@ -196,7 +196,10 @@ class OptimizerSection(Section):
 
 
 class PlanSection(Section):
-    """A plan from a file, one scheme for every table, or what the planner is told."""
+    """A plan from a file, one scheme for every table, or what the planner is told.
+
+    topology: a machine by name, such as h100x8, or a device profile (.json); the running ranks when left out.
+    """
 
     path: str | None = None
     scheme: str | None = None
@@ -315,6 +318,9 @@ class TrainConfig(Section):
         for section, key in places:
             if key in found.get(section, {}):
                 found[section][key] = seen(found[section][key])
+        machine = found.get("plan", {}).get("topology", "")
+        if machine.endswith(".json"):
+            found["plan"]["topology"] = seen(machine)
         name = found["model"]["name"]
         if ".py:" in name:
             found["model"]["name"] = seen(name)

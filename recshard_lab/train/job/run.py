@@ -169,6 +169,8 @@ class TrainingRun:
             return None
         if self._saved["world"] != [self.env.world_size, self.env.local_world_size]:
             return None
+        if self._saved["config"]["plan"] != self.config.plan.model_dump(exclude_none=True):
+            return None  # another is asked for now
         found = ShardingPlan.from_json(self._saved["plan"])
         try:
             return found.resolved(tables_of(unsharded), self.env.world_size, self.env.local_world_size)
@@ -243,8 +245,11 @@ class TrainingRun:
                     pipeline = self._pipeline()
             if not test and self.config.evaluation.at_end:
                 test = self._evaluate()
-        finally:
-            pipeline.close()
+        except BaseException:
+            with suppress(RuntimeError):  # threads that wait for ranks that are gone
+                pipeline.close()
+            raise
+        pipeline.close()
         return Trained(self.step, self._samples, self._seconds, self._loss, test, self.unsaved)
 
     def _segment(self, pipeline: Pipeline, batches: Iterator[Batch], end: int, total: int) -> None:
@@ -362,6 +367,6 @@ class TrainingRun:
 
 
 def _device(env: ShardingEnv) -> torch.device:
-    if env.pg is not None and "nccl" in str(dist.get_backend(env.pg)):
+    if env.pg is not None and dist.get_backend(env.pg) != "gloo" and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from recshard_lab.bench import Figure, median_ms
 from recshard_lab.bench.apparatus.model_runs import Course, Curve, plain, sharded
+from recshard_lab.bench.apparatus.tower_runs import MOVIELENS, Likes, scores_alone, scores_sharded
 
 RANKS, APART, POINTS = 2, 0.002, 20
-MOVIELENS = {"name": "movielens", "variant": "100k"}
 TRAIN, TEST, MEMORY = 1 << 17, 1 << 15, 1 << 24
 CRITEO = {
     "name": "synthetic-criteo",
@@ -42,11 +42,11 @@ def figures(*, only: Sequence[str] = ()) -> list[Figure]:
         ValueError: an `only` that no figure has in its name.
     """
     chosen = {name: course for name, course in COURSES.items() if not only or any(part in name for part in only)}
-    with_index = not only or any(part in "retrieval" for part in only)
-    if not chosen and not with_index:
-        raise ValueError(f"no figure has {list(only)} in its name; there are: {', '.join([*COURSES, 'retrieval'])}")
-    found = loss_curves(chosen)
-    return found + (retrieval() if with_index else [])
+    others: dict[str, Callable[[], list[Figure]]] = {"proposals": proposals, "retrieval": retrieval}
+    asked = [make for name, make in others.items() if not only or any(part in name for part in only)]
+    if not chosen and not asked:
+        raise ValueError(f"no figure has {list(only)} in its name; there are: {', '.join([*COURSES, *others])}")
+    return loss_curves(chosen) + [figure for make in asked for figure in make()]
 
 
 def loss_curves(courses: dict[str, Course]) -> list[Figure]:
@@ -80,6 +80,27 @@ def _planted() -> float:
 
     data = SyntheticClicks(TRAIN + TEST, memory_bytes=MEMORY)
     return data.best(range(TRAIN, TRAIN + TEST)).auc
+
+
+def proposals(k: int = 100) -> list[Figure]:
+    """Two towers trained by the batch's other candidates, on one process and on ranks: held-out likes proposed."""
+    from recshard_lab.launcher import launch
+
+    likes = Likes()
+    popular = likes.recall(likes.popular(), k)
+    alone = likes.recall(scores_alone(True), k)
+    with launch(RANKS) as ranks:
+        sharded_too = likes.recall(ranks.run(scores_sharded, True)[0], k)
+    beside = {
+        "one process": alone,
+        "not corrected for frequency": likes.recall(scores_alone(False), k),
+        "popular movies": popular,
+    }
+    name = f"recall@{k} of held-out likes, two towers on {RANKS} ranks"
+    return [
+        Figure(name, sharded_too, "", target=popular, at_most=False, beside=beside),
+        Figure("the same, apart from one process", abs(sharded_too - alone), "", target=0.005),
+    ]
 
 
 def retrieval(candidates: int = 100_000, dim: int = 32, queries: int = 256, k: int = 10) -> list[Figure]:

@@ -24,7 +24,9 @@ from recshard_lab.models.two_tower import TwoTower
 class Peers(Protocol):
     """The ranks whose batches are one batch."""
 
-    world_size: int
+    @property
+    def world_size(self) -> int:
+        """W."""
 
     def gather(self, own: Tensor) -> tuple[Tensor, int]:
         """``[b, ...]`` -> that of all ranks ``[B, ...]``, and where this rank's begins.

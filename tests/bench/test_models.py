@@ -7,6 +7,7 @@ import pytest
 
 import recshard_lab
 from recshard_lab.bench.apparatus.model_runs import Course, plain, sharded
+from recshard_lab.bench.apparatus.tower_runs import Likes, scores_alone, scores_sharded
 from recshard_lab.bench.models import COURSES, retrieval
 from recshard_lab.models import model_names
 
@@ -36,6 +37,15 @@ def test_another_course_has_another_curve() -> None:
 
 def test_every_model_has_a_course_on_the_ratings() -> None:
     assert {course.model for course in COURSES.values()} == set(model_names())
+
+
+def test_two_towers_on_ranks_propose_what_they_propose_on_one_process(two: Any) -> None:
+    scores = scores_alone(True, RATINGS)
+    assert float((scores - scores_alone(False, RATINGS)).abs().max()) > 0.1  # the correction shows
+    likes = Likes(RATINGS)
+    for ours in two.run(scores_sharded, True, RATINGS):
+        assert float((ours - scores).abs().max()) < 0.01
+        assert likes.recall(ours, 100) == pytest.approx(likes.recall(scores, 100), abs=0.02)
 
 
 def test_the_indexes_find_more_where_they_look_at_more() -> None:

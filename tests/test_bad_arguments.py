@@ -19,7 +19,9 @@ from torch import nn
 import recshard_lab as rl
 from recshard_lab.data import RatingsDataset
 from recshard_lab.launcher.payload import encode
-from recshard_lab.train import auc, evaluate, log_loss, metrics, normalized_entropy, train_epochs
+from recshard_lab.train import auc, evaluate, log_loss, metrics, normalized_entropy, pipelines, train_epochs
+from recshard_lab.train.launch_costs import compile_dense
+from recshard_lab.train.stages import events_from_chrome_trace
 
 F = {"feature_names": ["f"]}
 
@@ -215,12 +217,36 @@ def cut_call(generator: Any, **given: Any) -> Call:
     return lambda **own: cut(generator(**own)), given | ({} if generator is rl.data_parallel else {"route": "direct"})
 
 
+def closed(kind: Any) -> Callable[..., Any]:
+    """Makes a pipeline, takes a batch through if there is one, closes it."""
+
+    def make(dataloader_iter: Any = (), **own: Any) -> None:
+        with kind(**own) as pipeline:
+            if dataloader_iter != ():
+                with contextlib.suppress(StopIteration):
+                    pipeline.progress(dataloader_iter)
+
+    return make
+
+
 def calls() -> dict[str, Call]:
     """By public name, with ``.method`` behind a constructor's."""
     shards = [rl.Shard(0, (0, 5), (0, 4)), rl.Shard(1, (5, 10), (0, 4))]
     betas = {"betas": (0.9, 0.99), "eps": 1e-8}
     stages = [rl.WarmupStage(rl.WarmupPolicy.LINEAR, max_iters=4, value=0.1)]
     table = {"t": rl.ParameterConstraints()}
+    dense = nn.Linear(2, 1)
+    piped: dict[str, Any] = {
+        "model": dense,
+        "optimizer": torch.optim.SGD(dense.parameters(), lr=0.1),
+        "device": "cpu",
+        "custom_model_fwd": None,
+        "threads": False,
+        "pin_memory": None,
+        "on_nan_loss": "ignore",
+        "uneven": "error",
+        "dmp_collection_sync_interval_batches": 1,
+    }
     asked = {"planner": rl.EmbeddingShardingPlanner(rl.Topology(2), 8), "tables": [bags()]}
     return {
         "DataType": (rl.DataType, {"value": "FP32"}),
@@ -703,6 +729,41 @@ def calls() -> dict[str, Call]:
                 "use_inter_host_allreduce": False,
                 "custom_all_reduce": None,
             },
+        ),
+        "train.TrainPipelineBase": (closed(pipelines.TrainPipelineBase), piped),
+        "train.TrainPipelineSparseDist": (
+            closed(pipelines.TrainPipelineSparseDist),
+            {**piped, "execute_all_batches": True, "apply_jit": False, "pipeline_postproc": True},
+        ),
+        "train.TrainPipelineSemiSync": (
+            closed(pipelines.TrainPipelineSemiSync),
+            {**piped, "start_batch": 3, "stash_gradients": False, "strict": False},
+        ),
+        "train.EvalPipelineSparseDist": (
+            closed(pipelines.EvalPipelineSparseDist),
+            {name: piped[name] for name in ("model", "optimizer", "device", "threads")},
+        ),
+        "train.TrainPipelineSparseDist.progress": (
+            lambda dataloader_iter: closed(pipelines.TrainPipelineSparseDist)(**piped, dataloader_iter=dataloader_iter),
+            {"dataloader_iter": iter([])},
+        ),
+        "train.GradientAccumulationConfig": (
+            pipelines.GradientAccumulationConfig,
+            {"is_enabled": True, "num_steps": 2, "num_warmup_steps": 1},
+        ),
+        "train.GradientAccumulationWrapper": (
+            pipelines.GradientAccumulationWrapper,
+            {
+                "pipeline": pipelines.TrainPipelineBase(**piped),
+                "optimizer": piped["optimizer"],
+                "model": piped["model"],
+                "config": pipelines.GradientAccumulationConfig(num_steps=2),
+            },
+        ),
+        "train.compile_dense": (lambda model: compile_dense(model, backend="eager"), {"model": nn.Linear(2, 1)}),
+        "train.events_from_chrome_trace": (
+            events_from_chrome_trace,
+            {"trace": {"traceEvents": [{"ph": "X", "name": "## forward 1 ##", "ts": 1.0}]}, "rank": 0},
         ),
         "train.auc": (auc, {"scores": torch.tensor([0.1, 0.9]), "labels": torch.tensor([0, 1])}),
         "train.log_loss": (log_loss, {"scores": torch.tensor([0.1, 0.9]), "labels": torch.tensor([0, 1])}),

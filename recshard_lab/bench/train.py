@@ -3,7 +3,7 @@
 DLRM-like: 8 tables of 100k x 64, pooling 10, Zipf ids, table-wise, row-wise Adagrad; two small MLPs under DDP; 2 ranks
 over Gloo, one thread a rank. Three groups:
 
-- ``local batch``: `TrainPipelineSparseDist`, the other pipelines and the plain loop, and with TorchRec its own, in
+- ``pipelines``: `TrainPipelineSparseDist`, the other pipelines and the plain loop, and with TorchRec its own, in
   turn, round by round. Beside them what copying and input_dist take on their own, the rest of a plain step (compute),
   and the largest of the three: what a step cannot go below when everything overlaps. Ranks that have a core each and
   no more cannot win by overlap, since what is hidden needs that core too; the target is to lose nothing.
@@ -91,7 +91,7 @@ def _jobs(batches: Sequence[int], with_torchrec: bool) -> Iterator[_Job]:
     for batch in batches:
         case = _sized(TrainCase(), batch)
         cases = {"inline": replace(case, threads=False), "threads": replace(case, threads=True)}
-        yield _Job(f"local batch {batch}", cases | ({"theirs": case} if with_torchrec else {}), _pipelines)
+        yield _Job(f"pipelines, local batch {batch}", cases | ({"theirs": case} if with_torchrec else {}), _pipelines)
     off: dict[str, tuple[str, TrainCase, TrainCase]] = {
         "batch_tables": ("plain", TrainCase(), TrainCase(batch_tables=False)),
         "fuse_exchanges": (SPARSE, TrainCase(collections=8), TrainCase(collections=8, fuse_exchanges=False)),

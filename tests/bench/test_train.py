@@ -30,11 +30,11 @@ def test_every_figure_has_a_name_of_its_own_and_switches_differ_in_one_thing() -
     for job in switches:
         on, off = job.cases["on"].to_dict(), job.cases["off"].to_dict()
         assert sum(on[name] != off[name] for name in on) == 1, job.name
-    assert [job.name for job in jobs if "theirs" in job.cases] == ["local batch 32", "local batch 512"]
+    assert [job.name for job in jobs if "theirs" in job.cases] == [f"pipelines, local batch {n}" for n in (32, 512)]
 
 
 def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
-    with pytest.raises(ValueError, match=r"no figure has 'fast link' in its name; there are: local batch 32"):
+    with pytest.raises(ValueError, match="no figure has 'fast link' in its name; there are: pipelines"):
         train.figures(only=["fast link"])
 
 

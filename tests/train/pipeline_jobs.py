@@ -628,3 +628,99 @@ def graphed() -> list[str]:
         for (name, mine), theirs in zip(ours.full_state_dict().items(), plain.full_state_dict().values(), strict=True)
         if not torch.allclose(mine, theirs, rtol=1e-4, atol=1e-5)
     ]
+
+
+# ---- what cannot be sent ahead ----
+
+
+class Shift(nn.Module):
+    """Ids moved by a number that is part of the model's state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("by", torch.zeros(1, dtype=torch.int64))
+
+    def forward(self, ids: rl.KeyedJaggedTensor) -> rl.KeyedJaggedTensor:
+        return rl.KeyedJaggedTensor(ids.keys(), (ids.values() + self.by) % 29, lengths=ids.lengths())
+
+
+class Stubborn(TwoSided):
+    """As `TwoSided`, with ids that cannot be had ahead for the second collection; a third is never called."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__()
+        self.why, self.shift = why, Shift()
+        self.idle = rl.EmbeddingBagCollection(tables(["a"]))
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        if self.why == "flow" and bool(batch.labels.sum() >= 0):
+            right = self.right(batch.sparse_features.permute([2, 3]))
+        elif self.why == "state":
+            right = self.right(self.shift(batch.sparse_features))
+        else:
+            ids = batch.sparse_features
+            lot = torch.randint(29, (ids.values().numel(),))
+            right = self.right(rl.KeyedJaggedTensor(ids.keys(), lot, lengths=ids.lengths()))
+        left = self.left(batch.sparse_features).values()
+        logits = self.over(torch.cat([left, right.values()], 1)).flatten()
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
+        return loss, loss.detach()
+
+
+def stubborn(kind: str, why: str, **switches: Any) -> tuple[list[str], dict[str, str], list[str]]:
+    def made() -> rl.DistributedModelParallel:
+        torch.manual_seed(4)
+        model = Stubborn(why)
+        plan = plan_of({"left": model.left, "right": model.right, "idle": model.idle}, place()[1])
+        return rl.DistributedModelParallel(model, plan=plan, sharders=[sharder()], device="cpu")
+
+    ours, plain, data = made(), made(), batches(4)
+    differ = []
+    if why != "lot":
+        plain_loop(plain, data)
+    with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU, **switches) as pipeline:
+        outputs(pipeline, iter(data))
+        report = pipeline.report()
+    if why != "lot":
+        differ = same_weights(ours, plain)
+    return differ, report.left, report.pipelined
+
+
+def taking_turns() -> tuple[list[str], bool]:
+    """A training pipeline and an evaluating one on the same model, each with batches under way."""
+    ours, plain, data, test = dlrm(), dlrm(), batches(6), batches(6, first=50)
+    optimizer, expected, scores = dense_optimizer(plain), [], []
+    for batch, other in zip(data, test, strict=True):
+        optimizer.zero_grad()
+        plain(batch)[0].backward()
+        optimizer.step()
+        with torch.no_grad():
+            expected.append(float(plain(other)[0]))
+    own = dense_optimizer(ours)
+    with (
+        pipelines.TrainPipelineSparseDist(ours, own, CPU, threads=True) as training,
+        pipelines.EvalPipelineSparseDist(ours, own, CPU, threads=True) as scoring,
+    ):
+        first, second = iter(data), iter(test)
+        for _ in data:
+            training.progress(first)
+            scores.append(float(scoring.progress(second)[0]))
+    return same_weights(ours, plain), scores == expected
+
+
+def called_otherwise() -> str:
+    """The model reads another batch than the one that it is given, from the third call on."""
+    model, data = dlrm(), batches()
+    calls = 0
+
+    def other(batch: Batch) -> Any:
+        nonlocal calls
+        calls += 1
+        return model(batch if calls < 3 else data[0])
+
+    with pipelines.TrainPipelineSparseDist(model, dense_optimizer(model), CPU, custom_model_fwd=other) as pipeline:
+        try:
+            outputs(pipeline, iter(data))
+        except pipelines.StageError as error:
+            return str(error)
+    return ""

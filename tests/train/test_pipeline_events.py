@@ -99,3 +99,39 @@ def test_accumulated_gradients_step_as_those_of_a_plain_loop_do(ranks: Any, num_
 def test_replicas_are_brought_together_as_often_as_asked(ranks: Any, interval: int | None) -> None:
     for differ in ranks.run(jobs.replicas, interval):
         assert differ == []
+
+
+@pytest.mark.parametrize(
+    ("why", "words"),
+    [
+        ("state", "its ids go through module 'shift', whose weights a step changes"),
+        ("flow", "its ids are not the batch's own, and the model cannot be traced: TraceError"),
+        ("lot", "what the model makes of the batch before it is another thing at every call"),
+    ],
+)
+def test_what_cannot_be_sent_ahead_stays_in_the_forward_and_is_named(ranks: Any, why: str, words: str) -> None:
+    for kind in ("TrainPipelineSparseDist", "TrainPipelineSemiSync"):
+        for differ, left, pipelined in ranks.run(jobs.stubborn, kind, why):
+            assert differ == [], kind
+            assert pipelined == ["left"]
+            assert left["right"].startswith(words)
+            assert left["idle"] == "not called"
+
+
+def test_ids_that_the_model_makes_can_be_left_in_the_forward(ranks: Any) -> None:
+    for found in ranks.run(jobs.compare, "TrainPipelineSparseDist", "two_sided", pipeline_postproc=False):
+        assert found.differ == []
+        assert found.pipelined == ["left"]
+        assert "pipeline_postproc=False" in found.report
+
+
+def test_training_and_evaluating_pipelines_may_take_turns(ranks: Any) -> None:
+    for differ, same in ranks.run(jobs.taking_turns):
+        assert differ == []
+        assert same
+
+
+def test_a_model_that_reads_another_batch_than_was_sent_is_told_so(ranks: Any) -> None:
+    for told in ranks.run(jobs.called_otherwise):
+        assert told.startswith("stage 'forward' of batch 2 failed on rank")
+        assert "is called with other ids than those of the batch that were sent ahead" in told

@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from recshard_lab.comm import ShardingEnv, all_reduce
-from recshard_lab.train.pipelines.base import Pipeline
+from recshard_lab.train.pipelines.base import Pipeline, flag
 
 
 @dataclass
@@ -52,7 +52,7 @@ class GradientAccumulationConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be an integer from 1, got {value!r:.80}")
-        self.is_enabled = bool(self.is_enabled) or self.num_steps > 1
+        self.is_enabled = flag("is_enabled", self.is_enabled) or self.num_steps > 1
 
 
 class _Sparing:

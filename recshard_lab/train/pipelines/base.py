@@ -86,15 +86,19 @@ class Pipeline(Runway, TrainPipeline):
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ValueError(f"model must be a torch.nn.Module, got {model!r:.80}")
+        if not all(callable(getattr(optimizer, name, None)) for name in ("zero_grad", "step")):
+            raise ValueError(f"optimizer must be a torch optimizer or a CombinedOptimizer, got {optimizer!r:.80}")
         if custom_model_fwd is not None and not callable(custom_model_fwd):
             raise ValueError(f"custom_model_fwd must be a function of the batch, got {custom_model_fwd!r:.80}")
+        if device is None:
+            raise ValueError("device must say where batches go, got None: give torch.device('cpu') or the GPU's")
         device = device_named(device)
         super().__init__(
             model,
             device,
             threads=_threads(threads, env_of(model)),
             pin=_pinned(pin_memory, device),
-            fuse=bool(fuse_exchanges),
+            fuse=flag("fuse_exchanges", fuse_exchanges),
             uneven=_one_of("uneven", uneven, UNEVEN),
         )
         self._optimizer, self._forward = optimizer, custom_model_fwd
@@ -253,6 +257,13 @@ class _Feed:
         return self._sent.routed[place]
 
 
+def flag(name: str, value: Any) -> bool:
+    """A switch that is True or False and nothing else."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r:.80}")
+    return value
+
+
 def _one_of(name: str, value: Any, known: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in known:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r:.80}")
@@ -260,10 +271,10 @@ def _one_of(name: str, value: Any, known: Sequence[str]) -> str:
 
 
 def _threads(asked: Any, env: ShardingEnv) -> bool:
-    if asked is not None and not isinstance(asked, bool):
-        raise ValueError(f"threads must be True, False or None, got {asked!r:.80}")
+    if asked is not None:
+        return flag("threads", asked)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cores >= 2 * env.local_world_size if asked is None else asked
+    return cores >= 2 * env.local_world_size
 
 
 def _interval(value: Any) -> int | None:
@@ -273,11 +284,11 @@ def _interval(value: Any) -> int | None:
 
 
 def _pinned(asked: Any, device: torch.device) -> bool:
-    if asked is not None and not isinstance(asked, bool):
-        raise ValueError(f"pin_memory must be True, False or None, got {asked!r:.80}")
-    if asked and device.type != "cuda":
+    if asked is None:
+        return device.type == "cuda"
+    if flag("pin_memory", asked) and device.type != "cuda":
         raise ValueError(
             f"pin_memory=True needs a GPU, and batches go to {device}: page-locked memory serves copies to a GPU. "
             f"Leave it out"
         )
-    return device.type == "cuda" if asked is None else asked
+    return bool(asked)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recshard_lab.train.pipelines.base import Pipeline
+from recshard_lab.train.pipelines.base import Pipeline, flag
 from recshard_lab.train.pipelines.runway import Flight
 from recshard_lab.train.pipelines.sending import Sent
 
@@ -92,10 +92,10 @@ class TrainPipelineSparseDist(Pipeline):
         clear_data_dist_inputs: bool = False,
         **switches: Any,
     ) -> None:
-        if not execute_all_batches:
+        if execute_all_batches is not True:
             raise ValueError(
-                "execute_all_batches=False would drop the batches that are under way when the data end, and here none "
-                "is: leave it out"
+                f"execute_all_batches={execute_all_batches!r:.40} would drop the batches that are under way when the "
+                f"data end, and here none is: leave it out"
             )
         _refuse(
             apply_jit=apply_jit,
@@ -106,7 +106,7 @@ class TrainPipelineSparseDist(Pipeline):
         )
         switches["dmp_collection_sync_interval_batches"] = dmp_collection_sync_interval_batches
         super().__init__(model, optimizer, device, custom_model_fwd, **switches)
-        self._trace_ways = bool(pipeline_postproc)
+        self._trace_ways = flag("pipeline_postproc", pipeline_postproc)
 
 
 class PrefetchTrainPipelineSparseDist(TrainPipelineSparseDist):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from rich.progress import Progress
@@ -133,7 +134,12 @@ def run_mlperf(topology: str, axes: Mapping[str, str], html: Path | None, csv: P
     if csv is not None:
         write_csv(csv, found.records())
     if html is not None:
-        parts = [Section("Every figure", [Numbers(("figure", "value", "source"), found.assumptions())])]
+        rows = [
+            (name, value, line) if i == 0 else ("", "", line)
+            for name, value, source in found.assumptions()
+            for i, line in enumerate(wrap(source, 78))
+        ]
+        parts = [Section("Every figure", [Numbers(("figure", "value", "source"), rows)])]
         for heading, table, below in found.sections():
             numbers: list[View | Numbers | str] = [Numbers(table[0], table[1:])] if table else []
             parts.append(Section(heading, [*numbers, *below]))

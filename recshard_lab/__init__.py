@@ -64,8 +64,14 @@ _ROOM_OF = {
     "build_model": "models",
     "SimpleDeepFMNN": "models",
     # data
+    "BatchLoader": "data",
+    "CriteoClicks": "data",
     "MovieLens": "data",
+    "MultiHot": "data",
+    "SyntheticClicks": "data",
     "SyntheticRatings": "data",
+    "build_dataset": "data",
+    "preprocess_criteo": "data",
     # sharding
     "EmbeddingComputeKernel": "sharding",
     "EmbeddingModuleShardingPlan": "sharding",

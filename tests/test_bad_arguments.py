@@ -5,6 +5,7 @@ The structures of ``sparse`` have a sweep of their own (tests/sparse).
 """
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 
 import recshard_lab as rl
-from recshard_lab.data import RatingsDataset
+from recshard_lab.data import RatingsDataset, SamplePart, scaled_rows
 from recshard_lab.launcher.payload import encode
 from recshard_lab.train import auc, evaluate, log_loss, metrics, normalized_entropy, pipelines, train_epochs
 from recshard_lab.train.launch_costs import compile_dense
@@ -53,6 +54,23 @@ def weight() -> nn.Parameter:
 
 def keyed(**changes: Any) -> rl.KeyedOptimizerWrapper:
     return rl.KeyedOptimizerWrapper({"w": weight()}, lambda params: torch.optim.SGD(params, lr=0.1))
+
+
+def planted() -> rl.SyntheticClicks:
+    return rl.SyntheticClicks(20, rows=[5, 6])
+
+
+def preprocessed(folder: Path, **settings: Any) -> Path:
+    (folder / "day_0").write_text("\t".join(["1", *["5"] * 13, *["0000000a"] * 26]) + "\n")
+    rl.preprocess_criteo([folder / "day_0"], folder / "out", **settings)
+    return folder / "out"
+
+
+@functools.cache
+def criteo_files() -> TemporaryDirectory[str]:
+    folder = TemporaryDirectory()
+    preprocessed(Path(folder.name), hash_size=50)
+    return folder
 
 
 def ratings() -> RatingsDataset:
@@ -424,6 +442,72 @@ def calls() -> dict[str, Call]:
         "SyntheticRatings": (
             rl.SyntheticRatings,
             {"num_ratings": 80, "num_users": 20, "num_movies": 15, "seed": 0, "why": "no"},
+        ),
+        "BatchLoader": (
+            lambda **own: list(rl.BatchLoader(**own)),
+            {
+                "source": planted(),
+                "batch_size": 8,
+                "rank": 0,
+                "world_size": 1,
+                "shuffle": True,
+                "seed": 0,
+                "drop_last": False,
+                "window": 16,
+                "pin_memory": False,
+                "prefetch": 0,
+                "transform": None,
+            },
+        ),
+        "BatchLoader.state_dict": (rl.BatchLoader(planted(), 8).state_dict, {"batches_ahead": 0}),
+        "BatchLoader.load_state_dict": (
+            rl.BatchLoader(planted(), 8).load_state_dict,
+            {"state": rl.BatchLoader(planted(), 8).state_dict()},
+        ),
+        "BatchLoader.set_epoch": (rl.BatchLoader(planted(), 8).set_epoch, {"epoch": 1}),
+        "SyntheticClicks": (
+            lambda **own: rl.SyntheticClicks(**own).batch(range(1)),
+            {
+                "num_samples": 10,
+                "rows": [5, 6],
+                "memory_bytes": 1 << 20,
+                "num_dense": 2,
+                "zipf": 1.0,
+                "signal": 1.0,
+                "click_rate": 0.2,
+                "seed": 0,
+            },
+        ),
+        "SyntheticClicks.batch": (planted().batch, {"samples": range(0, 3)}),
+        "data.scaled_rows": (
+            scaled_rows,
+            {"memory_bytes": 1 << 20, "rows": [5, 600], "embedding_dim": 8, "item_bytes": 4},
+        ),
+        "data.SamplePart": (SamplePart, {"whole": planted(), "begin": 0, "end": 1}),
+        "MultiHot": (rl.MultiHot, {"sizes": [1, 3], "rows": [5, 6], "distribution": "uniform", "seed": 0}),
+        "MultiHot.__call__": (rl.MultiHot([1, 3], rows=[5, 6]), {"batch": planted().batch(range(3))}),
+        "build_dataset": (rl.build_dataset, {"config": {"name": "synthetic-ratings", "num_ratings": 100}}),
+        "build_dataset.synthetic-criteo": (
+            lambda **own: rl.build_dataset({"name": "synthetic-criteo", **own}),
+            {"num_samples": 8, "test_samples": 2, "rows": [5], "num_dense": 1, "seed": 0, "zipf": 1.0},
+        ),
+        "preprocess_criteo": (
+            lambda **own: in_folder(lambda folder: preprocessed(folder, **own)),
+            {
+                "threshold": None,
+                "hash_size": 50,
+                "max_ind_range": 0,
+                "format": "npy",
+                "skip_bad": False,
+                "resume": False,
+                "memory_gb": 2.0,
+                "threads": 1,
+                "on_progress": None,
+            },
+        ),
+        "CriteoClicks.open": (
+            lambda **own: rl.CriteoClicks.open(Path(criteo_files().name, "out"), **own),
+            {"days": [0], "in_memory": False, "check": "sizes"},
         ),
         "SyntheticRatings.select": (ratings().select, {"samples": torch.tensor([0, 3])}),
         "SyntheticRatings.split": (ratings().split, {"by": "random", "test_fraction": 0.2, "seed": 0}),
@@ -820,7 +904,13 @@ def calls() -> dict[str, Call]:
 
 
 #: what the caller's own code raises when it is called stays as it is
-OPEN = {"train.train_epochs": {"model", "on_step"}, "train.evaluate": {"model"}, "sweep": {"progress"}}
+OPEN = {
+    "BatchLoader": {"transform"},
+    "preprocess_criteo": {"on_progress"},
+    "sweep": {"progress"},
+    "train.train_epochs": {"model", "on_step"},
+    "train.evaluate": {"model"},
+}
 
 
 @pytest.mark.parametrize("name", calls())

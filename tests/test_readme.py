@@ -51,6 +51,13 @@ def test_the_example_of_checkpoints_saves_and_loads(tmp_path: Path) -> None:
     assert done.stdout == "3\n"
 
 
+def test_the_example_of_a_loader_goes_on_where_it_stood() -> None:
+    code = example("SyntheticClicks")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("epoch 0: 4,096 of 100,000 samples (4.1%) Best(auc=0.8")
+
+
 def test_the_scheme_of_the_example_tiles_and_is_planned() -> None:
     import recshard_lab as rs
     from recshard_lab.sharding.schemes import unregister_scheme

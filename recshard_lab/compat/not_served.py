@@ -83,7 +83,7 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
     (
         r".*\.(\w*Criteo\w*|criteo_\w*)$|torchrec\.datasets\.criteo.*",
         "reading Criteo files",
-        "torchrec.datasets.random.RandomRecDataset, or batches of your own",
+        "recshard_lab.preprocess_criteo, which writes the same files, recshard_lab.CriteoClicks and BatchLoader",
     ),
     (
         r".*\.(movielens_\w*|DEFAULT_\w*COLUMN_NAMES|COLUMN_TYPE_CASTERS|\w*_FILENAME)$|torchrec\.datasets\.movielens.*",

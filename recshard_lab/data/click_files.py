@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recshard_lab.arguments import checks_arguments
 from recshard_lab.data.batch import Batch, Samples, check_samples
 from recshard_lab.data.criteo import DEFAULT_CAT_NAMES, INT_FEATURE_COUNT
 from recshard_lab.data.criteo.folder import Day, Manifest, check_sizes, check_sums
@@ -90,6 +91,7 @@ class CriteoClicks:
         self.source = f"Criteo clicks in {folder}, {len(self.days)} days, {len(self):,} samples"
 
     @staticmethod
+    @checks_arguments
     def open(
         path: str | os.PathLike[str],
         days: Sequence[int] | None = None,

@@ -62,6 +62,7 @@ def normal(hashed: NDArray[np.uint64]) -> NDArray[np.float64]:
     return summed
 
 
+@checks_arguments
 def scaled_rows(
     memory_bytes: int, rows: Sequence[int] = mlperf.ROWS, embedding_dim: int = mlperf.EMBEDDING_DIM, item_bytes: int = 4
 ) -> list[int]:
@@ -72,11 +73,15 @@ def scaled_rows(
         rows: of each table before; embedding_dim, item_bytes: numbers of a row and bytes of a number.
 
     Raises:
-        ValueError: not even one row of each table fits.
+        ValueError: not even one row of each table fits, or sizes below 1.
 
     >>> scaled_rows(1 << 30)[:4], sum(scaled_rows(1 << 30)) * 512 <= 1 << 30
     ([246994, 39060, 17295, 7424], True)
     """
+    if not rows or min(*rows, embedding_dim, item_bytes) < 1:
+        raise ValueError(
+            f"rows, embedding_dim and item_bytes must be from 1, got {rows}, {embedding_dim} and {item_bytes}"
+        )
     budget = memory_bytes // (embedding_dim * item_bytes)
     if budget < len(rows):
         raise ValueError(

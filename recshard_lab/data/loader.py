@@ -149,6 +149,7 @@ class BatchLoader:
 
     # ---- resume ----
 
+    @checks_arguments
     def state_dict(self, batches_ahead: int = 0) -> dict[str, Any]:
         """Where the next batch stands, as numbers and words: for a checkpoint.
 
@@ -162,7 +163,7 @@ class BatchLoader:
         if batches_ahead and handed == 0 and epoch:
             epoch, handed = epoch - 1, self.total
         steps = -(-handed // self.batch_size) - batches_ahead
-        if not isinstance(batches_ahead, int) or batches_ahead < 0 or steps < 0:
+        if batches_ahead < 0 or steps < 0:
             raise ValueError(f"batches_ahead must be from 0 to the batches handed out, got {batches_ahead!r}")
         return {
             "version": _VERSION,

@@ -62,6 +62,7 @@ class MultiHot:
         self.sizes, self.rows, self.distribution, self.seed = list(sizes), list(rows), distribution, seed
         self._lengths = lru_cache(4)(self._lengths_of)
 
+    @checks_arguments
     def __call__(self, batch: Batch) -> Batch:
         """The batch with bags.
 

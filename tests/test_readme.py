@@ -38,6 +38,14 @@ def test_the_example_of_a_sweep_says_that_it_is_simulated() -> None:
     assert "Simulated, not measured: 4 points of 26 tables" in done.stdout
 
 
+def test_the_example_of_a_pipeline_reports_and_draws_its_stages() -> None:
+    code = example("TrainPipelineSparseDist")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "model.embedding_bag_collection: its ids are sent ahead, from batch.sparse_features" in done.stdout
+    assert "of input_dist ran behind computing" in done.stdout
+
+
 def test_the_example_of_checkpoints_saves_and_loads(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", example("save_checkpoint")],

@@ -83,8 +83,10 @@ class PositionWeightedModule(FeatureProcessor):
         Raises:
             ValueError: a bag longer than L.
         """
-        places = _places(features.lengths(), len(self.position_weight), "")
-        return JaggedTensor(features.values(), self.position_weight.index_select(0, places), features.lengths())
+        count = features.values().shape[0]
+        places = _places(features.lengths(), count, len(self.position_weight), "")
+        weights = self.position_weight.index_select(0, places)
+        return JaggedTensor._unchecked(features.values(), weights, features.lengths())
 
 
 @names_wrong_arguments
@@ -136,7 +138,8 @@ class PositionWeightedModuleCollection(FeatureProcessorsCollection):
         for number, key in enumerate(features.keys()):
             if key in self.max_feature_lengths:
                 own = lengths[bags[number] : bags[number + 1]]
-                places = _places(own, self.max_feature_lengths[key], key)
+                count = ends[number + 1] - ends[number]
+                places = _places(own, count, self.max_feature_lengths[key], key)
                 parts.append(self.position_weights[key].index_select(0, places))
             else:
                 parts.append(torch.ones(ends[number + 1] - ends[number], device=features.device()))
@@ -222,14 +225,17 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
 
 def with_weights(features: KeyedJaggedTensor, weights: Tensor) -> KeyedJaggedTensor:
     """The same bags with these weights ``[N]``."""
-    return KeyedJaggedTensor(
+    variable, inverse = features.variable_stride_per_key(), features.inverse_indices_or_none()
+    return KeyedJaggedTensor._unchecked(
         features.keys(),
         features.values(),
         weights,
-        lengths=features.lengths(),
+        features.lengths(),
         stride=features.stride(),
-        stride_per_key_per_rank=features.stride_per_key_per_rank() if features.variable_stride_per_key() else None,
-        inverse_indices=features.inverse_indices_or_none(),
+        length_per_key=features.length_per_key(),
+        strides=features.stride_per_key_per_rank() if variable else None,
+        inverse=None if inverse is None else inverse[1],
+        inverse_keys=None if inverse is None else inverse[0],
     )
 
 
@@ -240,8 +246,8 @@ def _length(longest: int, feature: str = "") -> int:
     return longest
 
 
-def _places(lengths: Tensor, longest: int, feature: str) -> Tensor:
-    """``[N]``: each id's place in its bag, from 0."""
+def _places(lengths: Tensor, count: int, longest: int, feature: str) -> Tensor:
+    """``[N]``: each id's place in its bag, from 0; ``count`` is N."""
     if not torch.compiler.is_compiling() and lengths.numel() and int(lengths.max()) > longest:
         bag = int((lengths > longest).nonzero()[0])
         of = f"feature {feature!r}: " if feature else ""
@@ -250,6 +256,5 @@ def _places(lengths: Tensor, longest: int, feature: str) -> Tensor:
             f"build the processor for longer ones"
         )
     starts = lengths.cumsum(0) - lengths
-    ids = int(lengths.sum())
-    place = torch.arange(ids, device=lengths.device)
-    return place - torch.repeat_interleave(starts, lengths, output_size=ids)
+    place = torch.arange(count, device=lengths.device)
+    return place - torch.repeat_interleave(starts, lengths, output_size=count)

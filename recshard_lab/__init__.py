@@ -129,6 +129,10 @@ _ROOM_OF = {
     "export_run": "train.job",
     "read_config": "train.job",
     "run_training": "train.job",
+    # calibration
+    "Calibration": "calibration",
+    "DeviceProfile": "sharding.device_profile",
+    "calibrate": "calibration",
     # launcher
     "LaunchError": "launcher",
     "RankError": "launcher",

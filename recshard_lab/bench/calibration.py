@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recshard_lab.bench import Figure
-from recshard_lab.calibration.calibrate import calibrate
+from recshard_lab.calibration.calibrating import calibrate
 from recshard_lab.calibration.held_out import HeldOut, Judged, layouts_line, measure_held_out
 
 WORLDS = (2, 4)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from recshard_lab.calibration.calibrate import OTHER_OPTIMIZERS
+from recshard_lab.calibration.calibrating import OTHER_OPTIMIZERS
 from recshard_lab.calibration.cases import LAYOUTS, Case, draw_cases, draw_model
 from recshard_lab.calibration.fit import errors
 from recshard_lab.calibration.predict import Predictions

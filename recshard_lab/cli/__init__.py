@@ -1,4 +1,4 @@
-"""The command line ``recshard``: lab, demo, bench, plan, train, whatif, topologies, data, doctor. Others work."""
+"""The command line ``recshard``: lab, demo, bench, calibrate, plan, train, whatif, topologies, data, doctor."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from recshard_lab.cli.calibrate import calibrate
 from recshard_lab.cli.data import app as data
 from recshard_lab.cli.plan import plan
 from recshard_lab.cli.train import train
@@ -23,6 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+app.command()(calibrate)
 app.command()(plan)
 app.command()(train)
 app.command()(whatif)

@@ -23,7 +23,10 @@ def plan(
         str, typer.Argument(help="Tables (.yaml, .json, .csv), or a model: package.module:factory, file.py:factory.")
     ] = "",
     topology: Annotated[
-        str, typer.Option(help="A machine by name: h100x8, aws-p5x16, cpu-laptop ... (recshard topologies).")
+        str,
+        typer.Option(
+            help="A machine by name: h100x8, cpu-laptop ... (recshard topologies), or a profile (recshard calibrate)."
+        ),
     ] = "",
     ranks: Annotated[int | None, typer.Option(help="World size, where the topology does not say it.", min=1)] = None,
     batch_size: Annotated[int, typer.Option(help="Samples of one rank in a step.", min=1)] = 512,
@@ -94,7 +97,10 @@ def machine_of(topology: str, ranks: int | None, memory_gb: float | None = None)
     from recshard_lab.sharding import Topology
 
     given = {} if ranks is None else {"world_size": ranks}
-    machine = Topology.preset(topology, **given) if topology else Topology(ranks or 2)
+    if topology.endswith(".json"):
+        machine = Topology.from_profile(topology, **given)
+    else:
+        machine = Topology.preset(topology, **given) if topology else Topology(ranks or 2)
     if memory_gb is None:
         return machine
     cap = int(memory_gb * 1024**3)

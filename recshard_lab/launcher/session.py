@@ -7,6 +7,7 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from types import TracebackType
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
@@ -146,6 +147,15 @@ class Ranks:
             return world.ask(0, "complete", word, timeout_s) or []
         finally:
             self._busy.release()
+
+    def calibrate(self, seconds: float = 50.0, *, progress: bool = True, seed: int = 0) -> Any:
+        """Measures what steps of sharded tables cost on these ranks and fits the planner's figures to it.
+
+        What comes back shows them, `save`s them as a device profile, and has the `topology` to plan with; see
+        `recshard_lab.calibration`, which does the work: ranks themselves know nothing of tables.
+        """
+        above = import_module("recshard_lab.calibration")
+        return above.calibrate(self, seconds, progress=progress, seed=seed)
 
     def status(self) -> list[RankStatus]:
         """Each rank's process, state and memory; empty once stopped."""

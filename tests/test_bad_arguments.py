@@ -173,6 +173,34 @@ def wishes_read(path: Any, tables: Any) -> None:
         rl.read_constraints(path, tables)
 
 
+class OnTwoNodes:
+    """Ranks that cannot be calibrated: whatever else is right or wrong, nothing runs."""
+
+    world_size, nodes, backend, run = 2, 2, "gloo", None
+
+
+def calibrated(**own: Any) -> None:
+    """Refused for its nodes at the latest."""
+    with pytest.raises(ValueError, match=r"nodes|ranks|seconds|seed"):
+        rl.calibrate(**own)
+
+
+def profile() -> dict[str, Any]:
+    sizes = {"world_size": 2, "local_world_size": 2, "compute_device": "cpu", "cores_per_host": 2}
+    figures = {"peer_ms": 0.1, "update_cost": {"exact_sgd": 1.0}}
+    return {**sizes, "figures": figures, "machine": {"system": "x"}, "date": "2026-01-01", "seconds": 9.0, "spread": {}}
+
+
+def read_profile(path: Any, **figures: Any) -> None:
+    """A profile that is there is read; names of other kinds go as they are."""
+    with TemporaryDirectory() as folder:
+        if path == "here.json":
+            path = Path(folder) / path
+            rl.DeviceProfile(**profile()).save(path)
+        with contextlib.suppress(OSError):  # no such file
+            rl.Topology.from_profile(path, **figures)
+
+
 def small_run() -> dict[str, Any]:
     data = {"name": "synthetic-criteo", "num_samples": 8, "test_samples": 4, "rows": [5, 6], "num_dense": 2}
     model = {"name": "dlrm", "embedding_dim": 4, "over_arch_layer_sizes": [1]}
@@ -372,6 +400,14 @@ def calls() -> dict[str, Call]:
             lambda **own: stepped(rl.WarmupOptimizer(**own)),
             {"optimizer": keyed(), "stages": stages, "lr": 0.1, "lr_param": "lr", "param_name": "__warmup"},
         ),
+        "Calibration": (
+            lambda **own: str(rl.Calibration(**own)),
+            {"profile": rl.DeviceProfile(**profile()), "before": rl.Topology(2), "before_error": 0.2, "figures": ()},
+        ),
+        "DeviceProfile": (lambda **own: rl.DeviceProfile(**own).topology(), profile()),
+        "DeviceProfile.from_json": (rl.DeviceProfile.from_json, {"text": rl.DeviceProfile(**profile()).to_json()}),
+        "Topology.from_profile": (read_profile, {"path": "here.json", "world_size": 2, "reserve_fraction": 0.2}),
+        "calibrate": (calibrated, {"ranks": OnTwoNodes(), "seconds": 9.0, "progress": False, "seed": 0}),
         "DLRM": (
             lambda **own: rl.DLRM(**own),
             {

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from recshard_lab.arguments import checks_arguments
 from recshard_lab.calibration.cases import LAYOUTS, MAIN_OPTIMIZERS, Case, draw_cases, draw_model
 from recshard_lab.calibration.collectives import as_dicts, dense_flops_per_ms, figures_of, time_collectives
 from recshard_lab.calibration.fit import PER_OPTIMIZER, Fit, Fitted, Measurements, errors, figures_for, fit
@@ -49,6 +50,7 @@ class Ranks(Protocol):
     def run(self, fn: Any, /, *args: Any) -> list[Any]: ...
 
 
+@checks_arguments
 @dataclass(frozen=True, eq=False)
 class Calibration:
     """What was found.
@@ -83,7 +85,7 @@ class Calibration:
         for figure in self.figures:
             value = getattr(self.before, figure.field)
             default = value if figure.optimizer is None else value.get(figure.optimizer, 0.0)
-            spread = self.profile.spread[figure.name]
+            spread = self.profile.spread.get(figure.name, float("nan"))
             told.append((figure.name, f"{default:,.4g}", f"{figure.of(after):,.4g}", f"x or / {spread:.2f}"))
         return told
 
@@ -131,6 +133,8 @@ def calibrate(ranks: Ranks, seconds: float = 50.0, *, progress: bool = True, see
     Raises:
         ValueError: ranks on several nodes or on GPUs, fewer seconds than `LEAST_S`.
     """
+    if not all(hasattr(ranks, name) for name in ("world_size", "nodes", "backend", "run")):
+        raise ValueError(f"ranks must be launched ranks (recshard_lab.launch), got {ranks!r:.60}")
     if not isinstance(seconds, int | float) or not LEAST_S <= seconds < float("inf"):
         raise ValueError(f"seconds must be a number from {LEAST_S:g} on, got {seconds!r:.40}")
     if not isinstance(seed, int) or seed < 0:

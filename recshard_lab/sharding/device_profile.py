@@ -13,13 +13,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.arguments import checks_arguments, names_wrong_arguments
 from recshard_lab.sharding.topology import DEVICE_DEFAULTS, Topology
 
 FORMAT, VERSION = "recshard_lab device profile", 1
 PER_OPTIMIZER = ("update_cost", "update_id_ns", "update_row_ns")
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class DeviceProfile:
     """A calibrated machine.

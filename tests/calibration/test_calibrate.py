@@ -1,0 +1,94 @@
+"""Calibrating two launched ranks for real, and what can be done with what comes of it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import recshard_lab
+from recshard_lab.bench import calibration as bench
+from recshard_lab.calibration import Calibration, calibrate
+from recshard_lab.calibration.held_out import measure_held_out
+from recshard_lab.cli import app
+from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES
+from recshard_lab.sharding import Topology
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Any]:
+    with recshard_lab.launch(2) as launched:
+        yield launched
+
+
+@pytest.fixture(scope="module")
+def found(ranks: Any) -> Calibration:
+    done: Calibration = ranks.calibrate(12.0, progress=False)
+    return done
+
+
+def test_every_optimizer_is_measured_and_every_figure_told(found: Calibration) -> None:
+    assert set(found.profile.optimizers) == set(OPTIMIZER_STATE_BYTES)
+    assert {one["op"] for one in found.profile.collectives} == {"all_to_all", "reduce_scatter", "all_reduce"}
+    assert found.profile.kernels["adam"] == ["native"]
+    assert found.profile.machine["torch"]
+    assert found.profile.date[:2] == "20"
+    told = str(found)
+    for name in ("flops_per_ms", "reduce_scatter_cost", "peer_ms", "update_cost[exact_sgd]"):
+        assert name in told
+        assert name in found._repr_html_()
+
+
+def test_it_explains_what_it_was_fitted_to_better_than_the_defaults(found: Calibration) -> None:
+    assert found.profile.error < 0.8 * found.before_error
+
+
+def test_held_out_models_are_predicted_better_than_by_the_defaults(ranks: Any, found: Calibration) -> None:
+    held_out = measure_held_out(ranks, 6.0, turns=5)
+    after, before = held_out.judge(found.topology), held_out.judge(found.before)
+    assert after.error < before.error
+    rows = bench.table("2 ranks", held_out, before, after, found.summary())
+    assert [row.name.partition(": ")[2] for row in rows][:2] == [
+        "error of a step, geometric mean",
+        "fastest of four schemes picked",
+    ]
+    assert rows[0].value == pytest.approx(100 * after.error)
+    assert rows[0].beside["defaults"] == pytest.approx(100 * before.error)
+
+
+def test_the_file_is_a_topology_and_the_planner_takes_it(found: Calibration, tmp_path: Path) -> None:
+    path = tmp_path / "here.json"
+    found.save(path)
+    assert Topology.from_profile(path) == found.topology
+    tables = tmp_path / "tables.csv"
+    tables.write_text("name,num_embeddings,embedding_dim,feature_names\nt,1000,16,f\n")
+    runner = CliRunner()
+    done = runner.invoke(app, ["plan", str(tables), "--topology", str(path)])
+    assert done.exit_code == 0, done.output
+    assert "t " in done.output
+    refused = runner.invoke(app, ["plan", str(tables), "--topology", str(path), "--ranks", "3"])
+    assert isinstance(refused.exception, ValueError)
+    assert "recshard calibrate --ranks 3" in str(refused.exception)
+
+
+@pytest.mark.parametrize(("given", "words"), [({"seconds": 1}, "from 5 on"), ({"seed": -1}, "not negative")])
+def test_bad_arguments_are_refused_before_anything_runs(ranks: Any, given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        calibrate(ranks, **given)
+
+
+def test_virtual_nodes_and_gpus_are_refused() -> None:
+    class Elsewhere:
+        world_size, nodes, backend = 4, 2, "gloo"
+
+        def run(self, fn: Any, /, *args: Any) -> list[Any]:
+            raise AssertionError("nothing may run")
+
+    class OnGpus(Elsewhere):
+        nodes, backend = 1, "nccl"
+
+    with pytest.raises(ValueError, match="no link of their own"):
+        calibrate(Elsewhere())
+    with pytest.raises(ValueError, match="over nccl"):
+        calibrate(OnGpus())

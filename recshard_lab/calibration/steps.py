@@ -20,7 +20,7 @@ from recshard_lab.calibration.cases import Case, Model, draw_cases
 from recshard_lab.embedding.configs import EmbeddingBagConfig
 from recshard_lab.planner import Workload
 
-WARM_UP = 3  # steps before the clock runs: kernels are built, buffers grow
+WARM_UP = 2  # steps before the clock runs: kernels are built, buffers grow
 BATCHES = 8  # that are trained on in turn: as many rows are used from one step to the next as in training, or nearly
 MOST_STEPS = 8  # of a turn
 BUSY = 1.3  # times its usual duration: the reference step of a busy moment
@@ -108,18 +108,26 @@ def time_on_rank(cases: Sequence[Case], turns: int, turn_ms: float, seed: int) -
     drawn = {case.model.name: _batches(case.model, rng) for case in cases}
     built = [_built(case) for case in cases]
     counts: list[int] = []
+    done: list[int] = []
     found: list[dict[str, Any]] = []
 
-    def steps(number: int, count: int) -> float:
+    def steps(number: int, count: int) -> tuple[float, list[list[float]]]:
+        """Milliseconds of one of so many steps, and the phases of each."""
         module, (batches, grad) = built[number], drawn[cases[number].model.name]
-        begun = perf_counter()
-        for at in range(count):
-            module(batches[at % BATCHES]).values().backward(grad)
-        return 1000 * (perf_counter() - begun)
+        at, phases = [perf_counter()], []
+        for _ in range(count):
+            batch = batches[done[number] % BATCHES]
+            done[number] += 1
+            with trace() as sent:
+                module(batch).values().backward(grad)
+            at.append(perf_counter())
+            phases.append(_phases(at[-2], sent.events, at[-1]))
+        return 1000 * (at[-1] - at[0]) / count, phases
 
     for number, module in enumerate(built):
+        done.append(0)
         steps(number, WARM_UP)
-        taken = torch.tensor(steps(number, 2) / 2)
+        taken = torch.tensor(steps(number, 1)[0])
         if dist.get_world_size() > 1:
             dist.all_reduce(taken, dist.ReduceOp.MAX)
         counts.append(min(max(int(turn_ms / float(taken)), 2), MOST_STEPS))
@@ -127,17 +135,11 @@ def time_on_rank(cases: Sequence[Case], turns: int, turn_ms: float, seed: int) -
     for _ in range(turns):
         for number, count in enumerate(counts):
             dist.barrier()
-            found[number]["ms"].append(steps(number, count) / count)
-    for number, count in enumerate(counts):
-        module, (batches, grad) = built[number], drawn[cases[number].model.name]
-        dist.barrier()
-        for at in range(max(count, 3)):
-            with trace() as sent:
-                begun = perf_counter()
-                module(batches[at % BATCHES]).values().backward(grad)
-                ended = perf_counter()
-            found[number]["phases"].append(_phases(begun, sent.events, ended))
-        found[number]["phases"] = [median(each) for each in zip(*found[number]["phases"], strict=True)]
+            ms, phases = steps(number, count)
+            found[number]["ms"].append(ms)
+            found[number]["phases"] += phases
+    for own in found:
+        own["phases"] = [median(each) for each in zip(*own["phases"], strict=True)]
     built.clear()
     gc.collect()
     return found

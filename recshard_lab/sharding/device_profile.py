@@ -95,7 +95,7 @@ class DeviceProfile:
         """
         for name, own in (("world_size", self.world_size), ("local_world_size", self.local_world_size)):
             asked = figures.get(name, own)
-            if asked != own:
+            if not isinstance(asked, int) or asked != own:
                 raise ValueError(
                     f"the profile was measured with {name} {own}, and {asked!r:.40} was asked for: what ranks cost "
                     f"each other changes with their number. Smallest fix: calibrate so many "

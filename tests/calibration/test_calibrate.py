@@ -24,7 +24,7 @@ def ranks() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def found(ranks: Any) -> Calibration:
-    done: Calibration = ranks.calibrate(12.0, progress=False)
+    done: Calibration = ranks.calibrate(6.0, progress=False)
     return done
 
 

@@ -132,6 +132,7 @@ def summary_writer() -> Any:
 
 
 def _spelled(name: str, value: float) -> str:
+    name = {"normalized_entropy": "NE"}.get(name, name)
     if name == "samples_per_second":
         return f"{value:,.0f} samples/s"
     return f"{name} {value:,.0f}" if name == "samples" else f"{name} {value:.4f}"

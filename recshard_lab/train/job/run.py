@@ -237,7 +237,7 @@ class TrainingRun:
         try:
             while self.step < total:
                 end = min(total, *self._stops())
-                torch.manual_seed(hash((self.config.seed, self.step, self.env.rank)) & 0x7FFFFFFFFFFFFFFF)
+                torch.manual_seed(((self.config.seed * 1_000_003 + self.step) * 65_537 + self.env.rank) % (1 << 63))
                 self._segment(pipeline, islice(batches, end - self.step), end, total)
                 test = self._between(total)
                 if not kind.exact and self.step < total:

@@ -17,7 +17,6 @@ from recshard_lab.train.pipelines.train import (
 )
 
 _TAKEN = ("self", "model", "optimizer", "device", "custom_model_fwd", "switches")
-SWITCHES = ("threads", "pin_memory", "fuse_exchanges", "on_nan_loss", "uneven")
 
 
 @dataclass(frozen=True)
@@ -79,8 +78,8 @@ def check_pipeline(config: Mapping[str, Any]) -> None:
     """
     settings = dict(config)
     name = settings.pop("name")
-    own = [each for each in inspect.signature(pipeline_kind(name).make).parameters if each not in _TAKEN]
-    known = sorted({*own, *SWITCHES})
+    own, shared = (inspect.signature(make).parameters for make in (pipeline_kind(name).make, Pipeline.__init__))
+    known = sorted({*own, *(shared if "switches" in own else ())} - set(_TAKEN))
     for setting in settings:
         if setting not in known:
             near = nearest(setting, known)

@@ -13,6 +13,7 @@ Shape letters: R rows (phases that ranks differ in, and memory), W ranks, B plan
 X extras, Y = 2 + X. Plans come last, so that array operations run along them.
 """
 
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -25,9 +26,11 @@ from recshard_lab.planner.workload import Array
 
 HOT, COLD = 0.1, 1e-4  # temperatures: as a share of a table's mean share of the step, and of the step
 BALANCE = (0.05, 0.5)  # weights of imbalance at first, from plan to plan
-WINNERS = 0.5  # share of the sweeps after which the worst half of the plans is replaced
+WINNERS = 0.7  # share of the sweeps after which the worst half of the plans is replaced
 SEED = 20
 POOL, STRIDE = 1 << 14, 7919  # Gumbel draws, read again and again from other places
+FINALISTS = 1  # starts whose best plans at the end are told
+COOLING = 4  # sweeps at least, where time is short
 JUDGED = 4  # plans of a sweep that a judge looks at
 LATE = 1e3  # steps that memory beyond the capacity costs
 
@@ -65,24 +68,34 @@ class Anneal:
         self.on[:] = 0
 
     def run(
-        self, sweeps: int, enough_ms: float = 0.0, judge: Callable[[State], float] | None = None, heat: float = 1.0
-    ) -> State | None:
-        """The best plan after any sweep over all tables; None where no plan fits.
+        self,
+        sweeps: int,
+        enough_ms: float = 0.0,
+        judge: Callable[[State], float] | None = None,
+        heat: float = 1.0,
+        seconds: float = np.inf,
+    ) -> list[State]:
+        """The best plan after any sweep over all tables, then the best of each start at the end; none where none fits.
 
         Args:
             sweeps: how many, the first of which places the tables.
             enough_ms: a plan that takes no longer ends the search.
             judge: ms of a plan, where the terms do not say it; then more than the best by the terms are looked at.
             heat: factor on the temperatures at first.
+            seconds: there are fewer sweeps where they would take longer, by the time of the first.
         """
         problem = self.problem
+        begun = time.monotonic()
         for table in problem.by_work:
             self._move(table, 0.0, self.balance, placing=True)
         self._add_up()
         best: State | None = None
         best_ms = np.inf
         judged = judge is not None and problem.model.workload.pipeline != "none"
-        for sweep in range(sweeps):
+        sweep = -1
+        while (sweep := sweep + 1) < sweeps:
+            if sweep == 1:  # as many as there is time for
+                sweeps = min(sweeps, max(COOLING, int(min(1e9, seconds / max(1e-9, time.monotonic() - begun)))))
             if sweep:
                 share = (sweep - 1) / max(1, sweeps - 2)
                 hot = heat * HOT / len(self.ways)
@@ -105,7 +118,9 @@ class Anneal:
             if WINNERS * sweeps <= sweep + 1 < sweeps:
                 kept = (self.copies + 1) // 2
                 self._replace(ranked[kept:], ranked[: self.copies - kept])
-        return best
+        finalists = {int(self.start_of[b]): b for b in ranked[::-1].tolist() if np.isfinite(steps[b])}
+        rest = sorted(finalists.values(), key=lambda b: float(steps[b]))
+        return [*([] if best is None else [best]), *(self._state(b) for b in rest[:FINALISTS])]
 
     def _move(self, table: int, heat: float, balance: Array, placing: bool = False) -> None:
         """Takes `table` out of every plan and puts it back by the heat bath."""
@@ -179,7 +194,17 @@ class Anneal:
         self.on: Index = self.bit_rows[:, self.flags].sum(axis=1)
 
     def _replace(self, worst: Index, by: Index) -> None:
-        for held in (self.delta, self.added, self.flags, self.way, self.order, self.used, self.shared, self.on):
+        for held in (
+            self.delta,
+            self.added,
+            self.flags,
+            self.way,
+            self.order,
+            self.used,
+            self.shared,
+            self.on,
+            self.start_of,
+        ):
             held[..., worst] = held[..., by]
 
     def _state(self, b: int) -> State:

@@ -10,6 +10,9 @@ In the terms of the cost model (`terms.py`)::
     peak[p]  >= what lies on rank r, for every r;          bytes on rank r + everyone's <= capacity
     the step <= that of the plan it starts from
 
+Before, the search goes on for a while, and a bound from packing (`packing_bound.py`) is tried, which knows that
+rectangles are indivisible where HiGHS's relaxation does not.
+
 Options that no better plan can hold are left out first (reduced costs of the dual bound, see `bounds.py`). Where ranks
 are alike, the first rank holds the table with most work, among those of one piece (a cut of the symmetry).
 
@@ -20,19 +23,27 @@ the better of HiGHS's and the one it started from, by the cost model itself.
 Source of the idea of a MILP over row splits: RecShard (Sethi et al., ASPLOS 2022, section 4).
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recshard_lab.planner.anneal import Anneal
 from recshard_lab.planner.choices import Put, State
-from recshard_lab.planner.greedy import Search, Solution
+from recshard_lab.planner.greedy import ANNEALED, COPIES, STARTED, Search, Solution
+from recshard_lab.planner.local_search import exchange
+from recshard_lab.planner.packing_bound import packing_bound
 from recshard_lab.planner.state import Problem
+from recshard_lab.planner.ways import CannotAnneal
 from recshard_lab.planner.workload import Array
 
 Index = NDArray[np.intp]
 MOST_VARIABLES = 400_000
+ANNEALING, PACKING = 0.2, 0.3  # shares of the time for better plans and for a better bound, before HiGHS
+HEATS = (1.0, 3.0, 0.4)  # of the temperatures at first
+MOVES_A_SECOND, MOST_SWEEPS = 600, 200  # of all plans annealed; fewer where they take longer
 BYTES = 1e-6  # memory in megabytes, so that coefficients are of one magnitude
 
 
@@ -81,12 +92,14 @@ def solve_exactly(problem: Problem, search: Search, time_limit_s: float) -> Solu
     import scipy.optimize  # heavy, and only needed here
     import scipy.sparse
 
-    best, bound_ms = search.best, search.bound_ms
-    assert best is not None
+    begun = time.monotonic()
+    bound_ms = search.bound_ms
+    best = _annealed(problem, search, time_limit_s)
     now = problem.step_ms(best)
     worth = np.logical_or.reduce([bound.worth(problem.priced, now) for bound in search.bounds])
     if now <= bound_ms * (1 + 1e-9) or not worth.any():
         return Solution(best.placements(), min(now, max(bound_ms, now if not worth.any() else 0.0)))
+    bound_ms = packing_bound(problem, worth, bound_ms, now, PACKING * time_limit_s)
     program, ways = _program(problem, worth, now)
     if len(program.cost) > MOST_VARIABLES:
         return Solution(best.placements(), bound_ms)
@@ -98,7 +111,7 @@ def solve_exactly(problem: Problem, search: Search, time_limit_s: float) -> Solu
         integrality=np.array(program.whole),
         bounds=scipy.optimize.Bounds(0.0, np.array(program.upper)),
         constraints=scipy.optimize.LinearConstraint(matrix, np.array(program.low), np.array(program.high)),
-        options={"time_limit": time_limit_s, "mip_rel_gap": 1e-6},
+        options={"time_limit": max(0.1, time_limit_s - (time.monotonic() - begun)), "mip_rel_gap": 1e-6},
     )
     if result.status == 2:  # nothing is better than what it started from
         return Solution(best.placements(), now)
@@ -109,6 +122,28 @@ def solve_exactly(problem: Problem, search: Search, time_limit_s: float) -> Solu
         if state is not None and search.step_ms(state) < search.best_ms:
             best = state
     return Solution(best.placements(), bound_ms)
+
+
+def _annealed(problem: Problem, search: Search, seconds: float) -> State:
+    """The best plan of `search`, which goes on from there: many plans are annealed for longer."""
+    assert search.best is not None
+    if len(problem.options) * problem.num_ranks > ANNEALED or not search.bounds:
+        return search.best
+    search.prune()
+    starts = [start for start in search.starts() if start.ms < search.best_ms] or search.bounds[:1]
+    sweeps = min(MOST_SWEEPS, max(4, int(MOVES_A_SECOND * seconds / len(problem.options))))
+    for heat in HEATS:
+        try:
+            anneal = Anneal(problem, starts[:STARTED], COPIES)
+        except CannotAnneal:
+            break
+        share = ANNEALING * seconds / len(HEATS)
+        for state in anneal.run(sweeps, search.bound_ms, search.step_ms, heat, share):
+            search.keep(state)
+            exchange(problem, state, search.bound_ms)
+            problem.add_up(state)
+            search.keep(state)
+    return search.best
 
 
 @dataclass(frozen=True, eq=False)

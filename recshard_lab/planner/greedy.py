@@ -116,10 +116,11 @@ class Search:
 
     def run(self) -> Solution:
         stuck: list[int] = []
-        starts = self._starts()
+        starts = self.starts()
         if self.passes and starts and len(self.problem.options) * self.problem.num_ranks <= ANNEALED:
             self._anneal(starts)
-        if self.best is None:
+        if self.best is None or (self.passes and self.problem.num_nodes > 1 and not self._near()):
+            self.prune()
             self._one_by_one(starts, stuck)
         if self.best is None:
             raise DoesNotFit(stuck[0] if stuck else self.problem.by_bytes[0])
@@ -136,11 +137,11 @@ class Search:
             state = self._placed(start, stuck)
             if state is None:
                 continue
-            self._keep(state)
+            self.keep(state)
             if self._near():
                 break
             if self.best_ms < pruned_at * LEAST:
-                self._prune()
+                self.prune()
                 pruned_at = self.best_ms
             hopeless = not self.small and self.step_ms(state) > self.best_ms * HOPELESS
             if not self.passes or hopeless:
@@ -158,14 +159,13 @@ class Search:
             anneal = Anneal(problem, starts[:STARTED], copies)
         except CannotAnneal:
             return
-        state = anneal.run(max(SWEEPS, MOVES // len(problem.options)), enough_ms, self.step_ms)
-        if state is None:
-            return
-        self._keep(state)
-        if not self._near():
+        for state in anneal.run(max(SWEEPS, MOVES // len(problem.options)), enough_ms, self.step_ms):
+            self.keep(state)
+            if self._near():
+                return
             exchange(problem, state, enough_ms)
             problem.add_up(state)
-            self._keep(state)
+            self.keep(state)
 
     def step_ms(self, state: State) -> float:
         """The step of a plan: under a pipeline by the cost model, since the terms are those of its chain alone."""
@@ -175,7 +175,7 @@ class Search:
         loads = sum((each.loads(model.topology) for each in state.placements()), np.zeros((K, self.problem.num_ranks)))
         return float(model.step_ms(loads))
 
-    def _starts(self) -> list[Bound]:
+    def starts(self) -> list[Bound]:
         """Sets of options, the most promising first."""
         problem = self.problem
         found = list(self.bounds)
@@ -223,19 +223,20 @@ class Search:
             state.balance = balance
             for _ in range(3 if self.small else 1):
                 again = improve(self.problem, state, self.bound_ms * (1 + self.near))
-                self._keep(state)
+                self.keep(state)
                 if self._near():
                     return
                 if not again:
                     break
 
-    def _prune(self) -> None:
+    def prune(self) -> None:
         """Leaves out what no better plan can hold."""
         if np.isfinite(self.best_ms):
             worth = [bound.worth(self.problem.priced, self.best_ms) for bound in self.bounds]
             self.problem.keep_only(np.logical_or.reduce(worth))
 
-    def _keep(self, state: State) -> None:
+    def keep(self, state: State) -> None:
+        """Remembers a plan if it is the best so far."""
         ms = self.step_ms(state)
         if ms < self.best_ms * LEAST:
             self.best, self.best_ms = state.copy(), ms
@@ -250,7 +251,7 @@ class Search:
             state = self._rerouted(self.best, route)
             if state is not None and self.step_ms(state) < self.best_ms * LEAST:
                 improve(self.problem, state)
-                self._keep(state)
+                self.keep(state)
 
     def _rerouted(self, state: State, route: str) -> State | None:
         """The same plan with every table under `route` that may take it; None where that changes nothing or is full."""

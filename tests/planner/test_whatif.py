@@ -152,7 +152,7 @@ def test_pareto_knows_which_way_is_better_and_leaves_out_what_has_no_plan() -> N
     assert set(OBJECTIVES) <= set(dir(points[0]))
 
 
-def test_a_thousand_tables_on_2048_machineare_simulated_in_time() -> None:
+def test_a_thousand_tables_on_2048_ranks_are_simulated_in_time() -> None:
     """The size that the library promises; its time is the benchmark's to keep, here it is only not absurd."""
     tables, load = random_tables(1000, 7)
     begun = time.process_time()

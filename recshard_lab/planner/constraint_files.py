@@ -17,6 +17,7 @@ from typing import Any
 from recshard_lab.arguments import checks_arguments
 from recshard_lab.documents import Document, read_document
 from recshard_lab.sharding import ParameterConstraints, Shard
+from recshard_lab.sharding.shard import TIERS
 from recshard_lab.sharding.validate import nearest
 
 FIELDS = tuple(each.name for each in fields(ParameterConstraints))
@@ -66,9 +67,10 @@ def _constraint(document: Document, name: str, entry: Any) -> ParameterConstrain
         where = document.where([name, "shards"])
         each = given["shards"]
         for numbers in each if isinstance(each, list) and each else [None]:
-            if not isinstance(numbers, list) or [type(number) for number in numbers] != [int] * 5:
+            listed = numbers if isinstance(numbers, list) else []
+            if [type(number) for number in listed[:5]] != [int] * 5 or listed[5:] not in ([], *([t] for t in TIERS)):
                 raise ValueError(f"{where}: must be a list of [rank, r0, r1, c0, c1], got {numbers!r:.60}")
-        given["shards"] = [Shard(rank, (r0, r1), (c0, c1)) for rank, r0, r1, c0, c1 in each]
+        given["shards"] = [Shard(rank, (r0, r1), (c0, c1), *tier) for rank, r0, r1, c0, c1, *tier in each]
     try:
         return ParameterConstraints(**given)
     except ValueError as error:

@@ -1,5 +1,6 @@
 """Two memories of a rank: the host's is slower, has a capacity of its own, and is used where it pays."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from recshard_lab import (
     estimate,
     row_wise,
 )
+from recshard_lab.planner.constraint_files import read_constraints
 from recshard_lab.planner.cost import CostModel
 from recshard_lab.planner.loads import HOST, LOOKUP, MEMORY, UPDATE
 
@@ -136,6 +138,20 @@ def test_on_cpus_both_memories_are_one() -> None:
     assert one.ms == pytest.approx(other.ms)
     assert one.memory_bytes == pytest.approx(other.memory_bytes)
     assert other.host_bytes is None
+
+
+def test_constraint_files_say_where_shards_lie(tmp_path: Path) -> None:
+    (tmp_path / "wishes.yaml").write_text("t3: {shards: [[0, 0, 100, 0, 128], [1, 100, 50000, 0, 128, ddr]]}")
+    wish = read_constraints(tmp_path / "wishes.yaml")
+    planner = EmbeddingShardingPlanner(topology(80), workload=load(), constraints=wish)
+    plan = planner.plan_tables(tables()[3:])
+    assert [shard.tier for shard in plan.tables()["t3"].shards] == ["hbm", "ddr"]
+    assert planner.last_estimate is not None
+    assert planner.last_estimate.host_bytes is not None
+    assert planner.last_estimate.host_bytes[1] == 49_900 * 128 * 4
+    (tmp_path / "wrong.yaml").write_text("t3: {shards: [[0, 0, 50000, 0, 128, nvme]]}")
+    with pytest.raises(ValueError, match=r"shards': must be a list of \[rank, r0, r1, c0, c1\]"):
+        read_constraints(tmp_path / "wrong.yaml")
 
 
 def test_torchrecs_formulas_here_know_one_memory() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from recshard_lab.lab.live_model import LiveModel
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload
 from recshard_lab.sharding import ParameterConstraints, ParameterSharding, ShardingPlan, Topology, row_wise
+from recshard_lab.sharding.shard import HBM
 
 AS_IT_IS, PLANNED = "as it is", "planner"
 
@@ -79,7 +80,10 @@ def python_of_wishes(live: LiveModel, plan: ShardingPlan) -> str:
             sharding = tables[name]
             lines.append(f'        "{name}": ParameterSharding(')
             lines.append(f'            "{sharding.sharding_type}", "{sharding.compute_kernel}", shards=[')
-            lines += [f"                Shard({s.rank}, {s.rows}, {s.cols})," for s in sharding.shards]
+            lines += [
+                f"                Shard({s.rank}, {s.rows}, {s.cols}{'' if s.tier == HBM else f', {s.tier!r}'}),"
+                for s in sharding.shards
+            ]
             lines.append("            ]),")
         if len(changed) < len(tables):
             lines.append(f"        # {len(tables) - len(changed)} tables that it does not name stay where they lie")

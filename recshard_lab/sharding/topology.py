@@ -25,6 +25,9 @@ Where the CPU figures come from (2 cores, torch 2.13, fbgemm 1.8 on CPU, one thr
   cores; then rounded, with one figure where phases differ little. Medians of the repeats were up to twice the least.
   They are the host's Python and Gloo's messages, which dominate steps below some 10 ms.
 
+Figures that are 0 here were never measured for everybody: `recshard_lab.calibration` measures and fits them, and all of
+the above anew, on the ranks at hand, and `from_profile` reads what it found.
+
 The CUDA figures are the published constants of TorchRec's planner (V100/A100-era bandwidths); it has no such fixed
 costs, so they are 0 there.
 """

@@ -7,8 +7,11 @@ both cost models.
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from statistics import median
 
 import numpy as np
@@ -86,38 +89,47 @@ def random_model(seed: int) -> tuple[list[EmbeddingBagConfig], Topology, Workloa
     return tables, top, workload
 
 
-def quality(count: int, seconds: float = EXACT_S) -> dict[str, list[float]]:
+def quality(count: int, seconds: float = EXACT_S, workers: int = 1) -> dict[str, list[float]]:
     """Of random models, per cent between the greedy plan and the best known bound, and between it and the exact plan.
 
     Args:
         count: models drawn; those that do not fit are not counted.
         seconds: time limit of each exact plan.
+        workers: processes that plan side by side.
 
     Raises:
         AssertionError: a plan that is no tiling or does not fit.
     """
-    found: dict[str, list[float]] = {"bound": [], "exact": [], "proved": [], "own": []}
-    for seed in range(count):
-        tables, top, workload = random_model(seed)
-        steps, bounds = [], []
-        for solver in ("greedy", "exact"):
-            planner = EmbeddingShardingPlanner(top, workload=workload, solver=solver, time_limit_s=seconds)
-            try:
-                plan = planner.plan_tables(tables, explain=False)
-            except PlanError:
-                break
-            plan.validate(tables, top.world_size)
-            again = estimate(plan, tables, top, workload)
-            assert again.fits, f"seed {seed}: the {solver} plan does not fit"
-            assert planner.last_estimate is not None
-            steps.append(again.step_ms)
-            bounds.append(planner.last_estimate.lower_bound or 0.0)
-        if len(steps) == 2:
-            found["own"].append(100 * (steps[0] / bounds[0] - 1))
-            found["bound"].append(100 * (steps[0] / max(bounds) - 1))
-            found["exact"].append(100 * (steps[0] / steps[1] - 1))
-            found["proved"].append(float(steps[1] <= max(bounds) * 1.0005))
-    return found
+    if workers > 1:
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            told = list(pool.map(gaps_of, range(count), itertools.repeat(seconds)))
+    else:
+        told = [gaps_of(seed, seconds) for seed in range(count)]
+    return {name: [each[name] for each in told if each] for name in ("bound", "exact", "proved", "own")}
+
+
+def gaps_of(seed: int, seconds: float) -> dict[str, float]:
+    """What `quality` says of one model; nothing where it does not fit."""
+    tables, top, workload = random_model(seed)
+    steps, bounds = [], []
+    for solver in ("greedy", "exact"):
+        planner = EmbeddingShardingPlanner(top, workload=workload, solver=solver, time_limit_s=seconds)
+        try:
+            plan = planner.plan_tables(tables, explain=False)
+        except PlanError:
+            return {}
+        plan.validate(tables, top.world_size)
+        again = estimate(plan, tables, top, workload)
+        assert again.fits, f"seed {seed}: the {solver} plan does not fit"
+        assert planner.last_estimate is not None
+        steps.append(again.step_ms)
+        bounds.append(planner.last_estimate.lower_bound or 0.0)
+    return {
+        "own": 100 * (steps[0] / bounds[0] - 1),
+        "bound": 100 * (steps[0] / max(bounds) - 1),
+        "exact": 100 * (steps[0] / steps[1] - 1),
+        "proved": float(steps[1] <= max(bounds) * 1.0005),
+    }
 
 
 def fitting(count: int, ranks: int, seed: int) -> tuple[list[EmbeddingBagConfig], Topology, Workload]:
@@ -141,7 +153,7 @@ def figures(quick: bool = False, *, with_torchrec: bool = False) -> list[Figure]
         sizes = plan_beside.QUICK_SIZES if quick else plan_beside.SIZES
         return plan_beside.beside_torchrec(sizes, fitting, plan_beside.QUICK_LIMIT_S if quick else plan_beside.LIMIT_S)
     count = QUICK_MODELS if quick else MODELS
-    found = quality(count, 1.0 if quick else EXACT_S)
+    found = quality(count, 1.0 if quick else EXACT_S, workers=os.cpu_count() or 1)
     proved = [gap for gap, is_best in zip(found["bound"], found["proved"], strict=True) if is_best]
     told = {"models": len(found["bound"]), "proved": len(proved)}
     return [

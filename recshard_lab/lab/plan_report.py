@@ -13,6 +13,7 @@ from recshard_lab.lab.view import Numbers
 from recshard_lab.planner import Workload, estimate
 from recshard_lab.planner.answers import sharding_text
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, ShardingPlan, Topology, preset_table
+from recshard_lab.sharding.device_profile import DeviceProfile
 from recshard_lab.sharding.plan import Tables
 from recshard_lab.sharding.presets import amount
 
@@ -47,7 +48,7 @@ def write_plan_report(
         tables: their configs, or module path -> configs.
         topology: the ranks.
         workload: the step.
-        preset: the name that the topology was made by, for its sources.
+        preset: the name that the topology was made by, for its sources, or the file of a device profile.
 
     Returns:
         The path written.
@@ -66,12 +67,14 @@ def write_plan_report(
     )
     step = f"{workload.batch_size:,} samples a rank, {workload.optimizer}"
     parts: list[Part] = [figures, f"The step: {step}."]
-    if preset and not preset.lower().startswith("this"):
+    if preset.endswith(".json"):
+        parts.append(_calibrated(DeviceProfile.load(preset)))
+    elif preset and not preset.lower().startswith("this"):
         parts.append(f"$ recshard topologies {preset}\n{preset_table(preset)}")
     sections += _explained(plan)
     sections.append(Section("What it was predicted from", parts))
     ranks = f"{topology.world_size:,} rank{'s' * (topology.world_size != 1)}"
-    where = f" of {preset}" if preset else f" on {topology.compute_device}"
+    where = f" of {Path(preset).name}" if preset else f" on {topology.compute_device}"
     return write_report(
         path,
         f"A plan for {len(tables):,} table{'s' * (len(tables) != 1)} on {ranks}",
@@ -112,6 +115,13 @@ def _flat(plan: ShardingPlan, tables: Tables) -> tuple[ShardingPlan, list[BaseEm
             shardings[name] = plan.plan[path][table.name]
             configs.append(replace(table, name=name))
     return ShardingPlan({"": EmbeddingModuleShardingPlan(shardings)}), configs
+
+
+def _calibrated(profile: DeviceProfile) -> str:
+    machine = ", ".join(f"{name} {value}" for name, value in profile.machine.items())
+    fitted = f", fitted to {profile.cases} models with an error of {profile.error:.1%}" if profile.cases else ""
+    ranks = f"{profile.world_size} rank{'s' * (profile.world_size != 1)}"
+    return f"Calibrated on {profile.date} on {ranks}{fitted}: {machine}."
 
 
 def _amount(name: str, value: float) -> str:

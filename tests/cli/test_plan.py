@@ -282,6 +282,19 @@ def test_the_report_tells_tables_of_one_name_apart_and_explains_the_largest_of_m
     assert "the 40 largest of 60 tables" in page
 
 
+def test_the_report_of_a_calibrated_machine_says_which_and_when(tables: Path, tmp_path: Path) -> None:
+    from recshard_lab.sharding.device_profile import DeviceProfile
+
+    profile, html = tmp_path / "machine.json", tmp_path / "plan.html"
+    told = {"processor": "Some CPU <4 GHz>"}
+    DeviceProfile(2, 2, "cpu", 4, {"launch_ms": 0.05}, told, "2026-01-02", cases=7, error=0.12).save(profile)
+    said(tables, "--topology", profile, "--html", html)
+    words = (
+        "Calibrated on 2026-01-02 on 2 ranks, fitted to 7 models with an error of 12.0%: processor Some CPU &lt;4 GHz"
+    )
+    assert words in html.read_text()
+
+
 # ---- scripts ----
 
 

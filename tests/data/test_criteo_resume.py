@@ -71,7 +71,7 @@ def content(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("form", "tables", "points"), [("npy", 1 << 22, 24), ("npy", 1 << 10, 6), ("parquet", 1 << 22, 6)]
+    ("form", "tables", "points"), [("npy", 1 << 22, 18), ("npy", 1 << 10, 4), ("parquet", 1 << 22, 4)]
 )
 def test_a_run_killed_at_any_moment_ends_with_the_same_files(
     tmp_path: Path, form: str, tables: int, points: int

@@ -90,7 +90,15 @@ class Runway:
         self._iterator = None
 
     def attach(self, model: nn.Module | None = None, sparse_dist: bool = True) -> None:
-        """Looks at the model anew, or at another one: the next batch is watched again. All ranks must call it."""
+        """Looks at the model anew, or at another one: the next batch is watched again. All ranks must call it.
+
+        Raises:
+            ValueError: what was given is no module, or ``sparse_dist=False``, which nothing here honours.
+        """
+        if model is not None and not isinstance(model, nn.Module):
+            raise ValueError(f"model must be a torch.nn.Module, got {model!r:.80}")
+        if sparse_dist is not True:
+            raise ValueError("sparse_dist=False is not there: batches under way are sent when their turn comes")
         self.drain()
         self._model = model if model is not None else self._model
         self._release()

@@ -64,7 +64,7 @@ class TrainPipelineSparseDist(Pipeline):
     Args:
         model, optimizer, device, custom_model_fwd: as of `Pipeline`, whose switches it has as well.
         execute_all_batches: True; no batch is ever left behind in this pipeline.
-        context_type: not looked at.
+        context_type: None; nothing is rewritten, so that there is no context.
         pipeline_postproc: whether ids that the model makes of the batch (permuted, joined) are made and sent ahead
             too; False leaves such collections where they are.
         apply_jit, enqueue_batch_after_forward, enable_inplace_copy_batch, free_features_storage_early,
@@ -97,6 +97,8 @@ class TrainPipelineSparseDist(Pipeline):
                 f"execute_all_batches={execute_all_batches!r:.40} would drop the batches that are under way when the "
                 f"data end, and here none is: leave it out"
             )
+        if context_type is not None:
+            raise ValueError(f"context_type={context_type!r:.60} is not there: no module is rewritten. Leave it out")
         _refuse(
             apply_jit=apply_jit,
             enqueue_batch_after_forward=enqueue_batch_after_forward,

@@ -49,10 +49,12 @@ def rect_kinds(
     >>> kinds.rows.tolist(), kinds.copies.tolist(), kinds.of.tolist()
     ([2.0, 4.0], [1.0, 0.0], [0, 0, 1, 1])
     """
-    if replicated or (isinstance(rects, Cut) and not by_place):
+    even = isinstance(rects, Cut) or (len(rects) == 1 and not tiers)
+    if replicated or (even and not by_place):
         sizes, of = sizes_of(rects)
         rows, cols = np.array(sizes, dtype=float).T
-        return RectKinds(np.zeros(len(sizes)), rows, cols, np.full(len(sizes), float(replicated)), 0 * rows, of)
+        none = np.zeros(len(sizes))
+        return RectKinds(none, rows, cols, none + 1.0 if replicated else none, none, of)
     listed = list(rects)
     copies = replica_flags(listed)
     slow = [tier == DDR for tier in tiers or ()] or [False] * len(listed)

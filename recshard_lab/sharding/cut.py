@@ -7,6 +7,7 @@ Shape letters: n rectangles, c sizes.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import overload
 
@@ -75,15 +76,24 @@ class Cut(Sequence[Rect]):
         last = self.num_rows - self.block * (self.num_stripes - 1)
         heights = list(dict.fromkeys([self.block] * (self.num_stripes > 1) + [last]))
         widths = list(dict.fromkeys(self.widths))
-        stripe = np.zeros(self.num_stripes, dtype=np.intp)
-        stripe[-1] = len(heights) - 1
-        piece = np.array([widths.index(width) for width in self.widths], dtype=np.intp)
-        of = (piece[:, None] * len(heights) + stripe[None, :]).ravel()
+        of = _sizes_in_turn(self.num_stripes, len(heights), self.widths)
         return [(height, width) for width in widths for height in heights], of
 
     def pieces(self) -> NDArray[np.intp]:
         """``[n]`` the column piece of each rectangle."""
         return np.repeat(np.arange(len(self.widths)), self.num_stripes)
+
+
+@lru_cache(maxsize=1024)
+def _sizes_in_turn(num_stripes: int, num_heights: int, widths: tuple[int, ...]) -> NDArray[np.intp]:
+    """The size of each rectangle of an even cut, whose last stripe may be lower; not to be written to."""
+    stripe = np.zeros(num_stripes, dtype=np.intp)
+    stripe[-1] = num_heights - 1
+    kinds = list(dict.fromkeys(widths))
+    piece = np.array([kinds.index(width) for width in widths], dtype=np.intp)
+    of = (piece[:, None] * num_heights + stripe[None, :]).ravel()
+    of.flags.writeable = False
+    return of
 
 
 def sizes_of(rects: Sequence[Rect]) -> Sizes:

@@ -59,6 +59,8 @@ class Counted:
             rows_and_gradients = 2
         elif self.case.layout == "mixed":  # replicas' gradients, and rows that reduce_scatter need not add, go directly
             rows_and_gradients = {"reduce_scatter": 4, "two_hop": 5}[self.route]
+        elif self.case.layout == "flex_shard":  # the same, where all rows are added
+            rows_and_gradients = {"reduce_scatter": 3, "two_hop": 5}[self.route]
         else:
             rows_and_gradients = {"reduce_scatter": 2, "two_hop": 4}[self.route]
         return 2 + rows_and_gradients + (self.case.optimizer == ROWWISE and self.case.layout in COLUMN_CUTTING)
@@ -66,7 +68,7 @@ class Counted:
 
 def counted() -> list[Counted]:
     """Every scheme under every route, with either batch; row-wise Adagrad under the direct one."""
-    layouts = [layout for layout in (*FLAT, *BY_NODE) if layout in {*scheme_names(), "mixed"}]
+    layouts = [*FLAT, *BY_NODE, *(name for name in scheme_names() if name not in (*FLAT, *BY_NODE))]
     return [
         Counted(_case(layout, optimizer), route, variable)
         for layout in layouts

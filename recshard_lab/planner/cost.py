@@ -173,7 +173,8 @@ class CostModel:
         loads[LANES] = tables.features[of]
         loads[ROW_CUT] = tables.features[of] * (rows < tables.rows[of])
         loads[HOST] = 0.0
-        loads[MEMORY:] = rect_memory(tables, of, rows, cols, dense, ranks, self.workload.optimizer, hits.share)
+        arrives = sent, back, lengths
+        loads[MEMORY:] = rect_memory(tables, of, rows, cols, dense, ranks, self.workload.optimizer, arrives)
         if slow is not None:
             loads[HOST] = slow * loads[MEMORY : MEMORY + 2].sum(axis=0)
             loads[MEMORY : MEMORY + 2] *= 1 - slow

@@ -20,7 +20,7 @@ def rect_memory(
     dense: Array,
     world_size: int,
     optimizer: str,
-    share: Array,
+    arrives: tuple[Array, Array, Array],
 ) -> tuple[Array, Array, Array, Array]:
     """Bytes of weights, optimizer state, input and output buffers that each of n rectangles puts on its rank.
 
@@ -28,17 +28,15 @@ def rect_memory(
         of: ``[n]`` table of each rectangle (positions in `tables`).
         rows, cols: ``[n]`` its sizes.
         dense: ``[n]`` 1.0 where the kernel keeps a gradient of the whole rectangle.
-        share: ``[n]`` of the table's ids, those that are rows of the rectangle.
+        arrives: ``[n]`` each, from every rank: ids, vectors (rows that leave, or gradients that come), and lengths of
+            bags. Of replicas they are bags, or touched rows, as `CostModel` counts what is sent.
     """
     per_row, per_element = OPTIMIZER_STATE_BYTES[optimizer]
     elements = rows * cols
     weights = elements * tables.element_bytes[of]
     state = rows * per_row + elements * (per_element + 4 * dense)
-    ids = world_size * tables.ids[of] * share
-    bags = world_size * tables.bags[of]
-    received = 4 * (ids * (1 + tables.weighted[of]) + bags)  # int32 ids and lengths, fp32 weights
-    pooled = tables.pooled[of]
-    vectors = pooled * bags + (1 - pooled) * ids
+    ids, vectors, lengths = (world_size * each for each in arrives)
+    received = 4 * (ids * (1 + tables.weighted[of]) + lengths)  # int32 ids and lengths, fp32 weights
     return weights, state, received, 4 * vectors * cols  # fp32 rows; in backward their gradients instead
 
 

@@ -21,6 +21,11 @@ BY_HAND = {
     "table_row_wise": {"direct": PLAIN, "reduce_scatter": ADDED_ON_THE_WAY, "two_hop": HOPS},
     "table_column_wise": {"direct": PLAIN, "reduce_scatter": PLAIN, "two_hop": HOPS},
     "grid_shard": {"direct": PLAIN, "reduce_scatter": ADDED_ON_THE_WAY, "two_hop": HOPS},
+    "flex_shard": {  # gradients of the replicas go directly
+        "direct": PLAIN,
+        "reduce_scatter": ADDED_ON_THE_WAY + Counter(all_to_all=1),
+        "two_hop": HOPS + Counter(all_to_all=1),
+    },
     "mixed": {
         "direct": PLAIN,
         "reduce_scatter": PLAIN + Counter(reduce_scatter=1, all_gather=1),

@@ -235,8 +235,10 @@ def test_measured_memory_is_what_the_planner_predicts(ranks: Any, scheme: str) -
     for rank, measured in enumerate(ranks.run(memory_after_a_step, plan.to_json(), 16)):
         for number, category in enumerate(predicted.memory_categories):
             expected = float(predicted.memory_bytes[rank, number])
-            if category in ("weights", "optimizer_state", "output_buffers", "dense"):
+            slack = 0.6 if scheme in ("row_wise", "table_row_wise", "grid_shard", "flex_shard") else 1e-6
+            if category == "output_buffers" and scheme == "flex_shard":  # whether a replicated row is touched is chance
+                assert measured[category] == pytest.approx(expected, rel=0.05), category
+            elif category in ("weights", "optimizer_state", "output_buffers", "dense"):
                 assert measured[category] == pytest.approx(expected, rel=1e-6), category
             elif category == "input_buffers":  # which stripe an id falls into is chance
-                slack = 0.6 if scheme in ("row_wise", "table_row_wise", "grid_shard") else 1e-6
                 assert measured[category] == pytest.approx(expected, rel=slack), category

@@ -142,7 +142,9 @@ def from_dict(told: Mapping[str, Any]) -> StepCase:
 
 
 def _cut(scheme: str, table: EmbeddingBagConfig, topology: Topology, turn: int) -> ParameterSharding:
-    proposal = next(iter(scheme_named(scheme).propose(table, topology)))
+    proposal = next(iter(scheme_named(scheme).propose(table, topology)), None)
+    if proposal is None:  # a scheme that proposes nothing unasked
+        return scheme_named(scheme).default(table, topology)
     if proposal.assignments:
         return proposal.placed(proposal.assignments[turn % len(proposal.assignments)])
     return proposal.placed([(turn + i) % topology.world_size for i in range(len(proposal.rects))])

@@ -201,10 +201,12 @@ def test_ranks_that_a_tutorial_spawns_know_the_names_as_well(tmp_path: Path) -> 
     )
     (tmp_path / "tutorial.py").write_text(script)
     root = str(Path(recshard_lab.__file__).parents[1])
+    # buffered: unbuffered, a line is written in pieces, and two ranks' pieces mix
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     done = subprocess.run(
         [sys.executable, "tutorial.py"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": root},
+        env={**buffered, "PYTHONPATH": root},
         capture_output=True,
         text=True,
         check=False,

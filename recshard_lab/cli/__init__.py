@@ -139,5 +139,8 @@ def main() -> None:
         app()
     except (ValueError, OSError, ImportError) as error:
         told = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
-        told.print(f"[bold red]{type(error).__name__}:[/] {escape(str(error))}")
+        words = str(error)
+        if isinstance(error, FileNotFoundError) and error.filename is not None:
+            words = f"there is no file {str(error.filename)!r} in {Path.cwd()}. Smallest fix: another path"
+        told.print(f"[bold red]{type(error).__name__}:[/] {escape(words)}")
         sys.exit(2)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
+from secrets import token_hex
 from typing import Any
 
 from recshard_lab.lab.svg import Svg, img_tag
@@ -111,7 +112,8 @@ class View:
         if _beside_a_kernel():
             import ipywidgets
 
-            live = ipywidgets.HTML(f"{self.svg}{self._details}", layout={"width": "100%"})
+            alone = self.inline(f"rs-{self.name}-{token_hex(4)}")  # a page shows many, of several kernels
+            live = ipywidgets.HTML(f"{alone}{self._details}", layout={"width": "100%"})
             bundle[WIDGET_MIME] = live._repr_mimebundle_()[WIDGET_MIME]
         return bundle
 

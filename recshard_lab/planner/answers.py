@@ -143,7 +143,8 @@ class Explained(Shown):
             f"{self.table}: {sharding_text(self.sharding)}. {self.why[0].upper()}{self.why[1:]}.",
             f"Predicted step {_ms(self.step_ms)}; critical: {at.phase} on rank {at.rank}, {_ms(at.ms)}, of which "
             f"{self.table} causes {at.share:.0%}; of the whole step {self.share:.0%}.",
-            f"Memory of the fullest rank: {gigabytes(self.memory_bytes)} of {gigabytes(self.capacity_bytes)}.",
+            f"Memory of the fullest rank: {gigabytes(self.memory_bytes)} of {gigabytes(self.capacity_bytes)}, "
+            f"with the reserve.",
         ]
 
     def _tables(self) -> Tables:

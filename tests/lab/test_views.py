@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from recshard_lab.lab import views
-from recshard_lab.lab.view import View
+from recshard_lab.lab.view import WIDGET_MIME, View
 from recshard_lab.planner import Estimate, Workload, estimate
 from recshard_lab.sharding import ParameterSharding, Shard, ShardingPlan, Topology
 from tests.lab.plans import many, movielens, plan_of, table
@@ -80,6 +80,19 @@ def test_the_interactive_figure_has_traces_and_the_same_title(name: str) -> None
     view = drawn(name)
     assert len(view.figure.data) > 0
     assert view.figure.layout.title.text == view.title
+
+
+def test_pictures_of_one_page_share_no_hatching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else those of the second lose their colours when the first is scrolled out of the page."""
+    shown: list[str] = []
+    monkeypatch.setattr("recshard_lab.lab.view._beside_a_kernel", lambda: True)
+    monkeypatch.setattr("ipywidgets.HTML._repr_mimebundle_", lambda self: {WIDGET_MIME: shown.append(self.value)})
+    view = views.placement(plan_of(movielens(), 4), movielens())
+    for _ in range(2):
+        view._repr_mimebundle_()
+    first, second = (set(re.findall(r' id="([^"]+)"', markup)) for markup in shown)
+    assert first
+    assert not first & second
 
 
 def test_areas_are_proportional_to_bytes() -> None:
@@ -176,6 +189,12 @@ def test_traffic_numbers_are_the_bytes_sent() -> None:
 def test_curves_say_how_far_apart_they_are() -> None:
     assert views.curves(LOSSES).summary == "All 2 curves are equal, bit for bit."
     assert "0.1" in views.curves({"a": [0.5, 0.4], "b": [0.5, 0.5]}).summary
+
+
+def test_curves_that_are_not_meant_to_agree_are_told_in_words() -> None:
+    view = views.curves({"a": ([8, 16], [2.0, 1.0]), "b": ([8, 16], [1.0, 1.0])}, told="They were simulated.")
+    assert view.summary == "They were simulated."
+    assert view.svg.count(" 0z") == 4  # few points are marked
 
 
 def test_an_empty_plan_is_a_message() -> None:

@@ -18,6 +18,7 @@ from recshard_lab.lab.view import Numbers, View, message_view
 from recshard_lab.lab.views.registry import register_view
 
 MOST_POINTS = 240  # per curve in the static picture
+FEW_POINTS = 12  # so few are marked one by one
 LEFT, HEIGHT = 62.0, 230.0
 
 Curve = Sequence[float] | tuple[Sequence[float], Sequence[float]]
@@ -29,6 +30,7 @@ def curves(
     *,
     x_label: str = "step",
     y_label: str = "loss",
+    told: str = "",
     note: str = "",
     width: int = 860,
 ) -> View:
@@ -37,6 +39,7 @@ def curves(
     Args:
         losses: name (a scheme's) -> values, or ``(x, values)``.
         x_label, y_label: what the axes show.
+        told: a sentence over the picture, of curves that are not meant to agree; how far apart they are when left out.
         note: a sentence under the picture: where the data come from.
         width: of the static picture, in pixels.
     """
@@ -50,7 +53,7 @@ def curves(
     if all(not np.isfinite(y).any() for _, y in lines.values()):
         return message_view("curves", "Loss curves", ". ".join(ends) + ".")
     title = f"{y_label.capitalize()} by {x_label}" + (f", {len(lines)} curves" if len(lines) > 1 else "")
-    summary = ". ".join(ends) + "." if ends else _distance(lines, y_label)
+    summary = ". ".join(ends) + "." if ends else told or _distance(lines, y_label)
 
     def draw(uid: str) -> Svg:
         return _draw(lines, title, summary, x_label, note, width, uid)
@@ -124,6 +127,14 @@ def _draw(lines: Lines, title: str, summary: str, x_label: str, note: str, width
         keep = _thinned(np.isfinite(y))
         points = " ".join(f"{px:.1f},{py:.1f}" for px, py in (at(float(x[k]), float(y[k])) for k in keep))
         svg.path(f"M{points}", style, f"{_label(name)}: ends at {number(float(y[-1]), 4)}")
+        if 1 < len(keep) <= FEW_POINTS:
+            r = 2 + thick / 2
+            for k in keep:
+                px, py = at(float(x[k]), float(y[k]))
+                arc = f"a{r:.1f} {r:.1f} 0 1 0"
+                dot = f"M{px - r:.1f} {py:.1f}{arc} {2 * r:.1f} 0{arc} -{2 * r:.1f} 0z"
+                where = f"{x_label} {number(float(x[k]))}: {number(float(y[k]), 4)}"
+                svg.path(dot, f'fill="{colour}"', f"{_label(name)}, {where}")
         words = f"{_label(name)}: {number(float(y[-1]), 4)}"
         room = 46 + len(words) * 6.6
         if legend_x > LEFT and legend_x + room > right - 40:

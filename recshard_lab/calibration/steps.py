@@ -171,7 +171,7 @@ def _phases(begun: float, events: Sequence[Any], ended: float) -> list[float]:
     """Milliseconds between what was sent and received, in the order of a step."""
     at = [begun]
     for label in ("input_dist/ids", "output_dist/rows", "output_dist_backward/rows"):
-        own = [event for event in events if event.label == label]
+        own = [event for event in events if event.label.startswith(label)]
         if label != "input_dist/ids":
             at.append(own[0].start_s if own else at[-1])
         at.append(max(event.start_s + event.ms / 1e3 for event in own) if own else at[-1])

@@ -81,6 +81,15 @@ class Trace:
                 totals[rank] += count
         return totals
 
+    def bytes_by_label(self, world_size: int) -> dict[str, list[int]]:
+        """Label -> bytes sent to each rank under it: this rank's row of the traffic matrix of one phase."""
+        labels = dict.fromkeys(event.label for event in self.events)
+        totals = {label: [0] * world_size for label in labels}
+        for event in self.events:
+            for rank, count in enumerate(event.bytes_to):
+                totals[event.label][rank] += count
+        return totals
+
 
 _open: list[Trace] = []
 

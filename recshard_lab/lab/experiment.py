@@ -22,8 +22,8 @@ from recshard_lab.comm import trace
 from recshard_lab.data import RatingsDataset
 from recshard_lab.distributed import DistributedModelParallel
 from recshard_lab.embedding import EmbeddingBagConfig
-from recshard_lab.lab.measure import Measured
-from recshard_lab.planner import MEMORY_CATEGORIES, Workload
+from recshard_lab.lab.measure import Measured, sent_by_label
+from recshard_lab.planner import Workload
 from recshard_lab.sharding import ParameterSharding, ShardingPlan
 from recshard_lab.train import Recipe, Step, evaluate
 
@@ -134,7 +134,7 @@ def train_on_rank(
     if plan_json is not None:
         found |= {
             "memory": held,
-            "bytes_to": [count / steps for count in sent.bytes_to(model.env.world_size)],
+            "sent": sent_by_label(sent, model.env.world_size, steps),
             "collectives": sent.count("all_to_all") / steps,
             "backends": model.backends(),
         }
@@ -151,16 +151,7 @@ def run_under(
 ) -> Outcome:
     """Trains on launched ranks (`recshard_lab.launch`) under a plan for as many."""
     found = ranks.run(train_on_rank, train, test, recipe, plan.to_json(), progress)
-    measured = Measured(
-        step_ms_by_rank=np.array([one["step_ms"] for one in found]),
-        memory_categories=MEMORY_CATEGORIES,
-        memory_bytes=np.array(
-            [[one["memory"].get(name, 0) for name in MEMORY_CATEGORIES] for one in found], dtype=float
-        ),
-        traffic_bytes=np.array([one["bytes_to"] for one in found], dtype=float),
-        backends=found[0]["backends"],
-        steps=len(found[0]["losses"]),
-    )
+    measured = Measured.of(found, len(found[0]["losses"]), found[0]["backends"])
     return Outcome(found[0]["auc"], found[0]["losses"], measured.step_ms, measured, found[0]["collectives"])
 
 

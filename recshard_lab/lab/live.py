@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from recshard_lab.comm import trace
-from recshard_lab.lab.measure import random_batch
+from recshard_lab.lab.measure import random_batch, sent_by_label
 from recshard_lab.planner import Workload
 from recshard_lab.sharding import ShardingPlan
 
@@ -87,7 +87,7 @@ def train_on(model: Any, step: Callable[[], Any], count: int) -> dict[str, Any]:
     return {
         "losses": losses,
         "step_ms": float(np.median(spent)),
-        "bytes_to": [total / count for total in sent.bytes_to(model.env.world_size)],
+        "sent": sent_by_label(sent, model.dense_env.world_size, count),
         "memory": model.memory_bytes(),
     }
 
@@ -160,7 +160,7 @@ def run_beside_truth(plan_json: str, tables: list[Any], workload: Workload, step
 
     Returns:
         ``outputs_apart`` and ``weights_apart`` (largest difference, as a share of the largest value), ``step_ms``,
-        ``bytes_to``, ``memory``.
+        ``sent``, ``memory``.
     """
     from recshard_lab.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder
     from recshard_lab.embedding import EmbeddingBagCollection
@@ -194,7 +194,7 @@ def run_beside_truth(plan_json: str, tables: list[Any], workload: Workload, step
         "outputs_apart": apart,
         "weights_apart": weights,
         "step_ms": float(np.median(spent)),
-        "bytes_to": [total / steps for total in sent.bytes_to(world_size)],
+        "sent": sent_by_label(sent, world_size, steps),
         "memory": model.memory_bytes(),
         "backends": model.backends(),
     }

@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.lab.measure import Measured
-from recshard_lab.planner import MEMORY_CATEGORIES
 from recshard_lab.sharding import ShardingPlan
 
 EQUAL = 1e-5  # of the largest output: what another order of the same fp32 sums may make
@@ -112,15 +109,7 @@ class LiveModel:
             raise ValueError(f"steps must be at least 1, got {steps!r}")
         found = self._on_ranks("train_on", self.step, repr(steps))
         self.losses += found[0]["losses"]
-        memory = [[one["memory"].get(name, 0) for name in MEMORY_CATEGORIES] for one in found]
-        self.measured = Measured(
-            step_ms_by_rank=np.array([one["step_ms"] for one in found]),
-            memory_categories=MEMORY_CATEGORIES,
-            memory_bytes=np.array(memory, dtype=float),
-            traffic_bytes=np.array([one["bytes_to"] for one in found], dtype=float),
-            backends=self.backends,
-            steps=steps,
-        )
+        self.measured = Measured.of(found, steps, self.backends)
         return list(found[0]["losses"])
 
     def _on_ranks(self, function: str, *arguments: str) -> list[dict[str, Any]]:

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from recshard_lab.planner.workload import is_pooled
 from recshard_lab.sharding import ShardingPlan
 
 if TYPE_CHECKING:
+    from recshard_lab.comm.trace import Trace
     from recshard_lab.sparse import KeyedJaggedTensor
 
 WARM_UP = 3  # steps before the clock runs: kernels are built, buffers grow
@@ -36,6 +37,7 @@ class Measured:
         traffic_bytes: ``[W, W]`` counted, from row to column, in one step.
         backends: table -> the kernel that served it.
         steps: how many steps were timed.
+        traffic_by_phase: `traffic_bytes` taken apart by the label of the collective, as `Estimate.traffic_by_phase`.
     """
 
     step_ms_by_rank: np.ndarray
@@ -44,6 +46,24 @@ class Measured:
     traffic_bytes: np.ndarray
     backends: dict[str, str]
     steps: int
+    traffic_by_phase: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, found: Sequence[Mapping[str, Any]], steps: int, backends: dict[str, str]) -> Measured:
+        """From what every rank reported: ``step_ms``, ``memory`` by category, ``sent`` as `sent_by_label` counts it."""
+        labels = dict.fromkeys(label for one in found for label in one["sent"])
+        nothing = [0.0] * len(found)
+        phases = {label: np.array([one["sent"].get(label, nothing) for one in found], dtype=float) for label in labels}
+        memory = [[one["memory"].get(name, 0) for name in MEMORY_CATEGORIES] for one in found]
+        return cls(
+            step_ms_by_rank=np.array([one["step_ms"] for one in found]),
+            memory_categories=MEMORY_CATEGORIES,
+            memory_bytes=np.array(memory, dtype=float),
+            traffic_bytes=np.sum(list(phases.values()), axis=0) if phases else np.zeros((len(found),) * 2),
+            backends=backends,
+            steps=steps,
+            traffic_by_phase=phases,
+        )
 
     @property
     def step_ms(self) -> float:
@@ -86,16 +106,17 @@ def measure_plan(
     _check_room(named, tables)
     workload = workload or Workload()
     found = ranks.run(steps_on_rank, named.to_json(), list(tables), workload, steps, seed)
-    return Measured(
-        step_ms_by_rank=np.array([one["step_ms"] for one in found]),
-        memory_categories=MEMORY_CATEGORIES,
-        memory_bytes=np.array(
-            [[one["memory"].get(name, 0) for name in MEMORY_CATEGORIES] for one in found], dtype=float
-        ),
-        traffic_bytes=np.array([one["bytes_to"] for one in found], dtype=float),
-        backends=found[0]["backends"],
-        steps=steps,
-    )
+    return Measured.of(found, steps, found[0]["backends"])
+
+
+def sent_by_label(sent: Trace, world_size: int, steps: int) -> dict[str, list[float]]:
+    """Label -> bytes that this rank sent to each rank in one of so many steps.
+
+    >>> from recshard_lab.comm.trace import CollectiveEvent, Trace
+    >>> sent_by_label(Trace([CollectiveEvent("all_to_all", "input_dist/ids", (0, 8), 0.0)] * 2), 2, 4)
+    {'input_dist/ids': [0.0, 4.0]}
+    """
+    return {label: [count / steps for count in row] for label, row in sent.bytes_by_label(world_size).items()}
 
 
 def steps_on_rank(
@@ -149,7 +170,7 @@ def steps_on_rank(
     return {
         "step_ms": float(np.median(timed)),
         "memory": model.memory_bytes(),
-        "bytes_to": [count / steps for count in sent.bytes_to(world_size)],
+        "sent": sent_by_label(sent, world_size, steps),
         "backends": model.backends(),
     }
 

@@ -62,6 +62,7 @@ from recshard_lab.planner.terms import SOME, Switch, Terms
 from recshard_lab.planner.workload import Array, Workload, table_loads
 from recshard_lab.sharding import ParameterConstraints, PlanError, Proposal, Topology
 
+SIZES_BYTES = 16  # two int64 to each rank: bags, and how many numbers follow
 PHASES = ("input_dist", "lookup", "output_dist", "dense", "output_dist_backward", "lookup_backward")
 
 _MEMORY_AT = [MEMORY_CATEGORIES.index(c) for c in ("weights", "optimizer_state", "input_buffers", "output_buffers")]
@@ -314,18 +315,29 @@ class CostModel:
         """Bytes ``[..., W]`` of a home's end of the exchanges, beside those of its own rectangles."""
         return self.routes.buffer_bytes(loads)
 
-    def traffic(self, loads: Array) -> Array:
-        """Bytes ``[W, W]`` from rank to rank in one step, forward and backward; what stays on a rank is not in it.
+    def traffic(self, loads: Array, norms: Array | None = None, collections: int = 1) -> dict[str, Array]:
+        """Bytes ``[W, W]`` from rank to rank in one step, by the label that a trace gives them, in a step's order.
 
-        The all-reduce of the dense gradient is drawn as a ring.
+        What stays on a rank is not in it. The all-reduce of the dense gradient is drawn as a ring.
+
+        Args:
+            loads: ``[K, W]``.
+            norms: ``[W, W]`` of row norms, where columns are cut (see `norm_traffic`).
+            collections: how many the plan has; each tells sizes by itself.
         """
         ranks = self.topology.world_size
-        sent = loads[IN][None, :] + self.routes.traffic(loads)
-        if ranks > 1:
+        found = {"input_dist/sizes": np.full((ranks, ranks), float(SIZES_BYTES * collections))}
+        found["input_dist/ids"] = np.repeat(loads[IN][None, :], ranks, axis=0)
+        found |= self.routes.traffic(loads)
+        if norms is not None:
+            found["row_norms"] = norms
+        if self.dense_bytes:
             around = np.arange(ranks)
-            sent[around, (around + 1) % ranks] += 2 * (ranks - 1) / ranks * self.dense_bytes
-        np.fill_diagonal(sent, 0.0)
-        return np.asarray(sent)
+            found["dense"] = np.zeros((ranks, ranks))
+            found["dense"][around, (around + 1) % ranks] = 2 * (ranks - 1) / ranks * self.dense_bytes
+        for sent in found.values():
+            np.fill_diagonal(sent, 0.0)
+        return found
 
 
 def dense_step(workload: Workload, topology: Topology) -> tuple[float, float]:

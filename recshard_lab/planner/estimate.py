@@ -1,7 +1,8 @@
 """Predicts a plan: milliseconds per rank and phase, bytes per rank and category, bytes from rank to rank."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.cost import CostModel
 from recshard_lab.planner.cost_models import cost_model_named
-from recshard_lab.planner.loads import ACROSS_BOTH, BY_NODE, HOST, ROUTE_NUMBERS, SCATTER_BOTH, across_shares
+from recshard_lab.planner.loads import ACROSS_BOTH, BY_NODE, HOST, NORMS, ROUTE_NUMBERS, SCATTER_BOTH, across_shares
 from recshard_lab.planner.memory import MEMORY_CATEGORIES
 from recshard_lab.planner.overlap import Overlap
 from recshard_lab.planner.rect_kinds import summed_rows
@@ -43,6 +44,7 @@ class Estimate:
         host_bytes: ``[W]`` of weights and optimizer state in the host's memory; None where there are none.
         host_room_bytes: what one rank has of it for them.
         traffic_bytes: ``[W, W]`` from row to column, in one step; NaN where the cost model does not say.
+        traffic_parts: gives `traffic_by_phase`; None where the cost model does not say.
         lower_bound: ms; no plan that the planner may choose has a shorter step. None where nobody computed it.
         waits: whether every phase takes as long as its slowest rank, as collectives do; else a step is the busiest
             rank's own sum.
@@ -60,6 +62,13 @@ class Estimate:
     overlap: Overlap | None = None
     host_bytes: Array | None = None
     host_room_bytes: float = 0.0
+    traffic_parts: Callable[[], dict[str, Array]] | None = field(default=None, repr=False)
+
+    @cached_property
+    def traffic_by_phase(self) -> dict[str, Array]:
+        """`traffic_bytes` taken apart, ``[W, W]`` each, by the label that a trace gives what is counted
+        (``input_dist/ids``, ``output_dist/rows/inside``, ``dense``, ...); empty where nobody can tell."""
+        return {} if self.traffic_parts is None else self.traffic_parts()
 
     @property
     def gap(self) -> float | None:
@@ -133,7 +142,7 @@ def estimate(
     pairs = plan.pairs(tables)
     made_by = cost_model_named(cost_model)
     model = made_by([config for config, _ in pairs], topology, workload or Workload(), constraints)
-    return estimate_loads(model, plan_loads(model, pairs))
+    return estimate_loads(model, plan_loads(model, pairs), pairs, sum(map(bool, plan.plan.values())))
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,17 +250,46 @@ def taken_route(config: BaseEmbeddingConfig, sharding: ParameterSharding) -> str
     return sharding.route if cut or sharding.route != "reduce_scatter" else "direct"
 
 
-def estimate_loads(model: CostModel, loads: Array) -> Estimate:
-    """The estimate of loads ``[K, W]``."""
+def estimate_loads(
+    model: CostModel,
+    loads: Array,
+    pairs: Sequence[tuple[BaseEmbeddingConfig, ParameterSharding]] = (),
+    collections: int = 1,
+) -> Estimate:
+    """The estimate of loads ``[K, W]``, which these tables so sharded cause, in the model's order."""
+    parts = partial(model.traffic, loads, norm_traffic(model, pairs) if loads[NORMS].any() else None, collections)
+    nobody_knows = np.full((model.topology.world_size,) * 2, np.nan)
+    traffic = list(parts().values())
     return Estimate(
         phases=model.phase_names,
         ms=model.phases(loads).T,
         memory_categories=MEMORY_CATEGORIES,
         memory_bytes=model.memory(loads).T,
         capacity_bytes=np.full(model.topology.world_size, float(model.capacity)),
-        traffic_bytes=model.traffic(loads),
+        traffic_bytes=np.sum(traffic, axis=0) if traffic else nobody_knows,
         waits=model.waits,
         overlap=None if model.workload.pipeline == "none" else model.overlapped.overlap(loads),
         host_bytes=loads[HOST] if loads[HOST].any() else None,
         host_room_bytes=model.host_room,
+        traffic_parts=parts if traffic else None,
     )
+
+
+def norm_traffic(model: CostModel, pairs: Sequence[tuple[BaseEmbeddingConfig, ParameterSharding]]) -> Array:
+    """Bytes ``[W, W]`` of row norms: every piece of a table's columns tells all others that share rows with it."""
+    top = model.topology
+    sent = np.zeros((top.world_size, top.world_size))
+    for index, (config, sharding) in enumerate(pairs):
+        shards = sharding.resolved(config, top.world_size, top.local_world_size).shards
+        if all(shard.num_cols == config.embedding_dim for shard in shards):
+            continue
+        first, end = np.array([shard.rows for shard in shards], dtype=float).T
+        cols = np.array([shard.num_cols for shard in shards], dtype=float)
+        at, none = np.full(len(shards), index), np.zeros(len(shards))
+        loads = model.rect_loads(at, end - first, cols, none, none, first=first)[NORMS]
+        each = loads / np.maximum(config.embedding_dim / cols - 1, 1e-9)  # to another piece of all its rows
+        shared = np.minimum(end[:, None], end) - np.maximum(first[:, None], first)
+        told = each[:, None] * np.maximum(shared, 0) / (end - first)[:, None]
+        ranks = [shard.rank for shard in shards]
+        np.add.at(sent, (np.array(ranks)[:, None], np.array(ranks)), told)
+    return sent

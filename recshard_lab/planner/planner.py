@@ -230,12 +230,13 @@ class EmbeddingShardingPlanner:
             refused = Refused(tables, stuck.table, *asked)
             raise PlanError(why_it_does_not_fit(refused) if explain else what_does_not_fit(refused)) from None
         plan: dict[str, EmbeddingModuleShardingPlan] = {path: EmbeddingModuleShardingPlan() for path in found}
-        for (path, table), placement in zip(owners, solution.placements, strict=True):
-            plan[path][table.name] = placement.sharding()
+        pairs = [(table, placed.sharding()) for table, placed in zip(tables, solution.placements, strict=True)]
+        for (path, table), (_, sharding) in zip(owners, pairs, strict=True):
+            plan[path][table.name] = sharding
         loads = np.zeros((K, self.topology.world_size))
         for placement in solution.placements:
             loads += placement.loads(self.topology)
-        self.last_estimate = replace(estimate_loads(model, loads), lower_bound=solution.bound_ms)
+        self.last_estimate = replace(estimate_loads(model, loads, pairs, len(found)), lower_bound=solution.bound_ms)
         made = ShardingPlan(plan)
         made.validate(found, self.topology.world_size)  # a registered scheme may propose what is no tiling
         made.planned = self.last_planned = Planned.by(self, found, workload, constraints)

@@ -178,17 +178,30 @@ class RouteCosts:
             ms = ms + self.nodes * (home * self.of_node(loads[HOP]) + holder * self.of_node(loads[ACROSS]))
         return np.asarray(ms)
 
-    def traffic(self, loads: Array) -> Array:
-        """Bytes ``[W, W]`` of rows and gradients from rank to rank in one step, of loads ``[K, W]``."""
+    def traffic(self, loads: Array) -> dict[str, Array]:
+        """Bytes ``[W, W]`` of rows and gradients from rank to rank in one step, of loads ``[K, W]``, by the label that
+        the executor's collectives carry in a trace; only of routes that are used."""
         there, back = self.coded(loads, self.forward), self.coded(loads, self.backward)
-        sent = back[BACK - OUT][None, :] + there[0][:, None] + (there + back)[SCATTER - OUT].sum()
-        if loads[HOP].any():
+        found: dict[str, Array] = {}
+        everyone = np.ones((self.ranks, self.ranks))
+        for label, way, codec in (("output_dist/rows", OUT, there), ("output_dist_backward/rows", BACK, back)):
+            forward = way == OUT
+            sent = codec[way - OUT]
+            if sent.any():
+                found[label] = everyone * (sent[:, None] if forward else sent[None, :])
+            if (summed := codec[SCATTER - OUT].sum()) > 0:
+                found[f"{label}/reduce_scatter"] = everyone * summed
+            if not codec[HOP - OUT].any():
+                continue
             node, place = np.divmod(np.arange(self.ranks), self.local)
-            home, again = there[HOP - OUT], back[HOP - OUT]
-            sent = sent + (node[:, None] == node[None, :]) * self.nodes * (home[:, None] + again[None, :])
-            home, again = self.of_node(there[ACROSS - OUT]), self.of_node(back[ACROSS - OUT])
-            sent = sent + (place[:, None] == place[None, :]) * (home[:, None] + again[None, :])
-        return np.asarray(sent)
+            inside, across = codec[HOP - OUT], self.of_node(codec[ACROSS - OUT])
+            same_node, same_place = node[:, None] == node[None, :], place[:, None] == place[None, :]
+            hops = {
+                "inside": same_node * self.nodes * (inside[:, None] if forward else inside[None, :]),
+                "across": same_place * (across[:, None] if forward else across[None, :]),
+            }
+            found |= {f"{label}/{hop}": hops[hop] for hop in (hops if forward else reversed(hops))}
+        return found
 
     def of_node(self, values: Array) -> Array:
         """``[..., W]`` -> for each rank the sum over its node."""

@@ -167,9 +167,9 @@ class TorchRecCostModel(CostModel):
         """``[..., W]`` zeros: what a rectangle sends and receives is its own load."""
         return np.zeros(loads.shape[1:])
 
-    def traffic(self, loads: Array) -> Array:
-        """``[W, W]`` of NaN: the formulas are of times and say nothing of who sends what to whom."""
-        return np.full((self.topology.world_size,) * 2, np.nan)
+    def traffic(self, loads: Array, norms: Array | None = None, collections: int = 1) -> dict[str, Array]:
+        """Nothing: the formulas are of times and do not say who sends what to whom."""
+        return {}
 
     def _all_reduce(self, table_bytes: Array, bw: Array) -> Array:
         top = self.topology

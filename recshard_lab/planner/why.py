@@ -75,7 +75,7 @@ class Planned:
         """What `plan` is predicted to cost."""
         pairs = plan.pairs(self.tables)
         model = self._model([table for table, _ in pairs])
-        return estimate_loads(model, plan_loads(model, pairs))
+        return estimate_loads(model, plan_loads(model, pairs), pairs, len(self.tables))
 
     def explain(self, plan: ShardingPlan, table: str) -> Explained:
         """See `ShardingPlan.explain`.

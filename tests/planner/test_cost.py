@@ -56,9 +56,10 @@ def test_traffic_is_what_counting_by_hand_gives() -> None:
     plan = ShardingPlan({"": {"movies": scheme_named("table_wise").default(MOVIES, topology, [1])}})
     found = estimate(plan, [MOVIES], topology, LOAD)
     ids, rows = 4 * (1280 + 128), 4 * 128 * 64
-    assert found.traffic_bytes.tolist() == [[0, ids + rows], [rows, 0]]
+    assert found.traffic_by_phase["input_dist/sizes"].tolist() == [[0, 16], [16, 0]]
+    assert found.traffic_bytes.tolist() == [[0, 16 + ids + rows], [16 + rows, 0]]
     replicas = predicted("data_parallel", world_size=2)
-    assert replicas.traffic_bytes.tolist() == [[0, ids + rows], [ids + rows, 0]]
+    assert replicas.traffic_bytes.tolist() == [[0, 16 + ids + rows], [16 + ids + rows, 0]]
 
 
 def test_replicas_are_sent_bags_or_touched_rows_whichever_is_smaller() -> None:
@@ -200,7 +201,9 @@ def test_sequence_tables_send_a_row_for_every_id() -> None:
     sequence = EmbeddingConfig(name="bag", num_embeddings=1000, embedding_dim=64, feature_names=["movie"])
     topology = Topology(2)
     plan = ShardingPlan({"": {"bag": scheme_named("table_wise").default(bag, topology, [0])}})
-    pooled, rows = (estimate(plan, [t], topology, LOAD).traffic_bytes[0, 1] for t in (bag, sequence))
+    pooled, rows = (
+        estimate(plan, [t], topology, LOAD).traffic_by_phase["output_dist/rows"][0, 1] for t in (bag, sequence)
+    )
     assert rows == 10 * pooled
 
 

@@ -39,7 +39,7 @@ class ReduceScatterRoute(Route):
         self.home_join = ColumnJoin(home_runs)
         self.widths = tuple(layout.blocks[block].dim for block in compact)
         self._check_codec()
-        self.backward_wire = Wire(env, BACKWARD, codecs.backward)
+        self.backward_wire = Wire(env, f"{BACKWARD}/{self.name}", codecs.backward)
         self.own_join = ColumnJoin(runs_of(self.lanes[env.rank], 0, compact))
 
     def begin(self, rows: Tensor, routed: Routed) -> Any:
@@ -51,7 +51,7 @@ class ReduceScatterRoute(Route):
         padded = self._padded(rows, routed.segments)
         message = codec.encode(padded.view(-1, self.columns), parts=self.env.world_size)
         self.buffer_bytes = (message.numel() + message.numel() // self.env.world_size) * message.element_size()
-        return issue_reduce_scatter(message.view(-1), self.env, FORWARD), dtype
+        return issue_reduce_scatter(message.view(-1), self.env, f"{FORWARD}/{self.name}"), dtype
 
     def finish(self, begun: Any, out: Tensor, routed: Routed) -> None:
         pending, dtype = begun

@@ -6,8 +6,8 @@ A view is a pure function whose parameter names say what it wants to see::
     def balance(estimate) -> View: ...
 
 Whoever shows views (the plan comparison, a report) offers it wherever an ``estimate`` is at hand.
-Names in use: ``plan``, ``tables``, ``topology``, ``estimate``, ``measured``, ``losses``, ``events``,
-``note``, ``width``.
+Names in use: ``plan``, ``tables``, ``topology``, ``estimate``, ``measured``, ``losses``, ``events``, ``history``,
+``groups`` (sharding groups of replicas), ``note``, ``width``.
 """
 
 from recshard_lab.lab.view import View as View

@@ -1,153 +1,277 @@
-"""Traffic: bytes per step from every rank to every other, as numbers on a heat map; counted beside predicted."""
+"""Traffic: bytes per step from every rank to every other, as numbers on a heat map; counted beside predicted.
+
+Frames hold the ranks of a node (or of a sharding group, where there are replicas); a cell with a marked corner is a
+link between nodes. Below, the same bytes by phase and route; ``phase=`` shows one of them on the map.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
 
 from recshard_lab.lab.columns import MARGIN
+from recshard_lab.lab.links import Links, links_of
 from recshard_lab.lab.plots import figure
-from recshard_lab.lab.svg import Svg, text_width
+from recshard_lab.lab.svg import Svg, fit, text_width
 from recshard_lab.lab.theme import LABEL_INK, bytes_text, bytes_unit, number
+from recshard_lab.lab.traffic_phases import PHASES, Part, parts_of
 from recshard_lab.lab.view import Numbers, View, message_view
 from recshard_lab.lab.views.registry import register_view
 
-NUMBERED = 16  # ranks up to which every cell carries its number
-MOST_CELLS = 32  # cells a side; beyond, neighbouring ranks are added up
+NUMBERED = 16  # cells a side up to which each carries its number
 PALE, DEEP = (232, 241, 250), (12, 74, 132)
 
 
 @register_view("Traffic", place=4)
-def traffic(estimate: Any, measured: Any = None, *, note: str = "", width: int = 860) -> View:
+def traffic(
+    estimate: Any,
+    measured: Any = None,
+    *,
+    phase: str | None = None,
+    topology: Any = None,
+    groups: Sequence[Sequence[int]] | None = None,
+    note: str = "",
+    width: int = 860,
+) -> View:
     """Who sends how much to whom in one step.
 
     Args:
-        estimate: has ``traffic_bytes`` ``[W, W]``: row = sender, column = receiver, bytes per step.
-        measured: has a ``traffic_bytes`` counted on the ranks; its numbers stand below the predicted ones.
+        estimate: has ``traffic_bytes`` ``[W, W]``: row = sender, column = receiver, bytes per step; and, to be taken
+            apart by phase and route, ``traffic_by_phase`` (label of the collectives -> ``[W, W]``).
+        measured: has the same counted on the ranks; its numbers stand below the predicted ones.
+        phase: "sizes", "ids", "rows", "gradients", "row_norms", "dense", "sync", ...: only this part of the step.
+        topology: says which ranks share a node: ``local_world_size``.
+        groups: the sharding groups of a model in replicas (`DMPCollection`): lists of ranks.
         note: a sentence under the picture.
         width: of the static picture, in pixels.
     """
-    sent = np.asarray(estimate.traffic_bytes, dtype=float)
-    if sent.size == 0:
+    whole = np.asarray(estimate.traffic_bytes, dtype=float)
+    if whole.size == 0:
         return message_view("traffic", "Traffic", "There is no rank to show.")
     counted = None if measured is None else getattr(measured, "traffic_bytes", None)
     counted = None if counted is None else np.asarray(counted, dtype=float)
-    if not np.isfinite(sent).all():
-        source, target = np.argwhere(~np.isfinite(sent))[0]
+    if not np.isfinite(whole).all():
+        source, target = np.argwhere(~np.isfinite(whole))[0]
         words = f"The predicted traffic from rank {source} to rank {target} is not a number."
         return message_view("traffic", "Traffic", words)
-    if counted is not None and counted.shape != sent.shape:
-        words = f"{len(counted)} ranks were counted, {len(sent)} predicted: not the same plan."
+    if counted is not None and counted.shape != whole.shape:
+        words = f"{len(counted)} ranks were counted, {len(whole)} predicted: not the same plan."
         return message_view("traffic", "Traffic", words)
+    parts = parts_of(estimate, measured)
+    sent = whole
+    if phase is not None:
+        chosen = parts_of(estimate, measured, phase)
+        if not parts:
+            return message_view("traffic", "Traffic", "This estimate does not tell the phases of its traffic apart.")
+        sent = _sum([part.predicted for part in chosen], whole)
+        counted = None if counted is None else _sum([part.counted for part in chosen], whole)
+    counted = None if counted is None else counted - np.diag(np.diag(counted))
+    links = links_of(len(whole), getattr(topology, "local_world_size", None) if topology is not None else None, groups)
     away = sent - np.diag(np.diag(sent))
-    title = f"Traffic per step: {bytes_text(away.sum())} between {len(sent)} ranks"
-    if away.any():
-        source, target = np.unravel_index(int(away.argmax()), away.shape)
-        busiest = int((away.sum(axis=1) + away.sum(axis=0)).argmax())
-        summary = (
-            f"Most goes from rank {source} to rank {target}: {bytes_text(away.max())}. Rank {busiest} sends "
-            f"{bytes_text(away.sum(axis=1)[busiest])} and receives {bytes_text(away.sum(axis=0)[busiest])}."
-        )
-    else:
-        summary = "Nothing crosses a rank's border."
+    what = "" if phase is None else f", {PHASES[phase]}"
+    title = f"Traffic per step{what}: {bytes_text(away.sum())} between {len(sent)} ranks"
+    summary = _summary(away, links)
 
     def draw(uid: str) -> Svg:
-        return _draw(away, counted, title, summary, note, width, uid)
+        return _draw(away, counted, parts, phase, links, (title, summary, note), width, uid)
 
-    return View("traffic", title, summary, _numbers(away, counted), draw, lambda: _plot(away, counted, title))
+    def plot() -> Any:
+        return _plot(away, parts, links, title)
+
+    return View("traffic", title, summary, _numbers(away, counted, parts, links), draw, plot)
 
 
-def blocked(matrix: np.ndarray, side: int) -> tuple[np.ndarray, int]:
-    """Adds up neighbouring ranks until at most ``side`` cells remain; returns the matrix and the ranks per cell.
+def _sum(matrices: Sequence[np.ndarray | None], like: np.ndarray) -> np.ndarray:
+    return np.sum([np.zeros_like(like), *(one for one in matrices if one is not None)], axis=0)
 
-    >>> blocked(np.ones((4, 4)), 2)
-    (array([[4., 4.],
-           [4., 4.]]), 2)
-    """
-    ranks = len(matrix)
-    group = -(-ranks // side)
-    if group == 1:
-        return matrix, 1
-    starts = np.arange(0, ranks, group)
-    return np.add.reduceat(np.add.reduceat(matrix, starts, axis=0), starts, axis=1), group
+
+def _summary(away: np.ndarray, links: Links) -> str:
+    if not away.any():
+        return "Nothing crosses a rank's border."
+    source, target = np.unravel_index(int(away.argmax()), away.shape)
+    busiest = int((away.sum(axis=1) + away.sum(axis=0)).argmax())
+    words = (
+        f"Most goes from rank {source} to rank {target}: {bytes_text(away.max())}. Rank {busiest} sends "
+        f"{bytes_text(away.sum(axis=1)[busiest])} and receives {bytes_text(away.sum(axis=0)[busiest])}."
+    )
+    if links.nodes.max() > 0:
+        near, far = links.split(away)
+        words += f" Inside nodes stay {bytes_text(near)}, {bytes_text(far)} cross between nodes."
+    return words
+
+
+Words = tuple[str, str, str]  # title, summary, note
 
 
 def _draw(
-    away: np.ndarray, counted: np.ndarray | None, title: str, summary: str, note: str, width: int, uid: str
+    away: np.ndarray,
+    counted: np.ndarray | None,
+    parts: list[Part],
+    phase: str | None,
+    links: Links,
+    words: Words,
+    width: int,
+    uid: str,
 ) -> Svg:
-    cells, group = blocked(away, MOST_CELLS)
-    other = None if counted is None else blocked(counted, MOST_CELLS)[0]
+    title, summary, note = words
+    cells = links.cells(away)
+    other = None if counted is None else links.cells(counted)
     side = len(cells)
-    numbered = len(away) <= NUMBERED
     size, unit = bytes_unit(float(max(cells.max(), other.max() if other is not None else 0)))
     left = MARGIN + 76.0
+    numbered = side <= NUMBERED
     totals = 74 if numbered else 0
     across = min((width - left - MARGIN - totals) / side, 96 if numbered else 14)
-    down = min(across, 40 if other is not None else 30) if numbered else across
     numbered = numbered and across >= 26
+    down = min(across, 40 if other is not None else 30) if numbered else across
     svg = Svg(width, 0, title, summary, uid)
-    top = svg.head(title, summary, MARGIN) + 44
-    svg.text(left, top - 22, f"to rank →   (numbers in {unit})" if numbered else "to rank →", soft=True)
+    framed = bool(links.frames)
+    top = svg.head(title, summary, MARGIN) + (62 if framed else 44)
+    svg.text(left, top - (42 if framed else 22), f"to →   (numbers in {unit})" if numbered else "to →", soft=True)
     svg.text(left - 10, top - 8, "from ↓", anchor="end", soft=True)
     most = float(cells.max()) or 1.0
-    every = 1 if across >= 22 else 4 if across >= 8 else 8
+    every = 1 if across >= 26 else 4 if across >= 8 else 8
     for i in range(side):
         if i % every == 0:
-            first = str(i * group)
-            svg.text(left + (i + 0.5) * across, top - 8, first, anchor="middle", size=10)
-            svg.text(left - 10, top + (i + 0.5) * down + 4, f"rank {first}", anchor="end", size=10)
+            short = links.names[i].split()[-1]
+            svg.text(left + (i + 0.5) * across, top - 8, short, anchor="middle", size=10)
+            svg.text(left - 10, top + (i + 0.5) * down + 4, links.names[i], anchor="end", size=10)
         for j in range(side):
-            _cell(svg, cells, other, i, j, left, top, across, down, most, size, unit, group, numbered)
+            box = (left + j * across, top + i * down, across - 1, down - 1)
+            _cell(svg, box, links, (i, j), cells, other, most, (size, unit), numbered)
+    _frames(svg, links, left, top, across, down)
     bottom = top + side * down
     if numbered:
         _totals(svg, cells, left, top, across, down, size)
         bottom += down
-    if not numbered:
+    else:
         _key(svg, left, bottom + 12, bytes_text(most))
         bottom += 26
-    words = "Struck out: what stays on its rank." if group == 1 else f"Each cell adds up {group} x {group} ranks."
-    words += " Below: counted." if other is not None and numbered else ""
-    svg.text(MARGIN, bottom + 16, f"{words} {note}".strip(), soft=True)
-    svg.height = bottom + 26
+    told = _legend(links, other is not None and numbered)
+    for line in (part for words in told for part in wrap(words, int((width - 2 * MARGIN) / 6.1))):
+        bottom += 15
+        svg.text(MARGIN, bottom + 3, line, soft=True)
+    bottom += 8
+    if parts:
+        bottom = _phases(svg, parts, phase, links, bottom + 22, width)
+    if note:
+        bottom += 14
+        svg.text(MARGIN, bottom, note, soft=True)
+    svg.height = bottom + 10
     return svg
+
+
+def _legend(links: Links, counted: bool) -> list[str]:
+    several = links.nodes.max() > 0
+    first = "Struck out: what stays on its rank." if links.unit == "rank" else f"Each cell adds up {_each(links)}."
+    first += " Below: counted." if counted else ""
+    marked = " A marked corner ◥: a link between nodes." if several and links.across.any() else ""
+    framed = ""
+    if links.frames:
+        grouped = links.frames[0][2].startswith("group")
+        framed = "Framed: the ranks of one replica (its sharding group)." if grouped else "Framed: links inside a node."
+    elif links.unit == "node":
+        framed = "On the diagonal: links inside a node."
+    second = f"{framed}{marked}".strip()
+    return [first, second] if second else [first]
+
+
+def _each(links: Links) -> str:
+    count = int(links.starts[1] - links.starts[0]) if len(links.starts) > 1 else len(links.order)
+    return f"{count} x {count} ranks"
 
 
 def _cell(
     svg: Svg,
+    box: tuple[float, float, float, float],
+    links: Links,
+    at: tuple[int, int],
     cells: np.ndarray,
     other: np.ndarray | None,
-    i: int,
-    j: int,
-    left: float,
-    top: float,
-    across: float,
-    down: float,
     most: float,
-    size: float,
-    unit: str,
-    group: int,
+    scale: tuple[float, str],
     numbered: bool,
 ) -> None:
-    x, y = left + j * across, top + i * down
-    if i == j and group == 1:
-        svg.rect(x, y, across - 1, down - 1, "none", extra='stroke="currentColor" stroke-opacity=".25"')
-        svg.line(x, y + down - 1, x + across - 1, y, 'stroke-opacity=".25"')
+    (x, y, across, down), (i, j) = box, at
+    if i == j and links.unit == "rank":
+        svg.rect(x, y, across, down, "none", extra='stroke="currentColor" stroke-opacity=".25"')
+        svg.line(x, y + down, x + across, y, 'stroke-opacity=".25"')
         return
     share = cells[i, j] / most
-    hover = f"rank {i * group} to rank {j * group}: {bytes_text(cells[i, j])}" if numbered else ""
-    svg.rect(x, y, across - 1, down - 1, _colour(share), hover)
+    hover = f"{links.names[i]} to {links.names[j]}"
+    hover += " (between nodes)" if links.across[i, j] else ""
+    hover += f": {bytes_text(cells[i, j])}" + ("" if other is None else f", counted {bytes_text(other[i, j])}")
+    svg.rect(x, y, across, down, _colour(share), hover)
+    if links.across[i, j] and across >= 8:
+        corner = min(across, down, 24) / 3
+        svg.path(f"M{x + across - corner:.1f} {y:.1f}h{corner:.1f}v{corner:.1f}z", f'fill="{_ink(share)}"')
     if not numbered:
         return
-    ink = _ink(share)
+    ink, size = _ink(share), scale[0]
     words = number(cells[i, j] / size, 3)
     words = words if text_width(words, 10) <= across - 2 else number(cells[i, j] / size, 2)
-    middle = x + (across - 1) / 2
+    middle = x + across / 2
     if other is None:
-        svg.text(middle, y + down / 2 + 3.5, words, anchor="middle", size=10.5, ink=ink)
+        svg.text(middle, y + down / 2 + 4, words, anchor="middle", size=10.5, ink=ink)
         return
-    svg.text(middle, y + down / 2 - 2.5, words, anchor="middle", size=10.5, ink=ink)
-    svg.text(middle, y + down / 2 + 10, number(other[i, j] / size, 3), anchor="middle", size=10.5, ink=ink, bold=True)
+    svg.text(middle, y + down / 2 - 2, words, anchor="middle", size=10.5, ink=ink)
+    svg.text(middle, y + down / 2 + 10.5, number(other[i, j] / size, 3), anchor="middle", size=10.5, ink=ink, bold=True)
+
+
+def _frames(svg: Svg, links: Links, left: float, top: float, across: float, down: float) -> None:
+    """Around the ranks of one node, or one sharding group, with its name above."""
+    for first, end, name in links.frames:
+        x, y, long = left + first * across, top + first * down, (end - first) * across
+        shape = f"M{x - 1.5:.1f} {y - 1.5:.1f}h{long + 2:.1f}v{(end - first) * down + 2:.1f}h{-long - 2:.1f}z"
+        svg.path(shape, 'fill="none" stroke="currentColor" stroke-width="2"')
+        svg.path(f"M{x + 1:.1f} {top - 21:.1f}v-4h{long - 3:.1f}v4", 'fill="none" stroke="currentColor"')
+        words = fit([name, name.split()[-1]], long, 10)
+        svg.text(x + long / 2, top - 29, words, anchor="middle", size=10, bold=True)
+
+
+def _phases(svg: Svg, parts: list[Part], phase: str | None, links: Links, y: float, width: int) -> float:
+    """One line a part: its name, a bar, bytes predicted and counted, and how much of it crosses nodes."""
+    several, counted = links.nodes.max() > 0, any(part.counted is not None for part in parts)
+    heads = ["predicted", *(["counted"] if counted else []), *(["between nodes"] if several else [])]
+    room = [76 if head != "between nodes" else 88 for head in heads]
+    names = min(204.0, width * 0.4)
+    bar_left, bar_right = MARGIN + names, width - MARGIN - sum(room) - 8
+    most = max(float(m.sum()) for part in parts for m in (part.predicted, part.counted) if m is not None) or 1.0
+    svg.text(MARGIN, y, "By phase and route", bold=True)
+    ends = [width - MARGIN - sum(room[i + 1 :]) for i in range(len(room))]
+    for end, head in zip(ends, heads, strict=True):
+        svg.text(end, y, head, anchor="end", size=10, soft=True)
+    for part in parts:
+        y += 18
+        mark = "▸ " if part.phase == phase else ""
+        svg.text(MARGIN, y, fit([mark + part.words], names - 4, 10.5), bold=part.phase == phase)
+        total, found = (None if m is None else float(m.sum()) for m in (part.predicted, part.counted))
+        long = max(bar_right - bar_left, 0)
+        if total:
+            svg.rect(bar_left, y - 9, max(long * total / most, 0.8), 7, _colour(0.55), f"{part.words}: predicted")
+        if found:
+            shape = 'fill="none" stroke="currentColor" stroke-width="1.2"'
+            svg.path(f"M{bar_left:.1f} {y + 1:.1f}h{max(long * found / most, 0.8):.1f}", shape)
+        cells = ["not predicted" if total is None else bytes_text(total)]
+        cells += ["" if not counted else "not run" if found is None else bytes_text(found)] if counted else []
+        source = part.predicted if part.predicted is not None else part.counted
+        cells += [_share(links, source)] if several else []
+        for end, words in zip(ends, cells, strict=True):
+            svg.text(end, y, words, anchor="end", size=10.5, soft=words in ("not predicted", "not run"))
+    if counted:
+        y += 16
+        svg.text(MARGIN, y, "Bar: predicted. Line under it: counted.", soft=True)
+    return y
+
+
+def _share(links: Links, matrix: np.ndarray | None) -> str:
+    if matrix is None:
+        return ""
+    near, far = links.split(matrix)
+    return f"{number(100 * far / (near + far), 2)}%" if near + far else ""
 
 
 def _key(svg: Svg, left: float, y: float, most: str) -> None:
@@ -182,42 +306,71 @@ def _totals(svg: Svg, cells: np.ndarray, left: float, top: float, across: float,
         svg.text(left + (i + 0.5) * across, top + (side + 0.5) * down + 4, words, anchor="middle", size=10.5, bold=True)
 
 
-def _numbers(away: np.ndarray, counted: np.ndarray | None) -> Numbers:
-    """The matrix where it is small, else what each rank sends and receives."""
+def _numbers(away: np.ndarray, counted: np.ndarray | None, parts: list[Part], links: Links) -> Numbers:
+    """By phase where they are told apart, then the matrix where it is small, else what each rank sends and receives."""
     if len(away) <= 8:
         heads = ["from \\ to", *(f"rank {j}" for j in range(len(away)))]
         rows = [[f"rank {i}", *map(bytes_text, row)] for i, row in enumerate(away)]
         if counted is not None:
             rows += [[f"rank {i}, counted", *map(bytes_text, row)] for i, row in enumerate(counted)]
+    else:
+        heads = ["rank", "sends", "receives"]
+        pairs = zip(away.sum(axis=1), away.sum(axis=0), strict=True)
+        rows = [[str(i), bytes_text(a), bytes_text(b)] for i, (a, b) in enumerate(pairs)]
+    if not parts:
         return Numbers(heads, rows)
-    heads = ["rank", "sends", "receives"]
-    pairs = zip(away.sum(axis=1), away.sum(axis=0), strict=True)
-    return Numbers(heads, [[str(i), bytes_text(a), bytes_text(b)] for i, (a, b) in enumerate(pairs)])
+    wide = max(len(heads), 4)
+    told = []
+    for part in parts:
+        total, found = ("" if m is None else bytes_text(float(m.sum())) for m in (part.predicted, part.counted))
+        source = part.predicted if part.predicted is not None else part.counted
+        told.append([part.words, total, found, _share(links, source) if links.nodes.max() > 0 else ""])
+    first, *rest = _padded([["by phase", "predicted", "counted", "between nodes"], *told, heads, *rows], wide)
+    return Numbers(first, rest)
 
 
-def _plot(away: np.ndarray, counted: np.ndarray | None, title: str) -> Any:
+def _padded(rows: Sequence[Sequence[str]], wide: int) -> list[list[str]]:
+    return [[*row, *[""] * (wide - len(row))] for row in rows]
+
+
+def _plot(away: np.ndarray, parts: list[Part], links: Links, title: str) -> Any:
+    """A heat map, with a menu of the phases."""
     import plotly.graph_objects as go
 
-    cells, group = blocked(away, MOST_CELLS)
-    size, unit = bytes_unit(float(cells.max()))
-    labels = [f"rank {i * group}" for i in range(len(cells))]
-    values = [[float(f"{v / size:.4g}") for v in row] for row in cells]
-    heat = go.Heatmap(
-        z=values,
-        x=labels,
-        y=labels,
-        text=[[number(v) for v in row] for row in values] if len(away) <= NUMBERED else None,
-        texttemplate="%{text}" if len(away) <= NUMBERED else None,
-        colorscale=[[0, "rgb(232,241,250)"], [1, "rgb(12,74,132)"]],
-        colorbar={"title": {"text": unit}, "outlinewidth": 0},
-        hovertemplate="%{y} to %{x}: %{z} " + unit + "<extra></extra>",
-        xgap=1,
-        ygap=1,
-    )
+    shown = [("the step", away), *((part.words, part.predicted) for part in parts if part.predicted is not None)]
+    traces = []
+    for place, (_, matrix) in enumerate(shown):
+        cells = links.cells(matrix)
+        size, unit = bytes_unit(float(cells.max()))
+        values = [[float(f"{v / size:.4g}") for v in row] for row in cells]
+        numbered = len(cells) <= NUMBERED
+        heat = go.Heatmap(
+            z=values,
+            x=links.names,
+            y=links.names,
+            text=[[number(v) for v in row] for row in values] if numbered else None,
+            texttemplate="%{text}" if numbered else None,
+            colorscale=[[0, "rgb(232,241,250)"], [1, "rgb(12,74,132)"]],
+            colorbar={"title": {"text": unit}, "outlinewidth": 0},
+            hovertemplate="%{y} to %{x}: %{z} " + unit + "<extra></extra>",
+            xgap=1,
+            ygap=1,
+            visible=place == 0,
+        )
+        traces.append(heat)
+    buttons = [
+        {"label": words, "method": "update", "args": [{"visible": [i == place for i in range(len(shown))]}]}
+        for place, (words, _) in enumerate(shown)
+    ]
+    frame = {"type": "rect", "fillcolor": "rgba(0,0,0,0)", "line": {"color": "rgb(122,130,140)", "width": 2}}
+    boxes = [{**frame, "x0": a - 0.5, "x1": b - 0.5, "y0": a - 0.5, "y1": b - 0.5} for a, b, _ in links.frames]
+    menu = [{"buttons": buttons, "x": 1, "xanchor": "right", "y": 1.16, "yanchor": "top"}] if len(shown) > 1 else []
     return figure(
-        [heat],
+        traces,
         title,
-        height=170 + 26 * min(len(cells), 14),
+        height=190 + 26 * min(len(away), 14),
+        shapes=boxes,
+        updatemenus=menu,
         xaxis={"title": {"text": "to"}},
         yaxis={"autorange": "reversed", "showgrid": False, "title": {"text": "from"}},
     )

@@ -9,7 +9,6 @@ from time import perf_counter
 from typing import Any
 
 import ipywidgets as ipw
-import numpy as np
 
 from recshard_lab.embedding.configs import EmbeddingBagConfig
 from recshard_lab.lab import views
@@ -22,7 +21,7 @@ from recshard_lab.lab.widgets import controls, page
 from recshard_lab.lab.widgets.question import Answer, Question
 from recshard_lab.lab.widgets.tile_canvas import TileCanvas
 from recshard_lab.launcher import current
-from recshard_lab.planner import MEMORY_CATEGORIES, Workload, estimate
+from recshard_lab.planner import Workload, estimate
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, PlanError, Shard, ShardingPlan, Topology, tiling
 from recshard_lab.sharding.tiling import find_fault
 
@@ -104,15 +103,7 @@ class DrawingBoard(ipw.VBox):
             have = "none are" if ranks is None else f"{ranks.world_size} are"
             raise ValueError(f"The drawing is for {wanted} ranks, {have} launched: %recshard_launch -n {wanted}")
         found = ranks.run(run_beside_truth, self.plan.to_json(), [self.table], self.workload, steps)
-        memory = [[one["memory"].get(name, 0) for name in MEMORY_CATEGORIES] for one in found]
-        self.measured = Measured(
-            np.array([one["step_ms"] for one in found]),
-            MEMORY_CATEGORIES,
-            np.array(memory, dtype=float),
-            np.array([one["bytes_to"] for one in found], dtype=float),
-            found[0]["backends"],
-            steps,
-        )
+        self.measured = Measured.of(found, steps, found[0]["backends"])
         outcome = {key: max(one[key] for one in found) for key in ("outputs_apart", "weights_apart", "step_ms")}
         self._show()
         self.badge.value = _badge(outcome, steps)

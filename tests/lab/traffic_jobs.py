@@ -1,0 +1,106 @@
+"""What ranks run in the tests of traffic: steps whose ids spread evenly over any stripes, counted by the label of each
+collective."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from recshard_lab.embedding.configs import EmbeddingBagConfig
+from recshard_lab.planner import Workload
+
+SAMPLES = 16
+RATE = {"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.01}
+
+
+def even_batch(tables: Sequence[EmbeddingBagConfig], stripes: int) -> Any:
+    """Every bag has one id in each of so many equal stripes of rows; together they are all rows."""
+    import torch
+
+    from recshard_lab.sparse import KeyedJaggedTensor
+
+    ids = []
+    for table in tables:
+        rows = table.num_embeddings // stripes
+        ids += [stripe * rows + sample % rows for sample in range(SAMPLES) for stripe in range(stripes)]
+    lengths = torch.full((len(tables) * SAMPLES,), stripes)
+    return KeyedJaggedTensor([name for t in tables for name in t.feature_names], torch.tensor(ids), lengths=lengths)
+
+
+def even_load(tables: Sequence[EmbeddingBagConfig], stripes: int, ranks: int, **more: Any) -> Workload:
+    """The workload of `even_batch` on so many ranks."""
+    distinct = {t.name: t.num_embeddings / (ranks * stripes * SAMPLES) for t in tables}
+    return Workload(SAMPLES, float(stripes), unique_fraction=distinct, optimizer=RATE["optimizer"], **more)
+
+
+def counted_steps(plan_json: str, tables: Sequence[EmbeddingBagConfig], steps: int = 2) -> dict[str, list[float]]:
+    """Bytes to each rank in a step, by label."""
+    import torch.distributed as dist
+
+    from recshard_lab import DistributedModelParallel, EmbeddingBagCollection, EmbeddingBagCollectionSharder
+    from recshard_lab.comm import trace
+    from recshard_lab.lab.measure import sent_by_label
+    from recshard_lab.sharding import ShardingPlan
+
+    model = DistributedModelParallel(
+        EmbeddingBagCollection(list(tables)),
+        plan=ShardingPlan.from_json(plan_json),
+        sharders=[EmbeddingBagCollectionSharder(fused_params=RATE)],
+    )
+    batch = even_batch(tables, dist.get_world_size())
+    with trace() as sent:
+        for _ in range(steps):
+            model(batch).values().sum().backward()
+    return sent_by_label(sent, dist.get_world_size(), steps)
+
+
+def counted_in_2d(
+    plan_json: str, tables: Sequence[EmbeddingBagConfig], size: int, contiguous: bool, steps: int = 2
+) -> dict[str, list[float]]:
+    """The same of replicas, with a dense layer and a sync after every step."""
+    import torch
+    import torch.distributed as dist
+
+    from recshard_lab import DMPCollection, EmbeddingBagCollection, EmbeddingBagCollectionSharder
+    from recshard_lab.comm import trace
+    from recshard_lab.lab.measure import sent_by_label
+    from recshard_lab.sharding import ShardingPlan
+
+    class Scores(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tables = EmbeddingBagCollection(list(tables))
+            self.over = torch.nn.Linear(sum(t.embedding_dim for t in tables), 1, bias=False)
+
+        def forward(self, batch: Any) -> Any:
+            return self.over(self.tables(batch).values())
+
+    world = dist.get_world_size()
+    model = DMPCollection(
+        Scores(),
+        "cpu",
+        ShardingPlan.from_json(plan_json),
+        world,
+        size,
+        None,
+        sharders=[EmbeddingBagCollectionSharder(fused_params=RATE)],
+        use_inter_host_allreduce=contiguous,
+    )
+    batch = even_batch(tables, world)
+    model(batch).sum().backward()  # DDP lays its buckets out anew after the first step
+    with trace() as sent:
+        for _ in range(steps):
+            model(batch).sum().backward()
+            model.sync()
+    return sent_by_label(sent, world, steps)
+
+
+def matrices(found: Sequence[dict[str, list[float]]]) -> dict[str, np.ndarray]:
+    """``[W, W]`` by label, without what stays on its rank, and without labels under which nothing else was sent."""
+    labels = dict.fromkeys(label for one in found for label in one)
+    made = {label: np.array([one.get(label, [0.0] * len(found)) for one in found]) for label in labels}
+    for sent in made.values():
+        np.fill_diagonal(sent, 0.0)
+    return {label: sent for label, sent in made.items() if sent.any()}

@@ -13,6 +13,7 @@ from rich.markup import escape
 
 if TYPE_CHECKING:
     from recshard_lab.planner import EmbeddingShardingPlanner, Source, Workload
+    from recshard_lab.planner.search_trace import SearchTrace
     from recshard_lab.sharding import ShardingPlan, Topology
 
 _MORE = "More of the plan"
@@ -81,7 +82,9 @@ def plan(
     machine = machine_of(topology, ranks, memory_gb)
     workload = read.workload(batch_size=batch_size, optimizer=optimizer, pipeline=pipeline)
     wishes = read_constraints(constraints, [t.name for t in read.configs]) if constraints is not None else None
-    planner = EmbeddingShardingPlanner(machine, None, wishes, workload, solver=solver, cost_model=cost_model)
+    planner = EmbeddingShardingPlanner(
+        machine, None, wishes, workload, solver=solver, cost_model=cost_model, keep_search=html is not None
+    )
     if given is None:
         planned = read.plan(planner)
     else:
@@ -89,7 +92,8 @@ def plan(
         planned.planned = planner.knows(planned, read.by_module)
     for part in _said(planned, planner, explain or (), why_not or (), diff):
         print(part, end="\n\n")
-    _write(planned, read, machine, workload, topology, out=out, html=html, script=script, torchrec=torchrec)
+    search = planner.last_search
+    _write(planned, read, machine, workload, topology, search, out=out, html=html, script=script, torchrec=torchrec)
 
 
 def machine_of(topology: str, ranks: int | None, memory_gb: float | None = None) -> Topology:
@@ -145,6 +149,7 @@ def _write(
     machine: Topology,
     workload: Workload,
     preset: str,
+    search: SearchTrace | None,
     *,
     out: Path | None,
     html: Path | None,
@@ -165,7 +170,7 @@ def _write(
     if html is not None:
         from recshard_lab.lab.plan_report import write_plan_report
 
-        write_plan_report(html, planned, read.tables, machine, workload, preset)
+        write_plan_report(html, planned, read.tables, machine, workload, preset, search)
 
 
 def _check(path: Path, source: str, ranks: int | None) -> None:

@@ -1,10 +1,11 @@
-"""One plan as an HTML file: placement, memory, phases and traffic, and what they were predicted from."""
+"""One plan as an HTML file: every view of it, how it was found, and what it was predicted from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.lab import views
@@ -12,6 +13,7 @@ from recshard_lab.lab.report import Folded, Part, Section, write_report
 from recshard_lab.lab.view import Numbers
 from recshard_lab.planner import Workload, estimate
 from recshard_lab.planner.answers import sharding_text
+from recshard_lab.planner.search_trace import SearchTrace
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, ShardingPlan, Topology, preset_table
 from recshard_lab.sharding.device_profile import DeviceProfile
 from recshard_lab.sharding.plan import Tables
@@ -39,6 +41,7 @@ def write_plan_report(
     topology: Topology,
     workload: Workload,
     preset: str = "",
+    search: SearchTrace | None = None,
 ) -> Path:
     """Writes the file; nothing is run for it, all of it is predicted.
 
@@ -49,6 +52,7 @@ def write_plan_report(
         topology: the ranks.
         workload: the step.
         preset: the name that the topology was made by, for its sources, or the file of a device profile.
+        search: what the planner looked at, where it kept that.
 
     Returns:
         The path written.
@@ -59,7 +63,9 @@ def write_plan_report(
     flat, configs = _flat(plan, tables)
     predicted = estimate(plan, tables, topology, workload) if plan.planned is None else plan.planned.estimate(plan)
     tables = configs
-    known = {"plan": flat, "tables": tables, "topology": topology, "estimate": predicted}
+    known: dict[str, Any] = {"plan": flat, "tables": tables, "topology": topology, "estimate": predicted}
+    if search is not None:
+        known["search"] = search
     sections = [Section(views.view_label(name), [views.draw(name, **known)]) for name in views.views_of(*known)]
     figures = Numbers(
         ("figure", "of one rank"),

@@ -15,6 +15,7 @@ X extras, Y = 2 + X. Plans come last, so that array operations run along them.
 
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from recshard_lab.planner.choices import TIE, Index, Put, State
 from recshard_lab.planner.state import Problem
 from recshard_lab.planner.ways import Orders, Ways, ways_of
 from recshard_lab.planner.workload import Array
+
+if TYPE_CHECKING:
+    from recshard_lab.planner.search_record import Recorder
 
 HOT, COLD = 0.1, 1e-4  # temperatures: as a share of a table's mean share of the step, and of the step
 BALANCE = (0.05, 0.5)  # weights of imbalance at first, from plan to plan
@@ -66,6 +70,7 @@ class Anneal:
         self.balance: Array = np.geomspace(*BALANCE, copies)[self.draws.permutation(copies)]
         self._add_up()  # nothing is placed: all is zero
         self.on[:] = 0
+        self._placed: list[list[Put | None]] = []  # of each plan, where they are recorded
 
     def run(
         self,
@@ -74,6 +79,7 @@ class Anneal:
         judge: Callable[[State], float] | None = None,
         heat: float = 1.0,
         seconds: float = np.inf,
+        record: "Recorder | None" = None,
     ) -> list[State]:
         """The best plan after any sweep over all tables, then the best of each start at the end; none where none fits.
 
@@ -83,12 +89,16 @@ class Anneal:
             judge: ms of a plan, where the terms do not say it; then more than the best by the terms are looked at.
             heat: factor on the temperatures at first.
             seconds: there are fewer sweeps where they would take longer, by the time of the first.
+            record: told all plans after each move, once all tables are placed.
         """
         problem = self.problem
         begun = time.monotonic()
         for table in problem.by_work:
             self._move(table, 0.0, self.balance, placing=True)
         self._add_up()
+        if record is not None:
+            self._placed = [[None] * len(self.ways) for _ in self.each]
+            self._tell(record, range(len(self.ways)))
         best: State | None = None
         best_ms = np.inf
         judged = judge is not None and problem.model.workload.pipeline != "none"
@@ -102,6 +112,8 @@ class Anneal:
                 heat_now = self.scale * hot * (COLD / hot) ** share
                 for table in self.draws.permutation(len(self.ways)).tolist():
                     self._move(table, heat_now, self.balance * (1 - share) + TIE * share)
+                    if record is not None:
+                        self._tell(record, [table])
                 self._add_up()
             steps = self._steps()
             ranked = np.argsort(steps, kind="stable")
@@ -118,6 +130,8 @@ class Anneal:
             if WINNERS * sweeps <= sweep + 1 < sweeps:
                 kept = (self.copies + 1) // 2
                 self._replace(ranked[kept:], ranked[: self.copies - kept])
+                if record is not None:
+                    self._follow(ranked[kept:], ranked[: self.copies - kept])
         finalists = {int(self.start_of[b]): b for b in ranked[::-1].tolist() if np.isfinite(steps[b])}
         rest = sorted(finalists.values(), key=lambda b: float(steps[b]))
         return [*([] if best is None else [best]), *(self._state(b) for b in rest[:FINALISTS])]
@@ -185,6 +199,32 @@ class Anneal:
         step += (problem.extra_on[bits] * self.shared[2:].T).sum(axis=1)
         full = self.used[-1].max(axis=0) + self.shared[1] > 0
         return np.where(full & fitting, np.inf, step)
+
+    def _tell(self, record: "Recorder", moved: Sequence[int]) -> None:
+        """Every plan as it stands after these tables moved, those that do not fit too."""
+        steps, nbytes = self._steps(fitting=False), self.used[-1].max(axis=0) + self.shared[1] + self.problem.capacity
+        for b, placed in enumerate(self._placed):
+            before = [placed[table] for table in moved]
+            for table in moved:
+                placed[table] = self._same_or_put(table, b, placed[table])
+            if any(placed[table] is not put for table, put in zip(moved, before, strict=True)):
+                record.offer("annealed", float(steps[b]), float(nbytes[b]), placed)
+
+    def _same_or_put(self, table: int, b: int, before: Put | None) -> Put:
+        """As it was, where it is placed as before."""
+        ways, way = self.ways[table], int(self.way[table, b])
+        at, listed = int(ways.option[way]), ways.listed[way]
+        if before is not None and at == before.at:
+            option = self.problem.options[table][at]
+            order = self.order[table, :, b][np.arange(len(option.of)) % len(option.usable)]
+            ranks = before.ranks[option.heavy_first] if listed is None else before.ranks
+            if np.array_equal(ranks, order if listed is None else np.asarray(listed)):
+                return before
+        return self._put(table, ways, b)
+
+    def _follow(self, worst: Index, by: Index) -> None:
+        for one, other in zip(worst.tolist(), by.tolist(), strict=True):
+            self._placed[one] = list(self._placed[other])
 
     def _add_up(self) -> None:
         """Sums of differences drift by rounding: adds up afresh."""

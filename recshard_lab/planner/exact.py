@@ -119,6 +119,8 @@ def solve_exactly(problem: Problem, search: Search, time_limit_s: float) -> Solu
         bound_ms = max(bound_ms, min(now, float(result.mip_dual_bound) + problem.fixed_ms) * (1 - 1e-6))
     if result.x is not None:
         state = _state(problem, ways, result.x)
+        if state is not None:
+            search.watch("proven", state)
         if state is not None and search.step_ms(state) < search.best_ms:
             best = state
     return Solution(best.placements(), bound_ms)
@@ -138,9 +140,9 @@ def _annealed(problem: Problem, search: Search, seconds: float) -> State:
         except CannotAnneal:
             break
         share = ANNEALING * seconds / len(HEATS)
-        for state in anneal.run(sweeps, search.bound_ms, search.step_ms, heat, share):
+        for state in anneal.run(sweeps, search.bound_ms, search.step_ms, heat, share, search.record):
             search.keep(state)
-            exchange(problem, state, search.bound_ms)
+            exchange(problem, state, search.bound_ms, search.watch("exchanged"))
             problem.add_up(state)
             search.keep(state)
     return search.best

@@ -23,6 +23,7 @@ It stops as soon as the plan is within `NEAR` of the bound. The result depends o
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,11 +35,14 @@ from recshard_lab.planner.choices import TIE, State
 from recshard_lab.planner.colocated import bundled, groups_of, unbundled
 from recshard_lab.planner.cost import CostModel
 from recshard_lab.planner.loads import K
-from recshard_lab.planner.local_search import LEAST, exchange, improve
+from recshard_lab.planner.local_search import LEAST, Watch, exchange, improve
 from recshard_lab.planner.options import DoesNotFit, Placement, options_of
 from recshard_lab.planner.state import Problem
 from recshard_lab.planner.ways import CannotAnneal
 from recshard_lab.sharding import ROUTES, ParameterConstraints, PlanError
+
+if TYPE_CHECKING:
+    from recshard_lab.planner.search_record import Recorder
 
 ROUNDS = (1.0, 0.3, TIE)
 """Weight of the balance term in each round of local search; beyond `SMALL` a round is left out."""
@@ -68,6 +72,7 @@ def solve(
     passes: int = len(ROUNDS),
     route: str | None = None,
     exact_s: float | None = None,
+    record: "Recorder | None" = None,
 ) -> Solution:
     """The placement of every table, in their order.
 
@@ -78,6 +83,7 @@ def solve(
         passes: rounds of local search, at most `ROUNDS`; with 0 the best start as it is.
         route: the only one, where it applies; the cheapest for each table when left out.
         exact_s: seconds in which a MILP may find a better plan and a better bound; None: it is not tried.
+        record: told every plan looked at.
 
     Raises:
         PlanError: no tables; a table that no allowed scheme can cut; tables that cannot share their ranks.
@@ -87,7 +93,9 @@ def solve(
         raise PlanError("there are no tables to plan: give at least one EmbeddingBagConfig or EmbeddingConfig")
     groups = groups_of(tables, constraints)
     problem = Problem(model, bundled(tables, options_of(model, tables, constraints, route), groups))
-    search = Search(problem, passes)
+    search = Search(problem, passes, record)
+    if record is not None:
+        record.begin(problem, groups)
     try:
         solution = search.run()
     except DoesNotFit as stuck:
@@ -116,8 +124,8 @@ def _better(model: CostModel, first: Solution, second: Solution) -> Solution:
 class Search:
     """One greedy search; `bounds` are those of the sets of switches, least first."""
 
-    def __init__(self, problem: Problem, passes: int) -> None:
-        self.problem, self.passes = problem, passes
+    def __init__(self, problem: Problem, passes: int, record: "Recorder | None" = None) -> None:
+        self.problem, self.passes, self.record = problem, passes, record
         self.bounds = mode_bounds(problem.model, problem.priced)
         self.bound_ms = self.bounds[0].ms if self.bounds else 0.0
         self.small = len(problem.options) * problem.num_ranks <= SMALL
@@ -150,6 +158,7 @@ class Search:
             state = self._placed(start, stuck)
             if state is None:
                 continue
+            self.watch("placed", state)
             self.keep(state)
             if self._near():
                 break
@@ -172,11 +181,12 @@ class Search:
             anneal = Anneal(problem, starts[:STARTED], copies)
         except CannotAnneal:
             return
-        for state in anneal.run(max(SWEEPS, MOVES // len(problem.options)), enough_ms, self.step_ms):
+        sweeps = max(SWEEPS, MOVES // len(problem.options))
+        for state in anneal.run(sweeps, enough_ms, self.step_ms, record=self.record):
             self.keep(state)
             if self._near():
                 return
-            exchange(problem, state, enough_ms)
+            exchange(problem, state, enough_ms, self.watch("exchanged"))
             problem.add_up(state)
             self.keep(state)
 
@@ -235,12 +245,24 @@ class Search:
         for balance in rounds[-self.passes :]:
             state.balance = balance
             for _ in range(3 if self.small else 1):
-                again = improve(self.problem, state, self.bound_ms * (1 + self.near))
+                again = improve(self.problem, state, self.bound_ms * (1 + self.near), *self._watches())
                 self.keep(state)
                 if self._near():
                     return
                 if not again:
                     break
+
+    def watch(self, stage: str, *looked_at: State) -> Watch | None:
+        """What is told each plan, where the search is recorded; and tells it some."""
+        if self.record is None:
+            return None
+        told = self.record.watch(self.problem, stage)
+        for state in looked_at:
+            told(state)
+        return told
+
+    def _watches(self) -> tuple[Watch | None, Watch | None]:
+        return self.watch("moved"), self.watch("exchanged")
 
     def prune(self) -> None:
         """Leaves out what no better plan can hold."""
@@ -263,7 +285,7 @@ class Search:
         for route in ROUTES:
             state = self._rerouted(self.best, route)
             if state is not None and self.step_ms(state) < self.best_ms * LEAST:
-                improve(self.problem, state)
+                improve(self.problem, state, 0.0, *self._watches())
                 self.keep(state)
 
     def _rerouted(self, state: State, route: str) -> State | None:
@@ -278,4 +300,6 @@ class Search:
                 problem.put(other, table, problem.made(table, choices.index(twin), put.ranks))
                 changed = True
         problem.add_up(other)
+        if changed:
+            self.watch("rerouted", other)
         return other if changed and problem.fits(other) else None

@@ -5,6 +5,7 @@ Every step keeps the plan valid and within memory and shortens the score, so it 
 Shape letters: R rows (phases that ranks differ in, and memory), W ranks, C pairs of tables.
 """
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
@@ -15,6 +16,7 @@ from recshard_lab.planner.state import Problem
 from recshard_lab.planner.workload import Array
 
 Index: TypeAlias = NDArray[np.intp]
+Watch: TypeAlias = Callable[[State], None]
 
 ENOUGH = 1e-3  # a pass that gains less than this share is the last
 MOST_EXCHANGES = 100  # in one pass
@@ -22,8 +24,14 @@ MOST_PAIRS = 1024  # exchanges looked at in one array operation
 LEAST = 1 - 1e-9  # a gain below is rounding
 
 
-def improve(problem: Problem, state: State, bound_ms: float = 0.0) -> bool:
-    """One pass over all tables; whether the plan gained enough to go on. Ends where the step is down to `bound_ms`."""
+def improve(
+    problem: Problem, state: State, bound_ms: float = 0.0, moved: Watch | None = None, exchanged: Watch | None = None
+) -> bool:
+    """One pass over all tables; whether the plan gained enough to go on. Ends where the step is down to `bound_ms`.
+
+    Args:
+        moved, exchanged: told each plan that comes of it.
+    """
     now = before = problem.score(state)
     for table in problem.by_work:
         was = problem.take(state, table)
@@ -34,14 +42,16 @@ def improve(problem: Problem, state: State, bound_ms: float = 0.0) -> bool:
             continue
         problem.put(state, table, found[1])
         now = found[0]
+        if moved is not None:
+            moved(state)
         if problem.step_ms(state) <= bound_ms:
             break
-    exchange(problem, state, bound_ms)
+    exchange(problem, state, bound_ms, exchanged)
     problem.add_up(state)
     return problem.score(state) < before * (1 - ENOUGH)
 
 
-def exchange(problem: Problem, state: State, bound_ms: float = 0.0) -> None:
+def exchange(problem: Problem, state: State, bound_ms: float = 0.0, exchanged: Watch | None = None) -> None:
     """Exchanges one-piece tables of the busiest ranks with those of others while that helps and pays."""
     now = problem.score(state)
     single = [(t, put) for t, put in enumerate(state.placed) if put is not None and len(put.ranks) == 1]
@@ -87,6 +97,8 @@ def exchange(problem: Problem, state: State, bound_ms: float = 0.0) -> None:
                 single[k] = (table, moved)
                 rank_of[k] = to
             now = float(score[c])
+            if exchanged is not None:
+                exchanged(state)
             break
         else:
             return

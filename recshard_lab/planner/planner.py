@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,6 +34,10 @@ from recshard_lab.sharding.plan import Tables
 from recshard_lab.sharding.types import EmbeddingComputeKernel, check_route
 from recshard_lab.sharding.validate import nearest
 
+if TYPE_CHECKING:
+    from recshard_lab.planner.search_record import Recorder
+    from recshard_lab.planner.search_trace import SearchTrace
+
 SOLVERS = ("greedy", "exact")
 
 
@@ -58,11 +62,15 @@ class EmbeddingShardingPlanner:
         time_limit_s: seconds for the MILP.
         cost_model: what a plan is scored by: "recshard", or "torchrec", the formulas of TorchRec 1.8's own estimator
             (see `planner/torchrec_cost.py`), for comparison with its plans.
+        keep_search: keep every plan that is looked at as `last_search`, which ``lab.views.planner_search`` draws. The
+            plan chosen is the same; under "exact" keeping is part of the time limit.
 
     Attributes:
         last_estimate: `Estimate` of the last plan made, None before; its `lower_bound` and `gap` say how far from the
             best of all placements the plan can be.
         last_planned: what it knows of the last plan made, which `ShardingPlan.explain` reads; None before.
+        last_search: `SearchTrace` of the last plan asked for, made or refused; None without `keep_search`, and on all
+            ranks but the first of a `collective_plan`.
 
     Raises:
         ValueError: a solver or a cost model that does not exist; a time limit that is not positive.
@@ -87,6 +95,7 @@ class EmbeddingShardingPlanner:
         solver: str = "greedy",
         time_limit_s: float = 60.0,
         cost_model: str = "recshard",
+        keep_search: bool = False,
     ) -> None:
         self.topology = topology or running_topology()
         self.reservation, self.debug = storage_reservation, debug
@@ -105,6 +114,8 @@ class EmbeddingShardingPlanner:
         self.cost_model = cost_model_named(cost_model).name
         self.last_estimate: Estimate | None = None
         self.last_planned: Planned | None = None
+        self.keep_search = keep_search
+        self.last_search: SearchTrace | None = None
 
     @names_wrong_arguments
     def plan(self, module: Any, sharders: Sequence[Any] | None = None) -> ShardingPlan:
@@ -223,12 +234,20 @@ class EmbeddingShardingPlanner:
                     f"{', '.join(names)}"
                 )
         model = cost_model_named(self.cost_model)(tables, self.topology, workload, constraints)
+        record = self._recorder()
+        owned = [(path, table.name) for path, table in owners]
         try:
-            solution = self._solve_in_host(model, tables, constraints)
-        except DoesNotFit as stuck:
+            solution = self._solve_in_host(model, tables, constraints, record)
+        except (DoesNotFit, PlanError) as stuck:
+            if record is not None and record.begun:
+                self.last_search = record.trace(model, owned)
+            if isinstance(stuck, PlanError):
+                raise
             asked = (self.topology, workload, constraints, self.route, self.cost_model)
             refused = Refused(tables, stuck.table, *asked)
             raise PlanError(why_it_does_not_fit(refused) if explain else what_does_not_fit(refused)) from None
+        if record is not None:
+            self.last_search = record.trace(model, owned, solution.placements, solution.bound_ms)
         plan: dict[str, EmbeddingModuleShardingPlan] = {path: EmbeddingModuleShardingPlan() for path in found}
         pairs = [(table, placed.sharding()) for table, placed in zip(tables, solution.placements, strict=True)]
         for (path, table), (_, sharding) in zip(owners, pairs, strict=True):
@@ -249,12 +268,13 @@ class EmbeddingShardingPlanner:
         model: CostModel,
         tables: Sequence[BaseEmbeddingConfig],
         constraints: Mapping[str, ParameterConstraints],
+        record: "Recorder | None" = None,
     ) -> Solution:
         """A plan within the host's memory as well: while one is beyond it, the table with most bytes there, of those
         that may be elsewhere, is kept out of it."""
         tried = dict(constraints)
         while True:
-            solution = self._solve(model, tables, tried)
+            solution = self._solve(model, tables, tried, record)
             used = [placement.loads(self.topology)[HOST] for placement in solution.placements]
             held = np.sum(used, axis=0)
             rank = int(held.argmax())
@@ -280,9 +300,18 @@ class EmbeddingShardingPlanner:
         model: CostModel,
         tables: Sequence[BaseEmbeddingConfig],
         constraints: Mapping[str, ParameterConstraints],
+        record: "Recorder | None" = None,
     ) -> Solution:
         exact_s = self.time_limit_s if self.solver == "exact" else None
-        return solve(model, tables, constraints, self.local_search_passes, self.route, exact_s)
+        return solve(model, tables, constraints, self.local_search_passes, self.route, exact_s, record)
+
+    def _recorder(self) -> "Recorder | None":
+        self.last_search = None
+        if not self.keep_search:
+            return None
+        from recshard_lab.planner.search_record import Recorder  # not even loaded where it is not asked for
+
+        return Recorder()
 
 
 def tables_of(module: Any) -> dict[str, list[BaseEmbeddingConfig]]:

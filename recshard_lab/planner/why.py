@@ -68,7 +68,8 @@ class Planned:
         settings = copy(planner)
         settings.constraints, settings.debug, settings.reservation = dict(constraints), False, None
         settings.workload = workload
-        settings.last_estimate = settings.last_planned = None
+        settings.last_estimate = settings.last_planned = settings.last_search = None
+        settings.keep_search = False
         return cls(settings, {path: [_bare(table) for table in own] for path, own in tables.items()})
 
     def estimate(self, plan: ShardingPlan) -> Estimate:

@@ -7,7 +7,7 @@ A view is a pure function whose parameter names say what it wants to see::
 
 Whoever shows views (the plan comparison, a report) offers it wherever an ``estimate`` is at hand.
 Names in use: ``plan``, ``tables``, ``topology``, ``estimate``, ``measured``, ``losses``, ``events``, ``history``,
-``groups`` (sharding groups of replicas), ``note``, ``width``.
+``search``, ``groups`` (sharding groups of replicas), ``note``, ``width``.
 """
 
 from recshard_lab.lab.view import View as View
@@ -18,6 +18,7 @@ from recshard_lab.lab.views.memory import memory as memory
 from recshard_lab.lab.views.pareto import pareto as pareto
 from recshard_lab.lab.views.phases import phases as phases
 from recshard_lab.lab.views.placement import placement as placement
+from recshard_lab.lab.views.planner_search import planner_search as planner_search
 from recshard_lab.lab.views.registry import draw as draw
 from recshard_lab.lab.views.registry import register_view as register_view
 from recshard_lab.lab.views.registry import unregister_view as unregister_view

@@ -657,6 +657,7 @@ def calls() -> dict[str, Call]:
                 "workload": rl.Workload(8),
                 "local_search_passes": 1,
                 "route": "direct",
+                "keep_search": True,
             },
         ),
         "EmbeddingShardingPlanner.plan": (rl.EmbeddingShardingPlanner(rl.Topology(2)).plan, {"module": ebc()}),

@@ -57,8 +57,8 @@ class Labels:
         """Left end and baseline for words at a mark: beside it, above, below, further off; None where all is taken.
 
         >>> labels = Labels((0, 0, 200, 100))
-        >>> labels.place(50, 50, "first"), labels.place(50, 50, "second")
-        ((59.0, 53.675), (50.0, 38.7...))
+        >>> [labels.place(100, 50, words)[0] for words in ("first", "second")]  # right of it, then left
+        [109.0, 53.2]
         """
         wide, high = text_width(words, size), size * 1.2
         ways = [(gap, 0.0), (-gap - wide, 0.0)]

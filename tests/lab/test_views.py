@@ -46,7 +46,15 @@ def rectangles(svg: str) -> list[tuple[str, float, float]]:
 
 
 def test_every_view_is_registered_in_the_order_it_is_offered() -> None:
-    assert views.view_names() == [*ALL, "access_skew", "jagged_anatomy", "follow_id", "timeline", "pareto"]
+    assert views.view_names() == [
+        *ALL,
+        "access_skew",
+        "jagged_anatomy",
+        "follow_id",
+        "timeline",
+        "planner_search",
+        "pareto",
+    ]
     assert views.views_of("estimate") == ["memory", "phases", "traffic"]
 
 

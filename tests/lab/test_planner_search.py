@@ -1,0 +1,148 @@
+"""The picture of a planner's search: every mark where its numbers are, what fits told apart without colour."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recshard_lab.cli import app
+from recshard_lab.lab import views
+from recshard_lab.planner import EmbeddingShardingPlanner
+from recshard_lab.planner.search_trace import SearchTrace
+from recshard_lab.sharding import PlanError, Topology
+from tests.planner.problems import random_tables
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def search(cap: float = 100.0, ranks: int = 4) -> SearchTrace:
+    tables, workload = random_tables(12, 0)
+    fair = sum(table.weight_bytes for table in tables) / ranks
+    topology = Topology(ranks, "cuda", hbm_cap=int(cap * fair))
+    planner = EmbeddingShardingPlanner(topology, workload=workload, keep_search=True)
+    try:
+        planner.plan_tables(tables, explain=False)
+    except PlanError:
+        assert cap < 1
+    assert planner.last_search is not None
+    return planner.last_search
+
+
+def marks(svg: str) -> dict[str, tuple[float, float]]:
+    """Tooltip -> where the mark begins."""
+    found = {}
+    for path in ET.fromstring(svg).iter(f"{SVG}path"):
+        title = path.find(f"{SVG}title")
+        if title is not None:
+            start = re.match(r"M(-?[\d.]+) (-?[\d.]+)", path.get("d", ""))
+            assert start is not None
+            found[title.text or ""] = float(start[1]), float(start[2])
+    return found
+
+
+def texts(svg: str) -> list[str]:
+    return [element.text or "" for element in ET.fromstring(svg).iter(f"{SVG}text")]
+
+
+def test_marks_of_the_frontier_stand_where_their_numbers_are() -> None:
+    found = search(1.25)
+    frontier = found.frontier()
+    assert len(frontier) > 3
+    places = [
+        spot for words, spot in marks(views.planner_search(found).svg).items() if words.startswith("on the Pareto")
+    ]
+    at = np.array(places)  # in the order of the frontier
+    held, ms = np.array([(one.memory_bytes, one.step_ms) for one in frontier]).T
+    for pixels, values in ((at[:, 0], held), (at[:, 1], ms)):  # tops of diamonds: all by the same five pixels too high
+        shares = (pixels - pixels[0]) / (pixels[-1] - pixels[0])
+        np.testing.assert_allclose(shares, (values - values[0]) / (values[-1] - values[0]), atol=0.02)
+
+
+def test_it_says_how_near_the_best_the_plan_is_and_what_one_scheme_would_cost() -> None:
+    found = search()
+    view = views.planner_search(found)
+    assert found.chosen is not None
+    assert found.lower_bound is not None
+    assert f"{found.seen:,} plans looked at" in view.title
+    words = texts(view.svg)
+    assert any(word.startswith("lower bound ") for word in words)
+    assert any(word.startswith("chosen ") for word in words)
+    assert any(word.startswith("memory cap ") for word in words)
+    shown = " ".join(words)
+    for label in ("table-wise", "row-wise", "column-wise", "data-parallel"):
+        assert label in shown
+    far = 100 * (found.chosen.step_ms / found.lower_bound - 1)
+    said = re.search(r"at most ([\d.]+)% longer than the best there is", view.summary)
+    assert said is not None
+    assert float(said[1]) == pytest.approx(far, rel=0.06)
+    best = min(one.step_ms for one in found.single_schemes.values() if one.fits and not one.elsewhere)
+    alone = re.search(r"All tables under [a-z-]+: ([\d.]+)% longer", view.summary)
+    assert alone is not None
+    assert float(alone[1]) == pytest.approx(100 * (best / found.chosen.step_ms - 1), rel=0.06)
+
+
+def test_what_does_not_fit_is_a_cross_beyond_the_line_of_the_cap() -> None:
+    found = search(1.25)
+    over = [one for one in found.candidates if not one.fits]
+    assert over
+    svg = views.planner_search(found).svg
+    crosses = [
+        p
+        for p in ET.fromstring(svg).iter(f"{SVG}path")
+        if re.fullmatch(r"(M[\d. ]+(l[-\d. ]+|m[-\d. ]+){3})+", p.get("d", ""))
+    ]
+    assert crosses
+    assert f"{len(over):,} that do not" in texts(svg)
+    cap = next(
+        float(p.get("d", "M0").split()[0][1:])
+        for p in ET.fromstring(svg).iter(f"{SVG}path")
+        if "6 3" in (p.get("stroke-dasharray") or "")
+    )
+    left_panel = [float(m[1]) for p in crosses for m in re.finditer(r"M([\d.]+) ", p.get("d", ""))]
+    assert sum(x + 3.5 >= cap for x in left_panel) == len(left_panel)
+
+
+def test_where_nothing_fits_it_says_so_and_draws_what_was_tried() -> None:
+    view = views.planner_search(search(0.4))
+    assert view.title.endswith("none fits")
+    assert "Nothing fits" in view.summary
+    assert "does not fit" in view.table
+    assert "chosen " not in " ".join(texts(view.svg)).replace("chosen plan", "")
+
+
+def test_a_search_that_was_not_kept_or_has_no_number_is_a_message() -> None:
+    assert "keep_search=True" in views.planner_search(None).problem
+    found = search()
+    blank = [replace(one, step_ms=float("nan")) for one in found.candidates]
+    broken = replace(found, candidates=tuple(blank), single_schemes={}, chosen=None)
+    assert "None of" in views.planner_search(broken).problem
+    some = replace(found, candidates=(*found.candidates[:9], *blank[9:]), chosen=found.candidates[0])
+    view = views.planner_search(some)
+    assert f"{len(blank) - 9:,} plans have no number and are not drawn." in view.summary
+    assert "nan" not in view.svg
+
+
+def test_the_interactive_figure_has_the_best_so_far_in_the_order_of_discovery() -> None:
+    found = search(1.25)
+    figure = views.planner_search(found).figure
+    line = next(trace for trace in figure.data if trace.name == "best so far")
+    best = found.best_so_far()
+    assert list(line.x)[:-1] == [one.number for one in best]
+    assert list(line.y)[:-1] == [one.step_ms for one in best]
+    assert {"fits", "over the cap", "Pareto frontier", "chosen", "row-wise"} <= {trace.name for trace in figure.data}
+
+
+def test_recshard_plan_html_has_the_search_in_it(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    (tmp_path / "t.csv").write_text("name,num_embeddings,embedding_dim,feature_names\na,1000,16,f\nb,5000,16,g\n")
+    page = tmp_path / "plan.html"
+    result = CliRunner().invoke(app, ["plan", str(tmp_path / "t.csv"), "--ranks", "2", "--html", str(page)])
+    assert result.exit_code == 0, result.output
+    assert "Planner&#x27;s search" in page.read_text() or "Planner's search" in page.read_text()
+    assert "lower bound" in page.read_text()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import pkgutil
 import platform
 import subprocess
@@ -18,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from statistics import median
+
+from recshard_lab.cores import usable_cores
 
 
 @dataclass(frozen=True)
@@ -131,10 +132,9 @@ def machine() -> str:
     """What the figures were measured on, in one line."""
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus = f", {torch.cuda.device_count()} x {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     return (
-        f"{platform.system()} {platform.machine()}, {cores} cores{gpus}, "
+        f"{platform.system()} {platform.machine()}, {usable_cores()} cores{gpus}, "
         f"Python {platform.python_version()}, torch {torch.__version__}"
     )
 

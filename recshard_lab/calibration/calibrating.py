@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from recshard_lab.calibration.collectives import as_dicts, dense_flops_per_ms, f
 from recshard_lab.calibration.fit import PER_OPTIMIZER, Fit, Fitted, Measurements, errors, figures_for, fit
 from recshard_lab.calibration.predict import Predictions
 from recshard_lab.calibration.steps import BUSY, Timed, time_cases, usual_ms
+from recshard_lab.cores import usable_cores
 from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES
 from recshard_lab.sharding import Topology
 from recshard_lab.sharding.device_profile import DeviceProfile
@@ -269,7 +269,7 @@ def machine() -> dict[str, str]:
     return {
         "system": f"{platform.system()} {platform.release()}",
         "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
-        "cores": str(os.cpu_count()),
+        "cores": str(usable_cores()),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "backend": "gloo",

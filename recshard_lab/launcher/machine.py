@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from .shape import usable_cores
+from ..cores import quota, usable_cores
 
 __all__ = ["Finding", "inspect"]
 
@@ -63,9 +63,9 @@ def system() -> list[Finding]:
 def cores() -> list[Finding]:
     usable, there = usable_cores(), os.cpu_count() or 1
     value = f"{usable} of {there} usable" if usable != there else f"{usable} usable"
-    quota = _cgroup("cpu.max").split()
-    if quota and quota[0].isdigit() and float(quota[0]) / float(quota[1]) < usable:
-        value += f", {float(quota[0]) / float(quota[1]):g} by this container's quota"
+    share = quota()
+    if share is not None and share < there:
+        value += f" ({share:g} by this container's quota)"
     few = "ranks will take turns: results are exact, times include waiting" if usable < 2 else None
     return [Finding("cores", value, usable > 1 or None, few)]
 

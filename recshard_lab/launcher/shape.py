@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
-import sys
 from dataclasses import dataclass
 
+from ..cores import usable_cores
 from .engines import default_start_method
 from .errors import LaunchError
 
@@ -112,13 +111,6 @@ class Shape:
                 "long as such a link would take; DistributedDataParallel's all-reduce and your own collectives are not."
             )
         return "\n".join(lines)
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def checked_engine(engine: str | None, start_method: str | None, address: str | None) -> str:

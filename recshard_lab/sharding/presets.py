@@ -9,6 +9,7 @@ from textwrap import wrap
 from typing import Any
 
 from recshard_lab.arguments import checks_arguments
+from recshard_lab.cores import usable_cores
 from recshard_lab.sharding.machines import ALIASES, ASSUMED, MACHINES, TFLOPS, Machine, Published, machine_of_gpu
 
 THIS = "this"
@@ -142,12 +143,10 @@ def _parsed(name: str) -> tuple[Machine | None, int | None]:
 
 def _this_machine(ranks: int | None, local_world_size: int | None) -> dict[str, Any]:
     """One rank a GPU where there are any, with the figures of that GPU where it is listed; one a core elsewhere."""
-    import os
-
     import torch
 
     if not torch.cuda.is_available():
-        world = ranks or os.cpu_count() or 1
+        world = ranks or usable_cores()
         return {"world_size": world, "local_world_size": local_world_size or world}
     world = ranks or torch.cuda.device_count()
     device = torch.cuda.get_device_properties(0)

@@ -39,6 +39,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.cores import usable_cores
 
 GIB = 1024**3
 _PER_MS = GIB / 1000  # one GiB/s in bytes per ms
@@ -244,7 +245,7 @@ class Topology:
                 f"fill "
                 f"their hosts; the next world_size that does is {-(-self.world_size // local) * local}"
             )
-        filled = {"local_world_size": local, "cores_per_host": os.cpu_count() or 1, **defaults}
+        filled = {"local_world_size": local, "cores_per_host": usable_cores(), **defaults}
         for spec in fields(self):
             if getattr(self, spec.name) is None:
                 value = filled[spec.name] if spec.name in filled else machine_memory_bytes() // local

@@ -44,7 +44,7 @@ def jupyter_lab(folder: Path, **variables: str) -> Iterator[tuple[str, str]]:
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder)
     address = f"http://127.0.0.1:{port}"
     try:
-        _wait_for(f"{address}/api/status?token={token}", server, folder / "server.log")
+        wait_for(f"{address}/api/status?token={token}", server, folder / "server.log")
         yield address, token
     finally:
         server.terminate()
@@ -55,7 +55,7 @@ def jupyter_lab(folder: Path, **variables: str) -> Iterator[tuple[str, str]]:
             server.wait()
 
 
-def _wait_for(url: str, server: subprocess.Popen[bytes], log: Path, patience_s: float = 60) -> None:
+def wait_for(url: str, server: subprocess.Popen[bytes], log: Path, patience_s: float = 60) -> None:
     end = time.monotonic() + patience_s
     while time.monotonic() < end:
         if server.poll() is not None:

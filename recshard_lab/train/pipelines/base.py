@@ -12,7 +12,6 @@ Nothing is computed in another order than in a plain loop, so that all of these 
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 
 from recshard_lab.arguments import device_named
 from recshard_lab.comm import ShardingEnv, all_reduce
+from recshard_lab.cores import usable_cores
 from recshard_lab.distributed import DMPCollection
 from recshard_lab.train.pipelines.calls import Fed, PipelineReport, Watch
 from recshard_lab.train.pipelines.lanes import StageError
@@ -273,8 +273,7 @@ def _one_of(name: str, value: Any, known: Sequence[str]) -> str:
 def _threads(asked: Any, env: ShardingEnv) -> bool:
     if asked is not None:
         return flag("threads", asked)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cores >= 2 * env.local_world_size
+    return usable_cores() >= 2 * env.local_world_size
 
 
 def _interval(value: Any) -> int | None:

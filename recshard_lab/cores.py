@@ -1,0 +1,70 @@
+"""How many cores are ours: of a container its share, not the host's."""
+
+from __future__ import annotations
+
+import math
+import os
+from functools import cache
+from pathlib import Path
+
+__all__ = ["quota", "usable_cores"]
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """Cores that this process may run on, and no more than the quota of its containers, rounded up; at least 1.
+
+    Args:
+        root: where ``proc`` and ``sys`` are.
+
+    >>> 1 <= usable_cores() <= os.cpu_count()
+    True
+    """
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    share = quota(root)
+    return allowed if share is None else max(1, min(allowed, math.ceil(share)))
+
+
+@cache
+def quota(root: Path = Path("/")) -> float | None:
+    """Cores' worth of time that this process's control groups leave it, the strictest of them; None where none limits.
+
+    Both layouts are read (``cpu.max``; ``cpu.cfs_quota_us`` and ``cpu.cfs_period_us``), in the group of this process
+    and in those around it: a limit may be set on any (https://docs.kernel.org/admin-guide/cgroup-v2.html, CPU).
+    Read once: a process keeps its groups.
+    """
+    groups = root / "sys/fs/cgroup"
+    shares = []
+    for controllers, path in _memberships(root):
+        places = [groups, groups / "unified"] if controllers == "" else [groups / controllers, groups / "cpu"]
+        for mount in places:
+            inner = mount / path.lstrip("/")
+            for group in (inner, *inner.parents):
+                if mount in (group, *group.parents):
+                    shares.append(_share(group))
+    return min((share for share in shares if share is not None), default=None)
+
+
+def _memberships(root: Path) -> list[tuple[str, str]]:
+    """Controllers ("" for the unified layout) and path of the groups that may limit cores."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:  # not Linux
+        return []
+    fields = [line.split(":", 2) for line in lines]
+    return [(names, path) for _, names, path in fields if names == "" or "cpu" in names.split(",")]
+
+
+def _share(group: Path) -> float | None:
+    """A group's own limit in cores."""
+    try:
+        told = (group / "cpu.max").read_text().split()
+    except OSError:
+        try:
+            told = [(group / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period")]
+        except OSError:
+            return None
+    try:
+        allowed, period = map(float, told)
+    except ValueError:  # "max"
+        return None
+    return allowed / period if allowed > 0 and period > 0 else None

@@ -140,6 +140,7 @@ _ROOM_OF = {
     "launch": "launcher",
     # lab
     "PlanCompare": "lab",
+    "export": "lab",
 }
 
 if "RECSHARD_TORCHREC" in _os.environ:  # the process that started this one serves TorchRec's names

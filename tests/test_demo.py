@@ -10,7 +10,7 @@ from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
 from recshard_lab.data import RatingsDataset, SyntheticRatings
-from recshard_lab.lab import demo
+from recshard_lab.lab import demo, export
 from recshard_lab.lab.comparison import LEAST_AUC, SAME_AUC, SPLITS, Comparison, compare_schemes, plans_to_train
 from recshard_lab.lab.experiment import moved_bytes, run_unsharded
 from recshard_lab.lab.theme import SCHEMES, look_of
@@ -72,10 +72,11 @@ def test_counted_traffic_is_within_a_third_of_the_predicted(found: Comparison) -
 
 def test_the_report_opens_offline_and_names_the_source_of_its_numbers(found: Comparison, tmp_path: Path) -> None:
     out = tmp_path / "report.html"
-    demo.write_demo_report(found, out)
+    export(found, out)
     page = out.read_text()
     assert not re.findall(r"""(?:src|href)=["']?(?:https?:)?//""", page)
     assert "<script src" not in page
+    assert len(page.encode()) <= 3_000_000
     assert found.ratings.source in page
     for run in found.runs:
         assert look_of(run.name, SCHEMES).label.lower() in page.lower()

@@ -50,11 +50,14 @@ def demo(
     data: Annotated[Path | None, typer.Option(help="MovieLens: a folder, zip or wheel that holds it.")] = None,
     ranks: Annotated[int, typer.Option(help="How many ranks train together.", min=1)] = 4,
     out: Annotated[Path, typer.Option(help="Where the HTML report goes.")] = Path("recshard_report.html"),
+    plotly: Annotated[
+        str, typer.Option(help="The report's interactive pictures: embed (opens offline), cdn, none.")
+    ] = "embed",
 ) -> None:
     """Train one model under every scheme, compare with the prediction, write a report."""
     from recshard_lab.lab.demo import run_demo
 
-    raise typer.Exit(0 if run_demo(data, ranks, out, console) else 1)
+    raise typer.Exit(0 if run_demo(data, ranks, out, console, plotly) else 1)
 
 
 @app.command()

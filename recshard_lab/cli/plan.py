@@ -44,6 +44,9 @@ def plan(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where the plan goes, as JSON.")] = None,
     html: Annotated[Path | None, typer.Option(help="Where a report with pictures goes, as HTML.")] = None,
+    plotly: Annotated[
+        str, typer.Option(help="Its interactive pictures: embed (opens offline), cdn, none.", rich_help_panel=_MORE)
+    ] = "embed",
     script: Annotated[Path | None, typer.Option(help="Where a torchrun script that trains under it goes.")] = None,
     torchrec: Annotated[
         Path | None, typer.Option(help="Where it goes as TorchRec's ShardingPlan (torch.save); needs torchrec.")
@@ -93,7 +96,8 @@ def plan(
     for part in _said(planned, planner, explain or (), why_not or (), diff):
         print(part, end="\n\n")
     search = planner.last_search
-    _write(planned, read, machine, workload, topology, search, out=out, html=html, script=script, torchrec=torchrec)
+    files = {"out": out, "html": html, "script": script, "torchrec": torchrec}
+    _write(planned, read, machine, workload, topology, search, **files, plotly=plotly)
 
 
 def machine_of(topology: str, ranks: int | None, memory_gb: float | None = None) -> Topology:
@@ -155,6 +159,7 @@ def _write(
     html: Path | None,
     script: Path | None,
     torchrec: Path | None,
+    plotly: str,
 ) -> None:
     if out is not None:
         out.write_text(planned.to_json(indent=2))
@@ -168,9 +173,12 @@ def _write(
             vars(entry).pop("_recshard_lab", None)  # what from_torchrec knows it by: a class of this library
         torch.save(theirs, torchrec)
     if html is not None:
-        from recshard_lab.lab.plan_report import write_plan_report
+        from recshard_lab.lab.exportable import Candidate
+        from recshard_lab.lab.exporting import write_page
+        from recshard_lab.lab.plan_report import plan_page
 
-        write_plan_report(html, planned, read.tables, machine, workload, preset, search)
+        found = Candidate.of("plan", planned, read.tables, machine, workload, more={} if search is None else {"search": search})
+        write_page(html, plan_page(found, preset), plotly)
 
 
 def _check(path: Path, source: str, ranks: int | None) -> None:

@@ -23,6 +23,7 @@ def whatif(
     sharding_group_size: Annotated[str, typer.Option(help="Ranks that share a copy of the tables; all is one.")] = "",
     sync_every: Annotated[int, typer.Option(help="Steps between syncs of the copies.", min=1)] = 1,
     html: Annotated[Path | None, typer.Option(help="Where a page with the Pareto picture goes.")] = None,
+    plotly: Annotated[str, typer.Option(help="Of the page: embed (opens offline), cdn, none.")] = "embed",
     csv: Annotated[Path | None, typer.Option(help="Where all points go, as CSV.")] = None,
 ) -> None:
     """Simulate plans for other machines: more ranks, larger batches, less memory, other codecs; none of it is run."""
@@ -38,4 +39,4 @@ def whatif(
         "pipeline": pipeline,
         "sharding_group_size": sharding_group_size,
     }
-    run_whatif(tables, example, topology, axes, sync_every, html, csv, Console(highlight=False))
+    run_whatif(tables, example, topology, axes, sync_every, html, csv, Console(highlight=False), plotly)

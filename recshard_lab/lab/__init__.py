@@ -11,6 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from recshard_lab.lab.exportable import Candidate as Candidate
+    from recshard_lab.lab.exporting import export as export
     from recshard_lab.lab.live_model import LiveModel as LiveModel
     from recshard_lab.lab.live_model import Proof as Proof
     from recshard_lab.lab.measure import Measured as Measured
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from recshard_lab.lab.widgets import SchemeSwitcher as SchemeSwitcher
 
 _HOME_OF = {
+    "Candidate": "exportable",
     "DrawingBoard": "widgets",
     "LiveModel": "live_model",
     "Measured": "measure",
@@ -34,6 +37,7 @@ _HOME_OF = {
     "RanksPanel": "widgets",
     "SchemeSwitcher": "widgets",
     "View": "view",
+    "export": "exporting",
     "measure_plan": "measure",
     "register_view": "views",
     "view_named": "views",
@@ -42,6 +46,7 @@ _HOME_OF = {
 }
 
 __all__ = [
+    "Candidate",
     "DrawingBoard",
     "LiveModel",
     "Measured",
@@ -50,6 +55,7 @@ __all__ = [
     "RanksPanel",
     "SchemeSwitcher",
     "View",
+    "export",
     "measure_plan",
     "register_view",
     "view_named",

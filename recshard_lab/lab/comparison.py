@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,9 +19,12 @@ from recshard_lab.data import RatingsDataset
 from recshard_lab.embedding import EmbeddingBagConfig
 from recshard_lab.lab.experiment import Outcome, plan_of_scheme, run_under, run_unsharded, workload_of
 from recshard_lab.launcher import launch
-from recshard_lab.planner import Estimate, estimate
+from recshard_lab.planner import Estimate, Workload, estimate
 from recshard_lab.sharding import ShardingPlan, Topology, scheme_names
 from recshard_lab.train import MOVIELENS_100K, Recipe
+
+if TYPE_CHECKING:
+    from recshard_lab.lab.exportable import Exportable
 
 SPLITS = {"random": "random split", "time": "split by time"}
 UNSHARDED = "unsharded"
@@ -53,6 +57,7 @@ class Comparison:
     Args:
         nodes: virtual nodes that the ranks were told to live on.
         same: scheme that was not trained -> the trained one that makes the same rectangles of these tables.
+        workload: the step that was predicted.
     """
 
     ratings: RatingsDataset
@@ -61,6 +66,13 @@ class Comparison:
     recipe: Recipe = MOVIELENS_100K
     nodes: int = 1
     same: Mapping[str, str] = field(default_factory=dict)
+    workload: Workload = field(default_factory=Workload)
+
+    def exportable(self) -> Exportable:
+        """What `lab.export` writes of it."""
+        from recshard_lab.lab.demo import demo_page
+
+        return demo_page(self)
 
     @property
     def shape(self) -> str:
@@ -139,7 +151,7 @@ def compare_schemes(
                 run.outcomes[split] = outcome
                 done += each[split]
         on_progress("done", done, total)
-    return Comparison(ratings, world_size, tuple(runs), recipe, nodes, same)
+    return Comparison(ratings, world_size, tuple(runs), recipe, nodes, same, workload)
 
 
 def nodes_of(world_size: int) -> int:

@@ -15,9 +15,12 @@ from rich.table import Table
 from recshard_lab import bench
 from recshard_lab.data import load_ratings
 from recshard_lab.lab import views
+from recshard_lab.lab.assumptions import assumptions
 from recshard_lab.lab.comparison import SPLITS, Comparison, compare_schemes
 from recshard_lab.lab.experiment import moved_bytes
-from recshard_lab.lab.report import Section, write_report
+from recshard_lab.lab.exportable import Candidate, Exportable
+from recshard_lab.lab.exporting import write_page
+from recshard_lab.lab.report import Section
 from recshard_lab.lab.theme import SCHEMES, bytes_text, look_of
 from recshard_lab.lab.view import Numbers
 from recshard_lab.sharding import Topology
@@ -28,13 +31,14 @@ PREDICTED = (
 )
 
 
-def run_demo(data: Path | None, world_size: int, out: Path, console: Console) -> bool:
+def run_demo(data: Path | None, world_size: int, out: Path, console: Console, plotly: str = "embed") -> bool:
     """The whole path, told on the console; False where a verdict is not what it must be.
 
     Args:
         data: where MovieLens is; the variable, the cache, the network, then the generator when left out.
         world_size: ranks.
         out: the HTML report.
+        plotly: where its interactive pictures come from, see `write_report`.
     """
     with console.status("looking for ratings"):
         ratings = load_ratings(data)
@@ -54,7 +58,7 @@ def run_demo(data: Path | None, world_size: int, out: Path, console: Console) ->
     for good, words in found.verdicts():
         console.print(f"[green]yes[/] {words}" if good else f"[bold red]NO[/]  {words}")
     console.print(PREDICTED, style="dim")
-    write_demo_report(found, out)
+    write_page(out, demo_page(found), plotly)
     console.print(f"Report: {escape(str(out))} ({bytes_text(out.stat().st_size)})")
     return all(good for good, _ in found.verdicts())
 
@@ -107,8 +111,8 @@ def _pair(measured: float, predicted: float) -> str:
     return f"{value} | {right}" if unit == other else f"{left} | {right}"
 
 
-def write_demo_report(found: Comparison, out: Path) -> None:
-    """The comparison as one HTML file: the table, the loss curves, and each plan's pictures."""
+def demo_page(found: Comparison) -> Exportable:
+    """The comparison as a page: the table, the loss curves, and each plan's pictures."""
     note = found.ratings.source
     heads = ("plan", *(f"AUC, {words}" for words in SPLITS.values()), "step, ms", "memory", "moved a step")
     rows = [[name, *auc.split(" | "), *rest] for name, auc, *rest in rows_of(found)]
@@ -125,18 +129,26 @@ def write_demo_report(found: Comparison, out: Path) -> None:
         ),
     ]
     tables = found.recipe.tables(found.ratings)
+    candidates, columns = [], {}
     for run in found.runs:
         if run.plan is None or run.predicted is None:
             continue
         measured = run.outcomes["random"].measured
-        known = {"plan": run.plan, "tables": tables, "topology": Topology(found.world_size), "note": note}
+        topology = Topology(found.world_size)
+        known = {"plan": run.plan, "tables": tables, "topology": topology, "note": note}
         known |= {"estimate": run.predicted, "measured": measured}
         pictures = [views.draw(name, **known) for name in views.views_of(*known)]
-        sections.append(Section(look_of(run.name, SCHEMES).label.capitalize(), pictures))
-    write_report(
-        out,
+        label = look_of(run.name, SCHEMES).label.capitalize()
+        sections.append(Section(label, pictures))
+        columns[label] = pictures
+        candidates.append(Candidate(label, run.plan, tables, topology, found.workload, run.predicted, measured))
+    sections.append(assumptions(Topology(found.world_size), found.workload))
+    return Exportable(
         f"One DLRM under {len(found.runs) - 1} sharding plans, {found.shape}",
         sections,
         subtitle=f"{note}. {bench.machine()}.",
         note=f"Ratings: {found.ratings.source}. {PREDICTED}",
+        pictures=columns,
+        candidates=candidates,
+        name="demo",
     )

@@ -1,93 +1,198 @@
-"""One plan as an HTML file: every view of it, how it was found, and what it was predicted from."""
+"""Pages about plans: one with its reasons, or several side by side, and what they were predicted from."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.lab import views
-from recshard_lab.lab.report import Folded, Part, Section, write_report
-from recshard_lab.lab.view import Numbers
-from recshard_lab.planner import Workload, estimate
+from recshard_lab.lab.assumptions import assumptions
+from recshard_lab.lab.exportable import Candidate, Exportable
+from recshard_lab.lab.report import Folded, Part, Picture, Section
+from recshard_lab.lab.theme import SCHEMES, bytes_text, look_of, ms_text, number
+from recshard_lab.lab.view import Numbers, View
 from recshard_lab.planner.answers import sharding_text
-from recshard_lab.planner.search_trace import SearchTrace
-from recshard_lab.sharding import EmbeddingModuleShardingPlan, ShardingPlan, Topology, preset_table
-from recshard_lab.sharding.device_profile import DeviceProfile
-from recshard_lab.sharding.plan import Tables
-from recshard_lab.sharding.presets import amount
+from recshard_lab.sharding import EmbeddingModuleShardingPlan, ShardingPlan
 
 MOST_EXPLAINED = 40
-_ASSUMED = (
-    "world_size",
-    "local_world_size",
-    "hbm_cap",
-    "ddr_cap",
-    "hbm_mem_bw",
-    "ddr_mem_bw",
-    "intra_host_bw",
-    "inter_host_bw",
-    "launch_ms",
-    "flops_per_ms",
-)
+MOST_DIFFERENCES = 60
+COLUMN_WIDTH = 500  # of one plan's picture, where several stand side by side
 
 
-def write_plan_report(
-    path: str | Path,
-    plan: ShardingPlan,
-    tables: Tables,
-    topology: Topology,
-    workload: Workload,
-    preset: str = "",
-    search: SearchTrace | None = None,
-) -> Path:
-    """Writes the file; nothing is run for it, all of it is predicted.
+def plan_page(found: Candidate, preset: str = "", python: str = "") -> Exportable:
+    """One plan: its pictures, why each table lies where it does, and what it was predicted from.
 
     Args:
-        path: of the HTML file.
-        plan: the plan of `tables`; one that a planner made is explained, table by table.
-        tables: their configs, or module path -> configs.
-        topology: the ranks.
-        workload: the step.
+        found: the plan; one that a planner made is explained, table by table.
         preset: the name that the topology was made by, for its sources, or the file of a device profile.
-        search: what the planner looked at, where it kept that.
+    """
+    if found.plan is None:
+        problem = Section("There is no plan", [found.problem])
+        return Exportable(found.name, [problem], python=python, candidates=[found])
+    pictures = _views(found)
+    sections = [Section("What was asked", [found.problem])] if found.problem else []
+    sections += [Section(views.view_label(view.name), [view]) for view in pictures]
+    sections += [*_explained(found.plan), assumptions(found.topology, found.workload, preset)]
+    ranks = f"{found.topology.world_size:,} rank{'s' * (found.topology.world_size != 1)}"
+    where = f" of {Path(preset).name}" if preset else f" on {found.topology.compute_device}"
+    tables = len(found.configs)
+    return Exportable(
+        f"A plan for {tables:,} table{'s' * (tables != 1)} on {ranks}",
+        sections,
+        subtitle=f"{_step_words(found)}{where}; {found.workload.batch_size:,} samples a rank, "
+        f"{found.workload.optimizer}.",
+        note=_note([found]),
+        python=python,
+        pictures={found.name: pictures},
+        candidates=[found],
+    )
 
-    Returns:
-        The path written.
+
+def comparison_page(
+    candidates: Sequence[Candidate],
+    title: str = "",
+    *,
+    more: Sequence[Section] = (),
+    preset: str = "",
+    python: str = "",
+    name: str = "",
+) -> Exportable:
+    """Several plans side by side: their figures, the tables they treat otherwise, and each picture of every plan.
+
+    Args:
+        candidates: at least one.
+        title: of the page.
+        more: further sections, after the figures.
 
     Raises:
-        ValueError: a page of more than 3 MB.
+        ValueError: no candidate, or two of one name.
     """
-    flat, configs = _flat(plan, tables)
-    predicted = estimate(plan, tables, topology, workload) if plan.planned is None else plan.planned.estimate(plan)
-    tables = configs
-    known: dict[str, Any] = {"plan": flat, "tables": tables, "topology": topology, "estimate": predicted}
-    if search is not None:
-        known["search"] = search
-    sections = [Section(views.view_label(name), [views.draw(name, **known)]) for name in views.views_of(*known)]
-    figures = Numbers(
-        ("figure", "of one rank"),
-        [(name, _amount(name, getattr(topology, name))) for name in _ASSUMED],
-    )
-    step = f"{workload.batch_size:,} samples a rank, {workload.optimizer}"
-    parts: list[Part] = [figures, f"The step: {step}."]
-    if preset.endswith(".json"):
-        parts.append(_calibrated(DeviceProfile.load(preset)))
-    elif preset and not preset.lower().startswith("this"):
-        parts.append(f"$ recshard topologies {preset}\n{preset_table(preset)}")
-    sections += _explained(plan)
-    sections.append(Section("What it was predicted from", parts))
-    ranks = f"{topology.world_size:,} rank{'s' * (topology.world_size != 1)}"
-    where = f" of {Path(preset).name}" if preset else f" on {topology.compute_device}"
-    return write_report(
-        path,
-        f"A plan for {len(tables):,} table{'s' * (len(tables) != 1)} on {ranks}",
+    names = [each.name for each in candidates]
+    if not names or len(set(names)) != len(names):
+        raise ValueError(f"a comparison needs plans of different names, got {', '.join(names) or 'none'}")
+    first: list[Part] = [_figures(candidates)]
+    first += [f"{each.name}: {each.problem}" for each in candidates if each.problem]
+    drawn = {each.name: {view.name: view for view in _views(each)} for each in candidates if each.plan is not None}
+    offered = list(dict.fromkeys(name for known in drawn.values() for name in known))
+    sections = [
+        Section("Side by side", first),
+        *more,
+        *_differences(candidates),
+        *(
+            Section(
+                views.view_label(view),
+                [Picture(known[view], plan) for plan, known in drawn.items() if view in known],
+            )
+            for view in offered
+        ),
+        *_assumed(candidates, preset),
+    ]
+    narrow = {each.name: _views(each, COLUMN_WIDTH) for each in candidates if each.plan is not None}
+    tables = len(candidates[0].configs)
+    return Exportable(
+        title or f"{len(names)} plans for {tables:,} table{'s' * (tables != 1)}",
         sections,
-        subtitle=f"Predicted step {predicted.step_ms:.2f} ms{where}; {step}.",
-        note="Predicted, not measured.",
+        subtitle=f"Predicted steps: {', '.join(f'{each.name} {_step(each)}' for each in candidates)}.",
+        note=_note(candidates),
+        python=python,
+        pictures=narrow,
+        candidates=candidates,
+        name=name,
     )
+
+
+def _views(found: Candidate, width: int | None = None) -> list[View]:
+    """Every registered view that can be drawn of it."""
+    assert found.plan is not None
+    plan, tables = flat_plan(found.plan, found.tables)
+    known: dict[str, Any] = {"plan": plan, "tables": tables, "topology": found.topology}
+    known |= {"estimate": found.estimate} if found.estimate is not None else {}
+    known |= {"measured": found.measured} if found.measured is not None else {}
+    known |= found.more
+    offered = views.views_of(*known)
+    return [views.draw(name, **known, **({} if width is None else {"width": width})) for name in offered]
+
+
+def _figures(candidates: Sequence[Candidate]) -> Numbers:
+    """The figures of each plan, a column each."""
+    rows: dict[str, list[str]] = {}
+    for each in candidates:
+        for name, value in _figures_of(each).items():
+            rows.setdefault(name, []).append(value)
+    some = {name: values for name, values in rows.items() if any(values)}
+    heads = ("", *(each.name for each in candidates))
+    return Numbers(heads, [(name, *values) for name, values in some.items()], wraps=True)
+
+
+def _figures_of(found: Candidate) -> dict[str, str]:
+    told, measured = found.estimate, found.measured
+    cells = dict.fromkeys(
+        ("step, predicted", "step, measured", "fullest rank", "memory of a rank", "fits", "sent in a step", "schemes"),
+        "",
+    )
+    if told is None:
+        return cells | {"fits": "no plan"}
+    reserve = list(told.memory_categories).index("reserve") if "reserve" in told.memory_categories else None
+    held = told.memory_bytes.sum(axis=1) - (0.0 if reserve is None else told.memory_bytes[:, reserve])
+    cells["step, predicted"] = ms_text(told.step_ms)
+    cells["step, measured"] = ms_text(getattr(measured, "step_ms", float("nan"))) if measured is not None else ""
+    cells["fullest rank"] = bytes_text(float(held.max(initial=0)))
+    cells["memory of a rank"] = bytes_text(float(told.capacity_bytes.min(initial=float("inf"))))
+    cells["fits"] = "yes" if told.fits else "no"
+    cells["sent in a step"] = bytes_text(float(told.traffic_bytes.sum() - told.traffic_bytes.trace()))
+    if found.plan is not None:
+        used: dict[str, int] = {}
+        for sharding in (each for own in found.plan.plan.values() for each in own.values()):
+            label = look_of(sharding.sharding_type, SCHEMES).label
+            used[label] = used.get(label, 0) + 1
+        cells["schemes"] = ", ".join(f"{count} {label}" for label, count in used.items())
+    return cells
+
+
+def _differences(candidates: Sequence[Candidate]) -> list[Section]:
+    """Tables that not every plan treats alike: scheme and ranks under each."""
+    planned = [each for each in candidates if each.plan is not None]
+    if len(planned) < 2:
+        return []
+    shardings = [
+        {name: sharding_text(sharding) for name, sharding in flat_plan(each.plan, each.tables)[0].tables().items()}
+        for each in planned
+        if each.plan is not None
+    ]
+    names = list(dict.fromkeys(name for own in shardings for name in own))
+    differing = [name for name in names if len({own.get(name) for own in shardings}) > 1]
+    words = f"{len(differing):,} of {len(names):,} tables lie otherwise in at least one of the plans."
+    if not differing:
+        return [Section("What differs", ["Every table lies alike in all of them."])]
+    if len(differing) > MOST_DIFFERENCES:
+        words += f" The first {MOST_DIFFERENCES} are listed."
+    rows = [[name, *(own.get(name, "") for own in shardings)] for name in differing[:MOST_DIFFERENCES]]
+    return [Section("What differs", [words, Numbers(("table", *(each.name for each in planned)), rows, wraps=True)])]
+
+
+def _assumed(candidates: Sequence[Candidate], preset: str) -> list[Section]:
+    """What the plans were predicted from: once where it is the same for all."""
+    kinds: list[tuple[Candidate, list[str]]] = []
+    for each in candidates:
+        alike = next(
+            (
+                names
+                for known, names in kinds
+                if known.topology == each.topology and repr(known.workload) == repr(each.workload)
+            ),
+            None,
+        )
+        if alike is None:
+            kinds.append((each, [each.name]))
+        else:
+            alike.append(each.name)
+    made = [(assumptions(each.topology, each.workload, preset), names) for each, names in kinds]
+    if len(made) == 1:
+        return [made[0][0]]
+    return [Section(f"{section.heading}: {', '.join(names)}", section.parts) for section, names in made]
 
 
 def _explained(plan: ShardingPlan) -> list[Section]:
@@ -109,7 +214,9 @@ def _explained(plan: ShardingPlan) -> list[Section]:
     return [Section("Why each table lies where it does", [words, *parts])]
 
 
-def _flat(plan: ShardingPlan, tables: Tables) -> tuple[ShardingPlan, list[BaseEmbeddingConfig]]:
+def flat_plan(
+    plan: ShardingPlan, tables: Sequence[BaseEmbeddingConfig] | Mapping[str, Sequence[BaseEmbeddingConfig]]
+) -> tuple[ShardingPlan, list[BaseEmbeddingConfig]]:
     """Plan and tables without modules, as the pictures want them; tables of one name are told apart by their paths."""
     if not isinstance(tables, Mapping):
         return plan, list(tables)
@@ -123,12 +230,21 @@ def _flat(plan: ShardingPlan, tables: Tables) -> tuple[ShardingPlan, list[BaseEm
     return ShardingPlan({"": EmbeddingModuleShardingPlan(shardings)}), configs
 
 
-def _calibrated(profile: DeviceProfile) -> str:
-    machine = ", ".join(f"{name} {value}" for name, value in profile.machine.items())
-    fitted = f", fitted to {profile.cases} models with an error of {profile.error:.1%}" if profile.cases else ""
-    ranks = f"{profile.world_size} rank{'s' * (profile.world_size != 1)}"
-    return f"Calibrated on {profile.date} on {ranks}{fitted}: {machine}."
+def _step(found: Candidate) -> str:
+    return "none" if found.estimate is None else ms_text(found.estimate.step_ms)
 
 
-def _amount(name: str, value: float) -> str:
-    return f"{value:,}" if name.endswith("world_size") else amount(name, value)
+def _step_words(found: Candidate) -> str:
+    if found.estimate is None:
+        return "No plan"
+    words = f"Predicted step {number(found.estimate.step_ms, 4)} ms"
+    if found.measured is not None:
+        words += f", measured {ms_text(getattr(found.measured, 'step_ms', float('nan')))}"
+    return words
+
+
+def _note(candidates: Sequence[Candidate]) -> str:
+    measured = [each.name for each in candidates if each.measured is not None]
+    if not measured:
+        return "Predicted, not measured."
+    return f"Measured on this machine: {', '.join(measured)}; all else is predicted."

@@ -1,43 +1,29 @@
-"""One self-contained HTML file: opens offline, prints, follows the reader's light or dark theme, runs no script."""
+"""One self-contained HTML file: opens offline, prints, follows the reader's light or dark theme.
+
+Every page of the project is written here: the report of a plan, of a comparison, of a sweep, of the demo, and what
+widgets export. Each picture is there twice, interactive (`report_page.py`) and still; the still one is shown where no
+script runs, and printed.
+"""
 
 from __future__ import annotations
 
+import gzip
+import json
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from recshard_lab.lab.report_page import STYLE, check_plotly, controls_of, head_of, scripts_of
+from recshard_lab.lab.svg import without_tooltips
+from recshard_lab.lab.theme import bytes_text
 from recshard_lab.lab.view import Numbers, View
 
 LARGEST = 3_000_000  # bytes
-Part: TypeAlias = "View | Numbers | Folded | str"
-
-_STYLE = """
-:root{color-scheme:light dark;--ink:#1b1f24;--soft:#59626c;--paper:#fff;--line:#d5dae0;--sheet:#f6f8fa}
-@media (prefers-color-scheme:dark){:root{--ink:#e4e7ea;--soft:#a2abb5;--paper:#14171b;--line:#343b43;--sheet:#1c2127}}
-*{box-sizing:border-box}
-body{margin:0 auto;padding:28px 20px 60px;max-width:940px;background:var(--paper);color:var(--ink);line-height:1.5;
-font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
-h1{font-size:26px;line-height:1.2;margin:0 0 6px}h2{font-size:19px;margin:40px 0 8px}
-header p,.note{color:var(--soft);margin:0 0 8px}
-p{margin:0 0 10px;max-width:70ch}
-nav ul{display:flex;flex-wrap:wrap;gap:2px 18px;list-style:none;padding:0;margin:14px 0 0}
-a{color:inherit}
-figure{margin:14px 0;padding:10px;border:1px solid var(--line);border-radius:6px;overflow-x:auto}
-figure svg{min-width:640px}
-table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums;margin:8px 0}
-th,td{padding:3px 14px 3px 0;border-bottom:1px solid var(--line);text-align:left;vertical-align:top;white-space:nowrap}
-.wide{overflow-x:auto}
-pre{background:var(--sheet);padding:10px 12px;overflow-x:auto;font-size:12.5px;border-radius:6px}
-summary{cursor:pointer;color:var(--soft);font-size:13px}
-.fold{border-bottom:1px solid var(--line);padding:6px 0}
-.fold>summary{color:var(--ink);font-size:14px}
-.bar{float:right;width:18%;height:10px;margin-top:6px;border:1px solid var(--line);border-radius:5px;overflow:hidden}
-.bar i{display:block;height:100%;background:#5b94d6}
-.fold .wide{padding:6px 0 4px 16px}
-@media print{figure{break-inside:avoid}nav{display:none}}
-"""
+LONG = 50_000  # bytes of a file inside a page, from which it is gzipped
+Part: TypeAlias = "View | Numbers | Folded | Picture | Code | Attachment | str"
 
 
 @dataclass(frozen=True)
@@ -56,13 +42,43 @@ class Folded:
 
 
 @dataclass(frozen=True)
+class Picture:
+    """A view under a caption: whose it is, where a page shows one of each plan."""
+
+    view: View
+    caption: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """Text to be copied as it is."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """A file inside the page, saved by a click.
+
+    Args:
+        name: of the file.
+        text: what is in it.
+        about: what it is, in a few words.
+    """
+
+    name: str
+    text: str
+    about: str
+
+
+@dataclass(frozen=True)
 class Section:
     """A heading and what stands under it.
 
     Args:
         heading: of the section.
-        parts: views, tables (`Numbers`), answers to be opened (`Folded`), or paragraphs of plain text; text that begins
-            with ">>>" or "$" is shown as code.
+        parts: views, tables (`Numbers`), answers to be opened (`Folded`), captioned views (`Picture`), `Code`, files
+            (`Attachment`), or paragraphs of plain text; text that begins with ">>>" or "$" is shown as code.
     """
 
     heading: str
@@ -76,6 +92,7 @@ def write_report(
     *,
     subtitle: str = "",
     note: str = "",
+    plotly: str = "embed",
 ) -> Path:
     """Writes the file.
 
@@ -85,65 +102,128 @@ def write_report(
         sections: heading -> parts, or a list of `Section`.
         subtitle: a sentence under the title: what was run, on what.
         note: the last line: where the data come from, which numbers were measured and where.
+        plotly: "embed" puts plotly.js into the file (2 MB), "cdn" loads it from the network and says so on the page,
+            "none" leaves the still pictures alone.
 
     Returns:
         The path written.
 
     Raises:
-        ValueError: no section, or a page of more than 3 MB.
+        ValueError: no section, another word for ``plotly``, or a page of more than 3 MB.
 
     >>> from tempfile import mkdtemp
     >>> write_report(mkdtemp() + "/plans.html", "Plans", {"Result": "All four fit."}).name
     'plans.html'
     """
+    text = report_text(title, sections, subtitle=subtitle, note=note, plotly=plotly)
+    path = Path(path)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def report_text(
+    title: str,
+    sections: Mapping[str, Part | Sequence[Part]] | Iterable[Section],
+    *,
+    subtitle: str = "",
+    note: str = "",
+    plotly: str = "embed",
+) -> str:
+    """The page that `write_report` writes."""
     if isinstance(sections, Mapping):
         sections = [Section(heading, _listed(parts)) for heading, parts in sections.items()]
     sections = list(sections)
     if not sections:
         raise ValueError("a report needs at least one section: give a mapping of headings to views, tables or text")
+    drawn = _Drawn(live=check_plotly(plotly) != "none")
+    body = "".join(_section(i, section, drawn) for i, section in enumerate(sections))
+    plotly = plotly if drawn.figures else "none"  # a page without pictures needs no library
     links = "".join(f'<li><a href="#s{i}">{escape(s.heading)}</a></li>' for i, s in enumerate(sections))
     navigation = f'<nav aria-label="Sections"><ul>{links}</ul></nav>' if len(sections) > 2 else ""
-    body = "".join(_section(i, section) for i, section in enumerate(sections))
     page = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>"
-        f"<header><h1>{escape(title)}</h1>{_paragraph(subtitle)}{navigation}</header><main>{body}</main>"
+        f"{head_of(plotly)}<title>{escape(title)}</title><style>{STYLE}</style></head><body>"
+        f"<header><h1>{escape(title)}</h1>{_paragraph(subtitle)}{navigation}{controls_of(plotly)}</header>"
+        f"<main>{body}</main>"
         + (f'<footer><p class="note">{escape(note)}</p></footer>' if note else "")
+        + scripts_of(plotly, json.dumps(drawn.figures))
         + "</body></html>\n"
     )
     size = len(page.encode())
     if size > LARGEST:
-        raise ValueError(f"the report would take {size:,} bytes, more than {LARGEST:,}: leave out some sections")
-    path = Path(path)
-    path.write_text(page, encoding="utf-8")
-    return path
+        fixes = {"embed": "plotly='cdn' (2 MB less) or fewer sections", "cdn": "plotly='none' or fewer sections"}
+        raise ValueError(
+            f"the report would take {size:,} bytes, more than {LARGEST:,}. Smallest fix: "
+            f"{fixes.get(plotly, 'leave out some sections')}"
+        )
+    return page
+
+
+@dataclass
+class _Drawn:
+    """The interactive pictures of a page, by the id of their place."""
+
+    live: bool
+    figures: dict[str, Any] = field(default_factory=dict)
 
 
 def _listed(parts: Part | Sequence[Part]) -> Sequence[Part]:
-    return [parts] if isinstance(parts, (View, Numbers, Folded, str)) else parts
+    return [parts] if isinstance(parts, (View, Numbers, Folded, Picture, Code, Attachment, str)) else parts
 
 
-def _section(number: int, section: Section) -> str:
-    parts = "".join(_part(part, f"s{number}-{i}") for i, part in enumerate(section.parts))
+def _section(number: int, section: Section, drawn: _Drawn) -> str:
+    parts = "".join(_part(part, f"s{number}-{i}", drawn) for i, part in enumerate(section.parts))
     return f'<section id="s{number}"><h2>{escape(section.heading)}</h2>{parts}</section>'
 
 
-def _part(part: Part, uid: str) -> str:
-    if isinstance(part, Folded):
-        inside = f'<div class="wide">{part.answer._repr_html_()}</div>'
-        bar = "" if part.share is None else f'<span class="bar"><i style="width:{part.share:.1%}"></i></span>'
-        return f'<details class="fold"><summary>{escape(part.summary)}{bar}</summary>{inside}</details>'
-    if isinstance(part, Numbers):
-        return f'<div class="wide">{part.html}</div>'
-    if isinstance(part, str):
-        if part.startswith((">>>", "$")):
-            return f"<pre>{escape(part)}</pre>"
-        return "".join(_paragraph(words) for words in part.split("\n\n"))
+def _part(part: Part, uid: str, drawn: _Drawn) -> str:
+    match part:
+        case View():
+            return _figure(part, "", uid, drawn)
+        case Picture():
+            return _figure(part.view, part.caption, uid, drawn)
+        case Numbers():
+            return f'<div class="wide">{part.html}</div>'
+        case Code():
+            return f'<pre tabindex="0">{escape(part.text)}</pre>'
+        case Folded():
+            inside = f'<div class="wide">{part.answer._repr_html_()}</div>'
+            bar = "" if part.share is None else f'<span class="bar"><i style="width:{part.share:.1%}"></i></span>'
+            return f'<details class="fold"><summary>{escape(part.summary)}{bar}</summary>{inside}</details>'
+        case Attachment():
+            return _attached(part)
+    if part.startswith((">>>", "$")):
+        return f'<pre tabindex="0">{escape(part)}</pre>'
+    return "".join(_paragraph(words) for words in part.split("\n\n"))
+
+
+def _attached(part: Attachment) -> str:
+    """A link that saves it, gzipped where it is long; the browser needs no script for that."""
+    raw, name, kind = part.text.encode(), part.name, "text/plain"
+    if len(raw) > LONG:
+        raw, name, kind = gzip.compress(raw, 9, mtime=0), f"{name}.gz", "application/gzip"
+    link = f'href="data:{kind};base64,{b64encode(raw).decode()}" download="{escape(name, quote=True)}"'
+    return f'<p class="files"><a {link}>{escape(name)}</a>: {escape(part.about)} ({bytes_text(len(raw))})</p>'
+
+
+def _figure(view: View, caption: str, uid: str, drawn: _Drawn) -> str:
+    """The still picture, the place of the interactive one, and the numbers."""
     numbers = ""
-    if part.numbers.rows:
-        numbers = f'<details><summary>The numbers</summary><div class="wide">{part.table}</div></details>'
-    return f"<figure>{part.inline(uid)}{numbers}</figure>"
+    if view.numbers.rows:
+        numbers = f'<details><summary>The numbers</summary><div class="wide">{view.table}</div></details>'
+    head = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    still = view.inline(uid)
+    if not drawn.live or view.problem:
+        return f"<figure>{head}{still}{numbers}</figure>"
+    made = json.loads(view.figure.to_json())
+    drawn.figures[f"p{uid}"] = {"data": made["data"], "layout": made["layout"]}
+    label = escape(f"{caption}: {view.title}" if caption else view.title, quote=True)
+    live = (
+        f'<div class="plot"><p>{escape(view.summary)}</p>'
+        f'<div id="p{uid}" role="group" aria-label="{label}, interactive"></div></div>'
+    )
+    return f'<figure>{head}<div class="still">{without_tooltips(still)}</div>{live}{numbers}</figure>'
 
 
 def _paragraph(words: str) -> str:

@@ -112,15 +112,26 @@ class Svg:
             left += room
         return y + 18
 
-    def __str__(self) -> str:
+    def group(self, x: float, y: float) -> str:
+        """The picture as a part of another one, its corner at ``(x, y)``."""
+        return f'<g transform="translate({_n(x)} {_n(y)})" role="img" aria-label="{self._label}">{self._inside}</g>'
+
+    @property
+    def _label(self) -> str:
+        return escape(f"{self.title}. {self.description}" if self.description else self.title, quote=True)
+
+    @property
+    def _inside(self) -> str:
         hatchings = f"<defs>{''.join(self._hatchings.values())}</defs>" if self._hatchings else ""
         description = f"<desc>{escape(self.description)}</desc>" if self.description else ""
-        label = escape(f"{self.title}. {self.description}" if self.description else self.title, quote=True)
+        return f"<title>{escape(self.title)}</title>{description}{hatchings}{''.join(self._parts)}"
+
+    def __str__(self) -> str:
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{label}" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{self._label}" '
             f'viewBox="0 0 {_n(self.width)} {_n(self.height)}" width="{_n(self.width)}" height="{_n(self.height)}" '
             f'style="max-width:100%;height:auto" font-family="{FONT}" font-size="11" fill="currentColor">'
-            f"<title>{escape(self.title)}</title>{description}{hatchings}{''.join(self._parts)}</svg>"
+            f"{self._inside}</svg>"
         )
 
 
@@ -130,9 +141,14 @@ def standalone(svg: str) -> str:
     return f"{head}>{_PAPER}{rest}"
 
 
+def without_tooltips(svg: str) -> str:
+    """The same picture for where nothing is hovered; title and description stay."""
+    return _TOOLTIP.sub("/>", svg)
+
+
 def img_tag(svg: str, alt: str, width: float) -> str:
     """The picture as an ``<img>``: pages that strip ``<svg>`` (GitHub, an untrusted notebook) still show it."""
-    plain = _TOOLTIP.sub("/>", standalone(svg))  # an image has no tooltips
+    plain = without_tooltips(standalone(svg))
     data = b64encode(plain.encode()).decode()
     return (
         f'<img alt="{escape(alt, quote=True)}" width="{_n(width)}" style="max-width:100%" '

@@ -29,10 +29,11 @@ WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 
 @dataclass(frozen=True)
 class Numbers:
-    """The numbers of a view: column heads and rows, all of them text."""
+    """The numbers of a view: column heads and rows, all of them text; ``wraps`` where cells may take several lines."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
+    wraps: bool = False
 
     @property
     def html(self) -> str:
@@ -41,7 +42,11 @@ class Numbers:
             "<tr>" + "".join(f'<td style="text-align:left">{escape(cell)}</td>' for cell in row) + "</tr>"
             for row in self.rows
         )
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        kind = ' class="wraps"' if self.wraps else ""
+        return f"<table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+    def _repr_html_(self) -> str:
+        return self.html
 
     @property
     def text(self) -> str:

@@ -11,7 +11,9 @@ from rich.progress import Progress
 
 from recshard_lab import mlperf
 from recshard_lab.lab import views
-from recshard_lab.lab.report import Section, write_report
+from recshard_lab.lab.exportable import Exportable
+from recshard_lab.lab.exporting import write_page
+from recshard_lab.lab.report import Section
 from recshard_lab.lab.view import Numbers, View
 from recshard_lab.planner import Workload, read_tables
 from recshard_lab.planner.mlperf_example import WORLD_SIZES, mlperf_dlrm_dcnv2_tables, mlperf_dlrm_dcnv2_workload
@@ -23,25 +25,16 @@ from recshard_lab.sharding import preset_table
 SIMULATED_NOTE = "Simulated, not measured: nothing was launched; every number follows from the figures above."
 
 
-def write_sweep_report(
-    path: str | Path, found: Sweep, workload: Workload, title: str = "What if", more: Sequence[Section] = ()
-) -> Path:
-    """Writes a sweep as one HTML file: the Pareto pictures, all points, and what they were simulated from.
+def sweep_page(found: Sweep, workload: Workload, title: str = "What if", more: Sequence[Section] = ()) -> Exportable:
+    """A sweep as a page: the Pareto pictures, all points, and what they were simulated from.
 
     Args:
-        path: of the file.
         found: the sweep.
         workload: the step it was made for.
         title: of the page.
         more: further sections, which come first.
-
-    Returns:
-        The path written.
-
-    Raises:
-        ValueError: a page of more than 3 MB.
     """
-    pictures: list[View | Numbers | str] = [views.pareto(found), views.pareto(found, y="step_ms")]
+    pictures = [views.pareto(found), views.pareto(found, y="step_ms")]
     records = found.records()
     heads = [name for name in records[0] if any(record[name] not in (None, "") for record in records)]
     rows = [[_cell(record[name]) for name in heads] for record in records]
@@ -56,8 +49,8 @@ def write_sweep_report(
         Section("All points", [Numbers(heads, rows)]),
         Section("What they were simulated from", figures),
     ]
-    subtitle = found._sentences()[0]
-    return write_report(path, f"{title} (simulated)", sections, subtitle=subtitle, note=SIMULATED_NOTE)
+    subtitle, stem = found._sentences()[0], "sweep"
+    return Exportable(f"{title} (simulated)", sections, subtitle, SIMULATED_NOTE, pictures={"": pictures}, name=stem)
 
 
 def run_whatif(
@@ -69,6 +62,7 @@ def run_whatif(
     html: Path | None,
     csv: Path | None,
     console: Any,
+    plotly: str = "embed",
 ) -> None:
     """What `recshard whatif` does.
 
@@ -86,7 +80,7 @@ def run_whatif(
     if example and example not in EXAMPLES:
         raise ValueError(f"no example is named {example!r}; there are: {', '.join(EXAMPLES)}")
     if path is None:
-        EXAMPLES[example](topology, given, html, csv, console)
+        EXAMPLES[example](topology, given, html, csv, console, plotly)
         return
     read = read_tables(path)
     arguments: dict[str, Any] = {"topology": words(topology)}
@@ -116,10 +110,17 @@ def run_whatif(
     if csv is not None:
         found.to_csv(csv)
     if html is not None:
-        write_sweep_report(html, found, workload, f"What if: {path.name}")
+        write_page(html, sweep_page(found, workload, f"What if: {path.name}"), plotly)
 
 
-def run_mlperf(topology: str, axes: Mapping[str, str], html: Path | None, csv: Path | None, console: Any) -> None:
+def run_mlperf(
+    topology: str,
+    axes: Mapping[str, str],
+    html: Path | None,
+    csv: Path | None,
+    console: Any,
+    plotly: str = "embed",
+) -> None:
     """The worked example of MLPerf's DLRM-DCNv2: on H100s as text, on other machines too in the page.
 
     Raises:
@@ -159,7 +160,7 @@ def run_mlperf(topology: str, axes: Mapping[str, str], html: Path | None, csv: P
             "not TF32 as above, and 20 us a launch."
         )
         first = [Section("On H100s", [intro]), *parts, Section("Other machines", [told])]
-        write_sweep_report(html, compared, load, "MLPerf DLRM-DCNv2", first)
+        write_page(html, sweep_page(compared, load, "MLPerf DLRM-DCNv2", first), plotly)
 
 
 EXAMPLES: dict[str, Callable[..., None]] = {"mlperf-dlrm-dcnv2": run_mlperf}

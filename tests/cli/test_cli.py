@@ -83,7 +83,7 @@ def test_plan_reads_yaml_for_a_machine_by_name_and_writes_a_report(tmp_path: Pat
     page = html.read_text()
     assert "<svg" in page
     assert "NVIDIA H100 SXM data sheet, 2023" in page
-    assert "<script" not in page
+    assert "<script src" not in page
 
 
 def test_plan_refuses_two_world_sizes(tmp_path: Path) -> None:

@@ -80,8 +80,7 @@ def test_points_without_a_plan_stay_with_their_reason() -> None:
 
 
 def test_everything_shown_says_that_it_is_simulated(tmp_path: Path) -> None:
-    from recshard_lab.lab import views
-    from recshard_lab.lab.whatif import write_sweep_report
+    from recshard_lab.lab import export, views
 
     found = sweep(TABLES, LOAD, topology=["h100", "a100"], world_size=[8, 16, 9], batch_size=64)
     assert str(found).startswith("Simulated, not measured")
@@ -96,7 +95,7 @@ def test_everything_shown_says_that_it_is_simulated(tmp_path: Path) -> None:
     for form in (view.title, view.summary, view.svg, view.text, view._repr_html_()):
         assert "imulated" in form
     assert "imulated" in view.figure.layout.title.text
-    page = write_sweep_report(tmp_path / "sweep.html", found, LOAD).read_text()
+    page = export(found, tmp_path / "sweep.html", workload=LOAD).read_text()
     assert page.count("imulated") > 8
     assert "NVIDIA A100 80GB SXM data sheet" in page  # where the figures come from
     assert "9 ranks do not fill hosts of 8" in page

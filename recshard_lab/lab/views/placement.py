@@ -275,7 +275,11 @@ def _plot(ranks: list[list[Block]], title: str, by_scheme: bool) -> Any:
         barmode="overlay",
         height=420,
         uniformtext={"mode": "hide", "minsize": 9},
-        xaxis={"tickvals": ticks, "ticktext": [f"rank {rank}" for rank in ticks]},
+        xaxis={
+            "tickvals": ticks,
+            "ticktext": [f"rank {rank}" for rank in ticks],
+            "range": [-0.5, world_size - 0.5],
+        },
         yaxis={"title": {"text": "bytes of weights"}, "tickformat": ".3~s", "ticksuffix": "B"},
     )
 

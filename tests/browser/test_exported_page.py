@@ -1,0 +1,150 @@
+"""An exported page in a real browser with the network cut off: its pictures are drawn, printed, and asked of nobody."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recshard_lab.lab import Candidate, export
+from recshard_lab.planner import EmbeddingShardingPlanner, Workload
+from recshard_lab.sharding import ShardingPlan, Topology
+from tests.browser.lab_server import CHROMIUM
+from tests.lab.plans import SCHEMES, many, plan_of
+
+pytest.importorskip("playwright", reason="needs playwright: pip install -e '.[test]'")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"needs Chromium at {CHROMIUM}"),
+]
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLES = many(26)
+
+
+def candidates() -> list[Candidate]:
+    topology, load = Topology.preset("h100x8"), Workload(batch_size=2048)
+    plans = {scheme: plan_of(TABLES, 8, (scheme,)) for scheme in SCHEMES} | {"mixed": plan_of(TABLES, 8)}
+    plans["planner"] = EmbeddingShardingPlanner(topology, workload=load).plan_tables(TABLES)
+    return [Candidate.of(name, plan, TABLES, topology, load) for name, plan in plans.items()]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder, plans = tmp_path_factory.mktemp("pages"), candidates()
+    return {plotly: export(plans, folder / f"{plotly}.html", plotly=plotly) for plotly in ("embed", "cdn")}
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield browser
+        browser.close()
+
+
+def opened(browser: Any, path: Path, **settings: Any) -> tuple[Any, list[str], list[str]]:
+    """The page from ``file://``, what it asked for, and what it complained of; every request but its own is refused."""
+    page = browser.new_context(viewport={"width": 1020, "height": 900}, **settings).new_page()
+    asked: list[str] = []
+    told: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: told.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: told.append(str(error)))
+    page.route(re.compile("^(?!file:|data:|blob:)"), lambda route: route.abort())
+    page.goto(path.as_uri())
+    return page, asked, told
+
+
+def picture(page: Any, name: str, **settings: Any) -> None:
+    folder = ROOT / "test-artifacts"
+    folder.mkdir(exist_ok=True)
+    page.screenshot(path=str(folder / f"exported_{name}.png"), **settings)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_it_opens_offline_and_draws_plotly_in_the_readers_theme(
+    theme: str, files: dict[str, Path], chromium: Any
+) -> None:
+    page, asked, told = opened(chromium, files["embed"], offline=True, color_scheme=theme)
+    page.wait_for_selector("html.live")
+    page.locator(".plot").first.scroll_into_view_if_needed()
+    page.wait_for_selector(".plot .barlayer .point path")
+    bars = page.locator(".plot").first.locator(".barlayer .point")
+    assert bars.count() == sum(len(each.shards) for each in plan_of(TABLES, 8, (SCHEMES[0],)).tables().values())
+    ink = page.locator(".plot").first.locator(".xtick text").first.evaluate("at => getComputedStyle(at).fill")
+    assert ink == {"light": "rgb(61, 69, 78)", "dark": "rgb(204, 210, 216)"}[theme]
+    assert not page.locator(".still").first.is_visible()
+    for place in page.locator(".plot > div").all():  # each is drawn when it comes near
+        place.scroll_into_view_if_needed()
+    page.wait_for_function("document.querySelectorAll('[data-drawn]').length === 24", timeout=60_000)
+    assert asked == [files["embed"].as_uri()]
+    assert told == []
+    page.evaluate("scrollTo(0, 0)")
+    picture(page, theme)
+
+
+def test_the_page_itself_forbids_every_request(files: dict[str, Path], chromium: Any) -> None:
+    page, _, told = opened(chromium, files["embed"])
+    found = page.evaluate("fetch('https://example.org/').then(() => 'sent', error => 'refused')")
+    assert found == "refused"
+    assert any("Content Security Policy" in words for words in told)
+
+
+def test_still_pictures_are_a_key_away_and_printed(files: dict[str, Path], chromium: Any) -> None:
+    page, _, _ = opened(chromium, files["embed"], offline=True, color_scheme="dark")
+    page.wait_for_selector("html.live")
+    page.keyboard.press("Tab")
+    for _ in range(20):
+        if page.evaluate("document.activeElement.textContent") == "Still pictures":
+            break
+        page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    button = page.get_by_role("button", name="Still pictures")
+    assert button.get_attribute("aria-pressed") == "true"
+    assert page.locator(".still").first.is_visible()
+    assert not page.locator(".plot").first.is_visible()
+    button.click()
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.locator(".still").first.is_visible()
+    assert not page.locator(".plot").first.is_visible()
+    assert not button.is_visible()
+    assert page.locator("details:not([open])").count() == 0
+    assert page.evaluate("getComputedStyle(document.body).color") == "rgb(27, 31, 36)"  # dark ink on white paper
+    wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+    assert wide <= 0
+    picture(page, "printed", clip={"x": 0, "y": 0, "width": 1020, "height": 1400}, full_page=True)
+
+
+def test_without_scripts_the_still_pictures_are_there(files: dict[str, Path], chromium: Any) -> None:
+    page, _, _ = opened(chromium, files["embed"], offline=True, java_script_enabled=False)
+    assert page.locator(".still svg[role=img]").count() == 24
+    assert page.locator(".still").first.is_visible()
+    assert not page.locator(".pictures").is_visible()
+
+
+def test_a_page_that_asks_the_network_in_vain_says_so_and_shows_still_pictures(
+    files: dict[str, Path], chromium: Any
+) -> None:
+    page, asked, _ = opened(chromium, files["cdn"])
+    page.wait_for_function("document.querySelector('.pictures').textContent.includes('Still pictures are shown:')")
+    assert page.locator(".still").first.is_visible()
+    assert [url for url in asked if not url.startswith("file:")] == re.findall(
+        r'<script defer src="([^"]+)"', files["cdn"].read_text()
+    )
+
+
+def test_the_plan_inside_the_page_is_saved_by_a_click_and_loads_back(files: dict[str, Path], chromium: Any) -> None:
+    page, _, _ = opened(chromium, files["embed"], offline=True, accept_downloads=True)
+    with page.expect_download() as waiting:
+        page.get_by_role("link", name="mixed.json").click()
+    assert waiting.value.suggested_filename == "mixed.json"
+    text = Path(waiting.value.path()).read_text()
+    assert ShardingPlan.from_json(text) == plan_of(TABLES, 8).resolved(TABLES, 8)

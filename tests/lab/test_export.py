@@ -1,0 +1,357 @@
+"""Exports: what is written can be read back, says everything, and a file that cannot hold a thing is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+import zipfile
+from base64 import b64decode
+from collections.abc import Sequence
+from dataclasses import fields
+from html.parser import HTMLParser
+from io import BytesIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import recshard_lab as rs
+from recshard_lab.lab import Candidate, export, views
+from recshard_lab.lab.assumptions import assumptions
+from recshard_lab.lab.export_kinds import KINDS, kinds_for
+from recshard_lab.lab.exporting import exportable
+from recshard_lab.lab.plan_report import comparison_page
+from recshard_lab.lab.view import Numbers, message_view
+from recshard_lab.sharding import ParameterConstraints, PlanError, ShardingPlan, Topology
+from tests.lab.plans import SCHEMES, many, movielens, plan_of
+
+
+def planned(schemes: Sequence[str] = (), world_size: int = 2) -> ShardingPlan:
+    wishes = {table.name: ParameterConstraints(sharding_types=list(schemes)) for table in movielens() if schemes}
+    planner = rs.EmbeddingShardingPlanner(Topology(world_size), 64, wishes)
+    return planner.plan_tables(movielens())
+
+
+def six() -> dict[str, Any]:
+    """What a page of six plans of 26 tables on 8 ranks is made of."""
+    tables, topology = many(26), Topology.preset("h100x8")
+    plans = {f"all {scheme}": plan_of(tables, 8, (scheme,)) for scheme in SCHEMES}
+    plans |= {"mixed": plan_of(tables, 8), "planner": rs.EmbeddingShardingPlanner(topology).plan_tables(tables)}
+    return {"thing": plans, "tables": tables, "topology": topology, "workload": rs.Workload(batch_size=2048)}
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    given = six()
+    return export(given.pop("thing"), tmp_path_factory.mktemp("page") / "six.html", python="export(plans)", **given)
+
+
+# ---- pages ----
+
+
+def test_six_plans_of_26_tables_on_8_ranks_are_one_file_of_at_most_3_mb(page: Path) -> None:
+    assert page.stat().st_size <= 3_000_000
+    text = page.read_text()
+    assert not re.findall(r'(?:src|href)=(?!"#|"data:).{30}', text.split("<script")[0])
+    assert len(re.findall(r'<div id="p[^"]+" role="group"', text)) == 6 * len(views.views_of(*known())) >= 24
+
+
+def known() -> list[str]:
+    return ["plan", "tables", "topology", "estimate"]
+
+
+def test_a_page_has_a_language_a_title_and_headings_that_descend_one_by_one(page: Path) -> None:
+    text = page.read_text()
+    assert '<html lang="en">' in text
+    assert "<title>6 plans for 26 tables</title>" in text
+    levels = [int(level) for level in re.findall(r"<h(\d)", text)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+
+
+def test_every_still_picture_of_a_page_is_named_for_a_screen_reader(page: Path) -> None:
+    heads = re.findall(r"<svg [^>]*>", page.read_text())
+    assert heads
+    assert all('role="img"' in head and re.search(r'aria-label="[^"]{20,}', head) for head in heads)
+
+
+def test_a_page_names_every_figure_that_it_was_predicted_from(page: Path) -> None:
+    text = page.read_text()
+    for each in (*fields(Topology), *fields(rs.Workload)):
+        assert f">{each.name}</td>" in text, each.name
+    assert "2,048" in text
+
+
+def test_figures_are_told_as_they_are() -> None:
+    parts = assumptions(Topology.preset("h100x8"), rs.Workload(zipf_alpha=1.2)).parts
+    rows = dict(row for part in parts if isinstance(part, Numbers) for row in part.rows)
+    assert rows["hbm_mem_bw"] == "3,082 GB/s"
+    assert rows["world_size"] == "8"
+    assert rows["zipf_alpha"] == "1.2"
+    assert rows["unique_fraction"] == "not given"
+
+
+def test_a_page_tells_the_python_and_the_versions(page: Path) -> None:
+    import plotly.offline
+    import torch
+
+    text = page.read_text()
+    assert '<pre tabindex="0">export(plans)</pre>' in text
+    for version in (rs.__version__, torch.__version__, plotly.offline.get_plotlyjs_version()):
+        assert version in text
+
+
+def test_the_plans_inside_a_page_load_back_equal(page: Path) -> None:
+    links = re.findall(r'href="data:text/plain;base64,([^"]+)" download="([^"]+)"', page.read_text())
+    found = {name: ShardingPlan.from_json(b64decode(text).decode()) for text, name in links}
+    wanted = six()
+    assert len(found) == 6
+    for name, plan in wanted["thing"].items():
+        assert found[f"{name.replace(' ', '_')}.json"] == plan.resolved(wanted["tables"], 8)
+
+
+def test_a_page_compares_what_python_computes(page: Path) -> None:
+    from recshard_lab.lab.theme import ms_text
+
+    given = six()
+    row = re.search(r"<tr><td[^>]*>step, predicted</td>(.*?)</tr>", page.read_text())
+    assert row is not None
+    shown = re.findall(r"<td[^>]*>([^<]+)</td>", row[1])
+    wanted = [
+        rs.estimate(plan.resolved(given["tables"], 8), given["tables"], given["topology"], given["workload"]).step_ms
+        for plan in given["thing"].values()
+    ]
+    assert shown == [ms_text(value) for value in wanted]
+
+
+def test_plans_that_differ_in_one_table_are_told_apart_by_it() -> None:
+    one, other = planned(), planned()
+    other.plan[""]["movie"] = rs.table_wise(rank=1)(movielens()[1], Topology(2))
+    one.plan[""]["movie"] = rs.table_wise(rank=0)(movielens()[1], Topology(2))
+    found = comparison_page([Candidate.of("one", one), Candidate.of("other", other)])
+    section = next(each for each in found.sections if each.heading == "What differs")
+    assert section.parts[0] == "1 of 6 tables lie otherwise in at least one of the plans."
+    assert isinstance(section.parts[1], Numbers)
+    assert section.parts[1].rows == [["movie", "table_wise on rank 0", "table_wise on rank 1"]]
+
+
+def test_a_plan_that_does_not_fit_says_so_on_its_page(tmp_path: Path) -> None:
+    tables = movielens()
+    path = export(
+        plan_of(tables, 2),
+        tmp_path / "x.html",
+        tables=tables,
+        topology=Topology(2, ddr_cap=1000),
+        plotly="none",
+    )
+    assert "It does not fit" in path.read_text()
+
+
+def test_a_page_is_well_nested_and_escapes_names(page: Path, tmp_path: Path) -> None:
+    plans = {"<b>mine</b>": planned(), "theirs & ours": planned(["row_wise"])}
+    odd = export(plans, tmp_path / "odd.html", python="a < b").read_text()
+    assert "<b>mine" not in odd
+    assert "&lt;b&gt;mine" in odd
+    for text in (odd, page.read_text()):
+        open_tags: list[str] = []
+
+        class Nesting(HTMLParser):
+            def handle_starttag(self, tag: str, attrs: object, tags: list[str] = open_tags) -> None:
+                if tag not in ("meta", "img", "br"):
+                    tags.append(tag)
+
+            def handle_startendtag(self, tag: str, attrs: object) -> None:
+                pass
+
+            def handle_endtag(self, tag: str, tags: list[str] = open_tags) -> None:
+                assert tags.pop() == tag
+
+        Nesting().feed(text)
+        assert open_tags == []
+
+
+# ---- pictures ----
+
+
+def test_an_svg_holds_every_picture_of_every_plan_and_parses(tmp_path: Path) -> None:
+    plans = {"mine": planned(["row_wise"]), "theirs": planned()}
+    path = export(plans, tmp_path / "x.svg")
+    root = ET.fromstring(path.read_text())
+    pictures = [each for each in root.iter() if each.get("role") == "img"]
+    assert len(pictures) == 1 + 2 * len(views.views_of(*known()))
+    ids = [each.get("id") for each in root.iter() if each.get("id")]
+    assert len(ids) == len(set(ids))
+    assert [e.text for e in root.iter() if e.text in plans] == ["mine", "theirs"]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_png_has_the_pictures_size_and_its_colours(theme: str, tmp_path: Path) -> None:
+    view = views.placement(planned(), movielens())
+    drawing = view.draw("x")
+    path = export(view, tmp_path / "x.png", theme=theme, scale=1.5)
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        assert image.size == (round(drawing.width * 1.5), round(drawing.height * 1.5))
+        pixels = np.asarray(image.convert("RGB"))
+    paper = {"light": (255, 255, 255), "dark": (22, 25, 29)}[theme]
+    assert tuple(pixels[2, 2]) == paper
+    assert tuple(pixels[-3, -3]) == paper
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
+    ink = np.abs(pixels[: round(30 * 1.5)].astype(int) - np.array(paper)).sum(axis=2) > 300
+    assert ink.mean() > 0.005  # the title is there: its words were drawn
+
+
+def test_a_png_too_large_or_of_no_size_is_refused_with_the_scale_that_would_do(tmp_path: Path) -> None:
+    view = views.placement(planned(), movielens())
+    with pytest.raises(ValueError, match=r"pixels is not made. Smallest fix: scale=") as refused:
+        export(view, tmp_path / "x.png", scale=100)
+    largest = float(re.search(r"scale=([\d.]+)", str(refused.value))[1])  # type: ignore[index]
+    assert 5 < largest < 100
+    with pytest.raises(ValueError, match="is not made"):
+        export(view, tmp_path / "x.png", scale=0)
+    with pytest.raises(ValueError, match="theme must be one of light, dark, got 'blue'"):
+        export(view, tmp_path / "x.png", theme="blue")
+
+
+def test_a_png_without_resvg_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from recshard_lab.lab import sheet
+
+    monkeypatch.setattr(sheet, "find_spec", lambda name: None)
+    sheet._has_fonts.cache_clear()
+    with pytest.raises(ImportError, match=r"pip install resvg_py"):
+        export(message_view("a", "b", "c"), tmp_path / "x.png")
+
+
+# ---- plans and scripts ----
+
+
+def test_a_plan_loads_back_equal_whoever_made_it(tmp_path: Path) -> None:
+    for plan in (planned(), plan_of(movielens(), 4)):
+        assert ShardingPlan.from_json(export(plan, tmp_path / "p.json").read_text()) == plan
+    plans = {"mine": planned(["row_wise"]), "theirs": planned()}
+    assert ShardingPlan.from_json(export(plans, tmp_path / "p.json", plan="mine").read_text()) == plans["mine"]
+    with pytest.raises(ValueError, match=r"2 plans in it \('mine', 'theirs'\).*plan='mine'"):
+        export(plans, tmp_path / "p.json")
+    with pytest.raises(ValueError, match=r"no plan 'yours' in it; there are: 'mine', 'theirs'"):
+        export(plans, tmp_path / "p.json", plan="yours")
+
+
+def test_the_script_of_a_plan_that_was_drawn_by_hand_trains_on_two_ranks(tmp_path: Path) -> None:
+    tables = movielens()
+    given = {"tables": tables, "topology": Topology(2), "workload": rs.Workload(batch_size=8)}
+    script = export(plan_of(tables, 2), tmp_path / "train.sh", **given)
+    assert "WORLD_SIZE = 2" in export(plan_of(tables, 2), tmp_path / "train.py", **given).read_text()
+    command = ["bash", str(script), "--steps", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert re.search(r"step 3: loss 0\.\d+", done.stdout)
+
+
+def test_the_shell_file_of_several_nodes_asks_where_they_meet(tmp_path: Path) -> None:
+    planner = rs.EmbeddingShardingPlanner(Topology(4, local_world_size=2))
+    script = export(planner.plan_tables(movielens()), tmp_path / "train.sh")
+    done = subprocess.run(["bash", str(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert "host:port of one node" in done.stderr
+    assert "--nproc-per-node 2 --nnodes 2" in script.read_text()
+
+
+def test_a_folder_and_a_zip_hold_one_of_each(tmp_path: Path) -> None:
+    plans = {"mine": planned(["row_wise"]), "Mine!": planned()}
+    folder = export(plans, tmp_path / "all")
+    names = {path.name for path in folder.iterdir()}
+    stem = "2_plans_for_6_tables"
+    wanted = {f"{stem}.{kind}" for kind in ("html", "svg", "png")} | {"about.txt"}
+    wanted |= {f"{name}.{kind}" for name in ("mine", "mine_2") for kind in ("json", "py", "sh")}
+    assert names == wanted
+    assert all(f"{name}: " in (folder / "about.txt").read_text() for name in wanted - {"about.txt"})
+    packed = zipfile.ZipFile(BytesIO(export(plans, tmp_path / "all.zip").read_bytes()))
+    assert {Path(name).name for name in packed.namelist()} == wanted
+    assert packed.read(f"{stem}/mine_2.json") == (folder / "mine_2.json").read_bytes()
+
+
+def test_what_a_folder_cannot_hold_is_told_in_it(tmp_path: Path) -> None:
+    odd = [rs.EmbeddingBagConfig(10, 4, name="t", feature_names=["f"], init_fn=lambda weight: weight)]
+    plan = rs.EmbeddingShardingPlanner(Topology(2)).plan_tables(
+        [rs.EmbeddingBagConfig(10, 4, "t", feature_names=["f"])]
+    )
+    plan.planned = None
+    folder = export(plan, tmp_path / "all", tables=odd, topology=Topology(2))
+    assert not (folder / "plan.py").exists()
+    assert "plan.py is not here: table 't' has an init_fn" in (folder / "about.txt").read_text()
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize("thing", [None, 3, "plan", [], {}, [1], {"a": 1}, {"a": []}, object(), np.arange(3)])
+def test_what_cannot_be_exported_is_refused(thing: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="export takes a view, a list or dictionary of views"):
+        export(thing, tmp_path / "x.html")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("x.pdf", r"x.pdf: .pdf is no kind of file .* .html \(a page\).* and a folder"),
+        ("none/x.html", "there is no folder .*none"),
+        (3, "path must be a path such as 'plans.html', got 3"),
+        ("x.json", "there is no plan in it to write. Smallest fix: .html, .svg or .png"),
+        ("x.py", "there is no plan in it to write"),
+    ],
+)
+def test_a_file_that_cannot_be_is_refused(name: Any, words: str, tmp_path: Path) -> None:
+    view = views.placement(planned(), movielens())
+    with pytest.raises(ValueError, match=words):
+        export(view, tmp_path / name if isinstance(name, str) else name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_of_which_nothing_is_known_asks_for_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"export\(\.\.\., tables=\.\.\., topology=\.\.\.\); as .json it needs neither"):
+        export(plan_of(movielens(), 2), tmp_path / "x.html")
+    with pytest.raises(ValueError, match="export does not know 'table' of a plan; it takes: tables, topology"):
+        export(plan_of(movielens(), 2), tmp_path / "x.html", table=3)
+
+
+def test_only_kinds_that_a_thing_has_are_offered() -> None:
+    assert kinds_for(exportable(views.placement(planned(), movielens()))) == ["html", "svg", "png", "zip"]
+    assert kinds_for(exportable(planned())) == list(KINDS)
+
+
+def test_views_and_lists_and_dictionaries_of_them_are_pages_and_pictures(tmp_path: Path) -> None:
+    one, two = views.placement(planned(), movielens()), views.curves({"loss": [0.7, 0.6]})
+    for thing, count in ((one, 1), ([one, two], 2), ({"mine": one, "theirs": [one, two]}, 3)):
+        text = export(thing, tmp_path / "x.html", title="Pictures").read_text()
+        assert text.count("<figure>") == count
+        assert "<h1>Pictures</h1>" in text
+        root = ET.fromstring(export(thing, tmp_path / "x.svg").read_text())
+        assert sum(each.get("role") == "img" for each in root.iter()) == (1 if count == 1 else 1 + count)
+
+
+def test_a_thousand_tables_on_128_ranks_are_a_page_too(tmp_path: Path) -> None:
+    tables = many(1000)
+    path = export(plan_of(tables, 128), tmp_path / "x.html", tables=tables, topology=Topology.preset("h100x128"))
+    assert path.stat().st_size <= 3_000_000
+
+
+def test_json_of_a_plan_is_for_people_too(tmp_path: Path) -> None:
+    text = export(planned(), tmp_path / "p.json").read_text()
+    assert text.endswith("}\n")
+    assert json.loads(text)["schema"] == "recshard_lab.sharding_plan"
+
+
+def test_export_is_found_at_the_top_and_costs_nothing_before() -> None:
+    code = (
+        "import recshard_lab as rs, sys\nprint(rs.export.__name__, 'plotly' in sys.modules, 'IPython' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.split() == ["export", "False", "False"], done.stderr

@@ -177,7 +177,8 @@ def _write(
         from recshard_lab.lab.exporting import write_page
         from recshard_lab.lab.plan_report import plan_page
 
-        found = Candidate.of("plan", planned, read.tables, machine, workload, more={} if search is None else {"search": search})
+        more = {} if search is None else {"search": search}
+        found = Candidate.of("plan", planned, read.tables, machine, workload, more=more)
         write_page(html, plan_page(found, preset), plotly)
 
 

@@ -51,7 +51,8 @@ class Rank:
         self.rank, self.world_size = int(spec["rank"]), int(spec["world_size"])
         self.work: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.running: int | None = None  # the cell that an interrupt may stop
-        self.asked_to_stop: int | None = None
+        self.answered = -1  # the last cell that ended here
+        self.asked_to_stop: int | None = None  # the cell that is to end, begun or not
         self.stopped_at: tuple[int, Line | None] | None = None  # where the last interrupt met the main thread
         self.shield = False  # an interrupt has to wait
         self.shown = threading.Event()
@@ -105,13 +106,14 @@ class Rank:
         try:
             try:
                 self.running = cell
+                self.stop_if_asked()
                 outcome["value"] = work()
             finally:
                 self.running = None
         except BaseException as error:
             self.running = None
             outcome = {"failure": describe(error, _OURS)}
-        self.asked_to_stop = None
+        self.answered, self.asked_to_stop = cell, None
         outcome["seconds"] = time.perf_counter() - started
         outcome["groups"], outcome["group_count"] = groups.group_names(), groups.group_count()
         outcome["windows"], outcome["names"] = self.recorder.windows(), self.names()
@@ -188,23 +190,33 @@ class Rank:
             yield
         finally:
             self.shield = False
+        self.stop_if_asked()
+
+    def stop_if_asked(self) -> None:
+        """Raises KeyboardInterrupt where one had to wait."""
         if self.running is not None and self.asked_to_stop == self.running:
             self.asked_to_stop = None
             raise KeyboardInterrupt
 
     # -- the side thread ---------------------------------------------------------------------------
 
+    def interrupt(self, cell: int) -> None:
+        """Ends a cell that runs here, or that this rank has not come to yet."""
+        if cell <= self.answered:
+            return
+        self.asked_to_stop = cell
+        if self.running == cell:
+            self.stopped_at = (cell, users_line())
+            main = threading.main_thread().ident
+            assert main is not None
+            signal.pthread_kill(main, signal.SIGINT)  # also ends a sleep or a read
+
     def listen(self) -> None:
         try:
             while True:
                 message = self.channel.receive()
                 if message.kind == "interrupt":
-                    if self.running == message.cell:
-                        self.asked_to_stop = message.cell
-                        self.stopped_at = (message.cell, users_line())
-                        main = threading.main_thread().ident
-                        assert main is not None
-                        signal.pthread_kill(main, signal.SIGINT)  # also ends a sleep or a read
+                    self.interrupt(message.cell)
                 elif message.kind == "cables":
                     self.reply(message, groups.cables())
                 elif message.kind == "cut":

@@ -3,7 +3,7 @@
 a rank raises      the others get a moment to finish, are then freed from collectives, then interrupted
 a rank dies        the cell fails at once; the others are freed and stopped
 the reader stops   1. ranks in Python code get KeyboardInterrupt
-                   2. after a moment, or a second stop, ranks stuck in collectives are freed
+                   2. after a moment, or a second stop (which interrupts again), ranks stuck in collectives are freed
                    3. at a third stop the ranks are killed and started again
 """
 
@@ -68,12 +68,7 @@ class Flight:
     def wait(self) -> None:
         """Returns when every rank answered, or the cell cannot go on."""
         while self.waiting and not self.killed:
-            try:
-                self._on(self.wires.events.get(timeout=TICK_S))
-                while True:
-                    self._on(self.wires.events.get_nowait())
-            except queue.Empty:
-                pass
+            self._hear(TICK_S)
             self.printer.flush()
             self._act()
             if self.died and self._for("died") > DEATH_GRACE_S:
@@ -95,6 +90,14 @@ class Flight:
 
     # -- what is heard -----------------------------------------------------------------------------
 
+    def _hear(self, seconds: float) -> None:
+        """Waits so long for events, and takes them in for no longer: ranks that flood must not keep us from acting."""
+        end = time.monotonic() + seconds
+        with suppress(queue.Empty):
+            self._on(self.wires.events.get(timeout=seconds))
+            while time.monotonic() < end:
+                self._on(self.wires.events.get_nowait())
+
     def _on(self, event: Event) -> None:
         rank, kind, cell, data = event
         if kind in ("stdout", "stderr"):
@@ -108,8 +111,6 @@ class Flight:
             self._finish(rank)
         elif cell != self.cell:
             return  # an answer that nobody waits for any more
-        elif kind == "stop":
-            self._asked_to_stop()
         elif kind == "done":
             outcome = opened(data)
             self.outcomes[rank] = outcome
@@ -142,6 +143,9 @@ class Flight:
     # -- what is done about it ---------------------------------------------------------------------
 
     def _act(self) -> None:
+        while self.wires.pressed:  # not an event: it would wait behind all that the ranks print
+            if self.wires.pressed.popleft() == self.cell:
+                self._asked_to_stop()
         if self._watched and not self._since:
             self._watch.tick()
         if self._deadline is not None and time.monotonic() > self._deadline and not self.timed_out:
@@ -166,7 +170,10 @@ class Flight:
         self.stops += 1
         if self.stops == 1:
             self._interrupt()
-        elif not self.freed and self._cables is None:
+            return
+        for rank in self.waiting:  # a library may have swallowed the first
+            self.wires.send(rank, "interrupt", self.cell)
+        if not self.freed and self._cables is None:
             self._free()
         else:
             self.killed = True

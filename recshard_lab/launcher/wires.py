@@ -42,6 +42,7 @@ class Wires:
         self.engine, self.shape = engine, engine.shape
         shape = self.shape
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.pressed: deque[int] = deque()  # the cells that the reader wants to end
         self.last_output = [deque[str](maxlen=64) for _ in range(shape.world_size)]
         self.dead: dict[int, Ending] = {}
         self.channels: list[Channel] = []

@@ -72,7 +72,7 @@ class World:
     def press_stop(self) -> None:
         """The reader wants the present cell to end. What puts the groups right is not a cell: it goes on."""
         cell = -1 if self._upkeep else self.cell
-        self.wires.events.put(Event(-1, "stop", cell, None))
+        self.wires.pressed.append(cell)
 
     def why_not(self) -> str:
         """Why this world can run nothing; empty when it can."""

@@ -179,6 +179,25 @@ def test_an_interrupt_is_not_lost_on_a_rank_that_displays_without_pause(ranks: R
             ranks.exec("while True: display(rank)")
 
 
+def test_an_interrupt_meets_a_rank_that_has_not_begun_the_cell(ranks: Ranks) -> None:
+    ranks.exec("import time")
+    for process in (psutil.Process(pid) for pid in ranks.pids[1:]):
+        process.suspend()
+        threading.Timer(0.8, process.resume).start()
+    interrupt_after(0.3)
+    with pytest.raises(RanksInterrupted, match="stopped on all 3 ranks"):
+        ranks.exec("while True: time.sleep(0.01)")
+    assert texts(ranks.exec("world_size")) == ["3"] * 3
+
+
+def test_a_second_stop_interrupts_again_where_the_first_was_swallowed(ranks: Ranks) -> None:
+    interrupt_after(0.3, times=2, every=0.1)
+    swallow = "import time\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    swallowed = True\ntime.sleep(60)"
+    with pytest.raises(RanksInterrupted, match="stopped on all 3 ranks"):
+        ranks.exec(swallow)
+    assert texts(ranks.exec("swallowed")) == ["True"] * 3
+
+
 def test_a_rank_that_ignores_interrupts_is_killed_at_the_third_and_the_loss_is_told(ranks: Ranks) -> None:
     ranks.exec("import math\nkept = 1\nif rank == 1: alone = 2")
     old = ranks.pids

@@ -23,7 +23,7 @@ from .lines import Printer
 from .memory import shelving
 from .shape import Shape
 from .waiting import Flight
-from .wires import Event, Wires, exit_text, opened
+from .wires import Wires, exit_text, opened
 
 __all__ = ["World"]
 

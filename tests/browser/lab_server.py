@@ -36,6 +36,9 @@ def jupyter_lab(folder: Path, **variables: str) -> Iterator[tuple[str, str]]:
         "IPYTHONDIR": str(folder / ".ipython"),
         **variables,
     }
+    news = folder / ".config/lab/user-settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
+    news.parent.mkdir(parents=True, exist_ok=True)
+    news.write_text('{"fetchNews": "false"}')  # else JupyterLab asks, on top of the page
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1"]
     command += [f"--ServerApp.port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={token}"]
     command += [f"--ServerApp.root_dir={folder}", "--LabApp.expose_app_in_browser=True"]
@@ -95,7 +98,7 @@ def notebook_page(address: str, token: str, name: str, width: int = 1360, height
         try:
             page = browser.new_page(viewport={"width": width, "height": height})
             page.set_default_timeout(60_000)
-            page.goto(f"{address}/lab/tree/{name}?token={token}")
+            page.goto(f"{address}/lab/tree/{name}?reset&token={token}")  # no tabs of an earlier page
             page.wait_for_selector(".jp-Notebook .jp-CodeCell")
             page.wait_for_function("window.jupyterapp !== undefined")
             command(page, "application:toggle-left-area") if page.locator("#jp-left-stack").is_visible() else None

@@ -1,15 +1,14 @@
 """Every notebook: runs top to bottom, keeps to ten lines a cell, shows something where no code runs."""
 
 import re
-import time
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 
-FOLDER = Path(__file__).parents[2] / "notebooks"
+from tests.notebooks.runs import FOLDER, run
+
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 STATIC = {"text/html", "text/plain", "image/svg+xml"}
 MOST_LINES, MOST_SECONDS, MOST_BYTES = 10, 60, 300_000
@@ -27,14 +26,8 @@ def tagged(cell: Any, tag: str) -> bool:
 
 @pytest.fixture(scope="module", params=NOTEBOOKS, ids=lambda path: path.stem)
 def executed(request: pytest.FixtureRequest) -> tuple[Any, float]:
-    """A notebook after a run in a fresh kernel, and its seconds."""
-    notebook = nbformat.read(request.param, as_version=4)
-    for cell in code_cells(notebook):
-        cell.outputs = []
-    client = NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}})
-    begun = time.perf_counter()
-    client.execute()  # raises at the first cell that does, exercises' assertions included
-    return notebook, time.perf_counter() - begun
+    """A notebook after a run from top to bottom, exercises' assertions included, and its seconds."""
+    return run(request.param)
 
 
 def test_there_is_a_first_notebook() -> None:

@@ -211,7 +211,9 @@ def _draw_bars(svg: Svg, look: Look, stripes: Sequence[tuple[float, float]], y: 
         svg.rect(left + 0.1 * each, base - high, 0.8 * each, high, svg.fill(look), hover, outline)
         if each >= 40:
             middle = left + each / 2
-            svg.text(middle, base - high - 4, _percent(share), anchor="middle", size=10)
+            struck = base - high - 13 < even < base - high - 2 and high >= 16  # by the line of what is even
+            where, ink = (base - high + 12, LABEL_INK) if struck else (base - high - 4, "currentColor")
+            svg.text(middle, where, _percent(share), anchor="middle", size=10, ink=ink)
             svg.text(middle, base + 14, f"rank {rank}", anchor="middle", size=10)
             svg.text(middle, base + 27, f"{count_text(rows)} rows", anchor="middle", size=10, soft=True)
     svg.line(LEFT, even, LEFT + ranks * each, even, 'stroke-dasharray="3 3" stroke-opacity=".7"')

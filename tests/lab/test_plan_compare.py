@@ -10,6 +10,7 @@ import pytest
 
 from recshard_lab.lab import PlanCompare, views
 from recshard_lab.lab.view import View
+from recshard_lab.lab.widgets.question import Question, topology_for
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload, estimate
 from recshard_lab.sharding import ParameterConstraints, PlanError, Topology
 from tests.lab.plans import many, movielens
@@ -164,3 +165,10 @@ def test_a_control_is_answered_within_150_ms_for_26_tables_on_8_ranks() -> None:
         menu.value = ("row_wise", "column_wise", "table_wise")[i % 3]
         taken.append(1000 * (time.perf_counter() - begun))
     assert sorted(taken)[len(taken) // 2] <= 150
+
+
+def test_more_gpus_than_a_host_has_are_in_further_hosts() -> None:
+    h100 = Topology.preset("h100x8")
+    found = {ranks: topology_for(Question({}, ranks, 512, 10**9), h100).local_world_size for ranks in (4, 8, 16, 64)}
+    assert found == {4: 4, 8: 8, 16: 8, 64: 8}
+    assert topology_for(Question({}, 6, 512, 10**9), Topology(2)).local_world_size == 6  # processes of one machine

@@ -61,8 +61,8 @@ class Answer:
 
 
 def topology_for(question: Question, base: Topology) -> Topology:
-    """``base`` with the question's ranks and memory; hosts keep their size where the ranks fill them, and more GPUs than
-    a host's are in further hosts."""
+    """``base`` with the question's ranks and memory; hosts keep their size where the ranks fill them, and GPUs that
+    are more than a host's are in further hosts."""
     world_size = question.world_size
     one_host = base.num_nodes == 1 and (base.compute_device == "cpu" or world_size <= base.world_size)
     local = world_size if one_host else base.local_world_size

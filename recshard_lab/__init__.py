@@ -36,10 +36,12 @@ _ROOM_OF = {
     "FusedEmbeddingCollection": "embedding",
     "KTRegroupAsDict": "embedding",
     "PoolingType": "embedding",
+    "QuantizedEmbeddingBagCollection": "embedding",
     "RowWiseAdagrad": "embedding",
     "WeightDecayMode": "embedding",
     "apply_optimizer_in_backward": "embedding",
     "fuse_embedding_optimizer": "embedding",
+    "quantize_embeddings": "embedding",
     # optim
     "CombinedOptimizer": "optim",
     "GradientClipping": "optim",

@@ -314,6 +314,26 @@ def calls() -> dict[str, Call]:
                 "out_of_range": "error",
             },
         ),
+        "QuantizedEmbeddingBagCollection": (
+            lambda **own: rl.QuantizedEmbeddingBagCollection(**own)(batch()),
+            {
+                "tables": [rl.EmbeddingBagConfig(10, 4, "t", rl.DataType.INT4, ["f"])],
+                "is_weighted": False,
+                "out_of_range": "error",
+            },
+        ),
+        "QuantizedEmbeddingBagCollection.from_float": (
+            rl.QuantizedEmbeddingBagCollection.from_float,
+            {"collection": ebc(), "data_type": rl.DataType.INT8},
+        ),
+        "QuantizedEmbeddingBagCollection.forward": (
+            lambda features: rl.quantize_embeddings(ebc())(features),
+            {"features": batch()},
+        ),
+        "quantize_embeddings": (
+            lambda **own: rl.quantize_embeddings(**own)(batch()),
+            {"module": ebc(), "dtype": rl.DataType.INT8, "inplace": False},
+        ),
         "FusedEmbeddingBagCollection": (
             lambda **own: rl.FusedEmbeddingBagCollection(**own)(batch()).values().sum().backward(),
             {

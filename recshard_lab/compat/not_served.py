@@ -12,7 +12,7 @@ from recshard_lab.compat.torchrec_names import PUBLIC
 NEAREST: tuple[tuple[str, str, str], ...] = (
     (r".*\.BoundsCheckMode$", "what becomes of ids that are no rows", "out_of_range= of collections and sharders"),
     # pattern over "torchrec.module.name", what it is for, what comes nearest
-    (r"(?i).*quant(?!izedcomm).*|torchrec\.inference.*", "quantized inference", "the fp32 or fp16 collection itself"),
+    (r"(?i).*quant(?!izedcomm).*|torchrec\.inference.*", "quantized inference", "recshard_lab.quantize_embeddings"),
     (r".*\.(InferenceStorageReservation|\w*[Ii]nfer\w*)$", "inference", "the training classes"),
     (
         r"torchrec\.metrics.*",

@@ -26,6 +26,8 @@ from recshard_lab.embedding.optimizers import EmbOptimType as EmbOptimType
 from recshard_lab.embedding.optimizers import OptimizerSpec as OptimizerSpec
 from recshard_lab.embedding.optimizers import RowWiseAdagrad as RowWiseAdagrad
 from recshard_lab.embedding.optimizers import WeightDecayMode as WeightDecayMode
+from recshard_lab.embedding.quantized import QuantizedEmbeddingBagCollection as QuantizedEmbeddingBagCollection
+from recshard_lab.embedding.quantized import quantize_embeddings as quantize_embeddings
 from recshard_lab.embedding.regroup import KTRegroupAsDict as KTRegroupAsDict
 
 __all__ = [
@@ -45,6 +47,7 @@ __all__ = [
     "KTRegroupAsDict",
     "OptimizerSpec",
     "PoolingType",
+    "QuantizedEmbeddingBagCollection",
     "RowWiseAdagrad",
     "WeightDecayMode",
     "apply_optimizer_in_backward",
@@ -53,4 +56,5 @@ __all__ = [
     "embedding_names_by_table",
     "fuse_embedding_optimizer",
     "pooling_type_to_str",
+    "quantize_embeddings",
 ]

@@ -29,3 +29,4 @@ from recshard_lab.lab.views.registry import views_of as views_of
 from recshard_lab.lab.views.skew import access_skew as access_skew
 from recshard_lab.lab.views.timeline import timeline as timeline
 from recshard_lab.lab.views.traffic import traffic as traffic
+from recshard_lab.lab.views.waterfall import waterfall as waterfall

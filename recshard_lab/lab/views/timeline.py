@@ -27,12 +27,22 @@ _Lane = tuple[int, str]
 
 
 @register_view("Timeline", place=9)
-def timeline(events: Any, *, batches: tuple[int, int] | None = None, note: str = "", width: int = 860) -> View:
+def timeline(
+    events: Any,
+    *,
+    batches: tuple[int, int] | None = None,
+    span_ms: float | None = None,
+    name: str = "",
+    note: str = "",
+    width: int = 860,
+) -> View:
     """The stages of each rank over time.
 
     Args:
         events: `StageEvent` of all ranks: ``pipeline.events``, `events_from_chrome_trace`, `events_from_collectives`.
         batches: the first and the last batch drawn; some in the middle when left out. Numbers are of all but the first.
+        span_ms: milliseconds from the left edge to the right at least, the same for pictures to be compared.
+        name: whose events they are, for the title.
         note: a sentence under the picture.
         width: of the static picture, in pixels.
     """
@@ -47,7 +57,8 @@ def timeline(events: Any, *, batches: tuple[int, int] | None = None, note: str =
     known = [event for event in events if event.batch > 0] or events
     stages = sorted({event.stage for event in known}, key=_order)
     step, waited = _step_ms(known), stage_ms(known, "wait")
-    title = f"Timeline of batches {first} to {last}" + (f": {ms_text(step)} a step" if step else "")
+    whose = f"{name}: batches" if name else "Timeline of batches"
+    title = f"{whose} {first} to {last}" + (f": {ms_text(step)} a step" if step else "")
     hidden = {stage: hidden_share(events, stage) for stage in stages if stage not in STEP}
     summary = _summary(hidden, len(stages), step, waited)
     if len(ranks) > MOST_RANKS:
@@ -59,7 +70,7 @@ def timeline(events: Any, *, batches: tuple[int, int] | None = None, note: str =
     ]
 
     def draw(uid: str) -> Svg:
-        return _draw(drawn, lanes, title, summary, note, width, uid)
+        return _draw(drawn, lanes, title, summary, note, width, uid, span_ms or 0.0)
 
     def plot() -> Any:
         return _plot(drawn, lanes, title)
@@ -121,9 +132,18 @@ def _numbers(events: Sequence[Any], stages: Sequence[str], hidden: Mapping[str, 
     return Numbers(["stage", "a batch", "longest", "behind computing"], rows)
 
 
-def _draw(events: Sequence[Any], lanes: list[_Lane], title: str, summary: str, note: str, width: int, uid: str) -> Svg:
+def _draw(
+    events: Sequence[Any],
+    lanes: list[_Lane],
+    title: str,
+    summary: str,
+    note: str,
+    width: int,
+    uid: str,
+    span_ms: float,
+) -> Svg:
     begin, end = min(event.start_s for event in events), max(event.end_s for event in events)
-    longest = 1e3 * (end - begin) or 1.0
+    longest = max(1e3 * (end - begin), span_ms) or 1.0
     scale = (width - LEFT - MARGIN - 4) / longest
     thick = 18 if len(lanes) <= 16 else 12
     svg = Svg(width, 0, title, summary, uid)

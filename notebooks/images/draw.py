@@ -1,6 +1,8 @@
 """Draws the pictures of the README and those that notebooks open with: ``python notebooks/images/draw.py``."""
 
+import runpy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -9,7 +11,7 @@ import torch
 
 import recshard_lab as rs
 from recshard_lab.lab import views
-from recshard_lab.lab.svg import standalone
+from recshard_lab.lab.svg import Svg, standalone
 
 ROWS = {"user": 943, "movie": 1682, "age": 7, "gender": 2, "occupation": 21, "genres": 19}  # MovieLens 100K
 SCHEMES = {
@@ -97,3 +99,61 @@ for count in counts:
 lines = {name: (counts, ms) for name, ms in found.items()}
 note = "64 samples, 2 ids a bag, 20,000 x 32 tables, one CPU thread; measured when this was drawn."
 save(views.curves(lines, x_label="tables", y_label="ms a step", note=note), "03_batched.svg")
+
+
+TRAIN = """
+import torch
+import recshard_lab as rs
+from recshard_lab import train
+from recshard_lab.comm import trace
+from recshard_lab.data import RandomRecDataset
+from recshard_lab.models import DLRMTrain
+from recshard_lab.train.stages import events_from_collectives
+
+names = [f"f{i}" for i in range(8)]
+tables = [rs.EmbeddingBagConfig(20_000, 32, name=name, feature_names=[name]) for name in names]
+model = DLRMTrain(rs.DLRM(rs.EmbeddingBagCollection(tables), 13, [64, 32], [128, 64, 1]))
+cut = {name: rs.ParameterSharding("row_wise") for name in names}
+model = rs.DistributedModelParallel(model, plan=rs.ShardingPlan({"model.embedding_bag_collection": cut}))
+optimizer = torch.optim.SGD(model.dense_parameters(), lr=0.1)
+
+def events(kind):
+    data = iter(RandomRecDataset(names, 256, hash_size=20_000, ids_per_feature=5, num_dense=13, num_batches=14))
+    with getattr(train, kind)(model, optimizer, torch.device("cpu")) as pipeline, trace() as said:
+        for _ in range(14):
+            pipeline.progress(data)
+    return pipeline.events, events_from_collectives(said, rank)
+"""
+MESSAGES = {"input_dist/sizes": "sizes", "input_dist/ids": "ids", "output_dist/rows": "rows"}
+MESSAGES["output_dist_backward/rows"] = "gradients"
+
+
+def stacked(pictures: list[Any], title: str, words: str) -> str:
+    """Several views as one drawing, one below the other."""
+    drawn, y = [], 0.0
+    for number, view in enumerate(pictures):
+        picture = view.draw(f"rs-{number}")
+        drawn.append(str(picture).replace("<svg ", f'<svg y="{y:.0f}" ', 1))
+        y += picture.height + 6
+    whole = Svg(pictures[0].draw("").width, y, title, words)
+    for markup in drawn:
+        whole.raw(markup)
+    return str(whole)
+
+
+with rs.launch(2, nodes=2, inter_node_latency_ms=6.0) as ranks:
+    ranks.exec(TRAIN)
+    told = {kind: ranks.pull(f"events({kind!r})")[0] for kind in ("TrainPipelineBase", "TrainPipelineSparseDist")}
+known = {"TrainPipelineBase": "One thing after the other", "TrainPipelineSparseDist": "The next ids on their way"}
+note = "Measured when this was drawn: two ranks, every message 6 ms under way (emulated)."
+spans = []
+for kind, (stages, sent) in told.items():
+    shown = [event for event in stages if event.stage in ("input_dist", "forward", "backward", "optimizer")]
+    skipped = ("sizes", "ids") if kind == "TrainPipelineSparseDist" else ()  # they are its input_dist
+    shown += [replace(e, stage=MESSAGES[e.stage]) for e in sent if e.stage in MESSAGES]
+    shown = [event for event in shown if event.stage not in skipped]
+    spans.append(views.timeline(shown, batches=(6, 8), span_ms=115, name=known[kind], note=note))
+words = "Above a step waits for its own ids; below they travel while the batch before is computed."
+Path(__file__).with_name("07_pipeline.svg").write_text(standalone(stacked(spans, "Two time lines", words)) + "\n")
+
+runpy.run_path(str(Path(__file__).with_name("boxes.py")))

@@ -35,7 +35,7 @@ FILE_COLUMNS = 200  # of a wide table that goes to a file or a pipe, where nobod
 
 @app.command()
 def lab(
-    notebook: Annotated[str, typer.Argument(help="A notebook of the folder; its first letters do.")] = "01",
+    notebook: Annotated[str, typer.Argument(help="A notebook of the folder; its first letters do.")] = "00",
     port: Annotated[int, typer.Option(help="Port to listen on; the next free one is taken.")] = 8888,
     browser: Annotated[bool, typer.Option(help="Open a browser window.")] = True,
 ) -> None:

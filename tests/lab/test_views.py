@@ -54,6 +54,7 @@ def test_every_view_is_registered_in_the_order_it_is_offered() -> None:
         "timeline",
         "planner_search",
         "pareto",
+        "waterfall",
     ]
     assert views.views_of("estimate") == ["memory", "phases", "traffic"]
 

@@ -118,7 +118,9 @@ def _summary(hidden: Mapping[str, float], stages: int, step: float, waited: floa
     words = []
     if "input_dist" in hidden:
         words.append(f"{number(100 * hidden['input_dist'])}% of input_dist ran behind computing.")
-    if step:
+    elif step:
+        words.append("Nothing is sent ahead: what the step waits for lies inside forward and backward.")
+    if step and (words == [] or "input_dist" in hidden):
         words.append(f"The step waited {ms_text(waited)} of its {ms_text(step)} ({number(100 * waited / step, 2)}%).")
     return " ".join(words) or f"{stages} stages."
 

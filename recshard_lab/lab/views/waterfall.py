@@ -23,7 +23,7 @@ SAVED, ADDED = Look("taken away", "#eceff3", "falling"), Look("added", "#f0a9b8"
 THICK, GAP, MOST = 22.0, 12.0, 40
 
 
-@register_view("Change by change", place=12)
+@register_view("Change by change", place=70)
 def waterfall(
     changes: Mapping[str, float],
     *,
@@ -116,8 +116,8 @@ def _draw(
     before, used = None, [LOOKS[simulated]]
     for name, ms in changes.items():
         svg.text(left - 10, y + THICK / 2 + 4, fit([name], left - MARGIN - 10, 11), anchor="end")
-        svg.rect(left, y, min(ms, ms if before is None else before) * scale, THICK, svg.fill(LOOKS[simulated]),
-                 f"{name}: {ms_text(ms)}", edge)  # fmt: skip
+        inside = min(ms, ms if before is None else before) * scale
+        svg.rect(left, y, inside, THICK, svg.fill(LOOKS[simulated]), f"{name}: {ms_text(ms)}", edge)
         if before is not None and before != ms:
             look = SAVED if ms < before else ADDED
             used.append(look)
@@ -125,8 +125,8 @@ def _draw(
             svg.rect(left + low * scale, y, (high - low) * scale, THICK, svg.fill(look),
                      f"{name}: {_apart(before, ms)}", edge)  # fmt: skip
         halo = f'stroke="{LOOKS[simulated].fill}" stroke-width="3" paint-order="stroke"'
-        if ms * scale > 60:
-            svg.text(left + ms * scale - 6, y + THICK / 2 + 4, ms_text(ms), anchor="end", ink=LABEL_INK, extra=halo)
+        if inside > 60:
+            svg.text(left + inside - 6, y + THICK / 2 + 4, ms_text(ms), anchor="end", ink=LABEL_INK, extra=halo)
         else:
             svg.text(left + max(ms, before or ms) * scale + 6, y + THICK / 2 + 4, ms_text(ms))
         if name in others:

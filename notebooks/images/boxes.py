@@ -1,0 +1,124 @@
+"""Draws the map of the notebooks and the ways out of them: ``python notebooks/images/boxes.py``, or by draw.py."""
+
+import math
+import re
+from pathlib import Path
+from textwrap import wrap
+
+from recshard_lab.lab.svg import Svg, standalone
+from recshard_lab.lab.theme import LABEL_INK
+
+
+def card(svg: Svg, x: float, y: float, width: float, height: float, head: str, lines: list[str], fill: str) -> None:
+    """A box with a bold line and others below it."""
+    svg.rect(x, y, width, height, fill, extra='rx="7" stroke="currentColor" stroke-opacity=".55"')
+    svg.text(x + 10, y + 19, head, bold=True, ink=LABEL_INK)
+    for number, line in enumerate(lines):
+        svg.text(x + 10, y + 37 + 14 * number, line, size=10.5, ink=LABEL_INK)
+
+
+def arrow(svg: Svg, *points: tuple[float, float]) -> None:
+    """A line through the points with a head at its end."""
+    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+    svg.path(path, 'fill="none" stroke="currentColor" stroke-width="1.6" stroke-opacity=".8"')
+    (x0, y0), (x, y) = points[-2:]
+    long = math.hypot(x - x0, y - y0)
+    u, v = (x - x0) / long, (y - y0) / long
+    wings = [(x - 8 * u + 4.5 * v, y - 8 * v - 4.5 * u), (x - 8 * u - 4.5 * v, y - 8 * v + 4.5 * u)]
+    svg.path("M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in [(x, y), *wings]) + "Z", 'fill="currentColor"')
+
+
+MAP = {  # column, row, what you can do after it
+    "01_shard_your_first_model": (0, 1, "cut a model over four ranks, prove that it learns the same"),
+    "02_jagged_tensors": (1, 0, "read and build the batch that everything else eats"),
+    "03_embedding_collections": (2, 0, "say why batched tables are fast, and pick an optimizer"),
+    "04_ranks_and_hangs": (1, 1, "read a time line, find the rank that hangs"),
+    "05_sharding_schemes": (2, 1, "choose a cut, draw your own, change it while it trains"),
+    "06_the_planner": (3, 1, "plan for 128 GPUs you have not got, and know how sure that is"),
+    "07_the_training_pipeline": (2, 2, "hide what can be hidden; tell measured from simulated"),
+    "08_out_of_the_notebook": (3, 2, "train on a cluster, survive a kill, bring TorchRec code"),
+}
+FILLS = ["#9ad6ae", "#9cc4ee", "#f6bd83"]
+
+
+def draw_map() -> str:
+    """Which notebook leads where; seconds are those of TEACHING.md, which a test compares with reality."""
+    told = (Path(__file__).parents[1] / "TEACHING.md").read_text()
+    seconds = {name: re.search(rf"{name}\.ipynb\) \| (\d+) s \| (\d+) min", told) for name in MAP}
+    words = "Begin at 01. Above: batches and tables. In the middle: ranks and plans. Below: speed, and leaving."
+    svg = Svg(880, 462, "The notebooks", words)
+    wide, high, gap_x, gap_y, top = 196.0, 112.0, 26.0, 22.0, 56.0
+    svg.head("The notebooks", words, 14)
+
+    def at(name: str) -> tuple[float, float]:
+        return 14 + MAP[name][0] * (wide + gap_x), top + MAP[name][1] * (high + gap_y)
+
+    for name, (_, row, can) in MAP.items():
+        x, y = at(name)
+        head, *rest = wrap(f"{name[:2]} {TITLES[name]}", 27)
+        lines = [*rest, *wrap(f"then you can {can}", 31)]
+        card(svg, x, y, wide, high, head, lines, FILLS[row])
+        found = seconds[name]
+        assert found, f"TEACHING.md has no times for {name}"
+        times = f"{found[1]} s to run, {found[2]} min in class"
+        svg.text(x + 10, y + high - 9, times, size=10, ink=LABEL_INK, extra='opacity=".85"')
+    sides = [("02", "03"), ("01", "04"), ("04", "05"), ("05", "06"), ("07", "08")]
+    place = {name[:2]: at(name) for name in MAP}
+    for one, other in sides:
+        (x, y), (to_x, _) = place[one], place[other]
+        arrow(svg, (x + wide, y + high / 2), (to_x, y + high / 2))
+    (x, y), (to_x, to_y) = place["01"], place["02"]
+    arrow(svg, (x + wide / 2, y), (x + wide / 2, to_y + high / 2), (to_x, to_y + high / 2))
+    (x, y), (to_x, to_y) = place["04"], place["07"]
+    arrow(svg, (x + wide / 2, y + high), (x + wide / 2, to_y + high / 2), (to_x, to_y + high / 2))
+    return standalone(str(svg)) + "\n"
+
+
+TITLES = {
+    "01_shard_your_first_model": "Shard your first model",
+    "02_jagged_tensors": "Jagged tensors",
+    "03_embedding_collections": "Embedding collections",
+    "04_ranks_and_hangs": "Ranks and hangs",
+    "05_sharding_schemes": "Sharding schemes",
+    "06_the_planner": "The planner",
+    "07_the_training_pipeline": "The training pipeline",
+    "08_out_of_the_notebook": "Out of the notebook",
+}
+
+
+def draw_one_script() -> str:
+    """How one script is started, and who reads what it leaves."""
+    words = "However it is started, it computes the same; whoever reads its checkpoint, needs to know nothing of ranks."
+    svg = Svg(880, 318, "One script", words)
+    svg.head("One script", words, 14)
+    starts = [
+        ("a notebook", "%recshard_launch -n 4"),
+        ("alone", "python train.py"),
+        ("torchrun", "torchrun --nproc-per-node 8 train.py"),
+        ("Ray", 'launch(8, engine="ray")'),
+    ]
+    ends = [
+        ("other ranks, another plan", "load_checkpoint(path, model)"),
+        ("plain torch", "torch.load(path)"),
+        ("serving", "quantize_embeddings(model)"),
+    ]
+    for number, (head, line) in enumerate(starts):
+        y = 56 + 62 * number
+        card(svg, 14, y, 236, 50, head, [line], FILLS[1])
+        arrow(svg, (250, y + 25), (284, y + 25), (284, 178), (306, 178))
+    card(
+        svg, 306, 132, 170, 92, "one script", ["the model, its data,", "a plan, join()", "(or one run.yaml)"], FILLS[0]
+    )
+    card(svg, 306, 56, 170, 50, "TorchRec's code", ["its import answered here"], "#d3bdea")
+    arrow(svg, (391, 106), (391, 132))
+    arrow(svg, (476, 178), (502, 178))
+    card(svg, 502, 150, 122, 56, "a checkpoint", ["also after kill -9"], FILLS[2])
+    for number, (head, line) in enumerate(ends):
+        y = 72 + 80 * number
+        card(svg, 672, y, 196, 50, head, [line], FILLS[1])
+        arrow(svg, (624, 178), (648, 178), (648, y + 25), (672, y + 25))
+    return standalone(str(svg)) + "\n"
+
+
+Path(__file__).with_name("08_one_script.svg").write_text(draw_one_script())
+Path(__file__).with_name("00_map.svg").write_text(draw_map())

@@ -23,7 +23,7 @@ SAVED, ADDED = Look("taken away", "#eceff3", "falling"), Look("added", "#f0a9b8"
 THICK, GAP, MOST = 22.0, 12.0, 40
 
 
-@register_view("Change by change", place=70)
+@register_view("Change by change", place=95)
 def waterfall(
     changes: Mapping[str, float],
     *,

@@ -22,7 +22,7 @@ from recshard_lab.comm import trace
 from recshard_lab.data import RatingsDataset
 from recshard_lab.distributed import DistributedModelParallel
 from recshard_lab.embedding import EmbeddingBagConfig
-from recshard_lab.lab.measure import Measured, sent_by_label
+from recshard_lab.lab.measure import Measured, sent_by_label, took_by_label
 from recshard_lab.planner import Workload
 from recshard_lab.sharding import ParameterSharding, ShardingPlan
 from recshard_lab.train import Recipe, Step, evaluate
@@ -135,6 +135,7 @@ def train_on_rank(
         found |= {
             "memory": held,
             "sent": sent_by_label(sent, model.env.world_size, steps),
+            "took": took_by_label(sent),
             "collectives": sent.count("all_to_all") / steps,
             "backends": model.backends(),
         }

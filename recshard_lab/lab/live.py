@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from recshard_lab.comm import trace
-from recshard_lab.lab.measure import random_batch, sent_by_label
+from recshard_lab.lab.measure import random_batch, sent_by_label, took_by_label
 from recshard_lab.planner import Workload
 from recshard_lab.sharding import ShardingPlan
 
@@ -88,6 +88,7 @@ def train_on(model: Any, step: Callable[[], Any], count: int) -> dict[str, Any]:
         "losses": losses,
         "step_ms": float(np.median(spent)),
         "sent": sent_by_label(sent, model.dense_env.world_size, count),
+        "took": took_by_label(sent),
         "memory": model.memory_bytes(),
     }
 
@@ -195,6 +196,7 @@ def run_beside_truth(plan_json: str, tables: list[Any], workload: Workload, step
         "weights_apart": weights,
         "step_ms": float(np.median(spent)),
         "sent": sent_by_label(sent, world_size, steps),
+        "took": took_by_label(sent),
         "memory": model.memory_bytes(),
         "backends": model.backends(),
     }

@@ -38,6 +38,8 @@ class Measured:
         backends: table -> the kernel that served it.
         steps: how many steps were timed.
         traffic_by_phase: `traffic_bytes` taken apart by the label of the collective, as `Estimate.traffic_by_phase`.
+        waited_ms: label -> ``[W]`` how much longer a rank was in such collectives of a step than the rank that came
+            last, which waits least; the median over steps. Only of collectives of all ranks that were waited for.
     """
 
     step_ms_by_rank: np.ndarray
@@ -47,10 +49,12 @@ class Measured:
     backends: dict[str, str]
     steps: int
     traffic_by_phase: dict[str, np.ndarray] = field(default_factory=dict)
+    waited_ms: dict[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def of(cls, found: Sequence[Mapping[str, Any]], steps: int, backends: dict[str, str]) -> Measured:
-        """From what every rank reported: ``step_ms``, ``memory`` by category, ``sent`` as `sent_by_label` counts it."""
+        """From what every rank reported: ``step_ms``, ``memory`` by category, ``sent`` as `sent_by_label` counts it,
+        and where it was taken ``took`` as `took_by_label` gives it."""
         labels = dict.fromkeys(label for one in found for label in one["sent"])
         nothing = [0.0] * len(found)
         phases = {label: np.array([one["sent"].get(label, nothing) for one in found], dtype=float) for label in labels}
@@ -63,6 +67,7 @@ class Measured:
             backends=backends,
             steps=steps,
             traffic_by_phase=phases,
+            waited_ms=waited([one.get("took", {}) for one in found], steps),
         )
 
     @property
@@ -119,6 +124,39 @@ def sent_by_label(sent: Trace, world_size: int, steps: int) -> dict[str, list[fl
     return {label: [count / steps for count in row] for label, row in sent.bytes_by_label(world_size).items()}
 
 
+def took_by_label(sent: Trace) -> dict[str, list[float]]:
+    """Label -> how long this rank was in each collective; those of a part of the ranks are left out.
+
+    >>> from recshard_lab.comm.trace import CollectiveEvent, Trace
+    >>> took_by_label(Trace([CollectiveEvent("all_to_all", "input_dist/ids", (0, 8), 0.0, ms=2.0)] * 2))
+    {'input_dist/ids': [2.0, 2.0]}
+    """
+    found: dict[str, list[float]] = {}
+    for event in sent.events:
+        if event.ms > 0 and not event.label.endswith(("/inside", "/across")):
+            found.setdefault(event.label, []).append(event.ms)
+    return found
+
+
+def waited(took: Sequence[Mapping[str, Sequence[float]]], steps: int) -> dict[str, np.ndarray]:
+    """Label -> ``[W]`` ms that each rank waited in a step for the last to come, from what every rank saw.
+
+    The last to come to a collective is in it for the shortest time, whatever the clocks of the ranks say.
+
+    >>> waited([{"ids": [5.0, 5.0]}, {"ids": [1.0, 2.0]}], steps=2)["ids"].tolist()
+    [3.5, 0.0]
+    """
+    found = {}
+    for label in dict.fromkeys(label for one in took for label in one):
+        counts = {len(one.get(label, ())) for one in took}
+        if len(counts) != 1 or counts.pop() % steps:  # some ranks only: not a collective of all
+            continue
+        ms = np.array([one[label] for one in took])  # [W, steps * times]
+        late = (ms - ms.min(axis=0)).reshape(len(took), steps, -1).sum(axis=2)
+        found[label] = np.median(late, axis=1)
+    return found
+
+
 def steps_on_rank(
     plan_json: str, tables: Sequence[BaseEmbeddingConfig], workload: Workload, steps: int, seed: int
 ) -> dict[str, Any]:
@@ -171,6 +209,7 @@ def steps_on_rank(
         "step_ms": float(np.median(timed)),
         "memory": model.memory_bytes(),
         "sent": sent_by_label(sent, world_size, steps),
+        "took": took_by_label(sent),
         "backends": model.backends(),
     }
 

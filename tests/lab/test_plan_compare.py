@@ -120,7 +120,13 @@ def test_a_view_that_fails_leaves_the_others_and_the_controls_alive() -> None:
 
 
 def test_every_view_of_a_plan_is_offered() -> None:
-    assert [name for _, name in compare().picture.options] == ["placement", "memory", "phases", "traffic"]
+    assert [name for _, name in compare().picture.options] == [
+        "placement",
+        "memory",
+        "phases",
+        "balance",
+        "traffic",
+    ]
 
 
 def test_bad_values_are_refused_by_name() -> None:

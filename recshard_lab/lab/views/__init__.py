@@ -2,8 +2,8 @@
 
 A view is a pure function whose parameter names say what it wants to see::
 
-    @register_view("Balance")
-    def balance(estimate) -> View: ...
+    @register_view("Fullest rank")
+    def fullest_rank(estimate) -> View: ...
 
 Whoever shows views (the plan comparison, a report) offers it wherever an ``estimate`` is at hand.
 Names in use: ``plan``, ``tables``, ``topology``, ``estimate``, ``measured``, ``losses``, ``events``, ``history``,
@@ -12,6 +12,7 @@ Names in use: ``plan``, ``tables``, ``topology``, ``estimate``, ``measured``, ``
 
 from recshard_lab.lab.view import View as View
 from recshard_lab.lab.views.anatomy import jagged_anatomy as jagged_anatomy
+from recshard_lab.lab.views.balance import balance as balance
 from recshard_lab.lab.views.curves import curves as curves
 from recshard_lab.lab.views.follow import follow_id as follow_id
 from recshard_lab.lab.views.memory import memory as memory

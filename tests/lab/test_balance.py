@@ -1,0 +1,139 @@
+"""Balance: who holds up which phase, what that costs, and who waits, predicted and measured."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recshard_lab.lab import measure_plan, views
+from recshard_lab.lab.measure import Measured, waited
+from recshard_lab.lab.theme import ms_text
+from recshard_lab.launcher import launch
+from recshard_lab.planner import Estimate, Workload, estimate
+from recshard_lab.sharding import Topology
+from tests.lab.plans import movielens, plan_of, table
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def predicted(world_size: int = 4, **more: Any) -> Estimate:
+    tables = movielens()
+    topology = Topology(world_size, "cuda")
+    return estimate(plan_of(tables, world_size, ("table_wise", "row_wise")), tables, topology, **more)
+
+
+def bars(svg: str) -> dict[str, tuple[float, float]]:
+    """Tooltip -> width and height."""
+    found = {}
+    for rect in ET.fromstring(svg).iter(f"{SVG}rect"):
+        title = rect.find(f"{SVG}title")
+        if title is not None:
+            found[title.text or ""] = float(rect.get("width", 0)), float(rect.get("height", 0))
+    return found
+
+
+def measured(estimate: Estimate, waits: list[float]) -> Any:
+    return SimpleNamespace(step_ms_by_rank=np.full(len(waits), 10.0), waited_ms={"input_dist/ids": np.array(waits)})
+
+
+def test_what_is_lost_is_the_step_less_that_of_ranks_that_all_do_the_mean() -> None:
+    found = predicted()
+    even = replace(found, ms=np.repeat(found.ms.mean(axis=0, keepdims=True), 4, axis=0))
+    rows = {row[0]: row for row in views.balance(found).numbers.rows}
+    assert rows["step"][2] == ms_text(found.plain_step_ms)
+    assert rows["step"][3] == ms_text(even.plain_step_ms)
+    assert rows["step"][5] == ms_text(found.plain_step_ms - even.plain_step_ms)
+    assert ms_text(found.plain_step_ms - even.plain_step_ms) in views.balance(found).title
+    assert views.balance(even).summary == "All ranks do the same in every phase: nobody waits."
+
+
+def test_the_rank_that_holds_up_a_phase_is_named_and_bars_are_as_long_as_phases() -> None:
+    found = predicted()
+    view = views.balance(found)
+    rows = {row[0]: row for row in view.numbers.rows}
+    labels = {"lookup": "lookup", "lookup, backward": "lookup_backward", "input dist": "input_dist"}
+    for label, name in labels.items():
+        at = found.phases.index(name)
+        assert rows[label][1] == f"rank {found.ms[:, at].argmax()}"
+    widths = {words.split("\n")[0]: [] for words in bars(view.svg)}
+    for words, (wide, _) in bars(view.svg).items():
+        widths[words.split("\n")[0]].append(wide)
+    ratios = [
+        sum(widths[label]) / found.ms[:, found.phases.index(name)].max()
+        for label, name in labels.items()
+        if len(widths[label]) == 2
+    ]
+    assert len(ratios) >= 2
+    np.testing.assert_allclose(ratios, ratios[0], rtol=0.01)
+
+
+def test_work_and_waiting_of_a_rank_add_up_to_the_step() -> None:
+    found = predicted()
+    heights: dict[str, dict[str, float]] = {}
+    for words, (_, high) in bars(views.balance(found).svg).items():
+        who, _, what = words.partition("\n")
+        if who.endswith(", predicted") and what.startswith(("at work", "waiting")):
+            heights.setdefault(who, {})[what.split(":")[0]] = high
+    assert len(heights) == 4
+    for rank in range(4):
+        own = heights[f"rank {rank}, predicted"]
+        assert sum(own.values()) == pytest.approx(110, abs=0.1)
+        assert own["at work"] / 110 == pytest.approx(found.ms[rank].sum() / found.plain_step_ms, abs=0.002)
+
+
+def test_under_a_cost_model_in_which_nobody_waits_the_busiest_ranks_sum_is_the_step() -> None:
+    found = predicted(cost_model="torchrec")
+    view = views.balance(found)
+    assert not found.waits
+    assert f"Rank {found.critical_rank} is busiest" in view.summary
+    rows = {row[0]: row for row in view.numbers.rows}
+    assert rows["step"][2] == ms_text(found.step_ms)
+    assert "The busiest rank" in view.svg
+
+
+def test_measured_waiting_stands_beside_predicted_and_names_the_last() -> None:
+    found = predicted()
+    view = views.balance(found, measured(found, [2.0, 1.0, 0.0, 1.0]))
+    assert "Measured: ranks wait 10% of the step." in view.summary
+    assert "rank 2 last" in view.svg
+    assert re.search(r"measured waiting: ids to shards\s+rank 0\s+2 ms\s+1 ms\s+0 ms", view.text)
+    high = bars(view.svg)
+    work, wait = high["rank 0, measured\nat work: 8 ms"][1], high["rank 0, measured\nwaiting: 2 ms"][1]
+    assert work / wait == pytest.approx(4, rel=0.01)
+    only = views.balance(found, SimpleNamespace(step_ms_by_rank=np.full(4, 10.0)))
+    assert "how much of them was waiting was not taken" in only.svg
+    other = views.balance(found, SimpleNamespace(step_ms_by_rank=np.full(3, 10.0)))
+    assert "not the same plan" in other.problem
+
+
+def test_waiting_is_what_a_rank_is_longer_in_an_exchange_than_the_last_to_come() -> None:
+    took = [{"ids": [5.0, 9.0, 1.0, 1.0], "part": [1.0]}, {"ids": [2.0, 1.0, 2.0, 4.0]}]  # two exchanges a step
+    found = waited(took, steps=2)
+    assert set(found) == {"ids"}
+    np.testing.assert_allclose(found["ids"], np.median([[3 + 8, 0 + 0], [0 + 0, 1 + 3]], axis=1))
+    one = {"step_ms": 1.0, "memory": {}, "sent": {}}
+    assert Measured.of([one, one], 1, {}).waited_ms == {}
+
+
+def test_the_rank_that_holds_all_tables_is_the_one_that_others_wait_for() -> None:
+    tables = [table(f"t{n}", 20_000, 64) for n in range(6)]
+    plan = plan_of(tables, 1, ("table_wise",))  # all on rank 0
+    workload = Workload(batch_size=2048, pooling_factors={f"f_t{n}": 20.0 for n in range(6)})
+    found = estimate(plan, tables, Topology(2), workload)
+    with launch(2) as ranks:
+        real = measure_plan(ranks, plan, tables, workload, steps=5)
+    rows = next(values for label, values in real.waited_ms.items() if label.startswith("output_dist/"))
+    assert rows[1] > 5 * rows[0]
+    assert all((values >= 0).all() for values in real.waited_ms.values())
+    assert sum(values.max() for values in real.waited_ms.values()) < 3 * real.step_ms
+    view = views.balance(found, real)
+    assert "rank 0 last" in view.svg
+    names = {row[0]: row[1] for row in view.numbers.rows}
+    assert names["lookup"] == "rank 0"
+    assert names["measured waiting: rows home: direct"] == "rank 1"

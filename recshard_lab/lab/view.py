@@ -69,6 +69,8 @@ class View:
         draw: the static drawing; called with a name that tells this picture from others on the page.
         plot: the plotly figure, called at most once.
         problem: why there is no picture, where there is none.
+        extent: the largest value drawn, which fills the picture; several pictures are to one scale where the view is
+            called with the largest of theirs as ``extent``. 0.0 where the view has no such scale.
     """
 
     name: str
@@ -78,6 +80,7 @@ class View:
     draw: Callable[[str], Svg] = field(repr=False)
     plot: Callable[[], Any] = field(repr=False)
     problem: str = ""
+    extent: float = 0.0
 
     @cached_property
     def figure(self) -> Any:

@@ -168,6 +168,9 @@ class TableChange:
         before, after: where it lies; None in the plan that does not name it.
         changed: of "scheme", "ranks", "shards", "route", "kernel" those that differ; empty where nothing does.
         moved_bytes: weights and optimizer state that go from one rank to another, over all ranks.
+        more_ms: how much longer the first plan's step would be with this table alone where the second has it, negative
+            where shorter; None where that cannot be said: only one plan names it, or they are for other ranks. Tables
+            share phases, of which the slowest rank counts, so these do not add up to what all changes cost together.
     """
 
     table: str
@@ -175,6 +178,7 @@ class TableChange:
     after: ParameterSharding | None
     changed: tuple[str, ...]
     moved_bytes: int
+    more_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -209,6 +213,7 @@ class PlanDiff(Shown):
                 "before": "" if change.before is None else sharding_text(change.before),
                 "after": "" if change.after is None else sharding_text(change.after),
                 "moved_bytes": change.moved_bytes,
+                "more_ms": change.more_ms,
             }
             for change in self.changed
         ]
@@ -222,10 +227,12 @@ class PlanDiff(Shown):
         ]
 
     def _tables(self) -> Tables:
-        lines = [("table", "moves", "before", "after")]
+        lines = [("table", "moves", "alone, ms", "before", "after")]
         for line in self.records():
-            lines.append((line["table"], gigabytes(line["moved_bytes"]), line["before"] or "-", line["after"] or "-"))
-        return [((24, 10, 34, 34), lines)]
+            more = "" if line["more_ms"] is None else f"{line['more_ms']:+.3f}"
+            where = (line["before"] or "-", line["after"] or "-")
+            lines.append((line["table"], gigabytes(line["moved_bytes"]), more, *where))
+        return [((24, 10, 10, 30, 30), lines)]
 
 
 @dataclass(frozen=True)

@@ -200,6 +200,19 @@ def plan_loads(model: CostModel, pairs: list[tuple[BaseEmbeddingConfig, Paramete
     return np.stack([np.bincount(rects.ranks, weights=row, minlength=ranks) for row in rects.loads(model)])
 
 
+def loads_by_table(model: CostModel, pairs: list[tuple[BaseEmbeddingConfig, ParameterSharding]]) -> Array:
+    """As `plan_loads`, table by table: ``[T, K, W]``, which add up to it.
+
+    Raises:
+        PlanError: as `plan_loads`.
+    """
+    rects = plan_rects(model.topology, pairs)
+    loads = rects.loads(model)
+    found = np.zeros((len(pairs), len(loads), model.topology.world_size))
+    np.add.at(found, (rects.of, slice(None), rects.ranks), loads.T)
+    return found
+
+
 def plan_rects(topology: Topology, pairs: list[tuple[BaseEmbeddingConfig, ParameterSharding]]) -> PlanRects:
     """The rectangles of a plan.
 

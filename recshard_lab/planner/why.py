@@ -23,7 +23,7 @@ from recshard_lab.planner.answers import Alternative, Explained, PhaseShare, Pla
 from recshard_lab.planner.colocated import lie_apart
 from recshard_lab.planner.cost import CostModel
 from recshard_lab.planner.cost_models import cost_model_named
-from recshard_lab.planner.estimate import Estimate, estimate_loads, plan_loads
+from recshard_lab.planner.estimate import Estimate, estimate_loads, loads_by_table, plan_loads
 from recshard_lab.planner.options import Option, options_of
 from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES, Array, Workload
 from recshard_lab.sharding import (
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from recshard_lab.planner.planner import EmbeddingShardingPlanner
 
 Wish: TypeAlias = str | Sequence[str] | ParameterConstraints
+_Named: TypeAlias = dict[str, tuple[BaseEmbeddingConfig, ParameterSharding]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +118,21 @@ class Planned:
                     raise PlanError(f"table {name!r} is {sizes[0]} in one plan and {sizes[1]} in the other")
                 moved = moved_bytes(table, before.shards, after.shards, optimizer)
             changes.append(TableChange(name, before, after, _changed(before, after), moved))
-        return PlanDiff(tuple(changes), self.estimate(plan), theirs.estimate(other))
+        alone = self._moved_ms(old, new, theirs)
+        told = tuple(replace(change, more_ms=alone.get(change.table)) for change in changes)
+        return PlanDiff(told, self.estimate(plan), theirs.estimate(other))
+
+    def _moved_ms(self, old: _Named, new: _Named, theirs: "Planned") -> dict[str, float]:
+        """How much longer the step of `old` is with one table as in `new`, for every table that both name."""
+        if theirs.planner.topology.world_size != self.planner.topology.world_size:
+            return {}
+        model = self._model([table for table, _ in old.values()])
+        before = loads_by_table(model, list(old.values()))
+        after = loads_by_table(model, [(own[0], new.get(name, own)[1]) for name, own in old.items()])
+        whole = before.sum(axis=0)
+        now = float(model.step_ms(whole))
+        moved = [(i, name) for i, name in enumerate(old) if name in new and old[name][1] != new[name][1]]
+        return {name: float(model.step_ms(whole - before[i] + after[i])) - now for i, name in moved}
 
     def why_not(self, plan: ShardingPlan, wishes: Mapping[str, Wish]) -> WhyNot:
         """See `ShardingPlan.why_not`."""
@@ -186,7 +201,7 @@ class Planned:
             plan.resolved(tables, top.world_size, top.local_world_size), tables, top.world_size, step, live
         )
 
-    def named(self, plan: ShardingPlan) -> dict[str, tuple[BaseEmbeddingConfig, ParameterSharding]]:
+    def named(self, plan: ShardingPlan) -> _Named:
         """Every table of `plan` with its rectangles, by its name, with its module's path where several have it."""
         top = self.planner.topology
         full = plan.resolved(self.tables, top.world_size, top.local_world_size)

@@ -209,6 +209,21 @@ def test_bytes_that_move_are_the_overlaps_that_resharding_sends(optimizer: str) 
     assert before.diff(before).moved_bytes == 0
 
 
+def test_what_a_move_costs_is_the_estimate_of_the_plan_with_that_table_alone_moved() -> None:
+    tables, workload, _, plan = problem()
+    wishes = {table.name: ParameterConstraints(sharding_types=["row_wise"]) for table in tables}
+    other = EmbeddingShardingPlanner(GPUS, workload=workload, constraints=wishes).plan_tables(tables)
+    found = plan.diff(other)
+    assert len(found.changed) > 1
+    for change in found.changed:
+        moved = replaced(plan, change.table, other.tables()[change.table])
+        more = estimate(moved, tables, GPUS, workload).step_ms - found.before.step_ms
+        assert change.more_ms == pytest.approx(more, abs=1e-9)
+    assert any(abs(change.more_ms or 0) > 1e-3 for change in found.changed)
+    fewer = EmbeddingShardingPlanner(Topology(1, compute_device="cuda"), workload=workload).plan_tables(tables)
+    assert {change.more_ms for change in plan.diff(fewer).changed} == {None}  # not a move among the same ranks
+
+
 def test_a_diff_says_what_changed_and_what_both_plans_cost() -> None:
     tables, workload, planner, plan = problem()
     other = EmbeddingShardingPlanner(

@@ -7,7 +7,7 @@ A view is a pure function whose parameter names say what it wants to see::
 
 Whoever shows views (the plan comparison, a report) offers it wherever an ``estimate`` is at hand.
 Names in use: ``plan``, ``tables``, ``topology``, ``estimate``, ``measured``, ``losses``, ``events``, ``history``,
-``search``, ``groups`` (sharding groups of replicas), ``note``, ``width``.
+``search``, ``groups`` (sharding groups of replicas), ``note``, ``width``, ``extent`` (of pictures to one scale).
 """
 
 from recshard_lab.lab.view import View as View
@@ -21,6 +21,7 @@ from recshard_lab.lab.views.phases import phases as phases
 from recshard_lab.lab.views.placement import placement as placement
 from recshard_lab.lab.views.planner_search import planner_search as planner_search
 from recshard_lab.lab.views.registry import draw as draw
+from recshard_lab.lab.views.registry import draw_alike as draw_alike
 from recshard_lab.lab.views.registry import register_view as register_view
 from recshard_lab.lab.views.registry import unregister_view as unregister_view
 from recshard_lab.lab.views.registry import view_label as view_label

@@ -22,7 +22,7 @@ FAR = 2.5  # a capacity beyond this many times the largest stack is written inst
 
 
 @register_view("Memory", place=2)
-def memory(estimate: Any, measured: Any = None, *, note: str = "", width: int = 860) -> View:
+def memory(estimate: Any, measured: Any = None, *, note: str = "", width: int = 860, extent: float = 0.0) -> View:
     """Bytes per rank and category against the capacity.
 
     Args:
@@ -30,6 +30,7 @@ def memory(estimate: Any, measured: Any = None, *, note: str = "", width: int = 
         measured: has ``memory_categories`` and ``memory_bytes`` of its own; drawn beside, ranks in the same order.
         note: a sentence under the picture.
         width: of the static picture, in pixels.
+        extent: bytes of the stack that fills the picture, where several are to one scale; 0 for its own tallest.
     """
     stacks = {"predicted": _stack(estimate)}
     if measured is not None:
@@ -51,9 +52,11 @@ def memory(estimate: Any, measured: Any = None, *, note: str = "", width: int = 
     summary = _summary(predicted.sum(axis=1), capacity, usable)
 
     def draw(uid: str) -> Svg:
-        return _draw(stacks, capacity, usable, title, summary, note, width, uid)
+        return _draw(stacks, capacity, usable, title, summary, note, width, max(most, extent), uid)
 
-    return View("memory", title, summary, _numbers(stacks, usable), draw, lambda: _plot(stacks, usable, title))
+    most = max(float(values.sum(axis=1).max()) for _, values in stacks.values())
+    numbers = _numbers(stacks, usable)
+    return View("memory", title, summary, numbers, draw, lambda: _plot(stacks, usable, title), extent=most)
 
 
 Stacks = dict[str, tuple[Sequence[str], np.ndarray]]
@@ -87,10 +90,17 @@ def _summary(used: np.ndarray, capacity: np.ndarray, usable: np.ndarray) -> str:
 
 
 def _draw(
-    stacks: Stacks, capacity: np.ndarray, usable: np.ndarray, title: str, summary: str, note: str, width: int, uid: str
+    stacks: Stacks,
+    capacity: np.ndarray,
+    usable: np.ndarray,
+    title: str,
+    summary: str,
+    note: str,
+    width: int,
+    most: float,
+    uid: str,
 ) -> Svg:
-    columns = Columns(len(capacity), width)
-    most = max(float(values.sum(axis=1).max()) for _, values in stacks.values()) or 1.0
+    columns, most = Columns(len(capacity), width), most or 1.0
     lowest = float(capacity.min())
     drawn = lowest <= FAR * most
     scale = TALLEST / max(most, min(float(capacity.max()), FAR * most) if drawn else 0)

@@ -23,7 +23,7 @@ LEFT = 92
 
 
 @register_view("Step time", place=3)
-def phases(estimate: Any, measured: Any = None, *, note: str = "", width: int = 860) -> View:
+def phases(estimate: Any, measured: Any = None, *, note: str = "", width: int = 860, extent: float = 0.0) -> View:
     """Predicted step time per rank and phase, the critical rank marked, measured beside.
 
     Args:
@@ -32,6 +32,7 @@ def phases(estimate: Any, measured: Any = None, *, note: str = "", width: int = 
         measured: has ``step_ms_by_rank`` ``[W]``, and where phases were traced ``phases`` and ``ms`` ``[W, P]``.
         note: a sentence under the picture.
         width: of the static picture, in pixels.
+        extent: ms that fill the picture, where several are to one scale; 0 for its own step.
     """
     names, ms = tuple(estimate.phases), np.asarray(estimate.ms, dtype=float)
     if ms.size == 0:
@@ -57,15 +58,17 @@ def phases(estimate: Any, measured: Any = None, *, note: str = "", width: int = 
         summary += f" {str(overlap)[0].upper()}{str(overlap)[1:]}."
     if steps is not None:
         title += f", measured: {ms_text(float(np.nanmax(steps)) if np.isfinite(steps).any() else float('nan'))}"
-    rows = _rows(busy, critical)
+    rows, longest = _rows(busy, critical), float(_starts(ms)[-1])
+    if steps is not None and np.isfinite(steps).any():
+        longest = max(longest, float(np.nanmax(steps)))
 
     def draw(uid: str) -> Svg:
-        return _draw(names, ms, critical, steps, rows, title, summary, note, width, uid)
+        return _draw(names, ms, critical, steps, rows, title, summary, note, width, max(longest, extent), uid)
 
     def plot() -> Any:
         return _plot(names, ms, critical, steps, rows, title)
 
-    return View("phases", title, summary, _numbers(names, ms, critical, steps), draw, plot)
+    return View("phases", title, summary, _numbers(names, ms, critical, steps), draw, plot, extent=longest)
 
 
 def _rows(busy: np.ndarray, critical: int) -> list[int]:
@@ -91,10 +94,10 @@ def _draw(
     summary: str,
     note: str,
     width: int,
+    longest: float,
     uid: str,
 ) -> Svg:
     starts, slowest = _starts(ms), ms.argmax(axis=0)
-    longest = max(float(starts[-1]), float(np.nanmax(steps)) if steps is not None and np.isfinite(steps).any() else 0.0)
     scale = (width - LEFT - MARGIN - 4) / (longest or 1.0)
     thick = 24 if len(rows) <= 8 else 16
     pitch = thick + 8 + (14 if steps is not None else 0)

@@ -34,6 +34,7 @@ def placement(
     *,
     note: str = "",
     width: int = 860,
+    extent: float = 0.0,
 ) -> View:
     """Which rank holds which rectangle of which table.
 
@@ -43,6 +44,7 @@ def placement(
         topology: gives the number of ranks; without it, as many as the plan names.
         note: a sentence under the picture.
         width: of the static picture, in pixels.
+        extent: bytes of the rank that fills the picture, where several are to one scale; 0 for its own fullest.
     """
     if not tables or not plan.plan:
         return message_view("placement", "Placement", "The plan is empty: no table is placed.")
@@ -57,12 +59,12 @@ def placement(
     by_scheme = not Columns(world_size, width).legible or sum(map(len, ranks)) > MOST_DRAWN
 
     def draw(uid: str) -> Svg:
-        return _draw(ranks, totals, title, summary, note, width, by_scheme, uid)
+        return _draw(ranks, totals, title, summary, note, width, by_scheme, extent, uid)
 
     def plot() -> Any:
         return _plot(ranks, title, by_scheme)
 
-    return View("placement", title, summary, _numbers(ranks, totals), draw, plot)
+    return View("placement", title, summary, _numbers(ranks, totals), draw, plot, extent=max(totals))
 
 
 def _draw(
@@ -73,11 +75,12 @@ def _draw(
     note: str,
     width: int,
     by_scheme: bool,
+    extent: float,
     uid: str,
 ) -> Svg:
     columns = Columns(len(ranks), width)
-    most = max(totals) or 1.0
-    tallest = 230.0 if by_scheme else min(max(230.0, 17.0 * max(map(len, ranks))), 430.0)
+    most = max(*totals, extent) or 1.0
+    tallest = 230.0 if by_scheme or extent else min(max(230.0, 17.0 * max(map(len, ranks))), 430.0)
     scale = tallest / most
     shown = [merged_by_scheme(blocks) if by_scheme else blocks for blocks in ranks]
     small = [[b for b in blocks if b.num_bytes * scale < LABELLED] for blocks in shown]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -110,6 +110,24 @@ def draw(name: str, /, **known: Any) -> View:
     """Draws a view from whatever is known, handing it the arguments that it asks for."""
     entry = _entry(name)
     return entry.function(**{key: value for key, value in known.items() if key in entry.accepted})
+
+
+def draw_alike(name: str, /, known: Sequence[Mapping[str, Any]]) -> list[View]:
+    """Draws one view several times to one scale, so that pictures side by side can be compared.
+
+    Args:
+        name: of the view.
+        known: for each picture what is known, as for `draw`.
+    """
+    made = [draw(name, **each) for each in known]
+    extent = max((view.extent for view in made), default=0.0)
+    if "extent" not in _entry(name).accepted or not extent > 0:
+        return made
+    pairs = zip(made, known, strict=True)
+    return [
+        view if view.problem or view.extent == extent else draw(name, **{**each, "extent": extent})
+        for view, each in pairs
+    ]
 
 
 def reason(error: Exception) -> str:

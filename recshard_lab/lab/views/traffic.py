@@ -35,6 +35,7 @@ def traffic(
     groups: Sequence[Sequence[int]] | None = None,
     note: str = "",
     width: int = 860,
+    extent: float = 0.0,
 ) -> View:
     """Who sends how much to whom in one step.
 
@@ -47,6 +48,7 @@ def traffic(
         groups: the sharding groups of a model in replicas (`DMPCollection`): lists of ranks.
         note: a sentence under the picture.
         width: of the static picture, in pixels.
+        extent: bytes of the darkest cell, where several are to one scale; 0 for its own.
     """
     whole = np.asarray(estimate.traffic_bytes, dtype=float)
     if whole.size == 0:
@@ -76,12 +78,13 @@ def traffic(
     summary = _summary(away, links)
 
     def draw(uid: str) -> Svg:
-        return _draw(away, counted, parts, phase, links, (title, summary, note), width, uid)
+        return _draw(away, counted, parts, phase, links, (title, summary, note), width, extent, uid)
 
     def plot() -> Any:
         return _plot(away, parts, links, title)
 
-    return View("traffic", title, summary, _numbers(away, counted, parts, links), draw, plot)
+    most, numbers = float(links.cells(away).max()), _numbers(away, counted, parts, links)
+    return View("traffic", title, summary, numbers, draw, plot, extent=most)
 
 
 def _sum(matrices: Sequence[np.ndarray | None], like: np.ndarray) -> np.ndarray:
@@ -114,13 +117,14 @@ def _draw(
     links: Links,
     words: Words,
     width: int,
+    extent: float,
     uid: str,
 ) -> Svg:
     title, summary, note = words
     cells = links.cells(away)
     other = None if counted is None else links.cells(counted)
     side = len(cells)
-    size, unit = bytes_unit(float(max(cells.max(), other.max() if other is not None else 0)))
+    size, unit = bytes_unit(float(max(cells.max(), extent, other.max() if other is not None else 0)))
     left = MARGIN + 76.0
     numbered = side <= NUMBERED
     totals = 74 if numbered else 0
@@ -132,7 +136,7 @@ def _draw(
     top = svg.head(title, summary, MARGIN) + (62 if framed else 44)
     svg.text(left, top - (42 if framed else 22), f"to →   (numbers in {unit})" if numbered else "to →", soft=True)
     svg.text(left - 10, top - 8, "from ↓", anchor="end", soft=True)
-    most = float(cells.max()) or 1.0
+    most = max(float(cells.max()), extent) or 1.0
     every = 1 if across >= 26 else 4 if across >= 8 else 8
     for i in range(side):
         if i % every == 0:

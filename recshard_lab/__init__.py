@@ -142,6 +142,7 @@ _ROOM_OF = {
     "launch": "launcher",
     # lab
     "PlanCompare": "lab",
+    "compare_plans": "lab",
     "export": "lab",
 }
 

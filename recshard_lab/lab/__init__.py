@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from recshard_lab.lab.live_model import Proof as Proof
     from recshard_lab.lab.measure import Measured as Measured
     from recshard_lab.lab.measure import measure_plan as measure_plan
+    from recshard_lab.lab.plan_comparison import PlanComparison as PlanComparison
+    from recshard_lab.lab.plan_comparison import compare_plans as compare_plans
     from recshard_lab.lab.report import write_report as write_report
     from recshard_lab.lab.view import View as View
     from recshard_lab.lab.views import register_view as register_view
@@ -33,10 +35,12 @@ _HOME_OF = {
     "LiveModel": "live_model",
     "Measured": "measure",
     "PlanCompare": "widgets",
+    "PlanComparison": "plan_comparison",
     "Proof": "live_model",
     "RanksPanel": "widgets",
     "SchemeSwitcher": "widgets",
     "View": "view",
+    "compare_plans": "plan_comparison",
     "export": "exporting",
     "measure_plan": "measure",
     "register_view": "views",
@@ -51,10 +55,12 @@ __all__ = [
     "LiveModel",
     "Measured",
     "PlanCompare",
+    "PlanComparison",
     "Proof",
     "RanksPanel",
     "SchemeSwitcher",
     "View",
+    "compare_plans",
     "export",
     "measure_plan",
     "register_view",

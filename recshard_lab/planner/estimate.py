@@ -207,10 +207,9 @@ def loads_by_table(model: CostModel, pairs: list[tuple[BaseEmbeddingConfig, Para
         PlanError: as `plan_loads`.
     """
     rects = plan_rects(model.topology, pairs)
-    loads = rects.loads(model)
-    found = np.zeros((len(pairs), len(loads), model.topology.world_size))
-    np.add.at(found, (rects.of, slice(None), rects.ranks), loads.T)
-    return found
+    ranks, cells = model.topology.world_size, rects.of * model.topology.world_size + rects.ranks
+    flat: Array = np.stack([np.bincount(cells, row, len(pairs) * ranks) for row in rects.loads(model)])
+    return flat.reshape(len(flat), len(pairs), ranks).transpose(1, 0, 2)
 
 
 def plan_rects(topology: Topology, pairs: list[tuple[BaseEmbeddingConfig, ParameterSharding]]) -> PlanRects:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from recshard_lab.lab.widgets.question import Question, answer, python_for
+from recshard_lab.lab.question import Question, answer
+from recshard_lab.lab.question_code import python_for
 from recshard_lab.planner import Workload
 from recshard_lab.sharding import Topology
 from tests.browser.lab_server import CHROMIUM, command, jupyter_lab, notebook_page, run_all, write_notebook
@@ -78,7 +79,8 @@ def test_the_page_shows_what_python_computes(page: Any) -> None:
     widget.get_by_label("movie", exact=True).select_option(label="row-wise")
     wait_for_step(page, "mine", expected({"movie": "row_wise"}, 4)[0])
     wait_for_step(page, "auto", expected({}, 4)[0])
-    assert widget.locator("pre").inner_text().strip() == expected({"movie": "row_wise"}, 4)[1]
+    code = widget.locator('details[data-side="mine"] pre')
+    assert code.inner_text().strip() == expected({"movie": "row_wise"}, 4)[1]
     picture(page, "light")
 
 
@@ -131,7 +133,7 @@ def test_run_on_ranks_measures_beside_the_prediction(page: Any) -> None:
     widget.get_by_role("slider", name="Ranks").focus()
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
-    page.wait_for_selector(f"{WIDGET} :text('world_size=2,')")
+    page.wait_for_selector(f"{WIDGET} details[data-side='mine'] :text('world_size=2,')")
     run.click()
     page.wait_for_selector(f'{WIDGET} .rs-card[data-side="mine"][data-measured-ms]', timeout=60_000)
     widget.get_by_role("button", name="Memory", exact=True).click()

@@ -13,7 +13,8 @@ from recshard_lab import (
     Workload,
 )
 from recshard_lab.lab.measure import random_batch
-from recshard_lab.lab.widgets.question import Question, python_for
+from recshard_lab.lab.question import Question
+from recshard_lab.lab.question_code import python_for
 from recshard_lab.planner.workload import table_loads
 
 ROWS = 5_000

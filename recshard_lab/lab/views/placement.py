@@ -22,6 +22,7 @@ from recshard_lab.sharding import ShardingPlan, Topology
 THINNEST = 2.0  # pixels: what is lower is listed, not drawn
 LABELLED = 12.0  # pixels: what is lower has no room for its name and is listed too
 LISTED = 5  # lines of small blocks under a column
+NAMED = 56.0  # pixels: a narrower column only says how many small blocks it has
 _BOLD = 1.15  # how much wider bold letters are
 MOST_DRAWN = 420  # blocks in one picture; beyond, each rank shows its schemes
 
@@ -84,11 +85,12 @@ def _draw(
     scale = tallest / most
     shown = [merged_by_scheme(blocks) if by_scheme else blocks for blocks in ranks]
     small = [[b for b in blocks if b.num_bytes * scale < LABELLED] for blocks in shown]
-    lines = 0 if by_scheme else min(max(map(len, small)), LISTED)
+    lines = 0 if by_scheme else min(max(map(len, small)), LISTED if columns.each >= NAMED else 1)
     dashed = any(b.num_bytes * scale < THINNEST for blocks in small for b in blocks) and lines
     svg = Svg(width, 0, title, summary, uid)
     floor = svg.head(title, summary, MARGIN) + 12 + tallest
     below = floor + 34 + (15 * lines + 6 if lines else 0) + (14 if columns.each < 44 else 0)
+    under = floor + (28 if columns.each >= 44 else 42)
     for rank, blocks in enumerate(shown):
         left, y = columns.left(rank), floor
         for block in blocks:
@@ -109,8 +111,9 @@ def _draw(
             if columns.legible:
                 svg.text(left + columns.each / 2, floor - 9, "empty", anchor="middle", soft=True)
         if columns.legible:
-            svg.text(left + columns.each / 2, floor + 28, bytes_text(totals[rank]), anchor="middle", soft=True)
-            _listed(svg, small[rank], left, floor + 36, columns.each, lines, scale)
+            words = fit([bytes_text(totals[rank]), bytes_text(totals[rank]).replace(" ", "")], columns.each + 4, 10.5)
+            svg.text(left + columns.each / 2, under, words, size=10.5, anchor="middle", soft=True)
+            _listed(svg, small[rank], left, under + 8, columns.each, lines, scale)
     svg.line(MARGIN - 4, floor + 0.5, columns.right + 4, floor + 0.5, 'stroke-opacity=".6"')
     columns.label_ranks(svg, floor + 15)
     end = svg.legend(MARGIN, below + 4, _legend(ranks), width - 2 * MARGIN)

@@ -124,10 +124,7 @@ def draw_alike(name: str, /, known: Sequence[Mapping[str, Any]]) -> list[View]:
     if "extent" not in _entry(name).accepted or not extent > 0:
         return made
     pairs = zip(made, known, strict=True)
-    return [
-        view if view.problem or view.extent == extent else draw(name, **{**each, "extent": extent})
-        for view, each in pairs
-    ]
+    return [view if view.problem else draw(name, **{**each, "extent": extent}) for view, each in pairs]
 
 
 def reason(error: Exception) -> str:

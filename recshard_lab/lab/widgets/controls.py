@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import ipywidgets as ipw
 
+from recshard_lab.lab.question import AUTO
 from recshard_lab.lab.theme import SCHEMES, look_of
-from recshard_lab.lab.widgets.question import AUTO
 from recshard_lab.lab.widgets.step_slider import StepSlider
 from recshard_lab.sharding import scheme_names
 
@@ -44,6 +44,44 @@ def slider(label: str, options: Sequence[tuple[str, int]], value: int, hint: str
     return StepSlider(label, options, value, hint, layout=ipw.Layout(flex="1 1 300px", min_width="270px"))
 
 
+def pick(label: str, hint: str, options: Sequence[tuple[str, str]], width: str) -> ipw.Dropdown:
+    """One of several, by a menu."""
+    return ipw.Dropdown(
+        options=options,
+        description=label,
+        tooltip=hint,
+        style={"description_width": "initial"},
+        layout=ipw.Layout(width=width, max_width="100%"),
+    )
+
+
+def words(label: str, hint: str, width: str) -> ipw.Text:
+    """A line of text, which counts when it is entered."""
+    return ipw.Text(
+        description=label,
+        tooltip=hint,
+        continuous_update=False,
+        style={"description_width": "initial"},
+        layout=ipw.Layout(width=width, max_width="100%"),
+    )
+
+
+def button(label: str, hint: str, icon: str, style: str = "") -> ipw.Button:
+    return ipw.Button(
+        description=label,
+        tooltip=hint,
+        icon=icon,
+        button_style=style,
+        layout=ipw.Layout(width="auto", min_width="90px"),
+    )
+
+
+def tick(label: str, scheme: str) -> ipw.Checkbox:
+    """Whether the planner may use a scheme."""
+    hint = f"whether the planner may choose {scheme}"
+    return ipw.Checkbox(value=True, description=label, tooltip=hint, indent=False, layout=ipw.Layout(width="auto"))
+
+
 def choice(options: Sequence[tuple[str, str]]) -> ipw.ToggleButtons:
     """Which picture is shown."""
     return ipw.ToggleButtons(
@@ -69,6 +107,12 @@ def halves(columns: Iterable[Sequence[ipw.Widget]]) -> ipw.Box:
     side = {"flex": "1 1 440px", "min_width": "340px"}
     layout = ipw.Layout(display="flex", flex_flow="row wrap", width="100%", grid_gap="4px 16px")
     return ipw.Box([ipw.VBox(children, layout=ipw.Layout(**side)) for children in columns], layout=layout)
+
+
+def columns_of(least: str) -> ipw.GridBox:
+    """Columns of one width, as many in a row as have `least` of it; filled later."""
+    template = f"repeat(auto-fit, minmax(min(100%, {least}), 1fr))"
+    return ipw.GridBox([], layout=ipw.Layout(grid_template_columns=template, grid_gap="8px 14px", width="100%"))
 
 
 def grid(menus: Sequence[ipw.Widget]) -> ipw.GridBox:

@@ -15,10 +15,10 @@ from recshard_lab.lab import views
 from recshard_lab.lab.live import run_beside_truth
 from recshard_lab.lab.live_model import EQUAL
 from recshard_lab.lab.measure import Measured
+from recshard_lab.lab.question import Answer, Question
 from recshard_lab.lab.theme import ms_text, number
 from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import controls, page
-from recshard_lab.lab.widgets.question import Answer, Question
 from recshard_lab.lab.widgets.tile_canvas import TileCanvas
 from recshard_lab.launcher import current
 from recshard_lab.planner import Workload, estimate

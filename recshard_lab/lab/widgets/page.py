@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Mapping
 from html import escape
 from typing import Any
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.lab.live_model import Proof
+from recshard_lab.lab.plan_comparison import ROWS
+from recshard_lab.lab.question import Answer
 from recshard_lab.lab.theme import bytes_text, count_text, ms_text, number
-from recshard_lab.lab.widgets.question import Answer
+from recshard_lab.planner import PlanDiff
+from recshard_lab.planner.answers import LEAST_MS, TableChange, sharding_text
 
-SIDES = {"mine": "Your plan", "auto": "The planner's plan"}
-_HEADS = {**SIDES, "live": "Now on the ranks", "asked": "What you ask for"}
+_HEADS = {"live": "Now on the ranks", "asked": "What you ask for"}
+_CALLED = {"Your plan": "your plan", "The planner's plan": "the planner's plan"}
+BEST = '<i class="rs-best">★ best</i>'
 
 STYLE = """<style>
 .recshard-plan-compare .rs-card{border:1px solid var(--jp-border-color1,#c4c9d0);border-radius:6px;
@@ -21,6 +27,20 @@ STYLE = """<style>
 .recshard-plan-compare .rs-facts span{display:block;font-size:11px;color:var(--jp-ui-font-color2,inherit)}
 .recshard-plan-compare .rs-facts b{display:block;font-size:16px;font-variant-numeric:tabular-nums;white-space:nowrap}
 .recshard-plan-compare .rs-facts small{font-size:11px;font-weight:400}
+.recshard-plan-compare .rs-card h4,.recshard-plan-compare .rs-facts span{overflow-wrap:anywhere}
+.recshard-plan-compare .rs-best{font-size:11px;font-weight:600;font-style:normal;border:1px solid currentColor;
+ border-radius:4px;padding:0 4px;margin-left:4px;white-space:nowrap;vertical-align:1px}
+.recshard-plan-compare .rs-compact h4{min-height:2.6em}
+.recshard-plan-compare .rs-stale .rs-facts{opacity:.45}
+.recshard-plan-compare .rs-over{margin:2px 0 0 12px;font-size:14px;overflow-wrap:anywhere}
+.recshard-plan-compare .rs-compact .rs-facts{flex-direction:column}
+.recshard-plan-compare .rs-compact .rs-facts b{font-size:14px;white-space:normal}
+.recshard-plan-compare .rs-scroll{overflow:auto;max-height:330px;border:1px solid var(--jp-border-color2,#d8dce1)}
+.recshard-plan-compare .rs-scroll table{border-collapse:collapse;width:100%;font-size:12px;
+ color:var(--jp-ui-font-color1,inherit)}
+.recshard-plan-compare .rs-scroll th,.recshard-plan-compare .rs-scroll td{text-align:left;padding:3px 10px;
+ border-bottom:1px solid var(--jp-border-color2,#d8dce1);font-variant-numeric:tabular-nums;vertical-align:top}
+.recshard-plan-compare .rs-scroll th{white-space:nowrap}
 .recshard-plan-compare .rs-alert{border-left:4px solid #d9480f;padding:4px 10px;margin-top:6px;line-height:1.4;
  white-space:normal}
 .recshard-plan-compare pre{margin:4px 0 0;padding:8px 10px;white-space:pre;overflow:auto;box-sizing:border-box;
@@ -38,36 +58,58 @@ def facts(table: BaseEmbeddingConfig) -> str:
     return f"{size}, {bytes_text(table.weight_bytes)}"
 
 
-def card(side: str, shown: Answer, measured: Any) -> str:
-    """The numbers of one plan; ``data-`` attributes carry them unrounded."""
+def card(
+    side: str, shown: Answer, measured: Any, head: str = "", best: Collection[str] = (), compact: bool = False
+) -> str:
+    """The numbers of one plan; ``data-`` attributes carry them unrounded.
+
+    Args:
+        head: over it; the usual one of this side when left out.
+        best: the rows in which this plan is the best of those shown.
+        compact: a line a number, where there is little room.
+    """
+    head = escape(head or _HEADS[side])
+    side = escape(side, quote=True)
     if shown.estimate is None:
-        return f'<div class="rs-card" data-side="{side}"><h4>{_HEADS[side]}</h4>{alert(shown.problem)}</div>'
+        return f'<div class="rs-card" data-side="{side}"><h4>{head}</h4>{alert(shown.problem)}</div>'
     estimate = shown.estimate
-    held = estimate.memory_bytes.sum(axis=1)
-    if "reserve" in estimate.memory_categories:
-        held = held - estimate.memory_bytes[:, estimate.memory_categories.index("reserve")]
-    fullest, cap = float(held.max()), float(estimate.capacity_bytes[0])
-    sent = float(estimate.traffic_bytes.sum() - estimate.traffic_bytes.trace())
-    step, most = ms_text(estimate.step_ms), bytes_text(fullest)
+    values = {row.name: row.value(shown) for row in ROWS}
+    ran = {}
     if measured is not None:
-        step += f" <small>predicted, {ms_text(measured.step_ms)} measured</small>"
-        most += f" <small>predicted, {bytes_text(float(measured.memory_bytes.sum(axis=1).max()))} measured</small>"
-    entries = [
-        ("Step", step),
-        ("Fullest rank", most),
-        ("Sent in a step", bytes_text(sent)),
-        (f"Memory {bytes_text(cap)} a rank", "✓ fits" if estimate.fits else "✗ does not fit"),
-    ]
-    listed = "".join(f"<div><span>{label} </span><b>{value}</b></div>" for label, value in entries)
+        ran["step_ms"] = ms_text(measured.step_ms)
+        ran["memory_bytes"] = bytes_text(float(measured.memory_bytes.sum(axis=1).max()))
+    entries = []
+    for row in ROWS:
+        more = f" <small>predicted, {ran[row.name]} measured</small>" if row.name in ran else ""
+        more += f" {BEST}" if row.name in best else ""
+        entries.append((row.label, row.hint, row.text(values[row.name]) + more))
+    cap = f"Memory {bytes_text(float(estimate.capacity_bytes[0]))} a rank"
+    entries.append((cap, "whether every rank has room", "✓ fits" if estimate.fits else "✗ does not fit"))
+    listed = "".join(f'<div title="{hint}"><span>{label} </span><b>{value}</b></div>' for label, hint, value in entries)
     problem = ""
     if shown.problem:
-        problem = alert(shown.problem) + note("Shown is what would be planned without a memory limit.")
-    return (
-        f'<div class="rs-card" data-side="{side}" data-step-ms="{estimate.step_ms!r}" '
-        f'data-fits="{str(estimate.fits).lower()}" data-memory-bytes="{fullest!r}"'
-        + (f' data-measured-ms="{measured.step_ms!r}"' if measured is not None else "")
-        + f'><h4>{_HEADS[side]}</h4><div class="rs-facts">{listed}</div>{problem}</div>'
+        problem = alert(shown.problem)
+        if shown.question.plan is None:
+            problem += note("Shown is what would be planned without a memory limit.")
+    data = "".join(f' data-{name.replace("_", "-")}="{value!r}"' for name, value in values.items())
+    data += f' data-best="{" ".join(sorted(best))}"' + (
+        f' data-measured-ms="{measured.step_ms!r}"' if measured is not None else ""
     )
+    return (
+        f'<div class="rs-card{" rs-compact" * compact}" data-side="{side}" '
+        f'data-fits="{str(estimate.fits).lower()}"{data}>'
+        f'<h4>{head}</h4><div class="rs-facts">{listed}</div>{problem}</div>'
+    )
+
+
+def waiting(side: str, head: str, card: str) -> str:
+    """A card whose numbers are being computed: those it had, dimmed and without their data."""
+    side, head = escape(side, quote=True), escape(head)
+    old = re.search(r'<div class="rs-facts.*', card, re.DOTALL)
+    facts = old[0] if old else "</div>"
+    compact = " rs-compact" if "rs-compact" in card else ""
+    kind = f"rs-card{compact} rs-stale"
+    return f'<div class="{kind}" data-side="{side}" aria-busy="true"><h4>{head}: computing …</h4>{facts}'
 
 
 def sentence(shown: Answer) -> str:
@@ -78,23 +120,55 @@ def sentence(shown: Answer) -> str:
     return f"{ms_text(shown.estimate.step_ms)} a step, {fits}"
 
 
-def verdict(mine: Answer, auto: Answer) -> str:
-    """Which of the two is faster, in a sentence."""
+def verdict(names: Mapping[str, str], answers: Mapping[str, Answer]) -> str:
+    """Which plan is the fastest, in a sentence.
+
+    Args:
+        names: key of a plan -> its name.
+        answers: key -> its answer.
+    """
+    fit = {key: shown for key, shown in answers.items() if shown.fits and shown.estimate is not None}
     words = ""
-    if mine.estimate is not None and auto.estimate is not None:
-        ratio = mine.estimate.step_ms / auto.estimate.step_ms if auto.estimate.step_ms else 1.0
-        if mine.problem or auto.problem:
-            none = "Neither plan fits." if mine.problem and auto.problem else ""
-            words = none or ("Your plan does not fit." if mine.problem else "Your plan fits, the planner found none.")
-        elif not mine.question.chosen:
-            words = "Every table is on auto: your plan is the planner's. Choose a scheme for a table to compare."
-        elif abs(ratio - 1) < 0.005:
-            words = "Both plans take the same time."
-        elif ratio > 1:
-            words = f"Your plan is predicted to take <b>{number(ratio)} times as long</b> as the planner's."
-        else:
-            words = f"Your plan is predicted to be <b>{number(1 / ratio)} times as fast</b> as the planner's."
+    if len(answers) == 2:
+        words = _of_two(names, answers)
+    elif not fit:
+        words = "None of these plans fits."
+    else:
+        steps = {key: shown.estimate.step_ms for key, shown in fit.items() if shown.estimate is not None}
+        first = min(steps, key=lambda key: steps[key])
+        late = [key for key in steps if steps[key] > 1.005 * steps[first]]
+        words = f"<b>{escape(names[first])}</b> is predicted to be the fastest"
+        if not late:
+            words = "The plans that fit are predicted to take the same time."
+        elif len(late) < len(steps) - 1:
+            words = f"<b>{escape(names[first])}</b> is among the fastest"
+        if late:
+            last = max(late, key=lambda key: steps[key])
+            words += f"; {escape(names[last])} takes {number(steps[last] / steps[first])} times as long."
+        if len(fit) < len(answers):
+            words += f" {len(answers) - len(fit)} of {len(answers)} do not fit."
     return f'<div role="status" aria-live="polite">{words}</div>'
+
+
+def _of_two(names: Mapping[str, str], answers: Mapping[str, Answer]) -> str:
+    (one, mine), (two, other) = answers.items()
+    called = {key: escape(_CALLED.get(names[key], names[key])) for key in names}
+    sentence = {key: name[0].upper() + name[1:] for key, name in called.items()}
+    if mine.problem or other.problem:
+        if mine.problem and other.problem:
+            return "Neither plan fits."
+        late, fits = (one, two) if mine.problem else (two, one)
+        return f"{sentence[late]} does not fit, {called[fits]} does."
+    if mine.estimate is None or other.estimate is None:
+        return ""
+    if mine.question.key == other.question.key:
+        return "Every table is on auto: your plan is the planner's. Choose a scheme for a table to compare."
+    ratio = mine.estimate.step_ms / other.estimate.step_ms if other.estimate.step_ms else 1.0
+    if abs(ratio - 1) < 0.005:
+        return "Both plans take the same time."
+    if ratio > 1:
+        return f"{sentence[one]} is predicted to take <b>{number(ratio)} times as long</b> as {called[two]}."
+    return f"{sentence[one]} is predicted to be <b>{number(1 / ratio)} times as fast</b> as {called[two]}."
 
 
 def badge(proof: Proof | None) -> str:
@@ -117,9 +191,57 @@ def picture(markup: str) -> str:
     return f'<div style="color:var(--jp-ui-font-color1,inherit)">{markup}</div>'
 
 
-def code(python: str) -> str:
+def code(python: str, summary: str = "Your plan in Python", side: str = "", opened: bool = True) -> str:
     """The Python equivalent."""
-    return f"<details open><summary>Your plan in Python</summary><pre>{escape(python)}</pre></details>"
+    where = f' data-side="{escape(side, quote=True)}"' if side else ""
+    return (
+        f"<details{' open' * opened}{where}><summary>{escape(summary)}</summary>"
+        f'<pre tabindex="0" aria-label="{escape(summary, quote=True)}">{escape(python)}</pre></details>'
+    )
+
+
+def diff_table(found: PlanDiff, before: str, after: str) -> str:
+    """What changes from one plan to another: where tables lie, what that moves, what each move costs alone."""
+    changes = sorted(found.changed, key=lambda change: -abs(change.more_ms or 0.0))
+    more = found.after.step_ms - found.before.step_ms
+    total = f"{_signed(more)} a step" if changes else "no table changes"
+    moved = f"{len(changes)} of {len(found.tables)} tables change, {bytes_text(found.moved_bytes)} move between ranks"
+    told = f"From {before} to {after}: {moved}, {total}." if changes else f"From {before} to {after}: {total}."
+    words = f'<div role="status" data-more-ms="{more!r}" data-moved-bytes="{found.moved_bytes}">{escape(told)}</div>'
+    if not changes:
+        return words
+    heads = ("table", "changes", before, after, "moves", "alone, it costs")
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
+    body = "".join(
+        f'<tr data-table="{escape(change.table, quote=True)}" data-more-ms="{change.more_ms!r}" '
+        f'data-moved-bytes="{change.moved_bytes}"><th scope="row">{escape(change.table)}</th>'
+        + "".join(f"<td>{escape(cell)}</td>" for cell in _change(change))
+        + "</tr>"
+        for change in changes
+    )
+    hint = "Alone: this table moved, all others as before. Tables share phases, so these need not add up."
+    return (
+        f'{words}<div class="rs-scroll" tabindex="0" role="region" aria-label="What changes">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{note(hint)}"
+    )
+
+
+def _change(change: TableChange) -> tuple[str, ...]:
+    where = ("-" if side is None else sharding_text(side) for side in (change.before, change.after))
+    return ", ".join(change.changed), *where, bytes_text(change.moved_bytes), _signed(change.more_ms)
+
+
+def _signed(ms: float | None) -> str:
+    """What a move costs or saves, in words as well as by its sign."""
+    if ms is None:
+        return ""
+    if abs(ms) < LEAST_MS:
+        return "the same"
+    return f"{'costs' if ms > 0 else 'saves'} {ms_text(abs(ms))}"
+
+
+def escaped(words: str) -> str:
+    return escape(words)
 
 
 def alert(words: str) -> str:

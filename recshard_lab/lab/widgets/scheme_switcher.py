@@ -23,11 +23,11 @@ import ipywidgets as ipw
 
 from recshard_lab.lab import views
 from recshard_lab.lab.live_model import LiveModel, Proof
+from recshard_lab.lab.question import Answer, Question
 from recshard_lab.lab.theme import SCHEMES, look_of
 from recshard_lab.lab.view import View
 from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import controls, page
-from recshard_lab.lab.widgets.question import Answer, Question
 from recshard_lab.lab.widgets.split_lines import SplitLines
 from recshard_lab.lab.widgets.wishes import AS_IT_IS, PLANNED, plan_of_wishes, python_of_wishes
 from recshard_lab.planner import Estimate, Workload, estimate

@@ -1,0 +1,187 @@
+"""What is asked of one plan of a comparison, and the answer. No widget here: plain functions.
+
+::
+
+    Question(schemes, world_size, batch_size, memory_cap)  --answer-->  Answer(plan, estimate, problem)
+
+A plan that does not fit is planned again without a limit and estimated with it, so that the reader sees *how* it does
+not fit; the planner's refusal stands beside it. How a question reads in Python lies in `question_code.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.planner import EmbeddingShardingPlanner, Estimate, Workload, estimate
+from recshard_lab.planner.text import gigabytes
+from recshard_lab.planner.why import wished
+from recshard_lab.sharding import ParameterConstraints, PlanError, ShardingPlan, Topology
+
+AUTO = "auto"
+UNLIMITED = 1 << 60  # bytes
+
+
+@dataclass(frozen=True)
+class Question:
+    """One plan to be made, or to be looked at.
+
+    Args:
+        schemes: table -> scheme; tables that are not named, and those with "auto", are the planner's to choose.
+        world_size: ranks.
+        batch_size: samples of one rank.
+        memory_cap: bytes of one rank.
+        constraints: table -> what else the planner is asked for.
+        allowed: the only schemes that the planner may use where nothing else is said; all when empty.
+        options: further arguments of `EmbeddingShardingPlanner`: solver, cost_model, route.
+        plan: a plan that is there already: it is predicted as it is, and no planner is asked.
+    """
+
+    schemes: Mapping[str, str]
+    world_size: int
+    batch_size: int
+    memory_cap: int
+    constraints: Mapping[str, ParameterConstraints] = field(default_factory=dict)
+    allowed: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    plan: ShardingPlan | None = None
+
+    def automatic(self) -> Question:
+        """The same ranks, batch and memory with every table left to the planner."""
+        return Question({}, self.world_size, self.batch_size, self.memory_cap)
+
+    @property
+    def chosen(self) -> dict[str, str]:
+        """Only the tables whose scheme the reader chose."""
+        return {name: scheme for name, scheme in self.schemes.items() if scheme != AUTO}
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for questions with the same answer, and only for those."""
+        said = [tuple(sorted((name, repr(wish)) for name, wish in each.items())) for each in self._mappings]
+        return (*said, self.allowed, self.world_size, self.batch_size, self.memory_cap, id(self.plan))
+
+    @property
+    def _mappings(self) -> tuple[Mapping[str, Any], ...]:
+        return self.chosen, self.constraints, self.options
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """A plan and its prediction; ``problem`` says why it does not fit or cannot be, empty where it fits."""
+
+    question: Question
+    topology: Topology
+    workload: Workload
+    plan: ShardingPlan | None
+    estimate: Estimate | None
+    problem: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is a plan and every rank has room for it."""
+        return self.plan is not None and not self.problem
+
+
+def topology_for(question: Question, base: Topology) -> Topology:
+    """``base`` with the question's ranks and memory; hosts keep their size where the ranks fill them, and GPUs that
+    are more than a host's are in further hosts."""
+    world_size = question.world_size
+    one_host = base.num_nodes == 1 and (base.compute_device == "cpu" or world_size <= base.world_size)
+    local = world_size if one_host else base.local_world_size
+    while world_size % local:
+        local -= 1
+    return _with_cap(replace(base, world_size=world_size, local_world_size=local), question.memory_cap)
+
+
+def _with_cap(topology: Topology, cap: int) -> Topology:
+    name = "hbm_cap" if topology.compute_device == "cuda" else "ddr_cap"
+    return replace(topology, **{name: cap})  # type: ignore[arg-type]
+
+
+def answer(question: Question, tables: Sequence[BaseEmbeddingConfig], base: Topology, workload: Workload) -> Answer:
+    """Plans and predicts; a refusal becomes part of the answer, never an exception."""
+    topology = topology_for(question, base)
+    workload = replace(workload, batch_size=question.batch_size)
+    if question.plan is not None:
+        return _given(question, question.plan, tables, topology, workload)
+    try:
+        return Answer(question, topology, workload, *_planned(question, tables, topology, workload))
+    except PlanError as refusal:
+        problem = str(refusal)
+    try:
+        plan, _ = _planned(question, tables, _with_cap(topology, UNLIMITED), workload)
+        return Answer(question, topology, workload, plan, estimate(plan, tables, topology, workload), problem)
+    except PlanError:
+        return Answer(question, topology, workload, None, None, problem)
+
+
+def _planned(
+    question: Question, tables: Sequence[BaseEmbeddingConfig], topology: Topology, workload: Workload
+) -> tuple[ShardingPlan, Estimate]:
+    planner = _planner(question, tables, topology, workload)
+    plan = planner.plan_tables(tables, explain=False)
+    found = planner.last_estimate
+    if found is None or planner.cost_model != "recshard":  # chosen by other formulas, compared by the same ones
+        found = estimate(plan, tables, topology, workload)
+    return plan, found
+
+
+def _given(
+    question: Question,
+    plan: ShardingPlan,
+    tables: Sequence[BaseEmbeddingConfig],
+    topology: Topology,
+    workload: Workload,
+) -> Answer:
+    """What a plan that is there already costs on these ranks."""
+    try:
+        flat = ShardingPlan({"": dict(plan.tables())})  # type: ignore[dict-item]
+        full = flat.resolved(tables, topology.world_size, topology.local_world_size)
+        found = estimate(full, tables, topology, workload)
+    except PlanError as refusal:
+        return Answer(question, topology, workload, None, None, str(refusal))
+    return Answer(question, topology, workload, full, found, "" if found.fits else _too_large(found))
+
+
+def _too_large(found: Estimate) -> str:
+    """Which rank holds too much, and how much less it has room for."""
+    held = found.memory_bytes.sum(axis=1)
+    rank = int((held - found.capacity_bytes).argmax())
+    if held[rank] > found.capacity_bytes[rank]:
+        has = f"it has {gigabytes(float(found.capacity_bytes[rank]))}"
+        return f"This plan does not fit: rank {rank} needs {gigabytes(float(held[rank]))} with the reserve, {has}."
+    return "This plan does not fit: its shards in the host's memory need more than the host has."
+
+
+def explained(shown: Answer, tables: Sequence[BaseEmbeddingConfig]) -> Answer:
+    """The answer with the planner's full refusal, which tries what would help: up to a second, so not in `answer`."""
+    if not shown.problem or shown.question.plan is not None:
+        return shown
+    try:
+        _planner(shown.question, tables, shown.topology, shown.workload).plan_tables(tables)
+    except PlanError as refusal:
+        return replace(shown, problem=str(refusal))
+    return shown
+
+
+def _planner(
+    question: Question, tables: Sequence[BaseEmbeddingConfig], topology: Topology, workload: Workload
+) -> EmbeddingShardingPlanner:
+    wishes = constraints_of(question, [table.name for table in tables])
+    return EmbeddingShardingPlanner(topology, constraints=wishes, workload=workload, **question.options)
+
+
+def constraints_of(question: Question, tables: Sequence[str]) -> dict[str, ParameterConstraints]:
+    """What the planner is asked for: a chosen scheme wins over a constraint, and that over what is allowed."""
+    found = dict(question.constraints)
+    if question.allowed:
+        for name in tables:
+            own = found.get(name) or ParameterConstraints()
+            if own.sharding_types is None and own.shards is None:
+                found[name] = replace(own, sharding_types=list(question.allowed))
+    for name, scheme in question.chosen.items():
+        found[name] = wished(found.get(name) or ParameterConstraints(), scheme)
+    return found

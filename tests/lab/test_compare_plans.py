@@ -1,0 +1,388 @@
+"""Two to six plans side by side: every number is the estimate's, whatever a column is made of."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from recshard_lab.lab import PlanCompare, compare_plans, views
+from recshard_lab.lab.plan_comparison import ROWS
+from recshard_lab.lab.widgets.newest import Newest
+from recshard_lab.planner import EmbeddingShardingPlanner, Workload, estimate
+from recshard_lab.sharding import ParameterConstraints, ShardingPlan, Topology
+from tests.lab.plans import many, movielens, plan_of
+from tests.test_bad_arguments import JUNK
+
+TOP = Topology(4, ddr_cap=10**9)
+LOAD = Workload(batch_size=256, zipf_alpha=0.8)
+DRAWN = plan_of(movielens(), 4)
+
+
+def plans() -> dict[str, Any]:
+    """A column of every kind."""
+    return {
+        "planned": "planner",
+        "rows": "row_wise",
+        "by hand": {"movie": "column_wise", "user": "table_wise"},
+        "under constraints": {"movie": ParameterConstraints(ranks=[2, 3], forbidden_sharding_types=["data_parallel"])},
+        "their formulas": EmbeddingShardingPlanner(TOP, cost_model="torchrec", route="direct"),
+        "loaded": ShardingPlan.from_json(DRAWN.to_json()),
+    }
+
+
+def truth(wish: Any) -> ShardingPlan:
+    """The same plan, made without any of the lab."""
+    if isinstance(wish, ShardingPlan):
+        return wish.resolved(movielens(), 4)
+    if isinstance(wish, EmbeddingShardingPlanner):
+        return EmbeddingShardingPlanner(TOP, workload=LOAD, cost_model=wish.cost_model, route=wish.route).plan_tables(
+            movielens()
+        )
+    if wish == "planner":
+        wish = {}
+    elif isinstance(wish, str):
+        wish = {table.name: wish for table in movielens()}
+    asked = {
+        name: value if isinstance(value, ParameterConstraints) else ParameterConstraints(sharding_types=[value])
+        for name, value in wish.items()
+    }
+    return EmbeddingShardingPlanner(TOP, workload=LOAD, constraints=asked).plan_tables(movielens())
+
+
+def six() -> PlanCompare:
+    return PlanCompare(movielens(), TOP, LOAD, plans=plans())
+
+
+def shown(widget: PlanCompare, key: str) -> dict[str, str]:
+    return dict(re.findall(r'data-([\w-]+)="([^"]*)"', widget.cards[key].value))
+
+
+@pytest.mark.parametrize("name", plans())
+def test_every_kind_of_column_is_the_plan_and_the_estimate_of_its_own(name: str) -> None:
+    found = compare_plans(movielens(), TOP, {name: plans()[name]}, LOAD)[name]
+    plan = truth(plans()[name])
+    assert found.plan == plan
+    assert found.estimate is not None
+    assert found.estimate.step_ms == estimate(plan, movielens(), TOP, LOAD).step_ms
+    assert found.fits
+
+
+def test_the_cards_carry_the_numbers_of_the_plain_function_and_mark_the_best_of_each_row() -> None:
+    widget, found = six(), compare_plans(movielens(), TOP, plans(), LOAD)
+    for row in ROWS:
+        every = {name: row.value(answer) for name, answer in found.answers.items()}
+        best = {name for name, value in every.items() if value <= 1.005 * min(every.values())}
+        assert found.best[row.name] == (best if len(best) < len(every) else set())
+        for name, value in every.items():
+            card = shown(widget, name)
+            assert float(card[row.name.replace("_", "-")]) == value
+            assert (row.name in card["best"].split()) == (name in found.best[row.name])
+    assert sum(card.value.count("★ best") for card in widget.cards.values()) == sum(map(len, found.best.values())) > 3
+    assert found.text.count("(best)") == sum(map(len, found.best.values()))
+
+
+def test_imbalance_and_bytes_are_those_of_the_estimate() -> None:
+    found = compare_plans(movielens(), TOP, plans(), LOAD)
+    for name, record in zip(plans(), found.records(), strict=True):
+        estimated = found[name].estimate
+        assert estimated is not None
+        busy = [sum(row) for row in estimated.ms.tolist()]
+        assert record["imbalance"] == pytest.approx(max(busy) / (sum(busy) / len(busy)))
+        sent = [
+            value for i, row in enumerate(estimated.traffic_bytes.tolist()) for j, value in enumerate(row) if i != j
+        ]
+        assert record["sent_bytes"] == pytest.approx(sum(sent))
+        held = estimated.memory_bytes[:, [name != "reserve" for name in estimated.memory_categories]].sum(axis=1).max()
+        assert record["memory_bytes"] == pytest.approx(held)
+
+
+@pytest.mark.parametrize("name", plans())
+def test_the_python_under_a_column_runs_and_gives_its_numbers(name: str) -> None:
+    widget, names = six(), {"tables": movielens()}
+    assert re.sub("<[^>]*>", "", widget.codes[name].value)
+    exec(widget.python_of(name), names)
+    found: Any = names.get("found") or names["planner"].last_estimate  # type: ignore[attr-defined]
+    assert found.step_ms == float(shown(widget, name)["step-ms"])
+    assert truth(plans()[name]) == names["plan"] or name == "loaded"
+
+
+def test_the_python_of_the_whole_comparison_runs_and_gives_all_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    widget, names = six(), {"tables": movielens()}
+    widget.set(batch_size=1024)
+    widget.set({"genres": "table_wise"}, column="by hand")
+    widget.set(column="planned")
+    widget.bar.allowed["row_wise"].value = widget.bar.allowed["data_parallel"].value = False
+    exec(widget.python_of_all, names)
+    found: Any = names["found"]
+    assert found.records() == widget.comparison.records()
+    assert {record["step_ms"] for record in found.records()} == {float(shown(widget, k)["step-ms"]) for k in plans()}
+    printed = capsys.readouterr().out
+    assert "tables change" in printed  # the diff that is shown, too
+
+
+def test_the_diff_lists_what_plan_diff_says() -> None:
+    widget = six()
+    widget.changes.baseline.value, widget.changes.compared.value = "rows", "loaded"
+    before, after = widget.answers["rows"].plan, widget.answers["loaded"].plan
+    assert before is not None
+    assert after is not None
+    expected = before.diff(after)
+    rows = re.findall(
+        r'<tr data-table="(\w+)" data-more-ms="([^"]*)" data-moved-bytes="(\d+)"', widget.changes.table.value
+    )
+    assert {row[0]: (float(row[1]), int(row[2])) for row in rows} == {
+        change.table: (pytest.approx(change.more_ms), change.moved_bytes) for change in expected.changed
+    }
+    costs = [abs(float(row[1])) for row in rows]
+    assert costs == sorted(costs, reverse=True)
+    for change in expected.changed:
+        words = "costs" if change.more_ms > 0 else "saves"  # type: ignore[operator]
+        assert re.search(rf'data-table="{change.table}".*?{words}', widget.changes.table.value)
+    widget.changes.compared.value = "rows"
+    assert "Choose two plans" in widget.changes.table.value
+
+
+@pytest.mark.parametrize("name", ["placement", "memory", "phases", "traffic"])
+def test_pictures_side_by_side_are_to_one_scale(name: str) -> None:
+    found = compare_plans(movielens(), TOP, {"whole": "data_parallel", "cut": "row_wise", "drawn": DRAWN}, LOAD)
+    alone = {
+        plan: views.draw(name, plan=a.plan, tables=movielens(), topology=TOP, estimate=a.estimate, width=500)
+        for plan, a in found.answers.items()
+    }
+    pictures = found.views(name)
+    assert pictures["cut"].extent < max(view.extent for view in pictures.values())
+    assert pictures["cut"].svg != alone["cut"].svg
+    if name in ("placement", "memory"):
+        assert len({round(per, 2) for view in pictures.values() for per in _pixels_a_byte(view.svg)}) == 1
+
+
+def _pixels_a_byte(svg: str) -> list[float]:
+    """Height / bytes of the drawn blocks that say their bytes exactly enough, in pixels a kB."""
+    found = []
+    for height, hover in re.findall(r'<rect [^>]*height="([\d.]+)"[^>]*><title>([^<]*)</title>', svg):
+        size = re.search(r"([\d.]+) KB", hover)
+        if size and float(height) > 30:
+            found.append(round(float(height) / float(size[1]), 1))
+    assert found
+    return found
+
+
+def test_columns_are_added_and_removed_between_two_and_six() -> None:
+    widget = PlanCompare(movielens(), TOP, LOAD)
+    assert list(widget.columns) == ["mine", "auto"]
+    assert widget.bar.remove.disabled
+    widget.menus["movie"].value = "row_wise"
+    for count in range(3, 7):
+        widget.bar.add.click()
+        assert len(widget.cards) == len(widget.cells.card_grid.children) == len(widget.answers) == count
+        assert widget.mine.question.chosen == {"movie": "row_wise"}  # a copy of the one before
+    assert widget.bar.add.disabled
+    assert widget.bar.load.disabled
+    with pytest.raises(ValueError, match="at most 6"):
+        widget.add("seventh", "planner")
+    widget.menus["user"].value = "column_wise"
+    chosen = widget.bar.chosen.key
+    assert shown(widget, chosen)["step-ms"] != shown(widget, "mine")["step-ms"]  # the others stay as they are
+    for _ in range(4):
+        widget.bar.remove.click()
+    assert len(widget.answers) == 2
+    with pytest.raises(ValueError, match="at least 2"):
+        widget.remove(next(iter(widget.columns)))
+    with pytest.raises(ValueError, match="no plan 'ghost'"):
+        widget.remove("ghost")
+
+
+def test_a_plan_is_loaded_from_json_and_a_broken_file_is_a_sentence() -> None:
+    widget = PlanCompare(movielens(), TOP, LOAD)
+    widget.bar.load.value = (
+        {
+            "name": "drawn.json",
+            "type": "",
+            "size": 1,
+            "content": DRAWN.to_json().encode(),
+            "last_modified": datetime(2026, 1, 1),
+        },
+    )
+    assert list(widget.columns) == ["mine", "auto", "drawn"]
+    assert float(shown(widget, "drawn")["step-ms"]) == estimate(DRAWN, movielens(), TOP, LOAD).step_ms
+    assert widget.bar.kind.value == "given"
+    widget.bar.load.value = (
+        {"name": "x.json", "type": "", "size": 1, "content": b"{}", "last_modified": datetime(2026, 1, 1)},
+    )
+    assert len(widget.columns) == 3
+    assert 'role="alert"' in widget.status.value
+    widget.bar.kind.value = "hand"  # begins with the schemes it has
+    assert widget.mine.question.chosen == {name: s.sharding_type for name, s in DRAWN.tables().items()}
+
+
+def test_a_given_plan_for_other_ranks_says_so_and_keeps_its_column() -> None:
+    widget = six()
+    widget.world_size.value = 2
+    assert widget.answers["loaded"].plan is None
+    assert "rank" in widget.answers["loaded"].problem
+    assert 'role="alert"' in widget.cards["loaded"].value
+    assert "No changes to list" in _told(widget, "planned", "loaded")
+    assert "of 6 do not fit" in widget.verdict.value
+    widget.world_size.value = 4
+    assert shown(widget, "loaded")["fits"] == "true"
+
+
+def _told(widget: PlanCompare, before: str, after: str) -> str:
+    widget.changes.baseline.value, widget.changes.compared.value = before, after
+    return str(widget.changes.table.value)
+
+
+def test_a_given_plan_that_is_too_large_is_shown_as_such() -> None:
+    tight = Topology(4, ddr_cap=150_000)
+    found = compare_plans(movielens(), tight, {"given": plan_of(movielens(), 4, ("data_parallel",)), "p": "planner"})
+    assert not found["given"].fits
+    assert re.search(r"rank 0 needs .* with the reserve, it has", found["given"].problem)
+    assert found.best["step_ms"] <= {"p"}  # a plan that does not fit is never the best
+
+
+def test_what_the_planner_may_use_and_whose_formulas_it_takes_are_controls() -> None:
+    widget = PlanCompare(movielens(), TOP, LOAD)
+    widget.set(column="auto")
+    for name in ("data_parallel", "table_wise", "flex_shard"):
+        widget.bar.allowed[name].value = False
+    wish = ParameterConstraints(forbidden_sharding_types=["data_parallel", "table_wise", "flex_shard"])
+    expected = EmbeddingShardingPlanner(TOP, workload=LOAD, constraints={t.name: wish for t in movielens()})
+    assert widget.mine.plan == expected.plan_tables(movielens())
+    names: dict[str, Any] = {"tables": movielens()}
+    exec(widget.python, names)
+    assert names["plan"] == widget.mine.plan
+    for box in widget.bar.allowed.values():
+        box.value = True
+    widget.bar.kind.value = "torchrec"
+    theirs = EmbeddingShardingPlanner(TOP, workload=LOAD, cost_model="torchrec").plan_tables(movielens())
+    assert widget.mine.plan == theirs
+    assert widget.mine.estimate is not None
+    assert widget.mine.estimate.step_ms == estimate(theirs, movielens(), TOP, LOAD).step_ms
+
+
+def test_a_plan_is_renamed_everywhere_and_not_to_a_name_that_is_taken() -> None:
+    widget = PlanCompare(movielens(), TOP, LOAD)
+    widget.bar.title.value = "<b>Mine</b>"
+    for part in (widget.cards["mine"], widget.codes["mine"]):
+        assert "&lt;b&gt;Mine" in part.value
+    assert list(widget.comparison.answers) == ["<b>Mine</b>", "The planner's plan"]
+    widget.bar.title.value = "The planner's plan"
+    assert "already" in widget.status.value
+    assert widget.bar.title.value == "<b>Mine</b>"
+
+
+def test_every_control_has_a_label_and_a_hint() -> None:
+    widget = six()
+    bar = widget.bar
+    named = [bar.picker, bar.title, bar.kind, bar.add, bar.remove, bar.load, *bar.menus.values(), *bar.allowed.values()]
+    named += [widget.changes.baseline, widget.changes.compared, widget.runs.which, widget.button]
+    for control in named:
+        assert control.description
+        assert control.tooltip
+        assert control.description.lower() != control.tooltip.lower()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "must map a name to each plan"),
+        ({"one": "planner"}, "shows 2 to 6 plans, got 1"),
+        ({f"p{i}": "planner" for i in range(7)}, "got 7"),
+        ({"a": "planner", "b": "rowwise"}, "no scheme 'rowwise'"),
+        ({"a": "planner", "b": {"film": "row_wise"}}, "no table 'film'"),
+        ({"a": "planner", "b": {"movie": "rows"}}, "no scheme 'rows'"),
+        ({"a": "planner", "b": 3}, "a plan is a ShardingPlan"),
+        ({"a": "planner", "": "planner"}, "not empty"),
+    ],
+)
+def test_what_is_no_plan_is_refused_by_name(given: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        PlanCompare(movielens(), TOP, plans=given)
+
+
+@pytest.mark.parametrize("argument", ["tables", "topology", "plans", "workload"])
+def test_a_wrong_argument_is_a_value_error(argument: str) -> None:
+    for junk in JUNK:
+        given = {"tables": movielens(), "topology": TOP, "plans": {"a": "planner"}, "workload": LOAD, argument: junk}
+        with contextlib.suppress(ValueError):  # anything else fails the test
+            str(compare_plans(**given))
+
+
+def test_many_ranks_are_planned_in_a_thread_and_the_newest_wish_wins() -> None:
+    widget = PlanCompare(many(40), Topology(8, ddr_cap=10**12), schemes={"t001": "row_wise"})
+    begun = time.perf_counter()
+    for ranks in (32, 48, 64):
+        widget.world_size.value = ranks
+    assert "computing" in widget.cards["mine"].value
+    assert "Computing 2 plans of 40 tables on 64 ranks" in widget.verdict.value
+    answered = time.perf_counter() - begun
+    assert widget.mine.topology.world_size == 64  # asking waits
+    assert widget.answers["auto"].topology.world_size == 64
+    assert time.perf_counter() - begun > answered
+    assert not [key for key in widget._cached if key[5] == 48]  # nobody waited for it
+    assert float(shown(widget, "mine")["step-ms"]) == widget.mine.estimate.step_ms  # type: ignore[union-attr]
+
+
+def test_of_several_wishes_only_the_newest_is_worked_on() -> None:
+    newest, started, go, done = Newest("test"), threading.Event(), threading.Event(), []
+
+    def first(wanted: Any) -> None:
+        started.set()
+        go.wait(5)
+        done.append(("first", wanted()))
+
+    newest.ask(first)
+    assert started.wait(5)
+    newest.ask(lambda wanted: done.append(("second", wanted())))
+    newest.ask(lambda wanted: done.append(("third", wanted())))
+    assert not newest.wait(0.05)
+    go.set()
+    assert newest.wait(5)
+    assert done == [("first", False), ("third", True)]
+    assert not newest.busy
+
+
+def test_six_columns_answer_a_control_within_150_ms_for_26_tables_on_8_ranks() -> None:
+    top = Topology(8, ddr_cap=10**11)
+    columns = {
+        "planned": "planner",
+        "rows": "row_wise",
+        "tables": "table_wise",
+        "hand": {"t000": "column_wise"},
+        "given": plan_of(many(26), 8),
+        "theirs": EmbeddingShardingPlanner(top, cost_model="torchrec"),
+    }
+    widget = PlanCompare(many(26), top, plans=columns)
+    moves: dict[str, list[float]] = {}
+
+    def moved(what: str, control: Any, value: Any) -> None:
+        control.value = value
+        moves.setdefault(what, []).append(widget.last_response_ms)
+        assert widget.wait()
+
+    widget.set(column="hand")
+    for name in list(widget.menus)[1:4]:
+        moved("a scheme", widget.menus[name], "row_wise")
+    for batch in (1024, 2048, 4096):
+        moved("the batch", widget.batch_size, batch)
+    for name in ("memory", "phases", "traffic"):
+        moved("the picture", widget.picture, name)
+    for key in ("rows", "hand", "given"):
+        moved("the diff", widget.changes.compared, key)
+    slowest = {what: min(taken) for what, taken in moves.items()}  # the fastest of three: the machine is shared
+    assert max(slowest.values()) <= 150, slowest
+
+
+def test_a_saved_output_shows_six_plans_and_stays_small() -> None:
+    bundle = six()._repr_mimebundle_()
+    assert bundle["text/html"].count("<img ") == 6
+    assert len(bundle["text/html"]) < 200_000
+    assert bundle["text/plain"].count(" a step, fits") == 6
+    plain = compare_plans(movielens(), TOP, plans(), LOAD)
+    assert plain._repr_html_().count("<img ") == 6

@@ -31,6 +31,14 @@ def test_the_first_example_plans_launches_and_measures(tmp_path: Path) -> None:
     assert re.search(r"measured: .* a step", done.stdout)
 
 
+def test_the_example_of_a_comparison_prints_its_plans_and_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(example("rs.compare_plans"), {})
+    printed = capsys.readouterr().out
+    assert "planned" in printed.splitlines()[0]
+    assert "(best)" in printed
+    assert "2 of 2 tables change" in printed
+
+
 def test_the_example_of_a_sweep_says_that_it_is_simulated() -> None:
     code = example("rs.sweep")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from recshard_lab.lab import PlanCompare, views
+from recshard_lab.lab.question import Question, topology_for
 from recshard_lab.lab.view import View
-from recshard_lab.lab.widgets.question import Question, topology_for
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload, estimate
 from recshard_lab.sharding import ParameterConstraints, PlanError, Topology
 from tests.lab.plans import many, movielens

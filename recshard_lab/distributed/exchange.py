@@ -13,6 +13,7 @@ Names used below: ``routed`` are the ids that came to this rank, ``exchanged`` l
 (data parallel) look their own batch up at home and learn from everybody's.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,8 @@ from recshard_lab.distributed.variable_batch import VariableRoute
 from recshard_lab.distributed.weight_gradients import bring_home, of_replicas
 from recshard_lab.embedding.out_of_range import OutOfRange
 from recshard_lab.sparse import KeyedJaggedTensor
+
+Listener = Callable[[KernelGroup, Tensor, list[int]], None]
 
 
 @dataclass(slots=True)
@@ -99,6 +102,8 @@ class Executor:
         self.dense: list[tuple[nn.Parameter, Tensor]] = []
         self.buffer_bytes = {"input_buffers": 0, "output_buffers": 0}
         self._moved_away = False
+        #: told of every lookup, before it: the group, its ids ``[N]`` lane after lane, ids of each lane
+        self.listener: Listener | None = None
 
     def retire(self) -> None:
         """The tables lie elsewhere from now on: nothing started here may end here."""
@@ -149,12 +154,19 @@ class Executor:
 
     def read(self, routed: Routed, training: bool) -> Rows:
         """The rows of what came, still where they were looked up: from here on the tables may be stepped."""
-        kept, exchanged = [], []
+        kept, exchanged, replicated = [], [], []
         for group in self.lookup.exchanged:
-            rows, saved = self._run(group, group.bags(routed), training)
+            bags = group.bags(routed)
+            if self.listener is not None:
+                self.listener(group, bags[0], [sum(n) for n in routed.counts[group.first_lane : group.end_lane]])
+            rows, saved = self._run(group, bags, training)
             exchanged.append(rows)
             kept.append(saved)
-        replicated = [self._run(group, group.own_bags(routed.home), False)[0] for group in self.lookup.replicated]
+        for group in self.lookup.replicated:
+            bags = group.own_bags(routed.home)
+            if self.listener is not None:
+                self.listener(group, bags[0], group.own_counts(routed.home))
+            replicated.append(self._run(group, bags, False)[0])
         return Rows(exchanged, replicated, _Saved(routed, kept) if training else None)
 
     @torch.no_grad()

@@ -107,6 +107,12 @@ class KernelGroup:
         weights = [part.weights for part in own if part.weights is not None]
         return join(part.ids for part in own), self._offsets(lengths), join(weights) if weights else None
 
+    def own_counts(self, home: Home) -> list[int]:
+        """Ids of each lane in `own_bags`."""
+        assert self.first_copy is not None
+        own = home.replicas[self.first_lane - self.first_copy : self.end_lane - self.first_copy]
+        return [part.ids[2] - part.ids[1] for part in own]
+
     def no_ids(self, routed: Routed) -> tuple[Tensor, Tensor, Tensor | None]:
         """The same of one empty bag a lane: what kernels step with where nobody has a bag, for steps are counted."""
         offsets = self._offsets(routed.lengths.new_zeros(len(self.lanes), 1))

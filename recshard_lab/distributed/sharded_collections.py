@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.comm import Registry, ShardingEnv
 from recshard_lab.distributed.awaitable import ArrivedDict, ArrivedKeyedTensor
-from recshard_lab.distributed.exchange import Executor
+from recshard_lab.distributed.exchange import Executor, Listener
 from recshard_lab.distributed.input_dist import PendingInput, Routed
 from recshard_lab.distributed.layout import Block, Layout
 from recshard_lab.distributed.lookup import GroupKind, choose_kinds
@@ -84,6 +84,7 @@ class ShardedCollection(nn.Module):
         self.weighted, self.backend, self.codecs, self.batch_tables = weighted, backend, codecs, batch_tables
         #: where `forward` gets the ids of batches that were sent ahead; set by training pipelines, for one forward
         self.feed: Feed | None = None
+        self._listener: Listener | None = None
         self.place({table.name: shardings[table.name] for table in tables})
 
     def kinds_for(
@@ -120,6 +121,7 @@ class ShardedCollection(nn.Module):
             policy=self._policy,
             codecs=self.codecs,
         )
+        self.executor.listener = self._listener
         self.kinds = {table.name: kinds[groups[n, 0][0]] for n, table in enumerate(self.tables)}
         self.backends = {name: kind.backend for name, kind in self.kinds.items()}
         weights: list[dict[int, Tensor]] = [{} for _ in self.tables]
@@ -153,6 +155,10 @@ class ShardedCollection(nn.Module):
             for pair in zip(table.parameters(), table.held.values(), strict=True)
         ]
 
+    def listen(self, listener: Listener | None) -> None:
+        """Has every lookup told to a function, wherever the tables move; None: to nobody."""
+        self._listener = self.executor.listener = listener
+
     def tell_before_moving(self, pipeline: Any) -> None:
         """Has ``pipeline.drain()`` called before the tables move. It is not kept alive."""
         _sending.setdefault(self, WeakSet()).add(pipeline)
@@ -175,6 +181,14 @@ class ShardedCollection(nn.Module):
     def out_of_range_count(self) -> int:
         """Ids in this rank's batches that were no rows of their table, under ``"clamp"`` and ``"ignore"``."""
         return self._policy.count()
+
+    def out_of_range_counts(self) -> dict[str, int]:
+        """The same by table, of those that met any."""
+        found: dict[str, int] = {}
+        for key, count in self._policy.counts.items():
+            table = key.rpartition("@")[2]
+            found[table] = found.get(table, 0) + int(count)
+        return found
 
     @property
     def out_of_range(self) -> str:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from recshard_lab.lab.views import view_named as view_named
     from recshard_lab.lab.views import view_names as view_names
     from recshard_lab.lab.widgets import DrawingBoard as DrawingBoard
+    from recshard_lab.lab.widgets import LiveCounters as LiveCounters
     from recshard_lab.lab.widgets import PlanCompare as PlanCompare
     from recshard_lab.lab.widgets import RanksPanel as RanksPanel
     from recshard_lab.lab.widgets import SchemeSwitcher as SchemeSwitcher
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _HOME_OF = {
     "Candidate": "exportable",
     "DrawingBoard": "widgets",
+    "LiveCounters": "widgets",
     "LiveModel": "live_model",
     "Measured": "measure",
     "PlanCompare": "widgets",
@@ -52,6 +54,7 @@ _HOME_OF = {
 __all__ = [
     "Candidate",
     "DrawingBoard",
+    "LiveCounters",
     "LiveModel",
     "Measured",
     "PlanCompare",

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.c10d_logger
 
-from . import groups
+from . import board, groups
 from .cell import NOTHING, bundle, describe, redirect_display, run_source
 from .channel import Channel, Message
 from .collectives import Line
@@ -79,6 +79,7 @@ class Rank:
 
     def set_up(self) -> None:
         """Joins the default group, and lays out the names that every cell finds."""
+        board.hold(self)
         torch.set_num_threads(self.spec["threads"])
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()  # forks would otherwise all draw the same numbers
@@ -115,6 +116,7 @@ class Rank:
             outcome = {"failure": describe(error, _OURS)}
         self.answered, self.asked_to_stop = cell, None
         outcome["seconds"] = time.perf_counter() - started
+        board.rest()
         outcome["groups"], outcome["group_count"] = groups.group_names(), groups.group_count()
         outcome["windows"], outcome["names"] = self.recorder.windows(), self.names()
         for stream in (sys.stdout, sys.stderr):

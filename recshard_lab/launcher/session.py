@@ -168,6 +168,12 @@ class Ranks:
             for rank, process in enumerate(wires.processes)
         ]
 
+    def posted(self, name: str) -> list[Any]:
+        """What each rank has put up last under a name (`launcher.board.post`), at any time; None where nothing."""
+        world = self._world
+        told = [] if world is None else [board.get(name) for board in world.wires.board]
+        return [None if data is None else pickle.loads(data) for data in told]
+
     def output(self, lines: int = 20) -> list[str]:
         """The last lines that ranks printed, marked by rank, whether or not a cell showed them."""
         if lines < 1:

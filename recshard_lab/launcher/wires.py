@@ -47,6 +47,7 @@ class Wires:
         self.dead: dict[int, Ending] = {}
         self.channels: list[Channel] = []
         self.attached: dict[tuple[int, int], int] = {}  # (rank, cell) -> shared memory that came with the answer
+        self.board: list[dict[str, bytes]] = [{} for _ in range(shape.world_size)]  # what ranks put up (`board.post`)
         self._pipes: dict[tuple[int, str], int] = {}
         self._decoders: dict[tuple[int, str], codecs.IncrementalDecoder] = {}
         self._gone = [threading.Event() for _ in range(shape.world_size)]
@@ -154,6 +155,10 @@ class Wires:
             self._selector.unregister(self.channels[rank].sock)
             return
         for message in messages:
+            if message.kind == "post":
+                name, value = opened(message.payload)
+                self.board[rank][name] = value
+                continue
             if message.kind in ("done", "display"):  # what was printed before comes before
                 self._drain(rank, "stdout")
                 self._drain(rank, "stderr")

@@ -178,6 +178,11 @@ class LookupKernel(ABC):
             The gradient ``[N]`` of the per-sample weights if there were any, else None.
         """
 
+    def counters(self) -> list[dict[str, float]]:
+        """Per slot what the backend itself counts, to be shown: ``hits``, ``misses`` and ``evictions`` of a cache,
+        ``grown_rows`` of a table that grows, whatever it has. Empty for backends that count nothing."""
+        return []
+
 
 _K = TypeVar("_K", bound=type[LookupKernel])
 _KERNELS: dict[str, type[LookupKernel]] = {}

@@ -1,0 +1,199 @@
+"""LiveCounters: optimizer states and caches of a model on the ranks, as they change, also while a cell trains it.
+
+It asks nothing of the ranks: they put their samples up between two steps (`lab.watch`), and the widget's own thread
+reads what is there. So it neither waits for a step nor keeps one waiting, nor makes the ranks busy for the next cell.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from html import escape
+from typing import Any
+
+import ipywidgets as ipw
+
+from recshard_lab.lab import views
+from recshard_lab.lab.counters import Sample, read, watch
+from recshard_lab.lab.theme import ms_text
+from recshard_lab.lab.views.registry import reason
+from recshard_lab.lab.widgets import controls, page
+from recshard_lab.launcher import LaunchError, current
+
+KEPT = 400  # samples; beyond, every second of the older half goes
+MOST_CACHE_ROWS = 100_000_000
+
+STYLE = """<style>
+.recshard-counters .rs-alert{border-left:4px solid #d9480f;padding:4px 10px;line-height:1.4;white-space:normal}
+.recshard-counters pre{margin:4px 0 0;padding:6px 10px;overflow:auto;line-height:1.35;
+ color:var(--jp-content-font-color1,inherit);background:var(--jp-cell-editor-background,transparent);
+ border:1px solid var(--jp-border-color2,#d8dce1)}
+.recshard-counters table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+.recshard-counters th,.recshard-counters td{padding:2px 12px 2px 0;white-space:nowrap}
+.recshard-counters svg[role=img]{width:100%;max-width:900px}
+</style>"""
+
+
+class LiveCounters(ipw.VBox):
+    """Shows what optimizers and caches of a model on the ranks have counted, and its course.
+
+    Args:
+        ranks: the launched session; the one that is running when left out.
+        model: how a `DistributedModelParallel` is called on the ranks.
+        every_s: seconds between two looks, and at least between two samples while a cell runs.
+        cache_rows: reckon what a cache of so many rows, of each table on each rank, would hit; 0: none.
+
+    Attributes:
+        history: the samples, oldest first; `views.counters` draws them.
+
+    Raises:
+        LaunchError: no ranks are running. RankError: there is no such model on them. ValueError: numbers that are none.
+    """
+
+    def __init__(self, ranks: Any = None, model: str = "model", *, every_s: float = 0.5, cache_rows: int = 0) -> None:
+        self._over = threading.Event()  # first, for `close` is called of a widget that was refused too
+        if not isinstance(every_s, (int, float)) or not 0 < every_s < float("inf"):
+            raise ValueError(f"every_s must be positive seconds, got {every_s!r}")
+        found = ranks if ranks is not None else current()
+        if found is None:
+            raise LaunchError("no ranks are running. Start some in a cell: %recshard_launch -n 4")
+        self.ranks, self.model, self.every_s = found, model, float(every_s)
+        self.history: list[Sample] = [watch(found, model, every_s=every_s, cache_rows=cache_rows)]
+        self._lock = threading.RLock()  # the reader's choices and the ranks' news are shown one after the other
+        self._working: threading.Thread | None = None
+        self._build(cache_rows)
+        for button in (self.paused, self.numbers, self.again):
+            button.layout.width = "110px"
+        chosen = controls.row([self.table, self.paused, self.numbers, self.cache, self.again])
+        rows = [ipw.HTML(STYLE), chosen, self.picture, self.told, self.listed, self.code]
+        super().__init__(rows, layout=ipw.Layout(width="100%", max_width="1000px"))
+        self.add_class("recshard-counters")
+        self._show()
+        self._thread = threading.Thread(target=self._look, name="recshard-live-counters", daemon=True)
+        self._thread.start()
+
+    def refresh(self) -> Sample:
+        """Looks once, now; the newest sample."""
+        with self._lock:
+            sample = read(self.ranks)
+            if sample is not None and not sample.same_as(self.history[-1]):
+                self.history.append(sample)
+                if len(self.history) > KEPT:
+                    self.history = [*self.history[: KEPT // 2 : 2], *self.history[KEPT // 2 :]]
+                self._show()
+            elif sample is None:
+                stopped = not self.ranks.posted("counters")
+                words = "The ranks are stopped." if stopped else "The model is gone from the ranks, or is not watched."
+                self._set(self.told, page.alert(f"{words} Shown is the last that was seen."))
+            return self.history[-1]
+
+    def start_over(self, cache_rows: int | None = None) -> Sample:
+        """Counts from nought, with another reckoned cache where `cache_rows` is given. The ranks must be at rest.
+
+        Raises:
+            LaunchError: they are not.
+        """
+        rows = self.cache.value if cache_rows is None else cache_rows
+        sample = watch(self.ranks, self.model, every_s=self.every_s, cache_rows=rows)
+        with self._lock:
+            self.history = [sample]
+            self.cache.value = rows
+            self._show()
+        return sample
+
+    def close(self) -> None:
+        """Stops looking and takes the widget off the page. The ranks go on counting: `lab.counters.unwatch` ends it."""
+        self._over.set()
+        super().close()
+
+    @property
+    def python(self) -> str:
+        """The same in Python."""
+        name = self.table.value.strip()
+        chosen = f", table={name!r}" if name else ""
+        rows = self.cache.value
+        return (
+            "from recshard_lab.lab import counters, views\n\n"
+            f"history = [counters.watch(ranks, {self.model!r}, cache_rows={rows})]\n"
+            "...                                   # train: in cells, in widgets\n"
+            "history.append(counters.read(ranks))  # at any time, also while a cell runs\n"
+            f"views.counters(history{chosen})"
+        )
+
+    # ---- inside ----
+
+    def _build(self, cache_rows: int) -> None:
+        names = list(self.history[-1].totals())
+        self.table = ipw.Combobox(  # text: JupyterLab takes the arrow keys of a menu for its own
+            options=names,
+            placeholder="all tables",
+            continuous_update=False,
+            description="Table",
+            tooltip="one table: a line a rank",
+            layout=ipw.Layout(width="260px"),
+        )
+        self.table.observe(lambda _: self._show(), names="value")
+        self.paused = ipw.ToggleButton(description="Pause", icon="pause", tooltip="stop following the ranks")
+        self.cache = ipw.BoundedIntText(
+            cache_rows,
+            min=0,
+            max=MOST_CACHE_ROWS,
+            description="Cache of rows",
+            tooltip="reckon the hits of a cache of so many rows, of each table on each rank; 0: none",
+            style={"description_width": "initial"},
+            layout=ipw.Layout(width="190px"),
+        )
+        self.again = ipw.Button(description="Start over", icon="undo", tooltip="count from nought, with this cache")
+        self.again.on_click(lambda _: self._act(self.start_over))
+        self.numbers = ipw.ToggleButton(description="Numbers", icon="table", tooltip="the numbers behind the picture")
+        self.numbers.observe(lambda _: self._show(), names="value")
+        self.picture, self.listed, self.code = controls.wide_html(), controls.wide_html(), controls.wide_html()
+        self.told = ipw.HTML()
+
+    def _look(self) -> None:
+        while not self._over.wait(self.every_s):
+            if self.paused.value:
+                continue
+            try:
+                self.refresh()
+            except Exception as error:  # the next look may succeed: ranks may be stopping
+                self._set(self.told, page.alert(reason(error)))
+
+    def _act(self, action: Callable[[], Any]) -> None:
+        """Runs a button in a thread: the ranks may be slow to answer."""
+        if self._working is not None and self._working.is_alive():
+            return
+
+        def work() -> None:
+            try:
+                action()
+            except Exception as error:
+                self._set(self.told, page.alert(reason(error)))
+
+        self._working = threading.Thread(target=work, name="recshard-live-counters-work", daemon=True)
+        self._working.start()
+
+    def _show(self) -> None:
+        with self._lock:
+            sample = self.history[-1]
+            view = views.counters(self.history, table=self.table.value.strip() or None)
+            drawn = view.inline(f"{self.model_id[:8]}-counters")
+            body = f'<div data-step="{sample.step}" data-samples="{len(self.history)}">{drawn}</div>'
+            self._set(self.picture, page.picture(body))
+            self._set(self.listed, view.table if self.numbers.value else "")
+            words = f"Step {sample.step:,}. The last sample took {ms_text(sample.ms)} on the slowest rank."
+            self._set(self.told, page.note(words))
+            python = f"<details><summary>The same in Python</summary><pre>{escape(self.python)}</pre></details>"
+            self._set(self.code, python)
+
+    @staticmethod
+    def _set(html: ipw.HTML, value: str) -> None:
+        """Nothing is sent to the page where nothing changed."""
+        if html.value != value:
+            html.value = value
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
+        """The widget, and for pages without a kernel the picture as it stood."""
+        bundle = super()._repr_mimebundle_(**kwargs) or {}
+        view = views.counters(self.history)
+        return {**bundle, "text/html": view.img, "text/plain": view.text}

@@ -12,11 +12,8 @@ Names in use: ``plan``, ``tables``, ``topology``, ``estimate``, ``measured``, ``
 
 from recshard_lab.lab.view import View as View
 from recshard_lab.lab.views.anatomy import jagged_anatomy as jagged_anatomy
-<<<<<<< HEAD
 from recshard_lab.lab.views.balance import balance as balance
-=======
 from recshard_lab.lab.views.counters import counters as counters
->>>>>>> 1d2eedd (LiveCounters: optimizer states and caches of living ranks, seen while they train)
 from recshard_lab.lab.views.curves import curves as curves
 from recshard_lab.lab.views.follow import follow_id as follow_id
 from recshard_lab.lab.views.memory import memory as memory

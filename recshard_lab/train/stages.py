@@ -160,14 +160,24 @@ def hidden_share(events: Iterable[StageEvent], stage: str = "input_dist", behind
     >>> hidden_share([dist, StageEvent(0, "forward", 0, 1.0, 2.0), StageEvent(0, "backward", 0, 2.0, 4.5)])
     0.75
     """
-    events = list(events)
+    by_rank: dict[int, tuple[list[tuple[float, float]], list[tuple[float, float]]]] = {}
+    for event in events:
+        spans, over = by_rank.setdefault(event.rank, ([], []))
+        if event.stage == stage:
+            spans.append((event.start_s, event.end_s))
+        if event.stage in behind:
+            over.append((event.start_s, event.end_s))
     total = hidden = 0.0
-    for rank in {event.rank for event in events}:
-        own = [event for event in events if event.rank == rank]
-        cover = merged((event.start_s, event.end_s) for event in own if event.stage in behind)
-        for start, end in merged((event.start_s, event.end_s) for event in own if event.stage == stage):
+    for spans, over in by_rank.values():
+        cover, at = merged(over), 0
+        for start, end in merged(spans):
             total += end - start
-            hidden += sum(max(0.0, min(end, last) - max(start, first)) for first, last in cover)
+            while at < len(cover) and cover[at][1] <= start:
+                at += 1
+            reached = at
+            while reached < len(cover) and cover[reached][0] < end:
+                hidden += min(end, cover[reached][1]) - max(start, cover[reached][0])
+                reached += 1
     return hidden / total if total else float("nan")
 
 

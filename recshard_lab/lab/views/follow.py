@@ -157,25 +157,31 @@ def _draw(
     top = svg.head(title, summary, MARGIN) + 16
     look = look_of(sharding.sharding_type, SCHEMES)
     shown = stops[:MOST_STOPS]
-    box, pitch, side = 62.0, 74.0, 160.0
-    middle_x, middle_width = 300.0, width - 2 * (MARGIN + side) - 230
+    wide = width >= 700
+    box, pitch, side, gap = (62.0, 74.0, 160.0, 126.0) if wide else (62.0, 74.0, 106.0, 54.0)
+    middle_x = MARGIN + side + gap
+    middle_width = width - MARGIN - side - (104 if wide else gap) - middle_x
     height = pitch * len(shown) - 12
     centre = top + height / 2
     left_y = max(top, centre - box / 2)
-    _box(svg, MARGIN, left_y, side, [f"rank {home} reads", f"{feature}: {id:,}", "input dist"], "none")
+    read = [f"{feature}: {id:,}", f"id {id:,}"]
+    _box(svg, MARGIN, left_y, side, [[f"rank {home} reads"], read, ["input dist"]], "none")
     right_x = width - MARGIN - side
     shape = f"[{config.embedding_dim}] columns"
-    _box(svg, right_x, left_y, side, [f"home on rank {home}", shape, "added into its bag"], "none")
+    bag = ["added into its bag", "into its bag"]
+    _box(svg, right_x, left_y, side, [[f"home on rank {home}", f"home: rank {home}"], [shape], bag], "none")
     for i, stop in enumerate(shown):
         y = top + i * pitch
         here = stop.rank == home
+        cols = f"{stop.cols[0]} to {stop.cols[1]}"
         words = [
-            f"rank {stop.rank}" + (" (home)" if here else ""),
-            f"rows {count_text(stop.rows[0])} to {count_text(stop.rows[1])}",
-            f"columns {stop.cols[0]} to {stop.cols[1]}, its row {stop.local_row:,}",
+            [f"rank {stop.rank}" + (" (home)" if here else "")],
+            [f"rows {count_text(stop.rows[0])} to {count_text(stop.rows[1])}"],
+            [f"columns {cols}, its row {stop.local_row:,}", f"cols {cols}, row {count_text(stop.local_row)}"],
         ]
-        _box(svg, middle_x, y, middle_width, words, svg.fill(look), 70)
-        _tile(svg, middle_x + 10, y + 8, stop, config, id)
+        _box(svg, middle_x, y, middle_width, words, svg.fill(look), 70 if wide else 10)
+        if wide:
+            _tile(svg, middle_x + 10, y + 8, stop, config, id)
         _arrow(svg, MARGIN + side, left_y + box / 2, middle_x, y + box / 2, "stays" if here else f"{ID_BYTES} B")
         told = "stays" if here else f"{bytes_text(stop.back_bytes)}"
         _arrow(svg, middle_x + middle_width, y + box / 2, right_x, left_y + box / 2, told)
@@ -184,18 +190,19 @@ def _draw(
         svg.text(middle_x, y + 14, f"and {len(stops) - len(shown)} more pieces of its columns", soft=True)
         y += 16
     told = f"Small map: the table of {config.num_embeddings:,} rows, the shard filled, the id's row as a line."
-    svg.text(MARGIN, y + 20, f"{told} {note}".strip(), soft=True)
+    svg.text(MARGIN, y + 20, f"{told if wide else ''} {note}".strip(), soft=True)
     svg.height = y + 30
     return svg
 
 
-def _box(svg: Svg, x: float, y: float, wide: float, lines: list[str], fill: str, indent: float = 10) -> None:
+def _box(svg: Svg, x: float, y: float, wide: float, lines: list[list[str]], fill: str, indent: float = 10) -> None:
+    """Three lines in a box, each the first of its wordings that there is room for."""
     ink = "currentColor" if fill == "none" else LABEL_INK
     edge = 'stroke="currentColor" stroke-opacity=".6"' if fill == "none" else f'stroke="{LABEL_INK}" stroke-width=".6"'
     svg.rect(x, y, wide, 62, fill, extra=f'rx="5" {edge}')
     halo = "" if fill == "none" else 'stroke="#fff" stroke-opacity=".55" stroke-width="3" paint-order="stroke"'
     for i, words in enumerate(lines):
-        room = fit([words], wide - indent - 4, 10.5)
+        room = fit(words, wide - indent - 4, 10.5)
         svg.text(x + indent, y + 19 + 17 * i, room, size=10.5, ink=ink, bold=not i, extra=halo)
 
 
@@ -219,7 +226,7 @@ def _arrow(svg: Svg, x0: float, y0: float, x1: float, y1: float, words: str) -> 
         'fill="none" stroke="currentColor" stroke-width="1.3"',
     )
     svg.path(f"M{x1:.1f} {y1:.1f}l-8 -4v8z", 'fill="currentColor"')
-    if x0 < 300:  # beside the shard, where arrows lie apart
+    if x1 < svg.width / 2:  # beside the shard, where arrows lie apart
         svg.text(x1 - 12, y1 - 6, words, anchor="end", size=10, soft=True)
     else:
         svg.text(x0 + 6, y0 - 6, words, size=10, soft=True)

@@ -7,6 +7,7 @@ strip of its own below, with its reason. Every number is simulated, and the pict
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ def pareto(sweep: Sweep, *, y: str = "samples_per_s", note: str = "", width: int
     """
     if y not in _Y:
         raise ValueError(f"y must be one of {', '.join(_Y)}, got {y!r}")
+    sweep = replace(sweep, points=tuple(_with_number(point) for point in sweep.points))
     if not any(point.fits for point in sweep.points):
         reasons = list(dict.fromkeys(point.reason for point in sweep.points))
         return message_view(
@@ -55,6 +57,13 @@ def pareto(sweep: Sweep, *, y: str = "samples_per_s", note: str = "", width: int
         return _plot(drawn, title)
 
     return View("pareto", title, summary, _numbers(sweep), draw, plot)
+
+
+def _with_number(point: SweepPoint) -> SweepPoint:
+    """A point whose step is no number stands among those that have no plan."""
+    if not point.fits or np.isfinite(point.step_ms):
+        return point
+    return replace(point, fits=False, problem="no number", reason="its simulated step is not a number")
 
 
 class _Drawn:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from math import isfinite
 from statistics import median
 from typing import Any
 
@@ -46,7 +47,11 @@ def timeline(
         note: a sentence under the picture.
         width: of the static picture, in pixels.
     """
-    events = sorted(events, key=lambda event: event.start_s)
+    events = list(events)
+    timed = [event for event in events if isfinite(event.start_s) and isfinite(event.end_s)]
+    if len(timed) < len(events):
+        note = f"{len(events) - len(timed)} stages whose times are no numbers are left out. {note}".strip()
+    events = sorted(timed, key=lambda event: event.start_s)
     if not events:
         return message_view("timeline", "Timeline", "There is no stage to show: no batch has gone through yet.")
     ranks = sorted({event.rank for event in events})
@@ -106,11 +111,11 @@ def _lane_of(stage: str) -> str:
 
 def _step_ms(events: Sequence[Any]) -> float:
     """Median time from one forward to the next, of the slowest rank."""
-    found = []
-    for rank in {event.rank for event in events}:
-        starts = sorted(event.start_s for event in events if event.rank == rank and event.stage == "forward")
-        if len(starts) > 1:
-            found.append(median(1e3 * (b - a) for a, b in pairwise(starts)))
+    starts: dict[int, list[float]] = {}
+    for event in events:
+        if event.stage == "forward":
+            starts.setdefault(event.rank, []).append(event.start_s)
+    found = [median(1e3 * (b - a) for a, b in pairwise(sorted(own))) for own in starts.values() if len(own) > 1]
     return max(found, default=0.0)
 
 

@@ -55,14 +55,17 @@ def traffic(
         return message_view("traffic", "Traffic", "There is no rank to show.")
     counted = None if measured is None else getattr(measured, "traffic_bytes", None)
     counted = None if counted is None else np.asarray(counted, dtype=float)
-    if not np.isfinite(whole).all():
-        source, target = np.argwhere(~np.isfinite(whole))[0]
-        words = f"The predicted traffic from rank {source} to rank {target} is not a number."
-        return message_view("traffic", "Traffic", words)
     if counted is not None and counted.shape != whole.shape:
         words = f"{len(counted)} ranks were counted, {len(whole)} predicted: not the same plan."
         return message_view("traffic", "Traffic", words)
     parts = parts_of(estimate, measured)
+    matrices = [("predicted", whole), ("counted", counted)]
+    matrices += [(kind, m) for part in parts for kind, m in (("predicted", part.predicted), ("counted", part.counted))]
+    for kind, matrix in matrices:
+        if matrix is not None and not np.isfinite(matrix).all():
+            source, target = np.argwhere(~np.isfinite(matrix))[0]
+            words = f"The {kind} traffic from rank {source} to rank {target} is not a number."
+            return message_view("traffic", "Traffic", words)
     sent = whole
     if phase is not None:
         chosen = parts_of(estimate, measured, phase)

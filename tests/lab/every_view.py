@@ -1,0 +1,191 @@
+"""What every registered view is drawn from in the worst cases, by the names of its arguments.
+
+A view whose required arguments are all named here is swept by `test_every_view.py`; a new one that asks for something
+else needs a line in every case below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from recshard_lab.planner import AccessProfile, EmbeddingShardingPlanner, Estimate, Sweep, SweepPoint, estimate
+from recshard_lab.planner.search_trace import SearchTrace
+from recshard_lab.sharding import ShardingPlan, Topology
+from recshard_lab.sparse import KeyedJaggedTensor
+from recshard_lab.train.stages import StageEvent
+from tests.lab.plans import many, plan_of, table
+
+NAN, INF = float("nan"), float("inf")
+LONG = "a_table_with_a_name_that_nobody_would_type_twice_but_that_generators_write"
+
+
+def nothing() -> dict[str, Any]:
+    """No table, no rank, no batch, no event."""
+    flat = np.zeros((0, 0))
+    found = Estimate((), flat, (), flat, np.zeros(0), flat)
+    ids = torch.zeros(0, dtype=torch.long)
+    return {
+        "plan": ShardingPlan({}),
+        "tables": [],
+        "topology": Topology(1),
+        "estimate": found,
+        "measured": measured(found),
+        "losses": {},
+        "events": [],
+        "access": {},
+        "kjt": KeyedJaggedTensor([], ids, lengths=ids),
+        "feature": "f",
+        "id": 0,
+        "sweep": Sweep((), 0),
+        "search": SearchTrace((), None, {}, None, 0.0, 0, 1, ()),
+        "changes": {},
+        "history": [],
+    }
+
+
+def one(rows: int = 10) -> dict[str, Any]:
+    """One table on one rank, one batch of one bag, one step."""
+    tables = [table(LONG, rows)]
+    return drawn(tables, plan_of(tables, 1, ("table_wise",)), Topology(1), steps=1, bags=1)
+
+
+@cache
+def large() -> dict[str, Any]:
+    """1,000 tables on 128 ranks, and as much of everything else."""
+    tables, topology = many(1000), Topology(128, "cuda", local_world_size=8, hbm_cap=10**13)
+    return drawn(tables, plan_of(tables, 128, ("table_wise", "row_wise")), topology, steps=1000, bags=1000)
+
+
+def not_a_number(value: float = NAN) -> dict[str, Any]:
+    """Small, and one number of each kind is none."""
+    found = drawn(
+        tables := [table(LONG, 1000), table("b", 10)], plan_of(tables, 2, ("table_wise", "row_wise")), Topology(2), 8, 4
+    )
+    good: Estimate = found["estimate"]
+    kjt: KeyedJaggedTensor = found["kjt"]
+    search: SearchTrace = found["search"]
+    sweep: Sweep = found["sweep"]
+    lost = [replace(each, step_ms=value, memory_bytes=value) for each in search.candidates[:2]]
+    return found | {
+        "estimate": replace(
+            good,
+            ms=spoilt(good.ms, value),
+            memory_bytes=spoilt(good.memory_bytes, value),
+            capacity_bytes=spoilt(good.capacity_bytes, value),
+            traffic_bytes=spoilt(good.traffic_bytes, value),
+        ),
+        "losses": {name: [0.7, value, 0.5] for name in found["losses"]},
+        "events": [*found["events"], StageEvent(0, "forward", 2, value, value), StageEvent(1, "wait", 3, 0.0, value)],
+        "access": AccessProfile(uses=(1.0, 5.0), rows=(3.0, 1.0)),
+        "kjt": KeyedJaggedTensor(
+            kjt.keys(), kjt.values(), lengths=kjt.lengths(), weights=torch.full(kjt.values().shape, value)
+        ),
+        "sweep": replace(sweep, points=(replace(sweep.points[0], step_ms=value), *sweep.points)),
+        "search": replace(search, candidates=(*lost, *search.candidates), lower_bound=value),
+        "changes": {"first": 7.0, "then": value},
+    }
+
+
+def measured_is_not(value: float = NAN) -> dict[str, Any]:
+    """The prediction is good, what was measured is not."""
+    tables = [table(LONG, 1000), table("b", 10)]
+    found = drawn(tables, plan_of(tables, 2, ("table_wise", "row_wise")), Topology(2), 8, 4)
+    real = found["measured"]
+    return found | {
+        "measured": SimpleNamespace(
+            step_ms_by_rank=spoilt(real.step_ms_by_rank, value),
+            memory_categories=real.memory_categories,
+            memory_bytes=spoilt(real.memory_bytes, value),
+            traffic_bytes=spoilt(real.traffic_bytes, value),
+            traffic_by_phase={"input_dist/ids": spoilt(real.traffic_bytes, value)},
+            waited_ms={"input_dist/ids": spoilt(real.step_ms_by_rank, value)},
+            backends=real.backends,
+            steps=real.steps,
+        )
+    }
+
+
+CASES: dict[str, Callable[[], dict[str, Any]]] = {
+    "nothing": nothing,
+    "one": one,
+    "one row": lambda: one(1),
+    "large": large,
+    "nan": not_a_number,
+    "infinite": lambda: not_a_number(INF),
+    "measured nan": measured_is_not,
+    "measured infinite": lambda: measured_is_not(INF),
+}
+
+
+def drawn(tables: list[Any], plan: ShardingPlan, topology: Topology, steps: int, bags: int) -> dict[str, Any]:
+    """Everything that a view may ask for, of one plan."""
+    ranks = topology.world_size
+    found = estimate(plan, tables, topology)
+    small = tables[:40]
+    planner = EmbeddingShardingPlanner(replace(topology, world_size=min(ranks, 8), local_world_size=min(ranks, 8)))
+    planner.keep_search = True
+    planner.plan_tables(small)
+    lengths = torch.arange(bags * min(len(tables), 50)) % 4
+    keys = [each.feature_names[0] for each in tables[:50]]
+    stages = ("forward", "backward", "optimizer", "input_dist", "wait")
+    return {
+        "plan": plan,
+        "tables": tables,
+        "topology": topology,
+        "estimate": found,
+        "measured": measured(found),
+        "losses": {name: list(1 / np.arange(1.0, steps + 1)) for name in ("row_wise", "table_wise", LONG)},
+        "events": [
+            StageEvent(rank, stage, step, step * 0.01 + at * 0.002, step * 0.01 + at * 0.002 + 0.0015)
+            for rank in range(min(ranks, 16))
+            for step in range(steps)
+            for at, stage in enumerate(stages)
+        ],
+        "access": {each.name: AccessProfile(uses=(1.0, 97.0), rows=(3.0, 1.0)) for each in tables},
+        "kjt": KeyedJaggedTensor(keys, torch.arange(int(lengths.sum())), lengths=lengths),
+        "feature": tables[-1].feature_names[0],
+        "id": 0,
+        "sweep": Sweep(tuple(points(steps)), len(tables)),
+        "search": planner.last_search,
+        "changes": {f"{LONG}_{n}": 10.0 / (n + 1) for n in range(steps)},
+        "history": [],
+    }
+
+
+def points(count: int) -> list[SweepPoint]:
+    fixed = {"hbm_cap": 80 * 10**9, "codecs": "fp32/fp32", "optimizer": "exact_sgd", "pipeline": "none"}
+    found = [
+        SweepPoint("h100", n + 1, 512, 512 * (n + 1), fits=n % 7 != 6, step_ms=1 + 10 / (n + 1), **fixed)  # type: ignore[arg-type]
+        for n in range(count)
+    ]
+    return [replace(p, step_ms=NAN, problem="does not fit", reason="no room") if not p.fits else p for p in found]
+
+
+def measured(found: Estimate) -> Any:
+    """What ranks might have reported."""
+    ranks = len(found.ms)
+    steps = np.full(ranks, 2 * found.step_ms if found.ms.size else 1.0)
+    return SimpleNamespace(
+        step_ms_by_rank=steps,
+        memory_categories=found.memory_categories,
+        memory_bytes=found.memory_bytes * 1.1,
+        traffic_bytes=found.traffic_bytes * 1.1,
+        traffic_by_phase={"input_dist/ids": found.traffic_bytes * 1.1},
+        waited_ms={"input_dist/ids": steps * np.arange(ranks) / max(1, 4 * ranks)},
+        backends={},
+        steps=3,
+    )
+
+
+def spoilt(values: np.ndarray, value: float) -> np.ndarray:
+    """The same, the last one of them replaced."""
+    found = np.array(values, dtype=float)
+    found.reshape(-1)[-1:] = value
+    return found

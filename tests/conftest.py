@@ -8,6 +8,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from recshard_lab.data import MovieLens, RatingsDataset
+from tests.alone import is_alone
 
 # examples are drawn anew at a desk and repeat on CI, where a failure must be reproducible by the log alone
 settings.register_profile(
@@ -21,6 +22,13 @@ settings.load_profile("recshard")
 torch.set_num_threads(1)  # as on a rank
 
 _RATINGS = os.environ.get("RECSHARD_MOVIELENS")  # read before any test changes the environment
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what needs the machine for itself."""
+    for item in items:
+        if is_alone(item.path):
+            item.add_marker(pytest.mark.alone)
 
 
 @pytest.fixture(scope="session")

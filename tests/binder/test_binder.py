@@ -68,10 +68,10 @@ def server(container: Container, start: str, command: str) -> Iterator[tuple[str
                 process.wait(20)
             finally:
                 left = psutil.wait_procs([other for other in watch.processes() if not ended(other)], timeout=5)[1]
-                told = [other.cmdline() for other in left]
+                told = [watch.commands.get(other.pid, str(other)) for other in left]
                 for other in left:
                     other.kill()
-    assert [words for words in told if not words[-1].endswith("warm.py")] == []  # that ends by itself
+    assert [command for command in told if not command.endswith("warm.py")] == []  # that ends by itself
 
 
 def behind(container: Container, start: str) -> str:
@@ -163,6 +163,8 @@ def test_binders_server_opens_on_the_first_notebook_and_asks_nothing(lab: tuple[
         settings = {entry["id"]: entry for entry in json.load(answer)["settings"]}
     notices = settings["@jupyterlab/apputils-extension:notification"]["schema"]["properties"]
     assert (notices["fetchNews"]["default"], notices["checkForUpdates"]["default"]) == ("false", False)
+    tabs = settings["@jupyterlab/notebook-extension:tracker"]["schema"]["properties"]
+    assert tabs["kernelShutdown"]["default"] is True
 
 
 def test_so_does_the_images_own_command(built: Container, wanted: Plan) -> None:
@@ -184,11 +186,7 @@ def test_a_notebook_runs_there_within_the_limit(
         prompts = page.locator(".jp-CodeCell .jp-InputPrompt").all_inner_texts()
         assert all(prompt.strip("[]: ").isdigit() for prompt in prompts)
     with capsys.disabled():
-        most = sorted(watch.most.items(), key=lambda item: -item[1])[:4]
-        print(
-            f"\nbinder, up to {name}: at most {watch.peak / 2**20:.0f} MiB in {watch.samples} samples; of it ", end=""
-        )
-        print("; ".join(f"{taken / 2**20:.0f} {process[-40:]}" for process, taken in most))
+        print(f"\nbinder, up to {name}: {watch}")
     assert 200 * 2**20 < watch.peak < LIMIT
     assert watch.samples > 20
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from types import TracebackType
 
 import psutil
@@ -26,7 +27,8 @@ class Watch:
 
     def __init__(self, pid: int, every_s: float = 0.05) -> None:
         self.peak = 0
-        self.most: dict[str, int] = {}  # what took it: command -> bytes
+        self.most: dict[int, int] = {}  # what took it: pid -> bytes
+        self.commands: dict[int, str] = {}
         self.samples = 0
         self._known: dict[int, psutil.Process] = {pid: psutil.Process(pid)}  # kept: an orphan leaves the tree, not us
         self._every_s, self._left = every_s, threading.Event()
@@ -46,18 +48,25 @@ class Watch:
             try:
                 self._known |= {child.pid: child for child in process.children(recursive=True)}
             except psutil.NoSuchProcess:
-                del self._known[process.pid]
+                self._known.pop(process.pid, None)  # two threads come by
         return list(self._known.values())
+
+    def __str__(self) -> str:
+        """The peak, and the five programs that took most of it; ranks bear the name of what they were forked from."""
+        by_program: dict[str, list[int]] = {}
+        for pid, taken in self.most.items():
+            by_program.setdefault(self.commands[pid], []).append(taken)
+        largest = sorted(by_program.items(), key=lambda item: -sum(item[1]))[:5]
+        parts = [f"{sum(each) / 2**20:.0f} in {len(each)} x ...{name[-30:]!r}" for name, each in largest]
+        return f"at most {self.peak / 2**20:.0f} MiB ({self.samples} samples): {', '.join(parts)}"
 
     def _watch(self) -> None:
         while not self._left.is_set():
-            taken: dict[str, int] = {}
+            taken: dict[int, int] = {}
             for process in self.processes():
-                try:
-                    name = " ".join(process.cmdline())[-60:]
-                except psutil.Error:
-                    continue
-                taken[name] = taken.get(name, 0) + proportional_bytes(process.pid)
+                with suppress(psutil.Error):
+                    self.commands[process.pid] = " ".join(process.cmdline()) or self.commands.get(process.pid, "")
+                    taken[process.pid] = proportional_bytes(process.pid)
             self.samples += 1
             if sum(taken.values()) > self.peak:
                 self.peak, self.most = sum(taken.values()), taken

@@ -37,7 +37,7 @@ class Candidate:
     topology: Topology
     workload: Workload
     estimate: Estimate | None = None
-    measured: object | None = None
+    measured: Any = None
     problem: str = ""
     more: Mapping[str, Any] = field(default_factory=dict)
 
@@ -50,7 +50,7 @@ class Candidate:
         topology: Topology | None = None,
         workload: Workload | None = None,
         estimated: Estimate | None = None,
-        measured: object | None = None,
+        measured: Any = None,
         more: Mapping[str, Any] | None = None,
     ) -> Candidate:
         """A plan; what is not said of it is what its planner knows, and it is predicted where nobody did.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, check_tables
@@ -21,6 +21,9 @@ from recshard_lab.lab.views.registry import draw_alike, view_label, views_of
 from recshard_lab.planner import EmbeddingShardingPlanner, PlanDiff, Workload
 from recshard_lab.sharding import ParameterConstraints, PlanError, ShardingPlan, Topology, scheme_names
 from recshard_lab.sharding.validate import nearest
+
+if TYPE_CHECKING:
+    from recshard_lab.lab.exportable import Exportable
 
 PLANNER = "planner"
 KNOWN = ("plan", "tables", "topology", "estimate", "measured", "width")
@@ -170,6 +173,17 @@ class PlanComparison:
             plan: drawn[plan] if plan in drawn else message_view(name, view_label(name), shown.problem)
             for plan, shown in self.answers.items()
         }
+
+    def exportable(self, python: str = "") -> Exportable:
+        """What `lab.export` writes of it."""
+        from recshard_lab.lab.exportable import Candidate
+        from recshard_lab.lab.plan_report import comparison_page
+
+        candidates = [
+            Candidate(name, a.plan, self.tables, a.topology, a.workload, a.estimate, self.measured.get(name), a.problem)
+            for name, a in self.answers.items()
+        ]
+        return comparison_page(candidates, python=python, name="plan_comparison")
 
     def records(self) -> list[dict[str, Any]]:
         """One dict a plan."""

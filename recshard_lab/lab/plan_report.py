@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,8 @@ from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.lab import views
 from recshard_lab.lab.assumptions import assumptions
 from recshard_lab.lab.exportable import Candidate, Exportable
+from recshard_lab.lab.plan_comparison import PlanComparison
+from recshard_lab.lab.question import Answer, Question
 from recshard_lab.lab.report import Folded, Part, Picture, Section
 from recshard_lab.lab.theme import SCHEMES, bytes_text, look_of, ms_text, number
 from recshard_lab.lab.view import Numbers, View
@@ -19,7 +22,7 @@ from recshard_lab.sharding import EmbeddingModuleShardingPlan, ShardingPlan
 
 MOST_EXPLAINED = 40
 MOST_DIFFERENCES = 60
-COLUMN_WIDTH = 500  # of one plan's picture, where several stand side by side
+PAGE_WIDTH, COLUMN_WIDTH = 860, 500  # of one plan's picture on a page, and where several stand side by side
 
 
 def plan_page(found: Candidate, preset: str = "", python: str = "") -> Exportable:
@@ -73,24 +76,22 @@ def comparison_page(
     names = [each.name for each in candidates]
     if not names or len(set(names)) != len(names):
         raise ValueError(f"a comparison needs plans of different names, got {', '.join(names) or 'none'}")
-    first: list[Part] = [_figures(candidates)]
+    found = _side_by_side(candidates)
+    first: list[Part] = [_figures(found)]
     first += [f"{each.name}: {each.problem}" for each in candidates if each.problem]
-    drawn = {each.name: {view.name: view for view in _views(each)} for each in candidates if each.plan is not None}
-    offered = list(dict.fromkeys(name for known in drawn.values() for name in known))
+    offered = _offered(candidates)
+    wide = {view: found.views(view, PAGE_WIDTH) for view in offered}
+    narrow = {view: found.views(view, COLUMN_WIDTH) for view in offered}
     sections = [
         Section("Side by side", first),
         *more,
         *_differences(candidates),
         *(
-            Section(
-                views.view_label(view),
-                [Picture(known[view], plan) for plan, known in drawn.items() if view in known],
-            )
+            Section(views.view_label(view), [Picture(drawn, plan) for plan, drawn in wide[view].items()])
             for view in offered
         ),
         *_assumed(candidates, preset),
     ]
-    narrow = {each.name: _views(each, COLUMN_WIDTH) for each in candidates if each.plan is not None}
     tables = len(candidates[0].configs)
     return Exportable(
         title or f"{len(names)} plans for {tables:,} table{'s' * (tables != 1)}",
@@ -98,58 +99,57 @@ def comparison_page(
         subtitle=f"Predicted steps: {', '.join(f'{each.name} {_step(each)}' for each in candidates)}.",
         note=_note(candidates),
         python=python,
-        pictures=narrow,
+        pictures={each.name: [narrow[view][each.name] for view in offered] for each in candidates},
         candidates=candidates,
         name=name,
     )
 
 
-def _views(found: Candidate, width: int | None = None) -> list[View]:
+def _views(found: Candidate) -> list[View]:
     """Every registered view that can be drawn of it."""
     assert found.plan is not None
     plan, tables = flat_plan(found.plan, found.tables)
-    known: dict[str, Any] = {"plan": plan, "tables": tables, "topology": found.topology}
+    known: dict[str, Any] = {"plan": plan, "tables": tables, "topology": found.topology, **found.more}
     known |= {"estimate": found.estimate} if found.estimate is not None else {}
     known |= {"measured": found.measured} if found.measured is not None else {}
-    known |= found.more
-    offered = views.views_of(*known)
-    return [views.draw(name, **known, **({} if width is None else {"width": width})) for name in offered]
+    return [views.draw(name, **known) for name in views.views_of(*known)]
 
 
-def _figures(candidates: Sequence[Candidate]) -> Numbers:
-    """The figures of each plan, a column each."""
-    rows: dict[str, list[str]] = {}
-    for each in candidates:
-        for name, value in _figures_of(each).items():
-            rows.setdefault(name, []).append(value)
-    some = {name: values for name, values in rows.items() if any(values)}
-    heads = ("", *(each.name for each in candidates))
-    return Numbers(heads, [(name, *values) for name, values in some.items()], wraps=True)
+def _offered(candidates: Sequence[Candidate]) -> list[str]:
+    """The views that can be drawn of all of them."""
+    known = {"plan", "tables", "topology"} | ({"estimate"} if any(each.estimate for each in candidates) else set())
+    return views.views_of(*known) if any(each.plan is not None for each in candidates) else []
 
 
-def _figures_of(found: Candidate) -> dict[str, str]:
-    told, measured = found.estimate, found.measured
-    cells = dict.fromkeys(
-        ("step, predicted", "step, measured", "fullest rank", "memory of a rank", "fits", "sent in a step", "schemes"),
-        "",
-    )
-    if told is None:
-        return cells | {"fits": "no plan"}
-    reserve = list(told.memory_categories).index("reserve") if "reserve" in told.memory_categories else None
-    held = told.memory_bytes.sum(axis=1) - (0.0 if reserve is None else told.memory_bytes[:, reserve])
-    cells["step, predicted"] = ms_text(told.step_ms)
-    cells["step, measured"] = ms_text(getattr(measured, "step_ms", float("nan"))) if measured is not None else ""
-    cells["fullest rank"] = bytes_text(float(held.max(initial=0)))
-    cells["memory of a rank"] = bytes_text(float(told.capacity_bytes.min(initial=float("inf"))))
-    cells["fits"] = "yes" if told.fits else "no"
-    cells["sent in a step"] = bytes_text(float(told.traffic_bytes.sum() - told.traffic_bytes.trace()))
-    if found.plan is not None:
-        used: dict[str, int] = {}
-        for sharding in (each for own in found.plan.plan.values() for each in own.values()):
-            label = look_of(sharding.sharding_type, SCHEMES).label
-            used[label] = used.get(label, 0) + 1
-        cells["schemes"] = ", ".join(f"{count} {label}" for label, count in used.items())
-    return cells
+def _side_by_side(candidates: Sequence[Candidate]) -> PlanComparison:
+    """The same plans as `compare_plans` gives them."""
+    flat = {each.name: None if each.plan is None else flat_plan(each.plan, each.tables)[0] for each in candidates}
+    answers = {
+        each.name: Answer(
+            Question({}, each.topology.world_size, each.workload.batch_size, each.topology.memory_cap_bytes),
+            each.topology,
+            each.workload,
+            flat[each.name],
+            each.estimate,
+            each.problem,
+        )
+        for each in candidates
+    }
+    tables = next((flat_plan(each.plan, each.tables)[1] for each in candidates if each.plan is not None), [])
+    measured = {each.name: each.measured for each in candidates if each.measured is not None}
+    return PlanComparison(tables, answers, measured)
+
+
+def _figures(found: PlanComparison) -> Numbers:
+    """The figures of each plan, a column each, and how many tables each scheme has."""
+    numbers = found.numbers
+    counts = [
+        Counter(s.sharding_type for s in a.plan.tables().values()) if a.plan else {} for a in found.answers.values()
+    ]
+    told = [", ".join(f"{n} {look_of(scheme, SCHEMES).label}" for scheme, n in each.items()) for each in counts]
+    caps = [bytes_text(a.topology.memory_cap_bytes) for a in found.answers.values()]
+    rows = [*numbers.rows, ["Memory of a rank", *caps], ["Schemes", *told]]
+    return Numbers(numbers.heads, rows, wraps=True)
 
 
 def _differences(candidates: Sequence[Candidate]) -> list[Section]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -12,13 +13,16 @@ import ipywidgets as ipw
 
 from recshard_lab.embedding.configs import EmbeddingBagConfig
 from recshard_lab.lab import views
+from recshard_lab.lab.exportable import Candidate, Exportable, stem_of
 from recshard_lab.lab.live import run_beside_truth
 from recshard_lab.lab.live_model import EQUAL
 from recshard_lab.lab.measure import Measured
+from recshard_lab.lab.plan_report import plan_page
 from recshard_lab.lab.question import Answer, Question
 from recshard_lab.lab.theme import ms_text, number
 from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import controls, page
+from recshard_lab.lab.widgets.export_control import ExportControl, Exports
 from recshard_lab.lab.widgets.tile_canvas import TileCanvas
 from recshard_lab.launcher import current
 from recshard_lab.planner import Workload, estimate
@@ -31,7 +35,7 @@ _LINE = re.compile(
 )
 
 
-class DrawingBoard(ipw.VBox):
+class DrawingBoard(Exports, ipw.VBox):
     """A board for one table.
 
     Args:
@@ -109,6 +113,15 @@ class DrawingBoard(ipw.VBox):
         self.badge.value = _badge(outcome, steps)
         return outcome
 
+    def exportable(self) -> Exportable:
+        """What is drawn, as a plan of one table, for `export`."""
+        found = None if self.plan is None else estimate(self.plan, [self.table], self.topology, self.workload)
+        name = f"Drawing of {self.table.name}"
+        drawn = Candidate(
+            name, self.plan, [self.table], self.topology, self.workload, found, self.measured, self.problem
+        )
+        return replace(plan_page(drawn, python=self.python), title=name, name=name)
+
     # ---- building ----
 
     def _build(self) -> None:
@@ -127,6 +140,7 @@ class DrawingBoard(ipw.VBox):
         self.button.tooltip = "trains the table under this plan on the ranks, beside the unsharded truth"
         self.verdict, self.status, self.badge = ipw.HTML(), ipw.HTML(), ipw.HTML()
         self.card, self.code = controls.wide_html(), controls.wide_html()
+        self.exports = ExportControl(self, f"drawing_of_{stem_of(self.table.name)}")
         self.canvas.observe(lambda _: self._drawn(), names="tiles")
         self.lines.observe(lambda _: self._typed(), names="value")
         self.fix.on_click(lambda _: self._take_fix())
@@ -135,7 +149,7 @@ class DrawingBoard(ipw.VBox):
     def _rows(self) -> list[ipw.Widget]:
         left = [controls.row([self.rank, self.carves]), self.canvas]
         right = [self.lines, self.verdict, controls.row([self.fix, self.button, self.status]), self.badge, self.card]
-        return [ipw.HTML(page.STYLE), controls.halves([left, right]), self.code]
+        return [ipw.HTML(page.STYLE), controls.halves([left, right]), self.exports, self.code]
 
     # ---- answering ----
 

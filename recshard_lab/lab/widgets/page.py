@@ -15,7 +15,7 @@ from recshard_lab.lab.theme import bytes_text, count_text, ms_text, number
 from recshard_lab.planner import PlanDiff
 from recshard_lab.planner.answers import LEAST_MS, TableChange, sharding_text
 
-_HEADS = {"live": "Now on the ranks", "asked": "What you ask for"}
+HEADS = {"live": "Now on the ranks", "asked": "What you ask for"}
 _CALLED = {"Your plan": "your plan", "The planner's plan": "the planner's plan"}
 BEST = '<i class="rs-best">★ best</i>'
 
@@ -68,7 +68,7 @@ def card(
         best: the rows in which this plan is the best of those shown.
         compact: a line a number, where there is little room.
     """
-    head = escape(head or _HEADS[side])
+    head = escape(head or HEADS[side])
     side = escape(side, quote=True)
     if shown.estimate is None:
         return f'<div class="rs-card" data-side="{side}"><h4>{head}</h4>{alert(shown.problem)}</div>'

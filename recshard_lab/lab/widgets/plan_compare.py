@@ -29,6 +29,7 @@ from recshard_lab.lab.widgets import controls, page
 from recshard_lab.lab.widgets.column_bar import ColumnBar
 from recshard_lab.lab.widgets.columns import column_of, first_columns, python_of_all
 from recshard_lab.lab.widgets.diff_panel import DiffPanel
+from recshard_lab.lab.widgets.export_control import ExportControl, ExportsComparison
 from recshard_lab.lab.widgets.newest import Newest
 from recshard_lab.lab.widgets.plan_cells import PlanCells
 from recshard_lab.lab.widgets.run_bar import RunBar, ranks_for
@@ -39,7 +40,7 @@ from recshard_lab.sharding import Topology
 AT_ONCE = 3 * 26 * 8  # tables x ranks to be planned, summed over plans, that a control answers without a thread
 
 
-class PlanCompare(ipw.VBox):
+class PlanCompare(ExportsComparison, ipw.VBox):
     """Compares plans of the same tables for the same ranks and the same step.
 
     Args:
@@ -248,7 +249,7 @@ class PlanCompare(ipw.VBox):
         self.cards, self.pictures, self.codes = self.cells.cards, self.cells.pictures, self.cells.codes
         self.changes = DiffPanel(self._looked)
         self.runs = RunBar(self.status, lambda key: self._answers[key], lambda key: self.run(column=key))
-        self.button = self.runs.button
+        self.button, self.exports = self.runs.button, ExportControl(self, "plan_comparison")
         for control in (self.world_size, self.batch_size, self.memory_cap):
             control.observe(self._moved, names="value")
         self.picture.observe(lambda _: self._looked(self._show_pictures), names="value")
@@ -264,6 +265,7 @@ class PlanCompare(ipw.VBox):
             self.cells.picture_grid,
             self.changes,
             controls.row([self.runs, self.status]),
+            self.exports,
             self.code,
         ]
 
@@ -271,8 +273,8 @@ class PlanCompare(ipw.VBox):
         """Room for every column, and menus that name them."""
         self.cells.arrange(list(self.columns))
         names = {key: column.name for key, column in self.columns.items()}
-        self.changes.arrange(names)
-        self.runs.arrange(names)
+        for each in (self.changes, self.runs, self.exports):
+            each.arrange(names)
 
     # ---- answering ----
 

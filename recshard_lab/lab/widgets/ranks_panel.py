@@ -9,13 +9,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from html import escape
+from time import strftime
 from typing import Any
 
 import ipywidgets as ipw
 
+from recshard_lab.lab.exportable import Exportable
+from recshard_lab.lab.report import Code, Part, Section
 from recshard_lab.lab.theme import bytes_text
+from recshard_lab.lab.view import Numbers
 from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import controls, page
+from recshard_lab.lab.widgets.export_control import ExportControl, Exports
 from recshard_lab.launcher import LaunchError, current
 
 LINES = 12  # of output shown
@@ -44,7 +49,7 @@ PYTHON = (
 )
 
 
-class RanksPanel(ipw.VBox):
+class RanksPanel(Exports, ipw.VBox):
     """Shows the ranks that are running, whichever they are, twice a second.
 
     Args:
@@ -70,7 +75,8 @@ class RanksPanel(ipw.VBox):
         self.stop_button = self._button("Stop", "power-off", "ends every rank", _stop)
         buttons = controls.row([self.interrupt_button, self.restart_button, self.stop_button, self.told])
         code = f"<details><summary>The same in Python</summary><pre>{escape(PYTHON)}</pre></details>"
-        super().__init__([ipw.HTML(STYLE), self.table, buttons, self.printed, ipw.HTML(code)])
+        self.exports = ExportControl(self, "ranks", kinds=("html",))
+        super().__init__([ipw.HTML(STYLE), self.table, buttons, self.printed, self.exports, ipw.HTML(code)])
         self.add_class("recshard-ranks")
         self.refresh()
         self._watch = threading.Thread(target=self._look, name="recshard-ranks-panel", daemon=True)
@@ -88,6 +94,21 @@ class RanksPanel(ipw.VBox):
         idle = self._working is None or not self._working.is_alive()
         self.interrupt_button.disabled = not any(one.state == "running" for one in states)
         self.restart_button.disabled = self.stop_button.disabled = ranks is None or not idle
+
+    def exportable(self) -> Exportable:
+        """The ranks as they are now, and what they printed last, for `export`."""
+        ranks = current()
+        states = [] if ranks is None else ranks.status()
+        heads = ("rank", "node", "process", "state", "memory")
+        rows = [(str(r.rank), str(r.node), str(r.pid), r.state, bytes_text(r.memory_bytes)) for r in states]
+        told: list[Part] = [Numbers(heads, rows)] if rows else ["No ranks are running."]
+        lines = [] if ranks is None else ranks.output(10 * LINES)
+        sections = [
+            Section("Ranks", told),
+            *([Section("What they printed last", [Code("\n".join(lines))])] if lines else []),
+        ]
+        about = "No ranks are running." if ranks is None else repr(ranks)[1:-1]
+        return Exportable("Ranks", sections, f"{about}, {strftime('%Y-%m-%d %H:%M:%S')}", python=PYTHON)
 
     def close(self) -> None:
         """Stops looking and takes the panel off the page; the ranks go on."""

@@ -22,12 +22,16 @@ from typing import Any
 import ipywidgets as ipw
 
 from recshard_lab.lab import views
+from recshard_lab.lab.exportable import Candidate, Exportable
 from recshard_lab.lab.live_model import LiveModel, Proof
+from recshard_lab.lab.plan_report import comparison_page
 from recshard_lab.lab.question import Answer, Question
+from recshard_lab.lab.report import Section
 from recshard_lab.lab.theme import SCHEMES, look_of
 from recshard_lab.lab.view import View
 from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import controls, page
+from recshard_lab.lab.widgets.export_control import ExportControl, Exports
 from recshard_lab.lab.widgets.split_lines import SplitLines
 from recshard_lab.lab.widgets.wishes import AS_IT_IS, PLANNED, plan_of_wishes, python_of_wishes
 from recshard_lab.planner import Estimate, Workload, estimate
@@ -38,7 +42,7 @@ PICTURE_WIDTH = 500
 SIDES = ("live", "asked")
 
 
-class SchemeSwitcher(ipw.VBox):
+class SchemeSwitcher(Exports, ipw.VBox):
     """Switches the schemes of a model on the launched ranks.
 
     Args:
@@ -140,6 +144,19 @@ class SchemeSwitcher(ipw.VBox):
     def python(self) -> str:
         """The plan asked for, and applying it, in Python."""
         return python_of_wishes(self.live, self.plan or self.live.plan)
+
+    def exportable(self) -> Exportable:
+        """The plan on the ranks beside the plan asked for, and the losses, for `export`."""
+        with self._lock:
+            shown = self._shown()
+            losses, switched = list(self.live.losses), list(self.live.switched)
+        candidates = [
+            Candidate(page.HEADS[side], plan, self.tables, self.topology, self.workload, found, measured, problem)
+            for side, (plan, found, measured, problem) in shown.items()
+        ]
+        loss = [Section("Loss while training", [_loss_curve(losses, switched)])] if losses else []
+        title = f"{len(self.tables):,} tables on {self.topology.world_size} ranks, while they train"
+        return comparison_page(candidates, title, more=loss, python=self.python, name="schemes")
 
     # ---- answering ----
 
@@ -306,6 +323,7 @@ class SchemeSwitcher(ipw.VBox):
         self.trains = ipw.ToggleButton(description="Train", tooltip="train on and on, resharded or not", icon="play")
         self.trains.disabled = self.live.step is None
         self.trains.observe(self._clicked_train, names="value")
+        self.exports = ExportControl(self, "schemes", plans=[page.HEADS[side] for side in SIDES])
         self.cards = {side: controls.wide_html() for side in SIDES}
         self.pictures = {side: controls.wide_html() for side in SIDES}
         self.badge, self.status, self.curve, self.code = (
@@ -324,6 +342,7 @@ class SchemeSwitcher(ipw.VBox):
             controls.halves([self.cards[side], self.pictures[side]] for side in SIDES),
             controls.row([self.button, self.trains, self.status]),
             self.curve,
+            self.exports,
             self.code,
         ]
 
@@ -336,11 +355,7 @@ class SchemeSwitcher(ipw.VBox):
         name = self.picture.value
         size, batch = self.topology.world_size, self.workload.batch_size
         asked = Question({}, size, batch, self.topology.memory_cap_bytes)
-        shown = {
-            "live": (self.live.plan, self._predict(self.live.plan), self.live.measured, ""),
-            "asked": (self.plan, self.predicted if self.plan is not None else None, None, self.problem),
-        }
-        for side, (plan, found, measured, problem) in shown.items():
+        for side, (plan, found, measured, problem) in self._shown().items():
             answer = Answer(asked, self.topology, self.workload, plan, found, problem)
             self.cards[side].value = page.card(side, answer, measured)
             view = self._view(name, plan, found, measured) if plan is not None else None
@@ -348,11 +363,16 @@ class SchemeSwitcher(ipw.VBox):
         self.badge.value = page.badge(self.live.proof)
         self.button.disabled = self.plan is None or self.plan == self.live.plan
         if self.live.losses:
-            told = ", ".join(f"{at}" for at in self.live.switched[-8:])
-            note = f"The plan changed after step {told}." if told else ""
-            view = views.curves({"loss of rank 0": self.live.losses}, note=note, width=2 * PICTURE_WIDTH)
+            view = _loss_curve(self.live.losses, self.live.switched)
             self.curve.value = page.picture(view.inline(f"{self.model_id[:8]}-loss"))
         self.code.value = page.code(self.python)
+
+    def _shown(self) -> dict[str, tuple[ShardingPlan | None, Estimate | None, Any, str]]:
+        """Each side's plan, prediction, measurement and problem."""
+        return {
+            "live": (self.live.plan, self._predict(self.live.plan), self.live.measured, ""),
+            "asked": (self.plan, self.predicted if self.plan is not None else None, None, self.problem),
+        }
 
     def _view(self, name: str, plan: ShardingPlan, found: Any, measured: Any) -> View:
         known = {"plan": plan, "tables": self.tables, "topology": self.topology, "estimate": found}
@@ -365,3 +385,9 @@ class SchemeSwitcher(ipw.VBox):
         schemes = {t.name: look_of(self.live.plan.tables()[t.name].sharding_type, SCHEMES).label for t in self.tables}
         plain = ", ".join(f"{name}: {scheme}" for name, scheme in schemes.items())
         return {**bundle, "text/html": view.img, "text/plain": f"On the ranks: {plain}"}
+
+
+def _loss_curve(losses: Sequence[float], switched: Sequence[int]) -> View:
+    told = ", ".join(f"{at}" for at in switched[-8:])
+    note = f"The plan changed after step {told}." if told else ""
+    return views.curves({"loss of rank 0": list(losses)}, note=note, width=2 * PICTURE_WIDTH)

@@ -1,0 +1,137 @@
+"""Export in a real JupyterLab: the browser saves the file and it lies beside the notebook; by mouse, by keyboard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recshard_lab.sharding import ShardingPlan, Topology
+from tests.browser.lab_server import CHROMIUM, command, jupyter_lab, notebook_page, run_all, write_notebook
+from tests.lab.plans import movielens
+
+pytest.importorskip("playwright", reason="needs playwright: pip install -e '.[test]'")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"needs Chromium at {CHROMIUM}"),
+]
+
+CELLS = [
+    "from tests.lab.plans import movielens\n"
+    "from recshard_lab.lab import DrawingBoard, PlanCompare\n"
+    "from recshard_lab.sharding import Topology\n"
+    "compared = PlanCompare(movielens(), Topology(4, ddr_cap=10**9), schemes={'movie': 'row_wise'})\ncompared",
+    "board = DrawingBoard(movielens()[0], Topology(2))\nboard",
+    "import time\ntime.sleep(0)",
+]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("lab")
+    write_notebook(folder / "export.ipynb", CELLS)
+    with (
+        jupyter_lab(folder, PYTHONPATH=str(ROOT)) as (address, token),
+        notebook_page(address, token, "export.ipynb", height=2400) as opened,
+    ):
+        run_all(opened)
+        opened.wait_for_selector(".rs-export button")
+        opened.folder = folder
+        yield opened
+
+
+def control(page: Any, place: int = 0) -> Any:
+    return page.locator(".rs-export").nth(place)
+
+
+def saved(page: Any, press: Any) -> tuple[str, bytes]:
+    with page.expect_download(timeout=60_000) as waiting:
+        press()
+    return waiting.value.suggested_filename, Path(waiting.value.path()).read_bytes()
+
+
+def picture(page: Any, name: str) -> None:
+    folder = ROOT / "test-artifacts"
+    folder.mkdir(exist_ok=True)
+    control(page).screenshot(path=str(folder / f"export_control_{name}.png"))
+
+
+def test_a_click_saves_a_page_in_the_browser_and_beside_the_notebook(page: Any) -> None:
+    name, data = saved(page, control(page).get_by_role("button", name="Export").click)
+    assert name == "plan_comparison.html"
+    assert (page.folder / name).read_bytes() == data
+    assert data.startswith(b"<!doctype html>")
+    assert 2_000_000 < len(data) <= 3_000_000  # plotly.js is inside
+    status = control(page).get_by_role("status")
+    page.wait_for_function(f"document.querySelector('.rs-export [role=status]').textContent.includes('{name}')")
+    assert "Written: plan_comparison.html (2" in status.inner_text()
+    assert control(page).locator("code").inner_text() == 'compared.export("plan_comparison.html")'
+    picture(page, "light")
+
+
+def test_the_keyboard_alone_chooses_a_kind_and_a_plan_and_exports(page: Any) -> None:
+    box = control(page)
+    box.get_by_label("Export as", exact=True).focus()
+    page.keyboard.type(".json")
+    assert box.get_by_label("Export as", exact=True).input_value() == "json"
+    page.keyboard.press("Tab")
+    page.keyboard.press("ArrowDown")
+    assert box.get_by_label("Plan", exact=True).input_value() == "The planner's plan"
+    page.keyboard.press("Tab")
+    name, data = saved(page, lambda: page.keyboard.press("Enter"))
+    assert name == "the_planner_s_plan.json"
+    from recshard_lab.planner import EmbeddingShardingPlanner, Workload
+
+    wanted = EmbeddingShardingPlanner(Topology(4, ddr_cap=10**9), workload=Workload()).plan_tables(movielens())
+    assert ShardingPlan.from_json(data.decode()) == wanted
+    page.wait_for_function(
+        """() => document.querySelector('.rs-export code').textContent ===
+        `compared.export("the_planner_s_plan.json", plan="The planner's plan")`"""
+    )
+
+
+def test_a_file_can_be_saved_again(page: Any) -> None:
+    name, _ = saved(page, control(page).get_by_role("link", name="save again").click)
+    assert name == "the_planner_s_plan.json"
+
+
+def test_another_widget_exports_its_own(page: Any) -> None:
+    box = control(page, 1)
+    box.get_by_label("Export as", exact=True).select_option("png")
+    assert not box.get_by_label("Plan", exact=True).is_visible()
+    name, data = saved(page, box.get_by_role("button", name="Export").click)
+    assert name == "drawing_of_user.png"
+    assert data.startswith(b"\x89PNG")
+    assert (page.folder / name).read_bytes() == data
+
+
+def test_it_is_legible_in_the_dark(page: Any) -> None:
+    command(page, "apputils:change-theme", theme="JupyterLab Dark")
+    page.wait_for_selector('body[data-jp-theme-light="false"]', state="attached")
+    page.wait_for_timeout(500)
+    found = (
+        control(page)
+        .get_by_label("Export as", exact=True)
+        .evaluate("at => [getComputedStyle(at).color, getComputedStyle(at).backgroundColor]")
+    )
+    assert contrast(*found) >= 4.5
+    picture(page, "dark")
+
+
+def contrast(ink: str, paper: str) -> float:
+    """WCAG 2.2, 1.4.3, of two ``rgb()`` colours; alpha is laid over black."""
+
+    def light(colour: str) -> float:
+        numbers = [float(part) for part in colour[colour.index("(") + 1 : -1].replace(",", " ").split()]
+        share = numbers[3] if len(numbers) > 3 else 1.0
+        linear = [
+            (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4)
+            for v in (share * n / 255 for n in numbers[:3])
+        ]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    high, low = sorted((light(ink), light(paper)), reverse=True)
+    return (high + 0.05) / (low + 0.05)

@@ -190,4 +190,4 @@ def stem_of(words: str) -> str:
     >>> stem_of("Your plan (4 ranks)"), stem_of("…")
     ('your_plan_4_ranks', 'export')
     """
-    return re.sub(r"[^a-z0-9]+", "_", words.lower()).strip("_")[:60] or "export"
+    return re.sub(r"[^a-z0-9]+", "_", words.lower().replace("'", "")).strip("_")[:60] or "export"

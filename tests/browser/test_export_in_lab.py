@@ -82,20 +82,20 @@ def test_the_keyboard_alone_chooses_a_kind_and_a_plan_and_exports(page: Any) -> 
     assert box.get_by_label("Plan", exact=True).input_value() == "The planner's plan"
     page.keyboard.press("Tab")
     name, data = saved(page, lambda: page.keyboard.press("Enter"))
-    assert name == "the_planner_s_plan.json"
+    assert name == "the_planners_plan.json"
     from recshard_lab.planner import EmbeddingShardingPlanner, Workload
 
     wanted = EmbeddingShardingPlanner(Topology(4, ddr_cap=10**9), workload=Workload()).plan_tables(movielens())
     assert ShardingPlan.from_json(data.decode()) == wanted
     page.wait_for_function(
         """() => document.querySelector('.rs-export code').textContent ===
-        `compared.export("the_planner_s_plan.json", plan="The planner's plan")`"""
+        `compared.export("the_planners_plan.json", plan="The planner's plan")`"""
     )
 
 
 def test_a_file_can_be_saved_again(page: Any) -> None:
     name, _ = saved(page, control(page).get_by_role("link", name="save again").click)
-    assert name == "the_planner_s_plan.json"
+    assert name == "the_planners_plan.json"
 
 
 def test_another_widget_exports_its_own(page: Any) -> None:

@@ -66,7 +66,7 @@ def test_the_python_shown_writes_the_same_file(kind: str, widget: PlanCompare, t
 def test_the_plan_of_the_menu_is_the_one_that_is_written(widget: PlanCompare) -> None:
     for name, answer in (("Your plan", widget.mine), ("The planner's plan", widget.automatic)):
         assert ShardingPlan.from_json(pressed(widget, "json", name).decode()) == answer.plan
-    assert widget.exports.python == 'widget.export("the_planner_s_plan.json", plan="The planner\'s plan")'
+    assert widget.exports.python == 'widget.export("the_planners_plan.json", plan="The planner\'s plan")'
 
 
 def test_a_file_that_another_hand_put_there_stays(widget: PlanCompare, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ _CSS = """
 .rs-export select:focus-visible,.rs-export button:focus-visible,.rs-export a:focus-visible{
  outline:2px solid var(--jp-brand-color1,#1976d2);outline-offset:2px}
 .rs-export label[hidden]{display:none}
-.rs-export a{color:inherit}
+.rs-export a{color:inherit;text-decoration:underline}
 .rs-export span{line-height:1.4}.rs-export .rs-refused{border-left:4px solid #d9480f;padding:2px 10px}
 .rs-export code{display:block;margin-top:3px;background:none;color:inherit;white-space:pre-wrap;
  overflow-wrap:anywhere;font-size:12px}

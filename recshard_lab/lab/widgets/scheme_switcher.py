@@ -85,6 +85,7 @@ class SchemeSwitcher(Exports, ipw.VBox):
         super().__init__(self._rows(), layout=ipw.Layout(width="100%", max_width="1180px"))
         self.add_class("recshard-plan-compare")
         self.add_class("recshard-switcher")
+        self._uid = self.model_id[:8]  # closed, it has none, and the thread may still be drawing
         self.respond()
         self._thread = threading.Thread(target=self._serve, name="recshard-scheme-switcher", daemon=True)
         self._thread.start()
@@ -359,12 +360,12 @@ class SchemeSwitcher(Exports, ipw.VBox):
             answer = Answer(asked, self.topology, self.workload, plan, found, problem)
             self.cards[side].value = page.card(side, answer, measured)
             view = self._view(name, plan, found, measured) if plan is not None else None
-            self.pictures[side].value = "" if view is None else page.picture(view.inline(f"{self.model_id[:8]}-{side}"))
+            self.pictures[side].value = "" if view is None else page.picture(view.inline(f"{self._uid}-{side}"))
         self.badge.value = page.badge(self.live.proof)
         self.button.disabled = self.plan is None or self.plan == self.live.plan
         if self.live.losses:
             view = _loss_curve(self.live.losses, self.live.switched)
-            self.curve.value = page.picture(view.inline(f"{self.model_id[:8]}-loss"))
+            self.curve.value = page.picture(view.inline(f"{self._uid}-loss"))
         self.code.value = page.code(self.python)
 
     def _shown(self) -> dict[str, tuple[ShardingPlan | None, Estimate | None, Any, str]]:

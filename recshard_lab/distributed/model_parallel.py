@@ -20,6 +20,7 @@ from recshard_lab.distributed.sharders import CollectionSharder, default_sharder
 from recshard_lab.embedding import FusedCollection
 from recshard_lab.planner import EmbeddingShardingPlanner
 from recshard_lab.sharding import PlanError, ShardingPlan, Topology
+from recshard_lab.sharding.shard import DDR
 
 
 @names_wrong_arguments
@@ -314,25 +315,33 @@ class DistributedModelParallel(nn.Module):
         return {name: whole.get(name, value) for name, value in rest.items()}
 
     def memory_bytes(self) -> dict[str, int]:
-        """Bytes this rank holds now, by the categories of the planner's `Estimate`; buffers as of the last step."""
-        held = {
-            "weights": 0,
-            "optimizer_state": 0,
-            "dense": 0,
-            "input_buffers": 0,
-            "output_buffers": 0,
-            "reserve": 0,
-        }
+        """Bytes that this rank holds now in its own memory, by the categories of the planner's `Estimate`; buffers as
+        of the last step. On a GPU what lies in the host's memory is not in it, see `host_memory_bytes`."""
+        held = dict.fromkeys(("weights", "optimizer_state", "dense", "input_buffers", "output_buffers", "reserve"), 0)
+        held |= self._table_bytes(in_host=False)
         for collection in self.collections.values():
-            for shards in collection.table_shards().values():
-                held["weights"] += sum(_bytes(weight) for _, weight in shards.shards())
-                held["optimizer_state"] += sum(_bytes(s) for state in shards.states.values() for s in state.values())
             for name, count in collection.executor.buffer_bytes.items():
                 held[name] += count
         sharded = self._sharded_names()
         for name, parameter in self._bare.named_parameters():
             if name not in sharded:
                 held["dense"] += _bytes(parameter) + (_bytes(parameter.grad) if parameter.grad is not None else 0)
+        return held
+
+    def host_memory_bytes(self) -> dict[str, int]:
+        """Bytes of weights and optimizer state that this rank keeps in the host's memory, apart from its own: none
+        where ranks are CPUs, whose own memory that is."""
+        return self._table_bytes(in_host=True)
+
+    def _table_bytes(self, in_host: bool) -> dict[str, int]:
+        held = {"weights": 0, "optimizer_state": 0}
+        apart = self.device.type != "cpu"
+        for shards in (own for c in self.collections.values() for own in c.table_shards().values()):
+            for position, weight in shards.held.items():
+                if (apart and shards.sharding.shards[position].tier == DDR) is not in_host:
+                    continue
+                held["weights"] += _bytes(weight)
+                held["optimizer_state"] += sum(map(_bytes, shards.states.get(position, {}).values()))
         return held
 
 

@@ -26,6 +26,7 @@ class Block:
     count: int = 1  # shards, where several were merged into one block
     route: str = "direct"  # by which its rows come home
     note: str = ""  # what else there is to say of it
+    in_host: bool = False  # lies in the host's memory, not the rank's own
 
     @property
     def name(self) -> str:
@@ -58,7 +59,7 @@ class Block:
     @property
     def hover(self) -> str:
         if self.count > 1:
-            return f"{self.name}: {bytes_text(self.num_bytes)} together"
+            return f"{self.name}: {bytes_text(self.num_bytes)} together{self.note}"
         return (
             f"{self.table} ({self.scheme}, {self.kernel} kernel)\n"
             f"rows {self.rows[0]:,} to {self.rows[1]:,} of {self.of_rows:,}\n"
@@ -69,10 +70,11 @@ class Block:
 
 
 def merged_by_scheme(blocks: Sequence[Block]) -> list[Block]:
-    """One block per scheme, the largest first: what a column shows when there are too many shards to tell apart."""
-    groups: dict[str, list[Block]] = {}
+    """One block per scheme and memory, the largest first: what a column shows when there are too many shards to tell
+    apart."""
+    groups: dict[tuple[str, bool], list[Block]] = {}
     for block in blocks:
-        groups.setdefault(block.scheme, []).append(block)
+        groups.setdefault((block.scheme, block.in_host), []).append(block)
     merged = [
         group[0]
         if len(group) == 1
@@ -86,8 +88,10 @@ def merged_by_scheme(blocks: Sequence[Block]) -> list[Block]:
             1,
             sum(block.num_bytes for block in group),
             len(group),
+            note=", in the host's memory" if in_host else "",
+            in_host=in_host,
         )
-        for scheme, group in groups.items()
+        for (scheme, in_host), group in groups.items()
     ]
     return sorted(merged, key=lambda block: -block.num_bytes)
 
@@ -131,6 +135,7 @@ def blocks_by_rank(
                     shard.num_elements * each,
                     route="direct" if copy else route,
                     note=(", on every rank" if copy else "") + (", in the host's memory" if shard.tier == DDR else ""),
+                    in_host=shard.tier == DDR,
                 )
             )
     return found

@@ -90,6 +90,7 @@ def train_on(model: Any, step: Callable[[], Any], count: int) -> dict[str, Any]:
         "sent": sent_by_label(sent, model.dense_env.world_size, count),
         "took": took_by_label(sent),
         "memory": model.memory_bytes(),
+        "host_memory": model.host_memory_bytes(),
     }
 
 
@@ -198,6 +199,7 @@ def run_beside_truth(plan_json: str, tables: list[Any], workload: Workload, step
         "sent": sent_by_label(sent, world_size, steps),
         "took": took_by_label(sent),
         "memory": model.memory_bytes(),
+        "host_memory": model.host_memory_bytes(),
         "backends": model.backends(),
     }
 

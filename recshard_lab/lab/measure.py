@@ -37,6 +37,8 @@ class Measured:
         traffic_bytes: ``[W, W]`` counted, from row to column, in one step.
         backends: table -> the kernel that served it.
         steps: how many steps were timed.
+        host_memory_bytes: ``[W, 2]`` bytes of weights and of optimizer state in the host's memory, apart from the
+            ranks' own; None where nothing lies there.
         traffic_by_phase: `traffic_bytes` taken apart by the label of the collective, as `Estimate.traffic_by_phase`.
         waited_ms: label -> ``[W]`` how much longer a rank was in such collectives of a step than the rank that came
             last, which waits least; the median over steps. Only of collectives of all ranks that were waited for.
@@ -49,6 +51,7 @@ class Measured:
     backends: dict[str, str]
     steps: int
     traffic_by_phase: dict[str, np.ndarray] = field(default_factory=dict)
+    host_memory_bytes: np.ndarray | None = None
     waited_ms: dict[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
@@ -59,6 +62,7 @@ class Measured:
         nothing = [0.0] * len(found)
         phases = {label: np.array([one["sent"].get(label, nothing) for one in found], dtype=float) for label in labels}
         memory = [[one["memory"].get(name, 0) for name in MEMORY_CATEGORIES] for one in found]
+        host = np.array([list(one.get("host_memory", {}).values()) or [0, 0] for one in found], dtype=float)
         return cls(
             step_ms_by_rank=np.array([one["step_ms"] for one in found]),
             memory_categories=MEMORY_CATEGORIES,
@@ -67,6 +71,7 @@ class Measured:
             backends=backends,
             steps=steps,
             traffic_by_phase=phases,
+            host_memory_bytes=host if host.any() else None,
             waited_ms=waited([one.get("took", {}) for one in found], steps),
         )
 
@@ -208,6 +213,7 @@ def steps_on_rank(
     return {
         "step_ms": float(np.median(timed)),
         "memory": model.memory_bytes(),
+        "host_memory": model.host_memory_bytes(),
         "sent": sent_by_label(sent, world_size, steps),
         "took": took_by_label(sent),
         "backends": model.backends(),

@@ -43,6 +43,7 @@ class Estimate:
         capacity_bytes: ``[W]``.
         host_bytes: ``[W]`` of weights and optimizer state in the host's memory; None where there are none.
         host_room_bytes: what one rank has of it for them.
+        host_weight_bytes: ``[W]`` of `host_bytes` the weights; None where there are none.
         traffic_bytes: ``[W, W]`` from row to column, in one step; NaN where the cost model does not say.
         traffic_parts: gives `traffic_by_phase`; None where the cost model does not say.
         lower_bound: ms; no plan that the planner may choose has a shorter step. None where nobody computed it.
@@ -62,6 +63,7 @@ class Estimate:
     overlap: Overlap | None = None
     host_bytes: Array | None = None
     host_room_bytes: float = 0.0
+    host_weight_bytes: Array | None = None
     traffic_parts: Callable[[], dict[str, Array]] | None = field(default=None, repr=False)
 
     @cached_property
@@ -283,8 +285,19 @@ def estimate_loads(
         overlap=None if model.workload.pipeline == "none" else model.overlapped.overlap(loads),
         host_bytes=loads[HOST] if loads[HOST].any() else None,
         host_room_bytes=model.host_room,
+        host_weight_bytes=host_weights(model.topology, pairs) if loads[HOST].any() else None,
         traffic_parts=parts if traffic else None,
     )
+
+
+def host_weights(topology: Topology, pairs: Sequence[tuple[BaseEmbeddingConfig, ParameterSharding]]) -> Array:
+    """Bytes ``[W]`` of weights in the host's memory."""
+    held = np.zeros(topology.world_size)
+    for config, sharding in pairs:
+        for shard in sharding.resolved(config, topology.world_size, topology.local_world_size).shards:
+            if shard.tier == DDR:
+                held[shard.rank] += shard.num_elements * config.data_type.bytes_per_element
+    return held
 
 
 def norm_traffic(model: CostModel, pairs: Sequence[tuple[BaseEmbeddingConfig, ParameterSharding]]) -> Array:

@@ -145,6 +145,7 @@ class Replicated:
             memory_bytes=found.memory_bytes[place],
             capacity_bytes=found.capacity_bytes[place],
             host_bytes=None if found.host_bytes is None else found.host_bytes[place],
+            host_weight_bytes=None if found.host_weight_bytes is None else found.host_weight_bytes[place],
             traffic_bytes=np.sum(list(parts().values()), axis=0),
             traffic_parts=parts,
             lower_bound=None,

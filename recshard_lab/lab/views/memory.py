@@ -1,19 +1,24 @@
 """Memory: per rank a stack of what it holds, by category, against its capacity; measured beside predicted.
 
+Where a plan keeps rows in the host's memory, that is a second picture below, with a capacity of its own. Ranks on CPUs
+have one memory, their host's, which they share.
+
 The reserve is no bytes in use: it hangs as a band below the capacity, and what fits must stay under the band.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
 
-from recshard_lab.lab.columns import MARGIN, Columns
+from recshard_lab.lab.columns import MARGIN, Columns, nodes_of
+from recshard_lab.lab.memory_tiers import Stacks, Tier, host_memory, own_memory, problem_of, words_on_sharing
 from recshard_lab.lab.plots import figure, marker
 from recshard_lab.lab.svg import Svg, fit
-from recshard_lab.lab.theme import LABEL_INK, MEMORY, MIDDLE_INK, WARNING, bytes_text, look_of, number
+from recshard_lab.lab.theme import LABEL_INK, MEMORY, MIDDLE_INK, WARNING, bytes_text, bytes_unit, look_of, number
 from recshard_lab.lab.view import Numbers, View, message_view
 from recshard_lab.lab.views.registry import register_view
 
@@ -22,60 +27,56 @@ FAR = 2.5  # a capacity beyond this many times the largest stack is written inst
 
 
 @register_view("Memory", place=2)
-def memory(estimate: Any, measured: Any = None, *, note: str = "", width: int = 860, extent: float = 0.0) -> View:
-    """Bytes per rank and category against the capacity.
+def memory(
+    estimate: Any,
+    measured: Any = None,
+    *,
+    topology: Any = None,
+    note: str = "",
+    width: int = 860,
+    extent: float = 0.0,
+) -> View:
+    """Bytes per rank and category against the capacity, in the ranks' own memory and in the host's.
 
     Args:
-        estimate: has ``memory_categories`` (C names), ``memory_bytes`` ``[W, C]`` and ``capacity_bytes`` ``[W]``.
-        measured: has ``memory_categories`` and ``memory_bytes`` of its own; drawn beside, ranks in the same order.
+        estimate: has ``memory_categories`` (C names), ``memory_bytes`` ``[W, C]`` and ``capacity_bytes`` ``[W]``; and,
+            where the plan keeps rows in the host's memory, ``host_bytes`` ``[W]``, of them ``host_weight_bytes``
+            ``[W]``, and ``host_room_bytes``.
+        measured: has ``memory_categories`` and ``memory_bytes`` of its own; drawn beside, ranks in the same order; its
+            ``host_memory_bytes`` ``[W, 2]`` beside the predicted ones.
+        topology: says what the memories are called, and which ranks share a node.
         note: a sentence under the picture.
         width: of the static picture, in pixels.
         extent: bytes of the stack that fills the picture, where several are to one scale; 0 for its own tallest.
     """
-    stacks = {"predicted": _stack(estimate)}
-    if measured is not None:
-        stacks["measured"] = _stack(measured)
-    capacity = np.asarray(estimate.capacity_bytes, dtype=float)
-    predicted = stacks["predicted"][1]
-    if predicted.size == 0:
+    tiers = [own_memory(estimate, measured, topology)]
+    if tiers[0].stacks["predicted"][1].size == 0:
         return message_view("memory", "Memory", "There is no rank and no byte to show.")
-    usable = capacity - _reserve(estimate)
-    for kind, (_, values) in stacks.items():
-        if len(values) != len(predicted):
-            words = f"{len(values)} ranks were measured, {len(predicted)} predicted: not the same plan."
-            return message_view("memory", "Memory", words)
-        good = np.isfinite(values).all(axis=1) & np.isfinite(usable)
-        if not good.all():
-            words = f"The {kind} memory of rank {int(np.argmin(good))} is not a number."
-            return message_view("memory", "Memory", words)
+    host = host_memory(estimate, measured)
+    tiers += [host] if host is not None else []
+    for tier in tiers:
+        if problem := problem_of(tier):
+            return message_view("memory", "Memory", problem)
     title = "Memory per rank, predicted" + (" | measured" if measured is not None else "")
-    summary = _summary(predicted.sum(axis=1), capacity, usable)
+    summary = _summary(tiers)
+    notes = [words for words in (words_on_sharing(topology), note) if words]
+    nodes = nodes_of(len(tiers[0].capacity), getattr(topology, "local_world_size", None))
 
     def draw(uid: str) -> Svg:
-        return _draw(stacks, capacity, usable, title, summary, note, width, max(most, extent), uid)
+        return _draw(tiers, title, summary, notes, nodes, width, max(most, extent), uid)
 
-    most = max(float(values.sum(axis=1).max()) for _, values in stacks.values())
-    numbers = _numbers(stacks, usable)
-    return View("memory", title, summary, numbers, draw, lambda: _plot(stacks, usable, title), extent=most)
-
-
-Stacks = dict[str, tuple[Sequence[str], np.ndarray]]
+    most = max(float(values.sum(axis=1).max()) for _, values in tiers[0].stacks.values())
+    return View("memory", title, summary, _numbers(tiers), draw, lambda: _plot(tiers, title), extent=most)
 
 
-def _stack(source: Any) -> tuple[Sequence[str], np.ndarray]:
-    """Categories and bytes ``[W, C]`` in use, without the reserve."""
-    values = np.asarray(source.memory_bytes, dtype=float)
-    keep = [i for i, name in enumerate(source.memory_categories) if name != "reserve"]
-    return [source.memory_categories[i] for i in keep], values[:, keep] if values.size else values
-
-
-def _reserve(source: Any) -> np.ndarray | float:
-    names = list(source.memory_categories)
-    return np.asarray(source.memory_bytes, dtype=float)[:, names.index("reserve")] if "reserve" in names else 0.0
-
-
-def _summary(used: np.ndarray, capacity: np.ndarray, usable: np.ndarray) -> str:
+def _summary(tiers: list[Tier]) -> str:
     """Fits or not, and by how much on the rank where it is tightest."""
+    told = [_told(tier, f" in {tier.name}" if len(tiers) > 1 else "") for tier in tiers]
+    return " ".join(sorted(told, key=lambda words: not words.startswith("Does not fit")))
+
+
+def _told(tier: Tier, where: str) -> str:
+    used, capacity, usable = tier.stacks["predicted"][1].sum(axis=1), tier.capacity, tier.usable
     over = np.flatnonzero(used > usable)
     tight = int(np.argmax(used - usable)) if len(over) else int(np.argmax(used / np.maximum(usable, 1)))
     reserve = capacity[tight] - usable[tight]
@@ -84,29 +85,49 @@ def _summary(used: np.ndarray, capacity: np.ndarray, usable: np.ndarray) -> str:
         limit = f"{limit} of {bytes_text(capacity[tight])} ({number(100 * reserve / capacity[tight], 2)}% reserve)"
     if len(over):
         others = f"; ranks over their limit: {len(over)}" if len(over) > 1 else ""
-        return f"Does not fit: rank {tight} needs {bytes_text(used[tight])}, it has {limit}{others}."
+        return f"Does not fit: rank {tight} needs {bytes_text(used[tight])}{where}, it has {limit}{others}."
     share = number(100 * used[tight] / max(usable[tight], 1), 2)
-    return f"Fits. Fullest: rank {tight}, {bytes_text(used[tight])}, {share}% of {limit}."
+    return f"Fits. Fullest{where}: rank {tight}, {bytes_text(used[tight])}, {share}% of {limit}."
 
 
 def _draw(
-    stacks: Stacks,
-    capacity: np.ndarray,
-    usable: np.ndarray,
+    tiers: list[Tier],
     title: str,
     summary: str,
-    note: str,
+    notes: list[str],
+    nodes: list[tuple[int, int, str]],
     width: int,
     most: float,
     uid: str,
 ) -> Svg:
-    columns, most = Columns(len(capacity), width), most or 1.0
-    lowest = float(capacity.min())
-    drawn = lowest <= FAR * most
-    scale = TALLEST / max(most, min(float(capacity.max()), FAR * most) if drawn else 0)
     svg = Svg(width, 0, title, summary, uid)
-    key = svg.head(title, summary, MARGIN, warn=summary.startswith("Does not fit")) + 16
-    floor = key + 26 + TALLEST
+    y = svg.head(title, summary, MARGIN, warn=summary.startswith("Does not fit"))
+    for place, tier in enumerate(tiers):
+        largest = max(float(values.sum(axis=1).max()) for _, values in tier.stacks.values())
+        y = _panel(svg, tier, nodes, y, width, (most if place == 0 else largest) or 1.0, 1.0 if place == 0 else 0.55)
+    used = _used([tier.stacks for tier in tiers])
+    end = svg.legend(MARGIN, y, [(look_of(n, MEMORY), look_of(n, MEMORY).label) for n in used], width - 2 * MARGIN)
+    for line in (part for words in notes for part in wrap(words, int((width - 2 * MARGIN) / 6.1))):
+        svg.text(MARGIN, end + 9, line, soft=True)
+        end += 15
+    svg.height = end + (3 if notes else 2)
+    return svg
+
+
+def _panel(
+    svg: Svg, tier: Tier, nodes: list[tuple[int, int, str]], y: float, width: int, most: float, height: float
+) -> float:
+    """The stacks of one memory; returns the y below them."""
+    stacks, capacity, usable, tallest = tier.stacks, tier.capacity, tier.usable, TALLEST * height
+    columns = Columns(len(capacity), width)
+    lowest = float(capacity.min())
+    drawn = 0 < lowest <= FAR * most
+    scale = tallest / max(most, min(float(capacity.max()), FAR * most) if drawn else 0)
+    key = y + (36 if tier.name else 16)
+    if tier.name:
+        svg.text(MARGIN, y + 18, tier.name[0].upper() + tier.name[1:], bold=True)
+    floor = key + 26 + tallest + (22 if nodes else 0)
+    columns.frame(svg, key + 22, nodes)
     each = columns.each / len(stacks) - (2 if len(stacks) > 1 and columns.legible else 0)
     for place, (kind, (names, values)) in enumerate(stacks.items()):
         if len(capacity) > 32:
@@ -116,13 +137,16 @@ def _draw(
             left = columns.left(rank) + place * (columns.each / len(stacks))
             _column(svg, names, row, left, each, floor, scale, f"rank {rank}, {kind}")
             if columns.legible:
-                words = fit([bytes_text(row.sum()), bytes_text(row.sum()).replace(" ", "")], each + 6, 10.5)
+                whole = bytes_text(row.sum())
+                size = 10.5 if each >= 30 else 8.5
+                words = fit([whole, whole.replace(" ", ""), _short(row.sum())], each + 2, size)
+                words = "" if words.endswith("…") else words
                 top = floor - row.sum() * scale - 5
-                svg.text(left + each / 2, top, words, anchor="middle", size=10.5, bold=row.sum() > usable[rank])
+                svg.text(left + each / 2, top, words, anchor="middle", size=size, bold=row.sum() > usable[rank])
     svg.line(MARGIN - 4, floor + 0.5, columns.right + 4, floor + 0.5, 'stroke-opacity=".6"')
     if drawn:
-        _capacity_lines(svg, columns, capacity, usable, floor, scale, key)
-    else:
+        _capacity_lines(svg, columns, (capacity, usable), floor, scale, key, tallest)
+    elif lowest > 0:
         words = f"↑ capacity {bytes_text(lowest)}, {number(lowest / most, 2)} times the tallest column"
         svg.text(MARGIN, key, words, soft=True)
     columns.label_ranks(svg, floor + 15)
@@ -133,12 +157,13 @@ def _draw(
                 middle = columns.left(rank) + place * columns.each / 2 + each / 2
                 svg.text(middle, floor + 29, kind, anchor="middle", size=10, soft=True)
         below += 14
-    used = _used(stacks)
-    end = svg.legend(MARGIN, below, [(look_of(n, MEMORY), look_of(n, MEMORY).label) for n in used], width - 2 * MARGIN)
-    if note:
-        svg.text(MARGIN, end + 9, note, soft=True)
-    svg.height = end + (18 if note else 2)
-    return svg
+    return below
+
+
+def _short(value: float) -> str:
+    """Bytes where there is little room: ``9.5G``."""
+    size, unit = bytes_unit(value)
+    return f"{number(value / size, 2)}{unit[0]}"
 
 
 def _column(
@@ -187,16 +212,23 @@ def _skyline(
 
 
 def _capacity_lines(
-    svg: Svg, columns: Columns, capacity: np.ndarray, usable: np.ndarray, floor: float, scale: float, key: float
+    svg: Svg,
+    columns: Columns,
+    limits: tuple[np.ndarray, np.ndarray],
+    floor: float,
+    scale: float,
+    key: float,
+    tallest: float,
 ) -> None:
     """Each rank's capacity as a dashed line with its reserve hanging below; one label where all are equal."""
+    capacity, usable = limits
     extra = f'stroke-width="1.6" stroke-dasharray="6 3" style="stroke:{WARNING}"'
     same = capacity.max() == capacity.min() and usable.max() == usable.min()
     spans = [(MARGIN - 4.0, columns.right + 4)] if same else []
     spans = spans or [(columns.left(r) - 2, columns.left(r) + columns.each + 2) for r in range(len(capacity))]
     for (left, right), limit, below in zip(spans, capacity, usable, strict=False):
-        y = floor - min(limit * scale, TALLEST + 12)
-        band = min(limit * scale, TALLEST + 12) - below * scale
+        y = floor - min(limit * scale, tallest + 12)
+        band = min(limit * scale, tallest + 12) - below * scale
         if band > 0.5:
             hover = f"reserve: {bytes_text(limit - below)}"
             svg.rect(left, y, right - left, band, WARNING, hover, 'fill-opacity=".16"')
@@ -207,31 +239,53 @@ def _capacity_lines(
     svg.text(MARGIN + 34, key, words)
 
 
-def _used(stacks: Stacks) -> list[str]:
+def _used(tiers: Sequence[Stacks]) -> list[str]:
     found: dict[str, None] = {}
-    for names, values in stacks.values():
+    for names, values in (stack for stacks in tiers for stack in stacks.values()):
         found.update(dict.fromkeys(name for i, name in enumerate(names) if values[:, i].any()))
     return [name for name in MEMORY if name in found] + [name for name in found if name not in MEMORY]
 
 
-def _numbers(stacks: Stacks, usable: np.ndarray) -> Numbers:
-    used = _used(stacks)
+def _numbers(tiers: list[Tier]) -> Numbers:
+    used = _used([tier.stacks for tier in tiers])
+    named = len(tiers) > 1
     rows = []
-    for rank in range(len(usable)):
-        for kind, (names, values) in stacks.items():
-            at = {name: values[rank, i] for i, name in enumerate(names)}
-            cells = [bytes_text(at[name]) if name in at else "" for name in used]
-            rows.append([str(rank), kind, *cells, bytes_text(values[rank].sum()), bytes_text(usable[rank])])
-    return Numbers(("rank", "", *(look_of(name, MEMORY).label for name in used), "total", "usable"), rows)
+    for tier in tiers:
+        for rank in range(len(tier.usable)):
+            for kind, (names, values) in tier.stacks.items():
+                at = {name: values[rank, i] for i, name in enumerate(names)}
+                cells = [bytes_text(at[name]) if name in at else "" for name in used]
+                cells += [bytes_text(values[rank].sum()), bytes_text(tier.usable[rank])]
+                rows.append([*([tier.name] if named else []), str(rank), kind, *cells])
+    heads = ("rank", "", *(look_of(name, MEMORY).label for name in used), "total", "usable")
+    return Numbers(("memory", *heads) if named else heads, rows)
 
 
-def _plot(stacks: Stacks, usable: np.ndarray, title: str) -> Any:
+def _plot(tiers: list[Tier], title: str) -> Any:
+    """Grouped stacks; a second memory has axes of its own below."""
+    world_size = len(tiers[0].usable)
+    ticks = list(range(0, world_size, max(1, world_size // 16)))
+    ranks = {"tickvals": ticks, "ticktext": [f"rank {rank}" for rank in ticks]}
+    size = {"tickformat": ".3~s", "ticksuffix": "B", "color": MIDDLE_INK}
+    axes: dict[str, Any] = {"xaxis": ranks, "yaxis": {"title": {"text": tiers[0].name or "bytes"}, **size}}
+    shown: set[str] = set()
+    traces = _traces(tiers[0], "", shown)
+    if len(tiers) > 1:
+        axes["yaxis"]["domain"] = [0.48, 1]
+        axes["xaxis"] = {**ranks, "anchor": "y"}
+        axes["xaxis2"] = {**ranks, "anchor": "y2", "linecolor": MIDDLE_INK, "showgrid": False}
+        axes["yaxis2"] = {"domain": [0, 0.34], "title": {"text": tiers[1].name}, "showgrid": False, **size}
+        traces += _traces(tiers[1], "2", shown)
+    return figure(traces, title, barmode="group", height=380 if len(tiers) == 1 else 560, **axes)
+
+
+def _traces(tier: Tier, axis: str, shown: set[str]) -> list[Any]:
     import plotly.graph_objects as go
 
-    world_size = len(usable)
+    ranks = list(range(len(tier.usable)))
+    on = {"xaxis": f"x{axis}", "yaxis": f"y{axis}"}
     traces: list[Any] = []
-    shown: set[str] = set()
-    for place, (kind, (names, values)) in enumerate(stacks.items()):
+    for place, (kind, (names, values)) in enumerate(tier.stacks.items()):
         for i, name in enumerate(names):
             if not values[:, i].any():
                 continue
@@ -243,31 +297,30 @@ def _plot(stacks: Stacks, usable: np.ndarray, title: str) -> Any:
                     showlegend=name not in shown,
                     offsetgroup=place,
                     alignmentgroup="ranks",
-                    x=list(range(world_size)),
+                    x=ranks,
                     y=[float(v) for v in values[:, i]],
                     base=[float(v) for v in values[:, :i].sum(axis=1)],
                     marker=marker(look),
                     hovertemplate=f"rank %{{x}}, {kind}<br>{look.label}: %{{y:.4s}}B<extra></extra>",
+                    **on,
                 )
             )
             shown.add(name)
+    near = tier.usable.min() <= FAR * tier.stacks["predicted"][1].sum(axis=1).max()
     traces.append(
         go.Scatter(
             name="usable capacity",
-            x=list(range(world_size)),
-            y=[float(v) for v in usable],
-            mode="lines+markers" if world_size > 1 else "markers",
+            legendgroup="usable",
+            showlegend="usable" not in shown,
+            x=ranks,
+            y=[float(v) for v in tier.usable],
+            mode="lines+markers" if len(ranks) > 1 else "markers",
             line={"color": WARNING, "dash": "dash"},
             marker={"symbol": "line-ew-open", "size": 14, "color": WARNING},
             hovertemplate="rank %{x}<br>usable %{y:.4s}B<extra></extra>",
-            visible=True if usable.min() <= FAR * stacks["predicted"][1].sum(axis=1).max() else "legendonly",
+            visible=True if near else "legendonly",
+            **on,
         )
     )
-    ticks = list(range(0, world_size, max(1, world_size // 16)))
-    return figure(
-        traces,
-        title,
-        barmode="group",
-        xaxis={"tickvals": ticks, "ticktext": [f"rank {rank}" for rank in ticks]},
-        yaxis={"title": {"text": "bytes"}, "tickformat": ".3~s", "ticksuffix": "B", "color": MIDDLE_INK},
-    )
+    shown.add("usable")
+    return traces

@@ -7,11 +7,13 @@ small to draw to scale are listed below their column with a dashed outline, so t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.lab.blocks import Block, blocks_by_rank, merged_by_scheme
-from recshard_lab.lab.columns import MARGIN, Columns
+from recshard_lab.lab.columns import MARGIN, Columns, nodes_of
 from recshard_lab.lab.plots import figure, marker
 from recshard_lab.lab.svg import Svg, fit
 from recshard_lab.lab.theme import LABEL_INK, SCHEMES, bytes_text, look_of
@@ -33,6 +35,7 @@ def placement(
     tables: Sequence[BaseEmbeddingConfig],
     topology: Topology | None = None,
     *,
+    groups: Sequence[Sequence[int]] | None = None,
     note: str = "",
     width: int = 860,
     extent: float = 0.0,
@@ -43,42 +46,78 @@ def placement(
         plan: the tiling; need not be valid, so that a hole can be looked at.
         tables: the configs of all its tables.
         topology: gives the number of ranks; without it, as many as the plan names.
+        groups: the sharding groups of a model in replicas (`DMPCollection`): lists of ranks, each of which holds the
+            plan, which is for as many ranks as a group has; framed one beside the other.
         note: a sentence under the picture.
         width: of the static picture, in pixels.
         extent: bytes of the rank that fills the picture, where several are to one scale; 0 for its own fullest.
     """
     if not tables or not plan.plan:
         return message_view("placement", "Placement", "The plan is empty: no table is placed.")
-    world_size = topology.world_size if topology is not None else plan.world_size
-    ranks = blocks_by_rank(plan, tables, world_size, topology.local_world_size if topology is not None else None)
+    local = topology.local_world_size if topology is not None else None
+    if groups is None:
+        world_size = topology.world_size if topology is not None else plan.world_size
+        ranks = blocks_by_rank(plan, tables, world_size, local)
+        row = Row(list(range(world_size)), nodes_of(world_size, local))
+    else:
+        row = row_of_groups(groups)
+        one = blocks_by_rank(plan, tables, len(groups[0]), None)
+        ranks, world_size = [blocks for _ in groups for blocks in one], len(row.numbers)
     totals = [sum(block.num_bytes for block in blocks) for blocks in ranks]
-    fullest = max(range(world_size), key=totals.__getitem__)
+    fullest = row.numbers[max(range(world_size), key=totals.__getitem__)]
+    most_held = max(totals)
     title = f"Placement: {_plural(len(tables), 'table')} on {_plural(world_size, 'rank')}"
     mean = sum(totals) / world_size
-    summary = f"Rank {fullest} holds most: {bytes_text(totals[fullest])} of weights; the mean is {bytes_text(mean)}."
-    summary += _routes(ranks)
+    summary = f"Rank {fullest} holds most: {bytes_text(most_held)} of weights; the mean is {bytes_text(mean)}."
+    summary += _in_host(ranks) + _routes(ranks)
     by_scheme = not Columns(world_size, width).legible or sum(map(len, ranks)) > MOST_DRAWN
 
     def draw(uid: str) -> Svg:
-        return _draw(ranks, totals, title, summary, note, width, by_scheme, extent, uid)
+        return _draw(ranks, totals, row, (title, summary, note), width, by_scheme, extent, uid)
 
     def plot() -> Any:
         return _plot(ranks, title, by_scheme)
 
-    return View("placement", title, summary, _numbers(ranks, totals), draw, plot, extent=max(totals))
+    return View("placement", title, summary, _numbers(ranks, totals, row), draw, plot, extent=most_held)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The columns' ranks, and what is framed: the ranks of a node, or of a replica."""
+
+    numbers: list[int]
+    frames: list[tuple[int, int, str]]
+    of_groups: bool = False
+
+
+def row_of_groups(groups: Sequence[Sequence[int]]) -> Row:
+    """Sharding groups one beside the other.
+
+    Raises:
+        ValueError: groups of different sizes, or that are none.
+
+    >>> row_of_groups([[0, 2], [1, 3]])
+    Row(numbers=[0, 2, 1, 3], frames=[(0, 2, 'group 0'), (2, 4, 'group 1')], of_groups=True)
+    """
+    size = len(groups[0]) if groups else 0
+    numbers = [rank for group in groups for rank in group]
+    if not size or any(len(group) != size for group in groups) or sorted(numbers) != list(range(len(numbers))):
+        raise ValueError(f"groups must have all ranks once, in equal parts, got {[list(group) for group in groups]}")
+    frames = [(size * i, size * (i + 1), f"group {i}") for i in range(len(groups))]
+    return Row(numbers, frames, True)
 
 
 def _draw(
     ranks: list[list[Block]],
     totals: list[float],
-    title: str,
-    summary: str,
-    note: str,
+    row: Row,
+    told: tuple[str, str, str],
     width: int,
     by_scheme: bool,
     extent: float,
     uid: str,
 ) -> Svg:
+    title, summary, note = told
     columns = Columns(len(ranks), width)
     most = max(*totals, extent) or 1.0
     tallest = 230.0 if by_scheme or extent else min(max(230.0, 17.0 * max(map(len, ranks))), 430.0)
@@ -88,7 +127,9 @@ def _draw(
     lines = 0 if by_scheme else min(max(map(len, small)), LISTED if columns.each >= NAMED else 1)
     dashed = any(b.num_bytes * scale < THINNEST for blocks in small for b in blocks) and lines
     svg = Svg(width, 0, title, summary, uid)
-    floor = svg.head(title, summary, MARGIN) + 12 + tallest
+    head = svg.head(title, summary, MARGIN) + (20 if row.frames else 0)
+    columns.frame(svg, head, row.frames)
+    floor = head + 12 + tallest
     below = floor + 34 + (15 * lines + 6 if lines else 0) + (14 if columns.each < 44 else 0)
     under = floor + (28 if columns.each >= 44 else 42)
     for rank, blocks in enumerate(shown):
@@ -115,11 +156,16 @@ def _draw(
             svg.text(left + columns.each / 2, under, words, size=10.5, anchor="middle", soft=True)
             _listed(svg, small[rank], left, under + 8, columns.each, lines, scale)
     svg.line(MARGIN - 4, floor + 0.5, columns.right + 4, floor + 0.5, 'stroke-opacity=".6"')
-    columns.label_ranks(svg, floor + 15)
+    columns.label_ranks(svg, floor + 15, numbers=row.numbers)
     end = svg.legend(MARGIN, below + 4, _legend(ranks), width - 2 * MARGIN)
     words = "Area is bytes." + (" Dashed: too small to draw." if dashed else "")
-    svg.text(MARGIN, end + 9, f"{words} {note}".strip(), soft=True)
-    svg.height = end + 18
+    if any(block.in_host for blocks in ranks for block in blocks):
+        words += " Double outline and a house: in the host's memory."
+    words += " Framed: one replica of the tables." if row.of_groups else ""
+    for line in wrap(f"{words} {note}".strip(), int((width - 2 * MARGIN) / 6.1)):
+        svg.text(MARGIN, end + 9, line, soft=True)
+        end += 15
+    svg.height = end + 3
     return svg
 
 
@@ -134,20 +180,28 @@ def _block(svg: Svg, block: Block, left: float, y: float, width: float, height: 
         block.hover,
         f'stroke="{LABEL_INK}" stroke-width=".7"',
     )
+    if block.in_host and height >= 7 and width >= 10:
+        inner = f'stroke="{LABEL_INK}" stroke-width=".9"'
+        svg.rect(left + 2.5, y + 2.5, width - 5, height - 5, "none", extra=inner)
     if height < LABELLED:
         return
     glyph = width >= 64 and block.count == 1
-    room = width - 8 - (16 if glyph else 0)
+    house = block.in_host and width >= 34
+    room = width - 8 - (16 if glyph else 0) - (18 if house else 0)
     text_left = left + 5 + (16 if glyph else 0)
     size = 11 if height >= 14 else 9.5
     sizes = bytes_text(block.num_bytes)
     lines = [
         fit([f"{block.name}, {sizes}", block.name] if height < 30 else [block.name], room, size * _BOLD),
         _whole([block.part, block.short_part], room) if height >= 30 else "",
-        _whole([sizes], room) if height >= 44 and block.count == 1 else "",
+        _whole([f"{sizes}, host memory", sizes] if block.in_host else [sizes], room)
+        if height >= 44 and block.count == 1
+        else "",
     ]
     middle = height < 30
     first = y + height / 2 + size * 0.36 if middle else y + 14
+    if house:
+        _house(svg, left + width - 16, first - 9.5)
     if glyph and lines[0]:
         _glyph(svg, block, left + 5, first - 9.5)
     halo = f'stroke="{look_of(block.scheme, SCHEMES).fill}" stroke-width="3" paint-order="stroke"'
@@ -169,8 +223,9 @@ def _listed(svg: Svg, small: list[Block], left: float, y: float, width: float, l
     shown = small if len(small) <= lines else small[: lines - 1]
     for i, block in enumerate(shown):
         top = y + 15 * i
+        part = f"{block.part}, host" if block.in_host else block.part
         words = fit(
-            [f"{block.name}, {block.part}", f"{block.name}, {bytes_text(block.num_bytes)}", block.name], width - 22, 10
+            [f"{block.name}, {part}", f"{block.name}, {bytes_text(block.num_bytes)}", block.name], width - 22, 10
         )
         dashes = ' stroke-dasharray="2 2"' if block.num_bytes * scale < THINNEST else ""
         outline = f'stroke="currentColor" stroke-opacity=".45"{dashes} pointer-events="all"'
@@ -182,6 +237,15 @@ def _listed(svg: Svg, small: list[Block], left: float, y: float, width: float, l
         total = bytes_text(sum(block.num_bytes for block in rest))
         words = fit([f"{len(rest)} more, {total}", f"+{len(rest)}, {total}", f"+{len(rest)}"], width - 4, 10)
         svg.text(left + 3, y + 15 * len(shown) + 10, words, size=10, soft=True)
+
+
+def _house(svg: Svg, x: float, y: float) -> None:
+    """The host's memory: a house of 11 x 10."""
+    svg.path(
+        f"M{x:.1f} {y + 5:.1f}l5.5 -5l5.5 5h-1.5v5h-8v-5z",
+        f'fill="{LABEL_INK}" fill-opacity=".8" stroke="#fff" stroke-width=".6"',
+        "in the host's memory",
+    )
 
 
 def _glyph(svg: Svg, block: Block, x: float, y: float, ink: str = LABEL_INK) -> None:
@@ -217,16 +281,24 @@ def _routes(ranks: list[list[Block]]) -> str:
     return f" Rows come home by {' and '.join(said)}." if said else ""
 
 
-def _numbers(ranks: list[list[Block]], totals: list[float]) -> Numbers:
+def _in_host(ranks: list[list[Block]]) -> str:
+    """A sentence on what lies in the host's memory; nothing where nothing does."""
+    held = sum(block.num_bytes for blocks in ranks for block in blocks if block.in_host)
+    return f" In the host's memory lie {bytes_text(held)}." if held else ""
+
+
+def _numbers(ranks: list[list[Block]], totals: list[float], row: Row) -> Numbers:
     """A row per shard where they can be read one by one, else a row per rank."""
     if sum(map(len, ranks)) <= 64:
         routed = any(b.route != "direct" for blocks in ranks for b in blocks)
+        tiers = any(b.in_host for blocks in ranks for b in blocks)
         rows = [
             [
-                str(rank),
+                str(row.numbers[rank]),
                 b.table,
                 look_of(b.scheme, SCHEMES).label,
                 *([b.route] if routed else []),
+                *(["host" if b.in_host else "own"] if tiers else []),
                 _span(b.rows),
                 _span(b.cols),
                 bytes_text(b.num_bytes),
@@ -234,9 +306,10 @@ def _numbers(ranks: list[list[Block]], totals: list[float]) -> Numbers:
             for rank, blocks in enumerate(ranks)
             for b in blocks
         ]
-        heads = ("rank", "table", "scheme", *(["route"] if routed else []), "rows", "cols", "bytes")
+        heads = ("rank", "table", "scheme", *(["route"] if routed else []), *(["memory"] if tiers else []))
+        heads = (*heads, "rows", "cols", "bytes")
         return Numbers(heads, rows)
-    rows = [[str(rank), f"{len(b):,}", bytes_text(totals[rank])] for rank, b in enumerate(ranks)]
+    rows = [[str(row.numbers[rank]), f"{len(b):,}", bytes_text(totals[rank])] for rank, b in enumerate(ranks)]
     return Numbers(("rank", "shards", "bytes"), rows)
 
 

@@ -1,0 +1,97 @@
+"""The memories of ranks as the memory view draws them: their own, and the host's where it is another one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from recshard_lab.lab.theme import bytes_text
+
+Stacks = dict[str, tuple[Sequence[str], np.ndarray]]
+
+
+@dataclass(frozen=True, eq=False)
+class Tier:
+    """One memory of every rank.
+
+    Args:
+        name: what it is; nothing where nobody said.
+        stacks: "predicted", "measured" -> categories and bytes ``[W, C]``.
+        capacity, usable: ``[W]``.
+    """
+
+    name: str
+    stacks: Stacks
+    capacity: np.ndarray
+    usable: np.ndarray
+
+
+def own_memory(estimate: Any, measured: Any, topology: Any) -> Tier:
+    """What a rank computes on: HBM of a GPU; of a CPU the host's memory."""
+    stacks = {"predicted": _stack(estimate)}
+    if measured is not None:
+        stacks["measured"] = _stack(measured)
+    capacity = np.asarray(estimate.capacity_bytes, dtype=float)
+    empty = stacks["predicted"][1].size == 0
+    device = getattr(topology, "compute_device", None)
+    name = "HBM" if device == "cuda" else "host memory, shared by a node's ranks" if device == "cpu" else ""
+    if not name and host_memory(estimate, measured) is not None:
+        name = "the rank's own memory"
+    return Tier(name, stacks, capacity, capacity if empty else capacity - _reserve(estimate))
+
+
+def host_memory(estimate: Any, measured: Any) -> Tier | None:
+    """Weights and optimizer state in the host's memory, apart from the ranks' own; None where nothing is there."""
+    held, counted = getattr(estimate, "host_bytes", None), getattr(measured, "host_memory_bytes", None)
+    if held is None and counted is None:
+        return None
+    ranks = len(np.asarray(estimate.capacity_bytes))
+    total = np.zeros(ranks) if held is None else np.asarray(held, dtype=float)
+    weights = getattr(estimate, "host_weight_bytes", None)
+    weights = total if weights is None else np.asarray(weights, dtype=float)
+    names = ("weights", "optimizer_state")
+    stacks: Stacks = {"predicted": (names, np.stack([weights, total - weights], axis=1))}
+    if measured is not None:
+        stacks["measured"] = (names, np.zeros((ranks, 2)) if counted is None else np.asarray(counted, dtype=float))
+    room = np.full(ranks, float(getattr(estimate, "host_room_bytes", 0.0)))
+    return Tier("host memory", stacks, room, room)
+
+
+def problem_of(tier: Tier) -> str:
+    """Why there is no picture, where there is none."""
+    ranks = len(tier.stacks["predicted"][1])
+    for kind, (_, values) in tier.stacks.items():
+        if len(values) != ranks:
+            return f"{len(values)} ranks were measured, {ranks} predicted: not the same plan."
+        good = np.isfinite(values).all(axis=1) & np.isfinite(tier.usable)
+        if not good.all():
+            return f"The {kind} memory of rank {int(np.argmin(good))} is not a number."
+    return ""
+
+
+def words_on_sharing(topology: Any) -> str:
+    """What is to be known of CPU ranks: they have no memory of their own."""
+    if getattr(topology, "compute_device", None) != "cpu":
+        return ""
+    local, share = topology.local_world_size, topology.memory_cap_bytes
+    if local == 1:
+        return "CPU ranks live in their host's memory; rows meant for the host's memory lie in the same."
+    return (
+        f"CPU ranks have no memory of their own: {local} ranks of a node share {bytes_text(local * share)}, and "
+        f"{bytes_text(share)} is the share of one. Rows meant for the host's memory lie in the same."
+    )
+
+
+def _stack(source: Any) -> tuple[Sequence[str], np.ndarray]:
+    """Categories and bytes ``[W, C]`` in use, without the reserve."""
+    values = np.asarray(source.memory_bytes, dtype=float)
+    keep = [i for i, name in enumerate(source.memory_categories) if name != "reserve"]
+    return [source.memory_categories[i] for i in keep], values[:, keep] if values.size else values
+
+
+def _reserve(source: Any) -> np.ndarray | float:
+    names = list(source.memory_categories)
+    return np.asarray(source.memory_bytes, dtype=float)[:, names.index("reserve")] if "reserve" in names else 0.0

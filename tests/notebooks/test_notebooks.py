@@ -40,6 +40,15 @@ def test_it_runs_top_to_bottom_in_under_a_minute(executed: tuple[Any, float]) ->
     assert seconds < MOST_SECONDS
 
 
+def test_the_teachers_page_says_how_long_it_takes(executed: tuple[Any, float]) -> None:
+    """Within a factor of three, and three seconds of a kernel's start."""
+    notebook, seconds = executed
+    heading = notebook.cells[0].source.splitlines()[0].removeprefix("# ")
+    page = (FOLDER / "TEACHING.md").read_text()
+    told = int(re.findall(rf"\[\d\d {re.escape(heading)}\]\(.+?\) \| (\d+) s", page)[0])
+    assert told / 3 - 3 <= seconds <= 3 * told + 3
+
+
 def test_every_figure_has_a_static_twin_and_names_its_ratings(executed: tuple[Any, float]) -> None:
     notebook, _ = executed
     shown = [out.get("data", {}).get("text/plain", "") for cell in code_cells(notebook) for out in cell.outputs]

@@ -12,10 +12,8 @@ from recshard_lab.bench import benchmark_named
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 PAGE = (FOLDER / "TEACHING.md").read_text()
-ROWS = {
-    match[2]: match[1]
-    for match in re.finditer(r"^\| \[(.+?)\]\((\S+?\.ipynb)\) \| \d+ s \| \d+ min", PAGE, re.MULTILINE)
-}
+TIMES = re.findall(r"^\| \[(.+?)\]\((\S+?\.ipynb)\) \| (\d+) s \| (\d+) min", PAGE, re.MULTILINE)
+ROWS = {name: title for title, name, _, _ in TIMES}
 NOTEBOOKS = sorted(path.name for path in FOLDER.glob("*.ipynb"))
 
 

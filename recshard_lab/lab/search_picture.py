@@ -174,7 +174,10 @@ def _frame(svg: Svg, seen: Seen, x: Axis, y: Axis, order: Axis | None, labels: L
     unit, name = bytes_unit(x.high)
     shown = [tick * unit for tick in ticks(x.low / unit, x.high / unit)]
     every = 1 + int(len(shown) * 44 / max(1.0, x.end - x.start))
+    room = x.end - (text_width("more", 10) + 4 if x.beyond else 0)
     for tick in shown[::every]:
+        if x.at(tick) + text_width(number(tick / unit, 4), 10) / 2 > room:
+            continue  # the word at the end stands there
         svg.text(x.at(tick), bottom + 15, number(tick / unit, 4), anchor="middle", size=10, soft=True)
     if x.beyond:
         svg.line(x.beyond_from, top, x.beyond_from, bottom, 'stroke-opacity=".5" stroke-dasharray="1 3"')

@@ -67,6 +67,18 @@ def ask(page: Any, expression: str, *, first: str = "") -> Any:
     return pickle.loads(base64.b64decode(answer["data"]["text/plain"].strip("'")))
 
 
+def numbers_of(page: Any, title: str) -> list[list[str]]:
+    """The cells of "The numbers" under the picture whose title begins so, heads first."""
+    rows: list[list[str]] = page.evaluate(
+        """title => { const pictures = [...document.querySelectorAll('svg[aria-label]')];
+        const one = pictures.find(svg => svg.getAttribute('aria-label').startsWith(title));
+        return [...one.parentElement.querySelector('table').rows].map(
+            row => [...row.cells].map(cell => cell.textContent)); }""",
+        title,
+    )
+    return rows
+
+
 def picture(page: Any, name: str, selector: str = "") -> None:
     folder = ROOT / "test-artifacts"
     folder.mkdir(exist_ok=True)

@@ -20,7 +20,7 @@ import pytest
 
 import recshard_lab as rs
 from tests.browser.lab_server import CHROMIUM, command, jupyter_lab, notebook_page
-from tests.browser.reader import ROOT, ask, picture, processes_of, run_every_cell, saved, scroll_to
+from tests.browser.reader import ROOT, ask, numbers_of, picture, processes_of, run_every_cell, saved, scroll_to
 from tests.notebooks.runs import keep
 
 pytest.importorskip("playwright", reason="needs playwright: pip install -e '.[test]'")
@@ -91,6 +91,16 @@ def wait_for_step(page: Any, widget: str, side: str, step_ms: float) -> None:
         arg=[f'{widget} .rs-card[data-side="{side}"]', step_ms],
         timeout=15_000,
     )
+
+
+def in_ms(words: str) -> float:
+    """A time as the page writes it.
+
+    >>> in_ms("88.4 µs"), in_ms("0.27 ms")
+    (0.0884, 0.27)
+    """
+    number, unit = words.split()
+    return float(number) * {"ms": 1.0, "µs": 1e-3}[unit]
 
 
 def planned_ms(tables: list[Any], topology: Any, load: Any, schemes: dict[str, str]) -> float:
@@ -247,7 +257,9 @@ def test_the_sixth_says_what_the_planner_says_of_eight_and_of_more_gpus(read: Ca
     page = read(PLANNER)
     tables, load, found = ask(page, "(tables, load, found.ms)")
     scroll_to(page, "views.phases(found")
-    page.locator("details:has-text('busy') summary").first.click()
+    _, *rows = numbers_of(page, f"Step time, predicted: {found.max(axis=0).sum():.3f} ms")
+    assert np.allclose([[in_ms(cell) for cell in row[1:]] for row in rows], np.c_[found, found.sum(axis=1)], rtol=5e-3)
+    picture(page, "notebook_06_phases")
     scroll_to(page, "compare = rs.PlanCompare(")
     widget = page.locator(COMPARE)
     wait_for_step(page, COMPARE, "mine", planned_ms(tables, rs.Topology.preset("h100x8"), load, {"t16": "table_wise"}))

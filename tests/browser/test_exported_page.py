@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from recshard_lab.lab import Candidate, export
+from recshard_lab.lab import Candidate, export, views
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload
 from recshard_lab.sharding import ShardingPlan, Topology
 from tests.browser.lab_server import CHROMIUM
@@ -23,6 +23,7 @@ pytestmark = [
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = many(26)
+PICTURES = 6 * len(views.views_of("plan", "tables", "topology", "estimate"))
 
 
 def candidates() -> list[Candidate]:
@@ -72,6 +73,8 @@ def picture(page: Any, name: str, **settings: Any) -> None:
 def test_it_opens_offline_and_draws_plotly_in_the_readers_theme(
     theme: str, files: dict[str, Path], chromium: Any
 ) -> None:
+    from playwright.sync_api import expect
+
     page, asked, told = opened(chromium, files["embed"], offline=True, color_scheme=theme)
     page.wait_for_selector("html.live")
     page.locator(".plot").first.scroll_into_view_if_needed()
@@ -83,7 +86,7 @@ def test_it_opens_offline_and_draws_plotly_in_the_readers_theme(
     assert not page.locator(".still").first.is_visible()
     for place in page.locator(".plot > div").all():  # each is drawn when it comes near
         place.scroll_into_view_if_needed()
-    page.wait_for_function("document.querySelectorAll('[data-drawn]').length === 24", timeout=60_000)
+    expect(page.locator("[data-drawn]")).to_have_count(PICTURES, timeout=60_000)
     assert asked == [files["embed"].as_uri()]
     assert told == []
     page.evaluate("scrollTo(0, 0)")
@@ -125,7 +128,7 @@ def test_still_pictures_are_a_key_away_and_printed(files: dict[str, Path], chrom
 
 def test_without_scripts_the_still_pictures_are_there(files: dict[str, Path], chromium: Any) -> None:
     page, _, _ = opened(chromium, files["embed"], offline=True, java_script_enabled=False)
-    assert page.locator(".still svg[role=img]").count() == 24
+    assert page.locator(".still svg[role=img]").count() == PICTURES
     assert page.locator(".still").first.is_visible()
     assert not page.locator(".pictures").is_visible()
 

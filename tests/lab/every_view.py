@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from recshard_lab.lab.counters import Sample
 from recshard_lab.planner import AccessProfile, EmbeddingShardingPlanner, Estimate, Sweep, SweepPoint, estimate
 from recshard_lab.planner.search_trace import SearchTrace
 from recshard_lab.sharding import ShardingPlan, Topology
@@ -90,6 +91,7 @@ def not_a_number(value: float = NAN) -> dict[str, Any]:
         "sweep": replace(sweep, points=(replace(sweep.points[0], step_ms=value), *sweep.points)),
         "search": replace(search, candidates=(*lost, *search.candidates), lower_bound=value),
         "changes": {"first": 7.0, "then": value},
+        "history": samples([table(LONG, 1000)], 2, 3, value),
     }
 
 
@@ -155,7 +157,7 @@ def drawn(tables: list[Any], plan: ShardingPlan, topology: Topology, steps: int,
         "sweep": Sweep(tuple(points(steps)), len(tables)),
         "search": planner.last_search,
         "changes": {f"{LONG}_{n}": 10.0 / (n + 1) for n in range(steps)},
-        "history": [],
+        "history": samples(tables, ranks, min(steps, 3), 9.0),
     }
 
 
@@ -166,6 +168,14 @@ def points(count: int) -> list[SweepPoint]:
         for n in range(count)
     ]
     return [replace(p, step_ms=NAN, problem="does not fit", reason="no room") if not p.fits else p for p in found]
+
+
+def samples(tables: list[Any], ranks: int, count: int, squares: float) -> list[Sample]:
+    """What living ranks might have counted."""
+    held = {"bytes": 40, "squares": squares, "held_squares": squares, "rows": 3}
+    part = {"lookups": {"hbm": 30}, "rows": 10, "states": {"momentum1": held}, "weights": held}
+    parts = {each.name: {**part, "touched_rows": 5, "rows_here": 10} for each in tables}
+    return [Sample.of([{"step": n, "ms": 1.0, "number": n, "tables": parts}] * ranks) for n in range(count)]
 
 
 def measured(found: Estimate) -> Any:

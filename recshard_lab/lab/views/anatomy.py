@@ -79,7 +79,7 @@ def _bags(kjt: KeyedJaggedTensor, keys: list[str], counts: list[int]) -> tuple[l
     """The bags drawn, feature after feature, and whether they are all of them."""
     offsets = kjt.offsets().tolist()
     starts = [sum(counts[:f]) for f in range(len(keys))]
-    features, samples = min(len(keys), len(_FILLS)), max(counts)
+    features, samples = min(len(keys), len(_FILLS)), min(max(counts), MOST_CELLS)
     weights = kjt.weights_or_none()
 
     def spans(features: int, samples: int) -> list[tuple[int, int, int, int]]:

@@ -71,7 +71,7 @@ class _Drawn:
 
     def __init__(self, sweep: Sweep, y: str) -> None:
         self.sweep, self.y = sweep, y
-        varied = sweep.varied
+        self.varied = varied = sweep.varied
         self.x = next((name for name in _X if name in varied), "world_size")
         self.x_label = axis_label(self.x)
         self.places = sorted({getattr(point, self.x) for point in sweep.points})
@@ -126,7 +126,7 @@ class _Drawn:
         return found
 
     def hover(self, point: SweepPoint) -> str:
-        where = ", ".join(f"{axis_label(name)} {axis_text(name, point)}" for name in self.sweep.varied)
+        where = ", ".join(f"{axis_label(name)} {axis_text(name, point)}" for name in self.varied)
         if not point.fits:
             return f"{where}\n{point.problem}: {point.reason}"
         words = f"{where}\nsimulated step {ms_text(point.step_ms)}, {number(point.samples_per_s)} samples/s"

@@ -238,13 +238,14 @@ def lab_packages() -> list[Finding]:
 
 
 def busy_widgets() -> list[Finding]:
-    """Whether a button's callback runs while a cell does, which depends on the kernel's release."""
+    """Whether a button's callback runs while a cell does, which subshells of the kernel make possible."""
     version = version_of("ipykernel")
     if version is None:
         return []
-    if (7, 0, 1) <= _numbers(version) < (7, 4):
-        return [Finding("widgets in a busy cell", "answer while a cell runs", True)]
-    fix = "move controls between cells; for answers while a cell runs: pip install 'ipykernel>=7.0.1,<7.4'"
+    if _numbers(version) >= (7, 0, 1):
+        ours = " (from ipykernel 7.4 on, the widgets of recshard_lab)" if _numbers(version) >= (7, 4) else ""
+        return [Finding("widgets in a busy cell", f"answer while a cell runs{ours}", True)]
+    fix = "move controls between cells; for answers while a cell runs: pip install 'ipykernel>=7.0.1'"
     return [Finding("widgets in a busy cell", f"wait for the cell to end (ipykernel {version})", None, fix)]
 
 

@@ -21,6 +21,8 @@ from .world import World
 
 __all__ = ["Ranks"]
 
+PATIENCE_S = 2.0  # with what another thread does on the ranks: a widget trains in bursts between the reader's cells
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -249,9 +251,10 @@ class Ranks:
     def _work(self) -> Iterator[World]:
         """The world, for one piece of work at a time; started again if the reader's last resort was to kill it."""
         world = self._usable_world()
-        if not self._busy.acquire(blocking=False):
+        if not self._busy.acquire(timeout=PATIENCE_S):
             raise LaunchError("the ranks are busy with another cell. Wait for it, or interrupt it.")
         try:
+            world = self._usable_world()  # whoever was waited for may have ended it
             with stop_button(world.press_stop):
                 yield world
         except RanksInterrupted as stopped:

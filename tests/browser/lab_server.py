@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,20 @@ def free_port() -> int:
 
 
 @contextmanager
-def jupyter_lab(folder: Path, **variables: str) -> Iterator[tuple[str, str]]:
-    """Starts JupyterLab over ``folder``; gives its address and token, and stops it and its kernels afterwards."""
+def jupyter_lab(
+    folder: Path, settings: Mapping[str, Mapping[str, Any]] | None = None, **variables: str
+) -> Iterator[tuple[str, str]]:
+    """Starts JupyterLab over ``folder``; gives its address and token, and stops it and its kernels afterwards.
+
+    Args:
+        folder: what it serves and keeps its own files in.
+        settings: of JupyterLab's extensions, as in ``{"notebook-extension/tracker": {"windowingMode": "none"}}``.
+        variables: of the environment of the server and its kernels.
+    """
+    for name, values in {"apputils-extension/notification": {"fetchNews": "false"}, **(settings or {})}.items():
+        kept = folder / ".config" / "lab" / "user-settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(values))
     port, token = free_port(), secrets.token_hex(16)
     environment = {
         **os.environ,
@@ -112,11 +124,16 @@ def command(page: Any, name: str, **arguments: Any) -> None:
     page.evaluate("([name, args]) => { window.jupyterapp.commands.execute(name, args); }", [name, arguments])
 
 
-def run_all(page: Any) -> None:
-    """Runs every cell and waits until all have run; the kernel must be there first, or JupyterLab asks which."""
+def wait_for_kernel(page: Any) -> None:
+    """Waits until the kernel is there: cells that are run before have JupyterLab ask which kernel to take."""
     page.wait_for_function(
         "window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'", timeout=60_000
     )
+
+
+def run_all(page: Any) -> None:
+    """Runs every cell and waits until all have run."""
+    wait_for_kernel(page)
     command(page, "notebook:run-all-cells")
     page.wait_for_function(
         """() => { const prompts = [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')];

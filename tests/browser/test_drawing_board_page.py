@@ -81,7 +81,8 @@ def test_pieces_are_drawn_refused_mended_and_run(page: Any) -> None:
     shown = [
         tuple(int(n) for n in "".join(c if c.isdigit() else " " for c in label.replace(",", "", 0)).split())
         for label in (
-            tile.get_attribute("aria-label").replace("1,000", "1000") for tile in widget.locator("[data-tile]").all()
+            tile.get_attribute("aria-label").split(". ")[0].replace("1,000", "1000")
+            for tile in widget.locator("[data-tile]").all()
         )
     ]
     drawn = sorted((rank, (r0, r1), (c0, c1)) for rank, r0, r1, c0, c1 in shown)

@@ -52,6 +52,11 @@ def test_it_follows_a_running_cell_and_its_buttons_restart_and_stop(page: Any) -
     page.locator(PANEL).screenshot(path=str(ROOT / "test-artifacts" / "ranks_panel_light.png"))
     command(page, "notebook:interrupt-kernel")
     page.wait_for_selector(f"{PANEL} tr[data-state='idle'] >> nth=1")
+    page.locator(".jp-CodeCell").nth(1).locator(".cm-content").click()
+    command(page, "notebook:run-cell")
+    page.wait_for_selector(f"{PANEL} tr[data-state='running'] >> nth=1")
+    page.locator(PANEL).get_by_role("button", name="Interrupt").click()  # while the cell is running
+    page.wait_for_selector(f"{PANEL} tr[data-state='idle'] >> nth=1")
     before = pids(page)
     restart = page.locator(PANEL).get_by_role("button", name="Restart")
     restart.focus()

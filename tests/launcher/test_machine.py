@@ -124,7 +124,7 @@ def test_a_package_that_is_too_old_is_compared_with_what_this_one_asks_for(monke
 
 
 @pytest.mark.parametrize(
-    ("version", "answers"), [("6.31.0", 0), ("7.0.0", 0), ("7.0.1", 1), ("7.3.2", 1), ("7.4.0", 0), ("7.4.0rc1", 0)]
+    ("version", "answers"), [("6.31.0", 0), ("7.0.0", 0), ("7.0.1", 1), ("7.3.2", 1), ("7.4.0", 1), ("7.4.0rc1", 1)]
 )
 def test_widgets_answer_during_a_busy_cell_in_some_releases_of_ipykernel(
     monkeypatch: pytest.MonkeyPatch, version: str, answers: int

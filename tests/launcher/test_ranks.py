@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from recshard_lab.launcher import LaunchError, RankError, Ranks, RanksInterrupted, current, launch
+from recshard_lab.launcher import LaunchError, RankError, Ranks, RanksInterrupted, current, launch, session
 from recshard_lab.launcher.forkserver import forkserver
 
 pytestmark = pytest.mark.timeout(60)
@@ -289,6 +290,31 @@ def test_more_nccl_ranks_than_gpus_are_refused() -> None:
 def test_ranks_that_are_not_there_are_refused(ranks: Ranks, ranks_asked: list[int]) -> None:
     with pytest.raises(LaunchError, match="expected some of 0 to 2"):
         ranks.exec("1", ranks=ranks_asked)
+
+
+def test_another_threads_work_is_waited_for_and_refused_when_it_takes_long(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at_work(seconds: float) -> threading.Thread:
+        def work() -> None:
+            with suppress(RanksInterrupted):
+                ranks.exec(f"import time; time.sleep({seconds})")
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        while ranks.status()[0].state != "running":
+            time.sleep(0.01)
+        return thread
+
+    short = at_work(0.3)
+    assert ranks.pull("rank") == [0, 1, 2]
+    short.join()
+    monkeypatch.setattr(session, "PATIENCE_S", 0.1)
+    long = at_work(30)
+    with pytest.raises(LaunchError, match="busy with another cell"):
+        ranks.pull("rank")
+    ranks.interrupt()
+    long.join()
 
 
 def test_a_result_that_cannot_travel_is_an_error_of_its_rank(ranks: Ranks) -> None:

@@ -19,14 +19,16 @@ from recshard_lab.lab.live_model import EQUAL
 from recshard_lab.lab.measure import Measured
 from recshard_lab.lab.plan_report import plan_page
 from recshard_lab.lab.question import Answer, Question
-from recshard_lab.lab.theme import ms_text, number
+from recshard_lab.lab.theme import bytes_text, ms_text, number
 from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import controls, page
+from recshard_lab.lab.widgets.base import LabWidget
 from recshard_lab.lab.widgets.export_control import ExportControl, Exports
 from recshard_lab.lab.widgets.tile_canvas import TileCanvas
 from recshard_lab.launcher import current
 from recshard_lab.planner import Workload, estimate
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, PlanError, Shard, ShardingPlan, Topology, tiling
+from recshard_lab.sharding.shard import DDR, HBM
 from recshard_lab.sharding.tiling import find_fault
 
 STEPS = 6
@@ -35,7 +37,7 @@ _LINE = re.compile(
 )
 
 
-class DrawingBoard(Exports, ipw.VBox):
+class DrawingBoard(Exports, LabWidget):
     """A board for one table.
 
     Args:
@@ -205,7 +207,21 @@ class DrawingBoard(Exports, ipw.VBox):
             asked = Question({}, self.topology.world_size, self.workload.batch_size, self.topology.memory_cap_bytes)
             answer = Answer(asked, self.topology, self.workload, self.plan, found)
             self.card.value = page.card("asked", answer, self.measured)
+        self.canvas.told = self._told()
         self.code.value = page.code(self.python)
+
+    def _told(self) -> list[str]:
+        """Of each piece its bytes, and where it is one of a plan the kernel and the memory that it lies in."""
+        each = self.table.data_type.bytes_per_element
+        sizes = [bytes_text(each * (r[1] - r[0]) * (c[1] - c[0])) for _, r, c in self.tiles]
+        if self.plan is None:
+            return sizes
+        sharding = self.plan.tables()[self.table.name]
+        tiers = {(shard.rank, shard.rows, shard.cols): shard.tier for shard in sharding.shards}
+        kernel = sharding.compute_kernel if self.measured is None else self.measured.backends[self.table.name]
+        host = self.topology.compute_device == "cpu"
+        lies = {HBM: "host memory" if host else "device memory", DDR: "host memory"}
+        return [f"{size}, {kernel}, {lies[tiers[tile]]}" for size, tile in zip(sizes, self.tiles, strict=True)]
 
     def _take_fix(self) -> None:
         """The change that the refusal proposes: one piece gets another rectangle."""

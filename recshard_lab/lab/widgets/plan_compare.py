@@ -26,6 +26,7 @@ from recshard_lab.lab.question import Answer, Question, answer, explained
 from recshard_lab.lab.question_code import python_for
 from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import controls, page
+from recshard_lab.lab.widgets.base import LabWidget
 from recshard_lab.lab.widgets.column_bar import ColumnBar
 from recshard_lab.lab.widgets.columns import column_of, first_columns, python_of_all
 from recshard_lab.lab.widgets.diff_panel import DiffPanel
@@ -40,7 +41,7 @@ from recshard_lab.sharding import Topology
 AT_ONCE = 3 * 26 * 8  # tables x ranks to be planned, summed over plans, that a control answers without a thread
 
 
-class PlanCompare(ExportsComparison, ipw.VBox):
+class PlanCompare(ExportsComparison, LabWidget):
     """Compares plans of the same tables for the same ranks and the same step.
 
     Args:

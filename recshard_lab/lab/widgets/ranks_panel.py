@@ -1,7 +1,7 @@
 """RanksPanel: how the launched ranks are doing, kept up to date, with interrupt, restart and stop.
 
-It reads the ranks from a thread of its own, so it goes on while a cell is running. ipykernel 7.4 and later hands
-clicks to the kernel only between cells: there JupyterLab's own stop button is the way to interrupt a running cell.
+It reads the ranks from a thread of its own, so it goes on while a cell is running. Its buttons do too with an ipykernel
+that has subshells (7.0.1 and later); with an older one JupyterLab's own stop button interrupts a running cell.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from recshard_lab.lab.theme import bytes_text
 from recshard_lab.lab.view import Numbers
 from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import controls, page
+from recshard_lab.lab.widgets.base import LabWidget
 from recshard_lab.lab.widgets.export_control import ExportControl, Exports
 from recshard_lab.launcher import LaunchError, current
 
@@ -28,9 +29,11 @@ _SIGNS = {"idle": "○", "running": "●"}
 
 STYLE = """<style>
 .recshard-ranks table{border-collapse:collapse;font-variant-numeric:tabular-nums}
-.recshard-ranks th,.recshard-ranks td{padding:2px 14px 2px 0;text-align:left;white-space:nowrap;
+.recshard-ranks th,.recshard-ranks td{padding:2px 14px 2px 0;text-align:left;white-space:nowrap;min-width:52px;
  color:var(--jp-ui-font-color1,inherit)}
 .recshard-ranks th{font-weight:600;border-bottom:1px solid var(--jp-border-color1,#c4c9d0)}
+.recshard-ranks td:nth-last-child(2){min-width:84px}
+.recshard-ranks .rs-bytes{display:inline-block;min-width:74px}
 .recshard-ranks .rs-bar{display:inline-block;height:9px;background:currentColor;opacity:.55;vertical-align:middle}
 .recshard-ranks .rs-alert{border-left:4px solid #d9480f;padding:4px 10px;line-height:1.4;white-space:normal}
 .recshard-ranks pre{margin:4px 0 0;padding:6px 10px;max-height:230px;overflow:auto;line-height:1.35;
@@ -49,7 +52,7 @@ PYTHON = (
 )
 
 
-class RanksPanel(Exports, ipw.VBox):
+class RanksPanel(Exports, LabWidget):
     """Shows the ranks that are running, whichever they are, twice a second.
 
     Args:
@@ -179,13 +182,14 @@ def _table(ranks: Any, states: list[Any]) -> str:
     if ranks is None:
         return '<div role="status">No ranks are running. Start some in a cell: <code>%recshard_launch -n 4</code></div>'
     most = max((one.memory_bytes for one in states), default=0) or 1
-    heads = ["rank", *(["node"] if ranks.nodes > 1 else []), "process", "state", "memory", ""]
+    heads = ["rank", *(["node"] if ranks.nodes > 1 else []), "process", "state", "memory"]
     rows = ""
     for one in states:
         sign = _SIGNS.get(one.state, "✗")
         bar = f'<span class="rs-bar" style="width:{120 * one.memory_bytes / most:.0f}px"></span>'
+        memory = f'<span class="rs-bytes">{bytes_text(one.memory_bytes)}</span>{bar}' if one.memory_bytes else ""
         cells = [str(one.rank), *([str(one.node)] if ranks.nodes > 1 else []), str(one.pid)]
-        cells += [f"{sign} {escape(one.state)}", bytes_text(one.memory_bytes) if one.memory_bytes else "", bar]
+        cells += [f"{sign} {escape(one.state)}", memory]
         rows += f'<tr data-rank="{one.rank}" data-state="{escape(one.state)}">'
         rows += "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
     head = "".join(f'<th scope="col">{name}</th>' for name in heads)

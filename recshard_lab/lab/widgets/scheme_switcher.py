@@ -31,6 +31,7 @@ from recshard_lab.lab.theme import SCHEMES, look_of
 from recshard_lab.lab.view import View
 from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import controls, page
+from recshard_lab.lab.widgets.base import LabWidget
 from recshard_lab.lab.widgets.export_control import ExportControl, Exports
 from recshard_lab.lab.widgets.split_lines import SplitLines
 from recshard_lab.lab.widgets.wishes import AS_IT_IS, PLANNED, plan_of_wishes, python_of_wishes
@@ -42,7 +43,7 @@ PICTURE_WIDTH = 500
 SIDES = ("live", "asked")
 
 
-class SchemeSwitcher(Exports, ipw.VBox):
+class SchemeSwitcher(Exports, LabWidget):
     """Switches the schemes of a model on the launched ranks.
 
     Args:

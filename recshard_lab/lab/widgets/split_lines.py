@@ -9,10 +9,13 @@ from typing import Any
 import anywidget
 import traitlets
 
-_ESM = """
+from recshard_lab.lab.widgets.hatching import HATCHED
+
+_ESM = (
+    HATCHED
+    + """
 function render({ model, el }) {
   const ns = "http://www.w3.org/2000/svg", W = 250, H = 190, TOP = 20, LEFT = 6, WIDE = 150;
-  const fills = ["#9cc4ee", "#f6bd83", "#9ad6ae", "#d3bdea", "#f1d774", "#8fd6d6", "#f0a9b8", "#c9ced6"];
   const svg = document.createElementNS(ns, "svg");
   svg.setAttribute("viewBox", `0 0 ${W} ${H + 26}`); svg.setAttribute("width", W); svg.setAttribute("height", H + 26);
   svg.setAttribute("role", "group"); svg.classList.add("rs-split-lines"); el.append(svg);
@@ -22,6 +25,7 @@ function render({ model, el }) {
     parent.append(node); return node;
   };
   const title = make("text", { x: LEFT, y: 12, "font-size": 11, fill: "currentColor" });
+  const fill = hatched(svg);
   let shapes = [], lines = [], held = -1, pending = false;
   const rows = () => model.get("rows");
   const number = n => n.toLocaleString("en-US");
@@ -37,12 +41,12 @@ function render({ model, el }) {
     for (const node of [...shapes.flat(), ...lines]) node.remove();
     const ends = model.get("ends");
     shapes = [...ends, rows()].map((_, i) => [
-      make("rect", { x: LEFT, width: WIDE, fill: fills[i % fills.length], stroke: "#14181d", "stroke-width": .6 }),
-      make("text", { x: LEFT + 8, "font-size": 11, fill: "#14181d" })]);
+      make("rect", { x: LEFT, width: WIDE, fill: fill(i), stroke: INK, "stroke-width": .6 }),
+      make("text", { x: LEFT + 8, "font-size": 11, fill: INK, stroke: fill.plain(i), class: "rs-halo" })]);
     lines = ends.map((_, i) => {
       const group = make("g", { tabindex: 0, role: "slider", "aria-orientation": "vertical", "aria-valuemin": 0,
         "data-lm-suppress-shortcuts": "true" });
-      make("rect", { x: LEFT - 4, width: WIDE + 92, height: 14, fill: "transparent" }, group);
+      make("rect", { x: LEFT - 4, width: WIDE + 92, height: 14, rx: 4, fill: "transparent" }, group);
       make("path", { stroke: "currentColor", "stroke-width": 3, fill: "none" }, group);
       make("circle", { cx: LEFT + WIDE + 8, r: 6, fill: "currentColor" }, group);
       make("text", { x: LEFT + WIDE + 20, "font-size": 11, fill: "currentColor" }, group);
@@ -76,7 +80,8 @@ function render({ model, el }) {
       area.setAttribute("y", at - 7); path.setAttribute("d", `M${LEFT} ${at}h${WIDE + 4}`);
       circle.setAttribute("cy", at); words.setAttribute("y", at + 4); words.textContent = number(ends[i]);
       group.setAttribute("aria-label", `rank ${ranks[i]} ends, rank ${ranks[i + 1]} begins at row`);
-      group.setAttribute("aria-valuemax", rows()); group.setAttribute("aria-valuenow", ends[i]); });
+      group.setAttribute("aria-valuemax", rows()); group.setAttribute("aria-valuenow", ends[i]);
+      group.setAttribute("aria-valuetext", `row ${number(ends[i])} of ${number(rows())}`); });
   };
   let table = model.get("table");
   const changed = () => {
@@ -89,12 +94,15 @@ function render({ model, el }) {
 }
 export default { render };
 """
+)
 
 _CSS = """
 .rs-split-lines{color:var(--jp-ui-font-color1,inherit);font-family:var(--jp-ui-font-family,system-ui);
  touch-action:none;user-select:none;max-width:100%}
+.rs-split-lines .rs-halo{paint-order:stroke;stroke-width:4;stroke-linejoin:round}
 .rs-split-lines [role=slider]{cursor:ns-resize;outline:none}
-.rs-split-lines [role=slider]:focus-visible path{stroke:var(--jp-brand-color1,#1976d2);stroke-width:5}
+.rs-split-lines [role=slider]:focus-visible rect{stroke:var(--jp-brand-color1,#1976d2);stroke-width:2}
+.rs-split-lines [role=slider]:focus-visible path{stroke-width:5}
 .rs-split-lines [role=slider]:focus-visible circle{fill:var(--jp-brand-color1,#1976d2)}
 """
 

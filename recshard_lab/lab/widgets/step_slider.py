@@ -28,13 +28,6 @@ function render({ model, el }) {
   input.addEventListener("input", () => { model.set("index", Number(input.value)); show(); model.save_changes(); });
   for (const key of ["index", "labels", "description", "tooltip"]) model.on("change:" + key, show);
   show();
-  // JupyterLab moves between cells on arrow keys, from any focused element that does not ask it not to
-  const guard = () => {
-    if (!el.isConnected) return requestAnimationFrame(guard);
-    const all = el.closest(".recshard-plan-compare") || el;
-    all.addEventListener("focusin", event => event.target.setAttribute("data-lm-suppress-shortcuts", "true"));
-  };
-  guard();
 }
 export default { render };
 """
@@ -44,7 +37,6 @@ _CSS = """
  font-size:var(--jp-widgets-font-size,13px)}
 .rs-step-slider span{flex:0 0 auto;white-space:nowrap}
 .rs-step-slider input{flex:1 1 100px;min-width:90px;accent-color:var(--jp-brand-color1,#1976d2);cursor:pointer}
-.rs-step-slider input:focus-visible{outline:2px solid var(--jp-brand-color1,#1976d2);outline-offset:2px}
 .rs-step-slider output{flex:0 0 58px;font-variant-numeric:tabular-nums;font-weight:600}
 """
 

@@ -8,14 +8,21 @@ from typing import Any
 import anywidget
 import traitlets
 
-_ESM = """
+from recshard_lab.lab.widgets.hatching import HATCHED
+
+_ESM = (
+    HATCHED
+    + """
 function render({ model, el }) {
   const ns = "http://www.w3.org/2000/svg", WIDE = 420, HIGH = 300, L = 50, T = 22;
-  const fills = ["#9cc4ee", "#f6bd83", "#9ad6ae", "#d3bdea", "#f1d774", "#8fd6d6", "#f0a9b8", "#c9ced6"];
   const svg = document.createElementNS(ns, "svg");
   svg.setAttribute("viewBox", `0 0 ${L + WIDE + 10} ${T + HIGH + 10}`); svg.setAttribute("width", L + WIDE + 10);
   svg.setAttribute("height", T + HIGH + 10); svg.classList.add("rs-tile-canvas");
   svg.setAttribute("role", "group"); el.append(svg);
+  const help = document.createElement("div"); help.className = "rs-tile-help";
+  help.textContent = "Draw with the mouse. Keys: arrows go from piece to piece, Shift and an arrow moves the lower or "
+    + "right edge, H and V cut in two, a digit or Enter (the rank to draw for) gives it to a rank, Delete removes it.";
+  el.append(help);
   const make = (name, attributes, parent = svg) => {
     const node = document.createElementNS(ns, name);
     for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
@@ -43,7 +50,9 @@ function render({ model, el }) {
     return [[rank, r0, a0, c0, c1], [rank, a1, r1, c0, c1], [rank, m0, m1, c0, b0], [rank, m0, m1, b1, c1]]
       .filter(([, p0, p1, q0, q1]) => p0 < p1 && q0 < q1);
   };
-  const set = tiles => { model.set("tiles", tiles); model.save_changes(); draw(); };
+  const set = tiles => { model.set("tiles", tiles); model.save_changes(); };
+
+  // ---- the mouse
   svg.addEventListener("pointerdown", event => {
     start = at(event); svg.setPointerCapture(event.pointerId);
     event.preventDefault();
@@ -66,67 +75,120 @@ function render({ model, el }) {
     const kept = model.get("carves") ? old.flatMap(tile => without(tile, drawn)) : old;
     set([...kept, [model.get("rank"), ...drawn]]);
   });
+
+  // ---- the keys
+  const ways = { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] };
+  const middle = ([, r0, r1, c0, c1]) => [(Y(r0) + Y(r1)) / 2, (X(c0) + X(c1)) / 2];
+  const beside = (i, [down, right]) => {
+    const tiles = model.get("tiles"), [y, x] = middle(tiles[i]); let best = i, least = Infinity;
+    tiles.forEach((tile, j) => {
+      const [dy, dx] = [middle(tile)[0] - y, middle(tile)[1] - x], along = dy * down + dx * right;
+      const cost = along + 2 * Math.abs(dy * right) + 2 * Math.abs(dx * down);
+      if (j !== i && along > 1 && cost < least) { best = j; least = cost; } });
+    return best;
+  };
+  const stretched = (i, [down, right]) => {  // the lower or the right edge moves, and what touches it with it
+    const tiles = model.get("tiles"), edge = down ? 2 : 4, near = edge - 1, other = down ? [3, 4] : [1, 2];
+    const step = model.get(down ? "row_step" : "col_step") * (down + right), mine = [...tiles[i]];
+    const from = mine[edge], to = Math.min(down ? rows() : cols(), Math.max(mine[near] + 1, from + step));
+    mine[edge] = to; if (to === from) return null;
+    const strip = down ? [from, to, mine[3], mine[4]] : [mine[1], mine[2], from, to], made = [];
+    tiles.forEach((tile, j) => {
+      const follows = tile[near] === from && tile[other[0]] >= mine[other[0]] && tile[other[1]] <= mine[other[1]];
+      if (j === i) { chosen = made.length; made.push(mine); }
+      else if (!model.get("carves")) made.push(tile);
+      else if (to > from) made.push(...without(tile, strip));
+      else made.push(follows ? tile.map((n, k) => k === near ? to : n) : tile); });
+    return made;
+  };
+  const cut = (i, edge) => {
+    const tiles = model.get("tiles").map(tile => [...tile]), [low, high] = [tiles[i][edge - 1], tiles[i][edge]];
+    if (high - low < 2) return null;
+    const step = model.get(edge === 2 ? "row_step" : "col_step");
+    const half = Math.min(high - 1, Math.max(low + 1, low + Math.round((high - low) / 2 / step) * step));
+    const second = [...tiles[i]]; second[0] = model.get("rank"); second[edge - 1] = half; tiles[i][edge] = half;
+    tiles.splice(i + 1, 0, second); chosen = i + 1; return tiles;
+  };
   svg.addEventListener("keydown", event => {
-    const hit = event.target.closest("[data-tile]"); if (!hit) return;
-    const i = Number(hit.dataset.tile), tiles = model.get("tiles").map(tile => [...tile]);
-    if (event.key === "Delete" || event.key === "Backspace") { tiles.splice(i, 1); chosen = -1; }
-    else if (/^[0-9]$/.test(event.key) && Number(event.key) < model.get("world_size")) tiles[i][0] = Number(event.key);
+    const hit = event.target.closest("[data-tile]"); if (!hit || event.ctrlKey || event.metaKey || event.altKey) return;
+    const i = Number(hit.dataset.tile), way = ways[event.key], key = event.key.toLowerCase();
+    let tiles = model.get("tiles").map(tile => [...tile]);
+    chosen = i;
+    if (way && !event.shiftKey) { chosen = beside(i, way); tiles = null; }
+    else if (way) tiles = stretched(i, way);
+    else if (key === "h" || key === "v") tiles = cut(i, key === "h" ? 2 : 4);
+    else if (key === "delete" || key === "backspace") { tiles.splice(i, 1); chosen = Math.min(i, tiles.length - 1); }
+    else if (key === "enter") tiles[i][0] = model.get("rank");
+    else if (/^[0-9]$/.test(key) && Number(key) < model.get("world_size")) tiles[i][0] = Number(key);
     else return;
-    event.preventDefault(); event.stopPropagation(); set(tiles);
-    const next = svg.querySelector(`[data-tile="${i}"]`); if (next) next.focus({ preventScroll: true });
+    event.preventDefault(); event.stopPropagation();
+    tiles ? set(tiles) : draw();
   });
+
+  // ---- the picture
   const draw = () => {
-    svg.replaceChildren(); preview = null;
-    svg.setAttribute("aria-label", `pieces of table ${model.get("table")}`);
-    const hatched = { id: "rs-hole", width: 8, height: 8, patternUnits: "userSpaceOnUse" };
-    const pattern = make("pattern", hatched, make("defs", {}));
-    make("path", { d: "M-2 2L2 -2M0 8L8 0M6 10L10 6", stroke: "#d9480f", "stroke-width": 2 }, pattern);
+    const focused = svg.contains(document.activeElement), tiles = model.get("tiles"), told = model.get("told");
+    svg.replaceChildren(); preview = null; chosen = Math.min(chosen, tiles.length - 1);
+    const fill = hatched(svg);
     make("rect", { x: L, y: T, width: WIDE, height: HIGH, fill: "none", stroke: "currentColor" });
     text(L, T - 8, "column 0"); text(L + WIDE, T - 8, number(cols()), { "text-anchor": "end" });
     text(L - 5, T + 10, "row 0", { "text-anchor": "end" });
     text(L - 5, T + HIGH, number(rows()), { "text-anchor": "end" });
-    model.get("tiles").forEach(([rank, r0, r1, c0, c1], i) => {
+    const list = tiles.length ? { role: "listbox", "aria-label": `pieces of table ${model.get("table")}` } : {};
+    const all = make("g", list);
+    tiles.forEach(([rank, r0, r1, c0, c1], i) => {
       const label = `rank ${rank}, rows ${number(r0)} to ${number(r1)}, columns ${c0} to ${c1}`;
-      const group = make("g", { "data-tile": i, tabindex: 0, role: "button", "aria-label": label,
-        "data-lm-suppress-shortcuts": "true" });
-      make("rect", { x: X(c0), y: Y(r0), width: X(c1) - X(c0), height: Y(r1) - Y(r0), fill: fills[rank % fills.length],
-        "fill-opacity": .9, stroke: "#14181d" }, group);
-      make("title", {}, group).textContent = label;
-      const wide = X(c1) - X(c0), high = Y(r1) - Y(r0), words = wide > 44 ? `rank ${rank}` : String(rank);
-      if (wide > 12 && high > 13)
-        text((X(c0) + X(c1)) / 2, (Y(r0) + Y(r1)) / 2 + 4, words, { fill: "#14181d", "text-anchor": "middle" }, group);
-      if (i === chosen) group.firstChild.setAttribute("stroke-width", 3);
-    });
+      const box = { x: X(c0), y: Y(r0), width: X(c1) - X(c0), height: Y(r1) - Y(r0) };
+      const group = make("g", { "data-tile": i, tabindex: i === Math.max(0, chosen) ? 0 : -1, role: "option",
+        "aria-selected": i === chosen, "aria-label": told[i] ? `${label}. ${told[i]}` : label }, all);
+      make("rect", { ...box, fill: fill(rank), stroke: INK, "stroke-width": i === chosen ? 3 : 1 }, group);
+      make("title", {}, group).textContent = told[i] ? `${label}\\n${told[i]}` : label;
+      const words = [`rank ${rank}`, told[i] || ""].filter(line => line && box.width > 6.2 * line.length + 8);
+      if (!words.length && box.width > 12) words.push(String(rank));
+      if (box.height < 32) words.splice(1);
+      const first = box.y + box.height / 2 + 4 - 7 * (words.length - 1);
+      if (box.height > 13) words.forEach((line, k) => text(box.x + box.width / 2, first + 15 * k, line,
+        { fill: INK, "text-anchor": "middle", stroke: fill.plain(rank), class: "rs-halo" }, group));
+      for (const [name, inset] of [["rs-ring", 3], ["rs-ring rs-ring-dark", 6]])
+        make("rect", { x: box.x + inset, y: box.y + inset, width: Math.max(1, box.width - 2 * inset),
+          height: Math.max(1, box.height - 2 * inset), class: name }, group); });
     const fault = model.get("fault");
     if (fault.length) {
       const [r0, r1, c0, c1] = fault;
       make("rect", { x: X(c0), y: Y(r0), width: Math.max(3, X(c1) - X(c0)), height: Math.max(3, Y(r1) - Y(r0)),
-        fill: "url(#rs-hole)", stroke: "#d9480f", "stroke-width": 2, "pointer-events": "none" });
+        fill: fill("fault"), stroke: WARNING, "stroke-width": 2, "pointer-events": "none" });
     }
+    const next = svg.querySelector(`[data-tile="${Math.max(0, chosen)}"]`);
+    if (focused && next) next.focus({ preventScroll: true });
   };
-  for (const key of ["tiles", "rows", "cols", "fault", "table"]) model.on("change:" + key, draw);
+  for (const key of ["tiles", "rows", "cols", "fault", "table", "told"]) model.on("change:" + key, draw);
   draw();
 }
 export default { render };
 """
+)
 
 _CSS = """
 .rs-tile-canvas{color:var(--jp-ui-font-color1,inherit);font-family:var(--jp-ui-font-family,system-ui);
  touch-action:none;user-select:none;max-width:100%;height:auto;cursor:crosshair}
 .rs-tile-canvas g{outline:none}
-.rs-tile-canvas g:focus-visible rect{stroke:var(--jp-brand-color1,#1976d2);stroke-width:4}
+.rs-tile-canvas .rs-ring{display:none;fill:none;stroke:#fff;stroke-width:3;pointer-events:none}
+.rs-tile-canvas .rs-ring-dark{stroke:#14181d}
+.rs-tile-canvas g:focus-visible .rs-ring{display:inline}
+.rs-tile-canvas .rs-halo{paint-order:stroke;stroke-width:4;stroke-linejoin:round}
+.rs-tile-help{max-width:480px;font-size:12px;line-height:1.4;color:var(--jp-ui-font-color1,inherit)}
 """
 
 
 class TileCanvas(anywidget.AnyWidget):
-    """Draw with the pointer; Tab reaches a piece, a digit gives it to a rank, Delete removes it.
+    """Draw with the pointer or by keys, which are written under it.
 
     Args:
         table: its name.
         rows, cols: its size, E and D.
         tiles: pieces ``[rank, r0, r1, c0, c1]``, half open.
         world_size: ranks W.
-        row_step, col_step: the grid that drawing snaps to.
+        row_step, col_step: the grid that drawing snaps to, and how far a key moves an edge.
 
     >>> TileCanvas("movies", 100, 8, [[0, 0, 100, 0, 8]], 2, 5, 4).tiles
     [[0, 0, 100, 0, 8]]
@@ -143,6 +205,7 @@ class TileCanvas(anywidget.AnyWidget):
     rank = traitlets.Int(0, help="whose pieces are drawn").tag(sync=True)
     carves = traitlets.Bool(True, help="whether a drawn piece is cut out of those under it").tag(sync=True)
     tiles = traitlets.List(traitlets.List(traitlets.Int(), minlen=5, maxlen=5)).tag(sync=True)
+    told = traitlets.List(traitlets.Unicode(), help="what else there is to say of each piece").tag(sync=True)
     fault = traitlets.List(traitlets.Int(), help="r0, r1, c0, c1 of what is wrong; empty for nothing").tag(sync=True)
 
     def __init__(

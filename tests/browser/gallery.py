@@ -57,7 +57,7 @@ SHOWN = (
         "plan_compare",
         "PlanCompare(movielens(), rs.Topology(4, ddr_cap=10**9), schemes={'movie': 'row_wise'})",
         "svg[role=img]",
-        keys={"Set all to": "ArrowDown"},
+        keys={"Set all to": "ArrowDown", "Changes from": "Home"},
     ),
     Shown(
         "scheme_switcher",
@@ -82,7 +82,7 @@ def example_views() -> dict[str, Any]:
     import numpy as np
     import torch
 
-    from recshard_lab import AccessProfile, KeyedJaggedTensor, Workload, estimate, sweep
+    from recshard_lab import AccessProfile, EmbeddingShardingPlanner, KeyedJaggedTensor, Workload, estimate, sweep
     from recshard_lab.lab import views
     from recshard_lab.sharding import Topology
     from tests.lab.plans import movielens, plan_of
@@ -95,6 +95,9 @@ def example_views() -> dict[str, Any]:
     known["losses"] = {"table-wise": [0.7, 0.6, 0.55, 0.5], "row-wise": [0.7, 0.62, 0.56, 0.52]}
     known["events"] = pipelined()
     known["sweep"] = sweep(tables, Workload(), topology="h100", world_size=[2, 4, 8])
+    planner = EmbeddingShardingPlanner(topology, keep_search=True)
+    planner.plan_tables(tables)
+    known["search"] = planner.last_search
     drawn = {name: views.draw(name, **known) for name in views.views_of(*known)}
     counts = (np.random.default_rng(3).zipf(1.3, 20_000) - 1) % 1682
     drawn["access_skew"] = views.access_skew(
@@ -103,6 +106,7 @@ def example_views() -> dict[str, Any]:
     batch = KeyedJaggedTensor(["user", "movie"], torch.arange(5), lengths=torch.tensor([1, 1, 2, 1]))
     drawn["jagged_anatomy"] = views.jagged_anatomy(batch)
     drawn["follow_id"] = views.follow_id(plan, tables, "f_movie", 1200, home_rank=1, topology=topology)
+    drawn["waterfall"] = views.waterfall({"before": 8.0, "graphs": 4.0, "copies": 5.0}, published={"before": 9.0})
     return {name: drawn[name] for name in views.view_names() if name in drawn}
 
 

@@ -23,7 +23,7 @@ STYLE = """<style>
 .recshard-plan-compare .rs-card{border:1px solid var(--jp-border-color1,#c4c9d0);border-radius:6px;
  padding:8px 12px;box-sizing:border-box;line-height:1.35;color:var(--jp-ui-font-color1,inherit)}
 .recshard-plan-compare .rs-card h4{margin:0 0 4px;font-size:14px}
-.recshard-plan-compare .rs-facts{display:flex;flex-wrap:wrap;gap:4px 24px}
+.recshard-plan-compare .rs-facts{display:flex;flex-wrap:wrap;gap:4px 20px}
 .recshard-plan-compare .rs-facts span{display:block;font-size:11px;color:var(--jp-ui-font-color2,inherit)}
 .recshard-plan-compare .rs-facts b{display:block;font-size:16px;font-variant-numeric:tabular-nums;white-space:nowrap}
 .recshard-plan-compare .rs-facts small{font-size:11px;font-weight:400}
@@ -81,8 +81,9 @@ def card(
     entries = []
     for row in ROWS:
         more = f" <small>predicted, {ran[row.name]} measured</small>" if row.name in ran else ""
-        more += f" {BEST}" if row.name in best else ""
-        entries.append((row.label, row.hint, row.text(values[row.name]) + more))
+        star = f" {BEST}" if row.name in best else ""
+        label, more = (row.label, more + star) if compact else (row.label + star, more)  # five numbers on one line
+        entries.append((label, row.hint, row.text(values[row.name]) + more))
     cap = f"Memory {bytes_text(float(estimate.capacity_bytes[0]))} a rank"
     entries.append((cap, "whether every rank has room", "✓ fits" if estimate.fits else "✗ does not fit"))
     listed = "".join(f'<div title="{hint}"><span>{label} </span><b>{value}</b></div>' for label, hint, value in entries)

@@ -72,6 +72,12 @@ SHOWN = (
         "DrawingBoard(movies, two, tiles=halves)",
         "[data-tile]",
     ),
+    Shown(
+        "live_counters",
+        "LiveCounters(ranks, cache_rows=100)",
+        "svg[role=img]",
+        ("[role=status]",),
+    ),
     Shown("views", "for view in example_views().values():\n    display(view)", "svg[aria-label^='Simulated']"),
     Shown("ranks_panel", "RanksPanel()", "tr[data-state=idle]", ("td", "pre")),
 )
@@ -84,8 +90,10 @@ def example_views() -> dict[str, Any]:
 
     from recshard_lab import AccessProfile, EmbeddingShardingPlanner, KeyedJaggedTensor, Workload, estimate, sweep
     from recshard_lab.lab import views
+    from recshard_lab.lab.counters import Sample
     from recshard_lab.sharding import Topology
     from tests.lab.plans import movielens, plan_of
+    from tests.lab.test_live_counters import one
     from tests.lab.test_timeline import pipelined
 
     tables, topology = movielens(), Topology(4, ddr_cap=10**7)
@@ -106,6 +114,13 @@ def example_views() -> dict[str, Any]:
     batch = KeyedJaggedTensor(["user", "movie"], torch.arange(5), lengths=torch.tensor([1, 1, 2, 1]))
     drawn["jagged_anatomy"] = views.jagged_anatomy(batch)
     drawn["follow_id"] = views.follow_id(plan, tables, "f_movie", 1200, home_rank=1, topology=topology)
+    seen = [
+        Sample.of(
+            [{"step": 10 * i, "ms": 1.0, "number": i, "tables": one(lookups={"hbm": 30 * i + r})} for r in (0, 9)]
+        )
+        for i in range(4)
+    ]
+    drawn["counters"] = views.counters(seen)
     drawn["waterfall"] = views.waterfall({"before": 8.0, "graphs": 4.0, "copies": 5.0}, published={"before": 9.0})
     return {name: drawn[name] for name in views.view_names() if name in drawn}
 

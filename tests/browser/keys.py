@@ -15,11 +15,13 @@ CONTROLS = "button, select, input, textarea, summary, a[href], [role=slider], [r
 KEYS = {
     "button": "Enter",
     "checkbox": "Space",
+    "number": "ArrowUp",
     "option": "1",  # a piece of the drawing board is given to rank 1
     "range": "ArrowLeft",
     "select": "End",
     "slider": "PageDown",
     "summary": "Enter",
+    "text": "x Enter",
     "textarea": "Backspace",
 }
 RING_CONTRAST = 3.0  # to 1, between a pixel with and without the focus: WCAG 2.2, success criterion 2.4.13
@@ -137,7 +139,8 @@ def passed_by(page: Any, area: str) -> list[str]:
 def _press(page: Any, area: str, name: str, key: str, patience_ms: int) -> Used:
     before = page.evaluate(_STATE)
     page.evaluate(_WATCH, area)
-    page.keyboard.press(key)
+    for one in key.split():
+        page.keyboard.press(one)
     try:
         page.wait_for_function("() => window.rsAnswer.answered", timeout=patience_ms)
         took = float(page.evaluate("() => window.rsAnswer.answered - window.rsAnswer.pressed"))

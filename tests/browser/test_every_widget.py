@@ -31,7 +31,8 @@ pytestmark = [
 NAMES = [one.name for one in gallery.SHOWN]
 LOOKS = [*(name for name in NAMES if name != "views"), *(f"view_{name}" for name in views.view_names())]
 ALL_NAMES, ALL_LOOKS = ([*product(gallery.THEMES, names)] for names in (NAMES, LOOKS))
-QUIET = {  # controls without an answer: how the next piece is drawn, a file to be chosen, what the next click runs
+QUIET = {  # controls without an answer: how the next piece is drawn, a file to be chosen, what the next click does
+    "Cache of rows",
     "Draw for",
     "cut out of what lies under",
     "Plan from JSON (0)",

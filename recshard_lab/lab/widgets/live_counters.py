@@ -18,6 +18,7 @@ from recshard_lab.lab.counters import Sample, read, watch
 from recshard_lab.lab.theme import ms_text
 from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import controls, page
+from recshard_lab.lab.widgets.base import LabWidget
 from recshard_lab.launcher import LaunchError, current
 
 KEPT = 400  # samples; beyond, every second of the older half goes
@@ -34,7 +35,7 @@ STYLE = """<style>
 </style>"""
 
 
-class LiveCounters(ipw.VBox):
+class LiveCounters(LabWidget):
     """Shows what optimizers and caches of a model on the ranks have counted, and its course.
 
     Args:

@@ -110,7 +110,8 @@ def walk(page: Any, area: str) -> list[Stop]:
         for stop in _stops(page, area):
             found.append((stop, _shot(page, stop["box"])))
         page.evaluate("() => document.activeElement.blur()")
-        return [Stop(s["kind"], s["name"], _ring(picture, _shot(page, s["box"]))) for s, picture in found]
+        plain = _shot(page, None)
+        return [Stop(s["kind"], s["name"], _ring(picture, plain[_around(s["box"])])) for s, picture in found]
 
 
 def use(page: Any, area: str, keys: Mapping[str, str], quiet: Collection[str] = ()) -> list[Used]:
@@ -179,11 +180,22 @@ def _before(page: Any, area: str) -> Iterator[None]:
         page.evaluate("() => document.querySelector('#rs-before').remove()")
 
 
-def _shot(page: Any, box: list[float]) -> np.ndarray:
+def _around(box: list[float]) -> tuple[slice, slice]:
+    """A box and a little room for the ring, in whole pixels: rows and columns of the page."""
     x, y, width, height = box
-    clip = {"x": max(0, x - 6), "y": max(0, y - 6), "width": width + 12, "height": height + 12}
-    picture = Image.open(io.BytesIO(page.screenshot(clip=clip, caret="hide")))
-    return np.asarray(picture.convert("RGB"), dtype=float) / 255
+    left, top = max(0, int(x) - 6), max(0, int(y) - 6)
+    return slice(top, int(y + height) + 7), slice(left, int(x + width) + 7)
+
+
+def _shot(page: Any, box: list[float] | None) -> np.ndarray:
+    """The page, or what is around a box, from 0 to 1."""
+    more = {}
+    if box is not None:
+        rows, columns = _around(box)
+        size = {"width": columns.stop - columns.start, "height": rows.stop - rows.start}
+        more["clip"] = {"x": columns.start, "y": rows.start, **size}
+    picture = Image.open(io.BytesIO(page.screenshot(caret="hide", **more)))
+    return np.asarray(picture.convert("RGB"), dtype=np.float32) / 255
 
 
 def _ring(focused: np.ndarray, plain: np.ndarray) -> int:

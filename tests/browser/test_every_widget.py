@@ -33,6 +33,7 @@ LOOKS = [*(name for name in NAMES if name != "views"), *(f"view_{name}" for name
 ALL_NAMES, ALL_LOOKS = ([*product(gallery.THEMES, names)] for names in (NAMES, LOOKS))
 QUIET = {  # controls without an answer: how the next piece is drawn, a file to be chosen, what the next click does
     "Cache of rows",
+    "Pause",
     "Draw for",
     "cut out of what lies under",
     "Plan from JSON (0)",

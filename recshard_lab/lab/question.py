@@ -10,12 +10,14 @@ not fit; the planner's refusal stands beside it. How a question reads in Python 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner import EmbeddingShardingPlanner, Estimate, Workload, estimate
+from recshard_lab.planner.search_trace import SearchTrace
 from recshard_lab.planner.text import gigabytes
 from recshard_lab.planner.why import wished
 from recshard_lab.sharding import ParameterConstraints, PlanError, ShardingPlan, Topology
@@ -78,6 +80,17 @@ class Answer:
     plan: ShardingPlan | None
     estimate: Estimate | None
     problem: str = ""
+    kept: list[SearchTrace | None] = field(default_factory=list, repr=False)
+
+    @property
+    def searched(self) -> bool:
+        """Whether `searched` has looked for what the planner looked at."""
+        return bool(self.kept)
+
+    @property
+    def search(self) -> SearchTrace | None:
+        """What the planner looked at, once `searched`; None for a plan that was given."""
+        return self.kept[0] if self.kept else None
 
     @property
     def fits(self) -> bool:
@@ -165,6 +178,20 @@ def explained(shown: Answer, tables: Sequence[BaseEmbeddingConfig]) -> Answer:
     except PlanError as refusal:
         return replace(shown, problem=str(refusal))
     return shown
+
+
+def searched(shown: Answer, tables: Sequence[BaseEmbeddingConfig]) -> SearchTrace | None:
+    """What the planner looked at for an answer: planned again, the same way, with its search kept; once an answer."""
+    if not shown.kept:
+        found = None
+        if shown.question.plan is None:
+            planner = _planner(shown.question, tables, shown.topology, shown.workload)
+            planner.keep_search = True
+            with contextlib.suppress(PlanError):  # what was tried is kept where nothing fits, too
+                planner.plan_tables(tables, explain=False)
+            found = planner.last_search
+        shown.kept.append(found)
+    return shown.search
 
 
 def _planner(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from recshard_lab.lab import PlanCompare, views
+from recshard_lab.lab.plan_comparison import compare_plans
 from recshard_lab.lab.question import Question, topology_for
 from recshard_lab.lab.view import View
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload, estimate
@@ -126,7 +127,39 @@ def test_every_view_of_a_plan_is_offered() -> None:
         "phases",
         "balance",
         "traffic",
+        "planner_search",
     ]
+
+
+def test_the_search_of_each_plan_is_made_again_in_a_thread_and_ends_at_the_plan_shown() -> None:
+    widget = compare()
+    widget.set({"movie": "row_wise"})
+    widget.picture.value = "planner_search"
+    assert widget.last_response_ms < 150
+    assert widget.wait(30)
+    for side, shown_ in (("mine", widget.mine), ("auto", widget.automatic)):
+        assert "plans looked at" in widget.pictures[side].value
+        assert shown_.search is not None
+        assert shown_.search.chosen is not None
+        assert shown_.search.plan(shown_.search.chosen).tables() == dict(shown_.plan.tables())  # type: ignore[union-attr]
+    assert set(widget.mine.search.single_schemes) >= {"row_wise"}  # type: ignore[union-attr]
+    found = widget.mine.search
+    widget.picture.value = "memory"
+    widget.picture.value = "planner_search"
+    assert "plans looked at" in widget.pictures["mine"].value
+    assert widget.mine.search is found
+    widget.world_size.value = 2
+    assert widget.wait(30)
+    assert "plans looked at" in widget.pictures["mine"].value
+    assert widget.mine.search is not found
+
+
+def test_a_plan_that_was_given_has_no_search() -> None:
+    tables = movielens()
+    made = EmbeddingShardingPlanner(Topology(4)).plan_tables(tables)
+    drawn = compare_plans(tables, Topology(4), plans={"given": made, "planner": "planner"}).views("planner_search")
+    assert "was given" in drawn["given"].problem
+    assert not drawn["planner"].problem
 
 
 def test_bad_values_are_refused_by_name() -> None:

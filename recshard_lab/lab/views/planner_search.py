@@ -43,7 +43,7 @@ def planner_search(search: SearchTrace | None, *, note: str = "", width: int = 8
     ''
     """
     if search is None:
-        words = "The planner did not keep its search: EmbeddingShardingPlanner(..., keep_search=True) does."
+        words = "There is no search to show: the plan was given, or EmbeddingShardingPlanner had no keep_search=True."
         return message_view("planner_search", "Planner's search", words)
     seen = Seen.of(search)
     if not seen.drawn and not seen.alone:

@@ -33,6 +33,7 @@ from recshard_lab.lab.widgets.diff_panel import DiffPanel
 from recshard_lab.lab.widgets.export_control import ExportControl, ExportsComparison
 from recshard_lab.lab.widgets.newest import Newest
 from recshard_lab.lab.widgets.plan_cells import PlanCells
+from recshard_lab.lab.widgets.plan_pictures import PlanPictures
 from recshard_lab.lab.widgets.run_bar import RunBar, ranks_for
 from recshard_lab.lab.widgets.steps import batch_sizes, memory_caps, world_sizes
 from recshard_lab.planner import Workload
@@ -73,7 +74,6 @@ class PlanCompare(ExportsComparison, LabWidget):
         self._answers: dict[str, Answer] = {}
         self._cached: dict[Any, Answer] = {}
         self._ran: dict[str, tuple[Answer, Measured]] = {}
-        self._markup: dict[str, dict[str, str]] = {}
         self._lock = threading.RLock()  # the reader's moves and a thread's news are shown one after the other
         self._newest = Newest("plan-compare")
         self._quiet = False
@@ -184,7 +184,7 @@ class PlanCompare(ExportsComparison, LabWidget):
 
     def wait(self, timeout_s: float = 60.0) -> bool:
         """Waits for what is being computed in the background; whether it ended in time."""
-        return self._newest.wait(timeout_s)
+        return self._newest.wait(timeout_s) and self.drawn.wait(timeout_s)
 
     def respond(self) -> None:
         """Answers the controls as they stand: all plans, what is looked at, all numbers. Timed in `last_response_ms`;
@@ -231,7 +231,7 @@ class PlanCompare(ExportsComparison, LabWidget):
         with self._lock:
             self._ran[key] = (shown, found)
             if self._answers.get(key) is shown:  # the controls may have moved on
-                self._markup.clear()
+                self.drawn.forget()
                 self._show()
         return found
 
@@ -247,6 +247,7 @@ class PlanCompare(ExportsComparison, LabWidget):
         self.memory_cap = controls.slider("Memory per rank", memory_caps(self.tables, cap), cap, "bytes of one rank")
         self.picture = controls.choice([(views.view_label(name), name) for name in views_of_plans()])
         self.cells, self.code = PlanCells(), controls.wide_html()
+        self.drawn = PlanPictures(self.cells.pictures, lambda: self.model_id[:8], self._lock)
         self.cards, self.pictures, self.codes = self.cells.cards, self.cells.pictures, self.cells.codes
         self.changes = DiffPanel(self._looked)
         self.runs = RunBar(self.status, lambda key: self._answers[key], lambda key: self.run(column=key))
@@ -308,7 +309,7 @@ class PlanCompare(ExportsComparison, LabWidget):
                 if not wanted():
                     return
                 self._answers = found
-                self._markup.clear()
+                self.drawn.forget()
                 self.status.value = ""
                 self._show()
                 self.last_answer_ms = 1000 * (perf_counter() - begun)
@@ -369,18 +370,8 @@ class PlanCompare(ExportsComparison, LabWidget):
 
     def _show_pictures(self) -> None:
         """Sends what is looked at, drawn when it is first looked at."""
-        name = self.picture.value
-        if name not in self._markup:
-            drawn = self._comparison().views(name, self.cells.picture_width)
-            keys = [key for key in self.columns if key in self._answers]
-            self._markup[name] = {
-                key: view.inline(f"{self.model_id[:8]}-{place}-{name}")
-                for place, (key, view) in enumerate(zip(keys, drawn.values(), strict=True))
-            }
-        many = len(self.columns) > 2
-        for key, markup in self._markup[name].items():
-            head = f'<h4 class="rs-over">{page.escaped(self.columns[key].name)}</h4>' if many else ""
-            self.pictures[key].value = page.picture(head + markup)
+        names = {key: column.name for key, column in self.columns.items() if key in self._answers}
+        self.drawn.show(self.picture.value, self._comparison(), names, self.cells.picture_width)
 
     def _show_difference(self) -> None:
         self.changes.show(self._comparison())

@@ -113,7 +113,7 @@ class RecshardMagics(Magics):
         results = ranks.exec(
             cell,
             ranks=chosen,
-            filename=f"<cell [{self.shell.execution_count}]>",
+            filename=f"<cell [{_running_cell(self.shell)}]>",
             timeout_s=asked.timeout,
             printer=printer,
         )
@@ -188,6 +188,11 @@ def _running() -> Ranks:
     if ranks is None:
         raise LaunchError("no ranks are running. Start some first: %recshard_launch -n 4.")
     return ranks
+
+
+def _running_cell(shell: InteractiveShell) -> int:
+    """The number at its prompt: that of the last input. Newer IPython has counted on before the cell runs."""
+    return max(1, len(shell.history_manager.input_hist_raw) - 1)
 
 
 def _announce(ranks: Ranks) -> None:

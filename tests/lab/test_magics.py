@@ -129,6 +129,13 @@ def test_ranks_keep_their_variables_and_the_notebook_keeps_its_own(notebook: Not
     assert new.stdout == "[]\n"
 
 
+def test_an_error_names_the_cell_by_the_number_at_its_prompt(notebook: Notebook) -> None:
+    number = notebook.client.execute_interactive("%%recshard\n1 / 0", allow_stdin=False, output_hook=lambda _: None)
+    prompt = number["content"]["execution_count"]
+    said = notebook.run("%%recshard\n1 / 0")
+    assert f'File "<cell [{prompt + 1}]>", line 1' in said.error
+
+
 def test_html_from_ranks_is_shown_as_html(notebook: Notebook) -> None:
     notebook.ok("%%recshard\nclass Bold:\n    def _repr_html_(self): return '<b>hi</b>'")
     said = notebook.ok("%%recshard\nBold()")

@@ -106,9 +106,8 @@ def draw_one_script() -> str:
         y = 56 + 62 * number
         card(svg, 14, y, 236, 50, head, [line], FILLS[1])
         arrow(svg, (250, y + 25), (284, y + 25), (284, 178), (306, 178))
-    card(
-        svg, 306, 132, 170, 92, "one script", ["the model, its data,", "a plan, join()", "(or one run.yaml)"], FILLS[0]
-    )
+    script = ["the model, its data,", "a plan, join();", "or one run.yaml"]
+    card(svg, 306, 132, 170, 92, "one script", script, FILLS[0])
     card(svg, 306, 56, 170, 50, "TorchRec's code", ["its import answered here"], "#d3bdea")
     arrow(svg, (391, 106), (391, 132))
     arrow(svg, (476, 178), (502, 178))

@@ -52,7 +52,7 @@ def curves(
             for name, (x, y) in lines.items() if not np.isfinite(y).all()]  # fmt: skip
     if all(not np.isfinite(y).any() for _, y in lines.values()):
         return message_view("curves", "Loss curves", ". ".join(ends) + ".")
-    title = f"{y_label.capitalize()} by {x_label}" + (f", {len(lines)} curves" if len(lines) > 1 else "")
+    title = f"{y_label[:1].upper()}{y_label[1:]} by {x_label}" + (f", {len(lines)} curves" if len(lines) > 1 else "")
     summary = ". ".join(ends) + "." if ends else told or _distance(lines, y_label)
 
     def draw(uid: str) -> Svg:

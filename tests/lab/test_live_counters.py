@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import xml.etree.ElementTree as ET
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -224,6 +226,26 @@ def test_one_table_is_told_by_rank_and_starting_over_counts_from_nought(ranks: R
     assert widget.history[-1].table("user").lookups() == 0
     ranks.exec("train_step()")
     assert until(lambda: widget.refresh().table("movie").cache("capacity")) == 8
+
+
+def test_what_is_shown_can_be_taken_away(ranks: Ranks, widget: LiveCounters, tmp_path: Path) -> None:
+    ranks.exec("for _ in range(3): train_step()")
+    widget.refresh()
+    widget.table.value = "user"
+    told = widget.export(tmp_path / "counters.html").read_text()
+    assert "Counters of 4 tables after step 3" in told
+    assert "Counters of user after step 3" in told
+    assert "counters.watch(ranks" in told.replace("&#x27;", "'")
+    ET.fromstring(widget.export(tmp_path / "counters.svg").read_text())
+    assert '.export("counters.html")' in widget.exports.python
+
+
+def test_the_readmes_example_runs(ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (code,) = [one for one in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "counters.watch" in one]
+    model_on(ranks)
+    exec(code.replace("\n...", "\nranks.exec('train_step()')"), {"ranks": ranks})
+    assert "Counters of 4 tables after step 1, 2 ranks" in capsys.readouterr().out
 
 
 def test_a_model_that_moves_is_counted_on_and_rows_are_those_that_lie_there(ranks: Ranks) -> None:

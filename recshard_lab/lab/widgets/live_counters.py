@@ -15,10 +15,13 @@ import ipywidgets as ipw
 
 from recshard_lab.lab import views
 from recshard_lab.lab.counters import Sample, read, watch
+from recshard_lab.lab.exportable import Exportable
+from recshard_lab.lab.report import Section
 from recshard_lab.lab.theme import ms_text
 from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import controls, page
 from recshard_lab.lab.widgets.base import LabWidget
+from recshard_lab.lab.widgets.export_control import ExportControl, Exports
 from recshard_lab.launcher import LaunchError, current
 
 KEPT = 400  # samples; beyond, every second of the older half goes
@@ -35,7 +38,7 @@ STYLE = """<style>
 </style>"""
 
 
-class LiveCounters(LabWidget):
+class LiveCounters(Exports, LabWidget):
     """Shows what optimizers and caches of a model on the ranks have counted, and its course.
 
     Args:
@@ -65,8 +68,9 @@ class LiveCounters(LabWidget):
         self._build(cache_rows)
         for button in (self.paused, self.numbers, self.again):
             button.layout.width = "110px"
+        self.exports = ExportControl(self, "counters", kinds=("html", "svg", "png"))
         chosen = controls.row([self.table, self.paused, self.numbers, self.cache, self.again])
-        rows = [ipw.HTML(STYLE), chosen, self.picture, self.told, self.listed, self.code]
+        rows = [ipw.HTML(STYLE), chosen, self.picture, self.told, self.listed, self.exports, self.code]
         super().__init__(rows, layout=ipw.Layout(width="100%", max_width="1000px"))
         self.add_class("recshard-counters")
         self._show()
@@ -106,6 +110,16 @@ class LiveCounters(LabWidget):
         """Stops looking and takes the widget off the page. The ranks go on counting: `lab.counters.unwatch` ends it."""
         self._over.set()
         super().close()
+
+    def exportable(self) -> Exportable:
+        """The counters as they stand, all tables and, where one is chosen, its ranks, for `export`."""
+        with self._lock:
+            history, table = list(self.history), self.table.value.strip()
+        shown = [views.counters(history), *([views.counters(history, table=table)] if table else [])]
+        pictures = {view.title: [view] for view in shown}
+        sections = [Section(heading, own) for heading, own in pictures.items()]
+        note = f"Counted on {len(history[-1].ranks)} ranks of this machine, in {len(history)} samples."
+        return Exportable("Counters", sections, note=note, python=self.python, pictures=pictures, name="counters")
 
     @property
     def python(self) -> str:

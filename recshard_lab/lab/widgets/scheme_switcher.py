@@ -351,7 +351,8 @@ class SchemeSwitcher(Exports, LabWidget):
     def _show(self) -> None:
         """Sends everything that is looked at."""
         with self._lock:
-            self._show_all()
+            if self.comm is not None:  # closed while a burst was on the ranks
+                self._show_all()
 
     def _show_all(self) -> None:
         name = self.picture.value

@@ -43,7 +43,7 @@ def figure(traces: list[Any], title: str, *, height: int = 380, **layout: Any) -
         "yaxis": {**_AXIS, "showgrid": True, **_GRID},
     }
     for key, value in layout.items():
-        old = base.get(key)
+        old = base.get(key, _AXIS if key.startswith("xaxis") else None)
         base[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
     return go.Figure(data=traces, layout=base)
 

@@ -182,7 +182,13 @@ def _frame(svg: Svg, seen: Seen, x: Axis, y: Axis, order: Axis | None, labels: L
     if x.beyond:
         svg.line(x.beyond_from, top, x.beyond_from, bottom, 'stroke-opacity=".5" stroke-dasharray="1 3"')
         svg.text(x.end, bottom + 15, "more", anchor="end", size=10, soft=True)
-    svg.text((x.start + x.end) / 2, bottom + 30, f"memory of the fullest rank, {name}", anchor="middle", soft=True)
+    svg.text(
+        (x.start + x.end) / 2,
+        bottom + 30,
+        f"memory of the fullest rank with its reserve, {name}",
+        anchor="middle",
+        soft=True,
+    )
     if order is not None:
         middle = (order.start + order.end) / 2
         svg.text(order.start, bottom + 15, "0", anchor="middle", size=10, soft=True)

@@ -78,10 +78,10 @@ def test_a_view_is_a_picture_or_a_message_in_every_form(name: str, case: str, wi
 def test_of_a_large_plan_a_view_is_a_small_picture_within_a_second(name: str) -> None:
     known, took = large(), []
     for _ in range(3):  # the machine is shared: the fastest counts
-        begun = time.perf_counter()
+        begun = time.process_time()
         view = views.draw(name, **known)
         html = view._repr_html_()
-        took.append(time.perf_counter() - begun)
+        took.append(time.process_time() - begun)
     assert not view.problem
     assert min(took) < 1.0
     assert len(html) < 400_000

@@ -227,11 +227,11 @@ def test_a_thousand_tables_on_128_ranks_are_summed_up_within_a_second(name: str)
     plan = plan_of(tables, 128, ("table_wise", "row_wise"))
     found = estimate(plan, tables, topology)
     took = []
-    for _ in range(3):  # the machine is shared: the fastest counts
-        begun = time.perf_counter()
+    for _ in range(3):  # the machine is shared: the fastest counts, and time at work, as nothing is waited for
+        begun = time.process_time()
         view = views.draw(name, plan=plan, tables=tables, topology=topology, estimate=found)
         svg, html = view.svg, view._repr_html_()
-        took.append(time.perf_counter() - begun)
+        took.append(time.process_time() - begun)
     assert min(took) < 1.0
     assert not view.problem
     ET.fromstring(svg)

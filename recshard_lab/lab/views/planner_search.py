@@ -169,7 +169,7 @@ def _plot(seen: Seen, title: str) -> Any:
         )
     for scheme, one in seen.alone.items():
         label = scheme_label(scheme)
-        more = {"mode": "markers+text", "textposition": "top center", "text": [label]}
+        more = {"mode": "markers+text", "textposition": "top center", "text": [label], "cliponaxis": False}
         more |= {"hovertext": hovers([one], f"all {label}"), "hovertemplate": "%{hovertext}<extra></extra>"}
         symbol = "square-open" if one.fits else "square-x-open"
         traces += points(label, [one], symbol, "#7a828c", 11, **more, showlegend=False)
@@ -194,7 +194,7 @@ def _plot(seen: Seen, title: str) -> Any:
         shapes=[{**one, "line": {"color": WARNING if "yref" in one else "#7a828c", "dash": "dash"}} for one in lines],
         annotations=[{**one, "showarrow": False} for one in notes],
         xaxis={
-            "title": {"text": "bytes of the fullest rank"},
+            "title": {"text": "fullest rank, with its reserve"},
             "domain": [0, 0.68],
             "tickformat": ".3~s",
             "ticksuffix": "B",

@@ -30,3 +30,9 @@ def test_what_is_named_is_there() -> None:
 
 def test_doctests_of_the_library_are_beside_others() -> None:
     assert not is_alone(TESTS.parent / "recshard_lab/cores.py")
+
+
+def test_ci_runs_both_halves() -> None:
+    script = (TESTS.parent / ".ci/run").read_text()
+    halves = [line.partition(" -m ")[2] for line in script.splitlines() if line.startswith("pytest ")]
+    assert [half.split(" -n ")[0] for half in halves] == ['"not alone"', "alone"]

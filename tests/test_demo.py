@@ -11,8 +11,8 @@ from sklearn.metrics import roc_auc_score
 
 from recshard_lab.data import RatingsDataset, SyntheticRatings
 from recshard_lab.lab import demo, export
-from recshard_lab.lab.comparison import LEAST_AUC, SAME_AUC, SPLITS, Comparison, compare_schemes, plans_to_train
-from recshard_lab.lab.experiment import moved_bytes, run_unsharded
+from recshard_lab.lab.comparison import SAME_AUC, SPLITS, Comparison, compare_schemes, plans_to_train
+from recshard_lab.lab.experiment import moved_bytes
 from recshard_lab.lab.theme import SCHEMES, look_of
 from recshard_lab.sharding import scheme_names
 from recshard_lab.train import MOVIELENS_100K, Recipe, evaluate
@@ -97,13 +97,6 @@ def test_the_table_fits_a_terminal_of_eighty_columns(found: Comparison) -> None:
     assert "…" not in text
     assert len([line for line in text.splitlines() if "|" in line]) >= len(found.runs)
     console.file.close()
-
-
-@pytest.mark.real_data
-@pytest.mark.parametrize("split", SPLITS)
-def test_the_unsharded_model_reaches_the_wanted_auc_on_movielens(movielens: RatingsDataset, split: str) -> None:
-    train, test = movielens.split(split, seed=0)
-    assert run_unsharded(train, test, MOVIELENS_100K).auc >= LEAST_AUC[split]
 
 
 @pytest.mark.real_data

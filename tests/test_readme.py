@@ -32,11 +32,21 @@ def test_the_first_example_plans_launches_and_measures(tmp_path: Path) -> None:
 
 
 def test_the_example_of_a_comparison_prints_its_plans_and_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
-    exec(example("rs.compare_plans"), {})
+    exec(example("found.diff("), {})
     printed = capsys.readouterr().out
     assert "planned" in printed.splitlines()[0]
     assert "(best)" in printed
     assert "2 of 2 tables change" in printed
+
+
+def test_the_example_of_an_export_writes_a_page_a_plan_and_a_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(example("rs.export"), {})
+    assert (tmp_path / "plans.html").stat().st_size <= 3_000_000
+    assert '"row_wise"' in (tmp_path / "rows.json").read_text()
+    compile((tmp_path / "train.py").read_text(), "train.py", "exec")
 
 
 def test_the_example_of_a_sweep_says_that_it_is_simulated() -> None:

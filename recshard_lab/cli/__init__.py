@@ -1,4 +1,4 @@
-"""The command line ``recshard``: lab, demo, bench, calibrate, plan, train, whatif, topologies, data, doctor."""
+"""The command line ``recshard``: one subcommand a function, each in words; the rooms do the work."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from recshard_lab.cli.calibrate import calibrate
+from recshard_lab.cli.compare import compare
 from recshard_lab.cli.data import app as data
 from recshard_lab.cli.plan import plan
 from recshard_lab.cli.train import train
@@ -25,6 +26,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command()(calibrate)
+app.command()(compare)
 app.command()(plan)
 app.command()(train)
 app.command()(whatif)

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from recshard_lab.arguments import checks_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.lab.measure import Measured
 from recshard_lab.lab.report import Section
 from recshard_lab.lab.view import View
 from recshard_lab.planner import EmbeddingShardingPlanner, Estimate, Workload, estimate
@@ -42,6 +44,7 @@ class Candidate:
     more: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
+    @checks_arguments
     def of(
         cls,
         name: str,
@@ -50,7 +53,7 @@ class Candidate:
         topology: Topology | None = None,
         workload: Workload | None = None,
         estimated: Estimate | None = None,
-        measured: Any = None,
+        measured: Measured | None = None,
         more: Mapping[str, Any] | None = None,
     ) -> Candidate:
         """A plan; what is not said of it is what its planner knows, and it is predicted where nobody did.

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from recshard_lab.arguments import checks_arguments
 from recshard_lab.lab.export_kinds import KINDS, Options, everything, kind_of, page_of
 from recshard_lab.lab.exportable import Candidate, Exportable
 from recshard_lab.lab.plan_report import comparison_page, plan_page
@@ -26,6 +27,7 @@ from recshard_lab.planner import Sweep
 from recshard_lab.sharding import ShardingPlan
 
 
+@checks_arguments
 def export(
     thing: Any,
     path: str | Path,
@@ -67,8 +69,6 @@ def export(
     >>> export(views.curves({"loss": [0.7, 0.6]}), mkdtemp() + "/loss.svg").name
     'loss.svg'
     """
-    if not isinstance(path, str | Path):
-        raise ValueError(f"path must be a path such as 'plans.html', got {path!r}")
     path = Path(path)
     kind = kind_of(path)
     if kind == "json" and isinstance(thing, ShardingPlan):  # which says everything itself

@@ -21,7 +21,7 @@ from recshard_lab.planner.answers import sharding_text
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, ShardingPlan
 
 MOST_EXPLAINED = 40
-MOST_DIFFERENCES = 60
+MOST_DIFFERENCES, MOST_OPEN = 60, 12  # tables listed; beyond, behind a click
 PAGE_WIDTH, COLUMN_WIDTH = 860, 500  # of one plan's picture on a page, and where several stand side by side
 
 
@@ -94,7 +94,7 @@ def comparison_page(
     ]
     tables = len(candidates[0].configs)
     return Exportable(
-        title or f"{len(names)} plans for {tables:,} table{'s' * (tables != 1)}",
+        title or f"{len(names)} plan{'s' * (len(names) != 1)} for {tables:,} table{'s' * (tables != 1)}",
         sections,
         subtitle=f"Predicted steps: {', '.join(f'{each.name} {_step(each)}' for each in candidates)}.",
         note=_note(candidates),
@@ -164,13 +164,15 @@ def _differences(candidates: Sequence[Candidate]) -> list[Section]:
     ]
     names = list(dict.fromkeys(name for own in shardings for name in own))
     differing = [name for name in names if len({own.get(name) for own in shardings}) > 1]
-    words = f"{len(differing):,} of {len(names):,} tables lie otherwise in at least one of the plans."
     if not differing:
         return [Section("What differs", ["Every table lies alike in all of them."])]
+    words = f"{len(differing):,} of {len(names):,} tables lie otherwise in at least one of the plans"
     if len(differing) > MOST_DIFFERENCES:
-        words += f" The first {MOST_DIFFERENCES} are listed."
+        words += f"; the first {MOST_DIFFERENCES} are listed"
     rows = [[name, *(own.get(name, "") for own in shardings)] for name in differing[:MOST_DIFFERENCES]]
-    return [Section("What differs", [words, Numbers(("table", *(each.name for each in planned)), rows, wraps=True)])]
+    table = Numbers(("table", *(each.name for each in planned)), rows, wraps=True)
+    parts: list[Part] = [f"{words}.", table] if len(rows) <= MOST_OPEN else [Folded(words, table)]
+    return [Section("What differs", parts)]
 
 
 def _assumed(candidates: Sequence[Candidate], preset: str) -> list[Section]:

@@ -218,10 +218,11 @@ def _figure(view: View, caption: str, uid: str, drawn: _Drawn) -> str:
         return f"<figure>{head}{still}{numbers}</figure>"
     made = json.loads(view.figure.to_json())
     drawn.figures[f"p{uid}"] = {"data": made["data"], "layout": made["layout"]}
+    high = made["layout"].get("height", 380)  # kept free until it is drawn
     label = escape(f"{caption}: {view.title}" if caption else view.title, quote=True)
     live = (
         f'<div class="plot"><p>{escape(view.summary)}</p>'
-        f'<div id="p{uid}" role="group" aria-label="{label}, interactive"></div></div>'
+        f'<div id="p{uid}" role="group" aria-label="{label}, interactive" style="min-height:{high}px"></div></div>'
     )
     return f'<figure>{head}<div class="still">{without_tooltips(still)}</div>{live}{numbers}</figure>'
 

@@ -80,6 +80,8 @@ def png_of(picture: Svg, theme: str = "light", scale: float = 2.0) -> bytes:
     """
     if theme not in THEMES:
         raise ValueError(f"theme must be one of {', '.join(THEMES)}, got {theme!r}")
+    if not 0 < scale < float("inf"):
+        raise ValueError(f"scale must be a positive number of pixels, got {scale!r}")
     width, height = round(picture.width * scale), round(picture.height * scale)
     if not 1 <= width * height <= MOST_PIXELS:
         most = (MOST_PIXELS / max(picture.width * picture.height, 1)) ** 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -30,6 +31,7 @@ from recshard_lab.lab.plan_report import comparison_page
 from recshard_lab.lab.view import Numbers, message_view
 from recshard_lab.sharding import ParameterConstraints, PlanError, ShardingPlan, Topology
 from tests.lab.plans import SCHEMES, many, movielens, plan_of
+from tests.test_bad_arguments import JUNK
 
 
 def planned(schemes: Sequence[str] = (), world_size: int = 2) -> ShardingPlan:
@@ -215,8 +217,11 @@ def test_a_png_too_large_or_of_no_size_is_refused_with_the_scale_that_would_do(t
         export(view, tmp_path / "x.png", scale=100)
     largest = float(re.search(r"scale=([\d.]+)", str(refused.value))[1])  # type: ignore[index]
     assert 5 < largest < 100
+    for odd in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="scale must be a positive number of pixels"):
+            export(view, tmp_path / "x.png", scale=odd)
     with pytest.raises(ValueError, match="is not made"):
-        export(view, tmp_path / "x.png", scale=0)
+        export(view, tmp_path / "x.png", scale=1e-4)
     with pytest.raises(ValueError, match="theme must be one of light, dark, got 'blue'"):
         export(view, tmp_path / "x.png", theme="blue")
 
@@ -304,7 +309,7 @@ def test_what_cannot_be_exported_is_refused(thing: Any, tmp_path: Path) -> None:
     [
         ("x.pdf", r"x.pdf: .pdf is no kind of file .* .html \(a page\).* and a folder"),
         ("none/x.html", "there is no folder .*none"),
-        (3, "path must be a path such as 'plans.html', got 3"),
+        (3, r"export: path must be str \| pathlib.Path, got 3"),
         ("x.json", "there is no plan in it to write. Smallest fix: .html, .svg or .png"),
         ("x.py", "there is no plan in it to write"),
     ],
@@ -314,6 +319,30 @@ def test_a_file_that_cannot_be_is_refused(name: Any, words: str, tmp_path: Path)
     with pytest.raises(ValueError, match=words):
         export(view, tmp_path / name if isinstance(name, str) else name)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("argument", "kind"),
+    [
+        *(
+            (name, "html")
+            for name in ("thing", "plotly", "title", "python", "tables", "topology", "workload", "measured")
+        ),
+        *((name, "svg") for name in ("thing", "path")),
+        *((name, "png") for name in ("theme", "scale")),
+        *((name, "json") for name in ("thing", "plan")),
+        ("model", "py"),
+    ],
+)
+def test_a_wrong_argument_is_a_value_error(
+    argument: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given: dict[str, Any] = {"thing": {"mine": planned()}, "path": f"x.{kind}", "plotly": "none"}
+    export(**given)
+    for junk in JUNK:
+        with contextlib.suppress(ValueError):  # anything else fails the test
+            export(**{**given, argument: junk})
 
 
 def test_a_plan_of_which_nothing_is_known_asks_for_what_is_missing(tmp_path: Path) -> None:

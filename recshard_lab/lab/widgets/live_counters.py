@@ -18,7 +18,6 @@ from recshard_lab.lab.counters import Sample, read, watch
 from recshard_lab.lab.exportable import Exportable
 from recshard_lab.lab.report import Section
 from recshard_lab.lab.theme import ms_text
-from recshard_lab.lab.view import View
 from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import controls, page
 from recshard_lab.lab.widgets.base import LabWidget
@@ -107,14 +106,6 @@ class LiveCounters(Exports, LabWidget):
             self._show()
         return sample
 
-    def exportable(self) -> Exportable:
-        """The picture as it stands, for `export`."""
-        with self._lock:
-            view = self._view()
-            told = f"Step {self.history[-1].step:,}, {len(self.history)} samples."
-        sections = [Section("Counters", [view])]
-        return Exportable(view.title, sections, told, python=self.python, pictures={"": [view]}, name="counters")
-
     def close(self) -> None:
         """Stops looking and takes the widget off the page. The ranks go on counting: `lab.counters.unwatch` ends it."""
         self._over.set()
@@ -172,7 +163,7 @@ class LiveCounters(Exports, LabWidget):
         self.numbers = ipw.ToggleButton(description="Numbers", icon="table", tooltip="the numbers behind the picture")
         self.numbers.observe(lambda _: self._show(), names="value")
         self.picture, self.listed, self.code = controls.wide_html(), controls.wide_html(), controls.wide_html()
-        self.told, self.exports = ipw.HTML(), ExportControl(self, "counters", kinds=("html", "svg", "png", "zip"))
+        self.told = ipw.HTML()
 
     def _look(self) -> None:
         while not self._over.wait(self.every_s):
@@ -200,7 +191,7 @@ class LiveCounters(Exports, LabWidget):
     def _show(self) -> None:
         with self._lock:
             sample = self.history[-1]
-            view = self._view()
+            view = views.counters(self.history, table=self.table.value.strip() or None)
             drawn = view.inline(f"{self.model_id[:8]}-counters")
             body = f'<div data-step="{sample.step}" data-samples="{len(self.history)}">{drawn}</div>'
             self._set(self.picture, page.picture(body))
@@ -209,9 +200,6 @@ class LiveCounters(Exports, LabWidget):
             self._set(self.told, page.note(words))
             python = f"<details><summary>The same in Python</summary><pre>{escape(self.python)}</pre></details>"
             self._set(self.code, python)
-
-    def _view(self) -> View:
-        return views.counters(self.history, table=self.table.value.strip() or None)
 
     @staticmethod
     def _set(html: ipw.HTML, value: str) -> None:

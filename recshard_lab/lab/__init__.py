@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from recshard_lab.lab.widgets import PlanCompare as PlanCompare
     from recshard_lab.lab.widgets import RanksPanel as RanksPanel
     from recshard_lab.lab.widgets import SchemeSwitcher as SchemeSwitcher
+    from recshard_lab.lab.widgets import SkewScale as SkewScale
 
 _HOME_OF = {
     "Candidate": "exportable",
@@ -41,6 +42,7 @@ _HOME_OF = {
     "Proof": "live_model",
     "RanksPanel": "widgets",
     "SchemeSwitcher": "widgets",
+    "SkewScale": "widgets",
     "View": "view",
     "compare_plans": "plan_comparison",
     "export": "exporting",
@@ -62,6 +64,7 @@ __all__ = [
     "Proof",
     "RanksPanel",
     "SchemeSwitcher",
+    "SkewScale",
     "View",
     "compare_plans",
     "export",

@@ -69,17 +69,28 @@ def imported(body: str, names: Sequence[str]) -> str:
 
 def step_arguments(question: Question, base: Topology, workload: Workload) -> list[str]:
     """``topology=Topology(...)`` and ``workload=Workload(...)`` as lines, without what they have anyway."""
+    own = workload_argument(replace(workload, batch_size=question.batch_size))
+    return [*topology_argument(question, base), *own]
+
+
+def topology_argument(question: Question, base: Topology) -> list[str]:
+    """``topology=Topology(...)`` as lines."""
     topology = topology_for(question, base)
     device = topology.compute_device
     cap = {"hbm_cap": topology.hbm_cap} if device == "cuda" else {"ddr_cap": topology.ddr_cap}
     local = {} if topology.num_nodes == 1 else {"local_world_size": topology.local_world_size}
     given: dict[str, Any] = {"world_size": question.world_size, **_device(device), **cap, **local}
     given |= _differences(topology, Topology(**given))
-    load: dict[str, Any] = {"batch_size": question.batch_size}
-    load |= _differences(replace(workload, batch_size=question.batch_size), Workload(**load))
+    return _call("topology=Topology", given)
+
+
+def workload_argument(workload: Workload, access: str = "access") -> list[str]:
+    """``workload=Workload(...)`` as lines; `access` stands for its profiles, where it has some."""
+    load: dict[str, Any] = {"batch_size": workload.batch_size}
+    load |= _differences(workload, Workload(**load))
     if "access" in load:
-        load["access"] = _Name("access")
-    return [*_call("topology=Topology", given), *_call("workload=Workload", load)]
+        load["access"] = _Name(access)
+    return _call("workload=Workload", load)
 
 
 def wish_code(question: Question, num_tables: int = 0) -> list[str]:

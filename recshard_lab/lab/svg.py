@@ -93,7 +93,7 @@ class Svg:
     def head(self, title: str, sentence: str, left: float, warn: bool = False) -> float:
         """Title and sentence, wrapped to the picture; returns the y below them."""
         letters = int((self.width - 2 * left) / 6.1)
-        self.text(left, 20, fit([title], self.width - 2 * left, 13.4), size=14, bold=True)
+        self.text(left, 20, fit([title], self.width - 2 * left, 14.2), size=14, bold=True)
         y = 20.0
         for words in wrap(sentence, letters)[:3]:
             y += 16

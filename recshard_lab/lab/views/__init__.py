@@ -7,7 +7,8 @@ A view is a pure function whose parameter names say what it wants to see::
 
 Whoever shows views (the plan comparison, a report) offers it wherever an ``estimate`` is at hand.
 Names in use: ``plan``, ``tables``, ``topology``, ``estimate``, ``measured``, ``losses``, ``events``, ``history``,
-``search``, ``groups`` (sharding groups of replicas), ``note``, ``width``, ``extent`` (of pictures to one scale).
+``search``, ``comparison`` (of plans), ``groups`` (sharding groups of replicas), ``note``, ``width``, ``extent`` (of
+pictures to one scale).
 """
 
 from recshard_lab.lab.view import View as View
@@ -29,6 +30,7 @@ from recshard_lab.lab.views.registry import view_label as view_label
 from recshard_lab.lab.views.registry import view_named as view_named
 from recshard_lab.lab.views.registry import view_names as view_names
 from recshard_lab.lab.views.registry import views_of as views_of
+from recshard_lab.lab.views.side_by_side import side_by_side as side_by_side
 from recshard_lab.lab.views.skew import access_skew as access_skew
 from recshard_lab.lab.views.timeline import timeline as timeline
 from recshard_lab.lab.views.traffic import traffic as traffic

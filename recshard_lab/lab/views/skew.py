@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from recshard_lab.lab.columns import MARGIN
 from recshard_lab.lab.plots import figure, marker
-from recshard_lab.lab.svg import Svg
+from recshard_lab.lab.svg import Svg, fit
 from recshard_lab.lab.theme import LABEL_INK, LINES, Look, count_text, number
 from recshard_lab.lab.view import Numbers, View, message_view
 from recshard_lab.lab.views.registry import register_view
@@ -181,7 +181,8 @@ def _draw_curves(svg: Svg, curves: dict[str, _Curve], chosen: str, top: float, r
         points = " ".join(
             f"{px:.1f},{py:.1f}" for px, py in (at(float(x), float(y)) for x, y in zip(xs, ys, strict=True))
         )
-        words = f"{name}: 1% of rows, {_percent(curves[name].share(0.01))} of lookups"
+        told = f"1% of rows, {_percent(curves[name].share(0.01))} of lookups"
+        words = fit([f"{name}: {told}", told], right - LEFT - 46, 11.4)
         svg.path(f"M{points}", style, words)
         room = 46 + len(words) * 6.6
         if legend_x > LEFT and legend_x + room > right:
@@ -215,7 +216,8 @@ def _draw_bars(svg: Svg, look: Look, stripes: Sequence[tuple[float, float]], y: 
             where, ink = (base - high + 12, LABEL_INK) if struck else (base - high - 4, "currentColor")
             svg.text(middle, where, _percent(share), anchor="middle", size=10, ink=ink)
             svg.text(middle, base + 14, f"rank {rank}", anchor="middle", size=10)
-            svg.text(middle, base + 27, f"{count_text(rows)} rows", anchor="middle", size=10, soft=True)
+            words = fit([f"{count_text(rows)} rows", count_text(rows)], each - 2, 10)
+            svg.text(middle, base + 27, words, anchor="middle", size=10, soft=True)
     svg.line(LEFT, even, LEFT + ranks * each, even, 'stroke-dasharray="3 3" stroke-opacity=".7"')
     svg.line(LEFT, base, LEFT + ranks * each, base, 'stroke-opacity=".6"')
     svg.text(LEFT - 8, even + 4, "even", anchor="end", size=10, soft=True)

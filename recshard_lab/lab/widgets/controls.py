@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import ipywidgets as ipw
 
@@ -39,7 +40,7 @@ def set_all() -> ipw.Dropdown:
     )
 
 
-def slider(label: str, options: Sequence[tuple[str, int]], value: int, hint: str) -> StepSlider:
+def slider(label: str, options: Sequence[tuple[str, Any]], value: Any, hint: str) -> StepSlider:
     """A slider over named steps; the arrow keys move it."""
     return StepSlider(label, options, value, hint, layout=ipw.Layout(flex="1 1 300px", min_width="270px"))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -11,7 +11,8 @@ from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.lab.live_model import Proof
 from recshard_lab.lab.plan_comparison import ROWS
 from recshard_lab.lab.question import Answer
-from recshard_lab.lab.theme import bytes_text, count_text, ms_text, number
+from recshard_lab.lab.scaling import Choice
+from recshard_lab.lab.theme import SCHEMES, bytes_text, count_text, look_of, ms_text, number
 from recshard_lab.planner import PlanDiff
 from recshard_lab.planner.answers import LEAST_MS, TableChange, sharding_text
 
@@ -188,8 +189,41 @@ def badge(proof: Proof | None) -> str:
     )
 
 
-def picture(markup: str) -> str:
-    return f'<div style="color:var(--jp-ui-font-color1,inherit)">{markup}</div>'
+def picture(markup: str, unfinished: bool = False) -> str:
+    busy = ' aria-busy="true" style="opacity:.5"' if unfinished else ""
+    return f'<div style="color:var(--jp-ui-font-color1,inherit)"><div{busy}>{markup}</div></div>'
+
+
+def stale(shown: str) -> str:
+    """A picture whose successor is being computed."""
+    return shown.replace("<div><svg", '<div aria-busy="true" style="opacity:.5"><svg', 1)
+
+
+def choices_table(choices: Sequence[Choice], pinned: bool) -> str:
+    """The tables that the planner puts under another scheme, and why."""
+    if pinned:
+        return note("The planner's choices are compared with these settings: move a slider to see which change.")
+    if not choices:
+        return note("The planner puts every table under the same scheme as where the sliders were pinned.")
+    body = "".join(
+        f'<tr data-table="{escape(each.table, quote=True)}" data-before="{each.before}" data-after="{each.after}">'
+        f'<th scope="row">{escape(each.table)}</th>'
+        + "".join(f"<td>{escape(cell)}</td>" for cell in _choice(each))
+        + "</tr>"
+        for each in choices
+    )
+    tables = f"{len(choices)} table{'s' * (len(choices) > 1)}"
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("table", "was", "is now", "why"))
+    return (
+        f'<div role="status">The planner changes its choice for {tables} since the pin.</div>'
+        f'<div class="rs-scroll" tabindex="0" role="region" aria-label="Choices that change">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _choice(choice: Choice) -> tuple[str, ...]:
+    before, after = (look_of(name, SCHEMES).label for name in (choice.before, choice.after))
+    return before, after, choice.why or "looking …"
 
 
 def code(python: str, summary: str = "Your plan in Python", side: str = "", opened: bool = True) -> str:

@@ -37,7 +37,8 @@ _CSS = """
  font-size:var(--jp-widgets-font-size,13px)}
 .rs-step-slider span{flex:0 0 auto;white-space:nowrap}
 .rs-step-slider input{flex:1 1 100px;min-width:90px;accent-color:var(--jp-brand-color1,#1976d2);cursor:pointer}
-.rs-step-slider output{flex:0 0 58px;font-variant-numeric:tabular-nums;font-weight:600}
+.rs-step-slider output{flex:0 0 auto;min-width:58px;white-space:nowrap;
+ font-variant-numeric:tabular-nums;font-weight:600}
 """
 
 

@@ -1,0 +1,176 @@
+"""Side by side: the step and the memory of every plan of a comparison as bars on one scale, the best marked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from recshard_lab.lab.columns import MARGIN
+from recshard_lab.lab.plots import figure, marker
+from recshard_lab.lab.svg import Svg, fit
+from recshard_lab.lab.theme import LABEL_INK, SCHEMES, WARNING, Look, bytes_text, look_of, ms_text, number
+from recshard_lab.lab.view import View, message_view
+from recshard_lab.lab.views.registry import register_view
+
+TITLE = "Side by side"
+MOST = 24  # plans drawn one by one
+PLAIN = Look("", "#c9ced6", "plain")
+NAMES, BALANCE, PITCH, THICK = 172.0, 66.0, 27.0, 17.0
+
+
+@register_view(TITLE, place=11)
+def side_by_side(comparison: Any, *, note: str = "", width: int = 860) -> View:
+    """Step and memory of several plans.
+
+    Args:
+        comparison: a `PlanComparison`, as `compare_plans` gives it; a plan named after a scheme is drawn in its look.
+        note: a sentence under the picture.
+        width: of the static picture, in pixels.
+    """
+    answers, values = comparison.answers, comparison.values
+    drawn = {name: values[name] for name in answers if name in values}
+    if not drawn:
+        words = "; ".join(f"{name}: {shown.problem}" for name, shown in answers.items()) or "There is no plan to show."
+        return message_view("side_by_side", TITLE, words)
+    for name, each in drawn.items():
+        if not all(np.isfinite(value) for value in each.values()):
+            return message_view("side_by_side", TITLE, f"The prediction of {name!r} is not a number.")
+    first = next(answers[name] for name in drawn)
+    counts = ((len(answers), "plan"), (len(comparison.tables), "table"), (first.topology.world_size, "rank"))
+    title = "{}, {} on {}".format(*(f"{count:,} {noun}{'s' * (count != 1)}" for count, noun in counts))
+    summary = _summary(comparison, drawn)
+
+    def draw(uid: str) -> Svg:
+        return _draw(comparison, drawn, title, summary, note, width, uid)
+
+    def plot() -> Any:
+        return _plot(comparison, drawn, title)
+
+    return View("side_by_side", title, summary, comparison.numbers, draw, plot)
+
+
+def _summary(comparison: Any, drawn: dict[str, dict[str, float]]) -> str:
+    fit_ones = [name for name in drawn if comparison.answers[name].fits]
+    none = [name for name in comparison.answers if name not in fit_ones]
+    if not fit_ones:
+        return "None of them fits."
+    best = min(fit_ones, key=lambda name: drawn[name]["step_ms"])
+    worst = max(fit_ones, key=lambda name: drawn[name]["step_ms"])
+    words = f"Fastest: {_label(best)}, {ms_text(drawn[best]['step_ms'])} a step"
+    if worst != best and drawn[best]["step_ms"] > 0:
+        ratio = drawn[worst]["step_ms"] / drawn[best]["step_ms"]
+        words += f"; slowest that fits: {_label(worst)}, {number(ratio)} times as long"
+    return f"{words}." + (f" Does not fit: {', '.join(map(_label, none))}." if none else "")
+
+
+def _label(name: str) -> str:
+    return look_of(name, SCHEMES).label if name in SCHEMES else name
+
+
+def _look(name: str) -> Look:
+    return look_of(name, SCHEMES) if name in SCHEMES else PLAIN
+
+
+def _draw(
+    comparison: Any, drawn: dict[str, dict[str, float]], title: str, summary: str, note: str, width: int, uid: str
+) -> Svg:
+    svg = Svg(width, 0, title, summary, uid)
+    top = svg.head(title, summary, MARGIN) + 22
+    first = MARGIN + NAMES
+    room = width - first - MARGIN - BALANCE
+    step_wide, left = 0.5 * room - 7, first + 0.5 * room + 7
+    longest = max(each["step_ms"] for each in drawn.values()) or 1.0
+    usable = max(_usable(comparison.answers[name]) for name in drawn)
+    largest = max(max(each["memory_bytes"] for each in drawn.values()), 1.0)
+    capped = usable <= 2.5 * largest
+    scale = step_wide / (max(largest, usable) if capped else largest)
+    for x, words in ((first, "step, predicted"), (left, "fullest rank")):
+        svg.text(x, top - 7, words, soft=True)
+    svg.text(width - MARGIN, top - 7, "imbalance", soft=True, anchor="end")
+    y = top
+    for name in list(comparison.answers)[:MOST]:
+        svg.text(first - 8, y + 12.5, fit([_label(name)], NAMES - 8, 11), anchor="end", bold=name not in SCHEMES)
+        shown, best = comparison.answers[name], comparison.best
+        if name not in drawn:
+            svg.text(first, y + 12.5, "✗ no plan: " + fit([shown.problem], room - 80, 11), soft=True)
+            y += PITCH
+            continue
+        each = drawn[name]
+        step = (each["step_ms"] / longest * step_wide, step_wide)
+        _bar(svg, name, first, y, step, ms_text(each["step_ms"]), name in best["step_ms"])
+        held = (each["memory_bytes"] * scale, step_wide)
+        words = bytes_text(each["memory_bytes"]) + ("" if shown.fits else " ✗")
+        _bar(svg, name, left, y, held, words, name in best["memory_bytes"], usable * scale if capped else 0.0)
+        svg.text(width - MARGIN, y + 12.5, f"{number(each['imbalance'])} x", anchor="end")
+        y += PITCH
+    if capped:
+        x = left + usable * scale
+        svg.line(x, top - 3, x, y - 4, f'stroke-width="1.6" stroke-dasharray="6 3" style="stroke:{WARNING}"')
+    words = f"Dashed: {bytes_text(usable)} that a rank can use." if capped else f"A rank can use {bytes_text(usable)}."
+    words += "" if all(shown.fits for shown in comparison.answers.values()) else " ✗: does not fit."
+    if len(comparison.answers) > MOST:
+        words += f" {len(comparison.answers) - MOST} more plans are in the numbers."
+    svg.text(MARGIN, y + 10, f"{words} {note}".strip(), soft=True)
+    svg.height = y + 20
+    return svg
+
+
+def _usable(shown: Any) -> float:
+    """Bytes that a plan may take of a rank: the capacity without the reserve."""
+    return float(shown.topology.free_memory_bytes())
+
+
+def _bar(
+    svg: Svg, name: str, left: float, y: float, size: tuple[float, float], words: str, best: bool, line: float = 0.0
+) -> None:
+    """A bar with its value inside where there is room, else behind it and behind the line that would cross it.
+
+    Args:
+        size: of the bar, and of the room it has.
+        line: how far from `left` a line crosses the bars; 0 for none.
+    """
+    long, room = size
+    words += " ★ best" if best else ""
+    look = _look(name)
+    outline = f'stroke="{LABEL_INK}" stroke-width=".6"'
+    svg.rect(left, y, max(long, 0.5), THICK, svg.fill(look), f"{_label(name)}: {words}", outline)
+    needs = len(words) * 6.6 + 8
+    inside = line + 4 if line and line < needs else 5.0  # behind the line where it would cross the words
+    if long >= needs + inside - 5:
+        halo = f'stroke="{look.fill}" stroke-width="3" paint-order="stroke"'
+        svg.text(left + inside, y + 12.5, words, ink=LABEL_INK, bold=best, extra=halo)
+        return
+    behind = long + 5
+    if line and behind - 2 < line < behind + needs and line + 5 + needs <= room + 12:
+        behind = line + 5
+    svg.text(left + behind, y + 12.5, words, bold=best)
+
+
+def _plot(comparison: Any, drawn: dict[str, dict[str, float]], title: str) -> Any:
+    import plotly.graph_objects as go
+
+    labels = [_label(name) for name in drawn]
+    bars = [
+        go.Bar(
+            name=head,
+            orientation="h",
+            y=labels,
+            x=[each[row] for each in drawn.values()],
+            marker=marker(look),
+            xaxis=axis,
+            hovertemplate="%{y}: %{x:.4s}" + unit + "<extra></extra>",
+        )
+        for row, head, unit, look, axis in (
+            ("step_ms", "step", " ms", SCHEMES["table_wise"], "x"),
+            ("memory_bytes", "fullest rank", "B", SCHEMES["row_wise"], "x2"),
+        )
+    ]
+    return figure(
+        bars,
+        title,
+        height=170 + 32 * len(labels),
+        yaxis={"autorange": "reversed", "showgrid": False},
+        xaxis={"title": {"text": "ms a step"}, "domain": [0, 0.48], "rangemode": "tozero"},
+        xaxis2={"title": {"text": "bytes of the fullest rank"}, "domain": [0.52, 1], "rangemode": "tozero"},
+    )

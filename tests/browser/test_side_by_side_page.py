@@ -88,7 +88,8 @@ def cut_off(page: Any, widget: str) -> list[str]:
     found: list[str] = page.locator(widget).evaluate(
         """root => [...root.querySelectorAll('*')].filter(e => {
           const box = e.getBoundingClientRect(), all = root.getBoundingClientRect();
-          if (!box.width || e.closest('pre') || e.closest('.rs-scroll') || e.tagName === 'OPTION') return false;
+          if (!box.width || e.closest('pre') || e.closest('.rs-scroll') || ['OPTION', 'INPUT'].includes(e.tagName))
+            return false;
           return box.right > all.right + 1 || (!e.closest('svg') && e.clientWidth && e.scrollWidth > e.clientWidth + 1);
         }).map(e => `${e.tagName}.${e.className}: ${e.textContent.slice(0, 40)}`)"""
     )
@@ -101,7 +102,9 @@ def answers(**more: Any) -> Any:
 
 def test_six_plans_on_the_page_are_those_of_python(page: Any) -> None:
     widget = page.locator(COMPARE)
-    widget.locator("input[type=file]").set_input_files(str(page.folder / "loaded.json"))
+    with page.expect_file_chooser() as chooser:
+        widget.get_by_role("button", name="Plan from JSON").click()
+    chooser.value.set_files(str(page.folder / "loaded.json"))
     loaded = plan_of(TABLES, 8, ("column_wise",))
     found = answers(loaded=loaded)
     wait_for_card(page, COMPARE, "loaded", found["loaded"].estimate.step_ms)
@@ -137,6 +140,9 @@ def test_columns_are_edited_with_the_keyboard_alone(page: Any) -> None:
     chooser.press("Home")
     for _ in range(3):
         page.keyboard.press("ArrowDown")  # two by hand
+    page.wait_for_function(
+        "name => document.querySelector('.recshard-plan-compare input[type=text]').value === name", arg="two by hand"
+    )
     widget.get_by_label("t002", exact=True).focus()
     for _ in range(2):
         page.keyboard.press("ArrowDown")  # auto, table-wise, row-wise

@@ -16,10 +16,10 @@ from recshard_lab.lab.views.registry import register_view
 TITLE = "Side by side"
 MOST = 24  # plans drawn one by one
 PLAIN = Look("", "#c9ced6", "plain")
-NAMES, BALANCE, PITCH, THICK = 172.0, 66.0, 27.0, 17.0
+NAMES, BALANCE, PITCH, THICK = 182.0, 66.0, 27.0, 17.0
 
 
-@register_view(TITLE, place=11)
+@register_view(TITLE, place=12)
 def side_by_side(comparison: Any, *, note: str = "", width: int = 860) -> View:
     """Step and memory of several plans.
 

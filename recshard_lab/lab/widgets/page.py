@@ -41,7 +41,7 @@ STYLE = """<style>
  color:var(--jp-ui-font-color1,inherit)}
 .recshard-plan-compare .rs-scroll th,.recshard-plan-compare .rs-scroll td{text-align:left;padding:3px 10px;
  border-bottom:1px solid var(--jp-border-color2,#d8dce1);font-variant-numeric:tabular-nums;vertical-align:top}
-.recshard-plan-compare .rs-scroll th{white-space:nowrap}
+.recshard-plan-compare .rs-scroll tbody th{white-space:nowrap}
 .recshard-plan-compare .rs-alert{border-left:4px solid #d9480f;padding:4px 10px;margin-top:6px;line-height:1.4;
  white-space:normal}
 .recshard-plan-compare pre{margin:4px 0 0;padding:8px 10px;white-space:pre;overflow:auto;box-sizing:border-box;

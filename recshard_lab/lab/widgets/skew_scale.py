@@ -26,6 +26,8 @@ from recshard_lab.lab.question import Answer
 from recshard_lab.lab.scaling import Choice, Scaled, Setting
 from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import controls, page
+from recshard_lab.lab.widgets.base import LabWidget
+from recshard_lab.lab.widgets.export_control import ExportControl, ExportsComparison
 from recshard_lab.lab.widgets.newest import Newest
 from recshard_lab.lab.widgets.steps import batch_sizes, world_sizes
 from recshard_lab.planner import Workload
@@ -36,7 +38,7 @@ REASONS = 12  # tables whose change of scheme is explained
 KEPT = 64  # settings whose answers are remembered
 
 
-class SkewScale(ipw.VBox):
+class SkewScale(ExportsComparison, LabWidget):
     """Sliders over skew and scale of one set of tables.
 
     Args:
@@ -102,6 +104,11 @@ class SkewScale(ipw.VBox):
     def python(self) -> str:
         """The setting in Python."""
         return scaling.python_for_setting(self.setting, self.topology, self.workload)
+
+    @property
+    def python_of_all(self) -> str:
+        """The same, for `export`."""
+        return self.python
 
     def set(self, **values: Any) -> None:
         """Moves several controls and answers once: ``widget.set(world_size=64, machine="h100", skew=1.05)``.
@@ -188,6 +195,7 @@ class SkewScale(ipw.VBox):
         )
         self.note, self.status = controls.wide_html(), ipw.HTML()
         self.card, self.choices, self.code = (controls.wide_html() for _ in range(3))
+        self.exports = ExportControl(self, "skew_and_scale")
         self.schemes, self.use = controls.wide_html(), controls.wide_html()
         for control in self._by_field().values():
             control.observe(lambda _: self._moved(), names="value")
@@ -214,6 +222,7 @@ class SkewScale(ipw.VBox):
             self.card,
             self.status,
             controls.halves([[self.schemes, self.choices], [self.use]]),
+            self.exports,
             self.code,
         ]
 

@@ -60,6 +60,12 @@ SHOWN = (
         keys={"Set all to": "ArrowDown", "Changes from": "Home"},
     ),
     Shown(
+        "skew_scale",
+        "SkewScale(movielens(), rs.Topology(4, ddr_cap=10**9))",
+        "svg[aria-label^='9 plans']",
+        keys={"Machine": "ArrowDown"},
+    ),
+    Shown(
         "scheme_switcher",
         "SchemeSwitcher(ranks, 'model', 'train_step', workload=rs.Workload(32, 2.0), topology=two)",
         "svg[role=img]",
@@ -89,7 +95,7 @@ def example_views() -> dict[str, Any]:
     import torch
 
     from recshard_lab import AccessProfile, EmbeddingShardingPlanner, KeyedJaggedTensor, Workload, estimate, sweep
-    from recshard_lab.lab import views
+    from recshard_lab.lab import compare_plans, views
     from recshard_lab.lab.counters import Sample
     from recshard_lab.sharding import Topology
     from tests.lab.plans import movielens, plan_of
@@ -106,6 +112,8 @@ def example_views() -> dict[str, Any]:
     planner = EmbeddingShardingPlanner(topology, keep_search=True)
     planner.plan_tables(tables)
     known["search"] = planner.last_search
+    compared = {name: name for name in ("planner", "table_wise", "row_wise", "data_parallel")}
+    known["comparison"] = compare_plans(tables, topology, compared)
     drawn = {name: views.draw(name, **known) for name in views.views_of(*known)}
     counts = (np.random.default_rng(3).zipf(1.3, 20_000) - 1) % 1682
     drawn["access_skew"] = views.access_skew(

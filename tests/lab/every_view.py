@@ -16,7 +16,17 @@ import numpy as np
 import torch
 
 from recshard_lab.lab.counters import Sample
-from recshard_lab.planner import AccessProfile, EmbeddingShardingPlanner, Estimate, Sweep, SweepPoint, estimate
+from recshard_lab.lab.plan_comparison import PlanComparison
+from recshard_lab.lab.question import Answer, Question
+from recshard_lab.planner import (
+    AccessProfile,
+    EmbeddingShardingPlanner,
+    Estimate,
+    Sweep,
+    SweepPoint,
+    Workload,
+    estimate,
+)
 from recshard_lab.planner.search_trace import SearchTrace
 from recshard_lab.sharding import ShardingPlan, Topology
 from recshard_lab.sparse import KeyedJaggedTensor
@@ -48,6 +58,7 @@ def nothing() -> dict[str, Any]:
         "search": SearchTrace((), None, {}, None, 0.0, 0, 1, ()),
         "changes": {},
         "history": [],
+        "comparison": PlanComparison([], {}),
     }
 
 
@@ -73,6 +84,7 @@ def not_a_number(value: float = NAN) -> dict[str, Any]:
     kjt: KeyedJaggedTensor = found["kjt"]
     search: SearchTrace = found["search"]
     sweep: Sweep = found["sweep"]
+    bad = replace(good, ms=spoilt(good.ms, value), memory_bytes=spoilt(good.memory_bytes, value))
     lost = [replace(each, step_ms=value, memory_bytes=value) for each in search.candidates[:2]]
     return found | {
         "estimate": replace(
@@ -92,6 +104,7 @@ def not_a_number(value: float = NAN) -> dict[str, Any]:
         "search": replace(search, candidates=(*lost, *search.candidates), lower_bound=value),
         "changes": {"first": 7.0, "then": value},
         "history": samples([table(LONG, 1000)], 2, 3, value),
+        "comparison": compared(found["plan"], found["tables"], found["topology"], bad),
     }
 
 
@@ -158,7 +171,16 @@ def drawn(tables: list[Any], plan: ShardingPlan, topology: Topology, steps: int,
         "search": planner.last_search,
         "changes": {f"{LONG}_{n}": 10.0 / (n + 1) for n in range(steps)},
         "history": samples(tables, ranks, min(steps, 3), 9.0),
+        "comparison": compared(plan, tables, topology, found),
     }
+
+
+def compared(plan: ShardingPlan, tables: list[Any], topology: Topology, found: Estimate) -> PlanComparison:
+    """The plan under two names, and one that there is not."""
+    asked = Question({}, topology.world_size, 512, topology.memory_cap_bytes, plan=plan)
+    shown = Answer(asked, topology, Workload(), plan, found)
+    refused = replace(shown, plan=None, estimate=None, problem=f"table {LONG!r} does not fit")
+    return PlanComparison(tables, {"row_wise": shown, LONG: shown, "none": refused})
 
 
 def points(count: int) -> list[SweepPoint]:

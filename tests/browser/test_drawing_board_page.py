@@ -87,3 +87,40 @@ def test_pieces_are_drawn_refused_mended_and_run(page: Any) -> None:
     ]
     drawn = sorted((rank, (r0, r1), (c0, c1)) for rank, r0, r1, c0, c1 in shown)
     page.wait_for_selector(f".jp-OutputArea-output:has-text('drawn {drawn}')")
+
+
+def held(page: Any) -> str:
+    """Which piece has the focus."""
+    return str(page.evaluate("() => document.activeElement.dataset.tile"))
+
+
+def test_a_tiling_is_drawn_by_keys_alone(page: Any) -> None:
+    widget = page.locator(WIDGET)
+    widget.get_by_label("Draw for").select_option(label="rank 1")
+    widget.get_by_role("textbox", name="Pieces").fill("rank 0: rows 0-1000, cols 0-16")
+    page.wait_for_selector(f"{WIDGET} :text('A tiling: 1 pieces on 1 ranks')")
+    page.locator(f"{WIDGET} [data-tile='0']").focus()
+    page.keyboard.press("h")
+    page.keyboard.press("v")
+    assert held(page) == "2"
+    page.keyboard.press("0")
+    wait_for_code(page, "(0, (0, 500), (0, 16)),", "(1, (500, 1000), (0, 8)),", "(0, (500, 1000), (8, 16)),")
+    page.keyboard.press("ArrowLeft")
+    assert held(page) == "1"
+    page.keyboard.press("ArrowUp")
+    assert held(page) == "0"
+    page.keyboard.press("Shift+ArrowDown")  # pieces below give way, ...
+    wait_for_code(page, "(0, (0, 550), (0, 16)),", "(1, (550, 1000), (0, 8)),", "(0, (550, 1000), (8, 16)),")
+    for _ in range(2):
+        page.keyboard.press("Shift+ArrowUp")  # ... and follow
+    page.keyboard.press("Enter")
+    wait_for_code(page, "(1, (0, 450), (0, 16)),", "(1, (450, 1000), (0, 8)),", "(0, (450, 1000), (8, 16)),")
+    page.wait_for_selector(f"{WIDGET} :text('A tiling: 3 pieces on 2 ranks')")
+    assert held(page) == "0"
+    assert "28.8 KB" in page.locator(f"{WIDGET} [data-tile='0']").get_attribute("aria-label")  # 450 x 16 floats
+    picture(page, "by_keys")
+
+
+def wait_for_code(page: Any, *lines: str) -> None:
+    for line in lines:
+        page.wait_for_selector(f'{WIDGET} pre:has-text("{line}")', timeout=10_000)

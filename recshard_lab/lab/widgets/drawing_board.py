@@ -135,7 +135,7 @@ class DrawingBoard(Exports, LabWidget):
         self.lines = ipw.Textarea(
             description="Pieces",
             tooltip="one piece a line, as in: rank 0: rows 0-500, cols 0-16",
-            layout=ipw.Layout(width="100%", min_width="340px", height="190px"),
+            layout=ipw.Layout(width="calc(100% - 4px)", min_width="340px", height="190px"),
         )
         self.fix = ipw.Button(description="Take the fix", tooltip="make the change that is proposed", icon="wrench")
         self.button = ipw.Button(description="Run it", icon="play", button_style="primary")

@@ -60,7 +60,7 @@ function render({ model, el }) {
     fill(kinds, model.get("kinds"), model.get("kind"));
     fill(plans, model.get("plans").map(name => [name, name]), model.get("plan"));
     whose.hidden = !one || model.get("plans").length < 2;
-    button.disabled = model.get("busy");
+    button.setAttribute("aria-disabled", String(model.get("busy")));  // one that is disabled loses the focus
     box.setAttribute("aria-busy", String(model.get("busy")));
     told.textContent = model.get("told"); told.className = model.get("refused") ? "rs-refused" : "";
     code.textContent = model.get("python");
@@ -86,7 +86,7 @@ _CSS = """
 .rs-export select,.rs-export button{font:inherit;min-height:28px;color:var(--jp-ui-font-color1,inherit);
  background:var(--jp-layout-color2,transparent);border:1px solid var(--jp-border-color1,#8a9099);border-radius:3px;
  padding:2px 8px}
-.rs-export button{padding:2px 14px;cursor:pointer}.rs-export button:disabled{opacity:.6;cursor:default}
+.rs-export button{padding:2px 14px;cursor:pointer}.rs-export button[aria-disabled=true]{opacity:.6;cursor:default}
 .rs-export select:focus-visible,.rs-export button:focus-visible,.rs-export a:focus-visible{
  outline:2px solid var(--jp-brand-color1,#1976d2);outline-offset:2px}
 .rs-export label[hidden]{display:none}

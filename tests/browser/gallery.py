@@ -27,7 +27,7 @@ class Shown:
         cell: the Python that shows it.
         ready: a selector that is there once it is drawn.
         varies: selectors of what differs from run to run (process numbers, times): covered in pictures.
-        keys: control -> the key that is tried on it, where the one for its kind would change nothing.
+        keys: control -> the key that is tried on it, where the one for its kind would change nothing; "" for none.
     """
 
     name: str
@@ -85,7 +85,13 @@ SHOWN = (
         ("[role=status]",),
     ),
     Shown("views", "for view in example_views().values():\n    display(view)", "svg[aria-label^='Simulated']"),
-    Shown("ranks_panel", "RanksPanel()", "tr[data-state=idle]", ("td", "pre")),
+    Shown(
+        "ranks_panel",
+        "RanksPanel()",
+        "tr[data-state=idle]",
+        ("td", "pre"),
+        {"Export as": ""},  # a single kind of file, nothing to change
+    ),
 )
 
 

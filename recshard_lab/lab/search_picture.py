@@ -203,6 +203,7 @@ def _frame(svg: Svg, seen: Seen, x: Axis, y: Axis, order: Axis | None, labels: L
         if text_width(words, 10) > x.end - x.start - 12:
             words = words.split(":")[0]
         svg.text(x.start + 6, level + 13, words, size=10)
+        labels.block(x.start, level - 3, x.end, level + 3)
         labels.block(x.start, level - 2, x.start + 6 + text_width(words, 10), level + 16)
 
 

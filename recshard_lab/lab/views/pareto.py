@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -202,14 +203,11 @@ def _legend(svg: Svg, drawn: _Drawn, y: float, right: float) -> float:
         _mark(svg, x + 6, y - 4, i, True, "")
         svg.text(x + 18, y, name)
         x += room + 10
-    y += 19
-    svg.text(
-        LEFT,
-        y,
-        "Filled: on the Pareto frontier. Hollow: another point is better. Cross: no plan. Joined: ever better.",
-        soft=True,
-    )
-    return y + 8
+    words = "Filled: on the Pareto frontier. Hollow: another point is better. Cross: no plan. Joined: ever better."
+    for line in wrap(words, int((right - LEFT) / 5.9)):
+        y += 18
+        svg.text(LEFT, y, line, soft=True)
+    return y + 9
 
 
 _SHAPES = {
@@ -327,6 +325,4 @@ def _plot(drawn: _Drawn, title: str) -> Any:
 
 
 def _wrapped(words: str) -> str:
-    from textwrap import wrap
-
     return "<br>".join(line for part in words.split("\n") for line in wrap(part, 80))

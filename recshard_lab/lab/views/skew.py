@@ -188,7 +188,8 @@ def _draw_curves(svg: Svg, curves: dict[str, _Curve], chosen: str, top: float, r
         if legend_x > LEFT and legend_x + room > right:
             legend_x, legend_y = LEFT, legend_y + 17
         svg.path(f"M{legend_x:.1f} {legend_y:.1f}h30", style)
-        svg.text(legend_x + 37, legend_y + 4, words, bold=name == chosen)
+        room = svg.width - legend_x - 37 - MARGIN
+        svg.text(legend_x + 37, legend_y + 4, fit([words, name], room, 12), bold=name == chosen)
         legend_x += room + 8
     if len(drawn) < len(curves):
         svg.text(LEFT, legend_y + 20, f"and {len(curves) - len(drawn)} tables that are less skewed", soft=True)

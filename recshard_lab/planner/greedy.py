@@ -53,7 +53,8 @@ NEAR, NEAR_MANY = 2e-3, 5e-3  # share of the bound; a plan that near is good eno
 ANNEALED = 1_000  # tables x ranks up to which many plans are annealed
 COPIES, STARTED = 16, 16  # plans annealed (twice as many on several nodes), and their sets of options
 SWEEPS, MOVES = 4, 110  # at least so many sweeps, and so many moves of a table
-MANY = 3_000  # tables x ranks beyond which one start alone is improved
+MANY = 3_000  # tables x ranks beyond which the best start alone is improved
+PLACED = 200_000  # tables x ranks x starts that are placed there
 STARTS = 1_250  # tables x ranks x starts that are improved, where there is more than that
 
 
@@ -151,6 +152,8 @@ class Search:
 
     def _one_by_one(self, starts: list[Bound], stuck: list[int]) -> None:
         """Places and improves one plan after the other, the most promising sets of options first."""
+        if self.many:
+            return self._best_of(starts, stuck)
         improved, pruned_at = 0, np.inf
         for start in starts:
             if start.ms >= self.best_ms * LEAST or self._near():
@@ -170,8 +173,23 @@ class Search:
                 continue
             self._improved(state)
             improved += 1
-            if self.many or (improved >= self.most_starts):
+            if improved >= self.most_starts:
                 break
+
+    def _best_of(self, starts: list[Bound], stuck: list[int]) -> None:
+        """Places several plans, and improves the best of them."""
+        left = max(2, PLACED // (len(self.problem.options) * self.problem.num_ranks))
+        for start in starts:
+            if left == 0 or start.ms >= self.best_ms * LEAST or self._near():
+                break
+            state = self._placed(start, stuck)
+            if state is not None:
+                left -= 1
+                self.watch("placed", state)
+                self.keep(state)
+        if self.best is not None and self.passes and not self._near():
+            self.prune()
+            self._improved(self.best.copy())
 
     def _anneal(self, starts: list[Bound]) -> None:
         """Many plans at once, and exchanges in the best of them."""

@@ -143,7 +143,7 @@ class Search:
             self._anneal(starts)
         if self.best is None or (self.passes and self.problem.num_nodes > 1 and not self._near()):
             self.prune()
-            self._one_by_one(starts, stuck)
+            (self._best_of if self.many else self._one_by_one)(starts, stuck)
         if self.best is None:
             raise DoesNotFit(stuck[0] if stuck else self.problem.by_bytes[0])
         if self.passes and not self._near():
@@ -152,8 +152,6 @@ class Search:
 
     def _one_by_one(self, starts: list[Bound], stuck: list[int]) -> None:
         """Places and improves one plan after the other, the most promising sets of options first."""
-        if self.many:
-            return self._best_of(starts, stuck)
         improved, pruned_at = 0, np.inf
         for start in starts:
             if start.ms >= self.best_ms * LEAST or self._near():

@@ -352,10 +352,19 @@ def _changed(before: ParameterSharding | None, after: ParameterSharding | None) 
     return found or (() if sorted(before.shards) == sorted(after.shards) else ("ranks",))  # they changed places
 
 
+def left_behind(weight: object) -> None:
+    """Stands in a plan for a table's ``init_fn``, which may not travel.
+
+    Raises:
+        PlanError: it is called.
+    """
+    raise PlanError("a plan keeps no init_fn of its tables. Smallest fix: build the model from the tables themselves")
+
+
 def _bare(table: BaseEmbeddingConfig) -> BaseEmbeddingConfig:
-    """A table without its function, which may not travel."""
+    """A table without its function, but still known to have one."""
     if table.init_fn is None:
         return table
     bare = copy(table)
-    bare.init_fn = None
+    bare.init_fn = left_behind
     return bare

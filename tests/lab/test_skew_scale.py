@@ -264,5 +264,5 @@ def test_choices_need_two_plans() -> None:
     setting = Setting(1, 512, rows_factor=1000.0)
     made = Scaled.by(setting, movielens(), Topology(1, ddr_cap=1000), Workload())
     refused = compare_plans(made.tables, made.topology, {"a": {t.name: "column_wise" for t in movielens()}})["a"]
-    if refused.plan is None:
-        assert choices_changed(refused, refused) == []
+    assert refused.plan is None
+    assert choices_changed(refused, refused) == []

@@ -79,7 +79,7 @@ def test_the_keyboard_alone_chooses_a_kind_and_a_plan_and_exports(page: Any) -> 
     assert box.get_by_label("Export as", exact=True).input_value() == "json"
     page.keyboard.press("Tab")
     page.keyboard.press("ArrowDown")
-    assert box.get_by_label("Plan", exact=True).input_value() == "The planner's plan"
+    assert box.get_by_label("Plan to export", exact=True).input_value() == "The planner's plan"
     page.keyboard.press("Tab")
     name, data = saved(page, lambda: page.keyboard.press("Enter"))
     assert name == "the_planners_plan.json"
@@ -101,7 +101,7 @@ def test_a_file_can_be_saved_again(page: Any) -> None:
 def test_another_widget_exports_its_own(page: Any) -> None:
     box = control(page, 1)
     box.get_by_label("Export as", exact=True).select_option("png")
-    assert not box.get_by_label("Plan", exact=True).is_visible()
+    assert not box.get_by_label("Plan to export", exact=True).is_visible()
     name, data = saved(page, box.get_by_role("button", name="Export").click)
     assert name == "drawing_of_user.png"
     assert data.startswith(b"\x89PNG")

@@ -35,13 +35,13 @@ function render({ model, el }) {
   };
   const box = make("div", "", el), line = make("div", "", box);
   box.className = "rs-export";
-  const menu = (words, trait) => {
+  const menu = (words, trait, name) => {
     const label = make("label", words + " ", line), select = make("select", "", label);
-    select.setAttribute("aria-label", words);
+    select.setAttribute("aria-label", name || words);
     select.addEventListener("change", () => { model.set(trait, select.value); model.save_changes(); show(); });
     return [label, select];
   };
-  const [, kinds] = menu("Export as", "kind"), [whose, plans] = menu("Plan", "plan");
+  const [, kinds] = menu("Export as", "kind"), [whose, plans] = menu("Plan", "plan", "Plan to export");
   const button = make("button", "Export", line), told = make("span", "", line), code = make("code", "", box);
   button.type = "button"; button.title = "written beside the notebook, and saved by the browser";
   told.setAttribute("role", "status");

@@ -223,18 +223,25 @@ def watch(ranks: Any, model: str = "model", *, every_s: float = 0.5, cache_rows:
         raise ValueError(f"cache_rows must be a number of rows, 0 for no cache, got {cache_rows!r}")
     if not isinstance(model, str):
         raise ValueError(f"model must be the model's name on the ranks, as text, got {model!r:.60}")
+    _session(ranks)
     return Sample.of(ranks.pull(f"{_RANK_SIDE}.start({model}, {float(every_s)!r}, {cache_rows})"))
 
 
 def read(ranks: Any) -> Sample | None:
     """The newest sample of every rank, at any time, also while they compute; None where nothing is watched."""
-    posted = ranks.posted(BOARD)
+    posted = _session(ranks).posted(BOARD)
     return Sample.of(posted) if posted and all(one is not None for one in posted) else None
 
 
 def unwatch(ranks: Any) -> None:
     """Ends watching; the ranks must be at rest."""
-    ranks.pull(f"{_RANK_SIDE}.stop()")
+    _session(ranks).pull(f"{_RANK_SIDE}.stop()")
+
+
+def _session(ranks: Any) -> Any:
+    if not hasattr(ranks, "posted"):
+        raise ValueError(f"ranks must be a launched session, got {ranks!r:.60}. Smallest fix: ranks = launch(2)")
+    return ranks
 
 
 def _share(part: float, whole: float) -> float | None:

@@ -306,6 +306,9 @@ def test_mistakes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
         LiveCounters()
     with pytest.raises(ValueError, match="every_s"):
         LiveCounters(every_s=0)
+    for ask in (counters.read, counters.watch, counters.unwatch):
+        with pytest.raises(ValueError, match=r"ranks must be a launched session, got None.*ranks = launch\(2\)"):
+            ask(None)
 
 
 def test_a_model_or_ranks_that_are_gone_are_told(ranks: Ranks, widget: LiveCounters) -> None:

@@ -19,6 +19,7 @@ from recshard_lab.lab.svg import Svg
 from recshard_lab.lab.theme import PHASES, bytes_text, look_of, ms_text, number
 from recshard_lab.lab.traffic_phases import words_of
 from recshard_lab.lab.view import Numbers, View, message_view
+from recshard_lab.lab.views.phases import unshowable
 from recshard_lab.lab.views.registry import register_view
 
 
@@ -39,16 +40,10 @@ def balance(estimate: Any, measured: Any = None, *, note: str = "", width: int =
     >>> balance(found).summary.split(". ")[1]
     'Most is lost in lookup, where rank 0 is slowest: perfect balance would save 1 ms of it (33%).'
     """
+    problem = unshowable(estimate, measured)
+    if problem:
+        return message_view("balance", "Balance", problem)
     names, ms = tuple(estimate.phases), np.asarray(estimate.ms, dtype=float)
-    if ms.size == 0:
-        return message_view("balance", "Balance", "There is no rank and no phase to show.")
-    if not np.isfinite(ms).all():
-        rank, phase = np.argwhere(~np.isfinite(ms))[0]
-        return message_view("balance", "Balance", f"The predicted {names[phase]} of rank {rank} is not a number.")
-    steps = None if measured is None else np.asarray(measured.step_ms_by_rank, dtype=float)
-    if steps is not None and len(steps) != len(ms):
-        words = f"{len(steps)} ranks were measured, {len(ms)} predicted: not the same plan."
-        return message_view("balance", "Balance", words)
     found = Balance.of(names, ms, bool(getattr(estimate, "waits", True)), _held_and_sent(estimate), measured)
     overlap = getattr(estimate, "overlap", None)
     title = f"Balance: {ms_text(found.saved)} of a step of {ms_text(found.step)} lost to imbalance"

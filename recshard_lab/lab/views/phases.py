@@ -34,17 +34,11 @@ def phases(estimate: Any, measured: Any = None, *, note: str = "", width: int = 
         width: of the static picture, in pixels.
         extent: ms that fill the picture, where several are to one scale; 0 for its own step.
     """
+    problem = unshowable(estimate, measured)
+    if problem:
+        return message_view("phases", "Step time", problem)
     names, ms = tuple(estimate.phases), np.asarray(estimate.ms, dtype=float)
-    if ms.size == 0:
-        return message_view("phases", "Step time", "There is no rank and no phase to show.")
-    if not np.isfinite(ms).all():
-        rank, phase = np.argwhere(~np.isfinite(ms))[0]
-        return message_view("phases", "Step time", f"The predicted {names[phase]} of rank {rank} is not a number.")
     steps = None if measured is None else np.asarray(measured.step_ms_by_rank, dtype=float)
-    if steps is not None and len(steps) != len(ms):
-        return message_view(
-            "phases", "Step time", f"{len(steps)} ranks were measured, {len(ms)} predicted: not the same plan."
-        )
     overlap = getattr(estimate, "overlap", None)
     critical, step = int(estimate.critical_rank), float(estimate.step_ms if overlap is None else overlap.plain_ms)
     busy = ms.sum(axis=1)
@@ -69,6 +63,19 @@ def phases(estimate: Any, measured: Any = None, *, note: str = "", width: int = 
         return _plot(names, ms, critical, steps, rows, title)
 
     return View("phases", title, summary, _numbers(names, ms, critical, steps), draw, plot, extent=longest)
+
+
+def unshowable(estimate: Any, measured: Any) -> str:
+    """Why phases by rank cannot be shown; empty where they can."""
+    ms = np.asarray(estimate.ms, dtype=float)
+    if ms.size == 0:
+        return "There is no rank and no phase to show."
+    if not np.isfinite(ms).all():
+        rank, phase = np.argwhere(~np.isfinite(ms))[0]
+        return f"The predicted {estimate.phases[phase]} of rank {rank} is not a number."
+    if measured is not None and len(measured.step_ms_by_rank) != len(ms):
+        return f"{len(measured.step_ms_by_rank)} ranks were measured, {len(ms)} predicted: not the same plan."
+    return ""
 
 
 def _rows(busy: np.ndarray, critical: int) -> list[int]:

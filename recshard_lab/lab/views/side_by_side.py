@@ -9,7 +9,7 @@ import numpy as np
 from recshard_lab.lab.columns import MARGIN
 from recshard_lab.lab.plots import figure, marker
 from recshard_lab.lab.svg import Svg, fit
-from recshard_lab.lab.theme import LABEL_INK, SCHEMES, WARNING, Look, bytes_text, look_of, ms_text, number
+from recshard_lab.lab.theme import LABEL_INK, SCHEMES, SPARE, WARNING, Look, bytes_text, look_of, ms_text, number
 from recshard_lab.lab.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
 
@@ -162,8 +162,8 @@ def _plot(comparison: Any, drawn: dict[str, dict[str, float]], title: str) -> An
             hovertemplate="%{y}: %{x:.4s}" + unit + "<extra></extra>",
         )
         for row, head, unit, look, axis in (
-            ("step_ms", "step", " ms", SCHEMES["table_wise"], "x"),
-            ("memory_bytes", "fullest rank", "B", SCHEMES["row_wise"], "x2"),
+            ("step_ms", "step", " ms", Look("step", *SPARE[0]), "x"),
+            ("memory_bytes", "fullest rank", "B", Look("fullest rank", *SPARE[1]), "x2"),
         )
     ]
     return figure(

@@ -317,7 +317,7 @@ class DistributedModelParallel(nn.Module):
     def memory_bytes(self) -> dict[str, int]:
         """Bytes that this rank holds now in its own memory, by the categories of the planner's `Estimate`; buffers as
         of the last step. On a GPU what lies in the host's memory is not in it, see `host_memory_bytes`."""
-        held = dict.fromkeys(("weights", "optimizer_state", "dense", "input_buffers", "output_buffers", "reserve"), 0)
+        held = dict.fromkeys(("weights", "optimizer_state", "dense", "input_buffers", "output_buffers"), 0)
         held |= self._table_bytes(in_host=False)
         for collection in self.collections.values():
             for name, count in collection.executor.buffer_bytes.items():

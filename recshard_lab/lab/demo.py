@@ -88,12 +88,10 @@ def rows_of(found: Comparison) -> list[list[str]]:
         outcome = run.outcomes["random"]
         cells = [run.name, " | ".join(f"{auc:.4f}" for auc in run.aucs), f"{outcome.step_ms:.1f} |     ", "", ""]
         if run.predicted is not None and outcome.measured is not None:
-            kept = [i for i, name in enumerate(run.predicted.memory_categories) if name != "reserve"]
             held = float(outcome.measured.memory_bytes.sum(axis=1).max())
-            wanted = float(run.predicted.memory_bytes[:, kept].sum(axis=1).max())
             cells[2:] = [
                 f"{outcome.step_ms:.1f} | {run.predicted.step_ms:4.1f}",
-                _pair(held, wanted),
+                _pair(held, run.predicted.fullest_bytes),
                 _pair(*(moved_bytes(sent.traffic_bytes) for sent in (outcome.measured, run.predicted))),
             ]
         rows.append(cells)

@@ -35,12 +35,11 @@ def own_memory(estimate: Any, measured: Any, topology: Any) -> Tier:
     if measured is not None:
         stacks["measured"] = _stack(measured)
     capacity = np.asarray(estimate.capacity_bytes, dtype=float)
-    empty = stacks["predicted"][1].size == 0
     device = getattr(topology, "compute_device", None)
     name = "HBM" if device == "cuda" else "host memory, shared by a node's ranks" if device == "cpu" else ""
     if not name and host_memory(estimate, measured) is not None:
         name = "the rank's own memory"
-    return Tier(name, stacks, capacity, capacity if empty else capacity - _reserve(estimate))
+    return Tier(name, stacks, capacity, np.asarray(estimate.usable_bytes, dtype=float))
 
 
 def host_memory(estimate: Any, measured: Any) -> Tier | None:
@@ -86,12 +85,5 @@ def words_on_sharing(topology: Any) -> str:
 
 
 def _stack(source: Any) -> tuple[Sequence[str], np.ndarray]:
-    """Categories and bytes ``[W, C]`` in use, without the reserve."""
-    values = np.asarray(source.memory_bytes, dtype=float)
-    keep = [i for i, name in enumerate(source.memory_categories) if name != "reserve"]
-    return [source.memory_categories[i] for i in keep], values[:, keep] if values.size else values
-
-
-def _reserve(source: Any) -> np.ndarray | float:
-    names = list(source.memory_categories)
-    return np.asarray(source.memory_bytes, dtype=float)[:, names.index("reserve")] if "reserve" in names else 0.0
+    """Categories and bytes ``[W, C]`` in use."""
+    return list(source.memory_categories), np.asarray(source.memory_bytes, dtype=float)

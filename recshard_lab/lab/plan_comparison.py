@@ -51,13 +51,9 @@ class Row:
 
 
 def fullest(shown: Answer) -> float:
-    """Bytes that the fullest rank holds, without the reserve."""
-    found = shown.estimate
-    assert found is not None
-    held = found.memory_bytes.sum(axis=1)
-    if "reserve" in found.memory_categories:
-        held = held - found.memory_bytes[:, found.memory_categories.index("reserve")]
-    return float(held.max())
+    """Bytes that the fullest rank holds."""
+    assert shown.estimate is not None
+    return shown.estimate.fullest_bytes
 
 
 def _sent(shown: Answer) -> float:
@@ -82,7 +78,7 @@ def _times(value: float) -> str:
 
 ROWS = (
     Row("step_ms", "Step", "predicted milliseconds of one training step", _step, ms_text),
-    Row("memory_bytes", "Fullest rank", "bytes that the fullest rank holds, without the reserve", fullest, bytes_text),
+    Row("memory_bytes", "Fullest rank", "bytes that the fullest rank holds", fullest, bytes_text),
     Row("sent_bytes", "Sent in a step", "bytes that go from one rank to another in a step", _sent, bytes_text),
     Row("imbalance", "Imbalance", "work of the busiest rank, as times the mean of all ranks", _imbalance, _times),
 )

@@ -18,7 +18,7 @@ from typing import Any
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner import EmbeddingShardingPlanner, Estimate, Workload, estimate
 from recshard_lab.planner.search_trace import SearchTrace
-from recshard_lab.planner.text import gigabytes
+from recshard_lab.planner.text import gigabytes, usable_text
 from recshard_lab.planner.why import wished
 from recshard_lab.sharding import ParameterConstraints, PlanError, ShardingPlan, Topology
 
@@ -161,11 +161,11 @@ def _given(
 
 def _too_large(found: Estimate) -> str:
     """Which rank holds too much, and how much less it has room for."""
-    held = found.memory_bytes.sum(axis=1)
-    rank = int((held - found.capacity_bytes).argmax())
-    if held[rank] > found.capacity_bytes[rank]:
-        has = f"it has {gigabytes(float(found.capacity_bytes[rank]))}"
-        return f"This plan does not fit: rank {rank} needs {gigabytes(float(held[rank]))} with the reserve, {has}."
+    held = found.held_bytes
+    rank = int((held - found.usable_bytes).argmax())
+    if held[rank] > found.usable_bytes[rank]:
+        has = usable_text(found.usable_bytes[rank], found.capacity_bytes[rank])
+        return f"This plan does not fit: rank {rank} needs {gigabytes(float(held[rank]))}, {has}."
     return "This plan does not fit: its shards in the host's memory need more than the host has."
 
 

@@ -39,7 +39,7 @@ class Seen:
         alone: the same of the single schemes.
         left_out: how many are not.
         bound: ms, None where there is none.
-        capacity: bytes.
+        capacity: usable bytes of a rank.
     """
 
     drawn: list[Candidate]
@@ -61,7 +61,7 @@ class Seen:
         bound = search.lower_bound
         bound = bound if bound is not None and isfinite(bound) and bound > 0 else None
         frontier, best = (list(filter(_drawable, some)) for some in (search.frontier(), search.best_so_far()))
-        return cls(drawn, alone, left_out, chosen, frontier, best, bound, float(search.capacity_bytes))
+        return cls(drawn, alone, left_out, chosen, frontier, best, bound, float(search.usable_bytes))
 
     @property
     def cap_near(self) -> bool:
@@ -185,7 +185,7 @@ def _frame(svg: Svg, seen: Seen, x: Axis, y: Axis, order: Axis | None, labels: L
     svg.text(
         (x.start + x.end) / 2,
         bottom + 30,
-        f"memory of the fullest rank with its reserve, {name}",
+        f"memory of the fullest rank, {name}",
         anchor="middle",
         soft=True,
     )
@@ -209,7 +209,7 @@ def _frame(svg: Svg, seen: Seen, x: Axis, y: Axis, order: Axis | None, labels: L
 
 def _cap(svg: Svg, seen: Seen, x: Axis, span: tuple[float, float], labels: Labels) -> None:
     top, bottom = span
-    words = f"memory cap {bytes_text(seen.capacity)}"
+    words = f"{bytes_text(seen.capacity)} usable"
     if not seen.cap_near:
         svg.text(x.end, top - 9, f"{words} →", anchor="end", size=10.5)
         return

@@ -55,7 +55,6 @@ MEMORY: dict[str, Look] = {
     "dense": Look("dense layers", "#d3bdea", "dots"),
     "input_buffers": Look("input buffers", "#9ad6ae", "rows"),
     "output_buffers": Look("output buffers", "#f1d774", "columns"),
-    "reserve": Look("reserve", "#c9ced6", "cross"),
 }
 
 PHASES: dict[str, Look] = {

@@ -49,7 +49,7 @@ def _scores(model: CostModel, loads: Array) -> list[tuple[bool, float, float]]:
     """Of plans with loads ``[K, C, W]``."""
     ms = model.step_ms(loads)
     held = model.memory_total(loads).max(axis=-1)
-    late = held > model.capacity
+    late = held > model.usable_bytes
     return [
         (bool(full), *((has, took) if full else (took, has)))
         for full, took, has in zip(late.tolist(), ms.tolist(), held.tolist(), strict=True)

@@ -44,7 +44,7 @@ class Alternative:
     Attributes:
         sharding: the best placement found of this scheme and route.
         step_ms: predicted step of the plan with it; more_ms: beyond the plan's own, negative where it is shorter.
-        memory_bytes: on the fullest rank, reserve included.
+        memory_bytes: that the fullest rank holds.
         fits: whether every rank has room.
         allowed: whether the planner might choose it under its constraints.
     """
@@ -70,7 +70,8 @@ class Explained(Shown):
         table: its name.
         sharding: where it lies.
         step_ms: predicted step of the plan.
-        memory_bytes: on the fullest rank; capacity_bytes: of a rank.
+        memory_bytes: that the fullest rank holds.
+        usable_bytes: of a rank, its capacity without the reserve.
         critical: the longest phase that a plan can change ("dense" it cannot), on its slowest rank.
         phases: all phases.
         alternatives: the best other placement of every scheme and route, the cheapest first, those that fit before
@@ -81,7 +82,7 @@ class Explained(Shown):
     sharding: ParameterSharding
     step_ms: float
     memory_bytes: float
-    capacity_bytes: float
+    usable_bytes: float
     critical: PhaseShare
     phases: tuple[PhaseShare, ...]
     alternatives: tuple[Alternative, ...]
@@ -119,7 +120,7 @@ class Explained(Shown):
     def records(self) -> list[dict[str, Any]]:
         """The chosen way and its alternatives, one dict each."""
         chosen = Alternative(
-            self.sharding, self.step_ms, 0.0, self.memory_bytes, self.memory_bytes <= self.capacity_bytes, True
+            self.sharding, self.step_ms, 0.0, self.memory_bytes, self.memory_bytes <= self.usable_bytes, True
         )
         return [
             {
@@ -143,8 +144,7 @@ class Explained(Shown):
             f"{self.table}: {sharding_text(self.sharding)}. {self.why[0].upper()}{self.why[1:]}.",
             f"Predicted step {_ms(self.step_ms)}; critical: {at.phase} on rank {at.rank}, {_ms(at.ms)}, of which "
             f"{self.table} causes {at.share:.0%}; of the whole step {self.share:.0%}.",
-            f"Memory of the fullest rank: {gigabytes(self.memory_bytes)} of {gigabytes(self.capacity_bytes)}, "
-            f"with the reserve.",
+            f"The fullest rank holds {gigabytes(self.memory_bytes)} of {gigabytes(self.usable_bytes)} usable.",
         ]
 
     def _tables(self) -> Tables:
@@ -275,8 +275,8 @@ class WhyNot(Shown):
                     {
                         "plan": name,
                         "step_ms": each.step_ms,
-                        "memory_bytes": float(each.memory_bytes.sum(axis=1).max()),
-                        "capacity_bytes": float(each.capacity_bytes.max()),
+                        "memory_bytes": each.fullest_bytes,
+                        "usable_bytes": float(each.usable_bytes.max()),
                         "critical_phase": phase,
                         "critical_rank": rank,
                         "critical_ms": ms,
@@ -301,7 +301,7 @@ class WhyNot(Shown):
     def _tables(self) -> Tables:
         lines = [("plan", "step", "fullest rank", "critical phase")]
         for line in self.records():
-            held = f"{gigabytes(line['memory_bytes'])} of {gigabytes(line['capacity_bytes'])}"
+            held = f"{gigabytes(line['memory_bytes'])} of {gigabytes(line['usable_bytes'])}"
             slow = f"{line['critical_phase']} on rank {line['critical_rank']}, {_ms(line['critical_ms'])}"
             lines.append((line["plan"], _ms(line["step_ms"]), held, slow))
         return [((13, 14, 24, 40), lines), *(self.diff._tables() if self.diff is not None else [])]
@@ -317,12 +317,11 @@ def critical_of(found: Estimate) -> tuple[str, int, float]:
 
 def costs_text(before: Estimate, after: Estimate) -> str:
     """Step and memory of two plans in a sentence."""
-    held = [float(each.memory_bytes.sum(axis=1).max()) for each in (before, after)]
     more = after.step_ms / before.step_ms - 1 if before.step_ms > 0 else 0.0
     late = "" if after.fits else ", which DOES NOT FIT"
     return (
         f"Predicted step {_ms(before.step_ms)} -> {_ms(after.step_ms)} ({more:+.1%}); the fullest rank holds "
-        f"{gigabytes(held[0])} -> {gigabytes(held[1])}{late}."
+        f"{gigabytes(before.fullest_bytes)} -> {gigabytes(after.fullest_bytes)}{late}."
     )
 
 

@@ -176,7 +176,7 @@ def mode_bounds(model: CostModel, priced: Priced) -> list[Bound]:
 def bound_of(model: CostModel, priced: Priced, allowed: NDArray[np.bool_], bits: int = 0) -> Bound | None:
     """A bound for plans of the allowed options that turn on these switches; None where there is no such plan."""
     terms, ranks = model.terms, model.topology.world_size
-    room = model.capacity - float(terms.fixed[-1])
+    room = model.usable_bytes - float(terms.fixed[-1])
     on = np.array([bits >> i & 1 for i in priced.extra_switches], dtype=float)
     everyone = priced.shared_ms + priced.extra @ on
     cost = priced.cost + priced.extra @ on

@@ -104,8 +104,8 @@ class CostModel:
         self.tables = table_loads(tables, topology.world_size, workload, constraints)
         self.row_shares = row_shares_of(tables, workload, constraints)
         self.set_topology(topology)
-        self.capacity = topology.memory_cap_bytes
-        self.fixed_memory = fixed_memory(self.tables, topology, workload)
+        self.usable_bytes = float(topology.free_memory_bytes())
+        self.fixed_memory = fixed_memory(self.tables, workload)
 
     def set_topology(self, topology: Topology) -> None:
         """Costs on other ranks than before; as many, with as much memory."""
@@ -293,7 +293,7 @@ class CostModel:
         return np.asarray(found[:-1])
 
     def memory(self, loads: Array) -> Array:
-        """Bytes ``[6, ..., W]`` by category, without the capacity."""
+        """Bytes ``[5, ..., W]`` that each rank holds, by category."""
         found = np.zeros((len(MEMORY_CATEGORIES), *loads.shape[1:]))
         found += self.fixed_memory.reshape(-1, *[1] * (loads.ndim - 1))
         found[_MEMORY_AT] += loads[MEMORY:]
@@ -302,7 +302,7 @@ class CostModel:
         return found
 
     def memory_total(self, loads: Array) -> Array:
-        """Bytes ``[..., W]`` in all, reserve included."""
+        """Bytes ``[..., W]`` that each rank holds, all categories together."""
         needed = loads[MEMORY:].sum(axis=0) + self.buffer_bytes(loads)
         return np.asarray(needed + self.fixed_memory.sum())
 

@@ -39,8 +39,9 @@ class Estimate:
         phases: names of the P phases, in the order of a step.
         ms: ``[W, P]`` milliseconds.
         memory_categories: names of the C categories.
-        memory_bytes: ``[W, C]``.
-        capacity_bytes: ``[W]``.
+        memory_bytes: ``[W, C]`` that each rank holds; the reserve is not in it.
+        capacity_bytes: ``[W]`` of each rank's memory.
+        usable_bytes: ``[W]`` of it that a plan may use: the capacity without the reserve.
         host_bytes: ``[W]`` of weights and optimizer state in the host's memory; None where there are none.
         host_room_bytes: what one rank has of it for them.
         host_weight_bytes: ``[W]`` of `host_bytes` the weights; None where there are none.
@@ -57,6 +58,7 @@ class Estimate:
     memory_categories: tuple[str, ...]
     memory_bytes: Array
     capacity_bytes: Array
+    usable_bytes: Array
     traffic_bytes: Array
     lower_bound: float | None = None
     waits: bool = True
@@ -104,10 +106,20 @@ class Estimate:
         return int(self.ms.sum(axis=1).argmax())
 
     @property
+    def held_bytes(self) -> Array:
+        """``[W]`` bytes that each rank holds, all categories together."""
+        return np.asarray(self.memory_bytes.sum(axis=1))
+
+    @property
+    def fullest_bytes(self) -> float:
+        """Bytes that the fullest rank holds. Every summary, table and picture that names the fullest rank shows it."""
+        return float(self.held_bytes.max(initial=0.0))
+
+    @property
     def fits(self) -> bool:
-        """Whether every rank stays within its capacity, reserve included."""
+        """Whether no rank holds more than its usable memory, nor more than its share of the host's memory."""
         in_host = self.host_bytes is None or bool((self.host_bytes <= self.host_room_bytes).all())
-        return in_host and bool((self.memory_bytes.sum(axis=1) <= self.capacity_bytes).all())
+        return in_host and bool((self.held_bytes <= self.usable_bytes).all())
 
     def __str__(self) -> str:
         return estimate_text(self)
@@ -279,7 +291,8 @@ def estimate_loads(
         ms=model.phases(loads).T,
         memory_categories=MEMORY_CATEGORIES,
         memory_bytes=model.memory(loads).T,
-        capacity_bytes=np.full(model.topology.world_size, float(model.capacity)),
+        capacity_bytes=np.full(model.topology.world_size, float(model.topology.memory_cap_bytes)),
+        usable_bytes=np.full(model.topology.world_size, model.usable_bytes),
         traffic_bytes=np.sum(traffic, axis=0) if traffic else nobody_knows,
         waits=model.waits,
         overlap=None if model.workload.pipeline == "none" else model.overlapped.overlap(loads),

@@ -177,4 +177,4 @@ def _least_bytes(refused: Refused) -> float:
     model = refused.model()
     options = options_of(model, refused.tables, refused.constraints, refused.route)
     least = sum(min(float(option.loads[MEMORY:].sum()) for option in choices) for choices in options)
-    return least + float(model.fixed_memory[:-1].sum()) * refused.topology.world_size
+    return least + float(model.fixed_memory.sum()) * refused.topology.world_size

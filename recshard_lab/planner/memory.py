@@ -1,15 +1,15 @@
 """What a plan needs in memory on each rank, per category.
 
 The categories are those that the executor measures: weights, optimizer state (and gradients, where the kernel is
-"dense"), the dense rest, buffers of ids that arrive, buffers of rows that leave and come home, and the reserve.
+"dense"), the dense layers, buffers of ids that arrive, and buffers of rows that leave and return. The reserve
+(`Topology.reserve_fraction`) is not held by anything, so it is no category: it lowers the usable limit instead.
 """
 
 import numpy as np
 
 from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES, Array, TableLoads, Workload
-from recshard_lab.sharding import Topology
 
-MEMORY_CATEGORIES = ("weights", "optimizer_state", "dense", "input_buffers", "output_buffers", "reserve")
+MEMORY_CATEGORIES = ("weights", "optimizer_state", "dense", "input_buffers", "output_buffers")
 
 
 def rect_memory(
@@ -40,10 +40,9 @@ def rect_memory(
     return weights, state, received, 4 * vectors * cols  # fp32 rows; in backward their gradients instead
 
 
-def fixed_memory(tables: TableLoads, topology: Topology, workload: Workload) -> Array:
-    """Bytes per category ``[6]`` that every rank needs whatever the plan is."""
+def fixed_memory(tables: TableLoads, workload: Workload) -> Array:
+    """Bytes per category ``[5]`` that every rank needs whatever the plan is."""
     vectors = tables.pooled * tables.bags + (1 - tables.pooled) * tables.ids
     at_home = 4 * float((vectors * tables.cols).sum())  # the joined output
     dense = workload.dense_parameters * workload.dense_bytes_per_parameter
-    reserve = topology.memory_cap_bytes - topology.free_memory_bytes()
-    return np.array([0.0, 0.0, dense, 0.0, at_home, float(reserve)])
+    return np.array([0.0, 0.0, dense, 0.0, at_home])

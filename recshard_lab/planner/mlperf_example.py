@@ -139,7 +139,7 @@ class Simulated:
         launches, host_ms, network_ms, device_ms: ``[P]`` of each phase, on its slowest rank.
         plain_ms: one phase after the other.
         overlap: under the pipeline.
-        memory_bytes: on the fullest rank; schemes: how many tables lie under each.
+        memory_bytes: that the fullest rank holds; schemes: how many tables lie under each.
     """
 
     world_size: int

@@ -144,6 +144,7 @@ class Replicated:
             ms=ms,
             memory_bytes=found.memory_bytes[place],
             capacity_bytes=found.capacity_bytes[place],
+            usable_bytes=found.usable_bytes[place],
             host_bytes=None if found.host_bytes is None else found.host_bytes[place],
             host_weight_bytes=None if found.host_weight_bytes is None else found.host_weight_bytes[place],
             traffic_bytes=np.sum(list(parts().values()), axis=0),

@@ -115,7 +115,7 @@ class Recorder:
             None if at is None else found[at],
             self._single_schemes(model),
             bound_ms if at is not None else None,
-            float(model.capacity),
+            model.usable_bytes,
             self.seen,
             self.every,
             tuple(owners),
@@ -168,7 +168,7 @@ class Recorder:
             each = {one: each[one] for one in before}
             loads = np.stack(batch, axis=1)  # [K, C, W]
             held, host = model.memory_total(loads).max(axis=-1), loads[HOST].max(axis=-1)
-            fits = (held <= model.capacity) & (host <= model.host_room)
+            fits = (held <= model.usable_bytes) & (host <= model.host_room)
             found += zip(model.step_ms(loads).tolist(), held.tolist(), fits.tolist(), strict=True)
         return found
 

@@ -35,7 +35,7 @@ class Candidate:
         number: which of the plans looked at, from 0; -1 for those that were made for comparison.
         stage: how it came about, a key of `STAGES`.
         step_ms: predicted step.
-        memory_bytes: on the fullest rank, reserve included.
+        memory_bytes: that the fullest rank holds.
         fits: whether every rank has room, in both of its memories where it has two.
         placements: of every table, in the order of the planner's tables.
         elsewhere: of a plan under a single scheme, how many tables it cannot cut, which lie under others.
@@ -73,7 +73,7 @@ class SearchTrace(Shown):
         single_schemes: scheme -> every table under it, placed as the planner places, for comparison; where that does
             not fit, as if there were room. The search need not have come by it.
         lower_bound: ms; no plan that fits has a shorter step. None where nothing fits.
-        capacity_bytes: of a rank, reserve included.
+        usable_bytes: of a rank, its capacity without the reserve.
         seen: how many plans were looked at.
         every: of those, each one of this many was kept, with all that were the best so far or that no other was better
             than in both step and memory.
@@ -84,7 +84,7 @@ class SearchTrace(Shown):
     chosen: Candidate | None
     single_schemes: dict[str, Candidate]
     lower_bound: float | None
-    capacity_bytes: float
+    usable_bytes: float
     seen: int
     every: int
     owners: tuple[tuple[str, str], ...] = field(repr=False)
@@ -142,7 +142,7 @@ class SearchTrace(Shown):
 
     def _sentences(self) -> list[str]:
         fitting = sum(one.fits for one in self.candidates)
-        found = [f"{self.thinned} {fitting:,} of them fit {gigabytes(self.capacity_bytes)} a rank."]
+        found = [f"{self.thinned} {fitting:,} of them fit the {gigabytes(self.usable_bytes)} usable per rank."]
         if self.chosen is not None:
             bound = f"; no plan is shorter than {self.lower_bound:.3f} ms" if self.lower_bound else ""
             found.append(f"Chosen: no. {self.chosen.number:,}, {self.chosen.step_ms:.3f} ms{bound}.")

@@ -38,7 +38,7 @@ class Problem:
         self.local = model.topology.local_world_size
         self.priced: Priced = price(model, options)
         self.rows = self.priced.rows
-        self.capacity = model.capacity * (1 - 1e-9) - float(self.terms.fixed[-1])  # sums of differences round
+        self.capacity = model.usable_bytes * (1 - 1e-9) - float(self.terms.fixed[-1])  # sums of differences round
         switches = self.terms.switches
         count = len(switches)
         bits = (np.arange(1 << count)[:, None] >> np.arange(count)) & 1

@@ -59,7 +59,7 @@ class SweepPoint:
         bound_by: the resource that bounds a pipelined step.
         sync_ms: of one sync of the copies.
         lower_bound: ms; no plan's step is shorter, syncs aside.
-        memory_bytes: on the fullest rank, reserve included.
+        memory_bytes: that the fullest rank holds.
         phases_ms: slowest rank of each phase.
         plan_s: seconds that planning took.
     """
@@ -209,11 +209,11 @@ class Sweep(Shown):
         columns["simulated step"] = [f"{p.step_ms:.3f} ms" if p.fits else p.problem for p in self.points]
         columns["*"] = ["*" if id(point) in best else "" for point in self.points]
         columns["samples/s"] = [f"{p.samples_per_s:,.0f}" if p.fits else "" for p in self.points]
-        columns["a rank holds"] = [gigabytes(p.memory_bytes) if p.fits else "" for p in self.points]
+        columns["fullest rank"] = [gigabytes(p.memory_bytes) if p.fits else "" for p in self.points]
         if any(point.bound_by for point in self.points):
             columns["bound by"] = [point.bound_by for point in self.points]
         widths = {head: max(map(len, [head, *cells])) for head, cells in columns.items()}
-        for head in ("a rank holds", "bound by", "samples/s"):  # what gives way where much is swept
+        for head in ("fullest rank", "bound by", "samples/s"):  # what gives way where much is swept
             if sum(widths.values()) + 2 * (len(widths) - 1) > WIDTH:
                 columns.pop(head, None), widths.pop(head, None)
         over = sum(widths.values()) + 2 * (len(widths) - 1) - WIDTH

@@ -10,6 +10,7 @@ from recshard_lab.sharding.show import WIDTH
 if TYPE_CHECKING:
     from recshard_lab.planner.estimate import Estimate
 
+UNITS = {"GB": 1e9, "MB": 1e6, "KB": 1e3}
 MOST_RANKS = 8  # lines of a text table; the slowest ranks are kept
 
 
@@ -19,10 +20,20 @@ def gigabytes(num_bytes: float) -> str:
     >>> gigabytes(20_480_000_000), gigabytes(1_500_000)
     ('20.5 GB', '1.5 MB')
     """
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+    for unit, size in UNITS.items():
         if num_bytes >= size:
             return f"{num_bytes / size:,.1f} {unit}"
     return f"{num_bytes:,.0f} B"
+
+
+def usable_text(usable: float, capacity: float) -> str:
+    """What a plan may use of a rank's memory.
+
+    >>> usable_text(68e9, 80e9)
+    '68.0 of 80.0 GB usable'
+    """
+    words = gigabytes(capacity)
+    return f"{usable / UNITS.get(words.split()[-1], 1):,.1f} of {words} usable"
 
 
 def estimate_text(found: "Estimate") -> str:
@@ -31,7 +42,6 @@ def estimate_text(found: "Estimate") -> str:
     header = f"{'rank':>4} " + " ".join(
         f"{name.replace('output_dist_backward', 'output_bwd'):>15}" for name in found.phases
     )
-    used = found.memory_bytes.sum(axis=1)
     piped = [] if found.overlap is None else textwrap.wrap(str(found.overlap), WIDTH)
     in_host = []
     if found.host_bytes is not None:
@@ -39,8 +49,9 @@ def estimate_text(found: "Estimate") -> str:
         in_host = [f"in the host's memory: {most} of {gigabytes(found.host_room_bytes)} a rank"]
     bound = [] if found.gap is None else [f"no plan is shorter than {found.lower_bound:.2f} ms: gap {found.gap:.1%}"]
     lines = [
-        f"predicted step {found.step_ms:.2f} ms (busiest rank {found.critical_rank}: {found.max_rank_ms:.2f} ms), "
-        f"{'fits' if found.fits else 'DOES NOT FIT'}: {gigabytes(used.max())} of {gigabytes(found.capacity_bytes[0])}",
+        f"predicted step {found.step_ms:.2f} ms (busiest rank {found.critical_rank}: {found.max_rank_ms:.2f} ms)",
+        f"{'fits' if found.fits else 'DOES NOT FIT'}: the fullest rank holds {gigabytes(found.fullest_bytes)}, "
+        f"{usable_text(found.usable_bytes[0], found.capacity_bytes[0])}",
         *in_host,
         *piped,
         *bound,

@@ -207,7 +207,7 @@ class _Maker:
             bound_by="" if overlap is None else overlap.bound_by,
             sync_ms=sync_ms,
             lower_bound=None if found.lower_bound is None else found.lower_bound + replicas.more_dense_ms(load),
-            memory_bytes=float(found.memory_bytes.sum(axis=1).max()),
+            memory_bytes=found.fullest_bytes,
             phases_ms=phases,
             plan_s=plan_s,
         )

@@ -98,7 +98,7 @@ class Planned:
         used = float(model.memory_total(rest + own).max())
         ways = self._alternatives(model, alone, config, sharding, rest, step_ms)
         critical = max((share for share in ms if share.phase != "dense"), key=lambda share: share.ms)
-        return Explained(table, sharding, step_ms, used, float(model.capacity), critical, ms, ways)
+        return Explained(table, sharding, step_ms, used, model.usable_bytes, critical, ms, ways)
 
     def diff(self, plan: ShardingPlan, other: ShardingPlan, theirs: "Planned") -> PlanDiff:
         """See `ShardingPlan.diff`.

@@ -40,7 +40,7 @@ LONG = "a_table_with_a_name_that_nobody_would_type_twice_but_that_generators_wri
 def nothing() -> dict[str, Any]:
     """No table, no rank, no batch, no event."""
     flat = np.zeros((0, 0))
-    found = Estimate((), flat, (), flat, np.zeros(0), flat)
+    found = Estimate((), flat, (), flat, np.zeros(0), np.zeros(0), flat)
     ids = torch.zeros(0, dtype=torch.long)
     return {
         "plan": ShardingPlan({}),
@@ -92,6 +92,7 @@ def not_a_number(value: float = NAN) -> dict[str, Any]:
             ms=spoilt(good.ms, value),
             memory_bytes=spoilt(good.memory_bytes, value),
             capacity_bytes=spoilt(good.capacity_bytes, value),
+            usable_bytes=spoilt(good.usable_bytes, value),
             traffic_bytes=spoilt(good.traffic_bytes, value),
         ),
         "losses": {name: [0.7, value, 0.5] for name in found["losses"]},

@@ -242,7 +242,7 @@ def test_a_thousand_tables_on_128_ranks_are_summed_up_within_a_second(name: str)
 def test_a_number_that_is_not_one_is_named(name: str) -> None:
     found = predicted()
     broken = {
-        "memory": replace(found, memory_bytes=np.where(np.eye(4, 6) > 0, np.nan, found.memory_bytes)),
+        "memory": replace(found, memory_bytes=np.where(np.eye(4, 5) > 0, np.nan, found.memory_bytes)),
         "phases": replace(found, ms=np.full_like(found.ms, np.nan)),
         "traffic": replace(found, traffic_bytes=np.full((4, 4), np.inf)),
     }

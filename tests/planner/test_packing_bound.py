@@ -42,7 +42,7 @@ def whole_tables(seed: int) -> tuple[Problem, float]:
         loads = np.zeros((len(options[0][0].kinds), 3))
         for (option,), rank in zip(options, ranks, strict=True):
             loads[:, rank] += option.loads[:, 0]
-        if model.memory_total(loads).max() <= model.capacity:
+        if model.memory_total(loads).max() <= model.usable_bytes:
             best = min(best, float(model.step_of(model.phases(loads))))
     return Problem(model, options), best
 

@@ -38,7 +38,7 @@ def exhaustive(model: CostModel, tables: list[EmbeddingBagConfig]) -> float:
     best = np.inf
     for combination in itertools.product(*ways):
         loads = np.sum(combination, axis=0)
-        if model.memory_total(loads).max() <= model.capacity:
+        if model.memory_total(loads).max() <= model.usable_bytes:
             best = min(best, float(model.phases(loads).max(axis=-1).sum()))
     return best
 

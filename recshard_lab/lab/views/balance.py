@@ -142,13 +142,11 @@ class Balance:
 
 
 def _held_and_sent(source: Any) -> dict[str, np.ndarray]:
-    """Bytes of every rank, those that are numbers: held (without the reserve), sent, received."""
+    """Bytes of every rank, those that are numbers: held, sent, received."""
     found: dict[str, np.ndarray] = {}
     held = getattr(source, "memory_bytes", None)
     if held is not None:
-        values = np.asarray(held, dtype=float)
-        keep = [i for i, name in enumerate(source.memory_categories) if name != "reserve"]
-        found["held"] = values[:, keep].sum(axis=1)
+        found["held"] = np.asarray(held, dtype=float).sum(axis=1)
     sent = getattr(source, "traffic_bytes", None)
     if sent is not None:
         away = np.array(sent, dtype=float)

@@ -39,9 +39,9 @@ def memory(
     """Bytes per rank and category against the capacity, in the ranks' own memory and in the host's.
 
     Args:
-        estimate: has ``memory_categories`` (C names), ``memory_bytes`` ``[W, C]`` and ``capacity_bytes`` ``[W]``; and,
-            where the plan keeps rows in the host's memory, ``host_bytes`` ``[W]``, of them ``host_weight_bytes``
-            ``[W]``, and ``host_room_bytes``.
+        estimate: has ``memory_categories`` (C names), ``memory_bytes`` ``[W, C]``, ``capacity_bytes`` and
+            ``usable_bytes`` ``[W]``; where the plan keeps rows in the host's memory also ``host_bytes`` and
+            ``host_weight_bytes`` ``[W]``, and ``host_room_bytes``.
         measured: has ``memory_categories`` and ``memory_bytes`` of its own; drawn beside, ranks in the same order; its
             ``host_memory_bytes`` ``[W, 2]`` beside the predicted ones.
         topology: says what the memories are called, and which ranks share a node.

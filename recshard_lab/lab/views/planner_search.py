@@ -78,7 +78,7 @@ def _summary(search: SearchTrace, seen: Seen) -> str:
     if search.every > 1:
         words.append(f"Drawn: {search.thinned}")
     if not search.candidates:
-        words.append(f"Nothing fits {bytes_text(seen.capacity)} a rank: the search ended before it had a whole plan.")
+        words.append(f"The search found no plan that fits: each rank has {bytes_text(seen.capacity)} usable.")
     elif over:
         words.append(f"{over:,} {'plans do' if over > 1 else 'plan does'} not fit.")
     fitting = {scheme: one for scheme, one in seen.alone.items() if one.fits and not one.elsewhere}
@@ -98,7 +98,7 @@ def _numbers(seen: Seen) -> Numbers:
     rows: list[list[str]] = []
     if seen.bound is not None:
         rows.append(["lower bound", "", "", ms_text(seen.bound), "", "", ""])
-    rows.append(["memory cap", "", "", "", bytes_text(seen.capacity), "", ""])
+    rows.append(["usable per rank", "", "", "", bytes_text(seen.capacity), "", ""])
 
     def line(name: str, one: Candidate) -> list[str]:
         marks = [word for word, among in (("best so far", best), ("frontier", frontier)) if id(one) in among]
@@ -183,7 +183,7 @@ def _plot(seen: Seen, title: str) -> Any:
         notes.append({"text": words, "xref": "paper", "x": 0, "xanchor": "left", "y": seen.bound, "yanchor": "top"})
     if seen.cap_near:
         lines.append({"type": "line", "x0": seen.capacity, "x1": seen.capacity, "yref": "paper", "y0": 0, "y1": 1})
-        words = f"memory cap {bytes_text(seen.capacity)}"
+        words = f"{bytes_text(seen.capacity)} usable"
         notes.append(
             {"text": words, "x": seen.capacity, "xanchor": "left", "yref": "paper", "y": 1, "yanchor": "bottom"}
         )
@@ -194,7 +194,7 @@ def _plot(seen: Seen, title: str) -> Any:
         shapes=[{**one, "line": {"color": WARNING if "yref" in one else "#7a828c", "dash": "dash"}} for one in lines],
         annotations=[{**one, "showarrow": False} for one in notes],
         xaxis={
-            "title": {"text": "fullest rank, with its reserve"},
+            "title": {"text": "fullest rank"},
             "domain": [0, 0.68],
             "tickformat": ".3~s",
             "ticksuffix": "B",

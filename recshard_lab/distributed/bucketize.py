@@ -81,6 +81,9 @@ class Stripes:
     def _with_fbgemm(
         self, lengths: Tensor, ids: Tensor, weights: Tensor | None, bags: list[int], want_order: bool
     ) -> Striped:
+        # fbgemm reads memory from the first element on, whatever the strides
+        lengths, ids = lengths.contiguous(), ids.contiguous()
+        weights = None if weights is None else weights.contiguous()
         sizes, cuts = self._on(ids.device, ids.dtype)
         variable: dict[str, Any] = {}
         if any(number != bags[0] for number in bags):

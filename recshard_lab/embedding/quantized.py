@@ -125,10 +125,15 @@ class QuantizedEmbeddingBagCollection(nn.Module):
     def _pool(self, features: KeyedJaggedTensor, feature: str, table: EmbeddingBagConfig) -> Tensor:
         given = feature_of(features, feature, table.name)
         bags, _ = self._policy.fit(given, feature, table.name, table.num_embeddings)
-        per_id = check_weights(bags.weights_or_none(), [feature]).float() if self._is_weighted else None
+        # these operators refuse strided ids, and read strided weights as if they were contiguous
+        per_id = check_weights(bags.weights_or_none(), [feature]).float().contiguous() if self._is_weighted else None
         ends = functional.pad(bags.lengths().long().cumsum(0), (1, 0))
         pooled = _BAGS[table.data_type](
-            self._weight(table), bags.values().long(), ends, per_sample_weights=per_id, include_last_offset=True
+            self._weight(table),
+            bags.values().long().contiguous(),
+            ends,
+            per_sample_weights=per_id,
+            include_last_offset=True,
         )
         if table.pooling is PoolingType.MEAN:
             pooled = pooled / given.lengths().clamp(min=1).unsqueeze(1)

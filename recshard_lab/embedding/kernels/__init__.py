@@ -142,7 +142,7 @@ class LookupKernel(ABC):
 
     @abstractmethod
     def forward(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> tuple[Tensor, Any]:
-        """Looks up one batch.
+        """Looks up one batch. Arguments may be views of any stride: a kernel that reads memory copies them first.
 
         Args:
             ids: ``[N]`` int32 or int64, lane after lane, each local to its slot; their range is the caller's

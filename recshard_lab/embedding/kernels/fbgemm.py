@@ -161,15 +161,18 @@ class FbgemmKernel(LookupKernel):
     def forward(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> tuple[Tensor, Any]:
         if weights is not None and not self.pooled:
             raise ValueError("per-sample weights have no meaning for sequence embeddings: leave them out")
+        # TBE reads memory from the first element on, whatever the strides
+        ids, offsets = ids.contiguous(), offsets.contiguous()
+        weights = None if weights is None else weights.detach().float().contiguous()
         spans, batch = self._lanes.spans(offsets, self.pooled)
         looked: list[tuple[Tensor, Tensor | None]] = []
         for index, tbe in enumerate(self._tbes):
             own_ids = self._lanes.take(ids, index, spans)
             own_offsets = self._lanes.take_offsets(offsets, index, batch if self.pooled else 1)
-            own_weights = None if weights is None else self._lanes.take(weights, index, spans).detach().float()
+            own_weights = None if weights is None else self._lanes.take(weights, index, spans)
             with torch.enable_grad():
                 if own_weights is not None:
-                    own_weights.requires_grad_()
+                    own_weights = own_weights.detach().requires_grad_()
                 looked.append((self._look_up(tbe, index, own_ids, own_offsets, own_weights), own_weights))
         return self._join([out.detach() for out, _ in looked], spans), (looked, spans)
 

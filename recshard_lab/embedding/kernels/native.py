@@ -220,7 +220,7 @@ class NativeKernel(LookupKernel):
         small = max(group.weight.shape[0], ids.numel()) <= _INT32_MAX
         dtype = torch.int32 if small else torch.int64
         if self._lanes.whole and len(group.slots) == 1:
-            return ids.to(dtype)
+            return ids.to(dtype).contiguous()
         lengths = [spans[lane][1] - spans[lane][0] for lane in group.lanes]
         rows = ids.new_empty(sum(lengths), dtype=dtype)
         for lane, base, part in zip(group.lanes, group.lane_bases, rows.split(lengths), strict=True):

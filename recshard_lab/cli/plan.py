@@ -183,17 +183,20 @@ def _write(
 
 
 def _check(path: Path, source: str, ranks: int | None) -> None:
-    """Reads a plan, and lays it over its tables where they are given."""
+    """Checks that a plan tiles its tables; without tables, that no shard is missing between or before others."""
     from recshard_lab.planner import read_source
     from recshard_lab.sharding import PlanError
 
     found = _read_plan(path)
     words = f"{path}: a plan of {sum(map(len, found.plan.values())):,} tables"
-    if source:
-        world_size = ranks or found.world_size
-        try:
+    world_size = ranks or found.world_size
+    try:
+        if source:
             found.resolved(read_source(source).by_module, world_size)
-        except PlanError as error:
-            raise PlanError(f"{path}: {error}") from None
-        words += f" that tiles every table of {source} on {world_size} ranks"
+            words += f" that tiles every table of {source} on {world_size} ranks"
+        else:
+            found.validate(None, world_size)
+            words += f" without holes or overlaps on {world_size} ranks; pass its tables to check their sizes too"
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from None
     print(words)

@@ -13,7 +13,7 @@ rectangles that may lie on top of one another; some rows may be replicated and t
         ParameterSharding                 scheme's name, kernel, route, and the rectangles: what runs
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,7 +25,7 @@ from recshard_lab.sharding.parameter_sharding import ParameterSharding as Parame
 from recshard_lab.sharding.shard import PlanError as PlanError
 from recshard_lab.sharding.shard import Shard as Shard
 from recshard_lab.sharding.types import ShardingType
-from recshard_lab.sharding.validate import check_shards, nearest
+from recshard_lab.sharding.validate import check_shards, check_spans, nearest
 
 if TYPE_CHECKING:
     from recshard_lab.planner.answers import Explained, PlanDiff, WhyNot
@@ -176,18 +176,36 @@ class ShardingPlan(Exported):
         return plan
 
     @names_wrong_arguments
-    def validate(self, tables: Tables, world_size: int) -> None:
+    def validate(self, tables: Tables | None, world_size: int) -> None:
         """Checks that every table is tiled, on ranks that exist.
 
         Args:
-            tables: the configs, or module path -> configs.
+            tables: the configs, or module path -> configs. With None, each table ends at the last row and column of
+                its shards, and tables without shards are not checked.
             world_size: ranks W that the plan is to run on.
 
         Raises:
             PlanError: the first hole, overlap, stray rank, unknown or missing table, with the smallest fix.
+
+        >>> late = ParameterSharding("row_wise", shards=[Shard(0, (5, 50), (0, 8)), Shard(1, (50, 100), (0, 8))])
+        >>> ShardingPlan({"": {"movies": late}}).validate(None, world_size=2)
+        Traceback (most recent call last):
+        recshard_lab.sharding.shard.PlanError: table 'movies' (100 x 8): no shard covers rows [0, 5) x cols [0, 8)...
         """
-        for config, sharding in self.pairs(tables):
+        for config, sharding in self._sized() if tables is None else self.pairs(tables):
             check_shards(config, sharding.shards, sharding.sharding_type == ShardingType.DATA_PARALLEL, world_size)
+
+    def _sized(self) -> Iterator[tuple[BaseEmbeddingConfig, ParameterSharding]]:
+        """Each table that has shards, as large as they say, beside its sharding."""
+        for entries in self.plan.values():
+            for name, sharding in entries.items():
+                if not sharding.shards:
+                    continue
+                for shard in sharding.shards:
+                    check_spans(shard)
+                rows = max(1, *(shard.rows[1] for shard in sharding.shards))
+                cols = max(1, *(shard.cols[1] for shard in sharding.shards))
+                yield BaseEmbeddingConfig(name=name, num_embeddings=rows, embedding_dim=cols), sharding
 
     def with_route(self, route: str) -> "ShardingPlan":
         """This plan with every table under `route`; data-parallel tables, which send nothing home, stay as they are.

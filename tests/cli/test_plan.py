@@ -142,6 +142,30 @@ def test_wishes_that_cannot_be_are_named_with_their_line(tmp_path: Path, text: s
         read_constraints(wishes, ["movies", "users"])
 
 
+@pytest.mark.parametrize("given", [[], ["tables"]], ids=["alone", "with its tables"])
+@pytest.mark.parametrize(
+    ("shards", "words"),
+    [
+        ([(0, (5, 250), (0, 8)), (1, (250, 500), (0, 8))], r"no shard covers rows \[0, 5\) x cols \[0, 8\)"),
+        ([(0, (0, 245), (0, 8)), (1, (250, 500), (0, 8))], r"no shard covers rows \[245, 250\)"),
+        ([(0, (0, 500), (4, 8))], r"no shard covers rows \[0, 500\) x cols \[0, 4\)"),
+        ([(0, (0, 255), (0, 8)), (1, (250, 500), (0, 8))], r"overlap in rows \[250, 255\)"),
+        ([(0, (0, 250), (0, 8)), (1, (250, 250), (0, 8)), (2, (250, 500), (0, 8))], "is empty"),
+    ],
+    ids=["hole before the first", "hole between", "hole in columns", "overlap", "empty"],
+)
+def test_check_refuses_shards_that_do_not_tile_with_and_without_tables(
+    tables: Path, tmp_path: Path, shards: list[Any], words: str, given: list[str]
+) -> None:
+    entries = {"users": rs.ParameterSharding("row_wise", shards=[rs.Shard(*shard) for shard in shards])}
+    for name, size in {"movies": (9000, 16), "history": (60, 8)}.items():
+        entries[name] = rs.ParameterSharding("table_wise", shards=[rs.Shard(0, (0, size[0]), (0, size[1]))])
+    path = tmp_path / "plan.json"
+    path.write_text(ShardingPlan({"": entries}).to_json())  # type: ignore[dict-item]
+    with pytest.raises(PlanError, match=f"{path.name}: table 'users' .*{words}"):
+        said("--check", path, *(tables for _ in given))
+
+
 # ---- JSON ----
 
 
@@ -198,15 +222,16 @@ def test_what_is_refused_when_it_is_read_breaks_the_schema_too(change: Any) -> N
 def test_a_plan_is_checked_by_itself_and_against_its_tables(tables: Path, tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     said(tables, "--ranks", 3, "--out", out)
-    assert said("--check", out) == f"{out}: a plan of 3 tables\n"
+    words = f"{out}: a plan of 3 tables without holes or overlaps on 3 ranks; pass its tables to check their sizes too"
+    assert said("--check", out) == f"{words}\n"
     assert "tiles every table" in said("--check", out, tables)
     document = json.loads(out.read_text())
     entry = document["modules"][""]["movies"]
     entry["shards"][0][2] -= 1  # a row less
     out.write_text(json.dumps(document))
-    assert "a plan of 3 tables" in said("--check", out)
-    with pytest.raises(PlanError, match=r"plan.json: table 'movies' .*rank 0 holds only rows"):
-        said("--check", out, tables)
+    for given in ([], [tables]):
+        with pytest.raises(PlanError, match=r"plan.json: table 'movies' .*rank 0 holds only rows"):
+            said("--check", out, *given)
     out.write_text("{}")
     with pytest.raises(PlanError, match=r"plan.json: field 'schema'"):
         said("--check", out)

@@ -1,0 +1,156 @@
+"""Memory and time of dense and data-parallel tables and of the dense part, counted by hand on a bare machine.
+
+On a bare machine everything is free but what a test switches on.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recshard_lab.embedding.configs import EmbeddingBagConfig
+from recshard_lab.planner import Estimate, Workload, estimate
+from recshard_lab.planner.cost import dense_step
+from recshard_lab.sharding import ParameterSharding, ShardingPlan, Topology, scheme_named
+
+FREE_BW = ("hbm_mem_bw", "ddr_mem_bw", "cache_bw", "intra_host_bw", "inter_host_bw", "flops_per_ms")
+NO_COST = (
+    "intra_host_latency_ms", "inter_host_latency_ms", "peer_ms", "lookup_ns_per_id", "update_ns_per_id",
+    "route_ns_per_id", "launch_ms", "host_ms", "lane_ms", "row_cut_ms", "norm_ms", "norm_ns_per_row", "bag_ns",
+    "sort_ns_per_id", "sum_ns_per_number", "replica_ms", "replicas_ms", "cache_bytes", "contention", "half_duplex",
+    "step_ms",
+)  # fmt: skip
+
+W, B, BAG, E, D = 4, 128, 10, 10_000, 64
+IDS = B * BAG  # of one rank
+TABLE = EmbeddingBagConfig(name="movies", num_embeddings=E, embedding_dim=D, feature_names=["movie"])
+LOAD = Workload(B, float(BAG), unique_fraction=0.5)  # 2,560 distinct rows in the global batch
+DISTINCT = 0.5 * W * IDS
+
+
+def bare(world_size: int = W, device: str = "cpu", **figures: Any) -> Topology:
+    """A machine on which only `figures` cost anything."""
+    local = figures.pop("local_world_size", world_size)
+    costs = dict.fromkeys(FREE_BW, 1e30) | dict.fromkeys(NO_COST, 0.0) | {"reduce_scatter_cost": 1.0}
+    sizes = {"hbm_cap": 10**9, "ddr_cap": 10**9, "local_world_size": local, "cores_per_host": local}
+    return Topology(world_size, device, **{**sizes, **costs, **figures})
+
+
+def of(top: Topology, load: Workload = LOAD, scheme: str = "table_wise", kernel: str = "fused") -> Estimate:
+    made = scheme_named(scheme).default(TABLE, top, [0] if scheme == "table_wise" else None)
+    sharding = ParameterSharding(scheme, kernel, shards=made.shards)
+    return estimate(ShardingPlan({"": {"movies": sharding}}), [TABLE], top, load)  # type: ignore[dict-item]
+
+
+def held(found: Estimate, name: str) -> list[float]:
+    return found.memory_bytes[:, found.memory_categories.index(name)].tolist()
+
+
+def ms(found: Estimate, name: str) -> list[float]:
+    return found.ms[:, found.phases.index(name)].tolist()
+
+
+# ---- memory ----
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "a_row", "an_element"),
+    [("exact_sgd", 0, 0), ("exact_row_wise_adagrad", 4, 0), ("exact_adagrad", 0, 4), ("adam", 0, 8),
+     ("partial_row_wise_adam", 4, 4)],
+)  # fmt: skip
+def test_a_dense_table_holds_its_gradient_beside_the_optimizers_state(
+    optimizer: str, a_row: int, an_element: int
+) -> None:
+    load = Workload(B, float(BAG), unique_fraction=0.5, optimizer=optimizer)
+    state = E * a_row + E * D * an_element
+    fused, dense = (of(bare(), load, kernel=kernel) for kernel in ("fused", "dense"))
+    assert held(fused, "weights") == held(dense, "weights") == [4 * E * D, 0, 0, 0]
+    assert held(fused, "optimizer_state") == [state, 0, 0, 0]
+    assert held(dense, "optimizer_state") == [state + 4 * E * D, 0, 0, 0]
+
+
+def test_a_data_parallel_table_holds_weights_and_state_on_every_rank_and_a_gradient_of_every_rank() -> None:
+    load = Workload(B, float(BAG), unique_fraction=0.5, optimizer="exact_adagrad")
+    found = of(bare(), load, "data_parallel")
+    assert held(found, "weights") == held(found, "optimizer_state") == [4 * E * D] * W
+    assert held(of(bare(), load, "data_parallel", "dense"), "optimizer_state") == [8 * E * D] * W
+    # bags of every rank: int32 ids and lengths; fp32 gradients of all bags sent and received; the joined output
+    assert held(found, "input_buffers") == [4 * W * (IDS + B)] * W
+    assert held(found, "output_buffers") == [4 * D * (W * B + W * B + B)] * W
+
+
+def test_the_dense_part_takes_what_a_parameter_takes_on_every_rank() -> None:
+    load = Workload(B, dense_parameters=1000)
+    assert held(of(bare(), load), "dense") == [8 * 1000] * W
+    more = Workload(B, dense_parameters=1000, dense_bytes_per_parameter=16)
+    assert held(of(bare(), more), "dense") == [16 * 1000] * W
+
+
+# ---- time ----
+
+M = 1e6  # bytes per ms
+
+
+def test_backward_of_a_dense_table_adds_three_passes_over_the_whole_table() -> None:
+    top = bare(ddr_mem_bw=M)
+    rows = 2 * DISTINCT * 4 * D * 1.15 / M  # read and written, by the optimizer's factor
+    assert ms(of(top), "lookup_backward") == pytest.approx([rows, 0, 0, 0])
+    table = 3 * 4 * E * D / M
+    assert ms(of(top, kernel="dense"), "lookup_backward") == pytest.approx([rows + table, 0, 0, 0])
+    assert (
+        ms(of(top, kernel="dense"), "lookup") == ms(of(top), "lookup") == pytest.approx([DISTINCT * 4 * D / M, 0, 0, 0])
+    )
+
+
+def test_every_replica_looks_up_its_own_batch_and_in_backward_that_of_all_ranks() -> None:
+    found = of(bare(ddr_mem_bw=M), scheme="data_parallel")
+    assert ms(found, "lookup") == pytest.approx([DISTINCT / W * 4 * D / M] * W)
+    assert ms(found, "lookup_backward") == pytest.approx([DISTINCT * 4 * D * (2 * 1.15 + 1) / M] * W)
+    dense = of(bare(ddr_mem_bw=M), scheme="data_parallel", kernel="dense")
+    assert ms(dense, "lookup_backward") == pytest.approx([(DISTINCT * 3.3 + 3 * E) * 4 * D / M] * W)
+
+
+def test_a_data_parallel_tables_gradients_go_to_every_rank_and_its_rows_to_none() -> None:
+    found = of(bare(intra_host_bw=M), scheme="data_parallel")
+    assert ms(found, "input_dist") == pytest.approx([(W - 1) * 4 * (IDS + B) / M] * W)
+    assert ms(found, "output_dist") == [0] * W
+    assert ms(found, "output_dist_backward") == pytest.approx([(W - 1) * 4 * B * D / M] * W)
+
+
+@pytest.mark.parametrize(
+    ("figures", "input_ms", "gradient_ms"),
+    [({"replica_ms": 2.0}, 2.0, 2.0), ({"replica_ms": 2.0, "replicas_ms": 5.0}, 2.0, 7.0)],
+)
+def test_replicas_cost_the_host_in_the_phases_that_it_packs_them(
+    figures: dict[str, float], input_ms: float, gradient_ms: float
+) -> None:
+    top = bare(**figures)
+    expected = [[input_ms, 0, 0, 0, gradient_ms, 0]] * W
+    np.testing.assert_allclose(of(top, scheme="data_parallel").ms, expected, atol=1e-12)
+    assert of(top).step_ms == pytest.approx(0, abs=1e-12)
+    alone = bare(1, **figures)  # one rank sends to no other
+    assert of(alone, scheme="data_parallel").step_ms == pytest.approx(0, abs=1e-12)
+
+
+# ---- the dense part ----
+
+P = 10**6
+DENSE = Workload(B, dense_parameters=P)
+
+
+def test_the_dense_part_computes_six_operations_a_parameter_and_sample() -> None:
+    assert dense_step(DENSE, bare(1, flops_per_ms=M)) == (6 * P * B / M, 4 * P)
+    named = Workload(B, dense_parameters=P, dense_flops_per_sample=1000)
+    assert dense_step(named, bare(1, flops_per_ms=M))[0] == 1000 * B / M
+
+
+def test_the_dense_gradient_is_averaged_around_a_ring() -> None:
+    wire = 2 * (W - 1) / W * 4 * P / M
+    assert dense_step(DENSE, bare(intra_host_bw=M))[0] == pytest.approx(wire)
+    assert dense_step(DENSE, bare(1, intra_host_bw=M))[0] == pytest.approx(0, abs=1e-12)
+    assert dense_step(Workload(B), bare(intra_host_bw=M, intra_host_latency_ms=1.0))[0] == 0
+    fixed = bare(intra_host_latency_ms=1.0, peer_ms=0.1, inter_host_latency_ms=7.0)
+    assert dense_step(DENSE, fixed)[0] == pytest.approx(2 * 1.0 + 3 * 0.1)
+    nodes = bare(local_world_size=2, inter_host_bw=M, inter_host_latency_ms=7.0)
+    assert dense_step(DENSE, nodes)[0] == pytest.approx(wire + 2 * 7.0)
+    assert dense_step(DENSE, bare(intra_host_bw=M, cores_per_host=2))[0] == pytest.approx(2 * wire)

@@ -24,8 +24,8 @@ _rank: Rank | None = None  # in this process
 _at_rest: dict[str, Callable[[], Any]] = {}
 
 
-def hold(rank: Rank) -> None:
-    """This process is that rank from now on."""
+def hold(rank: Rank | None) -> None:
+    """Makes this process that rank; None: a process that a rank has forked, which posts nothing."""
     global _rank
     _rank = rank
 
@@ -49,10 +49,10 @@ def at_rest(name: str, value: Callable[[], Any] | None) -> None:
 
 
 def rest() -> None:
-    """A piece of work has ended. A function that fails is told on stderr and not asked again."""
+    """Posts after each piece of work. A function that fails is reported on stderr and removed."""
     for name, value in list(_at_rest.items()):
         try:
             post(name, value())
-        except Exception:
+        except BaseException:  # SystemExit too: the rank must answer
             _at_rest.pop(name, None)
             traceback.print_exc()

@@ -45,26 +45,37 @@ def run_source(source: str, filename: str, namespace: dict[str, Any]) -> Any:
 
 
 def bundle(value: Any) -> dict[str, Any]:
-    """MIME type -> content for `value`, as a notebook shows it; a repr that raises is left out."""
+    """MIME type -> content for `value`, as a notebook shows it: text, or plain JSON values.
+
+    A representation that raises, or that returns anything else, is left out; if none is left, ``text/plain`` names
+    what failed. Nothing in the result has a class that exists only on this rank.
+
+    >>> bundle(7)
+    {'text/plain': '7'}
+    """
     found: dict[str, Any] = {}
-    method = _method(value, "_repr_mimebundle_")
-    if method is not None:
-        got = _quietly(method)
-        found.update((got[0] if isinstance(got, tuple) else got) or {})
-    for mime, name in _RICH.items():
-        method = _method(value, name)
-        if mime not in found and method is not None:
-            content = _quietly(method)
-            if content is not None:
-                found[mime] = content[0] if isinstance(content, tuple) else content
+    failed: list[str] = []
+    for mime, name in (("", "_repr_mimebundle_"), *_RICH.items()):
+        if mime not in found:
+            try:
+                content = _represent(value, name)
+                if content is not None:
+                    found.update(_contents(content) if not mime else {mime: _content(mime, content)})
+            except Exception as error:
+                failed.append(f"{name}: {_headline(error)}")
     if not found and type(value).__module__ == "matplotlib.figure":
-        found["image/png"] = _quietly(lambda: _png(value))
-    for mime, content in found.items():
-        if isinstance(content, bytes):
-            found[mime] = base64.b64encode(content).decode("ascii")
+        try:
+            found["image/png"] = _content("image/png", _png(value))
+        except Exception as error:
+            failed.append(f"savefig: {_headline(error)}")
     if "text/plain" not in found:
-        text = _quietly(lambda: repr(value))
-        found["text/plain"] = f"<{type(value).__name__}: its repr raised>" if text is None else text
+        notes = [] if found else failed
+        try:
+            text = str.__str__(repr(value))
+        except Exception as error:
+            text = f"<{_name(type(value))} object>"
+            notes = [*notes, f"__repr__: {_headline(error)}"]
+        found["text/plain"] = "\n".join([text, *(f"({_name(type(value))}.{note})" for note in notes)])
     return found
 
 
@@ -74,41 +85,95 @@ def _png(figure: Any) -> bytes:
     return file.getvalue()
 
 
-def _method(value: Any, name: str) -> Any | None:
-    return None if isinstance(value, type) else getattr(value, name, None)
-
-
-def _quietly(function: Any) -> Any | None:
-    try:
-        return function()
-    except Exception:
+def _represent(value: Any, name: str) -> Any | None:
+    """What the method of that name returns; None without one, and for objects that have every attribute (mocks)."""
+    if isinstance(value, type) or getattr(value, "_ipython_canary_method_should_not_exist_", None) is not None:
         return None
+    method = getattr(value, name, None)
+    return None if method is None else method()
+
+
+def _contents(data: Any) -> dict[str, Any]:
+    """The MIME bundle in what ``_repr_mimebundle_`` returned: a dict, or a pair of a dict and its metadata."""
+    if isinstance(data, tuple) and len(data) == 2:
+        data = data[0]
+    if not isinstance(data, dict):
+        raise TypeError(f"expected a dict, got {_name(type(data))}")
+    plain = {_plain(mime): content for mime, content in dict.items(data) if content is not None}
+    return {mime: _content(mime, content) for mime, content in plain.items()}
+
+
+def _content(mime: str, content: Any) -> Any:
+    """One representation: JSON types may hold JSON values, others are text (bytes as base64)."""
+    if isinstance(content, tuple) and len(content) == 2:  # with metadata
+        content = content[0]
+    if isinstance(content, bytes | bytearray):
+        return base64.b64encode(content).decode("ascii")
+    if not mime.endswith("json") and not isinstance(content, str):
+        raise TypeError(f"expected str or bytes, got {_name(type(content))}")
+    return _plain(content)
+
+
+def _plain(value: Any) -> Any:
+    """JSON values with the built-in types alone: the classes of subclasses may exist only on this rank."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__pos__(value)
+    if isinstance(value, float):
+        return float.__pos__(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in tuple(value)]
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in dict.keys(value)):
+            raise TypeError("expected str as the keys of JSON values")
+        return {str.__str__(key): _plain(item) for key, item in dict.items(value)}
+    raise TypeError(f"expected text or JSON values, got {_name(type(value))}")
+
+
+def _name(kind: type) -> str:
+    return str.__str__(type.__dict__["__name__"].__get__(kind))
+
+
+def _headline(error: BaseException) -> str:
+    message = _message(error)
+    return f"{_name(type(error))}: {message}" if message else _name(type(error))
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str.__str__(str(error))
+    except BaseException as again:
+        if isinstance(again, KeyboardInterrupt):
+            raise
+        return f"<its __str__ raised {_name(type(again))}>"
 
 
 def failure_text(error: BaseException, ours: tuple[str, ...]) -> str:
     """The traceback as Python prints it, without frames in files whose path starts with one of `ours`."""
-    described = traceback.TracebackException.from_exception(error)
-    part: traceback.TracebackException | None = described
-    while part is not None:
-        users = [frame for frame in part.stack if not frame.filename.startswith(ours)]
-        part.stack = traceback.StackSummary.from_list(users)
-        part = part.__cause__ or part.__context__
-    return "".join(described.format())
+    try:
+        described = traceback.TracebackException.from_exception(error)
+        part: traceback.TracebackException | None = described
+        while part is not None:
+            users = [frame for frame in part.stack if not frame.filename.startswith(ours)]
+            part.stack = traceback.StackSummary.from_list(users)
+            part = part.__cause__ or part.__context__
+        return "".join(described.format())
+    except Exception as again:  # parts of a traceback are the user's code: names, sources, notes
+        return f"{_headline(error)}\n(its traceback cannot be formatted: {_headline(again)})\n"
 
 
 def describe(error: BaseException, ours: tuple[str, ...]) -> dict[str, str]:
-    """What the kernel needs to know of an exception, in plain text: its class may exist only here."""
+    """The exception as plain text, for the notebook: its class, and those of its parts, may exist only here."""
+    message = _message(error)
     kind = "raised"
     if isinstance(error, KeyboardInterrupt):
         kind = "interrupted"
-    elif isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)):
+    elif isinstance(error, RuntimeError) and _LOST_PEER.search(message):
         kind = "freed"
-    return {
-        "kind": kind,
-        "name": type(error).__name__,
-        "message": str(error),
-        "traceback": failure_text(error, ours),
-    }
+    return {"kind": kind, "name": _name(type(error)), "message": message, "traceback": failure_text(error, ours)}
 
 
 def redirect_display(display: Callable[..., None]) -> None:

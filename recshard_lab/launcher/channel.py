@@ -5,10 +5,12 @@ Nobody else can connect to a socket pair, so whatever arrives was written by the
 
 from __future__ import annotations
 
+import os
 import pickle
 import socket
 import struct
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -55,16 +57,24 @@ class FrameReader:
 
 
 class Channel:
-    """One end of a control connection. Sends are whole and from any thread; one thread receives."""
+    """One end of a control connection. Sends are whole and from any thread; one thread receives.
+
+    It belongs to the process that made it. A fork of that process loses it: its copy of the descriptor is closed, and
+    `send` raises OSError there. Two writers would mix their messages, and an open copy would hide the end of one.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
+        self._owner = os.getpid()
+        _channels.add(self)
         self._lock = threading.Lock()
         self._reader = FrameReader()
         self._ready: list[Message] = []
 
     def send(self, message: Message) -> None:
-        """Raises OSError when the other end is gone."""
+        """Raises OSError when the other end is gone, and in a fork of the process that made the channel."""
+        if os.getpid() != self._owner:
+            raise OSError(f"the control channel of process {self._owner} was used by its fork {os.getpid()}")
         header = pickle.dumps((message.kind, message.cell, len(message.fds)))
         start = _LENGTHS.pack(len(header), len(message.payload)) + header
         with self._lock:
@@ -106,3 +116,15 @@ class Channel:
 
     def close(self) -> None:
         self.sock.close()
+
+
+_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for channel in list(_channels):
+        channel.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -31,8 +31,9 @@ def completions(word: str, namespace: Mapping[str, Any]) -> list[str]:
             value = namespace[first] if first in namespace else getattr(builtins, first)
             for attribute in rest:
                 value = getattr(value, attribute)
-            names = dir(value)
+            names = [*dir(value)]
         except Exception:  # the user's own properties may raise anything
             return []
-    fitting = {name for name in names if name.startswith(start) and (start.startswith("_") or not name.startswith("_"))}
+    texts = [str.__str__(name) for name in names if isinstance(name, str)]  # globals() and dir() may hold anything
+    fitting = {name for name in texts if name.startswith(start) and (start.startswith("_") or not name.startswith("_"))}
     return [holder + dot + name for name in sorted(fitting)[:MOST]]

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,7 +25,7 @@ import torch.distributed as dist
 import torch.distributed.c10d_logger
 
 from . import board, groups
-from .cell import NOTHING, bundle, describe, redirect_display, run_source
+from .cell import NOTHING, bundle, describe, failure_text, redirect_display, run_source
 from .channel import Channel, Message
 from .collectives import Line
 from .completion import completions
@@ -33,8 +34,34 @@ from .recorder import Recorder, users_line
 
 __all__ = ["Rank"]
 
+DEPTH = 200  # calls that a report may nest
+
 # Files whose frames say nothing about the user's code.
 _OURS = (os.path.dirname(__file__), ast.__file__, torch.distributed.c10d_logger.__file__)
+
+
+def flush() -> None:
+    """Sends what was printed on its way. A cell may have replaced the streams by None, or by any object."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(BaseException):
+            stream.flush()
+
+
+def leave_fork(error: BaseException | None) -> NoReturn:
+    """Ends a process that a cell forked and that came back from the cell: the rank alone answers.
+
+    Its output goes where the rank's goes. Its last expression goes nowhere. Exit handlers belong to the rank.
+    """
+    status: Any = 0
+    if isinstance(error, SystemExit):
+        status = 0 if error.code is None else error.code
+    elif error is not None:
+        status = f"process {os.getpid()}, which a cell forked, ended with:\n{failure_text(error, _OURS)}".rstrip()
+    flush()
+    if not isinstance(status, int):
+        os.write(2, f"{status}\n".encode(errors="backslashreplace"))
+        status = 1
+    os._exit(status & 255)
 
 
 def leave_now() -> NoReturn:
@@ -47,7 +74,7 @@ class Rank:
     """One rank: its namespace, its groups, its connection to the kernel."""
 
     def __init__(self, spec: dict[str, Any], channel: Channel) -> None:
-        self.spec, self.channel = spec, channel
+        self.spec, self.channel, self.pid = spec, channel, os.getpid()
         self.rank, self.world_size = int(spec["rank"]), int(spec["world_size"])
         self.work: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.running: int | None = None  # the cell that an interrupt may stop
@@ -64,14 +91,14 @@ class Rank:
 
     def serve(self) -> int:
         threading.Thread(target=self.listen, name="recshard-control", daemon=True).start()
+        os.register_at_fork(before=flush, after_in_child=partial(board.hold, None))
         signal.signal(signal.SIGINT, self.on_interrupt)
         self.answer(0, self.set_up)
         while True:
             message = self.work.get()
             if message.kind == "stop":
                 atexit._run_exitfuncs()
-                sys.stdout.flush()
-                sys.stderr.flush()
+                flush()
                 return 0
             self.answer(message.cell, partial(getattr(self, f"do_{message.kind}"), message))
 
@@ -101,37 +128,61 @@ class Rank:
         groups.connect(self.spec["store"], self.rank, self.world_size, self.spec["backend"], self.device)
 
     def answer(self, cell: int, work: Callable[[], Any]) -> None:
-        """Does one piece of work and reports how it went; nothing it raises ends the rank."""
+        """Does one piece of work and reports how it went; nothing that it raises or leaves behind ends the rank."""
         started = time.perf_counter()
-        outcome: dict[str, Any] = {}
-        try:
-            try:
-                self.running = cell
-                self.stop_if_asked()
-                outcome["value"] = work()
-            finally:
-                self.running = None
-        except BaseException as error:
-            self.running = None
-            outcome = {"failure": describe(error, _OURS)}
+        outcome = self.attempt(cell, work)
         self.answered, self.asked_to_stop = cell, None
         outcome["seconds"] = time.perf_counter() - started
-        board.rest()
-        outcome["groups"], outcome["group_count"] = groups.group_names(), groups.group_count()
-        outcome["windows"], outcome["names"] = self.recorder.windows(), self.names()
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # the cell closed or replaced it
-                stream.flush()
+        sys.setrecursionlimit(max(sys.getrecursionlimit(), DEPTH))  # the cell may have left too little for the report
+        try:
+            board.rest()
+            data = pickle.dumps({**outcome, **self.books()})
+        except Exception as error:  # the cell has changed what the report is made of
+            failure = {"failure": describe(error, _OURS), "seconds": outcome["seconds"]}
+            data = pickle.dumps({"groups": {}, "group_count": 0, "windows": {}, "names": [], **failure})
+        flush()
         fds = () if self.attached is None else (self.attached,)
-        self.channel.send(Message("done", cell, pickle.dumps(outcome), fds))
+        self.channel.send(Message("done", cell, data, fds))
         if self.attached is not None:
             os.close(self.attached)
             self.attached = None
 
+    def attempt(self, cell: int, work: Callable[[], Any]) -> dict[str, Any]:
+        """``{"value": ...}`` or ``{"failure": ...}``, in built-in types. Only the rank comes back from here."""
+        try:
+            try:
+                self.running = cell
+                self.stop_if_asked()
+                value = work()
+                if os.getpid() != self.pid:
+                    leave_fork(None)
+                return {"value": value}
+            except BaseException as error:
+                if os.getpid() != self.pid:
+                    leave_fork(error)
+                return {"failure": describe(error, _OURS)}  # an interrupt ends a __str__ that takes too long
+            finally:
+                self.running = None
+        except BaseException as error:
+            self.running = None
+            error.__context__ = None  # whose description was interrupted, and would take as long again
+            return {"failure": describe(error, _OURS)}
+
+    def books(self) -> dict[str, Any]:
+        """What the notebook keeps of this rank between cells: its groups, their collectives, its variables."""
+        return {
+            "groups": groups.group_names(),
+            "group_count": groups.group_count(),
+            "windows": self.recorder.windows(),
+            "names": self.names(),
+        }
+
     def names(self) -> list[str]:
         """The variables that cells have made here: what is lost with this rank."""
-        found = [(name, value) for name, value in self.namespace.copy().items() if not name.startswith("_")]
-        return [n for n, value in found if n not in self.given and not isinstance(value, types.ModuleType)]
+        variables = self.namespace.copy().items()
+        texts = [(str.__str__(name), type(value)) for name, value in variables if isinstance(name, str)]
+        made = [(name, kind) for name, kind in texts if not name.startswith("_") and name not in self.given]
+        return [name for name, kind in made if not issubclass(kind, types.ModuleType)]
 
     def do_run(self, message: Message) -> bytes:
         call, sources = decode(message.payload)
@@ -167,10 +218,14 @@ class Rank:
             groups.reconnect(store, self.rank, self.world_size, self.spec["backend"], self.device)
 
     def display(self, *values: Any, **_: Any) -> None:
-        """Shows values in the notebook, marked with this rank."""
+        """Shows values in the notebook, marked with this rank. A process that the rank forked prints their text."""
         for value in values:
-            message = Message("display", self.running or 0, pickle.dumps(bundle(value)))
-            sys.stdout.flush()
+            shown = bundle(value)
+            if os.getpid() != self.pid:
+                print(shown["text/plain"])
+                continue
+            message = Message("display", self.running or 0, pickle.dumps(shown))
+            flush()
             self.shown.clear()
             with self.shielded():
                 self.channel.send(message)
@@ -214,31 +269,38 @@ class Rank:
             signal.pthread_kill(main, signal.SIGINT)  # also ends a sleep or a read
 
     def listen(self) -> None:
-        try:
-            while True:
+        while True:
+            try:
                 message = self.channel.receive()
-                if message.kind == "interrupt":
-                    self.interrupt(message.cell)
-                elif message.kind == "cables":
-                    self.reply(message, groups.cables())
-                elif message.kind == "cut":
-                    self.reply(message, groups.cut(pickle.loads(message.payload)))
-                elif message.kind == "shown":
-                    self.shown.set()
-                elif message.kind == "complete":
-                    self.reply(message, completions(pickle.loads(message.payload), self.namespace.copy()))
-                elif message.kind == "pulse":
-                    self.reply(message, (self.running, groups.issue_counts(), users_line()))
-                elif message.kind == "position":
-                    self.tell_position(message)
-                elif message.kind == "lines":
-                    # on a thread of its own: torch may import for a second, and freeing must not wait
-                    threading.Thread(target=lambda m=message: self.reply(m, self.recorder.lines()), daemon=True).start()
-                else:
-                    self.work.put(message)
-        except (EOFError, OSError):
-            shutil.rmtree(self.spec.get("litter", ""), ignore_errors=True)
-            leave_now()  # the kernel is gone
+            except (EOFError, OSError):
+                shutil.rmtree(self.spec.get("litter", ""), ignore_errors=True)
+                leave_now()  # the kernel is gone
+            try:
+                self.take(message)
+            except Exception:  # without descriptors or memory, for one: the next message may still be an interrupt
+                os.write(2, traceback.format_exc().encode(errors="backslashreplace"))
+
+    def take(self, message: Message) -> None:
+        """Answers what the main thread is not needed for; hands it the rest."""
+        if message.kind == "interrupt":
+            self.interrupt(message.cell)
+        elif message.kind == "cables":
+            self.reply(message, groups.cables())
+        elif message.kind == "cut":
+            self.reply(message, groups.cut(pickle.loads(message.payload)))
+        elif message.kind == "shown":
+            self.shown.set()
+        elif message.kind == "complete":
+            self.reply(message, completions(pickle.loads(message.payload), self.namespace.copy()))
+        elif message.kind == "pulse":
+            self.reply(message, (self.running, groups.issue_counts(), users_line()))
+        elif message.kind == "position":
+            self.tell_position(message)
+        elif message.kind == "lines":
+            # on a thread of its own: torch may import for a second, and freeing must not wait
+            threading.Thread(target=lambda: self.reply(message, self.recorder.lines()), daemon=True).start()
+        else:
+            self.work.put(message)
 
     def reply(self, message: Message, value: Any) -> None:
         self.channel.send(Message(message.kind, message.cell, pickle.dumps(value)))

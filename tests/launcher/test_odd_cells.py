@@ -1,0 +1,205 @@
+"""Odd exceptions, displays, streams and forks in cells: the rank keeps its variables, and the cell shows the reason."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from recshard_lab.launcher import RankError, Ranks, launch
+from recshard_lab.launcher.cell import bundle
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Ranks]:
+    """Two ranks for the whole file."""
+    with launch(2) as ranks:
+        yield ranks
+
+
+@pytest.fixture(autouse=True)
+def _survives(pair: Ranks) -> Iterator[None]:
+    """Every test leaves the ranks as they were: same processes, same variables, no answer of another cell."""
+    if not pair.usable:
+        pair.restart()  # after a failed test
+    pair.exec("kept = rank + 1\nimport os, sys, time")
+    pids = pair.pids
+    yield
+    assert pair.usable
+    assert pair.pids == pids
+    assert [result.text for result in pair.exec("kept")] == ["1", "2"]
+    assert pair.run(os.getpid) == pids
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        ("class E(Exception):\n def __str__(self): raise ValueError(1)\nraise E", "E: <its __str__ raised ValueError>"),
+        ("class S(str): 0\nclass E(Exception):\n def __str__(self): return S('text')\nraise E", "E: text"),
+        ("class E(Exception):\n def __str__(self): return 5\nraise E", "E: <its __str__ raised TypeError>"),
+        ("class E(BaseException):\n def __str__(self): raise self\nraise E", "E: <its __str__ raised E>"),
+        ("class E(Exception):\n def __str__(self): sys.exit(3)\nraise E", "E: <its __str__ raised SystemExit>"),
+        ("class S(str): 0\nclass E(Exception): 0\nE.__name__ = S('Odd')\nraise E('x')", "Odd: x"),
+        ("class M(type):\n __name__ = property(lambda c: 1 / 0)\nclass E(Exception, metaclass=M): 0\nraise E", "E"),
+        ("e = ValueError('x'); e.__notes__ = 5\nraise e", "ValueError: x"),
+        ("raise BaseExceptionGroup('many', [SystemExit(1)])", "BaseExceptionGroup: many (1 sub-exception)"),
+        ("sys.exit(3)", "SystemExit: 3"),
+        ("def f(): f()\nf()", "RecursionError: maximum recursion depth exceeded"),
+    ],
+)
+def test_an_odd_exception_is_reported_as_text(pair: Ranks, cell: str, words: str) -> None:
+    with pytest.raises(RankError) as caught:
+        pair.exec(cell)
+    assert caught.value.headline() == f"all 2 ranks raised {words}"
+
+
+def test_a_message_that_never_ends_can_be_interrupted(pair: Ranks) -> None:
+    with pytest.raises(RankError, match=r"time limit of 0\.3 s"):
+        pair.exec("class E(Exception):\n def __str__(self): time.sleep(60)\nraise E", timeout_s=0.3)
+
+
+REPRS = [
+    ("_repr_html_", "lambda s: (lambda: 0)", "_repr_html_: TypeError: expected str or bytes, got function"),
+    ("_repr_html_", "lambda s: ()", "_repr_html_: TypeError: expected str or bytes, got tuple"),
+    ("_repr_html_", "lambda s: 1 / 0", "_repr_html_: ZeroDivisionError: division by zero"),
+    ("_repr_json_", "lambda s: {'a': [s]}", "_repr_json_: TypeError: expected text or JSON values, got X"),
+    ("_repr_json_", "lambda s: {1: 2}", "_repr_json_: TypeError: expected str as the keys of JSON values"),
+    ("_repr_mimebundle_", "lambda s: ()", "_repr_mimebundle_: TypeError: expected a dict, got tuple"),
+    ("_repr_mimebundle_", "lambda s: {'a/b': s}", "_repr_mimebundle_: TypeError: expected str or bytes, got X"),
+    ("_repr_mimebundle_", "lambda s: {s: 'x'}", "_repr_mimebundle_: TypeError: expected text or JSON values, got X"),
+    ("__repr__", "lambda s: 1 / 0", "__repr__: ZeroDivisionError: division by zero"),
+    ("__repr__", "lambda s: 5", "__repr__: TypeError: __repr__ returned non-string (type int)"),
+    ("__getattr__", "lambda s, name: 1 / 0", "_repr_html_: ZeroDivisionError: division by zero"),
+]
+
+
+@pytest.mark.parametrize(("method", "body", "words"), REPRS)
+def test_a_representation_that_cannot_be_shown_is_named(pair: Ranks, method: str, body: str, words: str) -> None:
+    for result in pair.exec(f"class X: 0\nX.{method} = {body}\nX()"):
+        assert set(result.data) == {"text/plain"}
+        assert f"(X.{words})" in str(result.text)
+
+
+def test_classes_of_a_rank_do_not_travel_in_what_it_shows(pair: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
+    source = "class S(str): 0\nclass N(int): 0\nclass D(dict): 0\nclass X:\n def __repr__(self): return S('text')\n"
+    source += " def _repr_mimebundle_(self): return {S('a/json'): D(n=N(2), s=S('s'), l=(1.5, None, True))}\nX()"
+    for result in pair.exec(source):
+        assert result.data == {"a/json": {"n": 2, "s": "s", "l": [1.5, None, True]}, "text/plain": "text"}
+    pair.exec("display(X())")
+    assert capsys.readouterr().out == "[all] text\n"
+
+
+def test_mocks_that_have_every_attribute_are_shown_as_text() -> None:
+    from unittest.mock import MagicMock
+
+    mock = MagicMock()
+    assert bundle(mock) == {"text/plain": repr(mock)}
+
+
+@pytest.mark.parametrize(
+    "replaced",
+    ["None", "Tee()", "type('Bad', (), {'write': print, 'flush': lambda s: sys.exit(2)})()", "open(os.devnull)"],
+)
+def test_any_object_may_be_the_output_stream(pair: Ranks, replaced: str) -> None:
+    pair.exec("class Tee:\n def write(self, text): pass\nbefore = sys.stdout, sys.stderr")
+    pair.exec(f"sys.stdout = sys.stderr = {replaced}")
+    assert [result.text for result in pair.exec("display(1)\nrank")] == ["0", "1"]
+    pair.exec("sys.stdout, sys.stderr = before")
+
+
+@pytest.mark.parametrize(
+    ("cell", "undo"),
+    [
+        ("globals()[1] = 2", "del globals()[1]"),
+        ("class S(str): 0\nglobals()[S('odd')] = 2", "del odd"),
+        ("class X:\n __class__ = property(lambda self: 1 / 0)\nx = X()", "del x"),
+        ("sys.setrecursionlimit(40)", "sys.setrecursionlimit(1000)"),
+    ],
+)
+def test_any_name_and_value_may_be_a_variable(pair: Ranks, cell: str, undo: str) -> None:
+    pair.exec(cell)
+    assert "kept" in pair.complete("ke")
+    pair.exec(undo)
+
+
+def test_a_report_that_cannot_be_made_is_an_error_of_its_cell(pair: Ranks) -> None:
+    pair.exec("import recshard_lab.launcher.groups as inside; count = inside.group_count")
+    with pytest.raises(RankError, match="raised ZeroDivisionError"):
+        pair.exec("inside.group_count = lambda: 1 / 0")
+    pair.exec("inside.group_count = count")
+
+
+def test_a_rank_without_descriptors_still_hears_the_notebook(pair: Ranks) -> None:
+    pair.exec("import resource; limits = resource.getrlimit(resource.RLIMIT_NOFILE)")
+    with pytest.raises(RankError, match="time limit"):
+        pair.exec("resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))\ntime.sleep(60)", timeout_s=0.3)
+    pair.exec("resource.setrlimit(resource.RLIMIT_NOFILE, limits)")
+
+
+def test_a_cell_may_fork_and_the_child_leaves_when_it_comes_back(
+    pair: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(5):
+        (first, second) = pair.exec("print('once', end='')\npid = os.fork()\nif not pid: print(', child')\nos.getpid()")
+        assert [int(str(first.text)), int(str(second.text))] == pair.pids
+        assert pair.pull("os.waitpid(pid, 0)[1]") == [0, 0]
+        assert capsys.readouterr().out.count("once") <= 2  # flushed before the fork, not once more by the child
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "words"),
+    [
+        ("raise ValueError('boom')", 1, "ValueError: boom"),
+        ("sys.exit('a reason')", 1, "a reason"),
+        ("sys.exit(3)", 3, ""),
+        ("sys.exit()", 0, ""),
+        ("display(7)", 0, "7"),
+    ],
+)
+def test_a_fork_ends_with_the_status_of_its_end(pair: Ranks, end: str, status: int, words: str) -> None:
+    pair.exec(f"pid = os.fork()\nif pid == 0: {end}")
+    assert pair.pull("os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])") == [status] * 2
+    pair.exec("time.sleep(0.1)")  # what the forks printed is shown with this cell, if not before
+    assert words in "\n".join(pair.output(4))
+
+
+def test_a_fork_has_no_channel_and_posts_nothing(pair: Ranks) -> None:
+    pair.exec(
+        "from recshard_lab.launcher import board\n"
+        "board.post('where', 'rank')\n"
+        "here = os.readlink(f'/proc/self/fd/{board._rank.channel.sock.fileno()}')\n"
+        "read, write = os.pipe()\n"
+        "if (pid := os.fork()) == 0:\n"
+        "    board.post('where', 'fork')\n"
+        "    names = [f'/proc/self/fd/{n}' for n in os.listdir('/proc/self/fd')]\n"
+        "    links = [os.readlink(name) for name in names if os.path.lexists(name)]\n"
+        "    os.write(write, b'still there' if here in links else b'closed')\n"
+        "    os._exit(0)\n"
+        "os.waitpid(pid, 0); seen = os.read(read, 99).decode(); os.close(read); os.close(write)"
+    )
+    assert pair.pull("seen") == ["closed"] * 2
+    assert pair.posted("where") == ["rank"] * 2
+
+
+def test_processes_and_loaders_of_multiprocessing_work_in_ranks(
+    pair: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair.exec(
+        "import multiprocessing\n"
+        "context = multiprocessing.get_context('fork')\n"
+        "def square(x): print('at work', flush=True); return x * x\n"
+        "with context.Pool(2) as pool: squares = pool.map(square, range(4))\n"
+        "class Ids(torch.utils.data.Dataset):\n"
+        "    def __len__(self): return 4\n"
+        "    def __getitem__(self, index): return index + 10 * dist.get_rank()\n"
+        "loaded = [int(x) for x in torch.utils.data.DataLoader(Ids(), batch_size=None, num_workers=2)]"
+    )
+    assert pair.pull("squares") == [[0, 1, 4, 9]] * 2
+    assert pair.pull("loaded") == [[0, 1, 2, 3], [10, 11, 12, 13]]
+    assert capsys.readouterr().out == "[all] at work\n" * 4
+    children = [child for pid in pair.pids for child in psutil.Process(pid).children()]
+    assert not psutil.wait_procs(children, timeout=2)[1]

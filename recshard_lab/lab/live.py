@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from recshard_lab.comm import trace
-from recshard_lab.lab.measure import random_batch, sent_by_label, took_by_label
+from recshard_lab.lab.measure import TIMED, random_batch, sent_by_label, timed_steps, took_by_label
 from recshard_lab.planner import Workload
 from recshard_lab.sharding import ShardingPlan
 
@@ -70,12 +70,17 @@ def move_to(model: Any, plan_json: str, optimizers: Any = None) -> dict[str, Any
 
 
 def train_on(model: Any, step: Callable[[], Any], count: int) -> dict[str, Any]:
-    """Calls `step` so often and says what it took.
+    """Calls `step` `count` times on all ranks together and reports what it took. Collective.
 
     Args:
         step: one training step; what it returns is its loss, where it is a number or a tensor of one.
+
+    Returns:
+        ``losses`` and ``spent`` (ms of each step), ``sent``, ``took``, ``memory``, ``host_memory``.
     """
     losses, spent = [], []
+    if dist.is_initialized():
+        dist.barrier()  # so that no step contains waiting for a rank that comes late
     with trace() as sent:
         for _ in range(count):
             begun = perf_counter()
@@ -86,7 +91,7 @@ def train_on(model: Any, step: Callable[[], Any], count: int) -> dict[str, Any]:
             losses.append(_number(loss))
     return {
         "losses": losses,
-        "step_ms": float(np.median(spent)),
+        "spent": spent,
         "sent": sent_by_label(sent, model.dense_env.world_size, count),
         "took": took_by_label(sent),
         "memory": model.memory_bytes(),
@@ -159,6 +164,7 @@ def run_beside_truth(plan_json: str, tables: list[Any], workload: Workload, step
     """Trains tables under a plan and, on every rank for itself, unsharded; how far apart they are. Collective.
 
     Both begin with the same weights and see the same batches; plain SGD, so that the truth is plain torch.
+    Afterwards the sharded tables alone are timed, as `measure_plan` times them.
 
     Returns:
         ``outputs_apart`` and ``weights_apart`` (largest difference, as a share of the largest value), ``step_ms``,
@@ -176,27 +182,32 @@ def run_beside_truth(plan_json: str, tables: list[Any], workload: Workload, step
     rank, world_size = model.env.rank, model.env.world_size
     plain = torch.optim.SGD(truth.parameters(), lr=LEARNING_RATE)
     apart = 0.0
-    spent = []
-    with trace() as sent:
-        for number in range(steps):
-            batches = [random_batch(tables, workload, np.random.default_rng([number, r])) for r in range(world_size)]
-            mine = batches[rank].to(model.device)
-            begun = perf_counter()
-            output = model(mine).values()
-            output.square().sum().backward()
-            spent.append(1000 * (perf_counter() - begun))
-            expected = [truth(batch).values() for batch in batches]
-            apart = max(apart, _apart(output.detach().cpu(), expected[rank].detach()))
-            plain.zero_grad()
-            torch.stack([one.square().sum() for one in expected]).mean().backward()  # as ranks average gradients
-            plain.step()
+    mine = []
+    for number in range(steps):
+        batches = [random_batch(tables, workload, np.random.default_rng([number, r])) for r in range(world_size)]
+        mine.append(batches[rank].to(model.device))
+        output = model(mine[-1]).values()
+        output.square().sum().backward()
+        expected = [truth(batch).values() for batch in batches]
+        apart = max(apart, _apart(output.detach().cpu(), expected[rank].detach()))
+        plain.zero_grad()
+        torch.stack([one.square().sum() for one in expected]).mean().backward()  # as ranks average gradients
+        plain.step()
     whole = model.full_state_dict()
     weights = max(_apart(whole[name].cpu(), value) for name, value in truth.state_dict().items())
+
+    def step(number: int) -> None:
+        values = model(mine[number % len(mine)]).values()
+        values.backward(torch.full_like(values, 1e-3))
+        if model.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    timed, sent = timed_steps(step, TIMED)
     return {
         "outputs_apart": apart,
         "weights_apart": weights,
-        "step_ms": float(np.median(spent)),
-        "sent": sent_by_label(sent, world_size, steps),
+        "step_ms": float(np.median(timed)),
+        "sent": sent_by_label(sent, world_size, TIMED),
         "took": took_by_label(sent),
         "memory": model.memory_bytes(),
         "host_memory": model.host_memory_bytes(),

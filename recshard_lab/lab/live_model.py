@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
-from recshard_lab.lab.measure import Measured
+from recshard_lab.lab.measure import TIMED, WARM_UP, Measured, other_programs
+from recshard_lab.lab.ranks_gone import BoundRanks
+from recshard_lab.launcher import LaunchError
 from recshard_lab.sharding import ShardingPlan
 
 EQUAL = 1e-5  # of the largest output: what another order of the same fp32 sums may make
@@ -50,10 +54,11 @@ class LiveModel:
         losses: of every step trained through here, of rank 0.
         switched: after how many of those steps the plan changed.
         proof: of the last resharding; None before.
-        measured: the last steps, under the present plan; None where there were none.
+        measured: the median of the last 10 steps under the present plan, its first 3 left out once there are more;
+            None where there were none.
 
     Raises:
-        RankError: there is no such model on the ranks.
+        LaunchError: the ranks have ended. RankError: there is no such model on the ranks.
         ValueError: it holds no embedding collection.
     """
 
@@ -61,6 +66,7 @@ class LiveModel:
         self, ranks: Any, model: str = "model", step: str | None = None, optimizers: str | None = None
     ) -> None:
         self.ranks, self.model, self.step, self.optimizers = ranks, model, step, optimizers
+        self.bound = BoundRanks.of(ranks)
         found = self._on_ranks("look")
         by_path: dict[str, list[BaseEmbeddingConfig]] = found[0]["tables"]
         self.tables = [table for tables in by_path.values() for table in tables]
@@ -73,13 +79,19 @@ class LiveModel:
         self.measured: Measured | None = None
         self._take(ShardingPlan.from_json(found[0]["plan"]), found)
 
+    @property
+    def gone(self) -> str:
+        """Why the model is gone and what to do, in one line; empty while the ranks that hold it run."""
+        return self.bound.gone(self.model)
+
     def reshard(self, plan: ShardingPlan) -> Proof:
         """Moves the tables to `plan` while the model lives, and proves that nothing else changed.
 
         Tables that it does not name stay where they lie.
 
         Raises:
-            PlanError: a plan that cannot be. RankError: a rank refused it; the model lies as it did.
+            LaunchError: the ranks have ended. PlanError: the plan is not valid. RankError: a rank refused it; the
+                tables stay where they were.
         """
         whole = {path: {**tables, **plan.plan.get(path, {})} for path, tables in self.plan.plan.items()}
         plan = ShardingPlan({**plan.plan, **whole})  # type: ignore[dict-item]
@@ -98,22 +110,30 @@ class LiveModel:
         return self.proof
 
     def train(self, steps: int) -> list[float]:
-        """Trains so many steps and measures them; their losses, of rank 0.
+        """Trains `steps` steps and measures them; their losses, of rank 0.
 
         Raises:
-            ValueError: no step is known, or `steps` is not positive.
+            LaunchError: the ranks have ended. ValueError: no step is known, or `steps` is not positive.
         """
         if self.step is None:
             raise ValueError('no training step is known: name one, as in step="train_step"')
         if steps < 1:
             raise ValueError(f"steps must be at least 1, got {steps!r}")
-        found = self._on_ranks("train_on", self.step, repr(steps))
+        with other_programs(self.ranks) as others:
+            found = self._on_ranks("train_on", self.step, repr(steps))
         self.losses += found[0]["losses"]
-        self.measured = Measured.of(found, steps, self.backends)
+        for spent, one in zip(self._spent, found, strict=True):
+            spent += one["spent"]
+            del spent[: -WARM_UP - TIMED]
+        timed = [spent[WARM_UP:] or spent for spent in self._spent]
+        found = [{**one, "step_ms": float(np.median(ms))} for one, ms in zip(found, timed, strict=True)]
+        self.measured = replace(Measured.of(found, steps, self.backends), others=others())
         return list(found[0]["losses"])
 
     def _on_ranks(self, function: str, *arguments: str) -> list[dict[str, Any]]:
         """Calls a function of `lab.live` on every rank; arguments are expressions there."""
+        if gone := self.gone:
+            raise LaunchError(gone)
         found: list[dict[str, Any]] = self.ranks.pull(f"{_RANK_SIDE}.{function}({', '.join([self.model, *arguments])})")
         return found
 
@@ -121,3 +141,4 @@ class LiveModel:
         self.plan = plan
         self.backends: dict[str, str] = found[0]["backends"]
         self.measured = None
+        self._spent: list[list[float]] = [[] for _ in found]  # ms of the last steps under this plan, by rank

@@ -16,6 +16,8 @@ from recshard_lab import launcher
 from recshard_lab.lab.autoreload import Autoreload
 from recshard_lab.lab.completion import rank_names
 from recshard_lab.lab.output import NotebookPrinter, time_bars
+from recshard_lab.lab.ranks_gone import lost_text
+from recshard_lab.lab.theme import bytes_text
 from recshard_lab.launcher import LaunchError, RankError, Ranks, RanksInterrupted
 
 __all__ = ["RecshardMagics", "load", "unload"]
@@ -61,7 +63,7 @@ class RecshardMagics(Magics):
     """``%recshard_launch``, ``%%recshard`` and what belongs to them."""
 
     @magic_arguments()
-    @argument("-n", type=int, required=True, help="how many ranks")
+    @argument("-n", type=int, default=None, help="how many ranks; required")
     @argument("--nodes", type=int, default=1, help="virtual nodes they are spread over")
     @argument("--backend", default=None, help="gloo or nccl; left out: nccl where GPUs are, gloo otherwise")
     @argument("--threads", type=int, default=1, help="torch threads a rank")
@@ -75,6 +77,8 @@ class RecshardMagics(Magics):
     def recshard_launch(self, line: str) -> None:
         """Start ranks that stay until %recshard_stop."""
         asked = parse_argstring(self.recshard_launch, line)
+        if asked.n is None:
+            raise UsageError("%recshard_launch needs the number of ranks. Fix: %recshard_launch -n 4")
         already = launcher.current()
         ranks = launcher.launch(
             asked.n,
@@ -127,6 +131,7 @@ class RecshardMagics(Magics):
     @told_plainly
     def recshard_status(self, line: str) -> None:
         """Show each rank's process, state and memory."""
+        _refuse_arguments("recshard_status", line)
         ranks = launcher.current()
         if ranks is None:
             print("no ranks are running. %recshard_launch -n 4 starts four.")
@@ -134,26 +139,30 @@ class RecshardMagics(Magics):
         print(repr(ranks)[1:-1])
         for row in ranks.status():
             node = f"  node {row.node}" if ranks.nodes > 1 else ""
-            print(f"[{row.rank}] pid {row.pid}{node}  {row.state}  {row.memory_bytes / 2**20:.0f} MiB resident")
+            print(f"[{row.rank}] pid {row.pid}{node}  {row.state}  {bytes_text(row.memory_bytes)} resident")
 
     @line_magic
     @told_plainly
     def recshard_stop(self, line: str) -> None:
         """Stop the ranks."""
+        _refuse_arguments("recshard_stop", line)
         ranks = launcher.current()
         if ranks is None:
             print("no ranks are running; nothing to stop.")
             return
+        lost = lost_text(ranks.variables)
         ranks.stop()
-        print(f"{ranks.shape} stopped.")
+        print(f"{ranks.shape} stopped.{lost}")
 
     @line_magic
     @told_plainly
     def recshard_restart(self, line: str) -> None:
         """Replace the ranks by fresh ones of the same shape."""
+        _refuse_arguments("recshard_restart", line)
         ranks = _running()
+        lost = lost_text(ranks.variables)
         ranks.restart()
-        _announce(ranks)
+        _announce(ranks, lost)
 
     @magic_arguments()
     @argument("names", nargs="+", help="names of the notebook's variables")
@@ -195,9 +204,15 @@ def _running_cell(shell: InteractiveShell) -> int:
     return max(1, len(shell.history_manager.input_hist_raw) - 1)
 
 
-def _announce(ranks: Ranks) -> None:
+def _refuse_arguments(magic: str, line: str) -> None:
+    """Raises UsageError for anything behind a magic that takes no arguments."""
+    if line.strip():
+        raise UsageError(f"%{magic} takes no arguments, got {line.strip()!r}. Fix: %{magic}")
+
+
+def _announce(ranks: Ranks, lost: str = "") -> None:
     pids = ", ".join(map(str, ranks.pids))
-    print(f"{ranks.shape} ready in {ranks.launch_s:.2f} s (pids {pids}).")
+    print(f"{ranks.shape} ready in {ranks.launch_s:.2f} s (pids {pids}).{lost}")
     if notice := ranks.shape.notice():
         print(notice)
 

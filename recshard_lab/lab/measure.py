@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +15,21 @@ import numpy as np
 
 from recshard_lab.calibration.batches import random_batch as random_batch
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
-from recshard_lab.lab.theme import bytes_text, ms_text
+from recshard_lab.lab.theme import bytes_text, ms_text, number
 from recshard_lab.planner import MEMORY_CATEGORIES, Workload
 from recshard_lab.planner.workload import is_pooled
-from recshard_lab.sharding import ShardingPlan
+from recshard_lab.sharding import ShardingPlan, Topology
+from recshard_lab.sharding.topology import DEVICE_DEFAULTS
 
 if TYPE_CHECKING:
     from recshard_lab.comm.trace import Trace
     from recshard_lab.sparse import KeyedJaggedTensor
 
 WARM_UP = 3  # steps before the clock runs: kernels are built, buffers grow
+TIMED = 10  # steps of which the median is reported
+FAR_APART = 1.5  # times: beyond, a reader is told why predicted and measured differ
+BUSY = 0.15  # share of the cores: from there on, other programs count as a reason
+_CALIBRATED = ("bag_ns", "sort_ns_per_id", "sum_ns_per_number", "cache_bytes", "contention", "half_duplex")
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +48,7 @@ class Measured:
         traffic_by_phase: `traffic_bytes` taken apart by the label of the collective, as `Estimate.traffic_by_phase`.
         waited_ms: label -> ``[W]`` how much longer a rank was in such collectives of a step than the rank that came
             last, which waits least; the median over steps. Only of collectives of all ranks that were waited for.
+        others: share of this machine's cores that other programs used meanwhile, 0 to 1; None if that is not known.
     """
 
     step_ms_by_rank: np.ndarray
@@ -53,6 +60,7 @@ class Measured:
     traffic_by_phase: dict[str, np.ndarray] = field(default_factory=dict)
     host_memory_bytes: np.ndarray | None = None
     waited_ms: dict[str, np.ndarray] = field(default_factory=dict)
+    others: float | None = None
 
     @classmethod
     def of(cls, found: Sequence[Mapping[str, Any]], steps: int, backends: dict[str, str]) -> Measured:
@@ -115,8 +123,85 @@ def measure_plan(
     named = ShardingPlan({"": dict(plan.tables())}).resolved(tables, ranks.world_size, ranks.local_world_size)  # type: ignore[dict-item]
     _check_room(named, tables)
     workload = workload or Workload()
-    found = ranks.run(steps_on_rank, named.to_json(), list(tables), workload, steps, seed)
-    return Measured.of(found, steps, found[0]["backends"])
+    with other_programs(ranks) as others:
+        found = ranks.run(steps_on_rank, named.to_json(), list(tables), workload, steps, seed)
+    return replace(Measured.of(found, steps, found[0]["backends"]), others=others())
+
+
+@contextmanager
+def other_programs(ranks: Any) -> Iterator[Callable[[], float | None]]:
+    """Takes the load that is neither the ranks' nor this process's while the block runs.
+
+    Args:
+        ranks: a launched session.
+
+    Returns:
+        A function to call after the block: the share of this machine's cores, 0 to 1; None for ranks that run on
+        other machines.
+    """
+    here = ranks.shape.engine in ("fork", "spawn")
+    begun = _cores_used(ranks.pids) if here else None
+    share: list[float | None] = [None]
+    yield lambda: share[0]
+    if begun is not None:
+        total, others = (after - before for before, after in zip(begun, _cores_used(ranks.pids), strict=True))
+        share[0] = min(1.0, max(0.0, others / total)) if total > 0 else None
+
+
+def _cores_used(pids: Sequence[int]) -> tuple[float, float]:
+    """Seconds that the cores had so far, and how many of them programs other than these and this one used."""
+    import psutil
+
+    cores = sorted(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else None
+    each = psutil.cpu_times(percpu=True)
+    used = [each[core] for core in cores if core < len(each)] if cores else each
+    total = sum(sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0) for times in used)
+    idle = sum(times.idle + getattr(times, "iowait", 0.0) for times in used)
+    ours = 0.0
+    for pid in (psutil.Process().pid, *pids):
+        try:
+            own = psutil.Process(pid).cpu_times()
+        except psutil.Error:  # it ended meanwhile
+            continue
+        ours += own.user + own.system
+    return total, total - idle - ours
+
+
+def why_apart(predicted_ms: float, measured: Measured, topology: Topology, more: str = "") -> str:
+    """Why a measured step is more than 1.5 times the predicted one, or less than 1 / 1.5 of it; empty otherwise.
+
+    Args:
+        predicted_ms: of the plan that was measured.
+        topology: what it was predicted for.
+        more: what the measured step does beside what was predicted, a sentence.
+
+    >>> measured = Measured.of([{"step_ms": 40.0, "memory": {}, "sent": {}}], 10, {})
+    >>> why_apart(4.6, measured, Topology(1))
+    'Measured is 8.7 times predicted: the prediction is not calibrated to this machine, see notebook 06.'
+    >>> why_apart(4.6, replace(measured, others=0.8), Topology(1))
+    'Measured is 8.7 times predicted: other programs used 80% of the cores.'
+    >>> why_apart(30.0, measured, Topology(1))
+    ''
+    """
+    if not (predicted_ms > 0 and measured.step_ms > 0):
+        return ""
+    ratio = measured.step_ms / predicted_ms
+    if 1 / FAR_APART <= ratio <= FAR_APART:
+        return ""
+    words = f"Measured is {number(ratio, 2)} times predicted"
+    reasons = []
+    if ratio > 1 and measured.others is not None and measured.others >= BUSY:
+        reasons.append(f"other programs used {measured.others:.0%} of the cores")
+    elif not is_calibrated(topology):
+        reasons.append("the prediction is not calibrated to this machine, see notebook 06")
+    words += f": {reasons[0]}." if reasons else "."
+    return f"{words} {more}".strip() if ratio > 1 else words
+
+
+def is_calibrated(topology: Topology) -> bool:
+    """Whether a topology has figures that only calibrating gives (`Topology.from_profile`)."""
+    usual = DEVICE_DEFAULTS[topology.compute_device]
+    return any(getattr(topology, name) != usual[name] for name in _CALIBRATED)
 
 
 def sent_by_label(sent: Trace, world_size: int, steps: int) -> dict[str, list[float]]:
@@ -169,7 +254,7 @@ def steps_on_rank(
     import torch
     import torch.distributed as dist
 
-    from recshard_lab.comm import CommType, QCommsConfig, get_qcomm_codecs_registry, trace
+    from recshard_lab.comm import CommType, QCommsConfig, get_qcomm_codecs_registry
     from recshard_lab.distributed import (
         DistributedModelParallel,
         EmbeddingBagCollectionSharder,
@@ -193,7 +278,6 @@ def steps_on_rank(
     rank, world_size = dist.get_rank(), dist.get_world_size()
     rng = np.random.default_rng([seed, rank])
     batches = [random_batch(tables, workload, rng).to(model.device) for _ in range(min(steps, 4))]
-    timed: list[float] = []
     on_gpu = model.device.type == "cuda"
 
     def step(batch: KeyedJaggedTensor) -> None:
@@ -203,13 +287,7 @@ def steps_on_rank(
         if on_gpu:
             torch.cuda.synchronize()
 
-    for number in range(WARM_UP):
-        step(batches[number % len(batches)])
-    with trace() as sent:
-        for number in range(steps):
-            begun = perf_counter()
-            step(batches[number % len(batches)])
-            timed.append(1000 * (perf_counter() - begun))
+    timed, sent = timed_steps(lambda number: step(batches[number % len(batches)]), steps)
     return {
         "step_ms": float(np.median(timed)),
         "memory": model.memory_bytes(),
@@ -218,6 +296,33 @@ def steps_on_rank(
         "took": took_by_label(sent),
         "backends": model.backends(),
     }
+
+
+def timed_steps(step: Callable[[int], Any], steps: int) -> tuple[list[float], Trace]:
+    """Times steps that all ranks run together, after a barrier and `WARM_UP` untimed ones. Collective.
+
+    Args:
+        step: runs one step, which ends when its work is done on the device; called with 0, 1, 2 and so on.
+        steps: how many are timed.
+
+    Returns:
+        ms of each timed step, and the collectives of the timed steps.
+    """
+    import torch.distributed as dist
+
+    from recshard_lab.comm import trace
+
+    if dist.is_initialized():
+        dist.barrier()
+    for at in range(WARM_UP):
+        step(at)
+    timed = []
+    with trace() as sent:
+        for at in range(steps):
+            begun = perf_counter()
+            step(at)
+            timed.append(1000 * (perf_counter() - begun))
+    return timed, sent
 
 
 def _check_room(plan: ShardingPlan, tables: Sequence[BaseEmbeddingConfig]) -> None:

@@ -15,7 +15,7 @@ from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, check_tables
 from recshard_lab.lab.measure import Measured
 from recshard_lab.lab.question import Answer, Question, answer, searched
-from recshard_lab.lab.theme import bytes_text, ms_text, number
+from recshard_lab.lab.theme import bytes_text, ms_text
 from recshard_lab.lab.view import Numbers, View, message_view
 from recshard_lab.lab.views.registry import draw_alike, view_label, views_of
 from recshard_lab.planner import EmbeddingShardingPlanner, PlanDiff, Workload
@@ -73,14 +73,14 @@ def _step(shown: Answer) -> float:
 
 
 def _times(value: float) -> str:
-    return f"{number(value)} x"
+    return f"{value:.2f} x the mean"
 
 
 ROWS = (
     Row("step_ms", "Step", "predicted milliseconds of one training step", _step, ms_text),
     Row("memory_bytes", "Fullest rank", "bytes that the fullest rank holds", fullest, bytes_text),
     Row("sent_bytes", "Sent in a step", "bytes that go from one rank to another in a step", _sent, bytes_text),
-    Row("imbalance", "Imbalance", "work of the busiest rank, as times the mean of all ranks", _imbalance, _times),
+    Row("imbalance", "Busiest rank", "work of the busiest rank in a step, against the mean of all", _imbalance, _times),
 )
 
 

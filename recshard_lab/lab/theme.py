@@ -194,6 +194,24 @@ def count_text(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def counted(count: int, noun: str) -> str:
+    """A number and its noun.
+
+    >>> counted(1, "piece"), counted(1200, "rank")
+    ('1 piece', '1,200 ranks')
+    """
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def as_sentence(words: str) -> str:
+    """Words that may follow a full stop.
+
+    >>> as_sentence("synthetic ratings.")
+    'Synthetic ratings.'
+    """
+    return words[:1].upper() + words[1:]
+
+
 def ticks(low: float, high: float) -> list[float]:
     """About five round numbers between ``low`` and ``high``.
 

@@ -9,11 +9,11 @@ import re
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from .payload import remember_sources
 
-__all__ = ["NOTHING", "bundle", "describe", "redirect_display", "run_source"]
+__all__ = ["NOTHING", "bundle", "describe", "no_keyboard", "redirect_display", "run_source"]
 
 _LOST_PEER = re.compile(r"closed by peer|[Cc]onnection (closed|reset|refused)|Broken pipe|Socket closed|abort", re.S)
 
@@ -174,6 +174,11 @@ def describe(error: BaseException, ours: tuple[str, ...]) -> dict[str, str]:
     elif isinstance(error, RuntimeError) and _LOST_PEER.search(message):
         kind = "freed"
     return {"kind": kind, "name": _name(type(error)), "message": message, "traceback": failure_text(error, ours)}
+
+
+def no_keyboard(prompt: object = "") -> NoReturn:
+    """In place of ``input`` on ranks."""
+    raise EOFError("ranks have no keyboard. Fix: ask in a notebook cell, then %recshard_push the answer")
 
 
 def redirect_display(display: Callable[..., None]) -> None:

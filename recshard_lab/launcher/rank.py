@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import builtins
 import os
 import pickle
 import queue
@@ -25,7 +26,7 @@ import torch.distributed as dist
 import torch.distributed.c10d_logger
 
 from . import board, groups
-from .cell import NOTHING, bundle, describe, failure_text, redirect_display, run_source
+from .cell import NOTHING, bundle, describe, failure_text, no_keyboard, redirect_display, run_source
 from .channel import Channel, Message
 from .collectives import Line
 from .completion import completions
@@ -107,6 +108,7 @@ class Rank:
     def set_up(self) -> None:
         """Joins the default group, and lays out the names that every cell finds."""
         board.hold(self)
+        builtins.input = no_keyboard
         torch.set_num_threads(self.spec["threads"])
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()  # forks would otherwise all draw the same numbers

@@ -74,6 +74,14 @@ class Ranks:
         return self._world.launch_s if self._world is not None else 0.0
 
     @property
+    def variables(self) -> list[str]:
+        """Names of the variables that cells have made on any rank, sorted; they are lost when the ranks end.
+
+        The ranks are not asked: the names are those at the end of the last cell. Empty once stopped.
+        """
+        return self._world.names if self._world is not None else []
+
+    @property
     def usable(self) -> bool:
         """Neither stopped nor short of a rank."""
         return self._world is not None and not self._world.why_not()

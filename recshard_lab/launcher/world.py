@@ -11,6 +11,7 @@ import pickle
 import queue
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -25,12 +26,21 @@ from .shape import Shape
 from .waiting import Flight
 from .wires import Wires, exit_text, opened
 
-__all__ = ["World"]
+__all__ = ["World", "named"]
 
 READY_S = 120.0  # a rank that has not joined by then never will
 NAMED = 20  # variables that a sentence names
 KEPT_LINES = 500  # of output
 LEAVE_S = 1.0  # for exit handlers when ranks are stopped
+
+
+def named(names: Sequence[str]) -> str:
+    """Names of variables for a sentence; of many, the first 20 and how many more.
+
+    >>> named(["model", "tables"])
+    'model, tables'
+    """
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
 class World:
@@ -124,10 +134,14 @@ class World:
             raise RanksInterrupted(failures, self.size, note)
         raise RankError(failures, self.size, note)
 
+    @property
+    def names(self) -> list[str]:
+        """Names of the variables that cells have made on any rank, sorted, as of the last cell that ended."""
+        return sorted({name for names in self._names.values() for name in names})
+
     def variables(self) -> str:
         """The names of what the ranks hold, for a sentence; the cell that never ended may have made more."""
-        names = sorted({name for names in self._names.values() for name in names})
-        return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+        return named(self.names)
 
     def ask(self, rank: int, kind: str, value: Any, timeout_s: float) -> Any | None:
         """What the side thread of an idle rank answers; None when it takes too long."""

@@ -57,7 +57,7 @@ def drag(page: Any, box: Any, start: tuple[float, float], end: tuple[float, floa
 def test_pieces_are_drawn_refused_mended_and_run(page: Any) -> None:
     widget = page.locator(WIDGET)
     box = widget.locator("[data-tile] rect").first.bounding_box()
-    widget.get_by_label("Draw for").select_option(label="rank 1")
+    widget.get_by_label("Draw as").select_option(label="rank 1")
     page.wait_for_timeout(300)  # until the page has heard which rank draws
     drag(page, box, (0.5, 0.0), (1.0, 0.6))
     page.wait_for_function("() => document.querySelectorAll('.rs-tile-canvas [data-tile]').length === 3")
@@ -66,7 +66,7 @@ def test_pieces_are_drawn_refused_mended_and_run(page: Any) -> None:
     page.keyboard.press("Delete")
     page.wait_for_selector(f"{WIDGET} .rs-alert:has-text('no shard covers rows [0, 600) x cols [8, 16)')")
     picture(page, "hole")
-    widget.get_by_role("button", name="Take the fix").click()
+    widget.get_by_role("button", name="Apply this fix").click()
     page.wait_for_selector(f"{WIDGET} :text('A tiling: 2 pieces')")
     widget.locator("[data-tile='1']").focus()
     page.keyboard.press("1")
@@ -96,15 +96,20 @@ def held(page: Any) -> str:
 
 def test_a_tiling_is_drawn_by_keys_alone(page: Any) -> None:
     widget = page.locator(WIDGET)
-    widget.get_by_label("Draw for").select_option(label="rank 1")
+    widget.get_by_label("Draw as").select_option(label="rank 1")
     widget.get_by_role("textbox", name="Pieces").fill("rank 0: rows 0-1000, cols 0-16")
-    page.wait_for_selector(f"{WIDGET} :text('A tiling: 1 pieces on 1 ranks')")
+    page.wait_for_selector(f"{WIDGET} :text('A tiling: 1 piece on 1 rank')")
     page.locator(f"{WIDGET} [data-tile='0']").focus()
     page.keyboard.press("h")
     page.keyboard.press("v")
     assert held(page) == "2"
     page.keyboard.press("0")
     wait_for_code(page, "(0, (0, 500), (0, 16)),", "(1, (500, 1000), (0, 8)),", "(0, (500, 1000), (8, 16)),")
+    page.keyboard.press("Delete")
+    page.wait_for_selector(f"{WIDGET} .rs-alert:has-text('no shard covers')")
+    page.keyboard.press("Control+z")
+    wait_for_code(page, "(0, (0, 500), (0, 16)),", "(1, (500, 1000), (0, 8)),", "(0, (500, 1000), (8, 16)),")
+    page.locator(f"{WIDGET} [data-tile='2']").focus()
     page.keyboard.press("ArrowLeft")
     assert held(page) == "1"
     page.keyboard.press("ArrowUp")
@@ -123,4 +128,4 @@ def test_a_tiling_is_drawn_by_keys_alone(page: Any) -> None:
 
 def wait_for_code(page: Any, *lines: str) -> None:
     for line in lines:
-        page.wait_for_selector(f'{WIDGET} pre:has-text("{line}")', timeout=10_000)
+        page.wait_for_selector(f'{WIDGET} pre:has-text("{line}")', state="attached", timeout=10_000)

@@ -34,8 +34,8 @@ ALL_NAMES, ALL_LOOKS = ([*product(gallery.THEMES, names)] for names in (NAMES, L
 QUIET = {  # controls without an answer: how the next piece is drawn, a file to be chosen, what the next click does
     "Cache of rows",
     "Pause",
-    "Draw for",
-    "cut out of what lies under",
+    "Draw as",
+    "cut away what is underneath",
     "Plan from JSON (0)",
     "Run",
 }

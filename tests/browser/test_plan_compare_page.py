@@ -80,7 +80,7 @@ def test_the_page_shows_what_python_computes(page: Any) -> None:
     wait_for_step(page, "mine", expected({"movie": "row_wise"}, 4)[0])
     wait_for_step(page, "auto", expected({}, 4)[0])
     code = widget.locator('details[data-side="mine"] pre')
-    assert code.inner_text().strip() == expected({"movie": "row_wise"}, 4)[1]
+    assert code.text_content().strip() == expected({"movie": "row_wise"}, 4)[1]
     picture(page, "light")
 
 
@@ -133,7 +133,7 @@ def test_run_on_ranks_measures_beside_the_prediction(page: Any) -> None:
     widget.get_by_role("slider", name="Ranks").focus()
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
-    page.wait_for_selector(f"{WIDGET} details[data-side='mine'] :text('world_size=2,')")
+    page.wait_for_selector(f"{WIDGET} details[data-side='mine'] pre:has-text('world_size=2,')", state="attached")
     run.click()
     page.wait_for_selector(f'{WIDGET} .rs-card[data-side="mine"][data-measured-ms]', timeout=60_000)
     widget.get_by_role("button", name="Memory", exact=True).click()

@@ -61,6 +61,10 @@ def test_it_follows_a_running_cell_and_its_buttons_restart_and_stop(page: Any) -
     restart = page.locator(PANEL).get_by_role("button", name="Restart")
     restart.focus()
     page.keyboard.press("Enter")
+    page.wait_for_selector(f"{PANEL} :text('Restart loses 1 variable on the ranks: again.')")
+    page.locator(PANEL).screenshot(path=str(ROOT / "test-artifacts" / "ranks_panel_asks.png"))
+    assert pids(page) == before
+    page.keyboard.press("Enter")
     page.wait_for_selector(f"{PANEL} :text('Fresh ranks')")
     page.wait_for_selector(f"{PANEL} tr[data-state='idle'] >> nth=1")
     page.wait_for_function(
@@ -68,5 +72,6 @@ def test_it_follows_a_running_cell_and_its_buttons_restart_and_stop(page: Any) -
         ".some(cell => old.includes(cell.textContent))",
         arg=[PANEL, before],
     )
+    page.wait_for_selector(f"{PANEL} :text('Their variables are gone: again. Run the cells that made them.')")
     page.locator(PANEL).get_by_role("button", name="Stop").click()
     page.wait_for_selector(f"{PANEL} :text('No ranks are running')")

@@ -180,7 +180,7 @@ def test_sliders_of_skew_and_scale_show_what_python_computes(page: Any) -> None:
     page.wait_for_selector(
         f"{SKEW} tr[data-table] :text('would'), {SKEW} tr[data-table] :text('not fit')", timeout=60_000
     )
-    code = widget.locator("pre").inner_text()
+    code = widget.locator("pre").text_content()
     names: dict[str, Any] = {"tables": TABLES}
     exec(code, names)
     step = names["found"]["planner"].estimate.step_ms

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from recshard_lab.lab import DrawingBoard
+from recshard_lab.lab import DrawingBoard, measure_plan
 from recshard_lab.lab.widgets.drawing_board import parse
 from recshard_lab.launcher import launch
 from recshard_lab.planner import Workload, estimate
@@ -56,6 +56,56 @@ def test_a_hole_is_shown_named_and_closed_by_its_fix() -> None:
     assert made.canvas.fault == []
 
 
+@pytest.mark.parametrize(
+    ("tiles", "mended"),
+    [
+        ([(0, (0, 1000), (0, 16)), (1, (100, 200), (0, 8))], 4),  # in the middle: what is below is cut around it
+        ([(0, (0, 1000), (0, 16)), (1, (0, 400), (0, 16))], 2),
+        (PINWHEEL[:4], 5),  # a hole that no piece can grow over
+        ([(0, (0, 1000), (0, 16)), (1, (1200, 1300), (0, 16))], 1),  # outside of the table
+        ([], 1),
+    ],
+)
+def test_every_fault_has_a_fix_that_can_be_applied_and_taken_back(tiles: Any, mended: int) -> None:
+    made = board(tiles=tiles)
+    assert made.plan is None
+    assert "fix" in made.problem.lower()
+    for _ in range(3):
+        if made.plan is None:
+            assert not made.fix.disabled
+            made.fix.click()
+    assert made.problem == ""
+    assert len(made.tiles) == mended
+    if len(tiles) == 2 and mended > 2:
+        assert tiles[1] in made.tiles  # the later piece is on top and stays whole
+    while not made.back.disabled:
+        made.back.click()
+    assert made.tiles == tiles
+
+
+def test_undo_takes_back_one_change_at_a_time() -> None:
+    made = board()
+    assert made.back.disabled
+    made.canvas.tiles = [[0, 0, 500, 0, 16], [1, 500, 1000, 0, 16]]
+    made.lines.value = "rank 2: rows 0-1000, cols 0-16"
+    made.canvas.tiles = []
+    made.canvas._handle_custom_msg({"undo": True}, [])
+    assert made.tiles == [(2, (0, 1000), (0, 16))]
+    assert "rank 2" in made.lines.value
+    made.undo()
+    assert made.tiles == [(0, (0, 500), (0, 16)), (1, (500, 1000), (0, 16))]
+    made.undo()
+    assert made.tiles == [(0, (0, 1000), (0, 16))]
+    assert made.back.disabled
+    assert "1 piece on 1 rank." in made.verdict.value
+
+
+def test_a_drawing_names_sizes_and_its_tooltips_name_kernels() -> None:
+    size, more = board().canvas.told[0].split("\n")
+    assert size == "64 KB"
+    assert more == "kernel fused, in host memory"
+
+
 def test_overlaps_strays_and_missing_ranks_are_named() -> None:
     made = board()
     made.tiles = [(0, (0, 1000), (0, 16)), (1, (100, 200), (0, 8))]
@@ -103,3 +153,23 @@ def test_what_is_drawn_runs_and_equals_the_unsharded_table() -> None:
         assert 'data-same="true"' in made.badge.value
         assert "measured" in made.card.value
         assert ranks.usable
+        made.lines.value += "\nrank 2 has all of it"
+        assert "line 6" in made.verdict.value
+        assert made.badge.value == ""  # of another drawing
+        assert made.measured is None
+
+
+def test_a_run_is_timed_as_the_plan_comparison_times_it() -> None:
+    """The unsharded table that is trained beside it takes several times as long, and is not in the figure."""
+    large = table("movies", 50_000, 64)
+    with launch(2) as ranks:
+        made = DrawingBoard(
+            large, Topology(2), Workload(2048, 20.0), [(0, (0, 25_000), (0, 64)), (1, (25_000, 50_000), (0, 64))]
+        )
+        made.run(2)
+        assert made.plan is not None
+        assert made.measured is not None
+        alone = measure_plan(ranks, made.plan, [large], made.workload)
+    assert made.measured.step_ms < 2 * alone.step_ms
+    assert made.measured.others is not None
+    assert 0 <= made.measured.others <= 1

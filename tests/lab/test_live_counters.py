@@ -316,7 +316,7 @@ def test_a_model_or_ranks_that_are_gone_are_told(ranks: Ranks, widget: LiveCount
         counters.watch(ranks, "nothing_there")
     ranks.exec("del model; import gc; gc.collect()")
     widget.refresh()
-    assert "The model is gone" in widget.told.value
+    assert "is gone from the ranks, or is not watched any more" in widget.told.value
     assert counters.read(ranks) is None
     for wrong in ({"every_s": -1}, {"cache_rows": -1}, {"cache_rows": 1.5}, {"model": 3}):
         with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -315,6 +315,27 @@ def test_launching_and_stopping_twice_are_told_clearly(notebook: Notebook) -> No
     notebook.ok("%recshard_launch -n 2")
 
 
+def test_a_cell_that_asks_for_input_is_told_that_ranks_have_no_keyboard(notebook: Notebook) -> None:
+    error = notebook.run("%%recshard\nname = input('who? ')").error
+    assert "EOFError: ranks have no keyboard. Fix: ask in a notebook cell, then %recshard_push the answer" in error
+
+
+def test_magics_without_arguments_refuse_them(notebook: Notebook) -> None:
+    for magic in ("status", "stop", "restart"):
+        error = notebook.run(f"%recshard_{magic} --foo").stderr
+        assert f"%recshard_{magic} takes no arguments, got '--foo'. Fix: %recshard_{magic}" in error
+    assert "Fix: %recshard_launch -n 4" in notebook.run("%recshard_launch").stderr
+    assert "2 ranks" in notebook.ok("%recshard_status").stdout
+
+
+def test_a_restart_lists_the_variables_that_are_gone(notebook: Notebook) -> None:
+    notebook.ok("%%recshard\nweights, bias = 1, 2")
+    told = notebook.ok("%recshard_restart").stdout
+    assert "Their variables are gone: bias, " in told
+    assert "weights. Run the cells that made them." in told
+    assert "gone" not in notebook.ok("%recshard_restart").stdout
+
+
 def test_status_names_every_rank(notebook: Notebook) -> None:
     lines = notebook.ok("%recshard_status").stdout.splitlines()
     assert [line[:3] for line in lines[1:]] == ["[0]", "[1]"]

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from recshard_lab.lab import PlanCompare, views
+from recshard_lab.lab.measure import Measured
 from recshard_lab.lab.plan_comparison import compare_plans
 from recshard_lab.lab.question import Question, topology_for
 from recshard_lab.lab.view import View
+from recshard_lab.lab.widgets import page
+from recshard_lab.launcher import launch
+from recshard_lab.launcher.errors import ranks_text
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload, estimate
 from recshard_lab.sharding import ParameterConstraints, PlanError, Topology
 from tests.lab.plans import many, movielens
@@ -102,6 +107,78 @@ def test_run_without_ranks_says_how_to_launch_them() -> None:
     assert "%recshard_launch -n 4" in widget.status.value
     with pytest.raises(ValueError, match="No ranks are launched"):
         widget.run()
+
+
+def test_after_a_run_a_moved_control_leaves_nothing_measured_on_card_or_picture() -> None:
+    widget = compare(world_size=2)
+    widget.picture.value = "memory"
+    with launch(2):
+        widget.button.click()
+        assert widget.runs.work is not None
+        widget.runs.work.join(60)
+    ran = widget.measured
+    assert ran is not None
+    for _ in range(2):
+        assert "measured" in widget.cards["mine"].value
+        assert "measured" in widget.pictures["mine"].value
+        assert "measured" not in widget.cards["auto"].value
+        assert "Measured" in widget.status.value
+        widget.menus["movie"].value = "column_wise"
+        assert widget.measured is None
+        for shown_ in (*widget.cards.values(), *widget.pictures.values(), widget.status):
+            assert "easured" not in shown_.value
+        widget.menus["movie"].value = "auto"  # back where it was measured
+        widget.status.value = "Measured"
+        assert widget.measured is ran
+
+
+def test_a_card_says_why_predicted_and_measured_are_far_apart() -> None:
+    answer_ = compare(world_size=2).mine
+    assert answer_.estimate is not None
+    step = answer_.estimate.step_ms
+    memory = {"weights": 1}
+    cards = {
+        (times, others): page.card(
+            "mine",
+            answer_,
+            replace(Measured.of([{"step_ms": times * step, "memory": memory, "sent": {}}] * 2, 10, {}), others=others),
+            "Mine",
+        )
+        for times, others in ((1.4, 0.9), (8.0, 0.9), (8.0, 0.0), (0.5, 0.9))
+    }
+    assert "times predicted" not in cards[1.4, 0.9]
+    assert "Measured is 8 times predicted: other programs used 90% of the cores." in cards[8.0, 0.9]
+    assert "Measured is 8 times predicted: the prediction is not calibrated to this machine" in cards[8.0, 0.0]
+    assert "Measured is 0.5 times predicted: the prediction is not calibrated" in cards[0.5, 0.9]
+
+
+def test_a_card_says_which_ranks_the_planner_chose() -> None:
+    widget = PlanCompare(movielens(), Topology(16, ddr_cap=ROOMY), Workload(), {"movie": "row_wise"})
+    assert widget.mine.plan is not None
+    ranks = sorted({shard.rank for shard in widget.mine.plan.tables()["movie"].shards})
+    assert 1 < len(ranks) < 16
+    assert f"Row-wise, the planner chose movie on {ranks_text(ranks)} of 16." in widget.cards["mine"].value
+
+
+def test_the_busiest_rank_is_told_against_the_mean() -> None:
+    card = compare().cards["mine"].value
+    assert "<span>Busiest rank " in card
+    assert re.search(r"<b>\d+\.\d\d x the mean", card)
+    assert "Imbalance" not in card
+
+
+def test_the_python_is_closed_and_the_run_is_beside_the_controls() -> None:
+    widget = compare()
+    assert "<details data-side" in widget.codes["mine"].value
+    assert " open" not in widget.codes["mine"].value
+    rows = list(widget.children)
+    cells = widget.cells
+    parts = (widget.world_size, widget.bar, widget.runs, cells.card_grid, widget.picture, cells.picture_grid)
+    order = [
+        next(place for place, row in enumerate(rows) if part is row or part in getattr(row, "children", ()))
+        for part in (*parts, widget.changes, widget.exports)
+    ]
+    assert order == sorted(order)
 
 
 def test_a_view_that_fails_leaves_the_others_and_the_controls_alive() -> None:

@@ -131,18 +131,87 @@ def test_the_planners_choice_keeps_the_other_tables_where_they_were_asked_to_be(
 
 
 def test_training_goes_on_by_itself_and_survives_a_switch(switcher: SchemeSwitcher) -> None:
+    assert (switcher.trains.description, switcher.trains.icon) == ("Train", "play")
     switcher.trains.value = True
+    assert (switcher.trains.description, switcher.trains.icon) == ("Pause", "pause")
     until(lambda: len(switcher.live.losses) >= 10)
+    assert re.search(r"step \d\d", switcher.steps.value)
     switcher.set({"movie": "row_wise"})
     switcher.button.click()
     until(lambda: switcher.live.switched)
     steps = len(switcher.live.losses)
     until(lambda: len(switcher.live.losses) >= steps + 10)
     switcher.trains.value = False
+    assert (switcher.trains.description, switcher.trains.icon) == ("Train", "play")
+    until(lambda: f"step {len(switcher.live.losses):,}<" in switcher.steps.value)
     assert switcher.live.proof is not None
     assert switcher.live.proof.same
     assert switcher.live.losses[-1] < switcher.live.losses[0]
-    assert "plan changed after step" in switcher.curve.value
+    assert "the plan changed after step" in switcher.curve.value
+
+
+def test_changes_of_the_plan_are_lines_in_the_loss_curve_once_each(switcher: SchemeSwitcher) -> None:
+    switcher.train(2)
+    for scheme in ("row_wise", "column_wise"):  # both after step 2
+        switcher.set({"movie": scheme})
+        switcher.apply()
+    switcher.train(2)
+    switcher.set({"movie": "row_wise"})
+    switcher.apply()
+    switcher.train(2)
+    assert "Dashed: the plan changed after step 2, 4." in switcher.curve.value
+    assert switcher.curve.value.count('stroke-dasharray="4 3"') == 2
+
+
+def test_split_lines_that_cut_nothing_are_grey_and_say_so(switcher: SchemeSwitcher) -> None:
+    assert switcher.lines.hint == "Drag a line to split movie by rows."
+    switcher.lines.ends = [100, 100, 900]
+    assert switcher.lines.hint == ""
+    switcher.cut.value = "user"
+    assert "split user by rows" in switcher.lines.hint
+
+
+def test_a_measurement_ends_with_the_plan_that_it_is_of(switcher: SchemeSwitcher) -> None:
+    switcher.train(2)
+    assert "measured" in switcher.cards["live"].value
+    switcher.picture.value = "memory"
+    assert "measured" in switcher.pictures["live"].value
+    switcher.set({"movie": "row_wise"})
+    assert "measured" not in switcher.cards["asked"].value
+    switcher.apply()
+    assert "measured" not in switcher.cards["live"].value
+    assert "measured" not in switcher.pictures["live"].value
+
+
+def test_the_measured_step_is_the_median_of_the_last_ten_without_the_first_three(switcher: SchemeSwitcher) -> None:
+    switcher.live.ranks.exec(
+        "import time\ncount, fast = 0, train_step\n"
+        "def train_step():\n    global count\n    count += 1\n    time.sleep(1.0 if count <= 3 else 0.0)\n"
+        "    return fast()"
+    )
+    switcher.train(7)
+    assert switcher.live.measured is not None
+    assert switcher.live.measured.step_ms < 800
+
+
+def test_a_rank_that_comes_late_is_in_no_step(ranks: Ranks) -> None:
+    assert max(ranks.run(_late_steps)) < 500
+    ranks.exec(MODEL)
+    spent = ranks.pull(
+        "(__import__('time').sleep(0.6 * (rank == 1)), __import__('recshard_lab.lab.live', fromlist=['live'])"
+        ".train_on(model, train_step, 1))[1]['spent'][0]"
+    )
+    assert max(spent) < 500
+
+
+def _late_steps() -> float:
+    import torch
+    import torch.distributed as dist
+
+    from recshard_lab.lab.measure import timed_steps
+
+    time.sleep(0.6 * (dist.get_rank() == 1))
+    return max(timed_steps(lambda _: dist.all_reduce(torch.ones(1)), 3)[0])
 
 
 def test_a_weight_that_changes_on_the_way_is_noticed(switcher: SchemeSwitcher) -> None:

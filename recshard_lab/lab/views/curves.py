@@ -13,7 +13,7 @@ import numpy as np
 from recshard_lab.lab.columns import MARGIN
 from recshard_lab.lab.plots import figure
 from recshard_lab.lab.svg import Svg
-from recshard_lab.lab.theme import LINES, SCHEMES, look_of, number, ticks
+from recshard_lab.lab.theme import LINES, MIDDLE_INK, SCHEMES, as_sentence, look_of, number, ticks
 from recshard_lab.lab.view import Numbers, View, message_view
 from recshard_lab.lab.views.registry import register_view
 
@@ -31,15 +31,19 @@ def curves(
     x_label: str = "step",
     y_label: str = "loss",
     told: str = "",
+    marks: Sequence[float] = (),
     note: str = "",
     width: int = 860,
 ) -> View:
     """Curves by name on one pair of axes, with the largest distance between any two of them in words.
 
+    x values that double from one point to the next, such as numbers of GPUs, are on a logarithmic axis.
+
     Args:
         losses: name (a scheme's) -> values, or ``(x, values)``.
         x_label, y_label: what the axes show.
         told: a sentence over the picture, of curves that are not meant to agree; how far apart they are when left out.
+        marks: x at which a dashed line is drawn, for the note to explain.
         note: a sentence under the picture: where the data come from.
         width: of the static picture, in pixels.
     """
@@ -56,10 +60,10 @@ def curves(
     summary = ". ".join(ends) + "." if ends else told or _distance(lines, y_label)
 
     def draw(uid: str) -> Svg:
-        return _draw(lines, title, summary, x_label, note, width, uid)
+        return _draw(lines, title, summary, x_label, list(marks), as_sentence(note), width, uid)
 
     def plot() -> Any:
-        return _plot(lines, title, x_label, y_label)
+        return _plot(lines, title, x_label, y_label, list(marks))
 
     return View("curves", title, summary, _numbers(lines, x_label, y_label), draw, plot)
 
@@ -92,30 +96,44 @@ def _distance(lines: Lines, y_label: str) -> str:
     return f"Largest distance between any two curves: {apart:.2g} ({relative:.1g} of the largest {y_label})."
 
 
-def _draw(lines: Lines, title: str, summary: str, x_label: str, note: str, width: int, uid: str) -> Svg:
+def _doubling(lines: Lines) -> list[float]:
+    """The x values if each is twice the one before, with at least two doublings; else none."""
+    xs = np.unique(np.concatenate([x for x, _ in lines.values()]))
+    whole = len(xs) >= 3 and xs[0] > 0 and np.allclose(np.diff(np.log2(xs)).round(), np.diff(np.log2(xs)), atol=1e-9)
+    return [float(x) for x in xs] if whole and len(xs) <= FEW_POINTS and xs[-1] >= 8 * xs[0] else []
+
+
+def _draw(
+    lines: Lines, title: str, summary: str, x_label: str, marks: list[float], note: str, width: int, uid: str
+) -> Svg:
     good = [np.isfinite(y) for _, y in lines.values()]
     ys = np.concatenate([y[ok] for (_, y), ok in zip(lines.values(), good, strict=True)])
     xs = np.concatenate([x for x, _ in lines.values()])
     low, high = float(ys.min()), float(ys.max())
     pad = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
     low, high = low - pad, high + pad
-    x0, x1 = float(xs.min()), float(xs.max())
+    doubling = _doubling(lines)
+    place = np.log2 if doubling else float
+    x0, x1 = float(place(xs.min())), float(place(xs.max()))
     span = (x1 - x0) or 1.0
     right = width - MARGIN - 8
     svg = Svg(width, 0, title, summary, uid)
     top = svg.head(title, summary, MARGIN) + 14
 
     def at(x: float, y: float) -> tuple[float, float]:
-        return LEFT + (x - x0) / span * (right - LEFT), top + (high - y) / (high - low) * HEIGHT
+        return LEFT + (float(place(x)) - x0) / span * (right - LEFT), top + (high - y) / (high - low) * HEIGHT
 
     for level in ticks(low, high):
-        height = at(x0, level)[1]
+        height = at(xs[0], level)[1]
         svg.line(LEFT, height, right, height, 'stroke-opacity=".15"')
         svg.text(LEFT - 8, height + 4, number(level, 3), anchor="end", size=10, soft=True)
-    for tick in ticks(x0, x1):
+    for tick in doubling or ticks(x0, x1):
         across = at(tick, low)[0]
         svg.text(across, top + HEIGHT + 16, number(tick), anchor="middle", size=10, soft=True)
     svg.line(LEFT, top + HEIGHT, right, top + HEIGHT, 'stroke-opacity=".6"')
+    for mark in marks:
+        across = at(mark, low)[0]
+        svg.line(across, top, across, top + HEIGHT, 'stroke-dasharray="4 3" stroke-opacity=".6"')
     svg.text(right, top + HEIGHT + 32, x_label, anchor="end", soft=True)
     count = len(lines)
     legend_x, legend_y = LEFT, top + HEIGHT + 28
@@ -174,7 +192,7 @@ def _numbers(lines: Lines, x_label: str, y_label: str) -> Numbers:
     return Numbers(("curve", f"last {x_label}", f"first {y_label}", f"last {y_label}"), rows)
 
 
-def _plot(lines: Lines, title: str, x_label: str, y_label: str) -> Any:
+def _plot(lines: Lines, title: str, x_label: str, y_label: str, marks: list[float]) -> Any:
     import plotly.graph_objects as go
 
     count = len(lines)
@@ -197,4 +215,9 @@ def _plot(lines: Lines, title: str, x_label: str, y_label: str) -> Any:
                 hovertemplate=f"{x_label} %{{x}}<br>{y_label} %{{y:.5g}}",
             )
         )
-    return figure(traces, title, xaxis={"title": {"text": x_label}}, yaxis={"title": {"text": y_label}})
+    xaxis: dict[str, Any] = {"title": {"text": x_label}}
+    if doubling := _doubling(lines):
+        xaxis |= {"type": "log", "tickvals": doubling, "ticktext": [number(x) for x in doubling]}
+    dashed = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "line": {"color": MIDDLE_INK, "dash": "dash"}}
+    shapes = [{**dashed, "x0": mark, "x1": mark} for mark in marks]
+    return figure(traces, title, shapes=shapes, xaxis=xaxis, yaxis={"title": {"text": y_label}})

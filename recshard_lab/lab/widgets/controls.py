@@ -12,6 +12,8 @@ from recshard_lab.lab.theme import SCHEMES, look_of
 from recshard_lab.lab.widgets.step_slider import StepSlider
 from recshard_lab.sharding import scheme_names
 
+HALF_WIDTH, THIRD_WIDTH = 575, 376  # pixels of a picture of which two or three are in a row of a wide page
+
 
 def scheme_options() -> list[tuple[str, str]]:
     """What a menu offers: "auto" and every registered scheme."""
@@ -105,9 +107,17 @@ def row(children: Sequence[ipw.Widget]) -> ipw.Box:
 
 def halves(columns: Iterable[Sequence[ipw.Widget]]) -> ipw.Box:
     """Two columns, one below the other where the page is narrow."""
-    side = {"flex": "1 1 440px", "min_width": "340px"}
+    side = {"flex": "1 1 440px", "min_width": "min(340px, 100%)"}
     layout = ipw.Layout(display="flex", flex_flow="row wrap", width="100%", grid_gap="4px 16px")
     return ipw.Box([ipw.VBox(children, layout=ipw.Layout(**side)) for children in columns], layout=layout)
+
+
+def pair(widgets: Sequence[ipw.Widget]) -> ipw.GridBox:
+    """Two cells of one height, one below the other where the page is narrow."""
+    made = columns_of("440px")
+    made.children = tuple(widgets)
+    made.add_class("rs-cards")
+    return made
 
 
 def columns_of(least: str) -> ipw.GridBox:

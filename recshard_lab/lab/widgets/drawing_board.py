@@ -16,10 +16,11 @@ from recshard_lab.lab import views
 from recshard_lab.lab.exportable import Candidate, Exportable, stem_of
 from recshard_lab.lab.live import run_beside_truth
 from recshard_lab.lab.live_model import EQUAL
-from recshard_lab.lab.measure import Measured
+from recshard_lab.lab.measure import Measured, other_programs
 from recshard_lab.lab.plan_report import plan_page
 from recshard_lab.lab.question import Answer, Question
-from recshard_lab.lab.theme import bytes_text, ms_text, number
+from recshard_lab.lab.ranks_gone import LOOK_S, BoundRanks
+from recshard_lab.lab.theme import bytes_text, counted, ms_text, number
 from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import controls, page
 from recshard_lab.lab.widgets.base import LabWidget
@@ -68,7 +69,11 @@ class DrawingBoard(Exports, LabWidget):
         self.problem, self.last_response_ms = "", 0.0
         self.measured: Measured | None = None
         self._quiet = False
+        self._over = threading.Event()
         self._running: threading.Thread | None = None
+        self._bound: BoundRanks | None = None  # the ranks of the last run
+        self._badge, self._ended = "", ""
+        self._tiles, self._past = begin, list[list[list[int]]]()  # what is drawn, and what was drawn before
         self.canvas = TileCanvas(
             table.name, rows, cols, begin, self.topology.world_size, max(1, rows // 20), 4 if cols % 4 == 0 else 1
         )
@@ -108,12 +113,30 @@ class DrawingBoard(Exports, LabWidget):
         if ranks is None or ranks.world_size != wanted:
             have = "none are" if ranks is None else f"{ranks.world_size} are"
             raise ValueError(f"The drawing is for {wanted} ranks, {have} launched: %recshard_launch -n {wanted}")
-        found = ranks.run(run_beside_truth, self.plan.to_json(), [self.table], self.workload, steps)
-        self.measured = Measured.of(found, steps, found[0]["backends"])
+        asked = self.plan
+        with other_programs(ranks) as others:
+            found = ranks.run(run_beside_truth, asked.to_json(), [self.table], self.workload, steps)
         outcome = {key: max(one[key] for one in found) for key in ("outputs_apart", "weights_apart", "step_ms")}
-        self._show()
-        self.badge.value = _badge(outcome, steps)
+        if self.plan is asked:  # the drawing may have changed meanwhile
+            self.measured = replace(Measured.of(found, steps, found[0]["backends"]), others=others())
+            self._bound, self._badge, self._ended = BoundRanks.of(ranks), _badge(outcome, steps), ""
+            self._show()
+            threading.Thread(target=self._follow, args=(self._bound,), name="recshard-board-ranks", daemon=True).start()
         return outcome
+
+    def undo(self) -> None:
+        """Takes back the last change of the drawing; without one, nothing happens."""
+        if self._past:
+            self._tiles = self._past.pop()
+            self._quiet = True
+            self.canvas.tiles = self._tiles
+            self._quiet = False
+            self.respond()
+
+    def close(self) -> None:
+        """Takes the widget off the page."""
+        self._over.set()
+        super().close()
 
     def exportable(self) -> Exportable:
         """What is drawn, as a plan of one table, for `export`."""
@@ -128,8 +151,8 @@ class DrawingBoard(Exports, LabWidget):
 
     def _build(self) -> None:
         ranks = [(f"rank {rank}", rank) for rank in range(self.topology.world_size)]
-        self.rank = ipw.Dropdown(options=ranks, description="Draw for", layout=ipw.Layout(width="180px"))
-        self.carves = ipw.Checkbox(value=True, description="cut out of what lies under", indent=False)
+        self.rank = ipw.Dropdown(options=ranks, description="Draw as", layout=ipw.Layout(width="180px"))
+        self.carves = ipw.Checkbox(value=True, description="cut away what is underneath", indent=False)
         ipw.link((self.rank, "value"), (self.canvas, "rank"))
         ipw.link((self.carves, "value"), (self.canvas, "carves"))
         self.lines = ipw.Textarea(
@@ -137,7 +160,11 @@ class DrawingBoard(Exports, LabWidget):
             tooltip="one piece a line, as in: rank 0: rows 0-500, cols 0-16",
             layout=ipw.Layout(width="calc(100% - 4px)", min_width="340px", height="190px"),
         )
-        self.fix = ipw.Button(description="Take the fix", tooltip="make the change that is proposed", icon="wrench")
+        self.fix = ipw.Button(description="Apply this fix", tooltip="makes the change that is proposed", icon="wrench")
+        self.back = ipw.Button(
+            description="Undo", tooltip="takes back the last change; Ctrl+Z on the drawing", icon="undo"
+        )
+        self.back.layout.width = "100px"
         self.button = ipw.Button(description="Run it", icon="play", button_style="primary")
         self.button.tooltip = "trains the table under this plan on the ranks, beside the unsharded truth"
         self.verdict, self.status, self.badge = ipw.HTML(), ipw.HTML(), ipw.HTML()
@@ -146,10 +173,12 @@ class DrawingBoard(Exports, LabWidget):
         self.canvas.observe(lambda _: self._drawn(), names="tiles")
         self.lines.observe(lambda _: self._typed(), names="value")
         self.fix.on_click(lambda _: self._take_fix())
+        self.back.on_click(lambda _: self.undo())
+        self.canvas.on_msg(lambda _, message, __: self.undo() if message.get("undo") else None)
         self.button.on_click(lambda _: self._clicked())
 
     def _rows(self) -> list[ipw.Widget]:
-        left = [controls.row([self.rank, self.carves]), self.canvas]
+        left = [controls.row([self.rank, self.carves, self.back]), self.canvas]
         right = [self.lines, self.verdict, controls.row([self.fix, self.button, self.status]), self.badge, self.card]
         return [ipw.HTML(page.STYLE), controls.halves([left, right]), self.exports, self.code]
 
@@ -157,7 +186,15 @@ class DrawingBoard(Exports, LabWidget):
 
     def _drawn(self) -> None:
         if not self._quiet:
+            self._changed()
             self.respond()
+
+    def _changed(self) -> None:
+        """Keeps what was drawn before, for `undo`."""
+        tiles = [list(tile) for tile in self.canvas.tiles]
+        if tiles != self._tiles:
+            self._past.append(self._tiles)
+            self._tiles = tiles
 
     def _typed(self) -> None:
         if self._quiet:
@@ -165,18 +202,20 @@ class DrawingBoard(Exports, LabWidget):
         try:
             tiles = parse(self.lines.value)
         except ValueError as error:
-            self.plan, self.problem = None, str(error)
+            self.plan, self.problem, self._fault = None, str(error), None
+            self.measured, self._badge, self.canvas.fault = None, "", []
             self._show()
             return
         self._quiet = True
         self.canvas.tiles = tiles
         self._quiet = False
+        self._changed()
         self.respond(retype=False)
 
     def respond(self, retype: bool = True) -> None:
         """Says whether what is drawn is a tiling, and predicts it. Timed in ``last_response_ms``."""
         begun = perf_counter()
-        self.plan, self.problem, self.measured, self.badge.value = None, "", None, ""
+        self.plan, self.problem, self.measured, self._badge = None, "", None, ""
         rects = [(rows, cols) for _, rows, cols in self.tiles]
         self._fault = find_fault(rects, self.table.num_embeddings, self.table.embedding_dim)
         try:
@@ -196,22 +235,24 @@ class DrawingBoard(Exports, LabWidget):
         self.last_response_ms = 1000 * (perf_counter() - begun)
 
     def _show(self) -> None:
-        self.fix.disabled = self.plan is not None or self._fault is None or self._fault.fix is None
+        self.fix.disabled = self.plan is not None or self._fault is None
+        self.back.disabled = not self._past
         self.button.disabled = self.plan is None
         if self.plan is None:
             self.verdict.value, self.card.value = page.alert(self.problem), ""
         else:
             pieces, ranks = len(self.tiles), len({tile[0] for tile in self.tiles})
-            self.verdict.value = page.note(f"✓ A tiling: {pieces} pieces on {ranks} ranks.")
+            self.verdict.value = page.note(f"✓ A tiling: {counted(pieces, 'piece')} on {counted(ranks, 'rank')}.")
             found = estimate(self.plan, [self.table], self.topology, self.workload)
             asked = Question({}, self.topology.world_size, self.workload.batch_size, self.topology.memory_cap_bytes)
             answer = Answer(asked, self.topology, self.workload, self.plan, found)
-            self.card.value = page.card("asked", answer, self.measured)
+            self.card.value = page.card("asked", answer, self.measured, stale=bool(self._ended))
+        self.badge.value = page.gone(self._badge) if self._ended else self._badge
         self.canvas.told = self._told()
         self.code.value = page.code(self.python)
 
     def _told(self) -> list[str]:
-        """Of each piece its bytes, and where it is one of a plan the kernel and the memory that it lies in."""
+        """Of each piece its bytes and, if there is a plan, in a second line its kernel and the memory that holds it."""
         each = self.table.data_type.bytes_per_element
         sizes = [bytes_text(each * (r[1] - r[0]) * (c[1] - c[0])) for _, r, c in self.tiles]
         if self.plan is None:
@@ -221,19 +262,37 @@ class DrawingBoard(Exports, LabWidget):
         kernel = sharding.compute_kernel if self.measured is None else self.measured.backends[self.table.name]
         host = self.topology.compute_device == "cpu"
         lies = {HBM: "host memory" if host else "device memory", DDR: "host memory"}
-        return [f"{size}, {kernel}, {lies[tiers[tile]]}" for size, tile in zip(sizes, self.tiles, strict=True)]
+        return [
+            f"{size}\nkernel {kernel}, in {lies[tiers[tile]]}" for size, tile in zip(sizes, self.tiles, strict=True)
+        ]
 
     def _take_fix(self) -> None:
-        """The change that the refusal proposes: one piece gets another rectangle."""
-        if self._fault is None or self._fault.fix is None:
+        """Makes the change that the refusal proposes: moves an edge, else adds, cuts or removes a piece."""
+        fault = self._fault
+        if fault is None:
             return
-        rows, cols = self._fault.fix
         tiles = [list(tile) for tile in self.canvas.tiles]
-        piece = self._fault.pieces[0]
-        tiles[piece] = [tiles[piece][0], *rows, *cols]
+        flat = [*fault.rect[0], *fault.rect[1]]
+        piece = fault.pieces[0] if fault.pieces else len(tiles)
+        if fault.fix is not None:
+            tiles[piece] = [tiles[piece][0], *fault.fix[0], *fault.fix[1]]
+        elif fault.kind == "hole":
+            tiles.append([self.canvas.rank, *flat])
+        else:  # the later piece of an overlap is on top and stays whole
+            cut = without(tiles[piece], flat) if fault.kind == "overlap" else []
+            tiles[piece : piece + 1] = cut
         self.canvas.tiles = tiles
 
     # ---- running ----
+
+    def _follow(self, bound: BoundRanks) -> None:
+        """Greys the figures of a run when its ranks end."""
+        while not self._over.wait(LOOK_S) and self._bound is bound and self.measured is not None:
+            if (ended := bound.ended) != self._ended:
+                self._ended = ended
+                self._show()
+                words = f"{ended}: the measured figures are of the ranks before. Press Run it again." if ended else ""
+                self.status.value = page.alert(words) if words else ""
 
     def _clicked(self) -> None:
         if self._running is not None and self._running.is_alive():
@@ -277,6 +336,20 @@ def parse(text: str) -> list[list[int]]:
             raise ValueError(f"line {place}, {line!r}, is no piece. A piece reads: rank 0: rows 0-500, cols 0-16")
         tiles.append([int(part.replace(",", "").replace("_", "")) for part in found.groups()])
     return tiles
+
+
+def without(tile: list[int], hole: list[int]) -> list[list[int]]:
+    """A piece ``[rank, r0, r1, c0, c1]`` without a rectangle ``[r0, r1, c0, c1]``, as up to four pieces.
+
+    >>> without([0, 0, 100, 0, 16], [40, 60, 0, 16])
+    [[0, 0, 40, 0, 16], [0, 60, 100, 0, 16]]
+    """
+    rank, r0, r1, c0, c1 = tile
+    top, bottom = max(r0, min(r1, hole[0])), max(r0, min(r1, hole[1]))
+    left, right = max(c0, min(c1, hole[2])), max(c0, min(c1, hole[3]))
+    parts = [[rank, r0, top, c0, c1], [rank, bottom, r1, c0, c1]]
+    parts += [[rank, top, bottom, c0, left], [rank, top, bottom, right, c1]]
+    return [part for part in parts if part[1] < part[2] and part[3] < part[4]]
 
 
 def _badge(outcome: dict[str, float], steps: int) -> str:

@@ -16,6 +16,7 @@ import ipywidgets as ipw
 from recshard_lab.lab import views
 from recshard_lab.lab.counters import Sample, read, watch
 from recshard_lab.lab.exportable import Exportable
+from recshard_lab.lab.ranks_gone import BoundRanks
 from recshard_lab.lab.report import Section
 from recshard_lab.lab.theme import ms_text
 from recshard_lab.lab.views.registry import reason
@@ -28,7 +29,9 @@ KEPT = 400  # samples; beyond, every second of the older half goes
 MOST_CACHE_ROWS = 100_000_000
 
 STYLE = """<style>
-.recshard-counters .rs-alert{border-left:4px solid #d9480f;padding:4px 10px;line-height:1.4;white-space:normal}
+.recshard-counters .rs-alert{border-left:4px solid #d9480f;padding:4px 10px;line-height:1.4;white-space:pre-wrap;
+ overflow-wrap:anywhere}
+.recshard-counters .rs-gone{opacity:.45}
 .recshard-counters pre{margin:4px 0 0;padding:6px 10px;overflow:auto;line-height:1.35;
  color:var(--jp-content-font-color1,inherit);background:var(--jp-cell-editor-background,transparent);
  border:1px solid var(--jp-border-color2,#d8dce1)}
@@ -63,6 +66,7 @@ class LiveCounters(Exports, LabWidget):
             raise LaunchError("no ranks are running. Start some in a cell: %recshard_launch -n 4")
         self.ranks, self.model, self.every_s = found, model, float(every_s)
         self.history: list[Sample] = [watch(found, model, every_s=every_s, cache_rows=cache_rows)]
+        self._bound, self._gone = BoundRanks.of(found), False
         self._lock = threading.RLock()  # the reader's choices and the ranks' news are shown one after the other
         self._working: threading.Thread | None = None
         self._build(cache_rows)
@@ -81,15 +85,21 @@ class LiveCounters(Exports, LabWidget):
         """Looks once, now; the newest sample."""
         with self._lock:
             sample = read(self.ranks)
-            if sample is not None and not sample.same_as(self.history[-1]):
+            if sample is not None and self._gone:  # the model was watched anew elsewhere
+                self.history, self._bound, self._gone = [sample], BoundRanks.of(self.ranks), False
+                self._show()
+            elif sample is not None and not sample.same_as(self.history[-1]):
                 self.history.append(sample)
                 if len(self.history) > KEPT:
                     self.history = [*self.history[: KEPT // 2 : 2], *self.history[KEPT // 2 :]]
                 self._show()
             elif sample is None:
-                stopped = not self.ranks.posted("counters")
-                words = "The ranks are stopped." if stopped else "The model is gone from the ranks, or is not watched."
-                self._set(self.told, page.alert(f"{words} Shown is the last that was seen."))
+                words = f"'{self.model}' is gone from the ranks, or is not watched any more. Run its cell again."
+                words = self._bound.gone(self.model) or words
+                if not self._gone:
+                    self._gone = True
+                    self._show()
+                self._set(self.told, page.alert(f"{words} Then press Start over. Below are the last counters."))
             return self.history[-1]
 
     def start_over(self, cache_rows: int | None = None) -> Sample:
@@ -99,9 +109,11 @@ class LiveCounters(Exports, LabWidget):
             LaunchError: they are not.
         """
         rows = self.cache.value if cache_rows is None else cache_rows
+        if not self.ranks.pids and (running := current()) is not None:
+            self.ranks = running  # launched after the ranks that were watched had been stopped
         sample = watch(self.ranks, self.model, every_s=self.every_s, cache_rows=rows)
         with self._lock:
-            self.history = [sample]
+            self.history, self._bound, self._gone = [sample], BoundRanks.of(self.ranks), False
             self.cache.value = rows
             self._show()
         return sample
@@ -194,10 +206,12 @@ class LiveCounters(Exports, LabWidget):
             view = views.counters(self.history, table=self.table.value.strip() or None)
             drawn = view.inline(f"{self.model_id[:8]}-counters")
             body = f'<div data-step="{sample.step}" data-samples="{len(self.history)}">{drawn}</div>'
-            self._set(self.picture, page.picture(body))
-            self._set(self.listed, view.table if self.numbers.value else "")
+            picture, listed = page.picture(body), view.table if self.numbers.value else ""
+            self._set(self.picture, page.gone(picture) if self._gone else picture)
+            self._set(self.listed, page.gone(listed) if self._gone else listed)
             words = f"Step {sample.step:,}. The last sample took {ms_text(sample.ms)} on the slowest rank."
-            self._set(self.told, page.note(words))
+            if not self._gone:
+                self._set(self.told, page.note(words))
             python = f"<details><summary>The same in Python</summary><pre>{escape(self.python)}</pre></details>"
             self._set(self.code, python)
 

@@ -9,13 +9,16 @@ from typing import Any
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.lab.live_model import Proof
+from recshard_lab.lab.measure import why_apart
 from recshard_lab.lab.plan_comparison import ROWS
 from recshard_lab.lab.question import Answer
 from recshard_lab.lab.scaling import Choice
 from recshard_lab.lab.theme import SCHEMES, bytes_text, count_text, look_of, ms_text, number
+from recshard_lab.launcher.errors import ranks_text
 from recshard_lab.planner import PlanDiff
 from recshard_lab.planner.answers import LEAST_MS, TableChange, sharding_text
 
+MOST_NAMED = 3  # tables in a card's sentence
 HEADS = {"live": "Now on the ranks", "asked": "What you ask for"}
 _CALLED = {"Your plan": "your plan", "The planner's plan": "the planner's plan"}
 BEST = '<i class="rs-best">★ best</i>'
@@ -24,7 +27,10 @@ STYLE = """<style>
 .recshard-plan-compare .rs-card{border:1px solid var(--jp-border-color1,#c4c9d0);border-radius:6px;
  padding:8px 12px;box-sizing:border-box;line-height:1.35;color:var(--jp-ui-font-color1,inherit)}
 .recshard-plan-compare .rs-card h4{margin:0 0 4px;font-size:14px}
-.recshard-plan-compare .rs-facts{display:flex;flex-wrap:wrap;gap:4px 20px}
+.recshard-plan-compare .rs-facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(92px,auto));
+ gap:4px 12px;justify-content:start}
+.recshard-plan-compare .rs-why{margin-top:4px;font-size:12px}
+.recshard-plan-compare .rs-cards .widget-html-content,.recshard-plan-compare .rs-cards .rs-card{height:100%}
 .recshard-plan-compare .rs-facts span{display:block;font-size:11px;color:var(--jp-ui-font-color2,inherit)}
 .recshard-plan-compare .rs-facts b{display:block;font-size:16px;font-variant-numeric:tabular-nums;white-space:nowrap}
 .recshard-plan-compare .rs-facts small{font-size:11px;font-weight:400}
@@ -43,13 +49,14 @@ STYLE = """<style>
  border-bottom:1px solid var(--jp-border-color2,#d8dce1);font-variant-numeric:tabular-nums;vertical-align:top}
 .recshard-plan-compare .rs-scroll tbody th{white-space:nowrap}
 .recshard-plan-compare .rs-alert{border-left:4px solid #d9480f;padding:4px 10px;margin-top:6px;line-height:1.4;
- white-space:normal}
+ white-space:pre-wrap;overflow-wrap:anywhere}
+.recshard-plan-compare .rs-gone{opacity:.45}
 .recshard-plan-compare pre{margin:4px 0 0;padding:8px 10px;white-space:pre;overflow:auto;box-sizing:border-box;
  max-height:420px;line-height:1.35;
  color:var(--jp-content-font-color1,inherit);background:var(--jp-cell-editor-background,transparent);
  border:1px solid var(--jp-border-color2,#d8dce1)}
 .recshard-plan-compare .widget-html-content{white-space:normal;line-height:1.4;min-width:0}
-.recshard-plan-compare svg[role=img]{width:100%;max-width:620px}
+.recshard-plan-compare svg[role=img]{max-width:100%;height:auto}
 </style>"""
 
 
@@ -60,7 +67,16 @@ def facts(table: BaseEmbeddingConfig) -> str:
 
 
 def card(
-    side: str, shown: Answer, measured: Any, head: str = "", best: Collection[str] = (), compact: bool = False
+    side: str,
+    shown: Answer,
+    measured: Any,
+    head: str = "",
+    best: Collection[str] = (),
+    compact: bool = False,
+    *,
+    planned: bool = False,
+    stale: bool = False,
+    more: str = "",
 ) -> str:
     """The numbers of one plan; ``data-`` attributes carry them unrounded.
 
@@ -68,6 +84,9 @@ def card(
         head: over it; the usual one of this side when left out.
         best: the rows in which this plan is the best of those shown.
         compact: a line a number, where there is little room.
+        planned: says which ranks the planner chose, where it chose some of them.
+        stale: greys the numbers, because the ranks that they are of have ended.
+        more: what a measured step does beside what is predicted, a sentence.
     """
     head = escape(head or HEADS[side])
     side = escape(side, quote=True)
@@ -93,15 +112,34 @@ def card(
         problem = alert(shown.problem)
         if shown.question.plan is None:
             problem += note("Shown is what would be planned without a memory limit.")
+    words = [why_apart(estimate.step_ms, measured, shown.topology, more) if measured is not None else ""]
+    words.append(_chosen_ranks(shown) if planned else "")
+    why = "".join(f'<div class="rs-why">{escape(line)}</div>' for line in words if line)
     data = "".join(f' data-{name.replace("_", "-")}="{value!r}"' for name, value in values.items())
     data += f' data-best="{" ".join(sorted(best))}"' + (
         f' data-measured-ms="{measured.step_ms!r}"' if measured is not None else ""
     )
     return (
-        f'<div class="rs-card{" rs-compact" * compact}" data-side="{side}" '
+        f'<div class="rs-card{" rs-compact" * compact}{" rs-gone" * stale}" data-side="{side}" '
         f'data-fits="{str(estimate.fits).lower()}"{data}>'
-        f'<h4>{head}</h4><div class="rs-facts">{listed}</div>{problem}</div>'
+        f'<h4>{head}</h4><div class="rs-facts">{listed}</div>{why}{problem}</div>'
     )
+
+
+def _chosen_ranks(shown: Answer) -> str:
+    """Which ranks the planner chose for tables that are row-wise on some of the ranks only; empty without any."""
+    if shown.plan is None or shown.question.plan is not None:
+        return ""
+    size = shown.topology.world_size
+    found = []
+    for name, sharding in shown.plan.tables().items():
+        ranks = sorted({shard.rank for shard in sharding.shards})
+        if sharding.sharding_type == "row_wise" and len(ranks) < size:
+            found.append(f"{name} on {ranks_text(ranks)}")
+    if not found:
+        return ""
+    rest = f" and {len(found) - MOST_NAMED} more tables" if len(found) > MOST_NAMED else ""
+    return f"Row-wise, the planner chose {', '.join(found[:MOST_NAMED])} of {size}{rest}."
 
 
 def waiting(side: str, head: str, card: str) -> str:
@@ -226,11 +264,11 @@ def _choice(choice: Choice) -> tuple[str, ...]:
     return before, after, choice.why or "looking …"
 
 
-def code(python: str, summary: str = "Your plan in Python", side: str = "", opened: bool = True) -> str:
+def code(python: str, summary: str = "The same in Python", side: str = "") -> str:
     """The Python equivalent."""
     where = f' data-side="{escape(side, quote=True)}"' if side else ""
     return (
-        f"<details{' open' * opened}{where}><summary>{escape(summary)}</summary>"
+        f"<details{where}><summary>{escape(summary)}</summary>"
         f'<pre tabindex="0" aria-label="{escape(summary, quote=True)}">{escape(python)}</pre></details>'
     )
 
@@ -245,7 +283,7 @@ def diff_table(found: PlanDiff, before: str, after: str) -> str:
     words = f'<div role="status" data-more-ms="{more!r}" data-moved-bytes="{found.moved_bytes}">{escape(told)}</div>'
     if not changes:
         return words
-    heads = ("table", "changes", before, after, "moves", "alone, it costs")
+    heads = ("table", "changes", before, after, "moves", "this table alone")
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
     body = "".join(
         f'<tr data-table="{escape(change.table, quote=True)}" data-more-ms="{change.more_ms!r}" '
@@ -254,7 +292,7 @@ def diff_table(found: PlanDiff, before: str, after: str) -> str:
         + "</tr>"
         for change in changes
     )
-    hint = "Alone: this table moved, all others as before. Tables share phases, so these need not add up."
+    hint = "This table alone: it moves and all others stay. Tables share phases, so these figures do not add up."
     return (
         f'{words}<div class="rs-scroll" tabindex="0" role="region" aria-label="What changes">'
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{note(hint)}"
@@ -279,7 +317,13 @@ def escaped(words: str) -> str:
     return escape(words)
 
 
+def gone(markup: str) -> str:
+    """Figures of ranks that have ended, greyed."""
+    return f'<div class="rs-gone">{markup}</div>' if markup else ""
+
+
 def alert(words: str) -> str:
+    """A sentence that something went wrong; line breaks are kept."""
     return f'<div class="rs-alert" role="alert">{escape(words)}</div>'
 
 

@@ -20,8 +20,8 @@ class PlanCells:
 
     @property
     def picture_width(self) -> int:
-        """Pixels that a picture is drawn for: two or three stand in a row of a wide page."""
-        return 500 if self._two_in_a_row else 376
+        """Pixels that a picture is drawn for: two or three are in a row of a wide page. It is never blown up."""
+        return controls.HALF_WIDTH if self._two_in_a_row else controls.THIRD_WIDTH
 
     @property
     def _two_in_a_row(self) -> bool:

@@ -261,12 +261,12 @@ class PlanCompare(ExportsComparison, LabWidget):
             ipw.HTML(page.STYLE),
             controls.row([self.world_size, self.batch_size, self.memory_cap]),
             self.bar,
+            controls.row([self.runs, self.status]),
             self.verdict,
             self.cells.card_grid,
             self.picture,
             self.cells.picture_grid,
             self.changes,
-            controls.row([self.runs, self.status]),
             self.exports,
             self.code,
         ]
@@ -347,10 +347,9 @@ class PlanCompare(ExportsComparison, LabWidget):
         self._show_cards()
         self._show_pictures()
         self._show_difference()
-        opened = len(self.columns) == 2
         for key, column in self.columns.items():
-            self.codes[key].value = page.code(self.python_of(key), f"{column.name} in Python", key, opened)
-        self.code.value = page.code(self.python_of_all, "The whole comparison in Python", "all", False)
+            self.codes[key].value = page.code(self.python_of(key), f"{column.name} in Python", key)
+        self.code.value = page.code(self.python_of_all, "The whole comparison in Python", "all")
 
     def _show_cards(self) -> None:
         names = {key: column.name for key, column in self.columns.items()}
@@ -358,7 +357,7 @@ class PlanCompare(ExportsComparison, LabWidget):
         for key, name in names.items():
             good = [row for row, holders in best.items() if name in holders]
             shown = self._answers[key]
-            self.cards[key].value = page.card(key, shown, self._measured(key), name, good, len(names) > 2)
+            self.cards[key].value = page.card(key, shown, self._measured(key), name, good, len(names) > 2, planned=True)
         self.verdict.value = page.verdict(names, self._answers)
 
     def _show_waiting(self, asked: Mapping[str, Question]) -> None:
@@ -385,7 +384,8 @@ class PlanCompare(ExportsComparison, LabWidget):
         found = self.comparison
         drawn = found.views("placement").values()
         cards = (
-            page.card(key, self._answers[key], self._measured(key), self.columns[key].name) for key in self.columns
+            page.card(key, self._answers[key], self._measured(key), self.columns[key].name, planned=True)
+            for key in self.columns
         )
         static = "".join(card + view.img for card, view in zip(cards, drawn, strict=True))
         lines = [f"{name}: {page.sentence(shown)}" for name, shown in found.answers.items()]

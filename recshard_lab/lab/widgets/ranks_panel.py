@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from html import escape
-from time import strftime
+from time import monotonic, strftime
 from typing import Any
 
 import ipywidgets as ipw
 
 from recshard_lab.lab.exportable import Exportable
+from recshard_lab.lab.ranks_gone import lost_text
 from recshard_lab.lab.report import Code, Part, Section
 from recshard_lab.lab.theme import bytes_text
 from recshard_lab.lab.view import Numbers
@@ -23,8 +24,10 @@ from recshard_lab.lab.widgets import controls, page
 from recshard_lab.lab.widgets.base import LabWidget
 from recshard_lab.lab.widgets.export_control import ExportControl, Exports
 from recshard_lab.launcher import LaunchError, current
+from recshard_lab.launcher.world import named
 
 LINES = 12  # of output shown
+CONFIRM_S = 15.0  # seconds within which a second click confirms the first
 _SIGNS = {"idle": "○", "running": "●"}
 
 STYLE = """<style>
@@ -35,7 +38,9 @@ STYLE = """<style>
 .recshard-ranks td:nth-last-child(2){min-width:84px}
 .recshard-ranks .rs-bytes{display:inline-block;min-width:74px}
 .recshard-ranks .rs-bar{display:inline-block;height:9px;background:currentColor;opacity:.55;vertical-align:middle}
-.recshard-ranks .rs-alert{border-left:4px solid #d9480f;padding:4px 10px;line-height:1.4;white-space:normal}
+.recshard-ranks .rs-alert{border-left:4px solid #d9480f;padding:4px 10px;line-height:1.4;white-space:pre-wrap;
+ overflow-wrap:anywhere}
+.recshard-ranks .widget-html-content{white-space:normal;line-height:1.4}
 .recshard-ranks pre{margin:4px 0 0;padding:6px 10px;max-height:230px;overflow:auto;line-height:1.35;
  color:var(--jp-content-font-color1,inherit);background:var(--jp-cell-editor-background,transparent);
  border:1px solid var(--jp-border-color2,#d8dce1)}
@@ -68,14 +73,17 @@ class RanksPanel(Exports, LabWidget):
             raise ValueError(f"every_s must be positive, got {every_s!r}")
         self.every_s = every_s
         self._working: threading.Thread | None = None
+        self._asked: ipw.Button | None = None  # the button whose second click loses variables
+        self._asked_until = 0.0
         self.table, self.printed, self.told = controls.wide_html(), controls.wide_html(), ipw.HTML()
         self.interrupt_button = self._button(
             "Interrupt", "stop", "what runs on the ranks ends; variables stay", _interrupt
         )
-        self.restart_button = self._button(
-            "Restart", "refresh", "fresh ranks of the same shape; variables are gone", _restart
+        hint = "replaces the ranks by fresh ones of the same shape; their variables are lost"
+        self.restart_button = self._button("Restart", "refresh", hint, _restart, loses=True)
+        self.stop_button = self._button(
+            "Stop", "power-off", "ends every rank; their variables are lost", _stop, loses=True
         )
-        self.stop_button = self._button("Stop", "power-off", "ends every rank", _stop)
         buttons = controls.row([self.interrupt_button, self.restart_button, self.stop_button, self.told])
         code = f"<details><summary>The same in Python</summary><pre>{escape(PYTHON)}</pre></details>"
         self.exports = ExportControl(self, "ranks", kinds=("html",))
@@ -97,6 +105,9 @@ class RanksPanel(Exports, LabWidget):
         idle = self._working is None or not self._working.is_alive()
         self.interrupt_button.disabled = not any(one.state == "running" for one in states)
         self.restart_button.disabled = self.stop_button.disabled = ranks is None or not idle
+        if self._asked is not None and monotonic() > self._asked_until:
+            self._forget_question()
+            self._set(self.told, "")
 
     def exportable(self) -> Exportable:
         """The ranks as they are now, and what they printed last, for `export`."""
@@ -125,13 +136,36 @@ class RanksPanel(Exports, LabWidget):
             except Exception as error:  # the next look may succeed: ranks may be stopping
                 self._set(self.told, page.alert(reason(error)))
 
-    def _button(self, label: str, icon: str, hint: str, action: Callable[[Any], str]) -> ipw.Button:
+    def _button(
+        self, label: str, icon: str, hint: str, action: Callable[[Any], str], loses: bool = False
+    ) -> ipw.Button:
+        """A button that runs `action`; with `loses`, on the second click if the ranks hold variables."""
         button = ipw.Button(description=label, icon=icon, tooltip=hint, layout=ipw.Layout(width="120px"))
-        button.on_click(lambda _: self._act(action))
+        button.on_click(lambda _: None if loses and self._questioned(button) else self._act(action))
         return button
 
+    def _questioned(self, button: ipw.Button) -> bool:
+        """Whether this click only asks whether the variables may be lost."""
+        ranks, confirmed = current(), self._asked is button and monotonic() <= self._asked_until
+        self._forget_question()
+        if confirmed or ranks is None or not ranks.variables:
+            return False
+        self._asked, self._asked_until = button, monotonic() + CONFIRM_S
+        button.button_style = "danger"
+        name = button.description
+        count = len(ranks.variables)
+        lost = f"{name} loses {count} variable{'s' * (count > 1)} on the ranks: {named(ranks.variables)}."
+        self._set(self.told, page.alert(f"{lost} Click {name} again within {CONFIRM_S:.0f} s to go on."))
+        return True
+
+    def _forget_question(self) -> None:
+        if self._asked is not None:
+            self._asked.button_style = ""
+            self._asked = None
+
     def _act(self, action: Callable[[Any], str]) -> None:
-        """Runs one of the buttons in a thread: a restart takes longer than a blink."""
+        """Runs an action in a thread, because a restart takes longer than a blink."""
+        self._forget_question()
         if self._working is not None and self._working.is_alive():
             return
 
@@ -164,17 +198,19 @@ class RanksPanel(Exports, LabWidget):
 
 
 def _interrupt(ranks: Any) -> str:
-    return "Asked the ranks to stop what they do." if ranks.interrupt() else "The ranks are idle."
+    return "The ranks were interrupted. Their variables are kept." if ranks.interrupt() else "The ranks are idle."
 
 
 def _restart(ranks: Any) -> str:
+    lost = lost_text(ranks.variables)
     ranks.restart()
-    return f"Fresh ranks, ready in {ranks.launch_s:.2f} s."
+    return f"Fresh ranks, ready in {ranks.launch_s:.2f} s.{lost}"
 
 
 def _stop(ranks: Any) -> str:
+    lost = lost_text(ranks.variables)
     ranks.stop()
-    return "The ranks are stopped."
+    return f"The ranks are stopped.{lost}"
 
 
 def _table(ranks: Any, states: list[Any]) -> str:

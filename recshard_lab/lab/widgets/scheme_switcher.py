@@ -26,6 +26,7 @@ from recshard_lab.lab.exportable import Candidate, Exportable
 from recshard_lab.lab.live_model import LiveModel, Proof
 from recshard_lab.lab.plan_report import comparison_page
 from recshard_lab.lab.question import Answer, Question
+from recshard_lab.lab.ranks_gone import LOOK_S
 from recshard_lab.lab.report import Section
 from recshard_lab.lab.theme import SCHEMES, look_of
 from recshard_lab.lab.view import View
@@ -35,11 +36,12 @@ from recshard_lab.lab.widgets.base import LabWidget
 from recshard_lab.lab.widgets.export_control import ExportControl, Exports
 from recshard_lab.lab.widgets.split_lines import SplitLines
 from recshard_lab.lab.widgets.wishes import AS_IT_IS, PLANNED, plan_of_wishes, python_of_wishes
+from recshard_lab.launcher import LaunchError, current
 from recshard_lab.planner import Estimate, Workload, estimate
 from recshard_lab.sharding import PlanError, ShardingPlan, Topology
 
 BURST = 5  # steps between two looks at the controls
-PICTURE_WIDTH = 500
+BESIDE = "The measured step also runs the model's dense layers."
 SIDES = ("live", "asked")
 
 
@@ -79,6 +81,8 @@ class SchemeSwitcher(Exports, LabWidget):
         self._splits: dict[str, list[int]] = {}
         self._work: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._quiet = self._training = False
+        self._gone = ""  # why the model is gone from the ranks; empty while it is there
+        self._tried: tuple[Any, ...] = ()  # ranks and variables that were looked at for the model to come back
         self._lock = threading.RLock()  # the reader's moves and the ranks' news are shown one after the other
         self._resting = threading.Event()  # no burst of training is on the ranks
         self._resting.set()
@@ -200,6 +204,7 @@ class SchemeSwitcher(Exports, LabWidget):
             ends = list(accumulate(shard.num_rows for shard in stripes))[:-1]
         self._quiet = True
         self.lines.show(name, table.num_embeddings, ends, list(range(ranks)))
+        self.lines.hint = self._hint()
         self._quiet = False
 
     def _dragged(self, change: Any) -> None:
@@ -217,12 +222,45 @@ class SchemeSwitcher(Exports, LabWidget):
     def _serve(self) -> None:
         while True:
             try:
-                task = self._work.get(timeout=0.05 if self._training else None)
+                task = self._work.get(timeout=0.05 if self._training else LOOK_S)
             except queue.Empty:
-                task = self._burst
+                task = self._burst if self._training else self._look
             if task is None:
                 return
             task()
+
+    def _look(self) -> None:
+        """Greys the figures when the model's ranks end, and follows the model when it is made again."""
+        gone = self.live.gone
+        if gone != self._gone:
+            self._gone = gone
+            self._training = self.trains.value = False
+            self._show()
+            self.status.value = page.alert(gone) if gone else ""
+        if gone:
+            self._follow()
+
+    def _follow(self) -> None:
+        """Takes up a model of the same name and tables on the ranks that run now."""
+        live = self.live
+        ranks = live.ranks if live.ranks.pids else current()
+        if ranks is None or ranks.world_size != self.topology.world_size or not ranks.usable:
+            return
+        names = ranks.variables
+        state = (*ranks.pids, *names)
+        if state == self._tried or not {live.model, live.step or live.model} <= set(names):
+            return
+        try:
+            found = LiveModel(ranks, live.model, live.step, live.optimizers)
+            if found.tables != self.tables:
+                raise ValueError(f"'{live.model}' has other tables now. Fix: run this widget's cell again")
+            self.live, self._gone = found, ""
+            self._settle()
+        except LaunchError:
+            return  # a cell is running on the ranks: the next look follows
+        except Exception as error:
+            self.status.value = page.alert(reason(error))
+        self._tried = state
 
     def _wait(self, work: Callable[[], Any]) -> Any:
         """Has the thread do it, between two bursts of training, and hands back what came of it."""
@@ -246,29 +284,38 @@ class SchemeSwitcher(Exports, LabWidget):
             try:
                 self._apply()
             except Exception as error:
-                self.status.value = page.alert(f"Nothing was applied. {reason(error)}")
-            finally:
-                self.button.disabled = False
+                self._failed("Nothing was applied.", error)
+            self._show()
 
         self.status.value = page.note("Applying …")
         self._work.put(task)
 
+    def _failed(self, what: str, error: Exception) -> None:
+        """Shows why something on the ranks failed; ranks that have ended are reason enough."""
+        self._look()
+        if not self._gone:
+            self.status.value = page.alert(f"{what} {reason(error)}")
+
     def _clicked_train(self, change: Any) -> None:
         self._training = bool(change["new"])
+        self.trains.description, self.trains.icon = ("Pause", "pause") if self._training else ("Train", "play")
         self._work.put(lambda: None)  # wakes the thread
         if not self._training:
             self._resting.wait(2.0)  # so that the reader's next cell finds the ranks free
 
     def _burst(self) -> None:
+        failed = None
         self._resting.clear()
         try:
             if self._training:
                 self.live.train(BURST)
         except Exception as error:
-            self._training = self.trains.value = False
-            self.status.value = page.alert(f"Training stopped. {reason(error)}")
+            failed = error
         finally:
             self._resting.set()
+        if failed is not None:
+            self._training = self.trains.value = False
+            self._failed("Training stopped.", failed)
         self._show()
 
     def _apply(self) -> Proof:
@@ -322,8 +369,10 @@ class SchemeSwitcher(Exports, LabWidget):
         hint = "moves the tables on the ranks to the plan asked for; training goes on"
         self.button = ipw.Button(description="Apply", tooltip=hint, icon="check", button_style="primary")
         self.button.on_click(self._clicked_apply)
-        self.trains = ipw.ToggleButton(description="Train", tooltip="train on and on, resharded or not", icon="play")
-        self.trains.disabled = self.live.step is None
+        self.trains = ipw.ToggleButton(
+            description="Train", tooltip="trains until you press Pause, also while tables move", icon="play"
+        )
+        self.steps = ipw.HTML()
         self.trains.observe(self._clicked_train, names="value")
         self.exports = ExportControl(self, "schemes", plans=[page.HEADS[side] for side in SIDES])
         self.cards = {side: controls.wide_html() for side in SIDES}
@@ -340,9 +389,12 @@ class SchemeSwitcher(Exports, LabWidget):
             ipw.HTML(page.STYLE),
             ipw.HTML("<b>Scheme of each table</b>"),
             controls.grid(list(self.menus.values())),
-            controls.row([ipw.VBox([self.cut, self.lines]), ipw.VBox([self.picture, self.badge])]),
-            controls.halves([self.cards[side], self.pictures[side]] for side in SIDES),
-            controls.row([self.button, self.trains, self.status]),
+            ipw.VBox([self.cut, self.lines]),
+            controls.row([self.button, self.trains, self.steps, self.status]),
+            self.badge,
+            controls.pair([self.cards[side] for side in SIDES]),
+            self.picture,
+            controls.pair([self.pictures[side] for side in SIDES]),
             self.curve,
             self.exports,
             self.code,
@@ -356,19 +408,33 @@ class SchemeSwitcher(Exports, LabWidget):
 
     def _show_all(self) -> None:
         name = self.picture.value
+        shade = page.gone if self._gone else str
         size, batch = self.topology.world_size, self.workload.batch_size
         asked = Question({}, size, batch, self.topology.memory_cap_bytes)
         for side, (plan, found, measured, problem) in self._shown().items():
             answer = Answer(asked, self.topology, self.workload, plan, found, problem)
-            self.cards[side].value = page.card(side, answer, measured)
+            beside = "" if self.workload.dense_parameters else BESIDE
+            self.cards[side].value = page.card(side, answer, measured, stale=bool(self._gone), more=beside)
             view = self._view(name, plan, found, measured) if plan is not None else None
-            self.pictures[side].value = "" if view is None else page.picture(view.inline(f"{self._uid}-{side}"))
-        self.badge.value = page.badge(self.live.proof)
-        self.button.disabled = self.plan is None or self.plan == self.live.plan
-        if self.live.losses:
-            view = _loss_curve(self.live.losses, self.live.switched)
-            self.curve.value = page.picture(view.inline(f"{self._uid}-loss"))
+            self.pictures[side].value = "" if view is None else shade(page.picture(view.inline(f"{self._uid}-{side}")))
+        self.badge.value = shade(page.badge(self.live.proof))
+        self.button.disabled = self.plan is None or self.plan == self.live.plan or bool(self._gone)
+        self.trains.disabled = self.live.step is None or bool(self._gone)
+        losses = self.live.losses
+        self.steps.value = page.note(f"step {len(losses):,}") if losses else ""
+        self.curve.value = ""
+        if losses:
+            view = _loss_curve(losses, self.live.switched)
+            self.curve.value = shade(page.picture(view.inline(f"{self._uid}-loss")))
+        self.lines.hint = self._hint()
         self.code.value = page.code(self.python)
+
+    def _hint(self) -> str:
+        """What to do with the split lines of a table that is not asked to be cut by rows; else nothing."""
+        name = self.cut.value
+        asked = self.plan if self.plan is not None else self.live.plan
+        cut = asked.plan[self.live.path_of[name]][name].sharding_type == "row_wise"
+        return "" if cut else f"Drag a line to split {name} by rows."
 
     def _shown(self) -> dict[str, tuple[ShardingPlan | None, Estimate | None, Any, str]]:
         """Each side's plan, prediction, measurement and problem."""
@@ -379,7 +445,7 @@ class SchemeSwitcher(Exports, LabWidget):
 
     def _view(self, name: str, plan: ShardingPlan, found: Any, measured: Any) -> View:
         known = {"plan": plan, "tables": self.tables, "topology": self.topology, "estimate": found}
-        return views.draw(name, **known, measured=measured, width=PICTURE_WIDTH)
+        return views.draw(name, **known, measured=measured, width=controls.HALF_WIDTH)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         """The widget, and for pages without a kernel where the tables lie."""
@@ -391,6 +457,7 @@ class SchemeSwitcher(Exports, LabWidget):
 
 
 def _loss_curve(losses: Sequence[float], switched: Sequence[int]) -> View:
-    told = ", ".join(f"{at}" for at in switched[-8:])
-    note = f"The plan changed after step {told}." if told else ""
-    return views.curves({"loss of rank 0": list(losses)}, note=note, width=2 * PICTURE_WIDTH)
+    marks = [step for step in dict.fromkeys(switched) if 0 < step < len(losses)]
+    told = ", ".join(f"{step:,}" for step in marks[-8:])
+    note = f"Dashed: the plan changed after step {told}." if told else ""
+    return views.curves({"loss of rank 0": list(losses)}, marks=marks, note=note, width=2 * controls.HALF_WIDTH)

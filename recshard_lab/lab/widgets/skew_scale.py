@@ -24,6 +24,7 @@ from recshard_lab.lab import scaling, views
 from recshard_lab.lab.plan_comparison import PLANNER, PlanComparison, compare_plans
 from recshard_lab.lab.question import Answer
 from recshard_lab.lab.scaling import Choice, Scaled, Setting
+from recshard_lab.lab.theme import counted
 from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import controls, page
 from recshard_lab.lab.widgets.base import LabWidget
@@ -296,12 +297,12 @@ class SkewScale(ExportsComparison, LabWidget):
 
     def _show_setting(self, setting: Setting, made: Scaled) -> None:
         """What needs no plan."""
-        ranks = f"{setting.world_size} rank{'s' * (setting.world_size > 1)}"
-        words = f"Predicted for {ranks} of the topology given; nothing was launched."
+        ranks = counted(setting.world_size, "rank")
+        words = f"Prediction for {ranks}; nothing is running."
         if setting.machine != scaling.AS_GIVEN:
-            words = f"Simulated: {ranks} of {setting.machine}, by its published figures; nothing was launched."
+            words = f"Simulated: {ranks} of {setting.machine}, by its published figures; nothing is running."
         self.note.value = page.note(words)
-        self.code.value = page.code(self.python, "The same in Python")
+        self.code.value = page.code(self.python)
         self.status.value = ""
         self._show_use(setting, made)
 
@@ -310,7 +311,11 @@ class SkewScale(ExportsComparison, LabWidget):
         rows = next(table.num_embeddings for table in made.tables if table.name == name)
         note = "Ids are sorted by use." if setting.sorted_ids else "Drawn as if ids were sorted by use; they are not."
         view = views.access_skew(
-            {name: made.shares(name)}, num_embeddings=rows, world_size=setting.world_size, note=note, width=500
+            {name: made.shares(name)},
+            num_embeddings=rows,
+            world_size=setting.world_size,
+            note=note,
+            width=controls.HALF_WIDTH,
         )
         self.use.value = page.picture(view.inline(f"{self.model_id[:8]}-use"))
 
@@ -319,7 +324,7 @@ class SkewScale(ExportsComparison, LabWidget):
         known = self._kept.get(setting, {})
         missing = len(scaling.columns()) - len(known)
         if PLANNER in known:
-            self.card.value = page.card(PLANNER, known[PLANNER], None, "The planner's plan")
+            self.card.value = page.card(PLANNER, known[PLANNER], None, "The planner's plan", planned=True)
             self.choices.value = page.choices_table(self._changes(setting), setting == self.pinned)
         else:
             self.card.value = page.waiting(PLANNER, "The planner's plan", self.card.value)
@@ -331,7 +336,7 @@ class SkewScale(ExportsComparison, LabWidget):
             self.status.value = ""
         if known and not (missing and self.schemes.value):
             ordered = {name: known[name] for name in scaling.columns() if name in known}
-            view = views.side_by_side(PlanComparison(made.tables, ordered), width=560)
+            view = views.side_by_side(PlanComparison(made.tables, ordered), width=controls.HALF_WIDTH)
             self.schemes.value = page.picture(view.inline(f"{self.model_id[:8]}-schemes"), missing > 0)
         elif missing and self.schemes.value:
             self.schemes.value = page.stale(self.schemes.value)

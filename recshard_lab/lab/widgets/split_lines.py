@@ -17,7 +17,7 @@ _ESM = (
 function render({ model, el }) {
   const ns = "http://www.w3.org/2000/svg", W = 250, H = 190, TOP = 20, LEFT = 6, WIDE = 150;
   const svg = document.createElementNS(ns, "svg");
-  svg.setAttribute("viewBox", `0 0 ${W} ${H + 26}`); svg.setAttribute("width", W); svg.setAttribute("height", H + 26);
+  svg.setAttribute("viewBox", `0 0 ${W} ${H + 46}`); svg.setAttribute("width", W); svg.setAttribute("height", H + 46);
   svg.setAttribute("role", "group"); svg.classList.add("rs-split-lines"); el.append(svg);
   const make = (name, attributes, parent = svg) => {
     const node = document.createElementNS(ns, name);
@@ -26,6 +26,7 @@ function render({ model, el }) {
   };
   const title = make("text", { x: LEFT, y: 12, "font-size": 11, fill: "currentColor" });
   const fill = hatched(svg);
+  const hint = make("text", { x: LEFT, y: TOP + H + 20, "font-size": 11, fill: "currentColor" });
   let shapes = [], lines = [], held = -1, pending = false;
   const rows = () => model.get("rows");
   const number = n => n.toLocaleString("en-US");
@@ -54,7 +55,7 @@ function render({ model, el }) {
         held = i; group.setPointerCapture(event.pointerId); group.focus(); event.preventDefault(); });
       group.addEventListener("pointermove", event => {
         if (held !== i) return;
-        const at = svg.getBoundingClientRect(), scale = (H + 26) / at.height;
+        const at = svg.getBoundingClientRect(), scale = (H + 46) / at.height;
         move(i, rows() * ((event.clientY - at.top) * scale - TOP) / H); });
       group.addEventListener("pointerup", () => { held = -1; model.save_changes(); });
       group.addEventListener("keydown", event => {
@@ -70,6 +71,7 @@ function render({ model, el }) {
     const ends = model.get("ends"), all = [0, ...ends, rows()], ranks = model.get("ranks");
     svg.setAttribute("aria-label", `split lines of table ${model.get("table")}`);
     title.textContent = `${model.get("table")}: ${number(rows())} rows`;
+    hint.textContent = model.get("hint"); svg.classList.toggle("rs-unused", !!model.get("hint"));
     shapes.forEach(([box, words], i) => {
       const high = y(all[i + 1]) - y(all[i]);
       box.setAttribute("y", y(all[i])); box.setAttribute("height", Math.max(0, high));
@@ -89,7 +91,7 @@ function render({ model, el }) {
     table = model.get("table");
     same ? draw() : build();
   };
-  for (const key of ["ends", "rows", "table", "ranks"]) model.on("change:" + key, changed);
+  for (const key of ["ends", "rows", "table", "ranks", "hint"]) model.on("change:" + key, changed);
   build();
 }
 export default { render };
@@ -100,6 +102,8 @@ _CSS = """
 .rs-split-lines{color:var(--jp-ui-font-color1,inherit);font-family:var(--jp-ui-font-family,system-ui);
  touch-action:none;user-select:none;max-width:100%}
 .rs-split-lines .rs-halo{paint-order:stroke;stroke-width:4;stroke-linejoin:round}
+.rs-split-lines.rs-unused rect[fill^=url],.rs-split-lines.rs-unused rect[fill^='#']{opacity:.25}
+.rs-split-lines.rs-unused .rs-halo{display:none}
 .rs-split-lines [role=slider]{cursor:ns-resize;outline:none}
 .rs-split-lines [role=slider]:focus-visible rect{stroke:var(--jp-brand-color1,#1976d2);stroke-width:2}
 .rs-split-lines [role=slider]:focus-visible path{stroke-width:5}
@@ -115,6 +119,9 @@ class SplitLines(anywidget.AnyWidget):
         rows: how many it has, E.
         ends: where the lines are, ascending, W - 1 of them for W stripes.
         ranks: of the stripes, W.
+
+    Attributes:
+        hint: if not empty, the table is not cut by these lines: the stripes are grey and the hint is below them.
 
     Raises:
         ValueError: lines that do not ascend from 0 to `rows`, or not one fewer than ranks.
@@ -132,6 +139,7 @@ class SplitLines(anywidget.AnyWidget):
     rows = traitlets.Int(1).tag(sync=True)
     ends = traitlets.List(traitlets.Int()).tag(sync=True)
     ranks = traitlets.List(traitlets.Int()).tag(sync=True)
+    hint = traitlets.Unicode().tag(sync=True)
 
     def __init__(self, table: str, rows: int, ends: Sequence[int], ranks: Sequence[int], **layout: Any) -> None:
         self._check(rows, ends, ranks)

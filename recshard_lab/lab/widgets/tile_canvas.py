@@ -21,7 +21,8 @@ function render({ model, el }) {
   svg.setAttribute("role", "group"); el.append(svg);
   const help = document.createElement("div"); help.className = "rs-tile-help";
   help.textContent = "Draw with the mouse. Keys: arrows go from piece to piece, Shift and an arrow moves the lower or "
-    + "right edge, H and V cut in two, a digit or Enter (the rank to draw for) gives it to a rank, Delete removes it.";
+    + "right edge, H and V cut in two, a digit or Enter (the rank to draw for) gives it to a rank, "
+    + "Delete removes it, Ctrl+Z takes back the last change.";
   el.append(help);
   const make = (name, attributes, parent = svg) => {
     const node = document.createElementNS(ns, name);
@@ -49,6 +50,12 @@ function render({ model, el }) {
     const [m0, m1] = [Math.max(r0, a0), Math.min(r1, a1)];
     return [[rank, r0, a0, c0, c1], [rank, a1, r1, c0, c1], [rank, m0, m1, c0, b0], [rank, m0, m1, b1, c1]]
       .filter(([, p0, p1, q0, q1]) => p0 < p1 && q0 < q1);
+  };
+  const seen = (tiles, i) => {  // the largest part of a piece on which no later piece lies
+    const cut = (left, [, ...over]) => left.flatMap(part => without(part, over));
+    const parts = tiles.slice(i + 1).reduce(cut, [tiles[i]]);
+    const area = ([, r0, r1, c0, c1]) => (r1 - r0) * (c1 - c0);
+    return parts.length ? parts.reduce((a, b) => area(b) > area(a) ? b : a).slice(1) : null;
   };
   const set = tiles => { model.set("tiles", tiles); model.save_changes(); };
 
@@ -110,6 +117,9 @@ function render({ model, el }) {
     tiles.splice(i + 1, 0, second); chosen = i + 1; return tiles;
   };
   svg.addEventListener("keydown", event => {
+    if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "z") {
+      event.preventDefault(); event.stopPropagation(); model.send({ undo: true }); return;
+    }
     const hit = event.target.closest("[data-tile]"); if (!hit || event.ctrlKey || event.metaKey || event.altKey) return;
     const i = Number(hit.dataset.tile), way = ways[event.key], key = event.key.toLowerCase();
     let tiles = model.get("tiles").map(tile => [...tile]);
@@ -139,15 +149,18 @@ function render({ model, el }) {
     tiles.forEach(([rank, r0, r1, c0, c1], i) => {
       const label = `rank ${rank}, rows ${number(r0)} to ${number(r1)}, columns ${c0} to ${c1}`;
       const box = { x: X(c0), y: Y(r0), width: X(c1) - X(c0), height: Y(r1) - Y(r0) };
+      const [size, ...more] = (told[i] || "").split("\\n");
       const group = make("g", { "data-tile": i, tabindex: i === Math.max(0, chosen) ? 0 : -1, role: "option",
-        "aria-selected": i === chosen, "aria-label": told[i] ? `${label}. ${told[i]}` : label }, all);
+        "aria-selected": i === chosen, "aria-label": [label, size, ...more].filter(Boolean).join(". ") }, all);
       make("rect", { ...box, fill: fill(rank), stroke: INK, "stroke-width": i === chosen ? 3 : 1 }, group);
       make("title", {}, group).textContent = told[i] ? `${label}\\n${told[i]}` : label;
-      const words = [`rank ${rank}`, told[i] || ""].filter(line => line && box.width > 6.2 * line.length + 8);
-      if (!words.length && box.width > 12) words.push(String(rank));
-      if (box.height < 32) words.splice(1);
-      const first = box.y + box.height / 2 + 4 - 7 * (words.length - 1);
-      if (box.height > 13) words.forEach((line, k) => text(box.x + box.width / 2, first + 15 * k, line,
+      const free = seen(tiles, i), [f0, f1, g0, g1] = free || [0, 0, 0, 0];  // where no later piece lies on it
+      const at = { x: X(g0), y: Y(f0), width: X(g1) - X(g0), height: Y(f1) - Y(f0) };
+      const words = [`rank ${rank}`, size].filter(line => line && at.width > 6.2 * line.length + 8);
+      if (!words.length && at.width > 12) words.push(String(rank));
+      if (at.height < 32) words.splice(1);
+      const first = at.y + at.height / 2 + 4 - 7 * (words.length - 1);
+      if (at.height > 13) words.forEach((line, k) => text(at.x + at.width / 2, first + 15 * k, line,
         { fill: INK, "text-anchor": "middle", stroke: fill.plain(rank), class: "rs-halo" }, group));
       for (const [name, inset] of [["rs-ring", 3], ["rs-ring rs-ring-dark", 6]])
         make("rect", { x: box.x + inset, y: box.y + inset, width: Math.max(1, box.width - 2 * inset),
@@ -205,7 +218,9 @@ class TileCanvas(anywidget.AnyWidget):
     rank = traitlets.Int(0, help="whose pieces are drawn").tag(sync=True)
     carves = traitlets.Bool(True, help="whether a drawn piece is cut out of those under it").tag(sync=True)
     tiles = traitlets.List(traitlets.List(traitlets.Int(), minlen=5, maxlen=5)).tag(sync=True)
-    told = traitlets.List(traitlets.Unicode(), help="what else there is to say of each piece").tag(sync=True)
+    told = traitlets.List(traitlets.Unicode(), help="of each piece its size and, in further lines, its tooltip").tag(
+        sync=True
+    )
     fault = traitlets.List(traitlets.Int(), help="r0, r1, c0, c1 of what is wrong; empty for nothing").tag(sync=True)
 
     def __init__(

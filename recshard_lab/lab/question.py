@@ -18,7 +18,7 @@ from typing import Any
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner import EmbeddingShardingPlanner, Estimate, Workload, estimate
 from recshard_lab.planner.search_trace import SearchTrace
-from recshard_lab.planner.text import gigabytes, usable_text
+from recshard_lab.planner.text import gigabytes, ranks_word, usable_text
 from recshard_lab.planner.why import wished
 from recshard_lab.sharding import ParameterConstraints, PlanError, ShardingPlan, Topology
 
@@ -160,13 +160,16 @@ def _given(
 
 
 def _too_large(found: Estimate) -> str:
-    """Which rank holds too much, and how much less it has room for."""
-    held = found.held_bytes
-    rank = int((held - found.usable_bytes).argmax())
-    if held[rank] > found.usable_bytes[rank]:
-        has = usable_text(found.usable_bytes[rank], found.capacity_bytes[rank])
-        return f"This plan does not fit: rank {rank} needs {gigabytes(float(held[rank]))}, {has}."
-    return "This plan does not fit: its shards in the host's memory need more than the host has."
+    """Which ranks hold too much, and how much more than they may."""
+    words = []
+    if over := found.overfull_ranks:
+        rank = max(over, key=lambda at: float(found.held_bytes[at] - found.usable_bytes[at]))
+        words += [f"rank {rank} needs {gigabytes(float(found.held_bytes[rank]))}"]
+        words += [usable_text(found.usable_bytes[rank], found.capacity_bytes[rank])]
+        words += [f"too full: {ranks_word(over)}"] * (len(over) > 1)
+    if over := found.host_overfull_ranks:
+        words += [f"{ranks_word(over)}: more in the host's memory than {gigabytes(found.host_room_bytes)} a rank"]
+    return f"This plan does not fit: {', '.join(words)}."
 
 
 def explained(shown: Answer, tables: Sequence[BaseEmbeddingConfig]) -> Answer:

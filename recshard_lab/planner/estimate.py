@@ -118,8 +118,17 @@ class Estimate:
     @property
     def fits(self) -> bool:
         """Whether no rank holds more than its usable memory, nor more than its share of the host's memory."""
-        in_host = self.host_bytes is None or bool((self.host_bytes <= self.host_room_bytes).all())
-        return in_host and bool((self.held_bytes <= self.usable_bytes).all())
+        return not self.overfull_ranks and not self.host_overfull_ranks
+
+    @property
+    def overfull_ranks(self) -> list[int]:
+        """Ranks that hold more than their usable memory."""
+        return np.flatnonzero(self.held_bytes > self.usable_bytes).tolist()
+
+    @property
+    def host_overfull_ranks(self) -> list[int]:
+        """Ranks that hold more than their share of the host's memory there."""
+        return [] if self.host_bytes is None else np.flatnonzero(self.host_bytes > self.host_room_bytes).tolist()
 
     def __str__(self) -> str:
         return estimate_text(self)

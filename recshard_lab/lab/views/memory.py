@@ -21,6 +21,7 @@ from recshard_lab.lab.svg import Svg, fit
 from recshard_lab.lab.theme import LABEL_INK, MEMORY, MIDDLE_INK, WARNING, bytes_text, bytes_unit, look_of, number
 from recshard_lab.lab.view import Numbers, View, message_view
 from recshard_lab.lab.views.registry import register_view
+from recshard_lab.planner.text import ranks_word
 
 TALLEST = 210.0
 FAR = 2.5  # a capacity beyond this many times the largest stack is written instead of drawn
@@ -84,7 +85,7 @@ def _told(tier: Tier, where: str) -> str:
     if reserve > 0:
         limit = f"{limit} of {bytes_text(capacity[tight])} ({number(100 * reserve / capacity[tight], 2)}% reserve)"
     if len(over):
-        others = f"; ranks over their limit: {len(over)}" if len(over) > 1 else ""
+        others = f"; {ranks_word(over.tolist())} need more than they have" if len(over) > 1 else ""
         return f"Does not fit: rank {tight} needs {bytes_text(used[tight])}{where}, it has {limit}{others}."
     share = number(100 * used[tight] / max(usable[tight], 1), 2)
     return f"Fits. Fullest{where}: rank {tight}, {bytes_text(used[tight])}, {share}% of {limit}."

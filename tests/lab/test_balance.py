@@ -137,3 +137,50 @@ def test_the_rank_that_holds_all_tables_is_the_one_that_others_wait_for() -> Non
     names = {row[0]: row[1] for row in view.numbers.rows}
     assert names["lookup"] == "rank 0"
     assert names["measured waiting: rows home: direct"] == "rank 1"
+
+
+def by_hand(ms: list[list[float]], phases: tuple[str, ...] = ("lookup", "output_dist", "dense")) -> views.View:
+    return views.balance(SimpleNamespace(phases=phases, ms=ms))
+
+
+@pytest.mark.parametrize(
+    ("ms", "words"),
+    [
+        # lookup is longest and balanced; most is lost in output_dist, by rank 1, which is not the busiest
+        (
+            [[20.0, 1.0, 3.0], [20.0, 3.0, 0.0], [20.0, 2.0, 3.0]],
+            "lost in output dist, where rank 1 is slowest: perfect balance would save 1 ms of it (33%).",
+        ),
+        # lookup is longest and loses 1 ms of 20; output_dist loses 2 ms of 3
+        (
+            [[20.0, 0.0, 1.0], [18.0, 0.0, 1.0], [19.0, 3.0, 1.0]],
+            "lost in output dist, where rank 2 is slowest: perfect balance would save 2 ms of it (67%).",
+        ),
+        # most is lost where ranks are least alike in ms, not in share: dense loses all but a third of 0.3 ms
+        (
+            [[9.0, 1.0, 0.3], [6.0, 1.0, 0.0], [6.0, 1.0, 0.0]],
+            "lost in lookup, where rank 0 is slowest: perfect balance would save 2 ms of it (22%).",
+        ),
+    ],
+    ids=["longest phase balanced", "longest phase loses less", "largest share is small"],
+)
+def test_what_is_told_is_the_phase_that_loses_most_not_the_longest_or_the_first(
+    ms: list[list[float]], words: str
+) -> None:
+    view = by_hand(ms)
+    assert words in view.summary
+    table, names = np.array(ms), {"lookup": 0, "output dist": 1, "dense": 2}
+    lost = table.max(axis=0) - table.mean(axis=0)
+    rows = {row[0]: row for row in view.numbers.rows}
+    for label, phase in names.items():
+        assert rows[label][5] == ms_text(lost[phase])
+    drawn = {hover.split("\n")[0] for hover in bars(view.svg) if "\nlost:" in hover}
+    assert drawn == {label for label, phase in names.items() if lost[phase] > 0}
+    assert ms_text(lost.sum()) in view.title
+
+
+def test_the_waiting_that_is_told_is_the_mean_of_all_ranks() -> None:
+    view = by_hand([[20.0, 1.0], [20.0, 3.0], [20.0, 2.0]], ("lookup", "output_dist"))
+    assert view.summary.startswith("Ranks wait 4.3% of the step.")  # 2, 0 and 1 of 23 ms
+    waiting = next(row for row in view.numbers.rows if row[0] == "waiting")
+    assert waiting[1:5] == ["rank 0", "2 ms", "1 ms", "0 ms"]

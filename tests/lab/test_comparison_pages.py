@@ -1,0 +1,147 @@
+"""Pages of three plans, and of more tables than a list holds: every plan counts, and what is left out is said."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from recshard_lab.lab import Candidate, compare_plans
+from recshard_lab.lab.plan_report import MOST_DIFFERENCES, MOST_EXPLAINED, MOST_OPEN, comparison_page, plan_page
+from recshard_lab.lab.report import Folded, Picture, Section
+from recshard_lab.lab.view import Numbers
+from recshard_lab.planner import EmbeddingShardingPlanner, Workload
+from recshard_lab.sharding import EmbeddingModuleShardingPlan, ShardingPlan, Topology, scheme_named
+from tests.lab.plans import many, plan_of
+
+RANKS = 4
+TOP = Topology(RANKS, ddr_cap=10**13)
+
+
+def three(count: int, changed: int) -> list[Candidate]:
+    """Two plans that are alike, and a third that cuts the last `changed` tables otherwise."""
+    tables = many(count)
+    rows = plan_of(tables, RANKS, ("row_wise",))
+    entries = dict(rows.plan[""])
+    for table in tables[count - changed :]:
+        entries[table.name] = scheme_named("table_wise").default(table, TOP, [2])
+    third = ShardingPlan({"": EmbeddingModuleShardingPlan(entries)})
+    plans = {"first": rows, "second": ShardingPlan.from_json(rows.to_json()), "third": third}
+    return [Candidate.of(name, plan, tables, TOP) for name, plan in plans.items()]
+
+
+def section(page: Any, heading: str) -> Section:
+    (found,) = (each for each in page.sections if each.heading == heading)
+    return found
+
+
+def listed(page: Any) -> tuple[str, Numbers, bool]:
+    """The words over the tables that differ, the list, and whether it is behind a click."""
+    parts = section(page, "What differs").parts
+    if isinstance(parts[0], Folded):
+        return parts[0].summary, parts[0].answer, True
+    return parts[0], parts[1], False
+
+
+def test_what_the_third_plan_alone_does_otherwise_is_listed() -> None:
+    page = comparison_page(three(5, 2))
+    words, table, folded = listed(page)
+    assert words == "2 of 5 tables lie otherwise in at least one of the plans."
+    assert table.heads == ("table", "first", "second", "third")
+    assert [row[0] for row in table.rows] == ["t003", "t004"]
+    for _, first, second, third in table.rows:
+        assert first == second != third
+        assert "row_wise" in first
+        assert "table_wise" in third
+    assert not folded
+    alike = comparison_page(three(5, 0))
+    assert section(alike, "What differs").parts == ["Every table lies alike in all of them."]
+
+
+def test_every_figure_and_every_picture_has_three_plans() -> None:
+    page = comparison_page(three(5, 2))
+    figures = section(page, "Side by side").parts[0]
+    assert figures.heads == ["", "first", "second", "third"]
+    assert all(len(row) == 4 for row in figures.rows)
+    schemes = next(row for row in figures.rows if row[0] == "Schemes")
+    assert schemes[1] == schemes[2] == "5 row-wise"
+    assert sorted(schemes[3].split(", ")) == ["2 table-wise", "3 row-wise"]
+    pictures = [each for each in page.sections if any(isinstance(part, Picture) for part in each.parts)]
+    assert len(pictures) > 3
+    for each in pictures:
+        assert [part.caption for part in each.parts] == ["first", "second", "third"]
+    assert page.title == "3 plans for 5 tables"
+    assert list(page.pictures) == ["first", "second", "third"]
+    steps = re.findall(r"(first|second|third) [\d.]+", page.subtitle)
+    assert steps == ["first", "second", "third"]
+
+
+@pytest.mark.parametrize(
+    ("count", "changed", "shown", "folded"),
+    [
+        (41, 41, 41, True),
+        (41, MOST_OPEN, MOST_OPEN, False),
+        (41, MOST_OPEN + 1, MOST_OPEN + 1, True),
+        (MOST_DIFFERENCES + 1, MOST_DIFFERENCES, MOST_DIFFERENCES, True),
+        (MOST_DIFFERENCES + 1, MOST_DIFFERENCES + 1, MOST_DIFFERENCES, True),
+    ],
+)
+def test_many_differing_tables_are_folded_and_what_is_left_out_is_said(
+    count: int, changed: int, shown: int, folded: bool
+) -> None:
+    words, table, is_folded = listed(comparison_page(three(count, changed)))
+    assert len(table.rows) == shown
+    assert is_folded == folded
+    assert words.startswith(f"{changed:,} of {count:,} tables lie otherwise")
+    assert (f"the first {MOST_DIFFERENCES} are listed" in words) == (changed > shown)
+
+
+@pytest.mark.parametrize(("count", "words"), [(40, "For every table"), (41, "For the 40 largest of 41 tables")])
+def test_a_page_explains_forty_tables_and_says_which(count: int, words: str) -> None:
+    tables = many(count)
+    plan = EmbeddingShardingPlanner(TOP).plan_tables(tables)
+    parts = section(plan_page(Candidate.of("plan", plan)), "Why each table lies where it does").parts
+    assert parts[0].startswith(words)
+    explained = [part.answer for part in parts[1:]]
+    assert len(explained) == min(count, MOST_EXPLAINED)
+    smallest = min(tables, key=lambda table: table.weight_bytes).name
+    assert (smallest in {each.table for each in explained}) == (count == 40)
+    shares = [each.share for each in explained]
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_plans_of_other_workloads_or_ranks_are_assumed_apart() -> None:
+    first, second, third = three(3, 0)
+    other = Candidate.of("third", third.plan, third.tables, TOP, Workload(batch_size=99))
+    headings = [each.heading for each in comparison_page([first, second, other]).sections]
+    assert sum(heading.endswith(": first, second") for heading in headings) == 1
+    assert sum(heading.endswith(": third") for heading in headings) == 1
+    together = [each.heading for each in comparison_page([first, second, third]).sections]
+    assert len(together) == len(headings) - 1
+
+
+def test_the_best_of_three_plans_is_each_rows_own_and_the_first_is_not_always_it() -> None:
+    """Rows: everything spread. Replicas: nothing sent home, most memory. One rank: least sent, nothing balanced."""
+    tables = many(3)
+    plans = {
+        "replicas": plan_of(tables, RANKS, ("data_parallel",)),
+        "rows": plan_of(tables, RANKS, ("row_wise",)),
+        "one rank": ShardingPlan(
+            {"": EmbeddingModuleShardingPlan({t.name: scheme_named("table_wise").default(t, TOP, [3]) for t in tables})}
+        ),
+    }
+    found = compare_plans(tables, TOP, plans, Workload(64))
+    values = found.values
+    for row, best in found.best.items():
+        least = min(each[row] for each in values.values())
+        assert best == {name for name, each in values.items() if each[row] <= least * 1.005}
+        assert best
+    assert found.best["memory_bytes"] == {"rows"}
+    assert found.best["sent_bytes"] == {"one rank"}
+    assert "replicas" in found.best["imbalance"]
+    assert "one rank" not in found.best["imbalance"]
+    change = found.diff("one rank", "rows")
+    assert len(change.changed) == 3
+    assert change.after.step_ms == values["one rank"]["step_ms"]
+    assert change.before.step_ms == values["rows"]["step_ms"]

@@ -1,0 +1,105 @@
+"""Fresh ranks begin fresh: what cells and pushes left in the old ones is gone, and what ranks begin with is there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from recshard_lab.launcher import LaunchError, RankError, Ranks, RanksInterrupted
+
+pytestmark = pytest.mark.timeout(60)
+
+BEGINNING = "sorted(name for name in globals() if not name.startswith('_'))"
+
+
+def left_behind(ranks: Ranks) -> list[int]:
+    """Gives ranks variables of every kind, and the old process ids."""
+    ranks.exec("kept = 1\nimport math\ndef mine(): return kept\nrank = 99\ndel world_size\nmath.tau = 3")
+    ranks.exec("only = 2", ranks=[1])
+    ranks.push({"pushed": torch.ones(3)})
+    ranks.exec("import os; os.environ['LEFT'] = '1'; torch.manual_seed(5); torch.set_num_threads(2)")
+    assert set(ranks.variables) >= {"kept", "mine", "only", "pushed"}
+    return ranks.pids
+
+
+def press_three_times() -> None:
+    def press() -> None:
+        time.sleep(0.3)
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.3)
+
+    threading.Thread(target=press, daemon=True).start()
+
+
+def killed_by_the_third_stop(ranks: Ranks) -> None:
+    """The reader's last resort: the ranks are started again without being asked for."""
+    press_three_times()
+    deaf = "import signal, time\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\nwhile True: time.sleep(0.1)"
+    with pytest.raises(RanksInterrupted):
+        ranks.exec(deaf)
+
+
+def restarted_after_a_death(ranks: Ranks) -> None:
+    os.kill(ranks.pids[2], signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(ranks.pids[0])], timeout=0.2)
+    with pytest.raises(LaunchError, match="rank 2 was killed by SIGKILL"):
+        ranks.exec("1")
+    ranks.restart()
+
+
+@pytest.mark.parametrize("again", [Ranks.restart, restarted_after_a_death, killed_by_the_third_stop])
+def test_fresh_ranks_have_no_variable_of_the_old_ones(ranks: Ranks, again: Callable[[Ranks], None]) -> None:
+    beginning, threads = ranks.pull(BEGINNING), ranks.pull("torch.get_num_threads()")
+    seeds = ranks.pull("torch.initial_seed()")
+    old = left_behind(ranks)
+    again(ranks)
+    assert not set(old) & set(ranks.pids)
+    assert not any(psutil.pid_exists(pid) for pid in old)
+    assert ranks.variables == []
+    assert ranks.pull(BEGINNING) == beginning
+    assert ranks.pull("(rank, world_size)") == [(0, 3), (1, 3), (2, 3)]
+    assert ranks.pull("__import__('os').environ.get('LEFT')") == [None] * 3
+    assert ranks.pull("torch.get_num_threads()") == threads
+    assert 5 not in ranks.pull("torch.initial_seed()") + seeds
+    assert ranks.pull("__import__('math').tau > 6") == [True] * 3
+    for name in ("kept", "mine", "only", "pushed"):
+        with pytest.raises(RankError, match=rf"NameError: name '{name}' is not defined"):
+            ranks.pull(name)
+    ranks.exec("t = torch.ones(1); dist.all_reduce(t)")
+    assert ranks.pull("t.item()") == [3.0] * 3
+    assert ranks.variables == ["t"]
+
+
+def test_variables_are_lost_at_every_restart_and_never_come_back(ranks: Ranks) -> None:
+    for number in range(3):
+        assert ranks.variables == []
+        ranks.exec(f"count{number} = {number}")
+        assert ranks.variables == [f"count{number}"]
+        assert ranks.run(dist.get_rank) == [0, 1, 2]
+        ranks.restart()
+    assert ranks.pull("[name for name in globals() if name.startswith('count')]") == [[]] * 3
+
+
+def test_a_failed_cell_an_interrupt_and_a_time_limit_keep_variables(ranks: Ranks) -> None:
+    """The other side: without a restart nothing is lost."""
+    left_behind(ranks)
+    old = ranks.pids
+    with pytest.raises(RankError):
+        ranks.exec("later = 5\nif rank == 99 and dist.get_rank() == 1: 1 / 0\ndist.barrier()")
+    with pytest.raises(RankError, match="time limit"):
+        ranks.exec("import time; time.sleep(30)", timeout_s=0.3)
+    threading.Timer(0.3, ranks.interrupt).start()
+    with pytest.raises(RanksInterrupted):
+        ranks.exec("time.sleep(30)")
+    assert ranks.pids == old
+    assert ranks.pull("(kept, mine(), later, rank, pushed.sum().item())") == [(1, 1, 5, 99, 3.0)] * 3
+    assert ranks.pull("only", ranks=[1]) == [2]

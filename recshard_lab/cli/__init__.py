@@ -143,9 +143,11 @@ def main() -> None:
     try:
         app()
     except (ValueError, OSError, ImportError) as error:
+        from recshard_lab.planner.explain import Refusal
+
         told = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
-        words = str(error)
+        words = error.worded("command line") if isinstance(error, Refusal) else str(error)
         if isinstance(error, FileNotFoundError) and error.filename is not None:
-            words = f"there is no file {str(error.filename)!r} in {Path.cwd()}. Smallest fix: another path"
+            words = f"{str(error.filename)!r} does not exist in {Path.cwd()}. Fix: correct the path"
         told.print(f"[bold red]{type(error).__name__}:[/] {escape(words)}")
         sys.exit(2)

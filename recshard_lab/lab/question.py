@@ -17,6 +17,7 @@ from typing import Any
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner import EmbeddingShardingPlanner, Estimate, Workload, estimate
+from recshard_lab.planner.explain import Refusal
 from recshard_lab.planner.search_trace import SearchTrace
 from recshard_lab.planner.text import gigabytes, ranks_word, usable_text
 from recshard_lab.planner.why import wished
@@ -173,11 +174,14 @@ def _too_large(found: Estimate) -> str:
 
 
 def explained(shown: Answer, tables: Sequence[BaseEmbeddingConfig]) -> Answer:
-    """The answer with the planner's full refusal, which tries what would help: up to a second, so not in `answer`."""
+    """The answer with the planner's full refusal, in a widget's words. It plans what would help, which takes up to a
+    second, so `answer` leaves it out."""
     if not shown.problem or shown.question.plan is not None:
         return shown
     try:
         _planner(shown.question, tables, shown.topology, shown.workload).plan_tables(tables)
+    except Refusal as refusal:
+        return replace(shown, problem=refusal.worded("widget"))
     except PlanError as refusal:
         return replace(shown, problem=str(refusal))
     return shown

@@ -22,7 +22,7 @@ It stops as soon as the plan is within `NEAR` of the bound. The result depends o
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,12 +34,13 @@ from recshard_lab.planner.bounds import Bound, bound_of, mode_bounds
 from recshard_lab.planner.choices import TIE, State
 from recshard_lab.planner.colocated import bundled, groups_of, unbundled
 from recshard_lab.planner.cost import CostModel
-from recshard_lab.planner.loads import K
+from recshard_lab.planner.loads import HOST, K
 from recshard_lab.planner.local_search import LEAST, Watch, exchange, improve
-from recshard_lab.planner.options import DoesNotFit, Placement, options_of
+from recshard_lab.planner.options import DoesNotFit, Placement, kernels_for, options_of
 from recshard_lab.planner.state import Problem
 from recshard_lab.planner.ways import CannotAnneal
-from recshard_lab.sharding import ROUTES, ParameterConstraints, PlanError
+from recshard_lab.sharding import ROUTES, EmbeddingComputeKernel, ParameterConstraints, PlanError
+from recshard_lab.sharding.shard import DDR
 
 if TYPE_CHECKING:
     from recshard_lab.planner.search_record import Recorder
@@ -55,6 +56,7 @@ COPIES, STARTED = 16, 16  # plans annealed (twice as many on several nodes), and
 SWEEPS, MOVES = 4, 110  # at least so many sweeps, and so many moves of a table
 MANY = 3_000  # tables x ranks beyond which the best start alone is improved
 PLACED = 200_000  # tables x ranks x starts that are placed there
+FUSED_UVM = str(EmbeddingComputeKernel.FUSED_UVM)
 STARTS = 1_250  # tables x ranks x starts that are improved, where there is more than that
 
 
@@ -74,6 +76,7 @@ def solve(
     route: str | None = None,
     exact_s: float | None = None,
     record: "Recorder | None" = None,
+    any_plan: bool = False,
 ) -> Solution:
     """The placement of every table, in their order.
 
@@ -84,21 +87,22 @@ def solve(
         passes: rounds of local search, at most `ROUNDS`; with 0 the best start as it is.
         route: the only one, where it applies; the cheapest for each table when left out.
         exact_s: seconds in which a MILP may find a better plan and a better bound; None: it is not tried.
-        record: told every plan looked at.
+        record: is passed every plan looked at.
+        any_plan: return the first plan found. There is one exactly where the whole search finds one.
 
     Raises:
         PlanError: no tables; a table that no allowed scheme can cut; tables that cannot share their ranks.
         DoesNotFit: no order tried has room for every table.
     """
     if not tables:
-        raise PlanError("there are no tables to plan: give at least one EmbeddingBagConfig or EmbeddingConfig")
+        raise PlanError("the planner got no tables. Fix: pass at least one EmbeddingBagConfig or EmbeddingConfig")
     groups = groups_of(tables, constraints)
     problem = Problem(model, bundled(tables, options_of(model, tables, constraints, route), groups))
     search = Search(problem, passes, record)
     if record is not None:
         record.begin(problem, groups)
     try:
-        solution = search.run()
+        solution = search.run(any_plan)
     except DoesNotFit as stuck:
         largest = max(groups[stuck.table], key=lambda at: tables[at].weight_bytes)
         raise DoesNotFit(largest) from None
@@ -107,6 +111,53 @@ def solve(
 
         solution = _better(model, solution, solve_exactly(problem, search, exact_s))
     return Solution(unbundled(solution.placements, groups), solution.bound_ms)
+
+
+def solve_in_host(
+    model: CostModel,
+    tables: Sequence[BaseEmbeddingConfig],
+    constraints: Mapping[str, ParameterConstraints],
+    passes: int = len(ROUNDS),
+    route: str | None = None,
+    exact_s: float | None = None,
+    record: "Recorder | None" = None,
+    any_plan: bool = False,
+) -> Solution:
+    """`solve`, within the host's memory as well.
+
+    While a rank is over its share of the host's memory, the table with most bytes there, of those that another kernel
+    may hold, is kept out of it and all tables are placed again.
+
+    Raises:
+        PlanError: as `solve`.
+        DoesNotFit: no order tried has room for every table, on its device or in the host's memory.
+    """
+    tried, least = dict(constraints), np.inf
+    wishes = [tried.get(table.name) for table in tables]
+    hosted = any(FUSED_UVM in kernels_for(model, *pair) for pair in zip(tables, wishes, strict=True))
+    hosted |= any(shard.tier == DDR for wish in wishes if wish is not None for shard in wish.shards or ())
+    over: tuple[int, float, float] | None = None
+    while True:
+        try:
+            if any_plan:
+                solution = solve(model, tables, tried, passes, route, any_plan=True)
+            if not any_plan or hosted:  # the whole search decides what goes to the host, and so whether it fits there
+                solution = solve(model, tables, tried, passes, route, exact_s, record)
+        except DoesNotFit as stuck:
+            raise DoesNotFit(stuck.table, over) from None
+        used = [placement.loads(model.topology)[HOST] for placement in solution.placements]
+        held = np.sum(used, axis=0)
+        rank = int(held.argmax())
+        if held[rank] <= model.host_room:
+            return solution
+        least = min(least, float(held[rank]))
+        over = rank, float(held[rank]), least
+        there = sorted((n for n in range(len(tables)) if used[n][rank] > 0), key=lambda n: -float(used[n][rank]))
+        movable = [n for n in there if len(kernels_for(model, tables[n], tried.get(tables[n].name))) > 1]
+        if not movable:
+            raise DoesNotFit(there[0], over)
+        name = tables[movable[0]].name
+        tried[name] = replace(tried[name], compute_kernels=[str(EmbeddingComputeKernel.FUSED)])
 
 
 def _better(model: CostModel, first: Solution, second: Solution) -> Solution:
@@ -136,17 +187,22 @@ class Search:
         self.best: State | None = None
         self.best_ms = np.inf
 
-    def run(self) -> Solution:
+    def run(self, any_plan: bool = False) -> Solution:
         stuck: list[int] = []
         starts = self.starts()
+        if any_plan:
+            state = next((state for start in starts if (state := self._placed(start, stuck)) is not None), None)
+            if state is not None:
+                return Solution(state.placements(), self.bound_ms)
         if self.passes and starts and len(self.problem.options) * self.problem.num_ranks <= ANNEALED:
             self._anneal(starts)
-        if self.best is None or (self.passes and self.problem.num_nodes > 1 and not self._near()):
+        more = self.best is None or (self.passes and self.problem.num_nodes > 1 and not self._near())
+        if more and not any_plan:  # else every start was placed above
             self.prune()
             (self._best_of if self.many else self._one_by_one)(starts, stuck)
         if self.best is None:
             raise DoesNotFit(stuck[0] if stuck else self.problem.by_bytes[0])
-        if self.passes and not self._near():
+        if self.passes and not any_plan and not self._near():
             self._reroute()
         return Solution(self.best.placements(), self.bound_ms)
 

@@ -37,8 +37,11 @@ from recshard_lab.sharding import (
 )
 from recshard_lab.sharding.cut import Cut
 from recshard_lab.sharding.replicas import replica_flags
+from recshard_lab.sharding.schemes.column_wise import unit_of
 from recshard_lab.sharding.shard import DDR
 from recshard_lab.sharding.validate import check_shards
+
+LISTED = 16  # ranks that a message lists
 
 MOST_SPELLED = 256  # rectangles of all assignments of one proposal, up to which each is looked at
 
@@ -109,11 +112,16 @@ class Placement:
 
 
 class DoesNotFit(Exception):
-    """No candidate of table number `table` fits beside what is placed."""
+    """No candidate of table number `table` fits beside what is placed.
 
-    def __init__(self, table: int) -> None:
-        super().__init__(table)
-        self.table = table
+    Attributes:
+        host: the rank whose share of the host's memory is exceeded, the bytes it would hold, and the least such bytes
+            of the plans tried; None where device memory is what is missing.
+    """
+
+    def __init__(self, table: int, host: tuple[int, float, float] | None = None) -> None:
+        super().__init__(table, host)
+        self.table, self.host = table, host
 
 
 def options_of(
@@ -169,8 +177,9 @@ def options_of(
                 drafts += [(index, proposal, usable, k, scheme.replicated, way) for k in own for way in ways]
         if len(drafts) == before:
             raise PlanError(
-                f"table {table.name!r} ({table.num_embeddings:,} x {table.embedding_dim:,}) cannot be cut by "
-                f"{', '.join(names)} on ranks {sorted(usable)}. Smallest fix: allow table_wise"
+                f"table {table.name!r} ({table.num_embeddings:,} x {table.embedding_dim:,}) cannot be split by "
+                f"{', '.join(names)} on {_ranks_text(sorted(usable))}. Fix: {_narrower(table, wish, len(usable))}allow "
+                f"table_wise"
             )
     cuts: dict[int, RectKinds] = {}  # twins share a proposal
     for draft in drafts:
@@ -293,6 +302,18 @@ def _cuts_rows(proposal: Proposal, table: BaseEmbeddingConfig) -> bool:
     if isinstance(proposal.rects, Cut):
         return proposal.rects.num_stripes > 1
     return any(rows != (0, table.num_embeddings) for rows, _ in proposal.rects)
+
+
+def _ranks_text(ranks: Sequence[int]) -> str:
+    return f"ranks {list(ranks)}" if len(ranks) <= LISTED else f"{len(ranks):,} ranks"
+
+
+def _narrower(table: BaseEmbeddingConfig, wish: ParameterConstraints | None, ranks: int) -> str:
+    """The widest `min_partition` with which the columns are split in two, where a wider one is what prevents it."""
+    widest = table.embedding_dim // 2 // unit_of(table.embedding_dim) * unit_of(table.embedding_dim)
+    if wish is None or wish.min_partition is None or wish.min_partition <= widest or not widest or ranks < 2:
+        return ""
+    return f"min_partition={widest}, or "
 
 
 def allowed_schemes(table: BaseEmbeddingConfig, wish: ParameterConstraints | None) -> list[str]:

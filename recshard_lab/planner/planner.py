@@ -9,15 +9,13 @@ import numpy as np
 from recshard_lab.arguments import checks_arguments, names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.allowed import within
-from recshard_lab.planner.cost import CostModel
 from recshard_lab.planner.cost_models import cost_model_named
 from recshard_lab.planner.estimate import Estimate, estimate_loads
-from recshard_lab.planner.explain import Refused, what_does_not_fit, why_it_does_not_fit
-from recshard_lab.planner.greedy import Solution, solve
-from recshard_lab.planner.loads import HOST, K
-from recshard_lab.planner.options import DoesNotFit, kernels_for
+from recshard_lab.planner.explain import Refused, refusal
+from recshard_lab.planner.greedy import solve_in_host
+from recshard_lab.planner.loads import K
+from recshard_lab.planner.options import DoesNotFit
 from recshard_lab.planner.reservations import FixedPercentageStorageReservation
-from recshard_lab.planner.text import gigabytes
 from recshard_lab.planner.why import Planned
 from recshard_lab.planner.workload import Workload
 from recshard_lab.sharding import (
@@ -31,7 +29,7 @@ from recshard_lab.sharding import (
     running_world_size,
 )
 from recshard_lab.sharding.plan import Tables
-from recshard_lab.sharding.types import EmbeddingComputeKernel, check_route
+from recshard_lab.sharding.types import check_route
 from recshard_lab.sharding.validate import nearest
 
 if TYPE_CHECKING:
@@ -236,16 +234,16 @@ class EmbeddingShardingPlanner:
         model = cost_model_named(self.cost_model)(tables, self.topology, workload, constraints)
         record = self._recorder()
         owned = [(path, table.name) for path, table in owners]
+        exact_s = self.time_limit_s if self.solver == "exact" else None
         try:
-            solution = self._solve_in_host(model, tables, constraints, record)
+            solution = solve_in_host(model, tables, constraints, self.local_search_passes, self.route, exact_s, record)
         except (DoesNotFit, PlanError) as stuck:
             if record is not None and record.begun:
                 self.last_search = record.trace(model, owned)
             if isinstance(stuck, PlanError):
                 raise
-            asked = (self.topology, workload, constraints, self.route, self.cost_model)
-            refused = Refused(tables, stuck.table, *asked)
-            raise PlanError(why_it_does_not_fit(refused) if explain else what_does_not_fit(refused)) from None
+            request = (self.topology, workload, constraints, self.route, self.cost_model, self.local_search_passes)
+            raise refusal(Refused(tables, stuck.table, *request, stuck.host), explain) from None
         if record is not None:
             self.last_search = record.trace(model, owned, solution.placements, solution.bound_ms)
         plan: dict[str, EmbeddingModuleShardingPlan] = {path: EmbeddingModuleShardingPlan() for path in found}
@@ -262,48 +260,6 @@ class EmbeddingShardingPlanner:
         if self.debug:
             print(made.show(), self.last_estimate, sep="\n\n")
         return made
-
-    def _solve_in_host(
-        self,
-        model: CostModel,
-        tables: Sequence[BaseEmbeddingConfig],
-        constraints: Mapping[str, ParameterConstraints],
-        record: "Recorder | None" = None,
-    ) -> Solution:
-        """A plan within the host's memory as well: while one is beyond it, the table with most bytes there, of those
-        that may be elsewhere, is kept out of it."""
-        tried = dict(constraints)
-        while True:
-            solution = self._solve(model, tables, tried, record)
-            used = [placement.loads(self.topology)[HOST] for placement in solution.placements]
-            held = np.sum(used, axis=0)
-            rank = int(held.argmax())
-            if held[rank] <= model.host_room:
-                return solution
-            movable = [
-                n
-                for n, table in enumerate(tables)
-                if used[n][rank] > 0 and len(kernels_for(model, table, tried.get(table.name))) > 1
-            ]
-            if not movable:
-                raise PlanError(
-                    f"rank {rank} would hold {gigabytes(held[rank])} in the host's memory, of which it has "
-                    f"{gigabytes(model.host_room)} (ddr_cap without the reserve). Smallest fix: ddr_cap="
-                    f"{int(held[rank] / (1 - self.topology.reserve_fraction)) + 1}, or compute_kernels=['fused', "
-                    f"'fused_uvm'] for more of its tables"
-                )
-            name = tables[max(movable, key=lambda n: float(used[n][rank]))].name
-            tried[name] = replace(tried[name], compute_kernels=[str(EmbeddingComputeKernel.FUSED)])
-
-    def _solve(
-        self,
-        model: CostModel,
-        tables: Sequence[BaseEmbeddingConfig],
-        constraints: Mapping[str, ParameterConstraints],
-        record: "Recorder | None" = None,
-    ) -> Solution:
-        exact_s = self.time_limit_s if self.solver == "exact" else None
-        return solve(model, tables, constraints, self.local_search_passes, self.route, exact_s, record)
 
     def _recorder(self) -> "Recorder | None":
         self.last_search = None

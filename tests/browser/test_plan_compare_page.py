@@ -118,7 +118,7 @@ def test_a_plan_that_does_not_fit_is_explained_on_the_page(page: Any) -> None:
     slider.focus()
     page.keyboard.press("Home")
     page.wait_for_selector(f'{WIDGET} .rs-card[data-side="mine"][data-fits="false"] .rs-alert')
-    page.wait_for_selector(f"{WIDGET} .rs-alert:has-text('Smallest change that fits')", timeout=15_000)
+    page.wait_for_selector(f"{WIDGET} .rs-alert:has-text('Fix: ')", timeout=15_000)
     picture(page, "does_not_fit")
     assert page.locator(f"{WIDGET} :text('Traceback')").count() == 0
     page.keyboard.press("End")

@@ -441,3 +441,23 @@ def test_a_plan_for_torchrec_opens_where_this_library_is_not(tmp_path: Path) -> 
 def test_an_exported_plan_is_still_pickled_with_what_is_known_of_it() -> None:
     plan = rs.EmbeddingShardingPlanner(rs.Topology(2)).plan_tables(models.tables())
     assert pickle.loads(pickle.dumps(plan)).to_script() == plan.to_script()
+
+
+# ---- refusals ----
+
+
+def test_a_refusal_names_an_option_of_the_command_line_that_works(tmp_path: Path) -> None:
+    tables = tmp_path / "tables.yaml"
+    tables.write_text("- {name: movies, num_embeddings: 100000000, embedding_dim: 64, feature_names: [seen]}\n")
+
+    def planned(gib: str) -> subprocess.CompletedProcess[str]:
+        code = "from recshard_lab.cli import main; main()"
+        asked = ["plan", str(tables), "--topology", "h100x4", "--memory-gb", gib]
+        return subprocess.run([sys.executable, "-c", code, *asked], capture_output=True, text=True, check=False)
+
+    told = planned("2").stderr
+    assert "hbm_cap" not in told
+    assert "--ranks" in told
+    (gib,) = re.findall(r"--memory-gb ([\d.]*\d)", told)
+    assert planned(gib).returncode == 0
+    assert planned(str(0.9 * float(gib))).returncode == 2

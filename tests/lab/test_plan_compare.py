@@ -18,7 +18,8 @@ from recshard_lab.lab.widgets import page
 from recshard_lab.launcher import launch
 from recshard_lab.launcher.errors import ranks_text
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload, estimate
-from recshard_lab.sharding import ParameterConstraints, PlanError, Topology
+from recshard_lab.planner.explain import Refusal
+from recshard_lab.sharding import ParameterConstraints, Topology
 from tests.lab.plans import many, movielens
 
 ROOMY = 10**9
@@ -95,10 +96,22 @@ def test_a_plan_that_does_not_fit_is_shown_with_the_planners_refusal() -> None:
     assert "Traceback" not in widget.cards["mine"].value
     widget.explain()
     constraints = {"movie": ParameterConstraints(sharding_types=["table_wise"])}
-    with pytest.raises(PlanError) as refusal:
+    with pytest.raises(Refusal) as refusal:
         EmbeddingShardingPlanner(widget.mine.topology, constraints=constraints).plan_tables(movielens())
-    assert widget.mine.problem == str(refusal.value)
-    assert "Smallest change that fits" in widget.cards["mine"].value
+    assert widget.mine.problem == refusal.value.worded("widget")
+    assert "Fix: " in widget.cards["mine"].value
+
+
+def test_the_memory_that_a_refusal_names_is_the_smallest_with_which_the_widget_has_a_plan() -> None:
+    widget = compare()
+    widget.set(memory_cap=192_000)
+    widget.explain()
+    ((number, unit),) = re.findall(r"Memory per rank: ([\d.]+) ([KM])B or more", widget.cards["mine"].value)
+    enough = round(float(number) * {"K": 1e3, "M": 1e6}[unit])
+    assert "ddr_cap" not in widget.cards["mine"].value
+    for cap, fits in ((enough, "true"), (int(0.9 * enough), "false")):
+        again = PlanCompare(movielens(), Topology(4, ddr_cap=cap), Workload())
+        assert shown(again, "auto")["fits"] == fits
 
 
 def test_run_without_ranks_says_how_to_launch_them() -> None:

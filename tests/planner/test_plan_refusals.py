@@ -1,11 +1,16 @@
 """What the planner says when nothing fits or a wish cannot be met, and that it says so quickly."""
 
+import pickle
 import re
 import time
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from recshard_lab.embedding.configs import EmbeddingBagConfig
 from recshard_lab.planner import EmbeddingShardingPlanner
+from recshard_lab.planner.explain import Refusal
 from recshard_lab.sharding import (
     ParameterConstraints,
     PlanError,
@@ -26,7 +31,7 @@ def test_what_does_not_fit_is_said_with_a_change_that_makes_it_fit() -> None:
     assert "fp16 weights" in text
     more = {"movies": ParameterConstraints(sharding_types=["table_wise", "row_wise"])}
     EmbeddingShardingPlanner(topology, constraints=more).plan_tables(movies)
-    named = re.search(r"hbm_cap=(\d+)", text)
+    named = re.search(r"hbm_cap=([\d_]+)", text)
     assert named is not None
     larger = Topology(2, "cuda", hbm_cap=int(named[1]), reserve_fraction=0)
     EmbeddingShardingPlanner(larger, constraints=only).plan_tables(movies)
@@ -47,7 +52,7 @@ def test_a_refusal_may_be_had_at_once() -> None:
 def test_too_much_for_all_ranks_says_by_how_much() -> None:
     tables = [table(f"t{i}", 1_000_000, 64) for i in range(4)]  # 1.02 GB
     with pytest.raises(
-        PlanError, match=r"All tables need at least 1.0 GB, 2 ranks have 400.0 MB: 6\d\d.\d MB too little"
+        PlanError, match=r"All tables need at least 1.0 GB \(.*\); 2 ranks have 400.0 MB: 6\d\d.\d MB too little"
     ):
         EmbeddingShardingPlanner(Topology(2, ddr_cap=2 * 10**8, reserve_fraction=0)).plan_tables(tables)
 
@@ -55,7 +60,10 @@ def test_too_much_for_all_ranks_says_by_how_much() -> None:
 def test_impossible_wishes_are_refused() -> None:
     movies = [table("movies", 100, 8)]
     for wish, said in [
-        (ParameterConstraints(sharding_types=["data_parallel"], ranks=[0]), "cannot be cut by data_parallel on ranks"),
+        (
+            ParameterConstraints(sharding_types=["data_parallel"], ranks=[0]),
+            "cannot be split by data_parallel on ranks",
+        ),
         (ParameterConstraints(ranks=[7]), "rank 7 does not exist"),
         (ParameterConstraints(sharding_types=["row_wide"]), "did you mean 'row_wise'"),
     ]:
@@ -69,3 +77,126 @@ def test_impossible_wishes_are_refused() -> None:
         ParameterConstraints(sharding_types=[])
     with pytest.raises(ValueError, match="'fast' does not exist"):
         ParameterConstraints(compute_kernels=["fast"])
+
+
+# ---- the change that a refusal names, and 10% less of it ----
+
+TIGHT = {
+    "table-wise alone": (1, 2, "cuda", 0.6, {"t0": ParameterConstraints(sharding_types=["table_wise"])}, {}),
+    "a few tables, CPU": (6, 2, "cpu", 0.9, {}, {}),
+    "many tables": (26, 8, "cuda", 0.9, {}, {}),
+    "almost enough": (26, 8, "cuda", 1.13, {}, {}),
+    "two hosts": (12, 8, "cuda", 0.5, {}, {"local_world_size": 4}),
+    "dense layers": (4, 2, "cuda", 0.7, {}, {"dense": 2_000_000}),
+    "forbidden ranks": (8, 4, "cuda", 1.2, {f"t{i}": ParameterConstraints(forbidden_ranks=[0]) for i in range(8)}, {}),
+    "one rank": (3, 1, "cuda", 0.8, {}, {}),
+    "columns too wide": (
+        1, 4, "cuda", 1.4, {"t0": ParameterConstraints(sharding_types=["column_wise"], min_partition=64)}, {},
+    ),
+}  # fmt: skip
+
+
+def refused(name: str, **more: Any) -> tuple[Refusal, EmbeddingShardingPlanner, list[EmbeddingBagConfig]]:
+    """A planner whose memory is too small, its tables and its refusal."""
+    count, ranks, device, share, constraints, rest = TIGHT[name]
+    tables, workload = random_tables(count, 3)
+    tables[0] = replace(tables[0], num_embeddings=2_000_000, embedding_dim=128)
+    rest = dict(rest)
+    workload = replace(workload, dense_parameters=rest.pop("dense", 0))
+    cap = int(share * sum(table.weight_bytes for table in tables) / ranks)
+    top = Topology(ranks, device, **{"hbm_cap": cap, "ddr_cap": cap, "cores_per_host": 4, **rest, **more})
+    planner = EmbeddingShardingPlanner(top, constraints=constraints, workload=workload)
+    with pytest.raises(Refusal) as caught:
+        planner.plan_tables(tables)
+    return caught.value, planner, tables
+
+
+def fits(planner: EmbeddingShardingPlanner, tables: list[EmbeddingBagConfig], **figures: Any) -> bool:
+    other = EmbeddingShardingPlanner(
+        replace(planner.topology, **figures), constraints=planner.constraints, workload=planner.workload
+    )
+    try:
+        other.plan_tables(tables, explain=False)
+    except PlanError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", TIGHT)
+def test_the_change_that_a_refusal_names_fits_and_10_percent_less_does_not(name: str) -> None:
+    error, planner, tables = refused(name)
+    text, top = str(error), planner.topology
+    argument = "hbm_cap" if top.compute_device == "cuda" else "ddr_cap"
+    memory = int(re.findall(rf"Topology\({argument}=([\d_]+)\)", text)[0])
+    assert len(str(memory).rstrip("0")) <= 2
+    assert fits(planner, tables, **{argument: memory})
+    assert not fits(planner, tables, **{argument: int(0.9 * memory)})
+    (gib,) = re.findall(r"--memory-gb ([\d.]*\d)", error.worded("command line"))
+    assert fits(planner, tables, **{argument: int(float(gib) * 2**30)})
+    assert not fits(planner, tables, **{argument: int(0.9 * float(gib) * 2**30)})
+    widget, unit = re.findall(r"Memory per rank: ([\d.]+) ([KMG])B or more", error.worded("widget"))[0]
+    assert round(float(widget) * {"K": 1e3, "M": 1e6, "G": 1e9}[unit]) == memory
+    assert "hbm_cap" not in error.worded("widget") + error.worded("command line")
+    for share in re.findall(r"reserve_fraction=([\d.]+)\)", text):
+        assert fits(planner, tables, reserve_fraction=float(share))
+        assert not fits(planner, tables, reserve_fraction=float(share) + 0.001)
+    for ranks in map(int, re.findall(r"world_size=(\d+)\)", text)):
+        step = 1 if top.num_nodes == 1 else top.local_world_size
+        assert fits(planner, tables, world_size=ranks, local_world_size=ranks if step == 1 else step)
+        less = ranks - max(step, -(-ranks // 10 // step) * step)
+        assert not fits(planner, tables, world_size=less, local_world_size=less if step == 1 else step)
+        assert f"--ranks {ranks}" in error.worded("command line")
+        assert f"Ranks: {ranks} or more" in error.worded("widget")
+    for columns in map(int, re.findall(r"min_partition=(\d+)", text)):
+        for tried, good in ((columns, True), (columns + 1, False)):
+            wish = replace(planner.constraints["t0"], min_partition=tried)
+            other = EmbeddingShardingPlanner(top, constraints={"t0": wish}, workload=planner.workload)
+            assert fits(other, tables) is good
+
+
+def test_the_kinds_of_change_all_occur() -> None:
+    changes = [change for name in TIGHT for change in refused(name)[0].changes or ()]
+    found = {change.text.split("=")[0] or change.kind for change in changes}
+    assert {"memory", "reserve", "ranks", "min_partition"} <= found
+
+
+def test_host_memory_that_is_too_small_names_the_smallest_that_fits() -> None:
+    tables = [table(f"t{i}", 1_000_000, 64) for i in range(3)]  # 256 MB each
+    wish = {each.name: ParameterConstraints(compute_kernels=["fused_uvm"]) for each in tables}
+    top = Topology(2, "cuda", hbm_cap=10**9, ddr_cap=2 * 10**8)
+    planner = EmbeddingShardingPlanner(top, constraints=wish)
+    with pytest.raises(Refusal, match=r"would hold .* in the host's memory, of which it has") as caught:
+        planner.plan_tables(tables)
+    (cap,) = re.findall(r"Topology\(ddr_cap=([\d_]+)\)", str(caught.value))
+    assert fits(planner, tables, ddr_cap=int(cap))
+    assert not fits(planner, tables, ddr_cap=int(0.9 * int(cap)))
+
+
+def test_what_all_tables_need_is_said_part_by_part() -> None:
+    error, planner, _ = refused("dense layers")
+    found = re.search(
+        r"All tables need at least ([\d.]+) GB \(([\d.]+) GB of weights and optimizer state, ([\d.]+) MB of "
+        r"buffers, ([\d.]+) MB of dense layers\)",
+        str(error),
+    )
+    assert found is not None
+    dense = planner.workload.dense_parameters * planner.workload.dense_bytes_per_parameter * 2 / 1e6
+    assert float(found[4]) == pytest.approx(dense, rel=0.01)
+    assert float(found[1]) * 1000 == pytest.approx(float(found[2]) * 1000 + float(found[3]) + float(found[4]), rel=0.05)
+
+
+def test_a_refusal_costs_a_third_of_a_second_at_26_tables_on_8_ranks() -> None:
+    tables, workload = random_tables(26, 1)
+    planner = EmbeddingShardingPlanner(Topology(8, "cuda", hbm_cap=5 * 10**9), workload=workload)
+    spent = []
+    for _ in range(3):
+        start = time.process_time()
+        with pytest.raises(PlanError, match="Fix: "):
+            planner.plan_tables(tables)
+        spent.append(time.process_time() - start)
+    assert min(spent) < 0.33
+
+
+def test_a_refusal_survives_pickling_which_collective_plans_do() -> None:
+    error = refused("a few tables, CPU")[0]
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)

@@ -71,7 +71,10 @@ def test_a_wish_in_the_way_is_named_with_what_fits_without_it() -> None:
     small = Topology(4, "cuda", hbm_cap=3 * 10**9, reserve_fraction=0)
     whole = (0, 10_000_000), (0, 128)
     for wish, said in [
-        ({"shards": [Shard(0, *whole)]}, "does not fit where its constraint places it .*leave its shards to the planner"),
+        (
+            {"shards": [Shard(0, *whole)]},
+            "does not fit where its constraint places it .*leave its shards to the planner",
+        ),
         ({"ranks": [2]}, r"allow other ranks than \[2\]"),
         ({"forbidden_ranks": [0, 1, 2]}, r"allow a rank of forbidden_ranks=\[0, 1, 2\]"),
         (

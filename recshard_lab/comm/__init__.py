@@ -1,5 +1,13 @@
 """Collectives between ranks: who takes part, what was sent, issue and wait."""
 
+from recshard_lab.comm.agreement import agreed as agreed
+from recshard_lab.comm.agreement import from_first_rank as from_first_rank
+from recshard_lab.comm.agreement import gathered as gathered
+from recshard_lab.comm.agreement import refuse_differences as refuse_differences
+from recshard_lab.comm.backends import backends_of as backends_of
+from recshard_lab.comm.backends import compute_device as compute_device
+from recshard_lab.comm.backends import message_device as message_device
+from recshard_lab.comm.backends import uses_nccl as uses_nccl
 from recshard_lab.comm.codec_formats import Codec as Codec
 from recshard_lab.comm.codec_formats import CommType as CommType
 from recshard_lab.comm.codecs import CodecError as CodecError

@@ -11,14 +11,14 @@ Shape letters: W ranks in all, S in a sharding group, R = W / S replicas.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import groupby
 from math import gcd
 from typing import Any
 
 import torch.distributed as dist
 
-from recshard_lab.comm.groups import ShardingEnv, group_among
+from recshard_lab.comm.groups import ShardingEnv, group_among, subgroups
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,9 @@ class ReplicaGrid:
         members = tuple(groups[number])
         if self.world.pg is None:
             return ShardingEnv(1, 0, None, self.world, members, local)
-        pg = _process_groups(self.world.pg, tuple(map(tuple, self.sharding_groups)))[axis]
-        return ShardingEnv(len(members), rank, pg, self.world, members, local)
+        world, layout = self.world.pg, tuple(map(tuple, self.sharding_groups))
+        pg = subgroups(world, layout, lambda: _process_groups(world, layout))[axis]
+        return ShardingEnv(len(members), rank, world if pg is None else pg, self.world, members, local)
 
     def __str__(self) -> str:
         """``2 replicas on 2 ranks each: {0, 2} {1, 3}``."""
@@ -129,11 +130,10 @@ class ReplicaGrid:
         return f"{replicas} on {ranks} each: {groups}"
 
 
-@lru_cache(maxsize=8)
 def _process_groups(pg: Any, groups: tuple[tuple[int, ...], ...]) -> tuple[Any, Any]:
-    """This rank's sharding group and replica group; asked for again, the same ones serve."""
-    if len(groups) == 1:  # the sharding group is everybody
-        return pg, group_among(pg, [[rank] for rank in groups[0]])
+    """This rank's sharding group (None: it is ``pg``) and replica group."""
+    if len(groups) == 1:
+        return None, group_among(pg, [[rank] for rank in groups[0]])
     return group_among(pg, groups), group_among(pg, list(zip(*groups, strict=True)))
 
 

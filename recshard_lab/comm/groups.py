@@ -1,10 +1,10 @@
 """Who takes part: the ranks that share one sharded model, and the nodes they live on."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
@@ -40,6 +40,11 @@ class ShardingEnv:
             raise ValueError(
                 f"a world of {self.world_size} ranks needs a process group: use "
                 f"ShardingEnv.from_process_group(torch.distributed.group.WORLD)"
+            )
+        if isinstance(self.pg, dist.ProcessGroup) and (self.pg.size(), self.pg.rank()) != (self.world_size, self.rank):
+            raise ValueError(
+                f"rank={self.rank} of world_size={self.world_size} does not match the process group: this process is "
+                f"rank {self.pg.rank()} of {self.pg.size()} there. Fix: use ShardingEnv.from_process_group(pg)"
             )
         if self.pg is not None:
             remember(self)
@@ -95,7 +100,7 @@ class ShardingEnv:
             return self, self
         local = self.local_world_size
         first, place = self.node * local, self.rank % local
-        groups = _node_groups(self.pg, self.world_size, local)
+        groups = subgroups(self.pg, ("nodes", local), lambda: _node_groups(self.pg, self.world_size, local))
         members = tuple(range(first, first + local)), tuple(range(place, self.world_size, local))
         intra, inter = (
             ShardingEnv(len(ranks), ranks.index(self.rank), group, self, ranks)
@@ -163,7 +168,25 @@ def get_local_rank(world_size: int | None = None, rank: int | None = None) -> in
     return (ShardingEnv.default().rank if rank is None else rank) % get_local_size(world_size)
 
 
-@lru_cache(maxsize=8)
+_subgroups: "WeakKeyDictionary[Any, dict[Hashable, tuple[Any, ...]]]" = WeakKeyDictionary()
+
+
+def subgroups(pg: Any, key: Hashable, create: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Process groups among the ranks of ``pg``: created by the first call with a key, returned again by later ones.
+
+    They are released together with ``pg``, so after ``destroy_process_group()`` no group stays alive here.
+
+    Args:
+        pg: a process group.
+        key: what the groups are for.
+        create: creates them; it must not return ``pg`` itself. All ranks of ``pg`` must call.
+    """
+    known = _subgroups.setdefault(pg, {})
+    if key not in known:
+        known[key] = create()
+    return known[key]
+
+
 def _node_groups(pg: Any, world_size: int, local: int) -> tuple[Any, Any]:
     """Rows and columns of the ranks laid out as a grid of nodes x local ranks: this rank's two groups."""
     grid = [list(range(start, start + local)) for start in range(0, world_size, local)]

@@ -1,4 +1,4 @@
-"""Tables on the dense kernel are stepped by a torch optimizer: when they move, so does what it keeps about them."""
+"""Tables on the dense kernel are stepped by a torch optimizer: when they move, its states about them move, too."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from recshard_lab.distributed.parts import Part
 from recshard_lab.distributed.reshard import Move
 from recshard_lab.distributed.table_shards import TableShards
 
-_Told = dict[str, tuple[int, int, list[tuple[Part, int, str]]]]
+_Local = dict[str, tuple[int, int, list[tuple[Part, int, str]]]]
 
 
 @dataclass
@@ -25,38 +25,52 @@ class _Entry:
 
 
 class DenseStates:
-    """Takes dense tables out of the optimizers that step them, and puts their successors in.
+    """Replaces the parameters and states of dense tables in the optimizers that step them.
+
+    The constructor reads this rank's optimizers; `exchange` and `check` come next, then `moves`, then `finish`, which
+    `undo` takes back.
 
     Args:
         optimizers: torch optimizers, the same on every rank, in the same order.
         tables: name -> the dense tables that are about to move.
-        env: the ranks.
 
     Raises:
-        ValueError: a table that none of the optimizers steps, or about which one keeps what is no tensor.
+        ValueError: a state that is not a tensor.
     """
 
-    def __init__(
-        self, optimizers: Sequence[torch.optim.Optimizer], tables: Mapping[str, TableShards], env: ShardingEnv
-    ) -> None:
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], tables: Mapping[str, TableShards]) -> None:
         self.optimizers = list(optimizers)
         self.held: dict[tuple[str, str], dict[int, Tensor]] = {}
         self.made: list[tuple[_Entry, list[nn.Parameter], list[nn.Parameter], list[dict[str, Tensor]]]] = []
         self.old = {name: list(shards.parameters()) for name, shards in tables.items()}
         self.old_shards = {name: list(shards.sharding.shards) for name, shards in tables.items()}
-        told: _Told = {}
+        self.entries: dict[str, _Entry] = {}
+        self._local: _Local = {}
+        self._before: list[tuple[torch.optim.Optimizer, list[list[Any]], dict[Any, Any]]] = []
         for name, shards in tables.items():
             place = self._find(self.old[name])
             if place is not None:
-                told[name] = (*place, self._read(name, shards, self.optimizers[place[0]]))
-        self.entries: dict[str, _Entry] = {}
-        for each in all_gather_object(told, env) if tables else []:
-            for name, (optimizer, group, states) in each.items():
+                self._local[name] = (*place, self._read(name, shards, self.optimizers[place[0]]))
+
+    def exchange(self, env: ShardingEnv) -> None:
+        """Learns which states other ranks hold. All ranks must call it."""
+        for local in all_gather_object(self._local, env) if self.old else []:
+            for name, (optimizer, group, states) in local.items():
                 entry = self.entries.setdefault(name, _Entry(optimizer, group, states))
                 entry.states = max(entry.states, states, key=len)
-        for name in tables:
+
+    def check(self) -> None:
+        """Refuses a table that no rank's optimizer steps.
+
+        Raises:
+            ValueError: there is one.
+        """
+        for name in self.old:
             if name not in self.entries:
-                raise ValueError(f"none of the optimizers given steps table {name!r}, which is on the dense kernel")
+                raise ValueError(
+                    f"table {name!r} is on the dense kernel, and none of the optimizers steps it. Fix: pass the torch "
+                    f"optimizer over dense_parameters() in optimizers="
+                )
 
     def _find(self, parameters: Sequence[nn.Parameter]) -> tuple[int, int] | None:
         for number, optimizer in enumerate(self.optimizers):
@@ -101,6 +115,7 @@ class DenseStates:
 
     def finish(self) -> None:
         """Puts the new parameters and states in the place of the old ones."""
+        self._before = [(o, [list(g["params"]) for g in o.param_groups], dict(o.state)) for o in self.optimizers]
         for entry, old, new, states in self.made:
             optimizer = self.optimizers[entry.optimizer]
             gone = {id(parameter) for parameter in old}
@@ -113,6 +128,15 @@ class DenseStates:
             for parameter, own in zip(new, states, strict=True):
                 if own:
                     optimizer.state[parameter] = own
+
+    def undo(self) -> None:
+        """Optimizers as they were before `finish`."""
+        for optimizer, groups, state in self._before:
+            for group, members in zip(optimizer.param_groups, groups, strict=True):
+                group["params"][:] = members
+            optimizer.state.clear()
+            optimizer.state.update(state)
+        self._before, self.made = [], []
 
 
 def _shape(part: Part, axes: int, weight: Tensor) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -10,17 +10,20 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from recshard_lab.arguments import checks_arguments, device_named, names_wrong_arguments
-from recshard_lab.comm import ShardingEnv, ring_bytes
+from recshard_lab.comm import ShardingEnv, agreed, compute_device, from_first_rank, refuse_differences, ring_bytes
 from recshard_lab.comm.trace import record
 from recshard_lab.distributed.fused_optimizer import FusedOptimizer
-from recshard_lab.distributed.migrate import Bound, Resharded, agreed_plan, migrate
+from recshard_lab.distributed.migrate import Bound, Resharded, agreed_plan, migrate, recover
+from recshard_lab.distributed.rank_facts import dense_facts, plan_facts, sharder_facts, table_facts, weight_facts
 from recshard_lab.distributed.reshard import Move, move
-from recshard_lab.distributed.sharded_collections import ShardedCollection
+from recshard_lab.distributed.sharded_collections import ShardedCollection, create_route_groups, unsharded_weights
 from recshard_lab.distributed.sharders import CollectionSharder, default_sharders, first_weights
 from recshard_lab.embedding import FusedCollection
 from recshard_lab.planner import EmbeddingShardingPlanner
 from recshard_lab.sharding import PlanError, ShardingPlan, Topology
 from recshard_lab.sharding.shard import DDR
+
+_Found: TypeAlias = tuple[str, nn.Module, CollectionSharder]  # path, collection, what shards it
 
 
 @names_wrong_arguments
@@ -62,41 +65,69 @@ class DistributedModelParallel(nn.Module):
     ) -> None:
         super().__init__()
         self.env = env if env is not None else ShardingEnv.default()
-        self.device = device_named(device) if device is not None else _default_device(self.env)
-        self.sharders = list(sharders) if sharders is not None else default_sharders()
-        found = list(self._find(module))
-        tables = {path: list(sharder.tables(child)) for path, child, sharder in found}
+        everyone = self.dense_env
+        switches = {"init_data_parallel": init_data_parallel, "init_parameters": init_parameters}
+        found, facts = agreed(everyone, lambda: self._read_arguments(module, device, plan, sharders, switches))
+        refuse_differences(everyone, facts, PlanError)
         if plan is None and found:
-            world_size, local = self.env.world_size, self.env.local_world_size
-            topology = Topology(world_size, compute_device=self.device.type, local_world_size=local)
-            planner = EmbeddingShardingPlanner(topology)
-            plan = planner.collective_plan(module, self.sharders, self.env.pg)
+            plan = from_first_rank(everyone, lambda: self._planned(module))
         self.plan = plan if plan is not None else ShardingPlan({})
-        self._refuse_strangers(tables)
-        self._refuse_lonely(module, tables)
-        chosen = {path: configs for path, configs in tables.items() if path in self.plan.plan}
-        if chosen:
-            self.plan = self.plan.resolved(chosen, self.env.world_size, self.env.local_world_size)
-        self.collections = self._shard(module, found)
+        agreed(everyone, lambda: self._check_plan(module, found))
+        create_route_groups(self.plan, self.env)
+        self.collections = agreed(everyone, lambda: self._shard(found))
+        self._fill(module, found)
         self._bare: nn.Module = self.collections.get("", module)
-        self.fused_optimizer = FusedOptimizer(self.collections)
-        if init_parameters:
-            self._materialize()
-        self._bare.to(self.device)
+        agreed(everyone, lambda: self._place_dense(module, init_parameters))
         self.module = self._bare
         if init_data_parallel:
             self.init_data_parallel()
 
     # ---- building ----
 
-    def _find(self, module: nn.Module) -> Iterator[tuple[str, nn.Module, CollectionSharder]]:
+    def _read_arguments(
+        self,
+        module: nn.Module,
+        device: torch.device | str | None,
+        plan: ShardingPlan | None,
+        sharders: Sequence[CollectionSharder] | None,
+        switches: Mapping[str, Any],
+    ) -> tuple[list[_Found], dict[str, dict[str, Any]]]:
+        """The collections to shard, and what must be the same on every rank because collectives follow from it."""
+        self.device = device_named(device) if device is not None else compute_device(self.env)
+        self.sharders = list(sharders) if sharders is not None else default_sharders()
+        found = list(self._find(module))
+        model = dense_facts(module, {path for path, _, _ in found})
+        for path, child, sharder in found:
+            model |= table_facts(path, sharder.tables(child)) | {f"type of module {path!r}": type(child).__name__}
+            model |= weight_facts(path, unsharded_weights(child), sharder.spec)
+        settings = {key: value for sharder in self.sharders for key, value in sharder_facts(sharder).items()}
+        world = {"world_size": self.env.world_size, "ranks per node": self.env.local_world_size}
+        arguments = {"device type": self.device.type, **world, **switches}
+        return found, {"arguments": arguments, "plan": plan_facts(plan), "model": model, "sharders": settings}
+
+    def _planned(self, module: nn.Module) -> ShardingPlan:
+        topology = Topology(
+            self.env.world_size, compute_device=self.device.type, local_world_size=self.env.local_world_size
+        )
+        return EmbeddingShardingPlanner(topology).plan(module, self.sharders)
+
+    def _check_plan(self, module: nn.Module, found: Sequence[_Found]) -> None:
+        """Refuses a plan that does not fit the model; resolves schemes to shards."""
+        tables = {path: list(sharder.tables(child)) for path, child, sharder in found}
+        self._refuse_strangers(tables)
+        self._refuse_lonely(module, tables)
+        chosen = {path: configs for path, configs in tables.items() if path in self.plan.plan}
+        if chosen:
+            self.plan = self.plan.resolved(chosen, self.env.world_size, self.env.local_world_size)
+
+    def _find(self, module: nn.Module) -> Iterator[_Found]:
         for path, child in module.named_modules():
             for sharder in self.sharders:
                 if type(child) is sharder.module_type:
                     yield path, child, sharder
                     break
 
-    def _refuse_strangers(self, tables: dict[str, Any]) -> None:
+    def _refuse_strangers(self, tables: Mapping[str, Any]) -> None:
         for path in self.plan.plan:
             if path not in tables:
                 raise PlanError(
@@ -104,7 +135,7 @@ class DistributedModelParallel(nn.Module):
                     f"{sorted(tables)}: use one of these paths ('' is the model itself)"
                 )
 
-    def _refuse_lonely(self, module: nn.Module, tables: dict[str, Any]) -> None:
+    def _refuse_lonely(self, module: nn.Module, tables: Mapping[str, Any]) -> None:
         """Fused tables left whole would learn apart, each replica from its own batches."""
         for path, child in module.named_modules():
             whole = path not in tables or path not in self.plan.plan
@@ -114,25 +145,34 @@ class DistributedModelParallel(nn.Module):
                     f"own batches: add it to the plan (data_parallel() keeps it whole), and its sharder to sharders"
                 )
 
-    def _shard(
-        self, module: nn.Module, found: Sequence[tuple[str, nn.Module, CollectionSharder]]
-    ) -> dict[str, ShardedCollection]:
-        """Replaces the planned collections by sharded ones and fills these."""
+    def _shard(self, found: Sequence[_Found]) -> dict[str, ShardedCollection]:
+        """The sharded twin of every planned collection, its tables zero."""
         collections: dict[str, ShardedCollection] = {}
-        moves: list[Move] = []
         for path, child, sharder in found:
             params = self.plan.get_plan_for_module(path)
-            if params is None:
-                continue
-            sharded = sharder.build(child, params, self.env, self.device)
-            moves += first_weights(sharded, child)
-            collections[path] = sharded
+            if params is not None:
+                collections[path] = sharder.build(child, params, self.env, self.device)
+        return collections
+
+    def _fill(self, module: nn.Module, found: Sequence[_Found]) -> None:
+        """Fills the sharded collections and puts them in the place of the unsharded ones. Collective."""
+        moves: list[Move] = []
+        sharded = [(path, child) for path, child, _ in found if path in self.collections]
+        for path, child in sharded:
+            moves += first_weights(self.collections[path], child, self.dense_env)
+        with torch.no_grad():
+            agreed(self.dense_env, lambda: move(moves, self.env, self.device))
+        for path, _ in sharded:
             if path:
                 parent, _, name = path.rpartition(".")
-                setattr(module.get_submodule(parent), name, sharded)
-        with torch.no_grad():
-            move(moves, self.env, self.device)
-        return collections
+                setattr(module.get_submodule(parent), name, self.collections[path])
+
+    def _place_dense(self, module: nn.Module, init_parameters: bool) -> None:
+        """The fused optimizer, and the dense part on the device."""
+        self.fused_optimizer = FusedOptimizer(self.collections)
+        if init_parameters:
+            self._materialize()
+        self._bare.to(self.device)
 
     def _materialize(self) -> None:
         """Dense modules on ``meta`` get memory and first weights; with several ranks, rank 0's are everybody's then."""
@@ -196,28 +236,34 @@ class DistributedModelParallel(nn.Module):
     ) -> Resharded:
         """Moves the tables to another plan while the model lives. All ranks must call it, between two steps.
 
-        Weights and optimizer states arrive bit for bit; only overlaps with other ranks' rectangles travel. Learning
-        rates, schedulers over ``fused_optimizer`` and the dense part go on as they are. Old kernels are freed.
-        Gradients of tables on the dense kernel are dropped; batches sent before must have been finished, backward and
-        all: what is left of them is refused.
+        Weights and optimizer states arrive bit for bit; only overlaps with other ranks' shards travel. Learning rates,
+        schedulers over ``fused_optimizer`` and the dense part stay as they are. Old kernels are freed. Gradients of
+        tables on the dense kernel are dropped. Batches that were sent before must have finished, backward included:
+        later use of them raises.
+
+        The move is all or nothing. If any step fails on any rank, every rank raises the same error, which names that
+        rank, and every table, optimizer state and gradient of every rank is as it was.
 
         Args:
-            plan: the new plan, the same on every rank. Tables that it does not name stay where they lie.
+            plan: the new plan, the same on every rank. Tables that it does not name stay where they are.
             max_extra_bytes: memory that a rank may need beyond the larger of what it held before and holds after.
-                When left out, new kernels are made beside the old: the smaller of both, and two messages of at
-                most 8 MB. Below that, what a rank holds waits in a file (``park_dir``), and two messages of half
-                of it are all the memory needed. States that torch optimizers keep about dense tables come on top.
+                When left out, new kernels are made beside the old ones: the extra memory is the smaller of both, and
+                two messages of at most 8 MB. If that exceeds the bound, all that a rank holds is copied to a file
+                (``park_dir``) and freed first; two messages of half the bound are then all the extra memory. States
+                that torch optimizers keep about dense tables come on top.
             optimizers: the torch optimizers over ``dense_parameters()``; needed when a table on the dense kernel
-                changes its place: parameters are exchanged in their groups, their states move as well.
-            park_dir: folder for that file, where it need not be the system's one for temporary files.
+                moves: its parameters are exchanged in their groups, its states move as well.
+            park_dir: folder for that file; the system's folder for temporary files when left out.
 
         Returns:
             Bytes moved, seconds, and the peak of extra memory.
 
         Raises:
-            PlanError: a plan that cannot be, or that differs between ranks; nothing has moved.
-            ValueError: a kernel that cannot serve a table there, or too small a bound; nothing has moved.
-            OSError: the file cannot be written; nothing has moved.
+            PlanError: a plan that does not fit the model or the codecs, or that differs between ranks.
+            ValueError: a kernel that cannot serve a table there, or too small a bound.
+            OSError: the file cannot be written.
+            RuntimeError: after a failure in bounded memory, a rank has too little memory to rebuild its old kernels.
+                The tables wait in the file, and the next call of `reshard` restores them first.
 
         >>> from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig, ParameterSharding, Shard
         >>> table = EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])
@@ -226,15 +272,10 @@ class DistributedModelParallel(nn.Module):
         >>> dmp.reshard(ShardingPlan({"": {"t": ParameterSharding("custom", shards=halves)}})).bytes_moved
         0
         """
+        recover(self.collections, self.env, self.fused_optimizer)
         bound = Bound(max_extra_bytes, park_dir)
-        plan, changed = agreed_plan(plan, self.plan, self.collections, self.env, optimizers is not None, bound)
-        for collection in self.collections.values():
-            collection.settle()
-        self.fused_optimizer.let_go()
-        try:
-            done = migrate(self.collections, changed, self.env, self.device, bound, optimizers or ())
-        finally:
-            self.fused_optimizer.bind(self.collections)
+        plan, changed = agreed_plan(plan, self.plan, self.collections, self.env, optimizers, bound)
+        done = migrate(self.collections, changed, self.env, self.device, bound, self.fused_optimizer, optimizers or ())
         self.plan = plan
         return done
 
@@ -353,9 +394,3 @@ def _recorded_all_reduce(env: ShardingEnv, bucket: torch.distributed.GradBucket)
 
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _default_device(env: ShardingEnv) -> torch.device:
-    if env.pg is not None and torch.distributed.get_backend(env.pg) == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")

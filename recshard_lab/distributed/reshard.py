@@ -8,11 +8,12 @@ Shape letters: E rows, D columns, W ranks.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from recshard_lab.comm import ShardingEnv, all_to_all
+from recshard_lab.comm import ShardingEnv, agreed, issue_all_to_all
 from recshard_lab.sharding.overlaps import Transfer as Transfer
 from recshard_lab.sharding.overlaps import transfers as transfers
 from recshard_lab.sharding.plan import Shard
@@ -51,7 +52,7 @@ class Moved:
 def move(
     moves: Sequence[Move], env: ShardingEnv, device: torch.device, round_bytes: int = DEFAULT_ROUND_BYTES
 ) -> Moved:
-    """Fills every wanted tensor.
+    """Fills every wanted tensor. All ranks must call it.
 
     Args:
         moves: the same on every rank, but for ``held`` and ``wanted``.
@@ -59,48 +60,70 @@ def move(
         device: where the wanted tensors live; the held ones may wait elsewhere.
         round_bytes: no rank sends or receives more than this in one message (a single row excepted), so that the
             extra memory is at most twice as much.
+
+    Raises:
+        Exception: an error on one rank (out of memory, for example) is raised on all of them. Wanted tensors are then
+            filled in part; held ones are as they were.
     """
     sent = buffers = 0
     for dtype, batch in _rounds(moves, env, round_bytes):
-        outgoing: list[list[Tensor]] = [[] for _ in range(env.world_size)]
-        arriving: list[list[Tensor]] = [[] for _ in range(env.world_size)]
-        for part, transfer in batch:
-            source, target = transfer.source_rank, transfer.target_rank
-            if env.rank not in (source, target):
-                continue
-            if source == env.rank:
-                here = _view(part.held[transfer.source], part.sources[transfer.source], transfer.rect)
-            if target == env.rank:
-                there = _view(part.wanted[transfer.target], part.targets[transfer.target], transfer.rect)
-            if source == target:
-                there.copy_(here)
-            elif source == env.rank:
-                outgoing[target].append(here)
-            else:
-                arriving[source].append(there)
         if env.pg is None or all(transfer.source_rank == transfer.target_rank for _, transfer in batch):
+            agreed(env, partial(_pieces, batch, env))
             continue
-        out, back = _exchange(dtype, outgoing, arriving, env, device)
-        sent, buffers = sent + out, max(buffers, out + back)
+        ready = agreed(env, partial(_Exchange, dtype, batch, env, device))
+        ready.exchange(env)
+        agreed(env, ready.unpack)
+        sent, buffers = sent + ready.message.nbytes, max(buffers, ready.message.nbytes + ready.received.nbytes)
+        del ready  # the next messages must not meet these in memory
     return Moved(sent, buffers)
 
 
-def _exchange(
-    dtype: torch.dtype,
-    outgoing: Sequence[Sequence[Tensor]],
-    arriving: Sequence[Sequence[Tensor]],
-    env: ShardingEnv,
-    device: torch.device,
-) -> tuple[int, int]:
-    """One message to every rank and one from each; their bytes. Nothing of them is left when this returns."""
-    sends, receives = ([sum(piece.numel() for piece in pieces) for pieces in each] for each in (outgoing, arriving))
-    message = torch.empty(sum(sends), dtype=dtype, device=device)
-    for slot, piece in _slots(message, outgoing):
-        slot.copy_(piece)
-    received = all_to_all(message, sends, receives, env, "reshard")
-    for slot, piece in _slots(received, arriving):
-        piece.copy_(slot)
-    return message.nbytes, received.nbytes
+def _pieces(batch: Sequence[tuple[Move, Transfer]], env: ShardingEnv) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
+    """What this rank sends to each rank, and what it receives from each. Copies at once what stays on this rank."""
+    outgoing: list[list[Tensor]] = [[] for _ in range(env.world_size)]
+    arriving: list[list[Tensor]] = [[] for _ in range(env.world_size)]
+    for part, transfer in batch:
+        source, target = transfer.source_rank, transfer.target_rank
+        if env.rank not in (source, target):
+            continue
+        if source == env.rank:
+            here = _view(part.held[transfer.source], part.sources[transfer.source], transfer.rect)
+        if target == env.rank:
+            there = _view(part.wanted[transfer.target], part.targets[transfer.target], transfer.rect)
+        if source == target:
+            there.copy_(here)
+        elif source == env.rank:
+            outgoing[target].append(here)
+        else:
+            arriving[source].append(there)
+    return outgoing, arriving
+
+
+class _Exchange:
+    """One message to every rank and one from each, with the memory for both."""
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        batch: Sequence[tuple[Move, Transfer]],
+        env: ShardingEnv,
+        device: torch.device,
+    ) -> None:
+        outgoing, self.arriving = _pieces(batch, env)
+        self.sends, self.receives = (
+            [sum(piece.numel() for piece in pieces) for pieces in each] for each in (outgoing, self.arriving)
+        )
+        self.message = torch.empty(sum(self.sends), dtype=dtype, device=device)
+        self.received = torch.empty(sum(self.receives), dtype=dtype, device=device)
+        for slot, piece in _slots(self.message, outgoing):
+            slot.copy_(piece)
+
+    def exchange(self, env: ShardingEnv) -> None:
+        issue_all_to_all(self.message, self.sends, self.receives, env, "reshard", self.received).wait()
+
+    def unpack(self) -> None:
+        for slot, piece in _slots(self.received, self.arriving):
+            piece.copy_(slot)
 
 
 def _slots(message: Tensor, pieces: Sequence[Sequence[Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -18,6 +18,7 @@ from recshard_lab.distributed.input_dist import PendingInput, Routed
 from recshard_lab.distributed.layout import Block, Layout
 from recshard_lab.distributed.lookup import GroupKind, choose_kinds
 from recshard_lab.distributed.reshard import Move
+from recshard_lab.distributed.routes import PooledRoute, SequenceRoute
 from recshard_lab.distributed.table_shards import TableShards, whole_dtype
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
@@ -32,7 +33,7 @@ from recshard_lab.embedding import (
     embedding_names_by_table,
 )
 from recshard_lab.embedding.out_of_range import OutOfRange, put_back
-from recshard_lab.sharding import ParameterSharding, Shard
+from recshard_lab.sharding import ParameterSharding, Shard, ShardingPlan
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor
 
 if TYPE_CHECKING:
@@ -106,6 +107,16 @@ class ShardedCollection(nn.Module):
             batch_tables=self.batch_tables,
         )
 
+    def check(self, shardings: Mapping[str, ParameterSharding], env: ShardingEnv) -> None:
+        """Builds kernel choice, layout and routes for these shardings, without any memory for tables.
+
+        Raises:
+            PlanError, ValueError: no kernel, route or codec can serve them.
+        """
+        _, groups = self.kinds_for(shardings)
+        layout = Layout(self.tables, blocks_of(self.tables), shardings, groups, env.world_size)
+        (PooledRoute if self.pooled else SequenceRoute)(layout, env, self.codecs)
+
     def place(self, shardings: Mapping[str, ParameterSharding]) -> None:
         """Makes kernels and wiring for these rectangles, in place of older ones; weights and states are zeros."""
         kinds, groups = self.kinds_for(shardings)
@@ -170,7 +181,8 @@ class ShardedCollection(nn.Module):
 
     def let_go(self) -> None:
         """Frees the kernels; `place` makes new ones."""
-        del self.executor, self.layout
+        for name in ("executor", "layout"):
+            vars(self).pop(name, None)
         self._own_optimizer = None
         setattr(self, self.tables_name, nn.ModuleDict())
 
@@ -318,6 +330,12 @@ class ShardedEmbeddingCollection(ShardedCollection):
 
 EmbeddingBagCollectionInterface.register(ShardedEmbeddingBagCollection)
 EmbeddingCollectionInterface.register(ShardedEmbeddingCollection)
+
+
+def create_route_groups(plan: ShardingPlan, env: ShardingEnv) -> None:
+    """Creates the process groups that a plan's routes use, so that kernels can be built without any collective."""
+    if any(sharding.route == "two_hop" for shardings in plan.plan.values() for sharding in shardings.values()):
+        env.node_envs()
 
 
 def blocks_of(tables: Sequence[BaseEmbeddingConfig]) -> list[Block]:

@@ -6,12 +6,22 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import nn
 
-from recshard_lab.comm import CommOp, Registry, ShardingEnv, broadcast_object, codecs_for
+from recshard_lab.comm import (
+    CommOp,
+    Registry,
+    ShardingEnv,
+    agreed,
+    broadcast_object,
+    codecs_for,
+    refuse_differences,
+)
+from recshard_lab.distributed.rank_facts import plan_facts, sharder_facts, table_facts, weight_facts
 from recshard_lab.distributed.reshard import Move, move
 from recshard_lab.distributed.sharded_collections import (
     ShardedCollection,
     ShardedEmbeddingBagCollection,
     ShardedEmbeddingCollection,
+    create_route_groups,
     unsharded_weights,
 )
 from recshard_lab.embedding import (
@@ -163,13 +173,23 @@ class CollectionSharder(ModuleSharder[nn.Module]):
         True
         """
         env = env if env is not None else ShardingEnv.default()
-        if device is None:
-            device = next((w.device for w in unsharded_weights(module).values() if not w.is_meta), torch.device("cpu"))
-        plan = ShardingPlan({"": EmbeddingModuleShardingPlan(params)})
-        resolved = plan.resolved({"": self.tables(module)}, env.world_size, env.local_world_size).plan[""]
-        sharded = self.build(module, resolved, env, torch.device(device))
+
+        def read() -> tuple[torch.device, ShardingPlan, dict[str, dict[str, Any]]]:
+            weights = unsharded_weights(module)
+            first = next((w.device for w in weights.values() if not w.is_meta), torch.device("cpu"))
+            place = first if device is None else torch.device(device)
+            plan = ShardingPlan({"": EmbeddingModuleShardingPlan(params)})
+            plan = plan.resolved({"": self.tables(module)}, env.world_size, env.local_world_size)
+            model = table_facts("", self.tables(module)) | weight_facts("", weights, self.spec)
+            settings = {"arguments": {"device type": place.type}, "sharders": sharder_facts(self)}
+            return place, plan, {"plan": plan_facts(plan), "model": model, **settings}
+
+        place, plan, facts = agreed(env, read)
+        refuse_differences(env, facts, PlanError)
+        create_route_groups(plan, env)
+        sharded = agreed(env, lambda: self.build(module, plan.plan[""], env, place))
         with torch.no_grad():
-            move(first_weights(sharded, module), env, torch.device(device))
+            move(first_weights(sharded, module, env), env, place)
         return sharded
 
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
@@ -282,17 +302,18 @@ def _policy_of(bounds_check_mode: Any, out_of_range: str | None) -> str | None:
     return meant
 
 
-def first_weights(sharded: ShardedCollection, module: nn.Module) -> list[Move]:
-    """Moves that fill a sharded collection from rank 0's unsharded weights. Where these are on ``meta`` each rank draws
-    its part, the same numbers under every plan, and only what a table's own ``init_fn`` drew moves, from the first
-    replica to the others. All ranks must call it."""
+def first_weights(sharded: ShardedCollection, module: nn.Module, everyone: ShardingEnv) -> list[Move]:
+    """Moves that fill a sharded collection from rank 0's unsharded weights.
+
+    If these are on ``meta``, each rank draws its part, the same numbers under every plan. Then only the tables with an
+    ``init_fn`` move, from the first replica to the others. All ranks (``everyone``) must call it.
+    """
     whole = unsharded_weights(module)
     on_meta = any(weight.is_meta for weight in whole.values())
     on_meta, seed = broadcast_object((on_meta, torch.initial_seed()), sharded.env)
     if not on_meta:
         return sharded.scatter_moves(whole, source=0)
-    for shards in sharded.table_shards().values():
-        shards.reset_parameters(seed)
+    agreed(everyone, lambda: [shards.reset_parameters(seed) for shards in sharded.table_shards().values()])
     drawn = [shards for shards in sharded.table_shards().values() if shards.config.init_fn is not None]
     return [told for shards in drawn if (told := shards.from_first_replicas()) is not None]
 

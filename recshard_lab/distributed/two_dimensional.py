@@ -23,9 +23,20 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from recshard_lab.arguments import names_wrong_arguments
-from recshard_lab.comm import ReplicaGrid, ShardingEnv, all_gather_object, broadcast, device_mesh
-from recshard_lab.distributed.migrate import Bound, Resharded, agreed_plan, migrate
+from recshard_lab.comm import (
+    ReplicaGrid,
+    ShardingEnv,
+    agreed,
+    broadcast,
+    compute_device,
+    device_mesh,
+    from_first_rank,
+    gathered,
+    refuse_differences,
+)
+from recshard_lab.distributed.migrate import Bound, Resharded, agreed_plan, migrate, recover
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
+from recshard_lab.distributed.rank_facts import plan_facts
 from recshard_lab.distributed.regroup import Regrouping
 from recshard_lab.distributed.replica_sync import AllReduce, average, torch_states
 from recshard_lab.distributed.sharded_collections import ShardedCollection
@@ -115,27 +126,39 @@ class DMPCollection(DistributedModelParallel):
         rs_awaitable_hook_module: str | None = None,
         use_sharded_relay: bool = False,
     ) -> None:
-        _refuse("data_parallel_wrapper", data_parallel_wrapper, None, "the dense part is torch's DDP")
-        _refuse("submodule_configs", submodule_configs, None, "all collections share one layout of ranks")
-        _refuse("rs_awaitable_hook_module", rs_awaitable_hook_module, None, "tables are whole in every replica")
-        _refuse("use_sharded_relay", use_sharded_relay, False, "replicas are averaged by one exchange")
-        self._strategy = _strategy_of(sharding_strategy)
         if not isinstance(global_pg, dist.ProcessGroup | None):
             raise ValueError(f"global_pg must be a process group or None, got {global_pg!r}")
         world = ShardingEnv.default() if global_pg is None else ShardingEnv.from_process_group(global_pg)
-        if world_size != world.world_size:
-            raise ValueError(
-                f"world_size={world_size!r}, but the process group has {world.world_size} ranks: give "
-                f"world_size={world.world_size}, or another global_pg"
-            )
-        self.grid = ReplicaGrid(world, sharding_group_size, bool(use_inter_host_allreduce), node_group_size)
-        sharders = list(sharders) if sharders is not None else default_sharders()
-        self._agree(plan, sharding_group_size)
+
+        def read() -> tuple[ReplicaGrid, list[CollectionSharder]]:
+            _refuse("data_parallel_wrapper", data_parallel_wrapper, None, "the dense part is torch's DDP")
+            _refuse("submodule_configs", submodule_configs, None, "all collections share one layout of ranks")
+            _refuse("rs_awaitable_hook_module", rs_awaitable_hook_module, None, "tables are whole in every replica")
+            _refuse("use_sharded_relay", use_sharded_relay, False, "replicas are averaged by one exchange")
+            self._strategy = _strategy_of(sharding_strategy)
+            if world_size != world.world_size:
+                raise ValueError(
+                    f"world_size={world_size!r}, but the process group has {world.world_size} ranks. Fix: pass "
+                    f"world_size={world.world_size}, or another global_pg"
+                )
+            grid = ReplicaGrid(world, sharding_group_size, bool(use_inter_host_allreduce), node_group_size)
+            if plan is not None and plan.world_size > sharding_group_size:
+                raise PlanError(_too_wide(plan, sharding_group_size))
+            return grid, list(sharders) if sharders is not None else default_sharders()
+
+        self.grid, known_sharders = agreed(world, read)
+        grid = self.grid
+        arguments = {
+            "sharding_group_size": grid.group_size,
+            "use_inter_host_allreduce": grid.contiguous,
+            "ranks of a node": grid.nodes_of,
+            "sharding_strategy": self._strategy.value,
+            "custom_all_reduce": custom_all_reduce is not None,
+        }
+        refuse_differences(world, {"arguments": arguments, "plan": plan_facts(plan)}, PlanError)
         if plan is None:
-            plan = self._planned(module, device, sharders)
-        if plan.world_size > sharding_group_size:
-            raise PlanError(_too_wide(plan, sharding_group_size))
-        super().__init__(module, self.grid.sharding, device, plan, sharders, init_data_parallel, init_parameters)
+            plan = from_first_rank(world, lambda: self._planned_for_group(module, device, known_sharders))
+        super().__init__(module, grid.sharding, device, plan, known_sharders, init_data_parallel, init_parameters)
         self._custom_all_reduce = custom_all_reduce
         self._apart = False
         with torch.no_grad():
@@ -155,27 +178,12 @@ class DMPCollection(DistributedModelParallel):
         """Whether there are several replicas that have learned since the last `sync` of weights and states."""
         return self._apart and self.grid.num_replicas > 1
 
-    def _agree(self, plan: ShardingPlan | None, group_size: int) -> None:
-        """Refuses ranks that were given different things, on all of them."""
-        grid = self.grid
-        own = (None if plan is None else plan.to_json(), group_size, grid.contiguous, grid.nodes_of)
-        for rank, other in enumerate(all_gather_object(own, grid.world)):
-            if other[1:] != own[1:]:
-                raise ValueError(
-                    f"rank {rank} was given sharding_group_size, use_inter_host_allreduce and nodes of {other[1:]}, "
-                    f"rank {grid.world.rank} {own[1:]}: give every rank the same"
-                )
-            if other[0] != own[0]:
-                raise PlanError(
-                    f"rank {rank} was given another plan than rank {grid.world.rank}: give every rank the same one"
-                )
-
-    def _planned(
+    def _planned_for_group(
         self, module: nn.Module, device: torch.device | str | None, sharders: Sequence[CollectionSharder]
     ) -> ShardingPlan:
-        kind = torch.device(device).type if device is not None else "cpu"
+        kind = torch.device(device).type if device is not None else compute_device(self.grid.world).type
         topology = Topology(self.grid.group_size, compute_device=kind, local_world_size=self.grid.nodes_of)
-        return EmbeddingShardingPlanner(topology).collective_plan(module, sharders, self.grid.world.pg)
+        return EmbeddingShardingPlanner(topology).plan(module, sharders)
 
     def _tables(self, collections: Sequence[ShardedCollection] | None = None) -> list[Any]:
         chosen = self.collections.values() if collections is None else collections
@@ -295,46 +303,48 @@ class DMPCollection(DistributedModelParallel):
         Raises:
             PlanError, ValueError, OSError: as of `DistributedModelParallel.reshard`, on all ranks; nothing has moved.
         """
+        recover(self.collections, self.grid.world, self.fused_optimizer)
         size = self.grid.group_size if sharding_group_size is None else sharding_group_size
         self._agree_on_size(size)
         regroups = size != self.grid.group_size
-        after = replace(self.grid, group_size=size, node_group_size=None) if regroups else self.grid
+        after = agreed(self.grid.world, lambda: self._grid_of(size) if regroups else self.grid)
         bound, world = Bound(max_extra_bytes, park_dir), self.grid.world
         current = self.plan
         if regroups:
             current = ShardingPlan({path: EmbeddingModuleShardingPlan() for path in self.collections})
-        plan, changed = agreed_plan(
-            plan, current, self.collections, after.sharding, optimizers is not None, bound, everyone=world
-        )
+        plan, changed = agreed_plan(plan, current, self.collections, after.sharding, optimizers, bound, everyone=world)
         regrouping = None
         if regroups:
             changed = {path: dict(plan.plan[path]) for path in self.collections}
             regrouping = Regrouping(self.grid, after)
         env = world if regroups else self.env
-        for collection in self.collections.values():
-            collection.settle()
-        self.fused_optimizer.let_go()
-        try:
-            done = migrate(
-                self.collections, changed, env, self.device, bound, optimizers or (), regrouping, everyone=world
-            )
-        finally:
-            self.fused_optimizer.bind(self.collections)
+        done = migrate(
+            self.collections,
+            changed,
+            env,
+            self.device,
+            bound,
+            self.fused_optimizer,
+            optimizers or (),
+            regrouping,
+            everyone=world,
+        )
         self.plan, self.grid, self.env = plan, after, after.sharding
         return done
 
+    def _grid_of(self, size: int) -> ReplicaGrid:
+        return replace(self.grid, group_size=size, node_group_size=None)
+
     def _agree_on_size(self, size: int) -> None:
-        for rank, (other, apart) in enumerate(all_gather_object((size, self.replicas_apart), self.grid.world)):
-            if other != size:
-                raise ValueError(
-                    f"rank {rank} was given sharding_group_size={other!r}, rank {self.grid.world.rank} {size!r}: give "
-                    f"every rank the same"
-                )
-            if apart and size != self.grid.group_size:
-                raise ValueError(
-                    f"the replicas have learned apart since the last sync() (rank {rank} says so), and "
-                    f"sharding_group_size={size} would mix them: call sync() first, optimizer state included"
-                )
+        world = self.grid.world
+        refuse_differences(world, {"arguments of reshard": {"sharding_group_size": size}}, after="Nothing was moved. ")
+        apart = [rank for rank, flag in enumerate(gathered(world, lambda: self.replicas_apart)) if flag]
+        if apart and size != self.grid.group_size:
+            raise ValueError(
+                f"the replicas have learned apart since the last sync() (on rank {apart[0]}), and "
+                f"sharding_group_size={size} would mix them. Nothing was moved. Fix: call sync() first, optimizer "
+                f"state included"
+            )
 
     # ---- looking ----
 

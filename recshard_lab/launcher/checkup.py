@@ -41,7 +41,7 @@ def real_launch(backend: str) -> Finding:
     try:
         with launch(RANKS, backend=backend) as ranks:
             ready_s = time.perf_counter() - begun
-            sums, seconds = zip(*ranks.run(_all_reduce), strict=True)
+            sums, seconds = zip(*ranks.run(_all_reduce, "cuda" if backend == "nccl" else "cpu"), strict=True)
     except (LaunchError, RankError, OSError) as error:
         headline = error.headline() if isinstance(error, RankError) else str(error)
         return Finding(name, f"{type(error).__name__}: {headline}", False, "see the findings above marked with a cross")
@@ -50,13 +50,12 @@ def real_launch(backend: str) -> Finding:
     return Finding(name, f"started in {ready_s:.2f} s, all_reduce {1e3 * max(seconds):.2f} ms", True)
 
 
-def _all_reduce() -> tuple[float, float]:
+def _all_reduce(device: str) -> tuple[float, float]:
     import torch
     from torch import distributed
 
-    on = "cuda" if distributed.get_backend() == "nccl" else "cpu"
     for _ in range(2):  # the second is past the set-up of connections
-        ours = torch.full((1,), distributed.get_rank() + 1.0, device=on)
+        ours = torch.full((1,), distributed.get_rank() + 1.0, device=device)
         begun = time.perf_counter()
         distributed.all_reduce(ours)
         result = ours.item()

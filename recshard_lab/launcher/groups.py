@@ -46,6 +46,11 @@ def prove(world_size: int, device: torch.device) -> None:
         raise RuntimeError(f"the first all_reduce gave {total.item()}, expected {world_size}")
 
 
+def uses_nccl() -> bool:
+    """Whether the default group carries GPU tensors over NCCL. `comm.uses_nccl` is the same for any group."""
+    return "cuda:nccl" in dist.get_backend_config().split(",")
+
+
 def cables() -> list[Cable]:
     """The TCP connections of this process that may lead to another rank: on one host, those on loopback."""
     found = []

@@ -57,8 +57,9 @@ def join(backend: str | None = None) -> Iterator[Place]:
     from torch._C._distributed_c10d import HashStore
 
     if dist.is_initialized():
-        gpu = dist.get_backend() != "gloo"
-        yield _place(torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu"))
+        from .groups import uses_nccl
+
+        yield _place(torch.device("cuda", torch.cuda.current_device()) if uses_nccl() else torch.device("cpu"))
         return
     given = [name for name in _NEEDED if name in os.environ]
     alone = not {"RANK", "WORLD_SIZE"} & set(given)

@@ -223,7 +223,7 @@ def test_ranks_with_different_plans_are_told_so_and_nothing_moves(ranks: Any) ->
     case = case_of(2, "exact_sgd", steps=0)
     plans = [plan_named("column_wise", 2), plan_named("table_wise", 2)]
     for error, changed in ranks.run(state_jobs.refused, case, plans):
-        assert "another plan" in error
+        assert "disagree about the plan: sharding_type of table 'movies'" in error
         assert not changed
 
 

@@ -381,15 +381,15 @@ def refusals() -> list[str]:
 def test_every_refusal_names_the_fix_and_leaves_all_ranks_in_step(four: Any) -> None:
     expected = [
         "the plan places tables on 4 ranks, but a sharding group has 2: plan for Topology",
-        "give every rank the same",
-        "another plan",
+        "disagree about the arguments: sharding_group_size is 1 on rank 0 and 2 on rank 1",
+        "disagree about the plan",
         "train replicas with DMPCollection",
         "pass optimizers=[that optimizer]",
         "call sync() first",
         "add an entry",
         "use one of 1, 2, 4",
-        "another plan",
-        "give every rank the same",
+        "disagree about the plan",
+        "disagree about the arguments of reshard: sharding_group_size is 2 on rank 0 and 4 on rank 1",
     ]
     for said in four.run(refusals):
         assert len(said) == len(expected), said

@@ -17,11 +17,10 @@ from itertools import islice
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from recshard_lab.arguments import checks_arguments
-from recshard_lab.comm import ShardingEnv, all_reduce
+from recshard_lab.comm import ShardingEnv, all_reduce, compute_device
 from recshard_lab.data import Batch, BatchLoader
 from recshard_lab.distributed import DistributedModelParallel
 from recshard_lab.distributed.checkpoint import agreed, load_checkpoint, save_checkpoint
@@ -117,7 +116,7 @@ class TrainingRun:
 
     def __init__(self, config: TrainConfig, reporter: Reporter | None = None) -> None:
         self.config, self.env = config, ShardingEnv.default()
-        self.device = _device(self.env)
+        self.device = compute_device(self.env)
         self._saved = saved_state(config, self.env)
         self.source, self.test = agreed(self.env, lambda: build_sources(config))
         unsharded = build_unsharded(config.model, self.source, self.env)
@@ -364,9 +363,3 @@ class TrainingRun:
     def close(self) -> None:
         """Lets go of files."""
         self._reporter.close()
-
-
-def _device(env: ShardingEnv) -> torch.device:
-    if env.pg is not None and dist.get_backend(env.pg) != "gloo" and torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from recshard_lab.arguments import names_wrong_arguments
-from recshard_lab.comm import ShardingEnv, all_reduce
+from recshard_lab.comm import ShardingEnv, all_reduce, compute_device
 
 PerTask = Tensor | Mapping[str, Tensor]
 """One tensor, where there is one task; else task -> tensor."""
@@ -116,7 +116,7 @@ class RecMetric(ABC):
             names = [task.name for task in tasks]
             raise ValueError(f"{type(self).__name__} needs tasks of different names, at least one; got {names}")
         self.env = _env(world_size, my_rank, process_group)
-        self.device = _device(self.env)
+        self.device = compute_device(self.env)
         self.window_steps = math.ceil(window_size / (batch_size * world_size))
         self.validate = should_validate_update
         self.steps = 0
@@ -266,12 +266,6 @@ def _of_task(task: str, given: PerTask | None) -> Tensor | None:
     if task not in given:
         raise ValueError(f"task {task!r} is missing: got {sorted(given)}")
     return given[task]
-
-
-def _device(env: ShardingEnv) -> torch.device:
-    """Where the group's messages must lie."""
-    nccl = env.pg is not None and "nccl" in dist.get_backend(env.pg)
-    return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
 
 def _env(world_size: int, my_rank: int, process_group: Any) -> ShardingEnv:

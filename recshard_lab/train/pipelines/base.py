@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from recshard_lab.arguments import device_named
-from recshard_lab.comm import ShardingEnv, all_reduce
+from recshard_lab.comm import ShardingEnv, all_reduce, uses_nccl
 from recshard_lab.cores import usable_cores
 from recshard_lab.distributed import DMPCollection
 from recshard_lab.train.pipelines.calls import Fed, PipelineReport, Watch
@@ -56,7 +56,8 @@ class Pipeline(Runway, TrainPipeline):
         custom_model_fwd: called with the batch instead of the model.
         threads: load batches and send ids in threads of their own. False works in the calling thread alone: messages
             leave between the stages of a step and travel behind them, which is worth more where ranks have no core to
-            spare. When left out: threads where this rank has two cores or more.
+            spare. When left out: threads if this rank has two cores or more and its group does not use NCCL, which
+            does not allow two communicators to work at the same time in any order.
         pin_memory: copy batches through page-locked memory; with a GPU when left out. Needs one.
         fuse_exchanges: the collections of a model share the messages of a batch.
         on_nan_loss: ``"error"`` refuses a loss that is not finite, ``"skip"`` leaves its batch out: both on all ranks
@@ -273,7 +274,8 @@ def _one_of(name: str, value: Any, known: Sequence[str]) -> str:
 def _threads(asked: Any, env: ShardingEnv) -> bool:
     if asked is not None:
         return flag("threads", asked)
-    return usable_cores() >= 2 * env.local_world_size
+    # maintainers of NCCL call two communicators of one device at a time unsafe, and threads keep two busy
+    return not uses_nccl(env) and usable_cores() >= 2 * env.local_world_size
 
 
 def _interval(value: Any) -> int | None:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from recshard_lab.comm import ShardingEnv, all_gather_object, issue_all_to_all
+from recshard_lab.comm import ShardingEnv, all_gather_object, issue_all_to_all, message_device
 from recshard_lab.distributed.input_dist import Routed
 from recshard_lab.distributed.packed import Packed, exchange_ids
 from recshard_lab.train.pipelines.calls import Fed
@@ -149,8 +149,7 @@ class Sender:
             state, why, cause = FAILED, (error.stage, error.why), error.__cause__
         except Exception as error:
             state, why, cause = FAILED, ("input_dist", described(error)), error
-        device = torch.device("cpu") if not ready.features else ready.features[0].device()
-        header = yield from self._exchange(self.links[0], state, ready, fed, device)
+        header = yield from self._exchange(self.links[0], state, ready, fed)
         states = [own[0] for own in header]
         if any(own == FAILED for own in states):
             self._fail(number, state == FAILED, why, cause)
@@ -158,7 +157,7 @@ class Sender:
             self._end(number, states)
         told = {id(self.links[0]): header}
         for link in self.links[1:]:
-            told[id(link)] = yield from self._exchange(link, state, ready, fed, device)
+            told[id(link)] = yield from self._exchange(link, state, ready, fed)
         places = dict.fromkeys(told, 0)
         for call in fed:
             link = self._link(call)
@@ -191,7 +190,7 @@ class Sender:
         return next(link for link in self.links if link.env.pg is call.module.env.pg)
 
     def _exchange(
-        self, link: Link, state: int, ready: Announced, fed: Sequence[Fed], device: torch.device
+        self, link: Link, state: int, ready: Announced, fed: Sequence[Fed]
     ) -> Generator[None, None, list[list[int]]]:
         """For each rank of the link: its state, then S and n of every collection there."""
         own = [number for number, call in enumerate(fed) if self._link(call) is link]
@@ -201,8 +200,7 @@ class Sender:
         mine = [[state, *(n for one in sizes for n in one[rank])] for rank in range(world)]
         if link.sizes.pg is None:
             return mine
-        device = link_device(link.env, device)
-        message = torch.tensor(mine, device=device).view(-1)
+        message = torch.tensor(mine, device=message_device(link.sizes)).view(-1)
         label = "input_dist/sizes" if own else "pipeline/agree"
         asked = issue_all_to_all(message, [width] * world, [width] * world, link.sizes, label)
         yield
@@ -227,11 +225,6 @@ class Sender:
             )
         self.dropped += self.rank not in over
         raise EndOfData
-
-
-def link_device(env: ShardingEnv, device: torch.device) -> torch.device:
-    """Where messages of a group must live."""
-    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(env.pg) == "nccl" else device
 
 
 def described(error: BaseException) -> str:

@@ -1,0 +1,185 @@
+"""Agreement between ranks: an error on one rank is raised on all of them, and names the rank.
+
+Without it, the rank that raises leaves while the others wait in the next collective. All four functions are collective.
+They exchange one small message over the group's CPU connections, and a second one only if something is wrong.
+"""
+
+import builtins
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from recshard_lab.comm.backends import message_device
+from recshard_lab.comm.collectives import all_gather_object, broadcast_object
+from recshard_lab.comm.groups import ShardingEnv
+
+T = TypeVar("T")
+_SHOWN = 200  # characters of a value in an error
+_NAMED = "_names_its_rank"  # attribute of an error
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def agreed(env: ShardingEnv, action: Callable[[], T]) -> T:
+    """Runs ``action`` on every rank and returns this rank's result.
+
+    Args:
+        env: the ranks; all of them must call.
+        action: local work. It may contain collectives if these agree about their errors themselves.
+
+    Raises:
+        Exception: if ``action`` raises on any rank, all ranks raise the error of the first of these ranks: the same
+            type (or its nearest base class that takes one string), and the message behind ``rank <number>: ``. If all
+            ranks raise the same message, each raises its own error. A single process raises the error itself.
+
+    >>> agreed(ShardingEnv.from_local(1, 0), lambda: 3)
+    3
+    """
+    result, error = _tried(action)
+    if env.pg is not None and _on_any_rank(error is not None, env):
+        _raise_first(all_gather_object(_described(error), env), error, env)
+    if error is not None:
+        raise error
+    assert result is not None
+    return result[0]
+
+
+def gathered(env: ShardingEnv, action: Callable[[], T]) -> list[T]:
+    """Runs ``action`` on every rank and returns the results of all ranks, in the order of the ranks.
+
+    Args:
+        env: the ranks; all of them must call.
+        action: local work that returns what can be pickled.
+
+    Raises:
+        Exception: as `agreed`.
+
+    >>> gathered(ShardingEnv.from_local(1, 0), lambda: "a")
+    ['a']
+    """
+    return all_gather_object(agreed(env, action), env)
+
+
+def from_first_rank(env: ShardingEnv, action: Callable[[], T]) -> T:
+    """Runs ``action`` on rank 0 and returns its result on every rank.
+
+    Args:
+        env: the ranks; all of them must call.
+        action: local work that returns what can be pickled.
+
+    Raises:
+        Exception: if ``action`` raises, all ranks raise its error, as `agreed` does.
+
+    >>> from_first_rank(ShardingEnv.from_local(1, 0), lambda: [1, 2])
+    [1, 2]
+    """
+    result: T = broadcast_object(agreed(env, lambda: action() if env.rank == 0 else None), env)
+    return result
+
+
+def refuse_differences(
+    env: ShardingEnv, facts: Mapping[str, Mapping[str, Any]], error: type[Exception] = ValueError, after: str = ""
+) -> None:
+    """Raises on every rank if the ranks pass different facts. Values are compared by ``repr``, without addresses.
+
+    Args:
+        env: the ranks; all of them must call.
+        facts: what is compared, such as ``"plan"`` -> name -> value; names appear in the error.
+        error: the type to raise.
+        after: a sentence for the error, such as ``"Nothing was moved. "``.
+
+    Raises:
+        Exception: ``error``, which names the first rank that differs from rank 0, and the first fact.
+    """
+    if env.pg is None:
+        return
+    mine = {
+        (section, name): _ADDRESS.sub("", repr(value))
+        for section, named in facts.items()
+        for name, value in named.items()
+    }
+    digest = blake2b(repr(sorted(mine.items())).encode(), digest_size=16).digest()
+    if len(set(all_gather_object(digest, env))) == 1:
+        return
+    every: list[dict[tuple[str, str], str]] = all_gather_object(mine, env)
+    for rank, theirs in enumerate(every):
+        for section, name in [*every[0], *theirs] if theirs != every[0] else ():
+            first, other = (each.get((section, name), "nothing") for each in (every[0], theirs))
+            if first != other:
+                raise error(
+                    f"the ranks disagree about the {section}: {name} is {first:.{_SHOWN}} on rank 0 and "
+                    f"{other:.{_SHOWN}} on rank {rank}. {after}Fix: pass the same {section} on every rank."
+                )
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """An exception as a message between ranks: the names of its classes, most derived first, and its text."""
+
+    classes: tuple[tuple[str, str], ...]
+    text: str
+    errno: int | None
+    named: bool  # the text names the rank already: an agreement inside of this one has raised it
+
+
+def _tried(action: Callable[[], T]) -> tuple[tuple[T] | None, Exception | None]:
+    try:
+        return (action(),), None
+    except Exception as error:
+        return None, error
+
+
+def _on_any_rank(flag: bool, env: ShardingEnv) -> bool:
+    flags = torch.tensor([int(flag)], dtype=torch.int32, device=message_device(env))
+    dist.all_reduce(flags, dist.ReduceOp.MAX, group=env.pg)
+    return bool(flags.item())
+
+
+def _described(error: Exception | None) -> _Failure | None:
+    if error is None:
+        return None
+    classes = tuple((kind.__module__, kind.__qualname__) for kind in type(error).__mro__)
+    try:
+        text = str(error)
+    except Exception:  # the text of the error raises, too
+        text = "an error without a readable message"
+    return _Failure(classes, text, getattr(error, "errno", None), getattr(error, _NAMED, False))
+
+
+def _raise_first(failures: list[_Failure | None], own: Exception | None, env: ShardingEnv) -> None:
+    if own is not None and len(set(failures)) == 1:
+        raise own
+    rank, failure = next((rank, failure) for rank, failure in enumerate(failures) if failure is not None)
+    while env.outer is not None:
+        rank, env = env.members[rank], env.outer
+    error = _rebuilt(failure, f"rank {rank}: " if not failure.named else "")
+    setattr(error, _NAMED, True)
+    raise error from own
+
+
+def _rebuilt(failure: _Failure, prefix: str) -> Exception:
+    """The error of another rank, of the nearest class that is known here and takes one string.
+
+    >>> _rebuilt(_described(KeyError("t")), "rank 1: ")
+    LookupError("rank 1: KeyError: 't'")
+    """
+    for number, (module, name) in enumerate(failure.classes):
+        text = f"{prefix}{failure.text}" if not number else f"{prefix}{failure.classes[0][1]}: {failure.text}"
+        kind = getattr(builtins if module == "builtins" else sys.modules.get(module), name, None)
+        if not (isinstance(kind, type) and issubclass(kind, Exception)) or kind is Exception:
+            continue
+        try:
+            error = kind(text)
+            readable = str(error) == text
+        except Exception:  # a class that takes other arguments, or changes the text
+            continue
+        if readable:
+            if isinstance(error, OSError):
+                error.errno = failure.errno
+            return error
+    return RuntimeError(f"{prefix}{failure.classes[0][1]}: {failure.text}")

@@ -1,0 +1,93 @@
+"""What must be the same on every rank before ranks work together, as facts that `comm.refuse_differences` compares."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from recshard_lab.embedding import BaseEmbeddingConfig, OptimizerSpec
+from recshard_lab.embedding.optimizers import spec_of_parameter
+from recshard_lab.sharding import ParameterSharding, ShardingPlan
+
+Facts = dict[str, Any]
+
+
+def plan_facts(plan: ShardingPlan | None) -> Facts:
+    """Every field of every table's sharding; one fact if there is no plan.
+
+    >>> from recshard_lab import Shard
+    >>> facts = plan_facts(ShardingPlan({"": {"t": ParameterSharding("custom", shards=[Shard(0, (0, 9), (0, 4))])}}))
+    >>> facts["route of table 't' in module ''"]
+    'direct'
+    """
+    if plan is None:
+        return {"plan": None}
+    return {
+        f"{field} of table {table!r} in module {path!r}": value
+        for path, shardings in plan.plan.items()
+        for table, sharding in shardings.items()
+        for field, value in _sharding_facts(sharding).items()
+    }
+
+
+def _sharding_facts(sharding: ParameterSharding) -> Facts:
+    return {
+        "sharding_type": sharding.sharding_type,
+        "compute_kernel": sharding.compute_kernel,
+        "route": sharding.route,
+        "shards": [(shard.rank, shard.rows, shard.cols, shard.tier) for shard in sharding.shards],
+        "ranks": sharding.ranks,
+    }
+
+
+def table_facts(path: str, tables: Sequence[BaseEmbeddingConfig]) -> Facts:
+    """The configuration of every table of a collection."""
+    return {
+        f"{field} of table {config.name!r} in module {path!r}": value
+        for config in tables
+        for field, value in vars(config).items()
+    }
+
+
+def weight_facts(path: str, weights: Mapping[str, nn.Parameter], default: OptimizerSpec) -> Facts:
+    """Number format and fused optimizer of every unsharded table.
+
+    Args:
+        path: of the collection.
+        weights: table name -> parameter.
+        default: the sharder's optimizer, for tables without one.
+    """
+    facts: Facts = {}
+    for name, weight in weights.items():
+        place = f"table {name!r} in module {path!r}"
+        facts[f"number format of {place}"] = str(weight.dtype)
+        facts[f"optimizer of {place}"] = spec_of_parameter(weight) or default
+    return facts
+
+
+def dense_facts(module: nn.Module, apart: set[str]) -> Facts:
+    """Shape, number format and ``requires_grad`` of what is replicated.
+
+    Args:
+        module: the model.
+        apart: paths of the collections that are sharded.
+    """
+
+    def is_dense(name: str) -> bool:
+        return not any(path == "" or name.startswith(f"{path}.") for path in apart)
+
+    parameters = {
+        f"parameter {name!r}": (tuple(p.shape), str(p.dtype), p.requires_grad)
+        for name, p in module.named_parameters()
+        if is_dense(name)
+    }
+    buffers = {
+        f"buffer {name!r}": (tuple(b.shape), str(b.dtype)) for name, b in module.named_buffers() if is_dense(name)
+    }
+    return parameters | buffers
+
+
+def sharder_facts(sharder: Any) -> Facts:
+    """The settings of a sharder."""
+    name = type(sharder).__name__
+    return {f"{field} of {name}": value for field, value in vars(sharder).items()}

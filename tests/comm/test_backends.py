@@ -1,0 +1,136 @@
+"""One answer to which devices and backends a group carries, and groups that end when they are destroyed."""
+
+import gc
+import os
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from recshard_lab import DistributedModelParallel, EmbeddingBagCollection, EmbeddingBagConfig, ShardingEnv
+from recshard_lab.comm import ReplicaGrid, backends_of, compute_device, message_device, uses_nccl
+from recshard_lab.launcher import groups as launched_groups
+from recshard_lab.launcher import join
+from recshard_lab.train.pipelines import base
+from recshard_lab.train.pipelines.sending import READY, Announced, Sender
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def group(monkeypatch: Any) -> Iterator[Any]:
+    """A world of one over Gloo; called with a backend's name, it answers to that name."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    world = dist.group.WORLD
+
+    def named(backend: str) -> ShardingEnv:
+        config = str(distributed_c10d.BackendConfig(dist.Backend(backend)))
+        monkeypatch.setitem(distributed_c10d._world.pg_backend_config, world, config)
+        kept = distributed_c10d._world.pg_map[world]
+        monkeypatch.setitem(distributed_c10d._world.pg_map, world, (backend, *kept[1:]))
+        return ShardingEnv.default()
+
+    yield named
+    monkeypatch.undo()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("backend", "model", "message", "nccl"),
+    [
+        ("gloo", "cpu", "cpu", False),
+        ("cpu:gloo", "cpu", "cpu", False),
+        ("cpu:gloo,cuda:gloo", "cpu", "cpu", False),
+        ("cpu:gloo,cuda:nccl", "cuda:0", "cpu", True),
+        ("nccl", "cuda:0", "cuda:0", True),
+        ("cuda:nccl", "cuda:0", "cuda:0", True),
+    ],
+)
+def test_every_spelling_of_a_backend_gives_one_answer(
+    group: Any, backend: str, model: str, message: str, nccl: bool
+) -> None:
+    env = group(backend)
+    assert compute_device(env) == torch.device(model)
+    assert message_device(env) == torch.device(message)
+    assert uses_nccl(env) is nccl
+    assert launched_groups.uses_nccl() is nccl  # the launcher's twin, which may import nothing of ours
+    assert backends_of(env.pg).get("cuda") == ("nccl" if nccl else None if backend == "cpu:gloo" else "gloo")
+
+
+def test_one_process_has_no_backend() -> None:
+    env = ShardingEnv.from_local(1, 0)
+    assert backends_of(env.pg) == {}
+    assert compute_device(env) == message_device(env) == torch.device("cpu")
+
+
+def test_models_metrics_and_join_default_to_the_gpu_of_a_group_with_both_backends(group: Any, monkeypatch: Any) -> None:
+    group("cpu:gloo,cuda:nccl")
+    table = EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])
+    asked = []
+    monkeypatch.setattr(DistributedModelParallel, "_find", lambda self, module: asked.append(self.device) or iter(()))
+    monkeypatch.setattr(EmbeddingBagCollection, "to", lambda self, device: self, raising=False)
+    DistributedModelParallel(EmbeddingBagCollection([table]), init_data_parallel=False)
+    assert asked[0] == GPU
+    with join() as place:
+        assert place.device == GPU
+
+
+def test_pipelines_use_threads_by_default_over_gloo_and_not_over_nccl(group: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(base, "usable_cores", lambda: 64)
+    for backend, threads in (("gloo", True), ("cpu:gloo,cuda:nccl", False), ("nccl", False)):
+        assert base._threads(None, group(backend)) is threads
+        assert base._threads(True, group(backend)) is True
+
+
+def test_a_rank_without_a_batch_uses_the_same_connections_as_ranks_with_one(group: Any, monkeypatch: Any) -> None:
+    """At an uneven end of data one rank has no features to take a device from."""
+    env = group("cpu:gloo,cuda:nccl")
+    monkeypatch.setattr(ShardingEnv, "twin", lambda self: self)
+    sender = Sender(env, [], fused=True, uneven="stop", apart=False)
+    sent = []
+
+    def recorded(message: torch.Tensor, *_: Any) -> Any:
+        sent.append(message.device)
+        return type("Pending", (), {"wait": lambda self: message})()
+
+    monkeypatch.setattr("recshard_lab.train.pipelines.sending.issue_all_to_all", recorded)
+    for _ in sender._exchange(sender.links[0], READY, Announced(None), []):
+        pass
+    assert sent == [torch.device("cpu")]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
+def test_destroyed_groups_leave_no_threads_descriptors_or_objects() -> None:
+    counts, groups = [], []
+    for _ in range(4):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        env = ShardingEnv.default()
+        grid = ReplicaGrid(env, 1)
+        envs = [env, *env.node_envs(), grid.sharding, grid.replicas, *env.node_envs()]
+        table = EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])
+        model = DistributedModelParallel(EmbeddingBagCollection([table]))
+        groups += [weakref.ref(each.pg) for each in envs]
+        del env, envs, grid, model
+        dist.destroy_process_group()
+        gc.collect()
+        counts.append((len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))))
+    assert [group for group in groups if group() is not None] == []
+    assert counts[1:] == counts[:1] * 3
+
+
+def test_subgroups_are_created_once_while_their_group_lives(group: Any) -> None:
+    env = group("gloo")
+    assert env.node_envs()[0].pg is env.node_envs()[0].pg
+    assert ReplicaGrid(env, 1).replicas.pg is ReplicaGrid(env, 1).replicas.pg
+
+
+def test_an_env_that_contradicts_its_process_group_is_refused(group: Any) -> None:
+    env = group("gloo")
+    with pytest.raises(ValueError, match=r"rank=1 of world_size=2 does not match the process group.*rank 0 of 1"):
+        ShardingEnv(2, 1, env.pg)

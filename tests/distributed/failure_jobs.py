@@ -1,0 +1,272 @@
+"""What ranks run in the tests of errors on one rank: a step of the library raises there, and nowhere else."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recshard_lab import (
+    DistributedModelParallel,
+    DMPCollection,
+    EmbeddingBagCollection,
+    EmbeddingBagCollectionSharder,
+    EmbeddingBagConfig,
+    KeyedJaggedTensor,
+    ParameterSharding,
+    QCommsConfig,
+    Shard,
+    ShardingPlan,
+    get_qcomm_codecs_registry,
+)
+from recshard_lab.comm import CommType
+from tests.distributed import state_jobs, two_dimensional_jobs
+
+ROWS, DIM = 24, 8
+FAULT = "no memory left, says the test"
+
+
+def tables(module: str) -> list[EmbeddingBagConfig]:
+    """Two tables, of which the second is on the dense kernel under `plan`."""
+    return [
+        EmbeddingBagConfig(name=f"{module}{n}", num_embeddings=ROWS, embedding_dim=DIM, feature_names=[f"{module}{n}"])
+        for n in range(2)
+    ]
+
+
+class Two(nn.Module):
+    """Two collections and a dense layer."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.one = EmbeddingBagCollection(tables("a"))
+        self.two = EmbeddingBagCollection(tables("b"))
+        self.over = nn.Linear(4 * DIM, 1)
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        rows = [getattr(self, name)(features).values() for name in ("one", "two")]
+        return self.over(torch.cat(rows, 1)).sum()
+
+
+def plan(scheme: str, dense: bool = True, **more: Any) -> ShardingPlan:
+    """Every table under one scheme; the second of each collection on the dense kernel."""
+    return ShardingPlan(
+        {
+            path: {
+                f"{module}{n}": ParameterSharding(scheme, "dense" if n and dense else "fused", **more) for n in range(2)
+            }
+            for path, module in (("one", "a"), ("two", "b"))
+        }  # type: ignore[dict-item]
+    )
+
+
+def batch(step: int) -> KeyedJaggedTensor:
+    """Ids of this rank's four samples."""
+    generator = torch.Generator().manual_seed(17 * step + torch.distributed.get_rank())
+    keys = ["a0", "a1", "b0", "b1"]
+    return KeyedJaggedTensor(
+        keys, torch.randint(ROWS, (32,), generator=generator), lengths=torch.full((16,), 2, dtype=torch.int64)
+    )
+
+
+def build(
+    groups: int | None = None, scheme: str = "row_wise"
+) -> tuple[DistributedModelParallel, torch.optim.Optimizer]:
+    """A model, in sharding groups of so many ranks if asked, and the optimizer of its dense part."""
+    sharders = [EmbeddingBagCollectionSharder({"optimizer": "adam", "learning_rate": 0.01})]
+    if groups is None:
+        dmp = DistributedModelParallel(Two(), plan=plan(scheme), sharders=sharders)
+    else:
+        world = torch.distributed.group.WORLD
+        dmp = DMPCollection(
+            Two(), "cpu", plan(scheme), torch.distributed.get_world_size(), groups, world, sharders=sharders
+        )
+    return dmp, torch.optim.Adam(dmp.dense_parameters(), lr=0.01)
+
+
+def train(dmp: DistributedModelParallel, dense: torch.optim.Optimizer, first: int, steps: int) -> None:
+    """Some steps; the gradients of the last one stay."""
+    for step in range(first, first + steps):
+        dense.zero_grad()
+        dmp(batch(step)).backward()
+        dense.step()
+
+
+def everything(dmp: DistributedModelParallel, dense: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """This rank's weights, fused states, gradients and dense optimizer states."""
+    found = {}
+    for path, collection in dmp.collections.items():
+        for name, shards in collection.table_shards().items():
+            for part in shards.parts():
+                found |= {f"{path}/{name}/{part.name}/{n}": m.clone() for n, m in shards.matrices(part).items()}
+    for n, parameter in enumerate(own for group in dense.param_groups for own in group["params"]):
+        found[f"parameter {n}"] = parameter.detach().clone()
+        if parameter.grad is not None:
+            found[f"gradient {n}"] = parameter.grad.clone()
+        found |= {f"state {n}/{key}": value.clone() for key, value in dense.state[parameter].items()}
+    return found
+
+
+@contextmanager
+def failing(
+    owner: Any, name: str, rank: int, call: int = 0, error: type[Exception] = MemoryError
+) -> Iterator[list[int]]:
+    """A method or function raises on one rank, at one of its calls (negative: at all); the others never."""
+    usual, calls = getattr(owner, name), [0]
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if torch.distributed.get_rank() == rank and calls[0] - 1 in (call, *([calls[0] - 1] if call < 0 else [])):
+            raise error(FAULT)
+        return usual(*args, **kwargs)
+
+    setattr(owner, name, wrapped)
+    try:
+        yield calls
+    finally:
+        setattr(owner, name, usual)
+
+
+def attempted(action: Callable[[], Any]) -> str:
+    """Type and message of what an action raises; empty if nothing."""
+    try:
+        action()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def owner_of(where: str) -> tuple[Any, str]:
+    """``"reshard:move"`` -> the module `recshard_lab.distributed.reshard` and "move"; classes by a further dot."""
+    import importlib
+
+    module, _, path = where.partition(":")
+    owner: Any = importlib.import_module(f"recshard_lab.{module}")
+    *classes, name = path.split(".")
+    for one in classes:
+        owner = getattr(owner, one)
+    return owner, name
+
+
+def reshard_failing(where: str, call: int, bound: int | None, groups: int | None, size: int | None) -> tuple[Any, ...]:
+    """A reshard in which one step raises on rank 1.
+
+    Returns:
+        The error, how often the step ran, what differs from before, what differs from a model that nobody touched after
+        two more steps, and after a reshard that succeeds and a step.
+    """
+    dmp, dense = build(groups)
+    twin, twin_dense = build(groups)
+    for model, optimizer in ((dmp, dense), (twin, twin_dense)):
+        train(model, optimizer, 0, 2)
+        if size is not None:
+            model.sync(optimizers=[optimizer])
+    before = everything(dmp, dense)
+    more = {} if size is None else {"sharding_group_size": size}
+    target = plan("column_wise") if size is None else plan("table_wise", ranks=[0])
+
+    def reshard() -> Any:
+        return dmp.reshard(target, max_extra_bytes=bound, optimizers=[dense], **more)
+
+    with failing(*owner_of(where), rank=1, call=call) as calls:
+        error = attempted(reshard)
+    now = state_jobs.same(before, everything(dmp, dense))
+    for model, optimizer in ((dmp, dense), (twin, twin_dense)):
+        train(model, optimizer, 2, 2)
+    apart = state_jobs.same(everything(twin, twin_dense), everything(dmp, dense))
+    if size is not None:
+        return error, calls[0], now, apart, []
+    reshard()
+    train(dmp, dense, 4, 1)
+    train(twin, twin_dense, 4, 1)
+    whole = everything_whole(twin, groups), everything_whole(dmp, groups)
+    return error, calls[0], now, apart, state_jobs.same(*whole)
+
+
+def everything_whole(dmp: DistributedModelParallel, groups: int | None) -> dict[str, Tensor]:
+    """Weights and fused states whole."""
+    return state_jobs.everything(dmp) if groups is None else two_dimensional_jobs.everything(dmp)  # type: ignore[arg-type]
+
+
+def no_memory_to_return(bound: int) -> tuple[str, list[str], str, list[str]]:
+    """Rank 1 cannot build kernels at all, new ones or old ones, until its memory is free again.
+
+    Returns:
+        The error, errors of use meanwhile, the error of the next reshard, and what differs from before after it.
+    """
+    dmp, dense = build()
+    train(dmp, dense, 0, 2)
+    before = everything(dmp, dense)
+    with failing(*owner_of("distributed.sharded_collections:ShardedCollection.place"), rank=1, call=-1):
+        error = attempted(lambda: dmp.reshard(plan("column_wise"), max_extra_bytes=bound, optimizers=[dense]))
+        used = [attempted(use) for use in (dmp.state_dict, lambda: dmp.collections["one"].table_shards())]
+    again = attempted(lambda: dmp.reshard(plan("row_wise"), max_extra_bytes=bound, optimizers=[dense]))
+    return error, used, again, state_jobs.same(before, everything(dmp, dense))
+
+
+def refused_by_codec(bounds: list[int | None]) -> list[tuple[str, list[str]]]:
+    """A plan whose route the codec cannot serve: the error, and what it changed."""
+    table = EmbeddingBagConfig(name="t", num_embeddings=64, embedding_dim=32, feature_names=["f"])
+    codecs = get_qcomm_codecs_registry(QCommsConfig(CommType.INT8, CommType.FP16))
+    sharders = [EmbeddingBagCollectionSharder({"optimizer": "adam"}, codecs)]
+    now = ShardingPlan({"": {"t": ParameterSharding("table_wise")}})  # type: ignore[dict-item]
+    dmp = DistributedModelParallel(EmbeddingBagCollection([table]), plan=now, sharders=sharders)
+    before = state_jobs.everything(dmp)
+    target = ShardingPlan({"": {"t": ParameterSharding("row_wise", route="reduce_scatter")}})  # type: ignore[dict-item]
+    return [
+        (
+            attempted(lambda bound=bound: dmp.reshard(target, max_extra_bytes=bound)),
+            state_jobs.same(before, state_jobs.everything(dmp)),
+        )
+        for bound in bounds
+    ]
+
+
+# ---- constructors ----
+
+
+def construct_failing(where: str, groups: int | None) -> tuple[str, int]:
+    """The error of a constructor in which one step raises on rank 1, and how often the step ran."""
+    with failing(*owner_of(where), rank=1) as calls:
+        error = attempted(lambda: build(groups))
+    return error, calls[0]
+
+
+def construct_apart(what: str, kind: str) -> str:
+    """The error of a constructor that is called with other things on rank 1."""
+    odd = torch.distributed.get_rank() == 1
+    rows = ROWS + odd * (what == "rows")
+    optimizer = "exact_sgd" if odd and what == "optimizer" else "adam"
+    table = EmbeddingBagConfig(
+        name="u" if odd and what == "name" else "t", num_embeddings=rows, embedding_dim=DIM, feature_names=["f"]
+    )
+    shards = [Shard(int(odd and what == "shards"), (0, rows), (0, DIM))]
+    chosen: Any = ParameterSharding("table_wise", shards=shards)
+    if odd and what == "kernel":
+        chosen = ParameterSharding("table_wise", "dense", shards=shards)
+    given = None if odd and what == "no plan" else ShardingPlan({"": {table.name: chosen}})  # type: ignore[dict-item]
+    codecs = get_qcomm_codecs_registry(QCommsConfig(CommType.FP16, CommType.FP16)) if odd and what == "codecs" else None
+    sharders = [EmbeddingBagCollectionSharder({"optimizer": optimizer}, codecs)]
+    module: Any = EmbeddingBagCollection([table])
+    if what == "dense":
+        module = nn.Sequential(module, nn.Linear(DIM + odd, 1))
+        given = ShardingPlan({"0": {"t": chosen}})  # type: ignore[dict-item]
+    if kind == "sharder":
+        assert given is not None
+        return attempted(lambda: sharders[0].shard(module, dict(given.plan[""])))
+    if kind == "2d":
+        world = torch.distributed.group.WORLD
+        return attempted(lambda: DMPCollection(module, "cpu", given, 2, 2, world, sharders=sharders))
+    arguments: dict[str, Any] = {"init_data_parallel": not (odd and what == "switch")}
+    if odd and what == "device":
+        arguments["device"] = "nonsense"
+    return attempted(lambda: DistributedModelParallel(module, plan=given, sharders=sharders, **arguments))
+
+
+def works_after() -> float:
+    """The ranks are in step: a model is built and trained."""
+    dmp, dense = build()
+    train(dmp, dense, 0, 1)
+    return float(dmp(batch(9)).detach())

@@ -1,0 +1,139 @@
+"""An error on one rank: every rank raises it, with the rank's number, and nothing is lost."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import recshard_lab
+from tests.distributed import failure_jobs as jobs
+
+LIMIT_S = 60  # of one call; a hang is an error, not a long test
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Any]:
+    """Two ranks."""
+    with recshard_lab.launch(2) as launched:
+        yield launched
+
+
+def call(ranks: Any, job: Any, *arguments: Any) -> Any:
+    """What every rank returns, within the limit."""
+    return ranks.call(job, arguments, timeout_s=LIMIT_S)
+
+
+def all_raise(errors: Any, kind: str = "MemoryError") -> None:
+    """Every rank raised the same error, which names rank 1."""
+    assert set(errors) == {f"{kind}: rank 1: {jobs.FAULT}"}
+
+
+# ---- reshard ----
+
+BEFORE = {
+    "settle": ("distributed.sharded_collections:ShardedCollection.settle", 0),
+    "check": ("distributed.sharded_collections:ShardedCollection.check", 1),
+    "read states": ("distributed.dense_tables:DenseStates.__init__", 1),
+    "check states": ("distributed.dense_tables:DenseStates.check", 0),
+}
+STEPS = {
+    "place the first collection": ("distributed.sharded_collections:ShardedCollection.place", 0),
+    "place the second collection": ("distributed.sharded_collections:ShardedCollection.place", 1),
+    "states of the second collection": ("distributed.dense_tables:DenseStates.moves", 1),
+    "pack a message": ("distributed.reshard:_Exchange.__init__", 0),
+    "unpack a message": ("distributed.reshard:_Exchange.unpack", 0),
+    "optimizers of the second collection": ("distributed.dense_tables:DenseStates.finish", 1),
+    "bind the tables on the dense kernel": ("distributed.sharded_collections:ShardedCollection.bind_dense", 3),
+    "bind the fused optimizer": ("distributed.fused_optimizer:FusedOptimizer.bind", 0),
+}
+PARKED = {
+    "park the first collection": ("distributed.migrate:parked", 0),
+    "park the second collection": ("distributed.migrate:parked", 1),
+    "pack the third message": ("distributed.reshard:_Exchange.__init__", 2),
+}
+
+
+@pytest.mark.parametrize("step", BEFORE)
+def test_a_reshard_that_fails_on_one_rank_before_any_move_leaves_every_rank_as_it_was(two: Any, step: str) -> None:
+    unchanged(two, *BEFORE[step], None)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("bound", [None, 1 << 10], ids=["beside", "parked"])
+def test_a_reshard_that_fails_on_one_rank_leaves_every_rank_as_it_was(two: Any, step: str, bound: int | None) -> None:
+    unchanged(two, *STEPS[step], bound)
+
+
+@pytest.mark.parametrize("step", PARKED)
+def test_a_reshard_in_bounded_memory_that_fails_on_one_rank_leaves_every_rank_as_it_was(two: Any, step: str) -> None:
+    unchanged(two, *PARKED[step], 1 << 10)
+
+
+def unchanged(ranks: Any, where: str, number: int, bound: int | None, *more: Any) -> None:
+    errors, counts, now, later, moved = zip(
+        *call(ranks, jobs.reshard_failing, where, number, bound, *(more or (None, None))), strict=True
+    )
+    all_raise(errors)
+    assert max(counts) > number
+    assert [*now, *later, *moved] == [[]] * 3 * ranks.world_size
+
+
+def test_a_route_that_the_codec_cannot_serve_is_refused_before_anything_moves(two: Any) -> None:
+    for refusals in call(two, jobs.refused_by_codec, [None, 1000]):
+        for error, changed in refusals:
+            assert error.startswith("PlanError")
+            assert "reduce_scatter" in error
+            assert changed == []
+
+
+def test_tables_that_cannot_return_to_memory_wait_in_their_file(two: Any) -> None:
+    for rank, (error, used, again, changed) in enumerate(call(two, jobs.no_memory_to_return, 1 << 10)):
+        assert error.startswith(f"RuntimeError: rank 1: MemoryError: {jobs.FAULT}: the tables wait in a file")
+        assert ["the tables wait in a file" in each for each in used] == [rank == 1] * len(used)
+        assert again == ""
+        assert changed == []
+
+
+# ---- constructors ----
+
+BUILDING = [
+    "distributed.model_parallel:DistributedModelParallel._read_arguments",
+    "distributed.model_parallel:DistributedModelParallel._check_plan",
+    "distributed.sharded_collections:ShardedCollection.place",
+    "distributed.reshard:_Exchange.__init__",
+    "distributed.reshard:_Exchange.unpack",
+    "distributed.model_parallel:DistributedModelParallel._place_dense",
+]
+
+
+@pytest.mark.parametrize("where", BUILDING)
+def test_a_constructor_that_fails_on_one_rank_fails_on_all(two: Any, where: str) -> None:
+    errors, counts = zip(*call(two, jobs.construct_failing, where, None), strict=True)
+    all_raise(errors)
+    assert min(counts) >= 1
+    assert len(set(call(two, jobs.works_after))) == 2
+
+
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [
+        ("shards", "the plan: shards of table 't' in module '' is [(0, (0, 24), (0, 8), 'hbm')] on rank 0 and [(1, "),
+        ("kernel", "the plan: compute_kernel of table 't' in module '' is 'fused' on rank 0 and 'dense' on rank 1"),
+        ("rows", "num_embeddings of table 't' in module '' is 24 on rank 0 and 25 on rank 1"),
+        ("name", "table 't' in module ''"),
+        ("optimizer", "the model: optimizer of table 't' in module '' is OptimizerSpec(optimizer=<EmbOptimType.ADAM"),
+        ("codecs", "the sharders: qcomm_codecs_registry of EmbeddingBagCollectionSharder is None on rank 0"),
+        ("dense", "the model: parameter '1.weight' is ((1, 8), 'torch.float32', True) on rank 0 and ((1, 9), "),
+        ("no plan", "the plan"),
+        ("switch", "the arguments: init_data_parallel is True on rank 0 and False on rank 1"),
+        ("device", "rank 1: device must be a torch.device"),
+    ],
+)
+def test_a_constructor_names_what_differs_between_ranks(two: Any, what: str, named: str) -> None:
+    kinds = ["dmp", *(["sharder", "2d"] if what in ("shards", "rows") else [])]
+    for kind in kinds:
+        errors = call(two, jobs.construct_apart, what, kind)
+        assert len(set(errors)) == 1
+        assert errors[0].startswith("ValueError" if what == "device" else "PlanError: the ranks disagree about the ")
+        assert named in errors[0] or (what == "rows" and "plan: shards" in errors[0])
+    assert len(call(two, jobs.works_after)) == 2

@@ -118,6 +118,7 @@ _ROOM_OF = {
     "get_qcomm_codecs_registry": "comm",
     # distributed
     "DMPCollection": "distributed",
+    "DefaultDataParallelWrapper": "distributed",
     "DistributedModelParallel": "distributed",
     "EmbeddingBagCollectionSharder": "distributed",
     "EmbeddingCollectionSharder": "distributed",

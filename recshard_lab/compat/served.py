@@ -98,7 +98,8 @@ SERVED: dict[str, dict[str, str]] = {
         "train": "GradientAccumulationConfig GradientAccumulationWrapper",
     },
     "torchrec.distributed.model_parallel": {
-        "distributed": "DMPCollection DistributedModelParallel get_default_sharders"
+        "distributed": "DMPCollection DataParallelWrapper DefaultDataParallelWrapper DistributedModelParallel "
+        "get_default_sharders"
     },
     "torchrec.distributed.sharding_plan": {
         "sharding": f"{_GENERATORS} table_row_wise table_wise ParameterShardingGenerator",

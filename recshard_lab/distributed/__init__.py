@@ -5,6 +5,8 @@ from recshard_lab.distributed.awaitable import Awaitable as Awaitable
 from recshard_lab.distributed.awaitable import LazyAwaitable as LazyAwaitable
 from recshard_lab.distributed.awaitable import LazyNoWait as LazyNoWait
 from recshard_lab.distributed.awaitable import NoWait as NoWait
+from recshard_lab.distributed.data_parallel import DataParallelWrapper as DataParallelWrapper
+from recshard_lab.distributed.data_parallel import DefaultDataParallelWrapper as DefaultDataParallelWrapper
 from recshard_lab.distributed.exchange import Executor as Executor
 from recshard_lab.distributed.migrate import Resharded as Resharded
 from recshard_lab.distributed.model_parallel import DistributedModelParallel as DistributedModelParallel

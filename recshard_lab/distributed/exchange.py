@@ -263,7 +263,12 @@ class _Step(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor | None, None, None]:
-        of_weights = ctx.executor.backward(ctx.saved, grads[0])
-        ctx.saved = None
-        return None, of_weights, None, None
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, None, None]:
+        if ctx.saved is None:
+            raise RuntimeError(
+                "backward ran twice through one sharded lookup: the first run has stepped the tables. "
+                "Fix: call the model again before the second backward"
+            )
+        saved, ctx.saved = ctx.saved, None
+        return None, ctx.executor.backward(saved, grad), None, None

@@ -54,6 +54,7 @@ class Home:
             count them all, ``counts`` those that are left.
         weights: the per-sample weights ``[N]``, where they ask for a gradient.
         spans: for each block, where its ids begin and end among those N.
+        ids: for each block of a sequence collection, its ids as they were in the batch.
     """
 
     batch_size: int
@@ -68,6 +69,7 @@ class Home:
     kept: list[Tensor | None] | None = None
     weights: Tensor | None = None
     spans: Sequence[tuple[int, int]] = ()
+    ids: Sequence[Tensor] = ()
 
 
 @dataclass(slots=True)
@@ -224,7 +226,9 @@ class InputDist:
             ValueError: as `start`.
         """
         layout = self.layout
-        fitted = fit_ids(features, self._key_positions(features.keys()), layout, self.policy)
+        position = self._key_positions(features.keys())
+        fitted = fit_ids(features, position, layout, self.policy)
+        original = [] if self.pooled else _by_block(features, position)
         features, position = fitted.features, fitted.position
         per_key, starts = features.length_per_key(), features.offset_per_key()
         values, weights = features.values(), self._weights(features)
@@ -261,6 +265,7 @@ class InputDist:
             kept=fitted.kept,
             weights=asking,
             spans=whole,
+            ids=original,
         )
         if fitted.lengths is not None:
             home.lengths = [own.to(self.wire) for own in fitted.lengths]
@@ -362,6 +367,12 @@ def _lane_major(parts: list[Tensor], by_source: list[list[int]]) -> Tensor:
     lanes = range(len(by_source[0]))
     pieces = [part[end[n] : end[n + 1]] for n in lanes for part, end in zip(parts, ends, strict=True)]
     return torch.cat(pieces) if pieces else parts[0]
+
+
+def _by_block(features: KeyedJaggedTensor, position: list[int]) -> list[Tensor]:
+    """The ids of each block, as views."""
+    values, starts = features.values(), features.offset_per_key()
+    return [values[starts[key] : starts[key + 1]] for key in position]
 
 
 def _bags(part: BlockIds | Found) -> int:

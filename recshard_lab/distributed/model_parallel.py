@@ -1,17 +1,15 @@
 """DistributedModelParallel: embedding collections sharded, the dense rest replicated, in one call."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.nn.parallel import DistributedDataParallel
 
 from recshard_lab.arguments import checks_arguments, device_named, names_wrong_arguments
-from recshard_lab.comm import ShardingEnv, agreed, compute_device, from_first_rank, refuse_differences, ring_bytes
-from recshard_lab.comm.trace import record
+from recshard_lab.comm import ShardingEnv, agreed, compute_device, from_first_rank, refuse_differences
+from recshard_lab.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper
 from recshard_lab.distributed.fused_optimizer import FusedOptimizer
 from recshard_lab.distributed.migrate import Bound, Resharded, agreed_plan, migrate, recover
 from recshard_lab.distributed.rank_facts import dense_facts, plan_facts, sharder_facts, table_facts, weight_facts
@@ -41,6 +39,7 @@ class DistributedModelParallel(nn.Module):
         sharders: which collections, with which fused optimizer and kernel.
         init_data_parallel: replicate the dense part now; False leaves it to a later call of `init_data_parallel`.
         init_parameters: give dense parameters on ``meta`` memory, and their modules' ``reset_parameters()`` a call.
+        data_parallel_wrapper: replicates the dense part; `DefaultDataParallelWrapper` when None.
 
     Raises:
         PlanError: the plan leaves a hole, overlaps, or names a module, table or rank that is not there.
@@ -62,11 +61,17 @@ class DistributedModelParallel(nn.Module):
         sharders: Sequence[CollectionSharder] | None = None,
         init_data_parallel: bool = True,
         init_parameters: bool = True,
+        data_parallel_wrapper: DataParallelWrapper | None = None,
     ) -> None:
         super().__init__()
+        self._data_parallel_wrapper = data_parallel_wrapper or DefaultDataParallelWrapper()
         self.env = env if env is not None else ShardingEnv.default()
         everyone = self.dense_env
-        switches = {"init_data_parallel": init_data_parallel, "init_parameters": init_parameters}
+        switches = {
+            "init_data_parallel": init_data_parallel,
+            "init_parameters": init_parameters,
+            "data_parallel_wrapper": type(self._data_parallel_wrapper).__qualname__,
+        }
         found, facts = agreed(everyone, lambda: self._read_arguments(module, device, plan, sharders, switches))
         refuse_differences(everyone, facts, PlanError)
         if plan is None and found:
@@ -192,19 +197,7 @@ class DistributedModelParallel(nn.Module):
     def init_data_parallel(self) -> None:
         """Replicates the dense part; does nothing where that has been done."""
         if self.module is self._bare:
-            self.module = self._replicate()
-
-    def _replicate(self) -> nn.Module:
-        """Wraps the dense rest in DistributedDataParallel, where there is one and somebody to share it with."""
-        sharded = self._sharded_names()
-        dense = [p for name, p in self._bare.named_parameters() if name not in sharded and p.requires_grad]
-        env = self.dense_env
-        if env.pg is None or not dense:
-            return self._bare
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self._bare, sorted(sharded))
-        replicated = DistributedDataParallel(self._bare, process_group=env.pg, gradient_as_bucket_view=True)
-        replicated.register_comm_hook(env, _recorded_all_reduce)
-        return replicated
+            self._data_parallel_wrapper.wrap(self, self.dense_env, self.device)
 
     @property
     def dense_env(self) -> ShardingEnv:
@@ -216,12 +209,19 @@ class DistributedModelParallel(nn.Module):
         """Whether there are several replicas of the tables, which may differ."""
         return False
 
-    def _sharded_names(self) -> set[str]:
+    def sharded_parameter_names(self) -> set[str]:
+        """Names of the parameters that are shards of tables; all others are dense."""
         return {
             f"{path}.{name}" if path else name
             for path, collection in self.collections.items()
             for name, _ in collection.named_parameters()
         }
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """``.to()``, ``.half()`` and the like; refused before the dense part changes where tables cannot follow."""
+        for collection in self.collections.values():
+            collection._apply(fn)
+        return super()._apply(fn, recurse)
 
     # ---- moving ----
 
@@ -363,7 +363,7 @@ class DistributedModelParallel(nn.Module):
         for collection in self.collections.values():
             for name, count in collection.executor.buffer_bytes.items():
                 held[name] += count
-        sharded = self._sharded_names()
+        sharded = self.sharded_parameter_names()
         for name, parameter in self._bare.named_parameters():
             if name not in sharded:
                 held["dense"] += _bytes(parameter) + (_bytes(parameter.grad) if parameter.grad is not None else 0)
@@ -384,12 +384,6 @@ class DistributedModelParallel(nn.Module):
                 held["weights"] += _bytes(weight)
                 held["optimizer_state"] += sum(map(_bytes, shards.states.get(position, {}).values()))
         return held
-
-
-def _recorded_all_reduce(env: ShardingEnv, bucket: torch.distributed.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
-    """DDP's own averaging all-reduce, noted in open traces as the ring that a bandwidth-optimal one is."""
-    record("all_reduce", "dense", ring_bytes(_bytes(bucket.buffer()), env), env)
-    return allreduce_hook(env.pg, bucket)
 
 
 def _bytes(tensor: Tensor) -> int:

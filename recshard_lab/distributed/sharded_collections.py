@@ -58,6 +58,7 @@ class ShardedCollection(nn.Module):
         codecs: number formats of rows and gradients on the wire; FP32 when left out.
         out_of_range: what becomes of ids that are no rows: ``"error"``, ``"clamp"`` or ``"ignore"``.
         batch_tables: one lookup for all tables of a kind; one a table otherwise.
+        need_indices: sequences carry their ids as weights.
     """
 
     pooled: bool
@@ -76,8 +77,10 @@ class ShardedCollection(nn.Module):
         codecs: Registry | None = None,
         out_of_range: str = "error",
         batch_tables: bool = True,
+        need_indices: bool = False,
     ) -> None:
         super().__init__()
+        self._need_indices = need_indices
         self._policy = OutOfRange(out_of_range)
         self.env, self.device = env, device
         self.tables = list(tables)
@@ -310,8 +313,12 @@ class ShardedEmbeddingCollection(ShardedCollection):
         """Local batch in, for each key a jagged ``[N, D]`` out."""
         return self.compute_and_output_dist(self._routed(features))
 
+    def need_indices(self) -> bool:
+        """Whether outputs carry their ids as weights."""
+        return self._need_indices
+
     def compute_and_output_dist(self, routed: Routed) -> ArrivedDict:
-        """Looks up the ids that came and brings every row home."""
+        """Looks up remote ids and returns every row to its source rank."""
         blocks, home = self.layout.blocks, routed.home
         sizes = [n * block.dim for n, block in zip(home.counts, blocks, strict=True)]
         parts = self.executor.finish(routed).split(sizes)
@@ -320,10 +327,11 @@ class ShardedEmbeddingCollection(ShardedCollection):
             part.view(-1, block.dim) if left is None else put_back(part.view(-1, block.dim), left, int(lengths.sum()))
             for block, part, left, lengths in zip(blocks, parts, kept, home.lengths, strict=True)
         ]
+        ids = home.ids if self._need_indices else [None] * len(blocks)
         return ArrivedDict(
             {
-                block.key: JaggedTensor(own, lengths=lengths.long())
-                for block, own, lengths in zip(blocks, rows, home.lengths, strict=True)
+                block.key: JaggedTensor(own, indices, lengths.long())
+                for block, own, indices, lengths in zip(blocks, rows, ids, home.lengths, strict=True)
             }
         )
 

@@ -142,6 +142,7 @@ class CollectionSharder(ModuleSharder[nn.Module]):
             codecs=self.qcomm_codecs_registry,
             out_of_range=self.out_of_range or str(getattr(module, "out_of_range", "error")),
             batch_tables=self.batch_tables,
+            need_indices=bool(getattr(module, "need_indices", lambda: False)()),
         )
 
     def shard(

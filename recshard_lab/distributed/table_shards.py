@@ -1,8 +1,8 @@
 """What a rank holds of one table: parameters, and how they appear in a state dict."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -148,6 +148,31 @@ class TableShards(nn.Module):
                 parameter._in_backward_optimizers = [EmptyFusedOptimizer()]  # type: ignore[attr-defined]
             elif hasattr(parameter, "_in_backward_optimizers"):
                 del parameter._in_backward_optimizers
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Leaves the parameters where they are: they are the memory of kernels. Shards in host memory stay there.
+
+        Raises:
+            ValueError: ``.half()``, ``.to(device)`` and the like would change the format or the rank's device.
+        """
+        rank_probe = torch.empty(0, dtype=whole_dtype(self.config), device=self.device)
+        moved = fn(rank_probe)  # the same on ranks without a shard
+        if moved.dtype != rank_probe.dtype or moved.device != rank_probe.device:
+            raise ValueError(self._immovable(moved))
+        for weight in self.held.values():
+            if fn(weight.new_empty(0)).device != weight.device:
+                continue  # a shard in host memory
+            moved = fn(weight)
+            if moved.data_ptr() != weight.data_ptr():
+                raise ValueError(self._immovable(moved))
+        return self
+
+    def _immovable(self, moved: Tensor) -> str:
+        return (
+            f"table {self.config.name!r} cannot become {moved.dtype} on {moved.device}: its kernel holds it as "
+            f"{whole_dtype(self.config)} on {self.device}. Fix: convert the dense modules alone, or build the model "
+            f"with that device, and the tables with that data_type"
+        )
 
     def let_go(self) -> None:
         """Frees the memory behind the parameters, whoever else knows them, and forgets the rest."""

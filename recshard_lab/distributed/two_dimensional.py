@@ -34,6 +34,7 @@ from recshard_lab.comm import (
     gathered,
     refuse_differences,
 )
+from recshard_lab.distributed.data_parallel import DataParallelWrapper
 from recshard_lab.distributed.migrate import Bound, Resharded, agreed_plan, migrate, recover
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
 from recshard_lab.distributed.rank_facts import plan_facts
@@ -88,8 +89,8 @@ class DMPCollection(DistributedModelParallel):
         use_inter_host_allreduce: neighbouring ranks share a sharding group, so that steps stay inside nodes and `sync`
             crosses them; replicas of a part are neighbours when False, and steps cross.
         custom_all_reduce: averages a list of tensors over ``replica_pg`` in place, instead of `sync`'s own exchange.
-        init_data_parallel, init_parameters: as of `DistributedModelParallel`.
-        data_parallel_wrapper, submodule_configs, rs_awaitable_hook_module, use_sharded_relay: as TorchRec has them by
+        init_data_parallel, init_parameters, data_parallel_wrapper: as of `DistributedModelParallel`.
+        submodule_configs, rs_awaitable_hook_module, use_sharded_relay: as TorchRec has them by
             default; nothing else is done here.
 
     Raises:
@@ -119,7 +120,7 @@ class DMPCollection(DistributedModelParallel):
         sharders: Sequence[CollectionSharder] | None = None,
         init_data_parallel: bool = True,
         init_parameters: bool = True,
-        data_parallel_wrapper: Any = None,
+        data_parallel_wrapper: DataParallelWrapper | None = None,
         use_inter_host_allreduce: bool = False,
         custom_all_reduce: AllReduce | None = None,
         submodule_configs: Any = None,
@@ -131,7 +132,6 @@ class DMPCollection(DistributedModelParallel):
         world = ShardingEnv.default() if global_pg is None else ShardingEnv.from_process_group(global_pg)
 
         def read() -> tuple[ReplicaGrid, list[CollectionSharder]]:
-            _refuse("data_parallel_wrapper", data_parallel_wrapper, None, "the dense part is torch's DDP")
             _refuse("submodule_configs", submodule_configs, None, "all collections share one layout of ranks")
             _refuse("rs_awaitable_hook_module", rs_awaitable_hook_module, None, "tables are whole in every replica")
             _refuse("use_sharded_relay", use_sharded_relay, False, "replicas are averaged by one exchange")
@@ -158,7 +158,16 @@ class DMPCollection(DistributedModelParallel):
         refuse_differences(world, {"arguments": arguments, "plan": plan_facts(plan)}, PlanError)
         if plan is None:
             plan = from_first_rank(world, lambda: self._planned_for_group(module, device, known_sharders))
-        super().__init__(module, grid.sharding, device, plan, known_sharders, init_data_parallel, init_parameters)
+        super().__init__(
+            module,
+            grid.sharding,
+            device,
+            plan,
+            known_sharders,
+            init_data_parallel,
+            init_parameters,
+            data_parallel_wrapper,
+        )
         self._custom_all_reduce = custom_all_reduce
         self._apart = False
         with torch.no_grad():

@@ -261,7 +261,7 @@ SCHEMES = [*scheme_names(), "custom"]
 KINDS = ["pooled", "weighted", "sequence"]
 
 
-def _plan(world: int, tables: list[Any], scheme: str) -> ShardingPlan:
+def plan_of(world: int, tables: list[Any], scheme: str) -> ShardingPlan:
     """Every table under one scheme: ids of several are one run of the batch's memory, which is not copied."""
     entries = {}
     for table in tables:
@@ -286,7 +286,7 @@ class Sharded:
         collection = EmbeddingCollection(tables) if sequence else EmbeddingBagCollection(tables, self.weighted)
         fused = {"optimizer": "exact_sgd", "learning_rate": 0.5}
         sharder = (EmbeddingCollectionSharder if sequence else EmbeddingBagCollectionSharder)(fused, backend=backend)
-        plan = _plan(torch.distributed.get_world_size(), tables, scheme)
+        plan = plan_of(torch.distributed.get_world_size(), tables, scheme)
         self.model = DistributedModelParallel(collection, plan=plan, sharders=[sharder])
         (shards,) = self.model.collections.values()
         self.held = [weight for own in shards.table_shards().values() for weight in own.held.values()]

@@ -162,11 +162,18 @@ class GradientAccumulationWrapper:
 
 
 def _average(replicated: DistributedDataParallel) -> None:
-    """The gradients that `no_sync` has kept on this rank, averaged as DDP would have."""
+    """Averages over the ranks the gradients that ``no_sync`` has kept, as DDP does.
+
+    A parameter that no rank has used keeps ``grad`` as it is.
+    """
     left_out = set(getattr(replicated, "parameters_to_ignore", ()))
-    own = [p for name, p in replicated.module.named_parameters() if p.requires_grad and name not in left_out]
+    dense = [p for name, p in replicated.module.named_parameters() if p.requires_grad and name not in left_out]
     env = ShardingEnv.from_process_group(replicated.process_group)
-    flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in own])
+    grads = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in dense]
+    used = grads[0].new_tensor([float(p.grad is not None) for p in dense])
+    flat = torch.cat([*grads, used])
     all_reduce(flat.div_(env.world_size), env, "dense")
-    for parameter, grad in zip(own, flat.split([p.numel() for p in own]), strict=True):
-        parameter.grad = grad.view_as(parameter).clone()
+    *averaged, counts = flat.split([p.numel() for p in dense] + [len(dense)])
+    for parameter, grad, count in zip(dense, averaged, counts.tolist(), strict=True):
+        if count:
+            parameter.grad = grad.view_as(parameter).clone()

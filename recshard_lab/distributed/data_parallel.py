@@ -1,0 +1,160 @@
+"""How the dense part of a sharded model is replicated: torch's DistributedDataParallel, or a wrapper of the user's.
+
+Gradients of dense parameters are averaged over the ranks in every step, also in steps that do not use all of them. A
+rank that does not use a parameter adds zeros. A parameter that no rank uses keeps ``grad`` as it was, so that its
+optimizer leaves it alone, as in the unsharded model.
+"""
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    allreduce_hook,
+    bf16_compress_hook,
+    fp16_compress_hook,
+)
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from recshard_lab.comm import ShardingEnv, ring_bytes
+from recshard_lab.comm.trace import record
+
+if TYPE_CHECKING:
+    from recshard_lab.distributed.model_parallel import DistributedModelParallel
+
+_HOOKS: dict[str | None, tuple[int, Callable[..., Any]]] = {
+    None: (8, allreduce_hook),
+    "fp16": (2, fp16_compress_hook),
+    "bf16": (2, bf16_compress_hook),
+}
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
+
+
+class DataParallelWrapper(ABC):
+    """Replicates the dense part of a `DistributedModelParallel`, under TorchRec's name."""
+
+    @abstractmethod
+    def wrap(self, dmp: "DistributedModelParallel", env: ShardingEnv, device: torch.device) -> None:
+        """Replaces ``dmp.module``, which `DistributedModelParallel.forward` calls.
+
+        Args:
+            dmp: its tables are sharded, and its kernels step them: leave ``dmp.sharded_parameter_names()`` alone.
+            env: the ranks that share the dense part.
+            device: where the model is.
+        """
+
+
+class DefaultDataParallelWrapper(DataParallelWrapper):
+    """Wraps the model in DistributedDataParallel, which averages dense gradients while backward runs.
+
+    ``find_unused_parameters`` is the default because it alone is right when steps use different parameters.
+    ``static_graph`` fixes the set in the first step: a later step that uses fewer is not averaged, without an error.
+    The search costs 0.5 ms a step in a 3-layer MLP of 2 ms and under 2% in an MLPerf-sized one of 110 ms (10th
+    percentiles, 2 CPU ranks over Gloo).
+
+    Args:
+        bucket_cap_mb: size of a gradient bucket, in MiB.
+        static_graph: every step uses the same parameters, on every rank. Nothing is searched then.
+        find_unused_parameters: search the graph of every step for parameters that it does not use. False is right
+            only where every step uses all of them. None means True unless ``static_graph``.
+        allreduce_comm_precision: "fp16" or "bf16" halves the bytes; None sends gradients as they are.
+        params_to_ignore: names of further parameters and buffers that are not replicated.
+        ddp_kwargs: further arguments of DistributedDataParallel.
+
+    Raises:
+        ValueError: an unknown precision, or ``static_graph`` together with ``find_unused_parameters``.
+
+    >>> DefaultDataParallelWrapper(static_graph=True, allreduce_comm_precision="bf16").ddp_kwargs["static_graph"]
+    True
+    """
+
+    def __init__(
+        self,
+        bucket_cap_mb: int = 25,
+        static_graph: bool = False,
+        find_unused_parameters: bool | None = None,
+        allreduce_comm_precision: str | None = None,
+        params_to_ignore: Sequence[str] | None = None,
+        ddp_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        if allreduce_comm_precision not in _HOOKS:
+            raise ValueError(
+                f"allreduce_comm_precision={allreduce_comm_precision!r} is not supported. Supported: 'fp16', 'bf16', "
+                f"None. Fix: use one of these"
+            )
+        if static_graph and find_unused_parameters:
+            raise ValueError(
+                "static_graph=True and find_unused_parameters=True exclude each other: a static graph is not searched. "
+                "Fix: leave one of them out"
+            )
+        self.precision, self.params_to_ignore = allreduce_comm_precision, list(params_to_ignore or ())
+        self.ddp_kwargs: dict[str, Any] = {
+            "bucket_cap_mb": bucket_cap_mb,
+            "static_graph": static_graph,
+            "find_unused_parameters": not static_graph if find_unused_parameters is None else find_unused_parameters,
+            "gradient_as_bucket_view": True,
+            **(ddp_kwargs or {}),
+        }
+
+    def wrap(self, dmp: "DistributedModelParallel", env: ShardingEnv, device: torch.device) -> None:
+        """Replicates ``dmp.module`` over ``env``; leaves it as it is on one process or without dense parameters."""
+        ignored = {*dmp.sharded_parameter_names(), *self.params_to_ignore}
+        dense = [p for name, p in dmp.module.named_parameters() if name not in ignored and p.requires_grad]
+        if env.pg is None or not dense:
+            return
+        # torch suggests turning the search off after a step that used all parameters; the next one may not
+        warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(dmp.module, sorted(ignored))
+        replicated = _Replicated(dmp.module, process_group=env.pg, **self.ddp_kwargs)
+        replicated.register_comm_hook((env, *_HOOKS[self.precision]), _recorded_all_reduce)
+        dmp.module = replicated
+
+
+class _Replicated(DistributedDataParallel):
+    """DistributedDataParallel that sees the tensors of any pytree that the model returns, such as a KeyedTensor."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        specs: list[TreeSpec] = []
+
+        def flatten(module: nn.Module, inputs: Any, output: Any) -> list[Any]:
+            leaves, spec = tree_flatten(output)
+            if self.find_unused_parameters and torch.is_grad_enabled():
+                _refuse_hidden(leaves)
+            specs.append(spec)
+            return leaves
+
+        hook = self.module.register_forward_hook(flatten)
+        try:
+            leaves = super().forward(*args, **kwargs)
+        finally:
+            hook.remove()
+        return tree_unflatten(leaves, specs[0])
+
+
+def _refuse_hidden(leaves: Sequence[Any]) -> None:
+    """Raises where every tensor that may lead to a loss is inside objects that torch cannot look into."""
+    if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
+        return
+    hidden = next((leaf for leaf in leaves if not isinstance(leaf, (Tensor, *_PLAIN))), None)
+    if hidden is not None:
+        raise ValueError(
+            f"the model returns a {type(hidden).__name__}, and no tensor that requires a gradient beside it: which "
+            f"parameters the step uses cannot be found inside. Fix: return tensors, dicts, dataclasses or registered "
+            f"pytree nodes, or pass data_parallel_wrapper=DefaultDataParallelWrapper(find_unused_parameters=False)"
+        )
+
+
+def _recorded_all_reduce(
+    state: tuple[ShardingEnv, int, Callable[..., Any]],
+    bucket: torch.distributed.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[Tensor]:
+    """DDP's own averaging all-reduce, noted in open traces as the ring that a bandwidth-optimal one is."""
+    env, most, hook = state
+    buffer = bucket.buffer()
+    record("all_reduce", "dense", ring_bytes(buffer.numel() * min(buffer.element_size(), most), env), env)
+    reduced: torch.futures.Future[Tensor] = hook(env.pg, bucket)
+    return reduced

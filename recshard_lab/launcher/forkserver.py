@@ -1,4 +1,4 @@
-"""The kernel's hold on the zygote: start it, have ranks forked, hear of their end."""
+"""The kernel's side of the zygote: starts it, requests ranks from it, reports their end."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ import socket
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from .channel import Channel, Message
-from .engines.engine import OnExit
+from .engines.engine import OnExit, descendants, kill_all
 from .errors import LaunchError
 
 __all__ = ["Forkserver", "forkserver", "warm"]
 
-# Imported in the zygote while nobody waits, if they are installed: what a rank would otherwise import itself.
+# Imported in the zygote between requests, if they are installed: ranks would otherwise import them one by one.
 LATER = (
     "torch.nn.parallel.distributed",
     "fbgemm_gpu",
@@ -70,6 +71,7 @@ class Forkserver:
         theirs.close()
         self.channel = Channel(ours)
         self.alive = True
+        self.unsafe = ""  # why it forks no more ranks
         self.warmed = threading.Event()
         self._hello = threading.Event()
         self._folder = ""
@@ -90,7 +92,7 @@ class Forkserver:
     def fork(self, spec: dict[str, Any], fds: Sequence[int], on_exit: OnExit) -> Callable[[], int]:
         """Asks for a rank; what is returned waits for its pid. on_exit is called from a thread."""
         self._check()
-        fork = _Fork(on_exit)
+        fork = _Fork(int(spec["rank"]), on_exit)
         with self._lock:
             self._count += 1
             number = self._count
@@ -100,6 +102,8 @@ class Forkserver:
         def pid() -> int:
             fork.done.wait(120)
             if fork.pid is None:
+                if fork.why_not:
+                    raise LaunchError(fork.why_not)
                 self._check()
                 raise LaunchError("the forkserver did not answer within 120 s; restart the kernel.")
             return fork.pid
@@ -120,15 +124,16 @@ class Forkserver:
         try:
             self.process.wait(LEAVE_S)
         except subprocess.TimeoutExpired:  # in the midst of an import
+            left = descendants(self.process.pid)
             self.process.kill()
+            kill_all(left)
             self.process.wait()
             if self._folder:
                 shutil.rmtree(self._folder, ignore_errors=True)
         self._thread.join(5)
 
     def forget(self) -> None:
-        """In a fork of the kernel: the zygote is the parent's."""
-        self.channel.close()
+        """In a fork of the kernel, where the channel is closed already: the zygote is the parent's."""
         self.alive = False
         self.process.returncode = 0  # not ours to wait for
 
@@ -143,29 +148,47 @@ class Forkserver:
     def _listen(self) -> None:
         try:
             while True:
-                message = self.channel.receive()
-                if message.kind == "hello":
-                    self._folder = pickle.loads(message.payload)
-                    self._hello.set()
-                elif message.kind == "forked":
-                    fork = self._forks.pop(message.cell)
-                    fork.pid = pickle.loads(message.payload)
-                    self._on_exit[fork.pid] = fork.on_exit
-                    fork.done.set()
-                elif message.kind == "exited":
-                    pid, status = pickle.loads(message.payload)
-                    self._on_exit.pop(pid)(os.waitstatus_to_exitcode(status))
-                elif message.kind == "warm":
-                    self.warmed.set()
+                self._take(self.channel.receive())
         except (EOFError, OSError):
-            self._end()
+            pass
+        except BaseException:  # without this thread no end of a rank would be noticed
+            self._last_words = traceback.format_exc()
+            self.process.kill()
+        self._end()
+
+    def _take(self, message: Message) -> None:
+        if message.kind == "hello":
+            self._folder = pickle.loads(message.payload)
+            self._hello.set()
+        elif message.kind == "forked":
+            fork = self._forks.pop(message.cell)
+            fork.pid = pickle.loads(message.payload)
+            self._on_exit[fork.pid] = fork.on_exit
+            fork.done.set()
+        elif message.kind == "failed":
+            fork = self._forks.pop(message.cell)
+            why = pickle.loads(message.payload)
+            fix = "pass start_method='spawn'" if why == self.unsafe else "end other processes, or launch fewer ranks"
+            fork.why_not = f"rank {fork.rank} was not started: {why}. Fix: {fix}."
+            fork.on_exit(f"was not started: {why}")
+            fork.done.set()
+        elif message.kind == "exited":
+            pid, status = pickle.loads(message.payload)
+            self._on_exit.pop(pid)(os.waitstatus_to_exitcode(status))
+        elif message.kind == "unsafe":
+            self.unsafe = pickle.loads(message.payload)
+        elif message.kind == "broken":
+            self._last_words = pickle.loads(message.payload)
+        elif message.kind == "warm":
+            self.warmed.set()
 
     def _end(self) -> None:
+        self.process.wait()
         stderr = self.process.stderr
         assert stderr is not None
-        self._last_words = stderr.read().decode(errors="replace").strip()
+        os.set_blocking(stderr.fileno(), False)  # what an import has started may hold the other end
+        self._last_words += (stderr.read() or b"").decode(errors="replace").strip()
         stderr.close()
-        self.process.wait()
         if self._folder:  # a zygote that was killed could not remove it
             shutil.rmtree(self._folder, ignore_errors=True)
         with self._lock:
@@ -180,12 +203,13 @@ class Forkserver:
 
 
 class _Fork:
-    """A fork asked for and not yet answered."""
+    """A requested fork. After `done`, pid is known, or why_not is why there is none."""
 
-    def __init__(self, on_exit: OnExit) -> None:
-        self.on_exit = on_exit
+    def __init__(self, rank: int, on_exit: OnExit) -> None:
+        self.rank, self.on_exit = rank, on_exit
         self.done = threading.Event()
         self.pid: int | None = None
+        self.why_not = ""
 
 
 _current: Forkserver | None = None

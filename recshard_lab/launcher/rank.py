@@ -30,6 +30,7 @@ from .cell import NOTHING, bundle, describe, failure_text, no_keyboard, redirect
 from .channel import Channel, Message
 from .collectives import Line
 from .completion import completions
+from .engines.engine import end_children
 from .payload import decode, decode_apart, encode, encode_apart, remember_sources
 from .recorder import Recorder, users_line
 
@@ -67,6 +68,7 @@ def leave_fork(error: BaseException | None) -> NoReturn:
 
 def leave_now() -> NoReturn:
     """Ends this rank and all that it started, whatever the main thread is stuck in."""
+    end_children()
     os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
@@ -100,6 +102,7 @@ class Rank:
             if message.kind == "stop":
                 atexit._run_exitfuncs()
                 flush()
+                end_children()
                 return 0
             self.answer(message.cell, partial(getattr(self, f"do_{message.kind}"), message))
 

@@ -36,11 +36,14 @@ def run_rank(spec: dict[str, Any], control: int, stdout: int, stderr: int) -> in
         stream = open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+    os.set_inheritable(control, False)  # descriptors that come over a socket are inheritable
     gc.enable()
     return Rank(spec, Channel(socket.socket(fileno=control))).serve()
 
 
-def die_with_parent() -> None:
-    """Linux: SIGKILL when the zygote ends. (The control channel's end does the same everywhere.)"""
+def die_with_parent(parent: int) -> None:
+    """Linux: SIGKILL when process `parent`, which forked this one, ends; the end of the channel does it everywhere."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:  # it ended before
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -1,8 +1,15 @@
 """The process that ranks are forked from: torch imported once, one thread, one connection, no listener.
 
-It serves fork requests that arrive on an inherited socket pair (the rank's own pipes travel along as file
-descriptors), imports what ranks are likely to need while nobody is waiting, reaps and reports its children,
-and when the notebook's kernel is gone, however that went, kills what is left and removes its folder.
+It serves fork requests that arrive on an inherited socket pair (the rank's pipes travel along as file descriptors).
+Between requests it imports what ranks are likely to need. It reports the end of each rank. When the notebook's kernel
+ends, it kills what is left and removes its folder.
+
+On Linux it adopts what ranks start and leave, daemons in separate sessions included, and kills it when a rank ends.
+Three kinds of process escape: those handed to another supervisor (systemd, cron, docker), those of another user,
+and, if this process is killed with SIGKILL, those in separate sessions.
+
+A fork is safe only while this process has one thread and CUDA is not initialised. Both are checked after each import.
+If an import breaks this, no rank is forked any more, and the notebook starts ranks as clean interpreters.
 """
 
 from __future__ import annotations
@@ -17,13 +24,16 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
+import psutil
+
 from .channel import Channel, Message
-from .engines.engine import kill_group
+from .engines.engine import adopt_orphans, end_children, kill_group
 from .worker import die_with_parent, run_rank
 
 __all__ = ["main"]
@@ -38,7 +48,8 @@ class Zygote:
     def __init__(self, sock: socket.socket, later: Sequence[str]) -> None:
         self.channel = Channel(sock)
         self.later = list(later)
-        self.children: set[int] = set()
+        self.ranks: set[int] = set()
+        self.unsafe = ""  # why nothing may be forked
         self.folder = tempfile.mkdtemp(prefix="recshard-")  # 0700
         self.selector = selectors.DefaultSelector()
         self.wakeup, wake = socket.socketpair()
@@ -52,6 +63,8 @@ class Zygote:
         self.selector.register(self.wakeup, selectors.EVENT_READ)
 
     def serve(self) -> None:
+        adopt_orphans()
+        self.check("recshard_lab.launcher")
         self.channel.send(Message("hello", 0, pickle.dumps(self.folder)))
         gc.freeze()
         busy = True
@@ -74,9 +87,17 @@ class Zygote:
             importlib.import_module(name)
         except Exception:
             sys.modules.pop(name, None)
+        self.check(name)
         gc.freeze()  # pages with imported objects stay shared: a collection in a rank does not touch them
         if not self.later:
             self.channel.send(Message("warm"))
+
+    def check(self, module: str) -> None:
+        """After an import: where forks would now be unsafe, reports it and ends the imports."""
+        why = why_unsafe()
+        if why:
+            self.unsafe, self.later = f"importing {module!r} {why}", []
+            self.channel.send(Message("unsafe", 0, pickle.dumps(self.unsafe)))
 
     def request(self) -> bool:
         """Answers one request; False when the kernel is gone."""
@@ -91,29 +112,37 @@ class Zygote:
             self.fork(message, fds)
         elif message.kind == "kill":
             pid, number = pickle.loads(message.payload)
-            if pid in self.children:  # not reaped yet, so the number is still that process
+            if pid in self.ranks:  # not reaped yet, so the number is still that process
                 kill_group(pid, number)
         return True
 
     def fork(self, message: Message, fds: list[int]) -> None:
-        spec = pickle.loads(message.payload)
-        pid = os.fork()
-        if pid == 0:
-            self.become_rank(spec, fds)
+        spec, pid, why = pickle.loads(message.payload), 0, self.unsafe
+        if len(fds) != FDS_A_RANK:
+            why = "its descriptors did not arrive: the process that ranks are forked from has no more (ulimit -n)"
+        if not why:
+            parent = os.getpid()
+            try:
+                pid = os.fork()
+            except OSError as error:  # the limit on processes, or memory
+                why = f"os.fork() failed: {error}"
+            else:
+                if pid == 0:
+                    self.become_rank(spec, fds, parent)
+                self.ranks.add(pid)
         for fd in fds:
             os.close(fd)
-        self.children.add(pid)
-        self.channel.send(Message("forked", message.cell, pickle.dumps(pid)))
+        self.channel.send(Message("failed" if why else "forked", message.cell, pickle.dumps(why or pid)))
 
-    def become_rank(self, spec: dict[str, Any], fds: list[int]) -> NoReturn:
+    def become_rank(self, spec: dict[str, Any], fds: list[int], parent: int) -> NoReturn:
         status = 1
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for end in (self.selector, self.wakeup, self.wake, self.channel):
+            for end in (self.selector, self.wakeup, self.wake):
                 end.close()
             os.dup2(fds[2], 2)
-            die_with_parent()
+            die_with_parent(parent)
             status = run_rank(spec, *fds)
         except BaseException:
             os.write(2, traceback.format_exc().encode())
@@ -121,31 +150,54 @@ class Zygote:
             os._exit(status)  # never back into the zygote's stack
 
     def reap(self) -> None:
-        while self.children:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            kill_group(pid, signal.SIGKILL)  # what the rank itself had started
-            self.children.discard(pid)
-            self.channel.send(Message("exited", 0, pickle.dumps((pid, status))))
+        """Reports the ranks that have ended, after the end of what they had started."""
+        while (pid := ended_child(self.ranks)) is not None:
+            rank = pid in self.ranks
+            if rank:
+                kill_group(pid, signal.SIGKILL)
+                end_children(kept=self.ranks, elsewhere=True)  # in our session is what imports have started
+                self.ranks.discard(pid)
+            _, status = os.waitpid(pid, 0)
+            if rank:
+                self.channel.send(Message("exited", 0, pickle.dumps((pid, status))))
 
     def close(self) -> None:
-        for pid in self.children:
+        """Ends every process that was started from here, and removes the folder."""
+        for pid in self.ranks:
             kill_group(pid, signal.SIGKILL)
+        end_children()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def why_unsafe() -> str:
+    """What this process has that a fork must not have, after "importing 'module' "; empty when it has nothing."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "initialised CUDA, which does not work in a forked process"
+    threads = len(os.listdir("/proc/self/task")) if sys.platform == "linux" else threading.active_count()
+    return f"left {threads} threads running, and a fork copies only one" if threads > 1 else ""
+
+
+def ended_child(known: Collection[int]) -> int | None:
+    """A child that has ended and still holds its number. Where the system has no waitid, one of `known`."""
+    if hasattr(os, "waitid"):
+        with suppress(ChildProcessError):
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            return None if ended is None else ended.si_pid
+        return None
+    return next((pid for pid in known if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE), None)
 
 
 def main(fd: int, later: Sequence[str]) -> None:
     """Runs a zygote on an inherited socket; returns when the kernel is gone."""
     zygote = Zygote(socket.socket(fileno=fd), later)
     null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 2)  # from here on trouble is told over the channel; ranks bring their own stderr
+    os.dup2(null, 2)  # from here on errors go over the channel; ranks have a separate stderr
     os.close(null)
     try:
-        with suppress(OSError):  # the kernel went away while it was being told something
-            zygote.serve()
+        zygote.serve()
+    except BaseException:
+        with suppress(OSError):  # the kernel has ended
+            zygote.channel.send(Message("broken", 0, pickle.dumps(traceback.format_exc())))
     finally:
         zygote.close()

@@ -8,13 +8,21 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch.distributed as dist
 
-from recshard_lab.launcher import LaunchError, RankError, Ranks, launch
-from recshard_lab.launcher.forkserver import Forkserver, forkserver
+from recshard_lab.launcher import LaunchError, RankError, Ranks, launch, zygote
+from recshard_lab.launcher.channel import Message
+from recshard_lab.launcher.engines import engine_for
+from recshard_lab.launcher.engines.engine import kill_group
+from recshard_lab.launcher.forkserver import _BOOT, Forkserver, forkserver
+from recshard_lab.launcher.shape import Shape
+from recshard_lab.launcher.world import World
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -50,13 +58,21 @@ def test_one_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None
         _ = server.folder
 
 
-SCRIPT = """
+DAEMON = """
+import os, subprocess, time
+child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+twice = subprocess.check_output(["sh", "-c", "setsid sleep 600 >/dev/null 2>&1 & echo $!"])
+"""
+
+SCRIPT = f"""
 import os, sys, time
-from recshard_lab.launcher import launch
-from recshard_lab.launcher.forkserver import forkserver
+from recshard_lab.launcher import forkserver, launch
+server = forkserver._current = forkserver.Forkserver(later=())  # one that is not in the midst of an import
 ranks = launch(2)
-print(forkserver().process.pid, *ranks.pids, forkserver().folder, flush=True)
-{then}
+ranks.exec({DAEMON!r})
+started = ranks.pull("child.pid") + ranks.pull("int(twice)")
+print(server.process.pid, *ranks.pids, *started, server.folder, flush=True)
+{{then}}
 """
 
 
@@ -105,3 +121,131 @@ def test_a_rank_reaches_no_end_of_another_ranks_channel() -> None:
     with launch(2) as ranks:
         counts = ranks.run(lambda: len([fd for fd in os.listdir("/dev/fd") if int(fd) > 2]))
         assert len(set(counts)) == 1
+
+
+def test_daemons_of_ranks_end_with_them(ranks: Ranks) -> None:
+    """Processes in separate sessions, and processes whose parent has ended."""
+    ranks.exec(DAEMON)
+    started = [psutil.Process(pid) for pid in ranks.pull("child.pid") + ranks.pull("int(twice)")]
+    with pytest.raises(RankError, match="rank 1 was killed by SIGKILL"):
+        ranks.exec("if rank == 1: os.kill(os.getpid(), 9)\ntime.sleep(60)")
+    assert not is_alive(started[1])
+    assert is_alive(started[0])
+    ranks.stop()
+    assert not [process for process in started if is_alive(process)]
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process has not ended. One that has ended but is not reaped yet is not alive."""
+    return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+
+
+def with_zygote(monkeypatch: pytest.MonkeyPatch, first: str, later: Sequence[str] = ()) -> Forkserver:
+    """A zygote of this test's own, which runs `first` before anything else."""
+    monkeypatch.setattr("recshard_lab.launcher.forkserver._BOOT", first + _BOOT)
+    server = Forkserver(later)
+    monkeypatch.setattr("recshard_lab.launcher.forkserver._current", server)
+    return server
+
+
+THIRD_FORK_FAILS = """
+import os
+fork, count = os.fork, []
+def limited():
+    count.append(1)
+    if len(count) == 3:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    return fork()
+os.fork = limited
+"""
+
+
+def test_a_fork_that_fails_is_named_and_other_ranks_live_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = with_zygote(monkeypatch, THIRD_FORK_FAILS)
+    with launch(2) as ranks:
+        with pytest.raises(LaunchError, match=r"rank 0 was not started: os\.fork\(\) failed: .*Resource temporarily"):
+            World(Shape.checked(1))
+        assert ranks.run(dist.get_rank) == [0, 1]
+        assert server.alive
+    server.close()
+
+
+HELPERS = """
+import subprocess
+helpers = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+"""
+
+
+def test_processes_that_imports_start_are_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = with_zygote(monkeypatch, HELPERS)
+    with launch(1) as ranks:
+        first, second = (p for p in psutil.Process(server.process.pid).children() if p.pid not in ranks.pids)
+        first.kill()
+        assert not psutil.wait_procs([first], timeout=5)[1]  # the zygote reaps it, and reports no rank
+        assert ranks.run(dist.get_rank) == [0]
+    assert is_alive(second)
+    server.close()
+    assert not is_alive(second)
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "words"),
+    [
+        ("import torch; torch.cuda.is_initialized = lambda: True", "", "'recshard_lab.launcher' initialised CUDA"),
+        ("", "import threading; threading.Timer(600, print).start()", "'imported_later' left 2 threads running"),
+    ],
+)
+def test_what_must_not_be_forked_is_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, first: str, later: str, words: str
+) -> None:
+    (tmp_path / "imported_later.py").write_text(later)
+    monkeypatch.syspath_prepend(tmp_path)
+    server = with_zygote(monkeypatch, first, ["imported_later"] if later else [])
+    assert server.folder
+    until = time.monotonic() + 30
+    while not server.unsafe and time.monotonic() < until:
+        time.sleep(0.01)
+    assert words in server.unsafe
+    ends = [os.open(os.devnull, os.O_RDWR) for _ in range(3)]
+    gone: list[object] = []
+    with pytest.raises(
+        LaunchError, match=rf"rank 3 was not started: importing {words}.*Fix: pass start_method='spawn'"
+    ):
+        server.fork({"rank": 3}, ends, gone.append)()
+    assert gone == [f"was not started: {server.unsafe}"]
+    for end in ends:
+        os.close(end)
+    with pytest.warns(RuntimeWarning, match=f"ranks cannot be forked: importing {words}"):
+        engine = engine_for(Shape.checked(1))
+    assert engine.shape.engine == "spawn"
+    engine.close()
+    server.process.kill()
+    server.close()
+
+
+def test_a_rank_whose_zygote_has_ended_meanwhile_ends() -> None:
+    done = subprocess.run([sys.executable, "-c", "from recshard_lab.launcher.worker import *; die_with_parent(1)"])
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_an_ended_rank_is_signalled_before_its_number_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    state: list[str] = []
+    monkeypatch.setattr(zygote, "kill_group", lambda pid, number: state.append(psutil.Process(pid).status()))
+    monkeypatch.setattr(zygote, "end_children", lambda **_: None)
+    child = subprocess.Popen(["true"], start_new_session=True)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    here = zygote.Zygote.__new__(zygote.Zygote)
+    sent: list[Message] = []
+    here.ranks = {child.pid}
+    here.channel = SimpleNamespace(send=sent.append)  # type: ignore[assignment]
+    here.reap()
+    assert state == [psutil.STATUS_ZOMBIE]
+    assert [message.kind for message in sent] == ["exited"]
+    assert not psutil.pid_exists(child.pid)
+    child.returncode = 0
+
+
+def test_a_group_may_get_any_signal() -> None:
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as child:
+        kill_group(child.pid, signal.SIGRTMIN + 6)
+        assert child.wait(5) == -(signal.SIGRTMIN + 6)

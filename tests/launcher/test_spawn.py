@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +18,8 @@ import torch
 import torch.distributed as dist
 
 from recshard_lab.launcher import LaunchError, RankError, Ranks, RanksInterrupted, launch
+from recshard_lab.launcher.engines import Ending
+from recshard_lab.launcher.engines.spawn import SpawnedRank
 from recshard_lab.launcher.shape import Shape
 
 pytestmark = pytest.mark.timeout(120)
@@ -86,7 +90,11 @@ from recshard_lab import launch
 print("once", flush=True)
 def f(): return os.environ["RANK"]
 ranks = launch(2, start_method="spawn")
-print(*ranks.pids, ranks._world._engine._folder, ranks.run(f), flush=True)
+start = "import subprocess; child = subprocess.Popen(['sleep', '600'], start_new_session=True)"
+ranks.exec(start)
+forked = os.fork()  # a worker of the notebook, which outlives it and must not hold the ranks' channels
+if not forked: time.sleep(60); os._exit(0)
+print(forked, *ranks.pids, *ranks.pull("child.pid"), ranks._world._engine._folder, ranks.run(f), flush=True)
 {then}
 """
 
@@ -98,14 +106,17 @@ def test_a_script_runs_once_without_a_main_guard_and_leaves_nothing(then: str) -
         assert script.stdout is not None
         assert script.stderr is not None
         assert script.stdout.readline() == "once\n"
-        first, second, folder, *results = script.stdout.readline().split()
-        assert results == ["['0',", "'1']"]
+        forked, *pids, folder, one, two = script.stdout.readline().split()
+        assert (one, two) == ("['0',", "'1']")
+        ranks_and_daemons = [psutil.Process(int(pid)) for pid in pids if psutil.pid_exists(int(pid))]
         family = [psutil.Process(script.pid), *psutil.Process(script.pid).children()]
-        assert {int(first), int(second)} <= {process.pid for process in family}
         if "sleep" in then:
             script.kill()
+            _, alive = psutil.wait_procs(ranks_and_daemons, timeout=2)
+            assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+        os.kill(int(forked), signal.SIGKILL)
         assert script.stderr.read() == ""
-    _, alive = psutil.wait_procs(family, timeout=2)
+    _, alive = psutil.wait_procs([*family, *ranks_and_daemons], timeout=2)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
     assert not os.path.exists(folder)
 
@@ -137,3 +148,52 @@ def test_another_start_method_is_another_shape(spawned: Ranks) -> None:
         launch(2)
     with pytest.raises(LaunchError, match="'fork', 'spawn' or None"):
         launch(2, start_method="forkserver")
+
+
+class Sleeper:
+    """A process that the spawn engine starts and that only sleeps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("recshard_lab.launcher.engines.spawn._BOOT", "import time; time.sleep(60)")
+        self.ends = [*(end.detach() for end in socket.socketpair()), *os.pipe()]
+        self.endings: queue.SimpleQueue[Ending] = queue.SimpleQueue()
+        self.rank = SpawnedRank({"rank": 0}, [self.ends[0], self.ends[3], self.ends[3]], self.endings.put)
+
+    def close(self) -> None:
+        for end in self.ends:
+            os.close(end)
+
+
+def test_other_threads_see_their_main_module_while_ranks_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    main, seen, over = sys.modules["__main__"], set(), threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            seen.add(id(sys.modules["__main__"]))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    sleepers = [Sleeper(monkeypatch) for _ in range(3)]
+    over.set()
+    thread.join()
+    for sleeper in sleepers:
+        sleeper.rank.kill(signal.SIGKILL)
+        assert sleeper.endings.get(timeout=20) == -signal.SIGKILL
+        sleeper.close()
+    assert seen == {id(main)}
+
+
+def test_a_rank_that_other_code_has_reaped_is_reported_and_never_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    sleeper = Sleeper(monkeypatch)
+    killed: list[int] = []
+    monkeypatch.setattr("recshard_lab.launcher.engines.spawn.kill_group", lambda pid, number: killed.append(pid))
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps every child
+    try:
+        os.kill(sleeper.rank.pid, signal.SIGKILL)
+        ending = sleeper.endings.get(timeout=20)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    sleeper.rank.kill(signal.SIGKILL)
+    sleeper.close()
+    assert ending == "ended, and other code of this process took its exit code"
+    assert killed == []

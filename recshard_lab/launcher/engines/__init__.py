@@ -12,6 +12,8 @@ A new engine is one file here and a line in `engine_for`.
 from __future__ import annotations
 
 import os
+import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .engine import Ending as Ending
@@ -35,9 +37,18 @@ def default_start_method() -> str:
 def engine_for(shape: Shape) -> Engine:
     """An engine ready to start the ranks of `shape`; raises LaunchError where it cannot."""
     if shape.engine == "fork":
-        from .fork import ForkEngine
+        from .fork import ForkEngine, why_not_fork
 
-        return ForkEngine(shape)
+        why = why_not_fork()
+        if not why:
+            return ForkEngine(shape)
+        warnings.warn(
+            f"ranks cannot be forked: {why}. They start as clean interpreters, which takes seconds. "
+            "Fix: pass start_method='spawn', which does the same without this warning.",
+            RuntimeWarning,
+            stacklevel=6,
+        )
+        shape = replace(shape, engine="spawn")
     if shape.engine == "spawn":
         from .spawn import SpawnEngine
 

@@ -13,7 +13,14 @@ from .engine import OnExit, resident_bytes
 if TYPE_CHECKING:
     from ..shape import Shape
 
-__all__ = ["ForkEngine"]
+__all__ = ["ForkEngine", "why_not_fork"]
+
+
+def why_not_fork() -> str:
+    """Why this process's forkserver must not fork, as far as it has imported; empty when it may."""
+    server = forkserver()
+    _ = server.folder  # waits for its first import
+    return server.unsafe
 
 
 class ForkEngine:

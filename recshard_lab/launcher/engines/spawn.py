@@ -4,27 +4,29 @@ Nothing of the notebook is in them but what is sent, and no library's state is s
 find out whether an oddity comes from forking. The notebook's ``__main__`` is not imported again in a rank (functions
 travel by value), so scripts need no ``if __name__ == "__main__"``. The rest of a rank is as with ``fork``. It needs a
 POSIX system: interrupts are signals, and output comes through pipes.
+
+On Linux a rank adopts what its processes start and leave, and kills that when it is stopped or when the notebook ends.
+If the rank itself is killed by others than the launcher, or crashes, its processes in separate sessions live on.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 import threading
-import types
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import multiprocess
-from multiprocess import resource_tracker
+from multiprocess import context, popen_spawn_posix, resource_tracker, spawn, util
 from multiprocess.connection import Connection
 
-from .engine import OnExit, kill_group, resident_bytes
+from .engine import OnExit, descendants, kill_all, kill_group, resident_bytes
 
 if TYPE_CHECKING:
     from ..shape import Shape
@@ -70,10 +72,9 @@ class SpawnedRank:
         """listener: at which this rank is to host the ranks' store."""
         control = socket.socket(fileno=os.dup(fds[0]))
         streams = [Connection(os.dup(fd), readable=False) for fd in fds[1:]]
-        context = multiprocess.get_context("spawn")
         names = {"spec": spec, "control": control, "out": streams[0], "err": streams[1], "listener": listener}
-        self._process = context.Process(target=exec, args=(_BOOT, names), name=f"rank {spec['rank']}")
-        with _starting, _unnoticed():
+        self._process = _Process(target=exec, args=(_BOOT, names), name=f"rank {spec['rank']}")
+        with _starting, _no_interrupt():
             self._process.start()
         control.close()
         for stream in streams:
@@ -81,42 +82,103 @@ class SpawnedRank:
         self.pid = int(self._process.pid)
         self._reaping = threading.Lock()
         self._ended = False
+        self._pidfd = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else None
         threading.Thread(target=self._wait, args=(on_exit,), name=f"recshard-wait-{self.pid}", daemon=True).start()
 
     def kill(self, number: int) -> None:
+        """Signals the rank and its session; SIGKILL ends all that it has started."""
         with self._reaping:
-            if not self._ended:  # not reaped yet, so the number is still that process
+            if not self._ended and self._unreaped():
+                started = descendants(self.pid) if number == signal.SIGKILL else []  # of any session: it adopts them
                 kill_group(self.pid, number)
+                kill_all(started)
+
+    def _unreaped(self) -> bool:
+        """Whether the number is still that process. Other code of this process may have reaped every child."""
+        if self._pidfd is None:
+            return True
+        try:
+            signal.pidfd_send_signal(self._pidfd, 0)
+        except ProcessLookupError:
+            return False
+        return True
 
     def memory_bytes(self) -> int:
         return 0 if self._ended else resident_bytes(self.pid)
 
     def _wait(self, on_exit: OnExit) -> None:
+        reaped = False
         if hasattr(os, "waitid"):
-            with suppress(ChildProcessError):  # somebody else reaped it
+            try:
                 os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            except ChildProcessError:
+                reaped = True
         else:  # macOS before Python 3.13
             multiprocess.connection.wait([self._process.sentinel])
         with self._reaping:
-            kill_group(self.pid, signal.SIGKILL)  # what the rank itself had started
-            self._process.join()
+            if not reaped:
+                kill_group(self.pid, signal.SIGKILL)  # what the rank itself had started
             self._ended = True
+            self._process.join()
+            if self._pidfd is not None:
+                os.close(self._pidfd)
         code = self._process.exitcode
-        self._process.close()
-        on_exit("ended, and something else in this process took its exit code" if code is None else int(code))
+        if code is not None:
+            self._process.close()
+        on_exit("ended, and other code of this process took its exit code" if code is None else int(code))
+
+
+class _Popen(popen_spawn_posix.Popen):
+    """Starts a child as multiprocess does, but for ``__main__``: the child does not import the notebook or script."""
+
+    def _launch(self, process_obj: Any) -> None:
+        tracker = resource_tracker.getfd()
+        preparation = spawn.get_preparation_data(process_obj.name)
+        for main in ("init_main_from_name", "init_main_from_path"):
+            preparation.pop(main, None)
+        data = io.BytesIO()
+        context.set_spawning_popen(self)
+        try:
+            context.reduction.dump(preparation, data)
+            context.reduction.dump(process_obj, data)
+        finally:
+            context.set_spawning_popen(None)
+        self.sentinel, child_end = os.pipe()
+        child_start, start = os.pipe()
+        try:
+            self.finalizer = util.Finalize(self, util.close_fds, (self.sentinel, start))
+            command = spawn.get_command_line(tracker_fd=tracker, pipe_handle=child_start)
+            fds = [*self._fds, tracker, child_start, child_end]
+            self.pid = util.spawnv_passfds(spawn.get_executable(), command, fds)
+            with open(start, "wb", closefd=False) as file:
+                file.write(data.getbuffer())
+        finally:
+            os.close(child_start)
+            os.close(child_end)
+
+
+class _Process(context.SpawnProcess):
+    """A `multiprocess` process that starts by `_Popen`.
+
+    In the child it is a plain one: importing our modules there would come before the variables that they read are set.
+    """
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> _Popen:
+        return _Popen(process_obj)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return object.__new__, (context.SpawnProcess,), vars(self)
 
 
 @contextmanager
-def _unnoticed() -> Iterator[None]:
-    """While a child is started: no interrupt reaches it before it can ignore them, and `__main__` looks empty."""
+def _no_interrupt() -> Iterator[None]:
+    """While a child is started: no interrupt reaches it before it can ignore them."""
     resource_tracker.ensure_running()  # it unblocks SIGINT when it has to start
-    main = sys.modules["__main__"]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
-        sys.modules["__main__"] = types.ModuleType("__main__")  # multiprocess would run the script again in the child
         yield
     finally:
-        sys.modules["__main__"] = main
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -132,7 +194,9 @@ def become_rank(
             stream.close()
         from ..stores import host_store
         from ..worker import run_rank
+        from .engine import adopt_orphans
 
+        adopt_orphans()
         if listener is not None:
             host_store(listener)
         status = run_rank(spec, *fds)

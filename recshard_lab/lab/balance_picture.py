@@ -35,13 +35,13 @@ _EDGE = f'stroke="{LABEL_INK}" stroke-width=".5"'
 SIDES = {"held": "bytes held", "sent": "bytes sent", "received": "bytes received"}
 
 
-def draw_balance(found: Balance, title: str, summary: str, note: str, width: int, uid: str) -> Svg:
-    """The picture."""
+def draw_balance(found: Balance, title: str, summary: str, note: str, width: int, uid: str, extent: float = 0.0) -> Svg:
+    """The picture; `extent`: ms that fill it, where several are to one scale."""
     svg = Svg(width, 0, title, summary, uid)
     y = svg.head(title, summary, MARGIN) + 18
     wide = width >= 700
     left, right = (170.0, 200.0) if wide else (148.0, 134.0)
-    scale = (width - left - right - MARGIN) / (_longest(found) or 1.0)
+    scale = (width - left - right - MARGIN) / (max(found.longest, extent) or 1.0)
     words = "Critical path, predicted" if found.waits else "The busiest rank, predicted"
     svg.text(MARGIN, y, words, bold=True)
     y += 8
@@ -61,7 +61,7 @@ def draw_balance(found: Balance, title: str, summary: str, note: str, width: int
     mean = Look("mean", "#c9ced6", "plain")
     looks = [(mean, "up to the mean rank, in its phase's colour"), (LOST, "lost: perfect balance would save it")]
     y = svg.legend(MARGIN, y + 8, looks, width - 2 * MARGIN) + 14
-    y = _ranks(svg, found, y, width)
+    y = _ranks(svg, found, y, width, extent)
     y = _bytes(svg, found, y, width)
     if note:
         for line in wrap(note, int((width - 2 * MARGIN) / 5.9)):
@@ -69,10 +69,6 @@ def draw_balance(found: Balance, title: str, summary: str, note: str, width: int
             y += 16
     svg.height = y + 6
     return svg
-
-
-def _longest(found: Balance) -> float:
-    return max(float(found.path.max()), *(float(values.max()) for values in found.waited.values()), 0.0)
 
 
 def _phase(
@@ -114,7 +110,7 @@ def _exchange(
 
 
 def _axis(svg: Svg, left: float, y: float, scale: float, found: Balance) -> float:
-    longest = _longest(found)
+    longest = found.longest
     svg.line(left, y, left + longest * scale, y, 'stroke-opacity=".6"')
     marks = ticks(0.0, longest)
     every = 1 + int(len(marks) * 52 / max(1.0, longest * scale))
@@ -124,7 +120,7 @@ def _axis(svg: Svg, left: float, y: float, scale: float, found: Balance) -> floa
     return y + 20
 
 
-def _ranks(svg: Svg, found: Balance, y: float, width: float) -> float:
+def _ranks(svg: Svg, found: Balance, y: float, width: float, extent: float) -> float:
     """Time at work and waiting, a column a rank; measured beside."""
     columns = Columns(len(found.ms), width)
     sides = [("predicted", found.step - found.waiting, found.waiting)]
@@ -132,7 +128,7 @@ def _ranks(svg: Svg, found: Balance, y: float, width: float) -> float:
     if found.steps is not None:
         wait = np.zeros(len(found.ms)) if real is None else np.minimum(real, found.steps)
         sides.append(("measured", found.steps - wait, wait))
-    tallest = max(float(np.nanmax(work + wait, initial=0.0)) for _, work, wait in sides) or 1.0
+    tallest = max(*(float(np.nanmax(work + wait, initial=0.0)) for _, work, wait in sides), extent) or 1.0
     words = "Every rank's step" + (", predicted | measured" if len(sides) > 1 else ", predicted")
     svg.text(MARGIN, y, words, bold=True)
     floor = y + 26 + TALL

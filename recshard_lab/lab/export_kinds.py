@@ -49,7 +49,7 @@ def page_of(found: Exportable, plotly: str = "embed") -> str:
         assert each.plan is not None
         files.append(Attachment(f"{name}.json", each.plan.to_json(), f"{each.name}, for ShardingPlan.from_json"))
     if files:
-        sections.append(Section("To take along", files))
+        sections.append(Section("Downloads", files))
     return report_text(
         found.title,
         sections,

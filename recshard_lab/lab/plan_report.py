@@ -15,14 +15,14 @@ from recshard_lab.lab.exportable import Candidate, Exportable
 from recshard_lab.lab.plan_comparison import PlanComparison
 from recshard_lab.lab.question import Answer, Question
 from recshard_lab.lab.report import Folded, Part, Picture, Section
-from recshard_lab.lab.theme import SCHEMES, bytes_text, look_of, ms_text, number
+from recshard_lab.lab.theme import SCHEMES, bytes_text, counted, look_of, ms_text, number
 from recshard_lab.lab.view import Numbers, View
 from recshard_lab.planner.answers import sharding_text
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, ShardingPlan
 
 MOST_EXPLAINED = 40
 MOST_DIFFERENCES, MOST_OPEN = 60, 12  # tables listed; beyond, behind a click
-PAGE_WIDTH, COLUMN_WIDTH = 860, 500  # of one plan's picture on a page, and where several stand side by side
+COLUMN_WIDTH = 500  # pixels of a picture, where those of several plans are side by side
 
 
 def plan_page(found: Candidate, preset: str = "", python: str = "") -> Exportable:
@@ -80,14 +80,13 @@ def comparison_page(
     first: list[Part] = [_figures(found)]
     first += [f"{each.name}: {each.problem}" for each in candidates if each.problem]
     offered = _offered(candidates)
-    wide = {view: found.views(view, PAGE_WIDTH) for view in offered}
-    narrow = {view: found.views(view, COLUMN_WIDTH) for view in offered}
+    drawn = {view: found.views(view, COLUMN_WIDTH) for view in offered}
     sections = [
         Section("Side by side", first),
         *more,
         *_differences(candidates),
         *(
-            Section(views.view_label(view), [Picture(drawn, plan) for plan, drawn in wide[view].items()])
+            Section(views.view_label(view), [Picture(each, plan) for plan, each in drawn[view].items()])
             for view in offered
         ),
         *_assumed(candidates, preset),
@@ -99,7 +98,7 @@ def comparison_page(
         subtitle=f"Predicted steps: {', '.join(f'{each.name} {_step(each)}' for each in candidates)}.",
         note=_note(candidates),
         python=python,
-        pictures={each.name: [narrow[view][each.name] for view in offered] for each in candidates},
+        pictures={each.name: [drawn[view][each.name] for view in offered] for each in candidates},
         candidates=candidates,
         name=name,
     )
@@ -165,8 +164,8 @@ def _differences(candidates: Sequence[Candidate]) -> list[Section]:
     names = list(dict.fromkeys(name for own in shardings for name in own))
     differing = [name for name in names if len({own.get(name) for own in shardings}) > 1]
     if not differing:
-        return [Section("What differs", ["Every table lies alike in all of them."])]
-    words = f"{len(differing):,} of {len(names):,} tables lie otherwise in at least one of the plans"
+        return [Section("What differs", ["Every table is placed alike in all plans."])]
+    words = f"{len(differing):,} of {counted(len(names), 'table')} differ between the plans"
     if len(differing) > MOST_DIFFERENCES:
         words += f"; the first {MOST_DIFFERENCES} are listed"
     rows = [[name, *(own.get(name, "") for own in shardings)] for name in differing[:MOST_DIFFERENCES]]

@@ -14,7 +14,7 @@ _AXIS = {
     "ticks": "outside",
     "automargin": True,
 }
-_GRID = {"gridcolor": "rgba(128,136,146,.25)"}
+GRID = {"gridcolor": "rgba(128,136,146,.25)"}
 
 
 def figure(traces: list[Any], title: str, *, height: int = 380, **layout: Any) -> Any:
@@ -37,15 +37,25 @@ def figure(traces: list[Any], title: str, *, height: int = 380, **layout: Any) -
         "font": {"color": MIDDLE_INK, "size": 12},
         "margin": {"l": 56, "r": 20, "t": 84, "b": 44},
         "legend": {"orientation": "h", "y": 1.01, "yanchor": "bottom", "x": 0},
+        "showlegend": any(trace.name and trace.showlegend is not False for trace in traces),
         "hoverlabel": {"align": "left"},
         "height": height,
         "xaxis": _AXIS,
-        "yaxis": {**_AXIS, "showgrid": True, **_GRID},
+        "yaxis": {**_AXIS, "showgrid": True, **GRID},
     }
     for key, value in layout.items():
         old = base.get(key, _AXIS if key.startswith("xaxis") else None)
         base[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
     return go.Figure(data=traces, layout=base)
+
+
+def up_to(most: float) -> dict[str, Any]:
+    """The range of an axis that begins at 0 and on which a value fits.
+
+    >>> up_to(100.0)
+    {'range': [0.0, 104.0]}
+    """
+    return {"range": [0.0, 1.04 * most]} if most > 0 else {}
 
 
 def blank(title: str, problem: str) -> Any:

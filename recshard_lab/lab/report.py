@@ -13,6 +13,7 @@ from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -43,7 +44,7 @@ class Folded:
 
 @dataclass(frozen=True)
 class Picture:
-    """A view under a caption: whose it is, where a page shows one of each plan."""
+    """A view under a caption, such as the name of its plan; on a wide page two pictures are side by side."""
 
     view: View
     caption: str
@@ -173,7 +174,10 @@ def _listed(parts: Part | Sequence[Part]) -> Sequence[Part]:
 
 
 def _section(number: int, section: Section, drawn: _Drawn) -> str:
-    parts = "".join(_part(part, f"s{number}-{i}", drawn) for i, part in enumerate(section.parts))
+    parts = ""
+    for pictures, some in groupby(enumerate(section.parts), lambda each: isinstance(each[1], Picture)):
+        made = "".join(_part(part, f"s{number}-{i}", drawn) for i, part in some)
+        parts += f'<div class="beside">{made}</div>' if pictures else made
     return f'<section id="s{number}"><h2>{escape(section.heading)}</h2>{parts}</section>'
 
 
@@ -217,11 +221,14 @@ def _figure(view: View, caption: str, uid: str, drawn: _Drawn) -> str:
     if not drawn.live or view.problem:
         return f"<figure>{head}{still}{numbers}</figure>"
     made = json.loads(view.figure.to_json())
+    made["layout"].pop("title", None)  # written above the plot, where it can wrap
+    if not made["layout"].get("updatemenus"):
+        made["layout"]["margin"]["t"] = 40
     drawn.figures[f"p{uid}"] = {"data": made["data"], "layout": made["layout"]}
     high = made["layout"].get("height", 380)  # kept free until it is drawn
     label = escape(f"{caption}: {view.title}" if caption else view.title, quote=True)
     live = (
-        f'<div class="plot"><p>{escape(view.summary)}</p>'
+        f'<div class="plot"><p><b>{escape(view.title)}</b></p><p>{escape(view.summary)}</p>'
         f'<div id="p{uid}" role="group" aria-label="{label}, interactive" style="min-height:{high}px"></div></div>'
     )
     return f'<figure>{head}<div class="still">{without_tooltips(still)}</div>{live}{numbers}</figure>'

@@ -29,14 +29,17 @@ header p,.note{color:var(--soft);margin:0 0 8px}
 p{margin:0 0 10px;max-width:70ch;overflow-wrap:anywhere}
 nav ul{display:flex;flex-wrap:wrap;gap:2px 18px;list-style:none;padding:0;margin:14px 0 0}
 a{color:inherit}
-figure{margin:14px 0;padding:10px;border:1px solid var(--line);border-radius:6px;overflow-x:auto}
-figcaption{font-weight:600;margin:0 0 6px}
-figure svg[role=img]{min-width:640px}
-.plot,.live .still{display:none}.live .plot{display:block;min-width:640px}.plot p{color:var(--soft);margin:0}
+figure{margin:14px 0;padding:10px;border:1px solid var(--line);border-radius:6px;min-width:0}
+figcaption{font-weight:600;margin:0 0 6px;overflow-wrap:anywhere}
+.beside{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:0 14px}
+.plot,.live .still{display:none}.live .plot{display:block}.plot p{color:var(--soft);margin:0}
+.plot b{color:var(--ink)}
 table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums;margin:8px 0}
 th,td{padding:3px 14px 3px 0;border-bottom:1px solid var(--line);text-align:left;vertical-align:top;white-space:nowrap}
 .wraps th,.wraps td{white-space:normal}.wraps td:first-child{white-space:nowrap}
 .wide{overflow-x:auto}
+@media (max-width:600px){.wraps th,.wraps td,.wraps td:first-child{white-space:normal;overflow-wrap:anywhere;
+padding-right:8px}}
 pre{background:var(--sheet);padding:10px 12px;overflow-x:auto;font-size:12.5px;border-radius:6px}
 summary{cursor:pointer;color:var(--soft);font-size:13px}
 .fold{border-bottom:1px solid var(--line);padding:6px 0}
@@ -52,7 +55,7 @@ a:focus-visible,button:focus-visible,summary:focus-visible{outline:2px solid #1f
 @media print{
 body{max-width:none;padding:0;font-size:12px}nav,.pictures,.files{display:none}
 .live .still{display:block}.plot,.live .plot{display:none}
-figure{break-inside:avoid}figure svg[role=img]{min-width:0}h2{break-after:avoid}
+figure{break-inside:avoid}h2{break-after:avoid}
 details::details-content{content-visibility:visible;display:block}summary{list-style:none}
 table{font-size:9px}th,td{white-space:normal;padding-right:8px}pre{white-space:pre-wrap}.wide,figure{overflow:visible}}
 """
@@ -82,7 +85,17 @@ _SCRIPT = """
     const draw = async at => {
       const { data, layout } = figures[at.id];
       const font = { ...layout.font, family: getComputedStyle(document.body).fontFamily };
-      await Plotly.react(at, data, { ...layout, font, autosize: true }, { responsive: true, displaylogo: false });
+      const made = { ...layout, font, autosize: true };
+      if (at.clientWidth < 560) {  // a phone: the legend is below, where it does not take the plot's width
+        made.legend = { ...layout.legend, yref: "container", y: 0, yanchor: "bottom" };
+        made.margin = { ...layout.margin, l: 40, r: 8 };
+        for (const name of ["xaxis", "xaxis2"]) {
+          const axis = layout[name];
+          if (!axis?.ticktext?.[0]?.startsWith("rank ")) continue;
+          made[name] = { ...axis, ticktext: axis.ticktext.map(words => words.slice(5)), title: { text: "rank" } };
+        }
+      }
+      await Plotly.react(at, data, made, { responsive: true, displaylogo: false });
       at.dataset.drawn = "true";
     };
     const near = new IntersectionObserver(seen => seen.forEach(each => {
@@ -167,7 +180,7 @@ def controls_of(plotly: str) -> str:
     """The line under the page's title that tells where the pictures come from, and switches them."""
     if plotly == "none":
         return ""
-    words = "Pictures can be zoomed and hovered."
+    words = "Zoom and hover for details."
     if plotly == "cdn":
         words += f" They load plotly.js from {cdn_address()}; without it, still ones are shown."
     return (

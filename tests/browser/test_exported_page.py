@@ -93,6 +93,37 @@ def test_it_opens_offline_and_draws_plotly_in_the_readers_theme(
     picture(page, theme)
 
 
+@pytest.mark.parametrize(("width", "beside"), [(400, 1), (899, 2), (1400, 2)])
+def test_nothing_is_cut_and_two_plans_are_side_by_side_where_there_is_room(
+    width: int, beside: int, files: dict[str, Path], chromium: Any
+) -> None:
+    page, _, _ = opened(chromium, files["embed"], offline=True)
+    page.set_viewport_size({"width": width, "height": 900})
+    page.wait_for_selector("html.live")
+    places = page.locator(".plot > div").all()[::6]  # of each view one
+    for place in places:
+        place.scroll_into_view_if_needed()
+        page.wait_for_function("at => at.dataset.drawn", arg=place.element_handle())
+        found = place.evaluate(
+            """at => { const box = node => node.getBoundingClientRect(), frame = box(at.closest("figure"));
+            const plot = at.querySelector(".bglayer, .plot"), legend = at.querySelector(".legend");
+            return { inside: box(at.querySelector(".main-svg")).right <= frame.right && frame.right <= innerWidth,
+              ticks: [...at.querySelectorAll(".xtick text, .ytick text")]
+                .every(one => box(one).left >= frame.left - 1 && box(one).right <= frame.right + 1),
+              below: !legend || box(legend).top >= box(plot).bottom,
+              scrolls: at.closest("figure").scrollWidth > at.closest("figure").clientWidth + 1 }; }"""
+        )
+        assert found["inside"]
+        assert found["ticks"]
+        assert not found["scrolls"]
+        assert found["below"] or width > 400
+    tops = page.locator(".beside").first.locator("figure").evaluate_all("all => all.map(one => one.offsetTop)")
+    assert tops.count(tops[0]) == beside
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    page.evaluate("scrollTo(0, 0)")
+    picture(page, f"{width}_wide")
+
+
 def test_the_page_itself_forbids_every_request(files: dict[str, Path], chromium: Any) -> None:
     page, _, told = opened(chromium, files["embed"])
     found = page.evaluate("fetch('https://example.org/').then(() => 'sent', error => 'refused')")

@@ -134,13 +134,42 @@ def test_a_page_compares_what_python_computes(page: Path) -> None:
     assert [cell for cell in shown if "best" in cell] == [f"{ms_text(min(wanted))} (best)"]
 
 
+def unequal() -> dict[str, Any]:
+    """Three plans of which one holds several times as much on every rank as another."""
+    tables, topology = many(26), Topology.preset("h100x8")
+    return {
+        name: Candidate.of(name, plan_of(tables, 8, (name,)), tables, topology, rs.Workload(2048))
+        for name in ("data_parallel", "row_wise", "table_wise")
+    }
+
+
+def test_all_plans_of_a_section_are_drawn_on_one_scale_with_a_legend() -> None:
+    axes = {"Placement": "yaxis", "Memory": "yaxis", "Step time": "xaxis", "Balance": "yaxis2"}
+    for section in comparison_page(list(unequal().values())).sections:
+        if section.heading not in (*axes, "Traffic"):
+            continue
+        figures = [part.view.figure for part in section.parts]  # type: ignore[union-attr]
+        assert len(figures) == 3
+        if section.heading == "Traffic":
+            tops = {(trace.data[0].zmin, trace.data[0].zmax, trace.data[0].colorbar.title.text) for trace in figures}
+            assert max(np.max(each.data[0].z) for each in figures) <= next(iter(tops))[1] * 1.001
+        else:
+            tops = {tuple(each.layout[axes[section.heading]].range) for each in figures}
+            assert all(each.layout.showlegend for each in figures)
+            names = [{trace.name for trace in each.data} for each in figures]
+            assert all(names)
+        assert len(tops) == 1, section.heading
+    least, most = (unequal()[name].estimate.fullest_bytes for name in ("row_wise", "data_parallel"))  # type: ignore[union-attr]
+    assert most > 3 * least  # else one scale would be no matter
+
+
 def test_plans_that_differ_in_one_table_are_told_apart_by_it() -> None:
     one, other = planned(), planned()
     other.plan[""]["movie"] = rs.table_wise(rank=1)(movielens()[1], Topology(2))
     one.plan[""]["movie"] = rs.table_wise(rank=0)(movielens()[1], Topology(2))
     found = comparison_page([Candidate.of("one", one), Candidate.of("other", other)])
     section = next(each for each in found.sections if each.heading == "What differs")
-    assert section.parts[0] == "1 of 6 tables lie otherwise in at least one of the plans."
+    assert section.parts[0] == "1 of 6 tables differ between the plans."
     assert isinstance(section.parts[1], Numbers)
     assert section.parts[1].rows == [["movie", "table_wise on rank 0", "table_wise on rank 1"]]
 

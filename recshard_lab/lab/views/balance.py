@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from recshard_lab.lab.balance_picture import LOST, WAIT, WORK, draw_balance
-from recshard_lab.lab.plots import figure, marker
+from recshard_lab.lab.plots import GRID, figure, marker, up_to
 from recshard_lab.lab.svg import Svg
-from recshard_lab.lab.theme import PHASES, bytes_text, look_of, ms_text, number
+from recshard_lab.lab.theme import PHASES, as_sentence, bytes_text, look_of, ms_text, number
 from recshard_lab.lab.traffic_phases import words_of
 from recshard_lab.lab.view import Numbers, View, message_view
 from recshard_lab.lab.views.phases import unshowable
@@ -24,7 +24,7 @@ from recshard_lab.lab.views.registry import register_view
 
 
 @register_view("Balance", place=4)
-def balance(estimate: Any, measured: Any = None, *, note: str = "", width: int = 860) -> View:
+def balance(estimate: Any, measured: Any = None, *, note: str = "", width: int = 860, extent: float = 0.0) -> View:
     """Work and waiting of every rank, and the critical path through the phases.
 
     Args:
@@ -34,6 +34,7 @@ def balance(estimate: Any, measured: Any = None, *, note: str = "", width: int =
             bytes as in the estimate. Drawn beside.
         note: a sentence under the picture.
         width: of the static picture, in pixels.
+        extent: ms that fill the picture, where several are to one scale; 0 for its own step.
 
     >>> from types import SimpleNamespace
     >>> found = SimpleNamespace(phases=("lookup", "dense"), ms=[[3.0, 1.0], [1.0, 1.0]])
@@ -48,13 +49,16 @@ def balance(estimate: Any, measured: Any = None, *, note: str = "", width: int =
     overlap = getattr(estimate, "overlap", None)
     title = f"Balance: {ms_text(found.saved)} of a step of {ms_text(found.step)} lost to imbalance"
     if overlap is not None:
-        note = f"Without the pipeline ({overlap.pipeline}), which hides a part of both. {note}".strip()
+        note = f"Without the pipeline ({overlap.pipeline}), which hides a part of both. {as_sentence(note)}".strip()
     summary = found.summary()
 
     def draw(uid: str) -> Svg:
-        return draw_balance(found, title, summary, note, width, uid)
+        return draw_balance(found, title, summary, note, width, uid, extent)
 
-    return View("balance", title, summary, _numbers(found), draw, lambda: _plot(found, title))
+    def plot() -> Any:
+        return _plot(found, title, extent)
+
+    return View("balance", title, summary, _numbers(found), draw, plot, extent=found.tallest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +105,16 @@ class Balance:
     def step(self) -> float:
         """ms."""
         return float(self.path.sum())
+
+    @property
+    def longest(self) -> float:
+        """ms of the longest phase, or of the longest waiting in an exchange."""
+        return max(float(self.path.max()), *(float(values.max()) for values in self.waited.values()), 0.0)
+
+    @property
+    def tallest(self) -> float:
+        """ms of the longest step, predicted or measured."""
+        return float(np.nanmax([self.step, *(self.steps if self.steps is not None else ())]))
 
     @property
     def saved(self) -> float:
@@ -177,7 +191,7 @@ def _numbers(found: Balance) -> Numbers:
     return Numbers(("", "most on", "most", "mean", "least", "lost to imbalance"), rows)
 
 
-def _plot(found: Balance, title: str) -> Any:
+def _plot(found: Balance, title: str, extent: float) -> Any:
     import plotly.graph_objects as go
 
     labels = [look_of(name, PHASES).label for name in found.names]
@@ -229,8 +243,14 @@ def _plot(found: Balance, title: str) -> Any:
         title,
         barmode="stack" if len(sides) == 1 else "group",
         height=520,
-        xaxis={"title": {"text": "ms"}, "showgrid": True, "anchor": "y"},
+        xaxis={**up_to(extent or found.longest), "title": {"text": "ms"}, "showgrid": True, **GRID, "anchor": "y"},
         yaxis={"autorange": "reversed", "showgrid": False, "domain": [0.56, 1]},
         xaxis2={"title": {"text": "rank"}, "anchor": "y2"},
-        yaxis2={"title": {"text": "ms"}, "domain": [0, 0.38], "anchor": "x2"},
+        yaxis2={
+            **up_to(max(found.tallest, extent)),
+            "title": {"text": "ms"},
+            **GRID,
+            "domain": [0, 0.38],
+            "anchor": "x2",
+        },
     )

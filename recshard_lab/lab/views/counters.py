@@ -9,7 +9,7 @@ from typing import Any
 from recshard_lab.lab.columns import MARGIN
 from recshard_lab.lab.plots import figure
 from recshard_lab.lab.svg import Svg, fit
-from recshard_lab.lab.theme import LINES, bytes_text, count_text, number
+from recshard_lab.lab.theme import LINES, as_sentence, bytes_text, count_text, number
 from recshard_lab.lab.view import Numbers, View, message_view
 from recshard_lab.lab.views.registry import register_view
 
@@ -173,7 +173,7 @@ def _draw(
         svg.text(MARGIN, bottom + 8, rest, soft=True)
         bottom += 16
     told = "Curves: over the samples, each from its lowest to its highest." if len(points) > 1 else ""
-    svg.text(MARGIN, bottom + 10, f"{told} {note}".strip(), soft=True)
+    svg.text(MARGIN, bottom + 10, f"{told} {as_sentence(note)}".strip(), soft=True)
     svg.height = bottom + 20
     return svg
 

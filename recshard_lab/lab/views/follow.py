@@ -10,7 +10,7 @@ from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.lab.columns import MARGIN
 from recshard_lab.lab.plots import figure
 from recshard_lab.lab.svg import Svg, fit
-from recshard_lab.lab.theme import LABEL_INK, SCHEMES, bytes_text, count_text, look_of
+from recshard_lab.lab.theme import LABEL_INK, SCHEMES, as_sentence, bytes_text, count_text, look_of
 from recshard_lab.lab.view import Numbers, View, message_view
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.sharding import ShardingPlan, Topology
@@ -190,7 +190,7 @@ def _draw(
         svg.text(middle_x, y + 14, f"and {len(stops) - len(shown)} more pieces of its columns", soft=True)
         y += 16
     told = f"Small map: the table of {config.num_embeddings:,} rows, the shard filled, the id's row as a line."
-    svg.text(MARGIN, y + 20, f"{told if wide else ''} {note}".strip(), soft=True)
+    svg.text(MARGIN, y + 20, f"{told if wide else ''} {as_sentence(note)}".strip(), soft=True)
     svg.height = y + 30
     return svg
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from recshard_lab.lab.columns import MARGIN, Columns, nodes_of
 from recshard_lab.lab.memory_tiers import Stacks, Tier, host_memory, own_memory, problem_of, words_on_sharing
-from recshard_lab.lab.plots import figure, marker
+from recshard_lab.lab.plots import figure, marker, up_to
 from recshard_lab.lab.svg import Svg, fit
 from recshard_lab.lab.theme import LABEL_INK, MEMORY, MIDDLE_INK, WARNING, bytes_text, bytes_unit, look_of, number
 from recshard_lab.lab.view import Numbers, View, message_view
@@ -66,8 +66,11 @@ def memory(
     def draw(uid: str) -> Svg:
         return _draw(tiers, title, summary, notes, nodes, width, max(most, extent), uid)
 
+    def plot() -> Any:
+        return _plot(tiers, title, max(most, extent))
+
     most = max(float(values.sum(axis=1).max()) for _, values in tiers[0].stacks.values())
-    return View("memory", title, summary, _numbers(tiers), draw, lambda: _plot(tiers, title), extent=most)
+    return View("memory", title, summary, _numbers(tiers), draw, plot, extent=most)
 
 
 def _summary(tiers: list[Tier]) -> str:
@@ -262,25 +265,38 @@ def _numbers(tiers: list[Tier]) -> Numbers:
     return Numbers(("memory", *heads) if named else heads, rows)
 
 
-def _plot(tiers: list[Tier], title: str) -> Any:
-    """Grouped stacks; a second memory has axes of its own below."""
+def _plot(tiers: list[Tier], title: str, most: float) -> Any:
+    """Grouped stacks; a second memory has axes of its own below.
+
+    Args:
+        most: bytes at the top of the first axis, unless the usable capacity is near.
+    """
     world_size = len(tiers[0].usable)
     ticks = list(range(0, world_size, max(1, world_size // 16)))
     ranks = {"tickvals": ticks, "ticktext": [f"rank {rank}" for rank in ticks]}
     size = {"tickformat": ".3~s", "ticksuffix": "B", "color": MIDDLE_INK}
-    axes: dict[str, Any] = {"xaxis": ranks, "yaxis": {"title": {"text": tiers[0].name or "bytes"}, **size}}
+    axes: dict[str, Any] = {
+        "xaxis": ranks,
+        "yaxis": {**up_to(_top(tiers[0], most)), "title": {"text": tiers[0].name or "bytes"}, **size},
+    }
     shown: set[str] = set()
-    traces = _traces(tiers[0], "", shown)
+    traces = _traces(tiers[0], "", shown, most)
     if len(tiers) > 1:
         axes["yaxis"]["domain"] = [0.48, 1]
         axes["xaxis"] = {**ranks, "anchor": "y"}
         axes["xaxis2"] = {**ranks, "anchor": "y2", "linecolor": MIDDLE_INK, "showgrid": False}
         axes["yaxis2"] = {"domain": [0, 0.34], "title": {"text": tiers[1].name}, "showgrid": False, **size}
-        traces += _traces(tiers[1], "2", shown)
+        traces += _traces(tiers[1], "2", shown, 0.0)
     return figure(traces, title, barmode="group", height=380 if len(tiers) == 1 else 560, **axes)
 
 
-def _traces(tier: Tier, axis: str, shown: set[str]) -> list[Any]:
+def _top(tier: Tier, most: float) -> float:
+    """Bytes that the axis must show: the stacks, and the usable capacity where it is near."""
+    usable = float(tier.usable.max())
+    return max(most, usable) if tier.usable.min() <= FAR * most else most
+
+
+def _traces(tier: Tier, axis: str, shown: set[str], most: float) -> list[Any]:
     import plotly.graph_objects as go
 
     ranks = list(range(len(tier.usable)))
@@ -307,7 +323,7 @@ def _traces(tier: Tier, axis: str, shown: set[str]) -> list[Any]:
                 )
             )
             shown.add(name)
-    near = tier.usable.min() <= FAR * tier.stacks["predicted"][1].sum(axis=1).max()
+    near = tier.usable.min() <= FAR * max(tier.stacks["predicted"][1].sum(axis=1).max(), most)
     traces.append(
         go.Scatter(
             name="usable capacity",

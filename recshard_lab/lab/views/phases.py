@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from recshard_lab.lab.columns import MARGIN
-from recshard_lab.lab.plots import figure, marker
+from recshard_lab.lab.plots import figure, marker, up_to
 from recshard_lab.lab.svg import Svg, fit
-from recshard_lab.lab.theme import LABEL_INK, MISSING, PHASES, look_of, ms_text, number, ticks
+from recshard_lab.lab.theme import LABEL_INK, MISSING, PHASES, as_sentence, look_of, ms_text, number, ticks
 from recshard_lab.lab.view import Numbers, View, message_view
 from recshard_lab.lab.views.registry import register_view
 
@@ -60,7 +60,7 @@ def phases(estimate: Any, measured: Any = None, *, note: str = "", width: int = 
         return _draw(names, ms, critical, steps, rows, title, summary, note, width, max(longest, extent), uid)
 
     def plot() -> Any:
-        return _plot(names, ms, critical, steps, rows, title)
+        return _plot(names, ms, critical, steps, rows, title, max(longest, extent))
 
     return View("phases", title, summary, _numbers(names, ms, critical, steps), draw, plot, extent=longest)
 
@@ -144,7 +144,7 @@ def _draw(
     end = svg.legend(MARGIN, y + 12, entries, width - 2 * MARGIN)
     words = "▸ critical rank. Framed: the slowest in its phase. Dotted: waiting."
     words += " Thin bar: measured." if steps is not None else ""
-    svg.text(MARGIN, end + 9, f"{words} {note}".strip(), soft=True)
+    svg.text(MARGIN, end + 9, f"{words} {as_sentence(note)}".strip(), soft=True)
     svg.height = end + 18
     return svg
 
@@ -196,7 +196,13 @@ def _numbers(names: Sequence[str], ms: np.ndarray, critical: int, steps: np.ndar
 
 
 def _plot(
-    names: Sequence[str], ms: np.ndarray, critical: int, steps: np.ndarray | None, rows: list[int], title: str
+    names: Sequence[str],
+    ms: np.ndarray,
+    critical: int,
+    steps: np.ndarray | None,
+    rows: list[int],
+    title: str,
+    most: float,
 ) -> Any:
     import plotly.graph_objects as go
 
@@ -234,5 +240,5 @@ def _plot(
         barmode="group",
         height=170 + 32 * len(rows),
         yaxis={"autorange": "reversed", "showgrid": False},
-        xaxis={"title": {"text": "ms"}, "showgrid": True, "gridcolor": "rgba(128,136,146,.25)"},
+        xaxis={**up_to(most), "title": {"text": "ms"}, "showgrid": True, "gridcolor": "rgba(128,136,146,.25)"},
     )

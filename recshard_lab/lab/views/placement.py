@@ -14,9 +14,9 @@ from typing import Any
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.lab.blocks import Block, blocks_by_rank, merged_by_scheme
 from recshard_lab.lab.columns import MARGIN, Columns, nodes_of
-from recshard_lab.lab.plots import figure, marker
+from recshard_lab.lab.plots import figure, marker, up_to
 from recshard_lab.lab.svg import Svg, fit
-from recshard_lab.lab.theme import LABEL_INK, SCHEMES, bytes_text, look_of
+from recshard_lab.lab.theme import LABEL_INK, SCHEMES, as_sentence, bytes_text, look_of
 from recshard_lab.lab.view import Numbers, View, message_view
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.sharding import ShardingPlan, Topology
@@ -76,7 +76,7 @@ def placement(
         return _draw(ranks, totals, row, (title, summary, note), width, by_scheme, extent, uid)
 
     def plot() -> Any:
-        return _plot(ranks, title, by_scheme)
+        return _plot(ranks, title, by_scheme, max(most_held, extent))
 
     return View("placement", title, summary, _numbers(ranks, totals, row), draw, plot, extent=most_held)
 
@@ -140,7 +140,9 @@ def _draw(
                 continue
             y -= height
             _block(svg, block, left, y, columns.each, height)
-        if not blocks:
+        if small[rank] and y == floor and not columns.legible:
+            svg.rect(left, floor - 2, columns.each, 2, "currentColor", _held(small[rank]), 'opacity=".55"')
+        if not blocks and columns.legible:
             svg.rect(
                 left,
                 floor - 26,
@@ -149,8 +151,7 @@ def _draw(
                 "none",
                 extra='stroke="currentColor" stroke-opacity=".5" stroke-dasharray="3 3"',
             )
-            if columns.legible:
-                svg.text(left + columns.each / 2, floor - 9, "empty", anchor="middle", soft=True)
+            svg.text(left + columns.each / 2, floor - 9, "empty", anchor="middle", soft=True)
         if columns.legible:
             words = fit([bytes_text(totals[rank]), bytes_text(totals[rank]).replace(" ", "")], columns.each + 4, 10.5)
             svg.text(left + columns.each / 2, under, words, size=10.5, anchor="middle", soft=True)
@@ -158,11 +159,13 @@ def _draw(
     svg.line(MARGIN - 4, floor + 0.5, columns.right + 4, floor + 0.5, 'stroke-opacity=".6"')
     columns.label_ranks(svg, floor + 15, numbers=row.numbers)
     end = svg.legend(MARGIN, below + 4, _legend(ranks), width - 2 * MARGIN)
-    words = "Area is bytes." + (" Dashed: too small to draw." if dashed else "")
+    words = "Area is bytes."
+    if any(b.num_bytes * scale < THINNEST for blocks in small for b in blocks):
+        words += " Dashed: too small to draw." if dashed and columns.legible else " A line: too small to draw."
     if any(block.in_host for blocks in ranks for block in blocks):
         words += " Double outline and a house: in the host's memory."
     words += " Framed: one replica of the tables." if row.of_groups else ""
-    for line in wrap(f"{words} {note}".strip(), int((width - 2 * MARGIN) / 6.1)):
+    for line in wrap(f"{words} {as_sentence(note)}".strip(), int((width - 2 * MARGIN) / 6.1)):
         svg.text(MARGIN, end + 9, line, soft=True)
         end += 15
     svg.height = end + 3
@@ -205,11 +208,8 @@ def _block(svg: Svg, block: Block, left: float, y: float, width: float, height: 
     if glyph and lines[0]:
         _glyph(svg, block, left + 5, first - 9.5)
     halo = f'stroke="{look_of(block.scheme, SCHEMES).fill}" stroke-width="3" paint-order="stroke"'
-    for i, words in enumerate(lines):
-        if words:
-            svg.text(
-                text_left, first + 13 * i, words, size=size if i == 0 else 10, ink=LABEL_INK, bold=i == 0, extra=halo
-            )
+    for i, (named, words) in enumerate([(i == 0, words) for i, words in enumerate(lines) if words]):
+        svg.text(text_left, first + 13 * i, words, size=size if named else 10, ink=LABEL_INK, bold=named, extra=halo)
 
 
 def _whole(candidates: Sequence[str], room: float) -> str:
@@ -237,6 +237,12 @@ def _listed(svg: Svg, small: list[Block], left: float, y: float, width: float, l
         total = bytes_text(sum(block.num_bytes for block in rest))
         words = fit([f"{len(rest)} more, {total}", f"+{len(rest)}, {total}", f"+{len(rest)}"], width - 4, 10)
         svg.text(left + 3, y + 15 * len(shown) + 10, words, size=10, soft=True)
+
+
+def _held(small: Sequence[Block]) -> str:
+    """A tooltip for blocks of which none is drawn."""
+    names = ", ".join(block.name for block in small[:4]) + (f" and {len(small) - 4} more" if len(small) > 4 else "")
+    return f"{names}\n{bytes_text(sum(block.num_bytes for block in small))}"
 
 
 def _house(svg: Svg, x: float, y: float) -> None:
@@ -313,8 +319,12 @@ def _numbers(ranks: list[list[Block]], totals: list[float], row: Row) -> Numbers
     return Numbers(("rank", "shards", "bytes"), rows)
 
 
-def _plot(ranks: list[list[Block]], title: str, by_scheme: bool) -> Any:
-    """Bars with a base: one trace per scheme, so that its legend entry hides and shows it."""
+def _plot(ranks: list[list[Block]], title: str, by_scheme: bool, most: float) -> Any:
+    """Bars with a base: one trace per scheme, so that its legend entry hides and shows it.
+
+    Args:
+        most: bytes at the top of the axis.
+    """
     import plotly.graph_objects as go
 
     traces: dict[str, Any] = {}
@@ -359,7 +369,7 @@ def _plot(ranks: list[list[Block]], title: str, by_scheme: bool) -> Any:
             "ticktext": [f"rank {rank}" for rank in ticks],
             "range": [-0.5, world_size - 0.5],
         },
-        yaxis={"title": {"text": "bytes of weights"}, "tickformat": ".3~s", "ticksuffix": "B"},
+        yaxis={**up_to(most), "title": {"text": "bytes of weights"}, "tickformat": ".3~s", "ticksuffix": "B"},
     )
 
 

@@ -8,15 +8,27 @@ import numpy as np
 
 from recshard_lab.lab.columns import MARGIN
 from recshard_lab.lab.plots import figure, marker
-from recshard_lab.lab.svg import Svg, fit
-from recshard_lab.lab.theme import LABEL_INK, SCHEMES, SPARE, WARNING, Look, bytes_text, look_of, ms_text, number
+from recshard_lab.lab.svg import Svg, fit, text_width
+from recshard_lab.lab.theme import (
+    LABEL_INK,
+    SCHEMES,
+    SPARE,
+    WARNING,
+    Look,
+    as_sentence,
+    bytes_text,
+    look_of,
+    ms_text,
+    number,
+)
 from recshard_lab.lab.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
 
 TITLE = "Side by side"
 MOST = 24  # plans drawn one by one
 PLAIN = Look("", "#c9ced6", "plain")
-NAMES, BALANCE, PITCH, THICK = 182.0, 66.0, 27.0, 17.0
+NAMES, BALANCE, PITCH, THICK = 182.0, 92.0, 27.0, 17.0
+BEST = " ★ best"
 
 
 @register_view(TITLE, place=12)
@@ -77,32 +89,34 @@ def _draw(
 ) -> Svg:
     svg = Svg(width, 0, title, summary, uid)
     top = svg.head(title, summary, MARGIN) + 22
-    first = MARGIN + NAMES
+    names = NAMES if width >= 700 else 124.0
+    first = MARGIN + names
     room = width - first - MARGIN - BALANCE
     step_wide, left = 0.5 * room - 7, first + 0.5 * room + 7
-    longest = max(each["step_ms"] for each in drawn.values()) or 1.0
     usable = max(_usable(comparison.answers[name]) for name in drawn)
     largest = max(max(each["memory_bytes"] for each in drawn.values()), 1.0)
     capped = usable <= 2.5 * largest
-    scale = step_wide / (max(largest, usable) if capped else largest)
+    shown_names = [name for name in list(comparison.answers)[:MOST] if name in drawn]
+    told = {name: _told(comparison, name, drawn[name]) for name in shown_names}
+    steps = [(drawn[name]["step_ms"], told[name][0]) for name in shown_names]
+    held = [(drawn[name]["memory_bytes"], told[name][1]) for name in shown_names]
+    step_scale, scale = _scale(steps, step_wide), _scale(held, step_wide, usable if capped else 0.0)
     for x, words in ((first, "step, predicted"), (left, "fullest rank")):
         svg.text(x, top - 7, words, soft=True)
-    svg.text(width - MARGIN, top - 7, "imbalance", soft=True, anchor="end")
+    svg.text(width - MARGIN, top - 7, "busiest / mean", soft=True, anchor="end")
     y = top
     for name in list(comparison.answers)[:MOST]:
-        svg.text(first - 8, y + 12.5, fit([_label(name)], NAMES - 8, 11), anchor="end", bold=name not in SCHEMES)
+        svg.text(first - 8, y + 12.5, fit([_label(name)], names - 8, 11), anchor="end", bold=name not in SCHEMES)
         shown, best = comparison.answers[name], comparison.best
         if name not in drawn:
             svg.text(first, y + 12.5, "✗ no plan: " + fit([shown.problem], room - 80, 11), soft=True)
             y += PITCH
             continue
         each = drawn[name]
-        step = (each["step_ms"] / longest * step_wide, step_wide)
-        _bar(svg, name, first, y, step, ms_text(each["step_ms"]), name in best["step_ms"])
-        held = (each["memory_bytes"] * scale, step_wide)
-        words = bytes_text(each["memory_bytes"]) + ("" if shown.fits else " ✗")
-        _bar(svg, name, left, y, held, words, name in best["memory_bytes"], usable * scale if capped else 0.0)
-        svg.text(width - MARGIN, y + 12.5, f"{number(each['imbalance'])} x", anchor="end")
+        _bar(svg, name, first, y, each["step_ms"] * step_scale, told[name][0], name in best["step_ms"])
+        line = usable * scale if capped else 0.0
+        _bar(svg, name, left, y, each["memory_bytes"] * scale, told[name][1], name in best["memory_bytes"], line)
+        svg.text(width - MARGIN, y + 12.5, f"{each['imbalance']:.2f} x", anchor="end")
         y += PITCH
     if capped:
         x = left + usable * scale
@@ -111,9 +125,51 @@ def _draw(
     words += "" if all(shown.fits for shown in comparison.answers.values()) else " ✗: does not fit."
     if len(comparison.answers) > MOST:
         words += f" {len(comparison.answers) - MOST} more plans are in the numbers."
-    svg.text(MARGIN, y + 10, f"{words} {note}".strip(), soft=True)
+    svg.text(MARGIN, y + 10, f"{words} {as_sentence(note)}".strip(), soft=True)
     svg.height = y + 20
     return svg
+
+
+def _told(comparison: Any, name: str, each: dict[str, float]) -> tuple[str, str]:
+    """The words at a plan's two bars."""
+    best = comparison.best
+    step = ms_text(each["step_ms"]) + BEST * (name in best["step_ms"])
+    memory = bytes_text(each["memory_bytes"]) + ("" if comparison.answers[name].fits else " ✗")
+    return step, memory + BEST * (name in best["memory_bytes"])
+
+
+def _needs(words: str) -> float:
+    """Pixels that the words of a bar take, with some room around them."""
+    return text_width(words, 11) + 8
+
+
+def _scale(bars: list[tuple[float, str]], room: float, line: float = 0.0) -> float:
+    """Pixels of one unit, so that every bar and its words end within the room.
+
+    Args:
+        bars: value and words of each bar.
+        line: a value at which a line crosses the bars, which is to be seen too; 0 for none.
+    """
+    scale = room / (max([value for value, _ in bars] + [line]) or 1.0)
+    return min([scale, *(least for value, words in bars if (least := _least(value, words, room, scale, line)))])
+
+
+def _least(value: float, words: str, room: float, scale: float, line: float) -> float:
+    """The scale at which a bar's words end within the room; 0 where they do at `scale`."""
+    needs = _needs(words)
+    if _place(value * scale, words, line * scale) + needs <= room + 8:
+        return 0.0
+    return (room - needs - 5) / max(value, line if line * scale < value * scale + needs else value)
+
+
+def _place(long: float, words: str, line: float) -> float:
+    """Pixels from the left end of a bar to its words: in it, else behind it, and behind a line that crosses them."""
+    needs = _needs(words)
+    inside = line + 4 if line and line < needs else 5.0
+    if long >= needs + inside - 5:
+        return inside
+    behind = long + 5
+    return line + 5 if line and behind - 2 < line < behind + needs else behind
 
 
 def _usable(shown: Any) -> float:
@@ -121,30 +177,22 @@ def _usable(shown: Any) -> float:
     return float(shown.topology.free_memory_bytes())
 
 
-def _bar(
-    svg: Svg, name: str, left: float, y: float, size: tuple[float, float], words: str, best: bool, line: float = 0.0
-) -> None:
-    """A bar with its value inside where there is room, else behind it and behind the line that would cross it.
+def _bar(svg: Svg, name: str, left: float, y: float, long: float, words: str, best: bool, line: float = 0.0) -> None:
+    """A bar with its words inside where there is room, else behind it and behind the line that would cross them.
 
     Args:
-        size: of the bar, and of the room it has.
+        long: length of the bar in pixels.
         line: how far from `left` a line crosses the bars; 0 for none.
     """
-    long, room = size
-    words += " ★ best" if best else ""
     look = _look(name)
     outline = f'stroke="{LABEL_INK}" stroke-width=".6"'
     svg.rect(left, y, max(long, 0.5), THICK, svg.fill(look), f"{_label(name)}: {words}", outline)
-    needs = len(words) * 6.6 + 8
-    inside = line + 4 if line and line < needs else 5.0  # behind the line where it would cross the words
-    if long >= needs + inside - 5:
+    place = _place(long, words, line)
+    if place < long:
         halo = f'stroke="{look.fill}" stroke-width="3" paint-order="stroke"'
-        svg.text(left + inside, y + 12.5, words, ink=LABEL_INK, bold=best, extra=halo)
-        return
-    behind = long + 5
-    if line and behind - 2 < line < behind + needs and line + 5 + needs <= room + 12:
-        behind = line + 5
-    svg.text(left + behind, y + 12.5, words, bold=best)
+        svg.text(left + place, y + 12.5, words, ink=LABEL_INK, bold=best, extra=halo)
+    else:
+        svg.text(left + place, y + 12.5, words, bold=best)
 
 
 def _plot(comparison: Any, drawn: dict[str, dict[str, float]], title: str) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 from recshard_lab.lab.columns import MARGIN
 from recshard_lab.lab.plots import figure, marker
 from recshard_lab.lab.svg import Svg, fit
-from recshard_lab.lab.theme import LABEL_INK, STAGES, look_of, ms_text, number, ticks
+from recshard_lab.lab.theme import LABEL_INK, STAGES, as_sentence, look_of, ms_text, number, ticks
 from recshard_lab.lab.view import Numbers, View, message_view
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.train.stages import COMPUTE, hidden_share, stage_ms
@@ -50,7 +50,7 @@ def timeline(
     events = list(events)
     timed = [event for event in events if isfinite(event.start_s) and isfinite(event.end_s)]
     if len(timed) < len(events):
-        note = f"{len(events) - len(timed)} stages whose times are no numbers are left out. {note}".strip()
+        note = f"{len(events) - len(timed)} stages whose times are no numbers are left out. {as_sentence(note)}".strip()
     events = sorted(timed, key=lambda event: event.start_s)
     if not events:
         return message_view("timeline", "Timeline", "There is no stage to show: no batch has gone through yet.")
@@ -67,7 +67,7 @@ def timeline(
     hidden = {stage: hidden_share(events, stage) for stage in stages if stage not in STEP}
     summary = _summary(hidden, len(stages), step, waited)
     if len(ranks) > MOST_RANKS:
-        note = f"The first {MOST_RANKS} of {len(ranks)} ranks. {note}".strip()
+        note = f"The first {MOST_RANKS} of {len(ranks)} ranks. {as_sentence(note)}".strip()
     lanes = [
         (rank, lane)
         for rank in ranks[:MOST_RANKS]
@@ -179,7 +179,7 @@ def _draw(
         svg.text(LEFT + tick * scale, y + 15, words, anchor="middle", size=10, soft=True)
     used = sorted({event.stage for event in events}, key=_order)
     bottom = svg.legend(MARGIN, y + 26, [(look_of(s, STAGES), look_of(s, STAGES).label) for s in used], width - 28)
-    svg.text(MARGIN, bottom + 9, f"Numbers in bars: the batch. {note}".strip(), soft=True)
+    svg.text(MARGIN, bottom + 9, f"Numbers in bars: the batch. {as_sentence(note)}".strip(), soft=True)
     svg.height = bottom + 18
     return svg
 

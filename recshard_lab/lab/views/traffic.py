@@ -84,7 +84,7 @@ def traffic(
         return _draw(away, counted, parts, phase, links, (title, summary, note), width, extent, uid)
 
     def plot() -> Any:
-        return _plot(away, parts, links, title)
+        return _plot(away, parts, links, title, max(most, extent))
 
     most, numbers = float(links.cells(away).max()), _numbers(away, counted, parts, links)
     return View("traffic", title, summary, numbers, draw, plot, extent=most)
@@ -340,19 +340,22 @@ def _padded(rows: Sequence[Sequence[str]], wide: int) -> list[list[str]]:
     return [[*row, *[""] * (wide - len(row))] for row in rows]
 
 
-def _plot(away: np.ndarray, parts: list[Part], links: Links, title: str) -> Any:
-    """A heat map, with a menu of the phases."""
+def _plot(away: np.ndarray, parts: list[Part], links: Links, title: str, most: float) -> Any:
+    """A heat map, with a menu of the phases; the step's darkest cell stands for `most` bytes."""
     import plotly.graph_objects as go
 
     shown = [("the step", away), *((part.words, part.predicted) for part in parts if part.predicted is not None)]
     traces = []
     for place, (_, matrix) in enumerate(shown):
         cells = links.cells(matrix)
-        size, unit = bytes_unit(float(cells.max()))
+        top = most if place == 0 else float(cells.max())
+        size, unit = bytes_unit(top)
         values = [[float(f"{v / size:.4g}") for v in row] for row in cells]
         numbered = len(cells) <= NUMBERED
         heat = go.Heatmap(
             z=values,
+            zmin=0.0,
+            zmax=top / size or 1.0,
             x=links.names,
             y=links.names,
             text=[[number(v) for v in row] for row in values] if numbered else None,

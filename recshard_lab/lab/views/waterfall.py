@@ -14,7 +14,7 @@ from typing import Any
 from recshard_lab.lab.columns import MARGIN
 from recshard_lab.lab.plots import figure, marker
 from recshard_lab.lab.svg import Svg, fit, text_width
-from recshard_lab.lab.theme import LABEL_INK, Look, ms_text, number, ticks
+from recshard_lab.lab.theme import LABEL_INK, Look, as_sentence, ms_text, number, ticks
 from recshard_lab.lab.view import Numbers, View, message_view
 from recshard_lab.lab.views.registry import register_view
 
@@ -57,7 +57,7 @@ def waterfall(
         rows.append([name, ms_text(after), _apart(before, after), _told(others, name)])
     heads = ["change", f"step, {what}", "than before it", "published"]
     if len(names) > MOST:
-        note = f"The first {MOST} of {len(names)} changes. {note}".strip()
+        note = f"The first {MOST} of {len(names)} changes. {as_sentence(note)}".strip()
     shown = dict(list(changes.items())[:MOST])
 
     def draw(uid: str) -> Svg:

@@ -5,18 +5,22 @@ Nobody else can connect to a socket pair, so whatever arrives was written by the
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import socket
 import struct
 import threading
-import weakref
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Channel", "FrameReader", "Message"]
+from .forks import forget_in_forks
+
+__all__ = ["Channel", "FrameReader", "Message", "Outbox", "pipe", "socket_pair"]
 
 MOST_FDS = 4  # that come with one message
+_CLOSED = (errno.EPIPE, errno.ECONNRESET, errno.EBADF)  # by the other end, or by us
 _LENGTHS = struct.Struct("!IQ")  # header bytes, payload bytes
 
 
@@ -56,6 +60,31 @@ class FrameReader:
         return messages
 
 
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected sockets, never numbered 0 to 2: a process that closed those still prints to the numbers."""
+    first, second = socket.socketpair()
+    return socket.socket(fileno=_above_streams(first.detach())), socket.socket(fileno=_above_streams(second.detach()))
+
+
+def pipe() -> tuple[int, int]:
+    """``(read, write)`` of a pipe, never numbered 0 to 2. Reading does not wait."""
+    read, write = (_above_streams(fd) for fd in os.pipe())
+    os.set_blocking(read, False)
+    return read, write
+
+
+def _above_streams(fd: int) -> int:
+    """The same open file under a number above 2; closes `fd` if that is another one."""
+    if fd > 2:
+        return fd
+    import fcntl  # not on Windows
+
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(fd)
+
+
 class Channel:
     """One end of a control connection. Sends are whole and from any thread; one thread receives.
 
@@ -66,7 +95,7 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._owner = os.getpid()
-        _channels.add(self)
+        forget_in_forks(self)
         self._lock = threading.Lock()
         self._reader = FrameReader()
         self._ready: list[Message] = []
@@ -75,8 +104,7 @@ class Channel:
         """Raises OSError when the other end is gone, and in a fork of the process that made the channel."""
         if os.getpid() != self._owner:
             raise OSError(f"the control channel of process {self._owner} was used by its fork {os.getpid()}")
-        header = pickle.dumps((message.kind, message.cell, len(message.fds)))
-        start = _LENGTHS.pack(len(header), len(message.payload)) + header
+        start = _start(message)
         with self._lock:
             sent = socket.send_fds(self.sock, [start], message.fds) if message.fds else 0
             self.sock.sendall(start[sent:])
@@ -93,6 +121,8 @@ class Channel:
         """One read's worth of messages, maybe none; EOFError when the other end is gone."""
         try:
             data, fds, _, _ = socket.recv_fds(self.sock, 1 << 20, MOST_FDS)
+        except BlockingIOError:
+            return []
         except ConnectionResetError:
             data, fds = b"", []
         if not data:
@@ -117,14 +147,70 @@ class Channel:
     def close(self) -> None:
         self.sock.close()
 
-
-_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for channel in list(_channels):
-        channel.close()
+    forget = close  # in forks
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+class Outbox:
+    """Messages on their way through a socket that never waits. Any thread may put one."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._lock = threading.Lock()
+        self._parts: deque[tuple[memoryview, list[int]]] = deque()  # bytes, and the descriptors that go with the first
+
+    def put(self, message: Message) -> bool:
+        """Sends a message after those put before it, or drops it if the other end is closed.
+
+        Returns whether all of it is sent. If not, call `write` when the socket can be written.
+        """
+        with self._lock:
+            self._parts.append((memoryview(_start(message)), [os.dup(fd) for fd in message.fds]))
+            if message.payload:
+                self._parts.append((memoryview(message.payload), []))
+            return self._write()
+
+    def write(self) -> bool:
+        """Sends what the socket takes now. Returns whether all is sent."""
+        with self._lock:
+            return self._write()
+
+    def clear(self) -> None:
+        """Drops what is not sent."""
+        with self._lock:
+            self._clear()
+
+    def forget_lock(self) -> None:
+        """In a forked child: the thread that held the lock is not there."""
+        self._lock = threading.Lock()
+
+    def _write(self) -> bool:
+        while self._parts:
+            data, fds = self._parts[0]
+            try:
+                sent = socket.send_fds(self._sock, [data], fds) if fds else self._sock.send(data)
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                if error.errno not in _CLOSED:
+                    raise
+                self._clear()
+                return True
+            while fds:
+                os.close(fds.pop())
+            if sent < len(data):
+                self._parts[0] = data[sent:], fds
+            else:
+                self._parts.popleft()
+        return True
+
+    def _clear(self) -> None:
+        while self._parts:
+            for fd in self._parts.popleft()[1]:
+                os.close(fd)
+
+
+def _start(message: Message) -> bytes:
+    """The bytes of a message before its payload."""
+    header = pickle.dumps((message.kind, message.cell, len(message.fds)))
+    return _LENGTHS.pack(len(header), len(message.payload)) + header

@@ -2,15 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Failure", "LaunchError", "RankError", "RanksInterrupted", "ranks_text"]
+__all__ = ["Failure", "LaunchError", "RankError", "RanksInterrupted", "ranks_text", "resources_needed"]
 
 
 class LaunchError(RuntimeError):
-    """Ranks cannot be started, or cannot be used any more; the message ends with the smallest fix."""
+    """Ranks cannot be started, or cannot be used any more. The message ends with a fix."""
+
+
+@contextmanager
+def resources_needed(call: str) -> Iterator[None]:
+    """Turns "too many open files" and "no space left" into a LaunchError that names the limit or the folder."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise LaunchError(f"{call} failed: {descriptors_text()}") from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise LaunchError(
+                f"{call} failed: {error.strerror} in {error.filename or tempfile.gettempdir()}. {SPACE}"
+            ) from error
+        raise
+
+
+SPACE = "Fix: free space there, or set TMPDIR to another folder and restart the kernel."
+
+
+def descriptors_text() -> str:
+    """How many descriptors this process may open, and what to do when they are used up."""
+    import resource  # not on Windows
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        f"process {os.getpid()} uses all {limit} file descriptors that it may open. "
+        f"Fix: run `ulimit -n {max(4096, 4 * limit)}` before you start Jupyter."
+    )
 
 
 @dataclass(frozen=True)

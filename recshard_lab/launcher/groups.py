@@ -4,12 +4,13 @@ A collective that waits for a rank which will never come is freed by closing the
 group from a side thread of the *same* process: the wait then ends with an error, whoever holds the group.
 (Aborting or destroying the group does not do it while a model, DDP for one, still holds the group.)
 
-Afterwards every group gets a fresh backend registered under a backend type not used before. The
-ProcessGroup object stays the one that models hold, so they go on working.
+Afterwards every ProcessGroup drops its backends and gets fresh ones. The ProcessGroup object stays the one that models
+hold, so they go on working, however often this happens.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 from collections.abc import Collection, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 from torch.distributed.distributed_c10d import PrefixStore
 
 from .stores import is_store_port, open_store, spans_hosts
@@ -27,7 +29,7 @@ __all__ = ["Cable", "cables", "connect", "cut", "group_count", "group_names", "r
 Cable = tuple[tuple[str, int], tuple[str, int]]  # (this end, the other end) of a TCP connection
 
 TIMEOUT = timedelta(minutes=30)
-_spare_types = iter(range(64, 256))  # BackendType is one byte; torch itself uses the first few values
+_VALUE_AT = 16  # in a Python object of pybind11: the address of its C++ object
 
 
 def connect(store_path: str, rank: int, world_size: int, backend: str, device: torch.device) -> None:
@@ -136,23 +138,51 @@ def rebuild(store_path: str, names: Sequence[str], group_count: int, device: tor
     by_name = {group.group_name: group for group in _groups()}
     for name in names:
         group = by_name[name]
-        for place in ("cpu", "cuda"):
-            old = _backend_on(group, place)
-            if old is None:
-                continue
-            prefixed = PrefixStore(f"{name}/{place}", store)
-            new: Any
-            if isinstance(old, dist.ProcessGroupGloo):
-                new = dist.ProcessGroupGloo(prefixed, group.rank(), group.size(), TIMEOUT)
-            else:
-                new = dist.ProcessGroupNCCL(prefixed, group.rank(), group.size(), old.options)
-            kind = next(_spare_types, None)
-            if kind is None:
-                raise RuntimeError("the groups were rebuilt too often for torch to tell apart; restart the ranks")
-            group._register_backend(torch.device(place), dist.ProcessGroup.BackendType(kind), new)
+        fresh = _fresh_backends(group, name, store)
+        _drop_backends(group)
+        for place, (kind, backend) in fresh.items():
+            group._register_backend(torch.device(place), kind, backend)
         group._set_group_name(name)  # also the name under which torch records the new backend's collectives
     world.group_count = group_count
     prove(dist.get_world_size(), device)
+
+
+def _fresh_backends(group: Any, name: str, store: Store) -> dict[str, tuple[Any, Any]]:
+    """Device type -> (BackendType, new backend) for each that `group` has; device types of one backend share it."""
+    kinds = dist.ProcessGroup.BackendType
+    made: dict[Any, Any] = {}
+    fresh = {}
+    for place in ("cpu", "cuda"):
+        old = _backend_on(group, place)
+        if old is None:
+            continue
+        kind = kinds.GLOO if isinstance(old, dist.ProcessGroupGloo) else kinds.NCCL
+        if kind not in made:
+            prefixed = PrefixStore(f"{name}/{place}", store)
+            if kind == kinds.GLOO:
+                made[kind] = dist.ProcessGroupGloo(prefixed, group.rank(), group.size(), TIMEOUT)
+            else:
+                made[kind] = dist.ProcessGroupNCCL(prefixed, group.rank(), group.size(), old.options)
+        fresh[place] = kind, made[kind]
+    return fresh
+
+
+def _drop_backends(group: Any) -> None:
+    """Closes the connections and threads of a ProcessGroup, as its destructor would, and keeps the ProcessGroup.
+
+    torch registers one backend for each BackendType and device and never replaces it. Its own
+    `ProcessGroup::release_resources` clears that register, and Python cannot reach it but through the C++ symbol.
+    """
+    library = ctypes.CDLL(torch._C.__file__)  # dlsym searches the libraries that it links, as well
+    address = ctypes.c_void_p.from_address(id(group) + _VALUE_AT).value
+    methods = ctypes.addressof(ctypes.c_char.in_dll(library, "_ZTVN4c10d12ProcessGroupE")) + 2 * ctypes.sizeof(
+        ctypes.c_void_p
+    )
+    if not address or ctypes.c_void_p.from_address(address).value != methods:
+        raise RuntimeError(f"torch {torch.__version__} lays out a ProcessGroup in an unknown way; restart the ranks")
+    release = library._ZN4c10d12ProcessGroup17release_resourcesEv
+    release.argtypes, release.restype = [ctypes.c_void_p], None
+    release(address)
 
 
 def reconnect(store_path: str, rank: int, world_size: int, backend: str, device: torch.device) -> None:

@@ -55,16 +55,17 @@ def launch(
         engine=engine,
         address=address,
     )
-    running = Ranks.running
-    if running is not None:
-        if running.usable and running.asked == shape:
-            running._holders += 1
-            return running
-        if running.usable:
+    with Ranks.starting:  # one launch at a time, from any thread
+        running = Ranks.running
+        if running is not None and running.usable:
+            if running.asked == shape:
+                running._holders += 1
+                return running
             raise LaunchError(
                 f"asked for {shape}, but {running.shape} are running. "
-                "Stop them first: %recshard_stop, or recshard_lab.launcher.current().stop()."
+                "Fix: stop them first, %recshard_stop or recshard_lab.launcher.current().stop()."
             )
-        running.stop()
-    Ranks.running = Ranks(shape)
-    return Ranks.running
+        if running is not None:
+            running.stop()
+        Ranks.running = Ranks(shape)
+        return Ranks.running

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,12 +18,52 @@ from .collectives import Line as SourceLine
 __all__ = ["LineMerger", "Printer", "mark"]
 
 HOLD_S = 0.25  # how long a line waits for the same line from the other ranks
+LINE_CHARS = 100_000  # of one line that are shown
 
 
 class Line(NamedTuple):
     at: float
     stream: str  # "stdout", "stderr" or "display"
     content: Any  # a line's text, or a displayed value's MIME bundle
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Equal for lines that are shown once."""
+        return self.stream, self.content if isinstance(self.content, str) else repr(self.content)
+
+
+class Open:
+    """A line that has not ended: the last state of a progress bar, or text. Keeps `LINE_CHARS` and counts the rest."""
+
+    def __init__(self) -> None:
+        self.bar = False  # it has redrawn itself
+        self._before = ""  # the last state that was not blank
+        self._parts: list[str] = []
+        self._kept = self._cut = 0
+
+    def add(self, text: str) -> None:
+        """Text without a newline."""
+        *redrawn, rest = text.split("\r")
+        for part in redrawn:
+            self._write(part)
+            self._before, self.bar = self.state, True
+            self._parts, self._kept, self._cut = [], 0, 0
+        self._write(rest)
+
+    def _write(self, text: str) -> None:
+        kept = text[: LINE_CHARS - self._kept]
+        if kept:
+            self._parts.append(kept)
+            self._kept += len(kept)
+        self._cut += len(text) - len(kept)
+
+    @property
+    def state(self) -> str:
+        """What a terminal would show."""
+        text = "".join(self._parts)
+        if not text.strip():
+            return self._before
+        return f"{text} ... [{self._cut:,} more characters are not shown]" if self._cut else text
 
 
 def mark(ranks: Sequence[int], everyone: Sequence[int]) -> str:
@@ -51,8 +91,9 @@ class LineMerger:
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = tuple(ranks)
-        self._partial: dict[tuple[int, str], str] = {}
-        self._pending: dict[int, deque[Line]] = {rank: deque() for rank in self.ranks}
+        self._partial: dict[tuple[int, str], Open] = {}
+        self._pending: dict[int, deque[Line]] = {}
+        self._counts: dict[int, Counter[tuple[str, str]]] = {}  # of the pending lines
         self._finished: set[int] = set()
         self.kept: deque[str] | None = None  # where lines are kept, whatever becomes of them on the page
 
@@ -65,37 +106,41 @@ class LineMerger:
 
     def feed(self, rank: int, stream: str, text: str) -> None:
         """Text as it came from one rank, cut anywhere."""
-        if rank not in self._pending:  # a background thread of a rank that this cell does not run on
-            self._pending[rank] = deque()
-        text = self._partial.pop((rank, stream), "") + text
         *whole, rest = text.replace("\r\n", "\n").split("\n")
         for line in whole:
-            # a bar redraws itself: of what it wrote over itself the last state stays
-            states = [state for state in line.split("\r") if state.strip()]
-            self._pending[rank].append(Line(time.monotonic(), stream, states[-1] if states else ""))
-            if "\r" in line:
-                self.progress(rank, "")
-        if "\r" in rest:
-            before, _, rest = rest.rpartition("\r")
-            shown = rest if rest.strip() else before.rpartition("\r")[2]
-            self.progress(rank, shown)
-            rest = "\r" + rest
+            self._end(rank, stream, line)
         if rest:
-            self._partial[rank, stream] = rest
+            line = self._partial.setdefault((rank, stream), Open())
+            line.add(rest)
+            if line.bar:
+                self.progress(rank, line.state)
         self.flush()
+
+    def _end(self, rank: int, stream: str, text: str) -> None:
+        """A line ends with `text`."""
+        line = self._partial.pop((rank, stream), None) or Open()
+        line.add(text)
+        self._add(rank, stream, line.state)
+        if line.bar:
+            self.progress(rank, "")
+
+    def _add(self, rank: int, stream: str, content: Any) -> None:
+        line = Line(time.monotonic(), stream, content)
+        self._pending.setdefault(rank, deque()).append(line)
+        self._counts.setdefault(rank, Counter())[line.key] += 1
 
     def display(self, rank: int, bundle: dict[str, Any]) -> None:
         """A value that one rank displayed, in its place between the lines; shown by the next `flush`."""
-        self._pending.setdefault(rank, deque()).append(Line(time.monotonic(), "display", bundle))
+        self._add(rank, "display", bundle)
 
     def finish(self, rank: int) -> None:
         """This rank prints no more in this cell; what it left unended becomes a line."""
         for stream in ("stdout", "stderr"):
-            rest = self._partial.pop((rank, stream), "")
-            states = [state for state in rest.split("\r") if state.strip()]
-            if states:
-                self._pending[rank].append(Line(time.monotonic(), stream, states[-1]))
-            if "\r" in rest:
+            line = self._partial.get((rank, stream))
+            if line is not None and line.state.strip():
+                self._end(rank, stream, "")
+            elif line is not None:
+                self._partial.pop((rank, stream))
                 self.progress(rank, "")
         self._finished.add(rank)
         self.flush()
@@ -103,33 +148,36 @@ class LineMerger:
     def flush(self, everything: bool = False) -> None:
         """Emits what need not wait any longer for the same line from other ranks."""
         while (line := self._next(everything)) is not None:
-            same = tuple(r for r in self.ranks_heard if self._head(r) == line[1:])
+            same = tuple(rank for rank in self._printed if self._pending[rank][0].key == line.key)
             for rank in same:
-                self._pending[rank].popleft()
+                self._take(rank)
             if self.kept is not None and line.stream != "display":
                 self.kept.append(f"{mark(same, self.ranks)} {line.content}")
             self.emit(tuple(sorted(same)), line.stream, line.content)
 
-    @property
-    def ranks_heard(self) -> list[int]:
-        return [rank for rank, lines in self._pending.items() if lines]
+    def _take(self, rank: int) -> None:
+        key = self._pending[rank].popleft().key
+        self._counts[rank][key] -= 1
+        if not self._counts[rank][key]:
+            del self._counts[rank][key]
 
-    def _head(self, rank: int) -> tuple[str, Any]:
-        return self._pending[rank][0][1:]
+    @property
+    def _printed(self) -> list[int]:
+        """The ranks with lines that are not emitted yet."""
+        return [rank for rank, lines in self._pending.items() if lines]
 
     def _next(self, everything: bool) -> Line | None:
         """The oldest first line that is either everyone's turn, or has waited long enough."""
-        heads = sorted((self._pending[rank][0] for rank in self.ranks_heard), key=lambda line: line.at)
+        heads = sorted((self._pending[rank][0] for rank in self._printed), key=lambda line: line.at)
         ripe = [line for line in heads if everything or not self._may_still_come(line)]
         for line in ripe:
-            later = [r for r in self.ranks_heard if self._head(r) != line[1:] and self._holds(r, line)]
-            if not later:
+            if not any(self._pending[r][0].key != line.key and self._holds(r, line) for r in self._printed):
                 return line
         crossed = len(ripe) == len(heads)  # A, B on one rank and B, A on another: in order of age
         return ripe[0] if ripe and crossed else None
 
     def _holds(self, rank: int, line: Line) -> bool:
-        return any(other[1:] == line[1:] for other in self._pending[rank])
+        return rank in self._counts and self._counts[rank][line.key] > 0
 
     def _may_still_come(self, line: Line) -> bool:
         if time.monotonic() - line.at > HOLD_S:

@@ -6,9 +6,11 @@ copy-on-write view, so that nobody sees what another writes, and pages that are 
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import sys
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -75,18 +77,10 @@ def shelve(tensors: Sequence[torch.Tensor]) -> tuple[int, list[Shelved]]:
 
 
 def take(fd: int, places: Sequence[Shelved]) -> list[torch.Tensor]:
-    """The tensors that lie there, writable and private; closes `fd`, the memory lives as long as they do.
-
-    Before Python 3.13 each mapping also keeps a descriptor of its own for as long.
-    """
+    """The tensors that lie there, writable and private. The memory lives as long as they do; `fd` may be closed."""
     import torch
 
-    untracked: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-    size = os.fstat(fd).st_size
-    try:
-        mapped = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE, **untracked)
-    finally:
-        os.close(fd)
+    mapped = _mapping(fd, os.fstat(fd).st_size)
     tensors = []
     for place in places:
         tensor = _at(mapped, place)
@@ -96,7 +90,22 @@ def take(fd: int, places: Sequence[Shelved]) -> list[torch.Tensor]:
     return tensors
 
 
-def _at(memory: mmap.mmap, place: Shelved) -> torch.Tensor:
+def _mapping(fd: int, size: int) -> Any:
+    """A private copy-on-write view of a file, which keeps no descriptor (Python's own `mmap` keeps one before 3.13)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, fd, 0)
+    if address == ctypes.c_void_p(-1).value:
+        number = ctypes.get_errno()
+        raise OSError(number, f"mapping {size:,} bytes: {os.strerror(number)}")
+    view = (ctypes.c_char * size).from_address(address)
+    weakref.finalize(view, libc.munmap, address, size).atexit = False  # tensors may outlive the interpreter
+    return view
+
+
+def _at(memory: Any, place: Shelved) -> torch.Tensor:
     import torch
 
     count = torch.Size(place.shape).numel()

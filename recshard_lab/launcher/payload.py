@@ -20,9 +20,10 @@ from typing import Any
 
 import dill
 
+from .errors import LaunchError, descriptors_text, resources_needed
 from .memory import is_large, shelve, take
 
-__all__ = ["decode", "decode_apart", "encode", "encode_apart", "encode_call", "remember_sources", "sources_of"]
+__all__ = ["decode", "decode_apart", "encode", "encode_apart", "remember_sources", "sources_of"]
 
 
 _ORIGIN = "__recshard_origin__"  # in the namespace of a class that travelled: where it came from
@@ -131,30 +132,47 @@ def decode(data: bytes) -> Any:
     return _Unpickler(io.BytesIO(data)).load()
 
 
-def encode_apart(value: Any) -> tuple[bytes, int | None]:
-    """`encode`, with large tensors in shared memory: its descriptor, for the caller to close, if there are any."""
+def encode_apart(value: Any, shared: bool = True) -> tuple[bytes, int | None]:
+    """`encode`, with large tensors in shared memory: its descriptor, for the caller to close, if there are any.
+
+    shared: False leaves them in the bytes, for ranks on other machines.
+    """
     buffer = io.BytesIO()
     pickler = _Pickler(buffer, recurse=True)
-    pickler.large = []
+    pickler.large = [] if shared else None
     pickler.dump(value)
-    if not pickler.large:
-        return encode((buffer.getvalue(), [])), None
-    fd, places = shelve(pickler.large)
-    return encode((buffer.getvalue(), places)), fd
+    with resources_needed("sending a value"):
+        fd, places = shelve(pickler.large) if pickler.large else (None, [])
+    return pickle.dumps((buffer.getvalue(), places, _name(type(value)))), fd
 
 
 def decode_apart(data: bytes, fd: int | None) -> Any:
-    """The inverse of `encode_apart`; closes `fd`."""
-    pickled, places = decode(data)
-    unpickler = _Unpickler(io.BytesIO(pickled))
-    if fd is not None:
-        unpickler.large = take(fd, places)
-    return unpickler.load()
+    """The inverse of `encode_apart`; closes `fd`.
+
+    A value that cannot be unpickled raises UnpicklingError with its type.
+    """
+    try:
+        pickled, places, kind = pickle.loads(data)
+        unpickler = _Unpickler(io.BytesIO(pickled))
+        if places:
+            if fd is None:  # the system had none left for this process
+                raise LaunchError(f"a {kind} did not arrive: {descriptors_text()}")
+            with resources_needed("receiving a value"):
+                unpickler.large = take(fd, places)
+    finally:
+        if fd is not None:
+            os.close(fd)
+    try:
+        return unpickler.load()
+    except Exception as error:
+        raise pickle.UnpicklingError(
+            f"a value of type {kind} cannot be unpickled here ({type(error).__name__}: {error}). "
+            "Fix: send plain data instead, such as numbers, lists, dicts and tensors."
+        ) from error
 
 
-def encode_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    """A call, with the sources of the notebook's functions that it reaches."""
-    return encode((encode((fn, tuple(args), dict(kwargs))), sources_of(fn)))
+def _name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def sources_of(*items: Any) -> dict[str, str]:

@@ -31,7 +31,7 @@ from .channel import Channel, Message
 from .collectives import Line
 from .completion import completions
 from .engines.engine import end_children
-from .payload import decode, decode_apart, encode, encode_apart, remember_sources
+from .payload import decode_apart, encode_apart, remember_sources
 from .recorder import Recorder, users_line
 
 __all__ = ["Rank"]
@@ -190,10 +190,10 @@ class Rank:
         return [name for name, kind in made if not issubclass(kind, types.ModuleType)]
 
     def do_run(self, message: Message) -> bytes:
-        call, sources = decode(message.payload)
+        (fn, args, kwargs), sources, shared = decode_apart(message.payload, message.fds[0] if message.fds else None)
         remember_sources(sources)
-        fn, args, kwargs = decode(call)
-        return encode(fn(*args, **kwargs))
+        data, self.attached = encode_apart(fn(*args, **kwargs), shared)
+        return data
 
     def do_exec(self, message: Message) -> dict[str, Any] | None:
         source, filename = pickle.loads(message.payload)
@@ -208,11 +208,8 @@ class Rank:
         self.namespace.update(values)
 
     def do_pull(self, message: Message) -> bytes:
-        expression, apart = decode(message.payload)
-        value = eval(expression, self.namespace)
-        if not apart:
-            return encode((encode(value), []))
-        data, self.attached = encode_apart(value)
+        expression, shared = pickle.loads(message.payload)
+        data, self.attached = encode_apart(eval(expression, self.namespace), shared)
         return data
 
     def do_rebuild(self, message: Message) -> None:

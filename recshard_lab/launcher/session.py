@@ -1,22 +1,25 @@
-"""What a notebook holds: ranks that stay, run cells and functions, and end without a trace."""
+"""What a notebook holds: ranks that stay, run cells and functions, and end without leaving anything."""
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from types import TracebackType
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
-from .errors import LaunchError, RanksInterrupted
+from .errors import Failure, LaunchError, RankError, RanksInterrupted, resources_needed
 from .interrupts import stop_button
 from .lines import Printer
-from .payload import decode, decode_apart, encode, encode_apart, encode_call, sources_of
+from .payload import decode_apart, encode_apart, sources_of
 from .results import CellResult, RankStatus, rank_status
 from .shape import Shape
+from .waiting import Flight
 from .world import World
 
 __all__ = ["Ranks"]
@@ -28,29 +31,44 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """Running ranks, as `launch` returns them; as a context manager they stop at its end."""
+    """Running ranks, as `launch` returns them. As a context manager they stop at its end.
+
+    They belong to the process that launched them. In a fork of it (``os.fork``, ``multiprocessing``) every use raises
+    LaunchError; the fork may launch its own ranks.
+    """
 
     running: ClassVar[Ranks | None] = None  # in this process, one world at a time
+    starting: ClassVar[threading.RLock] = threading.RLock()  # held while `running` changes
 
     def __init__(self, shape: Shape) -> None:
         self.asked = shape
         self._busy = threading.Lock()
-        self._holders = 1  # `launch` calls that were handed these ranks
-        self._world: World | None = World(shape)
+        self._holders = 1  # `launch` calls that returned these ranks
+        self._process = os.getpid()
+        self._started: World | None = World(shape)
+
+    @property
+    def _world(self) -> World | None:
+        if self._process != os.getpid():
+            raise LaunchError(
+                f"these ranks belong to process {self._process}, of which process {os.getpid()} is a fork. "
+                f"Fix: launch other ranks here, recshard_lab.launch({self.world_size})."
+            )
+        return self._started
 
     @property
     def shape(self) -> Shape:
-        """What runs; where the engine decides, on a Ray cluster, it may be on more nodes than were asked for."""
-        return self._world.shape if self._world is not None else self.asked
+        """What runs. On a Ray cluster it may be on more nodes than requested."""
+        return self._started.shape if self._started is not None else self.asked
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are; never fewer than were asked for."""
+        """The number of ranks; never fewer than requested."""
         return self.asked.world_size
 
     @property
     def nodes(self) -> int:
-        """How many nodes they live on: virtual ones, or machines of a Ray cluster."""
+        """The number of nodes: virtual ones, or machines of a Ray cluster."""
         return self.shape.nodes
 
     @property
@@ -83,8 +101,8 @@ class Ranks:
 
     @property
     def usable(self) -> bool:
-        """Neither stopped nor short of a rank."""
-        return self._world is not None and not self._world.why_not()
+        """Whether cells can run: the ranks are not stopped, none has died, and this process launched them."""
+        return self._process == os.getpid() and self._world is not None and not self._world.why_not()
 
     def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
         """``fn(*args, **kwargs)`` on every rank; a list, one result a rank.
@@ -104,9 +122,16 @@ class Ranks:
         timeout_s: float | None = None,
         printer: Printer | None = None,
     ) -> list[T]:
-        """`run` with a choice of ranks, a time limit, and where output goes."""
-        self._usable_world()  # before the arguments are packed
-        return self._values("run", encode_call(fn, args, kwargs or {}), ranks, timeout_s, printer)
+        """`run` with a choice of ranks, a time limit in seconds, and where output goes.
+
+        timeout_s: then the ranks are interrupted, and killed `waiting.KILL_S` later if they have not answered. The
+        RankError says which ranks were killed and which variables are lost.
+        """
+        chosen = self._chosen(ranks)
+        check_limit(timeout_s)
+        world = self._usable_world()  # before the arguments are packed
+        carried = ((fn, tuple(args), dict(kwargs or {})), sources_of(fn), world.shares_memory)
+        return self._send("run", carried, chosen, timeout_s, printer)
 
     def exec(
         self,
@@ -117,12 +142,18 @@ class Ranks:
         timeout_s: float | None = None,
         printer: Printer | None = None,
     ) -> list[CellResult]:
-        """Runs `source` in each rank's own namespace, which stays; a CellResult a rank.
+        """Runs `source` in the namespace of each rank, which stays. Returns one CellResult per rank.
 
         The namespace begins with rank, world_size, local_rank, device, torch, dist and display. filename:
-        what tracebacks call the cell.
+        what tracebacks call the cell. timeout_s: see `call`.
         """
+        if not isinstance(source, str):
+            raise TypeError(
+                f"source={source!r} is not Python code in a string. Fix: Ranks.exec('x = rank'), or Ranks.run(fn) for "
+                "functions."
+            )
         chosen = self._chosen(ranks)
+        check_limit(timeout_s)
         name = filename or f"<cell {self._usable_world().cell + 1}>"
         with self._work() as world:
             outcomes = world.send("exec", pickle.dumps((source, name)), chosen, timeout_s, printer).outcomes
@@ -130,23 +161,11 @@ class Ranks:
 
     def push(self, values: Mapping[str, Any], *, ranks: Sequence[int] | None = None) -> None:
         """Puts values by name into the namespaces of ranks."""
-        chosen = self._chosen(ranks)
-        with self._work() as world:
-            carried = (dict(values), sources_of(*values.values()))
-            data, fd = encode_apart(carried) if world.shares_memory else (encode((encode(carried), [])), None)
-            try:
-                world.send("push", data, chosen, None, None, () if fd is None else (fd,))
-            finally:
-                if fd is not None:
-                    os.close(fd)
+        self._send("push", (dict(values), sources_of(*values.values())), self._chosen(ranks))
 
     def pull(self, expression: str, *, ranks: Sequence[int] | None = None) -> list[Any]:
-        """The value of a name, or an expression, in the namespaces of ranks; one a rank."""
-        chosen = self._chosen(ranks)
-        with self._work() as world:
-            flight = world.send("pull", encode((expression, world.shares_memory)), chosen, None, None)
-            answers = [(flight.outcomes[r]["value"], world.wires.attached.pop((r, flight.cell), None)) for r in chosen]
-            return [decode_apart(data, fd) for data, fd in answers]
+        """The value of a name, or an expression, in the namespaces of ranks. Returns one value per rank."""
+        return self._send("pull", expression, self._chosen(ranks))
 
     def complete(self, word: str, timeout_s: float = 0.25) -> list[str]:
         """The names on rank 0 that begin with `word`; none while the ranks are busy or gone."""
@@ -203,31 +222,37 @@ class Ranks:
         return True
 
     def stop(self) -> None:
-        """Ends every rank and all they started; doing it twice is the same as once."""
-        world, self._world = self._world, None
-        if Ranks.running is self:
-            Ranks.running = None
+        """Ends every rank and all they started. Stopping twice does nothing more."""
+        world = self._world
+        with Ranks.starting:
+            world, self._started = self._started, None
+            if Ranks.running is self:
+                Ranks.running = None
         if world is not None:
             with stop_button(lambda: None):  # it ends within a second or two
                 world.stop(*[0.0] if self._busy.locked() else [])
 
     def restart(self) -> None:
-        """Fresh ranks of the same shape; what the old ones held is gone."""
-        if Ranks.running not in (None, self):
-            raise LaunchError(f"other ranks are running ({Ranks.running!r}). Stop them first: %recshard_stop.")
-        self.stop()
-        self._world = World(self.asked)
-        Ranks.running = self
+        """Fresh ranks of the same shape. The variables of the old ones are lost."""
+        _ = self._world
+        with Ranks.starting:
+            if Ranks.running not in (None, self):
+                raise LaunchError(f"other ranks are running ({Ranks.running!r}). Fix: stop them first, %recshard_stop.")
+            self.stop()
+            self._started = World(self.asked)
+            Ranks.running = self
 
     def __enter__(self) -> Ranks:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._holders -= 1
-        if self._holders <= 0:
+        if self._holders <= 0 and self._process == os.getpid():  # the end of a fork leaves the parent's ranks alone
             self.stop()
 
     def __repr__(self) -> str:
+        if self._process != os.getpid():
+            return f"<Ranks: {self.shape}, of process {self._process}>"
         if self._world is None:
             return f"<Ranks: {self.shape}, stopped>"
         if why := self._world.why_not():
@@ -250,36 +275,104 @@ class Ranks:
         return self._world
 
     def _chosen(self, ranks: Sequence[int] | None) -> list[int]:
-        chosen = list(range(self.world_size)) if ranks is None else sorted(set(ranks))
-        if not chosen or not set(chosen) <= set(range(self.world_size)):
-            raise LaunchError(f"ranks={list(ranks or ())}: expected some of 0 to {self.world_size - 1}.")
-        return chosen
+        if ranks is None:
+            return list(range(self.world_size))
+        if isinstance(ranks, str) or not isinstance(ranks, Iterable):
+            raise LaunchError(f"ranks={ranks!r} is not a list of ranks. Fix: ranks=[0].")
+        listed = list(ranks)
+        if not listed:
+            raise LaunchError("ranks=[] names no rank. Fix: leave out ranks= to use all of them.")
+        for rank in listed:
+            if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.world_size:
+                raise LaunchError(
+                    f"rank {rank!r} in ranks={listed} does not exist: expected some of 0 to {self.world_size - 1}. "
+                    f"Fix: leave out {rank!r}."
+                )
+        return sorted(set(listed))
 
     @contextmanager
     def _work(self) -> Iterator[World]:
-        """The world, for one piece of work at a time; started again if the reader's last resort was to kill it."""
+        """The world, for one piece of work at a time; restarted if the reader's third stop has killed it."""
         world = self._usable_world()
         if not self._busy.acquire(timeout=PATIENCE_S):
-            raise LaunchError("the ranks are busy with another cell. Wait for it, or interrupt it.")
+            raise LaunchError("the ranks are busy with another cell. Fix: wait for it, or interrupt it.")
         try:
-            world = self._usable_world()  # whoever was waited for may have ended it
+            world = self._usable_world()  # the other cell may have ended it
             with stop_button(world.press_stop):
                 yield world
         except RanksInterrupted as stopped:
-            if not world.lost or self._world is not world:
+            if not world.lost or not self._replace(world):
                 raise
-            with stop_button(lambda: None):
-                world.stop()
-            self._world = World(self.asked)
             note = f"{world.lost}: {self.world_size} fresh ones run now, without the variables of the old."
             raise RanksInterrupted(stopped.failures, self.world_size, note) from None
         finally:
             self._busy.release()
 
-    def _values(
-        self, kind: str, payload: bytes, ranks: Sequence[int] | None, timeout_s: float | None, printer: Printer | None
+    def _replace(self, lost: World) -> bool:
+        """Fresh ranks instead of those of a world that is lost; False if somebody stopped or restarted it meanwhile."""
+        with Ranks.starting:
+            if self._started is not lost:
+                return False
+            with stop_button(lambda: None):
+                lost.stop()
+            self._started = World(self.asked)
+            return True
+
+    def _send(
+        self,
+        kind: str,
+        value: Any,
+        chosen: list[int],
+        timeout_s: float | None = None,
+        printer: Printer | None = None,
     ) -> list[Any]:
-        chosen = self._chosen(ranks)
+        """A value there, and what the ranks answer: "run" and "pull" have results."""
         with self._work() as world:
-            flight = world.send(kind, payload, chosen, timeout_s, printer)
-        return [decode(flight.outcomes[rank]["value"]) for rank in chosen]
+            if kind == "pull":
+                data, fd = pickle.dumps((value, world.shares_memory)), None
+            else:
+                data, fd = encode_apart(value, world.shares_memory)
+            try:
+                with resources_needed(f"Ranks.{kind}"):
+                    flight = world.send(kind, data, chosen, timeout_s, printer, () if fd is None else (fd,))
+            finally:
+                if fd is not None:
+                    os.close(fd)
+            return [] if kind == "push" else self._opened(world, flight, chosen)
+
+    def _opened(self, world: World, flight: Flight, chosen: list[int]) -> list[Any]:
+        values = []
+        for rank in chosen:
+            try:
+                values.append(
+                    decode_apart(flight.outcomes[rank]["value"], world.wires.attached.pop((rank, flight.cell), None))
+                )
+            except pickle.UnpicklingError as error:
+                cause = error.__cause__ or error
+                text = "".join(traceback.format_exception(cause)) + f"\n{error}"
+                raise RankError(
+                    [Failure(rank, "raised", "UnpicklingError", str(error), text)],
+                    self.world_size,
+                    "The result arrived, and the notebook could not open it. The ranks are as they were.",
+                ) from cause
+        return values
+
+
+def check_limit(timeout_s: Any) -> None:
+    """Raises ValueError where `timeout_s` is neither None nor a finite number of seconds above 0."""
+    if timeout_s is None:
+        return
+    number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if not number or not 0 < timeout_s < math.inf:
+        raise ValueError(
+            f"timeout_s={timeout_s!r} is not a time limit: expected seconds above 0. Fix: timeout_s=None for no limit."
+        )
+
+
+def _in_fork() -> None:
+    Ranks.running = None
+    Ranks.starting = threading.RLock()  # a thread that the child does not have may hold it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_fork)

@@ -1,14 +1,20 @@
-"""One cell or call in flight: from sent to answered, however the ranks, or the reader, put an end to it.
+"""One cell or call in flight: from sent to answered, however the ranks, the reader or a time limit end it.
 
-a rank raises      the others get a moment to finish, are then freed from collectives, then interrupted
-a rank dies        the cell fails at once; the others are freed and stopped
-the reader stops   1. ranks in Python code get KeyboardInterrupt
-                   2. after a moment, or a second stop (which interrupts again), ranks stuck in collectives are freed
-                   3. at a third stop the ranks are killed and started again
+a rank raises        the others have FAILURE_GRACE_S to finish. Then they are freed from collectives, interrupted after
+                     STRAGGLER_S, and killed if they do not answer for ABANDON_S more
+a rank dies          the cell fails at once; the others are freed and stopped
+the time limit ends  ranks are interrupted, freed after INTERRUPT_GRACE_S, and killed after KILL_S
+the reader stops     1. ranks in Python code get KeyboardInterrupt
+                     2. after INTERRUPT_GRACE_S, or at a second stop (which interrupts again), ranks that are stuck in
+                        collectives are freed
+                     3. at a third stop the ranks are killed and started again
+
+A rank that is killed and does not end, because the kernel of the system holds it, is given up after GONE_S.
 """
 
 from __future__ import annotations
 
+import math
 import pickle
 import queue
 import time
@@ -20,7 +26,7 @@ from .collectives import Line
 from .errors import Failure
 from .lines import Printer
 from .watch import AFTERWARDS, STOPPED, Watch
-from .wires import Event, Wires, exit_text, opened
+from .wires import IDLE_CHARS, Event, Wires, exit_text, opened
 
 __all__ = ["Flight"]
 
@@ -29,8 +35,11 @@ FAILURE_GRACE_S = 0.2  # for the others to finish by themselves after one rank f
 STRAGGLER_S = 2.0  # after that, ranks still at work in a failed cell are interrupted
 INTERRUPT_GRACE_S = 0.4  # between KeyboardInterrupt and freeing collectives
 CABLES_S = 0.3  # for the ranks to say how they are connected
-DEATH_GRACE_S = 0.1  # for other deaths to be heard of (a group killed together)
-PATIENCE_S = 3.0  # then the reader is told who does not answer, and how to go on
+DEATH_GRACE_S = 0.1  # for other deaths to be reported (a group killed together)
+PATIENCE_S = 3.0  # then the reader learns which rank does not answer, and how to go on
+KILL_S = 5.0  # from the time limit's interrupt to SIGKILL
+ABANDON_S = 60.0  # from the interrupt in a failed cell to SIGKILL
+GONE_S = 5.0  # from SIGKILL to the end of the process
 
 
 class Flight:
@@ -53,12 +62,15 @@ class Flight:
         self.freed = False  # connections were cut: groups must be rebuilt
         self.killed = False  # the reader's third stop
         self.timed_out = False
+        self.overdue: list[int] = []  # ranks that were killed because they did not answer
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._since: dict[str, float] = {}  # when something happened first
         self._cables: dict[int, Any] | None = None
         self._watch = Watch(wires, cell, printer)  # only cells are: a launch has no groups to compare yet
         self._watched = watched
         self._placed: set[int] = set()  # ranks that do not answer, whose line the reader was told
+        for rank in self.waiting & set(wires.buried):  # another reader took the event
+            self._on(Event(rank, "died", 0, wires.buried[rank]))
 
     @property
     def died(self) -> bool:
@@ -67,15 +79,24 @@ class Flight:
 
     def wait(self) -> None:
         """Returns when every rank answered, or the cell cannot go on."""
-        while self.waiting and not self.killed:
-            self._hear(TICK_S)
-            self.printer.flush()
-            self._act()
-            if self.died and self._for("died") > DEATH_GRACE_S:
-                break
-        if self.died and self.waiting:
-            self._abandon()
-        self.printer.close()
+        with self.wires.reading():
+            while self.waiting and not self.killed:
+                self._take(TICK_S)
+                self.printer.flush()
+                self._act()
+                if self.died and self._for("died") > DEATH_GRACE_S and not set(self.overdue) & self.waiting:
+                    break
+            if self.died and self.waiting:
+                self._abandon()
+            self.printer.close()
+
+    def free(self) -> None:
+        """Cuts the connections between ranks, if that is not done yet: nothing waits in a collective afterwards."""
+        self._ask_for_cables()
+        while not self.freed:
+            with suppress(queue.Empty):
+                self._on(self.wires.take(TICK_S))
+            self._cut_if_known()
 
     def compare(self) -> None:
         """After a cell: a card that says where the ranks' collectives differ."""
@@ -86,22 +107,28 @@ class Flight:
         """Waits for ranks that were asked where they are."""
         while self._watch.expecting():
             with suppress(queue.Empty):
-                self._on(self.wires.events.get(timeout=TICK_S))
+                self._on(self.wires.take(TICK_S))
 
-    # -- what is heard -----------------------------------------------------------------------------
+    # -- what arrives ------------------------------------------------------------------------------
 
-    def _hear(self, seconds: float) -> None:
+    def _take(self, seconds: float) -> None:
         """Waits so long for events, and takes them in for no longer: ranks that flood must not keep us from acting."""
         end = time.monotonic() + seconds
         with suppress(queue.Empty):
-            self._on(self.wires.events.get(timeout=seconds))
+            self._on(self.wires.take(seconds))
             while time.monotonic() < end:
-                self._on(self.wires.events.get_nowait())
+                self._on(self.wires.take(0))
 
     def _on(self, event: Event) -> None:
         rank, kind, cell, data = event
         if kind in ("stdout", "stderr"):
             self.printer.feed(rank, kind, data)
+        elif kind == "dropped":
+            lines, characters = data
+            self.printer.notice(
+                f"rank {rank} printed {lines:,} more lines ({characters:,} characters) between cells; only the last "
+                f"{IDLE_CHARS:,} characters of all ranks are kept."
+            )
         elif kind == "died":
             name, message = exit_text(data)
             last = "".join(self.wires.last_output[rank])[-1000:]
@@ -123,7 +150,7 @@ class Flight:
         elif kind == "cables" and self._cables is not None:
             self._cables[rank] = opened(data)
             if self.freed:  # too busy to answer in time
-                self._cut(self._cables)
+                self._cut()
         elif kind in ("pulse", "position", "lines"):
             self._watch.hear(rank, kind, data)
             if kind == "pulse" and "told" in self._since:
@@ -155,16 +182,17 @@ class Flight:
             self._free()
         if self._for("failed") > STRAGGLER_S and "interrupted" not in self._since:
             self._interrupt()
+        patience = KILL_S if self.timed_out else ABANDON_S if "failed" in self._since and not self.stops else math.inf
+        if self._for("interrupted") > patience and not self.overdue:
+            self._kill()
+        if self._for("killed") > GONE_S:
+            for rank in sorted(self.waiting & set(self.overdue)):
+                self._on(Event(rank, "died", 0, f"was killed and has not ended after {GONE_S:g} s"))
         if self._for("interrupted") > PATIENCE_S and "told" not in self._since:
             self._mark("told")
             for rank in self.waiting:
                 self.wires.send(rank, "pulse", self.cell)
-        if (
-            self._cables is not None
-            and not self.freed
-            and (len(self._cables) == len(self.wires.alive()) or self._for("freeing") > CABLES_S)
-        ):
-            self._cut(self._cables)
+        self._cut_if_known()
 
     def _asked_to_stop(self) -> None:
         self.stops += 1
@@ -185,19 +213,35 @@ class Flight:
         if self._watched and not self.died:
             self._watch.look(STOPPED)  # ranks remember the line at which the interrupt met them
 
-    def _free(self) -> None:
-        """Asks for the connections first: only those between two ranks are ours to cut."""
-        if self.freed or self._cables is not None or not self.waiting:
-            return
-        self._mark("freeing")
-        self._cables = {}
-        for rank in self.wires.alive():
-            self.wires.send(rank, "cables", self.cell)
+    def _kill(self) -> None:
+        self._mark("killed")
+        self.overdue = sorted(self.waiting)
+        for rank in self.overdue:
+            self.wires.kill(rank)
 
-    def _cut(self, cables: dict[int, Any]) -> None:
+    def _free(self) -> None:
+        if self.waiting:
+            self._ask_for_cables()
+
+    def _ask_for_cables(self) -> None:
+        """Only the connections between two ranks are ours to cut."""
+        if self._cables is None:
+            self._mark("freeing")
+            self._cables = {}
+            for rank in self.wires.alive():
+                self.wires.send(rank, "cables", self.cell)
+
+    def _cut_if_known(self) -> None:
+        if self._cables is None or self.freed:
+            return
+        if len(self._cables) >= len(self.wires.alive()) or self._for("freeing") > CABLES_S:
+            self._cut()
+
+    def _cut(self) -> None:
+        assert self._cables is not None
         self.freed = True
-        ends = {tuple(cable) for each in cables.values() for cable in each}
-        everyone = len(cables) == len(self.wires.alive())
+        ends = {tuple(cable) for each in self._cables.values() for cable in each}
+        everyone = len(self._cables) >= len(self.wires.alive())
         between = {(a, b) for a, b in ends if (b, a) in ends or not everyone}
         for rank in self.wires.alive():
             self.wires.send(rank, "cut", self.cell, pickle.dumps(between))

@@ -18,7 +18,7 @@ from typing import Any
 from .collectives import Window
 from .doctor import disagreeing
 from .engines import engine_for
-from .errors import LaunchError, RankError, RanksInterrupted, ranks_text
+from .errors import LaunchError, RankError, RanksInterrupted, ranks_text, resources_needed
 from .interrupts import stop_button
 from .lines import Printer
 from .memory import shelving
@@ -54,25 +54,37 @@ class World:
         self._rebuilds = 0
         self._upkeep = False
         self._questions = -1  # numbered downwards: they belong to no cell
-        self._engine = engine_for(shape)
-        self.shape = self._engine.shape
-        self.wires = Wires(self._engine)
+        with resources_needed(f"launch(n={shape.world_size})"):
+            self._engine = engine_for(shape)
+            self.shape = self._engine.shape
+            try:
+                self.wires = Wires(self._engine)
+            except BaseException:
+                self._engine.close()
+                raise
         self._groups: dict[int, dict[str, list[int]]] = {}
         self._group_counts: dict[int, int] = {}
         self._windows: dict[int, dict[str, Window]] = {}
         self._names: dict[int, list[str]] = {}  # the variables on each rank
         self._warned = False  # of collectives that do not pair up
         self.output: deque[str] = deque(maxlen=KEPT_LINES)
+        try:
+            self._come_up()
+        except BaseException:
+            self.stop(0.0)
+            raise
+        self.launch_s = time.perf_counter() - started
+
+    def _come_up(self) -> None:
         flight = self._flight(range(self.size), Printer(range(self.size)), READY_S)
         with stop_button(self.press_stop):
             flight.wait()
-        if flight.failures or flight.waiting:
-            self.stop(0.0)
-            if flight.stops:
-                raise RanksInterrupted((), self.size, "stopped while the ranks were starting; none is left.")
-            raise LaunchError(f"the ranks did not come up: {RankError([*flight.failures.values()], self.size)}")
+        if flight.stops:
+            raise RanksInterrupted((), self.size, "stopped while the ranks were starting; none is left.")
+        if flight.failures:
+            late = f" within {READY_S:g} s" if flight.timed_out else ""
+            raise LaunchError(f"the ranks did not come up{late}: {RankError([*flight.failures.values()], self.size)}")
         self._remember(flight)
-        self.launch_s = time.perf_counter() - started
 
     @property
     def shares_memory(self) -> bool:
@@ -119,7 +131,13 @@ class World:
             self.lost = f"{stuck} did not answer and all ranks were killed{held}"
             raise RanksInterrupted([*flight.failures.values()], self.size, self.lost)
         if not flight.failures:
-            if disagreeing(self._groups, self._windows):
+            if flight.timed_out:
+                printer.notice(f"the cell ended after its time limit of {timeout_s:g} s: it ignored the interrupt.")
+            if flight.freed:  # nobody failed, and the connections are cut all the same
+                note = self._rebuild(flight)
+                if self.lost:
+                    raise LaunchError(f"the cell ended, but {note}")
+            elif disagreeing(self._groups, self._windows):
                 if not self._warned:
                     flight.compare()
                 self._warned = True
@@ -129,6 +147,11 @@ class World:
         note = self._put_right(flight)
         if flight.timed_out:
             note = f"The cell was stopped at its time limit of {timeout_s:g} s. {note}"
+        if flight.overdue:
+            who = ranks_text(flight.overdue, self.size).capitalize()
+            note = (
+                f"{who} did not answer the interrupt and {'were' if len(flight.overdue) > 1 else 'was'} killed. {note}"
+            )
         failures = [*flight.failures.values()]
         if flight.stops and not flight.died:
             raise RanksInterrupted(failures, self.size, note)
@@ -147,17 +170,13 @@ class World:
         """What the side thread of an idle rank answers; None when it takes too long."""
         self._questions -= 1
         self.wires.send(rank, kind, self._questions, pickle.dumps(value))
-        until, others, answer = time.monotonic() + timeout_s, [], None
-        while answer is None and (left := until - time.monotonic()) > 0:
+        until = time.monotonic() + timeout_s
+        while (left := until - time.monotonic()) > 0:
             with suppress(queue.Empty):
-                event = self.wires.events.get(timeout=left)
-                if event.cell == self._questions:
-                    answer = opened(event.data)
-                elif event.cell >= 0:
-                    others.append(event)
-        for event in others:  # for the next cell to hear
-            self.wires.events.put(event)
-        return answer
+                event = self.wires.replies.get(timeout=left)
+                if event.cell == self._questions:  # others are too late
+                    return opened(event.data)
+        return None
 
     def stop(self, patience_s: float = LEAVE_S) -> None:
         """Ends every rank and all that they started; nothing is left of them."""
@@ -186,10 +205,11 @@ class World:
         alike = len({(failure.kind, failure.traceback) for failure in flight.failures.values()}) == 1
         if not flight.freed and alike and len(flight.failures) == self.size:
             return ""  # the ranks left the cell at the same point: their groups still agree
-        return self._rebuild()
+        return self._rebuild(flight)
 
-    def _rebuild(self) -> str:
-        """Fresh connections inside the ranks' process groups."""
+    def _rebuild(self, after: Flight) -> str:
+        """Fresh connections inside the ranks' process groups. What still uses the old ones ends first."""
+        after.free()
         self._rebuilds += 1
         self.cell += 1
         members = {name: who for groups in self._groups.values() for name, who in groups.items()}

@@ -13,7 +13,7 @@ import torch
 
 import recshard_lab
 from recshard_lab.launcher import Ranks
-from recshard_lab.launcher.payload import encode_call
+from recshard_lab.launcher.payload import encode
 from recshard_lab.launcher.world import World
 
 pytestmark = pytest.mark.timeout(60)
@@ -144,4 +144,4 @@ def test_a_cell_that_uses_a_public_name_can_be_carried() -> None:
     for name in recshard_lab._ROOM_OF:
         space: dict[str, Any] = {"it": getattr(recshard_lab, name), "__name__": "__main__"}
         exec("def cell():\n    return it", space)
-        assert encode_call(space["cell"], (), {})
+        assert encode(space["cell"])

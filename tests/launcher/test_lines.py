@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recshard_lab.launcher import LineMerger
+from recshard_lab.launcher.lines import LINE_CHARS
 
 
 class Collected(LineMerger):
@@ -77,3 +79,48 @@ def test_a_line_without_an_end_is_shown_when_the_cell_ends() -> None:
     assert merger.lines == []
     merger.finish(0)
     assert merger.lines == [((0,), "almost")]
+
+
+def test_a_long_line_is_taken_in_linear_time_and_shown_with_a_count_of_what_is_cut() -> None:
+    merger = Collected(range(1))
+    text = "x" * 65_536
+    began = time.process_time()
+    for _ in range(1600):  # 100 MB
+        merger.feed(0, "stdout", text)
+    merger.feed(0, "stdout", "\nnext\n")
+    merger.finish(0)
+    assert time.process_time() - began < 3
+    ((_, line), (_, after)) = merger.lines
+    cut = 1600 * len(text) - LINE_CHARS
+    assert line == "x" * LINE_CHARS + f" ... [{cut:,} more characters are not shown]"
+    assert after == "next"
+
+
+def test_a_line_of_exactly_the_limit_is_shown_whole() -> None:
+    merger = Collected(range(1))
+    merger.feed(0, "stdout", "y" * LINE_CHARS + "\n")
+    merger.finish(0)
+    assert merger.lines == [((0,), "y" * LINE_CHARS)]
+
+
+def test_many_lines_that_differ_between_ranks_are_taken_in_linear_time() -> None:
+    merger = Collected(range(2))
+    began = time.process_time()
+    for rank in range(2):
+        merger.feed(rank, "stdout", "".join(f"rank {rank} step {step}\n" for step in range(30_000)))
+    for rank in range(2):
+        merger.finish(rank)
+    assert time.process_time() - began < 5
+    assert len(merger.lines) == 60_000
+
+
+@given(data=st.data())
+def test_line_ends_of_windows_are_line_ends_wherever_the_text_is_split(data: st.DataObject) -> None:
+    text = "one\r\n\r\ntwo\r\n"
+    merger = Collected(range(1))
+    while text:
+        size = data.draw(st.integers(1, len(text)))
+        merger.feed(0, "stdout", text[:size])
+        text = text[size:]
+    merger.finish(0)
+    assert [line for _, line in merger.lines] == ["one", "", "two"]

@@ -286,10 +286,18 @@ def test_more_nccl_ranks_than_gpus_are_refused() -> None:
         launch(2, backend="nccl")
 
 
-@pytest.mark.parametrize("ranks_asked", [[], [3], [-1]])
-def test_ranks_that_are_not_there_are_refused(ranks: Ranks, ranks_asked: list[int]) -> None:
-    with pytest.raises(LaunchError, match="expected some of 0 to 2"):
-        ranks.exec("1", ranks=ranks_asked)
+def test_ranks_that_do_not_exist_are_refused_by_name(ranks: Ranks) -> None:
+    for chosen, words in (
+        ([], "names no rank"),
+        ([0, 3], r"rank 3 in ranks=\[0, 3\] does not exist: expected some of 0 to 2"),
+        ([-1], r"rank -1 in ranks=\[-1\] does not exist"),
+        ([1.0], r"rank 1\.0 "),
+        ([True], "rank True"),
+        ("01", "not a list of ranks"),
+        (0, "not a list of ranks"),
+    ):
+        with pytest.raises(LaunchError, match=words):
+            ranks.exec("1", ranks=chosen)  # type: ignore[arg-type]
 
 
 def test_another_threads_work_is_waited_for_and_refused_when_it_takes_long(

@@ -1,0 +1,136 @@
+"""A fork of the notebook: it has none of the parent's ranks, may have its own, and keeps nobody's alive."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+import torch.distributed as dist
+
+from recshard_lab.launcher import LaunchError, Ranks, current, launch
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),  # of forking with threads: the point here
+]
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    """Two ranks of this process for the whole file."""
+    with launch(2) as world:
+        yield world
+
+
+def in_fork(work: Callable[[], Any]) -> Any:
+    """The result of `work` in a fork of this process."""
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(target=lambda: theirs.send(work()))
+    child.start()
+    assert ours.poll(20), "the fork hangs"
+    result = ours.recv()
+    child.join(10)
+    assert child.exitcode == 0
+    return result
+
+
+def test_a_fork_has_no_ranks_and_every_use_of_the_parents_raises_at_once(ranks: Ranks) -> None:
+    def attempts() -> tuple[Any, bool, dict[str, str], str]:
+        uses: dict[str, Callable[[], Any]] = {
+            "run": lambda: ranks.run(os.getpid),
+            "exec": lambda: ranks.exec("1"),
+            "push": lambda: ranks.push({"x": 1}),
+            "pull": lambda: ranks.pull("rank"),
+            "complete": lambda: ranks.complete("ra"),
+            "status": ranks.status,
+            "posted": lambda: ranks.posted("x"),
+            "output": ranks.output,
+            "interrupt": ranks.interrupt,
+            "stop": ranks.stop,
+            "restart": ranks.restart,
+            "pids": lambda: ranks.pids,
+        }
+        found = {}
+        for name, use in uses.items():
+            try:
+                found[name] = f"no error, but {use()!r}"
+            except LaunchError as error:
+                found[name] = str(error)
+        with ranks:  # its end must not stop the parent's ranks either
+            pass
+        return current(), ranks.usable, found, repr(ranks)
+
+    running, usable, found, text = in_fork(attempts)
+    assert running is None
+    assert not usable
+    assert [name for name, error in found.items() if f"these ranks belong to process {os.getpid()}" not in error] == []
+    assert f"of process {os.getpid()}" in text
+    assert ranks.run(dist.get_rank) == [0, 1]
+
+
+def test_a_fork_may_launch_its_own_ranks_while_the_parent_works_on(ranks: Ranks) -> None:
+    def own() -> tuple[list[int], int]:
+        with launch(2) as mine:
+            return mine.run(lambda: dist.get_rank() + 10), len(set(mine.pids) & set(parents))
+
+    parents = ranks.pids
+    assert in_fork(own) == ([10, 11], 0)
+    assert ranks.run(dist.get_rank) == [0, 1]
+    assert ranks.pids == parents
+
+
+def test_a_fork_keeps_no_descriptor_of_the_ranks(ranks: Ranks) -> None:
+    def ends() -> set[str]:
+        found = set()
+        for fd in os.listdir("/proc/self/fd"):
+            try:
+                found.add(os.readlink(f"/proc/self/fd/{fd}"))
+            except FileNotFoundError:  # of the listing itself
+                continue
+        return found
+
+    assert ranks._started is not None
+    wires = ranks._started.wires
+    held = {os.readlink(f"/proc/self/fd/{channel.sock.fileno()}") for channel in wires._channels}
+    held |= {os.readlink(f"/proc/self/fd/{fd}") for fd in wires._pipes.values()}
+    assert held <= ends()
+    assert in_fork(lambda: held & ends()) == set()
+
+
+KERNEL = """
+import os, time
+from recshard_lab.launcher import launch
+ranks = launch(2, start_method={method!r})
+if os.fork() == 0:
+    time.sleep(30)
+    os._exit(0)
+ranks.exec("x = rank")
+print(*ranks.pids, flush=True)
+time.sleep(30)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_ranks_end_with_their_kernel_though_a_fork_of_it_lives_on(method: str) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", KERNEL.format(method=method)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as kernel:
+        assert kernel.stdout is not None
+        processes = [psutil.Process(int(pid)) for pid in kernel.stdout.readline().split()]
+        (fork,) = [
+            child
+            for child in psutil.Process(kernel.pid).children()
+            if child not in processes and child.cmdline() == command
+        ]
+        kernel.kill()
+        _, alive = psutil.wait_procs(processes, timeout=2.5)
+        alive = [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+        assert fork.is_running()
+        fork.kill()
+        assert len(processes) == 2
+        assert not alive

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from argparse import ArgumentTypeError
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from typing import Any
 
@@ -35,11 +37,22 @@ def rank_list(text: str) -> list[int]:
     ranks: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
-        try:
-            ranks += range(int(first), int(last or first) + 1)
-        except ValueError:
-            raise ArgumentTypeError(f"{text!r}: expected ranks like 0,2 or 0-3") from None
+        if not first.isdecimal() or not (last or first).isdecimal() or int(last or first) < int(first):
+            raise ArgumentTypeError(f"{part!r} names no rank: expected ranks like 0,2 or 0-3")
+        ranks += range(int(first), int(last or first) + 1)
     return ranks
+
+
+def seconds(text: str) -> float:
+    """A time limit.
+
+    >>> seconds("2.5")
+    2.5
+    """
+    with suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise ArgumentTypeError(f"{text!r} is not a time limit: expected seconds above 0")
 
 
 def told_plainly(magic: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,7 +111,7 @@ class RecshardMagics(Magics):
 
     @magic_arguments()
     @argument("--ranks", type=rank_list, default=None, help="which ranks, as 0,2 or 0-3; left out: all")
-    @argument("--timeout", type=float, default=None, metavar="S", help="stop the cell after so many seconds")
+    @argument("--timeout", type=seconds, default=None, metavar="S", help="stop the cell after so many seconds")
     @argument("--quiet", action="store_true", help="show no output, only errors")
     @argument("--time", action="store_true", help="show how long each rank took")
     @cell_magic

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,7 +40,7 @@ def descriptors_text() -> str:
 
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (
-        f"process {os.getpid()} uses all {limit} file descriptors that it may open. "
+        f"the process uses all {limit} file descriptors that it may open. "
         f"Fix: run `ulimit -n {max(4096, 4 * limit)}` before you start Jupyter."
     )
 

@@ -11,12 +11,13 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from .channel import Channel, Message
+from .channel import Channel, Message, socket_pair
 from .engines.engine import OnExit, descendants, kill_all
 from .errors import LaunchError
 
@@ -57,7 +58,7 @@ class Forkserver:
     """One zygote process, talked to over a socket pair that only it inherits."""
 
     def __init__(self, later: Sequence[str] = LATER) -> None:
-        ours, theirs = socket.socketpair()
+        ours, theirs = socket_pair()
         boot = _BOOT.format(path=list(sys.path), fd=theirs.fileno(), later=tuple(later))
         self.process = subprocess.Popen(
             [sys.executable, "-c", boot],
@@ -99,8 +100,10 @@ class Forkserver:
             self._forks[number] = fork
             self._send(Message("fork", number, pickle.dumps(spec)), fds)
 
+        until = time.monotonic() + 120  # for all who ask
+
         def pid() -> int:
-            fork.done.wait(120)
+            fork.done.wait(max(0.0, until - time.monotonic()))
             if fork.pid is None:
                 if fork.why_not:
                     raise LaunchError(fork.why_not)

@@ -182,7 +182,9 @@ class Flight:
             self._free()
         if self._for("failed") > STRAGGLER_S and "interrupted" not in self._since:
             self._interrupt()
-        patience = KILL_S if self.timed_out else ABANDON_S if "failed" in self._since and not self.stops else math.inf
+        patience = math.inf if self.stops else ABANDON_S if "failed" in self._since else math.inf
+        if self.timed_out or not self._watched:  # ranks that start or rebuild groups are lost without the others
+            patience = KILL_S
         if self._for("interrupted") > patience and not self.overdue:
             self._kill()
         if self._for("killed") > GONE_S:

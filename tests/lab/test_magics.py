@@ -120,6 +120,21 @@ def test_a_cell_can_run_on_some_ranks(notebook: Notebook) -> None:
     assert "expected some of 0 to 1" in notebook.run("%%recshard --ranks 1,7\nrank").error
 
 
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--timeout 0", "'0' is not a time limit: expected seconds above 0"),
+        ("--timeout nan", "'nan' is not a time limit"),
+        ("--ranks=-1", "'-1' names no rank: expected ranks like 0,2 or 0-3"),
+        ("--ranks 1-0", "'1-0' names no rank"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(notebook: Notebook, option: str, words: str) -> None:
+    said = notebook.run(f"%%recshard {option}\nrank")
+    assert words in said.stderr + said.error
+    assert said.stdout == ""
+
+
 def test_ranks_keep_their_variables_and_the_notebook_keeps_its_own(notebook: Notebook) -> None:
     notebook.ok("rank = 'mine'; x = 'mine too'; before = set(globals())")
     notebook.ok("%%recshard\nx = rank + 1")

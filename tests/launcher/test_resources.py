@@ -1,0 +1,109 @@
+"""Few descriptors, a full disk, closed streams: an error that names the limit, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+import torch
+
+from recshard_lab.launcher import LaunchError, RankError, current, launch
+from recshard_lab.launcher.forkserver import forkserver
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@contextmanager
+def descriptors(more: int) -> Iterator[None]:
+    """This process may open so many descriptors more."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(fd) for fd in os.listdir("/proc/self/fd"))
+    taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(highest - len(os.listdir("/proc/self/fd")) + 2)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(highest, *taken, 0) + 1 + more, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for fd in taken:
+            os.close(fd)
+
+
+def test_a_launch_with_few_descriptors_names_the_limit_and_leaves_nothing() -> None:
+    with launch(2):  # starts the forkserver
+        pass
+    me, zygote = psutil.Process(), psutil.Process(forkserver().process.pid)
+    before = me.num_fds()
+    came_up = []
+    for more in range(16):
+        with descriptors(more):
+            try:
+                with launch(2) as ranks:
+                    came_up.append(ranks.run(int))
+            except LaunchError as error:
+                assert not came_up, "fewer descriptors were enough"
+                assert "uses all" in str(error)  # noqa: PT017
+                assert "Fix: run `ulimit -n 4096`" in str(error)  # noqa: PT017
+        assert current() is None
+        assert me.num_fds() == before
+        assert not psutil.wait_procs(zygote.children(), timeout=2)[1]
+    assert came_up[0] == [0, 0]
+    assert len(came_up) < 16
+
+
+def test_large_values_with_few_descriptors_name_the_limit_and_leave_none_open() -> None:
+    me = psutil.Process()
+    large = torch.ones(1 << 19)
+    with launch(2) as ranks:
+        ranks.push({"large": large})
+        before = me.num_fds()
+        for more in (0, 1):
+            with descriptors(more):
+                with pytest.raises(LaunchError, match=r"uses all \d+ file descriptors.*Fix: run `ulimit"):
+                    ranks.pull("large")
+                with pytest.raises(LaunchError, match=r"uses all \d+ file descriptors.*Fix: run `ulimit"):
+                    ranks.run(lambda: torch.ones(1 << 19))
+            assert ranks.run(int) == [0, 0]
+            assert me.num_fds() == before
+        with descriptors(0), pytest.raises(LaunchError, match=r"sending a value failed: .*uses all \d+ file desc"):
+            ranks.push({"large": large})
+        assert me.num_fds() == before
+        ranks.exec("import os, resource\nused = len(os.listdir('/dev/fd')) - 1")
+        ranks.exec("resource.setrlimit(resource.RLIMIT_NOFILE, (used, used))")
+        for use in (lambda: ranks.pull("large"), lambda: ranks.push({"large": large})):
+            with pytest.raises(RankError, match=r"all 2 ranks raised LaunchError: .*uses all \d+ file descriptors"):
+                use()
+        assert me.num_fds() == before
+
+
+def test_large_values_that_are_kept_hold_no_descriptor() -> None:
+    with launch(1) as ranks:
+        before = psutil.Process().num_fds()
+        kept = [ranks.pull(f"torch.full((1 << 19,), {number}.0)")[0] for number in range(4)]
+        assert psutil.Process().num_fds() == before
+    assert [tensor[-1].item() for tensor in kept] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("closed", ["<&- >&-", "<&- >&- 2>&-"])
+def test_ranks_start_from_a_process_whose_streams_are_closed(closed: str) -> None:
+    script = """
+        import os
+        from recshard_lab.launcher import launch
+        with launch(2) as ranks:
+            os.write(3, repr(ranks.run(lambda: os.environ["RANK"])).encode())
+    """
+    read, write = os.pipe()
+    command = f'exec 3>&{write}; exec "$0" -c "$1" {closed}'
+    done = subprocess.run(
+        ["bash", "-c", command, sys.executable, textwrap.dedent(script)], pass_fds=[write], timeout=50, check=False
+    )
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        assert pipe.read() == "['0', '1']"
+    assert done.returncode == 0

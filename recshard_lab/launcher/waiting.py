@@ -79,16 +79,15 @@ class Flight:
 
     def wait(self) -> None:
         """Returns when every rank answered, or the cell cannot go on."""
-        with self.wires.reading():
-            while self.waiting and not self.killed:
-                self._take(TICK_S)
-                self.printer.flush()
-                self._act()
-                if self.died and self._for("died") > DEATH_GRACE_S and not set(self.overdue) & self.waiting:
-                    break
-            if self.died and self.waiting:
-                self._abandon()
-            self.printer.close()
+        while self.waiting and not self.killed:
+            self._take(TICK_S)
+            self.printer.flush()
+            self._act()
+            if self.died and self._for("died") > DEATH_GRACE_S and not set(self.overdue) & self.waiting:
+                break
+        if self.died and self.waiting:
+            self._abandon()
+        self.printer.close()
 
     def free(self) -> None:
         """Cuts the connections between ranks, if that is not done yet: nothing waits in a collective afterwards."""

@@ -77,7 +77,7 @@ class World:
 
     def _come_up(self) -> None:
         flight = self._flight(range(self.size), Printer(range(self.size)), READY_S)
-        with stop_button(self.press_stop):
+        with stop_button(self.press_stop), self.wires.reading():
             flight.wait()
         if flight.stops:
             raise RanksInterrupted((), self.size, "stopped while the ranks were starting; none is left.")
@@ -118,9 +118,10 @@ class World:
         printer.kept = self.output
         flight = self._flight(ranks, printer, timeout_s, watched=True)
         self.wires.drop_attached()
-        for rank in ranks:
-            self.wires.send(rank, kind, self.cell, payload, fds)
-        flight.wait()
+        with self.wires.reading():
+            for rank in ranks:
+                self.wires.send(rank, kind, self.cell, payload, fds)
+            flight.wait()
         if not flight.died and not flight.killed:
             flight.settle()
         self._remember(flight)

@@ -1,0 +1,505 @@
+"""Plausible mistakes, each in one place of the library, and the tests that must fail on it.
+
+``old`` must stand exactly once in ``file``: a mutant whose code has changed is reported as stale, not as killed.
+Mutants that nothing can tell apart from the code are not listed.
+"""
+
+import shlex
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    """One text replaced in one file.
+
+    Attributes:
+        name: room and what goes wrong.
+        file: from the root of the repository, after ``recshard_lab/``.
+        old, new: the texts.
+        tests: arguments of pytest, after ``tests/``; the fewest that are about this code.
+    """
+
+    name: str
+    part: str
+    old: str
+    new: str
+    about: str
+
+    @property
+    def file(self) -> str:
+        """From the root of the repository."""
+        return f"recshard_lab/{self.part}"
+
+    @property
+    def tests(self) -> list[str]:
+        """Arguments of pytest."""
+        return [f"tests/{word}" if word.endswith(".py") else word for word in shlex.split(self.about)]
+
+
+MUTANTS = [
+    # ---- limits, holes, unequal replicas, dense and data-parallel costs ----
+    Mutant(
+        "plans: a hole before the first stripe is none",
+        "sharding/tiling.py",
+        "        at = 0\n        for rect in sorted(rects",
+        "        at = min((rect[axis][0] for rect in rects), default=0)\n        for rect in sorted(rects",
+        "sharding/test_row_shards.py",
+    ),
+    Mutant(
+        "cli: --check without tables checks nothing",
+        "cli/plan.py",
+        "            found.validate(None, world_size)\n",
+        "",
+        "cli/test_plan.py -k check",
+    ),
+    Mutant(
+        "routes: partial sums may fill fp16 alone",
+        "distributed/routes/reduce_scatter.py",
+        "codec.encode(padded.view(-1, self.columns), parts=self.env.world_size)",
+        "codec.encode(padded.view(-1, self.columns))",
+        "distributed/test_limits.py",
+    ),
+    Mutant(
+        "replicas: fp16 is added in fp16",
+        "distributed/replica_sync.py",
+        "terms[0].to(torch.promote_types(terms.dtype, torch.float32))",
+        "terms[0].clone()",
+        "distributed/test_limits.py",
+    ),
+    Mutant(
+        "replicas: the fewest steps count",
+        "distributed/replica_sync.py",
+        "return terms.amax(0)",
+        "return terms.amin(0)",
+        "distributed/test_limits.py",
+    ),
+    Mutant(
+        "bounds: options cost half as much again",
+        "planner/bounds.py",
+        "base + paid - np.repeat(least, per) < step_ms",
+        "base + 1.5 * (paid - np.repeat(least, per)) < step_ms",
+        "planner/test_bounds_near_the_best.py",
+    ),
+    Mutant(
+        "memory: a dense table's gradient is fp16",
+        "planner/memory.py",
+        "(per_element + 4 * dense)",
+        "(per_element + 2 * dense)",
+        "planner/test_costs_by_hand.py",
+    ),
+    Mutant(
+        "costs: a dense optimizer passes twice over its table",
+        "planner/cost.py",
+        "dense * 3 * 4 * rows",
+        "dense * 2 * 4 * rows",
+        "planner/test_costs_by_hand.py",
+    ),
+    Mutant(
+        "costs: replicas look up only their own batch in backward",
+        "planner/lookup_costs.py",
+        "        update += replicated * lookup * sent / np.maximum(ids, 1e-9)\n",
+        "",
+        "planner/test_costs_by_hand.py",
+    ),
+    Mutant(
+        "costs: the dense part takes four operations a parameter",
+        "planner/cost.py",
+        "6.0 * workload.dense_parameters",
+        "4.0 * workload.dense_parameters",
+        "planner/test_costs_by_hand.py",
+    ),
+    Mutant(
+        "costs: a bag costs nothing",
+        "planner/lookup_costs.py",
+        "vector_ms = 4 * cols / top.cache_bw + top.bag_ns * 1e-6",
+        "vector_ms = 4 * cols / top.cache_bw",
+        "planner/test_constants.py",
+    ),
+    Mutant(
+        "costs: launches and arithmetic add up",
+        "planner/cost.py",
+        "max(launches_ms, flops / topology.flops_per_ms)",
+        "launches_ms + flops / topology.flops_per_ms",
+        "planner/test_whichever.py",
+    ),
+    Mutant(
+        "costs: only senders take time",
+        "planner/route_costs.py",
+        "np.maximum((ranks - 1) * per_peer, total - per_peer) * (1 - self.half)",
+        "(ranks - 1) * per_peer * (1 - self.half)",
+        "planner/test_whichever.py",
+    ),
+    Mutant(
+        "balance: the longest phase is to blame",
+        "lab/views/balance.py",
+        "worst = int(lost.argmax())",
+        "worst = int(self.path.argmax())",
+        "lab/test_balance.py -k 'by_hand or phase_that_loses_most'",
+    ),
+    Mutant(
+        "estimate: only the first rank that is too full is named",
+        "planner/estimate.py",
+        "np.flatnonzero(self.held_bytes > self.usable_bytes).tolist()",
+        "np.flatnonzero(self.held_bytes > self.usable_bytes)[:1].tolist()",
+        "planner/test_too_full.py",
+    ),
+    Mutant(
+        "pages: only the first two plans differ",
+        "lab/plan_report.py",
+        "planned = [each for each in candidates if each.plan is not None]",
+        "planned = [each for each in candidates if each.plan is not None][:2]",
+        "lab/test_comparison_pages.py",
+    ),
+    Mutant(
+        "pages: the smallest tables are explained",
+        "lab/plan_report.py",
+        "key=lambda name: -named[name][0].weight_bytes",
+        "key=lambda name: named[name][0].weight_bytes",
+        "lab/test_comparison_pages.py",
+    ),
+    Mutant(
+        "reshard: only weights move",
+        "distributed/migrate.py",
+        "            for name, own in self.parts.items()\n            for part in own\n        ]",
+        "            for name, own in self.parts.items()\n            for part in own[:1]\n        ]",
+        "distributed/test_reshard_every_scheme.py",
+    ),
+    Mutant(
+        "launcher: usable ranks are not started again",
+        "launcher/session.py",
+        "        self.stop()\n        self._world = World(self.asked)\n        Ranks.running = self",
+        "        if self.usable:\n            return\n        self.stop()\n        self._world = World(self.asked)\n"
+        "        Ranks.running = self",
+        "launcher/test_restart.py",
+    ),
+    Mutant(
+        "plans: the last row shard has as many rows as the others",
+        "sharding/cut.py",
+        "last = self.num_rows - self.block * (self.num_stripes - 1)",
+        "last = self.block",
+        "sharding/test_row_shards.py",
+    ),
+    # ---- input and output exchange ----
+    Mutant(
+        "input: ids stay by source rank",
+        "distributed/input_dist.py",
+        "for n in lanes for part, end in zip(parts, ends, strict=True)]",
+        "for part, end in zip(parts, ends, strict=True) for n in lanes]",
+        "distributed/test_last_row_shard.py distributed/test_hot_rows.py",
+    ),
+    Mutant(
+        "input: gradients of weights only where all ranks ask",
+        "distributed/input_dist.py",
+        "asked=asked if any(asked) else None",
+        "asked=asked if all(asked) else None",
+        "distributed/test_weight_gradients.py",
+    ),
+    Mutant(
+        "input: row numbers of huge shards are 32 bits wide",
+        "distributed/input_dist.py",
+        "narrow = layout.rows_fit_int32 and self.weight_dtype is not torch.float64",
+        "narrow = self.weight_dtype is not torch.float64",
+        "distributed/test_layout.py distributed/test_bucketize.py",
+    ),
+    Mutant(
+        "input: a last stripe that is larger counts as even",
+        "distributed/bucketize.py",
+        "return size if even and num_rows <= len(starts) * size else 0",
+        "return size if even else 0",
+        "distributed/test_bucketize.py",
+    ),
+    Mutant(
+        "input: the last row of a range belongs to two ranks",
+        "distributed/row_router.py",
+        "chosen = (ids >= start) & (ids < end)",
+        "chosen = (ids >= start) & (ids <= end)",
+        "distributed/test_hot_rows.py distributed/test_parity.py",
+    ),
+    # ---- routes ----
+    Mutant(
+        "routes: reduce-scatter forgets to scale gradients",
+        "distributed/routes/reduce_scatter.py",
+        "self.home_join.take_apart(grad, [message[: grad.shape[0]]], scale)",
+        "self.home_join.take_apart(grad, [message[: grad.shape[0]]])",
+        "distributed/test_routes.py -k every_route",
+    ),
+    Mutant(
+        "routes: columns that touch are two messages' worth",
+        "distributed/routes/two_hop.py",
+        "if merged and first <= merged[-1][1]:",
+        "if merged and first < merged[-1][1]:",
+        "distributed/test_routes.py -k 'every_route or formula or two_hops'",
+    ),
+    Mutant(
+        "routes: the buffers of the second hop are forgotten",
+        "distributed/routes/two_hop.py",
+        "        self.buffer_bytes += across.buffer_bytes\n",
+        "",
+        "distributed/test_routes.py distributed/test_model_parallel.py",
+    ),
+    # ---- optimizers ----
+    Mutant(
+        "optimizers: mean squares over a shard's own columns",
+        "embedding/optimizers/rules.py",
+        'total = at.read("momentum1").add_(squares / at.full_dim)',
+        'total = at.read("momentum1").add_(squares / at.grad.shape[1])',
+        "distributed/test_optimizers.py -k 'rowwise_adagrad or ROWWISE_ADAGRAD'",
+    ),
+    Mutant(
+        "optimizers: LARS trusts a zero gradient",
+        "embedding/optimizers/rules.py",
+        "torch.where((weight > 0) & (grad > 0), ratio",
+        "torch.where(weight > 0, ratio",
+        "embedding/test_optimizers.py",
+    ),
+    Mutant(
+        "optimizers: L2 decay comes before clipping",
+        "embedding/optimizers/steps.py",
+        "    if spec.gradient_clipping:\n        at.grad.clamp_(-spec.max_gradient, spec.max_gradient)\n"
+        "    if spec.weight_decay_mode is WeightDecayMode.L2:\n"
+        "        at.grad.add_(at.values(), alpha=spec.weight_decay)\n",
+        "    if spec.weight_decay_mode is WeightDecayMode.L2:\n"
+        "        at.grad.add_(at.values(), alpha=spec.weight_decay)\n"
+        "    if spec.gradient_clipping:\n        at.grad.clamp_(-spec.max_gradient, spec.max_gradient)\n",
+        "embedding/test_optimizers.py embedding/test_kernels.py",
+    ),
+    Mutant(
+        "optimizers: rows shorter than max_norm are stretched",
+        "embedding/optimizers/steps.py",
+        "(at.spec.max_norm / length).clamp_(max=1.0)",
+        "(at.spec.max_norm / length)",
+        "embedding/test_optimizers.py",
+    ),
+    # ---- reshard and checkpoints ----
+    Mutant(
+        "reshard: only what a rank sends is bounded",
+        "distributed/reshard.py",
+        "max(sends[source], receives[target]) + size > round_bytes",
+        "sends[source] + size > round_bytes",
+        "distributed/test_reshard.py -k bounded_messages",
+    ),
+    Mutant(
+        "reshard: extra memory of the last collection is reported",
+        "distributed/migrate.py",
+        "extra = max(extra, moved.buffer_bytes",
+        "extra = max(0, moved.buffer_bytes",
+        "distributed/test_reshard.py",
+    ),
+    Mutant(
+        "checkpoints: views are written with all they are a part of",
+        "distributed/checkpoint_writer.py",
+        "if own.untyped_storage().nbytes() != own.nbytes:",
+        "if False:",
+        "distributed/test_checkpoint.py",
+    ),
+    Mutant(
+        "checkpoints: each rank checks rank 0's files",
+        "distributed/checkpoint_files.py",
+        "for name in sorted(files)[rank::world_size]:",
+        "for name in sorted(files)[0::world_size]:",
+        "distributed/test_checkpoint.py",
+    ),
+    # ---- planner ----
+    Mutant(
+        "planner: symmetry is broken though a table may not use every rank",
+        "planner/exact.py",
+        "len(option.usable) < problem.num_ranks",
+        "len(option.usable) > problem.num_ranks",
+        "planner/test_bounds.py planner/test_constraints.py planner/test_planner.py",
+    ),
+    Mutant(
+        "planner: the smallest table leaves the host's memory first",
+        "planner/planner.py",
+        "name = tables[max(movable, key=lambda n: float(used[n][rank]))].name",
+        "name = tables[min(movable, key=lambda n: float(used[n][rank]))].name",
+        "planner/test_tiers.py",
+    ),
+    Mutant(
+        "planner: the exact plan is taken even if it is longer",
+        "planner/greedy.py",
+        "best = second if step_ms(second) <= step_ms(first) else first",
+        "best = second",
+        "planner/test_bounds.py planner/test_plan_quality.py",
+    ),
+    Mutant(
+        "planner: shards of one node count in full for what it sends on",
+        "planner/loads.py",
+        "shares[i] += (high - low) / len(holders)",
+        "shares[i] += high - low",
+        "planner/test_routes.py",
+    ),
+    # ---- memory ----
+    Mutant(
+        "memory: a reduce-scatter holds no received part",
+        "planner/route_costs.py",
+        "needed = needed + (self.ranks + 1) * summed",
+        "needed = needed + self.ranks * summed",
+        "planner/test_routes.py planner/test_cost.py planner/test_terms.py",
+    ),
+    Mutant(
+        "memory: optimizer state stays on the device",
+        "planner/cost.py",
+        "loads[MEMORY : MEMORY + 2] *= 1 - slow",
+        "loads[MEMORY : MEMORY + 1] *= 1 - slow",
+        "planner/test_tiers.py",
+    ),
+    Mutant(
+        "memory: the host keeps no reserve",
+        "planner/cost.py",
+        "return self.topology.ddr_cap * (1 - self.topology.reserve_fraction)",
+        "return float(self.topology.ddr_cap)",
+        "planner/test_tiers.py lab/test_memory_tiers.py",
+    ),
+    # ---- plans ----
+    Mutant(
+        "plans: a rank below 0 is one",
+        "sharding/validate.py",
+        "if not 0 <= shard.rank < world_size:",
+        "if not shard.rank < world_size:",
+        "sharding/test_plan.py",
+    ),
+    Mutant(
+        "plans: replicas may have some columns",
+        "sharding/replicas.py",
+        "if rect[1] != (0, table.embedding_dim):",
+        "if False:",
+        "sharding/test_plan.py",
+    ),
+    Mutant(
+        "plans: true is version 1",
+        "sharding/plan_json.py",
+        ' or isinstance(document.get("version"), bool)',
+        "",
+        "sharding/test_plan.py cli/test_plan.py -k 'json or JSON or version'",
+    ),
+    # ---- keyed jagged tensors ----
+    Mutant(
+        "sparse: a permuted batch keeps its counts in place",
+        "sparse/keyed_arrangement.py",
+        "[counts[index] for index in indices],",
+        "counts[: len(indices)],",
+        "sparse/test_keyed_jagged_tensor.py",
+    ),
+    Mutant(
+        "sparse: a part of a variable batch has the strides of the first keys",
+        "sparse/keyed_arrangement.py",
+        "None if self._strides is None else self._strides[start:end],",
+        "None if self._strides is None else self._strides[: end - start],",
+        "sparse/test_keyed_jagged_tensor.py",
+    ),
+    Mutant(
+        "sparse: negative lengths are segments",
+        "sparse/ops.py",
+        "if lengths.numel() and int(lengths.min()) < 0:",
+        "if lengths.numel() and int(lengths.min()) < -1:",
+        "sparse/test_segment_ops.py",
+    ),
+    # ---- metrics ----
+    Mutant(
+        "metrics: every rank resumes with all sums",
+        "train/metrics/sums.py",
+        "mine = 1.0 if self.env.rank == 0 else 0.0",
+        "mine = 1.0",
+        "train/test_rank_metrics.py",
+    ),
+    Mutant(
+        "metrics: the click rate of NE has no weights",
+        "train/metrics/sums.py",
+        "return torch.stack([loss, samples.weights.sum(), (samples.weights * samples.labels).sum()])",
+        "return torch.stack([loss, samples.weights.sum(), samples.labels.sum()])",
+        "train/test_rank_metrics.py train/test_metrics.py",
+    ),
+    Mutant(
+        "metrics: a window of throughput is one step too long",
+        "train/metrics/throughput.py",
+        "while self._window_time - self._window[0][0] >= self.window_seconds:",
+        "while self._window_time >= self.window_seconds and len(self._window) > 1:",
+        "train/test_rank_metrics.py train/test_metrics.py",
+    ),
+    # ---- data order and resume ----
+    Mutant(
+        "data: the short block is not where it was drawn",
+        "data/order.py",
+        "            sizes[self.blocks == blocks - 1] = size - (blocks - 1) * self.block\n",
+        "            sizes[-1] = size - (blocks - 1) * self.block\n",
+        "data/test_loader.py",
+    ),
+    Mutant(
+        "data: batches ahead at the end of an epoch are lost",
+        "data/loader.py",
+        "if batches_ahead and handed == 0 and epoch:",
+        "if batches_ahead > 1 and handed == 0 and epoch:",
+        "data/test_loader.py",
+    ),
+    Mutant(
+        "data: another window is the same order",
+        "data/loader.py",
+        '            "window": self.window,\n',
+        "",
+        "data/test_loader.py",
+    ),
+    # ---- launcher ----
+    Mutant(
+        "launcher: only rank 0's variables are told",
+        "launcher/world.py",
+        "for names in self._names.values() for name in names",
+        "for names in list(self._names.values())[:1] for name in names",
+        "launcher/test_ranks.py launcher/test_restart.py -k 'variable or killed_at_the_third or dies_in_a_cell'",
+    ),
+    Mutant(
+        "launcher: a late answer ends the next cell",
+        "launcher/waiting.py",
+        "        elif cell != self.cell:\n            return  # an answer that nobody waits for any more\n",
+        "",
+        "launcher/test_ranks.py -k 'interrupt or limit or stopped or freed'",
+    ),
+    Mutant(
+        "launcher: a time limit is met once a second",
+        "launcher/waiting.py",
+        "time.monotonic() > self._deadline and not self.timed_out",
+        "time.monotonic() > self._deadline + 1 and not self.timed_out",
+        "launcher/test_ranks.py launcher/test_restart.py -k limit",
+    ),
+    Mutant(
+        "launcher: ranks in different collectives of one number agree",
+        "launcher/doctor.py",
+        "if len({window.since for window in told}) == 1 and len({window.digest for window in told}) > 1:",
+        "if False:",
+        "launcher/test_doctor.py",
+    ),
+    # ---- lab and command line ----
+    Mutant(
+        "lab: no best where one of the plans does not fit",
+        "lab/plan_comparison.py",
+        "found[row.name] = good if len(good) < len(self.answers) else set()",
+        "found[row.name] = good if len(good) < len(fit) else set()",
+        "lab/test_compare_plans.py -k 'best or too_large or given'",
+    ),
+    Mutant(
+        "lab: the slowest plan is one that does not fit",
+        "lab/views/side_by_side.py",
+        'worst = max(fit_ones, key=lambda name: drawn[name]["step_ms"])',
+        'worst = max(drawn, key=lambda name: drawn[name]["step_ms"])',
+        "lab/test_views.py lab/test_comparison_pages.py lab/test_every_view.py",
+    ),
+    Mutant(
+        "lab: the largest change is the last one",
+        "lab/views/waterfall.py",
+        "best = max(range(1, len(times)), key=lambda i: times[i - 1] - times[i])",
+        "best = len(times) - 1",
+        "lab/test_waterfall.py",
+    ),
+    Mutant(
+        "cli: memory of a GPU is the host's",
+        "cli/plan.py",
+        'replace(machine, hbm_cap=cap) if machine.compute_device == "cuda" else replace(machine, ddr_cap=cap)',
+        "replace(machine, ddr_cap=cap)",
+        "cli/test_plan.py cli/test_compare.py -k 'memory or refus or fit or compare'",
+    ),
+    Mutant(
+        "cli: two plans of one name are one",
+        "cli/compare.py",
+        "        if name in wishes:\n",
+        "        if False:\n",
+        "cli/test_compare.py",
+    ),
+]

@@ -77,6 +77,33 @@ def test_any_tiling_moves_to_any_other_bit_for_bit_in_bounded_messages(ranks: An
         assert largest <= bound
 
 
+def messages(sources: list[Shard], targets: list[Shard], round_bytes: int) -> list[list[int]]:
+    """On a rank: the bytes that it sends to each rank, round after round, of a table of 64 x 8."""
+    env = ShardingEnv.default()
+    held = {n: torch.zeros(s.num_rows, s.num_cols) for n, s in enumerate(sources) if s.rank == env.rank}
+    wanted = {n: torch.zeros(s.num_rows, s.num_cols) for n, s in enumerate(targets) if s.rank == env.rank}
+    with trace() as traced:
+        move([Move(torch.float32, sources, targets, held, wanted)], env, torch.device("cpu"), round_bytes)
+    return [[0 if to == env.rank else n for to, n in enumerate(event.bytes_to)] for event in traced.events]
+
+
+@pytest.mark.parametrize("gathers", [True, False], ids=["all ranks to one", "one rank to all"])
+@pytest.mark.parametrize("ranks", [3, 4], indirect=True)
+def test_what_a_rank_receives_from_all_others_is_bounded_as_well_as_what_it_sends(ranks: Any, gathers: bool) -> None:
+    world, bound = ranks.world_size, 256
+    edges = [64 * n // world for n in range(world + 1)]
+    spread = [Shard(n, (edges[n], edges[n + 1]), (0, 8)) for n in range(world)]
+    whole = [Shard(0, (0, 64), (0, 8))]
+    found = ranks.run(messages, *((spread, whole) if gathers else (whole, spread)), bound)
+    rounds = list(zip(*found, strict=True))
+    total = 4 * 8 * (64 - edges[1])
+    assert sum(sum(map(sum, each)) for each in rounds) == total
+    for each in rounds:  # [source][target]
+        assert max(sum(sent) for sent in each) <= bound
+        assert max(sum(sent[target] for sent in each) for target in range(world)) <= bound
+    assert len(rounds) >= total / bound
+
+
 # ---- a running model ----
 
 SEQUENCE = ["column_wise", "pinwheel", "data_parallel", "table_wise"]
@@ -246,3 +273,26 @@ def test_a_full_disk_for_parking_is_named_and_nothing_moves(tmp_path: Path) -> N
     with pytest.raises(OSError, match=r"cannot park 2,560 bytes.*Nothing was moved"):
         dmp.reshard(plan, max_extra_bytes=1024, park_dir=tmp_path / "absent")
     assert state_jobs.same(before, dmp.full_state_dict()) == []
+
+
+@pytest.mark.parametrize("order", [["large", "small"], ["small", "large"]])
+def test_the_peak_of_a_move_is_that_of_the_collection_that_needs_most(order: list[str]) -> None:
+    rows = {"large": 1000, "small": 10}
+    model = torch.nn.ModuleDict(
+        {
+            name: EmbeddingBagCollection(
+                [EmbeddingBagConfig(name=name, num_embeddings=rows[name], embedding_dim=8, feature_names=[name])]
+            )
+            for name in order
+        }
+    )
+    dmp = DistributedModelParallel(model)
+    halves = {
+        name: EmbeddingModuleShardingPlan(
+            {name: ParameterSharding("custom", shards=[Shard(0, (0, n // 2), (0, 8)), Shard(0, (n // 2, n), (0, 8))])}
+        )
+        for name, n in rows.items()
+    }
+    done = dmp.reshard(ShardingPlan(halves))
+    assert done.peak_extra_bytes >= 4 * 8 * rows["large"]
+    assert done.peak_extra_bytes < 4 * 8 * sum(rows.values()) * 1.5

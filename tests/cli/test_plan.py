@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import recshard_lab as rs
 from recshard_lab.cli import app
+from recshard_lab.cli.plan import machine_of
 from recshard_lab.planner import read_constraints, read_source
 from recshard_lab.sharding import PlanError, ShardingPlan
 from tests.cli import models
@@ -100,6 +101,13 @@ def test_a_file_that_raises_or_leaves_when_it_is_imported_is_named(tmp_path: Pat
         file.write_text(text)
         with pytest.raises(ValueError, match=rf"m.py:build: importing it raised {words}"):
             read_source(f"{file}:build")
+
+
+@pytest.mark.parametrize(("topology", "ours", "other"), [("h100x8", "hbm_cap", "ddr_cap"), ("", "ddr_cap", "hbm_cap")])
+def test_memory_of_one_rank_is_that_of_its_device(topology: str, ours: str, other: str) -> None:
+    usual, asked = machine_of(topology, None), machine_of(topology, None, 3.5)
+    assert getattr(asked, ours) == asked.memory_cap_bytes == 3.5 * 2**30 != getattr(usual, ours)
+    assert getattr(asked, other) == getattr(usual, other)
 
 
 # ---- wishes from a file ----

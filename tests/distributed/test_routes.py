@@ -80,6 +80,18 @@ def test_every_route_equals_the_unsharded_model(nodes: Any, tiling: str, route: 
     check(case_of(plan_of([tiling], [route]), optimizer="exact_row_wise_adagrad"), nodes)
 
 
+@pytest.mark.parametrize("route", ROUTES)
+def test_gradients_of_tables_that_are_all_summed_are_averaged_over_ranks(nodes: Any, route: str) -> None:
+    """Where one table is averaged, the whole gradient is scaled before it is sent; here each route scales its own."""
+    summed = [table for table in SPLIT if "pooling" not in table]
+    entries = {
+        table["name"]: ParameterSharding("custom", shards=shards_of(table, "rows on all ranks", 0), route=route)
+        for table in summed
+    }
+    plan = ShardingPlan({cases.PATH: EmbeddingModuleShardingPlan(entries)})
+    check(Case(summed, plan.to_json(), cases.random_steps(1, summed, WORLD, 3, samples=5)), nodes)
+
+
 def test_each_table_of_a_plan_goes_its_own_route(nodes: Any) -> None:
     tilings = ["rows on all ranks", "a grid", "rows inside a node"]
     results = check(case_of(plan_of(tilings, ["reduce_scatter", "two_hop", "direct"]), weighted=True), nodes)
@@ -228,6 +240,20 @@ def test_the_trace_counts_coded_bytes(nodes: Any, route: str, kind: CommType) ->
         for label, (_, sent, _, _) in one.items():
             ratio = 1.0 if not label.startswith("output") else share[kind if "backward" in label else forward]
             assert other[label][1] == sent * ratio, label
+
+
+def test_columns_of_one_node_that_touch_cross_nodes_as_one_coded_row(nodes: Any) -> None:
+    table, samples = next(table for table in SPLIT if table["name"] == "users"), 6
+    rows, dim = table["num_embeddings"], table["embedding_dim"]
+    halves = [Shard(rank, (0, rows), (rank * dim // 2, (rank + 1) * dim // 2)) for rank in range(LOCAL)]
+    sharding = ParameterSharding("custom", shards=halves, route="two_hop")
+    plan = ShardingPlan({cases.PATH: EmbeddingModuleShardingPlan({"users": sharding})})
+    steps = [cases.random_steps(1, [table], WORLD, 1, samples)[0]]
+    case = Case([table], plan.to_json(), steps, codecs=registry(CommType.INT8, CommType.INT8))
+    sizes = [len(bags["user"]) for bags in steps[0]]
+    found = nodes.run(bytes_of_a_step, case)
+    across = sum(own["output_dist/rows/across"][2] for own in found)
+    assert across == sum(sizes[LOCAL:]) * (dim + 8)  # to the homes on the other node: one scale and offset a row
 
 
 def test_int8_rows_cannot_be_added_on_the_way(nodes: Any) -> None:

@@ -118,3 +118,32 @@ def test_a_pipeline_does_not_send_ahead_what_the_next_step_will_change(some: Any
         assert ours == losses
         assert all(torch.equal(found[name], weight) for name, weight in weights.items())
         assert "weights are learned" in left[f"model.{processor_jobs.PATH}"]
+
+
+def asked_by(asking: list[int], scheme: str) -> tuple[list[float] | None, list[float]]:
+    """On a rank: the gradient of its weights, where it is one of those that ask for theirs, and what it should be."""
+    import torch.distributed as dist
+
+    from recshard_lab import DistributedModelParallel, EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    config = {"name": "t", "num_embeddings": 10, "embedding_dim": 8, "feature_names": ["f"]}
+    collection = EmbeddingBagCollection([EmbeddingBagConfig(**config)], is_weighted=True)
+    rows = torch.arange(80.0).view(10, 8)
+    collection.load_state_dict({"embedding_bags.t.weight": rows})
+    plan = cases.plan_of([config], [scheme], world)
+    plan.plan = {"": plan.plan[cases.PATH]}
+    dmp = DistributedModelParallel(collection, plan=plan)
+    ids = [9, rank, 5, 0, 9]
+    weights = torch.full((5,), 0.5, requires_grad=rank in asking)
+    batch = KeyedJaggedTensor(["f"], torch.tensor(ids), weights, lengths=torch.tensor([2, 3]))
+    dmp(batch).values().sum().backward()
+    return None if weights.grad is None else weights.grad.tolist(), rows[ids].sum(1).tolist()
+
+
+@pytest.mark.parametrize("scheme", ["row_wise", "column_wise", "table_wise", "data_parallel"])
+def test_a_rank_gets_its_gradient_whoever_else_asks(some: Any, scheme: str) -> None:
+    world = some.world_size
+    for asking in ([], [0], [world - 1], list(range(world))):
+        for rank, (found, expected) in enumerate(some.run(asked_by, asking, scheme)):
+            assert found == (pytest.approx(expected) if rank in asking else None)

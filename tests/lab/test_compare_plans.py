@@ -238,11 +238,11 @@ def _told(widget: PlanCompare, before: str, after: str) -> str:
 
 
 def test_a_given_plan_that_is_too_large_is_shown_as_such() -> None:
-    tight = Topology(4, ddr_cap=150_000)
+    tight = Topology(4, ddr_cap=500_000)
     found = compare_plans(movielens(), tight, {"given": plan_of(movielens(), 4, ("data_parallel",)), "p": "planner"})
     assert not found["given"].fits
-    assert re.search(r"rank 0 needs .*, 135.0 of 150.0 KB usable", found["given"].problem)
-    assert found.best["step_ms"] <= {"p"}  # a plan that does not fit is never the best
+    assert re.search(r"rank 0 needs .*, 450.0 of 500.0 KB usable", found["given"].problem)
+    assert found.best == {key: {"p"} for key in found.best}  # a plan that does not fit is never the best
 
 
 def test_what_the_planner_may_use_and_whose_formulas_it_takes_are_controls() -> None:

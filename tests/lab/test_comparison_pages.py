@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from recshard_lab.lab import Candidate, compare_plans
+from recshard_lab.lab import Candidate, compare_plans, views
 from recshard_lab.lab.plan_report import MOST_DIFFERENCES, MOST_EXPLAINED, MOST_OPEN, comparison_page, plan_page
 from recshard_lab.lab.report import Folded, Picture, Section
+from recshard_lab.lab.theme import number
 from recshard_lab.lab.view import Numbers
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, ShardingPlan, Topology, scheme_named
@@ -145,3 +146,25 @@ def test_the_best_of_three_plans_is_each_rows_own_and_the_first_is_not_always_it
     assert len(change.changed) == 3
     assert change.after.step_ms == values["one rank"]["step_ms"]
     assert change.before.step_ms == values["rows"]["step_ms"]
+
+
+def test_the_slowest_plan_that_fits_is_not_the_slowest_of_all() -> None:
+    tables, load = many(3), Workload(4096, 20.0)
+    crowded = EmbeddingModuleShardingPlan({t.name: scheme_named("table_wise").default(t, TOP, [3]) for t in tables})
+    plans = {"row_wise": plan_of(tables, RANKS, ("row_wise",)), "one rank": ShardingPlan({"": crowded})}
+    plans["table_wise"] = plan_of(tables, RANKS, ("table_wise",))
+    ample = compare_plans(tables, TOP, plans, load)
+    steps = {name: each["step_ms"] for name, each in ample.values.items()}
+    held = {name: each["memory_bytes"] for name, each in ample.values.items()}
+    largest = max(held, key=lambda name: held[name])
+    assert largest == max(steps, key=lambda name: steps[name]) == "one rank"
+    others = [name for name in plans if name != largest]
+    cap = int((held[largest] + max(held[name] for name in others)) / 2)
+    tight = compare_plans(tables, Topology(RANKS, ddr_cap=cap, reserve_fraction=0.0), plans, load)
+    assert [name for name in plans if tight[name].fits] == others
+    worst, best = max(others, key=lambda name: steps[name]), min(others, key=lambda name: steps[name])
+    summary = views.side_by_side(tight).summary
+    look = {name: views.side_by_side(compare_plans(tables, TOP, {name: plans[name]}, load)).summary for name in others}
+    label = {name: words.removeprefix("Fastest: ").split(",")[0] for name, words in look.items()}
+    assert summary.startswith(f"Fastest: {label[best]}, ")
+    assert f"slowest that fits: {label[worst]}, {number(steps[worst] / steps[best])} times as long" in summary

@@ -39,6 +39,7 @@ def test_it_says_whether_anybody_measured_it_and_keeps_what_others_published_apa
     assert bars(simulated.svg)["before: 8 ms"] == pytest.approx(bars(measured.svg)["before: 8 ms"] / 2, abs=0.02)
     assert measured.numbers.rows[1] == ["graphs", "4 ms", "4 ms less", ""]
     assert "1.6 times as fast" in measured.summary
+    assert "Most came from graphs: 4 ms less." in measured.summary  # neither the first change nor the last
     assert [trace.name for trace in simulated.figure.data] == ["simulated step", "published"]
 
 

@@ -103,3 +103,11 @@ def test_a_failed_cell_an_interrupt_and_a_time_limit_keep_variables(ranks: Ranks
     assert ranks.pids == old
     assert ranks.pull("(kept, mine(), later, rank, pushed.sum().item())") == [(1, 1, 5, 99, 3.0)] * 3
     assert ranks.pull("only", ranks=[1]) == [2]
+
+
+def test_a_time_limit_ends_a_cell_soon_after_it(ranks: Ranks) -> None:
+    run = "import time; begun = last = time.monotonic()\nwhile True: last = time.monotonic(); time.sleep(0.005)"
+    with pytest.raises(RankError, match=r"time limit of 0\.5 s"):
+        ranks.exec(run, timeout_s=0.5)
+    for worked in ranks.pull("last - begun"):  # on the rank's own clock: from its first line to its last
+        assert 0.2 < worked < 1.4

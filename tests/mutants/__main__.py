@@ -47,10 +47,11 @@ def judged(mutant: Mutant, tree: Path) -> str:
         return "SURVIVED"
     if code == -1:
         return f"NOT JUDGED: no answer within {LIMIT_S} s"
-    failed = [line.split(" ")[1] for line in printed.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    heads = [line for line in printed.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    failed = [head.partition(" ")[2].partition(" - ")[0] for head in heads]
     if code != FAILED or not failed:
         return f"NOT JUDGED: pytest ended with {code}: {printed[-400:]}"
-    if run(tree, [failed[0].split("[")[0]])[0] != PASSED:
+    if run(tree, [failed[0]])[0] != PASSED:
         return f"NOT JUDGED: {failed[0]} fails without the mutant, too"
     return f"killed by {failed[0]}"
 

@@ -1,0 +1,46 @@
+"""The program of the exact solver has the best placement, also where tables may not use every rank."""
+
+import itertools
+
+import numpy as np
+import pytest
+import scipy.optimize
+import scipy.sparse
+
+from recshard_lab.planner import CostModel, Workload
+from recshard_lab.planner.exact import _program
+from recshard_lab.planner.options import options_of
+from recshard_lab.planner.state import Problem
+from recshard_lab.sharding import ParameterConstraints, Topology
+from tests.planner.problems import table
+
+
+@pytest.mark.parametrize("pinned", [{}, {"small": [0]}, {"small": [0], "mid": [1]}, {"large": [1]}, {"mid": [0, 2]}])
+def test_the_best_of_all_placements_is_a_solution(pinned: dict[str, list[int]]) -> None:
+    tables = [table("small", 1_000, 64), table("mid", 20_000, 64), table("large", 300_000, 128)]
+    load = Workload(512, {"small_id": 2.0, "mid_id": 9.0, "large_id": 20.0})
+    top = Topology(3, "cuda", hbm_cap=10**9, reserve_fraction=0.0)
+    wishes = {t.name: ParameterConstraints(sharding_types=["table_wise"], ranks=pinned.get(t.name)) for t in tables}
+    model = CostModel(tables, top, load, wishes)
+    problem = Problem(model, options_of(model, tables, wishes))
+    best = np.inf
+    for ranks in itertools.product(*(pinned.get(t.name, range(3)) for t in tables)):
+        loads = np.zeros((len(problem.options[0][0].kinds), 3))
+        for (option,), rank in zip(problem.options, ranks, strict=True):
+            loads[:, rank] += option.loads[:, 0]
+        best = min(best, float(model.terms.spent(loads, 1)[:-1].max(axis=1).sum()))
+    program, _ = _program(problem, np.ones(len(problem.priced.cost), dtype=bool), best * 1.3)
+    at = (np.concatenate(program.rows), np.concatenate(program.columns))
+    shape = (len(program.low), len(program.cost))
+    found = scipy.optimize.milp(
+        np.array(program.cost),
+        integrality=np.array(program.whole),
+        bounds=scipy.optimize.Bounds(0.0, np.array(program.upper)),
+        constraints=scipy.optimize.LinearConstraint(
+            scipy.sparse.csc_matrix((np.concatenate(program.values), at), shape=shape),
+            np.array(program.low),
+            np.array(program.high),
+        ),
+    )
+    assert found.status == 0
+    assert found.fun + problem.fixed_ms == pytest.approx(best, rel=1e-5)

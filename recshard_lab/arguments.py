@@ -4,6 +4,7 @@ import collections.abc as abc
 import functools
 import inspect
 import numbers
+import reprlib
 import types
 import typing
 from collections.abc import Callable
@@ -159,9 +160,30 @@ def _spelled(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint).replace("typing.", "")
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any, most: int = 60) -> str:
+    """A value for a message: `repr`, cut, in little time whatever the value is.
+
+    >>> shown([0] * 10**6), shown(10**5000)
+    ('[0, 0, 0, 0, 0, 0, ...]', 'a whole number of about 5,001 digits')
+    """
     try:
-        text = repr(value)
-    except Exception:  # a repr that trips, too
-        text = "something"
-    return f"{text if len(text) <= 60 else text[:57] + '...'} (a {type(value).__name__})"
+        text = _SHORT.repr(value)
+    except Exception:  # a repr that fails, too
+        text = f"an object of type {type(value).__name__}"
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+class _Short(reprlib.Repr):
+    """Few entries of few levels."""
+
+    def repr_int(self, x: int, level: int) -> str:
+        bits = x.bit_length()
+        return repr(x) if bits <= 128 else f"a whole number of about {int(bits * 0.30103) + 1:,} digits"
+
+
+_SHORT = _Short()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 120, 120
+
+
+def _shown(value: Any) -> str:
+    return f"{shown(value)} (a {type(value).__name__})"

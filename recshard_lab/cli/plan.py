@@ -137,14 +137,13 @@ def _said(
 
 
 def _read_plan(path: Path) -> ShardingPlan:
+    from recshard_lab.documents import read_text
     from recshard_lab.sharding import PlanError, ShardingPlan
 
     try:
-        return ShardingPlan.from_json(path.read_text(encoding="utf-8"))
+        return ShardingPlan.from_json(read_text(path, (".json",))[1])
     except PlanError as error:
         raise PlanError(f"{path}: {error}") from None
-    except UnicodeDecodeError as error:
-        raise PlanError(f"{path} is not UTF-8 text: {error}") from None
 
 
 def _write(

@@ -14,8 +14,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from recshard_lab.arguments import checks_arguments
-from recshard_lab.documents import Document, read_document
+from recshard_lab.arguments import checks_arguments, shown
+from recshard_lab.documents import Document, read_document, with_fix
 from recshard_lab.sharding import ParameterConstraints, Shard
 from recshard_lab.sharding.shard import TIERS
 from recshard_lab.sharding.validate import nearest
@@ -43,24 +43,33 @@ def read_constraints(path: str | Path, tables: Sequence[str] | None = None) -> d
     """
     document = read_document(path)
     if not isinstance(document.content, dict):
-        raise ValueError(f"{document.where()}: must be an object of table names, each with {', '.join(FIELDS)}")
+        raise ValueError(
+            f"{document.where()}: must be an object of table names, got {shown(document.content)}. Fix: "
+            f"table_name: {{sharding_types: [row_wise]}}."
+        )
     known = None if tables is None else list(tables)
     found = {}
     for name, entry in document.content.items():
+        if not isinstance(name, str):
+            raise ValueError(f"{document.where()}: {shown(name)} is no name of a table. Fix: write it in quotes.")
         if known is not None and name not in known:
-            raise ValueError(f"{document.where([name])}: there is no such table{nearest(str(name), known)}")
-        found[str(name)] = _constraint(document, str(name), entry)
+            near = nearest(name, known)
+            listed = ", ".join(known[:10]) + (", ..." if len(known) > 10 else "")
+            raise ValueError(f"{document.where([name])}: there is no such table{near}. Fix: use one of {listed:.500}.")
+        found[name] = _constraint(document, name, entry)
     return found
 
 
 def _constraint(document: Document, name: str, entry: Any) -> ParameterConstraints:
     if not isinstance(entry, dict):
-        raise ValueError(f"{document.where([name])}: must be an object with {', '.join(FIELDS)}, got {entry!r:.60}")
+        raise ValueError(
+            f"{document.where([name])}: must be an object, got {shown(entry)}. Fix: use fields of {', '.join(FIELDS)}."
+        )
     for key in entry:
         if key not in FIELDS:
+            near = nearest(str(key)[:80], FIELDS)
             raise ValueError(
-                f"{document.where([name, key])}: there is no such field{nearest(str(key), FIELDS)}; fields: "
-                f"{', '.join(FIELDS)}"
+                f"{document.where([name, key])}: there is no such field{near}. Fix: use one of {', '.join(FIELDS)}."
             )
     given = dict(entry)
     if given.get("shards") is not None:
@@ -69,9 +78,13 @@ def _constraint(document: Document, name: str, entry: Any) -> ParameterConstrain
         for numbers in each if isinstance(each, list) and each else [None]:
             listed = numbers if isinstance(numbers, list) else []
             if [type(number) for number in listed[:5]] != [int] * 5 or listed[5:] not in ([], *([t] for t in TIERS)):
-                raise ValueError(f"{where}: must be a list of [rank, r0, r1, c0, c1], got {numbers!r:.60}")
+                raise ValueError(
+                    f"{where}: must be a list of [rank, r0, r1, c0, c1], got {shown(numbers)}. Fix: list each shard."
+                )
         given["shards"] = [Shard(rank, (r0, r1), (c0, c1), *tier) for rank, r0, r1, c0, c1, *tier in each]
     try:
         return ParameterConstraints(**given)
     except ValueError as error:
-        raise ValueError(f"{document.where([name])}: {error}") from None
+        wrong = next((key for key in entry if str(error).startswith(str(key))), None)
+        spot = document.where([name] if wrong is None else [name, wrong])
+        raise ValueError(with_fix(f"{spot}: {error}", "correct this field")) from None

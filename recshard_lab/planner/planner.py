@@ -1,5 +1,6 @@
 """The planner that TorchRec users call: ``EmbeddingShardingPlanner(topology=..., constraints=...).plan(module)``."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -225,11 +226,17 @@ class EmbeddingShardingPlanner:
         owners = [(path, table) for path, tables in found.items() for table in tables]
         tables = [table for _, table in owners]
         names = [table.name for table in tables]
+        for path, own in found.items():
+            twice = [name for name, count in Counter(table.name for table in own).items() if count > 1]
+            if twice:
+                where = f" of module {path!r}" if path else ""
+                raise PlanError(f"two tables{where} are named {twice[0]!r}: plans know tables by name. Fix: rename one")
         for name in constraints:
             if name not in names:
+                listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
                 raise PlanError(
-                    f"constraints name a table {name!r} that does not exist{nearest(name, names)}; tables: "
-                    f"{', '.join(names)}"
+                    f"constraints name a table {name!r} that does not exist{nearest(name, names)}. Fix: use one of "
+                    f"{listed}"
                 )
         model = cost_model_named(self.cost_model)(tables, self.topology, workload, constraints)
         record = self._recorder()

@@ -15,14 +15,13 @@ line, several features of one table divided by semicolons. One table::
 
 import csv
 import io
-import json
-import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recshard_lab.arguments import checks_arguments
+from recshard_lab.arguments import checks_arguments, shown
+from recshard_lab.documents import parsed, read_text, with_fix
 from recshard_lab.embedding.configs import (
     BaseEmbeddingConfig,
     DataType,
@@ -36,6 +35,27 @@ from recshard_lab.sharding.validate import nearest
 
 _NEEDED = ("name", "num_embeddings", "embedding_dim", "feature_names")
 _LOADS = ("zipf_alpha", "unique_fraction", "access")
+FILE_TYPES = (".yaml", ".yml", ".json", ".csv")
+MEANT = dict.fromkeys(("rows", "num_rows", "size", "num_embedding", "cardinality", "vocab_size"), "num_embeddings")
+MEANT |= dict.fromkeys(("dim", "cols", "columns", "embedding_size", "emb_dim", "d"), "embedding_dim")
+MEANT |= dict.fromkeys(("feature", "features", "keys"), "feature_names")
+MEANT |= dict.fromkeys(("table", "table_name"), "name") | dict.fromkeys(("dtype", "type"), "data_type")
+"""What a field of another name is called here."""
+EXAMPLE_ENTRY = """\
+- {name: movies, num_embeddings: 40000, embedding_dim: 64, feature_names: [seen]}
+- {name: users, num_embeddings: 900, embedding_dim: 64, feature_names: [user]}"""
+EXAMPLE = f"""\
+# Tables for recshard plan. name to feature_names are needed, the rest may be left out.
+{EXAMPLE_ENTRY}
+- name: genres
+  num_embeddings: 20        # rows
+  embedding_dim: 16         # columns
+  feature_names: [genre]    # ids of these features are looked up in this table
+  pooling: MEAN             # SUM if left out; "NONE" keeps the rows apart
+  data_type: FP16           # FP32 if left out
+  pooling_factor: 3         # ids per sample, 1 if left out
+  zipf_alpha: 1.05          # skew of the ids; or unique_fraction: 0.2, or access: meta_2021
+"""
 FIELDS = (*_NEEDED, "pooling", "data_type", "weight_init_max", "weight_init_min", "pooling_factor", *_LOADS)
 
 
@@ -79,38 +99,36 @@ def read_tables(path: str | Path) -> TableFile:
     >>> read_tables(file).tables[0].feature_names
     ['seen', 'liked']
     """
-    path = Path(path)
-    reader = _READERS.get(path.suffix.lower())
-    if reader is None:
-        raise ValueError(f"{path}: a file of tables ends in {', '.join(_READERS)}, not in {path.suffix!r}")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error}") from None
-    except ValueError as error:  # a path with a NUL in it
-        raise ValueError(f"{str(path)!r} is no path: {error}") from None
+    path, text = read_text(path, FILE_TYPES)
     found = TableFile([])
     named: dict[str, str] = {}
-    for where, entry in reader(text, str(path)):
-        _add(found, where, entry)
-        name = found.tables[-1].name
-        if name in named:
-            raise ValueError(f"{where} (table {name!r}), field 'name': it is the name of {named[name]} already")
-        named[name] = where
-    if not found.tables:
-        raise ValueError(f"{path} holds no tables: it must be a list of tables with {', '.join(_NEEDED)}")
+    try:
+        for where, entry in _csv(text, str(path)) if path.suffix.lower() == ".csv" else _entries(path, text):
+            _add(found, where, entry)
+            name = found.tables[-1].name
+            if name in named:
+                raise ValueError(
+                    f"{where} (table {name!r}), field 'name': it is the name of {named[name]} already. Fix: rename one "
+                    f"of the two."
+                )
+            named[name] = where
+        if not found.tables:
+            raise ValueError(f"{path} holds no tables: it must be a list of tables")
+    except ValueError as error:
+        raise ValueError(with_fix(error, f"write each table as\n{EXAMPLE_ENTRY}")) from None
     return found
 
 
 def _add(found: TableFile, where: str, entry: Any) -> None:
     if not isinstance(entry, dict):
-        raise ValueError(f"{where}: a table must be an object with {', '.join(_NEEDED)}, got {reprlib.repr(entry)}")
+        raise ValueError(f"{where}: a table must be an object with {', '.join(_NEEDED)}, got {shown(entry)}")
     name = entry.get("name")
-    where = f"{where} (table {name!r})" if isinstance(name, str) else where
+    where = f"{where} (table {name!r:.80})" if isinstance(name, str) else where
     for key in entry:
         if key not in FIELDS:
-            near = nearest(str(key), FIELDS)
-            raise ValueError(f"{where}: there is no field {key!r}{near}; fields: {', '.join(FIELDS)}")
+            meant = MEANT.get(str(key).lower())
+            near = f" (did you mean {meant!r}?)" if meant else nearest(str(key)[:80], FIELDS)
+            raise ValueError(f"{where}: there is no field {shown(key)}{near}; fields: {', '.join(FIELDS)}")
     for key in _NEEDED:
         if entry.get(key) in (None, "", []):
             raise ValueError(f"{where}: field {key!r} is missing")
@@ -133,7 +151,7 @@ def _add(found: TableFile, where: str, entry: Any) -> None:
         words = str(error).removeprefix(f"table {name!r}: ")
         wrong = next((f", field {key!r}" for key in FIELDS if words.startswith(key)), "")
         raise ValueError(f"{where}{wrong}: {words}") from None
-    _add_loads(found, where, entry, features)
+    _add_loads(found, where, entry, found.tables[-1].feature_names)
 
 
 def _add_loads(found: TableFile, where: str, entry: dict[str, Any], features: list[str]) -> None:
@@ -155,24 +173,24 @@ def _add_loads(found: TableFile, where: str, entry: dict[str, Any], features: li
             getattr(found, key)[entry["name"]] = _number(entry[key], f"{where}, field {key!r}")
     if entry.get("access") is not None:
         if entry["access"] != "meta_2021":
-            raise ValueError(f"{where}, field 'access': must be 'meta_2021', got {entry['access']!r}")
+            raise ValueError(f"{where}, field 'access': must be 'meta_2021', got {shown(entry['access'])}")
         found.access[entry["name"]] = entry["access"]
 
 
 def _member(kind: Any, given: Any, where: str) -> Any:
-    spelled = str(given).upper()
-    if isinstance(given, str) and spelled in kind.__members__:
+    spelled = given.upper()[:80] if isinstance(given, str) else ""
+    if spelled in kind.__members__:
         return kind[spelled]
     if given is None and "NONE" in kind.__members__:  # YAML's null
         raise ValueError(f"{where}: write NONE in quotes, or leave the field out")
     names = list(kind.__members__)
-    raise ValueError(f"{where}: {given!r} is not one of {', '.join(names)}{nearest(spelled, names)}")
+    raise ValueError(f"{where}: {shown(given)} is not one of {', '.join(names)}{nearest(spelled, names)}")
 
 
 def _number(given: Any, where: str, signed: bool = False) -> float:
     real = isinstance(given, (int, float)) and not isinstance(given, bool)
     if not real or not abs(given) < float("inf") or (given < 0 and not signed):
-        raise ValueError(f"{where}: must be a finite number{'' if signed else ' from 0 up'}, got {given!r}")
+        raise ValueError(f"{where}: must be a finite number{'' if signed else ' from 0 up'}, got {shown(given)}")
     return float(given)
 
 
@@ -180,71 +198,22 @@ def _listed(document: Any, where: str) -> list[Any]:
     if isinstance(document, dict):
         extra = [key for key in document if key != "tables"]
         if "tables" not in document or extra:
-            raise ValueError(
-                f"{where}: the object must have 'tables' and nothing else, got {', '.join(map(str, document))}"
-            )
+            names = ", ".join(map(str, list(document)[:8]))
+            raise ValueError(f"{where}: the object must have 'tables' and nothing else, got {names:.200}")
         document = document["tables"]
     if not isinstance(document, list):
-        raise ValueError(f"{where}: must be a list of tables with {', '.join(_NEEDED)}, got {reprlib.repr(document)}")
+        raise ValueError(f"{where}: must be a list of tables with {', '.join(_NEEDED)}, got {shown(document)}")
     return document
 
 
-def _json(text: str, where: str) -> list[tuple[str, Any]]:
-    def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in found:
-                raise ValueError(f"{where}: field {key!r} occurs twice in one object")
-            found[key] = value
-        return found
-
-    try:
-        document = json.loads(text, object_pairs_hook=distinct)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}, line {error.lineno}: not JSON: {error.msg}") from None
-    except RecursionError:
-        raise ValueError(f"{where}: nested too deeply") from None
-    return [(f"{where}, entry {i}", entry) for i, entry in enumerate(_listed(document, where), 1)]
-
-
-def _yaml(text: str, where: str) -> list[tuple[str, Any]]:
-    import yaml
-
-    def line(node: Any) -> int:
-        return int(node.start_mark.line) + 1
-
-    visited: set[int] = set()  # an alias stands for the same node
-
-    def check(node: Any) -> None:
-        if id(node) in visited:
-            return
-        visited.add(id(node))
-        if isinstance(node, yaml.MappingNode):
-            seen = set()
-            for key, value in node.value:
-                name = key.value if isinstance(key, yaml.ScalarNode) else id(key)
-                if name in seen:
-                    raise ValueError(f"{where}, line {line(key)}: field {name!r} occurs twice in one object")
-                seen.add(name)
-                check(value)
-        elif isinstance(node, yaml.SequenceNode):
-            for each in node.value:
-                check(each)
-
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        check(root)
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        spot = f", line {mark.line + 1}" if mark is not None else ""
-        raise ValueError(f"{where}{spot}: not YAML: {getattr(error, 'problem', None) or error}") from None
-    except RecursionError:
-        raise ValueError(f"{where}: nested too deeply") from None
-    entries = _listed(document, where)
-    if isinstance(root, yaml.MappingNode):
-        root = next(value for key, value in root.value if key.value == "tables")
-    return [(f"{where}, line {line(node)}", each) for node, each in zip(root.value, entries, strict=True)]
+def _entries(path: Path, text: str) -> list[tuple[str, Any]]:
+    """The tables of a YAML or JSON file, each with where it stands."""
+    document = parsed(path, text)
+    keys = ("tables",) if isinstance(document.content, dict) else ()
+    listed = _listed(document.content, str(path))
+    lines = [document.lines.get((*keys, i)) for i in range(len(listed))]
+    spots = [f"entry {i}" if line is None else f"line {line}" for i, line in enumerate(lines, 1)]
+    return [(f"{path}, {spot}", entry) for spot, entry in zip(spots, listed, strict=True)]
 
 
 def _csv(text: str, where: str) -> list[tuple[str, Any]]:
@@ -276,13 +245,4 @@ def _cell(key: str, value: str, where: str) -> Any:
             return each if len(each) > 1 else each[0]
         return kinds.get(key, str)(value)
     except ValueError:
-        raise ValueError(f"{where}, field {key!r}: must be a number, got {value!r}") from None
-
-
-_READERS: dict[str, Callable[[str, str], list[tuple[str, Any]]]] = {
-    ".yaml": _yaml,
-    ".yml": _yaml,
-    ".json": _json,
-    ".csv": _csv,
-}
-FILE_TYPES = tuple(_READERS)
+        raise ValueError(f"{where}, field {key!r}: must be a number, got {shown(value)}") from None

@@ -96,6 +96,11 @@ class Workload:
             raise ValueError(f"frequency_ordered must be True, False or names of tables, got {ordered!r:.60}")
         if not isinstance(ordered, bool):
             object.__setattr__(self, "frequency_ordered", frozenset(ordered))
+        whole = isinstance(self.batch_size, numbers.Integral) and not isinstance(self.batch_size, bool)
+        if not whole or self.batch_size < 1:
+            raise ValueError(
+                f"batch_size must be a whole number from 1 up, got {self.batch_size!r:.60}. Fix: batch_size=512"
+            )
         for name in _NUMBERS:
             given = getattr(self, name)
             for value in given.values() if isinstance(given, Mapping) and name in _BY_NAME else (given,):

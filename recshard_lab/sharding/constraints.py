@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.arguments import names_wrong_arguments, shown
 from recshard_lab.sharding.row_shares import RowShares
 from recshard_lab.sharding.shard import Shard
 from recshard_lab.sharding.types import EmbeddingComputeKernel, check_route
@@ -65,15 +65,19 @@ class ParameterConstraints:
         for name in ("sharding_types", "compute_kernels", "ranks", "shards"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, str) or not len(value)):
-                raise ValueError(f"{name} must be a list with at least one entry or None, got {value!r}")
+                raise ValueError(f"{name} must be a list with at least one entry or None, got {shown(value)}")
         for name in ("sharding_types", "compute_kernels"):
             value = getattr(self, name)
             if value is not None and not all(isinstance(entry, str) for entry in value):
-                raise ValueError(f"{name} must be names, got {getattr(self, name)!r}")
-        if self.ranks is not None:
-            self.ranks = [int(rank) for rank in self.ranks]
-            if min(self.ranks) < 0 or len(set(self.ranks)) != len(self.ranks):
-                raise ValueError(f"ranks must be distinct and not negative, got {self.ranks!r}")
+                raise ValueError(f"{name} must be names, got {shown(value)}")
+        for name in ("ranks", "forbidden_ranks"):
+            given = getattr(self, name)
+            if given is None:
+                continue
+            listed = [int(rank) for rank in given if _whole(rank)]
+            if len(listed) < len(given) or min(listed, default=0) < 0 or len(set(listed)) < len(listed):
+                raise ValueError(f"{name} must be distinct whole numbers from 0 up, got {shown(given)}")
+            setattr(self, name, listed)
         if self.shards is not None:
             self.shards = shards_in(self.shards)
             for name in ("sharding_types", "ranks", "forbidden_sharding_types", "forbidden_ranks", "min_partition"):
@@ -88,19 +92,23 @@ class ParameterConstraints:
             raise ValueError(f"device_group must be a name, got {self.device_group!r:.80}")
         if self.row_shares is not None and not isinstance(self.row_shares, RowShares):
             raise ValueError(f"row_shares must be RowShares, got {self.row_shares!r:.60}")
-        if self.forbidden_ranks is not None:
-            self.forbidden_ranks = [int(rank) for rank in self.forbidden_ranks]
         if not isinstance(self.is_weighted, numbers.Integral | np.bool_):
             raise ValueError(f"is_weighted must be True or False, got {self.is_weighted!r}")
-        if self.min_partition is not None and self.min_partition < 1:
-            raise ValueError(f"min_partition must be at least 1 column, got {self.min_partition!r}")
+        if self.min_partition is not None and (not _whole(self.min_partition) or self.min_partition < 1):
+            raise ValueError(f"min_partition must be a whole number of at least 1 column, got {self.min_partition!r}")
         if self.route is not None:
             self.route = check_route(self.route)
         known = [kernel.value for kernel in EmbeddingComputeKernel]
         for kernel in self.compute_kernels or ():
             if kernel not in known:
-                raise ValueError(f"compute kernel {kernel!r} does not exist here; known: {', '.join(known)}")
+                raise ValueError(f"compute_kernels: kernel {kernel!r:.60} does not exist; known: {', '.join(known)}")
         for name in ("pooling_factors", "num_poolings", "batch_sizes"):
             for value in getattr(self, name) or ():
-                if not value >= 0:
-                    raise ValueError(f"{name} must not be negative, got {getattr(self, name)!r}")
+                real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+                if not real or not 0 <= value < float("inf") or (name == "batch_sizes" and not _whole(value)):
+                    kind = "whole numbers" if name == "batch_sizes" else "finite numbers"
+                    raise ValueError(f"{name} must be {kind} from 0 up, got {shown(getattr(self, name))}")
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, numbers.Integral | np.integer) and not isinstance(value, bool | np.bool_)

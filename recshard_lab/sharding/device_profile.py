@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from recshard_lab.arguments import checks_arguments, names_wrong_arguments
+from recshard_lab.documents import json_content, read_text, with_fix
 from recshard_lab.sharding.topology import DEVICE_DEFAULTS, Topology
 
 FORMAT, VERSION = "recshard_lab device profile", 1
@@ -98,7 +99,7 @@ class DeviceProfile:
             if not isinstance(asked, int) or asked != own:
                 raise ValueError(
                     f"the profile was measured with {name} {own}, and {asked!r:.40} was asked for: what ranks cost "
-                    f"each other changes with their number. Smallest fix: calibrate so many "
+                    f"each other changes with their number. Fix: calibrate so many "
                     f"(recshard calibrate --ranks {asked!r:.40}), or leave {name} out"
                 )
         sizes = {name: getattr(self, name) for name in ("world_size", "local_world_size", "compute_device")}
@@ -124,15 +125,18 @@ class DeviceProfile:
             ValueError: no JSON (a file cut short), not a profile, one of another version, a part missing or unknown.
         """
         try:
-            told = json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"this is no device profile, or part of one: {error}") from None
+            return cls._read(json_content(text, "the device profile"))
+        except (ValueError, TypeError) as error:
+            raise ValueError(with_fix(error, "calibrate again: recshard calibrate --out FILE")) from None
+
+    @classmethod
+    def _read(cls, told: Any) -> DeviceProfile:
         if not isinstance(told, dict) or told.get("format") != FORMAT:
-            raise ValueError(f"this is no device profile: 'format' must be {FORMAT!r}")
+            raise ValueError(f"this is no device profile: field 'format' must be {FORMAT!r}")
         if told.get("version") != VERSION:
             raise ValueError(
                 f"the device profile has version {told.get('version')!r:.40}, this library reads {VERSION}. "
-                f"Smallest fix: recshard calibrate --out FILE, which takes a minute"
+                f"Fix: recshard calibrate --out FILE, which takes a minute."
             )
         given = {name: value for name, value in told.items() if name not in ("format", "version")}
         known = [spec.name for spec in fields(cls)]
@@ -152,8 +156,9 @@ class DeviceProfile:
         Raises:
             ValueError: what `from_json` raises, with the file's name. OSError: no such file.
         """
+        path, text = read_text(path, ())
         try:
-            return cls.from_json(Path(path).read_text())
+            return cls.from_json(text)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 

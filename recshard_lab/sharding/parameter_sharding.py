@@ -1,16 +1,19 @@
 """How one table is cut: its rectangles, and what runs them."""
 
+import numbers
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.arguments import names_wrong_arguments, shown
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.replicas import replica_flags, replicas_of
 from recshard_lab.sharding.shard import DDR, PlanError, Shard
 from recshard_lab.sharding.types import EmbeddingComputeKernel, ShardingType, check_route
-from recshard_lab.sharding.validate import shards_in
+from recshard_lab.sharding.validate import nearest, shards_in
+
+KERNELS = tuple(kernel.value for kernel in EmbeddingComputeKernel)
 
 
 @names_wrong_arguments
@@ -62,11 +65,16 @@ class ParameterSharding:
             shards = shards_from_spec(sharding_spec)
         found = list(dict.fromkeys(shard.rank for shard in shards))
         if ranks is not None:
+            if not all(isinstance(rank, numbers.Integral) and not isinstance(rank, bool) for rank in ranks):
+                raise PlanError(f"ranks must be whole numbers, got {shown(ranks)}. Fix: ranks=[0, 1]")
             ranks = [int(rank) for rank in ranks]
             stray = [rank for rank in found if rank not in ranks]
             if stray:
                 raise PlanError(f"a shard lies on rank {stray[0]}, but ranks={ranks!r} does not name it")
         kernel = str(getattr(compute_kernel, "value", compute_kernel))
+        if kernel not in KERNELS:
+            near = nearest(kernel[:80], KERNELS)
+            raise PlanError(f"compute_kernel {kernel!r:.60} does not exist{near}. Fix: use one of {', '.join(KERNELS)}")
         in_host = [shard.tier == DDR for shard in shards]
         if kernel == EmbeddingComputeKernel.FUSED_UVM and not all(in_host):
             shards = tuple(replace(shard, tier=DDR) for shard in shards)

@@ -12,6 +12,8 @@
 import json
 from typing import Any
 
+from recshard_lab.arguments import shown
+from recshard_lab.documents import json_content, with_fix
 from recshard_lab.sharding.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from recshard_lab.sharding.shard import DDR, HBM, PlanError, Shard
 
@@ -47,24 +49,26 @@ def loads(text: str) -> ShardingPlan:
         PlanError: malformed input, by the name of the field.
     """
     try:
-        document = json.loads(text, object_pairs_hook=_distinct)
-    except json.JSONDecodeError as error:
-        raise PlanError(f"a plan must be JSON: {error}") from None
+        return _plan(json_content(text, "the plan"))
+    except ValueError as error:
+        raise PlanError(with_fix(error, "write the plan again with plan.to_json()")) from None
+
+
+def _plan(document: Any) -> ShardingPlan:
     document = _typed(document, dict, "the document")
     if document.get("schema") != SCHEMA:
-        raise PlanError(f"field 'schema' must be {SCHEMA!r}, got {document.get('schema')!r}")
+        raise PlanError(f"field 'schema' must be {SCHEMA!r}, got {shown(document.get('schema'))}")
     if document.get("version") != VERSION or isinstance(document.get("version"), bool):
         raise PlanError(
-            f"plan version {document.get('version')!r} is not one this version of recshard_lab reads "
-            f"(it reads "
-            f"{VERSION}). Smallest fix: write the plan again with plan.to_json(), or update recshard_lab"
+            f"plan version {shown(document.get('version'))} is not read by this version of recshard_lab (it reads "
+            f"{VERSION}). Fix: write the plan again with plan.to_json(), or update recshard_lab."
         )
     _fields(document, ("schema", "version", "modules"), "the document")
     modules = {}
     for path, tables in _typed(document["modules"], dict, "modules").items():
-        entries = _typed(tables, dict, f"modules[{path!r}]")
+        entries = _typed(tables, dict, f"modules[{path!r:.80}]")
         modules[path] = EmbeddingModuleShardingPlan(
-            {name: _sharding(entry, f"modules[{path!r}][{name!r}]") for name, entry in entries.items()}
+            {name: _sharding(entry, f"modules[{path!r:.80}][{name!r:.80}]") for name, entry in entries.items()}
         )
     return ShardingPlan(modules)
 
@@ -78,7 +82,7 @@ def _sharding(entry: Any, where: str) -> ParameterSharding:
     for i, numbers in enumerate(_typed(entry["shards"], list, f"{where}.shards")):
         spot = f"{where}.shards[{i}]"
         if len(_typed(numbers, list, spot)) not in (5, 6) or numbers[5:] not in ([], [DDR], [HBM]):
-            raise PlanError(f"{spot} must be [rank, r0, r1, c0, c1], and 'ddr' behind it at most, got {numbers!r}")
+            raise PlanError(f"{spot} must be [rank, r0, r1, c0, c1], and 'ddr' may follow, got {shown(numbers)}")
         rank, r0, r1, c0, c1 = (_whole(number, spot) for number in numbers[:5])
         shards.append(Shard(rank, (r0, r1), (c0, c1), *numbers[5:]))
     try:
@@ -96,13 +100,13 @@ def _sharding(entry: Any, where: str) -> ParameterSharding:
 def _typed(value: Any, kind: type, where: str) -> Any:
     if not isinstance(value, kind):
         name = {"dict": "an object", "list": "a list", "str": "a string"}[kind.__name__]
-        raise PlanError(f"{where} must be {name}, got {json.dumps(value)[:60]}")
+        raise PlanError(f"{where} must be {name}, got {shown(value)}")
     return value
 
 
 def _whole(value: Any, where: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise PlanError(f"{where} must hold whole numbers from 0 up, got {json.dumps(value)[:60]}")
+        raise PlanError(f"{where} must hold whole numbers from 0 up, got {shown(value)}")
     return value
 
 
@@ -113,13 +117,4 @@ def _fields(entry: dict[str, Any], expected: tuple[str, ...], where: str, option
     for name in entry:
         if name not in (*expected, *optional):
             known = ", ".join((*expected, *optional))
-            raise PlanError(f"{where} has an unknown field {name!r}; known: {known}")
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise PlanError(f"the name {name!r} occurs twice in one object")
-        found[name] = value
-    return found
+            raise PlanError(f"{where} has an unknown field {name!r:.80}; known: {known}")

@@ -38,7 +38,7 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
 
-from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.arguments import names_wrong_arguments, shown
 from recshard_lab.cores import usable_cores
 
 GIB = 1024**3
@@ -138,7 +138,7 @@ DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-_MOST_RANKS = 2**20  # plans and costs are lists over ranks
+_MOST_RANKS = 4096  # traffic is a matrix over ranks: 128 MiB for each of its phases
 
 
 @names_wrong_arguments
@@ -373,4 +373,4 @@ def _check_positive_int(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
     if value > _MOST_RANKS:
-        raise ValueError(f"{name} must be at most {_MOST_RANKS:,}, got {value:,}")
+        raise ValueError(f"{name} must be at most {_MOST_RANKS:,}, got {shown(value)}. Fix: {name}={_MOST_RANKS}")

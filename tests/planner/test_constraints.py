@@ -5,7 +5,15 @@ from typing import Any
 import pytest
 
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload, estimate
-from recshard_lab.sharding import ParameterConstraints, PlanError, Shard, Topology, scheme_names
+from recshard_lab.sharding import (
+    ParameterConstraints,
+    ParameterSharding,
+    PlanError,
+    Shard,
+    ShardingPlan,
+    Topology,
+    scheme_names,
+)
 from tests.planner.problems import random_tables, table
 
 GPUS = Topology(8, "cuda", hbm_cap=80 * 10**9, local_world_size=4)
@@ -86,3 +94,39 @@ def test_a_wish_in_the_way_is_named_with_what_fits_without_it() -> None:
             EmbeddingShardingPlanner(
                 small, constraints={"movies": ParameterConstraints(**wish)}, workload=Workload()
             ).plan_tables(movies)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("min_partition", float("nan")),
+        ("min_partition", 1.5),
+        ("min_partition", True),
+        ("ranks", [0.5]),
+        ("ranks", [True]),
+        ("forbidden_ranks", [1.5]),
+        ("pooling_factors", [float("inf")]),
+        ("pooling_factors", ["many"]),
+        ("batch_sizes", [1.5]),
+        ("num_poolings", [float("nan")]),
+    ],
+)
+def test_numbers_that_no_plan_can_use_are_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"{field} must be .*whole|{field} must be finite"):
+        ParameterConstraints(**{field: value})
+
+
+def test_what_used_to_take_forever_or_say_another_thing_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match=r"batch_size must be a whole number from 1 up, got 0\. Fix: "):
+        Workload(batch_size=0)
+    with pytest.raises(ValueError, match=r"world_size must be at most 4,096, got 1000000\. Fix: world_size=4096"):
+        Topology(10**6)
+    movies = table("movies", 100, 8)
+    with pytest.raises(PlanError, match=r"two tables are named 'movies'.*Fix: rename one"):
+        EmbeddingShardingPlanner(Topology(2)).plan_tables([movies, movies])
+    with pytest.raises(PlanError, match=r"compute_kernel '__class__' does not exist.*Fix: use one of dense, fused"):
+        ParameterSharding("table_wise", "__class__")
+    plan = EmbeddingShardingPlanner(Topology(1)).plan_tables([movies])
+    text = plan.to_json().replace('"fused"', '"__class__"')
+    with pytest.raises(PlanError, match=r"\['movies'\]: compute_kernel '__class__' does not exist"):
+        ShardingPlan.from_json(text)

@@ -90,8 +90,8 @@ def test_every_format_says_the_same_tables(tmp_path: Path, name: str, text: str)
         ),
         ("t.yaml", YAML.replace("pooling: mean", "name: twice"), "t.yaml, line 6: field 'name' occurs twice"),
         ("t.yaml", YAML.replace("history", "movies"), "line 10 (table 'movies'), field 'name'"),
-        ("t.yaml", "- name: [", "t.yaml, line 1: not YAML"),
-        ("t.yaml", "- &a [*a]", "a table must be an object"),
+        ("t.yaml", "- name: [", "t.yaml, line 2: not YAML"),
+        ("t.yaml", "- &a [*a]", "line 1: the alias *a names no finished entry"),
         ("t.yaml", "tables: 3", "must be a list of tables"),
         ("t.yaml", "", "must be a list of tables"),
         ("t.yaml", "[]", "holds no tables"),
@@ -111,7 +111,7 @@ def test_every_format_says_the_same_tables(tmp_path: Path, name: str, text: str)
         ("t.csv", ROW + "a,4,64,f\nmovies,4,,f\n", "line 3 (table 'movies'): field 'embedding_dim' is missing"),
         ("t.csv", "name,name\n", "a column occurs twice"),
         ("t.csv", "", "holds no tables"),
-        ("t.toml", "", "ends in .yaml, .yml, .json, .csv"),
+        ("t.toml", "", "expected .yaml, .yml, .json, .csv"),
     ],
 )
 def test_what_is_wrong_is_named_with_file_place_and_field(tmp_path: Path, name: str, text: str, words: str) -> None:

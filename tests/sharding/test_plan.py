@@ -89,7 +89,7 @@ def broken(**changes: object) -> str:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "must be JSON"),
+        ("{", "not JSON"),
         ("[]", "the document must be an object"),
         (broken(schema="other"), "field 'schema'"),
         (broken(route="x"), r"\['movies'\]: route 'x' does not exist"),

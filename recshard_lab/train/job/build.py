@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from recshard_lab.distributed import (
     EmbeddingCollectionSharder,
     RankPeers,
 )
+from recshard_lab.documents import read_text
 from recshard_lab.models import ModelKind, build_model, model_named, train_task
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload, read_constraints, tables_of
 from recshard_lab.planner.sources import named_object
@@ -155,7 +155,7 @@ def planner_of(
 
 def _read_plan(path: str, tables: Mapping[str, Any], env: ShardingEnv) -> ShardingPlan:
     try:
-        found = ShardingPlan.from_json(Path(path).read_text(encoding="utf-8"))
+        found = ShardingPlan.from_json(read_text(path, (".json",))[1])
         return found.resolved(tables, env.world_size, env.local_world_size)
     except PlanError as error:
         raise PlanError(f"plan {path}, on {env.world_size} ranks: {error}") from None

@@ -35,9 +35,9 @@ from pydantic import (
     model_validator,
 )
 
-from recshard_lab.arguments import checks_arguments
+from recshard_lab.arguments import checks_arguments, shown
 from recshard_lab.data import dataset_names
-from recshard_lab.documents import Document, read_document
+from recshard_lab.documents import Document, read_document, with_fix
 from recshard_lab.embedding import EmbOptimType, OptimizerSpec
 from recshard_lab.planner.cost_models import COST_MODELS
 from recshard_lab.planner.planner import SOLVERS
@@ -45,6 +45,7 @@ from recshard_lab.sharding.validate import nearest
 from recshard_lab.train.job.tables import check_settings
 from recshard_lab.train.pipelines.registry import check_pipeline
 
+MOST_TOLD = 8  # mistakes that a message lists
 METRICS = ("auc", "log_loss", "normalized_entropy", "calibration")
 DENSE = ("adam", "adamw", "sgd", "adagrad")
 
@@ -345,11 +346,17 @@ def read_config(path: str | Path) -> TrainConfig:
     """
     document = read_document(path)
     if not isinstance(document.content, dict):
-        raise ValueError(f"{document.where()}: must be an object with {', '.join(TrainConfig.model_fields)}")
+        raise ValueError(
+            f"{document.where()}: must be an object, got {shown(document.content)}. Fix: use the fields "
+            f"{', '.join(TrainConfig.model_fields)}."
+        )
     try:
         found = TrainConfig.model_validate(document.content)
     except ValidationError as error:
-        raise ValueError("\n".join(_told(document, each) for each in error.errors())) from None
+        more = error.error_count() - MOST_TOLD
+        told = [_told(document, each) for each in error.errors(include_url=False)[:MOST_TOLD]]
+        words = "\n".join([*told, f"... and {more:,} more"] if more > 0 else told)
+        raise ValueError(with_fix(words, "correct these fields (recshard train --schema lists all)")) from None
     return found.with_paths_from(Path(path).resolve().parent)
 
 
@@ -363,7 +370,7 @@ def _told(document: Document, error: Any) -> str:
         return f"{document.where(keys[:-1])}: field {keys[-1]!r} is missing"
     words = str(error["msg"]).removeprefix("Value error, ")
     words = words[0].lower() + words[1:]
-    given = "" if error["type"] == "value_error" else f", got {error['input']!r:.60}"
+    given = "" if error["type"] == "value_error" else f", got {shown(error['input'])}"
     return f"{document.where(keys)}: {words}{given}"
 
 

@@ -44,9 +44,9 @@ _OURS = (os.path.dirname(__file__), ast.__file__, torch.distributed.c10d_logger.
 
 def flush() -> None:
     """Sends what was printed on its way. A cell may have replaced the streams by None, or by any object."""
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
         with suppress(BaseException):
-            stream.flush()
+            getattr(sys, name).flush()
 
 
 def leave_fork(error: BaseException | None) -> NoReturn:
@@ -98,7 +98,11 @@ class Rank:
         signal.signal(signal.SIGINT, self.on_interrupt)
         self.answer(0, self.set_up)
         while True:
-            message = self.work.get()
+            try:
+                message = self.work.get()
+            except BaseException:  # raised by a signal handler of the user's
+                os.write(2, traceback.format_exc().encode(errors="backslashreplace"))
+                continue
             if message.kind == "stop":
                 atexit._run_exitfuncs()
                 flush()
@@ -138,11 +142,11 @@ class Rank:
         outcome = self.attempt(cell, work)
         self.answered, self.asked_to_stop = cell, None
         outcome["seconds"] = time.perf_counter() - started
-        sys.setrecursionlimit(max(sys.getrecursionlimit(), DEPTH))  # the cell may have left too little for the report
         try:
+            sys.setrecursionlimit(max(sys.getrecursionlimit(), DEPTH))  # the cell may have left too little
             board.rest()
             data = pickle.dumps({**outcome, **self.books()})
-        except Exception as error:  # the cell has changed what the report is made of
+        except BaseException as error:  # the cell has changed what the report is made of
             failure = {"failure": describe(error, _OURS), "seconds": outcome["seconds"]}
             data = pickle.dumps({"groups": {}, "group_count": 0, "windows": {}, "names": [], **failure})
         flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import psutil
@@ -124,6 +125,23 @@ def test_any_name_and_value_may_be_a_variable(pair: Ranks, cell: str, undo: str)
     pair.exec(cell)
     assert "kept" in pair.complete("ke")
     pair.exec(undo)
+
+
+def test_a_signal_handler_may_raise_between_cells(pair: Ranks) -> None:
+    pair.exec("import signal\nsignal.signal(signal.SIGUSR1, lambda *_: 1 / 0)\nme = os.getpid()")
+    for pid in pair.pids:
+        os.kill(pid, signal.SIGUSR1)
+    assert pair.pull("me") == pair.pids
+
+
+def test_streams_may_be_deleted(pair: Ranks) -> None:
+    pair.exec("before = sys.stdout, sys.stderr\ndel sys.stdout, sys.stderr")
+    pair.exec("display(1)\nsys.stdout, sys.stderr = before")
+
+
+def test_a_profiler_may_raise(pair: Ranks) -> None:
+    with pytest.raises(RankError, match="ZeroDivisionError"):
+        pair.exec("sys.setprofile(lambda *_: 1 / 0)")
 
 
 def test_a_report_that_cannot_be_made_is_an_error_of_its_cell(pair: Ranks) -> None:

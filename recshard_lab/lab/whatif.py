@@ -174,7 +174,7 @@ def workload_text(workload: Workload) -> str:
     """
     factors = workload.pooling_factors
     if isinstance(factors, (int, float)):
-        said = [f"{factors:g} ids a bag"]
+        said = [f"{factors:g} id{'s' * (factors != 1)} a bag"]
     else:
         said = [f"{sum(factors.values()):,.6g} ids a sample in {len(factors)} features"]
     if workload.access is not None:

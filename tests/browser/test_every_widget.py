@@ -36,7 +36,7 @@ QUIET = {  # controls without an answer: how the next piece is drawn, a file to 
     "Pause",
     "Draw as",
     "cut away what is underneath",
-    "Plan from JSON (0)",
+    "Plan from JSON",
     "Run",
 }
 BROKEN = {

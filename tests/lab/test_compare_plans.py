@@ -6,7 +6,6 @@ import contextlib
 import re
 import threading
 import time
-from datetime import datetime
 from typing import Any
 
 import pytest
@@ -199,21 +198,11 @@ def test_columns_are_added_and_removed_between_two_and_six() -> None:
 
 def test_a_plan_is_loaded_from_json_and_a_broken_file_is_a_sentence() -> None:
     widget = PlanCompare(movielens(), TOP, LOAD)
-    widget.bar.load.value = (
-        {
-            "name": "drawn.json",
-            "type": "",
-            "size": 1,
-            "content": DRAWN.to_json().encode(),
-            "last_modified": datetime(2026, 1, 1),
-        },
-    )
+    widget.bar.load.receive("drawn.json", DRAWN.to_json())
     assert list(widget.columns) == ["mine", "auto", "drawn"]
     assert float(shown(widget, "drawn")["step-ms"]) == estimate(DRAWN, movielens(), TOP, LOAD).step_ms
     assert widget.bar.kind.value == "given"
-    widget.bar.load.value = (
-        {"name": "x.json", "type": "", "size": 1, "content": b"{}", "last_modified": datetime(2026, 1, 1)},
-    )
+    widget.bar.load.receive("x.json", "{}")
     assert len(widget.columns) == 3
     assert 'role="alert"' in widget.status.value
     widget.bar.kind.value = "hand"  # begins with the schemes it has

@@ -170,13 +170,16 @@ def test_a_card_says_which_ranks_the_planner_chose() -> None:
     assert widget.mine.plan is not None
     ranks = sorted({shard.rank for shard in widget.mine.plan.tables()["movie"].shards})
     assert 1 < len(ranks) < 16
-    assert f"Row-wise, the planner chose movie on {ranks_text(ranks)} of 16." in widget.cards["mine"].value
+    assert (
+        f"The planner chose ranks for row-wise tables: movie on {ranks_text(ranks)} of 16."
+        in widget.cards["mine"].value
+    )
 
 
 def test_the_busiest_rank_is_told_against_the_mean() -> None:
     card = compare().cards["mine"].value
     assert "<span>Busiest rank " in card
-    assert re.search(r"<b>\d+\.\d\d x the mean", card)
+    assert re.search(r"<b>\d+\.\d\d x <small>the mean</small>", card)
     assert "Imbalance" not in card
 
 

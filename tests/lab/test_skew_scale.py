@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import xml.etree.ElementTree as ET
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +29,8 @@ MOVES = [
     {"machine": "cpu-laptop", "world_size": 6},
     {"world_size": 1, "skew": 0.0},
 ]
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def scale(**workload: Any) -> SkewScale:
@@ -266,3 +269,33 @@ def test_choices_need_two_plans() -> None:
     refused = compare_plans(made.tables, made.topology, {"a": {t.name: "column_wise" for t in movielens()}})["a"]
     assert refused.plan is None
     assert choices_changed(refused, refused) == []
+
+
+@pytest.mark.parametrize("width", [500, 575, 860])
+@pytest.mark.parametrize("share", [0.2, 0.35, 0.5, 0.65, 0.8, 0.95])
+@pytest.mark.parametrize("cap", [2_000_000, 10**9])
+def test_no_words_of_a_bar_reach_into_the_next_column(share: float, width: int, cap: int) -> None:
+    tables, top = movielens(), Topology(4, ddr_cap=cap)
+    found = compare_plans(tables, top, {name: name for name in ("planner", "table_wise", "row_wise", "data_parallel")})
+    slow = max(each["step_ms"] for each in found.values.values())
+    fast = next(iter(found.best["step_ms"]))
+    found.values[fast] |= {"step_ms": share * slow, "memory_bytes": share * 1_200_000}
+    svg = ET.fromstring(views.side_by_side(found, width=width).svg)
+    words = [(float(t.get("x", 0)), t.text or "") for t in svg.iter(f"{SVG}text")]
+    bars = [
+        (float(r.get("x", 0)), float(r.get("y", 0)))
+        for r in svg.iter(f"{SVG}rect")
+        if r.find(f"{SVG}title") is not None
+    ]
+    columns = sorted({x for x, _ in bars})
+    assert len(columns) == 2
+    stars = 0
+    for x, text in words:
+        if "★" not in text or "best of" in text:
+            continue
+        stars += 1
+        end = columns[1] if x < columns[1] else width - 92 - 14 + 12
+        assert x + 6.2 * len(text) <= end, (text, x)
+    assert stars >= 2
+    longest = max(float(r.get("width", 0)) for r in svg.iter(f"{SVG}rect") if float(r.get("x", 0)) == columns[0])
+    assert longest > 0.45 * (columns[1] - columns[0])  # most of the room is used all the same

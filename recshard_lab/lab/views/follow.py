@@ -86,7 +86,9 @@ def follow_id(
     stops = _stops(sharding.shards, id, home_rank)
     away = [stop for stop in stops if stop.rank != home_rank]
     label = look_of(sharding.sharding_type, SCHEMES).label
-    title = f"Follow id {id:,} of {feature} from rank {home_rank} ({config.name}, {label})"
+    known = {feature, label, sharding.sharding_type}
+    named = label if config.name in known else f"{config.name}, {label}"
+    title = f"Follow id {id:,} of {feature} from rank {home_rank} ({named})"
     summary = _summary(stops, away, home_rank, sharding.route, config)
     numbers = Numbers(
         ("shard", "rank", "rows", "columns", "local row", "sent", "back"),
@@ -130,13 +132,14 @@ def _stops(shards: Sequence[Any], row: int, home: int) -> list[Stop]:
 
 def _summary(stops: list[Stop], away: list[Stop], home: int, route: str, config: BaseEmbeddingConfig) -> str:
     if not away:
-        return f"Its row lies on rank {home} itself: in forward nothing travels."
+        return f"Its row is placed on rank {home} itself: forward sends nothing."
     ranks = ", ".join(str(stop.rank) for stop in away)
     sent, back = sum(stop.sent_bytes for stop in away), sum(stop.back_bytes for stop in away)
-    joined = f"{len(stops)} pieces are joined to {config.embedding_dim} columns" if len(stops) > 1 else "one piece"
+    what = "its part of the row returns" if len(away) == 1 else "their parts of the row return"
+    joined = f" {len(stops)} parts are joined to {config.embedding_dim} columns." if len(stops) > 1 else ""
     return (
-        f"{bytes_text(sent)} go to rank{'s' if len(away) > 1 else ''} {ranks}, {bytes_text(back)} come home "
-        f"({joined}; route {route}: {_WAYS.get(route, route)})."
+        f"The id goes to rank{'s' if len(away) > 1 else ''} {ranks} ({bytes_text(sent)}), {what} ({bytes_text(back)})."
+        f"{joined} Route {route}: {_WAYS.get(route, route)}."
     )
 
 
@@ -167,7 +170,7 @@ def _draw(
     read = [f"{feature}: {id:,}", f"id {id:,}"]
     _box(svg, MARGIN, left_y, side, [[f"rank {home} reads"], read, ["input dist"]], "none")
     right_x = width - MARGIN - side
-    shape = f"[{config.embedding_dim}] columns"
+    shape = f"{config.embedding_dim} columns"
     bag = ["added into its bag", "into its bag"]
     _box(svg, right_x, left_y, side, [[f"home on rank {home}", f"home: rank {home}"], [shape], bag], "none")
     for i, stop in enumerate(shown):
@@ -226,10 +229,10 @@ def _arrow(svg: Svg, x0: float, y0: float, x1: float, y1: float, words: str) -> 
         'fill="none" stroke="currentColor" stroke-width="1.3"',
     )
     svg.path(f"M{x1:.1f} {y1:.1f}l-8 -4v8z", 'fill="currentColor"')
-    if x1 < svg.width / 2:  # beside the shard, where arrows lie apart
-        svg.text(x1 - 12, y1 - 6, words, anchor="end", size=10, soft=True)
+    if x1 < svg.width / 2:  # at the shard, where arrows are apart; on the side where the arrow does not come from
+        svg.text(x1 - 12, y1 + (13 if y1 > y0 + 1 else -6), words, anchor="end", size=10, soft=True)
     else:
-        svg.text(x0 + 6, y0 - 6, words, size=10, soft=True)
+        svg.text(x0 + 6, y0 + (13 if y1 < y0 - 1 else -6), words, size=10, soft=True)
 
 
 def _plot(stops: list[Stop], config: BaseEmbeddingConfig, feature: str, id: int, home: int, title: str) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 from recshard_lab.lab.columns import MARGIN
 from recshard_lab.lab.plots import figure
 from recshard_lab.lab.svg import Svg
-from recshard_lab.lab.theme import LINES, WARNING, ms_text, number, ticks
+from recshard_lab.lab.theme import LINES, WARNING, counted, ms_text, number, ticks
 from recshard_lab.lab.view import Numbers, View, message_view
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.planner.sweep_points import Sweep, SweepPoint, axis_label, axis_text
@@ -136,7 +136,9 @@ class _Drawn:
     def summary(self) -> str:
         without = sum(not point.fits for point in self.sweep.points)
         count = len(self.sweep.points)
-        words = f"{len(self.best)} of {count} points are on the Pareto frontier of {self.sweep.objectives_text}"
+        verb = "is" if len(self.best) == 1 else "are"
+        words = f"{len(self.best)} of {counted(count, 'point')} {verb} on the Pareto frontier"
+        words += f" of {self.sweep.objectives_text}"
         words += f"; {without} have no plan, see the crosses" if without else ""
         return f"{words}. Simulated, not measured."
 
@@ -148,13 +150,15 @@ def _draw(drawn: _Drawn, title: str, summary: str, note: str, width: int, uid: s
     step = (right - LEFT) / max(1, len(drawn.places))
     count = len(drawn.series)
 
-    def x_of(point: SweepPoint, number_of_series: int) -> float:
-        return (
-            LEFT + (drawn.place(point) + 0.5) * step + (number_of_series - (count - 1) / 2) * min(9, step / (count + 1))
-        )
-
     def y_of(point: SweepPoint) -> float:
-        return bottom - drawn.level(getattr(point, drawn.y)) * HEIGHT
+        return bottom - drawn.level(getattr(point, drawn.y)) * HEIGHT if point.fits else bottom + 13
+
+    def x_of(point: SweepPoint, number_of_series: int) -> float:
+        """At the tick, or beside it where the mark of another series would be covered."""
+        place, y = drawn.place(point), y_of(point)
+        others = (p for p in drawn.sweep.points if p is not point and drawn.place(p) == place)
+        aside = (number_of_series - (count - 1) / 2) * min(9, step / (count + 1))
+        return LEFT + (place + 0.5) * step + (aside if any(abs(y_of(p) - y) < 12 for p in others) else 0.0)
 
     for level in drawn.levels():
         height = bottom - drawn.level(level) * HEIGHT

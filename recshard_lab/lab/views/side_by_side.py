@@ -29,6 +29,7 @@ MOST = 24  # plans drawn one by one
 PLAIN = Look("", "#c9ced6", "plain")
 NAMES, BALANCE, PITCH, THICK = 182.0, 92.0, 27.0, 17.0
 BEST = " ★ best"
+NARROW = 700  # pixels: below, the best has a star alone, which the line under the picture explains
 
 
 @register_view(TITLE, place=12)
@@ -89,7 +90,8 @@ def _draw(
 ) -> Svg:
     svg = Svg(width, 0, title, summary, uid)
     top = svg.head(title, summary, MARGIN) + 22
-    names = NAMES if width >= 700 else 124.0
+    narrow = width < NARROW
+    names = 124.0 if narrow else NAMES
     first = MARGIN + names
     room = width - first - MARGIN - BALANCE
     step_wide, left = 0.5 * room - 7, first + 0.5 * room + 7
@@ -97,7 +99,7 @@ def _draw(
     largest = max(max(each["memory_bytes"] for each in drawn.values()), 1.0)
     capped = usable <= 2.5 * largest
     shown_names = [name for name in list(comparison.answers)[:MOST] if name in drawn]
-    told = {name: _told(comparison, name, drawn[name]) for name in shown_names}
+    told = {name: _told(comparison, name, drawn[name], BEST[:2] if narrow else BEST) for name in shown_names}
     steps = [(drawn[name]["step_ms"], told[name][0]) for name in shown_names]
     held = [(drawn[name]["memory_bytes"], told[name][1]) for name in shown_names]
     step_scale, scale = _scale(steps, step_wide), _scale(held, step_wide, usable if capped else 0.0)
@@ -106,7 +108,13 @@ def _draw(
     svg.text(width - MARGIN, top - 7, "busiest / mean", soft=True, anchor="end")
     y = top
     for name in list(comparison.answers)[:MOST]:
-        svg.text(first - 8, y + 12.5, fit([_label(name)], names - 8, 11), anchor="end", bold=name not in SCHEMES)
+        svg.text(
+            first - 8,
+            y + 12.5,
+            fit([_label(name), _label(name).split(" (")[0]], names - 8, 11),
+            anchor="end",
+            bold=name not in SCHEMES,
+        )
         shown, best = comparison.answers[name], comparison.best
         if name not in drawn:
             svg.text(first, y + 12.5, "✗ no plan: " + fit([shown.problem], room - 80, 11), soft=True)
@@ -122,6 +130,7 @@ def _draw(
         x = left + usable * scale
         svg.line(x, top - 3, x, y - 4, f'stroke-width="1.6" stroke-dasharray="6 3" style="stroke:{WARNING}"')
     words = f"Dashed: {bytes_text(usable)} that a rank can use." if capped else f"A rank can use {bytes_text(usable)}."
+    words += " ★: best of its column." if narrow else ""
     words += "" if all(shown.fits for shown in comparison.answers.values()) else " ✗: does not fit."
     if len(comparison.answers) > MOST:
         words += f" {len(comparison.answers) - MOST} more plans are in the numbers."
@@ -130,12 +139,12 @@ def _draw(
     return svg
 
 
-def _told(comparison: Any, name: str, each: dict[str, float]) -> tuple[str, str]:
-    """The words at a plan's two bars."""
+def _told(comparison: Any, name: str, each: dict[str, float], star: str) -> tuple[str, str]:
+    """The words at a plan's two bars; `star` marks the best."""
     best = comparison.best
-    step = ms_text(each["step_ms"]) + BEST * (name in best["step_ms"])
+    step = ms_text(each["step_ms"]) + star * (name in best["step_ms"])
     memory = bytes_text(each["memory_bytes"]) + ("" if comparison.answers[name].fits else " ✗")
-    return step, memory + BEST * (name in best["memory_bytes"])
+    return step, memory + star * (name in best["memory_bytes"])
 
 
 def _needs(words: str) -> float:

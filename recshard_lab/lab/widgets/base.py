@@ -42,6 +42,9 @@ _CSS = f"""
  outline:2px solid var(--jp-brand-color1,#1976d2)!important;outline-offset:1px;
  box-shadow:0 0 0 5px var(--jp-layout-color1,#fff)!important}}
 [data-jp-theme-light='false'] [class*='recshard-']{{--jp-widgets-dropdown-arrow:{_ARROW}}}
+.rs-foot>*{{flex:0 1 auto;max-width:100%;min-width:0}}
+.rs-foot>:has(details[open]){{flex:1 1 100%}}
+.rs-foot summary{{min-height:28px;line-height:28px;margin-top:6px;cursor:pointer}}
 @media (prefers-reduced-motion:reduce){{[class*='recshard-'] *{{transition:none!important;animation:none!important}}}}
 @media (forced-colors:active){{
  [class*='recshard-'] svg{{forced-color-adjust:none;color:CanvasText}}
@@ -70,6 +73,7 @@ class LabWidget(ipw.VBox):
 
     def __init__(self, children: Sequence[ipw.Widget] = (), **given: Any) -> None:
         super().__init__([Manners(), *children], **given)
+        self.layout.padding = "0 0 0 12px"  # views beside it begin there
         answer_while_busy(self)
 
 

@@ -15,6 +15,7 @@ from recshard_lab.lab.question import AUTO
 from recshard_lab.lab.theme import SCHEMES, look_of
 from recshard_lab.lab.widgets import controls, page
 from recshard_lab.lab.widgets.columns import FEWEST, GIVEN, HAND, KINDS, MOST, Column, schemes_of
+from recshard_lab.lab.widgets.file_button import FileButton
 from recshard_lab.sharding import ShardingPlan, scheme_names
 
 MOST_MENUS = 48  # tables with a menu of their own; the smaller ones share one
@@ -71,27 +72,25 @@ class ColumnBar(ipw.VBox):
         self.allowed = {name: controls.tick(look_of(name, SCHEMES).label, name) for name in scheme_names()}
         for box in self.allowed.values():
             box.observe(self._allowed_moved, names="value")
-        self._planner = controls.row([ipw.HTML("<b>The planner may use</b>"), *self.allowed.values()])
+        hint = "shows which schemes the planner may choose"
+        self.folded = ipw.ToggleButton(value=False, icon="caret-right", tooltip=hint, layout=ipw.Layout(width="auto"))
+        self._ticks = controls.row(list(self.allowed.values()))
+        self.folded.observe(lambda _: self._show_allowed(), names="value")
+        self._planner = ipw.VBox([self.folded, self._ticks], layout=ipw.Layout(width="100%"))
 
     def _build_controls(self) -> None:
         self.picker = controls.pick("Plan", "which plan the controls below change", [("", "")], "210px")
         self.title = controls.words("Name", "what this plan is called", "190px")
-        self.kind = controls.pick("Made", "who decides where the tables of this plan lie", [("", "")], "270px")
+        self.kind = controls.pick("Chosen", "who chooses where the tables of this plan are placed", [("", "")], "270px")
         self.add = controls.button("Add a plan", "adds a plan that begins as a copy of this one, at most 6", "plus")
         self.remove = controls.button("Remove", "takes this plan out of the comparison, which keeps 2", "minus")
-        self.load = ipw.FileUpload(
-            accept=".json,application/json",
-            multiple=False,
-            description="Plan from JSON",
-            tooltip="adds a plan from a file that plan.to_json() wrote",
-            layout=ipw.Layout(width="auto"),
-        )
+        self.load = FileButton("Plan from JSON", "adds a plan from a file that plan.to_json() wrote", ".json")
         self.picker.observe(lambda _: self._moved(self.show), names="value")
         self.title.observe(self._renamed, names="value")
         self.kind.observe(self._kind_moved, names="value")
         self.add.on_click(lambda _: self._told(self.add_copy))
         self.remove.on_click(lambda _: self._told(self.remove_column))
-        self.load.observe(lambda _: self._told(self._loaded), names="value")
+        self.load.on_file(lambda name, text: self._told(lambda: self._loaded(name, text)))
 
     def all_menus(self) -> list[ipw.Dropdown]:
         return [*self.menus.values(), *([self.others] if self.others is not None else [])]
@@ -189,11 +188,20 @@ class ColumnBar(ipw.VBox):
                 self.others.value = column.schemes.get(self.sharing[0], AUTO)
             for name, box in self.allowed.items():
                 box.value = not column.allowed or name in column.allowed
+        self._show_allowed()
         by_hand, given = column.kind == HAND, column.kind == GIVEN
         self._hand.layout.display = "" if by_hand else "none"
         self._planner.layout.display = "none" if by_hand or given else ""
         self.add.disabled = self.load.disabled = len(self.columns) >= MOST
         self.remove.disabled = len(self.columns) <= FEWEST
+
+    def _show_allowed(self) -> None:
+        """The fold of the planner's schemes, and how many they are."""
+        used = sum(box.value for box in self.allowed.values())
+        which = "all schemes" if used == len(self.allowed) else f"{used} of {len(self.allowed)} schemes"
+        self.folded.description = f"The planner may use {which}"
+        self.folded.icon = "caret-down" if self.folded.value else "caret-right"
+        self._ticks.layout.display = "" if self.folded.value else "none"
 
     @contextmanager
     def quietly(self) -> Iterator[None]:
@@ -241,6 +249,7 @@ class ColumnBar(ipw.VBox):
             if not ticked:
                 raise ValueError("A planner that may use no scheme has no plan: leave at least one ticked.")
             self.chosen.allowed = () if len(ticked) == len(self.allowed) else ticked
+            self._show_allowed()
 
         self._moved(read)
 
@@ -273,26 +282,19 @@ class ColumnBar(ipw.VBox):
 
         self._moved(rename)
 
-    def _loaded(self) -> None:
-        if not self.load.value:
-            return
-        found = self.load.value[0]
-        try:
-            text = bytes(found["content"]).decode()
-            plan = ShardingPlan.from_json(text)
-            name = str(found["name"]).removesuffix(".json") or "from JSON"
-            taken = [column.name for column in self.columns.values()]
-            name = name if name not in taken else self._new_key()
-            wish = next(iter(self.columns.values())).wish
-            self.put(Column(name, name, GIVEN, replace(wish, plan=plan, constraints={}, options={})))
-        finally:
-            self.load.value = ()
+    def _loaded(self, file: str, text: str) -> None:
+        plan = ShardingPlan.from_json(text)
+        name = file.removesuffix(".json") or "from JSON"
+        taken = [column.name for column in self.columns.values()]
+        name = name if name not in taken else self._new_key()
+        wish = next(iter(self.columns.values())).wish
+        self.put(Column(name, name, GIVEN, replace(wish, plan=plan, constraints={}, options={})))
 
     def _told(self, what: Callable[[], Any]) -> None:
         """A mistake is a sentence on the page."""
         try:
             what()
-        except (ValueError, UnicodeDecodeError) as error:
+        except ValueError as error:
             self._tell(str(error))
 
     def _after(self, key: str) -> None:

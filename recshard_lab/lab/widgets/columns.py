@@ -18,7 +18,7 @@ KINDS = {
     HAND: "by hand",
     PLANNED: "by the planner",
     TORCHREC: "by the planner, with TorchRec's formulas",
-    GIVEN: "given, as it is",
+    GIVEN: "in advance, not changed",
 }
 BEGINNING = {"mine": "Your plan", "auto": "The planner's plan"}
 

@@ -44,7 +44,7 @@ def set_all() -> ipw.Dropdown:
 
 def slider(label: str, options: Sequence[tuple[str, Any]], value: Any, hint: str) -> StepSlider:
     """A slider over named steps; the arrow keys move it."""
-    return StepSlider(label, options, value, hint, layout=ipw.Layout(flex="1 1 300px", min_width="270px"))
+    return StepSlider(label, options, value, hint, layout=ipw.Layout(min_width="0"))
 
 
 def pick(label: str, hint: str, options: Sequence[tuple[str, str]], width: str) -> ipw.Dropdown:
@@ -92,6 +92,7 @@ def choice(options: Sequence[tuple[str, str]]) -> ipw.ToggleButtons:
         value=options[0][1],
         tooltips=[f"show {label.lower()}" for label, _ in options],
         style={"button_width": "auto"},
+        layout=ipw.Layout(margin="8px 2px 2px"),
     )
 
 
@@ -103,6 +104,24 @@ def row(children: Sequence[ipw.Widget]) -> ipw.Box:
     """Side by side, below one another where the page is narrow."""
     made = ipw.Layout(display="flex", flex_flow="row wrap", width="100%", grid_gap="4px 16px", align_items="center")
     return ipw.Box(children, layout=made)
+
+
+def sliders(children: Sequence[ipw.Widget]) -> ipw.GridBox:
+    """Sliders of one width, as many in a row as there is room for."""
+    made = columns_of("330px")
+    made.layout.grid_template_columns = "repeat(auto-fill, minmax(min(100%, 330px), 1fr))"
+    made.layout.grid_gap = "0 24px"
+    made.children = tuple(children)
+    return made
+
+
+def foot(exports: ipw.Widget, code: ipw.Widget) -> ipw.Box:
+    """The last line of a widget: how to export it, and the same in Python, which takes the whole width when opened."""
+    code.layout.width = "auto"
+    made = ipw.Layout(display="flex", flex_flow="row wrap", width="100%", grid_gap="0 24px", align_items="flex-start")
+    box = ipw.Box([exports, code], layout=made)
+    box.add_class("rs-foot")
+    return box
 
 
 def halves(columns: Iterable[Sequence[ipw.Widget]]) -> ipw.Box:

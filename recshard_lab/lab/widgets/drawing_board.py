@@ -151,8 +151,10 @@ class DrawingBoard(Exports, LabWidget):
 
     def _build(self) -> None:
         ranks = [(f"rank {rank}", rank) for rank in range(self.topology.world_size)]
-        self.rank = ipw.Dropdown(options=ranks, description="Draw as", layout=ipw.Layout(width="180px"))
+        self.rank = ipw.Dropdown(options=ranks, description="Draw as", layout=ipw.Layout(width="150px"))
+        self.rank.style.description_width = "initial"
         self.carves = ipw.Checkbox(value=True, description="cut away what is underneath", indent=False)
+        self.carves.layout.width = "auto"
         ipw.link((self.rank, "value"), (self.canvas, "rank"))
         ipw.link((self.carves, "value"), (self.canvas, "carves"))
         self.lines = ipw.Textarea(
@@ -180,7 +182,7 @@ class DrawingBoard(Exports, LabWidget):
     def _rows(self) -> list[ipw.Widget]:
         left = [controls.row([self.rank, self.carves, self.back]), self.canvas]
         right = [self.lines, self.verdict, controls.row([self.fix, self.button, self.status]), self.badge, self.card]
-        return [ipw.HTML(page.STYLE), controls.halves([left, right]), self.exports, self.code]
+        return [ipw.HTML(page.STYLE), controls.halves([left, right]), controls.foot(self.exports, self.code)]
 
     # ---- answering ----
 

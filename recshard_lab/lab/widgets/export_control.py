@@ -42,7 +42,7 @@ function render({ model, el }) {
     return [label, select];
   };
   const [, kinds] = menu("Export as", "kind"), [whose, plans] = menu("Plan", "plan", "Plan to export");
-  const button = make("button", "Export", line), told = make("span", "", line), code = make("code", "", box);
+  const button = make("button", "Export", line), told = make("span", "", line), code = make("code", "", line);
   button.type = "button"; button.title = "written beside the notebook, and saved by the browser";
   told.setAttribute("role", "status");
   for (const each of [kinds, plans, button]) each.setAttribute("data-lm-suppress-shortcuts", "true");
@@ -92,7 +92,7 @@ _CSS = """
 .rs-export label[hidden]{display:none}
 .rs-export a{color:inherit;text-decoration:underline}
 .rs-export span{line-height:1.4}.rs-export .rs-refused{border-left:4px solid #d9480f;padding:2px 10px}
-.rs-export code{display:block;margin-top:3px;background:none;color:inherit;white-space:pre-wrap;
+.rs-export code{background:none;color:inherit;white-space:pre-wrap;
  overflow-wrap:anywhere;font-size:12px}
 """
 

@@ -37,7 +37,7 @@ STYLE = """<style>
  border:1px solid var(--jp-border-color2,#d8dce1)}
 .recshard-counters table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 .recshard-counters th,.recshard-counters td{padding:2px 12px 2px 0;white-space:nowrap}
-.recshard-counters svg[role=img]{width:100%;max-width:900px}
+.recshard-counters svg[role=img]{max-width:100%;height:auto;margin-left:-12px}
 </style>"""
 
 
@@ -74,7 +74,7 @@ class LiveCounters(Exports, LabWidget):
             button.layout.width = "110px"
         self.exports = ExportControl(self, "counters", kinds=("html", "svg", "png"))
         chosen = controls.row([self.table, self.paused, self.numbers, self.cache, self.again])
-        rows = [ipw.HTML(STYLE), chosen, self.picture, self.told, self.listed, self.exports, self.code]
+        rows = [ipw.HTML(STYLE), chosen, self.picture, self.told, self.listed, controls.foot(self.exports, self.code)]
         super().__init__(rows, layout=ipw.Layout(width="100%", max_width="1000px"))
         self.add_class("recshard-counters")
         self._show()

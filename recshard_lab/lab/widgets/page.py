@@ -27,13 +27,14 @@ STYLE = """<style>
 .recshard-plan-compare .rs-card{border:1px solid var(--jp-border-color1,#c4c9d0);border-radius:6px;
  padding:8px 12px;box-sizing:border-box;line-height:1.35;color:var(--jp-ui-font-color1,inherit)}
 .recshard-plan-compare .rs-card h4{margin:0 0 4px;font-size:14px}
-.recshard-plan-compare .rs-facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(92px,auto));
- gap:4px 12px;justify-content:start}
+.recshard-plan-compare .rs-facts{display:flex;flex-wrap:wrap;gap:4px 18px}
+.recshard-plan-compare .rs-fits{margin-top:4px;font-size:13px;font-weight:600}
 .recshard-plan-compare .rs-why{margin-top:4px;font-size:12px}
 .recshard-plan-compare .rs-cards .widget-html-content,.recshard-plan-compare .rs-cards .rs-card{height:100%}
 .recshard-plan-compare .rs-facts span{display:block;font-size:11px;color:var(--jp-ui-font-color2,inherit)}
 .recshard-plan-compare .rs-facts b{display:block;font-size:16px;font-variant-numeric:tabular-nums;white-space:nowrap}
 .recshard-plan-compare .rs-facts small{font-size:11px;font-weight:400}
+.recshard-plan-compare .rs-facts .rs-ran{display:block}
 .recshard-plan-compare .rs-card h4,.recshard-plan-compare .rs-facts span{overflow-wrap:anywhere}
 .recshard-plan-compare .rs-best{font-size:11px;font-weight:600;font-style:normal;border:1px solid currentColor;
  border-radius:4px;padding:0 4px;margin-left:4px;white-space:nowrap;vertical-align:1px}
@@ -56,7 +57,7 @@ STYLE = """<style>
  color:var(--jp-content-font-color1,inherit);background:var(--jp-cell-editor-background,transparent);
  border:1px solid var(--jp-border-color2,#d8dce1)}
 .recshard-plan-compare .widget-html-content{white-space:normal;line-height:1.4;min-width:0}
-.recshard-plan-compare svg[role=img]{max-width:100%;height:auto}
+.recshard-plan-compare svg[role=img]{max-width:100%;height:auto;margin-left:-12px}
 </style>"""
 
 
@@ -100,12 +101,13 @@ def card(
         ran["memory_bytes"] = bytes_text(float(measured.memory_bytes.sum(axis=1).max()))
     entries = []
     for row in ROWS:
-        more = f" <small>predicted, {ran[row.name]} measured</small>" if row.name in ran else ""
+        more = f" <small class='rs-ran'>predicted, {ran[row.name]} measured</small>" if row.name in ran else ""
         star = f" {BEST}" if row.name in best else ""
         label, more = (row.label, more + star) if compact else (row.label + star, more)  # five numbers on one line
-        entries.append((label, row.hint, row.text(values[row.name]) + more))
-    cap = f"Memory {bytes_text(float(estimate.capacity_bytes[0]))} a rank"
-    entries.append((cap, "whether every rank has room", "✓ fits" if estimate.fits else "✗ does not fit"))
+        value = row.text(values[row.name]).replace(" the mean", " <small>the mean</small>")
+        entries.append((label, row.hint, value + more))
+    cap = bytes_text(float(estimate.capacity_bytes[0]))
+    room = f"✓ fits, memory {cap} a rank" if estimate.fits else f"✗ does not fit, memory {cap} a rank"
     listed = "".join(f'<div title="{hint}"><span>{label} </span><b>{value}</b></div>' for label, hint, value in entries)
     problem = ""
     if shown.problem:
@@ -122,7 +124,7 @@ def card(
     return (
         f'<div class="rs-card{" rs-compact" * compact}{" rs-gone" * stale}" data-side="{side}" '
         f'data-fits="{str(estimate.fits).lower()}"{data}>'
-        f'<h4>{head}</h4><div class="rs-facts">{listed}</div>{why}{problem}</div>'
+        f'<h4>{head}</h4><div class="rs-facts">{listed}</div><div class="rs-fits">{room}</div>{why}{problem}</div>'
     )
 
 
@@ -139,7 +141,7 @@ def _chosen_ranks(shown: Answer) -> str:
     if not found:
         return ""
     rest = f" and {len(found) - MOST_NAMED} more tables" if len(found) > MOST_NAMED else ""
-    return f"Row-wise, the planner chose {', '.join(found[:MOST_NAMED])} of {size}{rest}."
+    return f"The planner chose ranks for row-wise tables: {', '.join(found[:MOST_NAMED])} of {size}{rest}."
 
 
 def waiting(side: str, head: str, card: str) -> str:

@@ -17,6 +17,7 @@ class PlanCells:
         self.pictures: dict[str, ipw.HTML] = {}
         self.codes: dict[str, ipw.HTML] = {}
         self.card_grid, self.picture_grid = controls.columns_of("250px"), controls.columns_of("440px")
+        self.card_grid.add_class("rs-cards")
 
     @property
     def picture_width(self) -> int:

@@ -259,7 +259,7 @@ class PlanCompare(ExportsComparison, LabWidget):
     def _rows(self) -> list[ipw.Widget]:
         return [
             ipw.HTML(page.STYLE),
-            controls.row([self.world_size, self.batch_size, self.memory_cap]),
+            controls.sliders([self.world_size, self.batch_size, self.memory_cap]),
             self.bar,
             controls.row([self.runs, self.status]),
             self.verdict,
@@ -267,8 +267,7 @@ class PlanCompare(ExportsComparison, LabWidget):
             self.picture,
             self.cells.picture_grid,
             self.changes,
-            self.exports,
-            self.code,
+            controls.foot(self.exports, self.code),
         ]
 
     def _arrange(self) -> None:

@@ -87,7 +87,8 @@ class RanksPanel(Exports, LabWidget):
         buttons = controls.row([self.interrupt_button, self.restart_button, self.stop_button, self.told])
         code = f"<details><summary>The same in Python</summary><pre>{escape(PYTHON)}</pre></details>"
         self.exports = ExportControl(self, "ranks", kinds=("html",))
-        super().__init__([ipw.HTML(STYLE), self.table, buttons, self.printed, self.exports, ipw.HTML(code)])
+        foot = controls.foot(self.exports, ipw.HTML(code))
+        super().__init__([ipw.HTML(STYLE), self.table, buttons, self.printed, foot])
         self.add_class("recshard-ranks")
         self.refresh()
         self._watch = threading.Thread(target=self._look, name="recshard-ranks-panel", daemon=True)

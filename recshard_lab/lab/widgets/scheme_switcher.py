@@ -385,19 +385,18 @@ class SchemeSwitcher(Exports, LabWidget):
         )
 
     def _rows(self) -> list[ipw.Widget]:
+        buttons = controls.row([self.button, self.trains, self.steps])
+        running = ipw.VBox([buttons, self.status, self.badge], layout=ipw.Layout(flex="1 1 320px", min_width="0"))
         return [
             ipw.HTML(page.STYLE),
             ipw.HTML("<b>Scheme of each table</b>"),
             controls.grid(list(self.menus.values())),
-            ipw.VBox([self.cut, self.lines]),
-            controls.row([self.button, self.trains, self.steps, self.status]),
-            self.badge,
+            controls.row([ipw.VBox([self.cut, self.lines]), running]),
             controls.pair([self.cards[side] for side in SIDES]),
             self.picture,
             controls.pair([self.pictures[side] for side in SIDES]),
             self.curve,
-            self.exports,
-            self.code,
+            controls.foot(self.exports, self.code),
         ]
 
     def _show(self) -> None:

@@ -217,14 +217,13 @@ class SkewScale(ExportsComparison, LabWidget):
     def _rows(self) -> list[ipw.Widget]:
         return [
             ipw.HTML(page.STYLE),
-            controls.row([self.skew, self.rows, self.pooling, self.batch_size, self.world_size]),
+            controls.sliders([self.skew, self.rows, self.pooling, self.batch_size, self.world_size]),
             controls.row([self.machine, self.sorted_ids, self.table, self.pinning]),
             self.note,
             self.card,
             self.status,
             controls.halves([[self.schemes, self.choices], [self.use]]),
-            self.exports,
-            self.code,
+            controls.foot(self.exports, self.code),
         ]
 
     # ---- answering ----

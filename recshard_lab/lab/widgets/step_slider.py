@@ -35,9 +35,9 @@ export default { render };
 _CSS = """
 .rs-step-slider{display:flex;align-items:center;gap:10px;min-height:28px;color:var(--jp-widgets-label-color,inherit);
  font-size:var(--jp-widgets-font-size,13px)}
-.rs-step-slider span{flex:0 0 auto;white-space:nowrap}
+.rs-step-slider span{flex:0 0 112px;white-space:nowrap}
 .rs-step-slider input{flex:1 1 100px;min-width:90px;accent-color:var(--jp-brand-color1,#1976d2);cursor:pointer}
-.rs-step-slider output{flex:0 0 auto;min-width:58px;white-space:nowrap;
+.rs-step-slider output{flex:0 0 76px;white-space:nowrap;overflow:hidden;text-overflow:ellipsis;
  font-variant-numeric:tabular-nums;font-weight:600}
 """
 

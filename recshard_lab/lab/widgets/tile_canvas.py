@@ -21,7 +21,7 @@ function render({ model, el }) {
   svg.setAttribute("role", "group"); el.append(svg);
   const help = document.createElement("div"); help.className = "rs-tile-help";
   help.textContent = "Draw with the mouse. Keys: arrows go from piece to piece, Shift and an arrow moves the lower or "
-    + "right edge, H and V cut in two, a digit or Enter (the rank to draw for) gives it to a rank, "
+    + "right edge, H and V cut in two, a digit or Enter (the rank to draw as) gives it to a rank, "
     + "Delete removes it, Ctrl+Z takes back the last change.";
   el.append(help);
   const make = (name, attributes, parent = svg) => {

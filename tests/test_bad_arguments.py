@@ -423,7 +423,14 @@ def calls() -> dict[str, Call]:
         ),
         "Calibration": (
             lambda **own: str(rl.Calibration(**own)),
-            {"profile": rl.DeviceProfile(**profile()), "before": rl.Topology(2), "before_error": 0.2, "figures": ()},
+            {
+                "profile": rl.DeviceProfile(**profile()),
+                "before": rl.Topology(2),
+                "before_error": 0.2,
+                "figures": (),
+                "new_error": 0.1,
+                "new_before_error": 0.3,
+            },
         ),
         "DeviceProfile": (lambda **own: rl.DeviceProfile(**own).topology(), profile()),
         "DeviceProfile.from_json": (rl.DeviceProfile.from_json, {"text": rl.DeviceProfile(**profile()).to_json()}),

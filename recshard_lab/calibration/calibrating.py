@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,15 +19,18 @@ from recshard_lab.arguments import checks_arguments
 from recshard_lab.calibration.cases import LAYOUTS, MAIN_OPTIMIZERS, Case, draw_cases, draw_model
 from recshard_lab.calibration.collectives import as_dicts, dense_flops_per_ms, figures_of, time_collectives
 from recshard_lab.calibration.fit import PER_OPTIMIZER, Fit, Fitted, Measurements, errors, figures_for, fit
+from recshard_lab.calibration.load import OtherLoad, load_before, load_warning
 from recshard_lab.calibration.predict import Predictions
 from recshard_lab.calibration.steps import BUSY, Timed, time_cases, usual_ms
 from recshard_lab.cores import usable_cores
 from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES
 from recshard_lab.sharding import Topology
 from recshard_lab.sharding.device_profile import DeviceProfile
+from recshard_lab.sharding.show import WIDTH
 
 OTHER_OPTIMIZERS = tuple(name for name in OPTIMIZER_STATE_BYTES if name not in MAIN_OPTIMIZERS)
 OTHER_LAYOUTS = ("table_wise", "row_wise")
+NEW_SEEDS = 500  # first number of the seed of the model that nothing is fitted to
 SEEDS = 7  # first number of the seeds of the models that are calibrated with; benchmarks draw from others
 MOST_NUMBERS = 2e6  # of a model here: many short steps say more than a few long ones
 TURNS, TURN_MS = 5, 12.0
@@ -60,12 +64,20 @@ class Calibration:
         before: the topology of so many ranks by the defaults.
         before_error: geometric mean of its errors on the cases that were fitted to; `profile.error` is that after.
         figures: those that were fitted.
+        new_error, new_before_error: the same two on a model that nothing was fitted to, measured last.
     """
 
     profile: DeviceProfile
     before: Topology
     before_error: float
     figures: tuple[Fitted, ...]
+    new_error: float
+    new_before_error: float
+
+    @property
+    def helps(self) -> bool:
+        """Whether the calibrated figures are nearer than the defaults on the model that nothing was fitted to."""
+        return self.new_error < self.new_before_error
 
     @property
     def topology(self) -> Topology:
@@ -90,13 +102,23 @@ class Calibration:
         return told
 
     def summary(self) -> str:
-        """What the figures are worth, in one line."""
+        """What the figures are worth, in at most 100 columns a line; it depends on what the check found."""
         profile = self.profile
-        return (
-            f"{profile.world_size} ranks on {profile.cores_per_host} cores, {profile.cases} cases in "
-            f"{profile.seconds:.0f} s: predicted steps are {profile.error:.1%} off (geometric mean, of these cases), "
-            f"{self.before_error:.1%} by the defaults"
+        new = f"{self.new_error:.1%} with the calibrated figures, {self.new_before_error:.1%} with the defaults"
+        verdict = (
+            "Calibrated figures are nearer."
+            if self.helps
+            else ("Calibration did not help. Fix: calibrate again on a quiet machine, or for more seconds.")
         )
+        lines = [
+            f"{profile.world_size} rank{'s' * (profile.world_size > 1)} on {profile.cores_per_host} "
+            f"core{'s' * (profile.cores_per_host > 1)}, {profile.cases} cases in {profile.seconds:.0f} s.",
+            f"Error of predicted steps on these cases (geometric mean): {profile.error:.1%}, "
+            f"{self.before_error:.1%} with the defaults.",
+            f"Error on a new model: {new}. {verdict}",
+            load_warning(profile.other_load),
+        ]
+        return "\n".join(part for line in lines if line for part in textwrap.wrap(line, WIDTH))
 
     def __str__(self) -> str:
         rows = self.rows()
@@ -115,14 +137,18 @@ class Calibration:
             for row, tag in zip(self.rows(), ["th", *["td"] * len(self.rows())], strict=False)
         )
         body = "".join(f"<tr>{row}</tr>" for row in rows)
-        return f"<p>{escape(self.summary())}</p><table><tr>{head}</tr>{body}</table>"
+        return f"<p>{escape(self.summary()).replace(chr(10), '<br>')}</p><table><tr>{head}</tr>{body}</table>"
 
 
 def calibrate(ranks: Ranks, seconds: float = 50.0, *, progress: bool = True, seed: int = 0) -> Calibration:
     """Measures what steps cost on launched ranks and fits the planner's figures to it.
 
     Collectives and dense arithmetic are timed alone, then random models under random plans are trained for a few steps
-    each: every optimizer, table-wise, row-wise, column-wise, replicated and mixed. The figures follow by `fit`.
+    each: every optimizer, table-wise, row-wise, column-wise, replicated and mixed. The figures follow by `fit`. One
+    more model, which nothing is fitted to, is measured last and says whether the figures help.
+
+    The load of other programs on the cores is measured before and meanwhile; it is kept as
+    `DeviceProfile.other_load`, and a warning is printed where it is large.
 
     Args:
         ranks: as `launch` returns them: Gloo on CPU, one node.
@@ -142,14 +168,18 @@ def calibrate(ranks: Ranks, seconds: float = 50.0, *, progress: bool = True, see
     if ranks.nodes != 1:
         raise ValueError(
             f"the ranks live on {ranks.nodes} nodes: virtual nodes have no link of their own that could be measured. "
-            f"Smallest fix: launch({ranks.world_size}) without nodes"
+            f"Fix: launch({ranks.world_size}) without nodes."
         )
     if ranks.backend != "gloo":
         raise ValueError(
-            f"the ranks talk over {ranks.backend}: calibration knows CPU ranks over gloo. Smallest fix: "
-            f"launch({ranks.world_size}, backend='gloo'), or Topology.preset for published figures of GPUs"
+            f"the ranks use {ranks.backend}: calibration measures CPU ranks over gloo. Fix: "
+            f"launch({ranks.world_size}, backend='gloo'), or Topology.preset for published figures of GPUs."
         )
     begun, before = perf_counter(), Topology(ranks.world_size)
+    warning = load_warning(load_before(ranks))
+    if warning and progress:
+        print(warning)
+    load = OtherLoad(ranks)
     with _bar(progress, seconds) as tell:
         tell("collectives", 0.0)
         timed = time_collectives(ranks)
@@ -172,8 +202,14 @@ def calibrate(ranks: Ranks, seconds: float = 50.0, *, progress: bool = True, see
         measured = measurements(cases, found)
         figures = [_narrowed(figure, alone) for figure in figures_for(_optimizers(measured.cases), ranks.world_size)]
         fitted = fit(measured, start, figures)
+        tell("a new model", perf_counter() - begun)
+        new = draw_cases(draw_model((NEW_SEEDS, seed), None, MOST_NUMBERS / before.slowdown), LAYOUTS, ranks.world_size)
+        new_ms = np.array([one.step_ms for one in time_cases(ranks, new, turns=TURNS, turn_ms=TURN_MS, seed=seed)])
+    predict = Predictions(new, before)
+    checked = [errors(predict.step_ms(top), new_ms)["error"] for top in (fitted.topology, before)]
     kernels = _kernels(cases, found)
-    return _calibration(fitted, measured, kernels, alone, before, as_dicts(timed), perf_counter() - begun)
+    spent, share = perf_counter() - begun, load.share()
+    return _calibration(fitted, measured, kernels, alone, before, as_dicts(timed), spent, share, checked)
 
 
 def measurements(cases: Sequence[Case], timed: Sequence[Timed]) -> Measurements:
@@ -227,6 +263,8 @@ def _calibration(
     before: Topology,
     collectives: list[dict[str, Any]],
     seconds: float,
+    other_load: float,
+    checked: Sequence[float],
 ) -> Calibration:
     predictions = Predictions(measured.cases, before)
     figures = dict(alone)
@@ -250,8 +288,10 @@ def _calibration(
         collectives=tuple(collectives),
         cases=len(measured.cases),
         error=errors(predictions.step_ms(fitted.topology), measured.step_ms)["error"],
+        other_load=round(other_load, 3),
     )
-    return Calibration(profile, before, errors(predictions.step_ms(before), measured.step_ms)["error"], fitted.figures)
+    before_error = errors(predictions.step_ms(before), measured.step_ms)["error"]
+    return Calibration(profile, before, before_error, fitted.figures, *checked)
 
 
 def _kernels(cases: Sequence[Case], timed: Sequence[Timed]) -> dict[str, list[str]]:

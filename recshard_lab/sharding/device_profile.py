@@ -17,7 +17,7 @@ from recshard_lab.arguments import checks_arguments, names_wrong_arguments
 from recshard_lab.documents import json_content, read_text, with_fix
 from recshard_lab.sharding.topology import DEVICE_DEFAULTS, Topology
 
-FORMAT, VERSION = "recshard_lab device profile", 1
+FORMAT, VERSION = "recshard_lab device profile", 2
 PER_OPTIMIZER = ("update_cost", "update_id_ns", "update_row_ns")
 
 
@@ -37,6 +37,7 @@ class DeviceProfile:
         kernels: optimizer -> lookup kernels that served it.
         collectives: what was timed: op, nbytes, ms.
         cases: how many models under plans were fitted to. error: geometric mean of their errors, 0.1 is 10%.
+        other_load: share of the cores that other programs used meanwhile, from 0 to 1.
 
     Raises:
         ValueError: a figure that `Topology` does not have, or that is no positive number; sizes that are not positive.
@@ -55,6 +56,7 @@ class DeviceProfile:
     collectives: tuple[Mapping[str, Any], ...] = ()
     cases: int = 0
     error: float = 0.0
+    other_load: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("world_size", "local_world_size", "cores_per_host"):
@@ -67,6 +69,8 @@ class DeviceProfile:
         for name in ("figures", "spread", "machine", "kernels"):
             if not isinstance(getattr(self, name), Mapping):
                 raise ValueError(f"{name} must map names to values, got {getattr(self, name)!r:.60}")
+        for name in ("seconds", "error", "other_load"):
+            _check_number(name, getattr(self, name))
         if not isinstance(self.date, str):
             raise ValueError(f"date must be text, got {self.date!r:.60}")
         for name, value in self.figures.items():

@@ -11,6 +11,7 @@ import recshard_lab
 from recshard_lab.bench import calibration as bench
 from recshard_lab.calibration import Calibration, calibrate
 from recshard_lab.calibration.held_out import measure_held_out
+from recshard_lab.calibration.load import BUSY_SHARE
 from recshard_lab.cli import app
 from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES
 from recshard_lab.sharding import Topology
@@ -42,6 +43,14 @@ def test_every_optimizer_is_measured_and_every_figure_told(found: Calibration) -
 
 def test_it_explains_what_it_was_fitted_to_better_than_the_defaults(found: Calibration) -> None:
     assert found.profile.error < 0.8 * found.before_error
+
+
+def test_the_summary_says_what_a_new_model_showed_and_how_busy_the_machine_was(found: Calibration) -> None:
+    assert found.new_error > 0
+    assert found.new_before_error > 0
+    assert ("Calibration did not help" in " ".join(str(found).split())) is (found.new_error >= found.new_before_error)
+    assert 0 <= found.profile.other_load <= 1
+    assert ("Other programs use" in str(found)) is (found.profile.other_load > BUSY_SHARE)
 
 
 def test_held_out_models_are_predicted_better_than_by_the_defaults(ranks: Any, found: Calibration) -> None:

@@ -50,7 +50,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": VERSION + 1}, "has version 2, this library reads 1"),
+        ({"version": VERSION + 1}, f"has version {VERSION + 1}, this library reads {VERSION}"),
         ({"version": "1"}, "recshard calibrate --out"),
         ({"format": "tables"}, "no device profile"),
         ({"figures": {"speed": 1.0}}, "no figure 'speed'"),

@@ -15,6 +15,7 @@ from recshard_lab.sharding.constraints import ParameterConstraints
 from recshard_lab.sharding.cut import Cut
 from recshard_lab.sharding.plan import ParameterSharding
 from recshard_lab.sharding.schemes.base import Proposal, check_ranks, usable_ranks
+from recshard_lab.sharding.schemes.nodes import asked_for
 from recshard_lab.sharding.shard import PlanError
 from recshard_lab.sharding.tiling import Rect
 from recshard_lab.sharding.topology import Topology
@@ -32,9 +33,15 @@ class ColumnWise:
     def propose(
         self, table: BaseEmbeddingConfig, topology: Topology, constraints: ParameterConstraints | None = None
     ) -> Iterator[Proposal]:
-        """As many pieces as there are ranks and columns allow, then half, a quarter ... down to two."""
+        """As many shards as there are ranks and columns allow, then half, a quarter ... down to two.
+
+        One shard of all columns where a single rank may be used and the scheme is requested by name.
+        """
         least = constraints.min_partition if constraints is not None else None
-        count = min(len(usable_ranks(topology, constraints)), most_pieces(table.embedding_dim, least))
+        usable = usable_ranks(topology, constraints)
+        count = min(len(usable), most_pieces(table.embedding_dim, least))
+        if len(usable) == 1 and asked_for(self.name, constraints):
+            yield Proposal(self.name, Cut(table.num_embeddings, table.num_embeddings, [table.embedding_dim]))
         while count >= 2:
             yield Proposal(self.name, Cut(table.num_embeddings, table.num_embeddings, widths(table, count)))
             count //= 2

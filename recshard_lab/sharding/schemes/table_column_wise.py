@@ -41,7 +41,8 @@ class TableColumnWise:
     ) -> Iterator[Proposal]:
         """For each node, as many pieces as it has usable ranks and the columns allow.
 
-        Asked for by name also half, a quarter ... of them, down to two, which else column-wise proposes.
+        Requested by name also half, a quarter ... of them, down to two, which column-wise proposes otherwise; and one
+        shard of all columns on each node of which a single rank may be used.
         """
         if adds_nothing(self.name, topology, constraints):
             return
@@ -58,6 +59,8 @@ class TableColumnWise:
                     return
         ways = []
         for ranks in nodes:
+            if len(ranks) == 1 and by_name:
+                ways.append((pieces(table, [table.embedding_dim]), ranks))
             count = min(len(ranks), most)
             while count >= 2:
                 rects = pieces(table, widths(table, count))

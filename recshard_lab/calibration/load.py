@@ -1,0 +1,67 @@
+"""How much of the cores other programs use, while something is measured."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+BUSY_SHARE = 0.1  # of the cores in other hands; beyond, measured figures are off
+LOOK_S = 0.3  # how long is looked before measuring begins
+
+
+@dataclass(frozen=True)
+class _Read:
+    wall_s: float
+    busy_s: float
+    own_s: float
+
+
+class OtherLoad:
+    """The share of the cores that processes other than this one and its ranks use, from construction on.
+
+    Args:
+        ranks: launched ranks, whose CPU time is not counted as another program's; None for none.
+
+    >>> 0 <= OtherLoad(None).share() <= 1
+    True
+    """
+
+    def __init__(self, ranks: Any) -> None:
+        self._ranks = ranks
+        self._begun = self._read()
+
+    def share(self) -> float:
+        """Since construction, from 0 to 1."""
+        import psutil
+
+        now, then = self._read(), self._begun
+        cores_s = (now.wall_s - then.wall_s) * (psutil.cpu_count() or 1)
+        others_s = (now.busy_s - then.busy_s) - (now.own_s - then.own_s)
+        return min(1.0, max(0.0, others_s / cores_s)) if cores_s > 0 else 0.0
+
+    def _read(self) -> _Read:
+        import psutil
+
+        own = time.process_time() + (sum(self._ranks.run(time.process_time)) if self._ranks is not None else 0.0)
+        used = psutil.cpu_times()  # user contains guest
+        names = ("user", "nice", "system", "irq", "softirq", "steal")
+        return _Read(time.perf_counter(), sum(getattr(used, name, 0.0) for name in names), own)
+
+
+def load_before(ranks: Any) -> float:
+    """The share of the cores that other programs use now; takes `LOOK_S` seconds."""
+    found = OtherLoad(ranks)
+    time.sleep(LOOK_S)
+    return found.share()
+
+
+def load_warning(share: float) -> str:
+    """The warning for a share of the cores; empty where it is small.
+
+    >>> load_warning(0.8), load_warning(0.02)
+    ('Other programs use 80% of the cores: these figures will be off. Fix: end them and calibrate again.', '')
+    """
+    if share <= BUSY_SHARE:
+        return ""
+    return f"Other programs use {share:.0%} of the cores: these figures will be off. Fix: end them and calibrate again."

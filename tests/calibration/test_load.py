@@ -1,0 +1,63 @@
+"""The load of other programs: measured, kept, and never explained away."""
+
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from recshard_lab.calibration import Calibration
+from recshard_lab.calibration.calibrating import calibrate
+from recshard_lab.calibration.load import OtherLoad, load_before
+from recshard_lab.sharding import Topology
+from tests.calibration.test_device_profile import profile
+
+
+def test_a_program_that_computes_beside_is_seen_and_this_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = {"wall": 0.0, "busy": 0.0, "own": 0.0, "ranks": 0.0}
+    monkeypatch.setattr(time, "perf_counter", lambda: clock["wall"])
+    monkeypatch.setattr(time, "process_time", lambda: clock["own"])
+    monkeypatch.setattr(psutil, "cpu_count", lambda: 4)
+    monkeypatch.setattr(psutil, "cpu_times", lambda: SimpleNamespace(user=clock["busy"], idle=99.0, iowait=5.0))
+    ranks = SimpleNamespace(run=lambda fn: [clock["ranks"], clock["ranks"]])
+    load = OtherLoad(ranks)
+    clock.update(wall=10.0, busy=35.0, own=3.0, ranks=8.0)  # 40 core seconds: 3 + 2 * 8 ours, 16 of others
+    assert load.share() == pytest.approx(16 / 40)
+    clock.update(busy=10.0)
+    assert load.share() == 0.0
+
+
+def test_a_real_program_that_computes_beside_is_seen() -> None:
+    code = "print(flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as spin:
+        try:
+            assert spin.stdout is not None
+            spin.stdout.readline()
+            assert load_before(None) > 0.25 / psutil.cpu_count()
+        finally:
+            spin.kill()
+
+
+@pytest.mark.parametrize(("new", "before", "load"), [(0.1, 0.3, 0.02), (0.5, 0.3, 0.8), (0.3, 0.3, 0.0)])
+def test_the_summary_depends_on_the_outcome(new: float, before: float, load: float) -> None:
+    found = Calibration(profile(other_load=load), Topology(2), 0.4, (), new, before)
+    assert max(map(len, found.summary().splitlines())) <= 100
+    text = " ".join(found.summary().split())
+    assert ("Calibrated figures are nearer" in text) is (new < before)
+    assert ("Calibration did not help" in text) is (new >= before)
+    assert ("Other programs use 80% of the cores" in text) is (load > 0.1)
+
+
+def test_the_warning_comes_before_the_measuring(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def measured(ranks: Any) -> Any:
+        raise RuntimeError("measuring began")
+
+    monkeypatch.setattr("recshard_lab.calibration.calibrating.load_before", lambda ranks: 0.8)
+    monkeypatch.setattr("recshard_lab.calibration.calibrating.time_collectives", measured)
+    ranks = SimpleNamespace(world_size=2, nodes=1, backend="gloo", run=lambda fn: [0.0, 0.0])
+    with pytest.raises(RuntimeError, match="measuring began"):
+        calibrate(ranks, 9.0)
+    assert "Other programs use 80% of the cores: these figures will be off. Fix: " in capsys.readouterr().out

@@ -124,6 +124,7 @@ _ROOM_OF = {
     "EmbeddingCollectionSharder": "distributed",
     "ShardingEnv": "distributed",
     "CheckpointError": "distributed.checkpoint",
+    "CheckpointSaveError": "distributed.checkpoint",
     "load_checkpoint": "distributed.checkpoint",
     "load_pretrained": "distributed.pretrained",
     "save_checkpoint": "distributed.checkpoint",

@@ -20,12 +20,13 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from recshard_lab.arguments import names_wrong_arguments
-from recshard_lab.comm import ShardingEnv, all_gather_object, barrier, broadcast_object
+from recshard_lab.comm import ShardingEnv, agreed, from_first_rank, gathered
 from recshard_lab.distributed import checkpoint_files as files
-from recshard_lab.distributed.checkpoint_files import CheckpointError
+from recshard_lab.distributed.checkpoint_files import CheckpointError, CheckpointSaveError, Staging
 from recshard_lab.distributed.checkpoint_reader import (
     SafePlanner,
     SafeReader,
+    check_tensors,
     packed,
     read_metadata,
     tensors_in,
@@ -34,6 +35,8 @@ from recshard_lab.distributed.checkpoint_reader import (
 from recshard_lab.distributed.checkpoint_writer import BlockPlanner, BlockWriter
 from recshard_lab.distributed.model_state import ModelState
 
+_SECTIONS = {"model": 2, "fused": 3, "optimizer": 3, "settings": 1, "extra": 1}  # name -> length of its key paths
+_PLAIN = ("settings", "extra")  # sections that are bytes
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -56,11 +59,14 @@ def save_checkpoint(
         optimizer: the torch optimizer over ``dense_parameters()``.
         extra: numbers, strings, lists, dictionaries and tensors, of rank 0: epoch, schedule, ...
 
+    Several processes may save to one path at the same time: each save is whole, and the last one to finish stays.
+
     Raises:
-        CheckpointError: ``path`` is there and is no checkpoint.
+        CheckpointError: ``path`` holds something else than a checkpoint.
+        CheckpointSaveError: an error on any rank while writing (a `CheckpointError` and an ``OSError``): the disk is
+            full, for example. It is raised on all ranks. What was there before is whole, and nothing else is left.
         ValueError: ``extra`` or a state that could not be read back as plain data; replicas (`DMPCollection`) that
             differ.
-        OSError: the disk is full, or cannot be written; what was there before is there still.
 
     >>> from tempfile import TemporaryDirectory
     >>> model = nn.Linear(2, 1)
@@ -73,46 +79,65 @@ def save_checkpoint(
     state = ModelState(model, optimizer)
     env = state.env
     agreed(env, state.refuse_replicas_apart)
-    data = [packed(state.settings(), "the optimizers' settings"), packed(extra, "extra")]
-    data = broadcast_object(data, env)
+    settings, added = from_first_rank(
+        env, lambda: (packed(state.settings(), "the optimizers' settings"), packed(extra, "extra"))
+    )
     content = {
         "model": state.weights,
         "fused": state.fused,
         "optimizer": state.dense,
-        "settings": data[0],
-        "extra": data[1],
+        "settings": settings,
+        "extra": added,
     }
-    total = sum(all_gather_object(_bytes_of(content), env))  # replicas are counted on every rank: an upper bound
-    staging = _on_rank_0(env, lambda: _started(folder, total))
-    trouble: str | None = None
+    staging: Staging | None = None
+
+    def start() -> Path:
+        nonlocal staging
+        staging = _started(folder, total)
+        return staging.path
+
     try:
-        with _quiet():
-            writer = BlockWriter(staging)
+        total = sum(gathered(env, lambda: _bytes_of(content)))  # replicas are counted on every rank: an upper bound
+        path_of_all = from_first_rank(env, start)
+        written = gathered(env, lambda: _written(content, path_of_all, env))
+        every = {name: entry for each in written for name, entry in each.items()}
+
+        def finish() -> None:
+            assert staging is not None
+            staging.commit(every | files.described([staging.path / ".metadata"]))
+
+        from_first_rank(env, finish)
+    except CheckpointError:
+        raise
+    except Exception as error:
+        text = str(error) if isinstance(error, _Unwritten) else _trouble(error, env)
+        raise CheckpointSaveError(
+            f"{folder} could not be saved: {text}. What was saved there before is whole and in its place"
+        ) from error
+    finally:
+        if staging is not None:
+            staging.discard()
+
+
+class _Unwritten(Exception):
+    """torch's error of a save, in words."""
+
+
+def _written(content: Mapping[str, Any], folder: Path, env: ShardingEnv) -> dict[str, dict[str, Any]]:
+    """Writes this rank's file: name -> size and SHA-256. Collective; torch raises an error of one rank on all."""
+    with _quiet():
+        writer = BlockWriter(folder)
+        try:
             save(
-                content,
+                dict(content),
                 storage_writer=writer,
                 planner=BlockPlanner(),
                 process_group=env.pg,
                 no_dist=env.pg is None,
             )
-        mine = writer.written
-    except (CheckpointException, OSError) as error:
-        trouble, mine = _trouble(error), {}
-    told = all_gather_object((trouble, mine), env)
-    troubles = [each for each, _ in told if each]
-    if troubles:
-        barrier(env)
-        if env.rank == 0:
-            files.discard(staging)
-        raise OSError(
-            f"{folder} could not be saved: {troubles[0]}. What was saved there before is whole and in its place"
-        )
-    every = {name: entry for _, each in told for name, entry in each.items()}
-
-    def finish() -> None:
-        files.commit(staging, folder, every | files.described([staging / ".metadata"]))
-
-    _on_rank_0(env, finish)
+        except CheckpointException as error:  # not an Exception in torch
+            raise _Unwritten(_trouble(error, env)) from error
+    return writer.written
 
 
 @dataclass(frozen=True)
@@ -171,19 +196,16 @@ def load_checkpoint(
     fused = optimizer_state and bool(state.fused)
     if fused:
         own |= {("fused", key, name): value for key, entry in state.fused.items() for name, value in entry.items()}
-    told = {
-        name: torch.empty(tuple(saved[name,].size), dtype=torch.uint8)
-        for name in ("settings", "extra")
-        if (name,) in saved
-    }
+    told = {name: torch.empty(tuple(saved[name,].size), dtype=torch.uint8) for name in _PLAIN}
     agreed(env, lambda: _compare(folder, own, saved, state))
     read: dict[str, Any] = dict(told)
     read_into(read, folder, found, env)
-    settings = unpacked(read["settings"])
+    settings, added = agreed(env, lambda: (_settings(read["settings"]), unpacked(read["extra"], "extra")))
     if state.optimizer is not None:
         entries = {key[1:]: entry for key, entry in saved.items() if key[0] == "optimizer"}
         agreed(env, lambda: _compare_groups(folder, state, settings, entries))
-        state.make_dense(entries)
+        agreed(env, lambda: state.make_dense(entries))
+        state.read_dense()
     content: dict[str, Any] = {"model": state.weights}
     if fused:
         content["fused"] = state.fused
@@ -193,7 +215,7 @@ def load_checkpoint(
     state.adopt(settings if optimizer_state else None, fused)
     filled = set(own) | {("optimizer", name, key) for name, entry in state.dense.items() for key in entry}
     left = [".".join(key) for key in saved if key not in filled and key[0] in ("fused", "optimizer")]
-    return Loaded(unpacked(read["extra"]), len(filled), tuple(sorted(left)))
+    return Loaded(added, len(filled), tuple(sorted(left)))
 
 
 @names_wrong_arguments
@@ -212,26 +234,22 @@ def read_extra(path: str | Path) -> Any:
     {'epoch': 3}
     """
     folder = files.readable(path)
-    found = read_metadata(folder, [name for name in files.manifest_of(folder) if name.endswith(".distcp")])
+    found = _metadata(folder, files.manifest_of(folder))
     size = tuple(tensors_in(found)["extra",].size)
     read: dict[str, Any] = {"extra": torch.empty(size, dtype=torch.uint8)}
     read_into(read, folder, found, ShardingEnv.from_local(1, 0))
-    return unpacked(read["extra"])
+    return unpacked(read["extra"], "extra")
 
 
 # ---- steps of saving ----
 
 
-def _started(folder: Path, needed: int) -> Path:
-    staging = files.staging_of(folder)
-    free = shutil.disk_usage(staging).free
+def _started(folder: Path, needed: int) -> Staging:
+    staging = Staging(folder)
+    free = shutil.disk_usage(staging.path).free
     if needed > free:
-        files.discard(staging)
-        raise OSError(
-            errno.ENOSPC,
-            f"the disk of {folder} is full: the checkpoint needs {needed:,} bytes, {free:,} are free. Nothing was "
-            f"changed there",
-        )
+        staging.discard()
+        raise OSError(errno.ENOSPC, f"the checkpoint needs {needed:,} bytes, {free:,} are free")
     return staging
 
 
@@ -247,53 +265,54 @@ def _bytes_of(content: Mapping[str, Any]) -> int:
     return total
 
 
-def _trouble(error: BaseException) -> str:
-    """The first cause, in words; a full disk is called one."""
-    causes = [pair[0] for pair in error.failures.values()] if isinstance(error, CheckpointException) else [error]
-    first = next((cause for cause in causes if isinstance(cause, OSError)), causes[0])
+def _trouble(error: BaseException, env: ShardingEnv) -> str:
+    """The first cause and its rank, in words; a full disk is named as one."""
+    causes: dict[int | None, BaseException] = {None: error}
+    if isinstance(error, CheckpointException):
+        causes = {rank: pair[0] for rank, pair in error.failures.items()}
+    place, first = next((item for item in causes.items() if isinstance(item[1], OSError)), next(iter(causes.items())))
     number = getattr(first, "errno", None)
     full = number in _NO_SPACE or "No space left" in str(first) or "unexpected pos" in str(first)
-    return f"the disk is full ({first})" if full else f"{type(first).__name__}: {first}"
-
-
-def _on_rank_0(env: ShardingEnv, action: Any) -> Any:
-    """Rank 0 does it; everybody gets the result, or the error."""
-    result, error = None, None
-    if env.rank == 0:
-        try:
-            result = action()
-        except (OSError, ValueError) as caught:
-            error = caught
-    result, told = broadcast_object((result, error), env)
-    if told is not None:
-        raise told
-    return result
+    text = f"the disk is full ({first})" if full else f"{type(first).__name__}: {first}"
+    return text if place is None or env.pg is None else f"rank {place}: {text}"
 
 
 # ---- steps of loading ----
-
-
-def agreed(env: ShardingEnv, action: Any) -> Any:
-    """Every rank does it; if one cannot, all leave with an error."""
-    result, error = None, None
-    try:
-        result = action()
-    except (OSError, ValueError) as caught:
-        error = caught
-    told = all_gather_object(None if error is None else str(error), env)
-    if error is not None:
-        raise error
-    for text in told:
-        if text is not None:
-            raise CheckpointError(text)
-    return result
 
 
 def _checked(path: Path, env: ShardingEnv) -> tuple[Path, Any]:
     folder = files.readable(path)
     listed = files.manifest_of(folder)
     files.check_files(folder, listed, env.rank, env.world_size)
-    return folder, read_metadata(folder, [name for name in listed if name.endswith(".distcp")])
+    return folder, _metadata(folder, listed)
+
+
+def _metadata(folder: Path, listed: Mapping[str, Any]) -> Any:
+    """Metadata that was checked against the files, with the sections that `save_checkpoint` writes."""
+    found = read_metadata(folder, [name for name in listed if name.endswith(".distcp")])
+    check_tensors(found, folder)
+    saved = tensors_in(found)
+    for key in saved:
+        if len(key) != _SECTIONS.get(next(iter(key), "")):
+            raise CheckpointError(f"{folder} holds {'.'.join(key)!r}, which is in no section of a checkpoint")
+    for name in _PLAIN:
+        entry = saved.get((name,))
+        if entry is None or len(entry.size) != 1 or entry.properties.dtype != torch.uint8:
+            raise CheckpointError(f"{folder} is not whole: {name!r} is missing or not stored as bytes")
+    return found
+
+
+def _settings(data: Tensor) -> dict[str, Any]:
+    """The optimizers' settings, in the shape that `ModelState.settings` gives them."""
+    found = unpacked(data, "settings")
+    try:
+        rates = all(isinstance(name, str) and isinstance(rate, float | int) for name, rate in found["fused"].items())
+        groups = all(isinstance(name, str) for group in found["optimizer"] for name in dict(group)["params"])
+    except (LookupError, TypeError, ValueError, AttributeError):
+        rates = groups = False
+    if not (rates and groups):
+        raise CheckpointError("settings in the checkpoint are damaged: expected learning rates and param groups")
+    return dict(found)
 
 
 def _compare(
@@ -357,5 +376,5 @@ def read_into(content: dict[str, Any], folder: Path, metadata: Any, env: Shardin
                 process_group=env.pg,
                 no_dist=env.pg is None,
             )
-        except CheckpointException as error:
-            raise CheckpointError(f"{folder} could not be read: {_trouble(error)}") from error
+        except (Exception, CheckpointException) as error:  # crafted files may hold anything
+            raise CheckpointError(f"{folder} could not be read: {_trouble(error, env)}") from error

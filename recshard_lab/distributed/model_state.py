@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from recshard_lab.comm import ShardingEnv, all_gather_object
+from recshard_lab.comm import ShardingEnv, agreed, all_gather_object
 from recshard_lab.distributed.fused_optimizer import STATE_NAMES
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
 from recshard_lab.distributed.parts import Part
@@ -42,8 +42,16 @@ class ModelState:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         self.model, self.optimizer = model, optimizer
+        self.dense: Entries = {}
         self.sharded = model if isinstance(model, DistributedModelParallel) else None
         self.env = self.sharded.dense_env if self.sharded else ShardingEnv.from_local(1, 0)
+        agreed(self.env, self._read)
+        self.read_dense()
+        self.group_names = self._group_names()
+
+    def _read(self) -> None:
+        """What this rank holds; no rank waits for another here."""
+        model, optimizer = self.model, self.optimizer
         bare = self.sharded._bare if self.sharded else model
         self.tables = _dense_tables(self.sharded)
         #: parameter -> its name in the unsharded model
@@ -52,7 +60,6 @@ class ModelState:
             self.names |= {id(parameter): key for parameter in shards.parameters()}
         self.weights: dict[str, Any] = dict(model.state_dict())
         self.fused = self._fused()
-        self.dense: Entries = {}
         if optimizer is not None:
             strangers = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in self.names]
             if strangers:
@@ -60,8 +67,6 @@ class ModelState:
                     f"the optimizer steps a parameter of shape {list(strangers[0].shape)} that is none of the model's: "
                     f"give the optimizer over dense_parameters(); fused states are saved with the model"
                 )
-            self.dense = self._dense(optimizer)
-        self.group_names = self._group_names()
 
     def refuse_replicas_apart(self) -> None:
         """Of several replicas each writes a part, so that they must be alike.
@@ -112,23 +117,38 @@ class ModelState:
             )
         return [sorted(set().union(*each)) for each in zip(*told, strict=True)]
 
-    def _dense(self, optimizer: torch.optim.Optimizer) -> Entries:
+    def read_dense(self) -> None:
+        """Reads the torch optimizer's states into `dense`. All ranks must call it."""
+        if self.optimizer is None:
+            return
+        optimizer = self.optimizer
+        self.dense = agreed(self.env, lambda: self._whole_states(optimizer))
+        for name, shards in self.tables.items():
+            if self._is_split(shards):
+                states = self._split_states(optimizer, name, shards)
+                self.dense |= {name: states} if states else {}
+
+    def _is_split(self, shards: TableShards) -> bool:
+        return not shards.sharding.replicated and self.env.pg is not None
+
+    def _whole_states(self, optimizer: torch.optim.Optimizer) -> Entries:
+        """States of what every rank holds whole."""
         entries: Entries = {}
         for parameter, state in optimizer.state.items():
             name = self.names[id(parameter)]
             if name not in self.tables:
                 entries[name] = {key: _tensor(value, name, key) for key, value in state.items()}
         for name, shards in self.tables.items():
-            entries |= {name: states} if (states := self._table_states(optimizer, name, shards)) else {}
+            parameters = list(shards.parameters())
+            if self._is_split(shards) or not any(optimizer.state.get(parameter) for parameter in parameters):
+                continue
+            if len(parameters) > 1:
+                raise ValueError(f"table {name!r}: optimizer states of several shards in one process cannot be saved")
+            entries[name] = {k: _tensor(v, name, k) for k, v in optimizer.state[parameters[0]].items()}
         return entries
 
-    def _table_states(self, optimizer: torch.optim.Optimizer, name: str, shards: TableShards) -> dict[str, Any]:
+    def _split_states(self, optimizer: torch.optim.Optimizer, name: str, shards: TableShards) -> dict[str, Any]:
         """States about a sharded table: with one number a weight sharded like it, with one a table the first one's."""
-        if shards.sharding.replicated or self.env.pg is None:
-            parameters = list(shards.parameters())
-            if len(parameters) > 1 and any(optimizer.state.get(parameter) for parameter in parameters):
-                raise ValueError(f"table {name!r}: optimizer states of several pieces in one process are not saved")
-            return {k: _tensor(v, name, k) for p in parameters for k, v in optimizer.state.get(p, {}).items()}
         found: dict[str, Any] = {}
         for key, (part, matrices) in self._pieces(optimizer, name, shards).items():
             kept, own = shards.spoken_for(part, matrices)
@@ -138,17 +158,24 @@ class ModelState:
     def _pieces(
         self, optimizer: torch.optim.Optimizer, name: str, shards: TableShards
     ) -> dict[str, tuple[Part, dict[int, Tensor]]]:
-        """State -> what it is, and its matrices on this rank by the position of their rectangle. All ranks call it."""
-        held: dict[str, dict[int, Tensor]] = {}
-        for (position, weight), parameter in zip(shards.held.items(), shards.parameters(), strict=True):
-            for key, value in optimizer.state.get(parameter, {}).items():
-                part = Part.of(key, _tensor(value, name, key), weight.shape[0], weight.shape[1])
-                if part.extent == "row":
-                    raise ValueError(f"table {name!r}: {key!r} has one number a row, which only fused tables can save")
-                held.setdefault(key, {})[position] = part.matrix(value)
-        return {key: (Part(key, *kind), pieces) for key, (*kind, pieces) in self._agreed(held).items()}
+        """State -> what it is, and its matrices on this rank by the position of their shard. All ranks must call it."""
 
-    def _agreed(self, held: Mapping[str, dict[int, Tensor]]) -> dict[str, tuple[Any, torch.dtype, dict[int, Tensor]]]:
+        def read() -> dict[str, dict[int, Tensor]]:
+            held: dict[str, dict[int, Tensor]] = {}
+            for (position, weight), parameter in zip(shards.held.items(), shards.parameters(), strict=True):
+                for key, value in optimizer.state.get(parameter, {}).items():
+                    part = Part.of(key, _tensor(value, name, key), weight.shape[0], weight.shape[1])
+                    if part.extent == "row":
+                        raise ValueError(
+                            f"table {name!r}: {key!r} has one number per row, which only fused tables can save"
+                        )
+                    held.setdefault(key, {})[position] = part.matrix(value)
+            return held
+
+        known = self._known(agreed(self.env, read))
+        return {key: (Part(key, *kind), pieces) for key, (*kind, pieces) in known.items()}
+
+    def _known(self, held: Mapping[str, dict[int, Tensor]]) -> dict[str, tuple[Any, torch.dtype, dict[int, Tensor]]]:
         """Which states there are, also where this rank holds no piece."""
         told = {
             key: (
@@ -211,7 +238,7 @@ class ModelState:
         ]
 
     def make_dense(self, found: Mapping[tuple[str, ...], Any]) -> None:
-        """Makes the torch optimizer's states that were saved and are not there yet.
+        """Makes the torch optimizer's states that were saved and are not there yet. `read_dense` comes next.
 
         Args:
             found: (parameter name, state name) -> metadata with ``size`` and ``properties.dtype``.
@@ -229,7 +256,6 @@ class ModelState:
                 one = len(size) == 0 or key == "step"
                 device = torch.device("cpu") if one else parameter.device
                 self.optimizer.state[parameter][key] = torch.zeros(size, dtype=entry.properties.dtype, device=device)
-        self.dense = self._dense(self.optimizer)
 
 
 def _tensor(value: Any, name: str, key: str) -> Tensor:

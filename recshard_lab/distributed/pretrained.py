@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from recshard_lab.arguments import names_wrong_arguments
-from recshard_lab.comm import ShardingEnv, all_gather_object
-from recshard_lab.distributed.checkpoint import agreed, read_into
+from recshard_lab.comm import ShardingEnv, agreed, all_gather_object
+from recshard_lab.distributed.checkpoint import read_into
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
 from recshard_lab.distributed.pretrained_sources import CheckpointSource, Pretrained, Source, source_of
 from recshard_lab.distributed.reshard import Move, move
@@ -39,6 +39,8 @@ def load_pretrained(model: nn.Module, tables: Mapping[str, Pretrained | None], *
     Raises:
         ValueError: a table that is not there, a source that is missing, damaged or of another shape or number format:
             by name; nothing has changed.
+        Exception: an error on one rank is raised on all ranks. If it happened while rows were read (a disk error, no
+            memory), the tables named are overwritten in part.
 
     >>> import numpy as np
     >>> from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig
@@ -53,16 +55,23 @@ def load_pretrained(model: nn.Module, tables: Mapping[str, Pretrained | None], *
     loads = agreed(world, lambda: _checked(model, tables, env, cast))
     given = all_gather_object([(load.key, load.described) for load in loads], world)
     agreed(world, lambda: _same_everywhere(given, sendable=world.world_size == env.world_size))
-    moves: list[Move] = []
-    with torch.no_grad():
+
+    def read() -> list[Move]:
+        """Reads what this rank can read by itself; the moves of tables that one rank alone has."""
+        moves: list[Move] = []
         for number, load in enumerate(loads):
             owners = [rank for rank, each in enumerate(given) if each[number][1] is not None]
             if len(owners) == 1 and env.world_size > 1:
                 moves.append(load.from_rank(owners[0], env))
-            elif isinstance(load.source, CheckpointSource):
-                load.from_checkpoint(model, env)
-            else:
+            elif not isinstance(load.source, CheckpointSource):
                 load.from_rows()
+        return moves
+
+    with torch.no_grad():
+        moves = agreed(world, read)
+        for load in loads:
+            if isinstance(load.source, CheckpointSource):
+                load.from_checkpoint(model, env)
         if moves and sharded is not None:
             move(moves, env, sharded.device)
 

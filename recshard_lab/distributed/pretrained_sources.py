@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from recshard_lab.distributed import checkpoint_files as files
-from recshard_lab.distributed.checkpoint_reader import read_metadata, tensors_in
+from recshard_lab.distributed.checkpoint_reader import check_tensors, read_metadata, tensors_in
 
 Pretrained: TypeAlias = Tensor | np.ndarray[Any, Any] | str | Path | tuple[str | Path, str]
 
@@ -103,21 +103,12 @@ class CheckpointSource(Source):
         else:
             listed = {path.name: {} for path in folder.iterdir() if path.is_file()}
         self.metadata = read_metadata(folder, listed)
-        self._check_lengths()
         known = {".".join(key): key for key in tensors_in(self.metadata)}
         self.key = _chosen(name, list(known), table, folder)
+        check_tensors(self.metadata, folder, [known[self.key]])
         entry = tensors_in(self.metadata)[known[self.key]]
         self.label = f"{self.key!r} in {folder}"
         self.size, self.dtype = tuple(entry.size), entry.properties.dtype
-
-    def _check_lengths(self) -> None:
-        needed: dict[str, int] = {}
-        for place in (self.metadata.storage_data or {}).values():
-            needed[place.relative_path] = max(needed.get(place.relative_path, 0), place.offset + place.length)
-        for name, end in needed.items():
-            size = (self.folder / name).stat().st_size
-            if size < end:
-                raise files.CheckpointError(f"{self.folder / name} is truncated: {size:,} bytes, {end:,} were saved")
 
     def read(self, rows: slice, cols: slice) -> Tensor:
         raise NotImplementedError("torch's reader fills the model's own tensors")

@@ -21,6 +21,8 @@ from recshard_lab import (
     get_qcomm_codecs_registry,
 )
 from recshard_lab.comm import CommType
+from recshard_lab.distributed.checkpoint import load_checkpoint, save_checkpoint
+from recshard_lab.distributed.pretrained import load_pretrained
 from tests.distributed import state_jobs, two_dimensional_jobs
 
 ROWS, DIM = 24, 8
@@ -111,7 +113,7 @@ def everything(dmp: DistributedModelParallel, dense: torch.optim.Optimizer) -> d
 
 @contextmanager
 def failing(
-    owner: Any, name: str, rank: int, call: int = 0, error: type[Exception] = MemoryError
+    owner: Any, name: str, rank: int, call: int = 0, error: Callable[[str], Exception] = MemoryError
 ) -> Iterator[list[int]]:
     """A method or function raises on one rank, at one of its calls (negative: at all); the others never."""
     usual, calls = getattr(owner, name), [0]
@@ -270,3 +272,59 @@ def works_after() -> float:
     dmp, dense = build()
     train(dmp, dense, 0, 1)
     return float(dmp(batch(9)).detach())
+
+
+# ---- checkpoints and pretrained tables ----
+
+
+def save_failing(where: str, call: int, path: str, error: str) -> tuple[str, int, list[str]]:
+    """A save in which one step raises on one rank, over a checkpoint that is there.
+
+    Returns:
+        The error, how often the step ran, and what differs from the checkpoint before when it is loaded afterwards.
+    """
+    dmp, dense = build()
+    train(dmp, dense, 0, 2)
+    save_checkpoint(path, dmp, dense, extra={"step": 2})
+    before = everything(dmp, dense)
+    train(dmp, dense, 2, 1)
+    kinds = {"full": lambda text: OSError(28, "No space left on device"), "memory": MemoryError, "odd": RuntimeError}
+    rank = 0 if "checkpoint_files" in where or "_started" in where else 1
+    with failing(*owner_of(where), rank=rank, call=call, error=kinds[error]) as calls:
+        said = attempted(lambda: save_checkpoint(path, dmp, dense, extra={"step": 3}))
+    step = load_checkpoint(path, dmp, dense).extra["step"]
+    dense.zero_grad()
+    now = {name: value for name, value in everything(dmp, dense).items() if not name.startswith("gradient")}
+    before = {name: value for name, value in before.items() if not name.startswith("gradient")}
+    return said, calls[0], [*state_jobs.same(before, now), *([] if step == 2 else [f"step {step}"])]
+
+
+def load_failing(where: str, call: int, path: str) -> tuple[str, int]:
+    """The error of a load in which one step raises on rank 1, and how often the step ran."""
+    dmp, dense = build(scheme="column_wise")
+    with failing(*owner_of(where), rank=1, call=call) as calls:
+        return attempted(lambda: load_checkpoint(path, dmp, dense)), calls[0]
+
+
+def save_once(path: str) -> None:
+    """A checkpoint to load."""
+    dmp, dense = build()
+    train(dmp, dense, 0, 1)
+    save_checkpoint(path, dmp, dense)
+
+
+def optimizer_apart(path: str) -> list[str]:
+    """Errors of saving and loading with an optimizer that is wrong on rank 1 alone."""
+    dmp, dense = build()
+    stranger = torch.optim.Adam([nn.Parameter(torch.zeros(3))])
+    mine = stranger if torch.distributed.get_rank() == 1 else dense
+    return [attempted(lambda: save_checkpoint(path, dmp, mine)), attempted(lambda: load_checkpoint(path, dmp, mine))]
+
+
+def pretrained_failing(where: str) -> tuple[str, int, list[str]]:
+    """The error of loading a table in which one step raises on rank 1, how often it ran, and what changed."""
+    dmp, dense = build()
+    before = everything(dmp, dense)
+    with failing(*owner_of(where), rank=1) as calls:
+        said = attempted(lambda: load_pretrained(dmp, {"a0": torch.ones(ROWS, DIM)}))
+    return said, calls[0], state_jobs.same(before, everything(dmp, dense))

@@ -236,10 +236,10 @@ def forged(folder: Path, metadata: bytes) -> Path:
     save_checkpoint(folder / "run", small())
     (folder / "run" / ".metadata").write_bytes(metadata)
     listed = files.described(p for p in (folder / "run").iterdir() if p.name != MANIFEST)
-    staging = files.staging_of(folder / "evil")
+    staging = files.Staging(folder / "evil")
     for path in (folder / "run").iterdir():
-        (staging / path.name).write_bytes(path.read_bytes())
-    files.commit(staging, folder / "evil", listed)
+        (staging.path / path.name).write_bytes(path.read_bytes())
+    staging.commit(listed)
     return folder / "evil"
 
 
@@ -329,7 +329,7 @@ def test_a_disk_that_fills_in_mid_save_is_named_and_the_old_checkpoint_stays(tmp
 
 def test_a_disk_too_small_is_named_before_anything_is_written(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
-    with pytest.raises(OSError, match=r"full: the checkpoint needs [\d,]+ bytes, 1,000 are free"):
+    with pytest.raises(OSError, match=r"full \(\[Errno 28\] the checkpoint needs [\d,]+ bytes, 1,000 are free"):
         save_checkpoint(tmp_path / "run", small())
     assert list(tmp_path.iterdir()) == []
 

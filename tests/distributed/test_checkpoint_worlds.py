@@ -1,5 +1,6 @@
 """Checkpoints between worlds of any two sizes, ranks killed while they save, files that an attacker wrote."""
 
+import io
 import os
 import pickle
 import signal
@@ -122,7 +123,7 @@ def _rank(rank: int, folder: Path, victim: int, where: tuple[Any, str], last: in
 
 
 MOMENTS = {
-    "in a tensor": ((torch, "save"), 3),  # settings and extra come first
+    "in a tensor": ((torch, "save"), 3),  # on rank 0, settings and extra come first
     "before a file is safe": ((os, "fsync"), 1),
     "before checksums": ((files, "described"), 1),
     "first rename": ((os, "rename"), 2),  # torch has renamed its metadata
@@ -135,12 +136,15 @@ MOMENTS = {
     [(rank, moment) for rank in range(2) for moment in MOMENTS if rank == 0 or moment.startswith(("in", "before a"))],
 )
 def test_a_rank_killed_while_all_save_leaves_a_whole_checkpoint(tmp_path: Path, victim: int, moment: str) -> None:
+    where, last = MOMENTS[moment]
+    if victim and moment == "in a tensor":
+        last = 1
     children = []
     for rank in range(2):
         pid = os.fork()
         if pid == 0:
             try:
-                _rank(rank, tmp_path, victim, *MOMENTS[moment])
+                _rank(rank, tmp_path, victim, where, last)
             finally:
                 os._exit(3)  # the survivor is told by Gloo that its peer has gone
         children.append(pid)
@@ -170,14 +174,17 @@ class Malice:
 def test_a_tensor_that_is_code_is_refused_unrun(tmp_path: Path) -> None:
     """Manifest, checksums and metadata all agree with it."""
     save_checkpoint(tmp_path / "run", tables_of(1))
-    staging = files.staging_of(tmp_path / "evil")
-    torch.save(Malice(tmp_path / "ran"), staging / "__0_0.distcp")
-    size = (staging / "__0_0.distcp").stat().st_size
+    staging = files.Staging(tmp_path / "evil")
+    data = bytearray((tmp_path / "run" / "__0_0.distcp").read_bytes())
+    code = io.BytesIO()
+    torch.save(Malice(tmp_path / "ran"), code)
     metadata = pickle.loads((tmp_path / "run" / ".metadata").read_bytes())
-    for place in metadata.storage_data.values():
-        place.offset, place.length = 0, size
-    (staging / ".metadata").write_bytes(pickle.dumps(metadata))
-    files.commit(staging, tmp_path / "evil", files.described(staging.iterdir()))
+    place = next(place for index, place in metadata.storage_data.items() if index.fqn.endswith("t.weight"))
+    assert place.length >= len(code.getvalue())
+    data[place.offset : place.offset + len(code.getvalue())] = code.getvalue()
+    (staging.path / "__0_0.distcp").write_bytes(data)
+    (staging.path / ".metadata").write_bytes(pickle.dumps(metadata))
+    staging.commit(files.described(staging.path.iterdir()))
     assert (tmp_path / "evil" / MANIFEST).is_file()
     module = tables_of(5)
     with pytest.raises(CheckpointError, match="evil could not be read"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from recshard_lab.comm import ShardingEnv, broadcast_object
+from recshard_lab.comm import ShardingEnv, from_first_rank
 from recshard_lab.distributed.checkpoint import read_extra
 from recshard_lab.distributed.checkpoint_files import CheckpointError
 from recshard_lab.train.job.config import TrainConfig
@@ -17,16 +17,7 @@ def saved_state(config: TrainConfig, env: ShardingEnv) -> dict[str, Any] | None:
     """What the checkpoint says, read by rank 0; None where there is none to go on with."""
     if config.checkpoint is None:
         return None
-    found, error = None, None
-    if env.rank == 0:
-        try:
-            found = _read_saved(config)
-        except (ValueError, OSError) as caught:
-            error = caught
-    found, error = broadcast_object((found, error), env)
-    if error is not None:
-        raise error
-    return found
+    return from_first_rank(env, lambda: _read_saved(config))
 
 
 def _read_saved(config: TrainConfig) -> dict[str, Any] | None:

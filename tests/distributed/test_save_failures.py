@@ -1,0 +1,168 @@
+"""Saving and loading when something fails on one rank, the disk is full, or another process saves to the same path."""
+
+import os
+import subprocess
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import recshard_lab
+from recshard_lab import CheckpointError, CheckpointSaveError, load_checkpoint, save_checkpoint
+from recshard_lab.distributed import checkpoint_files as files
+from tests.distributed import failure_jobs as jobs
+from tests.distributed.test_checkpoint import small, weights
+from tests.distributed.test_failures import all_raise, call
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Any]:
+    """Two ranks."""
+    with recshard_lab.launch(2) as launched:
+        yield launched
+
+
+WRITING = [
+    ("distributed.checkpoint_writer:_Hashed.write", 3, "full"),
+    ("distributed.checkpoint_writer:_Hashed.write", 0, "memory"),
+    ("distributed.checkpoint_writer:BlockPlanner.create_local_plan", 0, "odd"),
+    ("distributed.checkpoint:_bytes_of", 0, "odd"),
+    ("distributed.checkpoint:_started", 0, "memory"),
+    ("distributed.checkpoint_files:Staging.commit", 0, "full"),
+    ("distributed.checkpoint_files:described", 0, "odd"),
+]
+
+
+@pytest.mark.parametrize(("where", "number", "error"), WRITING)
+def test_a_save_that_fails_on_one_rank_fails_on_all_and_keeps_the_checkpoint_before(
+    two: Any, tmp_path: Path, where: str, number: int, error: str
+) -> None:
+    path = tmp_path / "run"
+    for said, ran, changed in call(two, jobs.save_failing, where, number, str(path), error):
+        rank = 0 if "checkpoint_files" in where or "_started" in where else 1
+        assert said.startswith(f"CheckpointSaveError: {path} could not be saved: "), said
+        assert f"rank {rank}" in said
+        assert ("the disk is full" in said) == (error == "full")
+        assert ran > number or two.world_size > 1
+        assert changed == []
+    assert sorted(child.name for child in tmp_path.iterdir()) == ["run"]
+
+
+LOADING = [
+    ("distributed.checkpoint_files:check_files", 0),
+    ("distributed.checkpoint:_compare", 0),
+    ("distributed.checkpoint:_settings", 0),
+    ("distributed.checkpoint:_compare_groups", 0),
+    ("distributed.model_state:ModelState.make_dense", 0),
+    ("distributed.model_state:ModelState._whole_states", 0),
+    ("distributed.model_state:ModelState._read", 0),
+]
+
+
+def test_a_load_that_fails_on_one_rank_fails_on_all(two: Any, tmp_path: Path) -> None:
+    call(two, jobs.save_once, str(tmp_path / "run"))
+    for where, number in LOADING:
+        errors, counts = zip(*call(two, jobs.load_failing, where, number, str(tmp_path / "run")), strict=True)
+        all_raise(errors)
+        assert min(counts) > 0
+    reading = "distributed.checkpoint_reader:SafePlanner.create_local_plan"
+    for error, _ in call(two, jobs.load_failing, reading, 0, str(tmp_path / "run")):
+        assert error.startswith(f"CheckpointError: {tmp_path / 'run'} could not be read: rank 1: MemoryError")
+
+
+def test_a_wrong_optimizer_on_one_rank_is_refused_on_all(two: Any, tmp_path: Path) -> None:
+    call(two, jobs.save_once, str(tmp_path / "run"))
+    for errors in call(two, jobs.optimizer_apart, str(tmp_path / "run")):
+        assert all(
+            each.startswith("ValueError: rank 1: the optimizer steps a parameter of shape [3]") for each in errors
+        )
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "distributed.pretrained:_checked",
+        "distributed.pretrained:_same_everywhere",
+        "distributed.pretrained:_Load.from_rows",
+    ],
+)
+def test_pretrained_tables_that_fail_on_one_rank_fail_on_all(two: Any, where: str) -> None:
+    errors, counts, _ = zip(*call(two, jobs.pretrained_failing, where), strict=True)
+    all_raise(errors)
+    assert min(counts) > 0
+    assert len(call(two, jobs.works_after)) == 2
+
+
+# ---- several processes, one path ----
+
+
+def _saving(path: Path, seed: int) -> int:
+    """In a child: the exit code of some saves."""
+    try:
+        for _ in range(20):
+            save_checkpoint(path, small(seed), extra=seed)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def test_processes_that_save_to_one_path_all_succeed_and_one_of_their_checkpoints_stays(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    children = []
+    for seed in (1, 2, 3):
+        if (pid := os.fork()) == 0:
+            os._exit(_saving(path, seed))
+        children.append(pid)
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children] == [0, 0, 0]
+    module = small(9)
+    seed = load_checkpoint(path, module).extra
+    assert torch.equal(weights(module), weights(small(seed)))
+    assert sorted(child.name for child in tmp_path.iterdir()) == ["run"]
+
+
+def test_a_living_save_is_not_removed_and_a_dead_one_is(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    living = files.Staging(path)
+    (dead := tmp_path / ".run.saving-00000000").mkdir()
+    (dead / "part").write_text("half a table")
+    save_checkpoint(path, small(1))
+    assert not dead.exists()
+    assert living.path.is_dir()
+    living.discard()
+    assert sorted(child.name for child in tmp_path.iterdir()) == ["run"]
+
+
+def test_a_stopped_process_that_holds_the_lock_is_named(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(files, "_LOCK_S", 0.1)
+    save_checkpoint(tmp_path / "run", small(1))
+    with files._locked(tmp_path / "run"), pytest.raises(CheckpointError, match="another process holds the lock"):
+        save_checkpoint(tmp_path / "run", small(2))
+    module = small(9)
+    load_checkpoint(tmp_path / "run", module)
+    assert torch.equal(weights(module), weights(small(1)))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+def test_a_disk_that_is_really_full_keeps_the_checkpoint_before(tmp_path: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], check=True)
+    try:
+        save_checkpoint(tmp_path / "run", small(1, rows=5_000))
+        with pytest.raises(CheckpointSaveError, match="the disk is full"):
+            save_checkpoint(tmp_path / "run", small(2, rows=20_000))
+        filler = tmp_path / "filler"
+        with pytest.MonkeyPatch.context() as patched:  # it fills after the space was counted
+            patched.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 10**9})())
+            filler.write_bytes(bytes(600_000))
+            with pytest.raises(CheckpointSaveError, match="the disk is full"):
+                save_checkpoint(tmp_path / "run", small(2, rows=5_000))
+        filler.unlink()
+        module = small(9, rows=5_000)
+        load_checkpoint(tmp_path / "run", module)
+        assert torch.equal(weights(module), weights(small(1, rows=5_000)))
+        assert [child.name for child in tmp_path.iterdir()] == ["run"]
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)

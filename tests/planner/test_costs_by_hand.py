@@ -11,7 +11,7 @@ import pytest
 from recshard_lab.embedding.configs import EmbeddingBagConfig
 from recshard_lab.planner import Estimate, Workload, estimate
 from recshard_lab.planner.cost import dense_step
-from recshard_lab.sharding import ParameterSharding, ShardingPlan, Topology, scheme_named
+from recshard_lab.sharding import ParameterSharding, Shard, ShardingPlan, Topology, scheme_named
 
 FREE_BW = ("hbm_mem_bw", "ddr_mem_bw", "cache_bw", "intra_host_bw", "inter_host_bw", "flops_per_ms")
 NO_COST = (
@@ -84,6 +84,30 @@ def test_the_dense_part_takes_what_a_parameter_takes_on_every_rank() -> None:
     assert held(of(bare(), load), "dense") == [8 * 1000] * W
     more = Workload(B, dense_parameters=1000, dense_bytes_per_parameter=16)
     assert held(of(bare(), more), "dense") == [16 * 1000] * W
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "state"),
+    [("exact_sgd", 0), ("exact_row_wise_adagrad", 4 * E), ("exact_adagrad", 4 * E * D), ("adam", 8 * E * D)],
+)
+def test_a_table_in_the_hosts_memory_has_its_optimizer_state_there_too(optimizer: str, state: int) -> None:
+    top = bare(2, "cuda")
+    shards = [Shard(0, (0, E // 2), (0, D)), Shard(1, (E // 2, E), (0, D), "ddr")]
+    plan = ShardingPlan({"": {"movies": ParameterSharding("row_wise", shards=shards)}})  # type: ignore[dict-item]
+    found = estimate(plan, [TABLE], top, Workload(B, float(BAG), optimizer=optimizer))
+    assert held(found, "weights") == [4 * E * D / 2, 0]
+    assert held(found, "optimizer_state") == [state / 2, 0]
+    assert found.host_bytes is not None
+    assert found.host_weight_bytes is not None
+    assert found.host_bytes.tolist() == [0, (4 * E * D + state) / 2]
+    assert found.host_weight_bytes.tolist() == [0, 4 * E * D / 2]
+
+
+@pytest.mark.parametrize("reserve", [0.0, 0.25])
+def test_the_host_keeps_its_reserve_as_the_device_does(reserve: float) -> None:
+    found = of(bare(2, "cuda", ddr_cap=8 * 10**8, hbm_cap=4 * 10**8, reserve_fraction=reserve))
+    assert found.host_room_bytes == pytest.approx(8e8 * (1 - reserve))
+    assert found.usable_bytes.tolist() == pytest.approx([4e8 * (1 - reserve)] * 2)
 
 
 # ---- time ----

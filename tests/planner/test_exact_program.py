@@ -9,7 +9,8 @@ import scipy.sparse
 
 from recshard_lab.planner import CostModel, Workload
 from recshard_lab.planner.exact import _program
-from recshard_lab.planner.options import options_of
+from recshard_lab.planner.greedy import Solution, _better
+from recshard_lab.planner.options import Placement, options_of
 from recshard_lab.planner.state import Problem
 from recshard_lab.sharding import ParameterConstraints, Topology
 from tests.planner.problems import table
@@ -44,3 +45,18 @@ def test_the_best_of_all_placements_is_a_solution(pinned: dict[str, list[int]]) 
     )
     assert found.status == 0
     assert found.fun + problem.fixed_ms == pytest.approx(best, rel=1e-5)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_the_shorter_plan_and_the_higher_bound_are_kept_whichever_search_found_them(swapped: bool) -> None:
+    tables = [table("small", 1_000, 64), table("large", 300_000, 128)]
+    top = Topology(2, "cuda", hbm_cap=10**9, reserve_fraction=0.0)
+    only = {t.name: ParameterConstraints(sharding_types=["table_wise"]) for t in tables}
+    model = CostModel(tables, top, Workload(512, 20.0), only)
+    options = [found[0] for found in options_of(model, tables, only)]
+    apart = [Placement(option, (rank,)) for rank, option in enumerate(options)]
+    together = [Placement(option, (0,)) for option in options]
+    first, second = Solution(apart, 0.25), Solution(together, 0.5)
+    found = _better(model, second, first) if swapped else _better(model, first, second)
+    assert found.placements == apart
+    assert found.bound_ms == 0.5

@@ -166,9 +166,9 @@ MUTANTS = [
     Mutant(
         "launcher: usable ranks are not started again",
         "launcher/session.py",
-        "            self.stop()\n            self._started = World(self.asked)\n            Ranks.running = self\n\n    def __enter__",
-        "            if self.usable:\n                return\n            self.stop()\n"
-        "            self._started = World(self.asked)\n            Ranks.running = self\n\n    def __enter__",
+        "            self.stop()\n            self._started = World(self.asked)\n",
+        "            if self.usable:\n                return\n"
+        "            self.stop()\n            self._started = World(self.asked)\n",
         "launcher/test_restart.py",
     ),
     Mutant(

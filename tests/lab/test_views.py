@@ -7,6 +7,7 @@ import time
 import xml.etree.ElementTree as ET
 from base64 import b64decode
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -316,3 +317,70 @@ def test_placement_names_the_routes_that_are_not_direct_and_only_those() -> None
     assert view.numbers.heads[3] == "route"
     assert routes["movie"] == "two_hop"
     assert routes["user"] == "direct"
+
+
+def test_x_values_that_double_are_on_a_logarithmic_axis_with_a_tick_each() -> None:
+    ranks = [8.0, 16.0, 32.0, 64.0, 128.0]
+    view = views.curves({"step": (ranks, [5.0, 4.0, 3.0, 2.5, 2.4])}, x_label="H100s")
+    places = {
+        text.text: float(text.get("x", 0))
+        for text in ET.fromstring(view.svg).iter(f"{SVG}text")
+        if text.get("text-anchor") == "middle"
+    }
+    assert list(places) == ["8", "16", "32", "64", "128"]
+    np.testing.assert_allclose(np.diff(list(places.values())), np.diff(list(places.values()))[0], atol=0.1)
+    assert view.figure.layout.xaxis.type == "log"
+    assert list(view.figure.layout.xaxis.ticktext) == list(places)
+    steps = views.curves({"loss": [5.0, 4.0, 3.0, 2.5, 2.4, 2.3, 2.2, 2.1]})
+    assert steps.figure.layout.xaxis.type != "log"
+
+
+def test_marks_of_curves_are_dashed_lines_at_their_x() -> None:
+    view = views.curves({"loss": [float(n) for n in range(20, 0, -1)]}, marks=[5, 10], note="dashed: the plan changed.")
+    assert view.svg.count('stroke-dasharray="4 3"') == 2
+    assert [shape.x0 for shape in view.figure.layout.shapes] == [5, 10]
+    assert "Dashed: the plan changed." in view.svg
+
+
+def test_many_ranks_show_a_line_where_tables_are_too_small_and_nothing_where_there_are_none() -> None:
+    tables = [table("large", 100_000), table("small", 10)]
+    shards = {name: ParameterSharding("table_wise", ranks=[rank]) for name, rank in (("large", 0), ("small", 5))}
+    plan = ShardingPlan({"": shards}).resolved(tables, 24)  # type: ignore[dict-item]
+    svg = views.placement(plan, tables, Topology(24, local_world_size=24), width=500).svg
+    assert [high for words, _, high in rectangles(svg) if words.startswith("small")] == [2.0]
+    assert "stroke-dasharray" not in svg
+    assert "A line: too small to draw." in svg
+    few = views.placement(plan.resolved(tables, 24), tables, Topology(24), width=3000).svg
+    assert ">empty<" in few
+
+
+def test_words_that_do_not_fit_a_block_leave_no_gap() -> None:
+    tables = [table("movie", 1682)]
+    plan = plan_of(tables, 16, ("data_parallel",))
+    svg = views.placement(plan, tables, Topology(8), width=376).svg
+    words = ("movi…", "movie", "108 KB", "1,682 x 16")
+    lines = [float(t.get("y", 0)) for t in ET.fromstring(svg).iter(f"{SVG}text") if t.text in words]
+    gaps = {round(b - a, 1) for a, b in pairwise(lines) if 0 < b - a < 40}
+    assert gaps <= {13.0}
+
+
+def test_marks_of_a_sweep_are_at_their_tick_unless_another_mark_is_there() -> None:
+    from recshard_lab import Workload, sweep
+
+    found = sweep(movielens(), Workload(), topology=["a100", "h100"], world_size=[2, 4, 8])
+    svg = ET.fromstring(views.pareto(found).svg)
+    ticks = [float(t.get("x", 0)) for t in svg.iter(f"{SVG}text") if t.text in ("2", "4", "8")]
+    marks = [path for path in svg.iter(f"{SVG}path") if path.find(f"{SVG}title") is not None]
+    assert len(marks) == 6
+    boxes = [_middle(path.get("d", "")) for path in marks]
+    for x, y in boxes:
+        near = min(ticks, key=lambda tick: abs(tick - x))
+        crowded = sum(abs(ox - near) < 15 and abs(oy - y) < 14 for ox, oy in boxes) > 1
+        assert crowded or abs(x - near) < 1
+
+
+def _middle(d: str) -> tuple[float, float]:
+    """About the middle of a circle or square."""
+    x, y, *_ = (float(n) for n in re.findall(r"-?[\d.]+", d))
+    size = float(re.findall(r"[ah]([\d.]+)", d)[0])
+    return (x + size, y) if "a" in d else (x + size / 2, y + size / 2)

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed.distributed_c10d import PrefixStore
 
-from .stores import is_store_port, open_store, spans_hosts
+from .stores import is_store_port, open_store, space_needed, spans_hosts
 
 __all__ = ["Cable", "cables", "connect", "cut", "group_count", "group_names", "rebuild", "reconnect"]
 
@@ -34,9 +34,10 @@ _VALUE_AT = 16  # in a Python object of pybind11: the address of its C++ object
 
 def connect(store_path: str, rank: int, world_size: int, backend: str, device: torch.device) -> None:
     """Joins the default group through a store (a file, for which no port is opened) and proves it by an all_reduce."""
-    store = open_store(store_path, world_size)
     backends = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
-    dist.init_process_group(backends, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
+    with space_needed(store_path):
+        store = open_store(store_path, world_size)
+        dist.init_process_group(backends, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
     prove(world_size, device)
 
 
@@ -134,11 +135,13 @@ def rebuild(store_path: str, names: Sequence[str], group_count: int, device: tor
     group_count: torch's counter that names the next group, brought to the same value on every rank.
     """
     world = dist.distributed_c10d._world
-    store = open_store(store_path, dist.get_world_size())
+    with space_needed(store_path):
+        store = open_store(store_path, dist.get_world_size())
     by_name = {group.group_name: group for group in _groups()}
     for name in names:
         group = by_name[name]
-        fresh = _fresh_backends(group, name, store)
+        with space_needed(store_path):
+            fresh = _fresh_backends(group, name, store)
         _drop_backends(group)
         for place, (kind, backend) in fresh.items():
             group._register_backend(torch.device(place), kind, backend)

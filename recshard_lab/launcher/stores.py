@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from urllib.parse import urlsplit
 
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
+from torch.distributed import DistStoreError
 from torch.distributed.distributed_c10d import PrefixStore
 
-__all__ = ["host_store", "is_store_port", "open_store", "spans_hosts"]
+from .errors import SPACE, LaunchError
+
+__all__ = ["host_store", "is_store_port", "open_store", "space_needed", "spans_hosts"]
 
 TIMEOUT = timedelta(minutes=5)
 
@@ -27,6 +34,19 @@ def open_store(where: str, world_size: int) -> Store:
     _addresses.add((parts.hostname, parts.port))
     client = TCPStore(parts.hostname, parts.port, world_size, False, TIMEOUT)
     return PrefixStore(parts.path.strip("/"), client)
+
+
+@contextmanager
+def space_needed(where: str) -> Iterator[None]:
+    """Around what writes to the store at `where`: a full disk raises a LaunchError that names the folder."""
+    try:
+        yield
+    except DistStoreError as error:  # torch names no file
+        if where.startswith("tcp://") or os.strerror(errno.ENOSPC) not in str(error):
+            raise
+        raise LaunchError(
+            f"{os.strerror(errno.ENOSPC)} in {os.path.dirname(where)}, where ranks meet. {SPACE}"
+        ) from None
 
 
 def host_store(listener: socket.socket) -> None:

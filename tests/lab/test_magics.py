@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.ioloop import AsyncIOLoopKernelManager
 from jupyter_client.manager import KernelManager
 
 pytestmark = pytest.mark.timeout(120)
@@ -390,3 +392,41 @@ def test_a_restarted_kernel_leaves_no_rank() -> None:
         assert gone(ranks, within=5)
     finally:
         notebook.close()
+
+
+def test_a_server_that_restarts_a_killed_kernel_finds_no_old_rank_and_launches_new_ones() -> None:
+    async def scenario() -> tuple[bool, str]:
+        manager = AsyncIOLoopKernelManager(kernel_name="python3", autorestart=True)
+        await manager.start_kernel()
+        client = manager.client()
+        client.start_channels()
+        await client.wait_for_ready(timeout=60)
+
+        async def run(source: str) -> str:
+            said: list[str] = []
+            reply = await client.execute_interactive(
+                source,
+                timeout=60,
+                output_hook=lambda message: said.append(message["content"].get("text", "")),
+            )
+            assert reply["content"]["status"] == "ok", reply["content"]
+            return "".join(said)
+
+        await run("%load_ext recshard_lab\n%recshard_launch -n 2")
+        restarted = asyncio.Event()
+        manager.add_restart_callback(restarted.set)
+        pid = manager.provisioner.pid
+        ranks = family(pid)
+        assert len(ranks) >= 3
+        os.kill(pid, signal.SIGKILL)
+        ended = gone(ranks, within=10)
+        await asyncio.wait_for(restarted.wait(), 30)
+        await client.wait_for_ready(timeout=60)
+        assert manager.provisioner.pid != pid
+        await run("%load_ext recshard_lab\n%recshard_launch -n 2")
+        shown = await run("%%recshard\nt = torch.ones(1); dist.all_reduce(t); t.item()")
+        client.stop_channels()
+        await manager.shutdown_kernel(now=True)
+        return ended, shown
+
+    assert asyncio.run(scenario()) == (True, "[all] 2.0\n")

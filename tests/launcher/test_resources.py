@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
@@ -107,3 +109,45 @@ def test_ranks_start_from_a_process_whose_streams_are_closed(closed: str) -> Non
     with os.fdopen(read) as pipe:
         assert pipe.read() == "['0', '1']"
     assert done.returncode == 0
+
+
+FULL = """
+import os, subprocess, sys
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", sys.argv[1]], check=True)
+os.environ["TMPDIR"] = sys.argv[1]
+from recshard_lab.launcher import LaunchError, RankError, launch
+from recshard_lab.launcher.forkserver import forkserver
+def fill():
+    with open(f"{sys.argv[1]}/fill", "wb", buffering=0) as file:
+        try:
+            while True: file.write(bytes(1024))
+        except OSError: pass
+folder = forkserver().folder
+ranks = launch(2)
+ranks.exec("kept = rank")
+fill()
+print(ranks.pull("kept"))
+try: ranks.exec("if rank: 1 / 0\\ndist.barrier()")
+except RankError as error: print(str(error).splitlines()[-1])
+ranks.stop()
+fill()
+try: launch(2)
+except LaunchError as error: print(str(error).splitlines()[0])
+os.unlink(f"{sys.argv[1]}/fill")
+with launch(2) as ranks: print(ranks.run(int))
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_full_disk_is_named_with_its_folder_and_space_is_enough_to_go_on(tmp_path: Path) -> None:
+    command = ["unshare", "--mount", sys.executable, "-c", FULL, str(tmp_path)]
+    if subprocess.run([*command[:2], "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this user may not mount a file system of 64 KB to fill")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    cell, failed, refused, fresh = done.stdout.splitlines()
+    full = rf"No space left on device in {tmp_path}/recshard-\S+, where ranks meet\. Fix: free space there"
+    assert cell == "[0, 1]"
+    assert re.search(rf"could not be rebuilt \(all 2 ranks raised LaunchError: {full}", failed)
+    assert re.search(f"the ranks did not come up: all 2 ranks raised LaunchError: {full}", refused)
+    assert fresh == "[0, 0]"

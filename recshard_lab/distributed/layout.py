@@ -86,8 +86,23 @@ class Layout:
                 group = groups[block.table, number]
                 lane = Lane(index, block.table, number, shard, copy, group, "direct" if copy else route)
                 self.rank_lanes[shard.rank].append(lane)
+        order = self._group_order(groups)
         for lanes in self.rank_lanes:
-            lanes.sort(key=_place)
+            lanes.sort(key=lambda lane: _place(lane, order[lane.table, lane.shard_index]))
+
+    def _group_order(self, groups: Mapping[tuple[int, int], tuple[int, ...]]) -> dict[tuple[int, int], list[Any]]:
+        """(table, shard) -> its kernel group as a sort key; of replicas, the groups of all of them by rank.
+
+        Replicas may be in different groups, such as one in host memory. Their key is the same on every rank, so that
+        replicated lanes are in the same order everywhere.
+        """
+        found: dict[tuple[int, int], list[Any]] = {}
+        for table, (shards, copies) in enumerate(zip(self.shards, self.replicated, strict=True)):
+            for number, (shard, copy) in enumerate(zip(shards, copies, strict=True)):
+                same = [other for other, own in enumerate(shards) if copy and own.rows == shard.rows] or [number]
+                same.sort(key=lambda other: shards[other].rank)
+                found[table, number] = [groups[table, other] for other in same]
+        return found
 
     @cached_property
     def exchanged_lanes(self) -> list[list[Lane]]:
@@ -157,6 +172,6 @@ def _route_order(route: str) -> tuple[bool, str]:
     return route != "direct", route
 
 
-def _place(lane: Lane) -> tuple[Any, ...]:
-    """Where a lane stands among its rank's."""
-    return lane.replicated, _route_order(lane.route), lane.group, lane.block, lane.shard.cols, lane.shard.rows
+def _place(lane: Lane, group: list[Any]) -> tuple[Any, ...]:
+    """The sort key of a lane on its rank; ``group`` is that of its kernel group."""
+    return lane.replicated, _route_order(lane.route), group, lane.block, lane.shard.cols, lane.shard.rows

@@ -56,7 +56,7 @@ class SequenceRoute:
         for rank, lanes in enumerate(self.lanes):
             for number, lane in enumerate(lanes):
                 self._columns(blocks, home, rank, number, lane, next(parts))
-        local = torch.cat(replicated) if replicated else example.new_empty(0)
+        local = torch.cat(replicated).to(example.dtype) if replicated else example
         position = 0
         for number, lane in enumerate(self.layout.replicated_lanes):
             size = _count(home, number) * lane.shard.num_cols

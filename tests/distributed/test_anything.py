@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 
 import recshard_lab
-from recshard_lab import DataType, ShardingPlan
+from recshard_lab import DataType, ParameterSharding, Shard, ShardingPlan
 from recshard_lab.comm import CommType, make_codec
 from recshard_lab.embedding.kernels import TORCH_DTYPES
 from recshard_lab.sharding.schemes import scheme_names
@@ -126,3 +126,26 @@ def test_the_codecs_bound_is_about_numbers_of_that_size(kind: CommType) -> None:
     from tests.distributed.anything_jobs import _unit
 
     assert 0 <= _unit(make_codec(kind), 1.0) <= 2.0**-7
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_sequences_with_hot_rows_may_stand_beside_a_wide_table(ranks: Any) -> None:
+    """The collection's rows are FP64 then; those of the replicas are FP32."""
+    world = ranks.world_size
+    tables: list[dict[str, Any]] = [
+        {"name": "wide", "num_embeddings": 3, "embedding_dim": 4, "feature_names": ["a"], "data_type": DataType.FP64},
+        {"name": "hot", "num_embeddings": 30, "embedding_dim": 4, "feature_names": ["b"]},
+    ]
+    hot = [Shard(rank, (0, 9), (0, 4)) for rank in range(world)] + [Shard(world - 1, (9, 30), (0, 4))]
+    entries = {"wide": ParameterSharding("table_wise", ranks=[0]), "hot": ParameterSharding("custom", shards=hot)}
+    plan = ShardingPlan({"": entries}).to_json()  # type: ignore[dict-item]
+    life = Life(
+        tables,
+        [{"optimizer": "exact_sgd", "learning_rate": 0.05}] * 2,
+        (plan, plan),
+        cases.random_steps(1, tables, world, steps=2, samples=6),
+        [[None] * world for _ in range(2)],
+        first=1,
+        sequence=True,
+    )
+    check(life, on_ranks(ranks, life))

@@ -116,3 +116,16 @@ def test_columns_in_both_memories_are_refused_where_rows_must_be_added_up() -> N
     sharder = recshard_lab.EmbeddingBagCollectionSharder({"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.1})
     with pytest.raises(ValueError, match="'movies' has pieces of its columns in both memories"):
         recshard_lab.DistributedModelParallel(module, plan=plan, sharders=[sharder])
+
+
+def test_replicas_of_one_table_may_be_in_different_memories(ranks: Any) -> None:
+    world, tables = ranks.world_size, cases.TABLES
+    entries = {}
+    for number, table in enumerate(tables):
+        whole = (0, table["num_embeddings"]), (0, table["embedding_dim"])
+        tiers = ["ddr" if (rank + number) % 3 == 0 else "hbm" for rank in range(world)]
+        shards = [Shard(rank, *whole, tier) for rank, tier in enumerate(tiers)]
+        entries[table["name"]] = ParameterSharding("data_parallel", shards=shards)
+    plan = ShardingPlan({cases.PATH: EmbeddingModuleShardingPlan(entries)}).to_json()
+    steps = cases.random_steps(1, tables, world, steps=4, samples=6)
+    check(Case(tables, plan, steps, "exact_row_wise_adagrad"), ranks)

@@ -149,7 +149,10 @@ class PartialRowWiseAdam(_Moments):
     row_wise = True
 
     def _update(self, state: dict[str, Any], values: Tensor, grad: Tensor, group: dict[str, Any]) -> Tensor:
-        return -group["lr"] * (self._direction(state, grad, group) + group["weight_decay"] * values)
+        direction = self._direction(state, grad, group)
+        if group["weight_decay"]:  # 0 times an infinite weight is NaN
+            direction = direction + group["weight_decay"] * values
+        return -group["lr"] * direction
 
 
 class LAMB(_Moments):

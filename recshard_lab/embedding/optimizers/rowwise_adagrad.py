@@ -66,7 +66,9 @@ class RowWiseAdagrad(RowOptimizer):
         raise AssertionError("the state is made with the optimizer")
 
     def _update(self, state: dict[str, Any], values: Tensor, grad: Tensor, group: dict[str, Any]) -> Tensor:
-        grad = (-grad if group["maximize"] else grad) + group["weight_decay"] * values
+        grad = -grad if group["maximize"] else grad
+        if group["weight_decay"]:  # 0 times a weight that is NaN or infinite would spread over the row's mean
+            grad = grad + group["weight_decay"] * values
         state["sum"] += grad.square().mean(1, keepdim=True)
         rate = group["lr"] / (1 + (float(state["step"]) - 1) * group["lr_decay"])
         return -rate * grad / (state["sum"].sqrt() + group["eps"])

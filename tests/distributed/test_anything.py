@@ -133,8 +133,8 @@ def test_sequences_with_hot_rows_may_stand_beside_a_wide_table(ranks: Any) -> No
     """The collection's rows are FP64 then; those of the replicas are FP32."""
     world = ranks.world_size
     tables: list[dict[str, Any]] = [
-        {"name": "wide", "num_embeddings": 3, "embedding_dim": 4, "feature_names": ["a"], "data_type": DataType.FP64},
-        {"name": "hot", "num_embeddings": 30, "embedding_dim": 4, "feature_names": ["b"]},
+        {"name": name, "num_embeddings": rows, "embedding_dim": 4, "feature_names": [name], "data_type": kind}
+        for name, rows, kind in (("wide", 3, DataType.FP64), ("hot", 30, DataType.FP32))
     ]
     hot = [Shard(rank, (0, 9), (0, 4)) for rank in range(world)] + [Shard(world - 1, (9, 30), (0, 4))]
     entries = {"wide": ParameterSharding("table_wise", ranks=[0]), "hot": ParameterSharding("custom", shards=hot)}

@@ -18,6 +18,16 @@ from recshard_lab.cli.plan import plan
 from recshard_lab.cli.train import train
 from recshard_lab.cli.whatif import whatif
 
+_TABLES_HELP = """tables.yaml, a table a line (recshard plan --example writes a longer one):
+
+- {name: movies, num_embeddings: 40000, embedding_dim: 64, feature_names: \\[seen, liked]}
+
+- {name: users, num_embeddings: 900, embedding_dim: 64, feature_names: \\[user]}
+
+- {name: genres, num_embeddings: 20, embedding_dim: 16, feature_names: \\[genre], pooling: MEAN}
+
+num_embeddings are rows, embedding_dim columns; ids of feature_names are looked up in the table."""
+
 app = typer.Typer(
     help="Learn, explore and decide embedding sharding.",
     no_args_is_help=True,
@@ -27,7 +37,7 @@ app = typer.Typer(
 )
 app.command()(calibrate)
 app.command()(compare)
-app.command()(plan)
+app.command(epilog=_TABLES_HELP)(plan)
 app.command()(train)
 app.command()(whatif)
 app.add_typer(data, name="data")
@@ -40,11 +50,15 @@ def lab(
     notebook: Annotated[str, typer.Argument(help="A notebook of the folder; its first letters do.")] = "00",
     port: Annotated[int, typer.Option(help="Port to listen on; the next free one is taken.")] = 8888,
     browser: Annotated[bool, typer.Option(help="Open a browser window.")] = True,
+    folder: Annotated[
+        Path | None, typer.Option(help="Copy the notebooks there first, and open the copies; files there are kept.")
+    ] = None,
 ) -> None:
     """Open JupyterLab on the notebooks, on this machine only (loopback)."""
-    from recshard_lab.lab.server import find_notebook, serve
+    from recshard_lab.lab.server import copied, find_notebook, serve
 
-    serve(find_notebook(notebook), port, browser)
+    found = find_notebook(notebook)
+    serve(found if folder is None else copied(found, folder), port, browser)
 
 
 @app.command()

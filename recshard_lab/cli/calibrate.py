@@ -21,4 +21,4 @@ def calibrate(
         found = run(launched, seconds)
     found.save(out)
     print(found)
-    print(f"\nwritten to {out}: recshard plan TABLES --topology {out}, or Topology.from_profile({str(out)!r})")
+    print(f"\nWrote {out}. Plan with it: recshard plan TABLES --topology {out}, or Topology.from_profile({str(out)!r})")

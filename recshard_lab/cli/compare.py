@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from recshard_lab.cli.plan import _read_plan, machine_of
+from recshard_lab.cli.plan import _read_plan, machine_of, note_written
 
 if TYPE_CHECKING:
     from recshard_lab.sharding import ShardingPlan
@@ -48,6 +48,7 @@ def compare(
     print(found)
     for path in to or ():
         export(found, path, plotly=plotly)
+    note_written(*(to or ()))
 
 
 def _wish(words: str) -> tuple[str, str | ShardingPlan]:

@@ -64,25 +64,46 @@ def plan(
         Path | None, typer.Option(help="A plan (JSON) to check, against the tables where given.", rich_help_panel=_MORE)
     ] = None,
     schema: Annotated[
-        bool, typer.Option("--schema", help="Print the JSON Schema of a plan.", rich_help_panel=_MORE)
+        bool,
+        typer.Option(
+            "--schema", help="Print the JSON Schema of a plan; of tables: --schema tables.", rich_help_panel=_MORE
+        ),
+    ] = False,
+    example: Annotated[
+        bool, typer.Option("--example", help="Print a file of tables to begin with: recshard plan --example > t.yaml.")
     ] = False,
 ) -> None:
     """Choose scheme and ranks of every table, predict the step, explain it, and write it for others to run."""
     from recshard_lab.planner import EmbeddingShardingPlanner, read_constraints, read_source
+    from recshard_lab.planner.table_files import EXAMPLE, SCHEMA
+    from recshard_lab.planner.text import gigabytes
     from recshard_lab.sharding import ShardingPlan
 
+    if example:
+        print(EXAMPLE, end="")
+        return
     if schema:
-        print(json.dumps(ShardingPlan.json_schema(), indent=2))
+        if source not in ("", "plan", "tables"):
+            raise typer.BadParameter(f"--schema prints the schema of 'plan' or 'tables', got {source!r}")
+        print(json.dumps(SCHEMA if source == "tables" else ShardingPlan.json_schema(), indent=2))
         return
     if check is not None:
         _check(check, source, ranks)
         return
     if not source:
-        raise typer.BadParameter("which tables? Give a file of tables, or package.module:factory of a model.")
+        raise typer.BadParameter(
+            "tables are missing. Fix: recshard plan tables.yaml (recshard plan --example > tables.yaml writes one), or "
+            "recshard plan package.module:factory"
+        )
     read = read_source(source)
     for note in read.notes:
-        Console(stderr=True, highlight=False, emoji=False, soft_wrap=True).print(f"[yellow]note:[/] {escape(note)}")
+        note_on_stderr(note)
     machine = machine_of(topology, ranks, memory_gb)
+    if not topology and ranks is None:
+        note_on_stderr(
+            f"planned for {machine.world_size} CPU ranks of this machine, {gigabytes(machine.memory_cap_bytes)} each. "
+            f"--ranks changes their number; --topology h100x8 plans for another machine."
+        )
     workload = read.workload(batch_size=batch_size, optimizer=optimizer, pipeline=pipeline)
     wishes = read_constraints(constraints, [t.name for t in read.configs]) if constraints is not None else None
     planner = EmbeddingShardingPlanner(
@@ -98,6 +119,23 @@ def plan(
     search = planner.last_search
     files = {"out": out, "html": html, "script": script, "torchrec": torchrec}
     _write(planned, read, machine, workload, topology, search, **files, plotly=plotly)
+    note_written(*files.values())
+
+
+def note_on_stderr(words: str) -> None:
+    """A note that no pipe carries on."""
+    Console(stderr=True, highlight=False, emoji=False, soft_wrap=True).print(f"[yellow]note:[/] {escape(words)}")
+
+
+def note_written(*paths: Path | None) -> None:
+    """Names the files that were written, with their sizes, on stderr."""
+    written = [path for path in paths if path is not None]
+    if not written:
+        return
+    from recshard_lab.planner.text import gigabytes
+
+    names = [str(p) if p.is_dir() or not p.is_file() else f"{p} ({gigabytes(p.stat().st_size)})" for p in written]
+    Console(stderr=True, highlight=False, emoji=False, soft_wrap=True).print(escape(f"Wrote {', '.join(names)}"))
 
 
 def machine_of(topology: str, ranks: int | None, memory_gb: float | None = None) -> Topology:
@@ -118,7 +156,7 @@ def machine_of(topology: str, ranks: int | None, memory_gb: float | None = None)
 def _said(
     planned: ShardingPlan, planner: EmbeddingShardingPlanner, explain: Any, why_not: Any, diff: Path | None
 ) -> list[Any]:
-    """What is printed: the plan and its estimate, or what was asked about it."""
+    """What is printed: the plan, its estimate, and the answers to `--explain`, `--why-not` and `--diff`."""
     asked: list[Any] = [planned.explain(table) for table in explain]
     wishes: dict[str, str] = {}
     for wish in why_not:
@@ -130,10 +168,8 @@ def _said(
         asked.append(planned.why_not(wishes))
     if diff is not None:
         asked.append(_read_plan(diff).diff(planned))
-    if asked:
-        return asked
     assert planned.planned is not None
-    return [planned.show(), planner.last_estimate or planned.planned.estimate(planned)]
+    return [planned.show(), planner.last_estimate or planned.planned.estimate(planned), *asked]
 
 
 def _read_plan(path: Path) -> ShardingPlan:
@@ -187,7 +223,8 @@ def _check(path: Path, source: str, ranks: int | None) -> None:
     from recshard_lab.sharding import PlanError
 
     found = _read_plan(path)
-    words = f"{path}: a plan of {sum(map(len, found.plan.values())):,} tables"
+    count = sum(map(len, found.plan.values()))
+    words = f"{path}: a plan of {count:,} table{'s' * (count != 1)}"
     world_size = ranks or found.world_size
     try:
         if source:

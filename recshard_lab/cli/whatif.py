@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from recshard_lab.cli.plan import note_written
+
 
 def whatif(
     tables: Annotated[Path | None, typer.Argument(help="Tables: .yaml, .json or .csv, as `plan` reads them.")] = None,
@@ -40,3 +42,4 @@ def whatif(
         "sharding_group_size": sharding_group_size,
     }
     run_whatif(tables, example, topology, axes, sync_every, html, csv, Console(highlight=False), plotly)
+    note_written(html, csv)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import recshard_lab
@@ -20,7 +21,7 @@ def notebook_folder() -> Path:
             return place
     raise FileNotFoundError(
         f"no notebooks at {' or '.join(map(str, places))}: they come with the checkout, not with the installed "
-        f"package. Smallest fix: clone the repository, pip install -e '.[cpu]' there, and run recshard lab in it"
+        f"package. Fix: clone the repository, pip install -e '.[cpu]' there, and run recshard lab in it"
     )
 
 
@@ -38,9 +39,30 @@ def find_notebook(start: str) -> Path:
     raise FileNotFoundError(f"no notebook starts with {start!r}; there are: {', '.join(names)}")
 
 
+def copied(notebook: Path, folder: Path) -> Path:
+    """Copies the notebooks and their pictures to another folder; files that are there already are kept.
+
+    Args:
+        notebook: one of them.
+        folder: made where it is missing.
+
+    Returns:
+        `notebook` in `folder`.
+    """
+    for path in sorted(notebook.parent.rglob("*")):
+        within = path.relative_to(notebook.parent)
+        hidden = any(part.startswith((".", "__")) for part in within.parts)
+        target = folder / within
+        if path.is_file() and not hidden and not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+    return folder.resolve() / notebook.name
+
+
 def arguments(notebook: Path, port: int = 8888, browser: bool = True) -> list[str]:
-    """JupyterLab's command line: loopback only, its token left on."""
-    wanted = ["--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", f"--ServerApp.root_dir={notebook.parent}"]
+    """JupyterLab's command line: loopback only, its token left on, no news and no check for updates."""
+    wanted = ["--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
+    wanted += ["--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", f"--ServerApp.root_dir={notebook.parent}"]
     if not browser:
         wanted.append("--no-browser")
     if hasattr(os, "geteuid") and os.geteuid() == 0:  # in a container; JupyterLab refuses root unless told

@@ -107,6 +107,10 @@ def run_whatif(
             progress=lambda done, count, point: bar.update(task, completed=done, total=count),
         )
     console.print(str(found), markup=False, soft_wrap=True)
+    if not workload.dense_parameters:
+        console.print(
+            "Embeddings only: a file of tables has no dense layers, so a real step takes longer.", markup=False
+        )
     if csv is not None:
         found.to_csv(csv)
     if html is not None:

@@ -187,7 +187,8 @@ class Sweep(Shown):
     def _sentences(self) -> list[str]:
         fit = sum(point.fits for point in self.points)
         words = [
-            f"Simulated, not measured: {len(self.points)} points of {self.num_tables:,} tables, {fit} with a plan, in "
+            f"Simulated, not measured: {len(self.points)} point{'s' * (len(self.points) != 1)} of {self.num_tables:,} "
+            f"table{'s' * (self.num_tables != 1)}, {fit} with a plan, in "
             f"{self.seconds:.1f} s. All: {self.fixed_text()}."
         ]
         if fit:

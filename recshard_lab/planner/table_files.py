@@ -56,6 +56,42 @@ EXAMPLE = f"""\
   pooling_factor: 3         # ids per sample, 1 if left out
   zipf_alpha: 1.05          # skew of the ids; or unique_fraction: 0.2, or access: meta_2021
 """
+_ONE_OR_MORE = {"type": "array", "minItems": 1}
+SCHEMA: dict[str, Any] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "title": "Tables for recshard plan (YAML or JSON)",
+    "oneOf": [
+        {"$ref": "#/$defs/tables"},
+        {"type": "object", "properties": {"tables": {"$ref": "#/$defs/tables"}}, "required": ["tables"],
+         "additionalProperties": False},
+    ],
+    "$defs": {
+        "tables": {**_ONE_OR_MORE, "items": {"$ref": "#/$defs/table"}},
+        "table": {
+            "type": "object",
+            "required": list(_NEEDED),
+            "additionalProperties": False,
+            "properties": {
+                "name": {"type": "string", "minLength": 1},
+                "num_embeddings": {"type": "integer", "minimum": 1, "description": "rows"},
+                "embedding_dim": {"type": "integer", "minimum": 1, "description": "columns"},
+                "feature_names": {"oneOf": [{"type": "string"}, {**_ONE_OR_MORE, "items": {"type": "string"}}]},
+                "pooling": {"enum": list(PoolingType.__members__), "default": "SUM"},
+                "data_type": {"enum": list(DataType.__members__), "default": "FP32"},
+                "weight_init_max": {"type": "number"},
+                "weight_init_min": {"type": "number"},
+                "pooling_factor": {
+                    "oneOf": [{"type": "number", "minimum": 0}, {"type": "array", "items": {"type": "number"}}],
+                    "description": "ids per sample, one number or one per feature",
+                },
+                "zipf_alpha": {"type": "number", "minimum": 0},
+                "unique_fraction": {"type": "number", "minimum": 0},
+                "access": {"enum": ["meta_2021"]},
+            },
+        },
+    },
+}  # fmt: skip
+"""JSON Schema of a file of tables."""
 FIELDS = (*_NEEDED, "pooling", "data_type", "weight_init_max", "weight_init_min", "pooling_factor", *_LOADS)
 
 

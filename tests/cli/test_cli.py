@@ -127,3 +127,33 @@ def test_lab_says_where_it_looked_when_there_are_no_notebooks(monkeypatch: pytes
 def test_lab_names_the_notebooks_there_are_when_the_wanted_one_is_not() -> None:
     with pytest.raises(FileNotFoundError, match="01_shard_your_first_model"):
         server.find_notebook("99")
+
+
+def test_lab_copies_the_notebooks_to_a_folder_and_keeps_what_is_there(tmp_path: Path) -> None:
+    source, folder = server.find_notebook("01"), tmp_path / "my_course"
+    opened = server.copied(source, folder)
+    assert opened == folder / source.name
+    assert opened.read_bytes() == source.read_bytes()
+    assert {path.name for path in folder.glob("*.ipynb")} == {path.name for path in source.parent.glob("*.ipynb")}
+    assert list((folder / "images").iterdir())
+    opened.write_text("mine")
+    server.copied(source, folder)
+    assert opened.read_text() == "mine"
+
+
+def test_lab_asks_nobody_for_news_or_updates() -> None:
+    from jupyterlab.labapp import LabApp
+
+    lab = LabApp()
+    lab.parse_command_line(server.arguments(server.find_notebook("01"))[:2])
+    assert lab.news_url is None
+    assert lab.check_for_updates_class.__name__ == "NeverCheckForUpdate"
+
+
+def test_whatif_says_that_a_file_of_tables_is_embeddings_only(tmp_path: Path) -> None:
+    tables, out = tmp_path / "tables.json", tmp_path / "points.csv"
+    tables.write_text(json.dumps(TABLES))
+    done = CliRunner().invoke(app, ["whatif", str(tables), "--world-size", "8", "--csv", str(out)])
+    assert "Embeddings only: " in done.stdout
+    assert "1 point of 1 table, 1 with a plan" in " ".join(done.stdout.split())
+    assert f"Wrote {out} (" in " ".join(done.stderr.split())

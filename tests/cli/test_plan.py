@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 import recshard_lab as rs
 from recshard_lab.cli import app
 from recshard_lab.cli.plan import machine_of
+from recshard_lab.documents import read_document
 from recshard_lab.planner import read_constraints, read_source
 from recshard_lab.sharding import PlanError, ShardingPlan
 from tests.cli import models
@@ -469,3 +470,48 @@ def test_a_refusal_names_an_option_of_the_command_line_that_works(tmp_path: Path
     (gib,) = re.findall(r"--memory-gb ([\d.]*\d)", told)
     assert planned(gib).returncode == 0
     assert planned(str(0.9 * float(gib))).returncode == 2
+
+
+# ---- a newcomer's first minutes ----
+
+
+def test_the_example_of_tables_and_its_schema_belong_together(tmp_path: Path) -> None:
+    path = tmp_path / "tables.yaml"
+    path.write_text(said("--example"))
+    tables = read_source(str(path)).configs
+    assert [table.name for table in tables] == ["movies", "users", "genres"]
+    schema = json.loads(said("--schema", "tables"))
+    content = read_document(path).content
+    jsonschema.validate(content, schema)
+    jsonschema.validate({"tables": content}, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate([{**content[0], "rows": 3}], schema)
+    assert json.loads(said("--schema")) == json.loads(said("--schema", "plan")) == ShardingPlan.json_schema()
+    assert "movies  40,000 x 64" in said(path, "--ranks", 2)
+
+
+def test_help_shows_a_file_of_tables_that_is_read(tmp_path: Path) -> None:
+    words = CliRunner().invoke(app, ["plan", "--help"], terminal_width=140).output
+    lines = [line.strip() for line in words.splitlines() if line.strip().startswith("- {name")]
+    path = tmp_path / "tables.yaml"
+    path.write_text("\n".join(lines))
+    assert len(read_source(str(path)).configs) == 3
+
+
+def test_files_that_were_written_and_ranks_that_were_assumed_are_named_beside_the_plan(
+    tables: Path, tmp_path: Path
+) -> None:
+    out, page = tmp_path / "plan.json", tmp_path / "plan.html"
+    done = CliRunner().invoke(app, ["plan", str(tables), "--out", str(out), "--html", str(page), "--plotly", "none"])
+    told = " ".join(done.stderr.split())
+    assert f"Wrote {out} (" in told
+    assert str(page) in told
+    assert "planned for 2 CPU ranks of this machine" in told
+    assert "Wrote" not in done.stdout
+    quiet = CliRunner().invoke(app, ["plan", str(tables), "--ranks", "2"])
+    assert quiet.stderr == ""
+
+
+def test_an_explanation_comes_below_the_plan(tables: Path) -> None:
+    plain = said(tables, "--ranks", 2)
+    assert said(tables, "--ranks", 2, "--explain", "movies").startswith(plain.rstrip())

@@ -1,6 +1,6 @@
 """Frames over an unnamed socket pair: a small header in pickle, a payload of bytes that only its reader opens.
 
-Nobody else can connect to a socket pair, so whatever arrives was written by the process we started.
+No other process can connect to a socket pair, so all that arrives was written by the process that we started.
 """
 
 from __future__ import annotations

@@ -248,7 +248,7 @@ class Flight:
             self.wires.send(rank, "cut", self.cell, pickle.dumps(between))
 
     def _abandon(self) -> None:
-        """A rank died: the world is lost, so nobody need answer; nobody may go on computing either."""
+        """A rank died, so the world is lost: the others are interrupted and not waited for."""
         self._interrupt()
         for rank in self.waiting:
             self.failures[rank] = Failure(rank, "freed", "stopped", "the cell was given up")

@@ -291,7 +291,7 @@ class Wires:
             )
 
     def _fail(self, reason: str) -> None:
-        """Nothing is received from now on: the ranks are killed, and whoever waits for them learns why."""
+        """Kills the ranks and reports `reason` as their end: nothing is received from now on."""
         for rank in self.alive():
             self.dead[rank] = reason
             with suppress(LaunchError):

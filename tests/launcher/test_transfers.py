@@ -36,7 +36,7 @@ def test_large_tensors_of_a_call_travel_in_shared_memory(ranks: Ranks, monkeypat
     large = torch.arange(1 << 20)  # 8 MB
     (back, _) = ranks.run(lambda tensor, *, more: {"sum": tensor + more["one"]}, large, more={"one": large})
     assert torch.equal(back["sum"], 2 * large)
-    back["sum"][0] = 7  # nobody else's memory
+    back["sum"][0] = 7  # a private copy: no other process sees it
     assert max(sent) < 10_000
     world = ranks._world
     assert world is not None

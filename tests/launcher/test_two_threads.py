@@ -1,4 +1,4 @@
-"""Threads of a notebook that launch, restart and stop at once: one world at a time, and none that nobody holds."""
+"""Threads of a notebook that launch, restart and stop at once: one world at a time, and no rank outside it."""
 
 from __future__ import annotations
 

@@ -111,7 +111,13 @@ class RecshardMagics(Magics):
 
     @magic_arguments()
     @argument("--ranks", type=rank_list, default=None, help="which ranks, as 0,2 or 0-3; left out: all")
-    @argument("--timeout", type=seconds, default=None, metavar="S", help="stop the cell after so many seconds")
+    @argument(
+        "--timeout",
+        type=seconds,
+        default=None,
+        metavar="S",
+        help="stop the cell after S seconds; ranks that do not answer within 5 s more are killed",
+    )
     @argument("--quiet", action="store_true", help="show no output, only errors")
     @argument("--time", action="store_true", help="show how long each rank took")
     @cell_magic

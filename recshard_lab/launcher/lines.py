@@ -110,10 +110,10 @@ class LineMerger:
         for line in whole:
             self._end(rank, stream, line)
         if rest:
-            line = self._partial.setdefault((rank, stream), Open())
-            line.add(rest)
-            if line.bar:
-                self.progress(rank, line.state)
+            unended = self._partial.setdefault((rank, stream), Open())
+            unended.add(rest)
+            if unended.bar:
+                self.progress(rank, unended.state)
         self.flush()
 
     def _end(self, rank: int, stream: str, text: str) -> None:

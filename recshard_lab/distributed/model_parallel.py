@@ -334,12 +334,20 @@ class DistributedModelParallel(nn.Module):
         return self._bare.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        """Takes what ``state_dict`` gave, or an unsharded model's state dict."""
-        if assign:
-            raise ValueError("assign=True would cut tables loose from their kernels: leave it False")
-        if not isinstance(state_dict, Mapping) or not all(isinstance(name, str) for name in state_dict):
-            raise ValueError(f"a state dict is a mapping of names to tensors, got {type(state_dict).__name__}")
-        return self._bare.load_state_dict(state_dict, strict=strict)
+        """Loads what ``state_dict`` returned, or an unsharded model's state dict. All ranks must call it.
+
+        Raises:
+            ValueError, RuntimeError: what is loaded does not fit, on any rank; raised on all of them.
+        """
+
+        def load() -> Any:
+            if assign:
+                raise ValueError("assign=True would cut tables loose from their kernels: leave it False")
+            if not isinstance(state_dict, Mapping) or not all(isinstance(name, str) for name in state_dict):
+                raise ValueError(f"a state dict is a mapping of names to tensors, got {type(state_dict).__name__}")
+            return self._bare.load_state_dict(state_dict, strict=strict)
+
+        return agreed(self.dense_env, load)
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """The unsharded model's state dict, whole on every rank. All ranks must call it."""

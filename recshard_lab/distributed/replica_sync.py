@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from recshard_lab.comm import (
     ReplicaGrid,
     ShardingEnv,
+    agreed,
     all_gather_object,
     all_reduce,
     issue_all_gather,
@@ -129,43 +130,47 @@ def _buckets(pieces: Sequence[Tensor], elements: int) -> Iterator[list[Tensor]]:
 
 
 def torch_states(
-    parameters: Mapping[str, Sequence[nn.Parameter]], optimizers: Sequence[torch.optim.Optimizer], grid: ReplicaGrid
+    parameters: Mapping[str, Sequence[nn.Parameter]],
+    optimizers: Sequence[torch.optim.Optimizer] | None,
+    grid: ReplicaGrid,
 ) -> list[Tensor]:
     """What torch optimizers keep about tables on the dense kernel, in the same order on every replica.
 
     Args:
         parameters: table name -> this rank's parameters of it.
-        optimizers: those that step them.
+        optimizers: those that step them; None is refused.
         grid: the replicas. All ranks must come here.
 
     Raises:
         ValueError: no optimizer steps a table, or one keeps other things about it on another replica; on all ranks.
     """
-    found: list[Tensor] = []
-    told: list[tuple[str, str, tuple[int, ...]]] = []
-    trouble = None
-    for table, own in parameters.items():
-        for parameter in own:
-            holder = next(
-                (o for o in optimizers if any(parameter is p for g in o.param_groups for p in g["params"])), None
+
+    def read() -> list[tuple[str, str, Tensor]]:
+        if optimizers is None:
+            raise ValueError(
+                f"table {next(iter(parameters))!r} is on the dense kernel, and a torch optimizer keeps its state: pass "
+                f"optimizers=[that optimizer], or sync(include_optimizer_state=False)"
             )
-            if holder is None:
-                trouble = f"none of the optimizers given steps table {table!r}, which is on the dense kernel"
-                continue
-            for key, value in sorted(holder.state.get(parameter, {}).items()):
-                if isinstance(value, Tensor):
-                    found.append(value)
-                    told.append((table, key, tuple(value.shape)))
-    everybody = all_gather_object((trouble, told), grid.world)
-    for said, _ in everybody:
-        if said is not None:
-            raise ValueError(said)
+        found = []
+        for table, own in parameters.items():
+            for parameter in own:
+                holder = next(
+                    (o for o in optimizers if any(parameter is p for g in o.param_groups for p in g["params"])), None
+                )
+                if holder is None:
+                    raise ValueError(f"none of the optimizers steps table {table!r}, which is on the dense kernel")
+                states = sorted(holder.state.get(parameter, {}).items())
+                found += [(table, key, value) for key, value in states if isinstance(value, Tensor)]
+        return found
+
+    found = agreed(grid.world, read)
+    everybody = all_gather_object([(table, key, tuple(value.shape)) for table, key, value in found], grid.world)
     for ranks in grid.replica_groups:
-        kept = [everybody[rank][1] for rank in ranks]
+        kept = [everybody[rank] for rank in ranks]
         if any(other != kept[0] for other in kept):
             name, key, _ = next(entry for own in kept for entry in own if any(entry not in other for other in kept))
             raise ValueError(
                 f"the optimizer keeps {key!r} about table {name!r} on some of ranks {ranks} only: step every replica "
                 f"once at least, or sync(include_optimizer_state=False)"
             )
-    return found
+    return [value for _, _, value in found]

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from recshard_lab.comm import ShardingEnv
+from recshard_lab.comm import ShardingEnv, agreed
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
 from recshard_lab.distributed.sharded_collections import ShardedCollection
 from recshard_lab.distributed.sharders import CollectionSharder, default_sharders
@@ -46,15 +46,23 @@ def shard(
     'row_wise'
     """
     env = env if env is not None else ShardingEnv.default()
-    found = sharder or next((s for s in default_sharders() if type(module) is s.module_type), None)
-    if found is None:
-        kinds = ", ".join(s.module_type.__name__ for s in default_sharders())
-        raise ValueError(f"no sharder is for {type(module).__name__}: give sharder=, or one of {kinds}")
-    entries: Mapping[str, Any] = apply_to_all(module, plan) if callable(plan) else plan
-    generators = {name: _always(entry) for name, entry in entries.items()}
-    local = env.local_world_size
-    made = construct_module_sharding_plan(module, generators, found, local_size=local, world_size=env.world_size)
-    return found.shard(module, made, env, device)
+
+    def planned() -> tuple[CollectionSharder, Mapping[str, ParameterSharding]]:
+        found = sharder or next((s for s in default_sharders() if type(module) is s.module_type), None)
+        if found is None:
+            kinds = ", ".join(s.module_type.__name__ for s in default_sharders())
+            raise ValueError(
+                f"no sharder is for {type(module).__name__}: it is none of {kinds}. Fix: pass sharder=, or one of these"
+            )
+        entries: Mapping[str, Any] = apply_to_all(module, plan) if callable(plan) else plan
+        generators = {name: _always(entry) for name, entry in entries.items()}
+        local = env.local_world_size
+        return found, construct_module_sharding_plan(
+            module, generators, found, local_size=local, world_size=env.world_size
+        )
+
+    found, params = agreed(env, planned)
+    return found.shard(module, params, env, device)
 
 
 def _always(entry: Any) -> ParameterShardingGenerator:

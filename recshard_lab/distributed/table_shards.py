@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from recshard_lab.comm import ShardingEnv
+from recshard_lab.comm import ShardingEnv, gathered
 from recshard_lab.distributed.parts import Part, owned
 from recshard_lab.distributed.reshard import Move, move
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
@@ -223,36 +223,37 @@ class TableShards(nn.Module):
         error_msgs: list[str],
     ) -> None:
         key = prefix + "weight"
-        if key not in state_dict:
-            if strict:
-                missing_keys.append(key)
-            return
-        value: Any = state_dict[key]
+        problem = self._copy_from(state_dict[key]) if key in state_dict else None
+        told = self.told(self.parts()[0])
+        if told is not None and all(gathered(self.env, lambda: key in state_dict and problem is None)):
+            move([told], self.env, self.device)
+        if key not in state_dict and strict:
+            missing_keys.append(key)
+        if problem is not None:
+            error_msgs.append(problem)
+
+    def _copy_from(self, value: Any) -> str | None:
+        """Fills this rank's shards from a tensor or a sharded one, duplicates excepted; says why if it cannot."""
         sharded = hasattr(value, "local_shards")
         found = tuple(value.metadata().size if sharded else value.shape)
-        size = (self.config.num_embeddings, self.config.embedding_dim)
-        if found != size:
-            error_msgs.append(f"table {self.config.name!r} is {size[0]} x {size[1]}, the state has {found}")
-        elif not sharded:
+        if found != self.size:
+            return f"table {self.config.name!r} is {self.size[0]} x {self.size[1]}, the state has {found}"
+        if not sharded:
             for shard, weight in self.shards():
                 weight.copy_(value[slice(*shard.rows), slice(*shard.cols)])
-        else:
-            told = self.told(self.parts()[0])
-            if told is not None and not self._lies_here(value):  # said on all ranks alike: they would wait for another
-                error_msgs.append(self._elsewhere())
-                return
-            arrived = {tuple(local.metadata.shard_offsets): local.tensor for local in value.local_shards()}
-            speakers, held = self.spoken_for(self.parts()[0])
-            for number, weight in held.items():
-                shard = speakers[number]
-                local = arrived.get((shard.rows[0], shard.cols[0]))
-                if local is None or local.shape != weight.shape:
-                    error_msgs.append(self._elsewhere())
-                    return
-                if local.data_ptr() != weight.data_ptr():
-                    weight.copy_(local)
-            if told is not None:
-                move([told], self.env, self.device)
+            return None
+        if self.told(self.parts()[0]) is not None and not self._lies_here(value):
+            return self._elsewhere()
+        arrived = {tuple(local.metadata.shard_offsets): local.tensor for local in value.local_shards()}
+        speakers, held = self.spoken_for(self.parts()[0])
+        for number, weight in held.items():
+            shard = speakers[number]
+            local = arrived.get((shard.rows[0], shard.cols[0]))
+            if local is None or local.shape != weight.shape:
+                return self._elsewhere()
+            if local.data_ptr() != weight.data_ptr():
+                weight.copy_(local)
+        return None
 
     def _elsewhere(self) -> str:
         return (

@@ -253,11 +253,6 @@ class DMPCollection(DistributedModelParallel):
         kept: list[Tensor] = []
         dense = {s.config.name: list(s.parameters()) for s in self._tables() if s.sharding.compute_kernel == "dense"}
         if include_optimizer_state and dense and self.grid.num_replicas > 1:
-            if optimizers is None:
-                raise ValueError(
-                    f"table {next(iter(dense))!r} is on the dense kernel, and a torch optimizer keeps its state: pass "
-                    f"optimizers=[that optimizer], or sync(include_optimizer_state=False)"
-                )
             kept = torch_states(dense, optimizers, self.grid)
         groups = [list(self.collections.values())]
         if self._strategy is ShardingStrategy.PER_MODULE:

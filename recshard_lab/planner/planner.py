@@ -156,21 +156,24 @@ class EmbeddingShardingPlanner:
         """`plan` on the first rank of `pg`, the same plan on every rank. Collective.
 
         Raises:
-            PlanError: on every rank, what `plan` raised on the first.
+            PlanError: on every rank, if `plan` raised any error on the first.
         """
         import torch.distributed as dist
 
         if not (dist.is_available() and dist.is_initialized()):
             return self.plan(module, sharders)
         box: list[Any] = [None]
+        cause: Exception | None = None
         if dist.get_rank(pg) == 0:
             try:
                 box[0] = (self.plan(module, sharders), self.last_estimate)
             except PlanError as error:
                 box[0] = error
+            except Exception as error:
+                cause, box[0] = error, PlanError(f"planning failed on rank 0: {type(error).__name__}: {error}")
         dist.broadcast_object_list(box, src=dist.get_global_rank(pg, 0) if pg is not None else 0, group=pg)
         if isinstance(box[0], PlanError):
-            raise box[0]
+            raise box[0] from cause
         plan, self.last_estimate = box[0]
         self.last_planned = plan.planned
         return plan

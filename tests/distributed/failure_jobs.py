@@ -13,16 +13,22 @@ from recshard_lab import (
     EmbeddingBagCollection,
     EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
+    EmbeddingShardingPlanner,
     KeyedJaggedTensor,
     ParameterSharding,
     QCommsConfig,
     Shard,
     ShardingPlan,
+    Topology,
     get_qcomm_codecs_registry,
+    row_wise,
 )
 from recshard_lab.comm import CommType
 from recshard_lab.distributed.checkpoint import load_checkpoint, save_checkpoint
 from recshard_lab.distributed.pretrained import load_pretrained
+from recshard_lab.distributed.shard import shard
+from recshard_lab.distributed.sharders import default_sharders
+from recshard_lab.train.pipelines import TrainPipelineBase, TrainPipelineSparseDist
 from tests.distributed import state_jobs, two_dimensional_jobs
 
 ROWS, DIM = 24, 8
@@ -328,3 +334,60 @@ def pretrained_failing(where: str) -> tuple[str, int, list[str]]:
     with failing(*owner_of(where), rank=1) as calls:
         said = attempted(lambda: load_pretrained(dmp, {"a0": torch.ones(ROWS, DIM)}))
     return said, calls[0], state_jobs.same(before, everything(dmp, dense))
+
+
+# ---- other collective calls ----
+
+
+def sync_failing() -> str:
+    """The error of a sync to which rank 1 passes no optimizer."""
+    dmp, dense = build(1)
+    train(dmp, dense, 0, 1)
+    mine = None if torch.distributed.get_rank() == 1 else [dense]
+    return attempted(lambda: dmp.sync(optimizers=mine))
+
+
+def plan_failing() -> list[str]:
+    """Errors of planning that fails on rank 0 with something else than a PlanError: alone, and in a constructor."""
+    world, found = torch.distributed.get_world_size(), []
+    with failing(EmbeddingShardingPlanner, "plan", rank=0, call=-1):
+        planner = EmbeddingShardingPlanner(Topology(world))
+        found.append(attempted(lambda: planner.collective_plan(Two(), default_sharders())))
+        found.append(attempted(lambda: DistributedModelParallel(Two())))
+    return found
+
+
+def shard_failing() -> str:
+    """The error of `shard` with a module that no sharder is for on rank 1 alone."""
+    odd = torch.distributed.get_rank() == 1
+    module: Any = nn.Linear(2, 2) if odd else EmbeddingBagCollection(tables("a"))
+    return attempted(lambda: shard(module, row_wise()))
+
+
+def pipelines_apart(what: str) -> str:
+    """The error of a pipeline's first step where rank 1 passes another argument."""
+    odd = torch.distributed.get_rank() == 1
+    dmp, dense = build()
+    arguments: dict[str, Any] = {"uneven": "stop" if odd else "error"} if what == "uneven" else {}
+    if what == "on_nan_loss":
+        arguments["on_nan_loss"] = "skip" if odd else "ignore"
+    kind = TrainPipelineBase if odd and what == "kind" else TrainPipelineSparseDist
+    pipeline = kind(dmp, dense, torch.device("cpu"), threads=False, **arguments)
+    return attempted(lambda: pipeline.progress(iter([batch(0)])))
+
+
+def state_dict_apart() -> tuple[str, str]:
+    """Errors of loading a state dict in which a table has another size on rank 1, or on all ranks.
+
+    Some rows of the table are on both ranks, so that loading exchanges them.
+    """
+    mixed = plan("column_wise")
+    shards = [Shard(0, (0, 4), (0, DIM)), Shard(1, (0, 4), (0, DIM)), Shard(0, (4, ROWS), (0, DIM))]
+    hot = {**mixed.plan["one"], "a0": ParameterSharding("custom", shards=shards)}
+    dmp = DistributedModelParallel(Two(), plan=ShardingPlan({**mixed.plan, "one": hot}))  # type: ignore[dict-item]
+    assert dmp.collections["one"].table_shards()["a0"].from_first_replicas() is not None
+    state = dmp.state_dict()
+    wrong = {**state, "one.embedding_bags.a0.weight": torch.zeros(ROWS + 1, DIM)}
+    odd = torch.distributed.get_rank() == 1
+    loads = [lambda: dmp.load_state_dict(wrong if odd else state), lambda: dmp.load_state_dict(wrong)]
+    return attempted(loads[0]), attempted(loads[1])

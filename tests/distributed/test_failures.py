@@ -137,3 +137,35 @@ def test_a_constructor_names_what_differs_between_ranks(two: Any, what: str, nam
         assert errors[0].startswith("ValueError" if what == "device" else "PlanError: the ranks disagree about the ")
         assert named in errors[0] or (what == "rows" and "plan: shards" in errors[0])
     assert len(call(two, jobs.works_after)) == 2
+
+
+# ---- other collective calls ----
+
+
+def test_planning_that_fails_on_rank_0_fails_on_all(two: Any) -> None:
+    for alone, constructor in call(two, jobs.plan_failing):
+        assert alone == f"PlanError: planning failed on rank 0: MemoryError: {jobs.FAULT}"
+        assert constructor == f"MemoryError: rank 0: {jobs.FAULT}"
+
+
+def test_sync_and_shard_that_fail_on_one_rank_fail_on_all(two: Any) -> None:
+    for error in call(two, jobs.sync_failing):
+        assert error.startswith("ValueError: rank 1: table ")
+        assert "pass optimizers=[that optimizer]" in error
+    for error in call(two, jobs.shard_failing):
+        assert error.startswith("ValueError: rank 1: no sharder is for Linear")
+
+
+@pytest.mark.parametrize("what", ["uneven", "on_nan_loss", "kind"])
+def test_pipelines_with_different_arguments_name_the_argument(two: Any, what: str) -> None:
+    errors = call(two, jobs.pipelines_apart, what)
+    assert len(set(errors)) == 1
+    name = "pipeline" if what == "kind" else what
+    assert errors[0].startswith(f"ValueError: the ranks disagree about the arguments of the pipeline: {name} is ")
+
+
+def test_a_state_dict_that_does_not_fit_on_one_rank_is_refused_on_all(two: Any) -> None:
+    for one, both in call(two, jobs.state_dict_apart):
+        assert one.startswith("RuntimeError: rank 1: ")
+        assert both.startswith("RuntimeError: Error(s) in loading")
+        assert all("table 'a0' is 24 x 8, the state has (25, 8)" in each for each in (one, both))

@@ -107,6 +107,9 @@ class Pipeline(Runway, TrainPipeline):
         self._interval = _interval(dmp_collection_sync_interval_batches)
         self._steps, self._closed = 0, False
 
+    def _facts(self) -> dict[str, Any]:
+        return {"on_nan_loss": self._on_nan_loss, "dmp_collection_sync_interval_batches": self._interval}
+
     # ---- for the user ----
 
     def report(self) -> PipelineReport:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from recshard_lab.comm import ShardingEnv, all_gather_object
+from recshard_lab.comm import ShardingEnv, all_gather_object, refuse_differences
 from recshard_lab.distributed import DistributedModelParallel, ShardedCollection
 from recshard_lab.train.pipelines.calls import Fed, PipelineReport, Watch, sharded_collections
 from recshard_lab.train.pipelines.lanes import Lane, StageError, arrive
@@ -257,6 +257,14 @@ class Runway:
 
     def _open(self) -> None:
         self._collections = sharded_collections(self._model)
+        facts = {
+            "pipeline": type(self).__name__,
+            "fuse_exchanges": self._fuse,
+            "uneven": self._uneven,
+            "collections": sorted(self._collections.values()),
+            **self._facts(),
+        }
+        refuse_differences(self._env, {"arguments of the pipeline": facts})
         names = ["load", "input_dist", *(["sizes"] if self.apart else [])]
         self._lanes = {name: Lane(name, self._device, self._threads) for name in names}
         envs = [collection.env for collection in self._collections]
@@ -264,6 +272,10 @@ class Runway:
         for collection in self._collections:
             collection.tell_before_moving(self)
         weakref.finalize(self, _close_lanes, list(self._lanes.values()))
+
+    def _facts(self) -> dict[str, Any]:
+        """Further arguments that must be the same on every rank, because collectives follow from them."""
+        return {}
 
     def _release(self) -> list[str]:
         """Ends threads and connections; the names of threads that would not end."""

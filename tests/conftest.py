@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 
 from recshard_lab.data import MovieLens, RatingsDataset
 from tests.alone import is_alone
+from tests.sweep import SWEEP
 
 # examples are drawn anew at a desk and repeat on CI, where a failure must be reproducible by the log alone
 settings.register_profile(
@@ -24,11 +25,14 @@ torch.set_num_threads(1)  # as on a rank
 _RATINGS = os.environ.get("RECSHARD_MOVIELENS")  # read before any test changes the environment
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what needs the machine for itself."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks what needs the machine for itself; leaves to the whole sweep what only the sweep runs."""
     for item in items:
         if is_alone(item.path):
             item.add_marker(pytest.mark.alone)
+    if not SWEEP and (left_out := [item for item in items if item.get_closest_marker("sweep")]):
+        items[:] = [item for item in items if not item.get_closest_marker("sweep")]
+        config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(scope="session")

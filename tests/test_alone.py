@@ -1,34 +1,78 @@
-"""What times something is never run beside other tests."""
+"""Test files that need the machine for themselves are found by what they do."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.alone import BESIDE_OTHERS, OF_ITS_JOBS, TESTS, is_alone
+from tests.alone import TESTS, is_alone, why_alone
+
+CLOCK = "perf_" + "counter"  # in one word, this file would be alone
+ALONE = {
+    "measures": f"begun = time.{CLOCK}()",
+    "measures by itself": f"from time import {CLOCK}",
+    "keeps the time of a start": "begun = time.mono" + "tonic()\n",
+    "interrupts": "signal.SIG" + "INT",
+    "kills a rank": "os.ki" + "ll(ranks.pids[1], 9)",
+    "starts a kernel": "from jupyter_" + "client import KernelManager",
+    "starts a browser": "from play" + "wright.sync_api import Page",
+}
+BESIDE_OTHERS = {
+    "waits until a deadline": "end = time.monotonic() + 20\nwhile time.monotonic() < end: pass",
+    "measures its CPU time": "begun = time.process_time()",
+    "kills itself": "os.kill(os.getpid(), 9)",
+    "names a runtime": "runtime = 3",
+}
 
 
-@pytest.mark.parametrize("line", ["time.process_time() - begun", "from time import perf_counter", "time.monotonic()"])
-def test_a_module_that_looks_at_a_clock_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
-    monkeypatch.setattr("tests.alone.TESTS", tmp_path)
-    (tmp_path / "sparse").mkdir()
-    for name, text in (("test_clock.py", line), ("test_pure.py", "runtime = 3")):
-        (tmp_path / "sparse" / name).write_text(text)
-    assert is_alone(tmp_path / "sparse/test_clock.py")
-    assert not is_alone(tmp_path / "sparse/test_pure.py")
+def written(folder: Path, monkeypatch: pytest.MonkeyPatch, **files: str) -> Path:
+    """The test file ``test_it.py`` of a folder that stands for ``tests``, beside others."""
+    monkeypatch.setattr("tests.alone.TESTS", folder)
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text)
+    return folder / "test_it.py"
 
 
-def test_a_room_that_nobody_named_is_alone() -> None:
-    assert is_alone(TESTS / "a_new_room/test_it.py")
-    assert BESIDE_OTHERS.isdisjoint(
-        {"browser", "notebooks", "launcher", "lab", "bench", "calibration", "binder", "comm"}
-    )
+@pytest.mark.parametrize("line", ALONE.values(), ids=ALONE)
+def test_a_file_that_needs_the_machine_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    assert is_alone(written(tmp_path, monkeypatch, test_it=line))
 
 
-def test_what_is_named_is_there() -> None:
-    assert all((TESTS / name).exists() for name in (*BESIDE_OTHERS, *OF_ITS_JOBS))
+@pytest.mark.parametrize("line", BESIDE_OTHERS.values(), ids=BESIDE_OTHERS)
+def test_other_files_run_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    assert why_alone(written(tmp_path, monkeypatch, test_it=line)) == ""
 
 
-def test_doctests_of_the_library_are_beside_others() -> None:
+@pytest.mark.parametrize("line", ["from tests.helper import start", "from tests import helper as h, other"])
+def test_a_kernel_that_a_helper_of_a_helper_starts_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    kernel = ALONE["starts a kernel"]
+    file = written(tmp_path, monkeypatch, test_it=line, helper="from tests.deeper import start", deeper=kernel)
+    assert why_alone(file) == "starts a kernel (deeper.py)"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "browser/test_every_widget",
+        "notebooks/test_notebooks",
+        "lab/test_soak",
+        "binder/test_binder",
+        "launcher/test_ranks",
+    ],
+)
+def test_files_that_start_kernels_browsers_or_stop_ranks_are_alone(name: str) -> None:
+    assert is_alone(TESTS / f"{name}.py")
+
+
+@pytest.mark.parametrize(
+    "name", ["lab/test_report", "calibration/test_fit", "comm/test_codecs", "distributed/test_parity"]
+)
+def test_files_that_only_compute_run_beside_others_in_any_room(name: str) -> None:
+    assert not is_alone(TESTS / f"{name}.py")
+
+
+def test_doctests_of_the_library_run_beside_others() -> None:
     assert not is_alone(TESTS.parent / "recshard_lab/cores.py")
 
 

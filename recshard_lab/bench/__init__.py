@@ -1,7 +1,8 @@
 """Figures that this library promises, each measured by one file here: ``recshard bench NAME``.
 
-A benchmark is a module of this package: its docstring's first line says what it measures, and its function
-``figures()`` returns a list of `Figure`. A new file is found by its name; there is no list to keep.
+A benchmark is a module of this package. The first line of its docstring names what it measures. Its function
+``figures()`` returns a list of `Figure`. Its ``TARGETS``, if it has any, maps the names of figures to their bounds: a
+promise is written there once, and `Benchmark.run`, the gate and the README read it. A new file is found by its name.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from statistics import median
 
@@ -31,7 +32,7 @@ class Figure:
         unit: "s", "ms", "MB", ...
         target: the bound it must keep; None for a number that is only told.
         at_most: whether the target is an upper bound (a time) or a lower one (a rate).
-        beside: further numbers told in the same row, by the name of their column.
+        beside: further numbers shown in the same row, by the name of their column. "CPU" is the CPU time of the value.
         note: lines that a reader must know, printed under the table, each once.
 
     >>> Figure("empty cell", 0.4, "ms", target=5.0).ok, Figure("rate", 3.0, "GB/s", target=4.0, at_most=False).ok
@@ -58,7 +59,7 @@ class Figure:
         """The target as people read it."""
         if self.target is None:
             return ""
-        return f"{'at most' if self.at_most else 'at least'} {self.target:g} {self.unit}"
+        return f"{'at most' if self.at_most else 'at least'} {self.target:g} {self.unit}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -69,14 +70,16 @@ class Benchmark:
         name: the module's name.
         about: the first line of its docstring.
         figures: measures, which takes seconds; its keyword arguments, where it has any, are options of the command.
+        targets: figure -> its bound, in the unit of the figure.
     """
 
     name: str
     about: str
     figures: Callable[..., list[Figure]]
+    targets: Mapping[str, float] = field(default_factory=dict)
 
     def run(self, **options: object) -> list[Figure]:
-        """Measures. An option that is unset (False or empty) is not passed on.
+        """Measures, and sets the targets of the figures. An option that is unset (False or empty) is not passed on.
 
         Raises:
             ValueError: an option that this benchmark does not have, by name.
@@ -87,7 +90,8 @@ class Benchmark:
             if name not in known:
                 has = ", ".join("--" + option.replace("_", "-") for option in known) or "none"
                 raise ValueError(f"benchmark {self.name!r} has no option --{name.replace('_', '-')}; it has: {has}")
-        return self.figures(**given)
+        measured = self.figures(**given)
+        return [replace(f, target=self.targets[f.name]) if f.name in self.targets else f for f in measured]
 
 
 def benchmark_names() -> list[str]:
@@ -109,7 +113,8 @@ def benchmark_named(name: str) -> Benchmark:
     if module_name not in benchmark_names():
         raise ValueError(f"no benchmark is named {name!r}; there are: {', '.join(benchmark_names())}")
     module = import_module(f"{__name__}.{module_name}")
-    return Benchmark(module_name, (module.__doc__ or "").strip().splitlines()[0], module.figures)
+    about = (module.__doc__ or "").strip().splitlines()[0]
+    return Benchmark(module_name, about, module.figures, getattr(module, "TARGETS", {}))
 
 
 def as_json(figures: Sequence[Figure]) -> str:

@@ -54,9 +54,3 @@ def test_every_benchmark_says_what_it_measures(name: str) -> None:
 def test_a_failure_in_a_fresh_interpreter_carries_its_words() -> None:
     with pytest.raises(RuntimeError, match="No module named 'nonsense'"):
         bench.seconds_in_new_python("import nonsense")
-
-
-def test_planning_and_comparing_keep_their_targets() -> None:
-    for name in ("plan", "compare"):
-        for figure in bench.benchmark_named(name).figures():
-            assert figure.ok, figure

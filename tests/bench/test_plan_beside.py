@@ -10,7 +10,7 @@ import pytest
 
 from recshard_lab.bench.apparatus import plan_beside
 from recshard_lab.bench.apparatus.plan_sides import NoPlan, plan_of
-from recshard_lab.bench.planner import fitting
+from recshard_lab.bench.plan import fitting
 from recshard_lab.planner import estimate
 
 TABLES, TOPOLOGY, LOAD = fitting(5, 2, 0)

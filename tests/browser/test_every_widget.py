@@ -21,6 +21,7 @@ from PIL import Image, ImageChops, ImageDraw
 from recshard_lab.lab import views
 from tests.browser import axe, gallery, keys, pictures
 from tests.browser.lab_server import CHROMIUM
+from tests.sweep import SWEEP
 
 pytest.importorskip("playwright", reason="needs playwright: pip install -e '.[test]'")
 pytestmark = [
@@ -160,7 +161,7 @@ def test_references_are_small() -> None:
     assert sum(sizes.values()) < 1_500_000
 
 
-@pytest.mark.parametrize(("theme", "name"), ALL_NAMES)
+@pytest.mark.parametrize(("theme", "name"), ALL_NAMES if SWEEP else [*product(["light"], NAMES)])
 def test_tab_reaches_every_control_and_shows_where_it_is(page: Any, theme: str, name: str) -> None:
     gallery.wear(page, theme)
     area = gallery.shown(name).area

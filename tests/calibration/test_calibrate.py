@@ -16,6 +16,8 @@ from recshard_lab.cli import app
 from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES
 from recshard_lab.sharding import Topology
 
+pytestmark = pytest.mark.alone  # calibration measures
+
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Any]:

@@ -4,7 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from recshard_lab.sharding import Topology
+
+pytestmark = pytest.mark.alone  # calibration measures
 
 
 def test_the_command_writes_a_profile_and_says_how_to_use_it(tmp_path: Path) -> None:

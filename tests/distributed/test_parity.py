@@ -12,10 +12,14 @@ from recshard_lab import EmbeddingModuleShardingPlan, ShardingPlan
 from recshard_lab.sharding import ROUTES
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases
+from tests.distributed.conftest import WORLD_SIZES
 from tests.distributed.jobs import Case, Result, train_sharded, train_unsharded
+from tests.sweep import SWEEP
 
 TOLERANCE = 1e-5
 OPTIMIZERS = ["exact_sgd", "exact_row_wise_adagrad"]
+STEPS = 20 if SWEEP else 5
+NATIVE_WORLDS = WORLD_SIZES if SWEEP else [1, 3]
 
 
 def error(found: torch.Tensor, truth: torch.Tensor) -> float:
@@ -65,18 +69,29 @@ def check(case: Case, ranks: Any) -> list[Result]:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("scheme", scheme_names())
-@pytest.mark.parametrize("backend", ["native", None])
-def test_every_scheme_equals_the_unsharded_model(ranks: Any, scheme: str, optimizer: str, backend: str | None) -> None:
-    plan = cases.plan_of(cases.TABLES, [scheme], ranks.world_size)
-    steps = cases.random_steps(1, cases.TABLES, ranks.world_size, steps=20, samples=6)
-    check(Case(cases.TABLES, plan.to_json(), steps, optimizer, backend=backend), ranks)
+def test_every_scheme_equals_the_unsharded_model(ranks: Any, scheme: str, optimizer: str) -> None:
+    check(every_scheme(ranks.world_size, scheme, optimizer, None), ranks)
+
+
+@pytest.mark.parametrize("ranks", NATIVE_WORLDS, indirect=True, ids=lambda n: f"W{n}")
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("scheme", scheme_names())
+def test_every_scheme_on_the_native_kernel_equals_the_unsharded_model(ranks: Any, scheme: str, optimizer: str) -> None:
+    check(every_scheme(ranks.world_size, scheme, optimizer, "native"), ranks)
+
+
+def every_scheme(world_size: int, scheme: str, optimizer: str, backend: str | None) -> Case:
+    """Every table under one scheme; the last of five steps has an empty batch on one rank."""
+    plan = cases.plan_of(cases.TABLES, [scheme], world_size)
+    steps = cases.random_steps(1, cases.TABLES, world_size, steps=STEPS, samples=6)
+    return Case(cases.TABLES, plan.to_json(), steps, optimizer, backend=backend)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_mixed_plan_equals_the_unsharded_model(ranks: Any, optimizer: str) -> None:
     names = ["row_wise", "column_wise", "data_parallel", "table_wise"]
     plan = cases.plan_of(cases.TABLES, names, ranks.world_size)
-    steps = cases.random_steps(2, cases.TABLES, ranks.world_size, steps=20, samples=6)
+    steps = cases.random_steps(8, cases.TABLES, ranks.world_size, steps=STEPS, samples=6)
     check(Case(cases.TABLES, plan.to_json(), steps, optimizer), ranks)
 
 

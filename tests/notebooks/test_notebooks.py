@@ -7,10 +7,9 @@ from typing import Any
 import nbformat
 import pytest
 
-from tests.notebooks.runs import FOLDER, run
+from tests.notebooks.runs import FOLDER, STATIC, run
 
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-STATIC = {"text/html", "text/plain", "image/svg+xml"}
 MOST_LINES, MOST_SECONDS, MOST_BYTES = 10, 60, 300_000
 
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -1,0 +1,8 @@
+"""The whole sweep: what is too long for every CI run. ``.ci/run --sweep`` sets RECSHARD_SWEEP=1.
+
+`CONTRIBUTING.md` lists what only the sweep runs, and why.
+"""
+
+import os
+
+SWEEP = os.environ.get("RECSHARD_SWEEP") == "1"

@@ -355,14 +355,14 @@ MUTANTS = [
         "sharding/validate.py",
         "if not 0 <= shard.rank < world_size:",
         "if not shard.rank < world_size:",
-        "sharding/test_plan.py",
+        "sharding/test_row_shards.py",
     ),
     Mutant(
         "plans: replicas may have some columns",
         "sharding/replicas.py",
         "if rect[1] != (0, table.embedding_dim):",
         "if False:",
-        "sharding/test_plan.py",
+        "sharding/test_row_shards.py",
     ),
     Mutant(
         "plans: true is version 1",

@@ -72,3 +72,19 @@ def test_the_last_row_shard_costs_its_own_rows() -> None:
     inputs = found.memory_bytes[:, found.memory_categories.index("input_buffers")]
     # 120 ids of each of 4 ranks by rows, and all 60 lengths
     np.testing.assert_allclose(inputs, [4 * 4 * (120 * rows / 10 + 60) for rows in (3, 3, 3, 1)])
+
+
+@pytest.mark.parametrize("rank", [-1, -4, 4, 5])
+def test_a_shard_on_a_rank_below_0_or_beyond_the_last_is_refused(rank: int) -> None:
+    shards = [Shard(0, (0, 5), (0, 8)), Shard(rank, (5, 10), (0, 8))]
+    plan = ShardingPlan({"": {"movies": ParameterSharding("custom", shards=shards)}})  # type: ignore[dict-item]
+    with pytest.raises(PlanError, match=rf"table 'movies' .*rank {rank}\b"):
+        plan.validate([TABLE], 4)
+
+
+def test_replicas_of_some_columns_are_refused() -> None:
+    shards = [Shard(rank, (0, 5), (0, 4)) for rank in range(2)]
+    shards += [Shard(0, (0, 5), (4, 8)), Shard(1, (5, 10), (0, 8))]
+    plan = ShardingPlan({"": {"movies": ParameterSharding("custom", shards=shards)}})  # type: ignore[dict-item]
+    with pytest.raises(PlanError, match=r"rows \[0, 5\) x cols \[0, 4\) .*whole rows"):
+        plan.validate([TABLE], 2)

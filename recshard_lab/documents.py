@@ -176,7 +176,7 @@ def _yaml(path: Path, text: str) -> Document:
     """Builds the content from the parser's events: without recursion, and without a constructor that could run code."""
     import yaml
 
-    name, lines = _name(path), {}
+    name, lines = _name(path), dict[Keys, int]()
     stack: list[_Frame] = []
     anchors: dict[str, tuple[Any, int]] = {}
     documents: list[Any] = []

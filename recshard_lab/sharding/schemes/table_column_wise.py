@@ -26,6 +26,7 @@ from recshard_lab.sharding.schemes.nodes import (
     windows,
 )
 from recshard_lab.sharding.shard import PlanError
+from recshard_lab.sharding.tiling import Rect
 from recshard_lab.sharding.topology import Topology
 
 
@@ -57,7 +58,7 @@ class TableColumnWise:
                 if fill is not None:
                     yield Proposal(self.name, cut, fill)
                     return
-        ways = []
+        ways: list[tuple[tuple[Rect, ...], tuple[int, ...]]] = []
         for ranks in nodes:
             if len(ranks) == 1 and by_name:
                 ways.append((pieces(table, [table.embedding_dim]), ranks))

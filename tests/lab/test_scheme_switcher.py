@@ -189,7 +189,7 @@ def test_the_measured_step_is_the_median_of_the_last_ten_without_the_first_three
         "def train_step():\n    global count\n    count += 1\n    time.sleep(1.0 if count <= 3 else 0.0)\n"
         "    return fast()"
     )
-    switcher.train(7)
+    switcher.train(5)
     assert switcher.live.measured is not None
     assert switcher.live.measured.step_ms < 800
 

@@ -30,7 +30,7 @@ from recshard_lab.launcher import current
 from recshard_lab.planner import Workload, estimate
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, PlanError, Shard, ShardingPlan, Topology, tiling
 from recshard_lab.sharding.shard import DDR, HBM
-from recshard_lab.sharding.tiling import find_fault
+from recshard_lab.sharding.tiling import Fault, find_fault
 
 STEPS = 6
 _LINE = re.compile(
@@ -71,6 +71,7 @@ class DrawingBoard(Exports, LabWidget):
         self._quiet = False
         self._over = threading.Event()
         self._running: threading.Thread | None = None
+        self._fault: Fault | None = None
         self._bound: BoundRanks | None = None  # the ranks of the last run
         self._badge, self._ended = "", ""
         self._tiles, self._past = begin, list[list[list[int]]]()  # what is drawn, and what was drawn before

@@ -156,7 +156,7 @@ def _fused(dice: random.Random) -> dict[str, Any]:
 def _sharding(
     dice: random.Random, table: dict[str, Any], topology: Topology, kernel: str, routes: list[str]
 ) -> ParameterSharding:
-    """A scheme's default, or any tiling: stripes cut again the other way, or rows of which some are on every rank."""
+    """A scheme's default, a tiling cut both ways, or row shards of which some are on every rank."""
     world, rows, cols = topology.world_size, table["num_embeddings"], table["embedding_dim"]
     name = dice.choice([*scheme_names(), "custom", "custom", "hot"])
     if name == "hot":

@@ -23,7 +23,7 @@ from tests.fuzz.reference import Numbers
 
 def live(case: Case) -> tuple[Numbers, dict[str, str]]:
     """Two steps under each plan, all numbers, and the kernels that served. Runs on every rank."""
-    warnings.filterwarnings("ignore", "Please use DTensor")  # what torch says of its own sharded tensors
+    warnings.filterwarnings("ignore", "Please use DTensor")  # torch warns about its ShardedTensor
     dmp, found = _sharded(case), Numbers()
     kernels: dict[str, str] = {}
     optimizers: list[torch.optim.Optimizer] = []

@@ -169,7 +169,7 @@ class _Frame:
         self.size = 1
 
 
-_MERGE = object()
+_MERGE: Any = object()
 
 
 def _yaml(path: Path, text: str) -> Document:

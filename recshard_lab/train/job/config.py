@@ -342,7 +342,7 @@ def read_config(path: str | Path) -> TrainConfig:
     >>> read_config(file)
     Traceback (most recent call last):
     ...
-    ValueError: .../run.yaml, line 3, field 'epoch': there is no such field (did you mean 'epochs'?)
+    ValueError: .../run.yaml, line 3, field 'epoch': there is no such field (did you mean 'epochs'?). Fix: ...
     """
     document = read_document(path)
     if not isinstance(document.content, dict):

@@ -33,7 +33,7 @@ from .shape import Shape
 __all__ = ["Event", "Wires"]
 
 LAST_LINES = 2000  # characters of a rank's output kept, to be shown if it dies
-AHEAD_CHARS = 1 << 22  # of output that a running cell has not taken yet; ranks that print more wait
+AHEAD_CHARS = 1 << 18  # of output that a running cell has not taken yet: ranks wait, so that a stop ends it soon
 IDLE_CHARS = 1 << 18  # of output kept between cells
 LEFT_S = 10.0  # for a rank that was killed to end
 

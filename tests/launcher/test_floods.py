@@ -110,3 +110,22 @@ def test_the_inbox_drops_the_oldest_output_and_nothing_else() -> None:
     assert [inbox.take(0).rank for _ in range(2)] == [1, 2]
     with pytest.raises(queue.Empty):
         inbox.take(0)
+
+
+def test_little_is_shown_after_a_stop_however_fast_ranks_print(ranks: Ranks) -> None:
+    class Counted(Printer):
+        shown = at_stop = 0
+
+        def emit(self, ranks: tuple[int, ...], stream: str, content: object) -> None:
+            self.shown += len(ranks) * len(str(content))
+
+    printer = Counted([0, 1])
+
+    def stop() -> None:
+        printer.at_stop = printer.shown
+        ranks.interrupt()
+
+    threading.Timer(1.0, stop).start()
+    with pytest.raises(RanksInterrupted, match="stopped on all 2 ranks"):
+        ranks.exec("while True: print('x' * 50)", printer=printer)
+    assert 0 < printer.shown - printer.at_stop < 1 << 20  # 4 MB took longer than the patience of a second stop

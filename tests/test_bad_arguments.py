@@ -863,6 +863,17 @@ def calls() -> dict[str, Call]:
             lambda path: rl.load_checkpoint(path, ebc()) if path != "right" else None,
             {"path": "right"},
         ),
+        "DefaultDataParallelWrapper": (
+            rl.DefaultDataParallelWrapper,
+            {
+                "bucket_cap_mb": 25,
+                "static_graph": False,
+                "find_unused_parameters": None,
+                "allreduce_comm_precision": None,
+                "params_to_ignore": None,
+                "ddp_kwargs": None,
+            },
+        ),
         "DMPCollection": (
             rl.DMPCollection,
             {

@@ -20,6 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from recshard_lab.arguments import checks_arguments
 from recshard_lab.comm import ShardingEnv, ring_bytes
 from recshard_lab.comm.trace import record
 
@@ -48,6 +49,7 @@ class DataParallelWrapper(ABC):
         """
 
 
+@checks_arguments
 class DefaultDataParallelWrapper(DataParallelWrapper):
     """Wraps the model in DistributedDataParallel, which averages dense gradients while backward runs.
 

@@ -59,6 +59,11 @@ class FrameReader:
             del self._buffer[:end]
         return messages
 
+    def close(self) -> None:
+        """Closes the descriptors of a message whose end never came."""
+        while self._fds:
+            os.close(self._fds.pop())
+
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
     """Two connected sockets, never numbered 0 to 2: a process that closed those still prints to the numbers."""
@@ -146,6 +151,7 @@ class Channel:
 
     def close(self) -> None:
         self.sock.close()
+        self._reader.close()
 
     forget = close  # in forks
 

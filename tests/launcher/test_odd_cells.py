@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import struct
 from collections.abc import Iterator
 
 import psutil
@@ -11,6 +13,7 @@ import pytest
 
 from recshard_lab.launcher import RankError, Ranks, launch
 from recshard_lab.launcher.cell import bundle
+from recshard_lab.launcher.channel import Channel
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -221,3 +224,16 @@ def test_processes_and_loaders_of_multiprocessing_work_in_ranks(
     assert capsys.readouterr().out == "[all] at work\n" * 4
     children = [child for pid in pair.pids for child in psutil.Process(pid).children()]
     assert not psutil.wait_procs(children, timeout=2)[1]
+
+
+def test_a_message_that_breaks_off_leaves_no_descriptor_open() -> None:
+    ours, theirs = socket.socketpair()
+    before = len(os.listdir("/dev/fd"))
+    channel, read = Channel(ours), os.open(os.devnull, os.O_RDONLY)
+    start = struct.pack("!IQ", 5, 100)  # a header and a payload that do not follow
+    socket.send_fds(theirs, [start], [read])
+    os.close(read)
+    assert channel.receive_some() == []
+    channel.close()
+    assert len(os.listdir("/dev/fd")) == before - 1
+    theirs.close()

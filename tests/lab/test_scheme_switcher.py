@@ -15,6 +15,8 @@ from recshard_lab.launcher import RankError, Ranks, launch
 from recshard_lab.planner import Workload, estimate
 from recshard_lab.sharding import ParameterSharding, PlanError, Shard, ShardingPlan, Topology, scheme_names
 
+pytestmark = pytest.mark.alone  # it waits for steps that are timed
+
 MODEL = """
 import torch
 import recshard_lab as rs

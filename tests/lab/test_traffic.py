@@ -22,6 +22,8 @@ from recshard_lab.sharding.types import ROUTES
 from tests.lab.plans import many, plan_of, table
 from tests.lab.traffic_jobs import counted_in_2d, counted_steps, even_load, matrices
 
+pytestmark = pytest.mark.alone  # it trains while it watches
+
 TABLES = [table("movie", 64), table("user", 32), table("genre", 16, 32)]
 NODES = Topology(4, local_world_size=2)
 SVG = "{http://www.w3.org/2000/svg}"

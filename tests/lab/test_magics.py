@@ -398,20 +398,24 @@ def test_a_server_that_restarts_a_killed_kernel_finds_no_old_rank_and_launches_n
     async def scenario() -> tuple[bool, str]:
         manager = AsyncIOLoopKernelManager(kernel_name="python3", autorestart=True)
         await manager.start_kernel()
-        client = manager.client()
-        client.start_channels()
-        await client.wait_for_ready(timeout=60)
+
+        async def connected() -> Any:
+            client = manager.client()
+            client.start_channels()
+            await client.wait_for_ready(timeout=30)
+            return client
 
         async def run(source: str) -> str:
             said: list[str] = []
             reply = await client.execute_interactive(
                 source,
-                timeout=60,
+                timeout=30,
                 output_hook=lambda message: said.append(message["content"].get("text", "")),
             )
             assert reply["content"]["status"] == "ok", reply["content"]
             return "".join(said)
 
+        client = await connected()
         await run("%load_ext recshard_lab\n%recshard_launch -n 2")
         restarted = asyncio.Event()
         manager.add_restart_callback(restarted.set)
@@ -421,7 +425,8 @@ def test_a_server_that_restarts_a_killed_kernel_finds_no_old_rank_and_launches_n
         os.kill(pid, signal.SIGKILL)
         ended = gone(ranks, within=10)
         await asyncio.wait_for(restarted.wait(), 30)
-        await client.wait_for_ready(timeout=60)
+        client.stop_channels()
+        client = await connected()
         assert manager.provisioner.pid != pid
         await run("%load_ext recshard_lab\n%recshard_launch -n 2")
         shown = await run("%%recshard\nt = torch.ones(1); dist.all_reduce(t); t.item()")

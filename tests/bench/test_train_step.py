@@ -22,6 +22,8 @@ from recshard_lab.bench.apparatus.step_worker import BATCHES, PARITY_LEARNING_RA
 from recshard_lab.cli import app
 from recshard_lab.sharding import PlanError
 
+pytestmark = pytest.mark.alone  # steps are timed
+
 SMALL = {"tables": 4, "rows": 40, "dim": 8, "batch": 16, "pooling": 3}
 
 

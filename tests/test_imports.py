@@ -63,13 +63,6 @@ def test_planning_imports_no_tensor_library_at_module_level(room: str) -> None:
         assert not {name for name in imported if name.partition(".")[0] == "torch"}, file
 
 
-def test_no_file_is_longer_than_four_hundred_lines() -> None:
-    long = {
-        str(f.relative_to(PACKAGE)): n for f in PACKAGE.rglob("*.py") if (n := len(f.read_text().splitlines())) > 400
-    }
-    assert not long
-
-
 def test_importing_torchrec_is_never_needed() -> None:
     apparatus = PACKAGE / "bench" / "apparatus"
     names = ("step_theirs.py", "plan_theirs.py", "train_theirs.py")  # run in TorchRec's own environment alone

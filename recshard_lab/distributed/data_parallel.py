@@ -5,9 +5,11 @@ rank that does not use a parameter adds zeros. A parameter that no rank uses kee
 optimizer leaves it alone, as in the unsharded model.
 """
 
-import warnings
+import os
+import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -108,8 +110,6 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
         dense = [p for name, p in dmp.module.named_parameters() if name not in ignored and p.requires_grad]
         if env.pg is None or not dense:
             return
-        # torch suggests turning the search off after a step that used all parameters; the next one may not
-        warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(dmp.module, sorted(ignored))
         replicated = _Replicated(dmp.module, process_group=env.pg, **self.ddp_kwargs)
         replicated.register_comm_hook((env, *_HOOKS[self.precision]), _recorded_all_reduce)
@@ -135,6 +135,37 @@ class _Replicated(DistributedDataParallel):
         finally:
             hook.remove()
         return tree_unflatten(leaves, specs[0])
+
+    def _post_forward(self, output: Any) -> Any:
+        """Searches the graph. The first search warns if the step uses all parameters, past Python's filters."""
+        if not self.find_unused_parameters or _Replicated._has_searched:
+            return super()._post_forward(output)
+        _Replicated._has_searched = torch.is_grad_enabled()
+        with _without_lines_on_stderr("find_unused_parameters=True was specified"):
+            return super()._post_forward(output)
+
+    _has_searched = False  # in this process; torch warns once a process
+
+
+@contextmanager
+def _without_lines_on_stderr(text: str) -> Iterator[None]:
+    """Leaves lines that contain ``text`` out of what is written to file descriptor 2, also by C++."""
+    try:
+        stderr = os.dup(2)
+    except OSError:  # this process has no stderr
+        yield
+        return
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            written.seek(0)
+            for line in written:
+                if text.encode() not in line:
+                    os.write(2, line)
 
 
 def _refuse_hidden(leaves: Sequence[Any]) -> None:

@@ -1,5 +1,7 @@
 """Dense gradients are averaged in every step, whichever parameters a step uses; the wrapper is the user's to choose."""
 
+import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -223,3 +225,27 @@ def test_accumulated_gradients_leave_parameters_alone_that_no_rank_used(two: Any
 def test_options_that_contradict_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DefaultDataParallelWrapper(**arguments)
+
+
+def stderr_of_first_steps() -> bytes:
+    """What the first two steps of a process write to file descriptor 2, and a line of the model's own."""
+
+    class Loud(Model):
+        def forward(self, *args: Any) -> Any:
+            os.write(2, b"from the model\n")
+            return super().forward(*args)
+
+    dmp = DistributedModelParallel(Loud())
+    with tempfile.TemporaryFile() as written:
+        stderr = os.dup(2)
+        os.dup2(written.fileno(), 2)
+        for _ in range(2):
+            dmp(batch_of(0), [0, 1, 2]).sum().backward()
+        os.dup2(stderr, 2)
+        written.seek(0)
+        return written.read()
+
+
+def test_the_search_for_unused_parameters_is_silent() -> None:
+    with recshard_lab.launch(2) as ranks:  # a fresh process each: torch warns once a process
+        assert ranks.run(stderr_of_first_steps) == [b"from the model\n" * 2] * 2

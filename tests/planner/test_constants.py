@@ -130,7 +130,7 @@ def test_ranks_beyond_the_cores_and_capacity() -> None:
         assert step_and_bound("nodes", **{name: 0.5}) == step_and_bound("nodes")
 
 
-@pytest.mark.parametrize("name", [*FIGURES, *MEMORY_ALONE, *PER_OPTIMIZER])
+@pytest.mark.parametrize("name", [*FIGURES, *sorted(MEMORY_ALONE), *PER_OPTIMIZER])
 def test_a_device_profile_hands_every_constant_to_its_topology(name: str) -> None:
     value = {OPTIMIZER: 3.5} if name in PER_OPTIMIZER else 0.75
     profile = DeviceProfile(

@@ -48,7 +48,7 @@ def listed(page: Any) -> tuple[str, Numbers, bool]:
 def test_what_the_third_plan_alone_does_otherwise_is_listed() -> None:
     page = comparison_page(three(5, 2))
     words, table, folded = listed(page)
-    assert words == "2 of 5 tables lie otherwise in at least one of the plans."
+    assert words == "2 of 5 tables differ between the plans."
     assert table.heads == ("table", "first", "second", "third")
     assert [row[0] for row in table.rows] == ["t003", "t004"]
     for _, first, second, third in table.rows:
@@ -57,7 +57,7 @@ def test_what_the_third_plan_alone_does_otherwise_is_listed() -> None:
         assert "table_wise" in third
     assert not folded
     alike = comparison_page(three(5, 0))
-    assert section(alike, "What differs").parts == ["Every table lies alike in all of them."]
+    assert section(alike, "What differs").parts == ["Every table is placed alike in all plans."]
 
 
 def test_every_figure_and_every_picture_has_three_plans() -> None:
@@ -94,7 +94,7 @@ def test_many_differing_tables_are_folded_and_what_is_left_out_is_said(
     words, table, is_folded = listed(comparison_page(three(count, changed)))
     assert len(table.rows) == shown
     assert is_folded == folded
-    assert words.startswith(f"{changed:,} of {count:,} tables lie otherwise")
+    assert words.startswith(f"{changed:,} of {count:,} tables differ between the plans")
     assert (f"the first {MOST_DIFFERENCES} are listed" in words) == (changed > shown)
 
 

@@ -177,8 +177,8 @@ def test_fixed_costs_belong_to_the_host_and_can_be_switched_off() -> None:
     none = dict.fromkeys(("peer_ms", "host_ms", "lane_ms", "row_cut_ms", "step_ms", "launch_ms"), 0.0)
     free = Topology(4, ddr_cap=10**9, cores_per_host=4, **none)
     plan = ShardingPlan({"": {"movies": scheme_named("row_wise").default(MOVIES, free)}})
-    empty = Workload(batch_size=0)
-    assert estimate(plan, [MOVIES], free, empty).step_ms == 0
+    one, two = (estimate(plan, [MOVIES], free, Workload(batch, 1.0)).step_ms for batch in (1, 2))
+    assert two == pytest.approx(2 * one, rel=1e-3)
     for name in none:
         assert (
             estimate(plan, [MOVIES], replace(free, **{name: 1.0}), LOAD).step_ms

@@ -242,8 +242,9 @@ def test_two_hops_send_a_fraction_across_nodes() -> None:
     away = ~np.equal.outer(np.arange(8) // 4, np.arange(8) // 4)
 
     def across(route: str) -> float:
-        ids = estimate(plan, HUGE[:1], top, replace(HEAVY, batch_size=0)).traffic_bytes
-        rows = estimate(plan.with_route(route), HUGE[:1], top, HEAVY).traffic_bytes - ids
+        sharded = plan.with_route(route)
+        loads = [replace(HEAVY, batch_size=n * HEAVY.batch_size) for n in (2, 1)]
+        rows = np.subtract(*(estimate(sharded, HUGE[:1], top, load).traffic_bytes for load in loads))
         ids = 4 * (8 * 1024 * 10 / 8 + 8 * 1024) / 8  # of one rank pair
         return float(((rows - ids) * away).sum())
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from textwrap import wrap
 from typing import Any
 
@@ -153,12 +154,16 @@ def _draw(drawn: _Drawn, title: str, summary: str, note: str, width: int, uid: s
     def y_of(point: SweepPoint) -> float:
         return bottom - drawn.level(getattr(point, drawn.y)) * HEIGHT if point.fits else bottom + 13
 
+    crowded = set()  # points at one tick whose marks would cover one another
+    marks = sorted((drawn.place(point), y_of(point), id(point)) for point in drawn.sweep.points)
+    for (place, y, one), (other_place, other_y, other) in pairwise(marks):
+        if place == other_place and other_y - y < 12:
+            crowded |= {one, other}
+
     def x_of(point: SweepPoint, number_of_series: int) -> float:
         """At the tick, or beside it where the mark of another series would be covered."""
-        place, y = drawn.place(point), y_of(point)
-        others = (p for p in drawn.sweep.points if p is not point and drawn.place(p) == place)
         aside = (number_of_series - (count - 1) / 2) * min(9, step / (count + 1))
-        return LEFT + (place + 0.5) * step + (aside if any(abs(y_of(p) - y) < 12 for p in others) else 0.0)
+        return LEFT + (drawn.place(point) + 0.5) * step + (aside if id(point) in crowded else 0.0)
 
     for level in drawn.levels():
         height = bottom - drawn.level(level) * HEIGHT

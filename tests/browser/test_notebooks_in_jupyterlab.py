@@ -122,7 +122,11 @@ def stop_the_ranks(page: Any) -> None:
         range(len(pids))
     )
     assert set(map(str, pids)) <= set(panel.locator("tr[data-rank] td").all_inner_texts())
-    panel.get_by_role("button", name="Stop").click()
+    stop = panel.get_by_role("button", name="Stop")
+    if ask(page, "rs.launcher.current().variables"):
+        stop.click()
+        panel.locator(":text('Click Stop again')").wait_for()
+    stop.click()
     panel.locator(":text('No ranks are running')").wait_for()
     assert ask(page, "rs.launcher.current()") is None
     end = time.monotonic() + 10
@@ -226,12 +230,11 @@ def a_line_is_dragged_and_applied(page: Any) -> None:
     assert [(s.rank, s.rows) for s in held] == list(enumerate(zip([0, *ends], [*ends, 4000], strict=True)))
     assert np.array_equal(ask(page, "whole_table('movie', 4000, 16)"), weights)  # bit for bit, past the badge
     before = ask(page, "len(switcher.live.losses)")
-    train = widget.get_by_role("button", name="Train")
-    train.click()
+    widget.get_by_role("button", name="Train").click()
     page.wait_for_function("() => document.querySelector('.recshard-switcher svg[aria-label^=\"Loss by step\"]')")
     page.wait_for_timeout(700)
-    train.click()
-    page.wait_for_timeout(300)
+    widget.get_by_role("button", name="Pause").click()
+    widget.get_by_role("button", name="Train").wait_for()
     assert ask(page, "len(switcher.live.losses)") > before
     measured = ask(page, "switcher.live.measured.step_ms")
     assert float(card(page, SWITCHER, "live")["measuredMs"]) == measured

@@ -71,11 +71,11 @@ def move_everything(page: Any, rank: int, ranks_key: str, ranks: int, picture: s
     """A surface, a slider, a menu and buttons; each must be answered from Python."""
     page.locator(f"{BOARD} [data-tile='0']").focus()
     page.keyboard.press(str(rank))
-    page.wait_for_selector(f"{BOARD} pre:has-text('({rank}, (0, 1682), (0, 16))')", timeout=10_000)
+    page.wait_for_selector(f"{BOARD} pre:has-text('({rank}, (0, 1682), (0, 16))')", state="attached", timeout=10_000)
     widget = page.locator(COMPARE)
     widget.get_by_role("slider", name="Ranks").focus()
     page.keyboard.press(ranks_key)
-    page.wait_for_selector(f"{COMPARE} :text('world_size={ranks},')", timeout=10_000)
+    page.wait_for_selector(f"{COMPARE} pre:has-text('world_size={ranks},')", state="attached", timeout=10_000)
     widget.get_by_role("button", name=picture, exact=True).first.click()
     page.wait_for_selector(f"{COMPARE} svg[role=img][aria-label^='{picture}']", timeout=10_000)
 

@@ -101,5 +101,5 @@ def test_virtual_nodes_and_gpus_are_refused() -> None:
 
     with pytest.raises(ValueError, match="no link of their own"):
         calibrate(Elsewhere())
-    with pytest.raises(ValueError, match="over nccl"):
+    with pytest.raises(ValueError, match="the ranks use nccl"):
         calibrate(OnGpus())

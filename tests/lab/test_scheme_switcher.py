@@ -137,7 +137,7 @@ def test_training_goes_on_by_itself_and_survives_a_switch(switcher: SchemeSwitch
     switcher.trains.value = True
     assert (switcher.trains.description, switcher.trains.icon) == ("Pause", "pause")
     until(lambda: len(switcher.live.losses) >= 10)
-    assert re.search(r"step \d\d", switcher.steps.value)
+    until(lambda: re.search(r"step \d\d", switcher.steps.value))
     switcher.set({"movie": "row_wise"})
     switcher.button.click()
     until(lambda: switcher.live.switched)

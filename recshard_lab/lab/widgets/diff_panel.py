@@ -19,8 +19,9 @@ class DiffPanel(ipw.VBox):
     """
 
     def __init__(self, looked: Callable[[Callable[[], None]], None]) -> None:
-        self.baseline = controls.pick("Changes from", "the plan that the other is compared with", [("", "")], "270px")
-        self.compared = controls.pick("to", "the plan whose changes are listed", [("", "")], "220px")
+        width = "max-content"  # names of plans are long
+        self.baseline = controls.pick("Changes from", "the plan that the other is compared with", [("", "")], width)
+        self.compared = controls.pick("to", "the plan whose changes are listed", [("", "")], width)
         self.table = controls.wide_html()
         self._names: dict[str, str] = {}
         self._shown: PlanComparison | None = None

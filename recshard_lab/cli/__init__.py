@@ -20,11 +20,11 @@ from recshard_lab.cli.whatif import whatif
 
 _TABLES_HELP = """tables.yaml, a table a line (recshard plan --example writes a longer one):
 
-- {name: movies, num_embeddings: 40000, embedding_dim: 64, feature_names: \\[seen, liked]}
+- {name: film, num_embeddings: 4000, embedding_dim: 64, feature_names: \\[seen]}
 
-- {name: users, num_embeddings: 900, embedding_dim: 64, feature_names: \\[user]}
+- {name: user, num_embeddings: 900, embedding_dim: 64, feature_names: \\[user]}
 
-- {name: genres, num_embeddings: 20, embedding_dim: 16, feature_names: \\[genre], pooling: MEAN}
+- {name: kind, num_embeddings: 20, embedding_dim: 16, feature_names: \\[kind]}
 
 num_embeddings are rows, embedding_dim columns; ids of feature_names are looked up in the table."""
 

@@ -491,7 +491,7 @@ def test_the_example_of_tables_and_its_schema_belong_together(tmp_path: Path) ->
 
 
 def test_help_shows_a_file_of_tables_that_is_read(tmp_path: Path) -> None:
-    words = CliRunner().invoke(app, ["plan", "--help"], terminal_width=140).output
+    words = CliRunner().invoke(app, ["plan", "--help"], env={"COLUMNS": "80"}).output
     lines = [line.strip() for line in words.splitlines() if line.strip().startswith("- {name")]
     path = tmp_path / "tables.yaml"
     path.write_text("\n".join(lines))

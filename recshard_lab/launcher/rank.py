@@ -73,6 +73,21 @@ def leave_now() -> NoReturn:
     os._exit(1)
 
 
+class Guarded:
+    """A signal handler that may raise while a cell runs; between cells, and in a rebuild, its traceback is printed."""
+
+    def __init__(self, handler: Callable[[int, Any], Any], rank: Rank) -> None:
+        self.handler, self.rank = handler, rank
+
+    def __call__(self, number: int, frame: Any) -> Any:
+        if self.rank.running is not None and not self.rank.rebuilding:
+            return self.handler(number, frame)
+        try:
+            return self.handler(number, frame)
+        except BaseException:
+            os.write(2, traceback.format_exc().encode(errors="backslashreplace"))
+
+
 class Rank:
     """One rank: its namespace, its groups, its connection to the kernel."""
 
@@ -85,6 +100,7 @@ class Rank:
         self.asked_to_stop: int | None = None  # the cell that is to end, begun or not
         self.stopped_at: tuple[int, Line | None] | None = None  # where the last interrupt met the main thread
         self.shield = False  # an interrupt has to wait
+        self.rebuilding = False
         self.shown = threading.Event()
         self.recorder = Recorder()
         self.attached: int | None = None  # shared memory that goes with the next answer
@@ -98,11 +114,7 @@ class Rank:
         signal.signal(signal.SIGINT, self.on_interrupt)
         self.answer(0, self.set_up)
         while True:
-            try:
-                message = self.work.get()
-            except BaseException:  # raised by a signal handler of the user's
-                os.write(2, traceback.format_exc().encode(errors="backslashreplace"))
-                continue
+            message = self.work.get()
             if message.kind == "stop":
                 atexit._run_exitfuncs()
                 flush()
@@ -171,8 +183,11 @@ class Rank:
                     leave_fork(error)
                 return {"failure": describe(error, _OURS)}  # an interrupt ends a __str__ that takes too long
             finally:
+                self.guard_handlers()
                 self.running = None
         except BaseException as error:
+            with suppress(BaseException):
+                self.guard_handlers()
             self.running = None
             error.__context__ = None  # whose description was interrupted, and would take as long again
             return {"failure": describe(error, _OURS)}
@@ -218,10 +233,14 @@ class Rank:
 
     def do_rebuild(self, message: Message) -> None:
         store, names, count = pickle.loads(message.payload)
-        if names:
-            groups.rebuild(store, names, count, self.device)
-        else:
-            groups.reconnect(store, self.rank, self.world_size, self.spec["backend"], self.device)
+        self.rebuilding = True
+        try:
+            if names:
+                groups.rebuild(store, names, count, self.device)
+            else:
+                groups.reconnect(store, self.rank, self.world_size, self.spec["backend"], self.device)
+        finally:
+            self.rebuilding = False
 
     def display(self, *values: Any, **_: Any) -> None:
         """Shows values in the notebook, marked with this rank. A process that the rank forked prints their text."""
@@ -244,6 +263,16 @@ class Rank:
         if self.running is not None and not self.shield and self.asked_to_stop in (None, self.running):
             self.asked_to_stop = None
             raise KeyboardInterrupt from None
+
+    def guard_handlers(self) -> None:
+        """Lets no signal handler that Python code has set raise between cells.
+
+        Its exception would end the rank, or take the place of a message that was just received.
+        """
+        for number in signal.valid_signals():
+            handler = signal.getsignal(number)
+            if callable(handler) and handler != self.on_interrupt and not isinstance(handler, Guarded):
+                signal.signal(number, Guarded(handler, self))
 
     @contextmanager
     def shielded(self) -> Iterator[None]:

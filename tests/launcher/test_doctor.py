@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import ExitStack
 
 import pytest
 import torch.distributed as dist
@@ -123,14 +124,22 @@ def test_cells_whose_collectives_pair_up_say_nothing(ranks: Ranks, capsys: pytes
 
 
 def test_recording_costs_under_20_microseconds_a_collective(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All-reduces in a group of one rank, where hardly anything but issuing is left to time."""
+    """All-reduces in a group of one rank, where hardly anything but issuing is left to time.
+
+    CPU time of all threads, which other processes hardly add to, and the two ways in turn: a machine that becomes
+    slower does so for both.
+    """
     best = {}
-    for ring in ("0", RING):
-        monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", ring)
-        with launch(1) as ranks:
-            ranks.exec("import timeit\none = torch.ones(1)")
-            timed = ranks.pull("min(timeit.repeat(lambda: dist.all_reduce(one), number=500, repeat=9)) / 500")
-            best[ring] = timed[0]
+    with ExitStack() as stack:
+        worlds = {}
+        for ring in ("0", RING):
+            monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", ring)
+            worlds[ring] = stack.enter_context(launch(1))
+            worlds[ring].exec("import time, timeit\none = torch.ones(1)")
+        for _ in range(15):
+            for ring, ranks in worlds.items():
+                timed = ranks.pull("timeit.timeit(lambda: dist.all_reduce(one), time.process_time, number=500) / 500")
+                best[ring] = min(best.get(ring, 1.0), timed[0])
     assert best[RING] - best["0"] < 20e-6
 
 

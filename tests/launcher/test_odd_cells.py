@@ -7,6 +7,7 @@ import signal
 import socket
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -135,6 +136,25 @@ def test_a_signal_handler_may_raise_between_cells(pair: Ranks) -> None:
     for pid in pair.pids:
         os.kill(pid, signal.SIGUSR1)
     assert pair.pull("me") == pair.pids
+
+
+def test_signals_whose_handler_raises_lose_no_message(pair: Ranks) -> None:
+    """Thousands of signals, so that some arrive between taking a message and beginning its cell."""
+    pair.exec(
+        "import signal, threading\nsignal.signal(signal.SIGUSR2, lambda *_: 1 / 0)\non = threading.Event()\n"
+        "def kill():\n    while not on.wait(1e-3): os.kill(os.getpid(), signal.SIGUSR2)\n"
+        "errors = os.dup(2)\nos.dup2(os.open(os.devnull, os.O_WRONLY), 2)"  # the tracebacks
+    )
+    pair.exec("killer = threading.Thread(target=kill); killer.start()")
+    came = 0
+    for cell in ["os.getpid()"] * 200 + ["on.set()"]:
+        with suppress(RankError):  # the handler has raised while the cell ran
+            came += len(pair.exec(cell, timeout_s=10))
+        assert pair.usable
+    assert came > 0
+    pair.exec("on.set()")
+    pair.exec("killer.join()\nos.dup2(errors, 2)\nsignal.signal(signal.SIGUSR2, signal.SIG_DFL)")
+    assert pair.pull("os.getpid()") == pair.pids
 
 
 def test_streams_may_be_deleted(pair: Ranks) -> None:

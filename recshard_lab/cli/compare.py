@@ -22,7 +22,7 @@ def compare(
     topology: Annotated[str, typer.Option(help="A machine by name, or a profile, as for `plan`.")] = "",
     ranks: Annotated[int | None, typer.Option(help="World size, where the topology does not say it.", min=1)] = None,
     batch_size: Annotated[int, typer.Option(help="Samples of one rank in a step.", min=1)] = 512,
-    memory_gb: Annotated[float | None, typer.Option(help="Memory of one rank, in GiB.")] = None,
+    memory_gb: Annotated[float | None, typer.Option(help="Memory of one rank, in GB.")] = None,
     optimizer: Annotated[str, typer.Option(help="Of the embeddings, fbgemm's name.")] = "exact_sgd",
     to: Annotated[
         list[Path] | None,

@@ -56,7 +56,7 @@ def criteo(
     format: Annotated[str, typer.Option(help="npy, to be mapped into memory, or parquet.")] = "npy",
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave malformed lines out and count them.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
-    memory_gb: Annotated[float, typer.Option(help="GiB that it may take in all.")] = 2.0,
+    memory_gb: Annotated[float, typer.Option(help="Memory that it may take in all, in GB.")] = 2.0,
     threads: Annotated[int, typer.Option(help="How many work side by side.", min=1)] = 2,
 ) -> None:
     """Turn Criteo's click logs (Kaggle's or the Terabyte's) into files that `CriteoClicks` opens."""

@@ -31,7 +31,7 @@ def plan(
     ] = "",
     ranks: Annotated[int | None, typer.Option(help="World size, where the topology does not say it.", min=1)] = None,
     batch_size: Annotated[int, typer.Option(help="Samples of one rank in a step.", min=1)] = 512,
-    memory_gb: Annotated[float | None, typer.Option(help="Memory of one rank, in GiB.")] = None,
+    memory_gb: Annotated[float | None, typer.Option(help="Memory of one rank, in GB.")] = None,
     optimizer: Annotated[str, typer.Option(help="Of the embeddings, fbgemm's name.")] = "exact_sgd",
     pipeline: Annotated[str, typer.Option(help="What overlaps in a step: none, sparse_dist, prefetch.")] = "none",
     constraints: Annotated[
@@ -149,7 +149,7 @@ def machine_of(topology: str, ranks: int | None, memory_gb: float | None = None)
         machine = Topology.preset(topology, **given) if topology else Topology(ranks or 2)
     if memory_gb is None:
         return machine
-    cap = int(memory_gb * 1024**3)
+    cap = int(memory_gb * 1e9)
     return replace(machine, hbm_cap=cap) if machine.compute_device == "cuda" else replace(machine, ddr_cap=cap)
 
 

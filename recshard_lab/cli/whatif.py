@@ -18,7 +18,7 @@ def whatif(
     world_size: Annotated[str, typer.Option(help="Ranks, divided by commas: 8,16,64.")] = "",
     batch_size: Annotated[str, typer.Option(help="Samples of one rank (weak scaling).")] = "",
     global_batch_size: Annotated[str, typer.Option(help="Samples of all ranks (strong scaling): 64k.")] = "",
-    memory_gb: Annotated[str, typer.Option(help="Memory of one rank, in GiB.")] = "",
+    memory_gb: Annotated[str, typer.Option(help="Memory of one rank, in GB.")] = "",
     codecs: Annotated[str, typer.Option(help="Rows/gradients on the wire: fp32,fp16/bf16.")] = "",
     optimizer: Annotated[str, typer.Option(help="Of the embeddings, fbgemm's names.")] = "",
     pipeline: Annotated[str, typer.Option(help="none, sparse_dist, prefetch.")] = "",

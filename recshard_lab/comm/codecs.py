@@ -68,7 +68,7 @@ class QCommsConfig:
             if scale is not None and precision not in (CommType.FP16, CommType.BF16):
                 raise ValueError(
                     f"{direction}_loss_scale={scale!r} means nothing to {precision}: FP16 and BF16 alone are scaled. "
-                    f"Smallest fix: leave it out"
+                    f"Fix: leave it out"
                 )
 
 

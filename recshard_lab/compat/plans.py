@@ -44,7 +44,7 @@ def to_torchrec(
         paths: module path here -> module path there, where a model differs; the same when left out.
 
     Raises:
-        PlanError: a table whose rectangles TorchRec would not run as they are, by name, with the smallest fix.
+        PlanError: a table whose rectangles TorchRec would not run as they are, by name, with a fix.
         ImportError: TorchRec is not installed, or its names are served by this library.
     """
     theirs = _torchrec()
@@ -103,8 +103,7 @@ def _own(name: str, theirs: Any) -> ParameterSharding:
     kernel = str(theirs.compute_kernel)
     if kernel not in [str(known) for known in EmbeddingComputeKernel]:
         raise PlanError(
-            f"table {name!r} is on TorchRec's kernel {kernel!r}, which recshard_lab does not have. "
-            f"Smallest fix: 'fused'"
+            f"table {name!r} is on TorchRec's kernel {kernel!r}, which recshard_lab does not have. Fix: 'fused'"
         )
     spec, ranks = theirs.sharding_spec, theirs.ranks
     if spec is None:
@@ -160,17 +159,17 @@ def _spec(shards: Sequence[Shard], device_type: str, nodes: _Nodes) -> Any:
 def _as_they_run_it(name: str, ours: ParameterSharding, nodes: _Nodes) -> tuple[str, list[Shard]]:
     """The scheme by whose name TorchRec runs these very rectangles, and they in its order, with its empty stripes."""
     if not ours.shards:
-        raise PlanError(f"table {name!r} has no rectangles yet. Smallest fix: plan.resolved(tables, world_size)")
+        raise PlanError(f"table {name!r} has no rectangles yet. Fix: plan.resolved(tables, world_size)")
     if ours.partly_replicated:
         hot = next(shard for shard, copy in zip(ours.shards, ours.replica_flags, strict=True) if copy)
         raise PlanError(
             f"table {name!r} ({ours.sharding_type}) has rows {hot.rows[0]:,} to {hot.rows[1] - 1:,} on every rank and "
-            f"the others on some: TorchRec has no such sharding. Smallest fix: row_wise() for this table"
+            f"the others on some: TorchRec has no such sharding. Fix: row_wise() for this table"
         )
     if len({shard.tier for shard in ours.shards}) > 1:
         raise PlanError(
             f"table {name!r} ({ours.sharding_type}) has shards in both memories of a rank, and TorchRec's kernels "
-            f"serve a whole table. Smallest fix: compute_kernel='fused' or 'fused_uvm' with all shards in one tier"
+            f"serve a whole table. Fix: compute_kernel='fused' or 'fused_uvm' with all shards in one tier"
         )
     flat = (replace(shard, tier=HBM) for shard in ours.shards)  # its kernel's name says where they lie
     ours_sorted = sorted(flat, key=lambda shard: (shard.cols, shard.rows))
@@ -187,7 +186,7 @@ def _as_they_run_it(name: str, ours: ParameterSharding, nodes: _Nodes) -> tuple[
     raise PlanError(
         f"table {name!r} ({ours.sharding_type}, {len(ours.shards)} shards on ranks {ours.ranks}) is not cut as {what} "
         f"would cut it on {nodes.world_size} ranks of {nodes.local} a node, where row stripes are of equal height and "
-        f"lie in the order of the ranks. Smallest fix: the scheme's default, such as row_wise() without sizes or ranks"
+        f"lie in the order of the ranks. Fix: the scheme's default, such as row_wise() without sizes or ranks"
     )
 
 

@@ -76,7 +76,7 @@ class FrequencyOrder:
                 if feature in owner:
                     raise ValueError(
                         f"feature {feature!r} is read by tables {owner[feature].name!r} and {table.name!r}: its ids "
-                        f"can be renumbered for one of them only. Smallest fix: leave one out"
+                        f"can be renumbered for one of them only. Fix: leave one out"
                     )
                 owner[feature] = table
         uses = {table.name: torch.zeros(table.num_embeddings, dtype=torch.int64) for table in tables}

@@ -122,7 +122,7 @@ class Executor:
         if self._moved_away or routed.home.layout is not self.layout:
             raise ValueError(
                 "the tables have moved (dmp.reshard) since this batch was sent: its ids went where their rows no "
-                "longer are. Smallest fix: finish every lookup before dmp.reshard, or send the batch again"
+                "longer are. Fix: finish every lookup before dmp.reshard, or send the batch again"
             )
         if routed.looked_up is not None:
             if routed.home.weights is not None:
@@ -197,7 +197,7 @@ class Executor:
         if self._moved_away:
             raise ValueError(
                 "the tables have moved (dmp.reshard) since this batch was looked up: its gradients would step the "
-                "rows that were left behind. Smallest fix: call backward before dmp.reshard"
+                "rows that were left behind. Fix: call backward before dmp.reshard"
             )
         for parameter, weight in self.dense:  # zero_grad may have come since
             weight.grad = parameter.grad

@@ -240,7 +240,7 @@ def unwatch(ranks: Any) -> None:
 
 def _session(ranks: Any) -> Any:
     if not hasattr(ranks, "posted"):
-        raise ValueError(f"ranks must be a launched session, got {ranks!r:.60}. Smallest fix: ranks = launch(2)")
+        raise ValueError(f"ranks must be a launched session, got {ranks!r:.60}. Fix: ranks = launch(2)")
     return ranks
 
 

@@ -67,7 +67,7 @@ class Candidate:
                 f"{n}=..." for n, value in (("tables", tables), ("topology", topology)) if value is None
             )
             raise PlanError(
-                f"no planner made this plan, so nobody knows what it is for. Smallest fix: export(..., {lacking}); "
+                f"no planner made this plan, so nobody knows what it is for. Fix: export(..., {lacking}); "
                 f"as .json it needs neither"
             )
         if known is not None:
@@ -103,7 +103,7 @@ class Candidate:
         odd = next((table.name for table in self.configs if table.init_fn is not None), None)
         if odd is not None and model is None:  # a planner keeps no functions, so that its script would not tell
             raise PlanError(
-                f"table {odd!r} has an init_fn, which a script cannot say. Smallest fix: "
+                f"table {odd!r} has an init_fn, which a script cannot say. Fix: "
                 f"model='package.module:factory', which makes it"
             )
         if self.plan.planned is not None:
@@ -174,14 +174,14 @@ class Exportable:
         found = self.planned
         names = ", ".join(repr(each.name) for each in found)
         if not found:
-            raise ValueError(f"{self.title}: there is no plan in it to write. Smallest fix: .html, .svg or .png")
+            raise ValueError(f"{self.title}: there is no plan in it to write. Fix: .html, .svg or .png")
         if name:
             found = [each for each in found if each.name == name]
             if not found:
                 raise ValueError(f"there is no plan {name!r} in it; there are: {names}")
         if len(found) > 1:
             raise ValueError(
-                f"there are {len(found)} plans in it ({names}), and such a file holds one. Smallest fix: "
+                f"there are {len(found)} plans in it ({names}), and such a file holds one. Fix: "
                 f"plan={found[0].name!r}, or a folder or .zip, which hold them all"
             )
         return found[0]

@@ -109,7 +109,7 @@ def exportable(thing: Any, **known: Any) -> Exportable:
         from recshard_lab.lab.whatif import sweep_page
 
         if list(known) != ["workload"]:
-            raise ValueError("a sweep's page says what step it was made for. Smallest fix: export(..., workload=...)")
+            raise ValueError("a sweep's page says what step it was made for. Fix: export(..., workload=...)")
         return sweep_page(thing, known["workload"])
     if isinstance(thing, Mapping) and thing and all(isinstance(each, ShardingPlan) for each in thing.values()):
         return comparison_page([Candidate.of(str(name), each, **_known(known)) for name, each in thing.items()])
@@ -147,7 +147,7 @@ def write_page(path: str | Path, found: Exportable, plotly: str = "embed") -> Pa
 
 def _check_folder(path: Path) -> None:
     if not path.parent.is_dir():
-        raise ValueError(f"there is no folder {str(path.parent)!r} to write {path.name} into. Smallest fix: make it")
+        raise ValueError(f"there is no folder {str(path.parent)!r} to write {path.name} into. Fix: make it")
 
 
 def _known(known: Mapping[str, Any]) -> dict[str, Any]:

@@ -340,5 +340,5 @@ def _check_room(plan: ShardingPlan, tables: Sequence[BaseEmbeddingConfig]) -> No
     if needed > 0.7 * free:
         raise ValueError(
             f"the plan's weights take {bytes_text(needed)} on all ranks together, this machine has {bytes_text(free)} "
-            f"free: it can be predicted here, but not run. Smallest change: fewer rows a table"
+            f"free: it can be predicted here, but not run. Fix: fewer rows a table"
         )

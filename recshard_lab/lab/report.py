@@ -155,7 +155,7 @@ def report_text(
     if size > LARGEST:
         fixes = {"embed": "plotly='cdn' (2 MB less) or fewer sections", "cdn": "plotly='none' or fewer sections"}
         raise ValueError(
-            f"the report would take {size:,} bytes, more than {LARGEST:,}. Smallest fix: "
+            f"the report would take {size:,} bytes, more than {LARGEST:,}. Fix: "
             f"{fixes.get(plotly, 'leave out some sections')}"
         )
     return page

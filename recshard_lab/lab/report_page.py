@@ -134,7 +134,7 @@ def check_plotly(plotly: str) -> str:
     """
     if plotly not in PLOTLY:
         raise ValueError(
-            f"plotly must be one of {', '.join(PLOTLY)}, got {plotly!r}. Smallest fix: 'embed' (opens offline, 2 MB "
+            f"plotly must be one of {', '.join(PLOTLY)}, got {plotly!r}. Fix: 'embed' (opens offline, 2 MB "
             f"more), 'cdn' (loaded from the network), 'none' (still pictures only)"
         )
     return plotly

@@ -36,7 +36,7 @@ def sheet(columns: Mapping[str, Sequence[View]], title: str, uid: str = "rs") ->
     """
     columns = {heading: views for heading, views in columns.items() if views}
     if not columns:
-        raise ValueError(f"{title}: there is no picture in it. Smallest fix: .html")
+        raise ValueError(f"{title}: there is no picture in it. Fix: .html")
     if len(columns) == 1 and len(next(iter(columns.values()))) == 1:
         return next(iter(columns.values()))[0].draw(uid)
     drawn = {
@@ -85,12 +85,10 @@ def png_of(picture: Svg, theme: str = "light", scale: float = 2.0) -> bytes:
     width, height = round(picture.width * scale), round(picture.height * scale)
     if not 1 <= width * height <= MOST_PIXELS:
         most = (MOST_PIXELS / max(picture.width * picture.height, 1)) ** 0.5
-        raise ValueError(
-            f"a PNG of {width:,} x {height:,} pixels is not made. Smallest fix: scale={most:.2g} at most, or .svg"
-        )
+        raise ValueError(f"a PNG of {width:,} x {height:,} pixels is not made. Fix: scale={most:.2g} at most, or .svg")
     if not _has_fonts():
         raise ValueError(
-            "no font is installed on this machine, so that a PNG would show no words. Smallest fix: install one "
+            "no font is installed on this machine, so that a PNG would show no words. Fix: install one "
             "(Debian: apt-get install fonts-dejavu-core), or .svg"
         )
     return _rastered(themed(picture, theme), scale)
@@ -106,7 +104,7 @@ def themed(picture: Svg, theme: str) -> str:
 def _rastered(svg: str, scale: float) -> bytes:
     """Drawn in a process of its own: resvg holds the interpreter while it draws, for seconds where there is much."""
     if find_spec("resvg_py") is None:
-        raise ImportError("PNG needs resvg_py. Smallest fix: pip install resvg_py, or .svg")
+        raise ImportError("PNG needs resvg_py. Fix: pip install resvg_py, or .svg")
     done = subprocess.run([sys.executable, "-c", _DRAW % scale], input=svg.encode(), capture_output=True, check=False)
     if done.returncode:
         raise RuntimeError(f"resvg could not draw the picture: {done.stderr.decode(errors='replace')[-500:]}")

@@ -88,7 +88,7 @@ def run_whatif(
         if name in given:
             arguments[name] = integers(given[name], f"--{name.replace('_', '-')}")
     if "memory_gb" in given:
-        arguments["hbm_cap"] = integers(given["memory_gb"], "--memory-gb", 1024**3)
+        arguments["hbm_cap"] = integers(given["memory_gb"], "--memory-gb", 10**9)
     for name in ("codecs", "optimizer", "pipeline"):
         if name in given:
             arguments[name] = words(given[name])

@@ -1,4 +1,4 @@
-"""What can go wrong with ranks, in words that name the rank and the smallest fix."""
+"""What can go wrong with ranks, in words that name the rank and a fix."""
 
 from __future__ import annotations
 

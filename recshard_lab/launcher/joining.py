@@ -111,7 +111,7 @@ def _chosen_backend(backend: str | None, local_world_size: int) -> str:
     if backend == "nccl" and gpus < local_world_size:
         raise LaunchError(
             f"join(backend='nccl'): {local_world_size} ranks on this node and {gpus} GPUs. "
-            "Smallest change: backend='gloo', or fewer ranks a node."
+            "Fix: backend='gloo', or fewer ranks a node."
         )
     return backend or ("nccl" if gpus >= local_world_size else "gloo")
 

@@ -39,7 +39,7 @@ def launch(
     one this process is connected to or else a new one on this machine alone.
     Ranks of the same shape that are running already are returned as they are.
 
-    Raises LaunchError, naming the smallest change, when the shape does not fit or others are running.
+    Raises LaunchError, naming a fix, when the shape does not fit or others are running.
 
         with recshard_lab.launch(4) as ranks:
             ranks.run(torch.distributed.get_rank)   # [0, 1, 2, 3]

@@ -69,7 +69,7 @@ class Shape:
         engine: str | None = None,
         address: str | None = None,
     ) -> Shape:
-        """The shape, or a LaunchError that names what was given and the smallest fix."""
+        """The shape, or a LaunchError that names what was given and a fix."""
         for name, value in (("n", world_size), ("nodes", nodes), ("threads", threads)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise LaunchError(f"launch({name}={value!r}): expected a whole number of at least 1.")
@@ -77,7 +77,7 @@ class Shape:
             fit = max(k for k in range(1, nodes + 1) if world_size % k == 0)
             raise LaunchError(
                 f"launch(n={world_size}, nodes={nodes}): ranks do not divide evenly over nodes. "
-                f"Smallest change: nodes={fit}, or n={world_size + nodes - world_size % nodes}."
+                f"Fix: nodes={fit}, or n={world_size + nodes - world_size % nodes}."
             )
         link = checked_link(nodes, inter_node_latency_ms, inter_node_gbps)
         kind = checked_engine(engine, start_method, address)
@@ -92,7 +92,7 @@ class Shape:
             raise LaunchError(
                 f"launch(n={world_size}): more ranks than this machine can usefully share: {cores} "
                 f"core{'s' if cores > 1 else ''} x {RANKS_PER_CORE} ranks a core, and never above {MAX_RANKS}, "
-                f"allow {limit}. Smallest change: n={limit}."
+                f"allow {limit}. Fix: n={limit}."
             )
         return cls(world_size, nodes, checked_backend(backend, world_size), threads, kind, *link)
 
@@ -120,18 +120,16 @@ def checked_engine(engine: str | None, start_method: str | None, address: str | 
     if engine == "ray" and start_method is not None:
         raise LaunchError(
             f"launch(engine='ray', start_method={start_method!r}): on Ray every rank is a clean interpreter. "
-            "Smallest change: leave out start_method."
+            "Fix: leave out start_method."
         )
     if engine == "ray":
         return "ray"
     if address is not None:
-        raise LaunchError(
-            f"launch(address={address!r}): only engine='ray' has an address. Smallest change: leave it out."
-        )
+        raise LaunchError(f"launch(address={address!r}): only engine='ray' has an address. Fix: leave it out.")
     if start_method not in (None, "fork", "spawn"):
         raise LaunchError(f"launch(start_method={start_method!r}): expected 'fork', 'spawn' or None.")
     if start_method == "fork" and default_start_method() != "fork":
-        raise LaunchError("launch(start_method='fork'): this system cannot fork. Smallest change: 'spawn'.")
+        raise LaunchError("launch(start_method='fork'): this system cannot fork. Fix: 'spawn'.")
     return start_method or default_start_method()
 
 
@@ -146,9 +144,7 @@ def checked_link(nodes: int, latency_ms: float | None, gbps: float | None) -> tu
                 f"launch({name}={value!r}): expected a number {'of at least 0' if least == 0 else 'above 0'}."
             )
         if nodes == 1:
-            raise LaunchError(
-                f"launch({name}={value!r}, nodes=1): one node has no link to another. Smallest change: nodes=2."
-            )
+            raise LaunchError(f"launch({name}={value!r}, nodes=1): one node has no link to another. Fix: nodes=2.")
     return None if latency_ms is None else float(latency_ms), None if gbps is None else float(gbps)
 
 
@@ -172,6 +168,6 @@ def checked_backend(backend: str | None, world_size: int) -> str:
         fix = f"n={gpus}, or backend='gloo'" if gpus else "backend='gloo'"
         raise LaunchError(
             f"launch(n={world_size}, backend={backend!r}): NCCL needs one GPU a rank and this machine has {gpus}. "
-            f"Smallest change: {fix}."
+            f"Fix: {fix}."
         )
     return "nccl"

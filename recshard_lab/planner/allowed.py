@@ -56,6 +56,6 @@ def _common(
     if not common:
         raise PlanError(
             f"table {table.name!r} is constrained to {what} {list(wished or ())}, but {type(sharder).__name__} allows "
-            f"{allowed}. Smallest fix: an entry that both have"
+            f"{allowed}. Fix: an entry that both have"
         )
     return common

@@ -50,9 +50,7 @@ def groups_of(
         for other in wish.colocate_with or ():
             if other not in place or other == name:
                 why = "is that table itself" if other == name else f"does not exist{nearest(other, place)}"
-                raise PlanError(
-                    f"table {name!r}: colocate_with names {other!r}, which {why}. Smallest fix: leave it out"
-                )
+                raise PlanError(f"table {name!r}: colocate_with names {other!r}, which {why}. Fix: leave it out")
             one, another = sorted((first[place[name]], first[place[other]]))
             first = [one if at == another else at for at in first]
     groups: dict[int, list[int]] = {}
@@ -163,4 +161,4 @@ def _why_not(tables: Sequence[BaseEmbeddingConfig], options: Sequence[Sequence[O
         fix = "constrain them to ranks that they have in common"
     else:
         fix = "allow table_wise for all of them"
-    return f"tables {names} are to share their ranks but cannot: {'; '.join(ways)}. Smallest fix: {fix}"
+    return f"tables {names} are to share their ranks but cannot: {'; '.join(ways)}. Fix: {fix}"

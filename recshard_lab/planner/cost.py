@@ -98,7 +98,7 @@ class CostModel:
         if workload.optimizer not in topology.update_cost:
             raise ValueError(
                 f"topology.update_cost has no entry for {workload.optimizer!r} (it has: "
-                f"{', '.join(topology.update_cost)}). Smallest fix: add one"
+                f"{', '.join(topology.update_cost)}). Fix: add one"
             )
         self.workload = workload
         self.tables = table_loads(tables, topology.world_size, workload, constraints)
@@ -193,7 +193,7 @@ class CostModel:
         if not self.routes.forward.adds:
             raise PlanError(
                 f"route 'reduce_scatter' adds rows on the way, and rows coded as {self.workload.codecs[0]} cannot be "
-                f"added. Smallest fix: codecs='fp16/{self.workload.codecs[1]}', or route 'direct' or 'two_hop'"
+                f"added. Fix: codecs='fp16/{self.workload.codecs[1]}', or route 'direct' or 'two_hop'"
             )
         return np.asarray(route == REDUCE_SCATTER)
 

@@ -204,8 +204,7 @@ class PlanRects:
         found = model.rect_loads(self.of, *sizes, self.replicated, self.dense, self.route, self.node_rows, *self.where)
         if not model.has_tiers and self.host.any():
             raise PlanError(
-                f"cost_model={model.name!r} has no formulas for shards in the host's memory. Smallest fix: "
-                f"cost_model='recshard'"
+                f"cost_model={model.name!r} has no formulas for shards in the host's memory. Fix: cost_model='recshard'"
             )
         found[ACROSS_BOTH] *= self.shares
         found[SCATTER_BOTH] /= np.maximum(self.summed, 1e-9)

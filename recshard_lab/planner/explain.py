@@ -16,7 +16,6 @@ from recshard_lab.planner.text import gigabytes
 from recshard_lab.planner.workload import Workload
 from recshard_lab.sharding import ParameterConstraints, PlanError, Topology, scheme_names
 
-GIB = 2**30
 TRIES = 8  # doublings of the step while looking for the first value that fits
 MOST_MORE_RANKS = 2_500  # tables x ranks up to which more ranks are tried
 LOOSER = {
@@ -51,7 +50,7 @@ class Change:
 
         >>> memory = Change("memory", 16e9, "hbm_cap")
         >>> memory.worded("python"), memory.worded("command line"), memory.worded("widget")
-        ('Topology(hbm_cap=16_000_000_000)', '--memory-gb 15', 'Memory per rank: 16 GB or more')
+        ('Topology(hbm_cap=16_000_000_000)', '--memory-gb 16', 'Memory per rank: 16 GB or more')
         """
         if self.text:
             return self.text
@@ -67,7 +66,7 @@ class Change:
         if self.kind == "host_memory":
             return None
         if place == "command line":
-            return f"--memory-gb {_rounded_up(self.value / GIB, 3):g}"
+            return f"--memory-gb {_rounded_up(self.value / 1e9, 3):g}"
         for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
             if self.value >= size:
                 return f"Memory per rank: {self.value / size:g} {unit} or more"

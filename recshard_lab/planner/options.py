@@ -157,7 +157,7 @@ def options_of(
             if outside:
                 raise PlanError(
                     f"table {table.name!r}: its shards lie on ranks {outside}, outside device_group "
-                    f"{wish.device_group!r} (ranks {sorted(usable)}). Smallest fix: leave device_group out"
+                    f"{wish.device_group!r} (ranks {sorted(usable)}). Fix: leave device_group out"
                 )
             for name_of_route in _routes(model, table, pinned, asked, False):
                 drafts.append((index, pinned, usable, kernels[0], False, name_of_route))
@@ -247,7 +247,7 @@ def kernels_for(model: CostModel, table: BaseEmbeddingConfig, wish: ParameterCon
         if not named:
             raise PlanError(
                 f"table {table.name!r} may only be on kernel 'fused_uvm', for which cost_model={model.name!r} has no "
-                f"formulas here. Smallest fix: allow 'fused' too"
+                f"formulas here. Fix: allow 'fused' too"
             )
     if named[0] not in tiers or not model.has_tiers or not model.topology.has_tiers:
         return named[:1]
@@ -329,7 +329,7 @@ def allowed_schemes(table: BaseEmbeddingConfig, wish: ParameterConstraints | Non
     allowed = [name for name in named if name not in forbidden]
     if not allowed:
         raise PlanError(
-            f"table {table.name!r}: every scheme that is allowed ({', '.join(named)}) is forbidden. Smallest fix: "
+            f"table {table.name!r}: every scheme that is allowed ({', '.join(named)}) is forbidden. Fix: "
             f"leave {named[0]} out of forbidden_sharding_types"
         )
     return allowed

@@ -130,7 +130,7 @@ class EmbeddingShardingPlanner:
                 constraint does.
         """
         if not callable(getattr(module, "named_modules", None)):
-            raise PlanError(f"plan takes a torch module, got {module!r}. Smallest fix: plan_tables for table configs")
+            raise PlanError(f"plan takes a torch module, got {module!r}. Fix: plan_tables for table configs")
         found = tables_of(module)
         kinds = tuple(s.module_type for s in sharders or () if getattr(s, "module_type", None) is not None)
         if kinds:
@@ -138,7 +138,7 @@ class EmbeddingShardingPlanner:
             found = {path: tables for path, tables in found.items() if isinstance(submodules[path], kinds)}
         if not found:
             raise PlanError(
-                f"{type(module).__name__} holds no embedding collection to shard. Smallest fix: pass a module with "
+                f"{type(module).__name__} holds no embedding collection to shard. Fix: pass a module with "
                 f"an EmbeddingBagCollection or EmbeddingCollection in it"
             )
         constraints = self.constraints
@@ -191,7 +191,7 @@ class EmbeddingShardingPlanner:
         if tables is None:
             if self.last_planned is None:
                 raise PlanError(
-                    "this planner has planned nothing yet, so it knows no tables. Smallest fix: pass tables=[...] too"
+                    "this planner has planned nothing yet, so it knows no tables. Fix: pass tables=[...] too"
                 )
             return self.last_planned
         if not isinstance(tables, Mapping):

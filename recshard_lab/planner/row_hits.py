@@ -95,7 +95,7 @@ def row_shares_of(
         if curve is not None and curve.num_rows != table.num_embeddings:
             raise PlanError(
                 f"table {table.name!r} has {table.num_embeddings:,} rows, its row_shares are those of "
-                f"{curve.num_rows:,}. Smallest fix: RowShares.of_ids(batches, {table.num_embeddings})"
+                f"{curve.num_rows:,}. Fix: RowShares.of_ids(batches, {table.num_embeddings})"
             )
         found.append(curve)
     return found

@@ -142,7 +142,7 @@ def _from_object(text: str, name: str, found: Any) -> Source:
     tables = tables_of(found)
     if not tables:
         raise PlanError(
-            f"{text} gives a {type(found).__name__} that holds no embedding collection. Smallest fix: a model with an "
+            f"{text} gives a {type(found).__name__} that holds no embedding collection. Fix: a model with an "
             f"EmbeddingBagCollection or EmbeddingCollection in it"
         )
     inside = tuple(f"{path}." if path else "" for path in tables)

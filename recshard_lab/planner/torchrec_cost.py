@@ -78,7 +78,7 @@ class TorchRecCostModel(CostModel):
         if workload.codecs != ("fp32", "fp32") or workload.pipeline != "none":
             raise ValueError(
                 f"cost_model='torchrec' knows rows and gradients in fp32 and no pipeline, and the workload has codecs "
-                f"{'/'.join(workload.codecs)} and pipeline {workload.pipeline!r}. Smallest fix: cost_model='recshard', "
+                f"{'/'.join(workload.codecs)} and pipeline {workload.pipeline!r}. Fix: cost_model='recshard', "
                 f"or codecs='fp32' and pipeline='none'"
             )
         super().__init__(tables, topology, workload, constraints)

@@ -137,7 +137,7 @@ class Planned:
     def why_not(self, plan: ShardingPlan, wishes: Mapping[str, Wish]) -> WhyNot:
         """See `ShardingPlan.why_not`."""
         if not isinstance(wishes, Mapping) or not wishes:
-            raise PlanError(f"why_not takes {{table: scheme, ...}}, got {wishes!r}. Smallest fix: name one table")
+            raise PlanError(f"why_not takes {{table: scheme, ...}}, got {wishes!r}. Fix: name one table")
         planner = copy(self.planner)
         names = [table.name for own in self.tables.values() for table in own]
         said: dict[str, str] = {}
@@ -191,7 +191,7 @@ class Planned:
         if source is not None and {path: [t.name for t in own] for path, own in source.tables.items()} != {
             path: list(own) for path, own in plan.plan.items()
         }:
-            raise PlanError(f"{model} has other tables than this plan. Smallest fix: plan for it again")
+            raise PlanError(f"{model} has other tables than this plan. Fix: plan for it again")
         live = None
         tables = self.tables
         if source is not None and source.module is not None:
@@ -239,7 +239,7 @@ class Planned:
         names = [config.name for _, config in keys]
         if found:
             spelled = " or ".join(repr(f"{path}.{config.name}") for path, config in found)
-            raise PlanError(f"several modules have a table {table!r}. Smallest fix: name it {spelled}")
+            raise PlanError(f"several modules have a table {table!r}. Fix: name it {spelled}")
         raise PlanError(f"there is no table {table!r}{nearest(str(table), names)}; tables: {', '.join(names)}")
 
     def _shares(self, model: CostModel, loads: Array, own: Array) -> tuple[tuple[PhaseShare, ...], float]:
@@ -358,7 +358,7 @@ def left_behind(weight: object) -> None:
     Raises:
         PlanError: it is called.
     """
-    raise PlanError("a plan keeps no init_fn of its tables. Smallest fix: build the model from the tables themselves")
+    raise PlanError("a plan keeps no init_fn of its tables. Fix: build the model from the tables themselves")
 
 
 def _bare(table: BaseEmbeddingConfig) -> BaseEmbeddingConfig:

@@ -270,7 +270,7 @@ def check_route_applies(config: BaseEmbeddingConfig, route: str) -> None:
     if route != "direct" and not is_pooled(config):
         raise PlanError(
             f"table {config.name!r} is not pooled, so its rows are not added on any route, and {route!r} does not "
-            f"apply to it. Smallest fix: route='direct' for this table"
+            f"apply to it. Fix: route='direct' for this table"
         )
 
 
@@ -364,6 +364,6 @@ def _per_feature(
     if len(given) != len(default):
         raise PlanError(
             f"table {table.name!r} has {len(default)} features, but its constraint {name} has {len(given)} "
-            f"entries. Smallest fix: one entry per feature"
+            f"entries. Fix: one entry per feature"
         )
     return given

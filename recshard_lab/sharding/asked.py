@@ -22,7 +22,7 @@ def known(plan: "ShardingPlan", planner: Any, tables: "Tables | None") -> "Plann
         return found
     if plan.planned is None:
         raise PlanError(
-            "no planner made this plan, so nothing is known of its tables, ranks and batches. Smallest fix: pass "
+            "no planner made this plan, so nothing is known of its tables, ranks and batches. Fix: pass "
             "planner=EmbeddingShardingPlanner(...), tables=[...]"
         )
     return plan.planned

@@ -40,7 +40,7 @@ class Exported:
         """The same plan as an installed TorchRec's ``ShardingPlan``; see `recshard_lab.compat.plans.to_torchrec`.
 
         Raises:
-            PlanError: a table whose rectangles TorchRec would not run as they are, by name, with the smallest fix.
+            PlanError: a table whose rectangles TorchRec would not run as they are, by name, with a fix.
             ImportError: TorchRec is not installed.
         """
         from recshard_lab.compat.plans import to_torchrec

@@ -113,7 +113,7 @@ def column_wise(
     """
     if len(set(device_types or ())) > 1:
         raise PlanError(
-            f"device_types={list(device_types or ())!r}: all ranks of a plan are of one kind. Smallest fix: one type"
+            f"device_types={list(device_types or ())!r}: all ranks of a plan are of one kind. Fix: one type"
         )
     if size_per_rank is None:
         return _by_scheme("column_wise", ranks, compute_kernel, route)
@@ -189,7 +189,7 @@ def grid_shard(
     """
     hosts = list(host_indexes)
     if not hosts:
-        raise PlanError("host_indexes is empty. Smallest fix: host_indexes=[0]")
+        raise PlanError("host_indexes is empty. Fix: host_indexes=[0]")
 
     def generate(table: BaseEmbeddingConfig, topology: Topology) -> ParameterSharding:
         rects, where = checkerboard(table, [ranks_of_host(host, topology) for host in hosts])

@@ -48,9 +48,7 @@ def construct_module_sharding_plan(
     plan = EmbeddingModuleShardingPlan()
     for table in tables:
         if table.name not in per_param_sharding:
-            raise PlanError(
-                f"table {table.name!r} has no sharding. Smallest fix: {{{table.name!r}: table_wise(rank=0)}}"
-            )
+            raise PlanError(f"table {table.name!r} has no sharding. Fix: {{{table.name!r}: table_wise(rank=0)}}")
         plan[table.name] = per_param_sharding[table.name](table, topology)
     ShardingPlan({"": plan}).validate(tables, world_size)
     return plan

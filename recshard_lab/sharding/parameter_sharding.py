@@ -83,7 +83,7 @@ class ParameterSharding:
         elif any(in_host) and kernel == EmbeddingComputeKernel.DENSE:
             raise PlanError(
                 "a torch optimizer steps tables on the dense kernel on the device, so none of their shards lies in "
-                "tier 'ddr'. Smallest fix: compute_kernel='fused'"
+                "tier 'ddr'. Fix: compute_kernel='fused'"
             )
         object.__setattr__(self, "sharding_type", str(getattr(sharding_type, "value", sharding_type)))
         object.__setattr__(self, "compute_kernel", kernel)
@@ -93,7 +93,7 @@ class ParameterSharding:
         if route != "direct" and self.replicated:
             raise PlanError(
                 f"{self.sharding_type} sends no rows home where every rank holds all of them, so it has no route "
-                f"{route!r}. Smallest fix: leave route out"
+                f"{route!r}. Fix: leave route out"
             )
 
     def __hash__(self) -> int:
@@ -128,7 +128,7 @@ class ParameterSharding:
         if self.partly_replicated:
             raise PlanError(
                 f"a {self.sharding_type} table with replicas of some rows has no EnumerableShardingSpec, whose shards "
-                f"never overlap. Smallest fix: read .shards"
+                f"never overlap. Fix: read .shards"
             )
         return None if self.replicated or not self.shards else spec_from_shards(self.shards)
 
@@ -147,7 +147,7 @@ class ParameterSharding:
                 raise PlanError(
                     f"table {table.name!r}: data_parallel keeps a replica on every rank, but "
                     f"ranks={self.ranks!r} "
-                    f"with world_size {world_size}. Smallest fix: ranks=None"
+                    f"with world_size {world_size}. Fix: ranks=None"
                 )
             shards = replicas_of(table, world_size)
             return ParameterSharding(self.sharding_type, self.compute_kernel, shards=shards)

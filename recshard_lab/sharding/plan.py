@@ -135,7 +135,7 @@ class ShardingPlan(Exported):
                     raise PlanError(
                         f"table {config.name!r}{where} is not in the plan (it has: {', '.join(plan) or 'nothing'}). "
                         f""
-                        f"Smallest fix: add an entry for it"
+                        f"Fix: add an entry for it"
                     )
                 found.append((config, plan.pop(config.name)))
             plans = {path: rest for path, rest in plans.items() if rest} | ({path: plan} if plan else {})
@@ -143,7 +143,7 @@ class ShardingPlan(Exported):
             name, known = next(iter(plan)), [config.name for configs in tables.values() for config in configs]
             raise PlanError(
                 f"the plan has an entry {name!r}{f' in module {path!r}' if path else ''}, but no such table "
-                f"exists{nearest(name, known)}. Smallest fix: remove the entry"
+                f"exists{nearest(name, known)}. Fix: remove the entry"
             )
         return found
 
@@ -185,7 +185,7 @@ class ShardingPlan(Exported):
             world_size: ranks W that the plan is to run on.
 
         Raises:
-            PlanError: the first hole, overlap, stray rank, unknown or missing table, with the smallest fix.
+            PlanError: the first hole, overlap, stray rank, unknown or missing table, with a fix.
 
         >>> late = ParameterSharding("row_wise", shards=[Shard(0, (5, 50), (0, 8)), Shard(1, (50, 100), (0, 8))])
         >>> ShardingPlan({"": {"movies": late}}).validate(None, world_size=2)

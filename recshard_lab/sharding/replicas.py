@@ -39,12 +39,12 @@ def check_whole_replicas(where: str, table: BaseEmbeddingConfig, shards: Sequenc
         if shard.rect != whole:
             raise PlanError(
                 f"{where} is data_parallel, but rank {shard.rank} holds only {rect_text(shard.rect)}. "
-                f"Smallest fix: make it {rect_text(whole)}, or name another sharding_type"
+                f"Fix: make it {rect_text(whole)}, or name another sharding_type"
             )
     what = _fault(shards, world_size)
     if what is not None:
         raise PlanError(
-            f"{where} is data_parallel over {world_size} ranks, but {what}. Smallest fix: exactly one shard "
+            f"{where} is data_parallel over {world_size} ranks, but {what}. Fix: exactly one shard "
             f"{rect_text(whole)} on each of ranks 0 to {world_size - 1}"
         )
 
@@ -69,12 +69,12 @@ def without_copies(where: str, table: BaseEmbeddingConfig, shards: Sequence[Shar
         if what is not None:
             ranks = " and ".join(str(shards[position].rank) for position in members[:2])
             raise PlanError(
-                f"{where}: shards on ranks {ranks} overlap in {text}, and replicas they are not: {what}. Smallest fix: "
+                f"{where}: shards on ranks {ranks} overlap in {text}, and replicas they are not: {what}. Fix: "
                 f"remove the shard {shards[members[1]]}, or put {text} on each of ranks 0 to {world_size - 1} once"
             )
         if rect[1] != (0, table.embedding_dim):
             raise PlanError(
-                f"{where}: {text} lies on every rank, but replicas are whole rows. Smallest fix: make them cols "
+                f"{where}: {text} lies on every rank, but replicas are whole rows. Fix: make them cols "
                 f"[0, {table.embedding_dim})"
             )
     return sorted(members[0] for members in first.values())

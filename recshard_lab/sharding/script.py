@@ -167,7 +167,7 @@ def _tables_text(name: str, tables: Sequence[BaseEmbeddingConfig]) -> str:
 def _config_text(table: BaseEmbeddingConfig) -> str:
     if table.init_fn is not None:
         raise PlanError(
-            f"table {table.name!r} has an init_fn, which a script cannot say. Smallest fix: export from the model that "
+            f"table {table.name!r} has an init_fn, which a script cannot say. Fix: export from the model that "
             f"makes it (package.module:factory)"
         )
     said = [f"{table.num_embeddings:_}, {table.embedding_dim}, name={_quoted(table.name)}"]
@@ -244,7 +244,7 @@ def _call_of(live: Live) -> str:
         return "dense_ids"
     spelled = ", ".join(f"{each}: {kind}" for each, kind in taken)
     raise PlanError(
-        f"{name}.forward({spelled}) is not called in a way for which a script can make batches. Smallest fix: annotate "
+        f"{name}.forward({spelled}) is not called in a way for which a script can make batches. Fix: annotate "
         f"it as forward(ids: KeyedJaggedTensor), forward(dense: Tensor, ids: KeyedJaggedTensor) or forward(batch)"
     )
 
@@ -259,7 +259,7 @@ def _dense_width(live: Live) -> int:
     known = [name for name, _ in live.module.named_modules()]
     raise PlanError(
         f"{type(live.module).__name__} takes dense features and does not say how many{nearest('dense_arch', known)}. "
-        f"Smallest fix: keep the layer that reads them at .dense_arch with .in_features"
+        f"Fix: keep the layer that reads them at .dense_arch with .in_features"
     )
 
 

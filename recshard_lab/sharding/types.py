@@ -53,8 +53,7 @@ def check_route(route: object) -> str:
     name = str(getattr(route, "value", route))
     if name not in ROUTES:
         raise PlanError(
-            f"route {name!r} does not exist{nearest(name, ROUTES)}; known: {', '.join(ROUTES)}. "
-            f"Smallest fix: one of these"
+            f"route {name!r} does not exist{nearest(name, ROUTES)}; known: {', '.join(ROUTES)}. Fix: one of these"
         )
     return name
 

@@ -18,9 +18,7 @@ def stripes_of(table: BaseEmbeddingConfig, sizes: Sequence[int], ranks: Sequence
     """
     sums_to("rows", sizes, table.num_embeddings, table)
     if len(sizes) > len(ranks) or (named and len(sizes) != len(ranks)):
-        raise PlanError(
-            f"table {table.name!r}: {len(sizes)} sizes for {len(ranks)} ranks. Smallest fix: one size per rank"
-        )
+        raise PlanError(f"table {table.name!r}: {len(sizes)} sizes for {len(ranks)} ranks. Fix: one size per rank")
     shards, at = [], 0
     for rank, size in zip(ranks, sizes, strict=False):
         if size:
@@ -44,7 +42,7 @@ def sizes_between(table: BaseEmbeddingConfig, boundaries: Sequence[int]) -> list
     if min(sizes) <= 0 or len(set(boundaries)) != len(boundaries):
         raise PlanError(
             f"table {table.name!r} has {rows:,} rows, which cannot be cut at boundaries={list(boundaries)!r}. "
-            f"Smallest fix: rows between 1 and {rows - 1:,}, ascending, each once"
+            f"Fix: rows between 1 and {rows - 1:,}, ascending, each once"
         )
     return sizes
 
@@ -61,7 +59,7 @@ def bucket_sizes(table: BaseEmbeddingConfig, num_buckets: int, count: int) -> li
     if num_buckets < count or table.num_embeddings % num_buckets:
         raise PlanError(
             f"table {table.name!r} has {table.num_embeddings:,} rows for {count} ranks, but num_buckets={num_buckets}. "
-            f"Smallest fix: a divisor of the rows that is at least {count}"
+            f"Fix: a divisor of the rows that is at least {count}"
         )
     each, more = divmod(num_buckets, count)
     return [table.num_embeddings // num_buckets * (each + (i < more)) for i in range(count)]
@@ -72,5 +70,5 @@ def sums_to(what: str, sizes: Sequence[int], total: int, table: BaseEmbeddingCon
     if sum(sizes) != total or min(sizes, default=0) < 0:
         raise PlanError(
             f"table {table.name!r} has {total:,} {what}, but the sizes {list(sizes)} sum to {sum(sizes):,}. "
-            f"Smallest fix: sizes that sum to {total:,}"
+            f"Fix: sizes that sum to {total:,}"
         )

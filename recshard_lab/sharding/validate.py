@@ -1,4 +1,4 @@
-"""Says whether the shards of one table are a tiling of it, in words that carry the smallest fix."""
+"""Says whether the shards of one table are a tiling of it, in words and a fix."""
 
 from collections.abc import Iterable, Sequence
 from numbers import Integral
@@ -22,9 +22,7 @@ def check_shards(table: BaseEmbeddingConfig, shards: Sequence[Shard], replicated
     """
     where = f"table {table.name!r} ({table.num_embeddings:,} x {table.embedding_dim:,})"
     if not shards:
-        raise PlanError(
-            f"{where} has no shards. Smallest fix: give its rectangles, or use plan.resolved(tables, world_size)"
-        )
+        raise PlanError(f"{where} has no shards. Fix: give its rectangles, or use plan.resolved(tables, world_size)")
     try:
         _check_tiling(where, table, shards, replicated, world_size)
     except (TypeError, LookupError, RuntimeError):
@@ -58,7 +56,7 @@ def shards_in(given: Iterable[Shard]) -> tuple[Shard, ...]:
         if not isinstance(shard, Shard):
             raise PlanError(f"shards must be a list of Shard, but {shard!r} is among them")
         if shard.tier not in TIERS:
-            raise PlanError(f"the shard {shard} lies in tier {shard.tier!r}. Smallest fix: one of {', '.join(TIERS)}")
+            raise PlanError(f"the shard {shard} lies in tier {shard.tier!r}. Fix: one of {', '.join(TIERS)}")
     return shards
 
 
@@ -68,7 +66,7 @@ def _check_tiling(
     for shard in shards:
         if not 0 <= shard.rank < world_size:
             raise PlanError(
-                f"{where}: {shard}, but world_size is {world_size}. Smallest fix: move the shard to a rank "
+                f"{where}: {shard}, but world_size is {world_size}. Fix: move the shard to a rank "
                 f"below {world_size}, or launch {shard.rank + 1} ranks"
             )
     if replicated:
@@ -80,10 +78,10 @@ def _check_tiling(
         return
     rect, fix = (
         rect_text(fault.rect),
-        f"Smallest fix: {_fix_text(shards, fault.pieces, fault.fix, fault.rect)}",
+        f"Fix: {_fix_text(shards, fault.pieces, fault.fix, fault.rect)}",
     )
     if fault.kind == "empty":
-        raise PlanError(f"{where}: the shard {shards[fault.pieces[0]]} is empty. Smallest fix: leave it out")
+        raise PlanError(f"{where}: the shard {shards[fault.pieces[0]]} is empty. Fix: leave it out")
     if fault.kind == "outside":
         raise PlanError(f"{where}: the shard {shards[fault.pieces[0]]} sticks out of the table. {fix}")
     if fault.kind == "overlap":

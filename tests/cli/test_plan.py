@@ -107,7 +107,7 @@ def test_a_file_that_raises_or_leaves_when_it_is_imported_is_named(tmp_path: Pat
 @pytest.mark.parametrize(("topology", "ours", "other"), [("h100x8", "hbm_cap", "ddr_cap"), ("", "ddr_cap", "hbm_cap")])
 def test_memory_of_one_rank_is_that_of_its_device(topology: str, ours: str, other: str) -> None:
     usual, asked = machine_of(topology, None), machine_of(topology, None, 3.5)
-    assert getattr(asked, ours) == asked.memory_cap_bytes == 3.5 * 2**30 != getattr(usual, ours)
+    assert getattr(asked, ours) == asked.memory_cap_bytes == 3.5e9 != getattr(usual, ours)
     assert getattr(asked, other) == getattr(usual, other)
 
 
@@ -459,17 +459,17 @@ def test_a_refusal_names_an_option_of_the_command_line_that_works(tmp_path: Path
     tables = tmp_path / "tables.yaml"
     tables.write_text("- {name: movies, num_embeddings: 100000000, embedding_dim: 64, feature_names: [seen]}\n")
 
-    def planned(gib: str) -> subprocess.CompletedProcess[str]:
+    def planned(gb: str) -> subprocess.CompletedProcess[str]:
         code = "from recshard_lab.cli import main; main()"
-        asked = ["plan", str(tables), "--topology", "h100x4", "--memory-gb", gib]
+        asked = ["plan", str(tables), "--topology", "h100x4", "--memory-gb", gb]
         return subprocess.run([sys.executable, "-c", code, *asked], capture_output=True, text=True, check=False)
 
     told = planned("2").stderr
     assert "hbm_cap" not in told
     assert "--ranks" in told
-    (gib,) = re.findall(r"--memory-gb ([\d.]*\d)", told)
-    assert planned(gib).returncode == 0
-    assert planned(str(0.9 * float(gib))).returncode == 2
+    (gb,) = re.findall(r"--memory-gb ([\d.]*\d)", told)
+    assert planned(gb).returncode == 0
+    assert planned(str(0.9 * float(gb))).returncode == 2
 
 
 # ---- a newcomer's first minutes ----

@@ -24,7 +24,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tables_of(monkeypatch: pytest.MonkeyPatch, tables_bytes: int) -> None:
-    monkeypatch.setattr(preprocess, "_BESIDES_TABLES", int(0.75 * 2**30) - tables_bytes)
+    monkeypatch.setattr(preprocess, "_BESIDES_TABLES", int(0.75e9) - tables_bytes)
 
 
 def content(folder: Path) -> dict[str, str]:

@@ -21,7 +21,7 @@ from recshard_lab.data import preprocess_criteo
 from recshard_lab.data.criteo import folder, text, preprocess
 text.CHUNK_BYTES = 10_000
 form, tables, inputs, out, points = sys.argv[1], int(sys.argv[2]), sys.argv[3].split(), sys.argv[4], int(sys.argv[5])
-preprocess._BESIDES_TABLES = int(0.75 * 2**30) - tables
+preprocess._BESIDES_TABLES = int(0.75e9) - tables
 count, at = 0, 0
 
 def counted(function):

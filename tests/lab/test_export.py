@@ -242,7 +242,7 @@ def test_a_png_has_the_pictures_size_and_its_colours(theme: str, tmp_path: Path)
 
 def test_a_png_too_large_or_of_no_size_is_refused_with_the_scale_that_would_do(tmp_path: Path) -> None:
     view = views.placement(planned(), movielens())
-    with pytest.raises(ValueError, match=r"pixels is not made. Smallest fix: scale=") as refused:
+    with pytest.raises(ValueError, match=r"pixels is not made. Fix: scale=") as refused:
         export(view, tmp_path / "x.png", scale=100)
     largest = float(re.search(r"scale=([\d.]+)", str(refused.value))[1])  # type: ignore[index]
     assert 5 < largest < 100
@@ -339,7 +339,7 @@ def test_what_cannot_be_exported_is_refused(thing: Any, tmp_path: Path) -> None:
         ("x.pdf", r"x.pdf: .pdf is no kind of file .* .html \(a page\).* and a folder"),
         ("none/x.html", "there is no folder .*none"),
         (3, r"export: path must be str \| pathlib.Path, got 3"),
-        ("x.json", "there is no plan in it to write. Smallest fix: .html, .svg or .png"),
+        ("x.json", "there is no plan in it to write. Fix: .html, .svg or .png"),
         ("x.py", "there is no plan in it to write"),
     ],
 )

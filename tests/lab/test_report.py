@@ -53,7 +53,7 @@ def test_a_report_that_asks_the_network_says_what_and_where(tmp_path: Path) -> N
     assert re.findall(r'src="(http[^"]*)"', page) == [address]
     assert f"They load plotly.js from {address}" in page
     assert 'integrity="sha256-' in page
-    with pytest.raises(ValueError, match=r"must be one of embed, cdn, none, got 'web'.*Smallest fix"):
+    with pytest.raises(ValueError, match=r"must be one of embed, cdn, none, got 'web'.*Fix:"):
         written(tmp_path, "web")
 
 

@@ -67,7 +67,7 @@ def test_a_mistake_is_told(tmp_path: Path, arguments: list[str], told: str) -> N
 
 def test_integers_know_binary_thousands() -> None:
     assert integers("8,2k", "x") == [8, 2048]
-    assert integers("0.5,80", "x", 1024**3) == [2**29, 80 * 2**30]
+    assert integers("0.5,80", "x", 10**9) == [5 * 10**8, 80 * 10**9]
 
 
 def test_the_worked_example_prints_itself_and_writes_a_page_with_other_machines(tmp_path: Path) -> None:

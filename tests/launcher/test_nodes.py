@@ -60,8 +60,8 @@ def test_a_link_is_only_what_the_launch_asked_for(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"n": 2, "inter_node_latency_ms": 5.0}, r"inter_node_latency_ms=5.0, nodes=1.*Smallest change: nodes=2"),
-        ({"n": 2, "inter_node_gbps": 1}, r"inter_node_gbps=1, nodes=1.*Smallest change: nodes=2"),
+        ({"n": 2, "inter_node_latency_ms": 5.0}, r"inter_node_latency_ms=5.0, nodes=1.*Fix: nodes=2"),
+        ({"n": 2, "inter_node_gbps": 1}, r"inter_node_gbps=1, nodes=1.*Fix: nodes=2"),
         ({"n": 2, "nodes": 2, "inter_node_latency_ms": -1.0}, r"inter_node_latency_ms=-1.0\): expected .* at least 0"),
         ({"n": 2, "nodes": 2, "inter_node_gbps": 0}, r"inter_node_gbps=0\): expected a number above 0"),
         ({"n": 2, "nodes": 2, "inter_node_gbps": float("nan")}, r"gbps=nan\): expected a number"),

@@ -270,7 +270,7 @@ def test_launching_twice_gives_the_same_ranks_and_another_shape_is_refused(ranks
         ({"n": 0}, r"n=0.*at least 1"),
         ({"n": True}, "whole number"),
         ({"n": 4, "nodes": 3}, r"do not divide evenly.*nodes=2, or n=6"),
-        ({"n": 1000}, r"more ranks than this machine.*Smallest change: n="),
+        ({"n": 1000}, r"more ranks than this machine.*Fix: n="),
         ({"n": 2, "backend": "mpi"}, "'gloo', 'nccl' or None"),
     ],
 )

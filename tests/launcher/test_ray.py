@@ -133,7 +133,7 @@ def test_a_lost_actor_takes_its_rank_along_and_is_named(on_ray: Ranks) -> None:
         ({"n": 2, "address": "192.0.2.77:1"}, r"this process is connected to the Ray cluster at .*leave out address"),
         ({"n": 64}, r"no equal shares of ranks fit .*2 CPUs.*fewer ranks"),
         ({"n": 2, "threads": 3}, "a rank takes 3 CPU"),
-        ({"n": 2, "backend": "nccl"}, r"the cluster has 0\. Smallest change: backend='gloo'"),
+        ({"n": 2, "backend": "nccl"}, r"the cluster has 0\. Fix: backend='gloo'"),
     ],
 )
 def test_what_the_cluster_cannot_hold_is_refused_by_name(

@@ -131,9 +131,9 @@ def test_the_change_that_a_refusal_names_fits_and_10_percent_less_does_not(name:
     assert len(str(memory).rstrip("0")) <= 2
     assert fits(planner, tables, **{argument: memory})
     assert not fits(planner, tables, **{argument: int(0.9 * memory)})
-    (gib,) = re.findall(r"--memory-gb ([\d.]*\d)", error.worded("command line"))
-    assert fits(planner, tables, **{argument: int(float(gib) * 2**30)})
-    assert not fits(planner, tables, **{argument: int(0.9 * float(gib) * 2**30)})
+    (gb,) = re.findall(r"--memory-gb ([\d.]*\d)", error.worded("command line"))
+    assert fits(planner, tables, **{argument: int(float(gb) * 1e9)})
+    assert not fits(planner, tables, **{argument: int(0.9 * float(gb) * 1e9)})
     widget, unit = re.findall(r"Memory per rank: ([\d.]+) ([KMG])B or more", error.worded("widget"))[0]
     assert round(float(widget) * {"K": 1e3, "M": 1e6, "G": 1e9}[unit]) == memory
     assert "hbm_cap" not in error.worded("widget") + error.worded("command line")

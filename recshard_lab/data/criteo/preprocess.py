@@ -22,7 +22,6 @@ from recshard_lab.data.criteo import DEFAULT_CAT_NAMES
 from recshard_lab.data.criteo.folder import MANIFEST, Column, Day, Manifest, check_sizes, only_user
 from recshard_lab.data.criteo.work import FREQUENCY_THRESHOLD, OnProgress, Progress, Settings, Work
 
-_GIB = 1 << 30
 _BESIDES_TABLES = 600 << 20  # bytes: the interpreter, torch, compiled loops, chunks on their way
 _LEAST_MEMORY_GB = 0.75
 _MOST_INT32 = 2**31 - 1
@@ -59,7 +58,7 @@ def preprocess_criteo(
         format: "npy", or "parquet" (needs pyarrow).
         skip_bad: leave malformed lines out and count them, instead of refusing the first one.
         resume: go on with a folder that an earlier call began.
-        memory_gb: GiB that the process may take in all.
+        memory_gb: memory that the process may take in all, in GB.
         threads: how many work side by side.
         on_progress: called with a `Progress` after each piece.
 
@@ -87,7 +86,7 @@ def preprocess_criteo(
     folder.mkdir(parents=True, exist_ok=True)
     with only_user(folder), ThreadPoolExecutor(threads, thread_name_prefix="recshard-criteo") as pool:
         manifest = _begun(folder, settings, days, resume)
-        tables = int(memory_gb * _GIB) - _BESIDES_TABLES
+        tables = int(memory_gb * 1e9) - _BESIDES_TABLES
         _run(Work(folder, settings, pool, threads, tables, on_progress or _silent), manifest)
     return manifest
 

@@ -84,7 +84,7 @@ class ReduceScatterRoute(Route):
         if not codec.adds_on_wire:
             raise PlanError(
                 f"route 'reduce_scatter' adds rows on the way, and rows coded as {codec.comm_type} cannot be added. "
-                f"Smallest fix: forward_precision=CommType.FP16, or route 'direct' or 'two_hop'"
+                f"Fix: forward_precision=CommType.FP16, or route 'direct' or 'two_hop'"
             )
 
     def _padded(self, rows: Tensor, segments: list[int]) -> Tensor:

@@ -35,7 +35,7 @@ class SequenceRoute:
             if route != "direct":
                 raise PlanError(
                     f"table {table.name!r} belongs to a sequence collection, whose rows are not added, so route "
-                    f"{route!r} does not apply to it. Smallest fix: route='direct' for this table"
+                    f"{route!r} does not apply to it. Fix: route='direct' for this table"
                 )
         self.lanes = layout.exchanged_lanes
         self.buffer_bytes = 0

@@ -49,7 +49,7 @@ class DrawingBoard(Exports, LabWidget):
 
     Attributes:
         plan: what is drawn, or None where it is no tiling.
-        problem: why it is none, with the smallest fix.
+        problem: why it is none, with a fix.
     """
 
     def __init__(

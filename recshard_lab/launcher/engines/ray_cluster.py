@@ -46,13 +46,13 @@ def connected(address: str | None) -> Any:
     try:
         import ray
     except ImportError:
-        raise LaunchError("launch(engine='ray') needs Ray. Smallest change: pip install 'recshard-lab[ray]'.") from None
+        raise LaunchError("launch(engine='ray') needs Ray. Fix: pip install 'recshard-lab[ray]'.") from None
     if ray.is_initialized():
         known = ray.get_runtime_context().gcs_address
         if address not in (None, "auto", known):
             raise LaunchError(
                 f"launch(engine='ray', address={address!r}): this process is connected to the Ray cluster at {known}. "
-                "Smallest change: leave out address, or call ray.shutdown() first."
+                "Fix: leave out address, or call ray.shutdown() first."
             )
         return ray
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
@@ -65,7 +65,7 @@ def connected(address: str | None) -> Any:
     except (OSError, ValueError) as error:
         raise LaunchError(
             f"launch(engine='ray', address={address!r}): no Ray cluster answers there ({error}). "
-            "Smallest change: start one with `ray start --head`, or leave out address to start one on this machine."
+            "Fix: start one with `ray start --head`, or leave out address to start one on this machine."
         ) from None
     return ray
 
@@ -88,7 +88,7 @@ def cluster_backend(address: str | None, backend: str | None, world_size: int) -
     if backend == "nccl" and gpus < world_size:
         raise LaunchError(
             f"launch(n={world_size}, backend='nccl', engine='ray'): NCCL needs one GPU a rank and the cluster has "
-            f"{gpus}. Smallest change: backend='gloo'."
+            f"{gpus}. Fix: backend='gloo'."
         )
     return backend or ("nccl" if gpus >= world_size else "gloo")
 
@@ -113,7 +113,7 @@ def layout(shape: Shape, available: Sequence[dict[str, float]]) -> int:
             if hosts > 1 and shape.link:
                 raise LaunchError(
                     f"launch(nodes={shape.nodes}, engine='ray'): the nodes are machines of the cluster, and the link "
-                    "between real machines cannot be emulated. Smallest change: leave out inter_node_latency_ms and "
+                    "between real machines cannot be emulated. Fix: leave out inter_node_latency_ms and "
                     "inter_node_gbps."
                 )
             return hosts
@@ -121,7 +121,7 @@ def layout(shape: Shape, available: Sequence[dict[str, float]]) -> int:
     raise LaunchError(
         f"launch(n={shape.world_size}, nodes={shape.nodes}, threads={shape.threads}, engine='ray'): no equal shares of "
         f"ranks fit the cluster's machines ({has}); a rank takes {shape.threads} CPU"
-        f"{' and a GPU' if shape.backend == 'nccl' else ''}. Smallest change: fewer ranks, or more machines."
+        f"{' and a GPU' if shape.backend == 'nccl' else ''}. Fix: fewer ranks, or more machines."
     )
 
 
@@ -141,7 +141,7 @@ class RayEngine:
                 raise LaunchError(
                     f"launch(n={shape.world_size}, engine='ray'): the cluster is large enough, but {PLACE_S:g} s were "
                     f"not enough to get its resources: now free are {ray.available_resources().get('CPU', 0):g} CPUs. "
-                    "Smallest change: end other work on the cluster, or fewer ranks."
+                    "Fix: end other work on the cluster, or fewer ranks."
                 )
             self._actors = [self._actor(rank) for rank in range(shape.world_size)]
             self._places = ray.get([actor.place.remote() for actor in self._actors], timeout=ACTORS_S)

@@ -88,7 +88,7 @@ def register_scheme(scheme: Scheme) -> Scheme:
         PlanError: it lacks a part of `Scheme`, or claims to be replicated under another name than data_parallel.
     """
     if isinstance(scheme, type):
-        raise PlanError(f"register_scheme takes an instance. Smallest fix: register_scheme({scheme.__name__}())")
+        raise PlanError(f"register_scheme takes an instance. Fix: register_scheme({scheme.__name__}())")
     for part in ("name", "label", "replicated", "propose", "default"):
         if not hasattr(scheme, part):
             raise PlanError(f"scheme {scheme!r} lacks {part!r}; a scheme has name, label, replicated, propose, default")
@@ -112,7 +112,7 @@ def scheme_named(name: str) -> Scheme:
     if name not in _SCHEMES:
         raise PlanError(
             f"no scheme {name!r} is registered{nearest(name, _SCHEMES)}; known: {', '.join(_SCHEMES)}. "
-            f"Smallest fix: one of these names, or register_scheme(...)"
+            f"Fix: one of these names, or register_scheme(...)"
         )
     return _SCHEMES[name]
 
@@ -140,7 +140,7 @@ def usable_ranks(topology: Topology, constraints: ParameterConstraints | None) -
         if not named:
             raise PlanError(
                 f"none of the ranks {list(outside)} is in device_group {constraints.device_group!r} (ranks "
-                f"{list(group)}). Smallest fix: leave one of the two out"
+                f"{list(group)}). Fix: leave one of the two out"
             )
     forbidden = set(constraints.forbidden_ranks or ())
     if forbidden:
@@ -148,7 +148,7 @@ def usable_ranks(topology: Topology, constraints: ParameterConstraints | None) -
     usable = tuple(rank for rank in named if rank not in forbidden)
     if not usable:
         raise PlanError(
-            f"all of the ranks {list(named)} that a table may lie on are forbidden. Smallest fix: leave one of them "
+            f"all of the ranks {list(named)} that a table may lie on are forbidden. Fix: leave one of them "
             f"out of forbidden_ranks"
         )
     return usable
@@ -163,7 +163,7 @@ def _group(topology: Topology, name: str | None) -> tuple[int, ...] | None:
     known = f"; named groups: {', '.join(topology.device_groups)}" if topology.device_groups else ""
     raise PlanError(
         f"asks for device_group {name!r}{nearest(name, topology.device_groups)}, but all ranks are of kind "
-        f"{topology.compute_device!r}{known}. Smallest fix: leave device_group out"
+        f"{topology.compute_device!r}{known}. Fix: leave device_group out"
     )
 
 
@@ -182,12 +182,10 @@ def both_memories(topology: Topology, constraints: ParameterConstraints | None) 
 def check_ranks(ranks: Sequence[int], world_size: int) -> tuple[int, ...]:
     """`ranks` as a tuple, after refusing none at all and ones that do not exist."""
     if not ranks:
-        raise PlanError("ranks is empty. Smallest fix: name at least one rank, or leave ranks out")
+        raise PlanError("ranks is empty. Fix: name at least one rank, or leave ranks out")
     for rank in ranks:
         if not 0 <= rank < world_size:
-            raise PlanError(
-                f"rank {rank} does not exist with world_size {world_size}. Smallest fix: a rank below {world_size}"
-            )
+            raise PlanError(f"rank {rank} does not exist with world_size {world_size}. Fix: a rank below {world_size}")
     return tuple(ranks)
 
 
@@ -204,5 +202,5 @@ def place_default(
     raise PlanError(
         f"table {table.name!r} ({table.num_embeddings:,} x {table.embedding_dim:,}) cannot be cut "
         f"{scheme.name} "
-        f"over {topology.world_size} ranks. Smallest fix: table_wise"
+        f"over {topology.world_size} ranks. Fix: table_wise"
     )

@@ -61,7 +61,7 @@ class ColumnWise:
             raise PlanError(
                 f"table {table.name!r} has {table.embedding_dim} columns, which cannot be cut into "
                 f"{len(usable)} "
-                f"pieces of at least {unit_of(table.embedding_dim)}. Smallest fix: {most} ranks or fewer"
+                f"pieces of at least {unit_of(table.embedding_dim)}. Fix: {most} ranks or fewer"
             )
         return Proposal(self.name, pieces(table, widths(table, len(usable)))).placed(usable)
 

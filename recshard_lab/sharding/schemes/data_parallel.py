@@ -50,5 +50,5 @@ class DataParallel:
         raise PlanError(
             f"table {table.name!r}: data_parallel keeps a replica on every rank, but "
             f"ranks={list(ranks or ())!r} "
-            f"with world_size {topology.world_size}. Smallest fix: leave ranks out"
+            f"with world_size {topology.world_size}. Fix: leave ranks out"
         )

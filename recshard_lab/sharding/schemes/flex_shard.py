@@ -95,7 +95,7 @@ def hot_and_cold(
     if not 0 <= hot_rows < rows:
         raise PlanError(
             f"table {table.name!r} has {rows:,} rows, of which hot_rows={hot_rows!r} cannot lie on every rank and the "
-            f"others elsewhere. Smallest fix: a number from 0 to {rows - 1:,}, or data_parallel for all"
+            f"others elsewhere. Fix: a number from 0 to {rows - 1:,}, or data_parallel for all"
         )
     hot: Rect = ((0, hot_rows), cols)
     cold = stripes(rows - hot_rows, table.embedding_dim, len(ranks)) if sizes is None else _of_sizes(sizes, cols)

@@ -91,7 +91,7 @@ def checkerboard(
     if len(nodes) > most:
         raise PlanError(
             f"table {table.name!r} has {table.embedding_dim} columns, which cannot be cut into {len(nodes)} pieces "
-            f"of at least {unit_of(table.embedding_dim)}, one a node. Smallest fix: {most} node(s) or fewer"
+            f"of at least {unit_of(table.embedding_dim)}, one a node. Fix: {most} node(s) or fewer"
         )
     rects: list[Rect] = []
     where: list[int] = []

@@ -79,7 +79,7 @@ def ranks_of_one_node(
     if len(nodes) > 1:
         raise PlanError(
             f"table {table.name!r}: {name} keeps a table on one node, but ranks={list(ranks)!r} live on "
-            f"{len(nodes)} nodes of {topology.local_world_size} ranks. Smallest fix: ranks={list(nodes[0])!r}"
+            f"{len(nodes)} nodes of {topology.local_world_size} ranks. Fix: ranks={list(nodes[0])!r}"
         )
     return usable
 
@@ -93,7 +93,7 @@ def ranks_of_host(host_index: int, topology: Topology) -> tuple[int, ...]:
     if isinstance(host_index, bool) or not isinstance(host_index, int) or not 0 <= host_index < topology.num_nodes:
         raise PlanError(
             f"host_index {host_index!r} does not exist: {topology.world_size} ranks in nodes of "
-            f"{topology.local_world_size} are {topology.num_nodes} node(s). Smallest fix: an index below "
+            f"{topology.local_world_size} are {topology.num_nodes} node(s). Fix: an index below "
             f"{topology.num_nodes}, or local_size= of the nodes there are"
         )
     return tuple(range(host_index * topology.local_world_size, (host_index + 1) * topology.local_world_size))

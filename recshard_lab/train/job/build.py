@@ -174,7 +174,7 @@ def _topology(said: PlanSection, env: ShardingEnv, device: torch.device) -> Topo
         machine = Topology(env.world_size, compute_device=device.type, local_world_size=env.local_world_size)
     if said.memory_gb is None:
         return machine
-    cap = int(said.memory_gb * 1024**3)
+    cap = int(said.memory_gb * 1e9)
     return replace(machine, hbm_cap=cap) if machine.compute_device == "cuda" else replace(machine, ddr_cap=cap)
 
 

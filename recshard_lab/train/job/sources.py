@@ -103,5 +103,5 @@ def check_features(model: torch.nn.Module, source: SampleSource) -> None:
         if feature not in known:
             raise ValueError(
                 f"{source.source} has a feature {feature!r} that the model does not know{nearest(feature, known)}; it "
-                f"knows: {', '.join(known)}. Smallest fix: features: [{', '.join(known)}]"
+                f"knows: {', '.join(known)}. Fix: features: [{', '.join(known)}]"
             )

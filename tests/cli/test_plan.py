@@ -246,6 +246,18 @@ def test_a_plan_is_checked_by_itself_and_against_its_tables(tables: Path, tmp_pa
         said("--check", out)
 
 
+def test_check_uses_the_tables_and_the_ranks_that_you_pass(tables: Path, tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    said(tables, "--ranks", 3, "--out", out)
+    for given in ([], [tables]):
+        with pytest.raises(PlanError, match=r"plan.json: table '\w+' .*rank 2"):
+            said("--check", out, *given, "--ranks", 2)
+    tables.write_text(TABLES.replace("9000", "9001"))
+    assert "without holes or overlaps" in said("--check", out)
+    with pytest.raises(PlanError, match=r"plan.json: table 'movies' \(9,001 x 16\)"):
+        said("--check", out, tables)
+
+
 # ---- what is said of a plan ----
 
 

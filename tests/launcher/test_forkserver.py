@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import stat
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 import torch.distributed as dist
 
 from recshard_lab.launcher import LaunchError, RankError, Ranks, launch, zygote
-from recshard_lab.launcher.channel import Message
+from recshard_lab.launcher.channel import Channel, Message, socket_pair
 from recshard_lab.launcher.engines import engine_for
 from recshard_lab.launcher.engines.engine import kill_group
 from recshard_lab.launcher.forkserver import _BOOT, Forkserver, forkserver
@@ -243,6 +244,25 @@ def test_an_ended_rank_is_signalled_before_its_number_is_free(monkeypatch: pytes
     assert [message.kind for message in sent] == ["exited"]
     assert not psutil.pid_exists(child.pid)
     child.returncode = 0
+
+
+def test_a_process_that_is_not_a_rank_is_not_signalled() -> None:
+    ours, theirs = socket_pair()
+    here = zygote.Zygote.__new__(zygote.Zygote)
+    here.channel, here.ranks = Channel(theirs), set()
+    kernel = Channel(ours)
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as child:
+        for rank in (False, True):
+            here.ranks |= {child.pid} if rank else set()
+            ours.sendall(b"!")
+            kernel.send(Message("kill", 0, pickle.dumps((child.pid, int(signal.SIGKILL)))))
+            assert here.request()
+            if not rank:
+                time.sleep(0.1)
+                assert child.poll() is None
+        assert child.wait(5) == -signal.SIGKILL
+    kernel.close()
+    here.channel.close()
 
 
 def test_a_group_may_get_any_signal() -> None:

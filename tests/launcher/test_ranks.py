@@ -218,6 +218,20 @@ def test_a_time_limit_frees_even_collectives(ranks: Ranks) -> None:
     assert texts(ranks.exec(ALL_REDUCE)) == ["3.0"] * 3
 
 
+def test_an_answer_that_comes_late_is_not_that_of_the_next_cell(ranks: Ranks) -> None:
+    def leave(number: int, frame: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, leave)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(TimeoutError):  # the notebook leaves a cell that goes on
+            ranks.exec("import time; time.sleep(1)\n'late'")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert [result.text for result in ranks.exec("rank")] == ["0", "1", "2"]
+
+
 def test_lines_are_marked_by_rank_and_common_ones_shown_once(ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
     ranks.exec(
         "import sys\nprint('I am', rank)\nprint('loss', 0.5)\nprint('oh', file=sys.stderr)\nprint('end', end='')"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import select
 import signal
 import socket
 import subprocess
@@ -153,11 +154,16 @@ def test_another_start_method_is_another_shape(spawned: Ranks) -> None:
 class Sleeper:
     """A process that the spawn engine starts and that only sleeps."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("recshard_lab.launcher.engines.spawn._BOOT", "import time; time.sleep(60)")
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, first: str = "pass") -> None:
+        monkeypatch.setattr("recshard_lab.launcher.engines.spawn._BOOT", f"{first}\nimport time; time.sleep(60)")
         self.ends = [*(end.detach() for end in socket.socketpair()), *os.pipe()]
         self.endings: queue.SimpleQueue[Ending] = queue.SimpleQueue()
         self.rank = SpawnedRank({"rank": 0}, [self.ends[0], self.ends[3], self.ends[3]], self.endings.put)
+
+    def printed(self) -> bytes:
+        """What `first` wrote to `out`."""
+        assert select.select([self.ends[2]], [], [], 20)[0], "the process writes nothing"
+        return os.read(self.ends[2], 99)
 
     def close(self) -> None:
         for end in self.ends:
@@ -181,6 +187,36 @@ def test_other_threads_see_their_main_module_while_ranks_start(monkeypatch: pyte
         assert sleeper.endings.get(timeout=20) == -signal.SIGKILL
         sleeper.close()
     assert seen == {id(main)}
+
+
+def test_no_interrupt_reaches_a_starting_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    sleeper = Sleeper(monkeypatch, "import os; os.write(out.fileno(), b'started')")
+    os.kill(sleeper.rank.pid, signal.SIGINT)
+    assert sleeper.printed() == b"started"
+    sleeper.rank.kill(signal.SIGKILL)
+    assert sleeper.endings.get(timeout=20) == -signal.SIGKILL
+    sleeper.close()
+
+
+def test_a_killed_rank_leaves_no_process_in_a_separate_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = "import os, subprocess; child = subprocess.Popen(['sleep', '600'], start_new_session=True)"
+    sleeper = Sleeper(monkeypatch, f"{start}\nos.write(out.fileno(), str(child.pid).encode())")
+    child = psutil.Process(int(sleeper.printed()))
+    sleeper.rank.kill(signal.SIGKILL)
+    assert sleeper.endings.get(timeout=20) == -signal.SIGKILL
+    psutil.wait_procs([child], timeout=2)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    sleeper.close()
+
+
+def test_a_rank_adopts_what_its_processes_leave(spawned: Ranks) -> None:
+    spawned.exec(
+        "import os, psutil, subprocess\n"
+        "left = int(subprocess.check_output(['sh', '-c', 'setsid sleep 600 >/dev/null 2>&1 & echo $!']))\n"
+        "parent = psutil.Process(left).ppid()"
+    )
+    assert spawned.pull("parent") == spawned.pids
+    spawned.exec("psutil.Process(left).kill(); os.waitpid(left, 0)")
 
 
 def test_a_rank_that_other_code_has_reaped_is_reported_and_never_signalled(monkeypatch: pytest.MonkeyPatch) -> None:

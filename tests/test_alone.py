@@ -13,14 +13,14 @@ ALONE = {
     "keeps the time of a start": "begun = time.mono" + "tonic()\n",
     "interrupts": "signal.SIG" + "INT",
     "kills a rank": "os.ki" + "ll(ranks.pids[1], 9)",
-    "starts a kernel": "from jupyter_" + "client import KernelManager",
-    "starts a browser": "from play" + "wright.sync_api import Page",
 }
 BESIDE_OTHERS = {
     "waits until a deadline": "end = time.monotonic() + 20\nwhile time.monotonic() < end: pass",
     "measures its CPU time": "begun = time.process_time()",
     "kills itself": "os.kill(os.getpid(), 9)",
     "names a runtime": "runtime = 3",
+    "starts a kernel": "from jupyter_client import KernelManager",
+    "starts a browser": "from playwright.sync_api import Page",
 }
 
 
@@ -42,31 +42,20 @@ def test_other_files_run_beside_each_other(tmp_path: Path, monkeypatch: pytest.M
     assert why_alone(written(tmp_path, monkeypatch, test_it=line)) == ""
 
 
-@pytest.mark.parametrize("line", ["from tests.helper import start", "from tests import helper as h, other"])
-def test_a_kernel_that_a_helper_of_a_helper_starts_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
-) -> None:
-    kernel = ALONE["starts a kernel"]
-    file = written(tmp_path, monkeypatch, test_it=line, helper="from tests.deeper import start", deeper=kernel)
-    assert why_alone(file) == "starts a kernel (deeper.py)"
+@pytest.mark.parametrize("name", ["lab/test_soak", "binder/test_binder", "launcher/test_ranks"])
+def test_files_that_measure_or_stop_ranks_are_alone(name: str) -> None:
+    assert is_alone(TESTS / f"{name}.py")
 
 
 @pytest.mark.parametrize(
     "name",
     [
+        "lab/test_report",
         "browser/test_every_widget",
-        "notebooks/test_notebooks",
-        "lab/test_soak",
-        "binder/test_binder",
-        "launcher/test_ranks",
+        "calibration/test_fit",
+        "comm/test_codecs",
+        "distributed/test_parity",
     ],
-)
-def test_files_that_start_kernels_browsers_or_stop_ranks_are_alone(name: str) -> None:
-    assert is_alone(TESTS / f"{name}.py")
-
-
-@pytest.mark.parametrize(
-    "name", ["lab/test_report", "calibration/test_fit", "comm/test_codecs", "distributed/test_parity"]
 )
 def test_files_that_only_compute_run_beside_others_in_any_room(name: str) -> None:
     assert not is_alone(TESTS / f"{name}.py")

@@ -26,6 +26,7 @@ from tests.notebooks.runs import keep
 pytest.importorskip("playwright", reason="needs playwright: pip install -e '.[test]'")
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.alone,  # its runs are measured
     pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"needs Chromium at {CHROMIUM}"),
 ]
 

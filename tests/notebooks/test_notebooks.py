@@ -9,6 +9,8 @@ import pytest
 
 from tests.notebooks.runs import FOLDER, STATIC, run
 
+pytestmark = pytest.mark.alone  # `run` measures
+
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 MOST_LINES, MOST_SECONDS, MOST_BYTES = 10, 60, 300_000
 

@@ -6,3 +6,8 @@
 import os
 
 SWEEP = os.environ.get("RECSHARD_SWEEP") == "1"
+
+
+def cases(in_sweep: int) -> int:
+    """How many random problems a test of the planner draws: a third of them in the gate."""
+    return in_sweep if SWEEP else in_sweep // 3

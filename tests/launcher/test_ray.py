@@ -35,7 +35,8 @@ def address() -> Iterator[str]:
 
     small = {"num_cpus": 2, "object_store_memory": 100 << 20}
     folder = tempfile.mkdtemp(prefix="rs-ray-")  # short: it holds sockets
-    cluster = Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False, "temp_dir": folder})
+    os.environ["RAY_TMPDIR"] = folder  # Ray writes its address there, too
+    cluster = Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False})
     try:
         cluster.add_node(**small)
         ray.init(address=cluster.address, log_to_driver=False)
@@ -43,6 +44,7 @@ def address() -> Iterator[str]:
     finally:
         ray.shutdown()
         cluster.shutdown()
+        del os.environ["RAY_TMPDIR"]
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -21,6 +21,7 @@ from recshard_lab.sharding import (
     unregister_scheme,
 )
 from tests.planner.problems import random_tables, table
+from tests.sweep import cases
 
 
 @st.composite
@@ -51,7 +52,7 @@ def problems(draw: st.DrawFn) -> tuple[list[EmbeddingBagConfig], Topology, dict[
     return tables, topology, constraints, Workload(draw(st.integers(1, 64)), optimizer=optimizer)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=cases(150))
 @given(problems())
 def test_every_plan_tiles_fits_and_keeps_the_constraints(problem: Any) -> None:
     tables, topology, constraints, workload = problem

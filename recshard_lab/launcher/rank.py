@@ -100,7 +100,7 @@ class Rank:
         self.asked_to_stop: int | None = None  # the cell that is to end, begun or not
         self.stopped_at: tuple[int, Line | None] | None = None  # where the last interrupt met the main thread
         self.shield = False  # an interrupt has to wait
-        self.rebuilding = False
+        self.rebuilding = False  # the work that is answered is a rebuild: no signal handler may end it
         self.shown = threading.Event()
         self.recorder = Recorder()
         self.attached: int | None = None  # shared memory that goes with the next answer
@@ -120,6 +120,7 @@ class Rank:
                 flush()
                 end_children()
                 return 0
+            self.rebuilding = message.kind == "rebuild"
             self.answer(message.cell, partial(getattr(self, f"do_{message.kind}"), message))
 
     # -- the main thread ---------------------------------------------------------------------------
@@ -233,14 +234,10 @@ class Rank:
 
     def do_rebuild(self, message: Message) -> None:
         store, names, count = pickle.loads(message.payload)
-        self.rebuilding = True
-        try:
-            if names:
-                groups.rebuild(store, names, count, self.device)
-            else:
-                groups.reconnect(store, self.rank, self.world_size, self.spec["backend"], self.device)
-        finally:
-            self.rebuilding = False
+        if names:
+            groups.rebuild(store, names, count, self.device)
+        else:
+            groups.reconnect(store, self.rank, self.world_size, self.spec["backend"], self.device)
 
     def display(self, *values: Any, **_: Any) -> None:
         """Shows values in the notebook, marked with this rank. A process that the rank forked prints their text."""

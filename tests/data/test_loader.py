@@ -73,6 +73,13 @@ def test_an_order_visits_every_sample_once_however_it_is_cut(
     assert whole == list(SampleOrder(size, seed, 2, window=window).stretch(0, size))
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_windows_hold_the_samples_between_their_ends(seed: int) -> None:
+    order = SampleOrder(100, seed, 0, window=48)  # 34 blocks of 3 samples, the last of 1, 16 to a window
+    assert [len(order._window(n)) for n in range(len(order.ends))] == np.diff(order.ends, prepend=0).tolist()
+    assert order.ends[-1] == 100
+
+
 def test_a_set_larger_than_the_window_is_mixed_over_its_whole_length() -> None:
     order = np.array(SampleOrder(1 << 16, seed=0, epoch=0, window=1 << 10).stretch(0, 1 << 16))
     halves = order.reshape(2, -1)

@@ -15,6 +15,7 @@ import pytest
 from recshard_lab.launcher import RankError, Ranks, launch
 from recshard_lab.launcher.cell import bundle
 from recshard_lab.launcher.channel import Channel
+from recshard_lab.launcher.rank import DEPTH
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -131,6 +132,20 @@ def test_any_name_and_value_may_be_a_variable(pair: Ranks, cell: str, undo: str)
     pair.exec(undo)
 
 
+LOWEST_LIMIT = """
+for limit in range(1, 99):
+    try: sys.setrecursionlimit(limit); break
+    except RecursionError: pass
+"""
+
+
+def test_a_rank_answers_after_a_cell_that_left_the_lowest_recursion_limit(pair: Ranks) -> None:
+    with suppress(RankError):  # a RecursionError: the end of the cell needs more
+        pair.exec(LOWEST_LIMIT)
+    assert pair.pull("sys.getrecursionlimit()") == [DEPTH] * 2
+    pair.exec("sys.setrecursionlimit(1000)")
+
+
 def test_a_signal_handler_may_raise_between_cells(pair: Ranks) -> None:
     pair.exec("import signal\nsignal.signal(signal.SIGUSR1, lambda *_: 1 / 0)\nme = os.getpid()")
     for pid in pair.pids:
@@ -138,23 +153,40 @@ def test_a_signal_handler_may_raise_between_cells(pair: Ranks) -> None:
     assert pair.pull("me") == pair.pids
 
 
-def test_signals_whose_handler_raises_lose_no_message(pair: Ranks) -> None:
-    """Thousands of signals, so that some arrive between taking a message and beginning its cell."""
+def begin_signals(pair: Ranks) -> None:
+    """Thousands of signals a second to each rank, whose handler raises, until `end_signals`."""
     pair.exec(
         "import signal, threading\nsignal.signal(signal.SIGUSR2, lambda *_: 1 / 0)\non = threading.Event()\n"
         "def kill():\n    while not on.wait(1e-3): os.kill(os.getpid(), signal.SIGUSR2)\n"
         "errors = os.dup(2)\nos.dup2(os.open(os.devnull, os.O_WRONLY), 2)"  # the tracebacks
     )
     pair.exec("killer = threading.Thread(target=kill); killer.start()")
+
+
+def end_signals(pair: Ranks) -> None:
+    pair.exec("on.set()")
+    pair.exec("killer.join()\nos.dup2(errors, 2)\nsignal.signal(signal.SIGUSR2, signal.SIG_DFL)")
+
+
+def test_signals_whose_handler_raises_lose_no_message(pair: Ranks) -> None:
+    """Thousands of signals, so that some arrive between taking a message and beginning its cell."""
+    begin_signals(pair)
     came = 0
     for cell in ["os.getpid()"] * 200 + ["on.set()"]:
         with suppress(RankError):  # the handler has raised while the cell ran
             came += len(pair.exec(cell, timeout_s=10))
         assert pair.usable
     assert came > 0
-    pair.exec("on.set()")
-    pair.exec("killer.join()\nos.dup2(errors, 2)\nsignal.signal(signal.SIGUSR2, signal.SIG_DFL)")
+    end_signals(pair)
     assert pair.pull("os.getpid()") == pair.pids
+
+
+def test_signals_whose_handler_raises_end_no_rebuild_of_groups(pair: Ranks) -> None:
+    begin_signals(pair)
+    for _ in range(3):
+        with pytest.raises(RankError, match="Process groups were rebuilt"):
+            pair.exec("if rank == 1: raise ValueError('boom')\ndist.barrier()")
+    end_signals(pair)
 
 
 def test_streams_may_be_deleted(pair: Ranks) -> None:

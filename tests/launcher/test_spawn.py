@@ -190,7 +190,11 @@ def test_other_threads_see_their_main_module_while_ranks_start(monkeypatch: pyte
 
 
 def test_no_interrupt_reaches_a_starting_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    sleeper = Sleeper(monkeypatch, "import os; os.write(out.fileno(), b'started')")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore interrupts
+    try:
+        sleeper = Sleeper(monkeypatch, "import os; os.write(out.fileno(), b'started')")
+    finally:
+        signal.signal(signal.SIGINT, before)
     os.kill(sleeper.rank.pid, signal.SIGINT)
     assert sleeper.printed() == b"started"
     sleeper.rank.kill(signal.SIGKILL)
@@ -233,3 +237,17 @@ def test_a_rank_that_other_code_has_reaped_is_reported_and_never_signalled(monke
     sleeper.close()
     assert ending == "ended, and other code of this process took its exit code"
     assert killed == []
+
+
+def test_a_number_that_is_free_again_is_not_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other code has reaped the rank, and the thread that waits for its end has not noticed yet."""
+    killed: list[int] = []
+    monkeypatch.setattr("recshard_lab.launcher.engines.spawn.kill_group", lambda pid, number: killed.append(pid))
+    child = subprocess.Popen(["true"])
+    rank = SpawnedRank.__new__(SpawnedRank)
+    rank.pid, rank._reaping, rank._ended, rank._pidfd = child.pid, threading.Lock(), False, os.pidfd_open(child.pid)
+    rank.kill(signal.SIGTERM)
+    child.wait()
+    rank.kill(signal.SIGTERM)
+    os.close(rank._pidfd)
+    assert killed == [child.pid]

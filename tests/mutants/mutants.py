@@ -422,7 +422,7 @@ MUTANTS = [
         "data/order.py",
         "            sizes[self.blocks == blocks - 1] = size - (blocks - 1) * self.block\n",
         "            sizes[-1] = size - (blocks - 1) * self.block\n",
-        "data/test_loader.py -k visits_every_sample",
+        "data/test_loader.py -k windows_hold",
     ),
     Mutant(
         "data: batches ahead at the end of an epoch are lost",
@@ -579,7 +579,7 @@ MUTANTS = [
         "launcher/rank.py",
         "sys.setrecursionlimit(max(sys.getrecursionlimit(), DEPTH))",
         "sys.setrecursionlimit(sys.getrecursionlimit())",
-        "launcher/test_odd_cells.py -k any_name_and_value",
+        "launcher/test_odd_cells.py -k lowest_recursion_limit",
     ),
     Mutant(
         "odd cells: a signal handler may raise between cells",
@@ -593,7 +593,7 @@ MUTANTS = [
         "launcher/rank.py",
         "if self.rank.running is not None and not self.rank.rebuilding:",
         "if self.rank.running is not None:",
-        "launcher/test_odd_cells.py -k handler",
+        "launcher/test_odd_cells.py -k end_no_rebuild",
     ),
     # ---- forkserver and spawn ----
     Mutant(
@@ -686,7 +686,7 @@ MUTANTS = [
         "launcher/engines/spawn.py",
         "if not self._ended and self._unreaped():",
         "if not self._ended:",
-        "launcher/test_spawn.py -k reaped",
+        "launcher/test_spawn.py -k free_again",
     ),
     Mutant(
         "spawn: a rank adopts no orphans",

@@ -89,6 +89,7 @@ def bench(
     ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds.")] = False,
     only: Annotated[list[str] | None, typer.Option(help="Part of a case's name; may be given again.")] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="The source lines that cause what is counted.")] = False,
 ) -> None:
     """Measure the figures that this library promises."""
     from recshard_lab import bench as benches
@@ -101,7 +102,7 @@ def bench(
             table.add_row(known, escape(benches.benchmark_named(known).about))
         console.print(table)
         return
-    figures = benches.benchmark_named(name).run(with_torchrec=with_torchrec, quick=quick, only=only)
+    figures = benches.benchmark_named(name).run(with_torchrec=with_torchrec, quick=quick, only=only, lines=lines)
     if with_peers:
         figures += benches.benchmark_named(f"{name}_peers").figures()
     if json:

@@ -138,8 +138,9 @@ class PendingInput:
             read = [read_head(chunk, own, lanes) for chunk, own in zip(chunks, self.segments, strict=True)]
             heads = [own.head for own in read]
             by_source = [own.counts() for own in read]
-            lengths = pad_lanes([own.lengths[:first] for own in read])
-            copies = pad_lanes([own.lengths[first:] for own in read])
+            device = chunks[0].device
+            lengths = pad_lanes([own.lengths[:first] for own in read], device)
+            copies = pad_lanes([own.lengths[first:] for own in read], device)
             copy_bags = [own.bags[first:] for own in read]
             bags = [own.bags[:first] for own in read] if VARIABLE in self.segments else None
             segments = [lengths.shape[1]] if bags else [without_header(own) for own in self.segments]
@@ -379,12 +380,12 @@ def _bags(part: BlockIds | Found) -> int:
     return part.lengths[2] - part.lengths[1]
 
 
-def pad_lanes(lengths: Sequence[Sequence[Tensor]]) -> Tensor:
-    """Lengths by source and lane -> ``[L, most bags of a lane]``, a lane's sources one after the other."""
+def pad_lanes(lengths: Sequence[Sequence[Tensor]], device: torch.device) -> Tensor:
+    """Lengths by source and lane -> ``[L, most bags of a lane]`` on ``device``, a lane's sources in order."""
     lanes = [torch.cat(own) if len(own) > 1 else own[0] for own in zip(*lengths, strict=True)]
     most = max((own.numel() for own in lanes), default=0)
     if not lanes:
-        return torch.zeros(0, 0, dtype=torch.int64)
+        return torch.zeros(0, 0, dtype=torch.int64, device=device)
     return torch.stack([own if own.numel() == most else pad(own, (0, most - own.numel())) for own in lanes])
 
 

@@ -103,7 +103,7 @@ class KernelGroup:
         if len({part.lengths[2] - part.lengths[1] for part in own}) == 1:
             lengths = join(part.lengths for part in own).view(len(own), -1)
         else:
-            lengths = pad_lanes([[join([part.lengths]) for part in own]])
+            lengths = pad_lanes([[join([part.lengths]) for part in own]], home.replicas[0].ids[0].device)
         weights = [part.weights for part in own if part.weights is not None]
         return join(part.ids for part in own), self._offsets(lengths), join(weights) if weights else None
 

@@ -308,15 +308,18 @@ def sharded_tensor(
     kind = next((tensor.device.type for tensor in held.values() if tensor.device.type != "cpu"), "cpu")
     ranks = torch.distributed.get_process_group_ranks(env.pg)  # placements name ranks of the default group
     axes = 2 if matrix else 1
-    metadata = [
-        ShardMetadata(
-            shard_offsets=[shard.rows[0], shard.cols[0]][:axes],
-            shard_sizes=[shard.num_rows, shard.num_cols][:axes],
-            placement=f"rank:{ranks[shard.rank]}/"
-            + ("cpu" if kind == "cpu" or shard.tier == DDR else f"{kind}:{ranks[shard.rank]}"),
+    metadata = []
+    for position, shard in enumerate(shards):
+        device = "cpu" if kind == "cpu" or shard.tier == DDR else f"{kind}:{shard.rank % env.local_world_size}"
+        if position in held:  # a process may see one device of its node alone, as number 0
+            device = str(held[position].device)
+        metadata.append(
+            ShardMetadata(
+                shard_offsets=[shard.rows[0], shard.cols[0]][:axes],
+                shard_sizes=[shard.num_rows, shard.num_cols][:axes],
+                placement=f"rank:{ranks[shard.rank]}/{device}",
+            )
         )
-        for shard in shards
-    ]
     local = [LocalShard(tensor if matrix else tensor.view(-1), metadata[position]) for position, tensor in held.items()]
     return ShardedTensor._init_from_local_shards_and_global_metadata(
         local,

@@ -3,7 +3,7 @@
 A linear layer of I inputs and O outputs takes 2 I O operations a sample forward, as many for the gradient of its weight
 and as many for that of its input. A low-rank cross layer of width d and rank r is two linear layers, d x r and r x d,
 a multiplication and an addition. Launches are those that torch dispatches, one a matrix product, activation, sum of a
-bias' gradient, or sum of two gradients (`recshard bench launches` counts them on the real modules).
+bias' gradient, or sum of two gradients (`recshard bench mlperf-launches` counts them on the real modules).
 """
 
 from dataclasses import dataclass

@@ -84,7 +84,7 @@ class MLPerfExample(Shown):
             (
                 "tables' launches",
                 f"{sparse}",
-                f"counted operators of this library on two CPU ranks (recshard bench launches): {own}",
+                f"counted operators of this library on two CPU ranks (recshard bench mlperf-launches): {own}",
             ),
             ("formats on the wire", "fp32", "assumed: no codecs"),
             ("the machine", "h100", "the preset below; launch_us and tf32_share take the place of two of its figures"),

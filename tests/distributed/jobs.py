@@ -23,6 +23,7 @@ from recshard_lab import (
     ShardingPlan,
 )
 from recshard_lab.comm import trace
+from recshard_lab.distributed import DefaultDataParallelWrapper
 
 Bags = dict[str, list[list[int]]]  # feature -> sample -> ids
 Inverse = dict[str, list[int]]  # feature -> sample -> which of the feature's bags is its own
@@ -45,6 +46,7 @@ class Case:
     device: str = "cpu"
     codecs: Any = None  # a qcomm_codecs_registry
     out_of_range: str = "error"
+    find_unused: bool | None = None  # whether DDP searches each step for unused parameters; None is the default
     inverse: list[list[Inverse]] | None = None  # step -> rank -> how its bags make samples (variable batches)
 
     def inverses(self, step: int) -> list[Inverse | None]:
@@ -101,8 +103,9 @@ class Model(nn.Module):
 def _sum_rows(jagged: Any) -> Tensor:
     """``[B, D]`` sums of a jagged tensor, by plain torch."""
     lengths = jagged.lengths()
-    bag = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)
-    return torch.zeros(lengths.numel(), jagged.values().shape[1]).index_add(0, bag, jagged.values())
+    rows = jagged.values()
+    bag = torch.repeat_interleave(torch.arange(lengths.numel(), device=rows.device), lengths)
+    return rows.new_zeros(lengths.numel(), rows.shape[1]).index_add(0, bag, rows)
 
 
 def batch_of(bags: Bags, weighted: bool = False, inverse: Inverse | None = None) -> KeyedJaggedTensor:
@@ -167,7 +170,11 @@ def sharded_model(case: Case) -> tuple[DistributedModelParallel, Model]:
         EmbeddingCollectionSharder(fused, case.codecs, backend=case.backend),
     ]
     plan = ShardingPlan.from_json(case.plan)
-    return DistributedModelParallel(model, device=case.device, plan=plan, sharders=sharders), model
+    wrapper = DefaultDataParallelWrapper(find_unused_parameters=case.find_unused)
+    dmp = DistributedModelParallel(
+        model, device=case.device, plan=plan, sharders=sharders, data_parallel_wrapper=wrapper
+    )
+    return dmp, model
 
 
 def train_sharded(case: Case) -> Result:

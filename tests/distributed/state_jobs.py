@@ -21,7 +21,7 @@ from recshard_lab import (
     ShardingEnv,
     ShardingPlan,
 )
-from recshard_lab.distributed import checkpoint_writer
+from recshard_lab.distributed import DefaultDataParallelWrapper, checkpoint_writer
 from recshard_lab.distributed.checkpoint import load_checkpoint, save_checkpoint
 from recshard_lab.distributed.pretrained import load_pretrained
 from tests.distributed.jobs import Case, Model, batch_of, labels_of
@@ -35,7 +35,10 @@ def build(case: Case, plan: str | None = None, env: ShardingEnv | None = None) -
         EmbeddingCollectionSharder(fused_params=fused, backend=case.backend),
     ]
     chosen = ShardingPlan.from_json(plan if plan is not None else case.plan)
-    return DistributedModelParallel(Model(case), env, case.device, plan=chosen, sharders=sharders)
+    wrapper = DefaultDataParallelWrapper(find_unused_parameters=case.find_unused)
+    return DistributedModelParallel(
+        Model(case), env, case.device, plan=chosen, sharders=sharders, data_parallel_wrapper=wrapper
+    )
 
 
 def train(dmp: DistributedModelParallel, dense: torch.optim.Optimizer, case: Case, steps: list[Any]) -> list[float]:
@@ -46,7 +49,8 @@ def train(dmp: DistributedModelParallel, dense: torch.optim.Optimizer, case: Cas
         global_batch = sum(len(next(iter(each.values()))) for each in ranks)
         _, logits, _ = dmp(batch_of(ranks[rank], case.weighted).to(case.device))
         dense.zero_grad()
-        summed = nn.functional.binary_cross_entropy_with_logits(logits, labels_of(ranks[rank]), reduction="sum")
+        labels = labels_of(ranks[rank]).to(case.device)
+        summed = nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
         (summed * world / global_batch).backward()
         dense.step()
         losses.append(float(summed.detach() / global_batch))
@@ -221,7 +225,10 @@ def measured_peak(plans: list[str], rows: int, bound: int | None) -> tuple[int, 
 def dense_states(dense: torch.optim.Optimizer) -> list[Tensor]:
     """What a torch optimizer keeps about parameters that are whole on every rank."""
     return [
-        v.clone() for group in dense.param_groups for p in group["params"] for _, v in sorted(dense.state[p].items())
+        v.cpu().clone()
+        for group in dense.param_groups
+        for p in group["params"]
+        for _, v in sorted(dense.state[p].items())
     ]
 
 

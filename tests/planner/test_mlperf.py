@@ -6,7 +6,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from recshard_lab import mlperf
-from recshard_lab.bench.launches import dense_launches, sparse_launches
+from recshard_lab.bench.mlperf_launches import dense_launches, sparse_launches
 from recshard_lab.embedding import EmbeddingBagCollection
 from recshard_lab.models import DLRM_DCN
 from recshard_lab.planner import (

@@ -12,7 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recshard_lab.embedding import EmbeddingBagConfig
-from recshard_lab.sharding import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan, Topology, scheme_named
+from recshard_lab.sharding import (
+    EmbeddingModuleShardingPlan,
+    ParameterSharding,
+    ShardingPlan,
+    Topology,
+    scheme_named,
+    scheme_names,
+)
 
 SGD, ROWWISE, ADAGRAD = "exact_sgd", "exact_row_wise_adagrad", "exact_adagrad"
 SHORT = {SGD: "SGD", ROWWISE: "row-wise Adagrad", ADAGRAD: "Adagrad"}
@@ -26,7 +33,8 @@ class StepCase:
     """What one training step is made of.
 
     Args:
-        layout: a registered scheme's name, "mixed": four schemes in one plan, "fused": one process without a plan.
+        layout: a registered scheme's name, "mixed": four schemes in one plan, "every_scheme": all registered ones in
+            one plan, "fused": one process without a plan.
         optimizer: fused into backward, by fbgemm's name.
         ids: "uniform", or "zipf": the k-th most frequent row of E is read with probability ~ 1 / k^1.2, and which row
             that is, is drawn, so that frequent rows lie anywhere.
@@ -75,14 +83,14 @@ class StepCase:
     def plan(self) -> ShardingPlan:
         """The same rectangles for both sides: the schemes' first proposals, their alternatives dealt in turn."""
         topology = Topology(self.ranks, local_world_size=self.local_ranks)
-        mix = ("table_wise", "row_wise", "column_wise", "data_parallel")
+        mixes = {"mixed": ("table_wise", "row_wise", "column_wise", "data_parallel"), "every_scheme": scheme_names()}
+        mix = mixes.get(self.layout, (self.layout,))
         entries = {}
         for i, name in enumerate(self.table_names()):
             table = EmbeddingBagConfig(
                 name=name, num_embeddings=self.rows, embedding_dim=self.dim, feature_names=[f"f{i}"]
             )
-            turn = i // len(mix) if self.layout == "mixed" else i
-            entries[name] = _cut(mix[i % 4] if self.layout == "mixed" else self.layout, table, topology, turn)
+            entries[name] = _cut(mix[i % len(mix)], table, topology, i // len(mix))
         return ShardingPlan({"": EmbeddingModuleShardingPlan(entries)})
 
     def bag_ids(self, rank: int, number: int) -> NDArray[np.int64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from recshard_lab.bench.apparatus.operators import as_one_operator
 from recshard_lab.bench.apparatus.step_case import StepCase
 
 
@@ -67,6 +69,20 @@ class Theirs:
         pooled = self.model(batch)
         return torch.cat([pooled[f"f{i}"] for i in range(self.case.tables)], 1) if ordered else pooled.values()
 
+    @contextmanager
+    def lookups_as_operators(self) -> Iterator[None]:
+        """Counts fbgemm's lookup as one operator forward and one backward."""
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen as Tbe
+
+        own = Tbe.forward
+        Tbe.forward = lambda tbe, *args, **kwargs: _OneLookup.apply(
+            torch.zeros((), requires_grad=True), lambda: own(tbe, *args, **kwargs)
+        )
+        try:
+            yield
+        finally:
+            Tbe.forward = own
+
     def step(self) -> None:
         """Data-parallel tables; the others were stepped in backward."""
         if self.dense is not None:
@@ -82,6 +98,22 @@ class Theirs:
                     yield table, row, col, shard.tensor
             else:
                 yield table, 0, 0, value.detach()
+
+
+class _OneLookup(torch.autograd.Function):
+    """A lookup whose forward and backward count as one operator each."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, look_up: Callable[[], Tensor]) -> Tensor:
+        with as_one_operator("lookup_forward"), torch.enable_grad():
+            ctx.rows = look_up()
+        return ctx.rows.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        with as_one_operator("lookup_backward"):
+            torch.autograd.backward(ctx.rows, grads[0])
+        return None, None
 
 
 class _Holder(nn.Module):

@@ -4,6 +4,7 @@
 
     {"do": "build", "case": {...}, "rectangles": {...}}     {"ok": true} or {"error": "..."}
     {"do": "steps", "count": 10}                            {"seconds": 0.21}
+    {"do": "operators"}                                     {"forward": 80, "backward": 40, "step": 0}
     {"do": "train", "count": 50, "out": "weights.npz"}      {"ok": true}
 """
 
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -44,6 +46,8 @@ class Worker:
         self.model, self.batches, self.done = None, [], 0
         gc.collect()
         case = from_dict(told["case"])
+        if told.get("backend") == "ledger":
+            import_module("recshard_lab.bench.ledger").register()
         torch.set_num_threads(case.threads)
         weights = case.first_weights() if told.get("comparing") else None
         numbers = (PARITY_LEARNING_RATE, PARITY_EPS) if told.get("comparing") else (LEARNING_RATE, EPS)
@@ -66,6 +70,23 @@ class Worker:
             self.model.step()
             self.done += 1
         return {"seconds": time.perf_counter() - begun}
+
+    def operators(self, told: Mapping[str, Any]) -> dict[str, Any]:
+        """Operators that one step dispatches, a lookup kernel counted as one forward and one backward."""
+        from recshard_lab.bench.apparatus.operators import OperatorCount
+
+        case = self.model.case
+        lengths = torch.full((case.tables * case.batch,), case.pooling, dtype=torch.long)
+        batch = self.model.batch(torch.from_numpy(case.bag_ids(self.rank, 0)), lengths)  # nothing of it is cached
+        counts = {name: OperatorCount() for name in ("forward", "backward", "step")}
+        with self.model.lookups_as_operators():
+            with counts["forward"]:
+                out = self.model.forward(batch)
+            with counts["backward"]:
+                out.backward(self.target)
+        with counts["step"]:
+            self.model.step()
+        return {name: count.total() for name, count in counts.items()}
 
     def train(self, told: Mapping[str, Any]) -> dict[str, Any]:
         """Steps towards a target, features in order; then this rank's part of the weights into a file."""
@@ -101,7 +122,7 @@ def main(side: str, rank: int, ranks: int, store: str) -> None:
     for line in sys.stdin:
         told = json.loads(line)
         try:
-            answer = {"build": worker.build, "steps": worker.steps, "train": worker.train}[told["do"]](told)
+            answer = getattr(worker, told["do"])(told)
         except Exception as error:
             text = str(error).strip().splitlines()
             answer = {"error": f"{type(error).__name__}: {text[0] if text else ''}"}

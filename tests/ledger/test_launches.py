@@ -1,0 +1,61 @@
+"""`recshard bench launches`: one mirrored process counts what real ranks count, and its rows keep what they promise."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+import recshard_lab
+from recshard_lab.bench import launches
+from recshard_lab.bench.apparatus.step_case import ROWWISE, SGD, StepCase, smaller
+from recshard_lab.bench.launches import StepCounts
+from tests.ledger.jobs import register
+
+LAYOUTS = [("table_wise", SGD), ("row_wise", SGD), ("mixed", SGD), ("column_wise", ROWWISE)]
+
+
+def small(layout: str, optimizer: str = SGD, ranks: int = 2) -> StepCase:
+    case = StepCase(layout, optimizer, "uniform", **launches.SIZES)
+    return replace(smaller(case, tables=8, rows=32, batch=32), ranks=ranks, local_ranks=ranks)
+
+
+def count_on_rank(case: StepCase) -> dict[str, Any]:
+    register("ledger")
+    return asdict(launches.count_second_step(case))
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[list[StepCounts]]:
+    """Counts of rank 0 of two real ranks, layout after layout."""
+    with recshard_lab.launch(2) as pair:
+        yield [StepCounts(**pair.run(count_on_rank, small(*layout))[0]) for layout in LAYOUTS]
+
+
+@pytest.fixture(scope="module")
+def mirrored() -> list[StepCounts]:
+    """The same counted in one process."""
+    return launches.count_in_new_process([small(*layout) for layout in LAYOUTS])
+
+
+@pytest.mark.parametrize("number", range(len(LAYOUTS)), ids=[layout for layout, _ in LAYOUTS])
+def test_a_mirrored_rank_counts_what_a_real_rank_counts(
+    real: list[StepCounts], mirrored: list[StepCounts], number: int
+) -> None:
+    assert mirrored[number] == real[number]
+    assert mirrored[number].collectives == (5 if LAYOUTS[number][1] == ROWWISE else 4)
+
+
+def test_rows_name_counts_and_the_lines_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launches, "cases", lambda: [small("row_wise", ranks=4)])
+    row, *most = launches.figures(lines=True)
+    assert row.name == "W=4 row_wise, SGD"
+    assert row.value == len(row.note.splitlines()) + 3 > row.beside["of them reads"]  # one line waits once a rank
+    assert "recshard_lab/distributed/input_dist.py:" in row.note
+    assert row.beside["kernels to join"] == 3
+    assert {figure.name for figure in most} >= {*launches.TO_REACH}
+
+
+def test_a_step_that_fails_on_the_device_is_told_with_its_error() -> None:
+    with pytest.raises(RuntimeError, match="W=2 diagonal, SGD could not be counted"):
+        launches.count_in_new_process([small("diagonal")])

@@ -1,0 +1,38 @@
+"""Moves, checkpoints and pipelines on a device give what they give on the CPU."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed import cases
+from tests.ledger import jobs
+from tests.ledger.test_step import FLAT, case_of
+
+PIPELINES = ["TrainPipelineBase", "TrainPipelineSparseDist", "PrefetchTrainPipelineSparseDist"]
+
+
+@pytest.mark.parametrize("optimizer", ["exact_sgd", "exact_row_wise_adagrad"])
+def test_live_resharding(ranks: Any, device: str, optimizer: str) -> None:
+    case = case_of(ranks.world_size, ["table_wise"], optimizer=optimizer)
+    case.steps += case.steps
+    orders = FLAT, FLAT[::-1], ["row_wise"]
+    plans = [cases.plan_of(cases.TABLES, order, ranks.world_size).to_json() for order in orders]
+    for wrong, differing in ranks.run(jobs.moved, case, device, plans):
+        assert not wrong
+        assert not differing
+
+
+def test_a_checkpoint_loads_under_another_plan_on_the_device_and_on_the_cpu(
+    ranks: Any, device: str, tmp_path: Path
+) -> None:
+    case = case_of(ranks.world_size, FLAT, optimizer="exact_row_wise_adagrad")
+    other = cases.plan_of(cases.TABLES, FLAT[1:], ranks.world_size).to_json()
+    assert ranks.run(jobs.saved_and_loaded, case, device, str(tmp_path / "saved"), other) == [[]] * ranks.world_size
+
+
+@pytest.mark.parametrize("kind", PIPELINES)
+def test_pipelines_equal_the_plain_loop_on_the_cpu(ranks: Any, device: str, kind: str) -> None:
+    for differing, losses, expected in ranks.run(jobs.pipelined, kind, device):
+        assert losses == pytest.approx(expected, rel=0 if device == "ledger" else 1e-5, abs=0)
+        assert not differing or device == "cuda"

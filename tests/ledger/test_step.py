@@ -1,0 +1,140 @@
+"""The whole step on a device equals the step on the CPU: every scheme, route and kind of batch."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from recshard_lab import CommType, EmbeddingModuleShardingPlan, RankError, ShardingPlan
+from recshard_lab.comm import QCommsConfig, get_qcomm_codecs_registry
+from recshard_lab.sharding import ROUTES
+from recshard_lab.sharding.schemes import scheme_names
+from tests.distributed import cases
+from tests.distributed.jobs import Case, Result
+from tests.ledger import jobs
+from tests.ledger.conftest import DEVICES
+
+FLAT = ["table_wise", "row_wise", "column_wise", "data_parallel"]
+SPLIT = [table for table in cases.TABLES if table["num_embeddings"] > 3]
+
+
+def case_of(world: int, schemes: list[str], **more: Any) -> Case:
+    """Tables dealt to schemes in turn; two steps."""
+    tables = more.pop("tables", cases.TABLES)
+    kernel = more.pop("kernel", "fused")
+    steps = cases.random_steps(5, tables, world, steps=2, samples=6)
+    plan = cases.plan_of(tables, schemes, world, kernel).to_json()
+    return Case(tables, plan, steps, find_unused=False, **more)
+
+
+def same(one: Result, other: Result, device: str) -> None:
+    """Outputs, losses, gradients and weights. The ledger computes on the CPU: there every bit is equal."""
+    exact = device == "ledger"
+    tolerance: Any = {"rtol": 0.0 if exact else 1e-5, "atol": 0.0 if exact else 1e-6, "equal_nan": True}
+    assert one.keys == other.keys
+    assert one.losses == pytest.approx(other.losses, rel=tolerance["rtol"], abs=0.0, nan_ok=True)
+    torch.testing.assert_close(one.outputs, other.outputs, **tolerance)
+    torch.testing.assert_close(one.dense_grads, other.dense_grads, **tolerance)
+    torch.testing.assert_close(one.weights, other.weights, **tolerance)
+
+
+def check(ranks: Any, case: Case, device: str) -> list[Result]:
+    """The results of the ranks on the device."""
+    results = ranks.run(jobs.beside_cpu, case, device)
+    for one, other in results:
+        same(one, other, device)
+    return [one for one, _ in results]
+
+
+@pytest.mark.parametrize("scheme", scheme_names())
+def test_every_scheme(ranks: Any, device: str, scheme: str) -> None:
+    (first, *_) = check(ranks, case_of(ranks.world_size, [scheme]), device)
+    if device == "ledger":
+        assert set(first.backends.values()) == {"ledger"}
+
+
+def test_all_schemes_in_one_plan_with_row_wise_adagrad(ranks: Any, device: str) -> None:
+    check(ranks, case_of(ranks.world_size, list(scheme_names()), optimizer="exact_row_wise_adagrad"), device)
+    check(ranks, case_of(ranks.world_size, FLAT[::-1], optimizer="exact_row_wise_adagrad"), device)
+
+
+def test_sequences(ranks: Any, device: str) -> None:
+    check(ranks, case_of(ranks.world_size, FLAT, tables=cases.sequence_tables(), sequence=True), device)
+    check(ranks, case_of(ranks.world_size, ["row_wise"], tables=cases.sequence_tables(), sequence=True), device)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_route(ranks: Any, device: str, route: str) -> None:
+    plan = cases.plan_of(SPLIT, ["row_wise"], ranks.world_size)
+    entries = {name: replace(entry, route=route) for name, entry in plan.tables().items()}
+    text = ShardingPlan({cases.PATH: EmbeddingModuleShardingPlan(entries)}).to_json()
+    case = case_of(ranks.world_size, ["row_wise"], tables=SPLIT)
+    check(ranks, replace(case, plan=text), device)
+
+
+def test_weighted_batches(ranks: Any, device: str) -> None:
+    check(ranks, case_of(ranks.world_size, FLAT, weighted=True), device)
+
+
+def test_variable_batches(ranks: Any, device: str) -> None:
+    case = case_of(ranks.world_size, FLAT)
+    check(ranks, replace(case, inverse=cases.random_inverses(7, case.steps)), device)
+    case = case_of(ranks.world_size, ["data_parallel"])
+    check(ranks, replace(case, inverse=cases.random_inverses(8, case.steps)), device)
+
+
+@pytest.mark.parametrize("scheme", ["data_parallel", "table_wise"])
+def test_variable_batches_without_a_bag(ranks: Any, device: str, scheme: str) -> None:
+    case = case_of(ranks.world_size, [scheme])
+    features = [name for table in case.tables for name in table["feature_names"]]
+    case.steps[1] = [{name: [] for name in features} for _ in range(ranks.world_size)]
+    empty = [[{name: [] for name in features} for _ in range(ranks.world_size)]]
+    check(ranks, replace(case, inverse=cases.random_inverses(7, case.steps[:1]) + empty), device)
+
+
+@pytest.mark.parametrize("policy", ["clamp", "ignore"])
+def test_ids_that_are_no_rows(ranks: Any, device: str, policy: str) -> None:
+    case = case_of(ranks.world_size, FLAT, out_of_range=policy)
+    for each in case.steps:
+        for bags in each:
+            for own in bags.values():
+                own[0] = [10_000, *own[0]] if own else []
+    check(ranks, case, device)
+
+
+@pytest.mark.parametrize("precision", [CommType.FP16, CommType.INT8])
+def test_codecs(ranks: Any, device: str, precision: CommType) -> None:
+    codecs = get_qcomm_codecs_registry(QCommsConfig(forward_precision=precision, backward_precision=CommType.BF16))
+    check(ranks, case_of(ranks.world_size, FLAT, codecs=codecs), device)
+
+
+def test_the_dense_kernel(ranks: Any, device: str) -> None:
+    check(ranks, case_of(ranks.world_size, FLAT, kernel="dense"), device)
+
+
+@pytest.mark.parametrize("optimizer", ["exact_sgd", "exact_row_wise_adagrad"])
+def test_the_native_kernel_on_the_device_itself(ranks: Any, device: str, optimizer: str) -> None:
+    for sequence in (False, True):
+        tables = cases.sequence_tables() if sequence else cases.TABLES
+        case = case_of(ranks.world_size, FLAT, tables=tables, sequence=sequence, backend="native", optimizer=optimizer)
+        for one, other in ranks.run(jobs.beside_cpu, case, device):
+            torch.testing.assert_close(one.weights, other.weights, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(one.outputs, other.outputs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("scheme", FLAT)
+def test_backward_never_waits_for_the_device(ranks: Any, device: str, scheme: str) -> None:
+    assert all(ranks.run(jobs.backward_alone, case_of(ranks.world_size, [scheme]), device))
+
+
+NO_SEARCH = pytest.mark.xfail(
+    strict=True,
+    raises=RankError,
+    reason="DDP's search for unused parameters needs pinned memory, which torch 2.13 gives no device written in Python",
+)
+
+
+@pytest.mark.parametrize("device", [pytest.param("ledger", marks=NO_SEARCH), DEVICES[1]], scope="module", indirect=True)
+def test_unused_parameters_are_found(ranks: Any, device: str) -> None:
+    check(ranks, replace(case_of(ranks.world_size, FLAT), find_unused=True), device)

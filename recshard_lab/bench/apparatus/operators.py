@@ -26,7 +26,7 @@ class OperatorCount(TorchDispatchMode):
     >>> with OperatorCount() as count:
     ...     _ = torch.ones(2).add(1).view(1, 2)
     >>> dict(count.launches)
-    {'fill_': 1, 'add': 1}
+    {'ones': 1, 'add': 1}
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Which test files need the machine for themselves.
 
-``.ci/run`` runs ``pytest -m "not alone"`` first, three files at a time, and then ``pytest -m alone``, one file at a time.
-A file is alone if its own text does one of these things:
+``.ci/run`` runs ``pytest -m "not alone"`` first, three files at a time. Then it runs ``pytest -m alone``, one file at a
+time. A file is alone if its own text does one of these things:
 
 - it reads a clock to measure. CPU time is no clock, as other processes do not add to it. Neither is a deadline, as in
   ``end = time.monotonic() + 20``;

@@ -119,6 +119,23 @@ def test_the_hosts_memory_has_an_end() -> None:
     assert not estimate(ample, tables(), topology(ddr=1), load()).fits
 
 
+def test_the_largest_table_leaves_a_hosts_memory_that_is_full() -> None:
+    """Tables of 6, 4 and 3 GiB; 6.5 GiB on the device, 8 GiB in the host's memory. The smallest table is read most."""
+    sizes = [
+        EmbeddingBagConfig(name=f"t{i}", num_embeddings=gib * GIB // 512, embedding_dim=128, feature_names=[f"f{i}"])
+        for i, gib in enumerate((6, 4, 3))
+    ]
+    where = Topology(1, "cuda", hbm_cap=int(6.5 * GIB), ddr_cap=8 * GIB, reserve_fraction=0.0)
+    read_most = Workload(batch_size=64, pooling_factors={"f2": 50.0}, zipf_alpha=1.1)
+    wish = {t.name: ParameterConstraints(compute_kernels=BOTH) for t in sizes}
+    plan = EmbeddingShardingPlanner(where, workload=read_most, constraints=wish).plan_tables(sizes)
+    assert {name: sharding.compute_kernel for name, sharding in plan.tables().items()} == {
+        "t0": "fused",
+        "t1": "fused_uvm",
+        "t2": "fused_uvm",
+    }
+
+
 def test_the_exact_solver_chooses_memories_too() -> None:
     small = tables()[2:]
     wish = {t.name: ParameterConstraints(compute_kernels=BOTH) for t in small}

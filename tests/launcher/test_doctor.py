@@ -12,10 +12,17 @@ import torch.distributed as dist
 from recshard_lab.launcher import RankError, Ranks, launch
 from recshard_lab.launcher.collectives import RING, Entered, Line, Position, Window
 from recshard_lab.launcher.doctor import card, diagnose, disagreeing
+from recshard_lab.launcher.forkserver import forkserver
 
 pytestmark = pytest.mark.timeout(60)
 
 PAIR = {"0": [0, 1]}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm() -> None:
+    """Ranks import torch's own modules before they know lines. Forks of a warm zygote have imported them."""
+    assert forkserver().warmed.wait(50)
 
 
 def spent(ranks: Ranks, source: str, capsys: pytest.CaptureFixture[str], timeout_s: float = 1.0) -> str:

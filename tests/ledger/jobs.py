@@ -61,6 +61,24 @@ def backward_alone(case: Case, device: str) -> int:
     return seen
 
 
+def built_bytes(case: Case, device: str) -> tuple[int, int]:
+    """Bytes on the device that a model keeps, and the most that building it took."""
+    register(device)
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        model = sharded_model(replace(case, device=device))
+        kept, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+        del model
+        return kept - before, peak - before
+    before = sum(ledger.live.values())
+    with ledger.record() as counts:
+        model = sharded_model(replace(case, device=device))
+    kept = sum(ledger.live.values())
+    del model
+    return kept - before, counts.peak_extra_bytes
+
+
 def moved(case: Case, device: str, plans: list[str]) -> tuple[list[str], list[str]]:
     """What a move changes, and what differs after more training between a moved and an unmoved model."""
     register(device)

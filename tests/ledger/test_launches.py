@@ -47,8 +47,11 @@ def test_a_mirrored_rank_counts_what_a_real_rank_counts(
 
 
 def test_rows_name_counts_and_the_lines_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "cases", lambda: [small("row_wise", ranks=4)])
-    row, *most = launches.figures(lines=True)
+    coded = replace(small("row_wise"), wire="fp16")
+    monkeypatch.setattr(launches, "cases", lambda: [small("row_wise", ranks=4), coded])
+    row, second, *most = launches.figures(lines=True)
+    assert second.name == "W=2 row_wise, SGD, fp16 messages"
+    assert "forward: _local_scalar_dense, recshard_lab/comm/codec_formats.py:" in second.note
     assert row.name == "W=4 row_wise, SGD"
     assert row.value == len(row.note.splitlines()) + 3 > row.beside["of them reads"]  # one line waits once a rank
     assert "recshard_lab/distributed/input_dist.py:" in row.note

@@ -109,6 +109,29 @@ def test_codecs(ranks: Any, device: str, precision: CommType) -> None:
     check(ranks, case_of(ranks.world_size, FLAT, codecs=codecs), device)
 
 
+def test_tables_in_host_memory(ranks: Any, device: str) -> None:
+    case = case_of(ranks.world_size, FLAT)
+    plan = ShardingPlan.from_json(case.plan)
+    entries = {
+        name: replace(entry, shards=[replace(shard, tier="ddr") for shard in entry.shards]) if number % 2 else entry
+        for number, (name, entry) in enumerate(plan.tables().items())
+    }
+    text = ShardingPlan({cases.PATH: EmbeddingModuleShardingPlan(entries)}).to_json()
+    check(ranks, replace(case, plan=text), device)
+
+
+def test_a_table_in_host_memory_is_never_whole_on_the_device(ranks: Any, device: str) -> None:
+    table = {"name": "big", "num_embeddings": 400_000, "embedding_dim": 16, "feature_names": ["a"]}  # 25.6 MB
+    entry = cases.plan_of([table], ["table_wise"], 1).tables()["big"]
+    kept, peaks = {}, {}
+    for tier in ("hbm", "ddr"):
+        placed = replace(entry, shards=[replace(shard, tier=tier) for shard in entry.shards])
+        plan = ShardingPlan({cases.PATH: EmbeddingModuleShardingPlan({"big": placed})}).to_json()
+        kept[tier], peaks[tier] = ranks.run(jobs.built_bytes, Case([table], plan, [], find_unused=False), device)[0]
+    assert kept["hbm"] >= 25_600_000 > 100_000 > kept["ddr"]
+    assert peaks["ddr"] < 20_000_000  # messages of 8 MiB each way
+
+
 def test_the_dense_kernel(ranks: Any, device: str) -> None:
     check(ranks, case_of(ranks.world_size, FLAT, kernel="dense"), device)
 

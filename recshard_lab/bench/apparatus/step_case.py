@@ -44,6 +44,7 @@ class StepCase:
         ranks, local_ranks: ranks in all, and of one virtual node.
         threads: of each rank.
         mean: pooled by mean instead of sum.
+        wire: number format of rows and gradients in messages, "fp32", "fp16", ...; TorchRec's side takes "fp32" alone.
     """
 
     layout: str
@@ -58,6 +59,7 @@ class StepCase:
     local_ranks: int = 2
     threads: int = 1
     mean: bool = False
+    wire: str = "fp32"
 
     @property
     def name(self) -> str:
@@ -69,7 +71,8 @@ class StepCase:
         threads = f", {self.threads} threads" if self.threads > 1 else ""
         nodes = f", 2 nodes x {self.local_ranks}" if self.local_ranks < self.ranks else ""
         mean = ", mean" if self.mean else ""
-        return f"{self.layout}{threads}{nodes}, {SHORT[self.optimizer]}, {self.ids}{mean}"
+        wire = f", {self.wire} messages" if self.wire != "fp32" else ""
+        return f"{self.layout}{threads}{nodes}, {SHORT[self.optimizer]}, {self.ids}{mean}{wire}"
 
     @property
     def samples(self) -> int:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recshard_lab.bench.apparatus.step_case import StepCase
+from recshard_lab.comm import CommType, QCommsConfig, Registry, get_qcomm_codecs_registry
 from recshard_lab.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recshard_lab.embedding import (
     EmbeddingBagCollection,
@@ -20,6 +21,12 @@ from recshard_lab.embedding import (
     PoolingType,
 )
 from recshard_lab.sparse import KeyedJaggedTensor
+
+
+def codecs_of(case: StepCase) -> Registry | None:
+    """What sharders take for the case's messages."""
+    kind = CommType(case.wire)
+    return None if kind is CommType.FP32 else get_qcomm_codecs_registry(QCommsConfig(kind, kind))
 
 
 class Ours:
@@ -61,7 +68,7 @@ class Ours:
                 {f"embedding_bags.{name}.weight": torch.from_numpy(w) for name, w in weights.items()}
             )
         fused = {"optimizer": EmbOptimType(case.optimizer), "learning_rate": learning_rate, "eps": eps}
-        sharder = EmbeddingBagCollectionSharder(fused, backend=backend)
+        sharder = EmbeddingBagCollectionSharder(fused, codecs_of(case), backend=backend)
         self.model = DistributedModelParallel(module, plan=case.plan(), sharders=[sharder])
 
     def batch(self, ids: Tensor, lengths: Tensor) -> Any:

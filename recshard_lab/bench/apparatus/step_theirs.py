@@ -30,6 +30,8 @@ class Theirs:
         from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
         from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
+        if case.wire != "fp32":
+            raise ValueError(f"messages in {case.wire} are not set up on this side")
         self.case = case
         tables = [
             EmbeddingBagConfig(

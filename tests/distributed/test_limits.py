@@ -20,7 +20,7 @@ from recshard_lab import (
     ShardingPlan,
 )
 from recshard_lab.comm import CommType, QCommsConfig, ShardingEnv, get_qcomm_codecs_registry
-from recshard_lab.distributed.replica_sync import average
+from recshard_lab.distributed.replica_sync import _combined, average
 
 MOST = 65504.0  # of FP16
 
@@ -106,6 +106,10 @@ def test_the_mean_of_numbers_whose_sum_overflows_fp16_is_exact(
 ) -> None:
     for apart, mean in ((False, 40_000.0), (True, 44_000.0)):
         assert two.run(averaged, dtype, numbers, copies, apart) == [[mean, mean]] * 2
+
+
+def test_the_mean_of_three_replicas_is_a_third_of_their_sum() -> None:
+    assert _combined(torch.tensor([[1.0, 4.0], [2.0, 4.0], [6.0, 4.0]])).tolist() == [3.0, 4.0]
 
 
 def synced(value: float) -> tuple[list[float], torch.dtype]:

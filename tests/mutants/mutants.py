@@ -213,7 +213,7 @@ MUTANTS = [
         "distributed/row_router.py",
         "chosen = (ids >= start) & (ids < end)",
         "chosen = (ids >= start) & (ids <= end)",
-        "distributed/test_hot_rows.py distributed/test_parity.py",
+        "distributed/test_parity.py -k 'pinwheel and W1 and exact_sgd'",
     ),
     # ---- routes ----
     Mutant(
@@ -722,6 +722,6 @@ MUTANTS = [
         "distributed/replica_sync.py",
         "total.div_(len(terms))",
         "total.div_(2)",
-        "distributed/test_two_dimensional.py -k 'averaged_when_asked and 1-True-exact_adagrad'",
+        "distributed/test_limits.py -k three_replicas",
     ),
 ]

@@ -21,6 +21,7 @@ from recshard_lab.bench.apparatus.step_case import BY_NODE, FLAT, ROWWISE, SGD, 
 
 WORLDS, NODES = (2, 8, 128), 2
 SIZES = {"tables": 26, "rows": 128, "dim": 64, "batch": 128, "pooling": 5}
+OWN_KERNELS = ("ledger_fbgemm", "native")  # what they do on a device besides looking up is counted too
 COUNT_S = 1800.0
 MOST = "most of all layouts"
 TARGETS = {
@@ -38,7 +39,7 @@ TO_REACH = {
 
 
 def cases() -> list[StepCase]:
-    """Every layout in every world, by node ones on two nodes; row norms over split columns; FP16 messages."""
+    """Every layout in every world, then what else costs waits: row norms, FP16 messages, this library's own kernels."""
     sizes: dict[str, Any] = SIZES
     found = []
     for ranks in WORLDS:
@@ -48,7 +49,7 @@ def cases() -> list[StepCase]:
             found.append(StepCase(layout, SGD, "uniform", ranks=ranks, local_ranks=local, **sizes))
         found.append(StepCase("column_wise", ROWWISE, "uniform", ranks=ranks, local_ranks=ranks, **sizes))
         found.append(StepCase("row_wise", SGD, "uniform", ranks=ranks, local_ranks=ranks, wire="fp16", **sizes))
-    return found
+    return [*found, *(StepCase("row_wise", SGD, "uniform", kernel=kernel, **sizes) for kernel in OWN_KERNELS)]
 
 
 def label(case: StepCase) -> str:
@@ -129,7 +130,8 @@ def _row(name: str, counts: StepCounts, lines: bool) -> Figure:
 def _most(counted: Mapping[str, StepCounts]) -> list[Figure]:
     """The largest of each count that is bounded."""
     coded = [counts for name, counts in counted.items() if name.endswith("messages")]
-    plain = [counts for counts in counted.values() if counts not in coded]
+    own_kernels = [counts for name, counts in counted.items() if ", kernel " in name]
+    plain = [counts for counts in counted.values() if counts not in coded + own_kernels]
     with_norms = [counts for name, counts in counted.items() if SHORT[ROWWISE] in name]
     without = [counts for counts in counted.values() if counts not in with_norms]
     every = list(counted.values())
@@ -223,7 +225,7 @@ def _model(case: StepCase, device: str) -> Any:
         EmbeddingBagCollection(tables, device=torch.device("meta")),
         device=torch.device(device),
         plan=case.plan(),
-        sharders=[EmbeddingBagCollectionSharder(fused, codecs_of(case))],
+        sharders=[EmbeddingBagCollectionSharder(fused, codecs_of(case), backend=case.kernel or None)],
     )
 
 
@@ -244,7 +246,7 @@ def _beside_torchrec(chosen: Sequence[StepCase]) -> list[Figure]:
     """Operators of a step over TorchRec's: both on CPU ranks, without copies to a device."""
     from recshard_lab.bench.apparatus.run_cases import run_cases
 
-    return run_cases(list(chosen), _one, with_torchrec=True)
+    return run_cases([case for case in chosen if not case.kernel], _one, with_torchrec=True)
 
 
 def _one(case: StepCase, sides: Any) -> Figure:

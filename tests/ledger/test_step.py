@@ -137,10 +137,14 @@ def test_the_dense_kernel(ranks: Any, device: str) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["exact_sgd", "exact_row_wise_adagrad"])
-def test_the_native_kernel_on_the_device_itself(ranks: Any, device: str, optimizer: str) -> None:
+@pytest.mark.parametrize("kernel", ["native", "fbgemm"])
+def test_the_librarys_own_kernels_on_the_device(ranks: Any, device: str, kernel: str, optimizer: str) -> None:
+    backend = f"ledger_{kernel}" if (device, kernel) == ("ledger", "fbgemm") else kernel
+    flat = FLAT if kernel == "native" else ["table_wise", "row_wise", "data_parallel"]
     for sequence in (False, True):
         tables = cases.sequence_tables() if sequence else cases.TABLES
-        case = case_of(ranks.world_size, FLAT, tables=tables, sequence=sequence, backend="native", optimizer=optimizer)
+        more: Any = {"sequence": sequence, "weighted": not sequence, "backend": backend, "optimizer": optimizer}
+        case = case_of(ranks.world_size, flat, tables=tables, **more)
         for one, other in ranks.run(jobs.beside_cpu, case, device):
             torch.testing.assert_close(one.weights, other.weights, rtol=1e-5, atol=1e-6)
             torch.testing.assert_close(one.outputs, other.outputs, rtol=1e-5, atol=1e-6)

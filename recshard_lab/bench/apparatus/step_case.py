@@ -44,6 +44,7 @@ class StepCase:
         ranks, local_ranks: ranks in all, and of one virtual node.
         threads: of each rank.
         mean: pooled by mean instead of sum.
+        kernel: this library's lookup kernel by name; the preferred one if empty.
         wire: number format of rows and gradients in messages, "fp32", "fp16", ...; TorchRec's side takes "fp32" alone.
     """
 
@@ -60,6 +61,7 @@ class StepCase:
     threads: int = 1
     mean: bool = False
     wire: str = "fp32"
+    kernel: str = ""
 
     @property
     def name(self) -> str:
@@ -72,7 +74,8 @@ class StepCase:
         nodes = f", 2 nodes x {self.local_ranks}" if self.local_ranks < self.ranks else ""
         mean = ", mean" if self.mean else ""
         wire = f", {self.wire} messages" if self.wire != "fp32" else ""
-        return f"{self.layout}{threads}{nodes}, {SHORT[self.optimizer]}, {self.ids}{mean}{wire}"
+        kernel = f", kernel {self.kernel}" if self.kernel else ""
+        return f"{self.layout}{threads}{nodes}, {SHORT[self.optimizer]}, {self.ids}{mean}{wire}{kernel}"
 
     @property
     def samples(self) -> int:

@@ -42,6 +42,7 @@ class Ours:
         backend: str | None = None,
     ) -> None:
         self.case = case
+        backend = backend or case.kernel or None
         self.tables = [
             EmbeddingBagConfig(
                 name=name,

@@ -22,11 +22,13 @@ from recshard_lab.bench.ledger.device import mark as mark
 from recshard_lab.bench.ledger.device import register_device
 from recshard_lab.bench.ledger.device import unwrap as unwrap
 from recshard_lab.bench.ledger.device import wrap as wrap
+from recshard_lab.bench.ledger.kernel import LedgerFbgemmKernel as LedgerFbgemmKernel
 from recshard_lab.bench.ledger.kernel import LedgerKernel as LedgerKernel
 from recshard_lab.embedding.kernels import register_kernel
 
 
 def register() -> None:
-    """Registers the device and the lookup kernel ``ledger`` for this process."""
+    """Registers the device and its lookup kernels for this process."""
     register_device()
     register_kernel(LedgerKernel)
+    register_kernel(LedgerFbgemmKernel)

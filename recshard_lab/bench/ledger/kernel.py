@@ -2,6 +2,9 @@
 
 One operator forward, one backward with the optimizer inside. It works on CPU tensors too, so that ranks without the
 device can be counted the same way.
+
+``ledger_fbgemm`` is this library's own fbgemm backend with fbgemm's operator alone replaced: it also counts what the
+backend does around that operator on a GPU.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from recshard_lab.embedding.kernels import (
     choose_kernel,
     kernel_named,
 )
+from recshard_lab.embedding.kernels.fbgemm import FbgemmKernel
 from recshard_lab.embedding.optimizers import OptimizerSpec
 
 FORWARD, BACKWARD = "lookup_forward", "lookup_backward"
@@ -164,3 +168,79 @@ class LedgerKernel(LookupKernel):
 
     def counters(self) -> list[dict[str, float]]:
         return self._inner.counters()
+
+
+class LedgerFbgemmKernel(FbgemmKernel):
+    """The fbgemm backend on the device: everything around fbgemm's operator runs on the device and is counted."""
+
+    name = f"{NAME}_fbgemm"
+
+    @classmethod
+    def preference(cls, optimizer: OptimizerSpec | None, device: torch.device | str) -> int:
+        """Never unasked."""
+        return -200
+
+    @classmethod
+    def refuses(
+        cls,
+        slots: Sequence[Slot],
+        optimizer: OptimizerSpec | None,
+        *,
+        pooled: bool,
+        weighted: bool,
+        exchanges_row_norms: bool,
+        device: torch.device | str,
+    ) -> str | None:
+        if torch.device(device).type not in (NAME, "cpu"):
+            return f"it runs on {NAME} and cpu, not on {torch.device(device).type}"
+        job: Any = {"pooled": pooled, "weighted": weighted, "exchanges_row_norms": exchanges_row_norms}
+        return super().refuses(slots, optimizer, **job, device="cpu")
+
+    def _make_tbe(self, indices: list[int], lanes: list[int], optimizer: OptimizerSpec) -> Any:
+        device, self.device = self.device, torch.device("cpu")
+        try:
+            tbe = super()._make_tbe(indices, lanes, optimizer)
+        finally:
+            self.device = device
+        return _DeviceTbe(tbe) if device.type == NAME else tbe
+
+
+class _DeviceTbe:
+    """fbgemm's CPU module behind device tensors."""
+
+    def __init__(self, tbe: Any) -> None:
+        self.tbe = tbe
+
+    def __call__(self, ids: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None) -> Any:
+        anchor = wrap(torch.zeros(())).requires_grad_()
+        return _Lookup.apply(anchor, per_sample_weights, self.tbe, ids, offsets)
+
+    def split_embedding_weights(self) -> list[Tensor]:
+        return [wrap(own.detach(), "weights") for own in self.tbe.split_embedding_weights()]
+
+    def split_optimizer_states(self) -> list[Any]:
+        return [tuple(wrap(state, "state") for state in own) for own in self.tbe.split_optimizer_states()]
+
+    def set_learning_rate(self, lr: float) -> None:
+        self.tbe.set_learning_rate(lr)
+
+
+class _Lookup(torch.autograd.Function):
+    """One operator forward, one backward."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, weights: Tensor | None, tbe: Any, ids: Tensor, offsets: Tensor) -> Tensor:
+        note_operator(FORWARD, True)
+        ctx.weights = None if weights is None else unwrap(weights.detach()).requires_grad_()
+        with as_one_operator(FORWARD), torch.enable_grad():
+            ctx.rows = tbe(unwrap(ids), unwrap(offsets), per_sample_weights=ctx.weights)
+        with allocating("activations"):
+            return wrap(ctx.rows.detach())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        note_operator(BACKWARD, True)
+        with as_one_operator(BACKWARD):
+            torch.autograd.backward(ctx.rows, unwrap(grads[0]))
+        of_weights = None if ctx.weights is None else wrap(ctx.weights.grad)
+        return None, of_weights, None, None, None

@@ -131,6 +131,24 @@ def test_a_new_learning_rate_holds_from_the_next_backward_on(kernel: type[Lookup
 
 
 @each_kernel
+def test_a_row_is_stepped_alike_to_the_last_bit_whatever_other_slots_the_kernel_has(kernel: type[LookupKernel]) -> None:
+    """Replicas of a rectangle on two ranks: each in a kernel with other rectangles, they must stay equal."""
+    replica, other = Slot("t", 3, 4, DataType.FP32, 4), Slot("u", 1000, 4, DataType.FP32, 4)
+    drawn = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        ids, grad = torch.randint(0, 3, (40,), generator=drawn), torch.randn(40, 4, generator=drawn)
+        stepped = []
+        for slots, count in (([replica], 0), ([other, replica], 300)):
+            own = kernel(slots, list(range(len(slots))), OptimizerSpec(), pooled=False, device="cpu")
+            others = torch.randint(0, 1000, (count,), generator=drawn)
+            ends = torch.tensor([0, 40] if not count else [0, count, count + 40])
+            _, saved = own.forward(torch.cat([others, ids]), ends, None)
+            own.backward(saved, torch.cat([torch.randn(count, 4, generator=drawn), grad]).view(-1))
+            stepped.append(own.weights()[-1].clone())
+        assert torch.equal(*stepped)
+
+
+@each_kernel
 def test_a_slot_that_no_lane_reads_keeps_its_weights(kernel: type[LookupKernel]) -> None:
     slots = [Slot("read", 3, 4, DataType.FP32, 4), Slot("unread", 2, 8, DataType.FP32, 8)]
     table = kernel(slots, [0], ROWWISE, pooled=True, device="cpu")

@@ -12,14 +12,19 @@ from tests.fuzz.reference import Numbers, run
 
 FACTOR = 4.0  # errors of one sign add up to more than random ones do
 RUNS = 6  # with errors
+MORE_RUNS = 64  # where a number is beyond its bound: in 6, two errors of opposite signs may have cancelled every time
 
 
 class Bounds:
     """The reference, and how far from it each number may be."""
 
     def __init__(self, case: Case) -> None:
-        self.truth = run(case)
+        self.case, self.truth = case, run(case)
         self.noisy = [run(case, seed) for seed in range(RUNS)]
+
+    def sharpen(self) -> None:
+        """Makes the bounds those of `MORE_RUNS` runs."""
+        self.noisy += [run(self.case, seed) for seed in range(len(self.noisy), MORE_RUNS)]
 
     def gap(self, found: Tensor, read: Callable[[Numbers], Tensor]) -> float:
         """The largest error as a part of its bound; of a row, the farthest of the row's numbers counts for all."""
@@ -31,7 +36,8 @@ class Bounds:
         if exact.dim() == 2:
             spread = spread.amax(1, keepdim=True)
         tiny = 1e-37  # below it fp32 numbers have fewer digits
-        allowed = FACTOR * spread + 2.0**-24 * exact.abs() * (found.dtype is not torch.float64) + tiny
+        rounded = 2 * 2.0**-24 * exact.abs()  # to fp32 in the kernel, and once more where the mean over ranks is undone
+        allowed = FACTOR * spread + rounded * (found.dtype is not torch.float64) + tiny
         return float(((found.double() - exact).abs() / allowed).nan_to_num(nan=torch.inf).max())
 
     def largest(self) -> float:
@@ -52,6 +58,15 @@ def check(case: Case, ranks: Any) -> Bounds:
 
 def compare(case: Case, bounds: Bounds, told: list[Numbers]) -> None:
     """The same with the ranks' numbers at hand."""
+    beyond = farthest(case, bounds, told)
+    if beyond:
+        bounds.sharpen()
+        beyond = farthest(case, bounds, told)
+    assert not beyond, f"{beyond}; repeat: {case.command()}"
+
+
+def farthest(case: Case, bounds: Bounds, told: list[Numbers]) -> dict[str, str]:
+    """What is outside its bound, and how far."""
     worst: dict[str, float] = {}
     for step in range(len(case.sizes)):
         for name in bounds.truth.outputs[step]:
@@ -64,5 +79,4 @@ def compare(case: Case, bounds: Bounds, told: list[Numbers]) -> None:
         for name, weight in own.weights.items():
             worst[f"table {name}"] = bounds.gap(weight, lambda numbers, n=name: numbers.weights[n])  # type: ignore[misc]
             assert torch.equal(weight, told[0].weights[name]), f"ranks disagree on table {name}"
-    beyond = {what: f"{times:.3g} times its bound" for what, times in worst.items() if not times <= 1}
-    assert not beyond, f"{beyond}; repeat: {case.command()}"
+    return {what: f"{times:.3g} times its bound" for what, times in worst.items() if not times <= 1}

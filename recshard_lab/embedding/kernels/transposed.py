@@ -77,7 +77,7 @@ def gather(rows: Tensor, weight: Tensor) -> Tensor:
 
 def transpose(looked: Looked, bag_grads: Tensor, bags: Tensor | None) -> Touched:
     """Row -> its bags, from bag -> its rows."""
-    ordered, order = looked.rows.sort()
+    ordered, order = looked.rows.sort(stable=True)  # replicas add up a row in one order, whatever lies beside it
     rows, counts = torch.unique_consecutive(ordered, return_counts=True)
     starts = looked.rows.new_zeros(rows.numel() + 1)
     torch.cumsum(counts, 0, out=starts[1:])

@@ -1,11 +1,8 @@
 """Which test files need the machine for themselves.
 
 ``.ci/run`` runs ``pytest -m "not alone"`` first, three files at a time. Then it runs ``pytest -m alone``, one file at a
-time. A file is alone if its own text does one of these things:
-
-- it reads a clock to measure. CPU time is no clock, as other processes do not add to it. Neither is a deadline, as in
-  ``end = time.monotonic() + 20``;
-- it interrupts ranks or kills other processes, which must answer within limits of time.
+time. A file is alone if its own text reads a clock to measure. CPU time is no clock, as other processes do not add to it.
+Neither is a deadline, as in ``end = time.monotonic() + 20``.
 
 A file that measures in a way that its text does not show has the line ``pytestmark = pytest.mark.alone``.
 """
@@ -19,7 +16,6 @@ TESTS = Path(__file__).parent
 MEASURES = re.compile(
     r"\b(perf_counter|timeit|time\.time|time_cases)\b|monotonic\(\) -|= time\.monotonic\(\)$", re.MULTILINE
 )
-STOPS_OTHERS = re.compile(r"\b(SIGINT|SIGSTOP|killpg|interrupt|interrupt_main)\b|os\.kill\((?!os\.getpid\(\))")
 
 
 @cache
@@ -33,13 +29,10 @@ def is_alone(path: Path) -> bool:
 
 
 def why_alone(path: Path) -> str:
-    """What the file does that needs the machine; empty if nothing does.
+    """Where the file measures; empty if it does not.
 
     >>> why_alone(TESTS / "launcher/test_ranks.py")
-    'measures (= time.monotonic())'
+    '= time.monotonic()'
     """
-    text = path.read_text()
-    for why, pattern in (("measures", MEASURES), ("stops others", STOPS_OTHERS)):
-        if found := pattern.search(text):
-            return f"{why} ({found[0].strip()})"
-    return ""
+    found = MEASURES.search(path.read_text())
+    return found[0].strip() if found else ""

@@ -11,13 +11,12 @@ ALONE = {
     "measures": f"begun = time.{CLOCK}()",
     "measures by itself": f"from time import {CLOCK}",
     "keeps the time of a start": "begun = time.mono" + "tonic()\n",
-    "interrupts": "signal.SIG" + "INT",
-    "kills a rank": "os.ki" + "ll(ranks.pids[1], 9)",
 }
 BESIDE_OTHERS = {
     "waits until a deadline": "end = time.monotonic() + 20\nwhile time.monotonic() < end: pass",
     "measures its CPU time": "begun = time.process_time()",
-    "kills itself": "os.kill(os.getpid(), 9)",
+    "kills a rank": "os.kill(ranks.pids[1], 9)",
+    "interrupts": "signal.SIGINT",
     "names a runtime": "runtime = 3",
     "starts a kernel": "from jupyter_client import KernelManager",
     "starts a browser": "from playwright.sync_api import Page",
@@ -42,8 +41,8 @@ def test_other_files_run_beside_each_other(tmp_path: Path, monkeypatch: pytest.M
     assert why_alone(written(tmp_path, monkeypatch, test_it=line)) == ""
 
 
-@pytest.mark.parametrize("name", ["lab/test_soak", "binder/test_binder", "launcher/test_ranks"])
-def test_files_that_measure_or_stop_ranks_are_alone(name: str) -> None:
+@pytest.mark.parametrize("name", ["lab/test_soak", "lab/test_answer_times", "launcher/test_ranks"])
+def test_files_that_measure_are_alone(name: str) -> None:
     assert is_alone(TESTS / f"{name}.py")
 
 

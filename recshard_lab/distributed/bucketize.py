@@ -13,8 +13,8 @@ Shape letters: F features, K stripes (of the table with most), N ids, S bags of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from itertools import pairwise
+from functools import cache, lru_cache
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -153,11 +153,14 @@ _FEW_CUTS = 8
 def edges_of(lengths: Tensor, bags: list[int]) -> list[int]:
     """Where the ids of each run of ``bags[n]`` bags end: ``[len(bags) + 1]`` from 0."""
     ends = complete_cumsum(lengths)
-    places = [0]
-    for number in bags:
-        places.append(places[-1] + number)
-    found: list[int] = ends[torch.tensor(places, device=ends.device)].tolist()
+    found: list[int] = ends[_bag_ends(tuple(bags), ends.device)].tolist()
     return found
+
+
+@lru_cache(maxsize=64)
+def _bag_ends(bags: tuple[int, ...], device: torch.device) -> Tensor:
+    """``[len(bags) + 1]`` from 0. Kept, because a copy to a GPU makes the host wait, and batches repeat their sizes."""
+    return torch.tensor([*accumulate(bags, initial=0)], device=device)
 
 
 def _even_size(num_rows: int, starts: list[int]) -> int:

@@ -280,13 +280,15 @@ class InputDist:
         header_tail = [
             _bags(lane) if own is None else -own.rows.numel() - 1 for lane, own in zip(replicas, touched, strict=True)
         ]
+        asked = values.new_full((1,), asking is not None, dtype=self.wire) if self.weighted else None
         runs: list[list[Run]] = []
         bits: dict[int, Tensor] = {}
-        asked = torch.tensor([asking is not None], dtype=self.wire, device=values.device)
         for rank, lanes in enumerate(layout.exchanged_lanes):
             parts = [stripes.get((rank, number), batch[lane.block]) for number, lane in enumerate(lanes)]
-            header = [*map(_bags, parts), *header_tail] if with_header else []
-            own: list[Run] = [(torch.tensor(header, dtype=self.wire, device=values.device), 0, len(header))]
+            own: list[Run] = []
+            if with_header:
+                header = torch.tensor([*map(_bags, parts), *header_tail], dtype=self.wire, device=values.device)
+                own.append((header, 0, header.numel()))
             parts += copies
             own += [part.lengths for part in parts]
             own += [part.ids for part in parts]
@@ -294,7 +296,7 @@ class InputDist:
                 if part.weights is not None:
                     tensor, start, end = part.weights
                     own.append((bits.setdefault(id(tensor), _to_wire(tensor, self.wire)), start, end))
-            if self.weighted:
+            if asked is not None:
                 own.append((asked, 0, 1))
             runs.append(own)
         segments = features.stride() if self.pooled else 1
@@ -316,7 +318,7 @@ class InputDist:
     def _as_rows(self, touched: TouchedRows) -> Found:
         """A replicated lane that travels as rows: bags of one id need no lengths."""
         rows, count = touched.rows, touched.rows.numel()
-        lengths = torch.tensor([] if self.pooled else [count], dtype=self.wire, device=rows.device)
+        lengths = rows.new_full((0 if self.pooled else 1,), count, dtype=self.wire)
         ones = None if self.weight_dtype is None else torch.ones(count, dtype=self.weight_dtype, device=rows.device)
         weights = None if ones is None else (ones, 0, count)
         return Found((lengths, 0, lengths.numel()), (rows, 0, count), weights, None)

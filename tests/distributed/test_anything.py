@@ -21,7 +21,7 @@ from tests.distributed.anything import NODES, Life, lives
 from tests.distributed.anything_jobs import Told, live, truth_of
 
 SOAK = int(os.environ.get("RECSHARD_SOAK", "0"))
-EXAMPLES = {1: 60, 2: 70, 3: 50, 4: 70}
+EXAMPLES = {1: 40, 2: 50, 3: 30, 4: 40}
 
 
 @pytest.fixture(scope="module", params=NODES, ids=lambda n: f"W{n}")

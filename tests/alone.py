@@ -1,8 +1,8 @@
 """Which test files need the machine for themselves.
 
 ``.ci/run`` runs ``pytest -m "not alone"`` first, three files at a time. Then it runs ``pytest -m alone``, one file at a
-time. A file is alone if its own text reads a clock to measure. CPU time is no clock, as other processes do not add to it.
-Neither is a deadline, as in ``end = time.monotonic() + 20``.
+time. A file is alone if its own text reads a clock to measure. CPU time is no clock, as other processes do not add to
+it. Neither is a deadline, as in ``end = time.monotonic() + 20``.
 
 A file that measures in a way that its text does not show has the line ``pytestmark = pytest.mark.alone``.
 """

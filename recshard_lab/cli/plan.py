@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -147,10 +146,7 @@ def machine_of(topology: str, ranks: int | None, memory_gb: float | None = None)
         machine = Topology.from_profile(topology, **given)
     else:
         machine = Topology.preset(topology, **given) if topology else Topology(ranks or 2)
-    if memory_gb is None:
-        return machine
-    cap = int(memory_gb * 1e9)
-    return replace(machine, hbm_cap=cap) if machine.compute_device == "cuda" else replace(machine, ddr_cap=cap)
+    return machine if memory_gb is None else machine.with_memory(memory_gb)
 
 
 def _said(

@@ -318,7 +318,7 @@ class InputDist:
     def _as_rows(self, touched: TouchedRows) -> Found:
         """A replicated lane that travels as rows: bags of one id need no lengths."""
         rows, count = touched.rows, touched.rows.numel()
-        lengths = rows.new_full((0 if self.pooled else 1,), count, dtype=self.wire)
+        lengths = rows.new_empty(0, dtype=self.wire) if self.pooled else rows.new_full((1,), count, dtype=self.wire)
         ones = None if self.weight_dtype is None else torch.ones(count, dtype=self.weight_dtype, device=rows.device)
         weights = None if ones is None else (ones, 0, count)
         return Found((lengths, 0, lengths.numel()), (rows, 0, count), weights, None)

@@ -216,7 +216,8 @@ def integers(text: str, name: str, scale: float = 1) -> list[int]:
         except ValueError:
             raise ValueError(f"{name} takes numbers divided by commas, got {text!r}") from None
         if not 1 <= value < 2**62 or (value != int(value) and scale == 1):
-            raise ValueError(f"{name} takes whole numbers of at least 1, got {part!r}")
+            wanted = "whole numbers of at least 1" if scale == 1 else "numbers above 0"
+            raise ValueError(f"{name} takes {wanted}, got {part!r}. Fix: {name} 8,16")
         found.append(int(value))
     return found
 

@@ -281,7 +281,7 @@ def _largest_reserve(refused: Refused, memory: Change | None) -> Change | None:
         memory: the smallest memory with which one is found, which says where to look.
     """
     top = refused.topology
-    if memory is None:
+    if memory is None or not top.memory_cap_bytes:
         return None
     enough = 1 - memory.value * (1 - top.reserve_fraction) / top.memory_cap_bytes
     low, high = math.floor(1000 * enough), math.ceil(1000 * top.reserve_fraction) - 1

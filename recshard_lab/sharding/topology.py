@@ -34,7 +34,7 @@ costs, so they are 0 there.
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -319,6 +319,23 @@ class Topology:
     def memory_cap_bytes(self) -> int:
         """Bytes one rank has for weights, optimizer state and buffers: HBM on cuda, host memory on cpu."""
         return self.hbm_cap if self.compute_device == "cuda" else self.ddr_cap
+
+    def with_memory(self, gigabytes: float) -> "Topology":
+        """The same machine with so many GB (1e9 bytes) for each rank's `memory_cap_bytes`.
+
+        Raises:
+            ValueError: not above 0, or more than 1e9 GB.
+
+        >>> Topology(8, "cuda").with_memory(80).hbm_cap
+        80000000000
+        """
+        if not 0 < gigabytes <= 1e9:  # NaN is refused too
+            raise ValueError(
+                f"the memory of one rank must be above 0 and at most 1e9 GB, got {gigabytes!r}. "
+                f"Fix: the memory of one device, such as 80"
+            )
+        name = "hbm_cap" if self.compute_device == "cuda" else "ddr_cap"
+        return replace(self, **{name: int(gigabytes * 1e9)})
 
     @property
     def has_tiers(self) -> bool:

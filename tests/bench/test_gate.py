@@ -53,6 +53,21 @@ def test_a_kept_figure_is_measured_once() -> None:
     assert (verdict.missed, passes) == ("", 1)
 
 
+def at_the_recorded_speed(unit: str, value: float, step_ms: float, at_most: bool = True) -> Verdict:
+    """The verdict on a figure whose bound is 100, recorded while the reference step took 10 ms."""
+    benchmark = Benchmark("fake", "", lambda: [Figure("a figure", value, unit, at_most=at_most)], {"a figure": TARGET})
+    known = {"a figure": Recorded(80.0, unit, at_most, step_ms=10.0)}
+    return judge(benchmark, known, lambda b: Pass(tuple(b.run()), Reference(step_ms, step_ms)))[0]
+
+
+def test_a_time_is_judged_at_the_recorded_machines_speed() -> None:
+    assert at_the_recorded_speed("ms", 180.0, 20.0).missed == ""
+    assert at_the_recorded_speed("ms", 220.0, 20.0).missed == "110 ms misses its target of at most 100 ms"
+    assert at_the_recorded_speed("ms", 101.0, 5.0).missed, "a fast machine does not make the target smaller or larger"
+    assert at_the_recorded_speed("MB", 101.0, 20.0).missed, "bytes do not depend on speed"
+    assert at_the_recorded_speed("GB/s", 99.0, 20.0, at_most=False).missed, "a rate is not divided"
+
+
 def test_one_outlier_is_measured_again_and_forgiven() -> None:
     verdict, passes = judged([300.0, 81.0, 82.0])
     assert (verdict.missed, passes) == ("", 3)
@@ -130,7 +145,7 @@ def test_a_target_that_no_figure_has_is_an_error() -> None:
 def test_a_record_keeps_medians_and_how_far_the_worst_pass_was_above() -> None:
     benchmark, _, measuring = fake([80.0, 90.0, 120.0])
     found = recorded(measuring(benchmark) for _ in range(3))
-    assert found == {"a time": Recorded(90.0, "ms", ratio=9.0, variation=0.333)}
+    assert found == {"a time": Recorded(90.0, "ms", ratio=9.0, variation=0.333, step_ms=10.0)}
     assert found["a time"].most == pytest.approx(9 * 1.4995)
     assert Recorded(90.0, "ms", ratio=9.0, variation=0.01).most == pytest.approx(9 * (1 + FLOOR))
 

@@ -111,6 +111,12 @@ def test_memory_of_one_rank_is_that_of_its_device(topology: str, ours: str, othe
     assert getattr(asked, other) == getattr(usual, other)
 
 
+@pytest.mark.parametrize("memory_gb", [0, -1, 1e300, float("nan"), float("inf")])
+def test_no_rank_has_such_a_memory(memory_gb: float) -> None:
+    with pytest.raises(ValueError, match=r"the memory of one rank must be above 0 .* got .*Fix: "):
+        machine_of("h100x8", None, memory_gb)
+
+
 # ---- wishes from a file ----
 
 

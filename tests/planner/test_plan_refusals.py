@@ -49,6 +49,11 @@ def test_a_refusal_may_be_had_at_once() -> None:
     assert min(spent) < 50
 
 
+def test_ranks_without_memory_are_refused_with_a_change() -> None:
+    with pytest.raises(PlanError, match=r"does not fit .*Fix: .*hbm_cap="):
+        EmbeddingShardingPlanner(Topology(2, "cuda", hbm_cap=0)).plan_tables([table("t", 100, 64)])
+
+
 def test_too_much_for_all_ranks_says_by_how_much() -> None:
     tables = [table(f"t{i}", 1_000_000, 64) for i in range(4)]  # 1.02 GB
     with pytest.raises(

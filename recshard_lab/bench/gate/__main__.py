@@ -6,6 +6,7 @@ import argparse
 import sys
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 from recshard_lab.bench import benchmark_named
 from recshard_lab.bench.gate import GATED
@@ -53,7 +54,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _line(verdict: Verdict) -> str:
     figure, ratio = verdict.figure, verdict.ratio
-    tries = f" (median of {', '.join(f'{f.value:.4g}' for f in verdict.tries)})" if len(verdict.tries) == TRIES else ""
+    slow = median(verdict.slowdowns)
+    measured = ", ".join(f"{f.value:.4g}" for f in verdict.tries)
+    tries = f" (median of {measured})" if len(verdict.tries) == TRIES else f" ({measured})" if slow > 1 else ""
+    tries += f" / {slow:.3g}, as this machine is so many times as slow as the recorded one" * (slow > 1)
     steps = "" if ratio is None else f"; {ratio:.4g} reference steps, at most {verdict.recorded.most:.4g}"
     state = f"MISSED: {verdict.missed}" if verdict.missed else "kept"
     return f"{figure.name}: {figure.value:.4g} {figure.unit}{tries}, {figure.bound}{steps}. {state}"

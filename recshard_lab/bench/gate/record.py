@@ -32,6 +32,7 @@ class Recorded:
         ratio: median of the figure's CPU time divided by the reference step's; None for figures without a CPU time.
         variation: how far the worst pass was above that median, as a share of it.
         note: what the README says of the value instead of its date.
+        step_ms: time of the reference step, ms by the clock, on the machine and in the state that `value` is from.
     """
 
     value: float
@@ -40,6 +41,17 @@ class Recorded:
     ratio: float | None = None
     variation: float = 0.0
     note: str = ""
+    step_ms: float | None = None
+
+    def slowdown(self, figure: Figure, reference: Reference) -> float:
+        """How many times as slow as the recorded machine this one was; 1 on a faster one and for other units than time.
+
+        >>> Recorded(50.0, "ms", step_ms=8.0).slowdown(Figure("plan", 90.0, "ms"), Reference(wall=16.0, cpu=16.0))
+        2.0
+        """
+        if self.step_ms is None or figure.unit not in TIMES_MS or not figure.at_most:
+            return 1.0
+        return max(1.0, reference.wall / self.step_ms)
 
     @property
     def most(self) -> float | None:
@@ -88,17 +100,18 @@ def recorded(passes: Iterable[Pass]) -> dict[str, Recorded]:
         if figure.target is not None:
             same = [next(f for f in one.figures if f.name == figure.name) for one in each]
             ratios = [ratio_of(f, one.reference) for f, one in zip(same, each, strict=True)]
-            found[figure.name] = _recorded(same, [ratio for ratio in ratios if ratio is not None])
+            step_ms = median(one.reference.wall for one in each)
+            found[figure.name] = _recorded(same, [ratio for ratio in ratios if ratio is not None], rounded(step_ms))
     return found
 
 
-def _recorded(same: list[Figure], ratios: list[float]) -> Recorded:
+def _recorded(same: list[Figure], ratios: list[float], step_ms: float) -> Recorded:
     value = rounded(median(f.value for f in same))
     if not ratios:
-        return Recorded(value, same[0].unit, same[0].at_most)
+        return Recorded(value, same[0].unit, same[0].at_most, step_ms=step_ms)
     middle = median(ratios)
     variation = max(ratios) / middle - 1 if middle else 0.0
-    return Recorded(value, same[0].unit, same[0].at_most, rounded(middle), rounded(variation))
+    return Recorded(value, same[0].unit, same[0].at_most, rounded(middle), rounded(variation), step_ms=step_ms)
 
 
 def rounded(number: float) -> float:

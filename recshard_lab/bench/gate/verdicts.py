@@ -33,11 +33,21 @@ class Verdict:
     recorded: Recorded
 
     @property
+    def slowdowns(self) -> tuple[float, ...]:
+        """How many times as slow as the recorded machine this one was in each pass, at least 1."""
+        return tuple(self.recorded.slowdown(f, one.reference) for f, one in zip(self.tries, self.passes, strict=True))
+
+    @property
     def figure(self) -> Figure:
-        """The figure with the median of the tries; a try that is NaN counts as the worst."""
+        """The figure with the median of the tries, a time as it is at the recorded machine's speed.
+
+        A try that is NaN counts as the worst.
+        """
         first = self.tries[0]
         worst = math.inf if first.at_most else -math.inf
-        values = [f.value if f.value == f.value else worst for f in self.tries]
+        values = [
+            f.value / slow if f.value == f.value else worst for f, slow in zip(self.tries, self.slowdowns, strict=True)
+        ]
         return Figure(first.name, median(values), first.unit, first.target, first.at_most)
 
     @property
@@ -67,6 +77,7 @@ class Verdict:
             "figure": figure.name,
             "unit": figure.unit,
             "tries": [f.value if math.isfinite(f.value) else None for f in self.tries],
+            "slowdowns": list(self.slowdowns),
             "median": figure.value if math.isfinite(figure.value) else None,
             "target": figure.target,
             "at_most": figure.at_most,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -172,10 +172,7 @@ def _topology(said: PlanSection, env: ShardingEnv, device: torch.device) -> Topo
             )
     else:
         machine = Topology(env.world_size, compute_device=device.type, local_world_size=env.local_world_size)
-    if said.memory_gb is None:
-        return machine
-    cap = int(said.memory_gb * 1e9)
-    return replace(machine, hbm_cap=cap) if machine.compute_device == "cuda" else replace(machine, ddr_cap=cap)
+    return machine if said.memory_gb is None else machine.with_memory(said.memory_gb)
 
 
 def build_dense_optimizer(config: TrainConfig, model: DistributedModelParallel) -> torch.optim.Optimizer:

@@ -7,8 +7,8 @@ from recshard_lab.distributed.awaitable import LazyNoWait as LazyNoWait
 from recshard_lab.distributed.awaitable import NoWait as NoWait
 from recshard_lab.distributed.data_parallel import DataParallelWrapper as DataParallelWrapper
 from recshard_lab.distributed.data_parallel import DefaultDataParallelWrapper as DefaultDataParallelWrapper
-from recshard_lab.distributed.exchange import Executor as Executor
-from recshard_lab.distributed.migrate import Resharded as Resharded
+from recshard_lab.distributed.dmp_collection import DMPCollection as DMPCollection
+from recshard_lab.distributed.dmp_collection import ShardingStrategy as ShardingStrategy
 from recshard_lab.distributed.model_parallel import DistributedModelParallel as DistributedModelParallel
 from recshard_lab.distributed.peers import RankPeers as RankPeers
 from recshard_lab.distributed.shard import shard as shard
@@ -28,5 +28,5 @@ from recshard_lab.distributed.sharders import FusedEmbeddingCollectionSharder as
 from recshard_lab.distributed.sharders import ModuleSharder as ModuleSharder
 from recshard_lab.distributed.sharders import get_default_sharders as get_default_sharders
 from recshard_lab.distributed.sharders import get_module_to_default_sharders as get_module_to_default_sharders
-from recshard_lab.distributed.two_dimensional import DMPCollection as DMPCollection
-from recshard_lab.distributed.two_dimensional import ShardingStrategy as ShardingStrategy
+from recshard_lab.distributed.state.live_reshard import Resharded as Resharded
+from recshard_lab.distributed.step.executor import Executor as Executor

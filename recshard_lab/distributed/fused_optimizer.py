@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recshard_lab.distributed.lookup import KernelGroup
-from recshard_lab.distributed.parts import Part
-from recshard_lab.distributed.reshard import Move, move
 from recshard_lab.distributed.sharded_collections import ShardedCollection
+from recshard_lab.distributed.state.moves import Move, move
+from recshard_lab.distributed.state.parts import Part
+from recshard_lab.distributed.step.lookup import KernelGroup
 from recshard_lab.distributed.table_shards import TableShards, sharded_tensor
 from recshard_lab.embedding import OptimizerSpec
 from recshard_lab.optim import FusedOptimizer as KeyedFusedOptimizer

@@ -11,11 +11,11 @@ from recshard_lab.arguments import checks_arguments, device_named, names_wrong_a
 from recshard_lab.comm import ShardingEnv, agreed, compute_device, from_first_rank, refuse_differences
 from recshard_lab.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper
 from recshard_lab.distributed.fused_optimizer import FusedOptimizer
-from recshard_lab.distributed.migrate import Bound, Resharded, agreed_plan, migrate, recover
 from recshard_lab.distributed.rank_facts import dense_facts, plan_facts, sharder_facts, table_facts, weight_facts
-from recshard_lab.distributed.reshard import Move, move
 from recshard_lab.distributed.sharded_collections import ShardedCollection, create_route_groups, unsharded_weights
 from recshard_lab.distributed.sharders import CollectionSharder, default_sharders, first_weights
+from recshard_lab.distributed.state.live_reshard import Bound, Resharded, agreed_plan, migrate, recover
+from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.embedding import FusedCollection
 from recshard_lab.planner import EmbeddingShardingPlanner
 from recshard_lab.sharding import PlanError, ShardingPlan, Topology

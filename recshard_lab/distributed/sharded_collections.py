@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.comm import Registry, ShardingEnv
 from recshard_lab.distributed.awaitable import ArrivedDict, ArrivedKeyedTensor
-from recshard_lab.distributed.exchange import Executor, Listener
-from recshard_lab.distributed.input_dist import PendingInput, Routed
-from recshard_lab.distributed.layout import Block, Layout
-from recshard_lab.distributed.lookup import GroupKind, choose_kinds
-from recshard_lab.distributed.reshard import Move
-from recshard_lab.distributed.routes import PooledRoute, SequenceRoute
+from recshard_lab.distributed.state.moves import Move
+from recshard_lab.distributed.step.executor import Executor, Listener
+from recshard_lab.distributed.step.input_dist import PendingInput, Routed
+from recshard_lab.distributed.step.layout import Block, Layout
+from recshard_lab.distributed.step.lookup import GroupKind, choose_kinds
+from recshard_lab.distributed.step.output_dist import PooledRoute, SequenceRoute
 from recshard_lab.distributed.table_shards import TableShards, whole_dtype
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,

@@ -16,7 +16,6 @@ from recshard_lab.comm import (
     refuse_differences,
 )
 from recshard_lab.distributed.rank_facts import plan_facts, sharder_facts, table_facts, weight_facts
-from recshard_lab.distributed.reshard import Move, move
 from recshard_lab.distributed.sharded_collections import (
     ShardedCollection,
     ShardedEmbeddingBagCollection,
@@ -24,6 +23,7 @@ from recshard_lab.distributed.sharded_collections import (
     create_route_groups,
     unsharded_weights,
 )
+from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
     EmbeddingBagCollection,

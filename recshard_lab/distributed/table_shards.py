@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from recshard_lab.comm import ShardingEnv, gathered
-from recshard_lab.distributed.parts import Part, owned
-from recshard_lab.distributed.reshard import Move, move
+from recshard_lab.distributed.state.moves import Move, move
+from recshard_lab.distributed.state.parts import Part, owned
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.embedding.kernels import TORCH_DTYPES
 from recshard_lab.optim import EmptyFusedOptimizer

@@ -26,7 +26,7 @@ from recshard_lab import (
     Topology,
 )
 from recshard_lab.comm import make_codec
-from recshard_lab.distributed.lookup import choose_kinds
+from recshard_lab.distributed.step.lookup import choose_kinds
 from recshard_lab.embedding import OptimizerSpec, WeightDecayMode
 from recshard_lab.embedding.kernels import TORCH_DTYPES, available, kernel_named
 from recshard_lab.embedding.optimizers.rules import RULES

@@ -24,10 +24,10 @@ from recshard_lab import (
     row_wise,
 )
 from recshard_lab.comm import CommType
-from recshard_lab.distributed.checkpoint import load_checkpoint, save_checkpoint
-from recshard_lab.distributed.pretrained import load_pretrained
 from recshard_lab.distributed.shard import shard
 from recshard_lab.distributed.sharders import default_sharders
+from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
+from recshard_lab.distributed.state.pretrained import load_pretrained
 from recshard_lab.train.pipelines import TrainPipelineBase, TrainPipelineSparseDist
 from tests.distributed import state_jobs, two_dimensional_jobs
 
@@ -147,7 +147,7 @@ def attempted(action: Callable[[], Any]) -> str:
 
 
 def owner_of(where: str) -> tuple[Any, str]:
-    """``"reshard:move"`` -> the module `recshard_lab.distributed.reshard` and "move"; classes by a further dot."""
+    """``"reshard:move"`` -> the module `recshard_lab.distributed.state.moves` and "move"; classes by a further dot."""
     import importlib
 
     module, _, path = where.partition(":")

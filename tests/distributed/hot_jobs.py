@@ -8,7 +8,7 @@ from torch import Tensor
 
 from recshard_lab import DistributedModelParallel, EmbeddingBagCollection, EmbeddingBagConfig, ShardingPlan
 from recshard_lab.comm import trace
-from recshard_lab.distributed.checkpoint import load_checkpoint, save_checkpoint
+from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
 from tests.distributed.jobs import Case, batch_of, sharded_model
 from tests.distributed.state_jobs import build, everything, train
 

@@ -22,8 +22,8 @@ from recshard_lab import (
     ShardingPlan,
 )
 from recshard_lab.distributed import DefaultDataParallelWrapper, checkpoint_writer
-from recshard_lab.distributed.checkpoint import load_checkpoint, save_checkpoint
-from recshard_lab.distributed.pretrained import load_pretrained
+from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
+from recshard_lab.distributed.state.pretrained import load_pretrained
 from tests.distributed.jobs import Case, Model, batch_of, labels_of
 
 

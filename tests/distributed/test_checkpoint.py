@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING as MemFormat
 
 from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig, FusedEmbeddingBagCollection
-from recshard_lab.distributed.checkpoint import load_checkpoint, save_checkpoint
-from recshard_lab.distributed.checkpoint_files import MANIFEST, CheckpointError
-from recshard_lab.distributed.checkpoint_reader import _MetadataUnpickler, packed
+from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
+from recshard_lab.distributed.state.checkpoint.files import MANIFEST, CheckpointError
+from recshard_lab.distributed.state.checkpoint.reader import _MetadataUnpickler, packed
 from tests.distributed import cases, state_jobs
 from tests.distributed.jobs import Model
 from tests.distributed.test_reshard import case_of, plan_named
@@ -231,7 +231,7 @@ class _Malice:
 
 def forged(folder: Path, metadata: bytes) -> Path:
     """A checkpoint whose metadata is replaced by an attacker who writes the manifest as well."""
-    from recshard_lab.distributed import checkpoint_files as files
+    from recshard_lab.distributed.state.checkpoint import files
 
     save_checkpoint(folder / "run", small())
     (folder / "run" / ".metadata").write_bytes(metadata)
@@ -338,7 +338,7 @@ _RANK = """
 import sys, torch
 import torch.distributed as dist
 from recshard_lab import DistributedModelParallel, EmbeddingBagCollection, EmbeddingBagConfig
-from recshard_lab.distributed.checkpoint import load_checkpoint, save_checkpoint
+from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
 rank, folder = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
 tables = [EmbeddingBagConfig(name="t", num_embeddings=50, embedding_dim=8, feature_names=["f"])]

@@ -8,7 +8,7 @@ import pytest
 
 import recshard_lab
 from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig
-from recshard_lab.distributed.checkpoint import load_checkpoint, save_checkpoint
+from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
 from tests.distributed import state_jobs
 from tests.distributed.test_reshard import case_of
 

@@ -13,9 +13,8 @@ import torch
 
 import recshard_lab
 from recshard_lab import DataType, DistributedModelParallel, EmbeddingBagCollection, EmbeddingBagConfig, EmbOptimType
-from recshard_lab.distributed import checkpoint_files as files
-from recshard_lab.distributed.checkpoint import load_checkpoint, save_checkpoint
-from recshard_lab.distributed.checkpoint_files import MANIFEST, CheckpointError
+from recshard_lab.distributed.state.checkpoint import files, load_checkpoint, save_checkpoint
+from recshard_lab.distributed.state.checkpoint.files import MANIFEST, CheckpointError
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases, state_jobs
 from tests.distributed.jobs import Case

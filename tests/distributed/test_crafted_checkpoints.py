@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
 from recshard_lab import load_checkpoint, load_pretrained, save_checkpoint
-from recshard_lab.distributed import checkpoint_files as files
-from recshard_lab.distributed import checkpoint_writer
-from recshard_lab.distributed.checkpoint import read_extra
-from recshard_lab.distributed.checkpoint_files import MANIFEST, CheckpointError
-from recshard_lab.distributed.checkpoint_reader import tiles
+from recshard_lab.distributed.state.checkpoint import files, read_extra
+from recshard_lab.distributed.state.checkpoint import writer as checkpoint_writer
+from recshard_lab.distributed.state.checkpoint.files import MANIFEST, CheckpointError
+from recshard_lab.distributed.state.checkpoint.reader import tiles
 from tests.distributed.test_checkpoint import small, weights
 
 WEIGHT = "model.embedding_bags.t.weight"

@@ -33,23 +33,23 @@ def all_raise(errors: Any, kind: str = "MemoryError") -> None:
 BEFORE = {
     "settle": ("distributed.sharded_collections:ShardedCollection.settle", 0),
     "check": ("distributed.sharded_collections:ShardedCollection.check", 1),
-    "read states": ("distributed.dense_tables:DenseStates.__init__", 1),
-    "check states": ("distributed.dense_tables:DenseStates.check", 0),
+    "read states": ("distributed.state.dense_tables:DenseStates.__init__", 1),
+    "check states": ("distributed.state.dense_tables:DenseStates.check", 0),
 }
 STEPS = {
     "place the first collection": ("distributed.sharded_collections:ShardedCollection.place", 0),
     "place the second collection": ("distributed.sharded_collections:ShardedCollection.place", 1),
-    "states of the second collection": ("distributed.dense_tables:DenseStates.moves", 1),
-    "pack a message": ("distributed.reshard:_Exchange.__init__", 0),
-    "unpack a message": ("distributed.reshard:_Exchange.unpack", 0),
-    "optimizers of the second collection": ("distributed.dense_tables:DenseStates.finish", 1),
+    "states of the second collection": ("distributed.state.dense_tables:DenseStates.moves", 1),
+    "pack a message": ("distributed.state.moves:_Exchange.__init__", 0),
+    "unpack a message": ("distributed.state.moves:_Exchange.unpack", 0),
+    "optimizers of the second collection": ("distributed.state.dense_tables:DenseStates.finish", 1),
     "bind the tables on the dense kernel": ("distributed.sharded_collections:ShardedCollection.bind_dense", 3),
     "bind the fused optimizer": ("distributed.fused_optimizer:FusedOptimizer.bind", 0),
 }
 PARKED = {
-    "park the first collection": ("distributed.migrate:parked", 0),
-    "park the second collection": ("distributed.migrate:parked", 1),
-    "pack the third message": ("distributed.reshard:_Exchange.__init__", 2),
+    "park the first collection": ("distributed.state.live_reshard:parked", 0),
+    "park the second collection": ("distributed.state.live_reshard:parked", 1),
+    "pack the third message": ("distributed.state.moves:_Exchange.__init__", 2),
 }
 
 
@@ -100,8 +100,8 @@ BUILDING = [
     "distributed.model_parallel:DistributedModelParallel._read_arguments",
     "distributed.model_parallel:DistributedModelParallel._check_plan",
     "distributed.sharded_collections:ShardedCollection.place",
-    "distributed.reshard:_Exchange.__init__",
-    "distributed.reshard:_Exchange.unpack",
+    "distributed.state.moves:_Exchange.__init__",
+    "distributed.state.moves:_Exchange.unpack",
     "distributed.model_parallel:DistributedModelParallel._place_dense",
 ]
 

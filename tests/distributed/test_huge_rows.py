@@ -7,9 +7,9 @@ import torch
 
 from recshard_lab import EmbeddingBagConfig, KeyedJaggedTensor, ParameterSharding, Shard
 from recshard_lab.comm import ShardingEnv
-from recshard_lab.distributed.input_dist import InputDist
-from recshard_lab.distributed.layout import Layout
 from recshard_lab.distributed.sharded_collections import blocks_of
+from recshard_lab.distributed.step.input_dist import InputDist
+from recshard_lab.distributed.step.layout import Layout
 
 ROWS = 5_000_000_000
 FIRST = 2**31

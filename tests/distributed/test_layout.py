@@ -3,8 +3,8 @@
 from itertools import groupby
 
 from recshard_lab import EmbeddingBagConfig, ParameterSharding, Shard
-from recshard_lab.distributed.layout import Layout
 from recshard_lab.distributed.sharded_collections import blocks_of
+from recshard_lab.distributed.step.layout import Layout
 
 
 def layout_of(routes: list[str], world_size: int = 2) -> Layout:

@@ -20,7 +20,7 @@ from recshard_lab import (
     ShardingPlan,
 )
 from recshard_lab.comm import CommType, QCommsConfig, ShardingEnv, get_qcomm_codecs_registry
-from recshard_lab.distributed.replica_sync import _combined, average
+from recshard_lab.distributed.state.replica_sync import _combined, average
 
 MOST = 65504.0  # of FP16
 

@@ -19,7 +19,7 @@ from recshard_lab import (
     FusedEmbeddingBagCollection,
     save_checkpoint,
 )
-from recshard_lab.distributed.pretrained import load_pretrained
+from recshard_lab.distributed.state.pretrained import load_pretrained
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases, state_jobs
 from tests.distributed.jobs import Case, Model

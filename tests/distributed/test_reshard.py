@@ -17,7 +17,7 @@ from recshard_lab import (
     ShardingPlan,
 )
 from recshard_lab.comm import ShardingEnv, trace
-from recshard_lab.distributed.reshard import Move, move, transfers
+from recshard_lab.distributed.state.moves import Move, move, transfers
 from recshard_lab.sharding import Shard
 from tests.distributed import cases, state_jobs
 from tests.distributed.jobs import Case

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import recshard_lab
 from recshard_lab import EmbeddingModuleShardingPlan, ParameterSharding, RankError, Shard, ShardingPlan
 from recshard_lab.comm import CommType, QCommsConfig, get_qcomm_codecs_registry, trace
-from recshard_lab.distributed.routes.columns import ColumnJoin, Run
+from recshard_lab.distributed.step.output_dist.columns import ColumnJoin, Run
 from recshard_lab.sharding import ROUTES
 from tests.distributed import cases
 from tests.distributed.jobs import Case, batch_of, sharded_model, train_sharded

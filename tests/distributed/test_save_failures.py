@@ -12,7 +12,7 @@ import torch
 
 import recshard_lab
 from recshard_lab import CheckpointError, CheckpointSaveError, load_checkpoint, save_checkpoint
-from recshard_lab.distributed import checkpoint_files as files
+from recshard_lab.distributed.state.checkpoint import files
 from tests.distributed import failure_jobs as jobs
 from tests.distributed.test_checkpoint import small, weights
 from tests.distributed.test_failures import all_raise, call
@@ -26,13 +26,13 @@ def two() -> Iterator[Any]:
 
 
 WRITING = [
-    ("distributed.checkpoint_writer:_Hashed.write", 3, "full"),
-    ("distributed.checkpoint_writer:_Hashed.write", 0, "memory"),
-    ("distributed.checkpoint_writer:BlockPlanner.create_local_plan", 0, "odd"),
-    ("distributed.checkpoint:_bytes_of", 0, "odd"),
-    ("distributed.checkpoint:_started", 0, "memory"),
-    ("distributed.checkpoint_files:Staging.commit", 0, "full"),
-    ("distributed.checkpoint_files:described", 0, "odd"),
+    ("distributed.state.checkpoint.writer:_Hashed.write", 3, "full"),
+    ("distributed.state.checkpoint.writer:_Hashed.write", 0, "memory"),
+    ("distributed.state.checkpoint.writer:BlockPlanner.create_local_plan", 0, "odd"),
+    ("distributed.state.checkpoint:_bytes_of", 0, "odd"),
+    ("distributed.state.checkpoint:_started", 0, "memory"),
+    ("distributed.state.checkpoint.files:Staging.commit", 0, "full"),
+    ("distributed.state.checkpoint.files:described", 0, "odd"),
 ]
 
 
@@ -52,13 +52,13 @@ def test_a_save_that_fails_on_one_rank_fails_on_all_and_keeps_the_checkpoint_bef
 
 
 LOADING = [
-    ("distributed.checkpoint_files:check_files", 0),
-    ("distributed.checkpoint:_compare", 0),
-    ("distributed.checkpoint:_settings", 0),
-    ("distributed.checkpoint:_compare_groups", 0),
-    ("distributed.model_state:ModelState.make_dense", 0),
-    ("distributed.model_state:ModelState._whole_states", 0),
-    ("distributed.model_state:ModelState._read", 0),
+    ("distributed.state.checkpoint.files:check_files", 0),
+    ("distributed.state.checkpoint:_compare", 0),
+    ("distributed.state.checkpoint:_settings", 0),
+    ("distributed.state.checkpoint:_compare_groups", 0),
+    ("distributed.state.model_state:ModelState.make_dense", 0),
+    ("distributed.state.model_state:ModelState._whole_states", 0),
+    ("distributed.state.model_state:ModelState._read", 0),
 ]
 
 
@@ -68,7 +68,7 @@ def test_a_load_that_fails_on_one_rank_fails_on_all(two: Any, tmp_path: Path) ->
         errors, counts = zip(*call(two, jobs.load_failing, where, number, str(tmp_path / "run")), strict=True)
         all_raise(errors)
         assert min(counts) > 0
-    reading = "distributed.checkpoint_reader:SafePlanner.create_local_plan"
+    reading = "distributed.state.checkpoint.reader:SafePlanner.create_local_plan"
     for error, _ in call(two, jobs.load_failing, reading, 0, str(tmp_path / "run")):
         assert error.startswith(f"CheckpointError: {tmp_path / 'run'} could not be read: rank 1: MemoryError")
 
@@ -84,9 +84,9 @@ def test_a_wrong_optimizer_on_one_rank_is_refused_on_all(two: Any, tmp_path: Pat
 @pytest.mark.parametrize(
     "where",
     [
-        "distributed.pretrained:_checked",
-        "distributed.pretrained:_same_everywhere",
-        "distributed.pretrained:_Load.from_rows",
+        "distributed.state.pretrained:_checked",
+        "distributed.state.pretrained:_same_everywhere",
+        "distributed.state.pretrained:_Load.from_rows",
     ],
 )
 def test_pretrained_tables_that_fail_on_one_rank_fail_on_all(two: Any, where: str) -> None:

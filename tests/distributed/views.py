@@ -29,7 +29,7 @@ from recshard_lab import (
     ShardingPlan,
     Topology,
 )
-from recshard_lab.distributed.bucketize import Stripes, has_fbgemm
+from recshard_lab.distributed.step.bucketize import Stripes, has_fbgemm
 from recshard_lab.embedding import DataType, EmbOptimType, OptimizerSpec, QuantizedEmbeddingBagCollection
 from recshard_lab.embedding.kernels import Slot, kernel_named
 from recshard_lab.sharding.schemes import scheme_named, scheme_names

@@ -20,7 +20,7 @@ from recshard_lab import (
     Topology,
 )
 from recshard_lab.comm import make_codec
-from recshard_lab.distributed.lookup import choose_kinds
+from recshard_lab.distributed.step.lookup import choose_kinds
 from recshard_lab.embedding import OptimizerSpec
 from recshard_lab.embedding.kernels import available
 from recshard_lab.sharding import ROUTES

@@ -54,7 +54,7 @@ def test_rows_name_counts_and_the_lines_that_wait(monkeypatch: pytest.MonkeyPatc
     assert "forward: _local_scalar_dense, recshard_lab/comm/codec_formats.py:" in second.note
     assert row.name == "W=4 row_wise, SGD"
     assert row.value == len(row.note.splitlines()) > row.beside["of them reads"]  # no line waits once a rank
-    assert "recshard_lab/distributed/input_dist.py:" in row.note
+    assert "recshard_lab/distributed/step/input_dist.py:" in row.note
     assert row.beside["kernels to join"] == 3
     assert {figure.name for figure in most} >= {*launches.TO_REACH}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from recshard_lab.distributed.reshard import transfers
+from recshard_lab.distributed.state.moves import transfers
 from recshard_lab.embedding.configs import DataType, EmbeddingBagConfig
 from recshard_lab.planner import PHASES, EmbeddingShardingPlanner, Workload, estimate
 from recshard_lab.planner.cost_models import COST_MODELS

@@ -495,7 +495,7 @@ def slow_messages(ms: float, label: str) -> Any:
     from time import perf_counter
 
     from recshard_lab.distributed import input_dist, packed
-    from recshard_lab.distributed.routes import wire
+    from recshard_lab.distributed.step.output_dist import wire
     from recshard_lab.train.pipelines import sending
 
     @contextmanager

@@ -23,7 +23,7 @@ from recshard_lab.arguments import checks_arguments
 from recshard_lab.comm import ShardingEnv, agreed, all_reduce, compute_device
 from recshard_lab.data import Batch, BatchLoader
 from recshard_lab.distributed import DistributedModelParallel
-from recshard_lab.distributed.checkpoint import load_checkpoint, save_checkpoint
+from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
 from recshard_lab.planner import tables_of
 from recshard_lab.sharding import PlanError, ShardingPlan
 from recshard_lab.train.job.build import (

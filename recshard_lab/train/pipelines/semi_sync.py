@@ -25,7 +25,7 @@ from torch import nn
 
 from recshard_lab.comm import ShardingEnv
 from recshard_lab.distributed import DistributedModelParallel
-from recshard_lab.distributed.exchange import Executor, Roads
+from recshard_lab.distributed.step.executor import Executor, Roads
 from recshard_lab.train.pipelines.lanes import Lane, arrive
 from recshard_lab.train.pipelines.runway import Flight
 from recshard_lab.train.pipelines.sending import Sent, close_twin

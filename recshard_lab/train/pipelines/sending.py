@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 
 from recshard_lab.comm import ShardingEnv, all_gather_object, issue_all_to_all, message_device
-from recshard_lab.distributed.input_dist import Routed
-from recshard_lab.distributed.packed import Packed, exchange_ids
+from recshard_lab.distributed.step.input_dist import Routed
+from recshard_lab.distributed.step.packed import Packed, exchange_ids
 from recshard_lab.train.pipelines.calls import Fed
 from recshard_lab.train.pipelines.lanes import StageError
 

@@ -1,0 +1,1 @@
+"""What a rank stores: moving it between plans, checkpoints, pretrained tables."""

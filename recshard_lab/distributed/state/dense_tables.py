@@ -1,0 +1,146 @@
+"""Tables on the dense kernel are stepped by a torch optimizer: when they move, its states about them move, too."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recshard_lab.comm import ShardingEnv, all_gather_object
+from recshard_lab.distributed.state.moves import Move
+from recshard_lab.distributed.state.parts import Part
+from recshard_lab.distributed.table_shards import TableShards
+
+_Local = dict[str, tuple[int, int, list[tuple[Part, int, str]]]]
+
+
+@dataclass
+class _Entry:
+    """What an optimizer keeps about one table, as all ranks know it."""
+
+    optimizer: int
+    group: int
+    states: list[tuple[Part, int, str]]  # part, number of its axes, kind of device it lives on
+
+
+class DenseStates:
+    """Replaces the parameters and states of dense tables in the optimizers that step them.
+
+    The constructor reads this rank's optimizers; `exchange` and `check` come next, then `moves`, then `finish`, which
+    `undo` takes back.
+
+    Args:
+        optimizers: torch optimizers, the same on every rank, in the same order.
+        tables: name -> the dense tables that are about to move.
+
+    Raises:
+        ValueError: a state that is not a tensor.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], tables: Mapping[str, TableShards]) -> None:
+        self.optimizers = list(optimizers)
+        self.held: dict[tuple[str, str], dict[int, Tensor]] = {}
+        self.made: list[tuple[_Entry, list[nn.Parameter], list[nn.Parameter], list[dict[str, Tensor]]]] = []
+        self.old = {name: list(shards.parameters()) for name, shards in tables.items()}
+        self.old_shards = {name: list(shards.sharding.shards) for name, shards in tables.items()}
+        self.entries: dict[str, _Entry] = {}
+        self._local: _Local = {}
+        self._before: list[tuple[torch.optim.Optimizer, list[list[Any]], dict[Any, Any]]] = []
+        for name, shards in tables.items():
+            place = self._find(self.old[name])
+            if place is not None:
+                self._local[name] = (*place, self._read(name, shards, self.optimizers[place[0]]))
+
+    def exchange(self, env: ShardingEnv) -> None:
+        """Learns which states other ranks hold. All ranks must call it."""
+        for local in all_gather_object(self._local, env) if self.old else []:
+            for name, (optimizer, group, states) in local.items():
+                entry = self.entries.setdefault(name, _Entry(optimizer, group, states))
+                entry.states = max(entry.states, states, key=len)
+
+    def check(self) -> None:
+        """Refuses a table that no rank's optimizer steps.
+
+        Raises:
+            ValueError: there is one.
+        """
+        for name in self.old:
+            if name not in self.entries:
+                raise ValueError(
+                    f"table {name!r} is on the dense kernel, and none of the optimizers steps it. Fix: pass the torch "
+                    f"optimizer over dense_parameters() in optimizers="
+                )
+
+    def _find(self, parameters: Sequence[nn.Parameter]) -> tuple[int, int] | None:
+        for number, optimizer in enumerate(self.optimizers):
+            for group_number, group in enumerate(optimizer.param_groups):
+                if any(parameter is other for parameter in parameters[:1] for other in group["params"]):
+                    return number, group_number
+        return None
+
+    def _read(self, name: str, shards: TableShards, optimizer: torch.optim.Optimizer) -> list[tuple[Part, int, str]]:
+        states: list[tuple[Part, int, str]] = []
+        for (position, weight), parameter in zip(shards.held.items(), self.old[name], strict=True):
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if not isinstance(value, Tensor):
+                    raise ValueError(
+                        f"{type(optimizer).__name__} keeps {key}={value!r:.40} about table {name!r}, which is no "
+                        f"tensor: it cannot be moved"
+                    )
+                part = Part.of(key, value, weight.shape[0], weight.shape[1])
+                if all(part.name != other.name for other, _, _ in states):
+                    states.append((part, value.dim(), value.device.type))
+                self.held.setdefault((name, key), {})[position] = part.matrix(value)
+        return states
+
+    def moves(self, tables: Mapping[str, TableShards], device: torch.device) -> list[Move]:
+        """What must move to fill the states of the new tables."""
+        moves = []
+        for name, shards in tables.items():
+            entry = self.entries[name]
+            new = list(shards.parameters())
+            states: list[dict[str, Tensor]] = [{} for _ in new]
+            for part, axes, kind in entry.states:
+                wanted: dict[int, Tensor] = {}
+                for (position, weight), own in zip(shards.held.items(), states, strict=True):
+                    where = "cpu" if kind == "cpu" else device
+                    own[part.name] = torch.empty(_shape(part, axes, weight), dtype=part.dtype, device=where)
+                    wanted[position] = part.matrix(own[part.name])
+                sources = part.shards(self.old_shards[name])
+                targets = part.shards(shards.sharding.shards)
+                moves.append(Move(part.dtype, sources, targets, self.held.get((name, part.name), {}), wanted))
+            self.made.append((entry, self.old[name], new, states))
+        return moves
+
+    def finish(self) -> None:
+        """Puts the new parameters and states in the place of the old ones."""
+        self._before = [(o, [list(g["params"]) for g in o.param_groups], dict(o.state)) for o in self.optimizers]
+        for entry, old, new, states in self.made:
+            optimizer = self.optimizers[entry.optimizer]
+            gone = {id(parameter) for parameter in old}
+            members: list[Any] = optimizer.param_groups[entry.group]["params"]
+            place = next((n for n, member in enumerate(members) if id(member) in gone), len(members))
+            kept = [member for member in members[place:] if id(member) not in gone]
+            members[place:] = [*new, *kept]
+            for parameter in old:
+                optimizer.state.pop(parameter, None)
+            for parameter, own in zip(new, states, strict=True):
+                if own:
+                    optimizer.state[parameter] = own
+
+    def undo(self) -> None:
+        """Optimizers as they were before `finish`."""
+        for optimizer, groups, state in self._before:
+            for group, members in zip(optimizer.param_groups, groups, strict=True):
+                group["params"][:] = members
+            optimizer.state.clear()
+            optimizer.state.update(state)
+        self._before, self.made = [], []
+
+
+def _shape(part: Part, axes: int, weight: Tensor) -> tuple[int, ...]:
+    rows, cols = part.size(weight.shape[0], weight.shape[1])
+    if part.extent == "element":
+        return rows, cols
+    return {0: (), 1: (rows,), 2: (rows, 1)}[axes]

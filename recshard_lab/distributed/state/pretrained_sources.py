@@ -1,0 +1,191 @@
+"""Where the rows of a pretrained table come from: each kind gives its size and any rectangle of itself.
+
+Nothing in a file is run: ``.npy`` without pickles, ``.pt`` as weights only, safetensors and checkpoints by design.
+"""
+
+import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recshard_lab.distributed.state.checkpoint import files
+from recshard_lab.distributed.state.checkpoint.reader import check_tensors, read_metadata, tensors_in
+
+Pretrained: TypeAlias = Tensor | np.ndarray[Any, Any] | str | Path | tuple[str | Path, str]
+
+
+class Source(ABC):
+    """A matrix of which rectangles can be read.
+
+    Attributes:
+        label: how errors call it.
+        size: its shape.
+        dtype: its number format.
+    """
+
+    label: str
+    size: tuple[int, ...]
+    dtype: torch.dtype
+
+    @abstractmethod
+    def read(self, rows: slice, cols: slice) -> Tensor:
+        """One rectangle, as a tensor on any device."""
+
+
+class TensorSource(Source):
+    """A tensor in memory, or one that a file is mapped to."""
+
+    def __init__(self, tensor: Tensor, label: str) -> None:
+        if tensor.is_meta or tensor.layout is not torch.strided:
+            kind = "on the meta device: it has no rows" if tensor.is_meta else f"{tensor.layout}: make it dense"
+            raise ValueError(f"{label} is {kind}")
+        self.tensor, self.label = tensor.detach(), label
+        self.size, self.dtype = tuple(tensor.shape), tensor.dtype
+
+    def read(self, rows: slice, cols: slice) -> Tensor:
+        return self.tensor[rows, cols]
+
+
+class ArraySource(Source):
+    """A numpy array; of a memory-mapped one only what is read is ever in memory."""
+
+    def __init__(self, array: "np.ndarray[Any, Any]", label: str) -> None:
+        self.array, self.label = array, label
+        self.size = tuple(array.shape)
+        try:
+            self.dtype = self._tensor(np.empty(0, array.dtype)).dtype
+        except TypeError:
+            raise ValueError(f"{label} is an array of {array.dtype}, which torch has no number format for") from None
+
+    def read(self, rows: slice, cols: slice) -> Tensor:
+        return self._tensor(self.array[rows, cols])
+
+    @staticmethod
+    def _tensor(piece: "np.ndarray[Any, Any]") -> Tensor:
+        return torch.from_numpy(np.array(piece, dtype=piece.dtype.newbyteorder("="), order="C"))
+
+
+class SafetensorsSource(Source):
+    """One tensor of a ``.safetensors`` file."""
+
+    def __init__(self, path: Path, name: str | None, table: str) -> None:
+        try:
+            import safetensors
+        except ImportError:
+            raise ValueError(f'{path} needs the package safetensors: pip install "recshard-lab[safetensors]"') from None
+        try:
+            self._file = safetensors.safe_open(str(path), framework="pt")
+        except safetensors.SafetensorError as error:
+            raise ValueError(f"{path} is truncated, damaged or no safetensors file: {error}") from None
+        name = _chosen(name, list(self._file.keys()), table, path)
+        self.label = f"{name!r} in {path}"
+        self._slice = self._file.get_slice(name)
+        self.size = tuple(self._slice.get_shape())
+        self.dtype = self._slice[tuple(slice(0, 0) for _ in self.size)].dtype
+
+    def read(self, rows: slice, cols: slice) -> Tensor:
+        return self._slice[rows, cols]
+
+
+class CheckpointSource(Source):
+    """One tensor of a checkpoint in torch's distributed format, this library's own or another writer's."""
+
+    def __init__(self, folder: Path, name: str | None, table: str, rank: int, world_size: int) -> None:
+        self.folder = folder
+        if (folder / files.MANIFEST).is_file():
+            listed = files.manifest_of(folder)
+            files.check_files(folder, listed, rank, world_size)
+        else:
+            listed = {path.name: {} for path in folder.iterdir() if path.is_file()}
+        self.metadata = read_metadata(folder, listed)
+        known = {".".join(key): key for key in tensors_in(self.metadata)}
+        self.key = _chosen(name, list(known), table, folder)
+        check_tensors(self.metadata, folder, [known[self.key]])
+        entry = tensors_in(self.metadata)[known[self.key]]
+        self.label = f"{self.key!r} in {folder}"
+        self.size, self.dtype = tuple(entry.size), entry.properties.dtype
+
+    def read(self, rows: slice, cols: slice) -> Tensor:
+        raise NotImplementedError("torch's reader fills the model's own tensors")
+
+
+def source_of(given: Pretrained, table: str, rank: int, world_size: int) -> Source:
+    """Opens what was given for a table; reads no rows.
+
+    Raises:
+        ValueError: a file that is missing, damaged, of another kind, or has no such tensor.
+    """
+    if isinstance(given, Tensor):
+        return TensorSource(given, f"the tensor given for table {table!r}")
+    if isinstance(given, np.ndarray):
+        return ArraySource(given, f"the array given for table {table!r}")
+    name: str | None = None
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], str):
+        given, name = given
+    if not isinstance(given, str | Path):
+        raise ValueError(
+            f"table {table!r} is given a {type(given).__name__}: expected a tensor, an array, a path, or (path, name "
+            f"of the tensor in it)"
+        )
+    path = Path(given)
+    if not path.exists():
+        raise ValueError(f"table {table!r}: there is no file {path}")
+    if path.is_dir():
+        return CheckpointSource(path, name, table, rank, world_size)
+    if path.suffix not in _KINDS:
+        raise ValueError(f"table {table!r}: {path} is none of {', '.join(_KINDS)}, and no folder of a checkpoint")
+    return _KINDS[path.suffix](path, name, table)
+
+
+def _npy(path: Path, name: str | None, table: str) -> Source:
+    if name is not None:
+        raise ValueError(f"{path} holds one array without a name, not {name!r}: give the path alone")
+    try:
+        return ArraySource(np.load(path, mmap_mode="r", allow_pickle=False), str(path))
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} is truncated, damaged or no plain array: {error}") from None
+
+
+def _torch_file(path: Path, name: str | None, table: str) -> Source:
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{path} is truncated, or was not written by torch.save of torch 1.6 or later")
+    try:
+        found = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except Exception as error:  # whatever the bytes of a damaged file happen to mean
+        raise ValueError(f"{path} cannot be read as weights only: {str(error).splitlines()[0]:.200}") from None
+    if isinstance(found, Tensor) and name is None:
+        return TensorSource(found, str(path))
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{path} holds a {type(found).__name__}, expected a tensor or a state dict")
+    tensors = {str(key): value for key, value in found.items() if isinstance(value, Tensor)}
+    chosen = _chosen(name, list(tensors), table, path)
+    return TensorSource(tensors[chosen], f"{chosen!r} in {path}")
+
+
+_KINDS: dict[str, Callable[[Path, str | None, str], Source]] = {
+    ".npy": _npy,
+    ".safetensors": SafetensorsSource,
+    ".pt": _torch_file,
+    ".pth": _torch_file,
+}
+
+
+def _chosen(name: str | None, names: list[str], table: str, where: Path) -> str:
+    """The tensor named, the only one there is, or the only one named after the table."""
+    if name is None:
+        fitting = [key for key in names if key == table or key.endswith((f".{table}.weight", f".{table}"))]
+        fitting = fitting or [key for key in names if key == f"{table}.weight"]
+        if len(fitting) == 1 or len(names) == 1:
+            return (fitting or names)[0]
+        raise ValueError(
+            f"table {table!r}: {where} has {len(names)} tensors, {len(fitting)} of them named after it "
+            f"({', '.join(sorted(names)[:5])}{', ...' if len(names) > 5 else ''}): give (path, name)"
+        )
+    if name not in names:
+        raise ValueError(f"table {table!r}: {where} has no tensor {name!r}, but {', '.join(sorted(names)[:5])}")
+    return name

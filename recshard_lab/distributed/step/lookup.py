@@ -1,0 +1,262 @@
+"""What one rank holds: its rectangles, in as few kernels as their kinds allow."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recshard_lab.distributed.state.parts import Part
+from recshard_lab.distributed.step.input_dist import Home, Routed, pad_lanes
+from recshard_lab.distributed.step.layout import Lane, Layout, effective_route
+from recshard_lab.distributed.step.route_ids import join
+from recshard_lab.embedding import DataType, OptimizerSpec
+from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot, choose_kernel, kernel_named
+from recshard_lab.sharding.shard import DDR
+from recshard_lab.sparse.ops import complete_cumsum
+
+
+@dataclass(frozen=True)
+class GroupKind:
+    """Rectangles of one kind share a kernel.
+
+    Attributes:
+        backend: the kernel's name.
+        data_type: number format of the weights.
+        optimizer: fused in backward; None where a torch optimizer reads ``.grad`` (the dense compute kernel).
+        exchanges_row_norms: columns are split and the optimizer is row-wise: squares must meet before the step.
+        route: how the rows come home; "direct" for replicas, whose rows are home.
+        host: the rectangles lie in the host's memory and are looked up and stepped there; only rows and gradients
+            cross to the device and back. Where ranks are CPUs that is where they are anyway.
+    """
+
+    backend: str
+    data_type: DataType
+    optimizer: OptimizerSpec | None
+    exchanges_row_norms: bool
+    route: str = "direct"
+    host: bool = False
+
+    def state_parts(self) -> tuple[Part, ...]:
+        """Which optimizer state each rectangle has, the same on ranks that hold none."""
+        if self.optimizer is None:
+            return ()
+        return _state_parts(self.backend, self.data_type, replace(self.optimizer, learning_rate=0.0))
+
+
+@lru_cache(maxsize=64)
+def _state_parts(backend: str, data_type: DataType, optimizer: OptimizerSpec) -> tuple[Part, ...]:
+    """Read from a kernel of two rows and four columns: only kernels know."""
+    probe = Slot("probe", 2, 4, data_type, 4)
+    kernel = kernel_named(backend)([probe], [0], optimizer, pooled=True, device="cpu")
+    return tuple(Part.of(name, state, 2, 4) for name, state in kernel.optimizer_states()[0].items())
+
+
+class KernelGroup:
+    """One kernel and the run of lanes that it serves."""
+
+    def __init__(
+        self,
+        kind: GroupKind,
+        lanes: Sequence[Lane],
+        first_lane: int,
+        layout: Layout,
+        pooled: bool,
+        device: torch.device,
+    ) -> None:
+        self.kind, self.lanes, self.first_lane, self.device = kind, list(lanes), first_lane, device
+        self.crosses = kind.host and device.type != "cpu"
+        self.shards = sorted({(lane.table, lane.shard_index) for lane in lanes})
+        slots = []
+        for table, number in self.shards:
+            shard, config = layout.shards[table][number], layout.tables[table]
+            size = (shard.num_rows, shard.num_cols)
+            slots.append(Slot(config.name, *size, kind.data_type, config.embedding_dim, shard.rows[0]))
+        lane_slots = [self.shards.index((lane.table, lane.shard_index)) for lane in lanes]
+        self.kernel: LookupKernel = kernel_named(kind.backend)(
+            slots, lane_slots, kind.optimizer, pooled=pooled, device="cpu" if kind.host else device
+        )
+        self.width = sum(lane.shard.num_cols for lane in lanes)
+        self.end_lane = first_lane + len(self.lanes)
+        #: number of the first replicated lane, in a replicated group
+        self.first_copy: int | None = None
+
+    def bags(self, routed: Routed) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(ids, offsets, weights) of this group's lanes, from all ranks."""
+        sizes = [sum(counts) for counts in routed.counts]
+        start = sum(sizes[: self.first_lane])
+        span = slice(start, start + sum(sizes[self.first_lane : self.end_lane]))
+        if self.first_copy is None:
+            lengths = routed.lengths[self.first_lane : self.end_lane]
+        else:
+            lengths = routed.copies[self.first_lane - self.first_copy : self.end_lane - self.first_copy]
+        weights = None if routed.weights is None else routed.weights[span]
+        return routed.ids[span], self._offsets(lengths), weights
+
+    def own_bags(self, home: Home) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The same of the local batch alone, which is all that a replicated group needs in forward."""
+        assert self.first_copy is not None
+        own = home.replicas[self.first_lane - self.first_copy : self.end_lane - self.first_copy]
+        if len({part.lengths[2] - part.lengths[1] for part in own}) == 1:
+            lengths = join(part.lengths for part in own).view(len(own), -1)
+        else:
+            lengths = pad_lanes([[join([part.lengths]) for part in own]], home.replicas[0].ids[0].device)
+        weights = [part.weights for part in own if part.weights is not None]
+        return join(part.ids for part in own), self._offsets(lengths), join(weights) if weights else None
+
+    def own_counts(self, home: Home) -> list[int]:
+        """Ids of each lane in `own_bags`."""
+        assert self.first_copy is not None
+        own = home.replicas[self.first_lane - self.first_copy : self.end_lane - self.first_copy]
+        return [part.ids[2] - part.ids[1] for part in own]
+
+    def no_ids(self, routed: Routed) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The same of one empty bag a lane: what kernels step with where nobody has a bag, for steps are counted."""
+        offsets = self._offsets(routed.lengths.new_zeros(len(self.lanes), 1))
+        return routed.ids[:0], offsets, None if routed.weights is None else routed.weights[:0]
+
+    def _offsets(self, lengths: Tensor) -> Tensor:
+        """``[lanes, S]`` -> where bags begin when pooled, where lanes begin when not."""
+        return complete_cumsum(lengths.reshape(-1) if self.kernel.pooled else lengths.sum(1))
+
+    def forward(self, bags: tuple[Tensor, Tensor, Tensor | None], training: bool) -> tuple[Tensor, Any]:
+        """The kernel's rows, and what its backward needs when ``training``."""
+        with torch.set_grad_enabled(training):
+            rows, saved = self.kernel.forward(*self._there(*bags))
+            return self._back(rows), saved
+
+    def remember(self, bags: tuple[Tensor, Tensor, Tensor | None]) -> Any:
+        """What `backward` needs of a batch that is not looked up here."""
+        return self.kernel.remember(*self._there(*bags))
+
+    def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
+        """Steps the fused optimizer, or adds to ``.grad`` under the dense compute kernel.
+
+        Returns:
+            The gradient ``[N]`` of per-sample weights, if there are any.
+        """
+        norms = row_norms
+        if self.crosses and row_norms is not None:
+            asked = row_norms
+
+            def norms(rows: list[Tensor], squares: list[Tensor]) -> list[Tensor]:
+                found = asked([own.to(self.device) for own in rows], [own.to(self.device) for own in squares])
+                return [own.cpu() for own in found]
+
+        (there,) = self._there(grad)
+        of_weights = self.kernel.backward(saved, there, norms)
+        return None if of_weights is None else of_weights.to(self.device)
+
+    def _there(self, *tensors: Any) -> tuple[Any, ...]:
+        """Tensors where the rectangles are."""
+        return tuple(own.cpu() if own is not None else None for own in tensors) if self.crosses else tensors
+
+    def _back(self, rows: Tensor) -> Tensor:
+        """Rows on the rank's device, by way of pinned memory."""
+        return rows.pin_memory().to(self.device, non_blocking=True) if self.crosses else rows
+
+
+class RankLookup:
+    """All kernels of one rank: the exchanged groups, then the replicated ones."""
+
+    def __init__(
+        self, layout: Layout, kinds: Sequence[GroupKind], rank: int, pooled: bool, device: torch.device
+    ) -> None:
+        self.exchanged: list[KernelGroup] = []
+        self.replicated: list[KernelGroup] = []
+        first = 0
+        lanes = layout.rank_lanes[rank]
+        for (replicated, group), run in groupby(lanes, key=lambda lane: (lane.replicated, lane.group)):
+            members = list(run)
+            made = KernelGroup(kinds[group[0]], members, first, layout, pooled, device)
+            if replicated:
+                made.first_copy = len(layout.exchanged_lanes[rank])
+            (self.replicated if replicated else self.exchanged).append(made)
+            first = made.end_lane
+
+    @property
+    def groups(self) -> list[KernelGroup]:
+        return self.exchanged + self.replicated
+
+    def weights(self) -> dict[tuple[int, int], Tensor]:
+        """(table, shard) -> its weights ``[rows, cols]`` on this rank."""
+        return {
+            key: weight
+            for group in self.groups
+            for key, weight in zip(group.shards, group.kernel.weights(), strict=True)
+        }
+
+    def states(self) -> dict[tuple[int, int], dict[str, Tensor]]:
+        """(table, shard) -> its optimizer state on this rank."""
+        return {
+            key: state
+            for group in self.groups
+            for key, state in zip(group.shards, group.kernel.optimizer_states(), strict=True)
+        }
+
+
+def choose_kinds(
+    tables: Sequence[Any],
+    shardings: Sequence[Any],
+    optimizers: Sequence[OptimizerSpec],
+    *,
+    pooled: bool,
+    weighted: bool,
+    device: torch.device,
+    backend: str | None,
+    batch_tables: bool = True,
+) -> tuple[list[GroupKind], dict[tuple[int, int], tuple[int, ...]]]:
+    """The kind of every shard of every table, the same on all ranks.
+
+    Returns:
+        The kinds, and for each (table, shard) its kernel: the kind's number, and without ``batch_tables`` the table's.
+
+    Raises:
+        ValueError: the backend asked for cannot do it, naming table and reason.
+    """
+    kinds: list[GroupKind] = []
+    chosen: dict[tuple[int, int], tuple[int, ...]] = {}
+    for table, (config, sharding, spec) in enumerate(zip(tables, shardings, optimizers, strict=True)):
+        optimizer = None if sharding.compute_kernel == "dense" else spec
+        split = any(shard.num_cols < config.embedding_dim for shard in sharding.shards)
+        norms = optimizer is not None and optimizer.row_wise and split
+        if norms and not batch_tables:
+            raise ValueError(
+                f"batch_tables=False cannot serve table {config.name!r}: {spec.optimizer} adds up rows whose columns "
+                f"lie apart, in one kernel for all such tables. Leave it out, or do not split the columns"
+            )
+        slots = [
+            Slot(config.name, shard.num_rows, shard.num_cols, config.data_type, config.embedding_dim)
+            for shard in sharding.shards
+        ]
+
+        in_host = [shard.tier == DDR for shard in sharding.shards]
+        if norms and len(set(in_host)) > 1:
+            raise ValueError(
+                f"table {config.name!r} has pieces of its columns in both memories of a rank, and {spec.optimizer} "
+                f"adds up rows over them, which kernels in different memories cannot. Put all its shards in one tier"
+            )
+        kinds_of = {}
+        for host in sorted(set(in_host)):
+            kernel = choose_kernel(
+                [slot for slot, there in zip(slots, in_host, strict=True) if there == host],
+                optimizer,
+                pooled=pooled,
+                weighted=weighted,
+                exchanges_row_norms=norms,
+                device="cpu" if host else device,
+                backend=backend,
+            )
+            route = effective_route(config, sharding)
+            kinds_of[host] = GroupKind(kernel.name, config.data_type, optimizer, norms, route, host)
+        for number, (copy, host) in enumerate(zip(sharding.replica_flags, in_host, strict=True)):
+            own = kinds_of[host]
+            if copy:
+                own = replace(own, exchanges_row_norms=False, route="direct")  # replicas have whole rows
+            if own not in kinds:
+                kinds.append(own)
+            chosen[table, number] = (kinds.index(own),) if batch_tables else (kinds.index(own), table)
+    return kinds, chosen

@@ -1,0 +1,141 @@
+"""Rows that stay apart: every id's row travels to the place in the batch where the id stood.
+
+Nothing is added on the way, so `direct` is the only route there is.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from recshard_lab.comm import CommOp, Registry, ShardingEnv, codecs_for
+from recshard_lab.distributed.step.input_dist import Home, Routed
+from recshard_lab.distributed.step.layout import Lane, Layout
+from recshard_lab.distributed.step.output_dist.base import BACKWARD, FORWARD
+from recshard_lab.distributed.step.output_dist.pooled import Columns
+from recshard_lab.distributed.step.output_dist.wire import Parcel, Wire
+from recshard_lab.distributed.step.route_ids import HOME
+from recshard_lab.sharding import PlanError
+
+
+class SequenceRoute:
+    """The output is flat: for each block its ``[n, D]`` rows, one block after the other.
+
+    Raises:
+        PlanError: a table's route is not "direct".
+    """
+
+    def __init__(self, layout: Layout, env: ShardingEnv, registry: Registry | None = None) -> None:
+        self.layout, self.env = layout, env
+        codecs = codecs_for(CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL, registry)
+        self.forward_wire = Wire(env, FORWARD, codecs.forward)
+        self.backward_wire = Wire(env, BACKWARD, codecs.backward)
+        for table, route in zip(layout.tables, layout.table_routes, strict=True):
+            if route != "direct":
+                raise PlanError(
+                    f"table {table.name!r} belongs to a sequence collection, whose rows are not added, so route "
+                    f"{route!r} does not apply to it. Fix: route='direct' for this table"
+                )
+        self.lanes = layout.exchanged_lanes
+        self.buffer_bytes = 0
+
+    def forward(self, exchanged: list[Tensor], replicated: list[Tensor], routed: Routed) -> Tensor:
+        """Kernel outputs -> flat rows of the local batch."""
+        home, mine = routed.home, self.lanes[self.env.rank]
+        example = routed.ids.new_empty(0, dtype=self.layout.rows_dtype)
+        lane_major = torch.cat(exchanged).to(example.dtype) if exchanged else example
+        sizes = [[n * lane.shard.num_cols for n in routed.counts[i]] for i, lane in enumerate(mine)]
+        message = _turn(lane_major, sizes, self.env.world_size)
+        sends = _loads(mine, routed.counts, self.env.world_size)
+        receives = [self._sent(rank, home) for rank in range(self.env.world_size)]
+        flat = self._exchange(self.forward_wire, message, sends, receives)
+        out = example.new_empty(sum(self._block_sizes(home)))
+        blocks = self._blocks(out, home)
+        parts = iter(flat.split([parcel.size for load in receives for parcel in load]))
+        for rank, lanes in enumerate(self.lanes):
+            for number, lane in enumerate(lanes):
+                self._columns(blocks, home, rank, number, lane, next(parts))
+        local = torch.cat(replicated).to(example.dtype) if replicated else example
+        position = 0
+        for number, lane in enumerate(self.layout.replicated_lanes):
+            size = _count(home, number) * lane.shard.num_cols
+            self._columns(blocks, home, HOME, number, lane, local[position : position + size])
+            position += size
+        return out
+
+    def backward(self, grad: Tensor, scale: float, routed: Routed) -> Columns:
+        """Flat gradient of the local batch, times ``scale`` -> flat, lane-major, for all of this rank's lanes."""
+        grad = grad * scale if scale != 1.0 else grad
+        home = routed.home
+        blocks = self._blocks(grad.contiguous(), home)
+        copies, copied = [], []
+        for number, (lane, own) in enumerate(zip(self.layout.replicated_lanes, home.touched, strict=True)):
+            rows, width = self._gather(blocks, home, HOME, number, lane), lane.shard.num_cols
+            copies.append(rows if own is None else own.sum_gradients(rows.view(-1, width)).view(-1))
+            copied.append(Parcel(_count(home, number) if own is None else own.rows.numel(), (width,)))
+        pieces, sends = [], []
+        for rank, lanes in enumerate(self.lanes):
+            parts = [self._gather(blocks, home, rank, number, lane) for number, lane in enumerate(lanes)] + copies
+            pieces += parts
+            sends.append(self._sent(rank, home) + copied)
+        lanes = self.layout.rank_lanes[self.env.rank]
+        counts = routed.counts
+        sizes = [[n * lane.shard.num_cols for n in counts[i]] for i, lane in enumerate(lanes)]
+        by_source = [[each[source] for each in sizes] for source in range(self.env.world_size)]
+        receives = _loads(lanes, counts, self.env.world_size)
+        message = torch.cat(pieces) if pieces else grad.new_empty(0)
+        flat = self._exchange(self.backward_wire, message, sends, receives)
+        return Columns([_turn(flat, by_source, len(lanes))])
+
+    def _exchange(self, wire: Wire, message: Tensor, sends: list[list[Parcel]], receives: list[list[Parcel]]) -> Tensor:
+        arriving = wire.send(message, sends, receives)
+        self.buffer_bytes = arriving.buffer_bytes
+        return arriving.wait()
+
+    def _sent(self, rank: int, home: Home) -> list[Parcel]:
+        return [Parcel(home.sent[rank][n], (lane.shard.num_cols,)) for n, lane in enumerate(self.lanes[rank])]
+
+    def _block_sizes(self, home: Home) -> list[int]:
+        return [n * block.dim for n, block in zip(home.counts, self.layout.blocks, strict=True)]
+
+    def _blocks(self, flat: Tensor, home: Home) -> list[Tensor]:
+        parts = flat.split(self._block_sizes(home))
+        return [part.view(-1, block.dim) for part, block in zip(parts, self.layout.blocks, strict=True)]
+
+    def _columns(self, blocks: list[Tensor], home: Home, rank: int, number: int, lane: Lane, rows: Tensor) -> None:
+        start, end = lane.shard.cols
+        target = blocks[lane.block][:, start:end]
+        positions = home.positions.get((rank, number))
+        rows = rows.view(-1, end - start)
+        if positions is None:
+            target.copy_(rows)
+        else:
+            target[positions] = rows
+
+    def _gather(self, blocks: list[Tensor], home: Home, rank: int, number: int, lane: Lane) -> Tensor:
+        source = blocks[lane.block][:, slice(*lane.shard.cols)]
+        positions = home.positions.get((rank, number))
+        return (source if positions is None else source[positions]).reshape(-1)
+
+
+def _count(home: Home, number: int) -> int:
+    """Ids of a replicated lane."""
+    _, start, end = home.replicas[number].ids
+    return end - start
+
+
+def _loads(lanes: Sequence[Lane], counts: Sequence[Sequence[int]], world_size: int) -> list[list[Parcel]]:
+    """For each source rank, one parcel a lane: that lane's rows for it."""
+    return [
+        [Parcel(counts[number][source], (lane.shard.num_cols,)) for number, lane in enumerate(lanes)]
+        for source in range(world_size)
+    ]
+
+
+def _turn(flat: Tensor, sizes: Sequence[Sequence[int]], width: int) -> Tensor:
+    """Transposes pieces: ``sizes[i][j]`` is the size of piece (i, j), laid i-major in ``flat``; returns j-major."""
+    ends = list(accumulate((n for row in sizes for n in row), initial=0))
+    count = len(sizes)
+    pieces = [flat[ends[i * width + j] : ends[i * width + j + 1]] for j in range(width) for i in range(count)]
+    return torch.cat(pieces) if pieces else flat[:0]

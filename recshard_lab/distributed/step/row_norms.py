@@ -1,0 +1,99 @@
+"""Row-wise optimizers under column splits: the squares of a row meet before anyone steps.
+
+Row-wise Adagrad keeps one number a row, the mean of its squared gradient over *all* D columns; LAMB and LARS read the
+length of the whole row. Where a table's columns lie on several ranks, each holds part of such a sum. All holders of a
+row saw the same ids, so they agree on which rows were touched, in which order: only the partial sums travel, 4 bytes a
+touched row and sum, and no sizes need to be exchanged.
+
+Shape letters: U touched rows of a slot, k sums a row (one or two).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from recshard_lab.comm import ShardingEnv, all_to_all
+from recshard_lab.distributed.step.layout import Layout
+
+
+class RowNormExchange:
+    """Completes squared row norms among the rectangles of column-split tables.
+
+    Args:
+        layout: the wiring.
+        env: the ranks.
+        slots: (table, shard) of this rank's slots, in the kernel's order.
+        device: where the rectangles live.
+    """
+
+    def __init__(
+        self, layout: Layout, env: ShardingEnv, slots: Sequence[tuple[int, int]], device: torch.device
+    ) -> None:
+        self.env, self.device = env, device
+        self.rows = [layout.shards[table][number].rows for table, number in slots]
+        self.numbers = [number for _, number in slots]
+        #: for each rank: (my slot, row range shared with one of its rectangles), sorted the same way on both ends
+        self.sends: list[list[tuple[int, int, int]]] = []
+        self.receives: list[list[tuple[int, int, int]]] = []
+        self.senders: list[list[int]] = []  # whose rectangle each of them is
+        for rank in range(env.world_size):
+            sends, receives = [], []
+            for position, (table, number) in enumerate(slots):
+                mine = layout.shards[table][number]
+                for other, theirs in enumerate(layout.shards[table]):
+                    start, end = max(mine.rows[0], theirs.rows[0]), min(mine.rows[1], theirs.rows[1])
+                    if theirs.rank != rank or other == number or start >= end:
+                        continue
+                    sends.append((table, number, other, position, start, end))
+                    receives.append((table, other, number, position, start, end))
+            self.sends.append([entry[3:] for entry in sorted(sends)])
+            self.receives.append([entry[3:] for entry in sorted(receives)])
+            self.senders.append([entry[1] for entry in sorted(receives)])
+
+    def __call__(self, rows: list[Tensor], squares: list[Tensor]) -> list[Tensor]:
+        """Per slot the touched rows ``[U]`` and partial sums ``[U]`` or ``[U, k]`` -> the sums over all columns."""
+        width = max((own.shape[1] for own in squares if own.dim() == 2), default=1)
+        outgoing, send_sizes = [], []
+        for entries in self.sends:
+            spans = [self._span(rows, *entry) for entry in entries]
+            outgoing += [squares[entry[0]][span].reshape(-1) for entry, span in zip(entries, spans, strict=True)]
+            send_sizes.append(width * sum(span.stop - span.start for span in spans))
+        spans_in = [[self._span(rows, *entry) for entry in entries] for entries in self.receives]
+        receive_sizes = [width * sum(span.stop - span.start for span in spans) for spans in spans_in]
+        message = torch.cat(outgoing) if outgoing else torch.empty(0, device=self.device)
+        received = all_to_all(message, send_sizes, receive_sizes, self.env, "row_norms")
+        parts = [[(number, slice(0, len(own)), own)] for number, own in zip(self.numbers, squares, strict=True)]
+        position = 0
+        for entries, senders, spans in zip(self.receives, self.senders, spans_in, strict=True):
+            for (slot, _, _), sender, span in zip(entries, senders, spans, strict=True):
+                shape = squares[slot][span].shape
+                parts[slot].append((sender, span, received[position : position + shape.numel()].view(shape)))
+                position += shape.numel()
+        return [self._add(own, pieces) for own, pieces in zip(squares, parts, strict=True)]
+
+    def _add(self, like: Tensor, pieces: list[tuple[int, slice, Tensor]]) -> Tensor:
+        """In one order on all ranks, so that the states of a row stay bit-identical among its holders."""
+        (_, first, one), *others = sorted(pieces, key=lambda entry: entry[0])
+        if len(one) == len(like):
+            total = one.clone()
+        else:
+            total = torch.zeros_like(like)
+            total[first] = one
+        for _, span, piece in others:
+            total[span] += piece
+        return total
+
+    def nothing(self, like: Tensor, rounds: int) -> None:
+        """Takes part without a touched row: the other ranks wait for this one, as often as a step calls."""
+        squares = [like.new_empty(0) for _ in self.rows]
+        for _ in range(rounds):
+            self([own.long() for own in squares], squares)
+
+    def _span(self, rows: list[Tensor], slot: int, start: int, end: int) -> slice:
+        first, last = self.rows[slot]
+        if (start, end) == (first, last):
+            return slice(0, rows[slot].numel())
+        edges = torch.tensor([start - first, end - first], device=rows[slot].device)
+        low, high = torch.searchsorted(rows[slot], edges).tolist()
+        return slice(low, high)

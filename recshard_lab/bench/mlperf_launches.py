@@ -95,9 +95,9 @@ def launches_on_rank(plan_json: str, tables: Sequence[EmbeddingBagConfig], load:
     for _ in range(2):
         found = {name: OperatorCount() for name in ("input_dist", "forward", "backward")}
         with found["input_dist"]:
-            routed = collection.input_dist(batch).wait()
+            lookup_input = collection.input_dist(batch).wait()
         with found["forward"]:
-            rows = collection.compute_and_output_dist(routed).values()
+            rows = collection.compute_and_output_dist(lookup_input).values()
         gradient = torch.ones_like(rows)
         with found["backward"]:
             rows.backward(gradient)

@@ -15,7 +15,7 @@ from recshard_lab.comm import Registry, ShardingEnv
 from recshard_lab.distributed.awaitable import ArrivedDict, ArrivedKeyedTensor
 from recshard_lab.distributed.state.moves import Move
 from recshard_lab.distributed.step.executor import Executor, Listener
-from recshard_lab.distributed.step.input_dist import PendingInput, Routed
+from recshard_lab.distributed.step.input_dist import LookupInput, PendingInput
 from recshard_lab.distributed.step.layout import Block, Layout
 from recshard_lab.distributed.step.lookup import GroupKind, choose_kinds
 from recshard_lab.distributed.step.output_dist import PooledRoute, SequenceRoute
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 _sending: "WeakKeyDictionary[ShardedCollection, WeakSet[Any]]" = WeakKeyDictionary()
-Feed = Callable[["ShardedCollection", KeyedJaggedTensor], Routed]
+Feed = Callable[["ShardedCollection", KeyedJaggedTensor], LookupInput]
 
 
 class ShardedCollection(nn.Module):
@@ -266,7 +266,7 @@ class ShardedCollection(nn.Module):
         if self._own_optimizer is not None:
             self._own_optimizer.push_learning_rates()
 
-    def _routed(self, features: KeyedJaggedTensor) -> Routed:
+    def _routed(self, features: KeyedJaggedTensor) -> LookupInput:
         if self.feed is None:
             return self.input_dist(features).wait()
         self._push_learning_rates()
@@ -288,13 +288,13 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
         """Local batch in, ``[B, sum of D]`` out."""
         return self.compute_and_output_dist(self._routed(features))
 
-    def compute_and_output_dist(self, routed: Routed) -> ArrivedKeyedTensor:
+    def compute_and_output_dist(self, lookup_input: LookupInput) -> ArrivedKeyedTensor:
         """Looks up the ids that came and brings the pooled rows home."""
         blocks = self.layout.blocks
         return ArrivedKeyedTensor(
             keys=[block.key for block in blocks],
             length_per_key=[block.dim for block in blocks],
-            values=self.executor.finish(routed),
+            values=self.executor.finish(lookup_input),
         )
 
 
@@ -317,21 +317,21 @@ class ShardedEmbeddingCollection(ShardedCollection):
         """Whether outputs carry their ids as weights."""
         return self._need_indices
 
-    def compute_and_output_dist(self, routed: Routed) -> ArrivedDict:
+    def compute_and_output_dist(self, lookup_input: LookupInput) -> ArrivedDict:
         """Looks up remote ids and returns every row to its source rank."""
-        blocks, home = self.layout.blocks, routed.home
-        sizes = [n * block.dim for n, block in zip(home.counts, blocks, strict=True)]
-        parts = self.executor.finish(routed).split(sizes)
-        kept = home.kept or [None] * len(blocks)
+        blocks, local_batch = self.layout.blocks, lookup_input.local_batch
+        sizes = [n * block.dim for n, block in zip(local_batch.counts, blocks, strict=True)]
+        parts = self.executor.finish(lookup_input).split(sizes)
+        kept = local_batch.kept or [None] * len(blocks)
         rows = [
             part.view(-1, block.dim) if left is None else put_back(part.view(-1, block.dim), left, int(lengths.sum()))
-            for block, part, left, lengths in zip(blocks, parts, kept, home.lengths, strict=True)
+            for block, part, left, lengths in zip(blocks, parts, kept, local_batch.lengths, strict=True)
         ]
-        ids = home.ids if self._need_indices else [None] * len(blocks)
+        ids = local_batch.ids if self._need_indices else [None] * len(blocks)
         return ArrivedDict(
             {
                 block.key: JaggedTensor(own, indices, lengths.long())
-                for block, own, indices, lengths in zip(blocks, rows, ids, home.lengths, strict=True)
+                for block, own, indices, lengths in zip(blocks, rows, ids, local_batch.lengths, strict=True)
             }
         )
 

@@ -27,8 +27,8 @@ def traced_step(case: Case) -> Step:
     _, model = sharded_model(case)
     for ranks in case.steps[:2]:
         with trace() as traced:
-            routed = model.collection.input_dist(batch_of(ranks[rank])).wait()
-            out = model.collection.compute_and_output_dist(routed)
+            lookup_input = model.collection.input_dist(batch_of(ranks[rank])).wait()
+            out = model.collection.compute_and_output_dist(lookup_input)
             values = out.values() if not isinstance(out, dict) else [own.values() for own in out.values()]
             (
                 values.sum() if isinstance(values, Tensor) else torch.stack([own.sum() for own in values]).sum()
@@ -37,10 +37,10 @@ def traced_step(case: Case) -> Step:
     for event in traced.events:
         others = event.bytes_sent - event.bytes_to[rank]
         sent[event.label] = sent.get(event.label, 0) + others
-    lanes = len(model.collection.layout.exchanged_lanes[rank])
-    at_home = sum(part.ids[2] - part.ids[1] for part in routed.home.replicas)
+    lanes = len(model.collection.layout.exchanged_features[rank])
+    local_inputs = sum(part.ids[2] - part.ids[1] for part in lookup_input.local_batch.replicas)
     assert world > 1
-    return Step(sent, sum(map(sum, routed.counts[:lanes])) + at_home)
+    return Step(sent, sum(map(sum, lookup_input.counts[:lanes])) + local_inputs)
 
 
 def replicas(dmp: DistributedModelParallel) -> dict[str, Tensor]:

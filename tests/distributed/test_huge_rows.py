@@ -37,13 +37,13 @@ def test_ids_beyond_32_bits_are_looked_up_in_their_shard(cuts: list[int], wire: 
     batch = KeyedJaggedTensor(["f"], torch.tensor(ids), weights, lengths=torch.tensor([3, 4]))
     dist = InputDist(layout, ShardingEnv(1, 0, None), pooled=True, weighted=weighted)
     assert dist.wire is wire
-    routed = dist.start(batch).wait()
+    lookup_input = dist.start(batch).wait()
     expected = [(span, [i - span[0] for i in ids if span[0] <= i < span[1]]) for span in spans]
-    lanes = [layout.rank_lanes[0][number].shard.rows for number in range(len(spans))]
+    lanes = [layout.rank_features[0][number].shard.rows for number in range(len(spans))]
     assert lanes == spans
-    assert routed.ids.tolist() == [own for _, found in expected for own in found]
-    assert int(routed.ids.min()) >= 0
+    assert lookup_input.ids.tolist() == [own for _, found in expected for own in found]
+    assert int(lookup_input.ids.min()) >= 0
     if weighted:
         order = [n for span in spans for n, i in enumerate(ids) if span[0] <= i < span[1]]
-        assert routed.weights is not None
-        assert routed.weights.tolist() == order
+        assert lookup_input.weights is not None
+        assert lookup_input.weights.tolist() == order

@@ -25,12 +25,12 @@ def layout_of(routes: list[str], world_size: int = 2) -> Layout:
 def test_the_lanes_of_a_route_lie_side_by_side_and_those_of_a_group_inside_it() -> None:
     layout = layout_of(["two_hop", "direct", "reduce_scatter", "direct", "two_hop", "direct"])
     assert layout.routes == ["direct", "reduce_scatter", "two_hop"]
-    for lanes in layout.exchanged_lanes:
+    for lanes in layout.exchanged_features:
         runs = [route for route, _ in groupby(lanes, key=lambda lane: lane.route)]
         assert runs == layout.routes
         pairs = [pair for pair, _ in groupby(lanes, key=lambda lane: (lane.route, lane.group))]
         assert len(pairs) == len(set(pairs))
     for rank in range(2):
-        assert [lane for route in layout.routes for lane in layout.lanes_of(route)[rank]] == layout.exchanged_lanes[
-            rank
-        ]
+        assert [
+            lane for route in layout.routes for lane in layout.features_of(route)[rank]
+        ] == layout.exchanged_features[rank]

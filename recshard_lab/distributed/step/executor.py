@@ -5,11 +5,11 @@
     features (local batch, KJT)
       -> input_dist      ids to the ranks whose rectangles cover them                  two messages: sizes, ids
       -> lookup          one kernel call for each kind of rectangle on this rank
-      -> output_dist     rows home, row stripes added, column pieces joined            one message
+      -> output_dist     rows local_batch, row stripes added, column pieces joined            one message
       -> output (local batch)
     backward the same way reversed; the optimizer steps inside the kernels             one message
 
-Names used below: ``routed`` are the ids that came to this rank, ``exchanged`` lanes travel, ``replicated`` lanes
+Names used below: ``lookup_input`` are the ids that came to this rank, ``exchanged`` lanes travel, ``replicated`` lanes
 (data parallel) look their own batch up at home and learn from everybody's.
 """
 
@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from recshard_lab.comm import Registry, ShardingEnv
-from recshard_lab.distributed.step.input_dist import InputDist, PendingInput, Routed
+from recshard_lab.distributed.step.input_dist import InputDist, LookupInput, PendingInput
 from recshard_lab.distributed.step.layout import Layout
 from recshard_lab.distributed.step.lookup import GroupKind, KernelGroup, RankLookup
 from recshard_lab.distributed.step.output_dist import PooledRoute, SequenceRoute
 from recshard_lab.distributed.step.output_dist.variable_batch import VariableRoute
 from recshard_lab.distributed.step.row_norms import RowNormExchange
-from recshard_lab.distributed.step.weight_gradients import bring_home, of_replicas
+from recshard_lab.distributed.step.weight_gradients import exchange_output, of_replicas
 from recshard_lab.embedding.out_of_range import OutOfRange
 from recshard_lab.sparse import KeyedJaggedTensor
 
@@ -38,7 +38,7 @@ Listener = Callable[[KernelGroup, Tensor, list[int]], None]
 class _Saved:
     """What backward needs: the ids, and what each exchanged kernel kept."""
 
-    routed: Routed
+    lookup_input: LookupInput
     kept: list[Any]
 
 
@@ -52,7 +52,7 @@ class Rows:
 
 
 @dataclass(slots=True, frozen=True)
-class Roads:
+class OutputPaths:
     """How rows come home over some connections: batches of one size, and variable ones."""
 
     route: PooledRoute | SequenceRoute
@@ -113,75 +113,75 @@ class Executor:
         """Sends the local batch on its way; several batches may be under way."""
         return self.input_dist.start(features)
 
-    def finish(self, routed: Routed) -> Tensor:
+    def finish(self, lookup_input: LookupInput) -> Tensor:
         """Looks up what came and brings the rows home, with a gradient when gradients are on.
 
         Raises:
             ValueError: the batch was sent before the tables moved.
         """
-        if self._moved_away or routed.home.layout is not self.layout:
+        if self._moved_away or lookup_input.local_batch.layout is not self.layout:
             raise ValueError(
                 "the tables have moved (dmp.reshard) since this batch was sent: its ids went where their rows no "
                 "longer are. Fix: finish every lookup before dmp.reshard, or send the batch again"
             )
-        if routed.looked_up is not None:
-            if routed.home.weights is not None:
+        if lookup_input.looked_up is not None:
+            if lookup_input.local_batch.weights is not None:
                 raise ValueError(
                     "per-sample weights that ask for a gradient cannot be looked up ahead of the forward that makes "
                     "them: use TrainPipelineSparseDist, or detach the weights"
                 )
-            out = routed.looked_up
+            out = lookup_input.looked_up
         elif torch.is_grad_enabled():
-            out = _Step.apply(self.anchor, routed.home.weights, self, routed)
+            out = _Lookup.apply(self.anchor, lookup_input.local_batch.weights, self, lookup_input)
         else:
-            out = self.forward(routed, training=False)[0]
-        return out if routed.bags is None else self._to_samples(out, routed)
+            out = self.forward(lookup_input, training=False)[0]
+        return out if lookup_input.bags is None else self._to_samples(out, lookup_input)
 
-    def _to_samples(self, flat: Tensor, routed: Routed) -> Tensor:
+    def _to_samples(self, flat: Tensor, lookup_input: LookupInput) -> Tensor:
         """Of a variable batch, ``[B, output width]``; of one that only met a variable batch elsewhere too."""
-        if routed.home.inverse is not None:
-            return self.variable.to_samples(flat, routed.home)
-        batch, dims = routed.home.batch_size, [block.dim for block in self.layout.blocks]
+        if lookup_input.local_batch.inverse is not None:
+            return self.variable.to_samples(flat, lookup_input.local_batch)
+        batch, dims = lookup_input.local_batch.batch_size, [block.dim for block in self.layout.blocks]
         parts = flat.split([batch * dim for dim in dims])
         return torch.cat([part.view(batch, dim) for part, dim in zip(parts, dims, strict=True)], 1)
 
-    def roads(self, env: ShardingEnv) -> Roads:
+    def output_paths(self, env: ShardingEnv) -> OutputPaths:
         """The ways home over other connections between the same ranks."""
-        return Roads(
+        return OutputPaths(
             (PooledRoute if self.pooled else SequenceRoute)(self.layout, env, self.codecs),
             VariableRoute(self.layout, env, self.codecs),
         )
 
-    def read(self, routed: Routed, training: bool) -> Rows:
+    def read(self, lookup_input: LookupInput, training: bool) -> Rows:
         """The rows of what came, still where they were looked up: from here on the tables may be stepped."""
         kept, exchanged, replicated = [], [], []
         for group in self.lookup.exchanged:
-            bags = group.bags(routed)
+            bags = group.bags(lookup_input)
             if self.listener is not None:
-                self.listener(group, bags[0], [sum(n) for n in routed.counts[group.first_lane : group.end_lane]])
+                self.listener(group, bags[0], [sum(n) for n in lookup_input.counts[group.first_lane : group.end_lane]])
             rows, saved = self._run(group, bags, training)
             exchanged.append(rows)
             kept.append(saved)
         for group in self.lookup.replicated:
-            bags = group.own_bags(routed.home)
+            bags = group.own_bags(lookup_input.local_batch)
             if self.listener is not None:
-                self.listener(group, bags[0], group.own_counts(routed.home))
+                self.listener(group, bags[0], group.own_counts(lookup_input.local_batch))
             replicated.append(self._run(group, bags, False)[0])
-        return Rows(exchanged, replicated, _Saved(routed, kept) if training else None)
+        return Rows(exchanged, replicated, _Saved(lookup_input, kept) if training else None)
 
     @torch.no_grad()
-    def bring_home(self, rows: Rows, routed: Routed, roads: Roads | None = None) -> Tensor:
-        """What `read` gave as the rows of the local batch, over these roads or the collection's own."""
-        roads = roads or Roads(self.route, self.variable)
-        route = roads.route if routed.bags is None else roads.variable
-        out = route.forward(rows.exchanged, rows.replicated, routed)
-        self._measure(routed, out, route.buffer_bytes)
+    def exchange_output(self, rows: Rows, lookup_input: LookupInput, output_paths: OutputPaths | None = None) -> Tensor:
+        """What `read` gave as the rows of the local batch, over these output_paths or the collection's own."""
+        output_paths = output_paths or OutputPaths(self.route, self.variable)
+        route = output_paths.route if lookup_input.bags is None else output_paths.variable
+        out = route.forward(rows.exchanged, rows.replicated, lookup_input)
+        self._measure(lookup_input, out, route.buffer_bytes)
         return out
 
-    def forward(self, routed: Routed, training: bool) -> tuple[Tensor, _Saved | None]:
+    def forward(self, lookup_input: LookupInput, training: bool) -> tuple[Tensor, _Saved | None]:
         """Rows of the local batch, and what ``backward`` needs."""
-        rows = self.read(routed, training)
-        return self.bring_home(rows, routed), rows.saved
+        rows = self.read(lookup_input, training)
+        return self.exchange_output(rows, lookup_input), rows.saved
 
     def backward(self, saved: _Saved, grad: Tensor) -> Tensor | None:
         """Brings gradients to the rectangles and steps their optimizers.
@@ -201,26 +201,26 @@ class Executor:
             )
         for parameter, weight in self.dense:  # zero_grad may have come since
             weight.grad = parameter.grad
-        routed = saved.routed
-        copies = of_replicas(self.lookup, self.layout, grad, routed)
-        route = self.route if routed.bags is None else self.variable
-        grads = route.backward(grad, 1.0 / self.env.world_size, routed)
+        lookup_input = saved.lookup_input
+        copies = of_replicas(self.lookup, self.layout, grad, lookup_input)
+        route = self.route if lookup_input.bags is None else self.variable
+        grads = route.backward(grad, 1.0 / self.env.world_size, lookup_input)
         backward_bytes = grad.numel() * grad.element_size() + route.buffer_bytes
         self.buffer_bytes["output_buffers"] = max(self.buffer_bytes["output_buffers"], backward_bytes)
         waiting: dict[int, tuple[Any, Tensor]] = {}
         weights: dict[int, Tensor | None] = {}
         for group, kept in zip(self.lookup.exchanged, saved.kept, strict=True):
-            own = grads.take(self._width(group, routed))
+            own = grads.take(self._width(group, lookup_input))
             if kept is None:
-                kept, own = group.remember(group.no_ids(routed)), own.new_zeros(1, group.width)
+                kept, own = group.remember(group.no_ids(lookup_input)), own.new_zeros(1, group.width)
             if group.kind.exchanges_row_norms:
                 waiting[id(group)] = (kept, own)
             else:
                 weights[id(group)] = group.backward(kept, own)
         for group in self.lookup.replicated:
-            own, bags = grads.take(self._width(group, routed)), group.bags(routed)
+            own, bags = grads.take(self._width(group, lookup_input)), group.bags(lookup_input)
             if self.pooled and own.shape[0] == 0:
-                own, bags = own.new_zeros(1, group.width), group.no_ids(routed)
+                own, bags = own.new_zeros(1, group.width), group.no_ids(lookup_input)
             group.backward(group.remember(bags), own)
         for here, rounds, exchange in self.row_norms:  # every rank takes part in each, in the same order
             kept, own = waiting.get(id(here), (None, grad))
@@ -231,7 +231,9 @@ class Executor:
         for parameter, weight in self.dense:
             parameter.grad = weight.grad
         of_kernels = [weights[id(group)] for group in self.lookup.exchanged]
-        return bring_home([own for own in of_kernels if own is not None], copies, routed, self.layout, self.env)
+        return exchange_output(
+            [own for own in of_kernels if own is not None], copies, lookup_input, self.layout, self.env
+        )
 
     def _run(
         self, group: KernelGroup, bags: tuple[Tensor, Tensor, Tensor | None], training: bool
@@ -241,24 +243,31 @@ class Executor:
             return torch.zeros(0, group.width, device=self.device), None
         return group.forward(bags, training)
 
-    def _width(self, group: KernelGroup, routed: Routed) -> int:
+    def _width(self, group: KernelGroup, lookup_input: LookupInput) -> int:
         if self.pooled:
             return group.width
         lanes = enumerate(group.lanes, group.first_lane)
-        return sum(sum(routed.counts[number]) * lane.shard.num_cols for number, lane in lanes)
+        return sum(sum(lookup_input.counts[number]) * lane.shard.num_cols for number, lane in lanes)
 
-    def _measure(self, routed: Routed, out: Tensor, route_bytes: int) -> None:
-        held = [routed.ids, routed.lengths, routed.copies, *([] if routed.weights is None else [routed.weights])]
+    def _measure(self, lookup_input: LookupInput, out: Tensor, route_bytes: int) -> None:
+        held = [
+            lookup_input.ids,
+            lookup_input.lengths,
+            lookup_input.copies,
+            *([] if lookup_input.weights is None else [lookup_input.weights]),
+        ]
         self.buffer_bytes["input_buffers"] = sum(t.numel() * t.element_size() for t in held)
         self.buffer_bytes["output_buffers"] = out.numel() * out.element_size() + route_bytes
 
 
-class _Step(torch.autograd.Function):
+class _Lookup(torch.autograd.Function):
     """forward: rows of the local batch; backward: gradients to their rectangles, optimizers stepped there."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, weights: Tensor | None, executor: Executor, routed: Routed) -> Tensor:
-        out, ctx.saved = executor.forward(routed, training=True)
+    def forward(
+        ctx: Any, anchor: Tensor, weights: Tensor | None, executor: Executor, lookup_input: LookupInput
+    ) -> Tensor:
+        out, ctx.saved = executor.forward(lookup_input, training=True)
         ctx.executor = executor
         return out
 

@@ -27,7 +27,7 @@ from recshard_lab.distributed.step.layout import Layout
 from recshard_lab.distributed.step.message_head import VARIABLE as VARIABLE
 from recshard_lab.distributed.step.message_head import read_head, with_header_of, without_header
 from recshard_lab.distributed.step.packed import Packed
-from recshard_lab.distributed.step.route_ids import HOME, BlockIds, Found, RowRouter, Run, at_home
+from recshard_lab.distributed.step.route_ids import LOCAL, BlockIds, Found, RowRouter, Run, local_inputs
 from recshard_lab.distributed.step.touched_rows import TouchedRows, touched_rows
 from recshard_lab.embedding import DataType
 from recshard_lab.embedding.out_of_range import OutOfRange
@@ -36,7 +36,7 @@ from recshard_lab.sparse.variable_batch import inverse_of
 
 
 @dataclass(slots=True)
-class Home:
+class LocalBatch:
     """What the rank that owns the batch must remember until the rows come back.
 
     Attributes:
@@ -73,7 +73,7 @@ class Home:
 
 
 @dataclass(slots=True)
-class Routed:
+class LookupInput:
     """The ids that this rank must look up.
 
     Attributes:
@@ -85,9 +85,9 @@ class Routed:
         copy_bags: bags of replicated lanes by source rank and lane; ids where nothing is pooled.
         segments: S of each source rank; in a variable batch the width of ``lengths`` alone.
         counts: ids by lane and source rank.
-        home: this rank's own batch.
+        local_batch: this rank's own batch.
         bags: in a variable batch, bags of exchanged lanes by source rank and lane; None in all others.
-        looked_up: the rows that came home, where that was done ahead of the forward.
+        looked_up: the rows that came local_batch, where that was done ahead of the forward.
         asked: for each rank, whether its weights ask for a gradient; None where none do.
     """
 
@@ -98,7 +98,7 @@ class Routed:
     copy_bags: list[list[int]]
     segments: list[int]
     counts: list[list[int]]
-    home: Home
+    local_batch: LocalBatch
     bags: list[list[int]] | None = None
     looked_up: Tensor | None = None
     asked: list[bool] | None = None
@@ -114,13 +114,13 @@ class PendingInput:
     lanes: tuple[int, int]  # exchanged ones, all
     weight_dtype: torch.dtype | None
     pooled: bool
-    home: Home
+    local_batch: LocalBatch
 
-    def wait(self) -> Routed:
+    def wait(self) -> LookupInput:
         """Blocks until every rank's ids have come."""
         return self.unpack(list(torch.split(self.payload.wait(), self.sizes)))
 
-    def unpack(self, chunks: list[Tensor]) -> Routed:
+    def unpack(self, chunks: list[Tensor]) -> LookupInput:
         """The ids in what each rank has sent."""
         first, lanes = self.lanes
         asked = [False]
@@ -148,7 +148,7 @@ class PendingInput:
         counts = [(chunk.numel() - head) // parts for chunk, head in zip(chunks, heads, strict=True)]
         ids = [chunk[head : head + n] for chunk, head, n in zip(chunks, heads, counts, strict=True)]
         weights = [chunk[head + n :] for chunk, head, n in zip(chunks, heads, counts, strict=True)]
-        return Routed(
+        return LookupInput(
             ids=_lane_major(ids, by_source),
             weights=_from_wire(_lane_major(weights, by_source), self.weight_dtype) if self.weight_dtype else None,
             lengths=lengths,
@@ -156,7 +156,7 @@ class PendingInput:
             copy_bags=copy_bags if self.pooled else [own[first:] for own in by_source],
             segments=segments,
             counts=[list(counts) for counts in zip(*by_source, strict=True)],
-            home=self.home,
+            local_batch=self.local_batch,
             bags=bags,
             asked=asked if any(asked) else None,
         )
@@ -217,8 +217,8 @@ class InputDist:
 
     def pending(self, packed: Packed, segments: list[int], sizes: list[int], payload: Pending) -> PendingInput:
         """What is under way, as this rank must read it."""
-        lanes = len(self.layout.exchanged_lanes[self.env.rank]), len(self.layout.rank_lanes[self.env.rank])
-        return PendingInput(payload, segments, sizes, lanes, self.weight_dtype, self.pooled, packed.home)
+        lanes = len(self.layout.exchanged_features[self.env.rank]), len(self.layout.rank_features[self.env.rank])
+        return PendingInput(payload, segments, sizes, lanes, self.weight_dtype, self.pooled, packed.local_batch)
 
     def pack(self, features: KeyedJaggedTensor) -> Packed:
         """Makes a local batch up for the wire; nothing is sent.
@@ -251,13 +251,13 @@ class InputDist:
         asking = self._asking(features)
         places = not self.pooled or asking is not None
         stripes = {} if self.router.idle else self.router.route(self._global_ids(batch, values), places)
-        replicas = at_home(stripes, batch, layout)
+        replicas = local_inputs(stripes, batch, layout)
         touched = self._touch(replicas)
-        home = Home(
+        local_batch = LocalBatch(
             batch_size=features.stride(),
             lengths=[bags[bag_starts[key] : bag_starts[key + 1]] for key in position],
             counts=[per_key[key] for key in position],
-            sent=[[per_key[position[lane.block]] for lane in lanes] for lanes in layout.exchanged_lanes],
+            sent=[[per_key[position[lane.block]] for lane in lanes] for lanes in layout.exchanged_features],
             positions={},
             replicas=replicas,
             touched=touched,
@@ -269,12 +269,12 @@ class InputDist:
             ids=original,
         )
         if fitted.lengths is not None:
-            home.lengths = [own.to(self.wire) for own in fitted.lengths]
+            local_batch.lengths = [own.to(self.wire) for own in fitted.lengths]
         for (rank, place), found in stripes.items():
-            if rank != HOME:
-                home.sent[rank][place] = found.ids[2] - found.ids[1]
+            if rank != LOCAL:
+                local_batch.sent[rank][place] = found.ids[2] - found.ids[1]
             if found.positions is not None:
-                home.positions[rank, place] = found.positions
+                local_batch.positions[rank, place] = found.positions
         copies = [lane if own is None else self._as_rows(own) for lane, own in zip(replicas, touched, strict=True)]
         with_header = variable or (self.pooled and any(own is not None for own in touched))
         header_tail = [
@@ -283,7 +283,7 @@ class InputDist:
         asked = values.new_full((1,), asking is not None, dtype=self.wire) if self.weighted else None
         runs: list[list[Run]] = []
         bits: dict[int, Tensor] = {}
-        for rank, lanes in enumerate(layout.exchanged_lanes):
+        for rank, lanes in enumerate(layout.exchanged_features):
             parts = [stripes.get((rank, number), batch[lane.block]) for number, lane in enumerate(lanes)]
             own: list[Run] = []
             if with_header:
@@ -300,7 +300,9 @@ class InputDist:
                 own.append((asked, 0, 1))
             runs.append(own)
         segments = features.stride() if self.pooled else 1
-        return Packed(runs, home, VARIABLE if variable else with_header_of(segments) if with_header else segments)
+        return Packed(
+            runs, local_batch, VARIABLE if variable else with_header_of(segments) if with_header else segments
+        )
 
     def _global_ids(self, batch: list[BlockIds], values: Tensor) -> list[BlockIds]:
         """The batch with row numbers as wide as the tables need, which a stripe's own need not be."""
@@ -312,7 +314,7 @@ class InputDist:
         """For each replicated lane its touched rows; None where bags are smaller, and where nobody else listens."""
         if self.env.world_size == 1:
             return [None] * len(replicas)
-        lanes = zip(replicas, self.layout.replicated_lanes, strict=True)
+        lanes = zip(replicas, self.layout.replicated_features, strict=True)
         return [touched_rows(ids, lane.shard.num_rows, lane.shard.num_cols, self.pooled) for ids, lane in lanes]
 
     def _as_rows(self, touched: TouchedRows) -> Found:

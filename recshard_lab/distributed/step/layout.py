@@ -42,7 +42,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Lane:
+class ShardFeature:
     """The ids of one block that fall into one rectangle."""
 
     block: int
@@ -79,15 +79,15 @@ class Layout:
         self.shards = [list(shardings[table.name].shards) for table in tables]
         self.replicated = [shardings[table.name].replica_flags for table in tables]
         self.table_routes = [effective_route(table, shardings[table.name]) for table in tables]
-        self.rank_lanes: list[list[Lane]] = [[] for _ in range(world_size)]
+        self.rank_features: list[list[ShardFeature]] = [[] for _ in range(world_size)]
         for index, block in enumerate(blocks):
             copies, route = self.replicated[block.table], self.table_routes[block.table]
             for number, (shard, copy) in enumerate(zip(self.shards[block.table], copies, strict=True)):
                 group = groups[block.table, number]
-                lane = Lane(index, block.table, number, shard, copy, group, "direct" if copy else route)
-                self.rank_lanes[shard.rank].append(lane)
+                lane = ShardFeature(index, block.table, number, shard, copy, group, "direct" if copy else route)
+                self.rank_features[shard.rank].append(lane)
         order = self._group_order(groups)
-        for lanes in self.rank_lanes:
+        for lanes in self.rank_features:
             lanes.sort(key=lambda lane: _place(lane, order[lane.table, lane.shard_index]))
 
     def _group_order(self, groups: Mapping[tuple[int, int], tuple[int, ...]]) -> dict[tuple[int, int], list[Any]]:
@@ -105,29 +105,29 @@ class Layout:
         return found
 
     @cached_property
-    def exchanged_lanes(self) -> list[list[Lane]]:
+    def exchanged_features(self) -> list[list[ShardFeature]]:
         """For each rank, the lanes whose pooled rows travel home."""
-        return [[lane for lane in lanes if not lane.replicated] for lanes in self.rank_lanes]
+        return [[lane for lane in lanes if not lane.replicated] for lanes in self.rank_features]
 
     @cached_property
     def routes(self) -> list[str]:
         """The routes in use, in the order of their lanes: "direct" first."""
-        return sorted({lane.route for lanes in self.exchanged_lanes for lane in lanes}, key=_route_order)
+        return sorted({lane.route for lanes in self.exchanged_features for lane in lanes}, key=_route_order)
 
-    def lanes_of(self, route: str) -> list[list[Lane]]:
+    def features_of(self, route: str) -> list[list[ShardFeature]]:
         """For each rank, the exchanged lanes of one route: a run of that rank's lanes."""
-        return [[lane for lane in lanes if lane.route == route] for lanes in self.exchanged_lanes]
+        return [[lane for lane in lanes if lane.route == route] for lanes in self.exchanged_features]
 
     @cached_property
-    def replicated_lanes(self) -> list[Lane]:
+    def replicated_features(self) -> list[ShardFeature]:
         """The replicated lanes, the same on every rank but for their shard's index."""
-        return [lane for lane in self.rank_lanes[0] if lane.replicated]
+        return [lane for lane in self.rank_features[0] if lane.replicated]
 
     @cached_property
     def partly_replicated(self) -> frozenset[int]:
         """Blocks to which replicas and exchanged rectangles both contribute: their rows are added at home."""
-        exchanged = {lane.block for lanes in self.exchanged_lanes for lane in lanes}
-        return frozenset(lane.block for lane in self.replicated_lanes if lane.block in exchanged)
+        exchanged = {lane.block for lanes in self.exchanged_features for lane in lanes}
+        return frozenset(lane.block for lane in self.replicated_features if lane.block in exchanged)
 
     @cached_property
     def output_width(self) -> int:
@@ -159,7 +159,7 @@ class Layout:
 def effective_route(table: BaseEmbeddingConfig, sharding: ParameterSharding) -> str:
     """The route that a table's rows take.
 
-    "direct" for replicas, whose rows are home, and where "reduce_scatter" would have nothing to add: every rectangle
+    "direct" for replicas, whose rows are local_batch, and where "reduce_scatter" would have nothing to add: every rectangle
     has all rows.
     """
     if sharding.replicated:
@@ -172,6 +172,6 @@ def _route_order(route: str) -> tuple[bool, str]:
     return route != "direct", route
 
 
-def _place(lane: Lane, group: list[Any]) -> tuple[Any, ...]:
+def _place(lane: ShardFeature, group: list[Any]) -> tuple[Any, ...]:
     """The sort key of a lane on its rank; ``group`` is that of its kernel group."""
     return lane.replicated, _route_order(lane.route), group, lane.block, lane.shard.cols, lane.shard.rows

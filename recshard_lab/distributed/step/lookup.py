@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from recshard_lab.distributed.state.parts import Part
-from recshard_lab.distributed.step.input_dist import Home, Routed, pad_lanes
-from recshard_lab.distributed.step.layout import Lane, Layout, effective_route
+from recshard_lab.distributed.step.input_dist import LocalBatch, LookupInput, pad_lanes
+from recshard_lab.distributed.step.layout import Layout, ShardFeature, effective_route
 from recshard_lab.distributed.step.route_ids import join
 from recshard_lab.embedding import DataType, OptimizerSpec
 from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot, choose_kernel, kernel_named
@@ -61,7 +61,7 @@ class KernelGroup:
     def __init__(
         self,
         kind: GroupKind,
-        lanes: Sequence[Lane],
+        lanes: Sequence[ShardFeature],
         first_lane: int,
         layout: Layout,
         pooled: bool,
@@ -84,39 +84,39 @@ class KernelGroup:
         #: number of the first replicated lane, in a replicated group
         self.first_copy: int | None = None
 
-    def bags(self, routed: Routed) -> tuple[Tensor, Tensor, Tensor | None]:
+    def bags(self, lookup_input: LookupInput) -> tuple[Tensor, Tensor, Tensor | None]:
         """(ids, offsets, weights) of this group's lanes, from all ranks."""
-        sizes = [sum(counts) for counts in routed.counts]
+        sizes = [sum(counts) for counts in lookup_input.counts]
         start = sum(sizes[: self.first_lane])
         span = slice(start, start + sum(sizes[self.first_lane : self.end_lane]))
         if self.first_copy is None:
-            lengths = routed.lengths[self.first_lane : self.end_lane]
+            lengths = lookup_input.lengths[self.first_lane : self.end_lane]
         else:
-            lengths = routed.copies[self.first_lane - self.first_copy : self.end_lane - self.first_copy]
-        weights = None if routed.weights is None else routed.weights[span]
-        return routed.ids[span], self._offsets(lengths), weights
+            lengths = lookup_input.copies[self.first_lane - self.first_copy : self.end_lane - self.first_copy]
+        weights = None if lookup_input.weights is None else lookup_input.weights[span]
+        return lookup_input.ids[span], self._offsets(lengths), weights
 
-    def own_bags(self, home: Home) -> tuple[Tensor, Tensor, Tensor | None]:
+    def own_bags(self, local_batch: LocalBatch) -> tuple[Tensor, Tensor, Tensor | None]:
         """The same of the local batch alone, which is all that a replicated group needs in forward."""
         assert self.first_copy is not None
-        own = home.replicas[self.first_lane - self.first_copy : self.end_lane - self.first_copy]
+        own = local_batch.replicas[self.first_lane - self.first_copy : self.end_lane - self.first_copy]
         if len({part.lengths[2] - part.lengths[1] for part in own}) == 1:
             lengths = join(part.lengths for part in own).view(len(own), -1)
         else:
-            lengths = pad_lanes([[join([part.lengths]) for part in own]], home.replicas[0].ids[0].device)
+            lengths = pad_lanes([[join([part.lengths]) for part in own]], local_batch.replicas[0].ids[0].device)
         weights = [part.weights for part in own if part.weights is not None]
         return join(part.ids for part in own), self._offsets(lengths), join(weights) if weights else None
 
-    def own_counts(self, home: Home) -> list[int]:
+    def own_counts(self, local_batch: LocalBatch) -> list[int]:
         """Ids of each lane in `own_bags`."""
         assert self.first_copy is not None
-        own = home.replicas[self.first_lane - self.first_copy : self.end_lane - self.first_copy]
+        own = local_batch.replicas[self.first_lane - self.first_copy : self.end_lane - self.first_copy]
         return [part.ids[2] - part.ids[1] for part in own]
 
-    def no_ids(self, routed: Routed) -> tuple[Tensor, Tensor, Tensor | None]:
+    def no_ids(self, lookup_input: LookupInput) -> tuple[Tensor, Tensor, Tensor | None]:
         """The same of one empty bag a lane: what kernels step with where nobody has a bag, for steps are counted."""
-        offsets = self._offsets(routed.lengths.new_zeros(len(self.lanes), 1))
-        return routed.ids[:0], offsets, None if routed.weights is None else routed.weights[:0]
+        offsets = self._offsets(lookup_input.lengths.new_zeros(len(self.lanes), 1))
+        return lookup_input.ids[:0], offsets, None if lookup_input.weights is None else lookup_input.weights[:0]
 
     def _offsets(self, lengths: Tensor) -> Tensor:
         """``[lanes, S]`` -> where bags begin when pooled, where lanes begin when not."""
@@ -168,12 +168,12 @@ class RankLookup:
         self.exchanged: list[KernelGroup] = []
         self.replicated: list[KernelGroup] = []
         first = 0
-        lanes = layout.rank_lanes[rank]
+        lanes = layout.rank_features[rank]
         for (replicated, group), run in groupby(lanes, key=lambda lane: (lane.replicated, lane.group)):
             members = list(run)
             made = KernelGroup(kinds[group[0]], members, first, layout, pooled, device)
             if replicated:
-                made.first_copy = len(layout.exchanged_lanes[rank])
+                made.first_copy = len(layout.exchanged_features[rank])
             (self.replicated if replicated else self.exchanged).append(made)
             first = made.end_lane
 

@@ -20,7 +20,7 @@ from recshard_lab.comm import Pending, ShardingEnv, issue_all_to_all
 from recshard_lab.distributed.step.route_ids import Run, merge
 
 if TYPE_CHECKING:
-    from recshard_lab.distributed.step.input_dist import Home, InputDist, Routed
+    from recshard_lab.distributed.step.input_dist import InputDist, LocalBatch, LookupInput
 
 
 @dataclass(slots=True)
@@ -29,12 +29,12 @@ class Packed:
 
     Attributes:
         runs: for each rank what it is sent.
-        home: what must be remembered here.
+        local_batch: what must be remembered here.
         segments: S, or a negative number where messages begin with the lanes' own.
     """
 
     runs: list[list[Run]]
-    home: Home
+    local_batch: LocalBatch
     segments: int
 
     @property
@@ -60,7 +60,7 @@ def exchange_ids(
     device: torch.device,
     env: ShardingEnv,
     fused: bool = True,
-) -> Generator[None, None, list[Routed]]:
+) -> Generator[None, None, list[LookupInput]]:
     """Sends what several collections packed, once the sizes are known; waits for all of it after its one ``yield``.
 
     Args:
@@ -79,7 +79,7 @@ def exchange_ids(
         own = [packed[n] for n in places]
         sent.append((places, _send([dists[n] for n in places], own, [theirs[n] for n in places], device, env)))
     yield
-    found: list[Routed | None] = [None] * len(dists)
+    found: list[LookupInput | None] = [None] * len(dists)
     for places, payload in sent:
         sizes = [[theirs[n][rank][1] for n in places] for rank in range(env.world_size)]
         chunks = torch.split(payload.wait(), [size for own in sizes for size in own])
@@ -87,7 +87,7 @@ def exchange_ids(
             segments, received = ([pair[part] for pair in theirs[number]] for part in (0, 1))
             pending = dists[number].pending(packed[number], segments, received, payload)
             found[number] = pending.unpack(list(chunks[place :: len(places)]))
-    return [routed for routed in found if routed is not None]
+    return [lookup_input for lookup_input in found if lookup_input is not None]
 
 
 def _send(

@@ -54,8 +54,8 @@ class BlockIds:
     weights: Run | None
 
 
-HOME = -1
-"""In place of a rank: the k-th replicated lane, which is looked up at home, is ``(HOME, k)``."""
+LOCAL = -1
+"""In place of a rank: the k-th replicated lane, which is looked up at home, is ``(LOCAL, k)``."""
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class RowRouter:
                 place[index] = len(plan.blocks)
                 plan.blocks.append(index)
                 starts.append(cuts)
-        for rank, lanes in [*enumerate(layout.exchanged_lanes), (HOME, layout.replicated_lanes)]:
+        for rank, lanes in [*enumerate(layout.exchanged_features), (LOCAL, layout.replicated_features)]:
             for number, lane in enumerate(lanes):
                 if lane.block in place:
                     own = place[lane.block]
@@ -102,7 +102,7 @@ class RowRouter:
         return self.stripes is None and not self._plan.range_of
 
     def route(self, batch: list[BlockIds], want_positions: bool) -> dict[tuple[int, int], Found]:
-        """(rank, lane) -> what it is to receive, for every lane of a row-split block; a replica's under `HOME`.
+        """(rank, lane) -> what it is to receive, for every lane of a row-split block; a replica's under `LOCAL`.
 
         Args:
             batch: for each block, its part of the local batch.
@@ -160,9 +160,9 @@ class RowRouter:
         return {key: known[span] for key, span in self._plan.range_of.items()}
 
 
-def at_home(found: Mapping[tuple[int, int], Found], batch: list[BlockIds], layout: Layout) -> list[BlockIds]:
+def local_inputs(found: Mapping[tuple[int, int], Found], batch: list[BlockIds], layout: Layout) -> list[BlockIds]:
     """What each replicated lane looks up: its whole block, or the ids that are rows of its rectangle."""
-    own = [(found.get((HOME, k)), batch[lane.block]) for k, lane in enumerate(layout.replicated_lanes)]
+    own = [(found.get((LOCAL, k)), batch[lane.block]) for k, lane in enumerate(layout.replicated_features)]
     return [block if part is None else BlockIds(part.lengths, part.ids, part.weights) for part, block in own]
 
 

@@ -241,7 +241,7 @@ class _Feed:
     """Hands the collections what was sent ahead for them."""
 
     def __init__(self, fed: Sequence[Fed], sent: Sent) -> None:
-        self._ready = {(id(call.module), call.number): n for n, call in enumerate(fed)} if sent.routed else {}
+        self._ready = {(id(call.module), call.number): n for n, call in enumerate(fed)} if sent.lookup_input else {}
         self._fed, self._sent = fed, sent
         self._calls: dict[int, int] = {}
 
@@ -258,7 +258,7 @@ class _Feed:
                 f"it: the model does something else than with the first batch. Use attach() to have it watched anew, "
                 f"or TrainPipelineBase"
             )
-        return self._sent.routed[place]
+        return self._sent.lookup_input[place]
 
 
 def flag(name: str, value: Any) -> bool:

@@ -225,7 +225,7 @@ class Runway:
                 if not self._flights:
                     raise StopIteration from None
                 continue
-            arrive(sent.event, sent.batch, sent.routed)
+            arrive(sent.event, sent.batch, sent.lookup_input)
             return flight, sent
 
     def _resend_what_moved(self) -> None:
@@ -239,7 +239,9 @@ class Runway:
         first = self._flights[0]
         if first.sent is None or not first.sent.done() or first.sent.exception() is not None:
             return
-        moved = any(own.home.layout is not call.module.layout for call, own in first.sent.result().pairs(self._fed))
+        moved = any(
+            own.local_batch.layout is not call.module.layout for call, own in first.sent.result().pairs(self._fed)
+        )
         for flight in self._flights if moved else ():
             if flight.sent is not None:
                 self._start(flight)

@@ -25,7 +25,7 @@ from torch import nn
 
 from recshard_lab.comm import ShardingEnv
 from recshard_lab.distributed import DistributedModelParallel
-from recshard_lab.distributed.step.executor import Executor, Roads
+from recshard_lab.distributed.step.executor import Executor, OutputPaths
 from recshard_lab.train.pipelines.lanes import Lane, arrive
 from recshard_lab.train.pipelines.runway import Flight
 from recshard_lab.train.pipelines.sending import Sent, close_twin
@@ -90,7 +90,7 @@ class TrainPipelineSemiSync(TrainPipelineSparseDist):
         )
         self._start_batch = start_batch
         self._twins: list[tuple[ShardingEnv, ShardingEnv]] = []
-        self._roads: dict[Executor, Roads] = {}
+        self._roads: dict[Executor, OutputPaths] = {}
 
     def _open(self) -> None:
         super()._open()
@@ -108,11 +108,11 @@ class TrainPipelineSemiSync(TrainPipelineSparseDist):
 
     def _step(self, flight: Flight, sent: Sent) -> Any:
         number = flight.number
-        if not self._model.training or self._steps < self._start_batch or not sent.routed:
+        if not self._model.training or self._steps < self._start_batch or not sent.lookup_input:
             if flight.looked_up is not None:
                 flight.looked_up.exception()
-                for routed in sent.routed:
-                    routed.looked_up = None
+                for lookup_input in sent.lookup_input:
+                    lookup_input.looked_up = None
             return super()._step(flight, sent)
         self._optimizer.zero_grad()
         if isinstance(self._model, DistributedModelParallel):
@@ -122,7 +122,7 @@ class TrainPipelineSemiSync(TrainPipelineSparseDist):
         begun = perf_counter()
         saved, event = flight.looked_up.result()
         self._log.note("wait", number, begun)
-        arrive(event, sent.routed)
+        arrive(event, sent.lookup_input)
         if self._flights:
             self._look_ahead(self._flights[0])
         losses, output = self._run_forward(number, sent)
@@ -131,9 +131,9 @@ class TrainPipelineSemiSync(TrainPipelineSparseDist):
             with self._stage("backward", number):
                 losses.sum().backward()
                 self._wait_for_rows(number)
-                for call, routed, kept in reversed(list(zip(self._fed, sent.routed, saved, strict=True))):
-                    if routed.looked_up is not None and routed.looked_up.grad is not None:
-                        call.module.executor.backward(kept, routed.looked_up.grad)
+                for call, lookup_input, kept in reversed(list(zip(self._fed, sent.lookup_input, saved, strict=True))):
+                    if lookup_input.looked_up is not None and lookup_input.looked_up.grad is not None:
+                        call.module.executor.backward(kept, lookup_input.looked_up.grad)
             with self._stage("optimizer", number):
                 self._optimizer.step()
         self._steps += 1
@@ -147,25 +147,29 @@ class TrainPipelineSemiSync(TrainPipelineSparseDist):
                 executor = call.module.executor
                 if executor not in self._roads:
                     twin = next(twin for env, twin in self._twins if env.pg is call.module.env.pg)
-                    self._roads[executor] = executor.roads(twin)
+                    self._roads[executor] = executor.output_paths(twin)
             flight.read = Future()
             flight.looked_up = self._lanes["lookup"].submit(partial(self._look_up, flight))
 
     def _look_up(self, flight: Flight) -> tuple[list[Any], Any]:
-        """For each call what its backward needs; the rows lie in ``routed.looked_up``, which takes a gradient."""
+        """For each call what its backward needs; the rows lie in ``lookup_input.looked_up``, which takes a gradient."""
         assert flight.sent is not None and flight.read is not None  # noqa: PT018
         executors = [call.module.executor for call in self._fed]
         try:
             self._lanes["input_dist"].wait(flight.sent)
             sent = flight.sent.result()
-            arrive(sent.event, sent.routed)
+            arrive(sent.event, sent.lookup_input)
             with self._log.stage("lookup", flight.number):
-                rows = [one.read(routed, True) for one, routed in zip(executors, sent.routed, strict=True)]
+                rows = [
+                    one.read(lookup_input, True) for one, lookup_input in zip(executors, sent.lookup_input, strict=True)
+                ]
         finally:
             flight.read.set_result(self._lanes["lookup"].mark())
         with self._log.stage("output_dist", flight.number):
-            for executor, routed, own in zip(executors, sent.routed, rows, strict=True):
-                routed.looked_up = executor.bring_home(own, routed, self._roads[executor]).requires_grad_()
+            for executor, lookup_input, own in zip(executors, sent.lookup_input, rows, strict=True):
+                lookup_input.looked_up = executor.exchange_output(
+                    own, lookup_input, self._roads[executor]
+                ).requires_grad_()
         return [own.saved for own in rows], self._lanes["lookup"].mark()
 
     def _wait_for_rows(self, number: int) -> None:

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from recshard_lab.comm import ShardingEnv, all_gather_object, issue_all_to_all, message_device
-from recshard_lab.distributed.step.input_dist import Routed
+from recshard_lab.distributed.step.input_dist import LookupInput
 from recshard_lab.distributed.step.packed import Packed, exchange_ids
 from recshard_lab.train.pipelines.calls import Fed
 from recshard_lab.train.pipelines.lanes import StageError
@@ -39,19 +39,19 @@ class Sent:
     """A batch whose ids have come.
 
     Attributes:
-        routed: for each call that is fed ahead, what is to be looked up.
+        lookup_input: for each call that is fed ahead, what is to be looked up.
         features: for each, what was sent.
         event: on a GPU, when that is done.
     """
 
     batch: Any
-    routed: list[Routed] = field(default_factory=list)
+    lookup_input: list[LookupInput] = field(default_factory=list)
     features: list[Any] = field(default_factory=list)
     event: Any = None
 
-    def pairs(self, fed: Sequence[Fed]) -> Iterator[tuple[Fed, Routed]]:
+    def pairs(self, fed: Sequence[Fed]) -> Iterator[tuple[Fed, LookupInput]]:
         """Each call beside its ids; nothing for a batch that was not sent ahead."""
-        return zip(fed, self.routed, strict=True) if self.routed else iter(())
+        return zip(fed, self.lookup_input, strict=True) if self.lookup_input else iter(())
 
 
 @dataclass
@@ -169,7 +169,7 @@ class Sender:
     def send(self, ready: Announced, fed: Sequence[Fed]) -> Generator[None, None, Sent]:
         """Exchanges the ids of a batch that was announced. Yields where it waits."""
         sent = Sent(ready.batch, [], ready.features)
-        routed: list[Any] = [None] * len(fed)
+        lookup_input: list[Any] = [None] * len(fed)
         for link in self.links:
             own = [number for number, call in enumerate(fed) if self._link(call) is link]
             if own:
@@ -182,8 +182,8 @@ class Sender:
                     self.fused,
                 )
                 for number, one in zip(own, found, strict=True):
-                    routed[number] = one
-        sent.routed = routed
+                    lookup_input[number] = one
+        sent.lookup_input = lookup_input
         return sent
 
     def _link(self, call: Fed) -> Link:

@@ -2,10 +2,10 @@
 
 A plan names a route for each table; tables of one route share its messages, whatever their schemes::
 
-    direct           forward   owner: partial rows of every sample --all-to-all--> home: added, columns joined
-                     backward  home: columns of the gradient       --all-to-all--> owner
-    reduce_scatter   forward   every rank: [W, B, D], zeros where it has nothing --reduce-scatter--> home: [B, D]
-                     backward  home: [B, D]                        --all-gather--> every rank
+    direct           forward   owner: partial rows of every sample --all-to-all--> local_batch: added, columns joined
+                     backward  local_batch: columns of the gradient       --all-to-all--> owner
+    reduce_scatter   forward   every rank: [W, B, D], zeros where it has nothing --reduce-scatter--> local_batch: [B, D]
+                     backward  local_batch: [B, D]                        --all-gather--> every rank
     two_hop          forward   owner --all-to-all inside the node--> added there --all-to-all across nodes--> home
                      backward  the same two hops the other way round
 

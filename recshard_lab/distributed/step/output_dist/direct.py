@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from recshard_lab.comm import QuantizedCommCodecs, ShardingEnv
-from recshard_lab.distributed.step.input_dist import Routed
+from recshard_lab.distributed.step.input_dist import LookupInput
 from recshard_lab.distributed.step.layout import Layout
 from recshard_lab.distributed.step.output_dist.base import BACKWARD, FORWARD, Route, runs_of, widths_of
 from recshard_lab.distributed.step.output_dist.columns import ColumnJoin
@@ -31,40 +31,40 @@ class DirectRoute(Route):
         self.replicas = Replicas(layout)
         exchanged = [runs_of(lanes, rank, starts) for rank, lanes in enumerate(self.lanes)]
         self.join = ColumnJoin([run for runs in exchanged for run in runs])
-        local = runs_of(layout.replicated_lanes, 0, starts)
-        added = [lane.block in layout.partly_replicated for lane in layout.replicated_lanes]
+        local = runs_of(layout.replicated_features, 0, starts)
+        added = [lane.block in layout.partly_replicated for lane in layout.replicated_features]
         self.local_join = ColumnJoin([run for run, also in zip(local, added, strict=True) if not also])
         self.local_add = ColumnJoin([run for run, also in zip(local, added, strict=True) if also])
         self.forward_wire = Wire(env, FORWARD, codecs.forward)
         self.backward_wire = Wire(env, BACKWARD, codecs.backward)
 
-    def begin(self, rows: Tensor, routed: Routed) -> Any:
+    def begin(self, rows: Tensor, lookup_input: LookupInput) -> Any:
         self.buffer_bytes = 0
         if not any(self.widths):  # every table is replicated: on all ranks alike
             return None
         own = self.widths[self.env.rank]
-        sends = [[Parcel(segments, own)] for segments in routed.segments]
-        receives = [Parcel(routed.home.batch_size, widths) for widths in self.widths]
+        sends = [[Parcel(segments, own)] for segments in lookup_input.segments]
+        receives = [Parcel(lookup_input.local_batch.batch_size, widths) for widths in self.widths]
         arriving = self.forward_wire.send(rows.reshape(-1), sends, [[parcel] for parcel in receives])
         self.buffer_bytes = arriving.buffer_bytes
         return arriving, receives
 
-    def finish(self, begun: Any, out: Tensor, routed: Routed) -> None:
+    def finish(self, begun: Any, out: Tensor, lookup_input: LookupInput) -> None:
         if begun is None:
             return
         arriving, receives = begun
         parts = arriving.wait().split([parcel.size for parcel in receives])
         self.join.join([part.view(p.rows, sum(p.widths)) for part, p in zip(parts, receives, strict=True)], out)
 
-    def begin_backward(self, grad: Tensor, scale: float, routed: Routed) -> Any:
+    def begin_backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> Any:
         self.buffer_bytes = 0
         if not any(self.widths) and not self.replicas.lanes:
             return grad.new_empty(0)
-        copies = self.replicas.sends(routed.home)
+        copies = self.replicas.sends(lookup_input.local_batch)
         sends = [[Parcel(grad.shape[0], widths), *copies] for widths in self.widths]
         receives = [
             [Parcel(segments, self.widths[self.env.rank]), *theirs]
-            for segments, theirs in zip(routed.segments, self.replicas.receives(routed), strict=True)
+            for segments, theirs in zip(lookup_input.segments, self.replicas.receives(lookup_input), strict=True)
         ]
         message = grad.new_empty(sum(map(size_of, sends)))
         columns, tails = _parts(message, sends)
@@ -74,19 +74,19 @@ class DirectRoute(Route):
         if copies:
             blocks = [self.layout.blocks[lane.block] for lane in self.replicas.lanes]
             own = [grad[:, block.start : block.start + block.dim] for block in blocks]
-            self.replicas.write(own, scale, routed.home, tails[0])
+            self.replicas.write(own, scale, lookup_input.local_batch, tails[0])
             for tail in tails[1:]:
                 tail.copy_(tails[0])
         arriving = self.backward_wire.send(message, sends, receives)
         self.buffer_bytes = arriving.buffer_bytes
         return arriving, receives
 
-    def finish_backward(self, begun: Any, routed: Routed) -> Tensor:
-        return self.finish_both(begun, routed)[0]
+    def finish_backward(self, begun: Any, lookup_input: LookupInput) -> Tensor:
+        return self.finish_both(begun, lookup_input)[0]
 
-    def finish_both(self, begun: Any, routed: Routed) -> tuple[Tensor, Tensor | None]:
+    def finish_both(self, begun: Any, lookup_input: LookupInput) -> tuple[Tensor, Tensor | None]:
         """The gradient of the exchanged lanes ``[sum of B, width]``, and that of the replicated ones, if there are."""
-        total = sum(routed.segments)
+        total = sum(lookup_input.segments)
         if isinstance(begun, Tensor):
             return begun.view(total, 0), None
         received = begun[0].wait()
@@ -94,7 +94,7 @@ class DirectRoute(Route):
             return received.view(total, self.width), None
         columns, tails = _parts(received, begun[1])
         exchanged = torch.cat(columns) if self.width else received[:0]
-        return exchanged.view(total, self.width), self.replicas.join(tails, routed)
+        return exchanged.view(total, self.width), self.replicas.join(tails, lookup_input)
 
     def copy_local(self, replicated: list[Tensor], out: Tensor) -> None:
         """Replicas' rows of the local batch, which never left, where nothing else comes home."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from recshard_lab.comm import CommOp, QuantizedCommCodecs, ShardingEnv, issue_reduce_scatter
-from recshard_lab.distributed.step.input_dist import Routed
+from recshard_lab.distributed.step.input_dist import LookupInput
 from recshard_lab.distributed.step.layout import Layout
 from recshard_lab.distributed.step.output_dist.base import BACKWARD, FORWARD, Route, runs_of
 from recshard_lab.distributed.step.output_dist.columns import ColumnJoin, Run
@@ -42,35 +42,35 @@ class ReduceScatterRoute(Route):
         self.backward_wire = Wire(env, f"{BACKWARD}/{self.name}", codecs.backward)
         self.own_join = ColumnJoin(runs_of(self.lanes[env.rank], 0, compact))
 
-    def begin(self, rows: Tensor, routed: Routed) -> Any:
+    def begin(self, rows: Tensor, lookup_input: LookupInput) -> Any:
         if not self.own_join.is_identity(self.columns):
             spread = rows.new_zeros(rows.shape[0], self.columns)
             self.own_join.join([rows], spread)
             rows = spread
         codec, dtype = self.codecs.forward, rows.dtype
-        padded = self._padded(rows, routed.segments)
+        padded = self._padded(rows, lookup_input.segments)
         message = codec.encode(padded.view(-1, self.columns), parts=self.env.world_size)
         self.buffer_bytes = (message.numel() + message.numel() // self.env.world_size) * message.element_size()
         return issue_reduce_scatter(message.view(-1), self.env, f"{FORWARD}/{self.name}"), dtype
 
-    def finish(self, begun: Any, out: Tensor, routed: Routed) -> None:
+    def finish(self, begun: Any, out: Tensor, lookup_input: LookupInput) -> None:
         pending, dtype = begun
-        received = pending.wait().view(max(routed.segments), self.columns)
+        received = pending.wait().view(max(lookup_input.segments), self.columns)
         summed = self.codecs.forward.decode(received, self.columns, dtype)
         self.home_join.join([summed[: out.shape[0]]], out)
 
-    def begin_backward(self, grad: Tensor, scale: float, routed: Routed) -> Any:
-        message = grad.new_zeros(max(routed.segments), self.columns)
+    def begin_backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> Any:
+        message = grad.new_zeros(max(lookup_input.segments), self.columns)
         self.home_join.take_apart(grad, [message[: grad.shape[0]]], scale)
         arriving = self.backward_wire.gather(message.view(-1), Parcel(message.shape[0], self.widths))
         self.buffer_bytes = arriving.buffer_bytes
         return arriving
 
-    def finish_backward(self, begun: Any, routed: Routed) -> Tensor:
-        largest = max(routed.segments)
+    def finish_backward(self, begun: Any, lookup_input: LookupInput) -> Tensor:
+        largest = max(lookup_input.segments)
         padded = begun.wait().view(self.env.world_size, largest, self.columns)
-        if min(routed.segments) < largest:
-            rows = torch.cat([each[:batch] for each, batch in zip(padded, routed.segments, strict=True)])
+        if min(lookup_input.segments) < largest:
+            rows = torch.cat([each[:batch] for each, batch in zip(padded, lookup_input.segments, strict=True)])
         else:
             rows = padded.view(-1, self.columns)
         if self.own_join.is_identity(self.columns):

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from recshard_lab.comm import CommOp, Registry, ShardingEnv, codecs_for
-from recshard_lab.distributed.step.input_dist import Home, Routed
-from recshard_lab.distributed.step.layout import Lane, Layout
+from recshard_lab.distributed.step.input_dist import LocalBatch, LookupInput
+from recshard_lab.distributed.step.layout import Layout, ShardFeature
 from recshard_lab.distributed.step.output_dist.base import BACKWARD, FORWARD
 from recshard_lab.distributed.step.output_dist.pooled import Columns
 from recshard_lab.distributed.step.output_dist.wire import Parcel, Wire
-from recshard_lab.distributed.step.route_ids import HOME
+from recshard_lab.distributed.step.route_ids import LOCAL
 from recshard_lab.sharding import PlanError
 
 
@@ -37,50 +37,52 @@ class SequenceRoute:
                     f"table {table.name!r} belongs to a sequence collection, whose rows are not added, so route "
                     f"{route!r} does not apply to it. Fix: route='direct' for this table"
                 )
-        self.lanes = layout.exchanged_lanes
+        self.lanes = layout.exchanged_features
         self.buffer_bytes = 0
 
-    def forward(self, exchanged: list[Tensor], replicated: list[Tensor], routed: Routed) -> Tensor:
+    def forward(self, exchanged: list[Tensor], replicated: list[Tensor], lookup_input: LookupInput) -> Tensor:
         """Kernel outputs -> flat rows of the local batch."""
-        home, mine = routed.home, self.lanes[self.env.rank]
-        example = routed.ids.new_empty(0, dtype=self.layout.rows_dtype)
+        local_batch, mine = lookup_input.local_batch, self.lanes[self.env.rank]
+        example = lookup_input.ids.new_empty(0, dtype=self.layout.rows_dtype)
         lane_major = torch.cat(exchanged).to(example.dtype) if exchanged else example
-        sizes = [[n * lane.shard.num_cols for n in routed.counts[i]] for i, lane in enumerate(mine)]
+        sizes = [[n * lane.shard.num_cols for n in lookup_input.counts[i]] for i, lane in enumerate(mine)]
         message = _turn(lane_major, sizes, self.env.world_size)
-        sends = _loads(mine, routed.counts, self.env.world_size)
-        receives = [self._sent(rank, home) for rank in range(self.env.world_size)]
+        sends = _loads(mine, lookup_input.counts, self.env.world_size)
+        receives = [self._sent(rank, local_batch) for rank in range(self.env.world_size)]
         flat = self._exchange(self.forward_wire, message, sends, receives)
-        out = example.new_empty(sum(self._block_sizes(home)))
-        blocks = self._blocks(out, home)
+        out = example.new_empty(sum(self._block_sizes(local_batch)))
+        blocks = self._blocks(out, local_batch)
         parts = iter(flat.split([parcel.size for load in receives for parcel in load]))
         for rank, lanes in enumerate(self.lanes):
             for number, lane in enumerate(lanes):
-                self._columns(blocks, home, rank, number, lane, next(parts))
+                self._columns(blocks, local_batch, rank, number, lane, next(parts))
         local = torch.cat(replicated).to(example.dtype) if replicated else example
         position = 0
-        for number, lane in enumerate(self.layout.replicated_lanes):
-            size = _count(home, number) * lane.shard.num_cols
-            self._columns(blocks, home, HOME, number, lane, local[position : position + size])
+        for number, lane in enumerate(self.layout.replicated_features):
+            size = _count(local_batch, number) * lane.shard.num_cols
+            self._columns(blocks, local_batch, LOCAL, number, lane, local[position : position + size])
             position += size
         return out
 
-    def backward(self, grad: Tensor, scale: float, routed: Routed) -> Columns:
+    def backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> Columns:
         """Flat gradient of the local batch, times ``scale`` -> flat, lane-major, for all of this rank's lanes."""
         grad = grad * scale if scale != 1.0 else grad
-        home = routed.home
-        blocks = self._blocks(grad.contiguous(), home)
+        local_batch = lookup_input.local_batch
+        blocks = self._blocks(grad.contiguous(), local_batch)
         copies, copied = [], []
-        for number, (lane, own) in enumerate(zip(self.layout.replicated_lanes, home.touched, strict=True)):
-            rows, width = self._gather(blocks, home, HOME, number, lane), lane.shard.num_cols
+        for number, (lane, own) in enumerate(zip(self.layout.replicated_features, local_batch.touched, strict=True)):
+            rows, width = self._gather(blocks, local_batch, LOCAL, number, lane), lane.shard.num_cols
             copies.append(rows if own is None else own.sum_gradients(rows.view(-1, width)).view(-1))
-            copied.append(Parcel(_count(home, number) if own is None else own.rows.numel(), (width,)))
+            copied.append(Parcel(_count(local_batch, number) if own is None else own.rows.numel(), (width,)))
         pieces, sends = [], []
         for rank, lanes in enumerate(self.lanes):
-            parts = [self._gather(blocks, home, rank, number, lane) for number, lane in enumerate(lanes)] + copies
+            parts = [
+                self._gather(blocks, local_batch, rank, number, lane) for number, lane in enumerate(lanes)
+            ] + copies
             pieces += parts
-            sends.append(self._sent(rank, home) + copied)
-        lanes = self.layout.rank_lanes[self.env.rank]
-        counts = routed.counts
+            sends.append(self._sent(rank, local_batch) + copied)
+        lanes = self.layout.rank_features[self.env.rank]
+        counts = lookup_input.counts
         sizes = [[n * lane.shard.num_cols for n in counts[i]] for i, lane in enumerate(lanes)]
         by_source = [[each[source] for each in sizes] for source in range(self.env.world_size)]
         receives = _loads(lanes, counts, self.env.world_size)
@@ -93,39 +95,43 @@ class SequenceRoute:
         self.buffer_bytes = arriving.buffer_bytes
         return arriving.wait()
 
-    def _sent(self, rank: int, home: Home) -> list[Parcel]:
-        return [Parcel(home.sent[rank][n], (lane.shard.num_cols,)) for n, lane in enumerate(self.lanes[rank])]
+    def _sent(self, rank: int, local_batch: LocalBatch) -> list[Parcel]:
+        return [Parcel(local_batch.sent[rank][n], (lane.shard.num_cols,)) for n, lane in enumerate(self.lanes[rank])]
 
-    def _block_sizes(self, home: Home) -> list[int]:
-        return [n * block.dim for n, block in zip(home.counts, self.layout.blocks, strict=True)]
+    def _block_sizes(self, local_batch: LocalBatch) -> list[int]:
+        return [n * block.dim for n, block in zip(local_batch.counts, self.layout.blocks, strict=True)]
 
-    def _blocks(self, flat: Tensor, home: Home) -> list[Tensor]:
-        parts = flat.split(self._block_sizes(home))
+    def _blocks(self, flat: Tensor, local_batch: LocalBatch) -> list[Tensor]:
+        parts = flat.split(self._block_sizes(local_batch))
         return [part.view(-1, block.dim) for part, block in zip(parts, self.layout.blocks, strict=True)]
 
-    def _columns(self, blocks: list[Tensor], home: Home, rank: int, number: int, lane: Lane, rows: Tensor) -> None:
+    def _columns(
+        self, blocks: list[Tensor], local_batch: LocalBatch, rank: int, number: int, lane: ShardFeature, rows: Tensor
+    ) -> None:
         start, end = lane.shard.cols
         target = blocks[lane.block][:, start:end]
-        positions = home.positions.get((rank, number))
+        positions = local_batch.positions.get((rank, number))
         rows = rows.view(-1, end - start)
         if positions is None:
             target.copy_(rows)
         else:
             target[positions] = rows
 
-    def _gather(self, blocks: list[Tensor], home: Home, rank: int, number: int, lane: Lane) -> Tensor:
+    def _gather(
+        self, blocks: list[Tensor], local_batch: LocalBatch, rank: int, number: int, lane: ShardFeature
+    ) -> Tensor:
         source = blocks[lane.block][:, slice(*lane.shard.cols)]
-        positions = home.positions.get((rank, number))
+        positions = local_batch.positions.get((rank, number))
         return (source if positions is None else source[positions]).reshape(-1)
 
 
-def _count(home: Home, number: int) -> int:
+def _count(local_batch: LocalBatch, number: int) -> int:
     """Ids of a replicated lane."""
-    _, start, end = home.replicas[number].ids
+    _, start, end = local_batch.replicas[number].ids
     return end - start
 
 
-def _loads(lanes: Sequence[Lane], counts: Sequence[Sequence[int]], world_size: int) -> list[list[Parcel]]:
+def _loads(lanes: Sequence[ShardFeature], counts: Sequence[Sequence[int]], world_size: int) -> list[list[Parcel]]:
     """For each source rank, one parcel a lane: that lane's rows for it."""
     return [
         [Parcel(counts[number][source], (lane.shard.num_cols,)) for number, lane in enumerate(lanes)]

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from recshard_lab.comm import QuantizedCommCodecs, ShardingEnv
-from recshard_lab.distributed.step.input_dist import Routed
-from recshard_lab.distributed.step.layout import Lane, Layout
+from recshard_lab.distributed.step.input_dist import LookupInput
+from recshard_lab.distributed.step.layout import Layout, ShardFeature
 from recshard_lab.distributed.step.output_dist.base import BACKWARD, FORWARD, Route, widths_of
 from recshard_lab.distributed.step.output_dist.columns import ColumnJoin, Run
 from recshard_lab.distributed.step.output_dist.wire import Arriving, Parcel, Wire
@@ -50,39 +50,39 @@ class TwoHopRoute(Route):
         self.back_2 = Wire(inter, f"{BACKWARD}/across", codecs.backward)
         self.back_1 = Wire(intra, f"{BACKWARD}/inside", codecs.backward)
 
-    def begin(self, rows: Tensor, routed: Routed) -> Any:
+    def begin(self, rows: Tensor, lookup_input: LookupInput) -> Any:
         own = self.inside_widths[self.place]
-        by_place = self._by_place(routed)
+        by_place = self._by_place(lookup_input)
         sends = [Parcel(sum(batches), own) for batches in by_place]
         receives = [Parcel(sum(by_place[self.place]), widths) for widths in self.inside_widths]
-        arriving = _send(self.hop_1, self._turn(rows, routed, to_places=True).reshape(-1), sends, receives)
+        arriving = _send(self.hop_1, self._turn(rows, lookup_input, to_places=True).reshape(-1), sends, receives)
         self.buffer_bytes = arriving.buffer_bytes
         return arriving, receives
 
-    def finish(self, begun: Any, out: Tensor, routed: Routed) -> None:
+    def finish(self, begun: Any, out: Tensor, lookup_input: LookupInput) -> None:
         arriving, receives = begun
         parts = _shaped(arriving.wait(), receives)
-        mine, batches = self.node_widths[self.node], self._by_place(routed)[self.place]
+        mine, batches = self.node_widths[self.node], self._by_place(lookup_input)[self.place]
         summed = out.new_empty(sum(batches), sum(mine))
         self.inside_join.join(parts, summed)
         sends = [Parcel(batch, mine) for batch in batches]
-        receives = [Parcel(routed.home.batch_size, widths) for widths in self.node_widths]
+        receives = [Parcel(lookup_input.local_batch.batch_size, widths) for widths in self.node_widths]
         across = _send(self.hop_2, summed.view(-1), sends, receives)
         self.buffer_bytes += across.buffer_bytes
         self.across_join.join(_shaped(across.wait(), receives), out)
 
-    def begin_backward(self, grad: Tensor, scale: float, routed: Routed) -> Any:
+    def begin_backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> Any:
         sends = [Parcel(grad.shape[0], widths) for widths in self.node_widths]
         message = grad.new_empty(sum(parcel.size for parcel in sends))
         self.across_join.take_apart(grad, _shaped(message, sends), scale)
         mine = self.node_widths[self.node]
-        receives = [Parcel(batch, mine) for batch in self._by_place(routed)[self.place]]
+        receives = [Parcel(batch, mine) for batch in self._by_place(lookup_input)[self.place]]
         arriving = _send(self.back_2, message, sends, receives)
         self.buffer_bytes = arriving.buffer_bytes
         return arriving
 
-    def finish_backward(self, begun: Any, routed: Routed) -> Tensor:
-        by_place = self._by_place(routed)
+    def finish_backward(self, begun: Any, lookup_input: LookupInput) -> Tensor:
+        by_place = self._by_place(lookup_input)
         summed = begun.wait().view(sum(by_place[self.place]), sum(self.node_widths[self.node]))
         sends = [Parcel(summed.shape[0], widths) for widths in self.inside_widths]
         message = summed.new_empty(sum(parcel.size for parcel in sends))
@@ -91,27 +91,27 @@ class TwoHopRoute(Route):
         inside = _send(self.back_1, message, sends, [Parcel(sum(batches), own) for batches in by_place])
         self.buffer_bytes += inside.buffer_bytes
         return self._turn(
-            inside.wait().view(-1, self.width) if self.width else summed.new_empty(sum(routed.segments), 0),
-            routed,
+            inside.wait().view(-1, self.width) if self.width else summed.new_empty(sum(lookup_input.segments), 0),
+            lookup_input,
             to_places=False,
         )
 
-    def _lanes_on(self, node: int) -> list[list[Lane]]:
+    def _lanes_on(self, node: int) -> list[list[ShardFeature]]:
         return self.lanes[node * self.local : (node + 1) * self.local]
 
-    def _by_place(self, routed: Routed) -> list[list[int]]:
+    def _by_place(self, lookup_input: LookupInput) -> list[list[int]]:
         """For each place in a node, the batch of that place's home on every node."""
-        return [routed.segments[place :: self.local] for place in range(self.local)]
+        return [lookup_input.segments[place :: self.local] for place in range(self.local)]
 
-    def _turn(self, rows: Tensor, routed: Routed, to_places: bool) -> Tensor:
+    def _turn(self, rows: Tensor, lookup_input: LookupInput, to_places: bool) -> Tensor:
         """Rows by node, then place -> by place, then node; or back."""
         if self.nodes == 1 or self.local == 1:
             return rows
         order = [node * self.local + place for place in range(self.local) for node in range(self.nodes)]
         if to_places:
-            parts = rows.split(routed.segments)
+            parts = rows.split(lookup_input.segments)
             return torch.cat([parts[rank] for rank in order])
-        parts = rows.split([routed.segments[rank] for rank in order])
+        parts = rows.split([lookup_input.segments[rank] for rank in order])
         place = {rank: number for number, rank in enumerate(order)}
         return torch.cat([parts[place[rank]] for rank in range(len(order))])
 
@@ -125,7 +125,7 @@ class _NodeColumns:
         onward: (block, run) from the node's columns to columns of the block.
     """
 
-    def __init__(self, lanes_of_places: list[list[Lane]]) -> None:
+    def __init__(self, lanes_of_places: list[list[ShardFeature]]) -> None:
         covered: dict[int, list[tuple[int, int]]] = {}
         for lanes in lanes_of_places:
             for lane in lanes:

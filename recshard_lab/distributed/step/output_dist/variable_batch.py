@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from recshard_lab.comm import CommOp, Registry, ShardingEnv, codecs_for
-from recshard_lab.distributed.step.input_dist import Home, Routed
-from recshard_lab.distributed.step.layout import Lane, Layout
+from recshard_lab.distributed.step.input_dist import LocalBatch, LookupInput
+from recshard_lab.distributed.step.layout import Layout, ShardFeature
 from recshard_lab.distributed.step.output_dist import Columns
 from recshard_lab.distributed.step.output_dist.base import BACKWARD, FORWARD
 from recshard_lab.distributed.step.output_dist.replica_gradients import Replicas
@@ -38,28 +38,28 @@ class VariableRoute:
 
     def __init__(self, layout: Layout, env: ShardingEnv, registry: Registry | None = None) -> None:
         self.layout, self.env = layout, env
-        self.lanes = layout.exchanged_lanes
+        self.lanes = layout.exchanged_features
         self.replicas = Replicas(layout)
         self.buffer_bytes = 0
         codecs = codecs_for(CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL, registry)
         self.forward_wire = Wire(env, FORWARD, codecs.forward)
         self.backward_wire = Wire(env, BACKWARD, codecs.backward)
 
-    def forward(self, exchanged: list[Tensor], replicated: list[Tensor], routed: Routed) -> Tensor:
+    def forward(self, exchanged: list[Tensor], replicated: list[Tensor], lookup_input: LookupInput) -> Tensor:
         """Kernel outputs ``[T, width]`` -> the pooled rows of the local batch's bags, flat, block after block."""
-        home, mine = routed.home, self.lanes[self.env.rank]
-        columns, spans = _by_lane(exchanged, mine), _spans(routed, len(mine))
-        flat = torch.empty(0, dtype=self.layout.rows_dtype, device=routed.ids.device)
+        local_batch, mine = lookup_input.local_batch, self.lanes[self.env.rank]
+        columns, spans = _by_lane(exchanged, mine), _spans(lookup_input, len(mine))
+        flat = torch.empty(0, dtype=self.layout.rows_dtype, device=lookup_input.ids.device)
         if any(self.lanes):
             flat = self._exchange(
                 self.forward_wire,
                 [[lane[start:end] for lane, (start, end) in zip(columns, own, strict=True)] for own in spans],
                 [_parcels(mine, own) for own in spans],
-                [self._home_parcels(lanes, home) for lanes in self.lanes],
+                [self._home_parcels(lanes, local_batch) for lanes in self.lanes],
                 flat,
             )
-        out = flat.new_zeros(sum(self._sizes(home)))
-        blocks = self._blocks(out, home)
+        out = flat.new_zeros(sum(self._sizes(local_batch)))
+        blocks = self._blocks(out, local_batch)
         position = 0
         for lane in (lane for lanes in self.lanes for lane in lanes):
             target = blocks[lane.block][:, slice(*lane.shard.cols)]
@@ -67,43 +67,43 @@ class VariableRoute:
             position += target.numel()
         for lane, local in zip(self.replicas.lanes, _by_lane(replicated, self.replicas.lanes), strict=True):
             blocks[lane.block] += local[: blocks[lane.block].shape[0]]
-        self._divide_means(blocks, home)
+        self._divide_means(blocks, local_batch)
         return out
 
-    def backward(self, grad: Tensor, scale: float, routed: Routed) -> Columns:
+    def backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> Columns:
         """Flat gradient, to be multiplied by ``scale`` -> for each group, then each replicated group, ``[T, width]``,
         zeros in the empty bags."""
-        home, mine = routed.home, self.lanes[self.env.rank]
-        blocks = self._blocks(grad * scale, home)
-        self._divide_means(blocks, home)
-        spans, copies = _spans(routed, len(mine)), self.replicas.sends(home)
+        local_batch, mine = lookup_input.local_batch, self.lanes[self.env.rank]
+        blocks = self._blocks(grad * scale, local_batch)
+        self._divide_means(blocks, local_batch)
+        spans, copies = _spans(lookup_input, len(mine)), self.replicas.sends(local_batch)
         tail = grad.new_empty(size_of(copies))
-        self.replicas.write([blocks[lane.block] for lane in self.replicas.lanes], 1.0, home, tail)
+        self.replicas.write([blocks[lane.block] for lane in self.replicas.lanes], 1.0, local_batch, tail)
         own_parcels = [_parcels(mine, own) for own in spans]
         flat = self._exchange(
             self.backward_wire,
             [[*(blocks[lane.block][:, slice(*lane.shard.cols)] for lane in own), tail] for own in self.lanes],
-            [[*self._home_parcels(own, home), *copies] for own in self.lanes],
-            [[*own, *theirs] for own, theirs in zip(own_parcels, self.replicas.receives(routed), strict=True)],
+            [[*self._home_parcels(own, local_batch), *copies] for own in self.lanes],
+            [[*own, *theirs] for own, theirs in zip(own_parcels, self.replicas.receives(lookup_input), strict=True)],
             grad.new_empty(0),
         )
         widths = [lane.shard.num_cols for lane in mine]
-        rows = flat.new_zeros(sum(routed.segments), sum(widths))
+        rows = flat.new_zeros(sum(lookup_input.segments), sum(widths))
         columns = rows.split(widths, 1) if widths else []
         position, tails = 0, []
-        for own, theirs in zip(spans, self.replicas.receives(routed), strict=True):
+        for own, theirs in zip(spans, self.replicas.receives(lookup_input), strict=True):
             for lane, (start, end) in zip(columns, own, strict=True):
                 target = lane[start:end]
                 target.copy_(flat[position : position + target.numel()].view(target.shape))
                 position += target.numel()
             tails.append(flat[position : position + size_of(theirs)])
             position += size_of(theirs)
-        return Columns([rows, self.replicas.join(tails, routed)])
+        return Columns([rows, self.replicas.join(tails, lookup_input)])
 
-    def to_samples(self, flat: Tensor, home: Home) -> Tensor:
+    def to_samples(self, flat: Tensor, local_batch: LocalBatch) -> Tensor:
         """``[B, sum of D]``: every sample's bag of every block. Differentiable."""
-        assert home.inverse is not None
-        blocks = zip(self._blocks(flat, home), home.inverse, strict=True)
+        assert local_batch.inverse is not None
+        blocks = zip(self._blocks(flat, local_batch), local_batch.inverse, strict=True)
         return torch.cat([rows.index_select(0, inverse) for rows, inverse in blocks], 1)
 
     def _exchange(
@@ -120,26 +120,26 @@ class VariableRoute:
         self.buffer_bytes = arriving.buffer_bytes
         return arriving.wait()
 
-    def _home_parcels(self, lanes: Sequence[Lane], home: Home) -> list[Parcel]:
-        return [Parcel(home.lengths[lane.block].numel(), (lane.shard.num_cols,)) for lane in lanes]
+    def _home_parcels(self, lanes: Sequence[ShardFeature], local_batch: LocalBatch) -> list[Parcel]:
+        return [Parcel(local_batch.lengths[lane.block].numel(), (lane.shard.num_cols,)) for lane in lanes]
 
-    def _sizes(self, home: Home) -> list[int]:
-        return [own.numel() * block.dim for own, block in zip(home.lengths, self.layout.blocks, strict=True)]
+    def _sizes(self, local_batch: LocalBatch) -> list[int]:
+        return [own.numel() * block.dim for own, block in zip(local_batch.lengths, self.layout.blocks, strict=True)]
 
-    def _blocks(self, flat: Tensor, home: Home) -> list[Tensor]:
-        parts = flat.split(self._sizes(home))
+    def _blocks(self, flat: Tensor, local_batch: LocalBatch) -> list[Tensor]:
+        parts = flat.split(self._sizes(local_batch))
         return [part.view(-1, block.dim) for part, block in zip(parts, self.layout.blocks, strict=True)]
 
-    def _divide_means(self, blocks: list[Tensor], home: Home) -> None:
+    def _divide_means(self, blocks: list[Tensor], local_batch: LocalBatch) -> None:
         for index in self.layout.mean_blocks:
-            blocks[index].div_(home.lengths[index].clamp(min=1).to(blocks[index].dtype).unsqueeze(1))
+            blocks[index].div_(local_batch.lengths[index].clamp(min=1).to(blocks[index].dtype).unsqueeze(1))
 
 
-def _parcels(lanes: Sequence[Lane], spans: Sequence[tuple[int, int]]) -> list[Parcel]:
+def _parcels(lanes: Sequence[ShardFeature], spans: Sequence[tuple[int, int]]) -> list[Parcel]:
     return [Parcel(end - start, (lane.shard.num_cols,)) for lane, (start, end) in zip(lanes, spans, strict=True)]
 
 
-def _by_lane(groups: Sequence[Tensor], lanes: Sequence[Lane]) -> list[Tensor]:
+def _by_lane(groups: Sequence[Tensor], lanes: Sequence[ShardFeature]) -> list[Tensor]:
     """The columns of each lane, of groups that lie side by side."""
     left = iter(lanes)
     found: list[Tensor] = []
@@ -152,8 +152,8 @@ def _by_lane(groups: Sequence[Tensor], lanes: Sequence[Lane]) -> list[Tensor]:
     return found
 
 
-def _spans(routed: Routed, lanes: int) -> list[list[tuple[int, int]]]:
+def _spans(lookup_input: LookupInput, lanes: int) -> list[list[tuple[int, int]]]:
     """For each source rank, where its bags stand in each of the first ``lanes`` lanes."""
-    assert routed.bags is not None
-    by_lane = [list(pairwise(accumulate((own[lane] for own in routed.bags), initial=0))) for lane in range(lanes)]
-    return [[spans[source] for spans in by_lane] for source in range(len(routed.bags))]
+    assert lookup_input.bags is not None
+    by_lane = [list(pairwise(accumulate((own[lane] for own in lookup_input.bags), initial=0))) for lane in range(lanes)]
+    return [[spans[source] for spans in by_lane] for source in range(len(lookup_input.bags))]

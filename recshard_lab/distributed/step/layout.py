@@ -159,7 +159,7 @@ class Layout:
 def effective_route(table: BaseEmbeddingConfig, sharding: ParameterSharding) -> str:
     """The route that a table's rows take.
 
-    "direct" for replicas, whose rows are local_batch, and where "reduce_scatter" would have nothing to add: every rectangle
+    "direct" for replicas, whose rows are local, and where "reduce_scatter" would have nothing to add: every rectangle
     has all rows.
     """
     if sharding.replicated:

@@ -1,7 +1,7 @@
 """Gradients of per-sample weights: computed where the rows lie, brought back to the batch that the weights came with.
 
 The gradient of the weight of an id is the dot product of the id's row and the gradient of its bag. Kernels have both at
-hand when they step; one more message a step takes the numbers local_batch, and only where some rank's weights ask for them::
+hand when they step; one more message a step returns the numbers, and only where some rank's weights ask for them::
 
     owner   of each lane, source after source [n]   ->   home   added up over the column pieces, at the ids' places
 

@@ -123,11 +123,11 @@ _ROOM_OF = {
     "EmbeddingBagCollectionSharder": "distributed",
     "EmbeddingCollectionSharder": "distributed",
     "ShardingEnv": "distributed",
-    "CheckpointError": "distributed.checkpoint",
-    "CheckpointSaveError": "distributed.checkpoint",
-    "load_checkpoint": "distributed.checkpoint",
-    "load_pretrained": "distributed.pretrained",
-    "save_checkpoint": "distributed.checkpoint",
+    "CheckpointError": "distributed.state.checkpoint",
+    "CheckpointSaveError": "distributed.state.checkpoint",
+    "load_checkpoint": "distributed.state.checkpoint",
+    "load_pretrained": "distributed.state.pretrained",
+    "save_checkpoint": "distributed.state.checkpoint",
     # train.job
     "TrainConfig": "train.job",
     "export_run": "train.job",
@@ -135,7 +135,7 @@ _ROOM_OF = {
     "run_training": "train.job",
     # calibration
     "Calibration": "calibration",
-    "DeviceProfile": "sharding.device_profile",
+    "DeviceProfile": "sharding.hardware.device_profile",
     "calibrate": "calibration",
     # launcher
     "LaunchError": "launcher",

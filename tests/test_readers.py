@@ -17,7 +17,7 @@ from recshard_lab.documents import MOST_BYTES, read_document
 from recshard_lab.planner import read_constraints, read_tables
 from recshard_lab.planner.table_files import EXAMPLE
 from recshard_lab.sharding import ShardingPlan, Topology, row_wise
-from recshard_lab.sharding.device_profile import DeviceProfile
+from recshard_lab.sharding.hardware.device_profile import DeviceProfile
 from recshard_lab.train.job import read_config
 
 MOST_S, MOST_LETTERS = 2.0, 2000

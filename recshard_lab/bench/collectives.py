@@ -12,7 +12,7 @@ from recshard_lab.bench import Figure
 from recshard_lab.bench.apparatus.step_case import BY_NODE, FLAT, ROWWISE, SGD, SHORT, StepCase
 from recshard_lab.comm import trace
 from recshard_lab.sharding import scheme_names
-from recshard_lab.sharding.types import ROUTES
+from recshard_lab.sharding.plan.types import ROUTES
 from recshard_lab.sparse import KeyedJaggedTensor
 
 RANKS, NODES = 4, 2

@@ -25,8 +25,8 @@ from recshard_lab.calibration.steps import BUSY, Timed, time_cases, usual_ms
 from recshard_lab.cores import usable_cores
 from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES
 from recshard_lab.sharding import Topology
-from recshard_lab.sharding.device_profile import DeviceProfile
-from recshard_lab.sharding.show import WIDTH
+from recshard_lab.sharding.export.text_table import WIDTH
+from recshard_lab.sharding.hardware.device_profile import DeviceProfile
 
 OTHER_OPTIMIZERS = tuple(name for name in OPTIMIZER_STATE_BYTES if name not in MAIN_OPTIMIZERS)
 OTHER_LAYOUTS = ("table_wise", "row_wise")

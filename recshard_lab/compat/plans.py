@@ -21,7 +21,7 @@ from recshard_lab.sharding import (
     ShardingPlan,
     ShardingType,
 )
-from recshard_lab.sharding.shard import HBM
+from recshard_lab.sharding.plan.types import HBM
 
 KEPT = "_recshard_lab"
 """Attribute of TorchRec's ``ParameterSharding``: (what it says, read back; what it was made from)."""

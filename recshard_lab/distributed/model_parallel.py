@@ -19,7 +19,7 @@ from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.embedding import FusedCollection
 from recshard_lab.planner import EmbeddingShardingPlanner
 from recshard_lab.sharding import PlanError, ShardingPlan, Topology
-from recshard_lab.sharding.shard import DDR
+from recshard_lab.sharding.plan.types import DDR
 
 _Found: TypeAlias = tuple[str, nn.Module, CollectionSharder]  # path, collection, what shards it
 

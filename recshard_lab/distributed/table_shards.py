@@ -13,8 +13,8 @@ from recshard_lab.distributed.state.parts import Part, owned
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.embedding.kernels import TORCH_DTYPES
 from recshard_lab.optim import EmptyFusedOptimizer
-from recshard_lab.sharding.plan import ParameterSharding, Shard
-from recshard_lab.sharding.shard import DDR
+from recshard_lab.sharding.plan.sharding_plan import ParameterSharding, Shard
+from recshard_lab.sharding.plan.types import DDR
 
 _INIT_ROWS = 8192
 

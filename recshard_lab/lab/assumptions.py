@@ -13,8 +13,8 @@ from recshard_lab.lab.theme import number
 from recshard_lab.lab.view import Numbers
 from recshard_lab.planner import Workload
 from recshard_lab.sharding import Topology, preset_table
-from recshard_lab.sharding.device_profile import DeviceProfile
-from recshard_lab.sharding.presets import amount
+from recshard_lab.sharding.hardware.device_profile import DeviceProfile
+from recshard_lab.sharding.hardware.presets import amount
 
 _FIRST = (  # of a topology's figures, those that a plan depends on most
     "world_size",

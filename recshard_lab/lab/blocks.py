@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.lab.theme import SCHEMES, bytes_text, count_text, look_of
 from recshard_lab.sharding import ParameterSharding, ShardingPlan
-from recshard_lab.sharding.shard import DDR
+from recshard_lab.sharding.plan.types import DDR
 
 
 @dataclass(frozen=True, slots=True)

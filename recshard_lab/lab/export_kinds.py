@@ -13,7 +13,7 @@ from recshard_lab.lab.exportable import Exportable
 from recshard_lab.lab.report import Attachment, Code, Part, Section, report_text
 from recshard_lab.lab.sheet import png_of, sheet
 from recshard_lab.lab.svg import standalone
-from recshard_lab.sharding.shell import shell_of
+from recshard_lab.sharding.export.script import shell_of
 
 
 @dataclass(frozen=True)

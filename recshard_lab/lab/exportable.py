@@ -14,7 +14,7 @@ from recshard_lab.lab.report import Section
 from recshard_lab.lab.view import View
 from recshard_lab.planner import EmbeddingShardingPlanner, Estimate, Workload, estimate
 from recshard_lab.sharding import PlanError, ShardingPlan, Topology
-from recshard_lab.sharding.plan import Tables
+from recshard_lab.sharding.plan.sharding_plan import Tables
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from recshard_lab.lab.theme import bytes_text, ms_text, number
 from recshard_lab.planner import MEMORY_CATEGORIES, Workload
 from recshard_lab.planner.workload import is_pooled
 from recshard_lab.sharding import ShardingPlan, Topology
-from recshard_lab.sharding.topology import DEVICE_DEFAULTS
+from recshard_lab.sharding.hardware.topology import DEVICE_DEFAULTS
 
 if TYPE_CHECKING:
     from recshard_lab.comm.trace import Trace

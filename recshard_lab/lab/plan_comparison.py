@@ -20,7 +20,7 @@ from recshard_lab.lab.view import Numbers, View, message_view
 from recshard_lab.lab.views.registry import draw_alike, view_label, views_of
 from recshard_lab.planner import EmbeddingShardingPlanner, PlanDiff, Workload
 from recshard_lab.sharding import ParameterConstraints, PlanError, ShardingPlan, Topology, scheme_names
-from recshard_lab.sharding.validate import nearest
+from recshard_lab.sharding.plan.types import nearest
 
 if TYPE_CHECKING:
     from recshard_lab.lab.exportable import Exportable

@@ -20,7 +20,7 @@ from recshard_lab.lab.theme import SCHEMES, look_of, ms_text
 from recshard_lab.planner import AccessProfile, Workload
 from recshard_lab.planner.answers import LEAST_MS
 from recshard_lab.sharding import PlanError, Topology, scheme_names
-from recshard_lab.sharding.presets import preset_names
+from recshard_lab.sharding.hardware.presets import preset_names
 
 AS_GIVEN, META = "as given", "Meta 2021"
 ALPHAS = (0.0, 0.4, 0.6, 0.8, 0.9, 1.0, 1.05, 1.1, 1.2, 1.4, 1.6, 2.0)

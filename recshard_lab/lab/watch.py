@@ -17,7 +17,7 @@ from torch import Tensor
 
 from recshard_lab.lab.row_cache import RowCache
 from recshard_lab.launcher.board import at_rest, post
-from recshard_lab.sharding.shard import DDR
+from recshard_lab.sharding.plan.types import DDR
 
 BOARD = "counters"
 SHARE = 20  # of its own time that a sample keeps quiet

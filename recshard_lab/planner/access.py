@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recshard_lab.arguments import checks_arguments, names_wrong_arguments
-from recshard_lab.sharding.row_shares import RowShares
+from recshard_lab.sharding.plan.row_shares import RowShares
 
 # facebookresearch/dlrm_datasets, 2021, 856 tables, batches of 65,536: most uses of a bin -> its share of lookups
 META_2021_REUSE: dict[int, float] = {

@@ -8,7 +8,7 @@ from recshard_lab.planner.estimate import Estimate
 from recshard_lab.planner.shown import Shown
 from recshard_lab.planner.text import gigabytes
 from recshard_lab.sharding import ParameterSharding, ShardingPlan
-from recshard_lab.sharding.show import ranks_text, shards_text
+from recshard_lab.sharding.export.text_table import ranks_text, shards_text
 
 Tables: TypeAlias = list[tuple[Sequence[int], Sequence[Sequence[str]]]]
 LONGEST_RANKS = 24  # of a list of ranks in a sentence; a longer one is counted

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recshard_lab.sharding.validate import nearest
+from recshard_lab.sharding.plan.types import nearest
 
 
 @dataclass(frozen=True)

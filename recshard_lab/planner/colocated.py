@@ -16,7 +16,7 @@ from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.options import Option, Placement
 from recshard_lab.planner.workload import Array
 from recshard_lab.sharding import ParameterConstraints, PlanError, ShardingPlan, Topology
-from recshard_lab.sharding.validate import nearest
+from recshard_lab.sharding.plan.types import nearest
 
 MOST_MIXED = 64  # combinations of one number of rectangles up to which schemes and routes are mixed
 

@@ -17,8 +17,7 @@ from typing import Any
 from recshard_lab.arguments import checks_arguments, shown
 from recshard_lab.documents import Document, read_document, with_fix
 from recshard_lab.sharding import ParameterConstraints, Shard
-from recshard_lab.sharding.shard import TIERS
-from recshard_lab.sharding.validate import nearest
+from recshard_lab.sharding.plan.types import TIERS, nearest
 
 FIELDS = tuple(each.name for each in fields(ParameterConstraints))
 

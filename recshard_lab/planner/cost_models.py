@@ -2,7 +2,7 @@
 
 from recshard_lab.planner.cost import CostModel
 from recshard_lab.planner.torchrec_cost import TorchRecCostModel
-from recshard_lab.sharding.validate import nearest
+from recshard_lab.sharding.plan.types import nearest
 
 COST_MODELS: dict[str, type[CostModel]] = {model.name: model for model in (CostModel, TorchRecCostModel)}
 

@@ -26,9 +26,9 @@ from recshard_lab.sharding import (
     ShardingType,
     Topology,
 )
-from recshard_lab.sharding.plan import Tables
-from recshard_lab.sharding.shard import DDR
-from recshard_lab.sharding.validate import check_shards
+from recshard_lab.sharding.plan.sharding_plan import Tables
+from recshard_lab.sharding.plan.types import DDR
+from recshard_lab.sharding.plan.validate import check_shards
 
 
 @dataclass(frozen=True, eq=False)

@@ -40,7 +40,7 @@ from recshard_lab.planner.options import DoesNotFit, Placement, kernels_for, opt
 from recshard_lab.planner.state import Problem
 from recshard_lab.planner.ways import CannotAnneal
 from recshard_lab.sharding import ROUTES, EmbeddingComputeKernel, ParameterConstraints, PlanError
-from recshard_lab.sharding.shard import DDR
+from recshard_lab.sharding.plan.types import DDR
 
 if TYPE_CHECKING:
     from recshard_lab.planner.search_record import Recorder

@@ -8,7 +8,7 @@ is its table's route. What a codec makes of them is `codec_bytes.py`.
 from collections.abc import Sequence
 from itertools import pairwise
 
-from recshard_lab.sharding.tiling import Span
+from recshard_lab.sharding.plan.tiling import Span
 
 IN = 0  # bytes of ids from each peer
 OUT = 1  # direct: bytes of rows to each home

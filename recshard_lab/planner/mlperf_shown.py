@@ -26,7 +26,7 @@ from recshard_lab.planner.overlap import WORDS
 from recshard_lab.planner.shown import Shown
 from recshard_lab.planner.text import gigabytes
 from recshard_lab.sharding import preset_table
-from recshard_lab.sharding.show import WIDTH, align
+from recshard_lab.sharding.export.text_table import WIDTH, align
 
 Tables = list[tuple[Sequence[int], Sequence[Sequence[str]]]]
 NO_CHANGE, ALL = "before", "all four"

@@ -35,11 +35,10 @@ from recshard_lab.sharding import (
     scheme_names,
     usable_ranks,
 )
-from recshard_lab.sharding.cut import Cut
-from recshard_lab.sharding.replicas import replica_flags
+from recshard_lab.sharding.plan.types import DDR
+from recshard_lab.sharding.plan.validate import check_shards, replica_flags
 from recshard_lab.sharding.schemes.column_wise import unit_of
-from recshard_lab.sharding.shard import DDR
-from recshard_lab.sharding.validate import check_shards
+from recshard_lab.sharding.schemes.even_tiling import EvenTiling
 
 LISTED = 16  # ranks that a message lists
 
@@ -208,7 +207,7 @@ def options_of(
         of, listed = cuts[id(proposal)].of, proposal.assignments
         distinct = len(of) <= len(usable) if listed is None else _distinct(listed, len(of))
         kinds = loads[:, at : at + count]
-        if taken == "reduce_scatter" and not isinstance(proposal.rects, Cut):
+        if taken == "reduce_scatter" and not isinstance(proposal.rects, EvenTiling):
             kinds = kinds.copy()
             kinds[SCATTER_BOTH] /= max(1e-9, summed_rows(proposal.rects, tables[index].num_embeddings))
         alone = kinds[ACROSS_BOTH]  # a copy
@@ -273,7 +272,7 @@ def _nodes(ranks: tuple[int, ...], local: int) -> int:
 def _shares(proposal: Proposal, ranks: Sequence[int], topology: Topology) -> Array:
     """``[n]`` the share of its columns that the node of each rectangle sends on for it."""
     nodes = np.asarray(ranks, dtype=np.intp) // topology.local_world_size
-    if isinstance(proposal.rects, Cut):  # stripes of one piece that share a node become one message
+    if isinstance(proposal.rects, EvenTiling):  # stripes of one piece that share a node become one message
         cell = proposal.rects.pieces() * topology.num_nodes + nodes
         return np.asarray(1.0 / np.bincount(cell)[cell])
     copies = np.array(replica_flags(proposal.rects))
@@ -287,7 +286,7 @@ def _least_shares(proposal: Proposal, of: NDArray[np.intp], count: int, usable: 
     """``[count]`` the least `_shares` of a rectangle of each size, wherever the proposal may lie."""
     least = np.ones(count)
     if proposal.assignments is None or len(of) * len(proposal.assignments) > MOST_SPELLED:
-        if not isinstance(proposal.rects, Cut):
+        if not isinstance(proposal.rects, EvenTiling):
             return np.full(count, 1.0 / len(of))
         listed = proposal.assignments
         distinct = len(of) <= usable if listed is None else _distinct(listed, len(of))
@@ -299,7 +298,7 @@ def _least_shares(proposal: Proposal, of: NDArray[np.intp], count: int, usable: 
 
 
 def _cuts_rows(proposal: Proposal, table: BaseEmbeddingConfig) -> bool:
-    if isinstance(proposal.rects, Cut):
+    if isinstance(proposal.rects, EvenTiling):
         return proposal.rects.num_stripes > 1
     return any(rows != (0, table.num_embeddings) for rows, _ in proposal.rects)
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recshard_lab.planner.workload import Array
-from recshard_lab.sharding.validate import nearest
+from recshard_lab.sharding.plan.types import nearest
 
 # what may be asked for -> 1 where less is better, -1 where more is
 OBJECTIVES: dict[str, int] = {

@@ -29,9 +29,8 @@ from recshard_lab.sharding import (
     running_local_world_size,
     running_world_size,
 )
-from recshard_lab.sharding.plan import Tables
-from recshard_lab.sharding.types import check_route
-from recshard_lab.sharding.validate import nearest
+from recshard_lab.sharding.plan.sharding_plan import Tables
+from recshard_lab.sharding.plan.types import check_route, nearest
 
 if TYPE_CHECKING:
     from recshard_lab.planner.search_record import Recorder

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from recshard_lab.planner.workload import Array
 from recshard_lab.sharding import Rect
-from recshard_lab.sharding.cut import Cut, sizes_of
-from recshard_lab.sharding.replicas import replica_flags
-from recshard_lab.sharding.shard import DDR
+from recshard_lab.sharding.plan.types import DDR
+from recshard_lab.sharding.plan.validate import replica_flags
+from recshard_lab.sharding.schemes.even_tiling import EvenTiling, sizes_of
 
 
 class RectKinds(NamedTuple):
@@ -49,7 +49,7 @@ def rect_kinds(
     >>> kinds.rows.tolist(), kinds.copies.tolist(), kinds.of.tolist()
     ([2.0, 4.0], [1.0, 0.0], [0, 0, 1, 1])
     """
-    even = isinstance(rects, Cut) or (len(rects) == 1 and not tiers)
+    even = isinstance(rects, EvenTiling) or (len(rects) == 1 and not tiers)
     if replicated or (even and not by_place):
         sizes, of = sizes_of(rects)
         rows, cols = np.array(sizes, dtype=float).T
@@ -69,7 +69,7 @@ def rect_kinds(
 
 def summed_rows(rects: Sequence[Rect], num_rows: int) -> float:
     """Of a table's rows, the share that is no replica: what a reduce-scatter adds up."""
-    if isinstance(rects, Cut):
+    if isinstance(rects, EvenTiling):
         return 1.0
     hot = {rows for (rows, _), copy in zip(rects, replica_flags(rects), strict=True) if copy}
     return 1.0 - sum(end - start for start, end in hot) / num_rows

@@ -24,7 +24,7 @@ from recshard_lab.planner.cost import dense_step
 from recshard_lab.planner.estimate import Estimate, estimate
 from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES, Array, Workload
 from recshard_lab.sharding import ParameterSharding, ShardingPlan, Topology
-from recshard_lab.sharding.plan import Tables
+from recshard_lab.sharding.plan.sharding_plan import Tables
 
 
 @dataclass(frozen=True)

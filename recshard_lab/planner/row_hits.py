@@ -14,7 +14,7 @@ import numpy as np
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.workload import Array, TableLoads, Workload
 from recshard_lab.sharding import ParameterConstraints, PlanError
-from recshard_lab.sharding.row_shares import RowShares
+from recshard_lab.sharding.plan.row_shares import RowShares
 
 
 class RowHits(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from recshard_lab.sharding.show import WIDTH, align
+from recshard_lab.sharding.export.text_table import WIDTH, align
 
 MOST_LINES = 40  # of a text table; HTML and `records` have all
 

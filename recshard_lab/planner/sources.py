@@ -26,8 +26,8 @@ from recshard_lab.planner.planner import EmbeddingShardingPlanner, tables_of
 from recshard_lab.planner.table_files import FILE_TYPES, TableFile, read_tables
 from recshard_lab.planner.workload import Workload
 from recshard_lab.sharding import PlanError, ShardingPlan
-from recshard_lab.sharding.plan import Tables
-from recshard_lab.sharding.validate import nearest
+from recshard_lab.sharding.plan.sharding_plan import Tables
+from recshard_lab.sharding.plan.types import nearest
 
 
 @dataclass(frozen=True)

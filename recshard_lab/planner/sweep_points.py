@@ -13,7 +13,7 @@ from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.planner.pareto import OBJECTIVES, check_objectives, undominated
 from recshard_lab.planner.shown import Shown
 from recshard_lab.planner.text import gigabytes
-from recshard_lab.sharding.show import WIDTH
+from recshard_lab.sharding.export.text_table import WIDTH
 
 SIMULATED = "simulated"
 NAN = float("nan")

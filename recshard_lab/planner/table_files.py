@@ -31,7 +31,7 @@ from recshard_lab.embedding.configs import (
     check_tables,
 )
 from recshard_lab.planner.workload import Workload
-from recshard_lab.sharding.validate import nearest
+from recshard_lab.sharding.plan.types import nearest
 
 _NEEDED = ("name", "num_embeddings", "embedding_dim", "feature_names")
 _LOADS = ("zipf_alpha", "unique_fraction", "access")

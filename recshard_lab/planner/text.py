@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from recshard_lab.sharding.show import WIDTH, cut, ranks_text
+from recshard_lab.sharding.export.text_table import WIDTH, cut, ranks_text
 
 if TYPE_CHECKING:
     from recshard_lab.planner.estimate import Estimate

@@ -39,8 +39,8 @@ from recshard_lab.planner.memory import MEMORY_CATEGORIES
 from recshard_lab.planner.terms import Terms
 from recshard_lab.planner.workload import Array, Workload
 from recshard_lab.sharding import ParameterConstraints, Proposal, Topology
-from recshard_lab.sharding.cut import Cut
-from recshard_lab.sharding.replicas import replica_flags
+from recshard_lab.sharding.plan.validate import replica_flags
+from recshard_lab.sharding.schemes.even_tiling import EvenTiling
 
 TORCHREC_PHASES = ("lookup", "output_dist", "output_dist_backward", "lookup_backward")
 _LOADS = [LOOKUP, OUT, BACK, UPDATE]  # ms of each phase
@@ -91,9 +91,13 @@ class TorchRecCostModel(CostModel):
         cannot make these and so has no number for them."""
         if proposal.tiers is not None:
             return False
-        if proposal.scheme == "row_wise" and (proposal.assignments is None or not isinstance(proposal.rects, Cut)):
+        if proposal.scheme == "row_wise" and (
+            proposal.assignments is None or not isinstance(proposal.rects, EvenTiling)
+        ):
             return False
-        return isinstance(proposal.rects, Cut) or len(set(flags := replica_flags(proposal.rects))) == 1 or not flags
+        return (
+            isinstance(proposal.rects, EvenTiling) or len(set(flags := replica_flags(proposal.rects))) == 1 or not flags
+        )
 
     def rect_loads(
         self,

@@ -35,8 +35,8 @@ from recshard_lab.sharding import (
     ShardingPlan,
     scheme_named,
 )
-from recshard_lab.sharding.overlaps import travelling
-from recshard_lab.sharding.validate import nearest
+from recshard_lab.sharding.plan.transfers import num_moved_elements
+from recshard_lab.sharding.plan.types import nearest
 
 if TYPE_CHECKING:
     from recshard_lab.planner.planner import EmbeddingShardingPlanner
@@ -182,7 +182,7 @@ class Planned:
     def script(self, plan: ShardingPlan, model: str | None = None) -> str:
         """See `ShardingPlan.to_script`."""
         from recshard_lab.planner.sources import read_source
-        from recshard_lab.sharding.script import Live, Step, script_of
+        from recshard_lab.sharding.export.script import Live, Step, script_of
 
         top, load = self.planner.topology, self.planner.workload
         features = [feature for own in self.tables.values() for table in own for feature in table.feature_names]
@@ -298,10 +298,10 @@ def moved_bytes(table: BaseEmbeddingConfig, before: Sequence[Shard], after: Sequ
     if tuple(before) == tuple(after):
         return 0
     per_row, per_element = OPTIMIZER_STATE_BYTES[optimizer]
-    moved = travelling(before, after) * (table.data_type.bytes_per_element + per_element)
+    moved = num_moved_elements(before, after) * (table.data_type.bytes_per_element + per_element)
     if per_row:
         rows = [[Shard(shard.rank, shard.rows, (0, 1)) for shard in shards] for shards in (before, after)]
-        moved += travelling(*rows) * per_row
+        moved += num_moved_elements(*rows) * per_row
     return round(moved)
 
 

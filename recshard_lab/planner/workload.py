@@ -16,7 +16,7 @@ from recshard_lab.embedding.configs import BaseEmbeddingConfig, EmbeddingBagConf
 from recshard_lab.planner.access import AccessProfile
 from recshard_lab.planner.codecs import codec_names
 from recshard_lab.sharding import ParameterConstraints, PlanError
-from recshard_lab.sharding.row_shares import RowShares
+from recshard_lab.sharding.plan.row_shares import RowShares
 
 Array = NDArray[np.float64]
 

@@ -9,7 +9,7 @@ import pytest
 from recshard_lab.embedding.configs import EmbeddingBagConfig
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload
 from recshard_lab.sharding import Topology
-from recshard_lab.sharding.device_profile import VERSION, DeviceProfile
+from recshard_lab.sharding.hardware.device_profile import VERSION, DeviceProfile
 
 FIGURES = {"ddr_mem_bw": 9e6, "contention": 0.4, "update_cost": {"exact_sgd": 2.0}}
 TABLE = EmbeddingBagConfig(name="t", num_embeddings=100, embedding_dim=8, feature_names=["f"])

@@ -336,7 +336,7 @@ def test_the_report_tells_tables_of_one_name_apart_and_explains_the_largest_of_m
 
 
 def test_the_report_of_a_calibrated_machine_says_which_and_when(tables: Path, tmp_path: Path) -> None:
-    from recshard_lab.sharding.device_profile import DeviceProfile
+    from recshard_lab.sharding.hardware.device_profile import DeviceProfile
 
     profile, html = tmp_path / "machine.json", tmp_path / "plan.html"
     told = {"processor": "Some CPU <4 GHz>"}

@@ -18,7 +18,7 @@ from recshard_lab.launcher import Ranks, launch
 from recshard_lab.planner import Estimate, estimate
 from recshard_lab.planner.replicas import Replicated
 from recshard_lab.sharding import ShardingPlan, Topology, scheme_named, scheme_names
-from recshard_lab.sharding.types import ROUTES
+from recshard_lab.sharding.plan.types import ROUTES
 from tests.lab.plans import many, plan_of, table
 from tests.lab.traffic_jobs import counted_in_2d, counted_steps, even_load, matrices
 

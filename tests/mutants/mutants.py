@@ -40,7 +40,7 @@ MUTANTS = [
     # ---- limits, holes, unequal replicas, dense and data-parallel costs ----
     Mutant(
         "plans: a hole before the first stripe is none",
-        "sharding/tiling.py",
+        "sharding/plan/tiling.py",
         "        at = 0\n        for rect in sorted(rects",
         "        at = min((rect[axis][0] for rect in rects), default=0)\n        for rect in sorted(rects",
         "sharding/test_row_shards.py",
@@ -174,7 +174,7 @@ MUTANTS = [
     ),
     Mutant(
         "plans: the last row shard has as many rows as the others",
-        "sharding/cut.py",
+        "sharding/schemes/even_tiling.py",
         "last = self.num_rows - self.block * (self.num_stripes - 1)",
         "last = self.block",
         "sharding/test_row_shards.py",
@@ -353,21 +353,21 @@ MUTANTS = [
     # ---- plans ----
     Mutant(
         "plans: a rank below 0 is one",
-        "sharding/validate.py",
+        "sharding/plan/validate.py",
         "if not 0 <= shard.rank < world_size:",
         "if not shard.rank < world_size:",
         "sharding/test_row_shards.py",
     ),
     Mutant(
         "plans: replicas may have some columns",
-        "sharding/replicas.py",
+        "sharding/plan/validate.py",
         "if rect[1] != (0, table.embedding_dim):",
         "if False:",
         "sharding/test_row_shards.py",
     ),
     Mutant(
         "plans: true is version 1",
-        "sharding/plan_json.py",
+        "sharding/plan/plan_json.py",
         ' or isinstance(document.get("version"), bool)',
         "",
         "sharding/test_plan.py",

@@ -18,8 +18,8 @@ from recshard_lab.sharding import (
     Topology,
     scheme_named,
 )
-from recshard_lab.sharding.device_profile import PER_OPTIMIZER, DeviceProfile
-from recshard_lab.sharding.topology import DEVICE_DEFAULTS
+from recshard_lab.sharding.hardware.device_profile import PER_OPTIMIZER, DeviceProfile
+from recshard_lab.sharding.hardware.topology import DEVICE_DEFAULTS
 
 OPTIMIZER = "exact_row_wise_adagrad"
 FIGURES: dict[str, Any] = {  # none is zero, so that each can be halved and doubled

@@ -22,7 +22,7 @@ from recshard_lab.sharding import (
     Topology,
     scheme_named,
 )
-from recshard_lab.sharding.row_shares import RowShares
+from recshard_lab.sharding.plan.row_shares import RowShares
 from tests.planner.test_costs_by_hand import bare
 
 M = 1e6  # bytes per ms

@@ -9,7 +9,7 @@ import torch
 
 from recshard_lab import Topology, preset_table
 from recshard_lab.sharding import preset_names
-from recshard_lab.sharding.machines import ALIASES, MACHINES
+from recshard_lab.sharding.hardware.machines import ALIASES, MACHINES
 
 
 @pytest.mark.parametrize("name", preset_names())

@@ -6,8 +6,8 @@ import pytest
 from recshard_lab.embedding.configs import EmbeddingBagConfig
 from recshard_lab.planner import Workload, estimate
 from recshard_lab.sharding import ParameterSharding, PlanError, Shard, ShardingPlan, Topology, scheme_named
-from recshard_lab.sharding.cut import Cut
-from recshard_lab.sharding.tiling import Rect, find_fault
+from recshard_lab.sharding.plan.tiling import Rect, find_fault
+from recshard_lab.sharding.schemes.even_tiling import EvenTiling
 
 TABLE = EmbeddingBagConfig(name="movies", num_embeddings=10, embedding_dim=8, feature_names=["movie"])
 
@@ -58,7 +58,7 @@ def test_the_last_row_shard_has_the_rows_that_are_left(rows: int, ranks: int, ex
     table = EmbeddingBagConfig(name="movies", num_embeddings=rows, embedding_dim=8, feature_names=["movie"])
     made = scheme_named("row_wise").default(table, Topology(ranks))
     assert [(shard.rank, shard.rows) for shard in made.shards] == list(enumerate(expected))
-    cut = Cut(rows, -(-rows // ranks), [8])
+    cut = EvenTiling(rows, -(-rows // ranks), [8])
     assert [span for span, _ in cut] == [cut[i][0] for i in range(len(cut))] == expected
     sizes, of = cut.sizes()
     assert [sizes[k] for k in of] == [(end - start, 8) for start, end in expected]

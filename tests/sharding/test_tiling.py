@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recshard_lab.sharding.tiling import Rect, area, find_fault, intersect
+from recshard_lab.sharding.plan.tiling import Rect, area, find_fault, intersect
 
 PINWHEEL: list[Rect] = [  # no straight cut goes through it
     ((0, 1), (0, 2)),

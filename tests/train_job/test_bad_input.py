@@ -296,7 +296,7 @@ def test_a_plan_for_other_ranks_is_refused_and_one_for_these_runs(tmp_path: Path
 
 
 def test_a_device_profile_beside_the_file_is_what_is_planned_for(tmp_path: Path) -> None:
-    from recshard_lab.sharding.device_profile import DeviceProfile
+    from recshard_lab.sharding.hardware.device_profile import DeviceProfile
 
     for ranks in (1, 3):
         profile = DeviceProfile(ranks, ranks, "cpu", 4, {"launch_ms": 9.0}, {"cpu": "x"}, "2026-01-01")

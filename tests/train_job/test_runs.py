@@ -61,7 +61,7 @@ def test_a_run_killed_at_a_random_step_ends_with_the_weights_of_one_never_killed
     config = config_of(tmp_path, pipeline={"name": pipeline})
     at = random.randrange(1, STEPS)
     killed(2, config, at, victim=random.randrange(2))
-    saved = rs.distributed.checkpoint.read_extra(config["checkpoint"]["path"])["step"] if at > 4 else 0
+    saved = rs.distributed.state.checkpoint.read_extra(config["checkpoint"]["path"])["step"] if at > 4 else 0
     assert at - saved <= 4 + 1
     assert launched(2, config)[0].step == STEPS
     found, told = weights_of(config)

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from recshard_lab.comm import ShardingEnv, agreed, issue_all_to_all
-from recshard_lab.sharding.overlaps import Transfer as Transfer
-from recshard_lab.sharding.overlaps import transfers as transfers
-from recshard_lab.sharding.plan import Shard
-from recshard_lab.sharding.tiling import Rect
+from recshard_lab.sharding.plan.sharding_plan import Shard
+from recshard_lab.sharding.plan.tiling import Rect
+from recshard_lab.sharding.plan.transfers import Transfer as Transfer
+from recshard_lab.sharding.plan.transfers import transfers as transfers
 
 DEFAULT_ROUND_BYTES = 8 * 2**20  # larger ones leave the caches: 1.5 times slower on 4 ranks
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
-from recshard_lab.sharding.plan import ParameterSharding, Shard
+from recshard_lab.sharding.plan.sharding_plan import ParameterSharding, Shard
 
 
 @dataclass(frozen=True)

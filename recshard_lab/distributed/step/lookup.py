@@ -15,7 +15,7 @@ from recshard_lab.distributed.step.layout import Layout, ShardFeature, effective
 from recshard_lab.distributed.step.route_ids import join
 from recshard_lab.embedding import DataType, OptimizerSpec
 from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot, choose_kernel, kernel_named
-from recshard_lab.sharding.shard import DDR
+from recshard_lab.sharding.plan.types import DDR
 from recshard_lab.sparse.ops import complete_cumsum
 
 

@@ -29,8 +29,8 @@ from recshard_lab.lab.widgets.tile_canvas import TileCanvas
 from recshard_lab.launcher import current
 from recshard_lab.planner import Workload, estimate
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, PlanError, Shard, ShardingPlan, Topology, tiling
-from recshard_lab.sharding.shard import DDR, HBM
-from recshard_lab.sharding.tiling import Fault, find_fault
+from recshard_lab.sharding.plan.tiling import Fault, find_fault
+from recshard_lab.sharding.plan.types import DDR, HBM
 
 STEPS = 6
 _LINE = re.compile(

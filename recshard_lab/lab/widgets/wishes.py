@@ -9,7 +9,7 @@ import numpy as np
 from recshard_lab.lab.live_model import LiveModel
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload
 from recshard_lab.sharding import ParameterConstraints, ParameterSharding, ShardingPlan, Topology, row_wise
-from recshard_lab.sharding.shard import HBM
+from recshard_lab.sharding.plan.types import HBM
 
 AS_IT_IS, PLANNED = "as it is", "planner"
 

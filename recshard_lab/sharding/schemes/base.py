@@ -27,12 +27,11 @@ from functools import lru_cache
 from typing import Protocol
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
-from recshard_lab.sharding.constraints import ParameterConstraints
-from recshard_lab.sharding.plan import ParameterSharding
-from recshard_lab.sharding.shard import HBM, PlanError, Shard
-from recshard_lab.sharding.tiling import Rect
-from recshard_lab.sharding.topology import Topology
-from recshard_lab.sharding.validate import nearest
+from recshard_lab.sharding.hardware.topology import Topology
+from recshard_lab.sharding.plan.constraints import ParameterConstraints
+from recshard_lab.sharding.plan.sharding_plan import ParameterSharding
+from recshard_lab.sharding.plan.tiling import Rect
+from recshard_lab.sharding.plan.types import HBM, PlanError, Shard, nearest
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Proposal:
 
     Args:
         scheme: the scheme's name.
-        rects: the rectangles (a tuple, or an even `Cut`), none empty;
+        rects: the rectangles (a tuple, or an even `EvenTiling`), none empty;
             a tiling, or of a replicated scheme the whole table once per rank.
         assignments: where they may go. None: each to any rank (distinct ones where there are enough), otherwise
             alternatives, each with one rank per rectangle.

@@ -11,14 +11,14 @@
 from collections.abc import Iterator, Sequence
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
-from recshard_lab.sharding.constraints import ParameterConstraints
-from recshard_lab.sharding.cut import Cut
-from recshard_lab.sharding.plan import ParameterSharding
+from recshard_lab.sharding.hardware.topology import Topology
+from recshard_lab.sharding.plan.constraints import ParameterConstraints
+from recshard_lab.sharding.plan.sharding_plan import ParameterSharding
+from recshard_lab.sharding.plan.tiling import Rect
+from recshard_lab.sharding.plan.types import PlanError
 from recshard_lab.sharding.schemes.base import Proposal, check_ranks, usable_ranks
+from recshard_lab.sharding.schemes.even_tiling import EvenTiling
 from recshard_lab.sharding.schemes.nodes import asked_for
-from recshard_lab.sharding.shard import PlanError
-from recshard_lab.sharding.tiling import Rect
-from recshard_lab.sharding.topology import Topology
 
 UNIT = 4  # columns; kernels read rows in vectors of four floats, so pieces keep to it where the dim allows
 
@@ -41,9 +41,9 @@ class ColumnWise:
         usable = usable_ranks(topology, constraints)
         count = min(len(usable), most_pieces(table.embedding_dim, least))
         if len(usable) == 1 and asked_for(self.name, constraints):
-            yield Proposal(self.name, Cut(table.num_embeddings, table.num_embeddings, [table.embedding_dim]))
+            yield Proposal(self.name, EvenTiling(table.num_embeddings, table.num_embeddings, [table.embedding_dim]))
         while count >= 2:
-            yield Proposal(self.name, Cut(table.num_embeddings, table.num_embeddings, widths(table, count)))
+            yield Proposal(self.name, EvenTiling(table.num_embeddings, table.num_embeddings, widths(table, count)))
             count //= 2
 
     def default(

@@ -10,13 +10,13 @@
 from collections.abc import Iterator, Sequence
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
-from recshard_lab.sharding.constraints import ParameterConstraints
-from recshard_lab.sharding.plan import ParameterSharding
+from recshard_lab.sharding.hardware.topology import Topology
+from recshard_lab.sharding.plan.constraints import ParameterConstraints
+from recshard_lab.sharding.plan.sharding_plan import ParameterSharding
+from recshard_lab.sharding.plan.tiling import Rect
+from recshard_lab.sharding.plan.types import PlanError
 from recshard_lab.sharding.schemes.base import Proposal, usable_ranks
 from recshard_lab.sharding.schemes.row_wise import first_ranks
-from recshard_lab.sharding.shard import PlanError
-from recshard_lab.sharding.tiling import Rect
-from recshard_lab.sharding.topology import Topology
 
 
 class DataParallel:

@@ -17,14 +17,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
-from recshard_lab.sharding.constraints import ParameterConstraints
-from recshard_lab.sharding.plan import ParameterSharding
+from recshard_lab.sharding.hardware.topology import Topology
+from recshard_lab.sharding.plan.constraints import ParameterConstraints
+from recshard_lab.sharding.plan.sharding_plan import ParameterSharding
+from recshard_lab.sharding.plan.tiling import Rect
+from recshard_lab.sharding.plan.types import DDR, HBM, PlanError
 from recshard_lab.sharding.schemes.base import Proposal, both_memories, check_ranks, usable_ranks
 from recshard_lab.sharding.schemes.nodes import asked_for
 from recshard_lab.sharding.schemes.row_wise import first_ranks, stripes
-from recshard_lab.sharding.shard import DDR, HBM, PlanError
-from recshard_lab.sharding.tiling import Rect
-from recshard_lab.sharding.topology import Topology
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)  # of the lookups, that the hot rows may take
 

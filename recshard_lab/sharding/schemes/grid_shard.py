@@ -14,16 +14,16 @@ import zlib
 from collections.abc import Iterator, Sequence
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
-from recshard_lab.sharding.constraints import ParameterConstraints
-from recshard_lab.sharding.cut import Cut
-from recshard_lab.sharding.plan import ParameterSharding
+from recshard_lab.sharding.hardware.topology import Topology
+from recshard_lab.sharding.plan.constraints import ParameterConstraints
+from recshard_lab.sharding.plan.sharding_plan import ParameterSharding
+from recshard_lab.sharding.plan.tiling import Rect
+from recshard_lab.sharding.plan.types import PlanError
 from recshard_lab.sharding.schemes.base import Proposal, check_ranks
 from recshard_lab.sharding.schemes.column_wise import most_pieces, unit_of, widths
+from recshard_lab.sharding.schemes.even_tiling import EvenTiling
 from recshard_lab.sharding.schemes.nodes import adds_nothing, by_node, merged, usable_by_node, windows
 from recshard_lab.sharding.schemes.row_wise import stripes
-from recshard_lab.sharding.shard import PlanError
-from recshard_lab.sharding.tiling import Rect
-from recshard_lab.sharding.topology import Topology
 
 
 class GridShard:
@@ -47,7 +47,7 @@ class GridShard:
         if len({len(ranks) for ranks in nodes}) == 1:
             rows, block = table.num_embeddings, -(-table.num_embeddings // len(nodes[0]))
             while count >= min(2, len(nodes)):
-                cut = Cut(rows, block, widths(table, count))
+                cut = EvenTiling(rows, block, widths(table, count))
                 yield Proposal(self.name, cut, windows(tuple(nodes), count, cut.num_stripes))
                 count //= 2
             return

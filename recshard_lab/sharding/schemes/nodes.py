@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
-from recshard_lab.sharding.constraints import ParameterConstraints
+from recshard_lab.sharding.hardware.topology import Topology
+from recshard_lab.sharding.plan.constraints import ParameterConstraints
+from recshard_lab.sharding.plan.tiling import Rect
+from recshard_lab.sharding.plan.types import PlanError
 from recshard_lab.sharding.schemes.base import Proposal, check_ranks, usable_ranks
-from recshard_lab.sharding.shard import PlanError
-from recshard_lab.sharding.tiling import Rect
-from recshard_lab.sharding.topology import Topology
 
 
 def adds_nothing(name: str, topology: Topology, constraints: ParameterConstraints | None) -> bool:

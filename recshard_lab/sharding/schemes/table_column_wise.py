@@ -12,11 +12,14 @@
 from collections.abc import Iterator, Sequence
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
-from recshard_lab.sharding.constraints import ParameterConstraints
-from recshard_lab.sharding.cut import Cut
-from recshard_lab.sharding.plan import ParameterSharding
+from recshard_lab.sharding.hardware.topology import Topology
+from recshard_lab.sharding.plan.constraints import ParameterConstraints
+from recshard_lab.sharding.plan.sharding_plan import ParameterSharding
+from recshard_lab.sharding.plan.tiling import Rect
+from recshard_lab.sharding.plan.types import PlanError
 from recshard_lab.sharding.schemes.base import Proposal
 from recshard_lab.sharding.schemes.column_wise import most_pieces, pieces, unit_of, widths
+from recshard_lab.sharding.schemes.even_tiling import EvenTiling
 from recshard_lab.sharding.schemes.nodes import (
     adds_nothing,
     asked_for,
@@ -25,9 +28,6 @@ from recshard_lab.sharding.schemes.nodes import (
     usable_by_node,
     windows,
 )
-from recshard_lab.sharding.shard import PlanError
-from recshard_lab.sharding.tiling import Rect
-from recshard_lab.sharding.topology import Topology
 
 
 class TableColumnWise:
@@ -53,7 +53,7 @@ class TableColumnWise:
         if len({len(ranks) for ranks in nodes}) == 1 and not by_name:
             count = min(len(nodes[0]), most)
             if count >= 2:
-                cut = Cut(table.num_embeddings, table.num_embeddings, widths(table, count))
+                cut = EvenTiling(table.num_embeddings, table.num_embeddings, widths(table, count))
                 fill = windows(nodes, 1, count) if 2 * count > len(nodes[0]) else None
                 if fill is not None:
                     yield Proposal(self.name, cut, fill)

@@ -12,13 +12,13 @@
 from collections.abc import Iterator, Sequence
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
-from recshard_lab.sharding.constraints import ParameterConstraints
-from recshard_lab.sharding.cut import Cut
-from recshard_lab.sharding.plan import ParameterSharding
+from recshard_lab.sharding.hardware.topology import Topology
+from recshard_lab.sharding.plan.constraints import ParameterConstraints
+from recshard_lab.sharding.plan.sharding_plan import ParameterSharding
 from recshard_lab.sharding.schemes.base import Proposal
+from recshard_lab.sharding.schemes.even_tiling import EvenTiling
 from recshard_lab.sharding.schemes.nodes import adds_nothing, merged, ranks_of_one_node, usable_by_node, windows
 from recshard_lab.sharding.schemes.row_wise import stripes
-from recshard_lab.sharding.topology import Topology
 
 
 class TableRowWise:
@@ -37,7 +37,7 @@ class TableRowWise:
         rows, cols = table.num_embeddings, table.embedding_dim
         nodes = tuple(usable_by_node(topology, constraints))
         if len({len(ranks) for ranks in nodes}) == 1:
-            cut = Cut(rows, -(-rows // len(nodes[0])), [cols])
+            cut = EvenTiling(rows, -(-rows // len(nodes[0])), [cols])
             yield Proposal(self.name, cut, windows(nodes, 1, len(cut)))
             return
         ways = []

@@ -41,7 +41,7 @@ from recshard_lab.documents import Document, read_document, with_fix
 from recshard_lab.embedding import EmbOptimType, OptimizerSpec
 from recshard_lab.planner.cost_models import COST_MODELS
 from recshard_lab.planner.planner import SOLVERS
-from recshard_lab.sharding.validate import nearest
+from recshard_lab.sharding.plan.types import nearest
 from recshard_lab.train.job.tables import check_settings
 from recshard_lab.train.pipelines.registry import check_pipeline
 

@@ -11,7 +11,7 @@ import torch
 from recshard_lab.data import Batch, SampleSource
 from recshard_lab.data.batch import Samples
 from recshard_lab.planner import tables_of
-from recshard_lab.sharding.validate import nearest
+from recshard_lab.sharding.plan.types import nearest
 
 
 class CheckedSource:

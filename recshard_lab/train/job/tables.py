@@ -8,7 +8,7 @@ from typing import Any
 
 from recshard_lab.embedding import DataType, EmbeddingBagConfig, PoolingType
 from recshard_lab.models import model_named, settings_of
-from recshard_lab.sharding.validate import nearest
+from recshard_lab.sharding.plan.types import nearest
 
 TABLE_SETTINGS = ("embedding_dim", "pooling", "init_max", "data_type", "tables")
 _OF_A_TABLE = ("num_embeddings", "embedding_dim", "data_type", "pooling", "init_max")

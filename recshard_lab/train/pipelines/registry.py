@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recshard_lab.sharding.validate import nearest
+from recshard_lab.sharding.plan.types import nearest
 from recshard_lab.train.pipelines.base import Pipeline
 from recshard_lab.train.pipelines.semi_sync import TrainPipelineSemiSync
 from recshard_lab.train.pipelines.train import (

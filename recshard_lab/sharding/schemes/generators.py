@@ -9,18 +9,18 @@ from typing import TypeAlias
 
 from recshard_lab.arguments import checks_arguments, names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
-from recshard_lab.sharding.plan import ParameterSharding
+from recshard_lab.sharding.hardware.topology import Topology
+from recshard_lab.sharding.plan.sharding_plan import ParameterSharding
+from recshard_lab.sharding.plan.tiling import Span
+from recshard_lab.sharding.plan.types import PlanError, Shard
+from recshard_lab.sharding.plan.validate import check_shards
 from recshard_lab.sharding.schemes import scheme_named
 from recshard_lab.sharding.schemes.base import Proposal, check_ranks
 from recshard_lab.sharding.schemes.column_wise import most_pieces, pieces
 from recshard_lab.sharding.schemes.flex_shard import default_hot_rows, hot_and_cold
 from recshard_lab.sharding.schemes.grid_shard import checkerboard
 from recshard_lab.sharding.schemes.nodes import ranks_of_host
-from recshard_lab.sharding.shard import PlanError, Shard
-from recshard_lab.sharding.tiling import Span
-from recshard_lab.sharding.topology import Topology
-from recshard_lab.sharding.uneven import bucket_sizes, sizes_between, stripes_of, sums_to
-from recshard_lab.sharding.validate import check_shards
+from recshard_lab.sharding.schemes.row_wise import bucket_sizes, sizes_between, stripes_of, sums_to
 
 ParameterShardingGenerator: TypeAlias = Callable[[BaseEmbeddingConfig, Topology], ParameterSharding]
 _Where: TypeAlias = Callable[[BaseEmbeddingConfig, Topology], Sequence[int]]

@@ -6,8 +6,8 @@ Where a source is replicated, each target takes the copy that lies nearest.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recshard_lab.sharding.shard import Shard
-from recshard_lab.sharding.tiling import Rect, intersect
+from recshard_lab.sharding.plan.tiling import Rect, intersect
+from recshard_lab.sharding.plan.types import Shard
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ def transfers(sources: Sequence[Shard], targets: Sequence[Shard]) -> list[Transf
     return found
 
 
-def travelling(sources: Sequence[Shard], targets: Sequence[Shard]) -> int:
+def num_moved_elements(sources: Sequence[Shard], targets: Sequence[Shard]) -> int:
     """Cells that go from one rank to another; what its own rank holds already does not.
 
-    >>> travelling([Shard(0, (0, 10), (0, 4))], [Shard(0, (0, 10), (0, 2)), Shard(1, (0, 10), (2, 4))])
+    >>> num_moved_elements([Shard(0, (0, 10), (0, 4))], [Shard(0, (0, 10), (0, 2)), Shard(1, (0, 10), (2, 4))])
     20
     """
     return sum(

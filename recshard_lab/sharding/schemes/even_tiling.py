@@ -14,16 +14,16 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from recshard_lab.sharding.tiling import Rect
+from recshard_lab.sharding.plan.tiling import Rect
 
 Sizes = tuple[list[tuple[int, int]], NDArray[np.intp]]
 """The c sizes (rows, columns) that occur, and ``[n]`` the size of each rectangle."""
 
 
-class Cut(Sequence[Rect]):
+class EvenTiling(Sequence[Rect]):
     """Stripes of `block` rows (the last may be shorter) in each of the column pieces, piece after piece.
 
-    >>> cut = Cut(10, 4, [2, 3])
+    >>> cut = EvenTiling(10, 4, [2, 3])
     >>> list(cut)[:3], cut[3] == ((0, 4), (2, 5)), len(cut)
     ([((0, 4), (0, 2)), ((4, 8), (0, 2)), ((8, 10), (0, 2))], True, 6)
     >>> cut.sizes()[0]
@@ -60,7 +60,7 @@ class Cut(Sequence[Rect]):
                 yield span, cols
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Cut):
+        if isinstance(other, EvenTiling):
             same = (self.num_rows, self.block, self.widths) == (other.num_rows, other.block, other.widths)
             return same or tuple(self) == tuple(other)
         return isinstance(other, tuple) and tuple(self) == other
@@ -69,7 +69,7 @@ class Cut(Sequence[Rect]):
         return hash(tuple(self))
 
     def __repr__(self) -> str:
-        return f"Cut({self.num_rows}, {self.block}, {list(self.widths)})"
+        return f"EvenTiling({self.num_rows}, {self.block}, {list(self.widths)})"
 
     def sizes(self) -> Sizes:
         """The sizes that occur, and the size of each rectangle."""
@@ -102,7 +102,7 @@ def sizes_of(rects: Sequence[Rect]) -> Sizes:
     >>> sizes_of([((0, 5), (0, 4)), ((5, 10), (0, 4)), ((10, 12), (0, 4))])
     ([(5, 4), (2, 4)], array([0, 0, 1]))
     """
-    if isinstance(rects, Cut):
+    if isinstance(rects, EvenTiling):
         return rects.sizes()
     if rects and rects[0] == rects[-1]:  # replicas
         (r0, r1), (c0, c1) = rects[0]

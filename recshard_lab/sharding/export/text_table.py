@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from recshard_lab.sharding.replicas import replica_flags
-from recshard_lab.sharding.shard import DDR, Shard
+from recshard_lab.sharding.plan.types import DDR, Shard
+from recshard_lab.sharding.plan.validate import replica_flags
 
 if TYPE_CHECKING:
-    from recshard_lab.sharding.plan import ShardingPlan
+    from recshard_lab.sharding.plan.sharding_plan import ShardingPlan
 
 WIDTH = 100
 _HEADER = ("table", "size", "scheme", "kernel", "ranks", "route", "shards")

@@ -10,11 +10,10 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, EmbeddingBagConfig
-from recshard_lab.sharding.shard import PlanError
-from recshard_lab.sharding.validate import nearest
+from recshard_lab.sharding.plan.types import PlanError, nearest
 
 if TYPE_CHECKING:
-    from recshard_lab.sharding.plan import ShardingPlan
+    from recshard_lab.sharding.plan.sharding_plan import ShardingPlan
 
 BAGS, ROWS = "bags", "rows"  # where the script's own model keeps its collections
 
@@ -126,7 +125,7 @@ def _sharders(tables: Mapping[str, Sequence[BaseEmbeddingConfig]]) -> str:
 
 
 def _at_own_paths(plan: "ShardingPlan", tables: Mapping[str, Sequence[BaseEmbeddingConfig]]) -> "ShardingPlan":
-    from recshard_lab.sharding.plan import EmbeddingModuleShardingPlan, ShardingPlan
+    from recshard_lab.sharding.plan.sharding_plan import EmbeddingModuleShardingPlan, ShardingPlan
 
     found: dict[str, EmbeddingModuleShardingPlan] = {}
     for path, own in tables.items():
@@ -211,7 +210,7 @@ def _live_model(live: Live) -> str:
 
 def _resets(module: Any) -> bool:
     """Whether every part with weights can draw them, which a model on meta must."""
-    from recshard_lab.sharding.module_plan import configs_of
+    from recshard_lab.sharding.schemes.module_plan import configs_of
 
     def can(part: Any) -> bool:
         own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
@@ -376,3 +375,35 @@ def main() -> None:
 if __name__ == "__main__":
     main()
 '''
+
+
+_SHELL = """#!/usr/bin/env bash
+# Trains under a sharding plan with torchrun: bash THIS_FILE --steps 100. Written by recshard_lab.
+{about}set -euo pipefail
+script=$(mktemp -d)/train.py
+trap 'rm -rf "$(dirname "$script")"' EXIT
+cat >"$script" <<'END_OF_RECSHARD_SCRIPT'
+{script}
+END_OF_RECSHARD_SCRIPT
+{command} "$script" "$@"
+"""
+_NODES = "# On every node, with the first one's name and a free port: RENDEZVOUS=host:29400 bash THIS_FILE\n"
+
+
+def shell_of(script: str, world_size: int, local_world_size: int) -> str:
+    """The text of a shell file that runs a script, as `ShardingPlan.to_script` writes it, on so many ranks.
+
+    Args:
+        script: the text of the Python file.
+        world_size: ranks W.
+        local_world_size: ranks of one node; where there are several nodes, the file is started on each.
+
+    >>> "torchrun --nproc-per-node 2" in shell_of("pass", 2, 2)
+    True
+    """
+    nodes = world_size // local_world_size
+    command, about = f"torchrun --nproc-per-node {local_world_size}", ""
+    if nodes > 1:
+        about = _NODES
+        command += f' --nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint "${{RENDEZVOUS:?host:port of one node}}"'
+    return _SHELL.format(about=about, script=script.rstrip("\n"), command=command)

@@ -14,8 +14,17 @@ from typing import Any
 
 from recshard_lab.arguments import shown
 from recshard_lab.documents import json_content, with_fix
-from recshard_lab.sharding.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
-from recshard_lab.sharding.shard import DDR, HBM, PlanError, Shard
+from recshard_lab.sharding.plan.sharding_plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+from recshard_lab.sharding.plan.types import (
+    DDR,
+    HBM,
+    ROUTES,
+    TIERS,
+    EmbeddingComputeKernel,
+    PlanError,
+    Shard,
+    ShardingType,
+)
 
 SCHEMA = "recshard_lab.sharding_plan"
 VERSION = 1
@@ -118,3 +127,56 @@ def _fields(entry: dict[str, Any], expected: tuple[str, ...], where: str, option
         if name not in (*expected, *optional):
             known = ", ".join((*expected, *optional))
             raise PlanError(f"{where} has an unknown field {name!r:.80}; known: {known}")
+
+
+def plan_schema() -> dict[str, Any]:
+    """The schema as plain data.
+
+    >>> plan_schema()["properties"]["schema"]
+    {'const': 'recshard_lab.sharding_plan'}
+    """
+    whole = {"type": "integer", "minimum": 0}
+    kernels = ", ".join(kernel.value for kernel in EmbeddingComputeKernel)
+    schemes = ", ".join(scheme.value for scheme in ShardingType)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "recshard_lab sharding plan",
+        "description": "Every table of a model as rectangles, rows by columns on a rank.",
+        "type": "object",
+        "required": ["schema", "version", "modules"],
+        "additionalProperties": False,
+        "properties": {
+            "schema": {"const": SCHEMA},
+            "version": {"const": VERSION},
+            "modules": {
+                "description": "Path of a collection inside the model ('' is the model itself) -> its tables.",
+                "type": "object",
+                "additionalProperties": {"type": "object", "additionalProperties": {"$ref": "#/$defs/sharding"}},
+            },
+        },
+        "$defs": {
+            "sharding": {
+                "description": "How one table is cut and where the pieces go.",
+                "type": "object",
+                "required": ["sharding_type", "compute_kernel", "ranks", "shards"],
+                "additionalProperties": False,
+                "properties": {
+                    "sharding_type": {"description": f"{schemes}, or a name of one's own.", "type": "string"},
+                    "compute_kernel": {"description": f"One of {kernels}.", "type": "string"},
+                    "ranks": {"description": "Those that take part.", "type": ["array", "null"], "items": whole},
+                    "shards": {"type": "array", "items": {"$ref": "#/$defs/shard"}},
+                    "route": {"description": "How its rows come home; left out: direct.", "enum": list(ROUTES)},
+                },
+                "if": {"properties": {"sharding_type": {"const": ShardingType.DATA_PARALLEL.value}}},
+                "then": {"properties": {"route": {"const": "direct"}}},
+            },
+            "shard": {
+                "description": "[rank, r0, r1, c0, c1]: rows [r0, r1) and columns [c0, c1) on a rank; then its memory.",
+                "type": "array",
+                "prefixItems": [whole] * 5,
+                "items": {"enum": list(TIERS)},
+                "minItems": 5,
+                "maxItems": 6,
+            },
+        },
+    }

@@ -6,11 +6,10 @@ from typing import Any
 
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
-from recshard_lab.sharding.generators import ParameterShardingGenerator
-from recshard_lab.sharding.plan import EmbeddingModuleShardingPlan, ShardingPlan
-from recshard_lab.sharding.shard import PlanError
-from recshard_lab.sharding.topology import Topology
-from recshard_lab.sharding.validate import nearest
+from recshard_lab.sharding.hardware.topology import Topology
+from recshard_lab.sharding.plan.sharding_plan import EmbeddingModuleShardingPlan, ShardingPlan
+from recshard_lab.sharding.plan.types import PlanError, nearest
+from recshard_lab.sharding.schemes.generators import ParameterShardingGenerator
 
 
 @names_wrong_arguments

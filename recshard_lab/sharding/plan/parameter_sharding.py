@@ -8,10 +8,16 @@ from typing import Any
 
 from recshard_lab.arguments import names_wrong_arguments, shown
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
-from recshard_lab.sharding.replicas import replica_flags, replicas_of
-from recshard_lab.sharding.shard import DDR, PlanError, Shard
-from recshard_lab.sharding.types import EmbeddingComputeKernel, ShardingType, check_route
-from recshard_lab.sharding.validate import nearest, shards_in
+from recshard_lab.sharding.plan.types import (
+    DDR,
+    EmbeddingComputeKernel,
+    PlanError,
+    Shard,
+    ShardingType,
+    check_route,
+    nearest,
+)
+from recshard_lab.sharding.plan.validate import replica_flags, replicas_of, shards_in
 
 KERNELS = tuple(kernel.value for kernel in EmbeddingComputeKernel)
 
@@ -60,8 +66,6 @@ class ParameterSharding:
         if sharding_spec is not None:
             if shards:
                 raise PlanError("give shards or sharding_spec, not both")
-            from recshard_lab.sharding.torch_spec import shards_from_spec
-
             shards = shards_from_spec(sharding_spec)
         found = list(dict.fromkeys(shard.rank for shard in shards))
         if ranks is not None:
@@ -123,8 +127,6 @@ class ParameterSharding:
         Raises:
             PlanError: some rows are replicated and others are not, which such a spec cannot say.
         """
-        from recshard_lab.sharding.torch_spec import spec_from_shards
-
         if self.partly_replicated:
             raise PlanError(
                 f"a {self.sharding_type} table with replicas of some rows has no EnumerableShardingSpec, whose shards "
@@ -151,8 +153,8 @@ class ParameterSharding:
                 )
             shards = replicas_of(table, world_size)
             return ParameterSharding(self.sharding_type, self.compute_kernel, shards=shards)
+        from recshard_lab.sharding.hardware.topology import Topology
         from recshard_lab.sharding.schemes import scheme_named
-        from recshard_lab.sharding.topology import Topology
 
         topology = Topology(world_size, local_world_size=local_world_size or world_size)
         made = scheme_named(self.sharding_type).default(table, topology, self.ranks)
@@ -170,3 +172,42 @@ class ParameterSharding:
         if self.replicated:
             return self
         return ParameterSharding(self.sharding_type, self.compute_kernel, self.ranks, shards=self.shards, route=route)
+
+
+def shards_from_spec(spec: Any) -> tuple[Shard, ...]:
+    """The rectangles of an ``EnumerableShardingSpec`` (anything with ``.shards`` of torch's ``ShardMetadata``).
+
+    Raises:
+        PlanError: another kind of spec, a shard that is not two-dimensional or has no rank.
+    """
+    pieces = getattr(spec, "shards", None)
+    if pieces is None:
+        raise PlanError(f"sharding_spec must be an EnumerableShardingSpec, got {type(spec).__name__}")
+    found = []
+    for piece in pieces:
+        if len(piece.shard_offsets) != 2:
+            raise PlanError(f"sharding_spec has a shard of {len(piece.shard_offsets)} dimensions, expected 2")
+        rank = piece.placement.rank() if piece.placement is not None else None
+        if rank is None:
+            raise PlanError(f"sharding_spec places a shard on {piece.placement!r}, expected 'rank:k/device'")
+        (r0, c0), (rows, cols) = piece.shard_offsets, piece.shard_sizes
+        if rows and cols:  # TorchRec writes ranks without rows as empty shards
+            found.append(Shard(int(rank), (int(r0), int(r0 + rows)), (int(c0), int(c0 + cols))))
+    return tuple(found)
+
+
+def spec_from_shards(shards: Sequence[Shard], device: str = "cpu") -> Any:
+    """An ``EnumerableShardingSpec`` of these rectangles."""
+    from torch.distributed._shard.metadata import ShardMetadata
+    from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
+
+    return EnumerableShardingSpec(
+        [
+            ShardMetadata(
+                shard_offsets=[shard.rows[0], shard.cols[0]],
+                shard_sizes=[shard.num_rows, shard.num_cols],
+                placement=f"rank:{shard.rank}/{device}",
+            )
+            for shard in shards
+        ]
+    )

@@ -1,13 +1,18 @@
-"""Says whether the shards of one table are a tiling of it, in words and a fix."""
+"""Checks that the shards of one table tile it; errors name the fault and a fix.
 
+Identical rectangles on every rank are replicas. A replicated rectangle is stored on each rank exactly once and has all
+columns. All rows of a table may be replicated (data-parallel), or some of them (the hottest, as in FlexShard).
+
+Shape letters: W ranks.
+"""
+
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from numbers import Integral
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
-from recshard_lab.sharding.replicas import check_whole_replicas, without_copies
-from recshard_lab.sharding.shard import TIERS, PlanError, Shard, rect_text
-from recshard_lab.sharding.tiling import Rect, find_fault
-from recshard_lab.sharding.types import nearest as nearest
+from recshard_lab.sharding.plan.tiling import Rect, find_fault
+from recshard_lab.sharding.plan.types import TIERS, PlanError, Shard, rect_text
 
 
 def check_shards(table: BaseEmbeddingConfig, shards: Sequence[Shard], replicated: bool, world_size: int) -> None:
@@ -103,3 +108,77 @@ def _fix_text(shards: Sequence[Shard], pieces: tuple[int, ...], fix: Rect | None
         return f"remove the shard {shards[pieces[0]]}"
     (r0, r1), (c0, c1) = rect
     return f"add Shard(rank=..., rows=({r0}, {r1}), cols=({c0}, {c1}))"
+
+
+def replica_flags(rects: Sequence[Rect]) -> tuple[bool, ...]:
+    """For each rectangle whether another one is equal to it.
+
+    >>> replica_flags([((0, 5), (0, 4)), ((0, 5), (0, 4)), ((5, 10), (0, 4))])
+    (True, True, False)
+    """
+    times = Counter(rects)
+    if len(times) == len(rects):
+        return (False,) * len(rects)
+    return tuple(times[rect] > 1 for rect in rects)
+
+
+def replicas_of(table: BaseEmbeddingConfig, world_size: int) -> list[Shard]:
+    """The whole table on every rank."""
+    return [Shard(rank, (0, table.num_embeddings), (0, table.embedding_dim)) for rank in range(world_size)]
+
+
+def check_whole_replicas(where: str, table: BaseEmbeddingConfig, shards: Sequence[Shard], world_size: int) -> None:
+    """Refuses a data-parallel table that is not whole on every rank."""
+    whole: Rect = ((0, table.num_embeddings), (0, table.embedding_dim))
+    for shard in shards:
+        if shard.rect != whole:
+            raise PlanError(
+                f"{where} is data_parallel, but rank {shard.rank} holds only {rect_text(shard.rect)}. "
+                f"Fix: make it {rect_text(whole)}, or name another sharding_type"
+            )
+    what = _fault(shards, world_size)
+    if what is not None:
+        raise PlanError(
+            f"{where} is data_parallel over {world_size} ranks, but {what}. Fix: exactly one shard "
+            f"{rect_text(whole)} on each of ranks 0 to {world_size - 1}"
+        )
+
+
+def without_copies(where: str, table: BaseEmbeddingConfig, shards: Sequence[Shard], world_size: int) -> list[int]:
+    """Positions of the shards that must tile the table: of a replica only the first.
+
+    Raises:
+        PlanError: a replica that does not lie on every rank once, or has not all columns.
+    """
+    flags = replica_flags([shard.rect for shard in shards])
+    if not any(flags):
+        return list(range(len(shards)))
+    first: dict[Rect, list[int]] = {}
+    for position, shard in enumerate(shards):
+        first.setdefault(shard.rect, []).append(position)
+    for rect, members in first.items():
+        if len(members) == 1:
+            continue
+        text = rect_text(rect)
+        what = _fault([shards[position] for position in members], world_size)
+        if what is not None:
+            ranks = " and ".join(str(shards[position].rank) for position in members[:2])
+            raise PlanError(
+                f"{where}: shards on ranks {ranks} overlap in {text}, and replicas they are not: {what}. Fix: "
+                f"remove the shard {shards[members[1]]}, or put {text} on each of ranks 0 to {world_size - 1} once"
+            )
+        if rect[1] != (0, table.embedding_dim):
+            raise PlanError(
+                f"{where}: {text} lies on every rank, but replicas are whole rows. Fix: make them cols "
+                f"[0, {table.embedding_dim})"
+            )
+    return sorted(members[0] for members in first.values())
+
+
+def _fault(replicas: Sequence[Shard], world_size: int) -> str | None:
+    holders = sorted(shard.rank for shard in replicas)
+    if holders == list(range(world_size)):
+        return None
+    twice = [rank for rank in holders if holders.count(rank) > 1]
+    missing = [rank for rank in range(world_size) if rank not in holders]
+    return f"rank {twice[0]} holds it twice" if twice else f"rank {missing[0]} holds no replica"

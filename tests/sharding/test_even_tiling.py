@@ -4,13 +4,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recshard_lab.sharding.cut import Cut, sizes_of
-from recshard_lab.sharding.tiling import find_fault
+from recshard_lab.sharding.plan.tiling import find_fault
+from recshard_lab.sharding.schemes.even_tiling import EvenTiling, sizes_of
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.lists(st.integers(1, 9), min_size=1, max_size=5))
 def test_a_cut_is_a_tiling_and_a_sequence(num_rows: int, block: int, widths: list[int]) -> None:
-    cut = Cut(num_rows, block, widths)
+    cut = EvenTiling(num_rows, block, widths)
     rects = tuple(cut)
     assert find_fault(rects, num_rows, sum(widths)) is None
     assert rects == tuple(cut[i] for i in range(len(cut)))

@@ -19,13 +19,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
-from recshard_lab.sharding.asked import known
-from recshard_lab.sharding.exports import Exported
-from recshard_lab.sharding.parameter_sharding import ParameterSharding as ParameterSharding
-from recshard_lab.sharding.shard import PlanError as PlanError
-from recshard_lab.sharding.shard import Shard as Shard
-from recshard_lab.sharding.types import ShardingType
-from recshard_lab.sharding.validate import check_shards, check_spans, nearest
+from recshard_lab.sharding.plan.parameter_sharding import ParameterSharding as ParameterSharding
+from recshard_lab.sharding.plan.types import PlanError as PlanError
+from recshard_lab.sharding.plan.types import Shard as Shard
+from recshard_lab.sharding.plan.types import ShardingType, nearest
+from recshard_lab.sharding.plan.validate import check_shards, check_spans
 
 if TYPE_CHECKING:
     from recshard_lab.planner.answers import Explained, PlanDiff, WhyNot
@@ -56,7 +54,7 @@ class EmbeddingModuleShardingPlan(dict[str, ParameterSharding]):
 
 @names_wrong_arguments
 @dataclass
-class ShardingPlan(Exported):
+class ShardingPlan:
     """The plan of a model: module path -> plan of that collection. The root module's path is ``""``.
 
     Attributes:
@@ -190,7 +188,7 @@ class ShardingPlan(Exported):
         >>> late = ParameterSharding("row_wise", shards=[Shard(0, (5, 50), (0, 8)), Shard(1, (50, 100), (0, 8))])
         >>> ShardingPlan({"": {"movies": late}}).validate(None, world_size=2)
         Traceback (most recent call last):
-        recshard_lab.sharding.shard.PlanError: table 'movies' (100 x 8): no shard covers rows [0, 5) x cols [0, 8)...
+        recshard_lab.sharding.plan.types.PlanError: table 'movies' (100 x 8): no shard covers rows [0, 5) x cols [0, ...
         """
         for config, sharding in self._sized() if tables is None else self.pairs(tables):
             check_shards(config, sharding.shards, sharding.sharding_type == ShardingType.DATA_PARALLEL, world_size)
@@ -242,7 +240,7 @@ class ShardingPlan(Exported):
         Raises:
             PlanError: no such table; no planner made this plan, and none is given.
         """
-        return known(self, planner, tables).explain(self, table)
+        return _planned(self, planner, tables).explain(self, table)
 
     @names_wrong_arguments
     def diff(self, other: "ShardingPlan", *, planner: Any = None, tables: Tables | None = None) -> "PlanDiff":
@@ -259,7 +257,7 @@ class ShardingPlan(Exported):
         if not isinstance(other, ShardingPlan):
             raise PlanError(f"diff takes another ShardingPlan, got {other!r}")
         asked = self if planner is not None or self.planned is not None or other.planned is None else other
-        mine = known(asked, planner, tables)
+        mine = _planned(asked, planner, tables)
         return mine.diff(self, other, other.planned or mine)
 
     @names_wrong_arguments
@@ -273,7 +271,68 @@ class ShardingPlan(Exported):
         Raises:
             PlanError: no such table or scheme; no planner made this plan, and none is given.
         """
-        return known(self, planner, tables).why_not(self, wishes)
+        return _planned(self, planner, tables).why_not(self, wishes)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """This plan as JSON with a schema version; `from_json` gives back an equal plan."""
+        from recshard_lab.sharding.plan.plan_json import dumps
+
+        return dumps(self, indent)
+
+    @staticmethod
+    def json_schema() -> dict[str, Any]:
+        """The JSON Schema (draft 2020-12) of what `to_json` writes, as plain data.
+
+        >>> ShardingPlan.json_schema()["title"]
+        'recshard_lab sharding plan'
+        """
+        from recshard_lab.sharding.plan.plan_json import plan_schema
+
+        return plan_schema()
+
+    @names_wrong_arguments
+    def to_torchrec(
+        self,
+        world_size: int | None = None,
+        local_world_size: int | None = None,
+        device_type: str = "cpu",
+        paths: Mapping[str, str] | None = None,
+    ) -> Any:
+        """The same plan as an installed TorchRec's ``ShardingPlan``; see `recshard_lab.compat.plans.to_torchrec`.
+
+        Raises:
+            PlanError: a table whose rectangles TorchRec would not run as they are, by name, with a fix.
+            ImportError: TorchRec is not installed.
+        """
+        from recshard_lab.compat.plans import to_torchrec
+
+        return to_torchrec(self, world_size, local_world_size, device_type, paths)
+
+    @names_wrong_arguments
+    def to_script(self, model: str | None = None, *, planner: Any = None, tables: Tables | None = None) -> str:
+        """A script for ``torchrun`` that trains under this plan, as one file to be run and then edited.
+
+        Its tables, batch size and optimizer are those it was planned for; its batches are random.
+
+        Args:
+            model: ``package.module:factory`` or ``path/file.py:factory`` of the model that was planned for; left out,
+                the script brings a small model of its own over the same tables.
+            planner, tables: as for `explain`.
+
+        Returns:
+            The script's text.
+
+        Raises:
+            PlanError: no planner made this plan, and none is given; a table with an ``init_fn``, or a model whose
+                ``forward`` takes what a script cannot make.
+
+        >>> from recshard_lab import EmbeddingBagConfig, EmbeddingShardingPlanner, Topology
+        >>> table = EmbeddingBagConfig(100, 8, name="movies", feature_names=["seen"])
+        >>> plan = EmbeddingShardingPlanner(Topology(2)).plan_tables([table])
+        >>> plan.to_script().splitlines()[0][3:]
+        'Trains 1 table under a plan for 2 ranks. Written by recshard_lab, to be edited.'
+        """
+        return _planned(self, planner, tables).script(self, model)
 
     @classmethod
     @names_wrong_arguments
@@ -283,13 +342,13 @@ class ShardingPlan(Exported):
         Raises:
             PlanError: not JSON, another schema or version, a field missing, unknown or of the wrong type, by name.
         """
-        from recshard_lab.sharding.plan_json import loads
+        from recshard_lab.sharding.plan.plan_json import loads
 
         return loads(text)
 
     def show(self) -> str:
         """The plan as a text table of at most 100 columns."""
-        from recshard_lab.sharding.show import text_table
+        from recshard_lab.sharding.export.text_table import text_table
 
         return text_table(self)
 
@@ -297,6 +356,25 @@ class ShardingPlan(Exported):
         return self.show()
 
     def _repr_html_(self) -> str:
-        from recshard_lab.sharding.show import html_table
+        from recshard_lab.sharding.export.text_table import html_table
 
         return html_table(self)
+
+
+def _planned(plan: ShardingPlan, planner: Any, tables: Tables | None) -> "Planned":
+    """What `planner` knows of a plan, or the one that made it.
+
+    Raises:
+        PlanError: no planner made it and none is given.
+    """
+    if planner is not None:
+        if not callable(getattr(planner, "knows", None)):
+            raise PlanError(f"planner must be an EmbeddingShardingPlanner, got {planner!r}")
+        found: Planned = planner.knows(plan, tables)
+        return found
+    if plan.planned is None:
+        raise PlanError(
+            "no planner made this plan, so nothing is known of its tables, ranks and batches. Fix: pass "
+            "planner=EmbeddingShardingPlanner(...), tables=[...]"
+        )
+    return plan.planned

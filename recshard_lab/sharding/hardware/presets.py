@@ -10,7 +10,15 @@ from typing import Any
 
 from recshard_lab.arguments import checks_arguments
 from recshard_lab.cores import usable_cores
-from recshard_lab.sharding.machines import ALIASES, ASSUMED, MACHINES, TFLOPS, Machine, Published, machine_of_gpu
+from recshard_lab.sharding.hardware.machines import (
+    ALIASES,
+    ASSUMED,
+    MACHINES,
+    TFLOPS,
+    Machine,
+    Published,
+    machine_of_gpu,
+)
 
 THIS = "this"
 _WIDTH = 100
@@ -189,7 +197,7 @@ def _details(machines: Sequence[Machine]) -> str:
             if figure.share != 1:
                 words = _sentence(f"share {figure.share:g}", figure.share_source)
                 lines += wrap(words, _WIDTH, initial_indent=" " * 19, subsequent_indent=" " * 21)
-        lines.append("  everything else  the defaults of its device, see recshard_lab.sharding.topology")
+        lines.append("  everything else  the defaults of its device, see recshard_lab.sharding.hardware.topology")
     return "\n".join(lines)
 
 

@@ -280,7 +280,7 @@ class Topology:
         >>> top.num_nodes, top.hbm_cap, top.reserve_fraction
         (8, 80000000000, 0.2)
         """
-        from recshard_lab.sharding.presets import preset_arguments
+        from recshard_lab.sharding.hardware.presets import preset_arguments
 
         known = [spec.name for spec in fields(cls)]
         for key in figures:
@@ -301,7 +301,7 @@ class Topology:
         Raises:
             ValueError: no profile, one of another version, other ranks than were measured.
         """
-        from recshard_lab.sharding.device_profile import DeviceProfile
+        from recshard_lab.sharding.hardware.device_profile import DeviceProfile
 
         return DeviceProfile.load(path).topology(**figures)  # type: ignore[arg-type]
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recshard_lab.arguments import checks_arguments, names_wrong_arguments
-from recshard_lab.sharding.shard import PlanError
+from recshard_lab.sharding.plan.types import PlanError
 
 Array = NDArray[np.float64]
 

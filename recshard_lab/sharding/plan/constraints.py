@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from recshard_lab.arguments import names_wrong_arguments, shown
-from recshard_lab.sharding.row_shares import RowShares
-from recshard_lab.sharding.shard import Shard
-from recshard_lab.sharding.types import EmbeddingComputeKernel, check_route
-from recshard_lab.sharding.validate import shards_in
+from recshard_lab.sharding.plan.row_shares import RowShares
+from recshard_lab.sharding.plan.types import EmbeddingComputeKernel, Shard, check_route
+from recshard_lab.sharding.plan.validate import shards_in
 
 
 @names_wrong_arguments

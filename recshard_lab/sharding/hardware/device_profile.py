@@ -15,7 +15,7 @@ from typing import Any
 
 from recshard_lab.arguments import checks_arguments, names_wrong_arguments
 from recshard_lab.documents import json_content, read_text, with_fix
-from recshard_lab.sharding.topology import DEVICE_DEFAULTS, Topology
+from recshard_lab.sharding.hardware.topology import DEVICE_DEFAULTS, Topology
 
 FORMAT, VERSION = "recshard_lab device profile", 2
 PER_OPTIMIZER = ("update_cost", "update_id_ns", "update_row_ns")

@@ -1,0 +1,125 @@
+"""What a plan is made of: shards, the names of schemes and kernels, and the error of an invalid plan.
+
+Names are spelled as TorchRec spells them. They are strings: ``ShardingType.ROW_WISE`` and ``"row_wise"`` are equal.
+A scheme that you register under another name needs no entry here.
+"""
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum, unique
+
+from recshard_lab.sharding.plan.tiling import Rect
+
+
+class PlanError(ValueError):
+    """A plan that cannot be: it leaves a hole, overlaps, names an unknown table or rank, or does not fit."""
+
+
+HBM, DDR = "hbm", "ddr"
+TIERS = (HBM, DDR)
+"""Memories of a rank: its device's own, and the host's. On ranks that are CPUs both are the same memory."""
+
+
+@dataclass(frozen=True, order=True, slots=True, repr=False)
+class Shard:
+    """One rectangle of one table: ``rows [r0, r1) x cols [c0, c1)`` on ``rank``, in one of its memories.
+
+    Args:
+        tier: "hbm", the device's memory; "ddr", the host's, larger and slower.
+
+    >>> Shard(rank=1, rows=(0, 500), cols=(0, 64)).num_elements
+    32000
+    """
+
+    rank: int
+    rows: tuple[int, int]
+    cols: tuple[int, int]
+    tier: str = HBM
+
+    @property
+    def num_rows(self) -> int:
+        return self.rows[1] - self.rows[0]
+
+    @property
+    def num_cols(self) -> int:
+        return self.cols[1] - self.cols[0]
+
+    @property
+    def num_elements(self) -> int:
+        return self.num_rows * self.num_cols
+
+    @property
+    def rect(self) -> Rect:
+        """The rectangle without its rank."""
+        return (self.rows, self.cols)
+
+    def __str__(self) -> str:
+        return f"{rect_text(self.rect)} on rank {self.rank}"
+
+    def __repr__(self) -> str:
+        slow = "" if self.tier == HBM else f", tier={self.tier!r}"
+        return f"Shard(rank={self.rank!r}, rows={self.rows!r}, cols={self.cols!r}{slow})"
+
+
+def rect_text(rect: Rect) -> str:
+    """A rectangle as messages spell it.
+
+    >>> rect_text(((0, 1682), (0, 16)))
+    'rows [0, 1,682) x cols [0, 16)'
+    """
+    (r0, r1), (c0, c1) = rect
+    return f"rows [{r0:,}, {r1:,}) x cols [{c0:,}, {c1:,})"
+
+
+@unique
+class ShardingType(StrEnum):
+    """How a table is cut.
+
+    >>> ShardingType.ROW_WISE == "row_wise"
+    True
+    """
+
+    DATA_PARALLEL = "data_parallel"
+    TABLE_WISE = "table_wise"
+    COLUMN_WISE = "column_wise"
+    ROW_WISE = "row_wise"
+    TABLE_ROW_WISE = "table_row_wise"
+    TABLE_COLUMN_WISE = "table_column_wise"
+    GRID_SHARD = "grid_shard"
+
+
+@unique
+class EmbeddingComputeKernel(StrEnum):
+    """How a shard's weights are updated: FUSED in the backward pass, DENSE by an optimizer that reads ``.grad``.
+
+    FUSED_UVM is FUSED with the weights in the host's memory, looked up and stepped there.
+    """
+
+    DENSE = "dense"
+    FUSED = "fused"
+    FUSED_UVM = "fused_uvm"
+
+
+ROUTES = ("direct", "reduce_scatter", "two_hop")
+"""How looked-up rows come home; every route gives the same result.
+
+direct: each rank sends its partial rows to every home, which adds them. reduce_scatter: they are added on the way.
+two_hop: they are added inside each node first, and one message a node goes on.
+"""
+
+
+def check_route(route: object) -> str:
+    """`route` as a string, after refusing what is none."""
+    name = str(getattr(route, "value", route))
+    if name not in ROUTES:
+        raise PlanError(
+            f"route {name!r} does not exist{nearest(name, ROUTES)}; known: {', '.join(ROUTES)}. Fix: one of these"
+        )
+    return name
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` where a known name is near."""
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {found[0]!r}?)" if found else ""

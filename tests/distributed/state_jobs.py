@@ -21,8 +21,9 @@ from recshard_lab import (
     ShardingEnv,
     ShardingPlan,
 )
-from recshard_lab.distributed import DefaultDataParallelWrapper, checkpoint_writer
+from recshard_lab.distributed import DefaultDataParallelWrapper
 from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
+from recshard_lab.distributed.state.checkpoint import writer as checkpoint_writer
 from recshard_lab.distributed.state.pretrained import load_pretrained
 from tests.distributed.jobs import Case, Model, batch_of, labels_of
 

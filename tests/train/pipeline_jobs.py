@@ -494,7 +494,7 @@ def slow_messages(ms: float, label: str) -> Any:
     from contextlib import contextmanager
     from time import perf_counter
 
-    from recshard_lab.distributed import input_dist, packed
+    from recshard_lab.distributed.step import input_dist, packed
     from recshard_lab.distributed.step.output_dist import wire
     from recshard_lab.train.pipelines import sending
 

@@ -334,8 +334,8 @@ class Topology:
                 f"the memory of one rank must be above 0 and at most 1e9 GB, got {gigabytes!r}. "
                 f"Fix: the memory of one device, such as 80"
             )
-        name = "hbm_cap" if self.compute_device == "cuda" else "ddr_cap"
-        return replace(self, **{name: int(gigabytes * 1e9)})
+        cap = int(gigabytes * 1e9)
+        return replace(self, hbm_cap=cap) if self.compute_device == "cuda" else replace(self, ddr_cap=cap)
 
     @property
     def has_tiers(self) -> bool:

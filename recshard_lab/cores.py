@@ -1,13 +1,29 @@
-"""How many cores are ours: of a container its share, not the host's."""
+"""The machine: its name for tables, and the cores that this process may use."""
 
 from __future__ import annotations
 
 import math
 import os
+import platform
 from functools import cache
 from pathlib import Path
 
-__all__ = ["quota", "usable_cores"]
+__all__ = ["machine", "quota", "usable_cores"]
+
+
+def machine() -> str:
+    """One line for the title of a table: system, usable cores, GPUs, versions of Python and torch.
+
+    >>> f"{usable_cores()} cores" in machine()
+    True
+    """
+    import torch
+
+    gpus = f", {torch.cuda.device_count()} x {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return (
+        f"{platform.system()} {platform.machine()}, {usable_cores()} cores{gpus}, "
+        f"Python {platform.python_version()}, torch {torch.__version__}"
+    )
 
 
 def usable_cores(root: Path = Path("/")) -> int:

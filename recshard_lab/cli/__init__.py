@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from recshard_lab.cli.bench import bench
 from recshard_lab.cli.calibrate import calibrate
 from recshard_lab.cli.compare import compare
 from recshard_lab.cli.data import app as data
@@ -35,6 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+app.command()(bench)
 app.command()(calibrate)
 app.command()(compare)
 app.command(epilog=_TABLES_HELP)(plan)
@@ -42,7 +43,6 @@ app.command()(train)
 app.command()(whatif)
 app.add_typer(data, name="data")
 console = Console(highlight=False)
-FILE_COLUMNS = 200  # of a wide table that goes to a file or a pipe, where nobody has a window
 
 
 @app.command()
@@ -74,55 +74,6 @@ def demo(
     from recshard_lab.lab.demo import run_demo
 
     raise typer.Exit(0 if run_demo(data, ranks, out, console, plotly) else 1)
-
-
-@app.command()
-def bench(
-    name: Annotated[str, typer.Argument(help="Which benchmark; left out, they are listed.")] = "",
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Exit with 1 when a target is missed.")] = False,
-    with_peers: Annotated[
-        bool, typer.Option("--with-peers", help="Beside other launchers, installed in an environment thrown away.")
-    ] = False,
-    with_torchrec: Annotated[
-        bool, typer.Option("--with-torchrec", help="In turn with TorchRec, installed in an environment thrown away.")
-    ] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds.")] = False,
-    only: Annotated[list[str] | None, typer.Option(help="Part of a case's name; may be given again.")] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="The source lines that cause what is counted.")] = False,
-) -> None:
-    """Measure the figures that this library promises."""
-    from recshard_lab import bench as benches
-
-    if not name:
-        table = Table(box=None, pad_edge=False)
-        table.add_column("benchmark")
-        table.add_column("measures")
-        for known in benches.benchmark_names():
-            table.add_row(known, escape(benches.benchmark_named(known).about))
-        console.print(table)
-        return
-    figures = benches.benchmark_named(name).run(with_torchrec=with_torchrec, quick=quick, only=only, lines=lines)
-    if with_peers:
-        figures += benches.benchmark_named(f"{name}_peers").figures()
-    if json:
-        print(benches.as_json(figures))
-    else:
-        wide = console if console.is_terminal else Console(highlight=False, width=FILE_COLUMNS)
-        table = Table(title=escape(benches.machine()), title_justify="left", pad_edge=False, box=None)
-        beside = list(dict.fromkeys(head for figure in figures for head in figure.beside))
-        for head in ("figure", *beside, "value", "target", ""):
-            table.add_column(head, justify="right" if head in ("value", *beside) else "left")
-        for figure in figures:
-            verdict = "" if figure.target is None else ("[green]kept[/]" if figure.ok else "[bold red]MISSED[/]")
-            told = [f"{figure.beside[head]:,.4g}" if head in figure.beside else "" for head in beside]
-            value = f"{figure.value:,.4g} {figure.unit}" if figure.value == figure.value else "not run"
-            table.add_row(escape(figure.name), *told, value, figure.bound, verdict)
-        wide.print(table)
-        for line in dict.fromkeys(line for figure in figures for line in figure.note.splitlines()):
-            wide.print(escape(line))
-    if check and not all(figure.ok for figure in figures):
-        raise typer.Exit(1)
 
 
 @app.command()

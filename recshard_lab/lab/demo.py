@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from recshard_lab import bench
+from recshard_lab.cores import machine
 from recshard_lab.data import load_ratings
 from recshard_lab.lab import views
 from recshard_lab.lab.assumptions import assumptions
@@ -43,7 +43,7 @@ def run_demo(data: Path | None, world_size: int, out: Path, console: Console, pl
     with console.status("looking for ratings"):
         ratings = load_ratings(data)
     console.print(f"[bold]{escape(ratings.source)}[/], from {escape(ratings.origin)}")
-    console.print(f"{escape(bench.machine())}; {world_size} ranks, one thread each")
+    console.print(f"{escape(machine())}; {world_size} ranks, one thread each")
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("launching", total=None)
@@ -144,7 +144,7 @@ def demo_page(found: Comparison) -> Exportable:
     return Exportable(
         f"One DLRM under {len(found.runs) - 1} sharding plans, {found.shape}",
         sections,
-        subtitle=f"{note}. {bench.machine()}.",
+        subtitle=f"{note}. {machine()}.",
         note=f"Ratings: {found.ratings.source}. {PREDICTED}",
         pictures=columns,
         candidates=candidates,

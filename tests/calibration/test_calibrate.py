@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import recshard_lab
-from recshard_lab.bench import calibration as bench
+from benchmarks import calibration as bench
 from recshard_lab.calibration import Calibration, calibrate
 from recshard_lab.calibration.held_out import measure_held_out
 from recshard_lab.calibration.load import BUSY_SHARE

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from recshard_lab import bench
-from recshard_lab.bench import Figure
+import benchmarks
+from benchmarks import Figure
 from recshard_lab.cli import app
 from recshard_lab.lab import server
 
@@ -29,8 +29,8 @@ def test_help_names_every_command() -> None:
 
 def test_bench_without_a_name_lists_the_files_of_the_folder() -> None:
     listed = CliRunner().invoke(app, ["bench"]).output
-    files = {path.stem for path in Path(bench.__file__).parent.glob("*.py")} - {"__init__"}
-    assert files == set(bench.benchmark_names())  # folders hold what several of them need
+    files = {path.stem for path in Path(benchmarks.__file__).parent.glob("*.py")} - {"__init__"}
+    assert files == set(benchmarks.benchmark_names())  # folders hold what several of them need
     assert all(name in listed for name in files)
 
 
@@ -44,8 +44,8 @@ def test_json_is_one_object_and_nothing_else() -> None:
 @pytest.mark.parametrize(("value", "code"), [(1.0, 0), (3.0, 1)])
 def test_check_exits_with_one_when_a_target_is_missed(monkeypatch: pytest.MonkeyPatch, value: float, code: int) -> None:
     figures = [Figure("a time", value, "ms", target=2.0), Figure("told only", 9e9, "ms")]
-    fake = bench.Benchmark("fake", "measures nothing", lambda: figures)
-    monkeypatch.setattr(bench, "benchmark_named", lambda name: fake)
+    fake = benchmarks.Benchmark("fake", "measures nothing", lambda: figures)
+    monkeypatch.setattr(benchmarks, "benchmark_named", lambda name: fake)
     assert CliRunner().invoke(app, ["bench", "fake", "--check"]).exit_code == code
     assert CliRunner().invoke(app, ["bench", "fake"]).exit_code == 0
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from benchmarks.apparatus.plain_models import twin_of
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
@@ -21,7 +22,6 @@ from recshard_lab import (
     PoolingType,
     ShardingPlan,
 )
-from recshard_lab.bench.apparatus.plain_models import twin_of
 from recshard_lab.data import Batch
 from recshard_lab.distributed import RankPeers
 from recshard_lab.models import DLRM, DLRM_DCN, DeepFMNN, StreamingFrequency, TwoTower, TwoTowerTrainTask

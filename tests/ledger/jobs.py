@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import recshard_lab as rl
-from recshard_lab.bench import ledger
+from benchmarks import ledger
 from recshard_lab.distributed import DefaultDataParallelWrapper
 from recshard_lab.models import DLRM, DLRMTrain
 from recshard_lab.train import pipelines

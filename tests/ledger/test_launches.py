@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import recshard_lab
-from recshard_lab.bench import launches
-from recshard_lab.bench.apparatus.step_case import ROWWISE, SGD, StepCase, smaller
-from recshard_lab.bench.launches import StepCounts
+from benchmarks import launches
+from benchmarks.apparatus.step_case import ROWWISE, SGD, StepCase, smaller
+from benchmarks.launches import StepCounts
 from tests.ledger.jobs import register
 
 LAYOUTS = [("table_wise", SGD), ("row_wise", SGD), ("mixed", SGD), ("column_wise", ROWWISE)]

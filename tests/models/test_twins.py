@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from recshard_lab.bench.apparatus.plain_models import twin_of
+from benchmarks.apparatus.plain_models import twin_of
 from recshard_lab.models import FeatureProcessedEmbeddingBagCollection
 from tests.distributed import model_jobs
 from tests.models import test_feature_processors, test_two_tower

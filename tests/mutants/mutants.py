@@ -715,7 +715,7 @@ MUTANTS = [
         "distributed/step/executor.py",
         "route.backward(grad, 1.0 / self.env.world_size, routed)",
         "route.backward(grad, 1.0, routed)",
-        "bench/test_parity.py -k ours_trains",
+        "benchmarks/test_parity.py -k ours_trains",
     ),
     Mutant(
         "parity: the mean of replicas is that of two",

@@ -8,7 +8,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from recshard_lab.bench import benchmark_named
+from benchmarks import benchmark_named
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 PAGE = (FOLDER / "TEACHING.md").read_text()

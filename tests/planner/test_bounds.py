@@ -134,7 +134,7 @@ def test_only_the_exact_solver_loads_scipy() -> None:
 
 
 def test_plans_of_random_models_are_near_the_bound_of_the_exact_solver() -> None:
-    from recshard_lab.bench.planner import quality
+    from benchmarks.planner import quality
 
     found = quality(10, seconds=0.5)
     assert len(found["bound"]) > 6

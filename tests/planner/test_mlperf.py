@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.mlperf_launches import dense_launches, sparse_launches
 from recshard_lab import mlperf
-from recshard_lab.bench.mlperf_launches import dense_launches, sparse_launches
 from recshard_lab.embedding import EmbeddingBagCollection
 from recshard_lab.models import DLRM_DCN
 from recshard_lab.planner import (

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from recshard_lab.bench.apparatus.plan_sides import NoPlan, asked, plan_of, put_to_torchrec
+from benchmarks.apparatus.plan_sides import NoPlan, asked, plan_of, put_to_torchrec
 from recshard_lab.embedding import EmbeddingBagConfig, EmbeddingConfig
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload, estimate

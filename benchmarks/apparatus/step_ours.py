@@ -1,0 +1,98 @@
+"""A `StepCase` as this library runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from benchmarks.apparatus.step_case import StepCase
+from recshard_lab.comm import CommType, QCommsConfig, Registry, get_qcomm_codecs_registry
+from recshard_lab.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder
+from recshard_lab.embedding import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbOptimType,
+    FusedEmbeddingBagCollection,
+    PoolingType,
+)
+from recshard_lab.sparse import KeyedJaggedTensor
+
+
+def codecs_of(case: StepCase) -> Registry | None:
+    """What sharders take for the case's messages."""
+    kind = CommType(case.wire)
+    return None if kind is CommType.FP32 else get_qcomm_codecs_registry(QCommsConfig(kind, kind))
+
+
+class Ours:
+    """Built on every rank at once."""
+
+    def __init__(
+        self,
+        case: StepCase,
+        weights: Mapping[str, NDArray[Any]] | None,
+        learning_rate: float,
+        eps: float,
+        rectangles: Mapping[str, Any],
+        backend: str | None = None,
+    ) -> None:
+        self.case = case
+        backend = backend or case.kernel or None
+        self.tables = [
+            EmbeddingBagConfig(
+                name=name,
+                num_embeddings=case.rows,
+                embedding_dim=case.dim,
+                feature_names=[f"f{i}"],
+                pooling=PoolingType.MEAN if case.mean else PoolingType.SUM,
+            )
+            for i, name in enumerate(case.table_names())
+        ]
+        self.model: nn.Module
+        if case.layout == "fused":
+            self.model = FusedEmbeddingBagCollection(
+                self.tables, EmbOptimType(case.optimizer), {"lr": learning_rate, "eps": eps}, backend=backend
+            )
+            if weights is not None:
+                self.model.load_state_dict(
+                    {f"embedding_bags.{name}.weight": torch.from_numpy(w) for name, w in weights.items()}
+                )
+            return
+        module = EmbeddingBagCollection(self.tables, device=torch.device("meta" if weights is None else "cpu"))
+        if weights is not None:
+            module.load_state_dict(
+                {f"embedding_bags.{name}.weight": torch.from_numpy(w) for name, w in weights.items()}
+            )
+        fused = {"optimizer": EmbOptimType(case.optimizer), "learning_rate": learning_rate, "eps": eps}
+        sharder = EmbeddingBagCollectionSharder(fused, codecs_of(case), backend=backend)
+        self.model = DistributedModelParallel(module, plan=case.plan(), sharders=[sharder])
+
+    def batch(self, ids: Tensor, lengths: Tensor) -> Any:
+        """The library's own jagged batch; `lengths` are table by table."""
+        return KeyedJaggedTensor([f"f{i}" for i in range(self.case.tables)], ids, lengths=lengths)
+
+    def forward(self, batch: Any, ordered: bool = False) -> Tensor:
+        """Pooled rows, [B, tables * dim]; `ordered` as the features are, otherwise as they come."""
+        pooled = self.model(batch)
+        return torch.cat([pooled[f"f{i}"] for i in range(self.case.tables)], 1) if ordered else pooled.values()
+
+    def lookups_as_operators(self) -> Any:
+        """Kernel ``ledger`` counts itself."""
+        return nullcontext()
+
+    def step(self) -> None:
+        """Every table's optimizer runs in backward."""
+
+    def pieces(self) -> Iterator[tuple[str, int, int, Tensor]]:
+        """This rank's part of the weights: table, first row, first column, values."""
+        if isinstance(self.model, DistributedModelParallel):
+            for name, weight in self.model.full_state_dict().items():
+                yield name.split(".")[1], 0, 0, weight
+        else:
+            for name, weight in self.model.state_dict().items():
+                yield name.split(".")[1], 0, 0, weight

@@ -1,0 +1,153 @@
+"""What the figures were when they were last recorded: values for the README, ratios to the reference for the gate."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+from statistics import median
+
+from benchmarks import Benchmark, Figure
+from benchmarks.gate.reference import Reference, time_reference
+from recshard_lab.cores import machine
+
+TIMES_MS = {"ms": 1.0, "s": 1000.0}
+"""Units of time, in milliseconds."""
+FLOOR = 0.25
+"""The least slowdown that fails: 25%."""
+WIDER = 1.5
+"""A slowdown fails beyond so many times the recorded variation, where that is more than `FLOOR`."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A figure over several passes.
+
+    Args:
+        value: median, in `unit`.
+        unit: of the figure.
+        at_most: whether the target is an upper bound.
+        ratio: median of the figure's CPU time divided by the reference step's; None for figures without a CPU time.
+        variation: how far the worst pass was above that median, as a share of it.
+        note: what the README says of the value instead of its date.
+        step_ms: time of the reference step, ms by the clock, on the machine and in the state that `value` is from.
+    """
+
+    value: float
+    unit: str
+    at_most: bool = True
+    ratio: float | None = None
+    variation: float = 0.0
+    note: str = ""
+    step_ms: float | None = None
+
+    def slowdown(self, figure: Figure, reference: Reference) -> float:
+        """How many times as slow as the recorded machine this one was; 1 on a faster one and for other units than time.
+
+        >>> Recorded(50.0, "ms", step_ms=8.0).slowdown(Figure("plan", 90.0, "ms"), Reference(wall=16.0, cpu=16.0))
+        2.0
+        """
+        if self.step_ms is None or figure.unit not in TIMES_MS or not figure.at_most:
+            return 1.0
+        return max(1.0, reference.wall / self.step_ms)
+
+    @property
+    def most(self) -> float | None:
+        """The largest ratio that passes.
+
+        >>> Recorded(50.0, "ms", ratio=4.0, variation=0.1).most, Recorded(50.0, "ms", ratio=4.0, variation=0.5).most
+        (5.0, 7.0)
+        """
+        return None if self.ratio is None else self.ratio * (1 + max(FLOOR, WIDER * self.variation))
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One measurement of a benchmark: its figures, and the reference step before and after it."""
+
+    figures: tuple[Figure, ...]
+    reference: Reference
+
+
+def measure(benchmark: Benchmark, **options: object) -> Pass:
+    """Measures a benchmark once, with options of its own, between two measurements of the reference step."""
+    before = time_reference()
+    figures = tuple(benchmark.run(**options))
+    after = time_reference()
+    return Pass(figures, Reference((before.wall + after.wall) / 2, (before.cpu + after.cpu) / 2))
+
+
+def ratio_of(figure: Figure, reference: Reference) -> float | None:
+    """The figure's CPU time divided by the reference step's; None for a figure without a CPU time.
+
+    By the clock, the ratio of one process to several, or to one that waits, changes with what else a machine runs.
+
+    >>> ratio_of(Figure("plan", 80.0, "ms", beside={"CPU": 20.0}), Reference(wall=40.0, cpu=10.0))
+    2.0
+    """
+    if "CPU" not in figure.beside:
+        return None
+    return figure.beside["CPU"] * TIMES_MS[figure.unit] / reference.cpu
+
+
+def recorded(passes: Iterable[Pass]) -> dict[str, Recorded]:
+    """The figures of a benchmark that have a target, over several passes."""
+    each = list(passes)
+    found = {}
+    for figure in each[0].figures:
+        if figure.target is not None:
+            same = [next(f for f in one.figures if f.name == figure.name) for one in each]
+            ratios = [ratio_of(f, one.reference) for f, one in zip(same, each, strict=True)]
+            step_ms = median(one.reference.wall for one in each)
+            found[figure.name] = _recorded(same, [ratio for ratio in ratios if ratio is not None], rounded(step_ms))
+    return found
+
+
+def _recorded(same: list[Figure], ratios: list[float], step_ms: float) -> Recorded:
+    value = rounded(median(f.value for f in same))
+    if not ratios:
+        return Recorded(value, same[0].unit, same[0].at_most, step_ms=step_ms)
+    middle = median(ratios)
+    variation = max(ratios) / middle - 1 if middle else 0.0
+    return Recorded(value, same[0].unit, same[0].at_most, rounded(middle), rounded(variation), step_ms=step_ms)
+
+
+def rounded(number: float) -> float:
+    """To three digits.
+
+    >>> rounded(0.0123456), rounded(98765.4)
+    (0.0123, 98800.0)
+    """
+    return round(number, 2 - math.floor(math.log10(abs(number)))) if number else 0.0
+
+
+class Record:
+    """The committed file: benchmark -> machine, date, passes, figures.
+
+    Args:
+        path: JSON; an absent file is an empty record.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.entries: dict[str, dict[str, object]] = json.loads(path.read_text()) if path.exists() else {}
+
+    def figures(self, benchmark: str) -> dict[str, Recorded]:
+        """The recorded figures of a benchmark; none where it was never recorded."""
+        entry = self.entries.get(benchmark, {})
+        figures: Mapping[str, dict[str, object]] = entry.get("figures", {})  # type: ignore[assignment]
+        return {name: Recorded(**fields) for name, fields in figures.items()}  # type: ignore[arg-type]
+
+    def add(self, benchmark: Benchmark, passes: int, measuring: Callable[[Benchmark], Pass] = measure) -> None:
+        """Measures a benchmark several times and writes its medians to the file."""
+        found = recorded(measuring(benchmark) for _ in range(passes))
+        self.entries[benchmark.name] = {
+            "machine": machine(),
+            "date": date.today().isoformat(),
+            "passes": passes,
+            "figures": {name: asdict(figure) for name, figure in found.items()},
+        }
+        self.path.write_text(json.dumps(self.entries, indent=1) + "\n")

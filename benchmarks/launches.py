@@ -1,0 +1,273 @@
+"""Host synchronisations, operators, collectives and memory of a sharded step on a device, for each layout and world.
+
+Counted on the ledger device (``benchmarks.ledger``): one process is rank 0 of W, and all ranks have its batch.
+A lookup kernel counts as one operator forward and one backward, as fbgemm's on CUDA. The counted step is the second.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks import Figure
+from benchmarks.apparatus.step_case import BY_NODE, FLAT, ROWWISE, SGD, SHORT, StepCase, from_dict, named
+
+WORLDS, NODES = (2, 8, 128), 2
+SIZES = {"tables": 26, "rows": 128, "dim": 64, "batch": 128, "pooling": 5}
+OWN_KERNELS = ("ledger_fbgemm", "native")  # what they do on a device besides looking up is counted too
+COUNT_S = 1800.0
+MOST = "most of all layouts"
+TARGETS = {
+    f"waits backward, {MOST}": 0,
+    f"collectives a step, {MOST}": 4,
+    f"collectives a step with row norms, {MOST}": 5,
+}
+TO_REACH = {
+    f"waits forward, {MOST}": 1,
+    "waits backward with FP16 messages, most of all worlds": 0,
+    f"kernels to join outputs, {MOST}": 2,
+    f"peak extra bytes over bytes sent, {MOST}": 2,
+}
+"""Bounds that the step misses today. They become `TARGETS` when it keeps them."""
+
+
+def cases() -> list[StepCase]:
+    """Every layout in every world, then what else costs waits: row norms, FP16 messages, this library's own kernels."""
+    sizes: dict[str, Any] = SIZES
+    found = []
+    for ranks in WORLDS:
+        for layout in (*FLAT, *BY_NODE, "every_scheme"):
+            by_node = layout in (*BY_NODE, "every_scheme")
+            local = max(1, ranks // NODES) if by_node else ranks
+            found.append(StepCase(layout, SGD, "uniform", ranks=ranks, local_ranks=local, **sizes))
+        found.append(StepCase("column_wise", ROWWISE, "uniform", ranks=ranks, local_ranks=ranks, **sizes))
+        found.append(StepCase("row_wise", SGD, "uniform", ranks=ranks, local_ranks=ranks, wire="fp16", **sizes))
+    return [*found, *(StepCase("row_wise", SGD, "uniform", kernel=kernel, **sizes) for kernel in OWN_KERNELS)]
+
+
+def label(case: StepCase) -> str:
+    """A case as `figures` names it.
+
+    >>> label(StepCase("grid_shard", SGD, "uniform", ranks=8, local_ranks=4))
+    'W=8 grid_shard, 2 nodes x 4, SGD'
+    """
+    return f"W={case.ranks} {case.name.replace(', uniform', '')}"
+
+
+@dataclass(frozen=True)
+class StepCounts:
+    """What one step costs the host of one rank.
+
+    Attributes:
+        forward, backward: host synchronisations by cause and line.
+        reads: those in forward that wait for a number; the others are blocking copies to the device.
+        launches: kernels, the lookup as one forward and one backward; collectives not included.
+        operators: all dispatched operators, views included.
+        join: kernels in forward after its last collective.
+        collectives: of the step.
+        extra_bytes: peak bytes above those at the start of the step.
+        sent_bytes: bytes sent in collectives, this rank's own share included.
+    """
+
+    forward: dict[str, int]
+    backward: dict[str, int]
+    reads: int
+    launches: int
+    operators: int
+    join: int
+    collectives: int
+    extra_bytes: int
+    sent_bytes: int
+
+    @property
+    def lines(self) -> list[str]:
+        """Each line that synchronises, and how often a step."""
+        passes = {"forward": self.forward, "backward": self.backward}
+        return [f"{count:>5} x {name}: {line}" for name, found in passes.items() for line, count in found.items()]
+
+
+def figures(
+    *, with_torchrec: bool = False, quick: bool = False, only: Sequence[str] = (), lines: bool = False
+) -> list[Figure]:
+    """A row for each layout and world, its synchronisations forward as the value; then the largest of each count.
+
+    Args:
+        with_torchrec: dispatched operators of a step beside TorchRec's, both on 2 CPU ranks.
+        quick: worlds of 2 ranks only.
+        only: parts of case names.
+        lines: the lines that synchronise, under the table.
+    """
+    chosen = named([case for case in cases() if not quick or case.ranks == WORLDS[0]], only)
+    counted = {label(case): counts for case, counts in zip(chosen, count_in_new_process(chosen), strict=True)}
+    rows = [_row(name, counts, lines) for name, counts in counted.items()] + _most(counted)
+    if with_torchrec:
+        rows += _beside_torchrec([case for case in chosen if case.ranks == WORLDS[0]])
+    return rows
+
+
+def _row(name: str, counts: StepCounts, lines: bool) -> Figure:
+    beside = {
+        "of them reads": counts.reads,
+        "backward": sum(counts.backward.values()),
+        "kernels": counts.launches,
+        "operators": counts.operators,
+        "kernels to join": counts.join,
+        "collectives": counts.collectives,
+        "extra KB": counts.extra_bytes / 1e3,
+        "sent KB": counts.sent_bytes / 1e3,
+    }
+    note = "\n".join(f"{name} {line}" for line in counts.lines) if lines else ""
+    return Figure(name, sum(counts.forward.values()), "waits forward", beside=beside, note=note)
+
+
+def _most(counted: Mapping[str, StepCounts]) -> list[Figure]:
+    """The largest of each count that is bounded."""
+    coded = [counts for name, counts in counted.items() if name.endswith("messages")]
+    own_kernels = [counts for name, counts in counted.items() if ", kernel " in name]
+    plain = [counts for counts in counted.values() if counts not in coded + own_kernels]
+    with_norms = [counts for name, counts in counted.items() if SHORT[ROWWISE] in name]
+    without = [counts for counts in counted.values() if counts not in with_norms]
+    every = list(counted.values())
+    found: dict[str, list[float]] = {
+        f"waits forward, {MOST}": [sum(own.forward.values()) for own in every],
+        f"waits backward, {MOST}": [sum(own.backward.values()) for own in plain],
+        "waits backward with FP16 messages, most of all worlds": [sum(own.backward.values()) for own in coded],
+        f"kernels to join outputs, {MOST}": [own.join for own in every],
+        f"collectives a step, {MOST}": [own.collectives for own in without],
+        f"collectives a step with row norms, {MOST}": [own.collectives for own in with_norms],
+        f"peak extra bytes over bytes sent, {MOST}": [own.extra_bytes / own.sent_bytes for own in every],
+    }
+    return [
+        Figure(name, max(values), "", beside={"to reach": TO_REACH[name]} if name in TO_REACH else {})
+        for name, values in found.items()
+        if values
+    ]
+
+
+def count_in_new_process(chosen: Sequence[StepCase]) -> list[StepCounts]:
+    """Runs `count` on each case in one separate process, because the device is registered for a whole process.
+
+    Raises:
+        RuntimeError: a step failed on the device; the message carries its traceback.
+    """
+    command = [sys.executable, "-m", "benchmarks.launches", json.dumps([case.to_dict() for case in chosen])]
+    quiet = os.environ | {"PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(command, env=quiet, capture_output=True, text=True, timeout=COUNT_S, check=False)
+    counted = [StepCounts(**json.loads(line)) for line in done.stdout.splitlines()]
+    if done.returncode:
+        raise RuntimeError(f"{label(chosen[len(counted)])} could not be counted: {done.stderr.strip()}")
+    return counted
+
+
+def count(case: StepCase) -> StepCounts:
+    """Counts a step of rank 0 of a mirrored world. Registers the ledger device in this process."""
+    import torch
+
+    from benchmarks import ledger
+    from benchmarks.ledger.mirror import mirrored_world
+
+    ledger.register()
+    torch.set_num_threads(1)
+    os.environ["LOCAL_WORLD_SIZE"] = str(case.local_ranks)
+    with mirrored_world(case.ranks):
+        return count_second_step(case)
+
+
+def count_second_step(case: StepCase) -> StepCounts:
+    """Counts the second of two steps of this rank in the default process group, on the ledger device."""
+    import torch
+
+    from benchmarks import ledger
+
+    model = _model(case, ledger.DEVICE)
+    for _ in range(2):
+        batch = _batch(case, ledger.DEVICE)
+        gradient = torch.ones(case.batch, case.tables * case.dim, device=ledger.DEVICE)
+        with ledger.record() as step:
+            with ledger.record() as forward:
+                rows = model(batch).values()
+            with ledger.record() as backward:
+                rows.backward(gradient)
+        del rows
+    return StepCounts(
+        forward=dict(Counter(f"{sync.cause}, {sync.where}" for sync in forward.syncs)),
+        backward=dict(Counter(f"{sync.cause}, {sync.where}" for sync in backward.syncs)),
+        reads=len(forward.reads),
+        launches=step.launches,
+        operators=step.operators.total(),
+        join=forward.launches_after_last_collective(),
+        collectives=len(step.collectives),
+        extra_bytes=step.peak_extra_bytes,
+        sent_bytes=step.bytes_sent,
+    )
+
+
+def _model(case: StepCase, device: str) -> Any:
+    import torch
+
+    from benchmarks.apparatus.step_ours import codecs_of
+    from recshard_lab.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder
+    from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig, EmbOptimType
+
+    tables = [
+        EmbeddingBagConfig(name=name, num_embeddings=case.rows, embedding_dim=case.dim, feature_names=[f"f{i}"])
+        for i, name in enumerate(case.table_names())
+    ]
+    fused = {"optimizer": EmbOptimType(case.optimizer), "learning_rate": 0.01}
+    return DistributedModelParallel(
+        EmbeddingBagCollection(tables, device=torch.device("meta")),
+        device=torch.device(device),
+        plan=case.plan(),
+        sharders=[EmbeddingBagCollectionSharder(fused, codecs_of(case), backend=case.kernel or None)],
+    )
+
+
+def _batch(case: StepCase, device: str) -> Any:
+    import torch
+
+    from recshard_lab.sparse import KeyedJaggedTensor
+
+    lengths = torch.full((case.tables * case.batch,), case.pooling)
+    ids = torch.from_numpy(case.bag_ids(0, 0))
+    return KeyedJaggedTensor([f"f{i}" for i in range(case.tables)], ids.to(device), lengths=lengths.to(device))
+
+
+# ---- beside TorchRec ----
+
+
+def _beside_torchrec(chosen: Sequence[StepCase]) -> list[Figure]:
+    """Operators of a step over TorchRec's: both on CPU ranks, without copies to a device."""
+    from benchmarks.apparatus.run_cases import run_cases
+
+    return run_cases([case for case in chosen if not case.kernel], _one, with_torchrec=True)
+
+
+def _one(case: StepCase, sides: Any) -> Figure:
+    from benchmarks.apparatus.sides import SideFailed
+
+    totals: dict[str, float] = {}
+    for name, side in tuple(sides.items()):
+        try:
+            side.build(case, backend="ledger" if name == "ours" else None)
+            side.steps(2)
+            totals[name] = max(sum(answer.values()) for answer in side.all_told({"do": "operators"}))
+        except SideFailed as error:
+            if name == "ours":
+                raise
+            sides.start(name)
+            return Figure(f"{label(case)}: TorchRec cannot: {error}", math.nan, "x", beside={"ours": totals["ours"]})
+    ratio = totals["ours"] / totals["theirs"]
+    beside = {"ours": totals["ours"], "TorchRec": totals["theirs"], "to reach": 1.0}
+    return Figure(f"{label(case)}: operators over TorchRec's", ratio, "x", beside=beside)
+
+
+if __name__ == "__main__":
+    for told in json.loads(sys.argv[1]):
+        print(json.dumps(asdict(count(from_dict(told)))), flush=True)

@@ -1,0 +1,93 @@
+"""``recshard bench``: runs the benchmarks of the checkout and compares their figures with the targets."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import recshard_lab
+from recshard_lab.cores import machine
+
+if TYPE_CHECKING:
+    from benchmarks import Figure
+
+FILE_COLUMNS = 200
+"""Width of a table that is written to a file or a pipe."""
+
+
+def bench(
+    name: Annotated[str, typer.Argument(help="Which benchmark. Without a name, all benchmarks are listed.")] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 when a target is missed.")] = False,
+    with_peers: Annotated[
+        bool, typer.Option("--with-peers", help="Also measure other launchers, installed in a temporary environment.")
+    ] = False,
+    with_torchrec: Annotated[
+        bool, typer.Option("--with-torchrec", help="Alternate with TorchRec, installed in a temporary environment.")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Run the cases whose name contains this text. Repeat it for more cases.")
+    ] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="The source lines that cause what is counted.")] = False,
+) -> None:
+    """Measure the figures that this library promises. Needs a checkout of the repository."""
+    benchmarks = find_benchmarks()
+    console = Console(highlight=False)
+    if not name:
+        table = Table("benchmark", "measures", box=None, pad_edge=False)
+        for known in benchmarks.benchmark_names():
+            table.add_row(known, escape(benchmarks.benchmark_named(known).about))
+        console.print(table)
+        return
+    figures = benchmarks.benchmark_named(name).run(with_torchrec=with_torchrec, quick=quick, only=only, lines=lines)
+    if with_peers:
+        figures += benchmarks.benchmark_named(f"{name}_peers").figures()
+    if json:
+        print(benchmarks.as_json(figures))
+    else:
+        _print_table(figures, console if console.is_terminal else Console(highlight=False, width=FILE_COLUMNS))
+    if check and not all(figure.ok for figure in figures):
+        raise typer.Exit(1)
+
+
+def find_benchmarks() -> ModuleType:
+    """The package ``benchmarks`` of the checkout that recshard_lab was imported from; its folder goes on `sys.path`.
+
+    Raises:
+        FileNotFoundError: recshard_lab was not imported from a checkout; wheels contain no benchmarks.
+    """
+    root = Path(recshard_lab.__file__).resolve().parents[1]
+    if not (root / "pyproject.toml").is_file() or not (root / "benchmarks").is_dir():
+        raise FileNotFoundError(
+            f"recshard bench found no benchmarks in {root}: the installed package does not contain them. "
+            f"Fix: clone the repository, run pip install -e '.[cpu]' there, and repeat the command."
+        )
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    import benchmarks
+
+    return benchmarks
+
+
+def _print_table(figures: Sequence[Figure], console: Console) -> None:
+    table = Table(title=escape(machine()), title_justify="left", pad_edge=False, box=None)
+    beside = list(dict.fromkeys(head for figure in figures for head in figure.beside))
+    for head in ("figure", *beside, "value", "target", ""):
+        table.add_column(head, justify="right" if head in ("value", *beside) else "left")
+    for figure in figures:
+        verdict = "" if figure.target is None else ("[green]kept[/]" if figure.ok else "[bold red]MISSED[/]")
+        others = [f"{figure.beside[head]:,.4g}" if head in figure.beside else "" for head in beside]
+        value = f"{figure.value:,.4g} {figure.unit}" if figure.value == figure.value else "not run"
+        table.add_row(escape(figure.name), *others, value, figure.bound, verdict)
+    console.print(table)
+    for line in dict.fromkeys(line for figure in figures for line in figure.note.splitlines()):
+        console.print(escape(line))

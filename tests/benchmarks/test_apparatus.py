@@ -1,0 +1,163 @@
+"""What figures of notebooks are measured with: real kernels, networks of their own, environments thrown away."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+import benchmarks
+from benchmarks import Figure, launch_peers
+from benchmarks.apparatus import peer_env
+from benchmarks.apparatus.kernel import Kernel, own_network, pss_mb
+from benchmarks.apparatus.peer_env import PeerEnv, PeersMissing
+from benchmarks.apparatus.peers import RECIPES, Recipe
+from benchmarks.apparatus.pip import pip_install
+from recshard_lab.cli import app
+
+pytestmark = pytest.mark.timeout(120)
+
+PLAIN = Recipe("plain", "", "import os", "print('sum 4.0')", "pass")
+
+
+def test_a_kernel_answers_with_its_words_its_errors_and_its_time() -> None:
+    with Kernel() as kernel:
+        assert kernel.ok("print('hi')").text == "hi\n"
+        slept = kernel.ok("import time; time.sleep(0.2)").seconds
+        assert 0.2 <= slept < 5
+        assert "ZeroDivisionError" in kernel.run("1 / 0").error
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            kernel.ok("1 / 0")
+        with pytest.raises(TimeoutError, match=r"0.1 s"):
+            kernel.run("time.sleep(0.5)", timeout=0.1)
+
+
+def test_a_process_that_left_the_kernels_session_is_ended_with_it() -> None:
+    with Kernel() as kernel:
+        kernel.ok(
+            "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'], "
+            "start_new_session=True)"
+        )
+        (child,) = kernel.family()
+        folder = kernel.folder
+    assert not child.is_running()
+    assert not kernel.process.is_running()
+    assert not os.path.exists(folder)
+
+
+@pytest.mark.skipif(bool(own_network()), reason="no network of its own to be had here")
+def test_what_listens_on_every_interface_of_an_isolated_kernel_is_heard_only_inside() -> None:
+    with Kernel(isolated=True) as kernel:
+        port = int(
+            kernel.ok(
+                "import socket\ns = socket.create_server(('0.0.0.0', 0))\nport = s.getsockname()[1]\n"
+                "socket.create_connection(('127.0.0.1', port), timeout=2).close()\nprint(port)"
+            ).text
+        )
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=2)
+
+
+def test_a_kernel_that_does_not_start_says_why() -> None:
+    with tempfile.TemporaryDirectory() as bare:
+        venv.create(bare)
+        kernel = Kernel(f"{bare}/bin/python")
+        with pytest.raises(RuntimeError, match="No module named ipykernel_launcher"), kernel:
+            pass
+    assert not os.path.exists(kernel.folder)
+
+
+def test_memory_counts_a_shared_page_by_its_share() -> None:
+    process = psutil.Process()
+    memory = process.memory_full_info()
+    assert memory.uss / 1e6 <= pss_mb([process]) * 1.05
+    assert pss_mb([process]) <= memory.rss / 1e6 * 1.05
+    assert pss_mb([process, process]) == pytest.approx(2 * pss_mb([process]), rel=0.05)
+
+
+def test_a_kernel_finds_no_program_that_kills_by_name() -> None:
+    with Kernel() as kernel:
+        assert kernel.ok("import shutil; print(shutil.which('pkill'))").text == "None\n"
+
+
+def test_peers_run_on_pinned_releases() -> None:
+    assert all("==" in recipe.package for recipe in RECIPES if recipe.package)
+    assert all("==" in requirement and "+" not in requirement for requirement in peer_env.base_requirements())
+
+
+def test_an_environment_names_what_could_not_be_installed_and_is_gone_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[list[str]] = []
+
+    def pip(self: PeerEnv, requirements: list[str]) -> str:
+        asked.append(requirements)
+        return "ERROR: no matching distribution" if requirements[0] == "gone==1.0" else ""
+
+    monkeypatch.setattr(PeerEnv, "_install", pip)
+    with PeerEnv(["there==2.0", "gone==1.0"]) as peers:
+        assert peers.missing == {"gone": "ERROR: no matching distribution"}
+        assert Path(peers.python).exists()
+        folder = peers.folder
+    assert not os.path.exists(folder)
+    torch = next(requirement for requirement in peer_env.base_requirements() if requirement.startswith("torch"))
+    assert all(torch in requirements for requirements in asked)
+
+
+def test_without_its_base_an_environment_is_refused_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PeerEnv, "_install", lambda self, requirements: "ERROR: no network")
+    peers = PeerEnv([])
+    with pytest.raises(PeersMissing, match="no network"), peers:
+        pass
+    assert not os.path.exists(peers.folder)
+
+
+def test_pip_says_in_a_line_why_it_failed(tmp_path: Path) -> None:
+    absent = str(tmp_path / "no_such_folder")
+    assert absent in pip_install(sys.executable, ["--no-deps", absent], 60, str(tmp_path))
+    assert pip_install("/bin/false", [], 60, str(tmp_path)) == "pip ended with code 1"
+    assert pip_install("/bin/true", [], 60, str(tmp_path)) == ""
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o700)
+    assert pip_install(str(slow), [], 0.2, str(tmp_path)) == "pip was not through after 0.2 s"
+
+
+def test_a_launcher_that_fails_is_told_and_the_others_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    if why := own_network():
+        pytest.skip(why)
+    wrong = Recipe("wrong", "", "", "print('sum 3.0')", "pass")
+    figures = launch_peers.side_by_side([wrong, PLAIN], "", rounds=1)
+    assert {figure.name.split(": ")[1] for figure in figures} == {"plain"}
+    assert all(figure.value > 0 for figure in figures if figure.unit != "MB")
+    assert "FAILED in this round: wrong" in capsys.readouterr().err
+
+
+def test_our_own_recipe_runs_and_shares_pages_between_ranks() -> None:
+    if why := own_network():
+        pytest.skip(why)
+    warm = next(recipe for recipe in RECIPES if recipe.name == "recshard, warm")
+    (_, memory, _) = launch_peers.side_by_side([warm], "", rounds=1)
+    with Kernel() as kernel:
+        kernel.ok("import torch")
+        alone = kernel.process.memory_full_info().uss / 1e6
+    assert memory.value < 4 * alone  # four that each imported torch would be above it
+    assert not [p for p in psutil.Process().children(recursive=True) if "ipykernel" in " ".join(p.cmdline())]
+
+
+def test_with_peers_adds_their_figures_to_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = [Figure("ours", 1.0, "s", target=2.0)], [Figure("theirs", math.pi, "s")]
+    fakes = {"launch": ours, "launch_peers": theirs}
+    monkeypatch.setattr(benchmarks, "benchmark_named", lambda name: benchmarks.Benchmark(name, "", lambda: fakes[name]))
+    assert "theirs" not in CliRunner().invoke(app, ["bench", "launch"]).output
+    done = CliRunner().invoke(app, ["bench", "launch", "--with-peers", "--check"])
+    assert done.exit_code == 0
+    assert "3.142 s" in done.output

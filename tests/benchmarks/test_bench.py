@@ -1,0 +1,56 @@
+"""The framework of the figures: what is kept, what is missed, how files become benchmarks."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+import benchmarks
+from benchmarks import Figure
+
+
+@pytest.mark.parametrize(
+    ("figure", "ok"),
+    [
+        (Figure("time", 2.0, "ms", target=2.0), True),
+        (Figure("time", 2.1, "ms", target=2.0), False),
+        (Figure("rate", 2.0, "GB/s", target=2.0, at_most=False), True),
+        (Figure("rate", 1.9, "GB/s", target=2.0, at_most=False), False),
+        (Figure("told only", 1e9, "ms"), True),
+        (Figure("time", math.nan, "ms", target=2.0), False),
+    ],
+)
+def test_a_target_is_a_bound_on_the_right_side(figure: Figure, ok: bool) -> None:
+    assert figure.ok is ok
+
+
+def test_json_holds_value_unit_target_and_ok_of_every_figure() -> None:
+    figures = [Figure("a", 1.5, "s", target=2.0), Figure("b", 3.0, "GB/s", target=4.0, at_most=False)]
+    assert json.loads(benchmarks.as_json(figures)) == {
+        "a": {"value": 1.5, "unit": "s", "target": 2.0, "ok": True},
+        "b": {"value": 3.0, "unit": "GB/s", "target": 4.0, "ok": False},
+    }
+
+
+def test_a_new_file_is_a_new_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ['"""The answer."""', "from benchmarks import Figure", "figures = lambda: [Figure('it', 42, '')]"]
+    (tmp_path / "answer.py").write_text("\n".join(lines))
+    monkeypatch.setattr(benchmarks, "__path__", [*benchmarks.__path__, str(tmp_path)])
+    assert "answer" in benchmarks.benchmark_names()
+    found = benchmarks.benchmark_named("answer")
+    assert (found.about, found.figures()[0].value) == ("The answer.", 42)
+    monkeypatch.delitem(sys.modules, "benchmarks.answer")
+
+
+@pytest.mark.parametrize("name", benchmarks.benchmark_names())
+def test_every_benchmark_says_what_it_measures(name: str) -> None:
+    found = benchmarks.benchmark_named(name)
+    assert len(found.about.split()) > 4
+    assert callable(found.figures)
+
+
+def test_a_failure_in_a_fresh_interpreter_carries_its_words() -> None:
+    with pytest.raises(RuntimeError, match="No module named 'nonsense'"):
+        benchmarks.seconds_in_new_python("import nonsense")

@@ -1,0 +1,64 @@
+"""How many collectives a step takes: counted on four ranks of two virtual nodes, beside what was counted by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from benchmarks import collectives
+from benchmarks.apparatus.step_case import ROWWISE
+from recshard_lab import launch
+from recshard_lab.sharding import scheme_names
+
+PLAIN = Counter(all_to_all=4)
+ADDED_ON_THE_WAY = Counter(all_to_all=2, reduce_scatter=1, all_gather=1)
+HOPS = Counter(all_to_all=6)
+#: scheme -> what a step of a full batch takes by each route
+BY_HAND = {
+    "table_wise": {"direct": PLAIN, "reduce_scatter": PLAIN, "two_hop": HOPS},
+    "row_wise": {"direct": PLAIN, "reduce_scatter": ADDED_ON_THE_WAY, "two_hop": HOPS},
+    "column_wise": {"direct": PLAIN, "reduce_scatter": PLAIN, "two_hop": HOPS},
+    "data_parallel": {"direct": Counter(all_to_all=3)},
+    "table_row_wise": {"direct": PLAIN, "reduce_scatter": ADDED_ON_THE_WAY, "two_hop": HOPS},
+    "table_column_wise": {"direct": PLAIN, "reduce_scatter": PLAIN, "two_hop": HOPS},
+    "grid_shard": {"direct": PLAIN, "reduce_scatter": ADDED_ON_THE_WAY, "two_hop": HOPS},
+    "flex_shard": {  # gradients of the replicas go directly
+        "direct": PLAIN,
+        "reduce_scatter": ADDED_ON_THE_WAY + Counter(all_to_all=1),
+        "two_hop": HOPS + Counter(all_to_all=1),
+    },
+    "mixed": {
+        "direct": PLAIN,
+        "reduce_scatter": PLAIN + Counter(reduce_scatter=1, all_gather=1),
+        "two_hop": HOPS + Counter(all_to_all=1),
+    },
+}
+COLUMNS_CUT = ("column_wise", "table_column_wise", "grid_shard", "mixed")
+
+
+def test_every_scheme_route_and_batch_takes_the_collectives_counted_by_hand() -> None:
+    wanted = collectives.counted()
+    assert {step.case.layout for step in wanted} == {*BY_HAND} >= {*scheme_names()}
+    with launch(collectives.RANKS, nodes=collectives.NODES) as ranks:
+        told = ranks.run(collectives.count, wanted)
+    for step, *own in zip(wanted, *told, strict=True):
+        layout = step.case.layout
+        expected = BY_HAND[layout]["direct" if step.variable else step.route].copy()
+        expected["all_to_all"] += step.case.optimizer == ROWWISE and layout in COLUMNS_CUT
+        assert [count.kinds for count in own] == [expected] * collectives.RANKS, step.name
+        assert step.most == expected.total(), step.name
+        assert all(0 < count.across_nodes < count.sent for count in own), step.name
+
+
+def test_the_bytes_of_rows_and_gradients_are_those_of_the_formula() -> None:
+    steps = {(s.case.layout, s.route, s.variable): s for s in collectives.counted() if s.case.optimizer != ROWWISE}
+    wanted = [steps["row_wise", route, variable] for route in ("direct", "two_hop") for variable in (False, True)]
+    case = wanted[0].case
+    with launch(collectives.RANKS, nodes=collectives.NODES) as ranks:
+        told = ranks.run(collectives.count, wanted)
+    rows = case.tables * case.batch * case.dim * 4  # of one rank's samples, whole
+    for direct, direct_variable, hops, _ in told:
+        input_bytes = direct.sent - 2 * 3 * rows  # each of three others is sent rows, and gradients
+        sizes = 3 * case.tables * case.batch * 4
+        assert sizes < input_bytes < sizes + 4 * case.tables * case.batch * case.pooling + 100
+        assert direct_variable.sent < 0.51 * direct.sent
+        assert direct.across_nodes - hops.across_nodes == 2 * rows  # one message to the other node instead of two

@@ -1,0 +1,56 @@
+"""The loss curves' two sides train alike on small data, and would show it if they did not."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import recshard_lab
+from benchmarks.apparatus.model_runs import Course, plain, sharded
+from benchmarks.apparatus.tower_runs import Likes, scores_alone, scores_sharded
+from benchmarks.models import COURSES, retrieval
+from recshard_lab.models import model_names
+
+RATINGS = {"name": "synthetic-ratings", "num_ratings": 3000}
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Any]:
+    with recshard_lab.launch(2) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_both_sides_walk_the_same_curve(two: Any, name: str) -> None:
+    course = Course(name, RATINGS, batch_size=128, epochs=1)
+    truth = plain(course)
+    for ours in two.run(sharded, course):
+        assert ours.losses == pytest.approx(truth.losses, rel=1e-3)
+        assert ours.losses[-1] < ours.losses[0]
+        assert ours.auc == pytest.approx(truth.auc, abs=2e-3)
+
+
+def test_another_course_has_another_curve() -> None:
+    one, other = (plain(Course("dlrm", RATINGS, {"over_arch_layer_sizes": [n, 1]}, 128, 1)) for n in (8, 9))
+    assert one.losses != pytest.approx(other.losses, rel=1e-3)
+
+
+def test_every_model_has_a_course_on_the_ratings() -> None:
+    assert {course.model for course in COURSES.values()} == set(model_names())
+
+
+def test_two_towers_on_ranks_propose_what_they_propose_on_one_process(two: Any) -> None:
+    scores = scores_alone(True, RATINGS)
+    assert float((scores - scores_alone(False, RATINGS)).abs().max()) > 0.1  # the correction shows
+    likes = Likes(RATINGS)
+    for ours in two.run(scores_sharded, True, RATINGS):
+        assert float((ours - scores).abs().max()) < 0.01
+        assert likes.recall(ours, 100) == pytest.approx(likes.recall(scores, 100), abs=0.02)
+
+
+def test_the_indexes_find_more_where_they_look_at_more() -> None:
+    pytest.importorskip("faiss")
+    exact, flat, *cells = retrieval(5000, 16, 20, 5)
+    assert exact.value > 0
+    assert flat.ok
+    assert [own.value for own in cells] == sorted(own.value for own in cells)

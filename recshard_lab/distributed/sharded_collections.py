@@ -18,7 +18,7 @@ from recshard_lab.distributed.step.executor import Executor, Listener
 from recshard_lab.distributed.step.input_dist import LookupInput, PendingInput
 from recshard_lab.distributed.step.layout import Block, Layout
 from recshard_lab.distributed.step.lookup import GroupKind, choose_kinds
-from recshard_lab.distributed.step.output_dist import PooledRoute, SequenceRoute
+from recshard_lab.distributed.step.output_dist import PooledOutput, SequenceOutput
 from recshard_lab.distributed.table_shards import TableShards, whole_dtype
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
@@ -118,7 +118,7 @@ class ShardedCollection(nn.Module):
         """
         _, groups = self.kinds_for(shardings)
         layout = Layout(self.tables, blocks_of(self.tables), shardings, groups, env.world_size)
-        (PooledRoute if self.pooled else SequenceRoute)(layout, env, self.codecs)
+        (PooledOutput if self.pooled else SequenceOutput)(layout, env, self.codecs)
 
     def place(self, shardings: Mapping[str, ParameterSharding]) -> None:
         """Makes kernels and wiring for these rectangles, in place of older ones; weights and states are zeros."""

@@ -24,8 +24,7 @@ from recshard_lab.comm import Registry, ShardingEnv
 from recshard_lab.distributed.step.input_dist import InputDist, LookupInput, PendingInput
 from recshard_lab.distributed.step.layout import Layout
 from recshard_lab.distributed.step.lookup import GroupKind, KernelGroup, RankLookup
-from recshard_lab.distributed.step.output_dist import PooledRoute, SequenceRoute
-from recshard_lab.distributed.step.output_dist.variable_batch import VariableRoute
+from recshard_lab.distributed.step.output_dist import PooledOutput, SequenceOutput, VariableOutput
 from recshard_lab.distributed.step.row_norms import RowNormExchange
 from recshard_lab.distributed.step.weight_gradients import exchange_output, of_replicas
 from recshard_lab.embedding.out_of_range import OutOfRange
@@ -55,8 +54,8 @@ class Rows:
 class OutputPaths:
     """How rows come home over some connections: batches of one size, and variable ones."""
 
-    route: PooledRoute | SequenceRoute
-    variable: VariableRoute
+    route: PooledOutput | SequenceOutput
+    variable: VariableOutput
 
 
 class Executor:
@@ -88,8 +87,8 @@ class Executor:
         self.layout, self.env, self.device, self.pooled, self.codecs = layout, env, device, pooled, codecs
         self.input_dist = InputDist(layout, env, pooled=pooled, weighted=weighted, policy=policy)
         self.lookup = RankLookup(layout, kinds, env.rank, pooled, device)
-        self.route = PooledRoute(layout, env, codecs) if pooled else SequenceRoute(layout, env, codecs)
-        self.variable = VariableRoute(layout, env, codecs)
+        self.route = PooledOutput(layout, env, codecs) if pooled else SequenceOutput(layout, env, codecs)
+        self.variable = VariableOutput(layout, env, codecs)
         self.anchor = torch.zeros((), device=device, requires_grad=True)
         #: for each kind whose column shards must add their squares: the group here, if any, how often, the exchange
         self.row_norms: list[tuple[KernelGroup | None, int, RowNormExchange]] = []
@@ -148,8 +147,8 @@ class Executor:
     def output_paths(self, env: ShardingEnv) -> OutputPaths:
         """The ways home over other connections between the same ranks."""
         return OutputPaths(
-            (PooledRoute if self.pooled else SequenceRoute)(self.layout, env, self.codecs),
-            VariableRoute(self.layout, env, self.codecs),
+            (PooledOutput if self.pooled else SequenceOutput)(self.layout, env, self.codecs),
+            VariableOutput(self.layout, env, self.codecs),
         )
 
     def read(self, lookup_input: LookupInput, training: bool) -> Rows:
@@ -174,8 +173,9 @@ class Executor:
         """What `read` gave as the rows of the local batch, over these output_paths or the collection's own."""
         output_paths = output_paths or OutputPaths(self.route, self.variable)
         route = output_paths.route if lookup_input.bags is None else output_paths.variable
-        out = route.forward(rows.exchanged, rows.replicated, lookup_input)
-        self._measure(lookup_input, out, route.buffer_bytes)
+        pending = route.begin(rows.exchanged, rows.replicated, lookup_input)
+        out = route.finish(pending)
+        self._measure(lookup_input, out, pending.buffer_bytes)
         return out
 
     def forward(self, lookup_input: LookupInput, training: bool) -> tuple[Tensor, _Saved | None]:
@@ -204,8 +204,9 @@ class Executor:
         lookup_input = saved.lookup_input
         copies = of_replicas(self.lookup, self.layout, grad, lookup_input)
         route = self.route if lookup_input.bags is None else self.variable
-        grads = route.backward(grad, 1.0 / self.env.world_size, lookup_input)
-        backward_bytes = grad.numel() * grad.element_size() + route.buffer_bytes
+        pending = route.begin_backward(grad, 1.0 / self.env.world_size, lookup_input)
+        grads = route.finish_backward(pending)
+        backward_bytes = grad.numel() * grad.element_size() + pending.buffer_bytes
         self.buffer_bytes["output_buffers"] = max(self.buffer_bytes["output_buffers"], backward_bytes)
         waiting: dict[int, tuple[Any, Tensor]] = {}
         weights: dict[int, Tensor | None] = {}

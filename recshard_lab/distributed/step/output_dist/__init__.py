@@ -18,6 +18,9 @@ All give the same result, up to the order of additions. Rows that are not added,
 collections, know `direct` alone.
 """
 
-from recshard_lab.distributed.step.output_dist.pooled import Columns as Columns
-from recshard_lab.distributed.step.output_dist.pooled import PooledRoute as PooledRoute
-from recshard_lab.distributed.step.output_dist.sequence import SequenceRoute as SequenceRoute
+from recshard_lab.distributed.step.output_dist.base import Columns as Columns
+from recshard_lab.distributed.step.output_dist.base import OutputExchange as OutputExchange
+from recshard_lab.distributed.step.output_dist.base import PendingOutput as PendingOutput
+from recshard_lab.distributed.step.output_dist.pooled import PooledOutput as PooledOutput
+from recshard_lab.distributed.step.output_dist.sequence import SequenceOutput as SequenceOutput
+from recshard_lab.distributed.step.output_dist.variable_batch import VariableOutput as VariableOutput

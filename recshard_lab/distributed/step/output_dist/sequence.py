@@ -12,14 +12,19 @@ from torch import Tensor
 from recshard_lab.comm import CommOp, Registry, ShardingEnv, codecs_for
 from recshard_lab.distributed.step.input_dist import LocalBatch, LookupInput
 from recshard_lab.distributed.step.layout import Layout, ShardFeature
-from recshard_lab.distributed.step.output_dist.base import BACKWARD, FORWARD
-from recshard_lab.distributed.step.output_dist.pooled import Columns
+from recshard_lab.distributed.step.output_dist.base import (
+    BACKWARD,
+    FORWARD,
+    Columns,
+    OutputExchange,
+    PendingOutput,
+)
 from recshard_lab.distributed.step.output_dist.wire import Parcel, Wire
 from recshard_lab.distributed.step.route_ids import LOCAL
 from recshard_lab.sharding import PlanError
 
 
-class SequenceRoute:
+class SequenceOutput(OutputExchange):
     """The output is flat: for each block its ``[n, D]`` rows, one block after the other.
 
     Raises:
@@ -38,25 +43,32 @@ class SequenceRoute:
                     f"{route!r} does not apply to it. Fix: route='direct' for this table"
                 )
         self.lanes = layout.exchanged_features
-        self.buffer_bytes = 0
 
-    def forward(self, exchanged: list[Tensor], replicated: list[Tensor], lookup_input: LookupInput) -> Tensor:
-        """Kernel outputs -> flat rows of the local batch."""
+    def begin(
+        self, exchanged: Sequence[Tensor], replicated: Sequence[Tensor], lookup_input: LookupInput
+    ) -> PendingOutput:
         local_batch, mine = lookup_input.local_batch, self.lanes[self.env.rank]
         example = lookup_input.ids.new_empty(0, dtype=self.layout.rows_dtype)
-        lane_major = torch.cat(exchanged).to(example.dtype) if exchanged else example
+        lane_major = torch.cat(list(exchanged)).to(example.dtype) if exchanged else example
         sizes = [[n * lane.shard.num_cols for n in lookup_input.counts[i]] for i, lane in enumerate(mine)]
         message = _turn(lane_major, sizes, self.env.world_size)
         sends = _loads(mine, lookup_input.counts, self.env.world_size)
         receives = [self._sent(rank, local_batch) for rank in range(self.env.world_size)]
-        flat = self._exchange(self.forward_wire, message, sends, receives)
+        arriving = self.forward_wire.send(message, sends, receives)
+        return PendingOutput(lookup_input, (arriving, receives, replicated, example), arriving.buffer_bytes)
+
+    def finish(self, pending: PendingOutput) -> Tensor:
+        """Flat: for each block its ``[n, D]`` rows, one block after the other."""
+        local_batch = pending.lookup_input.local_batch
+        arriving, receives, replicated, example = pending.state
+        flat = arriving.wait()
         out = example.new_empty(sum(self._block_sizes(local_batch)))
         blocks = self._blocks(out, local_batch)
         parts = iter(flat.split([parcel.size for load in receives for parcel in load]))
         for rank, lanes in enumerate(self.lanes):
             for number, lane in enumerate(lanes):
                 self._columns(blocks, local_batch, rank, number, lane, next(parts))
-        local = torch.cat(replicated).to(example.dtype) if replicated else example
+        local = torch.cat(list(replicated)).to(example.dtype) if replicated else example
         position = 0
         for number, lane in enumerate(self.layout.replicated_features):
             size = _count(local_batch, number) * lane.shard.num_cols
@@ -64,8 +76,7 @@ class SequenceRoute:
             position += size
         return out
 
-    def backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> Columns:
-        """Flat gradient of the local batch, times ``scale`` -> flat, lane-major, for all of this rank's lanes."""
+    def begin_backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> PendingOutput:
         grad = grad * scale if scale != 1.0 else grad
         local_batch = lookup_input.local_batch
         blocks = self._blocks(grad.contiguous(), local_batch)
@@ -82,18 +93,18 @@ class SequenceRoute:
             pieces += parts
             sends.append(self._sent(rank, local_batch) + copied)
         lanes = self.layout.rank_features[self.env.rank]
-        counts = lookup_input.counts
+        receives = _loads(lanes, lookup_input.counts, self.env.world_size)
+        message = torch.cat(pieces) if pieces else grad.new_empty(0)
+        arriving = self.backward_wire.send(message, sends, receives)
+        return PendingOutput(lookup_input, arriving, arriving.buffer_bytes)
+
+    def finish_backward(self, pending: PendingOutput) -> Columns:
+        """Flat, in the order of this rank's shard features."""
+        lanes = self.layout.rank_features[self.env.rank]
+        counts = pending.lookup_input.counts
         sizes = [[n * lane.shard.num_cols for n in counts[i]] for i, lane in enumerate(lanes)]
         by_source = [[each[source] for each in sizes] for source in range(self.env.world_size)]
-        receives = _loads(lanes, counts, self.env.world_size)
-        message = torch.cat(pieces) if pieces else grad.new_empty(0)
-        flat = self._exchange(self.backward_wire, message, sends, receives)
-        return Columns([_turn(flat, by_source, len(lanes))])
-
-    def _exchange(self, wire: Wire, message: Tensor, sends: list[list[Parcel]], receives: list[list[Parcel]]) -> Tensor:
-        arriving = wire.send(message, sends, receives)
-        self.buffer_bytes = arriving.buffer_bytes
-        return arriving.wait()
+        return Columns([_turn(pending.state.wait(), by_source, len(lanes))])
 
     def _sent(self, rank: int, local_batch: LocalBatch) -> list[Parcel]:
         return [Parcel(local_batch.sent[rank][n], (lane.shard.num_cols,)) for n, lane in enumerate(self.lanes[rank])]

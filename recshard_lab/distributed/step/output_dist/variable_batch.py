@@ -19,13 +19,18 @@ from torch import Tensor
 from recshard_lab.comm import CommOp, Registry, ShardingEnv, codecs_for
 from recshard_lab.distributed.step.input_dist import LocalBatch, LookupInput
 from recshard_lab.distributed.step.layout import Layout, ShardFeature
-from recshard_lab.distributed.step.output_dist import Columns
-from recshard_lab.distributed.step.output_dist.base import BACKWARD, FORWARD
+from recshard_lab.distributed.step.output_dist.base import (
+    BACKWARD,
+    FORWARD,
+    Columns,
+    OutputExchange,
+    PendingOutput,
+)
 from recshard_lab.distributed.step.output_dist.replica_gradients import Replicas
-from recshard_lab.distributed.step.output_dist.wire import Parcel, Wire, size_of
+from recshard_lab.distributed.step.output_dist.wire import Arriving, Parcel, Wire, size_of
 
 
-class VariableRoute:
+class VariableOutput(OutputExchange):
     """Brings the pooled rows of true bags home, and their gradients back.
 
     It serves every lane, whatever route the lane takes in batches of one size: the results are the same.
@@ -40,24 +45,33 @@ class VariableRoute:
         self.layout, self.env = layout, env
         self.lanes = layout.exchanged_features
         self.replicas = Replicas(layout)
-        self.buffer_bytes = 0
         codecs = codecs_for(CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL, registry)
         self.forward_wire = Wire(env, FORWARD, codecs.forward)
         self.backward_wire = Wire(env, BACKWARD, codecs.backward)
 
-    def forward(self, exchanged: list[Tensor], replicated: list[Tensor], lookup_input: LookupInput) -> Tensor:
-        """Kernel outputs ``[T, width]`` -> the pooled rows of the local batch's bags, flat, block after block."""
+    def begin(
+        self, exchanged: Sequence[Tensor], replicated: Sequence[Tensor], lookup_input: LookupInput
+    ) -> PendingOutput:
         local_batch, mine = lookup_input.local_batch, self.lanes[self.env.rank]
         columns, spans = _by_lane(exchanged, mine), _spans(lookup_input, len(mine))
-        flat = torch.empty(0, dtype=self.layout.rows_dtype, device=lookup_input.ids.device)
-        if any(self.lanes):
-            flat = self._exchange(
-                self.forward_wire,
-                [[lane[start:end] for lane, (start, end) in zip(columns, own, strict=True)] for own in spans],
-                [_parcels(mine, own) for own in spans],
-                [self._home_parcels(lanes, local_batch) for lanes in self.lanes],
-                flat,
-            )
+        empty = torch.empty(0, dtype=self.layout.rows_dtype, device=lookup_input.ids.device)
+        if not any(self.lanes):
+            return PendingOutput(lookup_input, (None, replicated, empty))
+        arriving = _send(
+            self.forward_wire,
+            [[lane[start:end] for lane, (start, end) in zip(columns, own, strict=True)] for own in spans],
+            [_parcels(mine, own) for own in spans],
+            [self._home_parcels(lanes, local_batch) for lanes in self.lanes],
+            empty,
+        )
+        return PendingOutput(lookup_input, (arriving, replicated, empty), arriving.buffer_bytes)
+
+    def finish(self, pending: PendingOutput) -> Tensor:
+        """The pooled rows of the local batch's bags, flat, block after block."""
+        local_batch = pending.lookup_input.local_batch
+        arriving, replicated, flat = pending.state
+        if arriving is not None:
+            flat = arriving.wait()
         out = flat.new_zeros(sum(self._sizes(local_batch)))
         blocks = self._blocks(out, local_batch)
         position = 0
@@ -70,9 +84,7 @@ class VariableRoute:
         self._divide_means(blocks, local_batch)
         return out
 
-    def backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> Columns:
-        """Flat gradient, to be multiplied by ``scale`` -> for each group, then each replicated group, ``[T, width]``,
-        zeros in the empty bags."""
+    def begin_backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> PendingOutput:
         local_batch, mine = lookup_input.local_batch, self.lanes[self.env.rank]
         blocks = self._blocks(grad * scale, local_batch)
         self._divide_means(blocks, local_batch)
@@ -80,13 +92,19 @@ class VariableRoute:
         tail = grad.new_empty(size_of(copies))
         self.replicas.write([blocks[lane.block] for lane in self.replicas.lanes], 1.0, local_batch, tail)
         own_parcels = [_parcels(mine, own) for own in spans]
-        flat = self._exchange(
+        arriving = _send(
             self.backward_wire,
             [[*(blocks[lane.block][:, slice(*lane.shard.cols)] for lane in own), tail] for own in self.lanes],
             [[*self._home_parcels(own, local_batch), *copies] for own in self.lanes],
             [[*own, *theirs] for own, theirs in zip(own_parcels, self.replicas.receives(lookup_input), strict=True)],
             grad.new_empty(0),
         )
+        return PendingOutput(lookup_input, arriving, arriving.buffer_bytes)
+
+    def finish_backward(self, pending: PendingOutput) -> Columns:
+        """``[T, width]`` of each kernel, zeros in the empty bags."""
+        lookup_input, mine = pending.lookup_input, self.lanes[self.env.rank]
+        flat, spans = pending.state.wait(), _spans(lookup_input, len(mine))
         widths = [lane.shard.num_cols for lane in mine]
         rows = flat.new_zeros(sum(lookup_input.segments), sum(widths))
         columns = rows.split(widths, 1) if widths else []
@@ -106,20 +124,6 @@ class VariableRoute:
         blocks = zip(self._blocks(flat, local_batch), local_batch.inverse, strict=True)
         return torch.cat([rows.index_select(0, inverse) for rows, inverse in blocks], 1)
 
-    def _exchange(
-        self,
-        wire: Wire,
-        parts: Sequence[Sequence[Tensor]],
-        sends: Sequence[Sequence[Parcel]],
-        receives: Sequence[Sequence[Parcel]],
-        example: Tensor,
-    ) -> Tensor:
-        """For each rank the parts it is sent -> all that comes here, flat."""
-        pieces = [part.reshape(-1).to(example.dtype) for own in parts for part in own]
-        arriving = wire.send(torch.cat(pieces) if pieces else example, sends, receives)
-        self.buffer_bytes = arriving.buffer_bytes
-        return arriving.wait()
-
     def _home_parcels(self, lanes: Sequence[ShardFeature], local_batch: LocalBatch) -> list[Parcel]:
         return [Parcel(local_batch.lengths[lane.block].numel(), (lane.shard.num_cols,)) for lane in lanes]
 
@@ -133,6 +137,18 @@ class VariableRoute:
     def _divide_means(self, blocks: list[Tensor], local_batch: LocalBatch) -> None:
         for index in self.layout.mean_blocks:
             blocks[index].div_(local_batch.lengths[index].clamp(min=1).to(blocks[index].dtype).unsqueeze(1))
+
+
+def _send(
+    wire: Wire,
+    parts: Sequence[Sequence[Tensor]],
+    sends: Sequence[Sequence[Parcel]],
+    receives: Sequence[Sequence[Parcel]],
+    example: Tensor,
+) -> Arriving:
+    """Sends to each rank its parts."""
+    pieces = [part.reshape(-1).to(example.dtype) for own in parts for part in own]
+    return wire.send(torch.cat(pieces) if pieces else example, sends, receives)
 
 
 def _parcels(lanes: Sequence[ShardFeature], spans: Sequence[tuple[int, int]]) -> list[Parcel]:

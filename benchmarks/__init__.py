@@ -15,7 +15,8 @@ import pkgutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from statistics import median
@@ -142,6 +143,19 @@ def median_ms(action: Callable[[], object], repeat: int = 20, warm_up: int = 3) 
         action()
         taken.append(time.perf_counter() - begun)
     return 1e3 * median(taken)
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Torch computes with ``count`` threads inside the block."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def seconds_in_new_python(code: str) -> float:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import Figure
+from benchmarks import Figure, torch_threads
 
 SAMPLES, QUICK_SAMPLES, DAYS = 6_000_000, 800_000, 2
 BATCH, BATCHES = 4096, 200
@@ -42,8 +42,6 @@ print(json.dumps({
 
 def figures(quick: bool = False) -> list[Figure]:
     """Each run in a process of its own; files are read from and written to the disk of the temporary folder."""
-    import torch
-
     with tempfile.TemporaryDirectory(prefix="recshard-criteo-") as name:
         folder = Path(name)
         inputs, written = _planted(folder, QUICK_SAMPLES if quick else SAMPLES)
@@ -54,10 +52,8 @@ def figures(quick: bool = False) -> list[Figure]:
         hashed = _run(folder / "hashed", inputs, {"hash_size": _HASH_SIZE})
         parquet = _run(folder / "parquet", small, {"format": "parquet"})
         zipped = _run(folder / "zipped", [_zipped(small[0])], {})
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        loaded = _batches(folder / "numbered")
-        torch.set_num_threads(threads)
+        with torch_threads(1):
+            loaded = _batches(folder / "numbered")
         parsers = _parsers(small[0])
     text = numbered["text"] / 1e6
     size = f"{text / 1e3:.2g} GB, {(QUICK_SAMPLES if quick else SAMPLES) / 1e6:g} M lines in {DAYS} files"

@@ -175,8 +175,7 @@ def count(case: StepCase) -> StepCounts:
 
     ledger.register()
     torch.set_num_threads(1)
-    os.environ["LOCAL_WORLD_SIZE"] = str(case.local_ranks)
-    with mirrored_world(case.ranks):
+    with mirrored_world(case.ranks, case.local_ranks):
         return count_second_step(case)
 
 
@@ -186,9 +185,9 @@ def count_second_step(case: StepCase) -> StepCounts:
 
     from benchmarks import ledger
 
-    model = _model(case, ledger.DEVICE)
+    model = model_of(case, ledger.DEVICE)
     for _ in range(2):
-        batch = _batch(case, ledger.DEVICE)
+        batch = batch_of(case, ledger.DEVICE)
         gradient = torch.ones(case.batch, case.tables * case.dim, device=ledger.DEVICE)
         with ledger.record() as step:
             with ledger.record() as forward:
@@ -209,7 +208,8 @@ def count_second_step(case: StepCase) -> StepCounts:
     )
 
 
-def _model(case: StepCase, device: str) -> Any:
+def model_of(case: StepCase, device: str) -> Any:
+    """The case's collection under `DistributedModelParallel`."""
     import torch
 
     from benchmarks.apparatus.step_ours import codecs_of
@@ -229,7 +229,8 @@ def _model(case: StepCase, device: str) -> Any:
     )
 
 
-def _batch(case: StepCase, device: str) -> Any:
+def batch_of(case: StepCase, device: str) -> Any:
+    """The first batch of rank 0, a `KeyedJaggedTensor`."""
     import torch
 
     from recshard_lab.sparse import KeyedJaggedTensor

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from statistics import median
 
 import torch
 from torch import Tensor
 
-from benchmarks import Figure
+from benchmarks import Figure, torch_threads
 from recshard_lab.embedding import (
     DataType,
     EmbeddingBagConfig,
@@ -52,7 +51,7 @@ def _kernel_figures() -> Iterator[Figure]:
             for threads in _thread_counts():
                 forward: dict[str, list[float]] = {name: [] for name in kernels}
                 backward: dict[str, list[float]] = {name: [] for name in kernels}
-                with _threads(threads):
+                with torch_threads(threads):
                     for turn in range(ROUNDS + 2):
                         for name, kernel in kernels.items():
                             begun = time.perf_counter()
@@ -92,7 +91,7 @@ def _step_figures() -> Iterator[Figure]:
         for kind, draw in (("uniform", _uniform), ("Zipf", _zipf)):
             batches = [KeyedJaggedTensor(keys, draw(STEP_TABLES, STEP_BATCH), lengths=lengths) for _ in range(3)]
             for threads in _thread_counts():
-                with _threads(threads):
+                with torch_threads(threads):
                     taken = _in_turns({name: _steps(own, batches, grad) for name, own in collections.items()})
                 what = f"step of {STEP_TABLES} tables, {SHORT[str(optimizer)]}, {kind} ids, {threads} threads"
                 chosen, other = median(taken["chosen"]), median(taken[peer])
@@ -138,13 +137,3 @@ def _zipf(tables: int, batch: int) -> Tensor:
 
 def _thread_counts() -> list[int]:
     return [1] if torch.get_num_threads() == 1 else [1, 2]
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

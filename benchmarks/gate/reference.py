@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from benchmarks import torch_threads
+
 ROUNDS = 15
 
 
@@ -29,12 +31,8 @@ class Reference:
 
 def time_reference(rounds: int = ROUNDS) -> Reference:
     """Times the step, on one thread."""
-    import torch
-
     step = _step()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with torch_threads(1):
         for _ in range(2):
             step()
         wall, cpu = [], []
@@ -43,8 +41,6 @@ def time_reference(rounds: int = ROUNDS) -> Reference:
             step()
             wall.append(1e3 * (time.perf_counter() - begun))
             cpu.append(1e3 * (time.process_time() - begun_cpu))
-    finally:
-        torch.set_num_threads(threads)
     return Reference(median(wall), median(cpu))
 
 

@@ -1,0 +1,59 @@
+"""Host milliseconds of the input exchange on one rank of 128: pack the ids of a batch, unpack what arrives.
+
+26 row-wise tables, batch 512, one thread. One process is rank 0 of a mirrored world (``benchmarks.ledger.mirror``).
+Packing lasts from the batch to the sent message, unpacking from the received message to the ids of each table. The time
+that collectives take to copy is subtracted. The tensors are on the GPU if there is one.
+"""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+
+import torch
+
+from benchmarks import Figure, torch_threads
+from benchmarks.apparatus.step_case import SGD, StepCase
+from benchmarks.launches import batch_of, model_of
+from benchmarks.ledger.mirror import MirrorGroup, mirrored_world
+
+ROUNDS, QUICK_ROUNDS, WARM_UP = 40, 10, 3
+CASES = [StepCase("row_wise", SGD, "uniform", 26, batch=512, pooling=n, ranks=128, local_ranks=8) for n in (1, 10)]
+TARGETS = {"pack, W=128, pooling 1": 3.0, "unpack, W=128, pooling 1": 0.6}
+
+
+def figures(*, quick: bool = False) -> list[Figure]:
+    """Packing and unpacking, for each pooling factor. ``quick``: 10 rounds, not 40."""
+    return [figure for case in CASES for figure in measure(case, QUICK_ROUNDS if quick else ROUNDS)]
+
+
+def measure(case: StepCase, rounds: int) -> list[Figure]:
+    """Medians over rounds, of rank 0."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    taken: dict[str, list[tuple[float, float]]] = {"pack": [], "unpack": []}
+    with torch_threads(1), mirrored_world(case.ranks, case.local_ranks):
+        collection, features = model_of(case, device).module, batch_of(case, device)
+        for _ in range(WARM_UP + rounds):
+            clocks = [_clocks()]
+            pending = collection.input_dist(features)
+            clocks.append(_clocks())
+            pending.wait()
+            clocks.append(_clocks())
+            for times, start, end in zip(taken.values(), clocks, clocks[1:], strict=False):
+                times.append((end[0] - start[0], end[1] - start[1]))
+    return [
+        Figure(
+            f"{name}, W={case.ranks}, pooling {case.pooling}",
+            1e3 * median(wall for wall, _ in times[WARM_UP:]),
+            "ms",
+            beside={"CPU": 1e3 * median(cpu for _, cpu in times[WARM_UP:])},
+        )
+        for name, times in taken.items()
+    ]
+
+
+def _clocks() -> tuple[float, float]:
+    """Seconds by the clock and of this thread, less those of collectives, once the device is idle."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - MirrorGroup.wall_s, time.thread_time() - MirrorGroup.cpu_s

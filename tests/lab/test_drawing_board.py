@@ -111,7 +111,7 @@ def test_overlaps_strays_and_missing_ranks_are_named() -> None:
     made.tiles = [(0, (0, 1000), (0, 16)), (1, (100, 200), (0, 8))]
     assert "overlap" in made.problem
     made.tiles = [(0, (0, 1200), (0, 16))]
-    assert "sticks out" in made.problem
+    assert "outside the table" in made.problem
     made.tiles = [(7, (0, 1000), (0, 16))]
     assert "world_size is 4" in made.problem
     made.tiles = []

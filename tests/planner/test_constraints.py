@@ -70,7 +70,7 @@ def test_wishes_that_exclude_each_other_are_refused() -> None:
         planned(forbidden_sharding_types=["row_wide"])
     with pytest.raises(PlanError, match="no shard covers rows"):
         planned(shards=[Shard(0, (0, 1), (0, 4))])
-    with pytest.raises(ValueError, match="so ranks has nothing to say"):
+    with pytest.raises(ValueError, match="shards and ranks are mutually exclusive"):
         ParameterConstraints(shards=[Shard(0, (0, 1), (0, 4))], ranks=[0])
 
 

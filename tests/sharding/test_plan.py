@@ -70,7 +70,7 @@ def test_a_route_that_cannot_be_is_refused() -> None:
         ParameterSharding("row_wise", route="twohop")
     with pytest.raises(PlanError, match="known: direct, reduce_scatter, two_hop"):
         plan_of().with_route("x")
-    with pytest.raises(PlanError, match="data_parallel sends no rows home"):
+    with pytest.raises(PlanError, match="data_parallel with route 'two_hop': every rank stores all rows"):
         ParameterSharding("data_parallel", route="two_hop")
 
 
@@ -94,7 +94,7 @@ def broken(**changes: object) -> str:
         (broken(schema="other"), "field 'schema'"),
         (broken(route="x"), r"\['movies'\]: route 'x' does not exist"),
         (broken(route=2), r"\['movies'\].route must be a string"),
-        (broken(version=2), "version 2"),
+        (broken(version=2), "format version 2, but this recshard_lab reads version 1.*Fix: update recshard_lab"),
         (broken(version=...), "version None"),
         (broken(version=True), "version True"),
         (broken(extra=1), "unknown field 'extra'"),
@@ -103,7 +103,7 @@ def broken(**changes: object) -> str:
         (broken(shards=[[0, 0, 100, 0]]), r"shards\[0\] must be \[rank, r0, r1, c0, c1\]"),
         (broken(shards=[[0, 0, 100.5, 0, 8]]), r"shards\[0\] must hold whole numbers"),
         (broken(shards=[[-1, 0, 100, 0, 8]]), r"shards\[0\] must hold whole numbers"),
-        (broken(ranks=[1]), "a shard lies on rank 0"),
+        (broken(ranks=[1]), "a shard is on rank 0"),
         (broken(sharding_type=3), "sharding_type must be a string"),
         ('{"schema": 1, "schema": 2}', "'schema' occurs twice"),
     ],
@@ -122,7 +122,7 @@ def test_malformed_json_is_refused_by_name(text: str, said: str) -> None:
             [Shard(0, (0, 60), (0, 8)), Shard(1, (50, 100), (0, 8))],
             r"ranks 0 and 1 overlap in rows \[50, 60\) x cols \[0, 8\).*rank 1 rows=\(60, 100\)",
         ),
-        ([Shard(0, (0, 101), (0, 8))], r"sticks out of the table.*rows=\(0, 100\)"),
+        ([Shard(0, (0, 101), (0, 8))], r"partly outside the table.*rows=\(0, 100\)"),
         ([Shard(2, (0, 100), (0, 8))], "world_size is 2"),
         ([Shard(0, (0, 100), (0, 8)), Shard(1, (5, 5), (0, 8))], "is empty"),
     ],

@@ -72,7 +72,7 @@ def test_curves_that_cannot_be_are_refused() -> None:
     for edges, shares in (((0, 5), (0.0, 0.5)), ((1, 5), (0.0, 1.0)), ((0, 5, 5), (0.0, 0.5, 1.0)), ((0,), (0.0,))):
         with pytest.raises(ValueError, match="must"):
             RowShares(tuple(map(float, edges)), shares)
-    with pytest.raises(PlanError, match="at least one stripe"):
+    with pytest.raises(PlanError, match="expected count >= 1"):
         RowShares.zipf(10, 1.0).sizes(0)
     with pytest.raises(ValueError, match="ids must be rows 0 to 9, got 3 to 10"):
         RowShares.of_ids([[3, 10]], 10)

@@ -84,7 +84,7 @@ def test_the_suggested_fix_removes_the_fault(rects: list[Rect]) -> None:
     if fault is None or fault.fix is None or fault.kind == "outside":
         return
     before = painted(rects, 8, 8)
-    rects[fault.pieces[0]] = fault.fix
+    rects[fault.positions[0]] = fault.fix
     after = painted(rects, 8, 8)
     (r0, r1), (c0, c1) = fault.rect
     if fault.kind == "hole":

@@ -276,7 +276,7 @@ class DrawingBoard(Exports, LabWidget):
             return
         tiles = [list(tile) for tile in self.canvas.tiles]
         flat = [*fault.rect[0], *fault.rect[1]]
-        piece = fault.pieces[0] if fault.pieces else len(tiles)
+        piece = fault.positions[0] if fault.positions else len(tiles)
         if fault.fix is not None:
             tiles[piece] = [tiles[piece][0], *fault.fix[0], *fault.fix[1]]
         elif fault.kind == "hole":

@@ -1,4 +1,4 @@
-"""What a reader may ask of the planner, per table."""
+"""What you may require of the planner, table by table."""
 
 import numbers
 from collections.abc import Sequence
@@ -9,36 +9,38 @@ import numpy as np
 from recshard_lab.arguments import names_wrong_arguments, shown
 from recshard_lab.sharding.plan.row_shares import RowShares
 from recshard_lab.sharding.plan.types import EmbeddingComputeKernel, Shard, check_route
-from recshard_lab.sharding.plan.validate import shards_in
+from recshard_lab.sharding.plan.validate import as_shards
 
 
 @names_wrong_arguments
 @dataclass
 class ParameterConstraints:
-    """Wishes for one table; names as in TorchRec, and `ranks`, `route`, `shards` and what is forbidden.
+    """Requirements for the plan of one table.
+
+    Names are TorchRec's; `ranks`, `route`, `shards`, `forbidden_sharding_types` and `forbidden_ranks` are added.
 
     Args:
-        sharding_types: the schemes allowed; every registered one when left out.
-        compute_kernels: the kernels allowed, best first; "fused" when left out.
-        min_partition: fewest columns of a column-wise piece; 4 (or 1 where the dim is no multiple of 4).
-        pooling_factors: mean ids a bag, one per feature of the table; the workload's when left out.
-        num_poolings: bags per sample, one per feature; 1 when left out.
-        batch_sizes: samples per rank, one per feature; the workload's when left out.
-        is_weighted: the table's ids carry per-sample weights.
-        ranks: the only ranks that may hold a piece of the table.
-        route: how its rows come home, one of `ROUTES`; the cheapest when left out.
-        shards: the rectangles themselves (a pin): the planner plans the other tables around them.
+        sharding_types: the allowed schemes. Default: all registered schemes.
+        compute_kernels: the allowed kernels, best first. Default: "fused".
+        min_partition: minimum columns of a column shard. Default: 4, or 1 if the dim is not a multiple of 4.
+        pooling_factors: mean ids per bag, one per feature of the table. Default: the workload's.
+        num_poolings: bags per sample, one per feature. Default: 1.
+        batch_sizes: samples per rank, one per feature. Default: the workload's.
+        is_weighted: whether the table's ids have per-sample weights.
+        ranks: the only ranks that may store a shard of the table.
+        route: its output path, one of `ROUTES`. Default: the cheapest.
+        shards: the exact shards. The planner keeps them and plans the other tables around them.
         forbidden_sharding_types: schemes that are not allowed.
-        forbidden_ranks: ranks that may hold no piece of the table.
-        row_shares: how the table's lookups spread over its rows, in the order of its ids; the planner may then cut it
-            so that ranks serve equally many, and replicate the rows that are looked up most.
-        device_group: the name of one of the topology's `device_groups`, whose ranks alone may then hold a piece of the
-            table; or the kind of device, "cpu" or "cuda", which is refused where the topology has another.
-        colocate_with: names of tables that lie on the same ranks as this one, piece by piece; said of one of them, it
-            holds for all.
+        forbidden_ranks: ranks that must not store a shard of the table.
+        row_shares: how the table's lookups spread over its rows, in id order. The planner may then balance lookups
+            instead of rows, and replicate the rows that are looked up most.
+        device_group: one of the topology's `device_groups`; only its ranks may store a shard of the table. Or the
+            device type, "cpu" or "cuda", which must be the topology's.
+        colocate_with: names of tables whose shards must be on the same ranks as this table's, shard by shard. It
+            suffices to name the group at one of its tables.
 
     Raises:
-        ValueError: a wish that no plan can meet (an empty list, a rank named twice, a kernel that does not exist).
+        ValueError: a requirement that no plan can meet: an empty list, a duplicate rank, an unknown kernel.
 
     >>> ParameterConstraints(sharding_types=["row_wise"], ranks=[0, 1]).ranks
     [0, 1]
@@ -70,18 +72,18 @@ class ParameterConstraints:
             if value is not None and not all(isinstance(entry, str) for entry in value):
                 raise ValueError(f"{name} must be names, got {shown(value)}")
         for name in ("ranks", "forbidden_ranks"):
-            given = getattr(self, name)
-            if given is None:
+            value = getattr(self, name)
+            if value is None:
                 continue
-            listed = [int(rank) for rank in given if _whole(rank)]
-            if len(listed) < len(given) or min(listed, default=0) < 0 or len(set(listed)) < len(listed):
-                raise ValueError(f"{name} must be distinct whole numbers from 0 up, got {shown(given)}")
-            setattr(self, name, listed)
+            ranks = [int(rank) for rank in value if _whole(rank)]
+            if len(ranks) < len(value) or min(ranks, default=0) < 0 or len(set(ranks)) < len(ranks):
+                raise ValueError(f"{name} must be distinct whole numbers from 0 up, got {shown(value)}")
+            setattr(self, name, ranks)
         if self.shards is not None:
-            self.shards = shards_in(self.shards)
+            self.shards = as_shards(self.shards)
             for name in ("sharding_types", "ranks", "forbidden_sharding_types", "forbidden_ranks", "min_partition"):
                 if getattr(self, name) is not None:
-                    raise ValueError(f"shards say where the table lies, so {name} has nothing to say: leave one out")
+                    raise ValueError(f"shards and {name} are mutually exclusive. Fix: remove one of them")
         if self.colocate_with is not None:
             names = self.colocate_with
             if isinstance(names, str) or not all(isinstance(name, str) for name in names):

@@ -1,4 +1,4 @@
-"""How one table is cut: its rectangles, and what runs them."""
+"""The plan of one table: its shards, kernel and output path."""
 
 import numbers
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from recshard_lab.sharding.plan.types import (
     check_route,
     nearest,
 )
-from recshard_lab.sharding.plan.validate import replica_flags, replicas_of, shards_in
+from recshard_lab.sharding.plan.validate import as_shards, replica_flags
 
 KERNELS = tuple(kernel.value for kernel in EmbeddingComputeKernel)
 
@@ -25,22 +25,22 @@ KERNELS = tuple(kernel.value for kernel in EmbeddingComputeKernel)
 @names_wrong_arguments
 @dataclass(frozen=True, init=False)
 class ParameterSharding:
-    """How one table is cut and where the pieces go.
+    """How one table is sharded, and which ranks store its shards.
 
     Args:
-        sharding_type: the scheme's name; a label, any name is allowed ("custom" for a tiling drawn by hand).
-            Only "data_parallel" has a meaning: the whole table on every rank.
+        sharding_type: the scheme's name. It is a label and may be any string ("custom" for a hand-drawn tiling). Only
+            "data_parallel" changes behaviour: every rank stores the whole table.
         compute_kernel: "fused" (the optimizer runs in backward), "dense", or "fused_uvm": fused, with all shards in
-            the host's memory. Under "fused" each shard says its tier.
-        ranks: the ranks that take part; taken from the shards when left out.
+            host memory. With "fused", each shard has its own tier.
+        ranks: the participating ranks. Default: the ranks of the shards.
         sharding_spec: torch's ``EnumerableShardingSpec`` instead of `shards`, as TorchRec passes it.
-        shards: the rectangles. May be left out for data_parallel, and for any registered scheme if the plan is
-            put through `ShardingPlan.resolved` before it runs.
-        route: how looked-up rows come home, one of `ROUTES`; the result is the same under each.
+        shards: the shards. You may omit them for data_parallel, and for any registered scheme if you call
+            `ShardingPlan.resolved` before running the plan.
+        route: the output path, one of `ROUTES`. All paths give the same result.
 
     Raises:
-        PlanError: both `shards` and `sharding_spec`; a shard on a rank that `ranks` does not name; a route that
-            does not exist, or one for data_parallel, whose rows never leave their rank.
+        PlanError: both `shards` and `sharding_spec`; a shard on a rank that is not in `ranks`; an unknown route, or a
+            route other than "direct" for data_parallel, which exchanges no rows.
 
     >>> ParameterSharding("table_wise", shards=[Shard(1, (0, 100), (0, 8))]).ranks
     [1]
@@ -62,19 +62,19 @@ class ParameterSharding:
         shards: Iterable[Shard] = (),
         route: str = "direct",
     ) -> None:
-        shards = shards_in(shards)
+        shards = as_shards(shards)
         if sharding_spec is not None:
             if shards:
-                raise PlanError("give shards or sharding_spec, not both")
+                raise PlanError("shards and sharding_spec are mutually exclusive. Fix: pass one of them")
             shards = shards_from_spec(sharding_spec)
-        found = list(dict.fromkeys(shard.rank for shard in shards))
+        shard_ranks = list(dict.fromkeys(shard.rank for shard in shards))
         if ranks is not None:
             if not all(isinstance(rank, numbers.Integral) and not isinstance(rank, bool) for rank in ranks):
                 raise PlanError(f"ranks must be whole numbers, got {shown(ranks)}. Fix: ranks=[0, 1]")
             ranks = [int(rank) for rank in ranks]
-            stray = [rank for rank in found if rank not in ranks]
-            if stray:
-                raise PlanError(f"a shard lies on rank {stray[0]}, but ranks={ranks!r} does not name it")
+            extra = [rank for rank in shard_ranks if rank not in ranks]
+            if extra:
+                raise PlanError(f"a shard is on rank {extra[0]}, which ranks={ranks!r} lacks. Fix: add it to ranks")
         kernel = str(getattr(compute_kernel, "value", compute_kernel))
         if kernel not in KERNELS:
             near = nearest(kernel[:80], KERNELS)
@@ -86,18 +86,18 @@ class ParameterSharding:
             kernel = str(EmbeddingComputeKernel.FUSED_UVM)
         elif any(in_host) and kernel == EmbeddingComputeKernel.DENSE:
             raise PlanError(
-                "a torch optimizer steps tables on the dense kernel on the device, so none of their shards lies in "
-                "tier 'ddr'. Fix: compute_kernel='fused'"
+                "a table with compute_kernel='dense' has a shard in tier 'ddr', but its torch optimizer runs on the "
+                "device. Fix: compute_kernel='fused'"
             )
         object.__setattr__(self, "sharding_type", str(getattr(sharding_type, "value", sharding_type)))
         object.__setattr__(self, "compute_kernel", kernel)
-        object.__setattr__(self, "ranks", ranks if ranks is not None else (found or None))
+        object.__setattr__(self, "ranks", ranks if ranks is not None else (shard_ranks or None))
         object.__setattr__(self, "shards", shards)
         object.__setattr__(self, "route", check_route(route))
         if route != "direct" and self.replicated:
             raise PlanError(
-                f"{self.sharding_type} sends no rows home where every rank holds all of them, so it has no route "
-                f"{route!r}. Fix: leave route out"
+                f"{self.sharding_type} with route {route!r}: every rank stores all rows, so none are exchanged. "
+                f"Fix: omit route"
             )
 
     def __hash__(self) -> int:
@@ -105,19 +105,19 @@ class ParameterSharding:
 
     @property
     def replicated(self) -> bool:
-        """Whether every rank holds the whole table."""
+        """Whether every rank stores the whole table."""
         return self.sharding_type == ShardingType.DATA_PARALLEL or (bool(self.shards) and all(self.replica_flags))
 
     @cached_property
     def replica_flags(self) -> tuple[bool, ...]:
-        """For each shard whether it is a replica: the same rows lie on every rank."""
+        """For each shard, whether it is a replica: every rank stores the same rows."""
         if self.sharding_type == ShardingType.DATA_PARALLEL:
             return (True,) * len(self.shards)
         return replica_flags([shard.rect for shard in self.shards])
 
     @property
     def partly_replicated(self) -> bool:
-        """Whether some rows lie on every rank, and others do not."""
+        """Whether some rows are replicated on every rank and others are not."""
         return any(self.replica_flags) and not all(self.replica_flags)
 
     @property
@@ -125,48 +125,48 @@ class ParameterSharding:
         """The shards as torch's ``EnumerableShardingSpec``; None for data_parallel, as in TorchRec.
 
         Raises:
-            PlanError: some rows are replicated and others are not, which such a spec cannot say.
+            PlanError: only some rows are replicated, which such a spec cannot express.
         """
         if self.partly_replicated:
             raise PlanError(
-                f"a {self.sharding_type} table with replicas of some rows has no EnumerableShardingSpec, whose shards "
-                f"never overlap. Fix: read .shards"
+                f"a {self.sharding_type} table with replicas of some rows has no EnumerableShardingSpec, because its "
+                f"shards must not overlap. Fix: read .shards"
             )
         return None if self.replicated or not self.shards else spec_from_shards(self.shards)
 
     def resolved(
         self, table: BaseEmbeddingConfig, world_size: int, local_world_size: int | None = None
     ) -> "ParameterSharding":
-        """The same with its rectangles spelled out: data_parallel's replicas, a bare scheme's default ones.
+        """This sharding with explicit shards: replicas for data_parallel, otherwise the scheme's default ones.
 
         Args:
-            local_world_size: ranks of one node, for schemes that know nodes; all when left out.
+            local_world_size: ranks per node, for node-aware schemes. Default: all ranks.
         """
         if self.shards:
             return self
         if self.replicated:
             if self.ranks is not None and sorted(self.ranks) != list(range(world_size)):
                 raise PlanError(
-                    f"table {table.name!r}: data_parallel keeps a replica on every rank, but "
-                    f"ranks={self.ranks!r} "
+                    f"table {table.name!r}: data_parallel keeps a replica on every rank, but ranks={self.ranks!r} "
                     f"with world_size {world_size}. Fix: ranks=None"
                 )
-            shards = replicas_of(table, world_size)
+            whole = ((0, table.num_embeddings), (0, table.embedding_dim))
+            shards = [Shard(rank, *whole) for rank in range(world_size)]
             return ParameterSharding(self.sharding_type, self.compute_kernel, shards=shards)
         from recshard_lab.sharding.hardware.topology import Topology
         from recshard_lab.sharding.schemes import scheme_named
 
         topology = Topology(world_size, local_world_size=local_world_size or world_size)
-        made = scheme_named(self.sharding_type).default(table, topology, self.ranks)
+        default = scheme_named(self.sharding_type).default(table, topology, self.ranks)
         return ParameterSharding(
-            self.sharding_type, self.compute_kernel, made.ranks, shards=made.shards, route=self.route
+            self.sharding_type, self.compute_kernel, default.ranks, shards=default.shards, route=self.route
         )
 
     def with_route(self, route: str) -> "ParameterSharding":
-        """The same under another route; data_parallel, which has none, stays as it is.
+        """This sharding with another output path; data_parallel, which has none, is unchanged.
 
         Raises:
-            PlanError: a route that does not exist.
+            PlanError: an unknown route.
         """
         check_route(route)
         if self.replicated:
@@ -175,29 +175,29 @@ class ParameterSharding:
 
 
 def shards_from_spec(spec: Any) -> tuple[Shard, ...]:
-    """The rectangles of an ``EnumerableShardingSpec`` (anything with ``.shards`` of torch's ``ShardMetadata``).
+    """The shards of an ``EnumerableShardingSpec`` (anything with ``.shards`` of torch's ``ShardMetadata``).
 
     Raises:
         PlanError: another kind of spec, a shard that is not two-dimensional or has no rank.
     """
-    pieces = getattr(spec, "shards", None)
-    if pieces is None:
+    entries = getattr(spec, "shards", None)
+    if entries is None:
         raise PlanError(f"sharding_spec must be an EnumerableShardingSpec, got {type(spec).__name__}")
-    found = []
-    for piece in pieces:
-        if len(piece.shard_offsets) != 2:
-            raise PlanError(f"sharding_spec has a shard of {len(piece.shard_offsets)} dimensions, expected 2")
-        rank = piece.placement.rank() if piece.placement is not None else None
+    shards = []
+    for entry in entries:
+        if len(entry.shard_offsets) != 2:
+            raise PlanError(f"sharding_spec has a shard of {len(entry.shard_offsets)} dimensions, expected 2")
+        rank = entry.placement.rank() if entry.placement is not None else None
         if rank is None:
-            raise PlanError(f"sharding_spec places a shard on {piece.placement!r}, expected 'rank:k/device'")
-        (r0, c0), (rows, cols) = piece.shard_offsets, piece.shard_sizes
+            raise PlanError(f"sharding_spec places a shard on {entry.placement!r}, expected 'rank:k/device'")
+        (r0, c0), (rows, cols) = entry.shard_offsets, entry.shard_sizes
         if rows and cols:  # TorchRec writes ranks without rows as empty shards
-            found.append(Shard(int(rank), (int(r0), int(r0 + rows)), (int(c0), int(c0 + cols))))
-    return tuple(found)
+            shards.append(Shard(int(rank), (int(r0), int(r0 + rows)), (int(c0), int(c0 + cols))))
+    return tuple(shards)
 
 
 def spec_from_shards(shards: Sequence[Shard], device: str = "cpu") -> Any:
-    """An ``EnumerableShardingSpec`` of these rectangles."""
+    """An ``EnumerableShardingSpec`` of these shards."""
     from torch.distributed._shard.metadata import ShardMetadata
     from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 

@@ -1,4 +1,4 @@
-"""A plan as JSON: exact round trip, a schema version, and refusals that name the field.
+"""A plan as JSON: exact round trip, a format version, and errors that name the field.
 
 ::
 
@@ -6,7 +6,7 @@
      "modules": {"ebc": {"movies": {"sharding_type": "row_wise", "compute_kernel": "fused", "ranks": [0, 1],
                                     "shards": [[rank, r0, r1, c0, c1], ...], "route": "two_hop"}}}}
 
-``route`` is left out where it is "direct". A shard in the host's memory says so: ``[rank, r0, r1, c0, c1, "ddr"]``.
+``route`` is omitted if it is "direct". A shard in host memory is ``[rank, r0, r1, c0, c1, "ddr"]``.
 """
 
 import json
@@ -52,10 +52,10 @@ def dumps(plan: ShardingPlan, indent: int | None = None) -> str:
 
 
 def loads(text: str) -> ShardingPlan:
-    """The plan that `dumps` wrote.
+    """The plan in `text`, which `dumps` wrote.
 
     Raises:
-        PlanError: malformed input, by the name of the field.
+        PlanError: malformed input, another format version, or an invalid field, by name.
     """
     try:
         return _plan(json_content(text, "the plan"))
@@ -69,8 +69,8 @@ def _plan(document: Any) -> ShardingPlan:
         raise PlanError(f"field 'schema' must be {SCHEMA!r}, got {shown(document.get('schema'))}")
     if document.get("version") != VERSION or isinstance(document.get("version"), bool):
         raise PlanError(
-            f"plan version {shown(document.get('version'))} is not read by this version of recshard_lab (it reads "
-            f"{VERSION}). Fix: write the plan again with plan.to_json(), or update recshard_lab."
+            f"the plan has format version {shown(document.get('version'))}, but this recshard_lab reads version "
+            f"{VERSION}. Fix: update recshard_lab, or write the plan again with plan.to_json()"
         )
     _fields(document, ("schema", "version", "modules"), "the document")
     modules = {}
@@ -91,7 +91,7 @@ def _sharding(entry: Any, where: str) -> ParameterSharding:
     for i, numbers in enumerate(_typed(entry["shards"], list, f"{where}.shards")):
         spot = f"{where}.shards[{i}]"
         if len(_typed(numbers, list, spot)) not in (5, 6) or numbers[5:] not in ([], [DDR], [HBM]):
-            raise PlanError(f"{spot} must be [rank, r0, r1, c0, c1], and 'ddr' may follow, got {shown(numbers)}")
+            raise PlanError(f"{spot} must be [rank, r0, r1, c0, c1] with an optional 'ddr', got {shown(numbers)}")
         rank, r0, r1, c0, c1 = (_whole(number, spot) for number in numbers[:5])
         shards.append(Shard(rank, (r0, r1), (c0, c1), *numbers[5:]))
     try:
@@ -130,7 +130,10 @@ def _fields(entry: dict[str, Any], expected: tuple[str, ...], where: str, option
 
 
 def plan_schema() -> dict[str, Any]:
-    """The schema as plain data.
+    """The JSON Schema of a plan (draft 2020-12) as plain data, for editors and other programs.
+
+    A schema cannot express everything. Reading a plan also refuses duplicate names and shards on ranks that ``ranks``
+    lacks. `ShardingPlan.validate` refuses holes, overlaps and ranks that do not exist.
 
     >>> plan_schema()["properties"]["schema"]
     {'const': 'recshard_lab.sharding_plan'}
@@ -141,7 +144,7 @@ def plan_schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "recshard_lab sharding plan",
-        "description": "Every table of a model as rectangles, rows by columns on a rank.",
+        "description": "Every table of a model as shards: rows x columns on a rank.",
         "type": "object",
         "required": ["schema", "version", "modules"],
         "additionalProperties": False,
@@ -156,16 +159,16 @@ def plan_schema() -> dict[str, Any]:
         },
         "$defs": {
             "sharding": {
-                "description": "How one table is cut and where the pieces go.",
+                "description": "How one table is sharded, and which ranks store its shards.",
                 "type": "object",
                 "required": ["sharding_type", "compute_kernel", "ranks", "shards"],
                 "additionalProperties": False,
                 "properties": {
-                    "sharding_type": {"description": f"{schemes}, or a name of one's own.", "type": "string"},
+                    "sharding_type": {"description": f"{schemes}, or any other name.", "type": "string"},
                     "compute_kernel": {"description": f"One of {kernels}.", "type": "string"},
-                    "ranks": {"description": "Those that take part.", "type": ["array", "null"], "items": whole},
+                    "ranks": {"description": "The participating ranks.", "type": ["array", "null"], "items": whole},
                     "shards": {"type": "array", "items": {"$ref": "#/$defs/shard"}},
-                    "route": {"description": "How its rows come home; left out: direct.", "enum": list(ROUTES)},
+                    "route": {"description": "The output path; omitted: direct.", "enum": list(ROUTES)},
                 },
                 "if": {"properties": {"sharding_type": {"const": ShardingType.DATA_PARALLEL.value}}},
                 "then": {"properties": {"route": {"const": "direct"}}},

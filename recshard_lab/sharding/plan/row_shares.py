@@ -1,9 +1,9 @@
-"""How a table's lookups spread over its rows, in the order of their ids: what splits by access need to know.
+"""How a table's lookups spread over its rows, in id order: the input of splits that balance lookups.
 
-The share of the lookups that goes to rows ``[0, r)`` as a curve of straight pieces. Nothing here assumes an order of
-the ids: the curve is measured as they are, or given by one who knows that they are sorted by use.
+The share of the lookups that reads rows ``[0, r)`` is a piecewise linear curve. The ids may be in any order: `of_ids`
+measures them as they are, `zipf` assumes that they are sorted by use.
 
-Shape letters: E rows, n pieces of the curve, N ids.
+Shape letters: E rows, n segments of the curve, N ids.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,20 +19,20 @@ from recshard_lab.sharding.plan.types import PlanError
 
 Array = NDArray[np.float64]
 
-PIECES = 512  # of a measured curve, at most
+MAX_SEGMENTS = 512  # of a measured curve
 
 
 @checks_arguments
 @dataclass(frozen=True)
 class RowShares:
-    """The share of the lookups that goes to the first rows of a table.
+    """The share of the lookups that reads the first rows of a table.
 
     Args:
         edges: rows ``[n + 1]`` from 0 to E, ascending; lookups spread evenly over the rows between two edges.
-        shares: ``[n + 1]`` share of the lookups that goes to rows ``[0, edges[i])``, from 0 to 1, never falling.
+        shares: ``[n + 1]`` share of the lookups that reads rows ``[0, edges[i])``, from 0 to 1, non-decreasing.
 
     Raises:
-        ValueError: lists of different lengths, or that do not begin and end like this.
+        ValueError: lists of different lengths, or with other first and last values.
 
     >>> hot = RowShares(edges=(0, 10, 100), shares=(0.0, 0.9, 1.0))
     >>> round(float(hot.share(0, 10)), 3), round(float(hot.share(10, 55)), 3), hot.rows_for(0.45)
@@ -53,24 +53,24 @@ class RowShares:
 
     @classmethod
     def of_curve(cls, edges: Sequence[float] | Array, mass: Sequence[float] | Array) -> "RowShares":
-        """From the lookups between the edges, in any unit; all alike where there are none."""
-        ends, held = np.asarray(edges, dtype=float), np.asarray(mass, dtype=float)
-        if not held.sum() > 0:
-            held = np.diff(ends)
-        shares = np.concatenate([[0.0], np.cumsum(held)])
+        """From the lookups between the edges, in any unit; uniform if all are 0."""
+        ends, lookups = np.asarray(edges, dtype=float), np.asarray(mass, dtype=float)
+        if not lookups.sum() > 0:
+            lookups = np.diff(ends)
+        shares = np.concatenate([[0.0], np.cumsum(lookups)])
         return cls(tuple(ends.tolist()), tuple((shares / shares[-1]).tolist()))
 
     @classmethod
     @checks_arguments
     def of_ids(cls, batches: Iterable[Any], num_embeddings: int) -> "RowShares":
-        """Counts ids as they are, in at most 512 pieces: half of them of equal use, half wider and wider from row 0 on.
+        """Counts ids, in at most 512 segments: half with equal lookups, half of geometrically growing width.
 
         Args:
-            batches: arrays or tensors of ids, one a batch.
+            batches: arrays or tensors of ids, one per batch, integers of any shape.
             num_embeddings: rows of the table, E.
 
         Raises:
-            ValueError: no ids, or one that is no row.
+            ValueError: no ids, or an id outside the table.
 
         >>> float(RowShares.of_ids([[0, 0, 0, 7]], num_embeddings=8).share(0, 1))
         0.75
@@ -79,12 +79,12 @@ class RowShares:
         try:
             uses = np.zeros(num_embeddings)
         except MemoryError:
-            raise ValueError(f"num_embeddings={num_embeddings}: uses of so many rows do not fit in memory") from None
+            raise ValueError(f"num_embeddings={num_embeddings}: counts of these rows do not fit in memory") from None
         try:
-            in_turn = iter(batches)
+            iterator = iter(batches)
         except TypeError as error:
-            raise ValueError(f"batches must be a list, or what else can be iterated: {error}") from None
-        for batch in in_turn:
+            raise ValueError(f"batches must be iterable: {error}") from None
+        for batch in iterator:
             try:
                 ids = np.asarray(batch.detach().cpu() if hasattr(batch, "detach") else batch).reshape(-1)
             except (TypeError, RuntimeError, ValueError) as error:
@@ -97,15 +97,17 @@ class RowShares:
             uses[rows] += times
         total = uses.cumsum()
         if not total[-1]:
-            raise ValueError("no ids in these batches: there is nothing to measure")
-        even = np.searchsorted(total, np.linspace(0, total[-1], PIECES // 2)[1:-1]) + 1
-        edges = np.unique([0, *np.geomspace(1, num_embeddings, PIECES // 2).round().astype(int), *even, num_embeddings])
+            raise ValueError("the batches contain 0 ids, at least 1 is required")
+        even = np.searchsorted(total, np.linspace(0, total[-1], MAX_SEGMENTS // 2)[1:-1]) + 1
+        edges = np.unique(
+            [0, *np.geomspace(1, num_embeddings, MAX_SEGMENTS // 2).round().astype(int), *even, num_embeddings]
+        )
         return cls.of_curve(edges, np.diff(np.concatenate([[0.0], total])[edges]))
 
     @classmethod
     @checks_arguments
     def zipf(cls, num_embeddings: int, alpha: float) -> "RowShares":
-        """Of ids sorted by use, row k used in proportion to ``(k + 1) ** -alpha``.
+        """For ids sorted by use: row k is read in proportion to ``(k + 1) ** -alpha``.
 
         >>> top = RowShares.zipf(num_embeddings=1000, alpha=1.0)
         >>> 0.38 < float(top.share(0, 10)) < 0.40  # (1 + 1/2 + ... + 1/10) / (1 + 1/2 + ... + 1/1000)
@@ -131,12 +133,12 @@ class RowShares:
 
     @checks_arguments
     def share(self, start: float | Array, end: float | Array) -> Array:
-        """The share of the lookups that goes to rows ``[start, end)``; numbers or arrays of them."""
+        """The share of the lookups that reads rows ``[start, end)``; numbers or arrays."""
         return np.asarray(np.interp(end, self.edges, self.shares) - np.interp(start, self.edges, self.shares))
 
     @names_wrong_arguments
     def rows_for(self, share: float) -> int:
-        """The fewest rows, from row 0 on, to which that share of the lookups goes."""
+        """The minimum number of rows, from row 0, that receive this share of the lookups."""
         if not 0 <= float(share) <= 1:
             raise ValueError(f"share must be from 0 to 1, got {share!r}")
         shares, keep = np.unique(self.shares, return_index=True)
@@ -146,7 +148,7 @@ class RowShares:
     def distinct(self, start: float | Array, end: float | Array, num_ids: float) -> Array:
         """Expected distinct rows of ``[start, end)`` among `num_ids` ids of the whole table.
 
-        ``sum over rows of 1 - exp(-N p)``, as if ids were drawn independently.
+        ``sum over rows of 1 - exp(-N p)``: ids are assumed to be drawn independently.
         """
         if not 0 <= num_ids < float("inf"):
             raise ValueError(f"num_ids must be finite and not negative, got {num_ids!r}")
@@ -157,19 +159,19 @@ class RowShares:
 
     @names_wrong_arguments
     def sizes(self, count: int, *, first_row: int = 0, evenness: float = 1.0, end_row: int | None = None) -> list[int]:
-        """Rows of `count` stripes from `first_row` down that serve equally many lookups.
+        """Rows of `count` row shards, from `first_row` on, that serve equal numbers of lookups.
 
         Args:
-            count: stripes.
-            first_row: where the first begins.
-            end_row: where the last ends; the table's end when left out.
-            evenness: 1 for equal lookups, 0 for equal rows, between them for a compromise: equal sums of both shares.
+            count: number of shards.
+            first_row: first row of the first shard.
+            end_row: end of the last shard. Default: the table's end.
+            evenness: 1 for equal lookups, 0 for equal rows. Values between weight both.
 
         Returns:
-            Rows of each stripe, 0 for one that would be empty. They sum to what there is from `first_row` to `end_row`.
+            Rows of each shard; 0 means that the shard is empty. They sum to ``end_row - first_row``.
 
         Raises:
-            PlanError: no stripe, or a `first_row` that the table does not have.
+            PlanError: `count` below 1, rows outside the table, or an evenness outside [0, 1].
 
         >>> RowShares.zipf(num_embeddings=1000, alpha=1.0).sizes(4)
         [3, 20, 131, 846]
@@ -178,17 +180,16 @@ class RowShares:
         end = self.num_rows if end_row is None else index(end_row)
         if count < 1 or not 0 <= first_row < end <= self.num_rows or not 0 <= evenness <= 1:
             raise PlanError(
-                f"sizes(count={count!r}, first_row={first_row!r}, end_row={end_row!r}, evenness={evenness!r}): at "
-                f"least one stripe, rows of a table of {self.num_rows:,}, and an evenness from 0 to 1"
+                f"sizes(count={count!r}, first_row={first_row!r}, end_row={end_row!r}, evenness={evenness!r}): "
+                f"expected count >= 1, rows within [0, {self.num_rows:,}), and an evenness from 0 to 1"
             )
         edges = np.array([first_row, *(edge for edge in self.edges if first_row < edge < end), end])
-        served = np.interp(edges, self.edges, self.shares) - np.interp(first_row, self.edges, self.shares)
-        served = served / served[-1] if served[-1] > 0 else served
-        held = (edges - first_row) / (edges[-1] - first_row)
-        both = evenness * served + (1 - evenness) * held if served[-1] > 0 else held
-        both, keep = np.unique(both, return_index=True)
-        cuts = np.interp(np.arange(1, count) / count, both, edges[keep]).round().astype(int)
-        return np.diff([first_row, *cuts.tolist(), end]).tolist()
+        lookups = np.interp(edges, self.edges, self.shares) - np.interp(first_row, self.edges, self.shares)
+        rows = (edges - first_row) / (edges[-1] - first_row)
+        load = evenness * lookups / lookups[-1] + (1 - evenness) * rows if lookups[-1] > 0 else rows
+        load, keep = np.unique(load, return_index=True)
+        boundaries = np.interp(np.arange(1, count) / count, load, edges[keep]).round().astype(int)
+        return np.diff([first_row, *boundaries.tolist(), end]).tolist()
 
 
 def _check_rows(num_embeddings: int) -> None:

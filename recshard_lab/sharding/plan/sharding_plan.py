@@ -4,16 +4,16 @@
 
     Shard(rank=1, rows=(0, 500), cols=(0, 64))    rows [r0, r1) x columns [c0, c1), held by rank 1
 
-Table-wise is one rectangle, row-wise W horizontal stripes, column-wise vertical stripes; data-parallel is the
-whole rectangle on every rank. The same rectangle on every rank is a replica (`replicas.py`), the only kind of
-rectangles that may lie on top of one another; some rows may be replicated and the rest be cut.
+Table-wise is one shard, row-wise W row shards, column-wise column shards, data-parallel the whole table on every rank.
+Equal shards on all ranks are replicas (`validate.py`), the only shards that may overlap. A table may replicate some
+rows and split the others.
 
     ShardingPlan                          module path -> EmbeddingModuleShardingPlan
       EmbeddingModuleShardingPlan         table name  -> ParameterSharding
-        ParameterSharding                 scheme's name, kernel, route, and the rectangles: what runs
+        ParameterSharding                 scheme's name, kernel, route, shards
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -36,7 +36,7 @@ class EmbeddingModuleShardingPlan(dict[str, ParameterSharding]):
     """The plan of one embedding collection: table name -> `ParameterSharding`.
 
     Raises:
-        PlanError: keys that are no names, values that are no `ParameterSharding`.
+        PlanError: a key that is not a string, or a value that is not a `ParameterSharding`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -58,8 +58,8 @@ class ShardingPlan:
     """The plan of a model: module path -> plan of that collection. The root module's path is ``""``.
 
     Attributes:
-        planned: what the planner that made it knows of it, for `explain`, `diff` and `why_not`; None where none did.
-            No part of the plan: not compared, not in JSON.
+        planned: the planner's record of this plan, for `explain`, `diff` and `why_not`; None without a planner. It is
+            neither compared nor written to JSON.
 
     >>> movies = ParameterSharding("row_wise", shards=[Shard(0, (0, 50), (0, 8)), Shard(1, (50, 100), (0, 8))])
     >>> plan = ShardingPlan({"ebc": EmbeddingModuleShardingPlan(movies=movies)})
@@ -90,22 +90,21 @@ class ShardingPlan:
         Raises:
             PlanError: two modules have a table of the same name; read ``plan[module_path]`` instead.
         """
-        found: dict[str, ParameterSharding] = {}
-        home: dict[str, str] = {}
+        shardings: dict[str, ParameterSharding] = {}
+        module_of: dict[str, str] = {}
         for path, tables in self.plan.items():
             for name, sharding in tables.items():
-                if name in found:
+                if name in shardings:
                     raise PlanError(
-                        f"modules {home[name]!r} and {path!r} both have a table {name!r}: rename one, or read "
-                        f""
-                        f".plan[module_path] and pass tables as {{module_path: [config, ...]}}"
+                        f"modules {module_of[name]!r} and {path!r} both have a table {name!r}. Fix: rename one, or "
+                        f"read .plan[module_path] and pass tables as {{module_path: [config, ...]}}"
                     )
-                found[name], home[name] = sharding, path
-        return found
+                shardings[name], module_of[name] = sharding, path
+        return shardings
 
     @property
     def world_size(self) -> int:
-        """The smallest number of ranks that this plan can run on."""
+        """The minimum number of ranks that this plan can run on."""
         ranks = [
             rank for tables in self.plan.values() for sharding in tables.values() for rank in (sharding.ranks or [0])
         ]
@@ -116,61 +115,51 @@ class ShardingPlan:
         """Each table beside its sharding, in the order of `tables`.
 
         Args:
-            tables: configs, or module path -> configs where two modules have tables of the same name.
+            tables: configs, or module path -> configs if two modules have tables of the same name.
 
         Raises:
-            PlanError: a table that the plan does not name, or a name in the plan that is no table.
+            PlanError: a table that the plan lacks, or an entry of the plan that is not in `tables`.
         """
         if not isinstance(tables, Mapping):
             plans, tables = {"": self.tables()}, {"": tables}
         else:
             plans = {path: dict(entries) for path, entries in self.plan.items()}
-        found = []
+        pairs = []
         for path, configs in tables.items():
             plan, where = plans.pop(path, {}), f" of module {path!r}" if path else ""
             for config in configs:
                 if config.name not in plan:
                     raise PlanError(
                         f"table {config.name!r}{where} is not in the plan (it has: {', '.join(plan) or 'nothing'}). "
-                        f""
                         f"Fix: add an entry for it"
                     )
-                found.append((config, plan.pop(config.name)))
+                pairs.append((config, plan.pop(config.name)))
             plans = {path: rest for path, rest in plans.items() if rest} | ({path: plan} if plan else {})
         for path, plan in plans.items():
             name, known = next(iter(plan)), [config.name for configs in tables.values() for config in configs]
             raise PlanError(
-                f"the plan has an entry {name!r}{f' in module {path!r}' if path else ''}, but no such table "
-                f"exists{nearest(name, known)}. Fix: remove the entry"
+                f"the plan has an entry {name!r}{f' in module {path!r}' if path else ''}, but this table does "
+                f"not exist{nearest(name, known)}. Fix: remove the entry"
             )
-        return found
+        return pairs
 
     @names_wrong_arguments
     def resolved(self, tables: Tables, world_size: int, local_world_size: int | None = None) -> "ShardingPlan":
-        """This plan with every rectangle spelled out, validated. What an executor should run.
+        """This plan, validated, with explicit shards for every table. Executors run the result.
 
         Args:
             tables: the configs, or module path -> configs.
-            world_size: ranks W that the plan is to run on.
-            local_world_size: ranks of one node, for schemes that know nodes; all when left out.
+            world_size: number of ranks W that run the plan.
+            local_world_size: ranks per node, for node-aware schemes. Default: all ranks.
 
         Raises:
             PlanError: as `validate`.
         """
-        several = isinstance(tables, Mapping)
-        homes = [path for path, own in tables.items() for _ in own] if isinstance(tables, Mapping) else None
-        pairs = self.pairs(tables)
-        made = [sharding.resolved(config, world_size, local_world_size) for config, sharding in pairs]
-        names = zip(homes or [""] * len(pairs), (config.name for config, _ in pairs), strict=True)
-        full = dict(zip(names, made, strict=True))
-        plan = ShardingPlan(
-            {
-                path: EmbeddingModuleShardingPlan({name: full[path if several else "", name] for name in entries})
-                for path, entries in self.plan.items()
-            }
-        )
+        self.pairs(tables)  # raises for unknown and missing tables
+        by_module = tables if isinstance(tables, Mapping) else dict.fromkeys(self.plan, tables)
+        configs = {(path, config.name): config for path, entries in by_module.items() for config in entries}
+        plan = self._mapped(lambda key, sharding: sharding.resolved(configs[key], world_size, local_world_size))
         plan.validate(tables, world_size)
-        plan.planned = self.planned
         return plan
 
     @names_wrong_arguments
@@ -180,13 +169,13 @@ class ShardingPlan:
         Args:
             tables: the configs, or module path -> configs. With None, each table ends at the last row and column of
                 its shards, and tables without shards are not checked.
-            world_size: ranks W that the plan is to run on.
+            world_size: number of ranks W that run the plan.
 
         Raises:
-            PlanError: the first hole, overlap, stray rank, unknown or missing table, with a fix.
+            PlanError: the first hole, overlap, rank that does not exist, unknown or missing table, with a fix.
 
-        >>> late = ParameterSharding("row_wise", shards=[Shard(0, (5, 50), (0, 8)), Shard(1, (50, 100), (0, 8))])
-        >>> ShardingPlan({"": {"movies": late}}).validate(None, world_size=2)
+        >>> gap = ParameterSharding("row_wise", shards=[Shard(0, (5, 50), (0, 8)), Shard(1, (50, 100), (0, 8))])
+        >>> ShardingPlan({"": {"movies": gap}}).validate(None, world_size=2)
         Traceback (most recent call last):
         recshard_lab.sharding.plan.types.PlanError: table 'movies' (100 x 8): no shard covers rows [0, 5) x cols [0, ...
         """
@@ -194,7 +183,7 @@ class ShardingPlan:
             check_shards(config, sharding.shards, sharding.sharding_type == ShardingType.DATA_PARALLEL, world_size)
 
     def _sized(self) -> Iterator[tuple[BaseEmbeddingConfig, ParameterSharding]]:
-        """Each table that has shards, as large as they say, beside its sharding."""
+        """Each table that has shards, with the size that they cover, beside its sharding."""
         for entries in self.plan.values():
             for name, sharding in entries.items():
                 if not sharding.shards:
@@ -206,18 +195,24 @@ class ShardingPlan:
                 yield BaseEmbeddingConfig(name=name, num_embeddings=rows, embedding_dim=cols), sharding
 
     def with_route(self, route: str) -> "ShardingPlan":
-        """This plan with every table under `route`; data-parallel tables, which send nothing home, stay as they are.
+        """This plan with output path `route` for every table except the data-parallel ones, which exchange no rows.
 
         Raises:
-            PlanError: a route that does not exist.
+            PlanError: an unknown route.
 
         >>> plan = ShardingPlan({"": {"movies": ParameterSharding("row_wise")}})
         >>> plan.with_route("two_hop").tables()["movies"].route
         'two_hop'
         """
+        return self._mapped(lambda key, sharding: sharding.with_route(route))
+
+    def _mapped(self, change: Callable[[tuple[str, str], ParameterSharding], ParameterSharding]) -> "ShardingPlan":
+        """This plan with ``change((module path, table name), sharding)`` for every table."""
         plan = ShardingPlan(
             {
-                path: EmbeddingModuleShardingPlan({name: s.with_route(route) for name, s in entries.items()})
+                path: EmbeddingModuleShardingPlan(
+                    {name: change((path, name), sharding) for name, sharding in entries.items()}
+                )
                 for path, entries in self.plan.items()
             }
         )
@@ -226,55 +221,55 @@ class ShardingPlan:
 
     @names_wrong_arguments
     def explain(self, table: str, *, planner: Any = None, tables: Tables | None = None) -> "Explained":
-        """Why `table` lies where it does: what every other scheme would cost, and what the table causes of the step.
+        """Why the planner placed `table` so: the cost of every other scheme, and the table's share of the step.
 
         Args:
-            table: its name, or ``"module.path.name"`` where several modules have one of that name.
-            planner: who is asked; the planner that made the plan when left out.
-            tables: configs, for a planner that has not planned them.
+            table: its name, or ``"module.path.name"`` if several modules have a table of this name.
+            planner: an `EmbeddingShardingPlanner`. Default: the planner that made the plan.
+            tables: configs, if `planner` has not planned them.
 
         Returns:
-            `Explained`; `print` it, show it in a notebook, or ``to_pandas()``. Each alternative is the best placement
-            found of its scheme and route while all other tables stay where they are.
+            `Explained`: print it, display it in a notebook, or call ``to_pandas()``. Each alternative is the best
+            placement of its scheme and route while all other tables stay in place.
 
         Raises:
-            PlanError: no such table; no planner made this plan, and none is given.
+            PlanError: an unknown table; no planner made this plan, and you passed none.
         """
         return _planned(self, planner, tables).explain(self, table)
 
     @names_wrong_arguments
     def diff(self, other: "ShardingPlan", *, planner: Any = None, tables: Tables | None = None) -> "PlanDiff":
-        """What changes from this plan to `other`: per table scheme, ranks and bytes that move; step and memory.
+        """What changes from this plan to `other`: scheme, ranks and moved bytes per table; step time and memory.
 
         Args:
-            other: a plan of the same tables. One that a planner made is predicted under that planner's topology and
-                workload, any other under this plan's.
+            other: a plan of the same tables. Its costs use its planner's topology and workload, or this plan's if it
+                has no planner.
             planner, tables: as for `explain`.
 
         Raises:
-            PlanError: neither plan was made by a planner, and none is given; a table has another size in `other`.
+            PlanError: no planner made either plan, and you passed none; a table has another size in `other`.
         """
         if not isinstance(other, ShardingPlan):
             raise PlanError(f"diff takes another ShardingPlan, got {other!r}")
-        asked = self if planner is not None or self.planned is not None or other.planned is None else other
-        mine = _planned(asked, planner, tables)
-        return mine.diff(self, other, other.planned or mine)
+        source = self if planner is not None or self.planned is not None or other.planned is None else other
+        planned = _planned(source, planner, tables)
+        return planned.diff(self, other, other.planned or planned)
 
     @names_wrong_arguments
-    def why_not(self, wishes: Mapping[str, Any], *, planner: Any = None, tables: Tables | None = None) -> "WhyNot":
-        """What other wishes would cost, or why no plan keeps them: plans again, which takes as long as planning does.
+    def why_not(self, constraints: Mapping[str, Any], *, planner: Any = None, tables: Tables | None = None) -> "WhyNot":
+        """What other constraints would cost, or why no plan meets them. It plans again, which takes as long as before.
 
         Args:
-            wishes: table -> a scheme, a list of schemes, or `ParameterConstraints`.
+            constraints: table -> a scheme, a list of schemes, or `ParameterConstraints`.
             planner, tables: as for `explain`.
 
         Raises:
-            PlanError: no such table or scheme; no planner made this plan, and none is given.
+            PlanError: an unknown table or scheme; no planner made this plan, and you passed none.
         """
-        return _planned(self, planner, tables).why_not(self, wishes)
+        return _planned(self, planner, tables).why_not(self, constraints)
 
     def to_json(self, indent: int | None = None) -> str:
-        """This plan as JSON with a schema version; `from_json` gives back an equal plan."""
+        """This plan as JSON with a format version; `from_json` returns an equal plan."""
         from recshard_lab.sharding.plan.plan_json import dumps
 
         return dumps(self, indent)
@@ -298,10 +293,10 @@ class ShardingPlan:
         device_type: str = "cpu",
         paths: Mapping[str, str] | None = None,
     ) -> Any:
-        """The same plan as an installed TorchRec's ``ShardingPlan``; see `recshard_lab.compat.plans.to_torchrec`.
+        """This plan as an installed TorchRec's ``ShardingPlan``; see `recshard_lab.compat.plans.to_torchrec`.
 
         Raises:
-            PlanError: a table whose rectangles TorchRec would not run as they are, by name, with a fix.
+            PlanError: a table whose shards TorchRec cannot run unchanged, by name, with a fix.
             ImportError: TorchRec is not installed.
         """
         from recshard_lab.compat.plans import to_torchrec
@@ -310,21 +305,21 @@ class ShardingPlan:
 
     @names_wrong_arguments
     def to_script(self, model: str | None = None, *, planner: Any = None, tables: Tables | None = None) -> str:
-        """A script for ``torchrun`` that trains under this plan, as one file to be run and then edited.
+        """A script for ``torchrun`` that trains under this plan, as one file to run and then edit.
 
-        Its tables, batch size and optimizer are those it was planned for; its batches are random.
+        It has the planner's tables, batch size and optimizer; its batches are random.
 
         Args:
-            model: ``package.module:factory`` or ``path/file.py:factory`` of the model that was planned for; left out,
-                the script brings a small model of its own over the same tables.
+            model: ``package.module:factory`` or ``path/file.py:factory`` of the planned model. Default: a small
+                stand-in model over the same tables.
             planner, tables: as for `explain`.
 
         Returns:
             The script's text.
 
         Raises:
-            PlanError: no planner made this plan, and none is given; a table with an ``init_fn``, or a model whose
-                ``forward`` takes what a script cannot make.
+            PlanError: no planner made this plan, and you passed none; a table with an ``init_fn``; a model whose
+                ``forward`` has unsupported arguments.
 
         >>> from recshard_lab import EmbeddingBagConfig, EmbeddingShardingPlanner, Topology
         >>> table = EmbeddingBagConfig(100, 8, name="movies", feature_names=["seen"])
@@ -362,19 +357,19 @@ class ShardingPlan:
 
 
 def _planned(plan: ShardingPlan, planner: Any, tables: Tables | None) -> "Planned":
-    """What `planner` knows of a plan, or the one that made it.
+    """The record of `planner` of a plan, or of the planner that made it.
 
     Raises:
-        PlanError: no planner made it and none is given.
+        PlanError: no planner made it, and `planner` is None.
     """
     if planner is not None:
         if not callable(getattr(planner, "knows", None)):
             raise PlanError(f"planner must be an EmbeddingShardingPlanner, got {planner!r}")
-        found: Planned = planner.knows(plan, tables)
-        return found
+        planned: Planned = planner.knows(plan, tables)
+        return planned
     if plan.planned is None:
         raise PlanError(
-            "no planner made this plan, so nothing is known of its tables, ranks and batches. Fix: pass "
+            "no planner made this plan, so its tables, topology and workload are unknown. Fix: pass "
             "planner=EmbeddingShardingPlanner(...), tables=[...]"
         )
     return plan.planned

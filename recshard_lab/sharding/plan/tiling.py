@@ -1,7 +1,7 @@
 """Geometry: does a set of rectangles tile a table, and if not, where is the hole or the overlap?
 
-A rectangle is ``((r0, r1), (c0, c1))``, half open. Nothing here knows ranks, tables or tensors. Any tiling is
-fine, also one that no sequence of straight cuts makes (a pinwheel).
+A rectangle is ``((r0, r1), (c0, c1))``, half open. This file knows neither ranks nor tables nor tensors. Every tiling
+is valid, including those that no sequence of straight cuts produces (a pinwheel).
 
 Shape letters: E rows, D columns, n rectangles.
 """
@@ -18,23 +18,24 @@ Rect: TypeAlias = tuple[Span, Span]
 
 @dataclass(frozen=True)
 class Fault:
-    """What keeps rectangles from being a tiling.
+    """Why rectangles are not a tiling.
 
     Attributes:
-        kind: "empty" (no rows or no columns), "outside" (sticks out of the table), "overlap" or "hole".
-        rect: the rectangle at fault: the piece itself, what is covered twice, or what is covered by none.
-        pieces: positions of the rectangles involved; for a hole, of the one that could grow over it, if any.
-        fix: for a hole or an overlap, what ``pieces[0]`` would have to be; None when no single change does it.
+        kind: "empty" (no rows or no columns), "outside" (partly outside the table), "overlap" or "hole".
+        rect: the empty or outside rectangle itself, the area covered twice, or the uncovered area.
+        positions: positions of the rectangles involved; for a hole, of one that can be extended over it, if any.
+        fix: for a hole or an overlap, the required value of rectangle ``positions[0]``; None if no single change
+            suffices.
     """
 
     kind: Literal["empty", "outside", "overlap", "hole"]
     rect: Rect
-    pieces: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()
     fix: Rect | None = None
 
 
 def intersect(a: Rect, b: Rect) -> Rect | None:
-    """The rectangle two rectangles share, or None.
+    """The intersection of two rectangles, or None.
 
     >>> intersect(((0, 10), (0, 4)), ((5, 20), (2, 8)))
     ((5, 10), (2, 4))
@@ -50,13 +51,13 @@ def area(rect: Rect) -> int:
 
 
 def find_fault(rects: Sequence[Rect], num_rows: int, num_cols: int) -> Fault | None:
-    """The first thing that keeps ``rects`` from tiling ``[num_rows, num_cols]``, or None if they do.
+    """The first fault of ``rects`` as a tiling of ``[num_rows, num_cols]``, or None if they tile it.
 
-    Coordinates are compressed to the cuts that occur and the covering of every cell is counted by a
-    two-dimensional difference array, so the cost depends on n and never on E or D.
+    Coordinates are compressed to the edges that occur. A two-dimensional difference array counts how often each cell
+    is covered, so the cost depends on n and never on E or D.
 
     >>> find_fault([((0, 5), (0, 4)), ((7, 10), (0, 4))], 10, 4)
-    Fault(kind='hole', rect=((5, 7), (0, 4)), pieces=(0,), fix=((0, 7), (0, 4)))
+    Fault(kind='hole', rect=((5, 7), (0, 4)), positions=(0,), fix=((0, 7), (0, 4)))
     """
     table: Rect = ((0, num_rows), (0, num_cols))
     for i, rect in enumerate(rects):
@@ -64,25 +65,25 @@ def find_fault(rects: Sequence[Rect], num_rows: int, num_cols: int) -> Fault | N
             return Fault("empty", rect, (i,))
         if intersect(rect, table) != rect:
             return Fault("outside", rect, (i,), intersect(rect, table))
-    if _are_stripes(rects, num_rows, num_cols):
+    if _are_slices(rects, num_rows, num_cols):
         return None
-    row_cuts = np.unique([0, num_rows, *(r for rect in rects for r in rect[0])])
-    col_cuts = np.unique([0, num_cols, *(c for rect in rects for c in rect[1])])
-    cover = _cover_counts(rects, row_cuts, col_cuts)
+    row_edges = np.unique([0, num_rows, *(r for rect in rects for r in rect[0])])
+    col_edges = np.unique([0, num_cols, *(c for rect in rects for c in rect[1])])
+    cover = _cover_counts(rects, row_edges, col_edges)
     if (cover > 1).any():
         i, j = np.argwhere(cover > 1)[0]
-        corner: Rect = ((int(row_cuts[i]), int(row_cuts[i]) + 1), (int(col_cuts[j]), int(col_cuts[j]) + 1))
+        corner: Rect = ((int(row_edges[i]), int(row_edges[i]) + 1), (int(col_edges[j]), int(col_edges[j]) + 1))
         first, second = [k for k, rect in enumerate(rects) if intersect(rect, corner)][:2]
         shared = intersect(rects[first], rects[second])
         assert shared is not None
         return _overlap(rects, first, second, shared)
     if (cover == 0).any():
-        return _hole(rects, cover == 0, row_cuts, col_cuts)
+        return _hole(rects, cover == 0, row_edges, col_edges)
     return None
 
 
-def _are_stripes(rects: Sequence[Rect], num_rows: int, num_cols: int) -> bool:
-    """The common case, without numpy: full-width or full-height stripes end to end."""
+def _are_slices(rects: Sequence[Rect], num_rows: int, num_cols: int) -> bool:
+    """The common case, without numpy: full-width or full-height slices end to end."""
     for axis, end, across in ((0, num_rows, (0, num_cols)), (1, num_cols, (0, num_rows))):
         at = 0
         for rect in sorted(rects, key=lambda rect: rect[axis]):
@@ -96,20 +97,20 @@ def _are_stripes(rects: Sequence[Rect], num_rows: int, num_cols: int) -> bool:
 
 
 def _cover_counts(
-    rects: Sequence[Rect], row_cuts: np.ndarray, col_cuts: np.ndarray
+    rects: Sequence[Rect], row_edges: np.ndarray, col_edges: np.ndarray
 ) -> "np.ndarray[tuple[int, int], np.dtype[np.int64]]":
-    """How many rectangles cover each cell between neighbouring cuts."""
-    steps = np.zeros((len(row_cuts), len(col_cuts)), dtype=np.int64)
+    """How many rectangles cover each cell between neighbouring edges."""
+    steps = np.zeros((len(row_edges), len(col_edges)), dtype=np.int64)
     if rects:
         corners = np.asarray(rects, dtype=np.int64)  # [n, 2 (rows, cols), 2 (from, to)]
-        rows, cols = np.searchsorted(row_cuts, corners[:, 0]), np.searchsorted(col_cuts, corners[:, 1])
+        rows, cols = np.searchsorted(row_edges, corners[:, 0]), np.searchsorted(col_edges, corners[:, 1])
         for at_row, at_col, sign in ((0, 0, 1), (0, 1, -1), (1, 0, -1), (1, 1, 1)):
             np.add.at(steps, (rows[:, at_row], cols[:, at_col]), sign)
     return steps.cumsum(0).cumsum(1)[:-1, :-1]
 
 
-def _hole(rects: Sequence[Rect], empty: np.ndarray, row_cuts: np.ndarray, col_cuts: np.ndarray) -> Fault:
-    """The hole that starts at the first uncovered cell, grown as far as it goes; and who could grow over it."""
+def _hole(rects: Sequence[Rect], empty: np.ndarray, row_edges: np.ndarray, col_edges: np.ndarray) -> Fault:
+    """The largest hole at the first uncovered cell, and a rectangle that can be extended over it."""
     i, j = (int(k) for k in np.argwhere(empty)[0])
 
     def grown(rows_first: bool) -> Rect:
@@ -121,25 +122,25 @@ def _hole(rects: Sequence[Rect], empty: np.ndarray, row_cuts: np.ndarray, col_cu
             else:
                 while j_end < empty.shape[1] and empty[i:i_end, j_end].all():
                     j_end += 1
-        return (int(row_cuts[i]), int(row_cuts[i_end])), (int(col_cuts[j]), int(col_cuts[j_end]))
+        return (int(row_edges[i]), int(row_edges[i_end])), (int(col_edges[j]), int(col_edges[j_end]))
 
     hole = max(grown(True), grown(False), key=area)
     for k, (rows, cols) in enumerate(rects):
-        for mine, its, same in ((rows, hole[0], cols == hole[1]), (cols, hole[1], rows == hole[0])):
-            if same and (mine[1] == its[0] or its[1] == mine[0]):
-                span = (min(mine[0], its[0]), max(mine[1], its[1]))
-                return Fault("hole", hole, (k,), (span, cols) if mine is rows else (rows, span))
+        for side, hole_side, aligned in ((rows, hole[0], cols == hole[1]), (cols, hole[1], rows == hole[0])):
+            if aligned and (side[1] == hole_side[0] or hole_side[1] == side[0]):
+                span = (min(side[0], hole_side[0]), max(side[1], hole_side[1]))
+                return Fault("hole", hole, (k,), (span, cols) if side is rows else (rows, span))
     return Fault("hole", hole)
 
 
 def _overlap(rects: Sequence[Rect], first: int, second: int, shared: Rect) -> Fault:
-    """An overlap, and the piece that becomes disjoint by moving one of its sides, if there is one."""
+    """An overlap, and the rectangle that becomes disjoint by moving one of its sides, if any."""
     for k, other in ((second, first), (first, second)):
         for axis in (0, 1):
-            span, cut, across = rects[k][axis], shared[axis], shared[1 - axis] == rects[k][1 - axis]
-            if not across or span == cut or (span[0] != cut[0] and span[1] != cut[1]):
+            span, overlap, across = rects[k][axis], shared[axis], shared[1 - axis] == rects[k][1 - axis]
+            if not across or span == overlap or (span[0] != overlap[0] and span[1] != overlap[1]):
                 continue
-            left = (cut[1], span[1]) if span[0] == cut[0] else (span[0], cut[0])
-            fix: Rect = (left, rects[k][1]) if axis == 0 else (rects[k][0], left)
+            rest = (overlap[1], span[1]) if span[0] == overlap[0] else (span[0], overlap[0])
+            fix: Rect = (rest, rects[k][1]) if axis == 0 else (rects[k][0], rest)
             return Fault("overlap", shared, (k, other), fix)
     return Fault("overlap", shared, (first, second))

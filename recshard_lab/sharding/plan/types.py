@@ -13,20 +13,20 @@ from recshard_lab.sharding.plan.tiling import Rect
 
 
 class PlanError(ValueError):
-    """A plan that cannot be: it leaves a hole, overlaps, names an unknown table or rank, or does not fit."""
+    """An invalid plan: it has a hole or an overlap, names an unknown table or rank, or exceeds memory."""
 
 
 HBM, DDR = "hbm", "ddr"
 TIERS = (HBM, DDR)
-"""Memories of a rank: its device's own, and the host's. On ranks that are CPUs both are the same memory."""
+"""Memories of a rank: the device's and the host's. On a CPU rank both are the same memory."""
 
 
 @dataclass(frozen=True, order=True, slots=True, repr=False)
 class Shard:
-    """One rectangle of one table: ``rows [r0, r1) x cols [c0, c1)`` on ``rank``, in one of its memories.
+    """One rectangle of one table: ``rows [r0, r1) x cols [c0, c1)`` on ``rank``, in one of the rank's memories.
 
     Args:
-        tier: "hbm", the device's memory; "ddr", the host's, larger and slower.
+        tier: "hbm", the device's memory; "ddr", the host's memory, larger and slower.
 
     >>> Shard(rank=1, rows=(0, 500), cols=(0, 64)).num_elements
     32000
@@ -51,7 +51,7 @@ class Shard:
 
     @property
     def rect(self) -> Rect:
-        """The rectangle without its rank."""
+        """Rows and columns, without the rank."""
         return (self.rows, self.cols)
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Shard:
 
 
 def rect_text(rect: Rect) -> str:
-    """A rectangle as messages spell it.
+    """A rectangle in words, for messages.
 
     >>> rect_text(((0, 1682), (0, 16)))
     'rows [0, 1,682) x cols [0, 16)'
@@ -74,7 +74,7 @@ def rect_text(rect: Rect) -> str:
 
 @unique
 class ShardingType(StrEnum):
-    """How a table is cut.
+    """How a table is split into shards.
 
     >>> ShardingType.ROW_WISE == "row_wise"
     True
@@ -102,24 +102,28 @@ class EmbeddingComputeKernel(StrEnum):
 
 
 ROUTES = ("direct", "reduce_scatter", "two_hop")
-"""How looked-up rows come home; every route gives the same result.
+"""Output paths: how looked-up rows return to the source ranks. All paths give the same result.
 
-direct: each rank sends its partial rows to every home, which adds them. reduce_scatter: they are added on the way.
-two_hop: they are added inside each node first, and one message a node goes on.
+direct: each rank sends its partial rows to every source rank, which adds them. reduce_scatter: a reduce-scatter adds
+them. two_hop: partial rows are added inside each node first, then each node sends one message.
 """
 
 
 def check_route(route: object) -> str:
-    """`route` as a string, after refusing what is none."""
+    """`route` as a string.
+
+    Raises:
+        PlanError: an unknown route.
+    """
     name = str(getattr(route, "value", route))
     if name not in ROUTES:
         raise PlanError(
-            f"route {name!r} does not exist{nearest(name, ROUTES)}; known: {', '.join(ROUTES)}. Fix: one of these"
+            f"route {name!r} does not exist{nearest(name, ROUTES)}; known: {', '.join(ROUTES)}. Fix: use one of these"
         )
     return name
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` where a known name is near."""
-    found = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {found[0]!r}?)" if found else ""
+    """`` (did you mean 'x'?)`` if a known name is similar, otherwise empty."""
+    matches = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""

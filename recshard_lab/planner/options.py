@@ -273,7 +273,7 @@ def _shares(proposal: Proposal, ranks: Sequence[int], topology: Topology) -> Arr
     """``[n]`` the share of its columns that the node of each rectangle sends on for it."""
     nodes = np.asarray(ranks, dtype=np.intp) // topology.local_world_size
     if isinstance(proposal.rects, EvenTiling):  # stripes of one piece that share a node become one message
-        cell = proposal.rects.pieces() * topology.num_nodes + nodes
+        cell = proposal.rects.column_slices() * topology.num_nodes + nodes
         return np.asarray(1.0 / np.bincount(cell)[cell])
     copies = np.array(replica_flags(proposal.rects))
     found = np.ones(len(copies))
@@ -290,7 +290,7 @@ def _least_shares(proposal: Proposal, of: NDArray[np.intp], count: int, usable: 
             return np.full(count, 1.0 / len(of))
         listed = proposal.assignments
         distinct = len(of) <= usable if listed is None else _distinct(listed, len(of))
-        together = min(proposal.rects.num_stripes, topology.local_world_size if distinct else len(of))
+        together = min(proposal.rects.num_row_slices, topology.local_world_size if distinct else len(of))
         return np.full(count, 1.0 / together)
     for ranks in proposal.assignments:
         np.minimum.at(least, of, _shares(proposal, ranks, topology))
@@ -299,7 +299,7 @@ def _least_shares(proposal: Proposal, of: NDArray[np.intp], count: int, usable: 
 
 def _cuts_rows(proposal: Proposal, table: BaseEmbeddingConfig) -> bool:
     if isinstance(proposal.rects, EvenTiling):
-        return proposal.rects.num_stripes > 1
+        return proposal.rects.num_row_slices > 1
     return any(rows != (0, table.num_embeddings) for rows, _ in proposal.rects)
 
 

@@ -39,7 +39,7 @@ class Mutant(NamedTuple):
 MUTANTS = [
     # ---- limits, holes, unequal replicas, dense and data-parallel costs ----
     Mutant(
-        "plans: a hole before the first stripe is none",
+        "plans: a hole before the first row shard is accepted",
         "sharding/plan/tiling.py",
         "        at = 0\n        for rect in sorted(rects",
         "        at = min((rect[axis][0] for rect in rects), default=0)\n        for rect in sorted(rects",
@@ -175,7 +175,7 @@ MUTANTS = [
     Mutant(
         "plans: the last row shard has as many rows as the others",
         "sharding/schemes/even_tiling.py",
-        "last = self.num_rows - self.block * (self.num_stripes - 1)",
+        "last = self.num_rows - self.block * (self.num_row_slices - 1)",
         "last = self.block",
         "sharding/test_row_shards.py",
     ),

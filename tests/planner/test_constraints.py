@@ -55,7 +55,7 @@ def test_forbidden_ranks_hold_nothing_and_forbidden_schemes_are_not_taken() -> N
 
 def test_the_device_group_is_the_topologys() -> None:
     planned(device_group="cuda")
-    with pytest.raises(PlanError, match="asks for device_group 'cpu', but all ranks are of kind 'cuda'"):
+    with pytest.raises(PlanError, match="device_group 'cpu' does not exist: all ranks are 'cuda'"):
         planned(device_group="cpu")
 
 

@@ -22,5 +22,5 @@ def test_a_cut_is_a_tiling_and_a_sequence(num_rows: int, block: int, widths: lis
     sizes, of = cut.sizes()
     plain, plain_of = sizes_of(rects)
     assert [sizes[k] for k in of] == [plain[k] for k in plain_of] == [(r[1] - r[0], c[1] - c[0]) for r, c in rects]
-    assert [rects[i][1] for i in range(len(cut))] == [cut[int(p) * cut.num_stripes][1] for p in cut.pieces()]
+    assert [rects[i][1] for i in range(len(cut))] == [cut[int(p) * cut.num_row_slices][1] for p in cut.column_slices()]
     assert np.bincount(of, minlength=len(sizes)).sum() == len(rects)

@@ -34,7 +34,7 @@ def test_zipf_shares_and_distinct_rows_are_the_sums_over_rows(rows: int, alpha: 
     evenness=st.floats(0, 1),
     data=st.data(),
 )
-def test_stripes_are_the_rest_of_the_table_and_serve_as_many_lookups(
+def test_row_shards_cover_the_rest_of_the_table_and_balance_lookups(
     rows: int, alpha: float, count: int, evenness: float, data: st.DataObject
 ) -> None:
     curve = RowShares.zipf(rows, alpha)

@@ -83,11 +83,11 @@ def test_row_wise_blocks_are_torchrecs_and_leave_late_ranks_empty() -> None:
     assert [(s.rank, s.rows) for s in made.shards] == [(0, (0, 2)), (1, (2, 4)), (2, (4, 5))]
 
 
-def test_column_wise_keeps_to_four_columns_and_refuses_more_pieces() -> None:
+def test_column_wise_shards_have_at_least_four_columns() -> None:
     made = scheme_named("column_wise").default(table(cols=20), Topology(3))
     assert [s.num_cols for s in made.shards] == [8, 8, 4]
     assert [s.num_cols for s in scheme_named("column_wise").default(table(cols=6), Topology(4)).shards] == [2, 2, 1, 1]
-    with pytest.raises(PlanError, match=r"cannot be cut into 3 pieces.*2 ranks or fewer"):
+    with pytest.raises(PlanError, match=r"cannot be split into 3 shards.*at most 2 ranks"):
         scheme_named("column_wise").default(table(cols=8), Topology(4), ranks=[0, 1, 2])
 
 
@@ -131,11 +131,11 @@ def test_node_aware_schemes_on_two_nodes() -> None:
 def test_node_aware_schemes_refuse_what_nodes_do_not_allow() -> None:
     topology = Topology(6, local_world_size=3)
     for name in ONE_NODE:
-        with pytest.raises(PlanError, match=r"ranks=\[1, 4\] live on 2 nodes of 3 ranks.*ranks=\[1\]"):
+        with pytest.raises(PlanError, match=r"ranks=\[1, 4\] are on 2 nodes of 3 ranks.*ranks=\[1\]"):
             scheme_named(name).default(table(), topology, [1, 4])
-    with pytest.raises(PlanError, match=r"8 columns, which cannot be cut into 3 pieces.*2 ranks or fewer"):
+    with pytest.raises(PlanError, match=r"8 columns, which cannot be split into 3 shards.*at most 2 ranks"):
         scheme_named("table_column_wise").default(table(), topology, [0, 1, 2])
-    with pytest.raises(PlanError, match=r"4 columns, which cannot be cut into 2 pieces of at least 4, one a node"):
+    with pytest.raises(PlanError, match=r"4 columns, which cannot be split into 2 shards .one per node. of at least 4"):
         scheme_named("grid_shard").default(table(cols=4), topology, [0, 3])
     narrow = scheme_named("grid_shard").default(table(cols=4), topology)
     assert len(narrow.shards) == 3  # one node then
@@ -223,14 +223,14 @@ def test_the_launchers_ranks_a_node_are_those_of_a_hand_written_plan(monkeypatch
     ("sharding", "said"),
     [
         ({"movies": table_row_wise(1)}, "host_index 1 does not exist"),
-        ({"movies": grid_shard([0, 0, 0])}, "cannot be cut into 3 pieces of at least 4, one a node"),
-        ({"movies": row_wise(boundaries=[7, 3])}, r"cannot be cut at boundaries=\[7, 3\]"),
-        ({"movies": row_wise(boundaries=[3, 3])}, "each once"),
+        ({"movies": grid_shard([0, 0, 0])}, "cannot be split into 3 shards .one per node. of at least 4"),
+        ({"movies": row_wise(boundaries=[7, 3])}, r"cannot be split at boundaries=\[7, 3\]"),
+        ({"movies": row_wise(boundaries=[3, 3])}, "ascending, distinct rows"),
         ({"movies": row_wise(boundaries=[3, 5])}, "3 sizes for 2 ranks"),
         ({"movies": row_wise(sizes=[10], ranks=[0, 1])}, "1 sizes for 2 ranks"),
         ({"movies": row_wise(num_buckets=3)}, "a divisor of the rows"),
         ({"movies": tiling([(0, (0, 4), None)])}, r"no shard covers rows \[4, 10\)"),
-        ({"movies": tiling([(0, 4)])}, r"a piece of a tiling is a Shard or"),  # type: ignore[list-item]
+        ({"movies": tiling([(0, 4)])}, r"a tile must be a Shard or"),  # type: ignore[list-item]
         ({"movies": row_wise(ranks=[])}, "ranks is empty"),
         ({}, "table 'movies' has no sharding"),
         ({"movie": table_wise(0)}, "did you mean 'movies'"),
@@ -247,7 +247,7 @@ def test_impossible_module_plans_are_refused(sharding: dict, said: str) -> None:
 def test_helpers_refuse_at_once_what_contradicts_itself() -> None:
     with pytest.raises(PlanError, match=r"one of .* got boundaries and sizes"):
         row_wise(boundaries=[1], sizes=[1, 9])
-    with pytest.raises(PlanError, match="all ranks of a plan are of one kind"):
+    with pytest.raises(PlanError, match="all ranks of a plan have one device type"):
         column_wise(device_types=["cpu", "cuda"])
     with pytest.raises(PlanError, match="host_indexes is empty"):
         grid_shard([])
@@ -278,7 +278,7 @@ def test_a_scheme_from_a_notebook_cell_is_known_until_forgotten() -> None:
         assert "halves" in scheme_names()
         made = scheme_named("halves").default(table(), Topology(2))
         assert [(s.rank, s.rows) for s in made.shards] == [(0, (0, 5)), (1, (5, 10))]
-        with pytest.raises(PlanError, match="cannot be cut halves"):
+        with pytest.raises(PlanError, match="cannot be sharded halves"):
             scheme_named("halves").default(table(rows=1), Topology(2))
     finally:
         unregister_scheme("halves")

@@ -119,7 +119,7 @@ class RowShares:
         first = np.arange(0.0, min(16, num_embeddings) + 1)
         edges, mass = first, first[1:] ** -alpha
         if num_embeddings > 16:
-            rest = np.unique(np.geomspace(16, num_embeddings, 49).round())
+            rest = np.unique(np.geomspace(16, num_embeddings, 97).round())
             middle = rest + 0.5
             power = 1.0 - alpha
             primitive = np.log(middle) if abs(power) < 1e-9 else middle**power / power

@@ -171,7 +171,7 @@ def _first_copies(where: str, table: BaseEmbeddingConfig, shards: Sequence[Shard
 
 
 def _wrong_copies(replicas: Sequence[Shard], world_size: int) -> str | None:
-    """Why `replicas` are not one on each rank, or None if they are."""
+    """Why `replicas` are not exactly one per rank, or None."""
     ranks = sorted(shard.rank for shard in replicas)
     if ranks == list(range(world_size)):
         return None

@@ -1,4 +1,9 @@
-"""One file a scheme; the order here is the order of charts and menus. Add a file, register it here, done."""
+"""Schemes split a table into shards: geometry only, without costs, kernels or communication.
+
+In walking order: `even_tiling`, `base` (what a scheme is, the registry), one file per scheme from `table_wise` to
+`data_parallel`, `nodes` (shared by node-aware schemes), `generators` and `module_plan` (plans written by hand).
+The order of registration below is the order of charts and menus.
+"""
 
 from recshard_lab.sharding.schemes.base import Proposal as Proposal
 from recshard_lab.sharding.schemes.base import Scheme as Scheme

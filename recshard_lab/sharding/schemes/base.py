@@ -1,7 +1,7 @@
-"""What a scheme is, and the registry that lets one defined in a notebook cell appear everywhere.
+"""What a scheme is, and the registry. A scheme that you register in a notebook cell appears everywhere.
 
-A scheme is only geometry: it proposes ways to cut a table into rectangles and, where that matters, on which ranks
-they may lie. It knows no costs, no kernels and no communication; those read the rectangles.
+A scheme is only geometry. It proposes ways to split a table into rectangles and, if required, the ranks that may store
+them. Costs, kernels and communication read the rectangles.
 
 ::
 
@@ -36,15 +36,15 @@ from recshard_lab.sharding.plan.types import HBM, PlanError, Shard, nearest
 
 @dataclass(frozen=True)
 class Proposal:
-    """One way to cut a table.
+    """One way to split a table.
 
     Args:
         scheme: the scheme's name.
-        rects: the rectangles (a tuple, or an even `EvenTiling`), none empty;
-            a tiling, or of a replicated scheme the whole table once per rank.
-        assignments: where they may go. None: each to any rank (distinct ones where there are enough), otherwise
-            alternatives, each with one rank per rectangle.
-        tiers: the memory of each rectangle, "hbm" or "ddr"; all the device's own when left out.
+        rects: the rectangles (a tuple or an `EvenTiling`), not empty. They tile the table; for a replicated scheme
+            they are the whole table once per rank.
+        assignments: allowed placements, each with one rank per rectangle. None: any ranks, distinct if there are
+            enough.
+        tiers: the memory of each rectangle, "hbm" or "ddr". Default: "hbm" for all.
     """
 
     scheme: str
@@ -53,14 +53,14 @@ class Proposal:
     tiers: tuple[str, ...] | None = None
 
     def placed(self, ranks: Sequence[int], compute_kernel: str = "fused", route: str = "direct") -> ParameterSharding:
-        """This cut with its i-th rectangle on ``ranks[i]``."""
+        """This proposal with its i-th rectangle on ``ranks[i]``."""
         tiers = self.tiers or (HBM,) * len(self.rects)
         shards = [Shard(rank, *rect, tier) for rank, rect, tier in zip(ranks, self.rects, tiers, strict=True)]
         return ParameterSharding(self.scheme, compute_kernel, shards=shards, route=route)
 
 
 class Scheme(Protocol):
-    """What `register_scheme` takes. `label` is the short name that charts print."""
+    """Protocol of a scheme for `register_scheme`. `label` is the short name in charts."""
 
     name: str
     label: str
@@ -69,28 +69,30 @@ class Scheme(Protocol):
     def propose(
         self, table: BaseEmbeddingConfig, topology: Topology, constraints: ParameterConstraints | None = None
     ) -> Iterable[Proposal]:
-        """Ways to cut `table`; none where the scheme does not apply."""
+        """Ways to split `table`; empty if the scheme does not apply."""
 
     def default(
         self, table: BaseEmbeddingConfig, topology: Topology, ranks: Sequence[int] | None = None
     ) -> ParameterSharding:
-        """The cut a reader means who just names the scheme; over `ranks` where given. PlanError if it cannot."""
+        """The scheme's default sharding over `ranks`, or over all ranks; PlanError if impossible."""
 
 
 _SCHEMES: dict[str, Scheme] = {}
 
 
 def register_scheme(scheme: Scheme) -> Scheme:
-    """Makes a scheme known to the planner, the executor's defaults and the charts; the same name replaces.
+    """Registers a scheme with the planner, `ShardingPlan.resolved` and the charts. It replaces one of the same name.
 
     Raises:
-        PlanError: it lacks a part of `Scheme`, or claims to be replicated under another name than data_parallel.
+        PlanError: an attribute of `Scheme` is missing, or it is replicated and not named data_parallel.
     """
     if isinstance(scheme, type):
         raise PlanError(f"register_scheme takes an instance. Fix: register_scheme({scheme.__name__}())")
-    for part in ("name", "label", "replicated", "propose", "default"):
-        if not hasattr(scheme, part):
-            raise PlanError(f"scheme {scheme!r} lacks {part!r}; a scheme has name, label, replicated, propose, default")
+    for attribute in ("name", "label", "replicated", "propose", "default"):
+        if not hasattr(scheme, attribute):
+            raise PlanError(
+                f"scheme {scheme!r} lacks {attribute!r}; a scheme has name, label, replicated, propose, default"
+            )
     if scheme.replicated and scheme.name != "data_parallel":
         raise PlanError(f"scheme {scheme.name!r}: only data_parallel may be replicated; others must tile the table")
     _SCHEMES[scheme.name] = scheme
@@ -98,48 +100,52 @@ def register_scheme(scheme: Scheme) -> Scheme:
 
 
 def unregister_scheme(name: str) -> None:
-    """Forgets a scheme that a reader registered."""
+    """Removes a registered scheme.
+
+    Raises:
+        PlanError: an unknown name.
+    """
     del _SCHEMES[scheme_named(name).name]
 
 
 def scheme_named(name: str) -> Scheme:
-    """The scheme of that name.
+    """The scheme of this name.
 
     Raises:
-        PlanError: there is none.
+        PlanError: an unknown name.
     """
     if name not in _SCHEMES:
         raise PlanError(
             f"no scheme {name!r} is registered{nearest(name, _SCHEMES)}; known: {', '.join(_SCHEMES)}. "
-            f"Fix: one of these names, or register_scheme(...)"
+            f"Fix: use one of these names, or call register_scheme(...)"
         )
     return _SCHEMES[name]
 
 
 def scheme_names() -> tuple[str, ...]:
-    """Registered schemes in the order of their registration."""
+    """Names of the registered schemes, in order of registration."""
     return tuple(_SCHEMES)
 
 
 def usable_ranks(topology: Topology, constraints: ParameterConstraints | None) -> tuple[int, ...]:
-    """The ranks a table may lie on: those named, or those of its device group, or all, without the forbidden ones.
+    """The ranks that may store a table: `ranks`, those of its device group, or all, without the forbidden ranks.
 
     Raises:
-        PlanError: a rank or a device group that does not exist; none that is not forbidden.
+        PlanError: a rank or a device group that does not exist; all ranks are forbidden.
     """
-    everywhere = _all_ranks(topology.world_size)
+    all_ranks = _all_ranks(topology.world_size)
     if constraints is None:
-        return everywhere
+        return all_ranks
     group = _group(topology, constraints.device_group)
     if constraints.ranks is None and not constraints.forbidden_ranks:
-        return everywhere if group is None else group
-    named = everywhere if constraints.ranks is None else check_ranks(constraints.ranks, topology.world_size)
+        return all_ranks if group is None else group
+    named = all_ranks if constraints.ranks is None else check_ranks(constraints.ranks, topology.world_size)
     if group is not None:
         outside, named = named, tuple(rank for rank in named if rank in group)
         if not named:
             raise PlanError(
-                f"none of the ranks {list(outside)} is in device_group {constraints.device_group!r} (ranks "
-                f"{list(group)}). Fix: leave one of the two out"
+                f"ranks {list(outside)} are outside device_group {constraints.device_group!r} (ranks {list(group)}). "
+                f"Fix: remove ranks or device_group"
             )
     forbidden = set(constraints.forbidden_ranks or ())
     if forbidden:
@@ -147,8 +153,8 @@ def usable_ranks(topology: Topology, constraints: ParameterConstraints | None) -
     usable = tuple(rank for rank in named if rank not in forbidden)
     if not usable:
         raise PlanError(
-            f"all of the ranks {list(named)} that a table may lie on are forbidden. Fix: leave one of them "
-            f"out of forbidden_ranks"
+            f"all of the ranks {list(named)} that may store a table are forbidden. Fix: remove one of them from "
+            f"forbidden_ranks"
         )
     return usable
 
@@ -161,8 +167,8 @@ def _group(topology: Topology, name: str | None) -> tuple[int, ...] | None:
         return tuple(topology.device_groups[name])
     known = f"; named groups: {', '.join(topology.device_groups)}" if topology.device_groups else ""
     raise PlanError(
-        f"asks for device_group {name!r}{nearest(name, topology.device_groups)}, but all ranks are of kind "
-        f"{topology.compute_device!r}{known}. Fix: leave device_group out"
+        f"device_group {name!r} does not exist{nearest(name, topology.device_groups)}: all ranks are "
+        f"{topology.compute_device!r}{known}. Fix: omit device_group"
     )
 
 
@@ -171,35 +177,40 @@ def _all_ranks(world_size: int) -> tuple[int, ...]:
     return tuple(range(world_size))
 
 
-def both_memories(topology: Topology, constraints: ParameterConstraints | None) -> bool:
-    """Whether rows may lie in a device's own memory and in the host's: there are two, and both kernels are allowed."""
+def allows_both_tiers(topology: Topology, constraints: ParameterConstraints | None) -> bool:
+    """Whether a table may use both device and host memory: both exist, and both kernels are allowed."""
     allowed = (constraints.compute_kernels if constraints is not None else None) or ()
     kernels = {str(getattr(kernel, "value", kernel)) for kernel in allowed}
     return topology.has_tiers and kernels >= {"fused", "fused_uvm"}
 
 
 def check_ranks(ranks: Sequence[int], world_size: int) -> tuple[int, ...]:
-    """`ranks` as a tuple, after refusing none at all and ones that do not exist."""
+    """`ranks` as a tuple.
+
+    Raises:
+        PlanError: no ranks, or a rank that does not exist.
+    """
     if not ranks:
-        raise PlanError("ranks is empty. Fix: name at least one rank, or leave ranks out")
+        raise PlanError("ranks is empty. Fix: pass at least one rank, or omit ranks")
     for rank in ranks:
         if not 0 <= rank < world_size:
-            raise PlanError(f"rank {rank} does not exist with world_size {world_size}. Fix: a rank below {world_size}")
+            raise PlanError(
+                f"rank {rank} does not exist with world_size {world_size}. Fix: use a rank below {world_size}"
+            )
     return tuple(ranks)
 
 
 def place_default(
     scheme: Scheme, table: BaseEmbeddingConfig, topology: Topology, ranks: Sequence[int] | None = None
 ) -> ParameterSharding:
-    """The first proposal of `scheme` with its rectangles dealt to `ranks` in turn."""
-    wish = None if ranks is None else ParameterConstraints(ranks=list(ranks))
-    for proposal in scheme.propose(table, topology, wish):
+    """The first proposal of `scheme` with its rectangles assigned to `ranks` round-robin."""
+    constraints = None if ranks is None else ParameterConstraints(ranks=list(ranks))
+    for proposal in scheme.propose(table, topology, constraints):
         if proposal.assignments:
             return proposal.placed(proposal.assignments[0])
-        usable = usable_ranks(topology, wish)
+        usable = usable_ranks(topology, constraints)
         return proposal.placed([usable[i % len(usable)] for i in range(len(proposal.rects))])
     raise PlanError(
-        f"table {table.name!r} ({table.num_embeddings:,} x {table.embedding_dim:,}) cannot be cut "
-        f"{scheme.name} "
-        f"over {topology.world_size} ranks. Fix: table_wise"
+        f"table {table.name!r} ({table.num_embeddings:,} x {table.embedding_dim:,}) cannot be sharded {scheme.name} "
+        f"over {topology.world_size} ranks. Fix: use table_wise"
     )

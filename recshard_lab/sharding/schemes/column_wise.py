@@ -1,4 +1,4 @@
-"""Column-wise: vertical stripes; every rank that holds one looks up every id of the table.
+"""Column-wise: column shards; every rank that stores one looks up every id of the table.
 
 ::
 
@@ -9,6 +9,7 @@
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.hardware.topology import Topology
@@ -18,13 +19,13 @@ from recshard_lab.sharding.plan.tiling import Rect
 from recshard_lab.sharding.plan.types import PlanError
 from recshard_lab.sharding.schemes.base import Proposal, check_ranks, usable_ranks
 from recshard_lab.sharding.schemes.even_tiling import EvenTiling
-from recshard_lab.sharding.schemes.nodes import asked_for
+from recshard_lab.sharding.schemes.nodes import requested_by_name
 
-UNIT = 4  # columns; kernels read rows in vectors of four floats, so pieces keep to it where the dim allows
+UNIT = 4  # columns: kernels read rows in vectors of four floats, so shards use multiples of 4 if the dim allows
 
 
 class ColumnWise:
-    """Splits wide tables without partial sums; the ids go to every piece."""
+    """Splits wide tables without partial sums; every shard receives the ids."""
 
     name = "column_wise"
     label = "CW"
@@ -33,14 +34,13 @@ class ColumnWise:
     def propose(
         self, table: BaseEmbeddingConfig, topology: Topology, constraints: ParameterConstraints | None = None
     ) -> Iterator[Proposal]:
-        """As many shards as there are ranks and columns allow, then half, a quarter ... down to two.
+        """One shard per usable rank, as far as the columns allow, then a half, a quarter, ... down to two.
 
-        One shard of all columns where a single rank may be used and the scheme is requested by name.
+        With a single usable rank, one shard of all columns if the scheme is requested by name.
         """
-        least = constraints.min_partition if constraints is not None else None
         usable = usable_ranks(topology, constraints)
-        count = min(len(usable), most_pieces(table.embedding_dim, least))
-        if len(usable) == 1 and asked_for(self.name, constraints):
+        count = min(len(usable), max_column_shards(table.embedding_dim, constraints))
+        if len(usable) == 1 and requested_by_name(self.name, constraints):
             yield Proposal(self.name, EvenTiling(table.num_embeddings, table.num_embeddings, [table.embedding_dim]))
         while count >= 2:
             yield Proposal(self.name, EvenTiling(table.num_embeddings, table.num_embeddings, widths(table, count)))
@@ -49,46 +49,47 @@ class ColumnWise:
     def default(
         self, table: BaseEmbeddingConfig, topology: Topology, ranks: Sequence[int] | None = None
     ) -> ParameterSharding:
-        """One piece on each of `ranks`; left out, on as many ranks as the columns allow.
+        """One shard on each of `ranks`. Default: the most ranks that the columns allow.
 
         Raises:
-            PlanError: more ranks than pieces of at least four columns (one, where the dim is no multiple of 4).
+            PlanError: more ranks than shards of at least four columns (one, if the dim is not a multiple of 4).
         """
-        most = most_pieces(table.embedding_dim, None)
-        wanted = range(min(most, topology.world_size)) if ranks is None else ranks
-        usable = check_ranks(wanted, topology.world_size)
-        if len(usable) > most:
-            raise PlanError(
-                f"table {table.name!r} has {table.embedding_dim} columns, which cannot be cut into "
-                f"{len(usable)} "
-                f"pieces of at least {unit_of(table.embedding_dim)}. Fix: {most} ranks or fewer"
-            )
-        return Proposal(self.name, pieces(table, widths(table, len(usable)))).placed(usable)
+        if ranks is None:
+            ranks = range(min(max_column_shards(table.embedding_dim), topology.world_size))
+        usable = check_ranks(ranks, topology.world_size)
+        check_num_column_shards(table, len(usable))
+        return Proposal(self.name, column_slices(table, widths(table, len(usable)))).placed(usable)
 
 
 def unit_of(embedding_dim: int) -> int:
-    """Columns that a piece is a multiple of."""
+    """The number of columns of every shard is a multiple of this."""
     return UNIT if embedding_dim % UNIT == 0 else 1
 
 
-def most_pieces(embedding_dim: int, min_partition: int | None) -> int:
-    """How many pieces of at least `min_partition` columns (and whole units) fit."""
+def max_column_shards(embedding_dim: int, constraints: ParameterConstraints | None = None) -> int:
+    """Maximum number of column shards of whole units, with at least ``min_partition`` columns."""
     unit = unit_of(embedding_dim)
-    least = max(unit, min_partition or 0)
+    least = max(unit, (constraints.min_partition if constraints else None) or 0)
     return max(1, embedding_dim // (-(-least // unit) * unit))
 
 
+def check_num_column_shards(table: BaseEmbeddingConfig, count: int, per: str = "rank") -> None:
+    """Raises a `PlanError` if the table's columns cannot be split into `count` shards."""
+    most = max_column_shards(table.embedding_dim)
+    if count > most:
+        raise PlanError(
+            f"table {table.name!r} has {table.embedding_dim} columns, which cannot be split into {count} shards (one "
+            f"per {per}) of at least {unit_of(table.embedding_dim)}. Fix: use at most {most} {per}{'s' * (most > 1)}"
+        )
+
+
 def widths(table: BaseEmbeddingConfig, count: int) -> list[int]:
-    """`count` widths in whole units that differ by one unit at most."""
+    """`count` widths in whole units that differ by at most one unit."""
     unit = unit_of(table.embedding_dim)
-    each, more = divmod(table.embedding_dim // unit, count)
-    return [unit * (each + (i < more)) for i in range(count)]
+    base, extra = divmod(table.embedding_dim // unit, count)
+    return [unit * (base + (i < extra)) for i in range(count)]
 
 
-def pieces(table: BaseEmbeddingConfig, columns: Sequence[int]) -> tuple[Rect, ...]:
-    """Vertical stripes of these widths from left to right."""
-    at, found = 0, []
-    for width in columns:
-        found.append(((0, table.num_embeddings), (at, at + width)))
-        at += width
-    return tuple(found)
+def column_slices(table: BaseEmbeddingConfig, columns: Sequence[int]) -> tuple[Rect, ...]:
+    """Column slices of these widths from left to right."""
+    return tuple(((0, table.num_embeddings), cols) for cols in pairwise(accumulate(columns, initial=0)))

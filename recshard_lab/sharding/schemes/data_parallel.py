@@ -1,4 +1,4 @@
-"""Data-parallel: the whole table on every rank, the only scheme whose rectangles lie on top of one another.
+"""Data-parallel: the whole table on every rank, the only scheme whose rectangles overlap.
 
 ::
 
@@ -29,12 +29,12 @@ class DataParallel:
     def propose(
         self, table: BaseEmbeddingConfig, topology: Topology, constraints: ParameterConstraints | None = None
     ) -> Iterator[Proposal]:
-        """One replica on each rank, unless the table is pinned to fewer."""
-        everywhere = usable_ranks(topology, None)
+        """One replica on each rank, if all ranks are usable."""
+        all_ranks = usable_ranks(topology, None)
         usable = usable_ranks(topology, constraints)
-        if usable is everywhere or sorted(usable) == list(everywhere):
+        if usable is all_ranks or sorted(usable) == list(all_ranks):
             whole: Rect = ((0, table.num_embeddings), (0, table.embedding_dim))
-            yield Proposal(self.name, (whole,) * topology.world_size, first_ranks(everywhere, topology.world_size))
+            yield Proposal(self.name, (whole,) * topology.world_size, first_ranks(all_ranks, topology.world_size))
 
     def default(
         self, table: BaseEmbeddingConfig, topology: Topology, ranks: Sequence[int] | None = None
@@ -42,13 +42,12 @@ class DataParallel:
         """One replica on each rank.
 
         Raises:
-            PlanError: `ranks` that are not all of them.
+            PlanError: `ranks` are not all ranks.
         """
-        wish = None if ranks is None else ParameterConstraints(ranks=list(ranks))
-        for proposal in self.propose(table, topology, wish):
+        constraints = None if ranks is None else ParameterConstraints(ranks=list(ranks))
+        for proposal in self.propose(table, topology, constraints):
             return proposal.placed(range(topology.world_size))
         raise PlanError(
-            f"table {table.name!r}: data_parallel keeps a replica on every rank, but "
-            f"ranks={list(ranks or ())!r} "
-            f"with world_size {topology.world_size}. Fix: leave ranks out"
+            f"table {table.name!r}: data_parallel keeps a replica on every rank, but ranks={list(ranks or ())!r} "
+            f"with world_size {topology.world_size}. Fix: omit ranks"
         )

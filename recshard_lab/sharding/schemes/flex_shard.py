@@ -1,20 +1,21 @@
 """Flex-shard: the hottest rows on every rank, the others row-wise (FlexShard, Sethi et al. 2023: per-row replication).
 
-Ids are taken to be in the order of how often they are used, the most used first::
+Ids are assumed to be sorted by use, the most used first::
 
     rank 0:  +-----------+ 0      rank 1:  +-----------+ 0        the same H rows on every rank
              |  replica  |                 |  replica  |
              +-----------+ H               +-----------+ H
              +-----------+ H
-             |           |                 +-----------+          the rest in stripes
+             |           |                 +-----------+          the rest in row shards
              +-----------+                 |           |
                                            +-----------+ E
 
-An id of the first H rows is looked up at home; only its gradient travels.
+The source rank looks up ids of the first H rows itself. Only their gradients are exchanged.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.hardware.topology import Topology
@@ -22,15 +23,15 @@ from recshard_lab.sharding.plan.constraints import ParameterConstraints
 from recshard_lab.sharding.plan.sharding_plan import ParameterSharding
 from recshard_lab.sharding.plan.tiling import Rect
 from recshard_lab.sharding.plan.types import DDR, HBM, PlanError
-from recshard_lab.sharding.schemes.base import Proposal, both_memories, check_ranks, usable_ranks
-from recshard_lab.sharding.schemes.nodes import asked_for
-from recshard_lab.sharding.schemes.row_wise import first_ranks, stripes
+from recshard_lab.sharding.schemes.base import Proposal, allows_both_tiers, check_ranks, usable_ranks
+from recshard_lab.sharding.schemes.nodes import requested_by_name
+from recshard_lab.sharding.schemes.row_wise import first_ranks, row_slices
 
-SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)  # of the lookups, that the hot rows may take
+SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)  # shares of the lookups that hot rows serve
 
 
 class FlexShard:
-    """Takes the hot rows off the wire and off the rank that would hold them all; costs memory and gradients."""
+    """Replicates hot rows, which are then neither exchanged nor concentrated on one rank; costs memory."""
 
     name = "flex_shard"
     label = "FLEX"
@@ -39,76 +40,73 @@ class FlexShard:
     def propose(
         self, table: BaseEmbeddingConfig, topology: Topology, constraints: ParameterConstraints | None = None
     ) -> Iterator[Proposal]:
-        """Hot rows to which given shares of the lookups go, where the constraints' `row_shares` say it, the others in
-        the same memory or, where that is allowed, in the host's; else nothing unless it is asked for by name, for which
-        rows are hot, a table does not say. Over all ranks."""
-        everywhere = usable_ranks(topology, None)
-        if sorted(usable_ranks(topology, constraints)) != list(everywhere):
+        """Hot rows that serve `SHARES` of the lookups, on all ranks; cold rows also in host memory if allowed.
+
+        Which rows are hot is known from the constraints' `row_shares`. Without them the scheme proposes its default
+        if it is requested by name, and otherwise nothing.
+        """
+        all_ranks = usable_ranks(topology, None)
+        if sorted(usable_ranks(topology, constraints)) != list(all_ranks):
             return
         curve = constraints.row_shares if constraints is not None else None
         if curve is None or topology.world_size == 1:
-            if asked_for(self.name, constraints):
-                yield self._cut(table, default_hot_rows(table), everywhere)
+            if requested_by_name(self.name, constraints):
+                yield self._proposal(table, default_hot_rows(table), all_ranks)
             return
         most = table.num_embeddings // 2
         for hot in dict.fromkeys(min(most, curve.rows_for(share)) for share in SHARES):
             if hot:
-                yield self._cut(table, hot, everywhere)
-                yield self._cut(table, hot, everywhere, curve.sizes(len(everywhere), first_row=hot))
-                if both_memories(topology, constraints):
-                    cut = self._cut(table, hot, everywhere)
-                    cold = len(cut.rects) - len(everywhere)
-                    yield replace(cut, tiers=(HBM,) * len(everywhere) + (DDR,) * cold)
+                even = self._proposal(table, hot, all_ranks)
+                yield even
+                yield self._proposal(table, hot, all_ranks, curve.sizes(len(all_ranks), first_row=hot))
+                if allows_both_tiers(topology, constraints):
+                    num_cold = len(even.rects) - len(all_ranks)
+                    yield replace(even, tiers=(HBM,) * len(all_ranks) + (DDR,) * num_cold)
 
-    def _cut(
+    def _proposal(
         self, table: BaseEmbeddingConfig, hot_rows: int, ranks: tuple[int, ...], sizes: Sequence[int] | None = None
     ) -> Proposal:
-        rects, where = hot_and_cold(table, hot_rows, ranks, len(ranks), sizes)
-        return Proposal(self.name, rects, first_ranks(where, len(where)))
+        rects, rect_ranks = hot_and_cold(table, hot_rows, ranks, len(ranks), sizes)
+        return Proposal(self.name, rects, first_ranks(rect_ranks, len(rect_ranks)))
 
     def default(
         self, table: BaseEmbeddingConfig, topology: Topology, ranks: Sequence[int] | None = None
     ) -> ParameterSharding:
-        """The first hundredth of the rows on every rank, one stripe of the rest on each of `ranks` (or all)."""
+        """The first 1% of the rows on every rank, one row shard of the rest on each of `ranks`. Default: all ranks."""
         usable = check_ranks(range(topology.world_size) if ranks is None else ranks, topology.world_size)
-        rects, where = hot_and_cold(table, default_hot_rows(table), usable, topology.world_size)
-        return Proposal(self.name, rects).placed(where)
+        rects, rect_ranks = hot_and_cold(table, default_hot_rows(table), usable, topology.world_size)
+        return Proposal(self.name, rects).placed(rect_ranks)
 
 
 def default_hot_rows(table: BaseEmbeddingConfig) -> int:
-    """A hundredth of the rows, one at least; none of a table of a single row, which has no others."""
+    """1% of the rows, but at least 1; 0 for a table of one row."""
     return min(max(1, table.num_embeddings // 100), table.num_embeddings - 1)
 
 
 def hot_and_cold(
     table: BaseEmbeddingConfig, hot_rows: int, ranks: Sequence[int], world_size: int, sizes: Sequence[int] | None = None
 ) -> tuple[tuple[Rect, ...], tuple[int, ...]]:
-    """Rectangles and their ranks: rows ``[0, hot_rows)`` on every rank, stripes of the others on `ranks`.
+    """Rectangles and their ranks: rows ``[0, hot_rows)`` on every rank, row shards of the others on `ranks`.
 
     Args:
-        sizes: rows of each stripe (0: none); equal blocks when left out.
+        sizes: rows of each row shard (0: no shard). Default: equal sizes.
 
     Raises:
-        PlanError: no row would be hot, or none cold.
+        PlanError: `hot_rows` is negative or leaves no other rows.
     """
     rows, cols = table.num_embeddings, (0, table.embedding_dim)
     if not 0 <= hot_rows < rows:
         raise PlanError(
-            f"table {table.name!r} has {rows:,} rows, of which hot_rows={hot_rows!r} cannot lie on every rank and the "
-            f"others elsewhere. Fix: a number from 0 to {rows - 1:,}, or data_parallel for all"
+            f"table {table.name!r} has {rows:,} rows, so hot_rows must be from 0 to {rows - 1:,}, got {hot_rows!r}. "
+            f"Fix: pass such a number, or use data_parallel to replicate all rows"
         )
     hot: Rect = ((0, hot_rows), cols)
-    cold = stripes(rows - hot_rows, table.embedding_dim, len(ranks)) if sizes is None else _of_sizes(sizes, cols)
-    below = tuple(((start + hot_rows, end + hot_rows), cols) for (start, end), _ in cold)
-    owners = [rank for rank, size in zip(ranks, sizes or [1] * len(ranks), strict=False) if size][: len(below)]
+    if sizes is None:
+        spans = [span for span, _ in row_slices(rows - hot_rows, table.embedding_dim, len(ranks))]
+        cold_ranks = list(ranks[: len(spans)])
+    else:
+        spans = [span for span in pairwise(accumulate(sizes, initial=0)) if span[0] < span[1]]
+        cold_ranks = [rank for rank, size in zip(ranks, sizes, strict=True) if size]
+    cold = tuple(((start + hot_rows, end + hot_rows), cols) for start, end in spans)
     copies = world_size if hot_rows else 0
-    return (hot,) * copies + below, (*range(copies), *owners)
-
-
-def _of_sizes(sizes: Sequence[int], cols: tuple[int, int]) -> list[Rect]:
-    found, at = [], 0
-    for size in sizes:
-        if size:
-            found.append(((at, at + size), cols))
-        at += size
-    return found
+    return (hot,) * copies + cold, (*range(copies), *cold_ranks)

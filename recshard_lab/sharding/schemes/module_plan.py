@@ -26,21 +26,19 @@ def construct_module_sharding_plan(
     Args:
         module: anything with ``embedding_bag_configs()`` or ``embedding_configs()``.
         per_param_sharding: table name -> `table_wise(...)`, `row_wise(...)`, ...; every table once.
-        sharder: accepted as in TorchRec; the geometry does not depend on it.
-        local_size: ranks of one host; as the launcher says (``LOCAL_WORLD_SIZE``), or all, when left out.
-        world_size: ranks; those of the process group where one runs, 1 otherwise.
+        sharder: accepted as in TorchRec; the plan does not depend on it.
+        local_size: ranks per node. Default: ``LOCAL_WORLD_SIZE``, otherwise all ranks.
+        world_size: number of ranks. Default: that of the process group, or 1 without one.
         device_type: "cpu" or "cuda".
 
     Raises:
-        PlanError: a table left out, a name that is no table, a scheme that cannot cut its table.
+        PlanError: a table without a generator, an unknown table, or a scheme that cannot split its table.
     """
-    tables = configs_of(module)
-    if tables is None:
-        raise PlanError(f"{type(module).__name__} has neither embedding_bag_configs() nor embedding_configs()")
+    tables = _tables_of(module)
     names = [table.name for table in tables]
     for name in per_param_sharding:
         if name not in names:
-            raise PlanError(f"no table is named {name!r}{nearest(name, names)}; tables: {', '.join(names)}")
+            raise PlanError(f"table {name!r} does not exist{nearest(name, names)}; tables: {', '.join(names)}")
     world_size = running_world_size() if world_size is None else world_size
     local_size = running_local_world_size(world_size) if local_size is None else local_size
     topology = Topology(world_size, compute_device=device_type or "cpu", local_world_size=local_size)
@@ -60,16 +58,20 @@ def apply_to_all(
     """One generator for every table of `module`, for `construct_module_sharding_plan`.
 
     Raises:
-        PlanError: `module` is no embedding collection.
+        PlanError: `module` is not an embedding collection.
     """
+    return {table.name: parameter_sharding_generator for table in _tables_of(module)}
+
+
+def _tables_of(module: Any) -> list[BaseEmbeddingConfig]:
     tables = configs_of(module)
     if tables is None:
         raise PlanError(f"{type(module).__name__} has neither embedding_bag_configs() nor embedding_configs()")
-    return {table.name: parameter_sharding_generator for table in tables}
+    return tables
 
 
 def configs_of(module: Any) -> list[BaseEmbeddingConfig] | None:
-    """The tables of an embedding collection, or None if `module` is none."""
+    """The tables of an embedding collection; None for other modules."""
     for method in ("embedding_bag_configs", "embedding_configs"):
         if callable(getattr(module, method, None)):
             return list(getattr(module, method)())
@@ -77,14 +79,14 @@ def configs_of(module: Any) -> list[BaseEmbeddingConfig] | None:
 
 
 def running_local_world_size(world_size: int) -> int:
-    """Ranks a node, as the launcher says (``LOCAL_WORLD_SIZE``); all where it says nothing that fits `world_size`."""
-    said = os.environ.get("LOCAL_WORLD_SIZE", "")
-    local = int(said) if said.isdigit() else 0
+    """Ranks per node: ``LOCAL_WORLD_SIZE`` if it divides `world_size`, otherwise all ranks."""
+    value = os.environ.get("LOCAL_WORLD_SIZE", "")
+    local = int(value) if value.isdigit() else 0
     return local if local > 0 and world_size % local == 0 else world_size
 
 
 def running_world_size() -> int:
-    """Ranks of the default process group, or 1 where none runs."""
+    """Ranks of the default process group, or 1 without one."""
     import torch.distributed as dist
 
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

@@ -1,8 +1,8 @@
-"""What the node-aware schemes share: which usable ranks live on which node.
+"""Shared by the node-aware schemes: which usable ranks are on which node.
 
-Ranks fill nodes in order: ``[k * local_world_size, (k + 1) * local_world_size)`` live on node k. On one node the
-node-aware schemes have the geometry of the schemes they refine (table-row-wise and grid: row-wise; table-column-wise:
-column-wise), so there they propose nothing of their own unless they are asked for by name.
+Ranks fill nodes in order: node k has ranks ``[k * local_world_size, (k + 1) * local_world_size)``. On one node,
+table-row-wise and grid equal row-wise, and table-column-wise equals column-wise. There the node-aware schemes propose
+nothing unless they are requested by name.
 """
 
 import zlib
@@ -17,18 +17,18 @@ from recshard_lab.sharding.plan.types import PlanError
 from recshard_lab.sharding.schemes.base import Proposal, check_ranks, usable_ranks
 
 
-def adds_nothing(name: str, topology: Topology, constraints: ParameterConstraints | None) -> bool:
-    """Whether the nodes are such that other schemes propose the same, and nobody asks for this one by name."""
-    return (topology.num_nodes == 1 or topology.local_world_size == 1) and not asked_for(name, constraints)
+def is_redundant(name: str, topology: Topology, constraints: ParameterConstraints | None) -> bool:
+    """Whether other schemes propose the same on these nodes, and the scheme is not requested by name."""
+    return (topology.num_nodes == 1 or topology.local_world_size == 1) and not requested_by_name(name, constraints)
 
 
-def asked_for(name: str, constraints: ParameterConstraints | None) -> bool:
-    """Whether the constraints allow only some schemes, this one among them."""
+def requested_by_name(name: str, constraints: ParameterConstraints | None) -> bool:
+    """Whether the constraints name this scheme."""
     return name in [str(getattr(n, "value", n)) for n in (constraints.sharding_types if constraints else None) or ()]
 
 
 def usable_by_node(topology: Topology, constraints: ParameterConstraints | None) -> list[tuple[int, ...]]:
-    """For every node that has any, its usable ranks in order.
+    """The usable ranks of each node that has any, in order.
 
     >>> usable_by_node(Topology(4, local_world_size=2), ParameterConstraints(ranks=[3, 0, 2]))
     [(0,), (2, 3)]
@@ -38,38 +38,38 @@ def usable_by_node(topology: Topology, constraints: ParameterConstraints | None)
 
 @lru_cache(maxsize=256)
 def _by_node(ranks: tuple[int, ...], local: int) -> tuple[tuple[int, ...], ...]:
-    found: dict[int, list[int]] = {}
+    nodes: dict[int, list[int]] = {}
     for rank in sorted(ranks):
-        found.setdefault(rank // local, []).append(rank)
-    return tuple(tuple(members) for members in found.values())
+        nodes.setdefault(rank // local, []).append(rank)
+    return tuple(tuple(members) for members in nodes.values())
 
 
 @lru_cache(maxsize=1024)
-def windows(nodes: tuple[tuple[int, ...], ...], nodes_each: int, ranks_each: int) -> tuple[tuple[int, ...], ...]:
-    """The first ranks of `nodes_each` nodes next to one another, for all such groups of nodes one after the other.
+def node_groups(nodes: tuple[tuple[int, ...], ...], num_nodes: int, ranks_per_node: int) -> tuple[tuple[int, ...], ...]:
+    """Consecutive groups of `num_nodes` adjacent nodes, each as the first `ranks_per_node` ranks of its nodes.
 
-    >>> windows(((0, 1, 2), (3, 4, 5)), 1, 2)
+    >>> node_groups(((0, 1, 2), (3, 4, 5)), 1, 2)
     ((0, 1), (3, 4))
     """
-    starts = range(0, len(nodes) - nodes_each + 1, nodes_each)
-    return tuple(tuple(r for ranks in nodes[at : at + nodes_each] for r in ranks[:ranks_each]) for at in starts)
+    starts = range(0, len(nodes) - num_nodes + 1, num_nodes)
+    return tuple(tuple(r for ranks in nodes[at : at + num_nodes] for r in ranks[:ranks_per_node]) for at in starts)
 
 
 def by_node(topology: Topology, ranks: Iterable[int]) -> list[tuple[int, ...]]:
-    """`ranks` node by node; nodes and the ranks of each in the order in which they are named."""
-    found: dict[int, list[int]] = {}
+    """`ranks` grouped by node; nodes and ranks keep the order of `ranks`."""
+    nodes: dict[int, list[int]] = {}
     for rank in ranks:
-        found.setdefault(topology.node_of(rank), []).append(rank)
-    return [tuple(members) for members in found.values()]
+        nodes.setdefault(topology.node_of(rank), []).append(rank)
+    return [tuple(members) for members in nodes.values()]
 
 
 def ranks_of_one_node(
     name: str, table: BaseEmbeddingConfig, topology: Topology, ranks: Sequence[int] | None
 ) -> tuple[int, ...]:
-    """The named ranks; left out, all of a node that is drawn from the table's name, so that tables spread.
+    """`ranks`. Default: all ranks of a node chosen by a hash of the table's name, so that tables spread.
 
     Raises:
-        PlanError: named ranks that live on several nodes.
+        PlanError: ranks on several nodes.
     """
     if ranks is None:
         first = zlib.crc32(table.name.encode()) % topology.num_nodes * topology.local_world_size
@@ -78,7 +78,7 @@ def ranks_of_one_node(
     nodes = by_node(topology, usable)
     if len(nodes) > 1:
         raise PlanError(
-            f"table {table.name!r}: {name} keeps a table on one node, but ranks={list(ranks)!r} live on "
+            f"table {table.name!r}: {name} keeps a table on one node, but ranks={list(ranks)!r} are on "
             f"{len(nodes)} nodes of {topology.local_world_size} ranks. Fix: ranks={list(nodes[0])!r}"
         )
     return usable
@@ -88,21 +88,21 @@ def ranks_of_host(host_index: int, topology: Topology) -> tuple[int, ...]:
     """All ranks of node `host_index`.
 
     Raises:
-        PlanError: there is no such node.
+        PlanError: the node does not exist.
     """
     if isinstance(host_index, bool) or not isinstance(host_index, int) or not 0 <= host_index < topology.num_nodes:
         raise PlanError(
             f"host_index {host_index!r} does not exist: {topology.world_size} ranks in nodes of "
             f"{topology.local_world_size} are {topology.num_nodes} node(s). Fix: an index below "
-            f"{topology.num_nodes}, or local_size= of the nodes there are"
+            f"{topology.num_nodes}, or pass local_size= ranks per node"
         )
     return tuple(range(host_index * topology.local_world_size, (host_index + 1) * topology.local_world_size))
 
 
-def merged(name: str, ways: Iterable[tuple[tuple[Rect, ...], tuple[int, ...]]]) -> Iterator[Proposal]:
-    """One proposal for each cut, with all the ranks it may lie on."""
-    found: dict[tuple[Rect, ...], list[tuple[int, ...]]] = {}
-    for rects, ranks in ways:
-        found.setdefault(rects, []).append(ranks)
-    for rects, listed in found.items():
-        yield Proposal(name, rects, tuple(dict.fromkeys(listed)))
+def grouped(name: str, placements: Iterable[tuple[tuple[Rect, ...], tuple[int, ...]]]) -> Iterator[Proposal]:
+    """One proposal for each set of rectangles, with all assignments to ranks."""
+    assignments: dict[tuple[Rect, ...], list[tuple[int, ...]]] = {}
+    for rects, ranks in placements:
+        assignments.setdefault(rects, []).append(ranks)
+    for rects, ranks_of_rects in assignments.items():
+        yield Proposal(name, rects, tuple(dict.fromkeys(ranks_of_rects)))

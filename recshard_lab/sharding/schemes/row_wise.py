@@ -1,4 +1,4 @@
-"""Row-wise: horizontal stripes of ``ceil(E / W)`` rows, as TorchRec cuts them.
+"""Row-wise: row shards of ``ceil(E / W)`` rows, as in TorchRec.
 
 ::
 
@@ -6,7 +6,7 @@
              +-----------+ ceil(E/W)
     rank 1:  +-----------+
              +-----------+ 2 ceil(E/W)
-    rank 2:  +-----------+          the last stripe may be shorter, and later ranks may have none
+    rank 2:  +-----------+          the last shard may be shorter, and later ranks may have none
              +-----------+ E
 """
 
@@ -20,15 +20,15 @@ from recshard_lab.sharding.plan.constraints import ParameterConstraints
 from recshard_lab.sharding.plan.sharding_plan import ParameterSharding
 from recshard_lab.sharding.plan.tiling import Rect
 from recshard_lab.sharding.plan.types import DDR, HBM, PlanError, Shard
-from recshard_lab.sharding.schemes.base import Proposal, both_memories, check_ranks, usable_ranks
+from recshard_lab.sharding.schemes.base import Proposal, allows_both_tiers, check_ranks, usable_ranks
 from recshard_lab.sharding.schemes.even_tiling import EvenTiling
 
-EVENNESS = (1.0, 0.75, 0.5, 0.25)  # of lookups, beside that of rows
-HOT_SHARES = (0.5, 0.75, 0.9, 0.97, 0.99)  # of the lookups, that the device's own memory may serve
+EVENNESS = (1.0, 0.75, 0.5, 0.25)  # 1: equal lookups per shard, 0: equal rows
+HOT_SHARES = (0.5, 0.75, 0.9, 0.97, 0.99)  # shares of the lookups that device memory serves
 
 
 class RowWise:
-    """Spreads memory and lookups evenly; each rank sends a partial sum of every bag."""
+    """Balances memory and lookups; each rank sends a partial sum of every bag."""
 
     name = "row_wise"
     label = "RW"
@@ -37,13 +37,13 @@ class RowWise:
     def propose(
         self, table: BaseEmbeddingConfig, topology: Topology, constraints: ParameterConstraints | None = None
     ) -> Iterator[Proposal]:
-        """Stripes over all usable ranks in order, then over half, a quarter ... of them, anywhere."""
+        """Row shards on all usable ranks in order, then on a half, a quarter, ... of them, in any order."""
         usable = usable_ranks(topology, constraints)
         count = len(usable)
         while count > 1 or count == len(usable):
             rects = EvenTiling(table.num_embeddings, -(-table.num_embeddings // count), [table.embedding_dim])
-            everywhere = first_ranks(usable, len(rects)) if count == len(usable) else None
-            yield Proposal(self.name, rects, everywhere)
+            assignments = first_ranks(usable, len(rects)) if count == len(usable) else None
+            yield Proposal(self.name, rects, assignments)
             count = 0 if count == 1 else count // 2
         yield from self._by_access(table, usable, constraints)
         yield from self._by_tier(table, topology, usable, constraints)
@@ -51,20 +51,22 @@ class RowWise:
     def _by_access(
         self, table: BaseEmbeddingConfig, usable: tuple[int, ...], constraints: ParameterConstraints | None
     ) -> Iterator[Proposal]:
-        """Stripes that serve equally many lookups (RecShard, Sethi et al., ASPLOS 2022), and compromises between that
-        and equal rows, for where memory is short: on all usable ranks in order, then on half, a quarter ... of them."""
+        """Row shards that balance lookups (RecShard, Sethi et al., ASPLOS 2022), on the same ranks as in `propose`.
+
+        If memory is short, compromises between equal lookups and equal rows apply.
+        """
         curve = constraints.row_shares if constraints is not None else None
         count = len(usable) if curve is not None else 1
         while curve is not None and count > 1:
-            whole, seen = count == len(usable), set()
-            for evenness in EVENNESS if whole else EVENNESS[::2]:
+            on_all, seen = count == len(usable), set()
+            for evenness in EVENNESS if on_all else EVENNESS[::2]:
                 sizes = curve.sizes(count, evenness=evenness)
                 edges = list(accumulate(sizes, initial=0))
                 spans = [(span, rank) for span, rank in zip(pairwise(edges), usable, strict=False) if span[0] < span[1]]
                 rects = tuple((span, (0, table.embedding_dim)) for span, _ in spans)
                 if rects not in seen:
                     seen.add(rects)
-                    yield Proposal(self.name, rects, (tuple(rank for _, rank in spans),) if whole else None)
+                    yield Proposal(self.name, rects, (tuple(rank for _, rank in spans),) if on_all else None)
             count //= 2
 
     def _by_tier(
@@ -74,10 +76,12 @@ class RowWise:
         usable: tuple[int, ...],
         constraints: ParameterConstraints | None,
     ) -> Iterator[Proposal]:
-        """Each rank's hot rows in its own memory and its cold ones in the host's, as RecShard has them, where both
-        kernels are allowed: the hottest rows, cut for equal lookups, and the others, cut evenly."""
+        """Each rank's hot rows in device memory, its cold rows in host memory (RecShard), if both kernels are allowed.
+
+        Hot rows are split for equal lookups, cold rows for equal rows.
+        """
         curve = constraints.row_shares if constraints is not None else None
-        if curve is None or not both_memories(topology, constraints):
+        if curve is None or not allows_both_tiers(topology, constraints):
             return
         rows, cols = table.num_embeddings, (0, table.embedding_dim)
         for hot in dict.fromkeys(curve.rows_for(share) for share in HOT_SHARES):
@@ -85,49 +89,51 @@ class RowWise:
                 continue
             edges = list(accumulate(curve.sizes(len(usable), end_row=hot), initial=0))
             fast = [(span, rank) for span, rank in zip(pairwise(edges), usable, strict=True) if span[0] < span[1]]
-            cold = stripes(rows - hot, table.embedding_dim, len(usable))
+            cold = row_slices(rows - hot, table.embedding_dim, len(usable))
             slow = [((a + hot, b + hot), rank) for ((a, b), _), rank in zip(cold, usable, strict=False)]
             tiers = (HBM,) * len(fast) + (DDR,) * len(slow)
-            both = [*fast, *slow]
-            yield Proposal(self.name, tuple((span, cols) for span, _ in both), (tuple(r for _, r in both),), tiers)
+            shards = [*fast, *slow]
+            yield Proposal(self.name, tuple((span, cols) for span, _ in shards), (tuple(r for _, r in shards),), tiers)
 
     def default(
         self, table: BaseEmbeddingConfig, topology: Topology, ranks: Sequence[int] | None = None
     ) -> ParameterSharding:
-        """One stripe on each of `ranks` (all of them when left out), in that order."""
+        """One row shard on each of `ranks`, in that order. Default: all ranks."""
         usable = check_ranks(range(topology.world_size) if ranks is None else ranks, topology.world_size)
-        rects = stripes(table.num_embeddings, table.embedding_dim, len(usable))
+        rects = row_slices(table.num_embeddings, table.embedding_dim, len(usable))
         return Proposal(self.name, rects).placed(usable[: len(rects)])
 
 
 @lru_cache(maxsize=256)
 def first_ranks(ranks: tuple[int, ...], count: int) -> tuple[tuple[int, ...], ...]:
-    """The first `count` of `ranks`, as the one assignment that there is; the same object for all tables."""
+    """The first `count` of `ranks` as the only assignment; the same object for all tables."""
     return (ranks[:count],)
 
 
-def stripes(num_rows: int, num_cols: int, count: int) -> tuple[Rect, ...]:
-    """At most `count` stripes of ``ceil(num_rows / count)`` rows; empty ones are left out.
+def row_slices(num_rows: int, num_cols: int, count: int) -> tuple[Rect, ...]:
+    """At most `count` slices of ``ceil(num_rows / count)`` rows, without empty ones.
 
-    >>> stripes(10, 4, 4)
+    >>> row_slices(10, 4, 4)
     (((0, 3), (0, 4)), ((3, 6), (0, 4)), ((6, 9), (0, 4)), ((9, 10), (0, 4)))
     """
     block = -(-num_rows // count)
     return tuple(((at, min(at + block, num_rows)), (0, num_cols)) for at in range(0, num_rows, block))
 
 
-def stripes_of(table: BaseEmbeddingConfig, sizes: Sequence[int], ranks: Sequence[int], named: bool) -> list[Shard]:
-    """Stripes of `sizes` rows from the top down on `ranks`; a size of 0 leaves its rank without one.
+def shards_of_sizes(
+    table: BaseEmbeddingConfig, sizes: Sequence[int], ranks: Sequence[int], one_per_rank: bool
+) -> list[Shard]:
+    """Consecutive row shards of `sizes` rows on `ranks`; a size of 0 makes no shard.
 
     Args:
-        named: the reader named the ranks, so each must have its size.
+        one_per_rank: whether `sizes` must be as long as `ranks`; otherwise it may be shorter.
 
     Raises:
-        PlanError: sizes that are not the whole table, or not one for each rank.
+        PlanError: sizes that do not sum to the table's rows, or a wrong number of sizes.
     """
-    sums_to("rows", sizes, table.num_embeddings, table)
-    if len(sizes) > len(ranks) or (named and len(sizes) != len(ranks)):
-        raise PlanError(f"table {table.name!r}: {len(sizes)} sizes for {len(ranks)} ranks. Fix: one size per rank")
+    check_sizes("rows", sizes, table.num_embeddings, table)
+    if len(sizes) > len(ranks) or (one_per_rank and len(sizes) != len(ranks)):
+        raise PlanError(f"table {table.name!r}: {len(sizes)} sizes for {len(ranks)} ranks. Fix: pass one size per rank")
     shards, at = [], 0
     for rank, size in zip(ranks, sizes, strict=False):
         if size:
@@ -136,31 +142,31 @@ def stripes_of(table: BaseEmbeddingConfig, sizes: Sequence[int], ranks: Sequence
     return shards
 
 
-def sizes_between(table: BaseEmbeddingConfig, boundaries: Sequence[int]) -> list[int]:
-    """Sizes of the stripes that begin at row 0 and at each boundary.
+def sizes_at_boundaries(table: BaseEmbeddingConfig, boundaries: Sequence[int]) -> list[int]:
+    """Sizes of the row shards that begin at row 0 and at each boundary.
 
     Raises:
-        PlanError: boundaries that do not ascend from 0 to the last row.
+        PlanError: boundaries that are not ascending rows of the table.
 
-    >>> sizes_between(BaseEmbeddingConfig(name="t", num_embeddings=10, embedding_dim=4), [2, 7])
+    >>> sizes_at_boundaries(BaseEmbeddingConfig(name="t", num_embeddings=10, embedding_dim=4), [2, 7])
     [2, 5, 3]
     """
     rows = table.num_embeddings
-    cuts = [0, *(int(at) for at in boundaries if at not in (0, rows)), rows]
-    sizes = [after - before for before, after in pairwise(cuts)]
+    edges = [0, *(int(row) for row in boundaries if row not in (0, rows)), rows]
+    sizes = [after - before for before, after in pairwise(edges)]
     if min(sizes) <= 0 or len(set(boundaries)) != len(boundaries):
         raise PlanError(
-            f"table {table.name!r} has {rows:,} rows, which cannot be cut at boundaries={list(boundaries)!r}. "
-            f"Fix: rows between 1 and {rows - 1:,}, ascending, each once"
+            f"table {table.name!r} has {rows:,} rows, which cannot be split at boundaries={list(boundaries)!r}. "
+            f"Fix: pass ascending, distinct rows between 1 and {rows - 1:,}"
         )
     return sizes
 
 
 def bucket_sizes(table: BaseEmbeddingConfig, num_buckets: int, count: int) -> list[int]:
-    """Rows of `count` stripes of whole buckets; the first stripes have one bucket more where it does not come out even.
+    """Rows of `count` row shards of whole buckets; the first shards have one more bucket if the numbers require it.
 
     Raises:
-        PlanError: buckets that do not divide the rows, or fewer buckets than stripes.
+        PlanError: `num_buckets` does not divide the rows, or is below `count`.
 
     >>> bucket_sizes(BaseEmbeddingConfig(name="t", num_embeddings=10, embedding_dim=4), 5, 4)
     [4, 2, 2, 2]
@@ -168,16 +174,16 @@ def bucket_sizes(table: BaseEmbeddingConfig, num_buckets: int, count: int) -> li
     if num_buckets < count or table.num_embeddings % num_buckets:
         raise PlanError(
             f"table {table.name!r} has {table.num_embeddings:,} rows for {count} ranks, but num_buckets={num_buckets}. "
-            f"Fix: a divisor of the rows that is at least {count}"
+            f"Fix: pass a divisor of the rows that is at least {count}"
         )
-    each, more = divmod(num_buckets, count)
-    return [table.num_embeddings // num_buckets * (each + (i < more)) for i in range(count)]
+    base, extra = divmod(num_buckets, count)
+    return [table.num_embeddings // num_buckets * (base + (i < extra)) for i in range(count)]
 
 
-def sums_to(what: str, sizes: Sequence[int], total: int, table: BaseEmbeddingConfig) -> None:
-    """Refuses sizes that are not the whole table."""
+def check_sizes(what: str, sizes: Sequence[int], total: int, table: BaseEmbeddingConfig) -> None:
+    """Raises a `PlanError` unless `sizes` are not negative and sum to `total`, the table's rows or columns."""
     if sum(sizes) != total or min(sizes, default=0) < 0:
         raise PlanError(
             f"table {table.name!r} has {total:,} {what}, but the sizes {list(sizes)} sum to {sum(sizes):,}. "
-            f"Fix: sizes that sum to {total:,}"
+            f"Fix: pass sizes that sum to {total:,}"
         )

@@ -1,4 +1,4 @@
-"""Table-row-wise: horizontal stripes, all on the ranks of one node.
+"""Table-row-wise: row shards, all on the ranks of one node.
 
 ::
 
@@ -17,12 +17,12 @@ from recshard_lab.sharding.plan.constraints import ParameterConstraints
 from recshard_lab.sharding.plan.sharding_plan import ParameterSharding
 from recshard_lab.sharding.schemes.base import Proposal
 from recshard_lab.sharding.schemes.even_tiling import EvenTiling
-from recshard_lab.sharding.schemes.nodes import adds_nothing, merged, ranks_of_one_node, usable_by_node, windows
-from recshard_lab.sharding.schemes.row_wise import stripes
+from recshard_lab.sharding.schemes.nodes import grouped, is_redundant, node_groups, ranks_of_one_node, usable_by_node
+from recshard_lab.sharding.schemes.row_wise import row_slices
 
 
 class TableRowWise:
-    """Row-wise whose partial sums can be added up before they leave their node. On one node it is row-wise."""
+    """Row-wise inside one node, which can add partial sums before it sends them. On one node it is row-wise."""
 
     name = "table_row_wise"
     label = "TWRW"
@@ -31,29 +31,29 @@ class TableRowWise:
     def propose(
         self, table: BaseEmbeddingConfig, topology: Topology, constraints: ParameterConstraints | None = None
     ) -> Iterator[Proposal]:
-        """For each node, a stripe on each of its usable ranks."""
-        if adds_nothing(self.name, topology, constraints):
+        """For each node, a row shard on each of its usable ranks."""
+        if is_redundant(self.name, topology, constraints):
             return
         rows, cols = table.num_embeddings, table.embedding_dim
         nodes = tuple(usable_by_node(topology, constraints))
         if len({len(ranks) for ranks in nodes}) == 1:
-            cut = EvenTiling(rows, -(-rows // len(nodes[0])), [cols])
-            yield Proposal(self.name, cut, windows(nodes, 1, len(cut)))
+            tiles = EvenTiling(rows, -(-rows // len(nodes[0])), [cols])
+            yield Proposal(self.name, tiles, node_groups(nodes, 1, len(tiles)))
             return
-        ways = []
+        placements = []
         for ranks in nodes:
-            rects = stripes(rows, cols, len(ranks))
-            ways.append((rects, ranks[: len(rects)]))
-        yield from merged(self.name, ways)
+            rects = row_slices(rows, cols, len(ranks))
+            placements.append((rects, ranks[: len(rects)]))
+        yield from grouped(self.name, placements)
 
     def default(
         self, table: BaseEmbeddingConfig, topology: Topology, ranks: Sequence[int] | None = None
     ) -> ParameterSharding:
-        """A stripe on each of `ranks`; left out, on every rank of a node drawn from the table's name.
+        """A row shard on each of `ranks`. Default: every rank of a node chosen by a hash of the table's name.
 
         Raises:
             PlanError: ranks of several nodes.
         """
         usable = ranks_of_one_node(self.name, table, topology, ranks)
-        rects = stripes(table.num_embeddings, table.embedding_dim, len(usable))
+        rects = row_slices(table.num_embeddings, table.embedding_dim, len(usable))
         return Proposal(self.name, rects).placed(usable[: len(rects)])

@@ -20,7 +20,7 @@ from recshard_lab.sharding.schemes.base import Proposal, check_ranks, usable_ran
 
 
 class TableWise:
-    """No cut. Cheapest to run, as uneven as the tables are, and bounded by the memory of one rank."""
+    """Does not split the table. Cheapest to run, unbalanced, and limited by the memory of one rank."""
 
     name = "table_wise"
     label = "TW"
@@ -29,15 +29,15 @@ class TableWise:
     def propose(
         self, table: BaseEmbeddingConfig, topology: Topology, constraints: ParameterConstraints | None = None
     ) -> Iterator[Proposal]:
-        """The one rectangle, on any usable rank."""
+        """The whole table on any usable rank."""
         usable_ranks(topology, constraints)
         yield Proposal(self.name, (((0, table.num_embeddings), (0, table.embedding_dim)),))
 
     def default(
         self, table: BaseEmbeddingConfig, topology: Topology, ranks: Sequence[int] | None = None
     ) -> ParameterSharding:
-        """On the first of `ranks`; left out, on a rank drawn from the table's name, so that tables spread."""
+        """On the first of `ranks`. Default: a rank chosen by a hash of the table's name, so that tables spread."""
         usable = check_ranks(range(topology.world_size) if ranks is None else ranks, topology.world_size)
-        drawn = zlib.crc32(table.name.encode()) % topology.world_size if ranks is None else 0
+        chosen = zlib.crc32(table.name.encode()) % topology.world_size if ranks is None else 0
         (proposal,) = self.propose(table, topology)
-        return proposal.placed([usable[drawn]])
+        return proposal.placed([usable[chosen]])

@@ -10,7 +10,9 @@ import torch
 
 from benchmarks import Figure
 from benchmarks.apparatus.step_case import BY_NODE, FLAT, ROWWISE, SGD, SHORT, StepCase
+from benchmarks.apparatus.step_ours import batch_of, collection_of
 from recshard_lab.comm import trace
+from recshard_lab.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recshard_lab.sharding import scheme_names
 from recshard_lab.sharding.plan.types import ROUTES
 from recshard_lab.sparse import KeyedJaggedTensor
@@ -112,20 +114,11 @@ class Count:
 
 def count(wanted: Sequence[Counted]) -> list[Count]:
     """On a rank, for each step."""
-    from recshard_lab.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder
-    from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig
-
     rank, found = torch.distributed.get_rank(), []
     for step in wanted:
         case = step.case
-        tables = [
-            EmbeddingBagConfig(
-                name=name, num_embeddings=case.rows, embedding_dim=case.dim, feature_names=[f"f{number}"]
-            )
-            for number, name in enumerate(case.table_names())
-        ]
         dmp = DistributedModelParallel(
-            EmbeddingBagCollection(tables=tables, device="meta"),
+            collection_of(case),
             plan=case.plan().with_route(step.route),
             sharders=[EmbeddingBagCollectionSharder({"optimizer": case.optimizer})],
         )
@@ -140,11 +133,10 @@ def count(wanted: Sequence[Counted]) -> list[Count]:
 
 def batch(case: StepCase, rank: int, variable: bool) -> KeyedJaggedTensor:
     """A rank's batch; the variable one has half as many bags of each feature, each of two samples."""
+    if not variable:
+        return batch_of(case, rank=rank)
     keys = [f"f{number}" for number in range(case.tables)]
     ids = torch.from_numpy(case.bag_ids(rank, 0)).view(case.tables, case.batch, case.pooling)
-    if not variable:
-        lengths = torch.full((case.tables * case.batch,), case.pooling)
-        return KeyedJaggedTensor(keys, ids.flatten(), lengths=lengths)
     bags = case.batch // 2
     return KeyedJaggedTensor(
         keys,

@@ -16,8 +16,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks import Figure
+import torch
+
+from benchmarks import Figure, ledger
+from benchmarks.apparatus.run_cases import Sides, run_cases
+from benchmarks.apparatus.sides import SideFailed
 from benchmarks.apparatus.step_case import BY_NODE, FLAT, ROWWISE, SGD, SHORT, StepCase, from_dict, named
+from benchmarks.apparatus.step_ours import batch_of, sharded
+from benchmarks.ledger.mirror import mirrored_world
 
 WORLDS, NODES = (2, 8, 128), 2
 SIZES = {"tables": 26, "rows": 128, "dim": 64, "batch": 128, "pooling": 5}
@@ -168,11 +174,6 @@ def count_in_new_process(chosen: Sequence[StepCase]) -> list[StepCounts]:
 
 def count(case: StepCase) -> StepCounts:
     """Counts a step of rank 0 of a mirrored world. Registers the ledger device in this process."""
-    import torch
-
-    from benchmarks import ledger
-    from benchmarks.ledger.mirror import mirrored_world
-
     ledger.register()
     torch.set_num_threads(1)
     with mirrored_world(case.ranks, case.local_ranks):
@@ -181,11 +182,7 @@ def count(case: StepCase) -> StepCounts:
 
 def count_second_step(case: StepCase) -> StepCounts:
     """Counts the second of two steps of this rank in the default process group, on the ledger device."""
-    import torch
-
-    from benchmarks import ledger
-
-    model = model_of(case, ledger.DEVICE)
+    model = sharded(case, ledger.DEVICE)
     for _ in range(2):
         batch = batch_of(case, ledger.DEVICE)
         gradient = torch.ones(case.batch, case.tables * case.dim, device=ledger.DEVICE)
@@ -208,51 +205,15 @@ def count_second_step(case: StepCase) -> StepCounts:
     )
 
 
-def model_of(case: StepCase, device: str) -> Any:
-    """The case's collection under `DistributedModelParallel`."""
-    import torch
-
-    from benchmarks.apparatus.step_ours import codecs_of
-    from recshard_lab.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder
-    from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig, EmbOptimType
-
-    tables = [
-        EmbeddingBagConfig(name=name, num_embeddings=case.rows, embedding_dim=case.dim, feature_names=[f"f{i}"])
-        for i, name in enumerate(case.table_names())
-    ]
-    fused = {"optimizer": EmbOptimType(case.optimizer), "learning_rate": 0.01}
-    return DistributedModelParallel(
-        EmbeddingBagCollection(tables, device=torch.device("meta")),
-        device=torch.device(device),
-        plan=case.plan(),
-        sharders=[EmbeddingBagCollectionSharder(fused, codecs_of(case), backend=case.kernel or None)],
-    )
-
-
-def batch_of(case: StepCase, device: str) -> Any:
-    """The first batch of rank 0, a `KeyedJaggedTensor`."""
-    import torch
-
-    from recshard_lab.sparse import KeyedJaggedTensor
-
-    lengths = torch.full((case.tables * case.batch,), case.pooling)
-    ids = torch.from_numpy(case.bag_ids(0, 0))
-    return KeyedJaggedTensor([f"f{i}" for i in range(case.tables)], ids.to(device), lengths=lengths.to(device))
-
-
 # ---- beside TorchRec ----
 
 
 def _beside_torchrec(chosen: Sequence[StepCase]) -> list[Figure]:
     """Operators of a step over TorchRec's: both on CPU ranks, without copies to a device."""
-    from benchmarks.apparatus.run_cases import run_cases
-
     return run_cases([case for case in chosen if not case.kernel], _one, with_torchrec=True)
 
 
-def _one(case: StepCase, sides: Any) -> Figure:
-    from benchmarks.apparatus.sides import SideFailed
-
+def _one(case: StepCase, sides: Sides) -> Figure:
     totals: dict[str, float] = {}
     for name, side in tuple(sides.items()):
         try:

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import Figure, torch_threads
 from benchmarks.apparatus.step_case import SGD, StepCase
-from benchmarks.launches import batch_of, model_of
+from benchmarks.apparatus.step_ours import batch_of, sharded
 from benchmarks.ledger.mirror import MirrorGroup, mirrored_world
 
 ROUNDS, QUICK_ROUNDS, WARM_UP = 40, 10, 3
@@ -32,7 +32,7 @@ def measure(case: StepCase, rounds: int) -> list[Figure]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     taken: dict[str, list[tuple[float, float]]] = {"pack": [], "unpack": []}
     with torch_threads(1), mirrored_world(case.ranks, case.local_ranks):
-        collection, features = model_of(case, device).module, batch_of(case, device)
+        collection, features = sharded(case, device).collections[""], batch_of(case, device)
         for _ in range(WARM_UP + rounds):
             clocks = [_clocks()]
             pending = collection.input_dist(features)

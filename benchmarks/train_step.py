@@ -1,27 +1,41 @@
 """Samples per second of a training step of the embeddings: every scheme, fused SGD and row-wise Adagrad.
 
-Forward, backward from a fixed gradient, optimizer; no dense part, which would be the same on both sides. Tables of
-100k x 64, pooling 10, Gloo, one thread a rank. With TorchRec, which is installed in an environment thrown away, both
-sides stay alive and take turns, so that a busy minute hits both: a round of ours, a round of theirs, ...; the ratio is
-the median over rounds of theirs / ours in seconds. Both run the same rectangles, ids and numbers.
+A step is forward, backward from a fixed gradient, and the optimizer. It has no dense part. Tables of 100k x 64, pooling
+10, Gloo, one thread a rank. TorchRec is installed in a temporary environment. Both sides stay alive and take turns, so
+that other load on the machine slows both. The ratio is the median over rounds of TorchRec's seconds over ours. Both run
+the same shards, ids and weights.
+
+``--only w1``: `DistributedModelParallel` in one process without a process group, beside `FusedEmbeddingBagCollection`.
+Both are in this process and take turns, on the GPU if there is one. The figure is the ratio of their times.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from statistics import median
 
-from benchmarks import Figure
+import torch
+
+from benchmarks import Figure, torch_threads
 from benchmarks.apparatus.run_cases import Sides, run_cases
 from benchmarks.apparatus.sides import SideFailed
 from benchmarks.apparatus.step_case import BY_NODE, FLAT, ROWWISE, SGD, StepCase, named
+from benchmarks.apparatus.step_ours import Ours, batch_of
+from benchmarks.apparatus.step_worker import BATCHES, EPS, LEARNING_RATE, target_of
 from recshard_lab.sharding import scheme_names
 
 ROUNDS, QUICK_ROUNDS = 11, 5
 ROUND_S = 0.25
+W1_CASES = [
+    StepCase("w1", optimizer, ids, tables=26, batch=4096, ranks=1, local_ranks=1, threads=2)
+    for optimizer, ids in product((SGD, ROWWISE), ("uniform", "zipf"))
+]
+TARGETS = {case.name: 1.05 for case in W1_CASES}
 
 
 def cases() -> list[StepCase]:
@@ -64,8 +78,40 @@ def figures(*, with_torchrec: bool = False, quick: bool = False, only: Sequence[
     Raises:
         ValueError: an `only` that no case has in its name.
     """
-    one_of = partial(one, rounds=QUICK_ROUNDS if quick else ROUNDS)
-    return run_cases(named(cases(), only), one_of, with_torchrec=with_torchrec)
+    rounds = QUICK_ROUNDS if quick else ROUNDS
+    chosen = named([*cases(), *W1_CASES], only)
+    beside = [case for case in chosen if case not in W1_CASES]
+    found = run_cases(beside, partial(one, rounds=rounds), with_torchrec=with_torchrec) if beside else []
+    return found + [world_of_one(case, rounds) for case in chosen if case in W1_CASES]
+
+
+def world_of_one(case: StepCase, rounds: int) -> Figure:
+    """Seconds of a step of `DistributedModelParallel` over those of the fused collection: the median over rounds."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    layouts = {"DMP": "table_wise", "fused": "fused"}
+    taken: dict[str, list[float]] = {name: [] for name in layouts}
+    with torch_threads(case.threads):
+        sides = {
+            name: Ours(replace(case, layout=layout), None, LEARNING_RATE, EPS, {}, device=device)
+            for name, layout in layouts.items()
+        }
+        batches = [batch_of(case, device, number=number) for number in range(BATCHES)]
+        gradient = target_of(case, 0).to(device)
+        for number in range(2 + rounds):  # two warm up
+            for name, side in sides.items():
+                begun = _clock()
+                side.forward(batches[number % BATCHES]).backward(gradient)
+                taken[name].append(_clock() - begun)
+    dmp, fused = (times[2:] for times in taken.values())
+    beside = {f"{name} ms": 1e3 * median(times[2:]) for name, times in taken.items()}
+    return Figure(case.name, median(a / b for a, b in zip(dmp, fused, strict=True)), "x", beside=beside)
+
+
+def _clock() -> float:
+    """Seconds, once the device is idle."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def one(case: StepCase, sides: Sides, rounds: int) -> Figure:

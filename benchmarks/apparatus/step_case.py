@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recshard_lab.embedding import EmbeddingBagConfig
+from recshard_lab.embedding import EmbeddingBagConfig, PoolingType
 from recshard_lab.sharding import (
     EmbeddingModuleShardingPlan,
     ParameterSharding,
@@ -86,17 +86,23 @@ class StepCase:
         """In the order of the features ``f0``, ``f1``, ..."""
         return [f"t{i}" for i in range(self.tables)]
 
+    def configs(self) -> list[EmbeddingBagConfig]:
+        """The tables, as this library declares them."""
+        pooling = PoolingType.MEAN if self.mean else PoolingType.SUM
+        return [
+            EmbeddingBagConfig(self.rows, self.dim, name, feature_names=[f"f{i}"], pooling=pooling)
+            for i, name in enumerate(self.table_names())
+        ]
+
     def plan(self) -> ShardingPlan:
         """The same rectangles for both sides: the schemes' first proposals, their alternatives dealt in turn."""
         topology = Topology(self.ranks, local_world_size=self.local_ranks)
         mixes = {"mixed": ("table_wise", "row_wise", "column_wise", "data_parallel"), "every_scheme": scheme_names()}
         mix = mixes.get(self.layout, (self.layout,))
-        entries = {}
-        for i, name in enumerate(self.table_names()):
-            table = EmbeddingBagConfig(
-                name=name, num_embeddings=self.rows, embedding_dim=self.dim, feature_names=[f"f{i}"]
-            )
-            entries[name] = _cut(mix[i % len(mix)], table, topology, i // len(mix))
+        entries = {
+            table.name: _cut(mix[i % len(mix)], table, topology, i // len(mix))
+            for i, table in enumerate(self.configs())
+        }
         return ShardingPlan({"": EmbeddingModuleShardingPlan(entries)})
 
     def bag_ids(self, rank: int, number: int) -> NDArray[np.int64]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,10 +16,8 @@ from recshard_lab.comm import CommType, QCommsConfig, Registry, get_qcomm_codecs
 from recshard_lab.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recshard_lab.embedding import (
     EmbeddingBagCollection,
-    EmbeddingBagConfig,
     EmbOptimType,
     FusedEmbeddingBagCollection,
-    PoolingType,
 )
 from recshard_lab.sparse import KeyedJaggedTensor
 
@@ -27,6 +26,27 @@ def codecs_of(case: StepCase) -> Registry | None:
     """What sharders take for the case's messages."""
     kind = CommType(case.wire)
     return None if kind is CommType.FP32 else get_qcomm_codecs_registry(QCommsConfig(kind, kind))
+
+
+def collection_of(case: StepCase) -> EmbeddingBagCollection:
+    """The case's tables, without memory."""
+    return EmbeddingBagCollection(case.configs(), device=torch.device("meta"))
+
+
+def sharded(case: StepCase, device: str, **fused: Any) -> DistributedModelParallel:
+    """The case's tables under its plan. ``fused``: what the optimizer takes, besides its kind."""
+    fused = {"optimizer": EmbOptimType(case.optimizer), "learning_rate": 0.01, **fused}
+    sharder = EmbeddingBagCollectionSharder(fused, codecs_of(case), backend=case.kernel or None)
+    return DistributedModelParallel(
+        collection_of(case), device=torch.device(device), plan=case.plan(), sharders=[sharder]
+    )
+
+
+def batch_of(case: StepCase, device: str = "cpu", rank: int = 0, number: int = 0) -> KeyedJaggedTensor:
+    """A rank's batch."""
+    ids = torch.from_numpy(case.bag_ids(rank, number))
+    lengths = torch.full((case.tables * case.batch,), case.pooling)
+    return KeyedJaggedTensor([f"f{i}" for i in range(case.tables)], ids.to(device), lengths=lengths.to(device))
 
 
 class Ours:
@@ -40,37 +60,25 @@ class Ours:
         eps: float,
         rectangles: Mapping[str, Any],
         backend: str | None = None,
+        device: str = "cpu",
     ) -> None:
         self.case = case
-        backend = backend or case.kernel or None
-        self.tables = [
-            EmbeddingBagConfig(
-                name=name,
-                num_embeddings=case.rows,
-                embedding_dim=case.dim,
-                feature_names=[f"f{i}"],
-                pooling=PoolingType.MEAN if case.mean else PoolingType.SUM,
-            )
-            for i, name in enumerate(case.table_names())
-        ]
+        case = replace(case, kernel=backend or case.kernel)
         self.model: nn.Module
         if case.layout == "fused":
             self.model = FusedEmbeddingBagCollection(
-                self.tables, EmbOptimType(case.optimizer), {"lr": learning_rate, "eps": eps}, backend=backend
+                case.configs(),
+                EmbOptimType(case.optimizer),
+                {"lr": learning_rate, "eps": eps},
+                device=device,
+                backend=case.kernel or None,
             )
-            if weights is not None:
-                self.model.load_state_dict(
-                    {f"embedding_bags.{name}.weight": torch.from_numpy(w) for name, w in weights.items()}
-                )
-            return
-        module = EmbeddingBagCollection(self.tables, device=torch.device("meta" if weights is None else "cpu"))
+        else:
+            self.model = sharded(case, device, learning_rate=learning_rate, eps=eps)
         if weights is not None:
-            module.load_state_dict(
-                {f"embedding_bags.{name}.weight": torch.from_numpy(w) for name, w in weights.items()}
+            self.model.load_state_dict(
+                {f"embedding_bags.{name}.weight": torch.from_numpy(weight) for name, weight in weights.items()}
             )
-        fused = {"optimizer": EmbOptimType(case.optimizer), "learning_rate": learning_rate, "eps": eps}
-        sharder = EmbeddingBagCollectionSharder(fused, codecs_of(case), backend=backend)
-        self.model = DistributedModelParallel(module, plan=case.plan(), sharders=[sharder])
 
     def batch(self, ids: Tensor, lengths: Tensor) -> Any:
         """The library's own jagged batch; `lengths` are table by table."""

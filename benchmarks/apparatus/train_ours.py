@@ -12,13 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchmarks.apparatus.step_ours import batch_of
 from benchmarks.apparatus.train_case import Clicks, TrainCase, dealt, dense_part
 from recshard_lab.comm.emulation import LATENCY_VARIABLE
 from recshard_lab.data import Batch
 from recshard_lab.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder
-from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig, EmbOptimType
+from recshard_lab.embedding import EmbeddingBagCollection, EmbOptimType
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, ShardingPlan
-from recshard_lab.sparse import KeyedJaggedTensor
 from recshard_lab.train import pipelines
 from recshard_lab.train.launch_costs import compile_dense
 from recshard_lab.train.stages import hidden_share
@@ -34,22 +34,11 @@ class Ours:
         self.case, step = case, case.step
         if case.link_ms:  # every rank is its own node, and crossing takes time
             os.environ |= {LATENCY_VARIABLE: repr(case.link_ms), "LOCAL_WORLD_SIZE": "1"}
-        names, plan = step.table_names(), step.plan().tables()
+        configs, plan = step.configs(), step.plan().tables()
         groups = dealt(case)
-        made = [
-            EmbeddingBagCollection(
-                [
-                    EmbeddingBagConfig(
-                        name=names[n], num_embeddings=step.rows, embedding_dim=step.dim, feature_names=[f"f{n}"]
-                    )
-                    for n in group
-                ],
-                device=torch.device("meta"),
-            )
-            for group in groups
-        ]
+        made = [EmbeddingBagCollection([configs[n] for n in group], device=torch.device("meta")) for group in groups]
         entries = {
-            f"ebc{number}": EmbeddingModuleShardingPlan({names[n]: plan[names[n]] for n in group})
+            f"ebc{number}": EmbeddingModuleShardingPlan({configs[n].name: plan[configs[n].name] for n in group})
             for number, group in enumerate(groups)
         }
         fused = {"optimizer": EmbOptimType(step.optimizer), "learning_rate": 0.01}
@@ -63,12 +52,8 @@ class Ours:
         self.pipelines: dict[str, tuple[Any, Iterator[Any]]] = {}
 
     def _batch(self, rank: int, number: int) -> Batch:
-        step = self.case.step
-        ids = torch.from_numpy(step.bag_ids(rank, number))
-        lengths = torch.full((step.tables * step.batch,), step.pooling, dtype=torch.long)
         dense, labels = dense_part(self.case, rank, number)
-        features = KeyedJaggedTensor([f"f{n}" for n in range(step.tables)], ids, lengths=lengths)
-        return Batch(dense, features, labels)
+        return Batch(dense, batch_of(self.case.step, rank=rank, number=number), labels)
 
     def plain(self, count: int) -> None:
         """Steps of a plain loop."""

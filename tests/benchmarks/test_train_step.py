@@ -92,6 +92,13 @@ def test_a_case_that_torchrec_cannot_run_is_told_without_a_target() -> None:
     assert figure.target is None
 
 
+def test_a_world_of_one_is_measured_beside_the_fused_collection() -> None:
+    assert {case.name for case in train_step.W1_CASES} == train_step.TARGETS.keys()
+    figure = train_step.world_of_one(smaller(train_step.W1_CASES[0], **SMALL), rounds=3)
+    assert 0 < figure.value < 100
+    assert figure.beside.keys() == {"DMP ms", "fused ms"}
+
+
 def test_options_and_cases_that_do_not_exist_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"'plan' has no option --quick; it has: none"):
         benchmark_named("plan").run(quick=True)

@@ -50,7 +50,7 @@ from recshard_lab.embedding.kernels import LookupKernel, register_kernel
 
 @register_kernel
 class Plain(LookupKernel):
-    """SGD on sums of bags, one lane after the other: as slow and as short as can be."""
+    """SGD on sums of bags, one shard feature after the other."""
 
     name = "plain"
 
@@ -59,8 +59,8 @@ class Plain(LookupKernel):
         able = optimizer is not None and optimizer.optimizer.value == "exact_sgd" and pooled and not weighted
         return None if able else "knows only SGD on unweighted bags"
 
-    def __init__(self, slots, lane_slots, optimizer, *, pooled, device):
-        super().__init__(slots, lane_slots, optimizer, pooled=pooled, device=device)
+    def __init__(self, slots, feature_slots, optimizer, *, pooled, device):
+        super().__init__(slots, feature_slots, optimizer, pooled=pooled, device=device)
         self.tables, self.rate = [torch.zeros(s.num_rows, s.num_cols) for s in self.slots], optimizer.learning_rate
 
     def weights(self):
@@ -72,20 +72,20 @@ class Plain(LookupKernel):
     def set_learning_rate(self, lr):
         self.rate = lr
 
-    def forward(self, ids, offsets, weights):
-        size = (len(offsets) - 1) // max(1, len(self.lane_slots))
+    def forward(self, ids, offsets, weights, counts=None):
+        size = (len(offsets) - 1) // max(1, len(self.feature_slots))
         bags = torch.repeat_interleave(torch.arange(len(offsets) - 1), offsets.diff().long())
-        outs, lanes = [], []
-        for lane, slot in enumerate(self.lane_slots):
-            mine = bags.div(max(1, size), rounding_mode="floor") == lane
-            lanes.append((ids[mine].long(), bags[mine] - lane * size))
+        outs, features = [], []
+        for feature, slot in enumerate(self.feature_slots):
+            mine = bags.div(max(1, size), rounding_mode="floor") == feature
+            features.append((ids[mine].long(), bags[mine] - feature * size))
             table = self.tables[slot]
-            outs.append(torch.zeros(size, table.shape[1]).index_add_(0, lanes[-1][1], table[lanes[-1][0]]))
-        return torch.cat(outs, 1) if outs else torch.zeros(size, 0), lanes
+            outs.append(torch.zeros(size, table.shape[1]).index_add_(0, features[-1][1], table[features[-1][0]]))
+        return torch.cat(outs, 1) if outs else torch.zeros(size, 0), features
 
     def backward(self, saved, grad, row_norms=None):
-        grads = grad.split([self.slots[slot].num_cols for slot in self.lane_slots], 1)
-        for slot, (rows, bags), one in zip(self.lane_slots, saved, grads):
+        grads = grad.split([self.slots[slot].num_cols for slot in self.feature_slots], 1)
+        for slot, (rows, bags), one in zip(self.feature_slots, saved, grads):
             self.tables[slot].index_add_(0, rows, one[bags], alpha=-self.rate)
 '''
 
@@ -118,7 +118,7 @@ def scheme() -> Iterator[str]:
 def kernel() -> Iterator[str]:
     exec(KERNEL_CELL, {"__name__": "__main__"})
     yield "plain"
-    del kernels._KERNELS["plain"]
+    del kernels.registry._KERNELS["plain"]
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ class LedgerKernel(LookupKernel):
         split = any(slot.num_cols != slot.full_dim for slot in self.slots)
         norms = self.optimizer is not None and self.optimizer.row_wise and split
         chosen = self._chosen(norms)
-        self._inner = chosen(self.slots, self.lane_slots, self.optimizer, pooled=self.pooled, device="cpu")
+        self._inner = chosen(self.slots, self.feature_slots, self.optimizer, pooled=self.pooled, device="cpu")
         self._on_device = self.device.type == NAME
         self._hold()
 
@@ -103,21 +103,25 @@ class LedgerKernel(LookupKernel):
     def set_learning_rate(self, lr: float) -> None:
         self._inner.set_learning_rate(lr)
 
-    def forward(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> tuple[Tensor, Any]:
+    def forward(
+        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, counts: Sequence[int] | None = None
+    ) -> tuple[Tensor, Any]:
         arguments = self._arguments(ids, offsets, weights)
         with as_one_operator(FORWARD):
-            out, saved = self._inner.forward(*arguments)
+            out, saved = self._inner.forward(*arguments, counts)
         if not self._on_device:
             return out, saved
         note_operator(FORWARD, True)
         with allocating("activations"):
             return wrap(out.detach()), (saved, arguments)
 
-    def remember(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Any:
+    def remember(
+        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, counts: Sequence[int] | None = None
+    ) -> Any:
         """Keeps the batch: fbgemm's backward takes ids and offsets, so that nothing runs before it."""
         arguments = self._arguments(ids, offsets, weights)
         with as_one_operator(FORWARD):
-            saved = self._inner.remember(*arguments)
+            saved = self._inner.remember(*arguments, counts)
         if self._on_device:
             note_operator(FORWARD, True)
             return saved, arguments

@@ -69,7 +69,7 @@ class FusedCollection(nn.Module):
             Slot(table.name, table.num_embeddings, table.embedding_dim, table.data_type, table.embedding_dim)
             for table in self._on
         ]
-        lane_slots = [number for number, table in enumerate(self._on) for _ in table.feature_names]
+        feature_slots = [number for number, table in enumerate(self._on) for _ in table.feature_names]
         kernel = choose_kernel(
             slots,
             self._spec,
@@ -79,7 +79,7 @@ class FusedCollection(nn.Module):
             device=device,
             backend=backend,
         )
-        return kernel(slots, lane_slots, self._spec, pooled=self.pooled, device=device)
+        return kernel(slots, feature_slots, self._spec, pooled=self.pooled, device=device)
 
     def _look_up(self, weights: Tensor | None, ids: Tensor, offsets: Tensor) -> Tensor:
         """The kernel's rows, as `LookupKernel.forward` lays them out; backward through them steps the tables."""

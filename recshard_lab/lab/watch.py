@@ -76,7 +76,7 @@ class Watch:
         where = 0
         rows = ids.detach().cpu().numpy()
         by_slot: dict[int, list[Any]] = {}
-        for slot, count in zip(group.kernel.lane_slots, counts, strict=True):
+        for slot, count in zip(group.kernel.feature_slots, counts, strict=True):
             by_slot.setdefault(slot, []).append(rows[where : where + count])
             where += count
         tier = "ddr" if group.kind.host else "hbm"

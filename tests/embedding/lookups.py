@@ -33,10 +33,10 @@ PAIRS = [(kernel, spec) for kernel in KERNELS for spec in SPECS if can(kernel, s
 
 @dataclass(frozen=True)
 class Shape:
-    """Slots ``(rows, columns)``, which slot each lane reads, the lengths of its bags ``[L][B]``."""
+    """Slots ``(rows, columns)``, which slot each feature reads, the lengths of its bags ``[L][B]``."""
 
     slots: tuple[tuple[int, int], ...]
-    lane_slots: tuple[int, ...]
+    feature_slots: tuple[int, ...]
     lengths: tuple[tuple[int, ...], ...]
     seed: int
 
@@ -47,14 +47,14 @@ class Shape:
         """Ids that crowd at both ends of each slot."""
         torch.manual_seed(self.seed)
         parts = []
-        for slot, lengths in zip(self.lane_slots, self.lengths, strict=True):
+        for slot, lengths in zip(self.feature_slots, self.lengths, strict=True):
             rows, size = self.slots[slot][0], (sum(lengths),)
             ends = torch.randint(0, 2, size) * (rows - 1)
             parts.append(torch.where(torch.rand(size) < 0.4, ends, torch.randint(0, rows, size)))
         return torch.cat(parts).to(dtype)
 
     def offsets(self, pooled: bool) -> Tensor:
-        lengths = torch.tensor(self.lengths).reshape(len(self.lane_slots), -1)
+        lengths = torch.tensor(self.lengths).reshape(len(self.feature_slots), -1)
         flat = lengths.reshape(-1) if pooled else lengths.sum(1)
         return functional.pad(flat.cumsum(0), (1, 0)).long()
 
@@ -63,19 +63,21 @@ class Shape:
 def shapes(draw: Any, dims: Sequence[int] = (4, 8, 64), max_batch: int = 4) -> Shape:
     slots = draw(st.lists(st.tuples(st.integers(1, 6), st.sampled_from(dims)), min_size=1, max_size=4))
     extra = draw(st.lists(st.integers(0, len(slots) - 1), max_size=3))
-    lane_slots = draw(st.permutations([*range(len(slots)), *extra]))
+    feature_slots = draw(st.permutations([*range(len(slots)), *extra]))
     batch = draw(st.integers(0, max_batch))
     lengths = st.one_of(
         st.just((0,) * batch), st.tuples(*[st.sampled_from([0, 0, 1, 2, 5])] * batch)
-    )  # empty lanes, empty bags
-    return Shape(tuple(slots), tuple(lane_slots), tuple(draw(lengths) for _ in lane_slots), draw(st.integers(0, 999)))
+    )  # empty features, empty bags
+    return Shape(
+        tuple(slots), tuple(feature_slots), tuple(draw(lengths) for _ in feature_slots), draw(st.integers(0, 999))
+    )
 
 
 SHAPE = Shape(((7, 4), (5, 8), (6, 4)), (1, 0, 2, 1), ((2, 0, 3), (1, 1, 0), (0, 0, 0), (4, 0, 1)), seed=0)
 
 
 class Truth:
-    """Autograd through one `embedding_bag` or `embedding` a lane, then an ordinary torch optimizer."""
+    """Autograd through one `embedding_bag` or `embedding` a feature, then an ordinary torch optimizer."""
 
     def __init__(self, shape: Shape, spec: OptimizerSpec | None, pooled: bool, dtype: torch.dtype = torch.float32):
         torch.manual_seed(shape.seed)
@@ -91,7 +93,7 @@ class Truth:
         outputs = []
         starts = [0, *torch.tensor([sum(lengths) for lengths in self.shape.lengths]).cumsum(0).tolist()]
         for (slot, lengths), (begin, end) in zip(
-            zip(self.shape.lane_slots, self.shape.lengths, strict=True), pairwise(starts), strict=True
+            zip(self.shape.feature_slots, self.shape.lengths, strict=True), pairwise(starts), strict=True
         ):
             table, own = self.tables[slot], ids[begin:end].long()
             rows = functional.embedding(own, table)
@@ -157,4 +159,4 @@ def dense_twin(spec: OptimizerSpec, tables: list[nn.Parameter]) -> torch.optim.O
 def make(
     kernel: type[LookupKernel], shape: Shape, spec: OptimizerSpec | None, pooled: bool, **overrides: Any
 ) -> LookupKernel:
-    return kernel(shape.make_slots(**overrides), shape.lane_slots, spec, pooled=pooled, device="cpu")
+    return kernel(shape.make_slots(**overrides), shape.feature_slots, spec, pooled=pooled, device="cpu")

@@ -63,7 +63,7 @@ def test_a_process_that_finds_the_code_does_not_import_numba() -> None:
 def test_code_that_cannot_be_compiled_is_no_kernel_and_another_is_taken_by_itself(tmp_path: Path) -> None:
     out, err = run(NUMBA_CACHE_DIR=str(tmp_path), NUMBA_DISABLE_JIT="1")
     assert out[0] in ("fbgemm -4.0", "native -4.0")
-    assert out[1].startswith("no kernel can do this lookup (numba: its loops cannot be compiled or loaded here: ")
+    assert out[1].startswith("no kernel can serve this lookup (numba: its loops cannot be compiled or loaded here: ")
     assert err.count("kernel 'numba' is not used: its loops cannot be compiled") == 1
 
 

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from recshard_lab.embedding import DataType, EmbOptimType, OptimizerSpec, threads
+from recshard_lab.embedding import DataType, EmbOptimType, OptimizerSpec
 from recshard_lab.embedding.kernels import LookupKernel, Slot, available, kernel_named
 from recshard_lab.embedding.kernels.native import NativeKernel
+from recshard_lab.embedding.kernels.numba import threads
 
 pytestmark = pytest.mark.skipif("numba" not in available(), reason="needs numba")
 
@@ -33,20 +34,23 @@ def three_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def make(slots: list[tuple[int, int]], lanes: list[int], spec: OptimizerSpec, **settings: object) -> LookupKernel:
+def make(slots: list[tuple[int, int]], features: list[int], spec: OptimizerSpec, **settings: object) -> LookupKernel:
     kind = kernel_named(str(settings.get("name", "numba")))
     data_type = settings.get("data_type", DataType.FP32)
     rectangles = [Slot(f"t{i}", rows, cols, data_type, cols) for i, (rows, cols) in enumerate(slots)]  # type: ignore[arg-type]
-    kernel = kind(rectangles, lanes, spec, pooled=bool(settings.get("pooled", True)), device="cpu")
+    kernel = kind(rectangles, features, spec, pooled=bool(settings.get("pooled", True)), device="cpu")
     for number, weight in enumerate(kernel.weights()):
         weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(number)))
     return kernel
 
 
-def draw(slots: list[tuple[int, int]], lanes: list[int], batch: int, pooled: bool = True) -> tuple[Tensor, Tensor]:
+def draw(slots: list[tuple[int, int]], features: list[int], batch: int, pooled: bool = True) -> tuple[Tensor, Tensor]:
     """Ids of which some come often, in bags of 0 to 5."""
-    lengths = torch.randint(0, 6, (len(lanes), batch))
-    rows = [(torch.rand(int(own.sum())) ** 3 * slots[lane][0]).long() for lane, own in zip(lanes, lengths, strict=True)]
+    lengths = torch.randint(0, 6, (len(features), batch))
+    rows = [
+        (torch.rand(int(own.sum())) ** 3 * slots[feature][0]).long()
+        for feature, own in zip(features, lengths, strict=True)
+    ]
     flat = lengths.flatten() if pooled else lengths.sum(1)
     return torch.cat(rows), torch.nn.functional.pad(flat.cumsum(0), (1, 0))
 
@@ -66,19 +70,19 @@ def train(kernel: LookupKernel, batches: list[tuple[Tensor, Tensor]], weights: b
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.optimizer}-{spec.weight_decay}")
 @pytest.mark.parametrize("mode", ["sum", "weighted", "sequence"])
 @pytest.mark.parametrize(
-    ("slots", "lanes"),
+    ("slots", "features"),
     [([(50, 8), (40, 20), (30, 8), (20, 64)], [0, 1, 2, 3, 1]), ([(500, 24)], [0]), ([(9, 4), (800, 40)], [1, 0, 1])],
     ids=["even", "one table", "uneven"],
 )
 def test_threads_change_no_number(
-    request: pytest.FixtureRequest, spec: OptimizerSpec, mode: str, slots: list, lanes: list
+    request: pytest.FixtureRequest, spec: OptimizerSpec, mode: str, slots: list, features: list
 ) -> None:
     torch.manual_seed(0)
     pooled = mode != "sequence"
-    batches = [draw(slots, lanes, 40, pooled) for _ in range(3)]
-    alone = train(make(slots, lanes, spec, pooled=pooled), batches, mode == "weighted")
+    batches = [draw(slots, features, 40, pooled) for _ in range(3)]
+    alone = train(make(slots, features, spec, pooled=pooled), batches, mode == "weighted")
     request.getfixturevalue("three_threads")
-    together = train(make(slots, lanes, spec, pooled=pooled), batches, mode == "weighted")
+    together = train(make(slots, features, spec, pooled=pooled), batches, mode == "weighted")
     assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
 
 
@@ -104,20 +108,20 @@ def test_column_halves_meet_on_threads_as_whole_rows_do() -> None:
 @pytest.mark.parametrize("width", [1, 3, 7, 16, 33, 100, 200, 383])
 def test_rows_of_any_width_are_looked_up_and_stepped_as_by_torch(spec: OptimizerSpec, width: int) -> None:
     torch.manual_seed(width)
-    slots, lanes = [(3000, width), (17, 5)], [0, 1, 0]
-    batches = [draw(slots, lanes, 150) for _ in range(3)]
-    own = train(make(slots, lanes, spec), [(ids.int(), offsets) for ids, offsets in batches], True)
-    truth = train(make(slots, lanes, spec, name="native"), batches, True)
+    slots, features = [(3000, width), (17, 5)], [0, 1, 0]
+    batches = [draw(slots, features, 150) for _ in range(3)]
+    own = train(make(slots, features, spec), [(ids.int(), offsets) for ids, offsets in batches], True)
+    truth = train(make(slots, features, spec, name="native"), batches, True)
     for one, other in zip(own, truth, strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
 def test_ids_of_both_widths_and_offsets_of_both_give_the_same_bits() -> None:
     torch.manual_seed(0)
-    slots, lanes = [(50, 8), (40, 20)], [0, 1, 1]
-    batches = [draw(slots, lanes, 20) for _ in range(2)]
-    wide = train(make(slots, lanes, ROWWISE), batches, False)
-    narrow = train(make(slots, lanes, ROWWISE), [(ids.int(), offsets.int()) for ids, offsets in batches], False)
+    slots, features = [(50, 8), (40, 20)], [0, 1, 1]
+    batches = [draw(slots, features, 20) for _ in range(2)]
+    wide = train(make(slots, features, ROWWISE), batches, False)
+    narrow = train(make(slots, features, ROWWISE), [(ids.int(), offsets.int()) for ids, offsets in batches], False)
     assert all(torch.equal(one, other) for one, other in zip(wide, narrow, strict=True))
 
 
@@ -135,21 +139,21 @@ def test_a_row_beyond_two_billion_numbers_is_found(spec: OptimizerSpec) -> None:
 
 
 def test_gradients_of_any_layout_are_read_right() -> None:
-    slots, lanes = [(50, 8), (40, 20)], [0, 1]
-    ids, offsets = draw(slots, lanes, 20)
+    slots, features = [(50, 8), (40, 20)], [0, 1]
+    ids, offsets = draw(slots, features, 20)
     grad = torch.randn(20, 28)
     stepped = []
     for layout in (grad, grad.t().contiguous().t(), torch.cat([grad, grad], 1)[:, :28], grad.double()):
-        kernel = make(slots, lanes, ROWWISE)
+        kernel = make(slots, features, ROWWISE)
         kernel.backward(kernel.forward(ids, offsets, None)[1], layout)
         stepped.append(kernel.weights()[1])
     assert all(torch.equal(stepped[0], own) for own in stepped[1:])
 
 
 def test_copied_and_shared_weights_are_found_where_they_are_now() -> None:
-    slots, lanes = [(50, 8)], [0]
-    ids, offsets = draw(slots, lanes, 20)
-    kernel = make(slots, lanes, SGD)
+    slots, features = [(50, 8)], [0]
+    ids, offsets = draw(slots, features, 20)
+    kernel = make(slots, features, SGD)
     twin = copy.deepcopy(kernel)
     twin.weights()[0].share_memory_()
     before = kernel.weights()[0].clone()
@@ -164,9 +168,13 @@ BAD = {
     "a negative id": ([0, 1, -1], [0, 1, 2, 3, 3], "id -1 is no row of table 't1'"),
     "an id for a table without rows": ([0, 1, 0], [0, 1, 2, 2, 2, 2, 3], "id 0 is no row of table 't2'"),
     "the largest number": ([2**31 - 1, 1, 0], [0, 1, 2, 3, 3], "id 2147483647 is no row"),
-    "offsets past the ids": ([0, 1, 0], [0, 1, 2, 3, 9], r"offsets of lane 1 .* to 9; they must ascend.* the 3 ids"),
-    "offsets that go back": ([0, 1, 0], [0, 3, 2, 3, 3], "offsets of lane 0"),
-    "offsets that go back after rising past the ids": ([0, 1, 0], [0, 90, 2, 3, 3], "offsets of lane 0"),
+    "offsets past the ids": (
+        [0, 1, 0],
+        [0, 1, 2, 3, 9],
+        "offsets of shard feature 1 .* to 9: they must ascend",
+    ),
+    "offsets that go back": ([0, 1, 0], [0, 3, 2, 3, 3], "offsets of shard feature 0"),
+    "offsets that go back after rising past the ids": ([0, 1, 0], [0, 90, 2, 3, 3], "offsets of shard feature 0"),
     "negative offsets": ([0, 1, 0], [-2, 1, 2, 3, 3], "run from -2"),
     "a number of offsets that is no whole batch": ([0, 1, 0], [0, 1, 2, 3], r"there are 4 offsets; .* 2 \* B \+ 1"),
 }
@@ -218,15 +226,15 @@ def test_tensors_of_the_wrong_shape_or_kind_are_refused(pooled: bool) -> None:
 def test_memory_around_tables_and_batches_stays_as_it_is(spec: OptimizerSpec, data_type: DataType) -> None:
     """Tables, ids and gradients are views into larger tensors, whose rest holds what would be noticed."""
     torch.manual_seed(0)
-    slots, lanes = [(7, 12), (0, 4), (5, 3)], [0, 1, 2, 0]
+    slots, features = [(7, 12), (0, 4), (5, 3)], [0, 1, 2, 0]
     lengths = torch.randint(0, 4, (4, 6)) * torch.tensor([1, 0, 1, 1])[:, None]
     ids = torch.cat(
-        [torch.randint(0, max(1, slots[s][0]), (int(own.sum()),)) for s, own in zip(lanes, lengths, strict=True)]
+        [torch.randint(0, max(1, slots[s][0]), (int(own.sum()),)) for s, own in zip(features, lengths, strict=True)]
     )
     offsets = torch.nn.functional.pad(lengths.flatten().cumsum(0), (1, 0))
     spread = torch.full((2 * ids.numel() + 2,), 10**9)
     spread[1:-1:2] = ids
-    kernel = make(slots, lanes, spec, data_type=data_type)
+    kernel = make(slots, features, spec, data_type=data_type)
     rooms = []
     for number, weight in enumerate(kernel.weights()):
         room = torch.full((weight.numel() + 64,), torch.nan, dtype=weight.dtype)

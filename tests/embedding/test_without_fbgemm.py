@@ -58,7 +58,7 @@ def test_without_fbgemm_and_numba_the_native_kernel_does_it_all_and_says_so_once
     assert "fbgemm_gpu is not installed (pip install" in out[1]
     assert "numba is not installed (pip install" in out[2]
     assert out[3] == "native -4.0"
-    assert out[4].startswith("no kernel can do this lookup (fbgemm: fbgemm_gpu is not installed")
+    assert out[4].startswith("no kernel can serve this lookup (fbgemm: fbgemm_gpu is not installed")
     assert err.count("kernel 'fbgemm' is not used") == 1
     assert err.count("kernel 'numba' is not used") == 1
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from recshard_lab.comm import Registry, ShardingEnv
 from recshard_lab.distributed.step.input_dist import InputDist, LookupInput, PendingInput
 from recshard_lab.distributed.step.layout import Layout
-from recshard_lab.distributed.step.lookup import GroupKind, KernelGroup, RankLookup
+from recshard_lab.distributed.step.lookup import Bags, GroupKind, KernelGroup, RankLookup
 from recshard_lab.distributed.step.output_dist import PooledOutput, SequenceOutput, VariableOutput
 from recshard_lab.distributed.step.row_norms import RowNormExchange
 from recshard_lab.distributed.step.weight_gradients import exchange_output, of_replicas
@@ -157,14 +157,14 @@ class Executor:
         for group in self.lookup.exchanged:
             bags = group.bags(lookup_input)
             if self.listener is not None:
-                self.listener(group, bags[0], [sum(n) for n in lookup_input.counts[group.first_lane : group.end_lane]])
+                self.listener(group, bags[0], bags[3])
             rows, saved = self._run(group, bags, training)
             exchanged.append(rows)
             kept.append(saved)
         for group in self.lookup.replicated:
             bags = group.own_bags(lookup_input.local_batch)
             if self.listener is not None:
-                self.listener(group, bags[0], group.own_counts(lookup_input.local_batch))
+                self.listener(group, bags[0], bags[3])
             replicated.append(self._run(group, bags, False)[0])
         return Rows(exchanged, replicated, _Saved(lookup_input, kept) if training else None)
 
@@ -236,9 +236,7 @@ class Executor:
             [own for own in of_kernels if own is not None], copies, lookup_input, self.layout, self.env
         )
 
-    def _run(
-        self, group: KernelGroup, bags: tuple[Tensor, Tensor, Tensor | None], training: bool
-    ) -> tuple[Tensor, Any]:
+    def _run(self, group: KernelGroup, bags: Bags, training: bool) -> tuple[Tensor, Any]:
         """A kernel's rows; kernels are spared batches without a bag."""
         if self.pooled and bags[1].numel() == 1:
             return torch.zeros(0, group.width, device=self.device), None

@@ -18,6 +18,9 @@ from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot, choose_
 from recshard_lab.sharding.plan.types import DDR
 from recshard_lab.sparse.ops import complete_cumsum
 
+Bags = tuple[Tensor, Tensor, Tensor | None, list[int]]
+"""A lookup: ids, offsets, per-sample weights, and how many ids each shard feature has."""
+
 
 @dataclass(frozen=True)
 class GroupKind:
@@ -75,17 +78,17 @@ class KernelGroup:
             shard, config = layout.shards[table][number], layout.tables[table]
             size = (shard.num_rows, shard.num_cols)
             slots.append(Slot(config.name, *size, kind.data_type, config.embedding_dim, shard.rows[0]))
-        lane_slots = [self.shards.index((lane.table, lane.shard_index)) for lane in lanes]
+        feature_slots = [self.shards.index((lane.table, lane.shard_index)) for lane in lanes]
         self.kernel: LookupKernel = kernel_named(kind.backend)(
-            slots, lane_slots, kind.optimizer, pooled=pooled, device="cpu" if kind.host else device
+            slots, feature_slots, kind.optimizer, pooled=pooled, device="cpu" if kind.host else device
         )
         self.width = sum(lane.shard.num_cols for lane in lanes)
         self.end_lane = first_lane + len(self.lanes)
         #: number of the first replicated lane, in a replicated group
         self.first_copy: int | None = None
 
-    def bags(self, lookup_input: LookupInput) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(ids, offsets, weights) of this group's lanes, from all ranks."""
+    def bags(self, lookup_input: LookupInput) -> Bags:
+        """(ids, offsets, weights, ids of each shard feature) of this group, from all ranks."""
         sizes = [sum(counts) for counts in lookup_input.counts]
         start = sum(sizes[: self.first_lane])
         span = slice(start, start + sum(sizes[self.first_lane : self.end_lane]))
@@ -94,9 +97,9 @@ class KernelGroup:
         else:
             lengths = lookup_input.copies[self.first_lane - self.first_copy : self.end_lane - self.first_copy]
         weights = None if lookup_input.weights is None else lookup_input.weights[span]
-        return lookup_input.ids[span], self._offsets(lengths), weights
+        return lookup_input.ids[span], self._offsets(lengths), weights, sizes[self.first_lane : self.end_lane]
 
-    def own_bags(self, local_batch: LocalBatch) -> tuple[Tensor, Tensor, Tensor | None]:
+    def own_bags(self, local_batch: LocalBatch) -> Bags:
         """The same of the local batch alone, which is all that a replicated group needs in forward."""
         assert self.first_copy is not None
         own = local_batch.replicas[self.first_lane - self.first_copy : self.end_lane - self.first_copy]
@@ -105,32 +108,28 @@ class KernelGroup:
         else:
             lengths = pad_lanes([[join([part.lengths]) for part in own]], local_batch.replicas[0].ids[0].device)
         weights = [part.weights for part in own if part.weights is not None]
-        return join(part.ids for part in own), self._offsets(lengths), join(weights) if weights else None
+        counts = [part.ids[2] - part.ids[1] for part in own]
+        return join(part.ids for part in own), self._offsets(lengths), join(weights) if weights else None, counts
 
-    def own_counts(self, local_batch: LocalBatch) -> list[int]:
-        """Ids of each lane in `own_bags`."""
-        assert self.first_copy is not None
-        own = local_batch.replicas[self.first_lane - self.first_copy : self.end_lane - self.first_copy]
-        return [part.ids[2] - part.ids[1] for part in own]
-
-    def no_ids(self, lookup_input: LookupInput) -> tuple[Tensor, Tensor, Tensor | None]:
+    def no_ids(self, lookup_input: LookupInput) -> Bags:
         """The same of one empty bag a lane: what kernels step with where nobody has a bag, for steps are counted."""
         offsets = self._offsets(lookup_input.lengths.new_zeros(len(self.lanes), 1))
-        return lookup_input.ids[:0], offsets, None if lookup_input.weights is None else lookup_input.weights[:0]
+        weights = None if lookup_input.weights is None else lookup_input.weights[:0]
+        return lookup_input.ids[:0], offsets, weights, [0] * len(self.lanes)
 
     def _offsets(self, lengths: Tensor) -> Tensor:
         """``[lanes, S]`` -> where bags begin when pooled, where lanes begin when not."""
         return complete_cumsum(lengths.reshape(-1) if self.kernel.pooled else lengths.sum(1))
 
-    def forward(self, bags: tuple[Tensor, Tensor, Tensor | None], training: bool) -> tuple[Tensor, Any]:
+    def forward(self, bags: Bags, training: bool) -> tuple[Tensor, Any]:
         """The kernel's rows, and what its backward needs when ``training``."""
         with torch.set_grad_enabled(training):
-            rows, saved = self.kernel.forward(*self._there(*bags))
+            rows, saved = self.kernel.forward(*self._there(*bags[:3]), bags[3])
             return self._back(rows), saved
 
-    def remember(self, bags: tuple[Tensor, Tensor, Tensor | None]) -> Any:
+    def remember(self, bags: Bags) -> Any:
         """What `backward` needs of a batch that is not looked up here."""
-        return self.kernel.remember(*self._there(*bags))
+        return self.kernel.remember(*self._there(*bags[:3]), bags[3])
 
     def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
         """Steps the fused optimizer, or adds to ``.grad`` under the dense compute kernel.

@@ -33,9 +33,10 @@ class RowNormExchange:
         self.env, self.device = env, device
         self.rows = [layout.shards[table][number].rows for table, number in slots]
         self.numbers = [number for _, number in slots]
-        #: for each rank: (my slot, row range shared with one of its rectangles), sorted the same way on both ends
-        self.sends: list[list[tuple[int, int, int]]] = []
-        self.receives: list[list[tuple[int, int, int]]] = []
+        #: for each rank: (my slot, row range shared with one of its shards, whether it is all rows of both), sorted the
+        #: same way on both ends
+        self.sends: list[list[tuple[int, int, int, bool]]] = []
+        self.receives: list[list[tuple[int, int, int, bool]]] = []
         self.senders: list[list[int]] = []  # whose rectangle each of them is
         for rank in range(env.world_size):
             sends, receives = [], []
@@ -45,8 +46,9 @@ class RowNormExchange:
                     start, end = max(mine.rows[0], theirs.rows[0]), min(mine.rows[1], theirs.rows[1])
                     if theirs.rank != rank or other == number or start >= end:
                         continue
-                    sends.append((table, number, other, position, start, end))
-                    receives.append((table, other, number, position, start, end))
+                    same = mine.rows == theirs.rows
+                    sends.append((table, number, other, position, start, end, same))
+                    receives.append((table, other, number, position, start, end, same))
             self.sends.append([entry[3:] for entry in sorted(sends)])
             self.receives.append([entry[3:] for entry in sorted(receives)])
             self.senders.append([entry[1] for entry in sorted(receives)])
@@ -66,7 +68,7 @@ class RowNormExchange:
         parts = [[(number, slice(0, len(own)), own)] for number, own in zip(self.numbers, squares, strict=True)]
         position = 0
         for entries, senders, spans in zip(self.receives, self.senders, spans_in, strict=True):
-            for (slot, _, _), sender, span in zip(entries, senders, spans, strict=True):
+            for (slot, *_), sender, span in zip(entries, senders, spans, strict=True):
                 shape = squares[slot][span].shape
                 parts[slot].append((sender, span, received[position : position + shape.numel()].view(shape)))
                 position += shape.numel()
@@ -90,10 +92,10 @@ class RowNormExchange:
         for _ in range(rounds):
             self([own.long() for own in squares], squares)
 
-    def _span(self, rows: list[Tensor], slot: int, start: int, end: int) -> slice:
-        first, last = self.rows[slot]
-        if (start, end) == (first, last):
+    def _span(self, rows: list[Tensor], slot: int, start: int, end: int, same: bool) -> slice:
+        if same:  # both have the same touched rows, and the same padding after them
             return slice(0, rows[slot].numel())
+        first = self.rows[slot][0]
         edges = torch.tensor([start - first, end - first], device=rows[slot].device)
         low, high = torch.searchsorted(rows[slot], edges).tolist()
         return slice(low, high)

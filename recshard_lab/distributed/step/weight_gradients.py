@@ -39,7 +39,7 @@ def of_replicas(lookup: RankLookup, layout: Layout, grad: Tensor, lookup_input: 
     for group in lookup.replicated:
         assert group.first_copy is not None
         weights = group.kernel.weights()
-        for number, (lane, slot) in enumerate(zip(group.lanes, group.kernel.lane_slots, strict=True)):
+        for number, (lane, slot) in enumerate(zip(group.lanes, group.kernel.feature_slots, strict=True)):
             place = group.first_lane - group.first_copy + number
             own = local_batch.replicas[place]
             ids, lengths = join([own.ids]).long(), join([own.lengths]).long()

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from recshard_lab.embedding.configs import DataType
-from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot, register_kernel
-from recshard_lab.embedding.kernels.lanes import LaneGroups, Spans
+from recshard_lab.embedding.kernels.base import NO_WEIGHTS, LookupKernel, RowNorms, Slot
+from recshard_lab.embedding.kernels.feature_groups import FeatureGroups, Spans
+from recshard_lab.embedding.kernels.registry import register_kernel
 from recshard_lab.embedding.optimizers import EmbOptimType, OptimizerSpec
 
 _OPTIMIZERS = {EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD}
@@ -64,7 +65,7 @@ class FbgemmKernel(LookupKernel):
         if optimizer.extras:
             return f"it ignores {', '.join(optimizer.extras)} with {optimizer.optimizer}, or means something else by it"
         if weighted and not pooled:
-            return "per-sample weights have no meaning for sequence embeddings"
+            return NO_WEIGHTS
         if torch.device(device).type not in ("cpu", "cuda"):
             return f"it runs on cpu and cuda, not on {torch.device(device).type}"
         if optimizer.row_wise and exchanges_row_norms:
@@ -74,37 +75,37 @@ class FbgemmKernel(LookupKernel):
     def _allocate(self) -> None:
         optimizer = self.optimizer
         assert optimizer is not None  # what has none is refused
-        self._slot_lanes: list[list[int]] = [[] for _ in self.slots]
-        for lane, slot in enumerate(self.lane_slots):
-            self._slot_lanes[slot].append(lane)
+        self._slot_features: list[list[int]] = [[] for _ in self.slots]
+        for feature, slot in enumerate(self.feature_slots):
+            self._slot_features[slot].append(feature)
         self._weights: list[Tensor] = [torch.empty(0)] * len(self.slots)
         self._states: list[dict[str, Tensor]] = [{}] * len(self.slots)
         self._tbes: list[Any] = []
         groups: list[list[int]] = []
         self._members = list(self._alike().values())
         for indices in self._members:
-            # TBE adds up what the lanes of a slot share only if they stand side by side
-            lanes = [lane for index in indices for lane in self._lanes_of(index)]
-            groups.append(lanes)
-            self._tbes.append(self._make_tbe(indices, lanes, optimizer))
+            # TBE adds up what the features of a slot share only if they stand side by side
+            features = [feature for index in indices for feature in self._features_of(index)]
+            groups.append(features)
+            self._tbes.append(self._make_tbe(indices, features, optimizer))
         self._hold_views()
         for indices in self._members:
             for index in indices:
                 self._weights[index].zero_()
-        self._lanes = LaneGroups([self.slots[slot].num_cols for slot in self.lane_slots], groups)
+        self._features = FeatureGroups([self.slots[slot].num_cols for slot in self.feature_slots], groups, self.device)
 
     def _alike(self) -> dict[tuple[DataType, int], list[int]]:
-        """The slots that one TBE can hold; a slot that no lane reads gets plain tensors, for TBE refuses it."""
+        """The slots that one TBE can hold; a slot that no feature reads gets plain tensors, for TBE refuses it."""
         members: dict[tuple[DataType, int], list[int]] = {}
         for index, slot in enumerate(self.slots):
-            if self._lanes_of(index):
+            if self._features_of(index):
                 members.setdefault((slot.data_type, 0 if self.pooled else slot.num_cols), []).append(index)
             else:
                 self._hold_unread(index, slot)
         return members
 
-    def _lanes_of(self, index: int) -> list[int]:
-        return self._slot_lanes[index]
+    def _features_of(self, index: int) -> list[int]:
+        return self._slot_features[index]
 
     def _hold_unread(self, index: int, slot: Slot) -> None:
         assert self.optimizer is not None
@@ -113,7 +114,7 @@ class FbgemmKernel(LookupKernel):
         shapes = self.optimizer.state_shapes(slot.num_rows, slot.num_cols)
         self._states[index] = {name: torch.zeros(shape, device=self.device) for name, shape in shapes.items()}
 
-    def _make_tbe(self, indices: list[int], lanes: list[int], optimizer: OptimizerSpec) -> Any:
+    def _make_tbe(self, indices: list[int], features: list[int], optimizer: OptimizerSpec) -> Any:
         f = _fbgemm()
         on_cpu = self.device.type == "cpu"
         location = f.EmbeddingLocation.HOST if on_cpu else f.EmbeddingLocation.DEVICE
@@ -122,7 +123,7 @@ class FbgemmKernel(LookupKernel):
         place = {index: position for position, index in enumerate(indices)}
         return f.SplitTableBatchedEmbeddingBagsCodegen(
             embedding_specs=[(slot.num_rows, slot.num_cols, location, compute) for slot in slots],
-            feature_table_map=[place[self.lane_slots[lane]] for lane in lanes],
+            feature_table_map=[place[self.feature_slots[feature]] for feature in features],
             weights_precision=f.SparseType.FP16 if slots[0].data_type is DataType.FP16 else f.SparseType.FP32,
             optimizer=f.EmbOptimType(optimizer.optimizer.value),
             learning_rate=optimizer.learning_rate,
@@ -158,18 +159,19 @@ class FbgemmKernel(LookupKernel):
         for tbe in self._tbes:
             tbe.set_learning_rate(lr)
 
-    def forward(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> tuple[Tensor, Any]:
-        if weights is not None and not self.pooled:
-            raise ValueError("per-sample weights have no meaning for sequence embeddings: leave them out")
+    def forward(
+        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, counts: Sequence[int] | None = None
+    ) -> tuple[Tensor, Any]:
+        self.check_weights(weights)
         # TBE reads memory from the first element on, whatever the strides
         ids, offsets = ids.contiguous(), offsets.contiguous()
         weights = None if weights is None else weights.detach().float().contiguous()
-        spans, batch = self._lanes.spans(offsets, self.pooled)
+        spans, batch = self._features.spans(offsets, self.pooled, counts)
         looked: list[tuple[Tensor, Tensor | None]] = []
         for index, tbe in enumerate(self._tbes):
-            own_ids = self._lanes.take(ids, index, spans)
-            own_offsets = self._lanes.take_offsets(offsets, index, batch if self.pooled else 1)
-            own_weights = None if weights is None else self._lanes.take(weights, index, spans)
+            own_ids = self._features.take(ids, index, spans)
+            own_offsets = self._features.take_offsets(offsets, index, batch if self.pooled else 1)
+            own_weights = None if weights is None else self._features.take(weights, index, spans)
             with torch.enable_grad():
                 if own_weights is not None:
                     own_weights = own_weights.detach().requires_grad_()
@@ -183,24 +185,24 @@ class FbgemmKernel(LookupKernel):
 
     def _join(self, outputs: list[Tensor], spans: Spans) -> Tensor:
         if not self.pooled:
-            return self._lanes.join_flat(outputs, spans)
-        if self._lanes.whole:
+            return self._features.join_flat(outputs, spans)
+        if self._features.whole:
             return outputs[0]
-        dims = [[self._lanes.lane_dims[lane] for lane in group] for group in self._lanes.groups]
-        return self._lanes.join_pooled([out.split(own, dim=1) for out, own in zip(outputs, dims, strict=True)])
+        dims = [[self._features.feature_dims[feature] for feature in group] for group in self._features.groups]
+        return self._features.join_pooled([out.split(own, dim=1) for out, own in zip(outputs, dims, strict=True)])
 
     def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
         looked, spans = saved
         weight_grads = []
         for index, (out, weights) in enumerate(looked):
             if self.pooled:
-                own = self._lanes.take_pooled_grad(grad, index)
+                own = self._features.take_pooled_grad(grad, index)
             else:
-                own = self._lanes.take_flat_grad(grad, index, spans)
+                own = self._features.take_flat_grad(grad, index, spans)
             torch.autograd.backward(out, own.to(out.dtype).contiguous().view_as(out))
             if weights is not None:
                 weight_grads.append(weights.grad)
-        return self._lanes.join_flat(weight_grads, spans) if weight_grads else None
+        return self._features.join_flat(weight_grads, spans) if weight_grads else None
 
 
 def _refuses_slot(slot: Slot, optimizer: OptimizerSpec) -> str | None:

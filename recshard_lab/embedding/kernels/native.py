@@ -1,19 +1,19 @@
-"""The plain-torch kernel: runs everywhere torch does, for every dtype and optimizer.
+"""The torch kernel: every device that torch runs on, every number format and optimizer.
 
-Slots of one width and dtype share one flat weight ``[sum of rows, d]``, so that there is one
-``embedding_bag`` a group, however many tables.
+Slots of one width and dtype share one flat weight ``[sum of rows, d]``. One ``embedding_bag`` therefore serves a group,
+however many tables it has.
 
-The backward is a lookup too. A pooled lookup multiplies the weight by a matrix (bags x rows), so the
-gradient of the touched rows is the transposed matrix times the gradient of the bags: sort the ids, and
-each run of equal ids is a "bag" whose members are the bags it occurred in.
+The backward is a lookup too. A pooled lookup multiplies the weight by a matrix (bags x rows). The gradient of the
+touched rows is the transposed matrix times the gradient of the bags: sort the ids, and each run of equal ids is a "bag"
+whose members are the bags it occurred in.
 
     forward    bag  -> its rows         embedding_bag(rows, weight,       offsets of bags)
     backward   row  -> its bags         embedding_bag(bags, grad of bags, offsets of runs of equal rows)
 
-The touched rows are stepped a few thousand at a time: a chunk's gradient stays in the cache between its
-making and its use, and the gradient of all rows is never in memory at once.
+On CPU the touched rows are stepped a few thousand at a time, so that their gradient stays in the cache. On a device all
+are stepped at once, and neither pass waits for the device (`transposed.Touched`).
 
-Shape letters: G lanes of one group, B batch, n ids of one group, d columns, U touched rows.
+Shape letters: G shard features of one group, B batch, n ids of one group, d columns, U touched rows.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recshard_lab.embedding.kernels import TORCH_DTYPES, LookupKernel, RowNorms, Slot, register_kernel
-from recshard_lab.embedding.kernels.fresh_memory import zeros
-from recshard_lab.embedding.kernels.lanes import LaneGroups, Spans
+from recshard_lab.embedding.kernels.base import NO_WEIGHTS, TORCH_DTYPES, LookupKernel, RowNorms, Slot
+from recshard_lab.embedding.kernels.feature_groups import FeatureGroups, Spans
+from recshard_lab.embedding.kernels.memory import zeros
+from recshard_lab.embedding.kernels.registry import register_kernel
 from recshard_lab.embedding.kernels.transposed import (
     CHUNK_BYTES,
     Looked,
@@ -55,12 +56,15 @@ class _Group:
     """Slots of one width and dtype on one flat weight."""
 
     slots: list[int]  # their indices, in order
-    lanes: list[int]  # the lanes that read them, in order
-    lane_bases: list[int]  # first flat row of each of these lanes' slot
-    bounds: Tensor  # [slots + 1] first flat row of each slot
-    full_dims: Tensor  # [slots]
-    weight: Tensor  # [sum of rows, d]
+    rows: list[int]  # of each slot
+    features: list[int]  # the shard features that read them, in order
+    feature_slots: list[int]  # the position in `slots` of each of these features' slot
+    feature_bases: list[int]  # that slot's first flat row
+    bounds: Tensor  # [slots + 1] first flat row of each slot; last, the spare row
+    full_dim: RowDims  # [slots] where slots differ
+    weight: Tensor  # [sum of rows, d]; off the CPU one spare row more, so in state and grad
     state: dict[str, Tensor]
+    iterations: Tensor  # [slots] steps taken
     grad: Tensor | None = None  # dense kernels: [sum of rows, d], the slots' .grad are its views
 
     @property
@@ -77,17 +81,17 @@ class _Saved:
 
 @dataclass
 class _Above:
-    """What the touched rows of a group have from their tables."""
+    """What the touched rows of a group get from their tables."""
 
     full_dim: RowDims
     iteration: int | Tensor
     totals: list[Tensor] = field(default_factory=list)  # [U] or [U, k] for each round of row norms so far
 
     def of(self, chunk: slice) -> tuple[list[Tensor], RowDims, int | Tensor]:
-        """The same for some of the rows."""
+        """Totals, columns and steps of some of the rows."""
         dims, count = self.full_dim, self.iteration
         return (
-            [own[chunk] for own in self.totals],
+            [total[chunk] for total in self.totals],
             dims if isinstance(dims, int) else dims[chunk],
             count if isinstance(count, int) else count[chunk],
         )
@@ -95,7 +99,7 @@ class _Above:
 
 @register_kernel
 class NativeKernel(LookupKernel):
-    """`LookupKernel` in plain torch operations."""
+    """`LookupKernel` in torch operators."""
 
     name = "native"
 
@@ -113,9 +117,9 @@ class NativeKernel(LookupKernel):
         for slot in slots:
             if slot.data_type not in TORCH_DTYPES:
                 kinds = ", ".join(kind.value for kind in TORCH_DTYPES)
-                return f"table {slot.table!r} is {slot.data_type.value}; trainable are {kinds}"
+                return f"table {slot.table!r} is {slot.data_type.value}; it trains {kinds}"
         if weighted and not pooled:
-            return "per-sample weights have no meaning for sequence embeddings"
+            return NO_WEIGHTS
         return None
 
     def _allocate(self) -> None:
@@ -124,40 +128,44 @@ class NativeKernel(LookupKernel):
             members.setdefault((slot.num_cols, TORCH_DTYPES[slot.data_type]), []).append(index)
         shapes = self.optimizer.state_shapes(2, 4) if self.optimizer is not None else {}
         self._counts = "iter" in shapes
-        # with two moments an element six matrices are at hand, not two or three: Adam takes half the time in quarters
+        # two moments per element are six matrices in the cache instead of two or three: Adam takes half the time
         heavy = list(shapes.values()).count((2, 4)) > 1
         self._chunk_bytes = CHUNK_BYTES // 4 if heavy else CHUNK_BYTES
         groups = [self._make_group(indices, dim, dtype) for (dim, dtype), indices in members.items()]
-        self._weights: list[Tensor] = [torch.empty(0)] * len(self.slots)
+        self._weights: list[Tensor] = [torch.empty(0, device=self.device)] * len(self.slots)
         self._states: list[dict[str, Tensor]] = [{}] * len(self.slots)
         for group in groups:
-            sizes = [self.slots[slot].num_rows for slot in group.slots]
-            parts = {name: tensor.split(sizes) for name, tensor in group.state.items()}
-            for position, weight in enumerate(group.weight.split(sizes)):
+            used = sum(group.rows)
+            parts = {name: tensor[:used].split(group.rows) for name, tensor in group.state.items()}
+            if self._counts:
+                parts["iter"] = group.iterations.split(1)
+            for position, weight in enumerate(group.weight[:used].split(group.rows)):
                 self._weights[group.slots[position]] = weight.detach()
-                own_state = {name: part[position] for name, part in parts.items()}
-                if self._counts:
-                    own_state["iter"] = torch.zeros(1, dtype=torch.int64, device=self.device)
-                self._states[group.slots[position]] = own_state
-        self._groups = [group for group in groups if group.lanes]  # one that no lane reads has nothing to do
-        lane_dims = [self.slots[slot].num_cols for slot in self.lane_slots]
-        self._lanes = LaneGroups(lane_dims, [group.lanes for group in self._groups])
+                self._states[group.slots[position]] = {name: part[position] for name, part in parts.items()}
+        self._groups = [group for group in groups if group.features]  # the others have nothing to look up
+        feature_dims = [self.slots[slot].num_cols for slot in self.feature_slots]
+        self._features = FeatureGroups(feature_dims, [group.features for group in self._groups], self.device)
 
     def _make_group(self, indices: list[int], dim: int, dtype: torch.dtype) -> _Group:
         slots = [self.slots[index] for index in indices]
         bounds = list(accumulate((slot.num_rows for slot in slots), initial=0))
-        base = dict(zip(indices, bounds, strict=False))
-        lanes = [lane for lane, slot in enumerate(self.lane_slots) if slot in base]
-        shapes = self.optimizer.state_shapes(bounds[-1], dim) if self.optimizer else {}
+        features = [feature for feature, slot in enumerate(self.feature_slots) if slot in indices]
+        feature_slots = [indices.index(self.feature_slots[feature]) for feature in features]
+        full_dims = [slot.full_dim for slot in slots]
+        rows = bounds[-1] + (self.device.type != "cpu")
+        shapes = self.optimizer.state_shapes(rows, dim) if self.optimizer else {}
         wide = accumulate_dtype(dtype)
         return _Group(
             slots=indices,
-            lanes=lanes,
-            lane_bases=[base[self.lane_slots[lane]] for lane in lanes],
+            rows=[slot.num_rows for slot in slots],
+            features=features,
+            feature_slots=feature_slots,
+            feature_bases=[bounds[slot] for slot in feature_slots],
             bounds=torch.tensor(bounds, device=self.device),
-            full_dims=torch.tensor([slot.full_dim for slot in slots], device=self.device),
-            weight=zeros((bounds[-1], dim), dtype, self.device),
+            full_dim=full_dims[0] if len(set(full_dims)) == 1 else torch.tensor(full_dims, device=self.device),
+            weight=zeros((rows, dim), dtype, self.device),
             state={n: zeros(shape, wide, self.device) for n, shape in shapes.items() if n != "iter"},
+            iterations=torch.zeros(len(slots), dtype=torch.int64, device=self.device),
         )
 
     def weights(self) -> list[Tensor]:
@@ -173,58 +181,65 @@ class NativeKernel(LookupKernel):
     # ---- forward ----
 
     @torch.no_grad()
-    def forward(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> tuple[Tensor, Any]:
-        saved = self.remember(ids, offsets, weights)
+    def forward(
+        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, counts: Sequence[int] | None = None
+    ) -> tuple[Tensor, Any]:
+        saved = self.remember(ids, offsets, weights, counts)
         if self.pooled:
             return self._pool(saved), saved
-        looked = zip(saved.looked, self._groups, strict=True)
-        return self._lanes.join_flat([gather(own.rows, group.weight) for own, group in looked], saved.spans), saved
+        rows = [gather(looked.rows, group.weight) for looked, group in zip(saved.looked, self._groups, strict=True)]
+        return self._features.join_flat(rows, saved.spans), saved
 
     @torch.no_grad()
-    def remember(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> _Saved:
-        if weights is not None and not self.pooled:
-            raise ValueError("per-sample weights have no meaning for sequence embeddings: leave them out")
-        spans, batch = self._lanes.spans(offsets, self.pooled)
+    def remember(
+        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, counts: Sequence[int] | None = None
+    ) -> _Saved:
+        self.check_weights(weights)
+        spans, batch = self._features.spans(offsets, self.pooled, counts)
         saved = _Saved([], spans, batch)
-        for index in range(len(self._groups)):
+        for index, group in enumerate(self._groups):
+            most = [0] * len(group.slots)
+            for feature, slot in zip(group.features, group.feature_slots, strict=True):
+                most[slot] += spans[feature][1] - spans[feature][0]
             looked = Looked(
                 rows=self._flat_rows(index, ids, spans),
-                offsets=self._lanes.take_offsets(offsets, index, batch) if self.pooled else offsets,
-                weights=None if weights is None else self._lanes.take(weights, index, spans),
+                offsets=self._features.take_offsets(offsets, index, batch) if self.pooled else offsets,
+                weights=None if weights is None else self._features.take(weights, index, spans),
+                most_rows=[min(pair) for pair in zip(most, group.rows, strict=True)],
             )
             saved.looked.append(looked)
         return saved
 
     def _pool(self, saved: _Saved) -> Tensor:
-        """``[B, columns of all lanes]``, made some lanes at a time: those wait in the cache to be put in place."""
+        """``[B, columns of all shard features]``. On CPU some features at a time, which stay in the cache."""
         wide = max((accumulate_dtype(group.weight.dtype) for group in self._groups), key=lambda dtype: dtype.itemsize)
-        out = torch.empty(saved.batch, self._lanes.columns[-1], dtype=wide, device=self.device)
+        out = torch.empty(saved.batch, self._features.columns[-1], dtype=wide, device=self.device)
         for group, looked in zip(self._groups, saved.looked, strict=True):
-            lanes, dim = len(group.lanes), group.dim
+            features, dim = len(group.features), group.dim
             size = max(1, CHUNK_BYTES // max(1, saved.batch * dim * wide.itemsize))
-            size = min(size, lanes) if self.device.type == "cpu" else lanes
-            for first in range(0, lanes, size):
-                number = min(size, lanes - first)
+            size = min(size, features) if self.device.type == "cpu" else features
+            for first in range(0, features, size):
+                number = min(size, features - first)
                 pooled = pool(looked, group.weight, first * saved.batch, (first + number) * saved.batch)
                 pooled = pooled.view(number, saved.batch, dim)
-                if self._lanes.whole:
-                    out.view(saved.batch, lanes, dim)[:, first : first + number] = pooled.transpose(0, 1)
+                if self._features.whole:
+                    out.view(saved.batch, features, dim)[:, first : first + number] = pooled.transpose(0, 1)
                     continue
-                for lane, own in zip(group.lanes[first : first + number], pooled, strict=True):
-                    out[:, self._lanes.columns[lane] : self._lanes.columns[lane + 1]] = own
+                for feature, own in zip(group.features[first : first + number], pooled, strict=True):
+                    out[:, self._features.columns[feature] : self._features.columns[feature + 1]] = own
         return out
 
     def _flat_rows(self, index: int, ids: Tensor, spans: Spans) -> Tensor:
-        """``[n]`` flat rows of the ids of a group's lanes, int32 where that is wide enough."""
+        """``[n]`` flat rows of the ids of a group's shard features, int32 if they fit."""
         group = self._groups[index]
         small = max(group.weight.shape[0], ids.numel()) <= _INT32_MAX
         dtype = torch.int32 if small else torch.int64
-        if self._lanes.whole and len(group.slots) == 1:
+        if self._features.whole and len(group.slots) == 1:
             return ids.to(dtype).contiguous()
-        lengths = [spans[lane][1] - spans[lane][0] for lane in group.lanes]
+        lengths = [spans[feature][1] - spans[feature][0] for feature in group.features]
         rows = ids.new_empty(sum(lengths), dtype=dtype)
-        for lane, base, part in zip(group.lanes, group.lane_bases, rows.split(lengths), strict=True):
-            part.copy_(ids[slice(*spans[lane])])
+        for feature, base, part in zip(group.features, group.feature_bases, rows.split(lengths), strict=True):
+            part.copy_(ids[slice(*spans[feature])])
             part += base
         return rows
 
@@ -239,31 +254,31 @@ class NativeKernel(LookupKernel):
             if looked.weights is not None:
                 own = weight_grad(self._groups[index].weight, looked.rows, bag_grads, bags)
                 weight_grads.append(own.to(looked.weights.dtype))
-            touched.append(transpose(looked, bag_grads, bags))
+            touched.append(transpose(looked, bag_grads, bags, self._groups[index].bounds))
         if self.optimizer is None:
             for group, part in zip(self._groups, touched, strict=True):
                 self._add_to_grads(group, part)
         else:
             self._step(self.optimizer, touched, row_norms)
-        return self._lanes.join_flat(weight_grads, saved.spans) if weight_grads else None
+        return self._features.join_flat(weight_grads, saved.spans) if weight_grads else None
 
     def _bags(self, saved: _Saved, index: int, grad: Tensor) -> tuple[Tensor, Tensor | None]:
         """The gradient of each bag ``[bags, d]`` and each id's bag ``[n]`` (None: the n-th id is the n-th bag)."""
         group, looked = self._groups[index], saved.looked[index]
         wide = accumulate_dtype(group.weight.dtype)
         if not self.pooled:
-            return self._lanes.take_flat_grad(grad, index, saved.spans).to(wide), None
-        lanes = len(group.lanes)
-        # sample-major, as the gradient lies in memory: bag (sample, lane) has number sample * lanes + lane
-        bag_grads = self._lanes.take_pooled_grad(grad, index).to(wide).reshape(saved.batch * lanes, group.dim)
-        number = torch.arange(saved.batch * lanes, dtype=looked.rows.dtype, device=grad.device)
-        lane_major = number.view(saved.batch, lanes).t().reshape(-1)
+            return self._features.take_flat_grad(grad, index, saved.spans).to(wide), None
+        features = len(group.features)
+        # sample-major, as the gradient lies in memory: bag (sample, feature) has number sample * features + feature
+        bag_grads = self._features.take_pooled_grad(grad, index).to(wide).reshape(saved.batch * features, group.dim)
+        number = torch.arange(saved.batch * features, dtype=looked.rows.dtype, device=grad.device)
+        feature_major = number.view(saved.batch, features).t().reshape(-1)
         lengths = looked.offsets.diff()
-        return bag_grads, lane_major.repeat_interleave(lengths, output_size=looked.rows.numel())
+        return bag_grads, feature_major.repeat_interleave(lengths, output_size=looked.rows.numel())
 
     def _step(self, optimizer: OptimizerSpec, touched: list[Touched], row_norms: RowNorms | None) -> None:
         if optimizer.row_wise:
-            self._check_row_norms(row_norms)
+            self.check_row_norms(row_norms)
         if optimizer.check_gradients:
             self._check_gradients(touched)
         aboves = [
@@ -279,29 +294,21 @@ class NativeKernel(LookupKernel):
                 known = None if row_norms is None else totals
                 step(optimizer, group.weight, group.state, part.rows[chunk], grad, known, dims, iteration)
 
-    def _check_row_norms(self, row_norms: RowNorms | None) -> None:
-        for slot in self.slots:
-            if row_norms is None and slot.num_cols != slot.full_dim:
-                raise ValueError(
-                    f"table {slot.table!r}: {slot.num_cols} of its {slot.full_dim} columns are here: a "
-                    f"row-wise optimizer needs row_norms: pass what adds the squares of the other columns"
-                )
-
     def _count_steps(self, group: _Group, part: Touched) -> int | Tensor:
-        """One more step for each slot: their number, ``[U]`` where slots have taken different ones."""
+        """Counts a step of each slot and returns their number: ``[U]`` where slots differ, and off the CPU."""
         if not self._counts:
             return 0
-        counts = torch.cat([self._states[slot]["iter"].add_(1) for slot in group.slots])
-        if len(group.slots) == 1 or bool((counts == counts[0]).all()):
-            return int(counts[0])
-        return counts.repeat_interleave(torch.tensor(_per_slot(group, part), device=self.device))
+        group.iterations += 1
+        if self.device.type == "cpu" and len(set(group.iterations.tolist())) == 1:
+            return int(group.iterations[0])
+        return group.iterations.index_select(0, part.slots(group.bounds))
 
     def _complete_squares(
         self, optimizer: OptimizerSpec, touched: list[Touched], aboves: list[_Above], row_norms: RowNorms
     ) -> None:
-        """One round: our squares of whole rows ``[U]`` or ``[U, k]``, completed by the caller, join the totals.
+        """One round: the caller completes the squares ``[U]`` or ``[U, k]`` of this kernel's columns.
 
-        The gradient is made anew in each round and for the step: that is cheaper than keeping it.
+        Each round and the step recompute the gradient, which is cheaper than to keep it.
         """
         rows = [torch.empty(0, dtype=torch.int64, device=self.device)] * len(self.slots)
         squares = [torch.empty(0, device=self.device)] * len(self.slots)
@@ -311,10 +318,9 @@ class NativeKernel(LookupKernel):
                 for chunk, grad in part.chunks(self._chunk_bytes)
             ]
             whole = torch.cat(sums) if sums else part.bag_grads.new_empty(0)
-            count = _per_slot(group, part)
-            for position, own in enumerate(part.rows.split(count)):
+            for position, own in enumerate(part.rows.split(part.slot_sizes)):
                 rows[group.slots[position]] = own - group.bounds[position]
-            for position, own in enumerate(whole.split(count)):
+            for position, own in enumerate(whole.split(part.slot_sizes)):
                 squares[group.slots[position]] = own
         completed = row_norms(rows, squares)
         for group, above in zip(self._groups, aboves, strict=True):
@@ -337,11 +343,10 @@ class NativeKernel(LookupKernel):
                     )
 
     def _add_to_grads(self, group: _Group, part: Touched) -> None:
-        own = [self._weights[slot] for slot in group.slots]
         if group.grad is None:
             group.grad = torch.empty_like(group.weight)
-        views = group.grad.split([weight.shape[0] for weight in own])
-        for weight, view in zip(own, views, strict=True):
+        views = group.grad[: sum(group.rows)].split(group.rows)
+        for weight, view in zip([self._weights[slot] for slot in group.slots], views, strict=True):
             if weight.grad is None:
                 view.zero_()
             elif weight.grad.data_ptr() != view.data_ptr():
@@ -351,14 +356,8 @@ class NativeKernel(LookupKernel):
             add_rows_(group.grad, part.rows[chunk], grad)
 
 
-def _per_slot(group: _Group, part: Touched) -> list[int]:
-    """How many of the touched rows lie in each slot."""
-    return torch.searchsorted(part.rows, group.bounds).diff().tolist()
-
-
 def _full_dim(group: _Group, part: Touched) -> RowDims:
-    """Columns of the whole table: one number where all slots agree, else one a touched row."""
-    if bool((group.full_dims == group.full_dims[0]).all()):
-        return int(group.full_dims[0])
-    counts = torch.tensor(_per_slot(group, part), device=part.rows.device)
-    return group.full_dims.repeat_interleave(counts)
+    """Columns of the whole table: one number where all slots agree, else ``[U]``."""
+    if isinstance(group.full_dim, int):
+        return group.full_dim
+    return group.full_dim.index_select(0, part.slots(group.bounds))

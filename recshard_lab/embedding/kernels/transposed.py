@@ -1,19 +1,20 @@
 """One group's lookup and the same lookup transposed: from bags to rows forward, from rows to bags backward.
 
-Shape letters: G lanes of one group, B batch, n ids of one group, d columns, U touched rows.
+Shape letters: G shard features of one group, B batch, n ids of one group, d columns, U touched rows, S slots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from recshard_lab.embedding.optimizers import accumulate_dtype
 
-CHUNK_BYTES = 1024 * 1024  # of gradient rows: they must stay in the L2 cache, or near it
+CHUNK_BYTES = 1024 * 1024  # of gradient rows, so that they stay in or near the L2 cache
 
 
 @dataclass
@@ -23,30 +24,43 @@ class Looked:
     rows: Tensor  # [n] flat row of each id
     offsets: Tensor  # [G * B + 1]; not pooled: unused
     weights: Tensor | None  # [n] per-sample weights
+    most_rows: list[int]  # [S] an upper bound of each slot's touched rows
 
 
 @dataclass
 class Touched:
-    """The transposed lookup of one group: its distinct rows and how to make their gradient."""
+    """The transposed lookup of one group: its distinct rows and how to compute their gradient.
 
-    rows: Tensor  # [U] int64 flat rows, ascending
+    On CPU the rows are the U touched ones. On a device only the host's bound of their number is known without a wait:
+    there each slot's rows are followed by padding, which names the spare row below all slots and has no members.
+    """
+
+    rows: Tensor  # [U] int64 flat rows, ascending within each slot
     starts: Tensor  # [U + 1] where each row's members begin
+    slot_sizes: list[int]  # [S] how many of the rows each slot has, padding included
     members: Tensor  # [n] bags, row after row
     weights: Tensor | None  # [n] per-sample weights, row after row
     bag_grads: Tensor  # [bags, d]
 
     def chunks(self, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[slice, Tensor]]:
-        """Which of the rows, and their coalesced gradient, a cacheful at a time."""
+        """Some of the rows and their summed gradient at a time: on CPU as many as fit the cache, elsewhere all."""
         total = self.rows.numel()
+        if self.rows.device.type != "cpu":
+            if total:
+                yield slice(0, total), embedding_bag(self.members, self.bag_grads, self.starts, self.weights)
+            return
         row_bytes = self.bag_grads.shape[1] * self.bag_grads.element_size()
-        size = max(1, chunk_bytes // row_bytes) if self.rows.device.type == "cpu" else max(1, total)
-        edges = [*range(0, total, size), total]
+        edges = [*range(0, total, max(1, chunk_bytes // row_bytes)), total]
         cuts = self.starts[edges].tolist()
         for position in range(len(edges) - 1):
             chunk, own = slice(*edges[position : position + 2]), slice(*cuts[position : position + 2])
             starts = self.starts[chunk.start : chunk.stop + 1] - own.start
             weights = None if self.weights is None else self.weights[own]
             yield chunk, embedding_bag(self.members[own], self.bag_grads, starts, weights)
+
+    def slots(self, bounds: Tensor) -> Tensor:
+        """``[U]`` the slot of each row; ``bounds`` as of `transpose`. Padding counts to the last slot."""
+        return torch.searchsorted(bounds[1:-1], self.rows, right=True)
 
 
 def embedding_bag(indices: Tensor, table: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
@@ -75,17 +89,44 @@ def gather(rows: Tensor, weight: Tensor) -> Tensor:
     return weight.index_select(0, rows).to(accumulate_dtype(weight.dtype))
 
 
-def transpose(looked: Looked, bag_grads: Tensor, bags: Tensor | None) -> Touched:
-    """Row -> its bags, from bag -> its rows."""
-    ordered, order = looked.rows.sort(stable=True)  # replicas add up a row in one order, whatever lies beside it
-    rows, counts = torch.unique_consecutive(ordered, return_counts=True)
-    starts = looked.rows.new_zeros(rows.numel() + 1)
-    torch.cumsum(counts, 0, out=starts[1:])
+def transpose(looked: Looked, bag_grads: Tensor, bags: Tensor | None, bounds: Tensor) -> Touched:
+    """Row -> its bags, from bag -> its rows.
+
+    Args:
+        bounds: ``[S + 1]`` int64, the first flat row of each slot, and the spare row.
+    """
+    ordered, order = looked.rows.sort(stable=True)  # replicas must add the bags of a row in the same order
+    if ordered.device.type == "cpu":
+        rows, counts = torch.unique_consecutive(ordered, return_counts=True)
+        starts = looked.rows.new_zeros(rows.numel() + 1)
+        torch.cumsum(counts, 0, out=starts[1:])
+        rows = rows.long()
+        slot_sizes = torch.searchsorted(rows, bounds).diff().tolist() if bounds.numel() > 2 else [rows.numel()]
+    else:
+        slot_sizes = looked.most_rows
+        rows, starts = _padded_rows(ordered, bounds, slot_sizes)
     members = order.to(starts.dtype) if bags is None else bags.index_select(0, order)
     weights = looked.weights
     if weights is not None:
         weights = weights.to(bag_grads.dtype).index_select(0, order)
-    return Touched(rows.long(), starts, members, weights, bag_grads)
+    return Touched(rows, starts, slot_sizes, members, weights, bag_grads)
+
+
+def _padded_rows(ordered: Tensor, bounds: Tensor, slot_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Distinct rows and where each begins in ``ordered`` ``[n]``, for slots of fixed sizes, without a host wait."""
+    total, last = sum(slot_sizes), max(0, ordered.numel() - 1)
+    if not total:
+        return bounds[:0], ordered.new_zeros(1)
+    places = pad((ordered[1:] != ordered[:-1]).cumsum(0), (1, 0))  # [n] the number of each id's row
+    if len(slot_sizes) > 1:
+        bounds = bounds.to(ordered.dtype)
+        firsts = torch.searchsorted(ordered, bounds)  # [S + 1] each slot's first id
+        sizes = torch.minimum(firsts.diff(), bounds.diff())  # slot_sizes, on the device
+        shifts = sizes.cumsum(0) - sizes - places.index_select(0, firsts[:-1].clamp(max=last))
+        places += shifts.index_select(0, torch.searchsorted(bounds[1:-1], ordered, right=True))
+    starts = torch.searchsorted(places, torch.arange(total + 1, device=places.device))
+    rows = ordered.index_select(0, starts[:-1].clamp(max=last)).long()
+    return torch.where(starts.diff() > 0, rows, bounds[-1]), starts.to(ordered.dtype)
 
 
 def weight_grad(weight: Tensor, rows: Tensor, bag_grads: Tensor, bags: Tensor | None) -> Tensor:

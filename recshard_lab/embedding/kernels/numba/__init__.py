@@ -12,7 +12,7 @@ which part changes no number.
 
 The loops are compiled, or found on disk, when the first kernel is made (`compiled.py`).
 
-Shape letters: L lanes, B batch, N ids, d columns of a slot, U touched rows.
+Shape letters: L features, B batch, N ids, d columns of a slot, U touched rows.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recshard_lab.embedding.configs import DataType
-from recshard_lab.embedding.kernels import TORCH_DTYPES, LookupKernel, RowNorms, Slot, register_kernel
-from recshard_lab.embedding.kernels.fresh_memory import empty, zeros
+from recshard_lab.embedding.kernels.base import NO_WEIGHTS, TORCH_DTYPES, LookupKernel, RowNorms, Slot
+from recshard_lab.embedding.kernels.memory import empty, zeros
 from recshard_lab.embedding.kernels.numba.compiled import loop, why_absent
+from recshard_lab.embedding.kernels.numba.threads import cut_evenly, run_all, share_out, threads_for
+from recshard_lab.embedding.kernels.registry import register_kernel
 from recshard_lab.embedding.optimizers import EmbOptimType, OptimizerSpec, WeightDecayMode
-from recshard_lab.embedding.threads import cut_evenly, run_all, share_out, threads_for
 
 Array = NDArray[Any]
 
@@ -54,7 +55,7 @@ class _Saved:
     weights: Tensor | None  # float
     weights_dtype: torch.dtype
     batch: int  # 1 when not pooled
-    starts: list[int]  # [L + 1] where each lane's ids begin
+    starts: list[int]  # [L + 1] where each feature's ids begin
 
 
 @register_kernel
@@ -95,7 +96,7 @@ class NumbaKernel(LookupKernel):
         if optimizer.weight_decay and optimizer.weight_decay_mode is not WeightDecayMode.L2:
             return f"it has no weight_decay_mode {optimizer.weight_decay_mode}"
         if weighted and not pooled:
-            return "per-sample weights have no meaning for sequence embeddings"
+            return NO_WEIGHTS
         if torch.device(device).type != "cpu":
             return f"it runs on cpu, not on {torch.device(device).type}"
         return next((reason for slot in slots if (reason := _refuses_slot(slot))), None)
@@ -114,15 +115,17 @@ class NumbaKernel(LookupKernel):
             }
             for slot in self.slots
         ]
-        self._by_slot = [[lane for lane, own in enumerate(self.lane_slots) if own == s] for s in range(len(self.slots))]
-        self._slot_lanes = np.array([lane for own in self._by_slot for lane in own], np.int64)
+        self._by_slot: list[list[int]] = [[] for _ in self.slots]
+        for feature, slot in enumerate(self.feature_slots):
+            self._by_slot[slot].append(feature)
+        self._slot_features = np.array([feature for own in self._by_slot for feature in own], np.int64)
         self._slot_starts = np.array([0, *accumulate(len(own) for own in self._by_slot)], np.int64)
-        self._dims = [self.slots[slot].num_cols for slot in self.lane_slots]
+        self._dims = [self.slots[slot].num_cols for slot in self.feature_slots]
         self._columns = list(accumulate(self._dims, initial=0))
         self._addresses: list[int] = []
-        self._lanes = np.empty((len(self._dims), 7), np.int64)
-        self._most = np.array([self.slots[slot].num_rows for slot in self.lane_slots], np.int64)
-        for name in ("first_bad_lane", "pool" if self.pooled else "gather", "step_rows"):
+        self._features = np.empty((len(self._dims), 7), np.int64)
+        self._most = np.array([self.slots[slot].num_rows for slot in self.feature_slots], np.int64)
+        for name in ("first_bad_feature", "pool" if self.pooled else "gather", "step_rows"):
             loop(name)  # not in the first step
 
     def weights(self) -> list[Tensor]:
@@ -135,17 +138,17 @@ class NumbaKernel(LookupKernel):
         self._spec = self.optimizer = replace(self._spec, learning_rate=lr)
 
     def _table(self, saved: _Saved) -> Array:
-        """What the loops know of the lanes. Tensors that were copied or moved to shared memory are found again."""
+        """What the loops know of the features. Tensors that were copied or moved to shared memory are found again."""
         held = [*self._weights, *(state for own in self._states for state in own.values())]
         addresses = [tensor.data_ptr() for tensor in held]
-        table = self._lanes
+        table = self._features
         if addresses != self._addresses:
             states = addresses[len(self.slots) :] or [0] * len(self.slots)
-            for lane, index in enumerate(self.lane_slots):
+            for feature, index in enumerate(self.feature_slots):
                 slot, half = self.slots[index], self._weights[index].dtype is torch.float16
-                table[lane, _BASE], table[lane, _STATE] = addresses[index], states[index]
-                table[lane, _DIM], table[lane, _HALF] = slot.num_cols, half
-                table[lane, _FULL_DIM], table[lane, _ROWS] = slot.full_dim, slot.num_rows
+                table[feature, _BASE], table[feature, _STATE] = addresses[index], states[index]
+                table[feature, _DIM], table[feature, _HALF] = slot.num_cols, half
+                table[feature, _FULL_DIM], table[feature, _ROWS] = slot.full_dim, slot.num_rows
             table[:, _COLUMN] = self._columns[:-1]
             self._addresses = addresses
         if not self.pooled:
@@ -154,19 +157,22 @@ class NumbaKernel(LookupKernel):
         return table
 
     def _flat_starts(self, saved: _Saved) -> list[int]:
-        """``[L + 1]``: where each lane's rows begin in the flat output."""
+        """``[L + 1]``: where each feature's rows begin in the flat output."""
         counts = np.diff(saved.starts)
         return [0, *accumulate(int(count) * dim for count, dim in zip(counts, self._dims, strict=True))]
 
     # ---- forward ----
 
     @torch.no_grad()
-    def remember(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> _Saved:
-        if weights is not None and not self.pooled:
-            raise ValueError("per-sample weights have no meaning for sequence embeddings: leave them out")
-        lanes = len(self._dims)
-        batch = (offsets.numel() - 1) // lanes if self.pooled else 1
-        _check_shapes(ids, offsets, weights, f"{lanes} * B + 1" if self.pooled else lanes + 1, lanes * batch + 1)
+    def remember(
+        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, counts: Sequence[int] | None = None
+    ) -> _Saved:
+        self.check_weights(weights)
+        features = len(self._dims)
+        batch = (offsets.numel() - 1) // features if self.pooled else 1
+        _check_shapes(
+            ids, offsets, weights, f"{features} * B + 1" if self.pooled else features + 1, features * batch + 1
+        )
         offsets = offsets.long().contiguous()
         dtype = torch.float32 if weights is None else weights.dtype
         kept = None if weights is None else weights.detach().float().contiguous()
@@ -177,25 +183,27 @@ class NumbaKernel(LookupKernel):
     def _look_at(self, saved: _Saved) -> None:
         """Raises ValueError unless offsets ascend within the ids and every id is a row of its slot."""
         offsets, batch = saved.offsets, saved.batch
-        lane = loop("first_bad_lane")(self._most, *self._batch(saved), saved.ids.numel(), batch)
-        if lane >= 0:
-            raise ValueError(self._what_is_bad(saved, lane))
+        feature = loop("first_bad_feature")(self._most, *self._batch(saved), saved.ids.numel(), batch)
+        if feature >= 0:
+            raise ValueError(self._what_is_bad(saved, feature))
         saved.starts = offsets[::batch].tolist() if batch else [0] * (len(self._dims) + 1)
 
-    def _what_is_bad(self, saved: _Saved, lane: int) -> str:
-        own = saved.offsets[lane * saved.batch : (lane + 1) * saved.batch + 1]
-        slot, total = self.slots[self.lane_slots[lane]], saved.ids.numel()
+    def _what_is_bad(self, saved: _Saved, feature: int) -> str:
+        own = saved.offsets[feature * saved.batch : (feature + 1) * saved.batch + 1]
+        slot, total = self.slots[self.feature_slots[feature]], saved.ids.numel()
         if own[0] < 0 or own[-1] > total or bool((own.diff() < 0).any()):
             return (
-                f"offsets of lane {lane} (table {slot.table!r}) run from {int(own[0])} to {int(own[-1])}; they must "
-                f"ascend, between 0 and the {total} ids given"
+                f"offsets of shard feature {feature} (table {slot.table!r}) run from {int(own[0])} to {int(own[-1])}: "
+                f"they must ascend, from 0 to the number of ids, {total}"
             )
         ids = saved.ids[int(own[0]) : int(own[-1])]
         bad = int(ids[(ids < 0) | (ids >= slot.num_rows)][0])
         return f"id {bad} is no row of table {slot.table!r}, which has rows 0 to {slot.num_rows - 1} here"
 
     @torch.no_grad()
-    def forward(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> tuple[Tensor, Any]:
+    def forward(
+        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, counts: Sequence[int] | None = None
+    ) -> tuple[Tensor, Any]:
         saved = self.remember(ids, offsets, weights)
         table = self._table(saved)
         where = (saved.ids.data_ptr(), int(saved.ids.dtype is torch.int64), saved.offsets.numpy())
@@ -212,13 +220,13 @@ class NumbaKernel(LookupKernel):
         return out, saved
 
     def _cuts(self, saved: _Saved) -> list[tuple[int, int]]:
-        """Ranges of bags, lane-major, of like work."""
-        loads = self._lane_loads(saved)
+        """Ranges of bags, feature-major, of like work."""
+        loads = self._feature_loads(saved)
         cuts = cut_evenly(loads, threads_for(sum(loads)), saved.batch)
         return [cut for cut in cuts if cut[0] < cut[1]]
 
-    def _lane_loads(self, saved: _Saved) -> list[int]:
-        """Numbers that each lane reads and writes."""
+    def _feature_loads(self, saved: _Saved) -> list[int]:
+        """Numbers that each feature reads and writes."""
         ends = saved.starts[1:]
         return [(end - start + saved.batch) * d for start, end, d in zip(saved.starts, ends, self._dims, strict=False)]
 
@@ -226,8 +234,8 @@ class NumbaKernel(LookupKernel):
 
     @torch.no_grad()
     def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
-        if self._spec.row_wise and row_norms is None:
-            self._check_whole_rows()
+        if self._spec.row_wise:
+            self.check_row_norms(row_norms)
         self._look_at(saved)  # the batch's memory may have been written to since
         columns = self._columns[-1] if self.pooled else self._flat_starts(saved)[-1]
         shape = (saved.batch, columns) if self.pooled else (columns,)
@@ -245,14 +253,6 @@ class NumbaKernel(LookupKernel):
         else:
             self._step(table, saved, grad)
         return weight_grads
-
-    def _check_whole_rows(self) -> None:
-        for slot in self.slots:
-            if slot.num_cols != slot.full_dim:
-                raise ValueError(
-                    f"table {slot.table!r}: {slot.num_cols} of its {slot.full_dim} columns are here: a "
-                    f"row-wise optimizer needs row_norms: pass what adds the squares of the other columns"
-                )
 
     def _weight_grads(self, table: Array, saved: _Saved, grad: Tensor) -> Tensor:
         out = torch.empty(saved.ids.numel())
@@ -279,7 +279,7 @@ class NumbaKernel(LookupKernel):
 
     def _step_with_norms(self, table: Array, saved: _Saved, grad: Tensor, row_norms: RowNorms) -> None:
         """Squares first, of all slots; the caller adds those of the other columns; then the steps."""
-        ids = [sum(saved.starts[lane + 1] - saved.starts[lane] for lane in own) for own in self._by_slot]
+        ids = [sum(saved.starts[feature + 1] - saved.starts[feature] for feature in own) for own in self._by_slot]
         firsts = np.array([0, *accumulate(ids)], np.int64)
         rows, squares = np.empty(firsts[-1], np.int64), np.empty(firsts[-1], np.float32)
         counts = np.zeros(len(ids), np.int64)
@@ -310,7 +310,7 @@ class NumbaKernel(LookupKernel):
         found = found or (np.zeros(count, np.int64), _NONE_INT, _NONE_FLOAT, np.zeros(count, np.int64), _NONE, _NONE)
         spec = self._spec
         numbers = [np.float32(number) for number in (spec.learning_rate, spec.eps, spec.weight_decay)]
-        wiring = (np.array(slots, np.int64), self._slot_starts, self._slot_lanes)
+        wiring = (np.array(slots, np.int64), self._slot_starts, self._slot_features)
         how = (_RULES[spec.optimizer], *numbers, part, parts, stage)
         common = self._common(saved, grad)
         run = loop("step_rows")
@@ -325,9 +325,9 @@ class NumbaKernel(LookupKernel):
 
     def _room(self, slots: Sequence[int], saved: _Saved) -> tuple[int, Array, list[Tensor]]:
         """What `step_rows` works in: the most ids of a slot, whole numbers, floats (factors, gradients, a row)."""
-        lanes = [self._by_slot[slot] for slot in slots]
-        ids = [sum(saved.starts[lane + 1] - saved.starts[lane] for lane in own) for own in lanes]
-        sources = [len(own) * saved.batch if self.pooled else n for own, n in zip(lanes, ids, strict=True)]
+        features = [self._by_slot[slot] for slot in slots]
+        ids = [sum(saved.starts[feature + 1] - saved.starts[feature] for feature in own) for own in features]
+        sources = [len(own) * saved.batch if self.pooled else n for own, n in zip(features, ids, strict=True)]
         dims = [self.slots[slot].num_cols for slot in slots]
         largest = max(ids, default=0)
         sizes = (
@@ -344,8 +344,8 @@ class NumbaKernel(LookupKernel):
         return (*self._batch(saved), weights, grad.data_ptr(), grad.stride(0), saved.batch, flat)
 
     def _slot_loads(self, saved: _Saved) -> list[int]:
-        loads = self._lane_loads(saved)
-        return [sum(loads[lane] for lane in own) for own in self._by_slot]
+        loads = self._feature_loads(saved)
+        return [sum(loads[feature] for feature in own) for own in self._by_slot]
 
 
 def _check_shapes(ids: Tensor, offsets: Tensor, weights: Tensor | None, wanted: object, size: int) -> None:

@@ -75,12 +75,12 @@ def _read(
     bags: Any,
     factors: Any,
 ) -> int:
-    """The rows that the lanes ``own`` ask for, and where each one's gradient is: pooled, the bag; flat, the id's
+    """The rows that the features ``own`` ask for, and where each one's gradient is: pooled, the bag; flat, the id's
     number; weighted, the id's number, by which ``bags`` and ``factors`` are found. With ``parts``, only every
     ``parts``-th row from ``part`` on. Returns how many."""
     n, bag, number = 0, 0, 0
-    for lane in own:
-        for b in range(lane * batch, (lane + 1) * batch):
+    for feature in own:
+        for b in range(feature * batch, (feature + 1) * batch):
             for i in range(offsets[b], offsets[b + 1]):
                 row = id_at(ids, wide, i)
                 if parts == 1 or row % parts == part:
@@ -125,14 +125,14 @@ def _runs(keys: Any, n: int, apart: bool, starts: Any, order: Any) -> tuple[int,
 
 @jit
 def _gather_grads(
-    lanes: Any, own: Any, offsets: Any, grad: int, stride: int, batch: int, flat: int, columns: int, into: int
+    features: Any, own: Any, offsets: Any, grad: int, stride: int, batch: int, flat: int, columns: int, into: int
 ) -> None:
-    """The gradients of the bags (flat: of the ids) of the lanes ``own``, one after the other."""
-    for lane in own:
-        source = grad + 4 * lanes[lane, COLUMN]
+    """The gradients of the bags (flat: of the ids) of the features ``own``, one after the other."""
+    for feature in own:
+        source = grad + 4 * features[feature, COLUMN]
         count, step = batch, stride
         if flat:
-            count, step = offsets[lane + 1] - offsets[lane], columns
+            count, step = offsets[feature + 1] - offsets[feature], columns
         for number in range(count):
             set_row(into, source + 4 * number * step, 0, np.float32(1), columns)
             into += 4 * columns
@@ -140,10 +140,10 @@ def _gather_grads(
 
 @jit
 def step_rows(
-    lanes: Any,
+    features: Any,
     slots: Any,
     slot_starts: Any,
-    slot_lanes: Any,
+    slot_features: Any,
     ids: int,
     wide: int,
     offsets: Any,
@@ -171,8 +171,8 @@ def step_rows(
     total: int,
     largest: int,
 ) -> None:
-    """Steps the rows of ``slots`` that the batch touched; lanes ``slot_lanes[slot_starts[s] : slot_starts[s + 1]]``
-    read slot s.
+    """Steps the rows of ``slots`` that the batch touched. Slot s is read by the shard features
+    ``slot_features[slot_starts[s] : slot_starts[s + 1]]``.
 
     Stage `ALL` does everything. Where a row's other columns are elsewhere, `ONLY_SQUARES` steps nothing and writes from
     ``firsts[s]`` on the slot's touched ``rows`` and their ``squares``, their number to ``counts[s]``; `GIVEN_SQUARES`
@@ -187,7 +187,7 @@ def step_rows(
     first_values, bags = rest[3 * largest : 4 * largest], rest[4 * largest : 5 * largest]
     starts, order = rest[5 * largest : 6 * largest + 1], rest[6 * largest + 1 : 7 * largest + 2]
     for slot in slots:
-        own = slot_lanes[slot_starts[slot] : slot_starts[slot + 1]]
+        own = slot_features[slot_starts[slot] : slot_starts[slot + 1]]
         first, n = firsts[slot], 0
         counts[slot] = 0
         if len(own) and (stage != GIVEN_SQUARES or weights):
@@ -198,19 +198,19 @@ def step_rows(
             n = firsts[slot + 1] - first
         if n == 0:
             continue
-        lane = own[0]
-        base, columns, half = lanes[lane, BASE], lanes[lane, DIM], lanes[lane, HALF]
-        state, whole = lanes[lane, STATE], np.float32(lanes[lane, FULL_DIM])
+        feature = own[0]
+        base, columns, half = features[feature, BASE], features[feature, DIM], features[feature, HALF]
+        state, whole = features[feature, STATE], np.float32(features[feature, FULL_DIM])
         size = columns * (2 if half else 4)
         keys, values = first_keys, first_values
         if stage == GIVEN_SQUARES:
             keys, values = sorted_keys[first : first + n], sorted_values[first : first + n]
-        elif _sort(first_keys, first_values, spare_keys, spare_values, digits, n, lanes[lane, ROWS]):
+        elif _sort(first_keys, first_values, spare_keys, spare_values, digits, n, features[feature, ROWS]):
             keys, values = spare_keys, spare_values
         if stage == ONLY_SQUARES:
             for i in range(n):
                 sorted_keys[first + i], sorted_values[first + i] = keys[i], values[i]
-        _gather_grads(lanes, own, offsets, grad, stride, batch, flat, columns, grads)
+        _gather_grads(features, own, offsets, grad, stride, batch, flat, columns, grads)
         count, singles = _runs(keys, n, weights == 0 and decay == 0, starts, order)
         counts[slot] = count
         for turn in range(count):

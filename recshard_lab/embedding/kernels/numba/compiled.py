@@ -23,20 +23,20 @@ from typing import Any
 
 import numpy as np
 
-from recshard_lab.embedding.kernels import notice_once
+from recshard_lab.embedding.kernels.registry import notice_once
 
 _I, _F, _INTS, _WORDS, _FLOATS = "int64", "float32", "int64[::1]", "uint32[::1]", "float32[::1]"
-_LANES = "int64[:, ::1]"
+_FEATURES = "int64[:, ::1]"
 _BATCH = [_I, _I, _INTS]  # ids, wide, offsets
 _STEP = [*_BATCH, *[_I] * 5]  # and weights, grad, stride, batch, flat
 _FOUND = [_INTS, _INTS, _FLOATS, _INTS, _WORDS, _WORDS]
 _SCRATCH = [_WORDS, _FLOATS, _I, _I, _I]
 _LOOPS = {
-    "first_bad_lane": ("loops", [_INTS, *_BATCH, _I, _I]),
-    "pool": ("loops", [_LANES, *_BATCH, *[_I] * 6]),
-    "gather": ("loops", [_LANES, *_BATCH, *[_I] * 3]),
-    "weight_grads": ("loops", [_LANES, *_BATCH, *[_I] * 6]),
-    "step_rows": ("coalesce", [_LANES, *[_INTS] * 3, *_STEP, _I, *[_F] * 3, *[_I] * 3, *_FOUND, *_SCRATCH]),
+    "first_bad_feature": ("loops", [_INTS, *_BATCH, _I, _I]),
+    "pool": ("loops", [_FEATURES, *_BATCH, *[_I] * 6]),
+    "gather": ("loops", [_FEATURES, *_BATCH, *[_I] * 3]),
+    "weight_grads": ("loops", [_FEATURES, *_BATCH, *[_I] * 6]),
+    "step_rows": ("coalesce", [_FEATURES, *[_INTS] * 3, *_STEP, _I, *[_F] * 3, *[_I] * 3, *_FOUND, *_SCRATCH]),
 }
 """Each loop's file, and the types of its arguments."""
 
@@ -96,7 +96,7 @@ def _argument_types(kinds: list[str]) -> list[type]:
 def _compile(file: str, name: str, kinds: list[str]) -> tuple[str, bytes]:
     """The symbol and the object file of a loop, by numba."""
     function: Any = getattr(import_module(f"{__package__}.{file}"), name)
-    function.compile(f"{'int64' if name == 'first_bad_lane' else 'void'}({', '.join(kinds)})")
+    function.compile(f"{'int64' if name == 'first_bad_feature' else 'void'}({', '.join(kinds)})")
     (compiled,) = function.overloads.values()
     return compiled.fndesc.llvm_func_name, compiled.library._get_compiled_object()
 

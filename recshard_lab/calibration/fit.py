@@ -71,9 +71,9 @@ SHARED = (
     Fitted("intra_host_bw", 1.6e6, 2.0),
     Fitted("peer_ms", 0.26, 2.0),
     Fitted("host_ms", 0.08, 2.0),
-    Fitted("lane_ms", 0.005, 2.0),
+    Fitted("shard_feature_ms", 0.005, 2.0),
     Fitted("launch_ms", 0.05, 2.0),
-    Fitted("row_cut_ms", 0.38, 2.0),
+    Fitted("row_split_ms", 0.38, 2.0),
     Fitted("step_ms", 0.23, 2.0),
 )
 OF_SENDING = (

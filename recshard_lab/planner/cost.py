@@ -217,11 +217,14 @@ class CostModel:
         ms = np.empty((len(PHASES), *loads.shape[1:]))
         route = top.route_ns_per_id * 1e-6
         lanes, row_cut = loads[LANES : ROW_CUT + 1].sum(axis=-1, keepdims=True)
-        host_ms, lanes_ms = top.host_ms * slow, lanes * (top.lane_ms * slow)  # a rank packs and unpacks all lanes
+        host_ms, lanes_ms = (
+            top.host_ms * slow,
+            lanes * (top.shard_feature_ms * slow),
+        )  # a rank packs and unpacks all lanes
         ms[0] = self.routes.wire(loads[IN], totals[IN]) + 2 * self.latency_ms
         ms[0] += self.lookups.shared(loads[IDS] * (ranks * route)) + totals[IDS] * (route * slow)
-        ms[0] += host_ms + lanes_ms + (row_cut > 0) * (top.row_cut_ms * slow) + loads[SORT] * slow
-        kernels, launched = loads[LANES] * top.lane_ms, (loads[LANES] > 0) * (top.launch_ms * slow)
+        ms[0] += host_ms + lanes_ms + (row_cut > 0) * (top.row_split_ms * slow) + loads[SORT] * slow
+        kernels, launched = loads[LANES] * top.shard_feature_ms, (loads[LANES] > 0) * (top.launch_ms * slow)
         ms[1] = self.lookups.shared(loads[LOOKUP] + kernels) + launched
         ms[2] = self.routes.ms(loads, totals, host_ms, lanes_ms, backward=False)
         ms[3] = self.dense_ms
@@ -260,17 +263,17 @@ class CostModel:
         fixed = np.zeros(phases + 1)
         everyone[0, IDS] = top.route_ns_per_id * 1e-6 * slow
         self.lookups.add_terms(own, everyone, 0, IDS, top.world_size * top.route_ns_per_id * 1e-6)
-        everyone[0, LANES] = top.lane_ms * slow
+        everyone[0, LANES] = top.shard_feature_ms * slow
         own[0, SORT] = own[4, SUM] = slow
         for phase, load in ((1, LOOKUP), (5, UPDATE)):
             self.lookups.add_terms(own, everyone, phase, load, 1.0)
-            self.lookups.add_terms(own, everyone, phase, LANES, top.lane_ms)
+            self.lookups.add_terms(own, everyone, phase, LANES, top.shard_feature_ms)
         fixed[:] = 2 * self.latency_ms + top.host_ms * slow, top.launch_ms * slow, 0, self.dense_ms, 0, 0, 0
         fixed[5] = fixed[1]
         own[0, IN] = self.routes.wire_ms
         everyone[0, IN] = self.routes.shared_wire_ms
         cut, norms = np.zeros(phases + 1), np.zeros(phases + 1)
-        cut[0] = top.row_cut_ms * slow
+        cut[0] = top.row_split_ms * slow
         if top.world_size > 1:
             own[5, NORMS] = slow / self.routes.link
             norms[5] = self.latency_ms + top.norm_ms * slow

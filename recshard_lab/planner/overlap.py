@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from recshard_lab.planner.cost import CostModel
 
 FREE = 1e30  # bytes or operations per ms of what costs nothing
-_NO_HOST = dict.fromkeys(("launch_ms", "host_ms", "lane_ms", "row_cut_ms", "norm_ms", "step_ms"), 0.0)
+_NO_HOST = dict.fromkeys(("launch_ms", "host_ms", "shard_feature_ms", "row_split_ms", "norm_ms", "step_ms"), 0.0)
 _NO_DEVICE = {"cache_bw": FREE, "flops_per_ms": FREE, "route_ns_per_id": 0.0}
 _NO_NETWORK = dict.fromkeys(("intra_host_bw", "inter_host_bw"), FREE) | dict.fromkeys(
     ("intra_host_latency_ms", "inter_host_latency_ms", "peer_ms"), 0.0

@@ -133,7 +133,7 @@ class RouteCosts:
             everyone[phase, ACROSS] += home
             everyone[phase, SCATTER] += self.ranks * holder + home
             used = np.zeros_like(everyone)
-            used[phase, LANES] = top.lane_ms * slow
+            used[phase, LANES] = top.shard_feature_ms * slow
             once = ((way, self.latency_ms + host), (SCATTER, self.latency_ms + host), (ACROSS, self.hops_ms + 2 * host))
             ones = [np.where(np.arange(len(own)) == phase, ms, 0.0) for _, ms in once]
             switches += [Switch((load,), fixed) for (load, _), fixed in zip(once, ones, strict=True)]

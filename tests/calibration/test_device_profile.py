@@ -50,10 +50,10 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": VERSION + 1}, f"has version {VERSION + 1}, this library reads {VERSION}"),
+        ({"version": VERSION + 1}, f"has format version {VERSION + 1}, but this recshard_lab reads version {VERSION}"),
         ({"version": "1"}, "recshard calibrate --out"),
-        ({"format": "tables"}, "no device profile"),
-        ({"figures": {"speed": 1.0}}, "no figure 'speed'"),
+        ({"format": "tables"}, "not a device profile"),
+        ({"figures": {"speed": 1.0}}, "unknown figure 'speed'"),
         ({"figures": {"ddr_mem_bw": -1.0}}, "ddr_mem_bw must be a number"),
         ({"figures": {"ddr_mem_bw": "fast"}}, "ddr_mem_bw must be a number"),
         ({"figures": {"update_cost": 3.0}}, "must map optimizers"),
@@ -62,7 +62,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
         ({"world_size": 0}, "world_size must be a positive integer"),
         ({"compute_device": "tpu"}, "'cpu' or 'cuda'"),
         ({"collectives": 3}, "collectives must be a list"),
-        ({"colour": "red"}, "has 'colour'"),
+        ({"colour": "red"}, "field 'colour', unknown"),
     ],
 )
 def test_what_a_reader_cannot_know_is_refused(change: dict[str, Any], words: str) -> None:
@@ -82,7 +82,7 @@ def test_a_missing_part_is_named(part: str) -> None:
 
 
 def test_other_ranks_than_were_measured_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"measured with world_size 2, and 4 .*recshard calibrate --ranks 4"):
+    with pytest.raises(ValueError, match=r"measured with world_size 2, but 4 .*recshard calibrate --ranks 4"):
         profile().topology(world_size=4)
     assert profile().topology(world_size=2).world_size == 2
 

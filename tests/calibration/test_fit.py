@@ -20,7 +20,7 @@ TRUTH = {
     "intra_host_bw": 9e5,
     "peer_ms": 0.5,
     "launch_ms": 0.14,
-    "row_cut_ms": 0.7,
+    "row_split_ms": 0.7,
     "bag_ns": 25.0,
     "replicas_ms": 0.35,
     "norm_ms": 1.1,

@@ -91,7 +91,7 @@ def test_plan_refuses_two_world_sizes(tmp_path: Path) -> None:
     tables = tmp_path / "tables.json"
     tables.write_text(json.dumps(TABLES))
     error = CliRunner().invoke(app, ["plan", str(tables), "--topology", "h100x8", "--ranks", "4"]).exception
-    assert "says 8 ranks and world_size says 4" in str(error)
+    assert "has 8 ranks, but world_size is 4" in str(error)
 
 
 def test_topologies_lists_the_machines_and_tells_the_sources_of_one() -> None:

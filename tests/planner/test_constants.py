@@ -26,7 +26,7 @@ FIGURES: dict[str, Any] = {  # none is zero, so that each can be halved and doub
     "hbm_mem_bw": 9e6, "ddr_mem_bw": 6e6, "cache_bw": 6e7, "intra_host_bw": 2e6, "inter_host_bw": 1e6,
     "intra_host_latency_ms": 0.02, "inter_host_latency_ms": 0.1, "peer_ms": 0.03, "reduce_scatter_cost": 4.0,
     "lookup_ns_per_id": 2.0, "update_ns_per_id": 10.0, "route_ns_per_id": 12.0, "launch_ms": 0.05, "host_ms": 0.08,
-    "lane_ms": 0.005, "row_cut_ms": 0.4, "norm_ms": 0.4, "norm_ns_per_row": 3.0, "bag_ns": 20.0,
+    "shard_feature_ms": 0.005, "row_split_ms": 0.4, "norm_ms": 0.4, "norm_ns_per_row": 3.0, "bag_ns": 20.0,
     "sort_ns_per_id": 9.0, "sum_ns_per_number": 2.0, "replica_ms": 0.03, "replicas_ms": 0.2, "cache_bytes": 1e6,
     "contention": 0.2, "half_duplex": 0.4, "step_ms": 0.2, "flops_per_ms": 2e7,
 }  # fmt: skip

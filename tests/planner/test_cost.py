@@ -174,7 +174,7 @@ def test_small_models_cost_what_was_measured(world_size: int, scheme: str, batch
 
 
 def test_fixed_costs_belong_to_the_host_and_can_be_switched_off() -> None:
-    none = dict.fromkeys(("peer_ms", "host_ms", "lane_ms", "row_cut_ms", "step_ms", "launch_ms"), 0.0)
+    none = dict.fromkeys(("peer_ms", "host_ms", "shard_feature_ms", "row_split_ms", "step_ms", "launch_ms"), 0.0)
     free = Topology(4, ddr_cap=10**9, cores_per_host=4, **none)
     plan = ShardingPlan({"": {"movies": scheme_named("row_wise").default(MOVIES, free)}})
     one, two = (estimate(plan, [MOVIES], free, Workload(batch, 1.0)).step_ms for batch in (1, 2))

@@ -16,9 +16,9 @@ from recshard_lab.sharding import ParameterSharding, Shard, ShardingPlan, Topolo
 FREE_BW = ("hbm_mem_bw", "ddr_mem_bw", "cache_bw", "intra_host_bw", "inter_host_bw", "flops_per_ms")
 NO_COST = (
     "intra_host_latency_ms", "inter_host_latency_ms", "peer_ms", "lookup_ns_per_id", "update_ns_per_id",
-    "route_ns_per_id", "launch_ms", "host_ms", "lane_ms", "row_cut_ms", "norm_ms", "norm_ns_per_row", "bag_ns",
-    "sort_ns_per_id", "sum_ns_per_number", "replica_ms", "replicas_ms", "cache_bytes", "contention", "half_duplex",
-    "step_ms",
+    "route_ns_per_id", "launch_ms", "host_ms", "shard_feature_ms", "row_split_ms", "norm_ms", "norm_ns_per_row",
+    "bag_ns", "sort_ns_per_id", "sum_ns_per_number", "replica_ms", "replicas_ms", "cache_bytes", "contention",
+    "half_duplex", "step_ms",
 )  # fmt: skip
 
 W, B, BAG, E, D = 4, 128, 10, 10_000, 64

@@ -55,7 +55,7 @@ def test_the_chain_on_gpus_is_the_step_without_the_input_side() -> None:
 def test_resources_are_what_is_left_when_all_else_is_free() -> None:
     """Each resource beside a topology on which everything else costs nothing, and the copy counted by hand."""
     found = under(GPUS, "prefetch").overlap.needs_ms
-    host = dict.fromkeys(("launch_ms", "host_ms", "lane_ms", "row_cut_ms", "step_ms"), 0.0)
+    host = dict.fromkeys(("launch_ms", "host_ms", "shard_feature_ms", "row_split_ms", "step_ms"), 0.0)
     wires = dict.fromkeys(("inter_host_latency_ms", "intra_host_latency_ms", "peer_ms"), 0.0)
     wires |= dict.fromkeys(("intra_host_bw", "inter_host_bw"), FREE)
     compute = {"cache_bw": FREE, "hbm_mem_bw": FREE, "flops_per_ms": FREE, "route_ns_per_id": 0.0}

@@ -139,7 +139,7 @@ def test_node_aware_schemes_refuse_what_nodes_do_not_allow() -> None:
         scheme_named("grid_shard").default(table(cols=4), topology, [0, 3])
     narrow = scheme_named("grid_shard").default(table(cols=4), topology)
     assert len(narrow.shards) == 3  # one node then
-    with pytest.raises(ValueError, match="next world_size that does is 6"):
+    with pytest.raises(ValueError, match="Fix: world_size=6"):
         Topology(5, local_world_size=3)
 
 
@@ -297,7 +297,7 @@ def test_registering_a_class_or_half_a_scheme_is_refused() -> None:
     ("arguments", "said"),
     [
         ({"world_size": 0}, "world_size must be a positive integer"),
-        ({"world_size": 6, "local_world_size": 4}, "next world_size that does is 8"),
+        ({"world_size": 6, "local_world_size": 4}, "Fix: world_size=8"),
         ({"world_size": 2, "compute_device": "tpu"}, "'cpu' or 'cuda'"),
         ({"world_size": 2, "intra_host_bw": 0}, "intra_host_bw must be positive"),
         ({"world_size": 2, "reserve_fraction": 1.5}, r"\[0, 1\)"),

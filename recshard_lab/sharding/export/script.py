@@ -1,4 +1,4 @@
-"""A training script for ``torchrun`` that runs a plan: one readable file, to be run as it is and then edited."""
+"""A training script for ``torchrun`` that runs a plan: one readable file to run and then edit."""
 
 import dataclasses
 import inspect
@@ -15,23 +15,23 @@ from recshard_lab.sharding.plan.types import PlanError, nearest
 if TYPE_CHECKING:
     from recshard_lab.sharding.plan.sharding_plan import ShardingPlan
 
-BAGS, ROWS = "bags", "rows"  # where the script's own model keeps its collections
+BAGS, ROWS = "bags", "rows"  # attributes of the stand-in model for its collections
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What the script's batches look like.
+    """The script's batches and optimizer.
 
     Attributes:
-        batch_size: samples of one rank.
-        ids_a_bag: feature -> mean ids of a bag; 1 where it says nothing.
-        optimizer: of the tables, fbgemm's name.
-        weighted: ids carry weights.
-        local_world_size: ranks of one node.
+        batch_size: samples per rank.
+        ids_per_bag: feature -> mean ids per bag. Default: 1.
+        optimizer: optimizer of the tables, in fbgemm's spelling.
+        weighted: whether ids have per-sample weights.
+        local_world_size: ranks per node.
     """
 
     batch_size: int
-    ids_a_bag: Mapping[str, float]
+    ids_per_bag: Mapping[str, float]
     optimizer: str
     weighted: bool
     local_world_size: int
@@ -39,12 +39,12 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Live:
-    """A model of the reader's own.
+    """Your model.
 
     Attributes:
-        source: ``package.module:factory`` or ``path/file.py:factory``, as `read_source` takes it.
-        module: what it gives.
-        called: whether it must be called; False where the name is the model itself.
+        source: ``package.module:factory`` or ``path/file.py:factory``, as in `read_source`.
+        module: the model.
+        called: whether the script must call the name; False if the name is the model itself.
     """
 
     source: str
@@ -62,22 +62,22 @@ def script_of(
     """The script's text.
 
     Raises:
-        PlanError: tables that a script cannot say (an ``init_fn``), or a model that is called in a way for which it
-            cannot make batches; by name.
+        PlanError: a table with an ``init_fn``, which a script cannot express, or a model whose ``forward`` has
+            unsupported arguments.
     """
     if live is None or "" in tables:  # a bare collection is wrapped, as a list of tables is
-        plan, live = _at_own_paths(plan, tables), None
-        model, arguments = _own_model(tables, step.weighted), "ids"
+        plan, live = _at_stand_in_paths(plan, tables), None
+        model, arguments = _stand_in_model(tables, step.weighted), "ids"
     else:
         model, arguments = _live_model(live), _call_of(live)
-    configs = [table for each in tables.values() for table in each]
+    configs = [table for entries in tables.values() for table in entries]
     nodes, local = world_size // step.local_world_size, step.local_world_size
     how = f"--nproc-per-node {local}" if nodes == 1 else f"--nnodes {nodes} --nproc-per-node {local}"
     rows: dict[str, int] = {}
     for table in configs:  # a feature may be read by several tables
         for feature in table.feature_names:
             rows[feature] = min(rows.get(feature, table.num_embeddings), table.num_embeddings)
-    features = {feature: (rows[feature], float(step.ids_a_bag.get(feature, 1.0))) for feature in rows}
+    features = {feature: (rows[feature], float(step.ids_per_bag.get(feature, 1.0))) for feature in rows}
     return Template(_SCRIPT).substitute(
         count=f"{len(configs):,} table{'s' * (len(configs) != 1)}",
         ranks=f"{world_size} rank{'s' * (world_size != 1)}",
@@ -116,44 +116,44 @@ def _quoted(text: str) -> str:
 
 
 def _sharders(tables: Mapping[str, Sequence[BaseEmbeddingConfig]]) -> str:
-    bags = {isinstance(table, EmbeddingBagConfig) for own in tables.values() for table in own}
+    bags = {isinstance(table, EmbeddingBagConfig) for entries in tables.values() for table in entries}
     names = ["EmbeddingBagCollectionSharder"] * (True in bags) + ["EmbeddingCollectionSharder"] * (False in bags)
     return "[" + ", ".join(f"rs.{name}(fused)" for name in names) + "]"
 
 
-# ---- the script's own model ----
+# ---- the stand-in model ----
 
 
-def _at_own_paths(plan: "ShardingPlan", tables: Mapping[str, Sequence[BaseEmbeddingConfig]]) -> "ShardingPlan":
+def _at_stand_in_paths(plan: "ShardingPlan", tables: Mapping[str, Sequence[BaseEmbeddingConfig]]) -> "ShardingPlan":
     from recshard_lab.sharding.plan.sharding_plan import EmbeddingModuleShardingPlan, ShardingPlan
 
-    found: dict[str, EmbeddingModuleShardingPlan] = {}
-    for path, own in tables.items():
-        for table in own:
-            home = BAGS if isinstance(table, EmbeddingBagConfig) else ROWS
-            found.setdefault(home, EmbeddingModuleShardingPlan())[table.name] = plan.plan[path][table.name]
-    return ShardingPlan(found)
+    modules: dict[str, EmbeddingModuleShardingPlan] = {}
+    for path, entries in tables.items():
+        for table in entries:
+            attribute = BAGS if isinstance(table, EmbeddingBagConfig) else ROWS
+            modules.setdefault(attribute, EmbeddingModuleShardingPlan())[table.name] = plan.plan[path][table.name]
+    return ShardingPlan(modules)
 
 
-def _own_model(tables: Mapping[str, Sequence[BaseEmbeddingConfig]], weighted: bool) -> str:
-    configs = [table for own in tables.values() for table in own]
+def _stand_in_model(tables: Mapping[str, Sequence[BaseEmbeddingConfig]], weighted: bool) -> str:
+    configs = [table for entries in tables.values() for table in entries]
     bags = [table for table in configs if isinstance(table, EmbeddingBagConfig)]
     rows = [table for table in configs if not isinstance(table, EmbeddingBagConfig)]
-    made, read = [], []
+    create, read = [], []
     if bags:
         more = ", is_weighted=True" if weighted else ""
-        made.append(f'self.{BAGS} = rs.EmbeddingBagCollection(BAG_TABLES, device="meta"{more})')
+        create.append(f'self.{BAGS} = rs.EmbeddingBagCollection(BAG_TABLES, device="meta"{more})')
         read.append(f"self.{BAGS}(ids).values()")
     if rows:
-        made.append(f'self.{ROWS} = rs.EmbeddingCollection(ROW_TABLES, device="meta")')
-        read.append(f"*[added(each) for each in self.{ROWS}(ids).values()]")
+        create.append(f'self.{ROWS} = rs.EmbeddingCollection(ROW_TABLES, device="meta")')
+        read.append(f"*[summed(bags) for bags in self.{ROWS}(ids).values()]")
     width = sum(table.embedding_dim * table.num_features() for table in configs)
-    return Template(_OWN_MODEL).substitute(
+    return Template(_STAND_IN_MODEL).substitute(
         tables=_tables_text("BAG_TABLES", bags) + _tables_text("ROW_TABLES", rows),
-        made="\n        ".join(made),
+        create="\n        ".join(create),
         read=", ".join(read),
         width=width,
-        added=_ADDED if rows else "",
+        summed=_SUMMED if rows else "",
     )
 
 
@@ -166,25 +166,25 @@ def _tables_text(name: str, tables: Sequence[BaseEmbeddingConfig]) -> str:
 def _config_text(table: BaseEmbeddingConfig) -> str:
     if table.init_fn is not None:
         raise PlanError(
-            f"table {table.name!r} has an init_fn, which a script cannot say. Fix: export from the model that "
-            f"makes it (package.module:factory)"
+            f"table {table.name!r} has an init_fn, which a script cannot express. Fix: pass model=, the "
+            f"package.module:factory that creates it"
         )
-    said = [f"{table.num_embeddings:_}, {table.embedding_dim}, name={_quoted(table.name)}"]
-    said.append(f"feature_names={json.dumps(list(table.feature_names))}")
-    for each in dataclasses.fields(table):
-        value = getattr(table, each.name)
-        if each.name in ("data_type", "pooling") and value != each.default:
-            said.append(f"{each.name}=rs.{type(value).__name__}.{value.name}")
-        elif each.name.startswith("weight_init") and value is not None:
-            said.append(f"{each.name}={value!r}")
-    return f"rs.{type(table).__name__}({', '.join(said)})"
+    arguments = [f"{table.num_embeddings:_}, {table.embedding_dim}, name={_quoted(table.name)}"]
+    arguments.append(f"feature_names={json.dumps(list(table.feature_names))}")
+    for spec in dataclasses.fields(table):
+        value = getattr(table, spec.name)
+        if spec.name in ("data_type", "pooling") and value != spec.default:
+            arguments.append(f"{spec.name}=rs.{type(value).__name__}.{value.name}")
+        elif spec.name.startswith("weight_init") and value is not None:
+            arguments.append(f"{spec.name}={value!r}")
+    return f"rs.{type(table).__name__}({', '.join(arguments)})"
 
 
-# ---- a model of the reader's own ----
+# ---- your model ----
 
 
 def _live_model(live: Live) -> str:
-    """How the script makes it."""
+    """The script's ``make_model``."""
     place, _, name = live.source.rpartition(":")
     path = Path(place)
     lines = []
@@ -198,67 +198,62 @@ def _live_model(live: Live) -> str:
     on_meta = live.called and built_there and _resets(live.module)
     lines += ["", "", "def make_model() -> nn.Module:"]
     if on_meta:
-        lines += ['    """On meta: a rank only ever holds its own part."""', '    with torch.device("meta"):']
+        lines += ['    """On meta: each rank allocates only its shards."""', '    with torch.device("meta"):']
         lines += [f"        return {body}"]
     else:
         lines += [
-            '    """Whole on every rank: some part of it cannot draw its weights by itself."""',
+            '    """Whole on every rank: some of its modules have no reset_parameters()."""',
             f"    return {body}",
         ]
     return "\n".join(lines) + "\n"
 
 
 def _resets(module: Any) -> bool:
-    """Whether every part with weights can draw them, which a model on meta must."""
+    """Whether every module with weights can initialize them, as a model on meta must."""
     from recshard_lab.sharding.schemes.module_plan import configs_of
 
-    def can(part: Any) -> bool:
-        own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
-        return not own or callable(getattr(part, "reset_parameters", None))
-
-    def all_can(part: Any) -> bool:
-        return configs_of(part) is not None or (can(part) and all(all_can(child) for child in part.children()))
-
-    return all_can(module)
+    tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    resets = not tensors or callable(getattr(module, "reset_parameters", None))
+    return configs_of(module) is not None or (resets and all(_resets(child) for child in module.children()))
 
 
 def _call_of(live: Live) -> str:
-    """Which of `_LOSS` a step calls it by."""
+    """The key in `_LOSS` for the model's ``forward``."""
     forward = type(live.module).forward
     name = type(live.module).__name__
     try:
         hints = typing.get_type_hints(forward)
     except NameError:
         hints = {}
-    taken = [
-        (each, str(getattr(hints.get(each), "__name__", hints.get(each, "?"))))
-        for each in list(inspect.signature(forward).parameters)[1:]
-    ]
-    kinds = [kind for _, kind in taken]
-    if [each for each, _ in taken] == ["batch"]:
+    parameters = {
+        parameter: str(getattr(hints.get(parameter), "__name__", hints.get(parameter, "?")))
+        for parameter in list(inspect.signature(forward).parameters)[1:]
+    }
+    types = list(parameters.values())
+    if list(parameters) == ["batch"]:
         return "batch"
-    if kinds == ["KeyedJaggedTensor"]:
+    if types == ["KeyedJaggedTensor"]:
         return "ids"
-    if kinds == ["Tensor", "KeyedJaggedTensor"]:
+    if types == ["Tensor", "KeyedJaggedTensor"]:
         return "dense_ids"
-    spelled = ", ".join(f"{each}: {kind}" for each, kind in taken)
+    signature = ", ".join(f"{parameter}: {kind}" for parameter, kind in parameters.items())
     raise PlanError(
-        f"{name}.forward({spelled}) is not called in a way for which a script can make batches. Fix: annotate "
+        f"{name}.forward({signature}) has arguments for which a script cannot create batches. Fix: annotate "
         f"it as forward(ids: KeyedJaggedTensor), forward(dense: Tensor, ids: KeyedJaggedTensor) or forward(batch)"
     )
 
 
 def _dense_width(live: Live) -> int:
-    """How many dense features the model takes: what its first dense layer says."""
-    for part in live.module.modules():
-        arch = getattr(part, "dense_arch", None)
+    """Number of dense features of the model: ``in_features`` of its first ``dense_arch``."""
+    for module in live.module.modules():
+        arch = getattr(module, "dense_arch", None)
         width = getattr(arch, "in_features", None)
         if isinstance(width, int):
             return width
     known = [name for name, _ in live.module.named_modules()]
     raise PlanError(
-        f"{type(live.module).__name__} takes dense features and does not say how many{nearest('dense_arch', known)}. "
-        f"Fix: keep the layer that reads them at .dense_arch with .in_features"
+        f"{type(live.module).__name__} takes dense features, but their number is unknown"
+        f"{nearest('dense_arch', known)}. Fix: name the layer that reads them dense_arch, with .in_features"
     )
 
 
@@ -270,21 +265,21 @@ _LOSS = {
     "batch": "        loss, _ = model(batch)",
 }
 
-_ADDED = '''
+_SUMMED = '''
 
-def added(bags: rs.JaggedTensor) -> Tensor:
-    """The rows of each bag, added up: [B, D]."""
+def summed(bags: rs.JaggedTensor) -> Tensor:
+    """The sum of the rows of each bag: [B, D]."""
     return torch.segment_reduce(bags.values(), "sum", lengths=bags.lengths().long(), unsafe=True)
 '''
 
-_OWN_MODEL = '''$tables$added
+_STAND_IN_MODEL = '''$tables$summed
 
 class Model(nn.Module):
-    """A stand-in: every feature's rows side by side, then two linear layers."""
+    """A stand-in: the concatenated rows of all features, then two linear layers."""
 
     def __init__(self) -> None:
         super().__init__()
-        $made
+        $create
         self.top = nn.Sequential(nn.Linear($width, 64), nn.ReLU(), nn.Linear(64, 1))
 
     def forward(self, ids: rs.KeyedJaggedTensor) -> Tensor:
@@ -292,7 +287,7 @@ class Model(nn.Module):
 
 
 def make_model() -> nn.Module:
-    """Tables on meta: a rank only ever holds its own part of them."""
+    """Tables on meta: each rank allocates only its shards."""
     return Model()
 '''
 
@@ -300,7 +295,7 @@ _SCRIPT = '''"""Trains $count under a plan for $ranks. Written by recshard_lab, 
 
     torchrun ${how}THIS_FILE --steps 100
 
-The batches are random: put your own data into `batches`.
+The batches are random: replace `batches` with your data.
 """
 
 import argparse
@@ -315,8 +310,8 @@ from recshard_lab.data import Batch
 from recshard_lab.launcher import Place, join
 
 WORLD_SIZE = $world_size
-BATCH_SIZE = $batch_size  # samples of one rank
-FEATURES = $features  # rows of its table, mean ids a bag
+BATCH_SIZE = $batch_size  # samples per rank
+FEATURES = $features  # rows of its table, mean ids per bag
 DENSE_FEATURES = $dense
 
 PLAN = r"""
@@ -326,7 +321,7 @@ $plan
 $model
 
 def batches(rank: int, steps: int) -> Iterator[Batch]:
-    """Random ids, the same for a rank in every run."""
+    """Random ids, seeded by rank."""
     draw = torch.Generator().manual_seed(rank)
     for _ in range(steps):
         values, lengths = [], []
@@ -341,7 +336,7 @@ def batches(rank: int, steps: int) -> Iterator[Batch]:
 
 def train(place: Place, steps: int, checkpoint: str | None) -> None:
     if place.world_size != WORLD_SIZE:
-        raise SystemExit(f"the plan is for {WORLD_SIZE} ranks and {place.world_size} run: plan again for these")
+        raise SystemExit(f"the plan is for {WORLD_SIZE} ranks, but {place.world_size} run. Fix: make a new plan")
     torch.manual_seed(0)
     fused = {"optimizer": "$optimizer", "learning_rate": 0.05}
     model = rs.DistributedModelParallel(
@@ -367,9 +362,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--checkpoint", help="a folder to save to at the end")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with join() as place:
-        train(place, asked.steps, asked.checkpoint)
+        train(place, options.steps, options.checkpoint)
 
 
 if __name__ == "__main__":
@@ -387,16 +382,16 @@ cat >"$script" <<'END_OF_RECSHARD_SCRIPT'
 END_OF_RECSHARD_SCRIPT
 {command} "$script" "$@"
 """
-_NODES = "# On every node, with the first one's name and a free port: RENDEZVOUS=host:29400 bash THIS_FILE\n"
+_NODES = "# Run on every node, with the first node's name and a free port: RENDEZVOUS=host:29400 bash THIS_FILE\n"
 
 
 def shell_of(script: str, world_size: int, local_world_size: int) -> str:
-    """The text of a shell file that runs a script, as `ShardingPlan.to_script` writes it, on so many ranks.
+    """A shell file that contains a script, as `ShardingPlan.to_script` writes it, and starts it on `world_size` ranks.
 
     Args:
         script: the text of the Python file.
         world_size: ranks W.
-        local_world_size: ranks of one node; where there are several nodes, the file is started on each.
+        local_world_size: ranks per node. With several nodes, start the file on each node.
 
     >>> "torchrun --nproc-per-node 2" in shell_of("pass", 2, 2)
     True

@@ -19,14 +19,14 @@ _KERNEL, _ROUTE = _HEADER.index("kernel"), _HEADER.index("route")
 
 
 def text_table(plan: "ShardingPlan") -> str:
-    """One line a table, columns cut with an ellipsis where they would pass `WIDTH`."""
+    """One line per table; long cells end in an ellipsis so that lines fit `WIDTH`."""
     lines = [_HEADER, *rows(plan)]
     keep = _kept(lines)
     return align([[line[c] for c in keep] for line in lines], [_WIDEST[c] for c in keep], WIDTH)
 
 
 def html_table(plan: "ShardingPlan") -> str:
-    """The same as an HTML table, nothing cut."""
+    """The plan as an HTML table, with full cells."""
 
     def line(cells: Iterable[str], tag: str) -> str:
         return (
@@ -41,7 +41,7 @@ def html_table(plan: "ShardingPlan") -> str:
 
 
 def rows(plan: "ShardingPlan") -> list[tuple[str, ...]]:
-    """The cells: table (with its module where there are several), size, scheme, kernel, ranks, route, shards."""
+    """The cells: table (with its module if there are several), size, scheme, kernel, ranks, route, shards."""
     several = len(plan.plan) > 1
     return [
         (
@@ -59,25 +59,27 @@ def rows(plan: "ShardingPlan") -> list[tuple[str, ...]]:
 
 
 def _kept(lines: Sequence[Sequence[str]]) -> list[int]:
-    """All columns, but the routes only where some table takes another than the direct one; then, to make room for
-    them, the kernels only where some is not fused."""
+    """Indices of the columns to show.
+
+    Routes are shown if one is not direct. Then kernels are shown only if one is not fused, to save space.
+    """
     routes = {line[_ROUTE] for line in lines[1:]} - {"direct", ""}
     kernels = {line[_KERNEL] for line in lines[1:]} - {"fused"}
-    left_out = {_ROUTE} if not routes else set() if kernels else {_KERNEL}
-    return [c for c in range(len(_HEADER)) if c not in left_out]
+    hidden = {_ROUTE} if not routes else set() if kernels else {_KERNEL}
+    return [c for c in range(len(_HEADER)) if c not in hidden]
 
 
 def align(lines: Sequence[Sequence[str]], widest: Sequence[int], width: int) -> str:
-    """Columns two spaces apart, each at most `widest`, the whole at most `width`.
+    """Columns two spaces apart, each at most `widest` wide, together at most `width`.
 
-    Where too little is left for the last column, the first gives way.
+    If the space does not suffice, the first column is shortened, then the last.
     """
     limits = [min(most, max(len(line[c]) for line in lines)) for c, most in enumerate(widest)]
     missing = sum(limits) + 2 * (len(limits) - 1) - width
     if missing > 0:
-        given = min(missing, max(0, limits[0] - _NARROWEST))
-        limits[0] -= given
-        limits[-1] -= missing - given
+        first = min(missing, max(0, limits[0] - _NARROWEST))
+        limits[0] -= first
+        limits[-1] -= missing - first
     return "\n".join(
         "  ".join(cut(cell, limit).ljust(limit) for cell, limit in zip(line, limits, strict=True)).rstrip()
         for line in lines
@@ -85,7 +87,7 @@ def align(lines: Sequence[Sequence[str]], widest: Sequence[int], width: int) -> 
 
 
 def cut(text: str, limit: int) -> str:
-    """`text` with an ellipsis where it is longer than `limit`."""
+    """`text`, shortened to `limit` characters with an ellipsis if it is longer."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
@@ -105,7 +107,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def shards_text(shards: Sequence[Shard]) -> str:
-    """Rectangles counted by size, most frequent first; before them those of which there are replicas beside others.
+    """Replicated shards, then counts of the other shards by size, most frequent first.
 
     >>> shards_text([Shard(0, (0, 5), (0, 4)), Shard(1, (5, 10), (0, 4)), Shard(2, (10, 12), (0, 4))])
     '2 x [5 x 4], 1 x [2 x 4]'

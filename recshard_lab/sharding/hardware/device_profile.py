@@ -1,7 +1,6 @@
-"""What calibrating found on a machine, as a file: figures of a `Topology`, and where, when and how they were measured.
+"""The results of a calibration as a file: figures of a `Topology`, and where, when and how they were measured.
 
-A file is one JSON object. ``format`` and ``version`` come first, so that a reader of another version knows; every field
-of `DeviceProfile` follows.
+A file is one JSON object: ``format`` and ``version``, then every field of `DeviceProfile`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from recshard_lab.arguments import checks_arguments, names_wrong_arguments
 from recshard_lab.documents import json_content, read_text, with_fix
 from recshard_lab.sharding.hardware.topology import DEVICE_DEFAULTS, Topology
 
-FORMAT, VERSION = "recshard_lab device profile", 2
+FORMAT, VERSION = "recshard_lab device profile", 3
 PER_OPTIMIZER = ("update_cost", "update_id_ns", "update_row_ns")
 
 
@@ -27,20 +26,20 @@ class DeviceProfile:
     """A calibrated machine.
 
     Args:
-        world_size, local_world_size: ranks that were measured, in all and of one host.
+        world_size, local_world_size: number of measured ranks, and ranks per host.
         compute_device: "cpu" or "cuda".
         cores_per_host: cores that the ranks shared.
-        figures: arguments of `Topology` and their values; of `PER_OPTIMIZER` optimizer -> value.
-        spread: figure -> factor, up or down, within which the measurements leave it.
+        figures: argument of `Topology` -> value; for `PER_OPTIMIZER`, optimizer -> value.
+        spread: figure -> uncertainty as a factor, up or down.
         machine: processor, system, versions of Python and torch, the ranks' backend.
-        date: when, ISO 8601. seconds: how long it took.
-        kernels: optimizer -> lookup kernels that served it.
-        collectives: what was timed: op, nbytes, ms.
-        cases: how many models under plans were fitted to. error: geometric mean of their errors, 0.1 is 10%.
-        other_load: share of the cores that other programs used meanwhile, from 0 to 1.
+        date: start, ISO 8601. seconds: duration.
+        kernels: optimizer -> lookup kernels in use.
+        collectives: timed collectives: op, nbytes, ms.
+        cases: number of fitted cases (a model under a plan). error: geometric mean of their errors; 0.1 is 10%.
+        other_load: share of the cores that other programs used, from 0 to 1.
 
     Raises:
-        ValueError: a figure that `Topology` does not have, or that is no positive number; sizes that are not positive.
+        ValueError: a figure that `Topology` does not have, a negative or infinite value, or a size below 1.
     """
 
     world_size: int
@@ -75,44 +74,44 @@ class DeviceProfile:
             raise ValueError(f"date must be text, got {self.date!r:.60}")
         for name, value in self.figures.items():
             if name not in defaults:
-                raise ValueError(f"there is no figure {name!r:.60}; there are: {', '.join(defaults)}")
+                raise ValueError(f"unknown figure {name!r:.60}; known: {', '.join(defaults)}")
             if name not in PER_OPTIMIZER:
                 _check_number(name, value)
             elif not isinstance(value, Mapping):
                 raise ValueError(f"{name} must map optimizers to numbers, got {value!r:.60}")
             else:
-                for optimizer, own in value.items():
-                    _check_number(f"{name}[{optimizer}]", own)
+                for optimizer, number in value.items():
+                    _check_number(f"{name}[{optimizer}]", number)
 
     @property
     def optimizers(self) -> tuple[str, ...]:
-        """Those that were measured: plans for others are refused."""
+        """The measured optimizers. The planner refuses plans for others."""
         return tuple(self.figures.get("update_cost", ()))
 
     def topology(self, **figures: Any) -> Topology:
-        """The machine with what was measured.
+        """The measured topology.
 
         Args:
-            figures: any argument of `Topology`, in place of the profile's.
+            figures: arguments of `Topology` that override the profile's.
 
         Raises:
-            ValueError: other ranks than were measured.
+            ValueError: other ranks than the measured ones.
         """
-        for name, own in (("world_size", self.world_size), ("local_world_size", self.local_world_size)):
-            asked = figures.get(name, own)
-            if not isinstance(asked, int) or asked != own:
+        for name, measured in (("world_size", self.world_size), ("local_world_size", self.local_world_size)):
+            requested = figures.get(name, measured)
+            if not isinstance(requested, int) or requested != measured:
                 raise ValueError(
-                    f"the profile was measured with {name} {own}, and {asked!r:.40} was asked for: what ranks cost "
-                    f"each other changes with their number. Fix: calibrate so many "
-                    f"(recshard calibrate --ranks {asked!r:.40}), or leave {name} out"
+                    f"the profile was measured with {name} {measured}, but {requested!r:.40} is requested: costs "
+                    f"between ranks change with their number. Fix: recshard calibrate --ranks {requested!r:.40}, or "
+                    f"omit {name}"
                 )
         sizes = {name: getattr(self, name) for name in ("world_size", "local_world_size", "compute_device")}
         return Topology(**{**sizes, "cores_per_host": self.cores_per_host, **self.figures, **figures})
 
     def to_json(self) -> str:
-        """One JSON object."""
-        told = {spec.name: getattr(self, spec.name) for spec in fields(self)}
-        plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in told.items()}
+        """This profile as a JSON object."""
+        values = {spec.name: getattr(self, spec.name) for spec in fields(self)}
+        plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
         return json.dumps({"format": FORMAT, "version": VERSION, **plain}, indent=1)
 
     @names_wrong_arguments
@@ -126,7 +125,7 @@ class DeviceProfile:
         """Reads `to_json`.
 
         Raises:
-            ValueError: no JSON (a file cut short), not a profile, one of another version, a part missing or unknown.
+            ValueError: not JSON, not a profile, a profile of another version, a missing or unknown field.
         """
         try:
             return cls._read(json_content(text, "the device profile"))
@@ -134,23 +133,23 @@ class DeviceProfile:
             raise ValueError(with_fix(error, "calibrate again: recshard calibrate --out FILE")) from None
 
     @classmethod
-    def _read(cls, told: Any) -> DeviceProfile:
-        if not isinstance(told, dict) or told.get("format") != FORMAT:
-            raise ValueError(f"this is no device profile: field 'format' must be {FORMAT!r}")
-        if told.get("version") != VERSION:
+    def _read(cls, document: Any) -> DeviceProfile:
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            raise ValueError(f"not a device profile: field 'format' must be {FORMAT!r}")
+        if document.get("version") != VERSION:
             raise ValueError(
-                f"the device profile has version {told.get('version')!r:.40}, this library reads {VERSION}. "
-                f"Fix: recshard calibrate --out FILE, which takes a minute."
+                f"the device profile has format version {document.get('version')!r:.40}, but this recshard_lab reads "
+                f"version {VERSION}. Fix: recshard calibrate --out FILE, which takes a minute."
             )
-        given = {name: value for name, value in told.items() if name not in ("format", "version")}
+        values = {name: value for name, value in document.items() if name not in ("format", "version")}
         known = [spec.name for spec in fields(cls)]
-        if unknown := [name for name in given if name not in known]:
-            raise ValueError(f"the device profile has {unknown[0]!r:.40}, which version {VERSION} does not")
-        if missing := [name for name in known if name not in given]:
-            raise ValueError(f"the device profile lacks {', '.join(missing)}: it was cut, or edited")
-        if not isinstance(given["collectives"], list):
-            raise ValueError(f"collectives must be a list, got {given['collectives']!r:.60}")
-        return cls(**{**given, "collectives": tuple(given["collectives"])})
+        if unknown := [name for name in values if name not in known]:
+            raise ValueError(f"the device profile has the field {unknown[0]!r:.40}, unknown in version {VERSION}")
+        if missing := [name for name in known if name not in values]:
+            raise ValueError(f"the device profile lacks {', '.join(missing)}: it is truncated or was edited")
+        if not isinstance(values["collectives"], list):
+            raise ValueError(f"collectives must be a list, got {values['collectives']!r:.60}")
+        return cls(**{**values, "collectives": tuple(values["collectives"])})
 
     @classmethod
     @names_wrong_arguments
@@ -158,7 +157,7 @@ class DeviceProfile:
         """Reads a file that `save` wrote.
 
         Raises:
-            ValueError: what `from_json` raises, with the file's name. OSError: no such file.
+            ValueError: as `from_json`, with the file's name. OSError: the file does not exist.
         """
         path, text = read_text(path, ())
         try:

@@ -1,8 +1,8 @@
-"""Machines by name, each figure with where it was published, and the share of it that programs get with its own source.
+"""Machines by name: each published figure, the share of it that programs reach, and the source of both.
 
-Rates are per direction and per rank, in the units of `Topology` (bytes, bytes a millisecond). Makers' GB are read as
-1e9 bytes, so that no plan counts on memory that is not there. What no maker publishes is left to
-`topology.DEVICE_DEFAULTS`. A "host" is the ranks that NVLink joins: 8 GPUs of a server, 72 of a GB200 NVL72 rack.
+Rates are per direction and per rank, in the units of `Topology` (bytes, bytes per millisecond). A manufacturer's GB is
+1e9 bytes, so plans never assume more memory than exists. Unpublished figures come from `topology.DEVICE_DEFAULTS`. A
+"host" is the ranks that NVLink connects: 8 GPUs of a server, 72 of a GB200 NVL72 rack.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ class Published:
     """One figure of a machine.
 
     Args:
-        field: of `Topology` that it fills.
-        peak: what is published, in that field's unit.
-        source: where, and in which year; begins with "assumed" where nobody published it.
-        share: of the peak that a program gets.
-        share_source: who measured the share; begins with "assumed" where nobody did.
+        field: argument of `Topology`.
+        peak: the published value, in the field's unit.
+        source: publication and year; begins with "assumed" if unpublished.
+        share: share of the peak that programs reach.
+        share_source: source of the share; begins with "assumed" if not measured.
 
     >>> Published("intra_host_bw", 450e6, "data sheet, 2023", 0.8, "assumed").value
     360000000.0
@@ -38,23 +38,23 @@ class Published:
 
     @property
     def value(self) -> float:
-        """What `Topology` is given: ``peak * share``; whole bytes for capacities."""
+        """The value for `Topology`: ``peak * share``; whole bytes for capacities."""
         used = self.peak * self.share
         return int(used) if self.field.endswith(("_cap", "_host")) else used
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A host that ranks run on.
+    """A host of ranks.
 
     Args:
-        name: the preset's.
-        about: what it is.
-        ranks: of one host; a preset without a number is one host.
-        figures: in the order in which they are shown.
+        name: name of the preset.
+        about: description.
+        ranks: ranks per host; a preset without a number is one host.
+        figures: figures in display order.
         device: "cuda" or "cpu".
-        one_host: all ranks run on one host, however many, and share its memory.
-        gpu: how the device names itself, for the preset "this"; empty for machines that repeat another's GPU.
+        one_host: whether any number of ranks runs on one host and shares its memory.
+        gpu: the device's name in CUDA, for the preset "this"; empty if another machine has the same GPU.
     """
 
     name: str
@@ -289,7 +289,7 @@ ALIASES: dict[str, str] = {
 
 
 def machine_of_gpu(name: str, machines: Sequence[Machine] = MACHINES) -> Machine | None:
-    """The machine whose GPU calls itself so, None where it is not listed.
+    """The machine with this GPU, by the GPU's name in CUDA; None if not listed.
 
     >>> machine_of_gpu("NVIDIA H100 80GB HBM3").name
     'h100'

@@ -1,4 +1,4 @@
-"""Machines by name for `Topology.preset`, and the table of their figures with sources."""
+"""Machines by name for `Topology.preset`, and a table of their figures with sources."""
 
 import difflib
 import re
@@ -25,7 +25,7 @@ _WIDTH = 100
 
 
 def preset_names() -> list[str]:
-    """The presets' names, without other spellings.
+    """Names of the presets, without aliases.
 
     >>> "h100" in preset_names(), "this" in preset_names()
     (True, True)
@@ -35,22 +35,22 @@ def preset_names() -> list[str]:
 
 @checks_arguments
 def preset_arguments(name: str, world_size: int | None = None, local_world_size: int | None = None) -> dict[str, Any]:
-    """The arguments of `Topology` that a preset stands for.
+    """The arguments of `Topology` of a preset.
 
     Args:
-        name: NAME, which is one host, or NAMExN: N ranks.
-        world_size: N, where the name does not say it.
-        local_world_size: ranks of a host, where it is not the machine's usual number.
+        name: NAME for one host, or NAMExN for N ranks.
+        world_size: N, if `name` does not contain it.
+        local_world_size: ranks per host. Default: the machine's usual number.
 
     Raises:
-        ValueError: an unknown name, N twice or N not positive, ranks that do not fill hosts.
+        ValueError: an unknown name, two different N, N below 1, ranks that do not fill hosts.
 
     >>> preset_arguments("h100x16")["world_size"], preset_arguments("h100x16")["local_world_size"]
     (16, 8)
     """
     machine, ranks = _parsed(name)
     if ranks is not None and world_size is not None and ranks != world_size:
-        raise ValueError(f"preset {name!r} says {ranks} ranks and world_size says {world_size}: give one of them")
+        raise ValueError(f"preset {name!r} has {ranks} ranks, but world_size is {world_size}. Fix: pass one of them")
     ranks = world_size if ranks is None else ranks
     if machine is None:
         return _this_machine(ranks, local_world_size)
@@ -62,8 +62,8 @@ def preset_arguments(name: str, world_size: int | None = None, local_world_size:
     if local_world_size is None and world % local:
         down, up = world // local * local, (world // local + 1) * local
         raise ValueError(
-            f"preset {name!r}: {world} ranks do not fill hosts of {local}; nearest that do: {machine.name}x{down} "
-            f"and {machine.name}x{up}, or say local_world_size=..."
+            f"preset {name!r}: {world} ranks do not fill hosts of {local}. Fix: use {machine.name}x{down} or "
+            f"{machine.name}x{up}, or pass local_world_size="
         )
     figures = {figure.field: figure.value for figure in machine.figures}
     if machine.one_host:
@@ -76,8 +76,8 @@ class PresetTable:
     """Presets as text of at most 100 columns (``print``), as HTML, and as `rows` for pandas.
 
     Attributes:
-        machines: those shown.
-        detailed: every figure with its sources, or one line a machine.
+        machines: the machines in the table.
+        detailed: whether it shows every figure with its sources, or one line per machine.
     """
 
     machines: tuple[Machine, ...]
@@ -85,7 +85,7 @@ class PresetTable:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """One dictionary a figure: preset, field, peak, share, value, source, share_source; Topology's units."""
+        """One dictionary per figure: preset, field, peak, share, value, source, share_source; units of `Topology`."""
         return [
             {
                 "preset": machine.name,
@@ -109,13 +109,13 @@ class PresetTable:
 
 @checks_arguments
 def preset_table(name: str | None = None) -> PresetTable:
-    """What the presets are: one line each, or all figures of one with their sources.
+    """All presets, one line per machine, or all figures of one preset with their sources.
 
     Args:
-        name: of one preset, with or without a number of ranks.
+        name: a preset, with or without a number of ranks.
 
     Raises:
-        ValueError: an unknown name, or "this", which nobody published.
+        ValueError: an unknown name, or "this", which has no published figures.
 
     >>> [line.split()[-2:] for line in str(preset_table("h100")).splitlines() if "hbm_cap" in line]
     [['80', 'GB']]
@@ -124,33 +124,35 @@ def preset_table(name: str | None = None) -> PresetTable:
         return PresetTable(MACHINES, False)
     machine = _parsed(name)[0]
     if machine is None:
-        raise ValueError(f"{THIS!r} is this machine, found out when asked: print(Topology.preset({THIS!r}))")
+        raise ValueError(
+            f"{THIS!r} is this machine and has no published figures. Fix: print(Topology.preset({THIS!r}))"
+        )
     return PresetTable((machine,), True)
 
 
 def _parsed(name: str) -> tuple[Machine | None, int | None]:
     """The machine (None for "this") and the ranks after an x."""
-    wanted = name.strip().lower()
+    spelled = name.strip().lower()
     known = {machine.name: machine for machine in MACHINES}
-    if (found := known.get(ALIASES.get(wanted, wanted))) is not None:
-        return found, None
-    split = re.fullmatch(r"(.+?)x(\d+)", wanted)
-    base, ranks = (split[1], int(split[2])) if split else (wanted, None)
+    if (machine := known.get(ALIASES.get(spelled, spelled))) is not None:
+        return machine, None
+    split = re.fullmatch(r"(.+?)x(\d+)", spelled)
+    base, ranks = (split[1], int(split[2])) if split else (spelled, None)
     base = ALIASES.get(base, base)
     if base != THIS and base not in known:
         near = difflib.get_close_matches(base, [*known, THIS, *ALIASES], n=1, cutoff=0.0)[0]
-        words = f"x{ranks}" if ranks is not None else ""
+        suffix = f"x{ranks}" if ranks is not None else ""
         raise ValueError(
-            f"no topology preset is named {name!r}; the nearest is {near + words!r}. "
-            f"There are: {', '.join(preset_names())}; NAMExN is N ranks"
+            f"topology preset {name!r} does not exist (did you mean {near + suffix!r}?); known: "
+            f"{', '.join(preset_names())}; NAMExN is N ranks"
         )
     if ranks == 0:
-        raise ValueError(f"preset {name!r} has no ranks: NAMExN is N ranks, at least one")
+        raise ValueError(f"preset {name!r} has 0 ranks. Fix: use NAMExN with N at least 1")
     return known.get(base), ranks
 
 
 def _this_machine(ranks: int | None, local_world_size: int | None) -> dict[str, Any]:
-    """One rank a GPU where there are any, with the figures of that GPU where it is listed; one a core elsewhere."""
+    """One rank per GPU, with the figures of the GPU if listed; without GPUs, one rank per core."""
     import torch
 
     if not torch.cuda.is_available():
@@ -159,16 +161,16 @@ def _this_machine(ranks: int | None, local_world_size: int | None) -> dict[str, 
     world = ranks or torch.cuda.device_count()
     device = torch.cuda.get_device_properties(0)
     machine = machine_of_gpu(device.name)
-    given: dict[str, Any] = {} if machine is None else {figure.field: figure.value for figure in machine.figures}
+    figures: dict[str, Any] = {} if machine is None else {figure.field: figure.value for figure in machine.figures}
     local = local_world_size or (world if machine is None or world % machine.ranks else min(machine.ranks, world))
-    return {**given, "hbm_cap": device.total_memory, "compute_device": "cuda"} | {
+    return {**figures, "hbm_cap": device.total_memory, "compute_device": "cuda"} | {
         "world_size": world,
         "local_world_size": local,
     }
 
 
 def _overview(machines: Sequence[Machine]) -> str:
-    heads = ("preset", "ranks a host", "memory", "its rate", "inside a host", "between hosts")
+    heads = ("preset", "ranks/host", "memory", "bandwidth", "inside a host", "between hosts")
     lines: list[tuple[str, ...]] = [heads]
     for machine in machines:
         by_field = {figure.field: figure for figure in machine.figures}
@@ -179,8 +181,8 @@ def _overview(machines: Sequence[Machine]) -> str:
     widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
     text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
     note = (
-        "A rank, one direction: what a program gets of what is published. NAMExN is N ranks in hosts of that size. "
-        "preset_table(NAME) or `recshard topologies NAME` gives every figure with its source."
+        "Per rank and direction: achievable of published. NAMExN is N ranks in hosts of this size. "
+        "preset_table(NAME) or `recshard topologies NAME` shows every figure with its source."
     )
     return "\n".join([*text, "", *wrap(note, _WIDTH)])
 
@@ -188,21 +190,21 @@ def _overview(machines: Sequence[Machine]) -> str:
 def _details(machines: Sequence[Machine]) -> str:
     lines = []
     for machine in machines:
-        lines += wrap(f"{machine.name}: {machine.about}; {machine.ranks} ranks a host", _WIDTH)
+        lines += wrap(f"{machine.name}: {machine.about}; {machine.ranks} ranks per host", _WIDTH)
         for figure in machine.figures:
             lines.append(f"  {figure.field:<15}  {_used(figure)}")
             lines += wrap(
                 _sentence("published", figure.source), _WIDTH, initial_indent=" " * 19, subsequent_indent=" " * 21
             )
             if figure.share != 1:
-                words = _sentence(f"share {figure.share:g}", figure.share_source)
-                lines += wrap(words, _WIDTH, initial_indent=" " * 19, subsequent_indent=" " * 21)
+                share = _sentence(f"share {figure.share:g}", figure.share_source)
+                lines += wrap(share, _WIDTH, initial_indent=" " * 19, subsequent_indent=" " * 21)
         lines.append("  everything else  the defaults of its device, see recshard_lab.sharding.hardware.topology")
     return "\n".join(lines)
 
 
 def _sentence(what: str, source: str) -> str:
-    """A figure that nobody published says so in place of "published"."""
+    """``what: source``; only the source for assumed figures."""
     if what == "published" and source.startswith(ASSUMED):
         return source
     return f"{what}: {source}"
@@ -219,7 +221,7 @@ def _used(figure: Published | None) -> str:
 
 
 def amount(field: str, value: float) -> str:
-    """A figure of `Topology` as a data sheet would spell it.
+    """A figure of `Topology` with a unit, as in data sheets.
 
     >>> amount("intra_host_bw", 450e6), amount("hbm_cap", 80e9), amount("launch_ms", 0.02)
     ('450 GB/s', '80 GB', '20 us')

@@ -151,7 +151,7 @@ class ShardedCollection(nn.Module):
                 weights[position],
                 states[position],
                 self.env,
-                self.kinds[table.name].state_parts(),
+                self.kinds[table.name].state_parts(self.device),
                 self.device,
             )
             for position, table in enumerate(self.tables)

@@ -332,7 +332,7 @@ def test_what_a_kernel_cannot_do_is_said_not_ignored(kernel: type[LookupKernel])
 @pytest.mark.parametrize(
     ("spec", "changes", "reason"),
     [
-        (None, {}, "gradients cannot be kept"),
+        (None, {}, "keeps no gradients"),
         (OptimizerSpec(weight_decay=0.1), {}, "weight_decay"),
         (ROWWISE, {"exchanges_row_norms": True}, "norms of whole rows"),
         (ROWWISE, {"device": "mps"}, "not on mps"),

@@ -25,11 +25,13 @@ MORE = [
 ]
 
 
-def trained(shape: Shape, spec: OptimizerSpec | None, device: str, how: dict[str, Any]) -> list[torch.Tensor]:
+def trained(
+    shape: Shape, spec: OptimizerSpec | None, device: str, how: dict[str, Any], name: str = "native"
+) -> list[torch.Tensor]:
     """Outputs, gradients of weights, tables and states of two steps."""
     norms, pooled = how.get("norms", False), how.get("pooled", True)
     slots = [Slot(f"t{i}", rows, d, how["data_type"], 2 * d if norms else d) for i, (rows, d) in enumerate(shape.slots)]
-    kernel = kernel_named("native")(slots, shape.feature_slots, spec, pooled=pooled, device=device)
+    kernel = kernel_named(name)(slots, shape.feature_slots, spec, pooled=pooled, device=device)
     torch.manual_seed(shape.seed)
     for own in kernel.weights():
         own.copy_(torch.randn(own.shape).to(own.dtype))
@@ -80,3 +82,24 @@ def compare(spec: OptimizerSpec | None, device: str) -> None:
 @pytest.mark.parametrize("spec", [*SPECS, *MORE], ids=lambda spec: "dense" if spec is None else str(spec.optimizer))
 def test_the_native_kernel_never_waits(ranks: Any, device: str, spec: OptimizerSpec | None) -> None:
     ranks.run(compare, spec, device)
+
+
+def compare_fbgemm(spec: OptimizerSpec) -> None:
+    """Trains every shape with fbgemm and with the native kernel, both on the GPU."""
+    for shape in SHAPES:
+        for how in [*WAYS, {"data_type": DataType.FP16}]:
+            wide = {"data_type": DataType.FP32, **how}
+            loose = {"rtol": 2e-2, "atol": 2e-2} if "data_type" in how else {"rtol": 1e-4, "atol": 1e-5}
+            one, other = (trained(shape, spec, "cuda", wide, name) for name in ("fbgemm", "native"))
+            torch.testing.assert_close(one, other, **loose)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(torch.cuda.device_count() == 0, reason="no NVIDIA GPU here")
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: str(spec.optimizer))
+def test_fbgemms_cuda_kernels_are_the_native_kernel(one_rank: Any, spec: OptimizerSpec, decay: float) -> None:
+    """Written without a GPU at hand: not run before it reached one."""
+    if decay and spec.optimizer in (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD):
+        pytest.skip("fbgemm has no weight decay for this optimizer: the native kernel serves it")
+    one_rank.run(compare_fbgemm, replace(spec, weight_decay=decay, weight_decay_mode=None))

@@ -43,18 +43,19 @@ class GroupKind:
     route: str = "direct"
     host: bool = False
 
-    def state_parts(self) -> tuple[Part, ...]:
-        """Which optimizer state each rectangle has, the same on ranks that hold none."""
+    def state_parts(self, device: torch.device) -> tuple[Part, ...]:
+        """Which optimizer state each shard has on ranks of this device, also on ranks that store no shard."""
         if self.optimizer is None:
             return ()
-        return _state_parts(self.backend, self.data_type, replace(self.optimizer, learning_rate=0.0))
+        kept = torch.device("cpu") if self.host else device
+        return _state_parts(self.backend, self.data_type, replace(self.optimizer, learning_rate=0.0), kept)
 
 
 @lru_cache(maxsize=64)
-def _state_parts(backend: str, data_type: DataType, optimizer: OptimizerSpec) -> tuple[Part, ...]:
+def _state_parts(backend: str, data_type: DataType, optimizer: OptimizerSpec, device: torch.device) -> tuple[Part, ...]:
     """Read from a kernel of two rows and four columns: only kernels know."""
     probe = Slot("probe", 2, 4, data_type, 4)
-    kernel = kernel_named(backend)([probe], [0], optimizer, pooled=True, device="cpu")
+    kernel = kernel_named(backend)([probe], [0], optimizer, pooled=True, device=device)
     return tuple(Part.of(name, state, 2, 4) for name, state in kernel.optimizer_states()[0].items())
 
 
@@ -124,12 +125,14 @@ class KernelGroup:
     def forward(self, bags: Bags, training: bool) -> tuple[Tensor, Any]:
         """The kernel's rows, and what its backward needs when ``training``."""
         with torch.set_grad_enabled(training):
-            rows, saved = self.kernel.forward(*self._there(*bags[:3]), bags[3])
+            ids, offsets, weights = self._there(*bags[:3])
+            rows, saved = self.kernel.forward(ids, offsets, weights, bags[3])
             return self._back(rows), saved
 
     def remember(self, bags: Bags) -> Any:
         """What `backward` needs of a batch that is not looked up here."""
-        return self.kernel.remember(*self._there(*bags[:3]), bags[3])
+        ids, offsets, weights = self._there(*bags[:3])
+        return self.kernel.remember(ids, offsets, weights, bags[3])
 
     def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
         """Steps the fused optimizer, or adds to ``.grad`` under the dense compute kernel.

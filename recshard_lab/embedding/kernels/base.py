@@ -145,8 +145,6 @@ class LookupKernel(ABC):
     ) -> tuple[Tensor, Any]:
         """Looks up one batch. Arguments may have any strides.
 
-        Under ``torch.no_grad()`` the caller promises not to call `backward`.
-
         Args:
             ids: ``[N]`` int32 or int64, one shard feature after the other, local to its slot. The caller checks their
                 range.

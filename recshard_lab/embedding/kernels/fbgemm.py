@@ -1,9 +1,16 @@
 """fbgemm's table-batched embeddings (TBE) behind `LookupKernel`.
 
-One TBE serves all pooled slots of one dtype, of any widths; not pooled, all slots of one dtype and width.
-Its fused backward is autograd's: the looked-up rows are kept with their graph, and `backward` runs it.
+One TBE serves all pooled slots of one dtype, of any widths; not pooled, all slots of one dtype and width. Its fused
+backward is autograd's: the kernel keeps the looked-up rows with their graph, and `backward` runs it.
 
-``fbgemm_gpu`` is imported when the first kernel is made, never before.
+::
+
+                    CPU                                CUDA
+    optimizers      SGD, Adagrad, row-wise Adagrad     all
+    weight decay    none                               row-wise Adagrad: L2, decoupled. Adams, LAMBs, LARS: decoupled
+    weights         FP32, FP16                         FP32, FP16, BF16
+
+The first kernel imports ``fbgemm_gpu``.
 """
 
 from __future__ import annotations
@@ -21,25 +28,47 @@ import torch
 from torch import Tensor
 
 from recshard_lab.embedding.configs import DataType
-from recshard_lab.embedding.kernels.base import NO_WEIGHTS, LookupKernel, RowNorms, Slot
+from recshard_lab.embedding.kernels.base import NO_WEIGHTS, TORCH_DTYPES, LookupKernel, RowNorms, Slot
 from recshard_lab.embedding.kernels.feature_groups import FeatureGroups, Spans
-from recshard_lab.embedding.kernels.registry import register_kernel
-from recshard_lab.embedding.optimizers import EmbOptimType, OptimizerSpec
+from recshard_lab.embedding.kernels.registry import notice_once, register_kernel
+from recshard_lab.embedding.optimizers import EmbOptimType, OptimizerSpec, WeightDecayMode
 
-_OPTIMIZERS = {EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD}
 _TRAINING = "split_table_batched_embeddings_ops_training"
-_DATA_TYPES = {DataType.FP32, DataType.FP16}
+_CPU_OPTIMIZERS = {EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD}
+_NO_DECAY = {EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD}
+_TRUST_RATIO = {EmbOptimType.LAMB, EmbOptimType.PARTIAL_ROWWISE_LAMB, EmbOptimType.LARS_SGD}
+_DATA_TYPES = {"cpu": (DataType.FP32, DataType.FP16), "cuda": (DataType.FP32, DataType.FP16, DataType.BF16)}
+_MOST_CUDA_COLUMNS = 2048
+
+
+class _Pending:
+    """Counts one lookup whose backward has not run, until `close` or until the lookup is dropped."""
+
+    def __init__(self, counter: list[int]) -> None:
+        self.counter: list[int] | None = counter
+        counter[0] += 1
+
+    def close(self) -> None:
+        if self.counter is not None:
+            self.counter[0] -= 1
+            self.counter = None
+
+    __del__ = close
 
 
 @register_kernel
 class FbgemmKernel(LookupKernel):
-    """`LookupKernel` on ``SplitTableBatchedEmbeddingBagsCodegen``."""
+    """`LookupKernel` on ``SplitTableBatchedEmbeddingBagsCodegen``.
+
+    Trust ratios differ from the other kernels': where the weights of a row are all zero, fbgemm's LAMB and LARS do not
+    step the row, and where the step is all zero too they divide by zero.
+    """
 
     name = "fbgemm"
 
     @classmethod
     def preference(cls, optimizer: OptimizerSpec | None, device: torch.device | str) -> int:
-        """First everywhere but for Adagrad on CPU, whose backward takes twice the native kernel's time there."""
+        """First on CUDA; on CPU after numba, and last for Adagrad, whose backward takes 2x the native kernel's time."""
         slow = optimizer is not None and optimizer.optimizer is EmbOptimType.EXACT_ADAGRAD
         return -10 if slow and torch.device(device).type == "cpu" else 10
 
@@ -58,61 +87,72 @@ class FbgemmKernel(LookupKernel):
         exchanges_row_norms: bool,
         device: torch.device | str,
     ) -> str | None:
+        kind = torch.device(device).type
+        if kind not in _DATA_TYPES:
+            return f"it runs on cpu and cuda, not on {kind}"
         if optimizer is None:
-            return "it always steps an optimizer in backward, gradients cannot be kept"
-        if optimizer.optimizer not in _OPTIMIZERS:
-            return f"it lacks {optimizer.optimizer} on CPU, and elsewhere nobody has checked it"
-        if optimizer.extras:
-            return f"it ignores {', '.join(optimizer.extras)} with {optimizer.optimizer}, or means something else by it"
+            return "it always steps an optimizer in backward, and keeps no gradients"
+        if kind == "cuda" and (reason := _why_no_cuda()) is not None:
+            notice_once(f"kernel 'fbgemm' is not used on CUDA: {reason}")
+            return reason
+        if kind == "cpu" and optimizer.optimizer not in _CPU_OPTIMIZERS:
+            return f"it has no {optimizer.optimizer} on CPU"
+        if (reason := _refuses_extras(kind, optimizer)) is not None:
+            return reason
         if weighted and not pooled:
             return NO_WEIGHTS
-        if torch.device(device).type not in ("cpu", "cuda"):
-            return f"it runs on cpu and cuda, not on {torch.device(device).type}"
         if optimizer.row_wise and exchanges_row_norms:
             return f"{optimizer.optimizer} over column shards needs the norms of whole rows inside its step"
-        return next((reason for slot in slots if (reason := _refuses_slot(slot, optimizer))), None)
+        return next((reason for slot in slots if (reason := _refuses_slot(kind, slot, optimizer))), None)
 
     def _allocate(self) -> None:
         optimizer = self.optimizer
-        assert optimizer is not None  # what has none is refused
+        assert optimizer is not None  # `refuses` needs one
+        if optimizer.optimizer in _TRUST_RATIO:
+            notice_once(
+                f"fbgemm's {optimizer.optimizer} does not step rows of zeros, and a row with a zero step becomes NaN. "
+                f"Fix, if your tables have such rows: backend='native'"
+            )
         self._slot_features: list[list[int]] = [[] for _ in self.slots]
         for feature, slot in enumerate(self.feature_slots):
             self._slot_features[slot].append(feature)
-        self._weights: list[Tensor] = [torch.empty(0)] * len(self.slots)
+        self._weights: list[Tensor] = [torch.empty(0, device=self.device)] * len(self.slots)
         self._states: list[dict[str, Tensor]] = [{}] * len(self.slots)
-        self._tbes: list[Any] = []
-        groups: list[list[int]] = []
         self._members = list(self._alike().values())
-        for indices in self._members:
-            # TBE adds up what the features of a slot share only if they stand side by side
-            features = [feature for index in indices for feature in self._features_of(index)]
-            groups.append(features)
-            self._tbes.append(self._make_tbe(indices, features, optimizer))
+        # TBE sums the shard features of a slot only if they are neighbours
+        groups = [[feature for index in indices for feature in self._slot_features[index]] for indices in self._members]
+        self._tbes = [
+            self._make_tbe(indices, features, optimizer)
+            for indices, features in zip(self._members, groups, strict=True)
+        ]
+        counts = "iter" in optimizer.state_shapes(1, 1)
+        sizes = [len(indices) if counts else 0 for indices in self._members]
+        self._iterations = [torch.zeros(size, dtype=torch.int64, device=self.device) for size in sizes]
         self._hold_views()
+        self._versions = [iterations._version for iterations in self._iterations]
         for indices in self._members:
             for index in indices:
                 self._weights[index].zero_()
         self._features = FeatureGroups([self.slots[slot].num_cols for slot in self.feature_slots], groups, self.device)
 
     def _alike(self) -> dict[tuple[DataType, int], list[int]]:
-        """The slots that one TBE can hold; a slot that no feature reads gets plain tensors, for TBE refuses it."""
+        """The slots that one TBE can serve. TBE refuses slots without a shard feature: these get plain tensors."""
         members: dict[tuple[DataType, int], list[int]] = {}
         for index, slot in enumerate(self.slots):
-            if self._features_of(index):
+            if self._slot_features[index]:
                 members.setdefault((slot.data_type, 0 if self.pooled else slot.num_cols), []).append(index)
             else:
                 self._hold_unread(index, slot)
         return members
 
-    def _features_of(self, index: int) -> list[int]:
-        return self._slot_features[index]
-
     def _hold_unread(self, index: int, slot: Slot) -> None:
         assert self.optimizer is not None
-        dtype = torch.float16 if slot.data_type is DataType.FP16 else torch.float32
-        self._weights[index] = torch.zeros(slot.num_rows, slot.num_cols, dtype=dtype, device=self.device)
-        shapes = self.optimizer.state_shapes(slot.num_rows, slot.num_cols)
-        self._states[index] = {name: torch.zeros(shape, device=self.device) for name, shape in shapes.items()}
+        size = (slot.num_rows, slot.num_cols)
+        self._weights[index] = torch.zeros(size, dtype=TORCH_DTYPES[slot.data_type], device=self.device)
+        self._states[index] = {
+            name: torch.zeros(shape, dtype=torch.int64 if name == "iter" else torch.float32, device=self.device)
+            for name, shape in self.optimizer.state_shapes(*size).items()
+        }
 
     def _make_tbe(self, indices: list[int], features: list[int], optimizer: OptimizerSpec) -> Any:
         f = _fbgemm()
@@ -121,31 +161,47 @@ class FbgemmKernel(LookupKernel):
         compute = f.ComputeDevice.CPU if on_cpu else f.ComputeDevice.CUDA
         slots = [self.slots[index] for index in indices]
         place = {index: position for position, index in enumerate(indices)}
-        return f.SplitTableBatchedEmbeddingBagsCodegen(
+        row_wise_adagrad = optimizer.optimizer is EmbOptimType.EXACT_ROWWISE_ADAGRAD  # the others have one mode
+        mode = optimizer.weight_decay_mode if row_wise_adagrad else None
+        tbe = f.SplitTableBatchedEmbeddingBagsCodegen(
             embedding_specs=[(slot.num_rows, slot.num_cols, location, compute) for slot in slots],
             feature_table_map=[place[self.feature_slots[feature]] for feature in features],
-            weights_precision=f.SparseType.FP16 if slots[0].data_type is DataType.FP16 else f.SparseType.FP32,
+            weights_precision=getattr(f.SparseType, slots[0].data_type.value),
+            output_dtype=f.SparseType.FP32,
             optimizer=f.EmbOptimType(optimizer.optimizer.value),
             learning_rate=optimizer.learning_rate,
             eps=optimizer.eps,
-            stochastic_rounding=False,  # round to nearest, as every other kernel does
+            beta1=optimizer.beta1,
+            beta2=optimizer.beta2,
+            momentum=optimizer.momentum,
+            eta=optimizer.eta,
+            weight_decay=optimizer.weight_decay,
+            weight_decay_mode=f.WeightDecayMode((mode or WeightDecayMode.NONE).value),
+            stochastic_rounding=False,  # to nearest, as every other kernel
             pooling_mode=f.PoolingMode.SUM if self.pooled else f.PoolingMode.NONE,
             device=self.device,
             bounds_check_mode=f.BoundsCheckMode.NONE,  # its other modes print or move wrong ids
         )
+        tbe.iter = torch.zeros(1, dtype=torch.int64)  # on the host: TBE reads it in forward
+        return tbe
 
     def _hold_views(self) -> None:
-        """Finds the slots' weights and states in the memory of the TBEs."""
+        """Takes the slots' weights and states from the memory of the TBEs."""
         assert self.optimizer is not None
-        names = list(self.optimizer.state_shapes(1, 1))
-        for tbe, indices in zip(self._tbes, self._members, strict=True):
+        names = [name for name in self.optimizer.state_shapes(1, 1) if name != "iter"]
+        self._pending = [0]
+        self._versions = [-1] * len(self._tbes)  # as if written to: the counts are read before the next lookup
+        self._steps = [0] * len(self._tbes)
+        for tbe, indices, iterations in zip(self._tbes, self._members, self._iterations, strict=True):
             states = tbe.split_optimizer_states()
             for position, (index, weight) in enumerate(zip(indices, tbe.split_embedding_weights(), strict=True)):
                 self._weights[index] = weight
                 self._states[index] = dict(zip(names, states[position], strict=True)) if names else {}
+                if iterations.numel():
+                    self._states[index]["iter"] = iterations[position : position + 1]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copied or unpickled TBE has memory of its own, in which the views must be found again."""
+        """A copied or unpickled TBE has memory of its own: the views are taken from it."""
         self.__dict__.update(state)
         self._hold_views()
 
@@ -172,16 +228,33 @@ class FbgemmKernel(LookupKernel):
             own_ids = self._features.take(ids, index, spans)
             own_offsets = self._features.take_offsets(offsets, index, batch if self.pooled else 1)
             own_weights = None if weights is None else self._features.take(weights, index, spans)
+            self._number_step(index, tbe)
             with torch.enable_grad():
                 if own_weights is not None:
                     own_weights = own_weights.detach().requires_grad_()
-                looked.append((self._look_up(tbe, index, own_ids, own_offsets, own_weights), own_weights))
-        return self._join([out.detach() for out, _ in looked], spans), (looked, spans)
+                out = tbe(own_ids, own_offsets, per_sample_weights=own_weights)
+                looked.append((out, own_weights))
+        return self._join([out.detach() for out, _ in looked], spans), (looked, spans, _Pending(self._pending))
 
-    def _look_up(self, tbe: Any, index: int, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-        if self.pooled:
-            return tbe(ids, offsets, per_sample_weights=weights)
-        return tbe(ids, offsets)
+    def _number_step(self, index: int, tbe: Any) -> None:
+        """Tells a TBE which step the lookup's backward will be: it counts lookups, and evaluation has no backward.
+
+        The counts are on the device, where checkpoints are loaded into them. They are read after such a write only.
+        """
+        iterations = self._iterations[index]
+        if not iterations.numel():
+            return
+        if iterations._version != self._versions[index]:
+            taken = set(iterations.tolist())
+            if len(taken) > 1:
+                names = ", ".join(repr(self.slots[slot].table) for slot in self._members[index])
+                raise ValueError(
+                    f"tables {names} have taken {sorted(taken)} steps, and fbgemm counts one number for all of them. "
+                    f"Fix: use backend='native'"
+                )
+            self._versions[index], self._steps[index] = iterations._version, taken.pop()
+        tbe.iter_cpu.fill_(self._steps[index] + self._pending[0])
+        tbe.iter.copy_(tbe.iter_cpu)
 
     def _join(self, outputs: list[Tensor], spans: Spans) -> Tensor:
         if not self.pooled:
@@ -192,7 +265,7 @@ class FbgemmKernel(LookupKernel):
         return self._features.join_pooled([out.split(own, dim=1) for out, own in zip(outputs, dims, strict=True)])
 
     def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
-        looked, spans = saved
+        looked, spans, pending = saved
         weight_grads = []
         for index, (out, weights) in enumerate(looked):
             if self.pooled:
@@ -202,15 +275,37 @@ class FbgemmKernel(LookupKernel):
             torch.autograd.backward(out, own.to(out.dtype).contiguous().view_as(out))
             if weights is not None:
                 weight_grads.append(weights.grad)
+        pending.close()
+        for index, iterations in enumerate(self._iterations):
+            known = iterations._version == self._versions[index]
+            iterations += 1
+            if known:
+                self._steps[index] += 1
+                self._versions[index] = iterations._version
         return self._features.join_flat(weight_grads, spans) if weight_grads else None
 
 
-def _refuses_slot(slot: Slot, optimizer: OptimizerSpec) -> str | None:
+def _refuses_extras(device: str, optimizer: OptimizerSpec) -> str | None:
+    kind, mode = optimizer.optimizer, optimizer.weight_decay_mode
+    missing = [name for name in optimizer.extras if name != "weight_decay"]
+    if missing:
+        return f"it has no {', '.join(missing)} with the meaning that {kind} has here"
+    if optimizer.weight_decay and (device == "cpu" or kind in _NO_DECAY):
+        return f"it ignores weight_decay with {kind} on {device}"
+    if mode is WeightDecayMode.L2 and kind is not EmbOptimType.EXACT_ROWWISE_ADAGRAD:
+        return f"it has no weight_decay_mode L2 with {kind}"
+    return None
+
+
+def _refuses_slot(device: str, slot: Slot, optimizer: OptimizerSpec) -> str | None:
     table = f"table {slot.table!r}"
-    if slot.data_type not in _DATA_TYPES:
-        return f"{table} is {slot.data_type.value}; it trains FP32 and FP16"
+    if slot.data_type not in _DATA_TYPES[device]:
+        kinds = ", ".join(kind.value for kind in _DATA_TYPES[device])
+        return f"{table} is {slot.data_type.value}; on {device} it trains {kinds}"
     if slot.num_cols % 4:
         return f"{table} has {slot.num_cols} columns here; it needs a multiple of 4"
+    if device == "cuda" and slot.num_cols > _MOST_CUDA_COLUMNS:
+        return f"{table} has {slot.num_cols} columns here; on cuda it takes at most {_MOST_CUDA_COLUMNS}"
     if optimizer.row_wise and slot.num_cols != slot.full_dim:
         return f"{table} has {slot.num_cols} of {slot.full_dim} columns here; {optimizer.optimizer} needs all"
     return None
@@ -222,9 +317,17 @@ def _why_absent() -> str | None:
         return 'fbgemm_gpu is not installed (pip install "recshard-lab[cpu]" or "[cuda]" brings it)'
     try:
         _fbgemm()
-    except Exception as error:  # a build for another torch fails with whatever its loader raises
+    except Exception as error:  # a build for another torch fails with any exception of its loader
         version = next((v for n in ("fbgemm-gpu", "fbgemm-gpu-cpu") if (v := _version(n))), "of unknown version")
         return f"fbgemm_gpu {version} does not load beside torch {torch.__version__}: {error}"
+    return None
+
+
+@cache
+def _why_no_cuda() -> str | None:
+    """Why the installed build has no CUDA kernels, or None. Both builds have one import name."""
+    if _version("fbgemm-gpu-cpu") is not None:
+        return 'the installed fbgemm-gpu-cpu has CPU kernels only. Fix: pip install "recshard-lab[cuda]"'
     return None
 
 
@@ -238,6 +341,8 @@ def _version(distribution: str) -> str | None:
 @cache
 def _fbgemm() -> SimpleNamespace:
     """fbgemm's names, imported on first use."""
+    # it warns in every process that Adam, LAMB and LARS are compiled without optimisation
+    warnings.filterwarnings("ignore", r"(?s).*\[FBGEMM_GPU\] NOTE: The training optimizer")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns of parts of itself that are not in this build
         names: dict[str, Any] = {}

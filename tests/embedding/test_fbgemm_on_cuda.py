@@ -1,0 +1,197 @@
+"""What fbgemm serves on CUDA, and with which arguments. No test here runs a CUDA kernel; `tests/ledger` does."""
+
+import copy
+import gc
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from recshard_lab.embedding import DataType, EmbOptimType, OptimizerSpec, WeightDecayMode
+from recshard_lab.embedding.kernels import Slot, available, choose_kernel, fbgemm
+from recshard_lab.embedding.kernels.fbgemm import FbgemmKernel
+from tests.embedding.lookups import SPECS
+
+pytestmark = pytest.mark.skipif("fbgemm" not in available(), reason="needs fbgemm_gpu")
+
+ADAM = OptimizerSpec(EmbOptimType.ADAM, 0.1)
+ROWWISE = OptimizerSpec(EmbOptimType.EXACT_ROWWISE_ADAGRAD, 0.1)
+DECAYED = {spec.optimizer: replace(spec, weight_decay=0.1, weight_decay_mode=None) for spec in SPECS}
+
+
+@pytest.fixture
+def cuda_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the installed fbgemm had CUDA kernels."""
+    monkeypatch.setattr(fbgemm, "_why_no_cuda", lambda: None)
+
+
+def chosen(spec: OptimizerSpec | None, **changes: Any) -> str:
+    slot = Slot("t", 8, changes.pop("columns", 8), changes.pop("data_type", DataType.FP32), changes.pop("full", 8))
+    job = {"pooled": True, "weighted": False, "exchanges_row_norms": False, "device": "cuda", **changes}
+    return choose_kernel([slot], spec, **job).name
+
+
+@pytest.mark.parametrize("data_type", [DataType.FP32, DataType.FP16, DataType.BF16], ids=lambda kind: kind.value)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: str(spec.optimizer))
+def test_fbgemm_serves_every_optimizer_and_weight_format(
+    cuda_build: None, spec: OptimizerSpec, data_type: DataType
+) -> None:
+    for pooled in (True, False):
+        assert chosen(spec, data_type=data_type, pooled=pooled) == "fbgemm"
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "changes"),
+    [
+        ("fbgemm", DECAYED[EmbOptimType.ADAM], {}),
+        ("fbgemm", DECAYED[EmbOptimType.PARTIAL_ROWWISE_ADAM], {}),
+        ("fbgemm", DECAYED[EmbOptimType.LAMB], {}),
+        ("fbgemm", DECAYED[EmbOptimType.PARTIAL_ROWWISE_LAMB], {}),
+        ("fbgemm", DECAYED[EmbOptimType.LARS_SGD], {}),
+        ("fbgemm", DECAYED[EmbOptimType.EXACT_ROWWISE_ADAGRAD], {}),
+        ("fbgemm", replace(DECAYED[ROWWISE.optimizer], weight_decay_mode=WeightDecayMode.DECOUPLE), {}),
+        ("fbgemm", ADAM, {"weighted": True}),
+        ("native", DECAYED[EmbOptimType.EXACT_SGD], {}),
+        ("native", DECAYED[EmbOptimType.EXACT_ADAGRAD], {}),
+        ("native", replace(DECAYED[EmbOptimType.ADAM], weight_decay_mode=WeightDecayMode.L2), {}),
+        ("native", replace(ADAM, max_norm=1.0), {}),
+        ("native", replace(ADAM, gradient_clipping=True), {}),
+        ("native", replace(ADAM, check_gradients=True), {}),
+        ("native", None, {}),
+        ("native", ADAM, {"data_type": DataType.FP64}),
+        ("native", ADAM, {"columns": 6}),
+        ("native", ADAM, {"columns": 4096}),
+        ("native", ROWWISE, {"columns": 4}),
+        ("native", ROWWISE, {"exchanges_row_norms": True}),
+    ],
+)
+def test_native_serves_what_fbgemm_has_not(
+    cuda_build: None, name: str, spec: OptimizerSpec | None, changes: dict[str, Any]
+) -> None:
+    assert chosen(spec, **changes) == name
+
+
+def test_a_cpu_build_serves_no_cuda_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    fbgemm._why_no_cuda.cache_clear()
+    versions = {"fbgemm-gpu-cpu": "1.8.0", "fbgemm-gpu": None}
+    monkeypatch.setattr(fbgemm, "_version", versions.get)
+    try:
+        assert chosen(ADAM) == "native"
+        with pytest.raises(ValueError, match=r"fbgemm-gpu-cpu has CPU kernels only. Fix: pip install"):
+            chosen(ADAM, backend="fbgemm")
+        fbgemm._why_no_cuda.cache_clear()
+        versions.update({"fbgemm-gpu-cpu": None, "fbgemm-gpu": "1.8.0"})
+        assert chosen(ADAM) == "fbgemm"
+    finally:
+        fbgemm._why_no_cuda.cache_clear()
+
+
+def test_on_cpu_fbgemm_has_three_optimizers() -> None:
+    for spec in SPECS:
+        job: Any = {"pooled": True, "weighted": False, "exchanges_row_norms": False, "device": "cpu"}
+        reason = FbgemmKernel.refuses([Slot("t", 8, 8, DataType.FP32, 8)], spec, **job)
+        assert (reason is None) == (spec.optimizer in fbgemm._CPU_OPTIMIZERS)
+
+
+@pytest.mark.parametrize("mode", [WeightDecayMode.L2, WeightDecayMode.DECOUPLE])
+def test_the_arguments_of_a_cuda_module(monkeypatch: pytest.MonkeyPatch, mode: WeightDecayMode) -> None:
+    """The module is a stand-in that records its arguments."""
+    real = fbgemm._fbgemm()
+    recorded: dict[str, Any] = {}
+
+    def record(**arguments: Any) -> SimpleNamespace:
+        recorded.update(arguments)
+        return SimpleNamespace()
+
+    names = {**vars(real), "SplitTableBatchedEmbeddingBagsCodegen": record}
+    monkeypatch.setattr(fbgemm, "_fbgemm", lambda: SimpleNamespace(**names))
+    spec = replace(DECAYED[ROWWISE.optimizer], weight_decay_mode=mode, learning_rate=0.5, eps=1e-4)
+    kernel = FbgemmKernel.__new__(FbgemmKernel)
+    kernel.slots = (Slot("a", 9, 8, DataType.BF16, 8), Slot("b", 7, 4, DataType.BF16, 4))
+    kernel.feature_slots, kernel.pooled, kernel.device = (1, 0, 0), True, torch.device("cuda")
+    kernel._make_tbe([0, 1], [1, 2, 0], spec)
+    place = (real.EmbeddingLocation.DEVICE, real.ComputeDevice.CUDA)
+    assert recorded["embedding_specs"] == [(9, 8, *place), (7, 4, *place)]
+    assert recorded["feature_table_map"] == [0, 0, 1]
+    assert recorded["weights_precision"] is real.SparseType.BF16
+    assert recorded["output_dtype"] is real.SparseType.FP32
+    assert recorded["weight_decay_mode"] is real.WeightDecayMode(mode.value)
+    numbers = {"learning_rate": 0.5, "eps": 1e-4, "weight_decay": 0.1}
+    assert {name: recorded[name] for name in numbers} == numbers
+    assert not recorded["stochastic_rounding"]
+    lamb = replace(DECAYED[EmbOptimType.LAMB], beta1=0.7, beta2=0.8)
+    kernel._make_tbe([0], [1, 2], lamb)
+    numbers = {"beta1": 0.7, "beta2": 0.8, "weight_decay": 0.1}
+    assert {name: recorded[name] for name in numbers} == numbers
+    assert recorded["weight_decay_mode"] is real.WeightDecayMode.NONE  # its formula has one place for the decay
+    kernel._make_tbe([0], [1, 2], replace(DECAYED[EmbOptimType.LARS_SGD], momentum=0.6, eta=0.3))
+    assert (recorded["momentum"], recorded["eta"]) == (0.6, 0.3)
+
+
+class Module:
+    """A stand-in for fbgemm's CUDA module under Adam: counts lookups as it does, and records each step's number."""
+
+    def __init__(self, sizes: list[tuple[int, int]]) -> None:
+        self.iter_cpu, self.iter = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+        self.tables = [torch.zeros(size) for size in sizes]
+        self.numbers: list[int] = []
+
+    def split_embedding_weights(self) -> list[Tensor]:
+        return self.tables
+
+    def split_optimizer_states(self) -> list[tuple[Tensor, Tensor]]:
+        return [(torch.zeros_like(own), torch.zeros_like(own)) for own in self.tables]
+
+    def __call__(self, ids: Tensor, offsets: Tensor, per_sample_weights: Tensor | None) -> Tensor:
+        if self.iter_cpu.item() == 0:
+            self.iter_cpu.fill_(self.iter.cpu().item())
+        self.numbers.append(int(self.iter_cpu.add_(1)))
+        self.iter.add_(1)
+        return torch.zeros(1, 4 * (offsets.numel() - 1), requires_grad=True) * 1
+
+
+class Counting(FbgemmKernel):
+    name = "counting"
+
+    @classmethod
+    def refuses(cls, *arguments: Any, **more: Any) -> None:
+        return None
+
+    def _make_tbe(self, indices: list[int], features: list[int], optimizer: OptimizerSpec) -> Module:
+        return Module([(self.slots[index].num_rows, self.slots[index].num_cols) for index in indices])
+
+
+def looked_up(kernel: Counting) -> Any:
+    return kernel.forward(torch.tensor([0, 1]), torch.tensor([0, 1, 2]), None)[1]
+
+
+def test_steps_are_numbered_by_backward_passes() -> None:
+    """fbgemm numbers a step when it looks up. Evaluation must not count, and lookups ahead of their step must."""
+    slots = [Slot(name, 5, 4, DataType.FP32, 4) for name in "ab"]
+    kernel = Counting(slots, [0, 1], ADAM, pooled=True, device="cpu")
+    (module,), grad = kernel._tbes, torch.ones(1, 8)
+    counts = [own["iter"] for own in kernel.optimizer_states()]
+    for _ in range(2):
+        kernel.backward(looked_up(kernel), grad)
+    looked_up(kernel)  # evaluation: the result is dropped
+    gc.collect()
+    first, second = looked_up(kernel), looked_up(kernel)
+    kernel.backward(first, grad)
+    third = looked_up(kernel)
+    kernel.backward(second, grad)
+    kernel.backward(third, grad)
+    assert module.numbers == [1, 2, 3, 3, 4, 5]
+    assert [int(count) for count in counts] == [5, 5]
+    for count in counts:
+        count.fill_(9)  # a checkpoint is loaded
+    twin = copy.deepcopy(kernel)
+    for own in (kernel, twin):
+        own.backward(looked_up(own), grad)
+        assert own._tbes[0].numbers[-1] == 10
+        assert int(own.optimizer_states()[0]["iter"]) == 10
+    counts[1].fill_(3)
+    with pytest.raises(ValueError, match=r"tables 'a', 'b' have taken \[3, 10\] steps.* Fix: use backend='native'"):
+        looked_up(kernel)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -350,12 +354,16 @@ def an_iterator_is_left(kind: str) -> tuple[list[str], int]:
     return same_weights(ours, plain), taken
 
 
+def _first_tables_on_rank_0() -> rl.ShardingPlan:
+    table = rl.ParameterSharding("custom", shards=[rl.Shard(0, (0, 29), (0, 8))])
+    entries = {f"t_{key}": table for key in KEYS[:3]}
+    return rl.ShardingPlan({"model.embedding_bag_collection": rl.EmbeddingModuleShardingPlan(entries)})
+
+
 def resharded(kind: str) -> list[str]:
     """The tables move while batches are under way."""
     ours, plain, data = dlrm(), dlrm(), batches()
-    path = "model.embedding_bag_collection"
-    table = rl.ParameterSharding("custom", shards=[rl.Shard(0, (0, 29), (0, 8))])
-    plan = rl.ShardingPlan({path: rl.EmbeddingModuleShardingPlan({f"t_{k}": table for k in KEYS[:3]})})
+    plan = _first_tables_on_rank_0()
     plain_loop(plain, data[:4])
     plain.reshard(plan)
     optimizer = dense_optimizer(plain)  # its momentum begins anew, as below
@@ -433,6 +441,37 @@ def semi_sync(start: int, optimizer: str, threads: bool) -> tuple[list[str], boo
     with made as pipeline:
         losses = outputs(pipeline, iter(data))
     return same_weights(ours, reference), losses == expected, same_weights(ours, plain), losses == ordinary
+
+
+def semi_sync_resharded() -> tuple[list[str], int]:
+    """What differs where the tables move: rows read late by a thread, beside rows read in turn; old executors kept."""
+    from recshard_lab.distributed.step.executor import Executor
+
+    read, models, old = Executor.read, [], []
+
+    def late(self: Executor, *arguments: Any) -> Any:
+        if threading.current_thread().name == "recshard-lookup":
+            time.sleep(0.05)
+        return read(self, *arguments)
+
+    for threads in (False, True):
+        ours, source = dlrm(), iter(batches())
+        old.append(weakref.ref(ours.collections["model.embedding_bag_collection"].executor))
+        Executor.read = late
+        try:
+            with pipelines.TrainPipelineSemiSync(
+                ours, dense_optimizer(ours), CPU, start_batch=1, threads=threads
+            ) as pipeline:
+                for _ in range(4):
+                    pipeline.progress(source)
+                ours.reshard(_first_tables_on_rank_0())
+                gc.collect()
+                kept = sum(executor() is not None for executor in old)
+                outputs(pipeline, source)
+        finally:
+            Executor.read = read
+        models.append(ours)
+    return same_weights(*models), kept
 
 
 def accumulated(kind: str, num_steps: int, warm_up: int) -> tuple[list[str], list[str]]:

@@ -80,6 +80,12 @@ def test_tables_may_move_while_batches_are_under_way(ranks: Any, kind: str) -> N
         assert differ == []
 
 
+def test_rows_that_were_read_ahead_are_read_again_after_tables_move(ranks: Any) -> None:
+    for differ, old_executors in ranks.run(jobs.semi_sync_resharded):
+        assert differ == []
+        assert old_executors == 0
+
+
 def test_evaluation_scores_as_the_model_does_and_changes_nothing(ranks: Any) -> None:
     for same, differ in ranks.run(jobs.evaluated):
         assert same

@@ -99,6 +99,15 @@ class TrainPipelineSemiSync(TrainPipelineSparseDist):
             if all(env.pg is not collection.env.pg for env, _ in self._twins):
                 self._twins.append((collection.env, collection.env.twin()))
 
+    def drain(self) -> None:
+        """Returns when no stage is at work. Drops the connections of executors, which may be replaced now."""
+        super().drain()
+        self._roads.clear()
+
+    def _start(self, flight: Flight) -> None:
+        flight.looked_up = flight.read = None  # ids that are sent again, after tables moved, are looked up again
+        super()._start(flight)
+
     def _release(self) -> list[str]:
         stuck = super()._release()
         for _, twin in self._twins if not stuck else ():

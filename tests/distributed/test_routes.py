@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import recshard_lab
 from recshard_lab import EmbeddingModuleShardingPlan, ParameterSharding, RankError, Shard, ShardingPlan
 from recshard_lab.comm import CommType, QCommsConfig, get_qcomm_codecs_registry, trace
-from recshard_lab.distributed.step.output_dist.columns import ColumnJoin, Run
+from recshard_lab.distributed.step.output_dist.columns import ColumnMap, Run, starts_of
 from recshard_lab.sharding import ROUTES
 from tests.distributed import cases
 from tests.distributed.jobs import Case, batch_of, sharded_model, train_sharded
@@ -194,14 +194,15 @@ def test_columns_joined_and_taken_apart_are_sums_and_copies() -> None:
     truth = torch.zeros(3, 12)
     for run in runs:
         truth[:, run.target : run.target + run.width] += parts[run.sender][:, run.source : run.source + run.width]
-    out = torch.full((3, 12), torch.nan)
-    ColumnJoin(runs).join(parts, out)
+    widths, flat = [4, 8, 7], torch.cat([part.view(-1) for part in parts])
+    out = ColumnMap(runs, widths, [12])(flat, starts_of([3] * 3, widths), [3]).view(3, 12)
     torch.testing.assert_close(out, truth)
-    sends = [torch.zeros_like(part) for part in parts]
-    ColumnJoin(runs).take_apart(truth, sends, scale=0.5)
+    split = ColumnMap([run.reversed() for run in runs], [12], widths)
+    sends = split(truth.view(-1), [0], [3] * 3, scale=0.5).split([3 * width for width in widths])
     for run in runs:
         expected = 0.5 * truth[:, run.target : run.target + run.width]
-        assert torch.equal(sends[run.sender][:, run.source : run.source + run.width], expected)
+        sent = sends[run.sender].view(3, widths[run.sender])
+        assert torch.equal(sent[:, run.source : run.source + run.width], expected)
 
 
 def registry(forward: CommType, backward: CommType) -> Any:

@@ -46,6 +46,14 @@ def test_a_mirrored_rank_counts_what_a_real_rank_counts(
     assert mirrored[number].collectives == (5 if LAYOUTS[number][1] == ROWWISE else 4)
 
 
+def test_kernels_to_join_outputs_do_not_grow_with_ranks_or_tables() -> None:
+    layouts = ("table_wise", "row_wise", "column_wise", "grid_shard")
+    sizes = [{"ranks": 2, "tables": 8}, {"ranks": 8, "tables": 8}, {"ranks": 8, "tables": 16}]
+    chosen = [replace(small(layout), local_ranks=2, **size) for layout in layouts for size in sizes]
+    for case, counts in zip(chosen, launches.count_in_new_process(chosen), strict=True):
+        assert counts.join == 1, launches.label(case)
+
+
 def test_rows_name_counts_and_the_lines_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     coded = replace(small("row_wise"), wire="fp16")
     monkeypatch.setattr(launches, "cases", lambda: [small("row_wise", ranks=4), coded])
@@ -55,7 +63,7 @@ def test_rows_name_counts_and_the_lines_that_wait(monkeypatch: pytest.MonkeyPatc
     assert row.name == "W=4 row_wise, SGD"
     assert row.value == len(row.note.splitlines()) > row.beside["of them reads"]  # no line waits once a rank
     assert "recshard_lab/distributed/step/input_dist.py:" in row.note
-    assert row.beside["kernels to join"] == 3
+    assert row.beside["kernels to join"] == 1
     promised = {name for name in launches.TARGETS if launches.MOST in name and "row norms" not in name}
     assert {figure.name for figure in most} == promised
 

@@ -55,8 +55,8 @@ MUTANTS = [
     Mutant(
         "routes: partial sums may fill fp16 alone",
         "distributed/step/output_dist/reduce_scatter.py",
-        "codec.encode(padded.view(-1, self.columns), parts=self.env.world_size)",
-        "codec.encode(padded.view(-1, self.columns))",
+        "codec.encode(summands, parts=self.env.world_size)",
+        "codec.encode(summands)",
         "distributed/test_limits.py",
     ),
     Mutant(
@@ -219,8 +219,8 @@ MUTANTS = [
     Mutant(
         "routes: reduce-scatter forgets to scale gradients",
         "distributed/step/output_dist/reduce_scatter.py",
-        "self.home_join.take_apart(grad, [message[: grad.shape[0]]], scale)",
-        "self.home_join.take_apart(grad, [message[: grad.shape[0]]])",
+        "self.split(grad.view(-1), [0], [samples], scale)",
+        "self.split(grad.view(-1), [0], [samples])",
         "distributed/test_routes.py -k all_summed",
     ),
     Mutant(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -87,51 +88,59 @@ class Columns:
         return taken
 
 
-class Route(ABC):
-    """Brings the pooled rows of one route's lanes home.
+class OutputPath(ABC):
+    """Brings the pooled rows of the shards that take one path to the ranks of their samples, as flat areas.
 
     Attributes:
-        lanes: for each rank, the lanes that take this route.
-        width: columns of this rank's lanes.
-        buffer_bytes: what the messages of the last pass needed.
+        features: for each rank, the shard features that take this path.
+        width: columns of this rank's shard features.
+        area_widths: columns of each area that arrives.
+        runs: from the areas to the columns of the output.
+        buffer_bytes: bytes of the messages of the last pass.
     """
 
     name: ClassVar[str]
-    op: ClassVar[CommOp] = CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL  # whose codecs it takes
+    op: ClassVar[CommOp] = CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL
+    """The kind of message whose codecs this path uses."""
+    area_widths: list[int]
+    runs: list[Run]
 
     def __init__(self, layout: Layout, env: ShardingEnv, codecs: QuantizedCommCodecs) -> None:
         self.layout, self.env, self.codecs = layout, env, codecs
-        self.lanes = layout.features_of(self.name)
-        self.width = sum(lane.shard.num_cols for lane in self.lanes[env.rank])
+        self.features = layout.features_of(self.name)
+        self.width = sum(widths_of(self.features[env.rank]))
         self.buffer_bytes = 0
 
     @abstractmethod
     def begin(self, rows: Tensor, lookup_input: LookupInput) -> Any:
-        """Sends off this rank's partial rows ``[sum of B, width]``, source rank after source rank."""
+        """Sends this rank's partial rows ``[sum of B, width]``, which are ordered by source rank."""
 
     @abstractmethod
-    def finish(self, begun: Any, out: Tensor, lookup_input: LookupInput) -> None:
-        """Writes this route's columns of ``out [B, output width]``."""
+    def finish(self, begun: Any, lookup_input: LookupInput) -> Tensor:
+        """The areas for the local batch, flat."""
+
+    @abstractmethod
+    def area_rows(self, lookup_input: LookupInput) -> list[int]:
+        """Rows of each area; the first B of them are samples."""
 
     @abstractmethod
     def begin_backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> Any:
-        """Sends off this route's columns of ``grad [B, output width]``, times ``scale``."""
+        """Sends this path's columns of ``grad [B, output width]``, times ``scale``."""
 
     @abstractmethod
     def finish_backward(self, begun: Any, lookup_input: LookupInput) -> Tensor:
-        """``[sum of B, width]``: the gradient of what `begin` was given."""
+        """``[sum of B, width]``: the gradient of the rows that `begin` sent."""
 
 
-def widths_of(lanes: list[ShardFeature]) -> tuple[int, ...]:
-    """Columns of each lane."""
-    return tuple(lane.shard.num_cols for lane in lanes)
+def widths_of(features: Sequence[ShardFeature]) -> tuple[int, ...]:
+    """Columns of each shard feature."""
+    return tuple(feature.shard.num_cols for feature in features)
 
 
-def runs_of(lanes: list[ShardFeature], sender: int, target: dict[int, int]) -> list[Run]:
-    """Where the columns of a sender's lanes belong, given the target of each block's column 0."""
-    runs, source = [], 0
-    for lane in lanes:
-        width = lane.shard.num_cols
-        runs.append(Run(sender, source, target[lane.block] + lane.shard.cols[0], width))
-        source += width
-    return runs
+def runs_of(features: Sequence[ShardFeature], sender: int, starts: Sequence[int] | Mapping[int, int]) -> list[Run]:
+    """From an area with these features side by side to columns that begin, for each block, at ``starts[block]``."""
+    ends = accumulate(widths_of(features), initial=0)
+    return [
+        Run(sender, source, starts[feature.block] + feature.shard.cols[0], feature.shard.num_cols)
+        for feature, source in zip(features, ends, strict=False)
+    ]

@@ -1,124 +1,221 @@
-"""Joining the columns of several senders: side by side where they are columns, added where they are row stripes.
+"""Copies and adds columns of many senders in one kernel.
 
 ::
 
     sender 0  [b, 12]   t0: 8 columns, t1: columns 0-4           output  [b, 16]
     sender 1  [b, 12]   t0: 8 columns, t1: columns 4-8           t0 = both added, t1 = one beside the other
+
+A flat tensor holds *areas* end to end: rows of one width each, such as the rows that one sender sent. All columns are
+multiples of a chunk, the greatest common divisor of their edges. An embedding bag over chunks then gathers and adds:
+its indices are computed once for each set of area sizes. Its additions have one order on every rank and device.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from math import gcd
+from typing import Generic, TypeAlias, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+Ints: TypeAlias = NDArray[np.int64]
+T = TypeVar("T")
+
+
+class Memo(Generic[T]):
+    """Keeps the last few values of a function. Unlike ``lru_cache`` of a method it holds no reference to its owner.
+
+    >>> memo = Memo[int]()
+    >>> memo.get(3, lambda: 9), memo.get(3, lambda: 0)
+    (9, 9)
+    """
+
+    kept = 8
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, T] = {}
+
+    def get(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """The value for ``key``, computed if it is not known."""
+        if key not in self._known:
+            while len(self._known) >= self.kept:
+                del self._known[next(iter(self._known))]
+            self._known[key] = compute()
+        return self._known[key]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Columns ``[source, source + width)`` of what ``sender`` sends belong to ``[target, target + width)``."""
+    """Columns ``[source, source + width)`` of area ``sender`` go to ``[target, target + width)`` of ``receiver``."""
 
     sender: int
     source: int
     target: int
     width: int
+    receiver: int = 0
+
+    def reversed(self) -> "Run":
+        """The same columns in the other direction."""
+        return Run(self.receiver, self.target, self.source, self.width, self.sender)
 
 
 @dataclass(frozen=True, slots=True)
-class _Segment:
-    """Columns of the output that have the same senders; (sender, source) of each."""
+class Indices:
+    """What `gather` reads: of a copy, the chunks alone; of sums and products, arguments of an embedding bag."""
 
-    target: int
-    width: int
-    sources: tuple[tuple[int, int], ...]
+    chunks: Tensor
+    bags: Tensor | None
+    scales: Tensor | None
 
 
-class ColumnJoin:
-    """Joins ``[b, D_k]`` of every sender k into ``[b, D]``, and takes a gradient apart the same way.
+def gather(flat: Tensor, chunk: int, indices: Indices) -> Tensor:
+    """Chunks of ``flat``, or sums of them, end to end."""
+    table = flat[: flat.numel() // chunk * chunk].view(-1, chunk)
+    if indices.bags is None:
+        return table.index_select(0, indices.chunks).view(-1)
+    summed: Tensor = torch.embedding_bag(
+        table, indices.chunks, indices.bags, mode=0, per_sample_weights=indices.scales
+    )[0]
+    return summed.view(-1)
 
-    Runs that lie side by side on both ends are moved as one: row-wise on W ranks is one addition of W tensors, however
-    many tables.
 
-    >>> join = ColumnJoin([Run(0, 0, 0, 2), Run(1, 0, 0, 2), Run(1, 2, 2, 1)])
-    >>> out = torch.empty(1, 3)
-    >>> join.join([torch.tensor([[1.0, 2.0]]), torch.tensor([[10.0, 20.0, 30.0]])], out)
-    >>> out
-    tensor([[11., 22., 30.]])
+class ColumnMap:
+    """From source areas to target areas. Row r of a target area is made of row r of source areas.
+
+    Columns with several runs are their sum, in the order of the runs; columns without one are zeros.
+
+    Args:
+        runs: which columns go where.
+        source_widths: columns of each source area.
+        target_widths: columns of each target area.
+        steps: further sizes that area starts may be multiples of.
+
+    >>> join = ColumnMap([Run(0, 0, 0, 2), Run(1, 0, 0, 2), Run(1, 2, 2, 1)], [2, 3], [3])
+    >>> join(torch.tensor([1.0, 2.0, 10.0, 20.0, 30.0]), [0, 2], [1])
+    tensor([11., 22., 30.])
     """
 
-    def __init__(self, runs: Iterable[Run]) -> None:
-        self.runs = _merge_runs(runs)
-        self._segments = _segments(self.runs)
+    def __init__(
+        self, runs: Iterable[Run], source_widths: Sequence[int], target_widths: Sequence[int], steps: Iterable[int] = ()
+    ) -> None:
+        merged = _merge_runs(runs)
+        self.source_widths, self.target_widths = tuple(source_widths), tuple(target_widths)
+        edges = [edge for run in merged for edge in (run.source, run.target, run.width)]
+        self.chunk = gcd(*source_widths, *target_widths, *edges, *steps) or 1
+        self._whole = len(target_widths) == 1 and merged == [Run(0, 0, 0, target_widths[0])]
+        self._whole = self._whole and source_widths[0] == target_widths[0]
+        self._tabulate(merged)
+        self._memo = Memo[Indices]()
 
-    def is_identity(self, width: int) -> bool:
-        """Whether one sender's ``width`` columns are the output as they are."""
-        return self.runs == [Run(0, 0, 0, width)]
+    def _tabulate(self, runs: Sequence[Run]) -> None:
+        """Entries: a chunk that is read, for each chunk of a target row in turn."""
+        table = np.array(
+            [(run.sender, run.source, run.target, run.width, run.receiver) for run in runs], dtype=np.int64
+        ).reshape(-1, 5)
+        counts = table[:, 3] // self.chunk
+        sender, source, target, _, receiver = np.repeat(table, counts, axis=0).T
+        within = np.arange(counts.sum()) - np.repeat(_starts(counts), counts)
+        per_row = np.array(self.target_widths, dtype=np.int64) // self.chunk
+        place = _starts(per_row)[receiver] + target // self.chunk + within
+        order = np.argsort(place, kind="stable")
+        self._sender, self._offset = sender[order], source[order] // self.chunk + within[order]
+        self._stride = np.array(self.source_widths, dtype=np.int64)[self._sender] // self.chunk
+        self._summands = np.bincount(place, minlength=int(per_row.sum()))
+        self._chunks = per_row  # in a row of each target area
+        self._entries = np.bincount(receiver[order], minlength=len(per_row))
+        self._copies = bool((self._summands == 1).all())
 
-    def join(self, parts: Sequence[Tensor], out: Tensor) -> None:
-        """Writes the columns that have a sender; the others are left as they are."""
-        for segment in self._segments:
-            target = _columns(out, segment.target, segment.width)
-            found = [_columns(parts[sender], source, segment.width) for sender, source in segment.sources]
-            if len(found) == 1:
-                target.copy_(found[0])
-                continue
-            torch.add(found[0], found[1], out=target)
-            for more in found[2:]:
-                target.add_(more)
+    def __call__(self, flat: Tensor, starts: Sequence[int], rows: Sequence[int], scale: float = 1.0) -> Tensor:
+        """The target areas, flat, end to end.
 
-    def add(self, parts: Sequence[Tensor], out: Tensor) -> None:
-        """As `join`, on top of what the columns hold."""
-        for run in self.runs:
-            _columns(out, run.target, run.width).add_(_columns(parts[run.sender], run.source, run.width))
+        Args:
+            flat: holds the source areas.
+            starts: where each source area begins in ``flat``.
+            rows: of each target area.
+            scale: multiplies them.
+        """
+        total = sum(n * width for n, width in zip(rows, self.target_widths, strict=True))
+        if self._whole and flat.numel() == total:
+            return flat if scale == 1.0 else flat * scale
+        if not total or not len(self._sender):
+            return flat.new_zeros(total)
+        sizes = tuple(starts), tuple(rows)
+        indices = self._memo.get(
+            (*sizes, scale, flat.dtype, flat.device), lambda: self._compute(*sizes, scale, flat.dtype, flat.device)
+        )
+        return gather(flat, self.chunk, indices)
 
-    def take_apart(self, grad: Tensor, parts: Sequence[Tensor], scale: float = 1.0) -> None:
-        """Writes to each part its columns of ``grad``, times ``scale``."""
-        for run in self.runs:
-            source = _columns(grad, run.target, run.width)
-            target = _columns(parts[run.sender], run.source, run.width)
-            if scale == 1.0:
-                target.copy_(source)
-            else:
-                torch.mul(source, scale, out=target)
+    def _compute(
+        self, starts: tuple[int, ...], rows: tuple[int, ...], scale: float, dtype: torch.dtype, device: torch.device
+    ) -> Indices:
+        first = np.array(starts, dtype=np.int64)[self._sender] // self.chunk + self._offset
+        counts = np.array(rows, dtype=np.int64)
+        chunks = expand(first, self._stride, self._entries, counts)
+        if self._copies and scale == 1.0:
+            return Indices(to_device(chunks, device), None, None)
+        if self._copies:
+            bags = np.arange(len(chunks))
+        else:  # the bags of one row after the other
+            size = np.repeat(self._entries, self._chunks)
+            begin = np.repeat(_starts(self._entries * counts) - _starts(self._entries), self._chunks)
+            bags = expand(begin + _starts(self._summands), size, self._chunks, counts)
+        scales = None if scale == 1.0 else torch.full((len(chunks),), scale, dtype=dtype, device=device)
+        return Indices(to_device(chunks, device), to_device(bags, device), scales)
 
 
-def _columns(rows: Tensor, start: int, width: int) -> Tensor:
-    return rows if start == 0 and width == rows.shape[1] else rows.narrow(1, start, width)
+def expand(first: Ints, stride: Ints, entries: Ints, rows: Ints) -> Ints:
+    """``first[e] + r * stride[e]`` for each entry e of each row r of each area.
+
+    Args:
+        first, stride: of each entry, area after area.
+        entries: of a row of each area.
+        rows: of each area.
+    """
+    if len(rows) == 1:
+        single: Ints = first + np.arange(int(rows[0]), dtype=np.int64)[:, None] * stride
+        return single.reshape(-1)
+    sizes = entries * rows
+    if len(entries) == len(first) and (entries == 1).all() and (stride == stride[:1]).all():
+        step = int(stride[0]) if len(stride) else 1
+        shift: Ints = np.repeat(first - _starts(sizes) * step, sizes)
+        return shift + np.arange(len(shift)) * step
+    area = np.repeat(np.arange(len(rows)), sizes)
+    within = np.arange(len(area)) - _starts(sizes)[area]
+    row = within // entries[area]
+    entry = within - row * entries[area] + _starts(entries)[area]
+    return first[entry] + row * stride[entry]
+
+
+def starts_of(rows: Sequence[int], widths: Sequence[int]) -> list[int]:
+    """Where areas begin that stand end to end."""
+    return [0, *accumulate(n * width for n, width in zip(rows[:-1], widths[:-1], strict=True))] if widths else []
+
+
+def to_device(numbers: Ints, device: torch.device) -> Tensor:
+    """Integers of the host on a device, without waiting for it."""
+    host = torch.from_numpy(numbers)
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+
+
+def _starts(sizes: Ints) -> Ints:
+    return np.cumsum(sizes) - sizes
 
 
 def _merge_runs(runs: Iterable[Run]) -> list[Run]:
+    """Runs that lie side by side on both ends are one."""
     merged: list[Run] = []
     for run in runs:
         last = merged[-1] if merged else None
         if (
             last is not None
-            and last.sender == run.sender
+            and (last.sender, last.receiver) == (run.sender, run.receiver)
             and last.source + last.width == run.source
             and last.target + last.width == run.target
         ):
-            merged[-1] = Run(last.sender, last.source, last.target, last.width + run.width)
+            merged[-1] = Run(last.sender, last.source, last.target, last.width + run.width, last.receiver)
         else:
             merged.append(run)
-    return merged
-
-
-def _segments(runs: Sequence[Run]) -> list[_Segment]:
-    """Cuts runs where any of them begins or ends, so that the pieces are equal or apart; then joins neighbours."""
-    cuts = sorted({run.target for run in runs} | {run.target + run.width for run in runs})
-    place = {cut: number for number, cut in enumerate(cuts)}
-    sources: list[list[tuple[int, int]]] = [[] for _ in cuts]
-    for run in runs:
-        for number in range(place[run.target], place[run.target + run.width]):
-            sources[number].append((run.sender, run.source + cuts[number] - run.target))
-    merged: list[_Segment] = []
-    for number, found in enumerate(sources):
-        if not found:
-            continue
-        width = cuts[number + 1] - cuts[number]
-        last = merged[-1] if merged else None
-        if last is not None and last.target + last.width == cuts[number]:
-            moved = tuple((sender, source + last.width) for sender, source in last.sources)
-            if moved == tuple(found):
-                merged[-1] = _Segment(last.target, last.width + width, last.sources)
-                continue
-        merged.append(_Segment(cuts[number], width, tuple(found)))
     return merged

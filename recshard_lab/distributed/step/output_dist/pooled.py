@@ -1,23 +1,33 @@
-"""Pooled rows: every route's lanes go their own way, one route's messages for all its tables."""
+"""Pooled rows: tables that take one output path share its messages, and one kernel joins what arrived on all paths."""
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from recshard_lab.comm import Registry, ShardingEnv, codecs_for
-from recshard_lab.distributed.step.input_dist import LocalBatch, LookupInput
+from recshard_lab.distributed.step.input_dist import LookupInput
 from recshard_lab.distributed.step.layout import Layout
-from recshard_lab.distributed.step.output_dist.base import Columns, OutputExchange, PendingOutput, Route
-from recshard_lab.distributed.step.output_dist.direct import DirectRoute
-from recshard_lab.distributed.step.output_dist.reduce_scatter import ReduceScatterRoute
-from recshard_lab.distributed.step.output_dist.two_hop import TwoHopRoute
+from recshard_lab.distributed.step.output_dist.base import (
+    Columns,
+    OutputExchange,
+    OutputPath,
+    PendingOutput,
+    runs_of,
+    widths_of,
+)
+from recshard_lab.distributed.step.output_dist.columns import ColumnMap, Run, starts_of
+from recshard_lab.distributed.step.output_dist.direct import DirectPath
+from recshard_lab.distributed.step.output_dist.means import Means
+from recshard_lab.distributed.step.output_dist.reduce_scatter import ReduceScatterPath
+from recshard_lab.distributed.step.output_dist.two_hop import TwoHopPath
 
-KINDS: dict[str, type[Route]] = {kind.name: kind for kind in (DirectRoute, ReduceScatterRoute, TwoHopRoute)}
+PATHS: dict[str, type[OutputPath]] = {path.name: path for path in (DirectPath, ReduceScatterPath, TwoHopPath)}
 
 
 class PooledOutput(OutputExchange):
-    """Brings the rows of all exchanged kernels home and joins them with the replicas' own.
+    """Sends the rows of exchanged kernels by each table's output path, and joins them with the replicas' rows.
 
     Args:
         layout: the wiring.
@@ -27,59 +37,65 @@ class PooledOutput(OutputExchange):
 
     def __init__(self, layout: Layout, env: ShardingEnv, registry: Registry | None = None) -> None:
         self.layout = layout
-        self.direct = DirectRoute(layout, env, codecs_for(DirectRoute.op, registry))
-        others = [KINDS[name] for name in layout.routes if name != "direct"]
-        self.routes: list[Route] = [self.direct, *(kind(layout, env, codecs_for(kind.op, registry)) for kind in others)]
+        self.direct = DirectPath(layout, env, codecs_for(DirectPath.op, registry))
+        others = [PATHS[name] for name in layout.routes if name != "direct"]
+        self.paths: list[OutputPath] = [
+            self.direct,
+            *(path(layout, env, codecs_for(path.op, registry)) for path in others),
+        ]
+        self.means = Means(layout)
+        runs: list[Run] = []
+        widths: list[int] = []
+        for path in self.paths:
+            runs += [Run(len(widths) + run.sender, run.source, run.target, run.width) for run in path.runs]
+            widths += path.area_widths
+        starts = [block.start for block in layout.blocks]
+        for _, group in groupby(layout.replicated_features, key=lambda feature: feature.group):
+            features = list(group)  # of one kernel
+            runs += runs_of(features, len(widths), starts)
+            widths.append(sum(widths_of(features)))
+        self.join = ColumnMap(runs, widths, [layout.output_width])
 
     def begin(
         self, exchanged: Sequence[Tensor], replicated: Sequence[Tensor], lookup_input: LookupInput
     ) -> PendingOutput:
-        total, left = sum(lookup_input.segments), list(exchanged)
-        dtype = self.layout.rows_dtype
+        dtype, left = self.layout.rows_dtype, list(exchanged)
         begun = []
-        for route in self.routes:  # a route's kernels lie side by side, in the order of the routes
-            own: list[Tensor] = []
-            while sum(rows.shape[1] for rows in own) < route.width:
-                own.append(left.pop(0).to(dtype))
-            rows = own[0] if len(own) == 1 else torch.cat(own or [lookup_input.ids.new_empty(total, 0, dtype=dtype)], 1)
-            begun.append(route.begin(rows, lookup_input))
-        return PendingOutput(lookup_input, (begun, list(replicated)))
+        for path in self.paths:  # the kernels of a path stand side by side, in the order of the paths
+            rows: list[Tensor] = []
+            while sum(part.shape[1] for part in rows) < path.width:
+                rows.append(left.pop(0).to(dtype))
+            if not rows:
+                rows = [torch.empty(sum(lookup_input.segments), 0, dtype=dtype, device=lookup_input.ids.device)]
+            begun.append(path.begin(rows[0] if len(rows) == 1 else torch.cat(rows, 1), lookup_input))
+        return PendingOutput(lookup_input, (begun, [rows.to(dtype) for rows in replicated]))
 
     def finish(self, pending: PendingOutput) -> Tensor:
         """``[B, output width]``."""
         lookup_input, (begun, replicated) = pending.lookup_input, pending.state
-        out = torch.empty(
-            lookup_input.local_batch.batch_size,
-            self.layout.output_width,
-            dtype=self.layout.rows_dtype,
-            device=lookup_input.ids.device,
-        )
-        self.direct.copy_local(replicated, out)
-        for route, under_way in zip(self.routes, begun, strict=True):
-            route.finish(under_way, out, lookup_input)
-        self.direct.add_local(replicated, out)
-        self._divide_means(out, lookup_input.local_batch)
-        pending.buffer_bytes = sum(route.buffer_bytes for route in self.routes)
-        return out
+        samples = lookup_input.local_batch.batch_size
+        parts, rows = [], []
+        for path, under_way in zip(self.paths, begun, strict=True):
+            parts.append(path.finish(under_way, lookup_input))
+            rows += path.area_rows(lookup_input)
+        parts = [part for part in (*parts, *(own.reshape(-1) for own in replicated)) if part.numel()] or parts[:1]
+        flat = parts[0] if len(parts) == 1 else torch.cat(parts)
+        starts = starts_of([*rows, *[samples] * len(replicated)], self.join.source_widths)
+        out = self.join(flat, starts, [samples]).view(samples, self.layout.output_width)
+        pending.buffer_bytes = sum(path.buffer_bytes for path in self.paths)
+        return self.means.divide(out, lookup_input.local_batch)
 
     def begin_backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> PendingOutput:
-        if self.layout.mean_blocks:
-            grad, scale = grad * scale, 1.0
-            self._divide_means(grad, lookup_input.local_batch)
-        return PendingOutput(lookup_input, [route.begin_backward(grad, scale, lookup_input) for route in self.routes])
+        grad = self.means.divide(grad.contiguous(), lookup_input.local_batch)
+        return PendingOutput(lookup_input, [path.begin_backward(grad, scale, lookup_input) for path in self.paths])
 
     def finish_backward(self, pending: PendingOutput) -> Columns:
         """``[sum of B, width]`` of each kernel."""
         begun, lookup_input = pending.state, pending.lookup_input
         direct, copies = self.direct.finish_both(begun[0], lookup_input)
         others = [
-            route.finish_backward(each, lookup_input) for route, each in zip(self.routes[1:], begun[1:], strict=True)
+            path.finish_backward(under_way, lookup_input)
+            for path, under_way in zip(self.paths[1:], begun[1:], strict=True)
         ]
-        pending.buffer_bytes = sum(route.buffer_bytes for route in self.routes)
+        pending.buffer_bytes = sum(path.buffer_bytes for path in self.paths)
         return Columns([direct, *others, *([] if copies is None else [copies])])
-
-    def _divide_means(self, rows: Tensor, local_batch: LocalBatch) -> None:
-        for index in self.layout.mean_blocks:
-            block = self.layout.blocks[index]
-            divisor = local_batch.lengths[index].clamp(min=1).to(rows.dtype).unsqueeze(1)
-            rows[:, block.start : block.start + block.dim].div_(divisor)

@@ -1,32 +1,40 @@
-"""``two_hop``: added inside the node first, then one message to each other node.
+"""``two_hop``: partial rows are added inside the node first, then one message goes to each other node.
 
 ::
 
-    2 nodes of 2 ranks, a table's row stripes on ranks 0 and 1, home of the sample: rank 3 = (node 1, place 1)
+    2 nodes of 2 ranks, a table's row shards on ranks 0 and 1, local batch of rank 3 = (node 1, place 1)
 
-    hop 1, inside node 0     rank 0 --> rank 1: its partial rows for homes of place 1, on whatever node
-                             rank 1 adds its own
+    hop 1, inside node 0     rank 0 --> rank 1: its partial rows for batches of place 1, on both nodes
+                             rank 1 adds its rows
     hop 2, places 1          rank 1 --> rank 3: the sum, once
 
-`direct` would have sent two partial rows across nodes. Nodes as ``env.local_world_size`` says; on a single node the
-second hop stays on the rank.
+`direct` would have sent two partial rows across nodes. ``env.local_world_size`` defines the nodes. On a single node
+the second hop stays on the rank.
 """
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from recshard_lab.comm import QuantizedCommCodecs, ShardingEnv
 from recshard_lab.distributed.step.input_dist import LookupInput
 from recshard_lab.distributed.step.layout import Layout, ShardFeature
-from recshard_lab.distributed.step.output_dist.base import BACKWARD, FORWARD, Route, widths_of
-from recshard_lab.distributed.step.output_dist.columns import ColumnJoin, Run
+from recshard_lab.distributed.step.output_dist.base import BACKWARD, FORWARD, OutputPath, widths_of
+from recshard_lab.distributed.step.output_dist.columns import (
+    ColumnMap,
+    Memo,
+    Run,
+    expand,
+    starts_of,
+    to_device,
+)
 from recshard_lab.distributed.step.output_dist.wire import Arriving, Parcel, Wire
 
 
-class TwoHopRoute(Route):
-    """Rank (node, place) sends to its node by place of the home, and onward to that place on every node."""
+class TwoHopPath(OutputPath):
+    """Rank (node, place) sends to each place of its node the rows for that place, and onward to all nodes."""
 
     name = "two_hop"
 
@@ -35,101 +43,103 @@ class TwoHopRoute(Route):
         self.local = env.local_world_size
         self.nodes, self.node, self.place = env.world_size // self.local, env.node, env.rank % self.local
         intra, inter = env.node_envs()
-        node_columns = [_NodeColumns(self._lanes_on(node)) for node in range(self.nodes)]
-        here = node_columns[self.node]
-        self.inside_widths = [widths_of(lanes) for lanes in self._lanes_on(self.node)]
+        node_columns = [_NodeColumns(self._features_on(node)) for node in range(self.nodes)]
+        self.inside_widths = [widths_of(features) for features in self._features_on(self.node)]
         self.node_widths = [columns.widths for columns in node_columns]
-        self.inside_join = ColumnJoin(here.runs)
-        self.across_join = ColumnJoin(
+        self.area_widths = [sum(widths) for widths in self.node_widths]
+        self.runs = [
             Run(node, run.source, layout.blocks[block].start + run.target, run.width)
             for node, columns in enumerate(node_columns)
             for block, run in columns.onward
-        )
+        ]
+        runs, widths = node_columns[self.node].runs, [sum(own) for own in self.inside_widths]
+        self.add = ColumnMap(runs, widths, [self.area_widths[self.node]])
+        self.spread = ColumnMap([run.reversed() for run in runs], [self.area_widths[self.node]], widths)
+        self.split = ColumnMap([run.reversed() for run in self.runs], [layout.output_width], self.area_widths)
         self.hop_1 = Wire(intra, f"{FORWARD}/inside", codecs.forward)
         self.hop_2 = Wire(inter, f"{FORWARD}/across", codecs.forward)
         self.back_2 = Wire(inter, f"{BACKWARD}/across", codecs.backward)
         self.back_1 = Wire(intra, f"{BACKWARD}/inside", codecs.backward)
+        self._memo = Memo[Tensor]()
 
     def begin(self, rows: Tensor, lookup_input: LookupInput) -> Any:
-        own = self.inside_widths[self.place]
         by_place = self._by_place(lookup_input)
-        sends = [Parcel(sum(batches), own) for batches in by_place]
+        sends = [Parcel(sum(batches), self.inside_widths[self.place]) for batches in by_place]
         receives = [Parcel(sum(by_place[self.place]), widths) for widths in self.inside_widths]
-        arriving = _send(self.hop_1, self._turn(rows, lookup_input, to_places=True).reshape(-1), sends, receives)
+        message = self._reorder(rows, lookup_input, to_places=True)
+        arriving = _send(self.hop_1, message.reshape(-1), sends, receives)
         self.buffer_bytes = arriving.buffer_bytes
-        return arriving, receives
+        return arriving
 
-    def finish(self, begun: Any, out: Tensor, lookup_input: LookupInput) -> None:
-        arriving, receives = begun
-        parts = _shaped(arriving.wait(), receives)
-        mine, batches = self.node_widths[self.node], self._by_place(lookup_input)[self.place]
-        summed = out.new_empty(sum(batches), sum(mine))
-        self.inside_join.join(parts, summed)
-        sends = [Parcel(batch, mine) for batch in batches]
+    def finish(self, begun: Any, lookup_input: LookupInput) -> Tensor:
+        batches = self._by_place(lookup_input)[self.place]
+        rows = [sum(batches)] * self.local
+        summed = self.add(begun.wait(), starts_of(rows, self.add.source_widths), rows[:1])
+        sends = [Parcel(batch, self.node_widths[self.node]) for batch in batches]
         receives = [Parcel(lookup_input.local_batch.batch_size, widths) for widths in self.node_widths]
-        across = _send(self.hop_2, summed.view(-1), sends, receives)
+        across = _send(self.hop_2, summed, sends, receives)
         self.buffer_bytes += across.buffer_bytes
-        self.across_join.join(_shaped(across.wait(), receives), out)
+        return across.wait()
+
+    def area_rows(self, lookup_input: LookupInput) -> list[int]:
+        return [lookup_input.local_batch.batch_size] * self.nodes
 
     def begin_backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> Any:
         sends = [Parcel(grad.shape[0], widths) for widths in self.node_widths]
-        message = grad.new_empty(sum(parcel.size for parcel in sends))
-        self.across_join.take_apart(grad, _shaped(message, sends), scale)
-        mine = self.node_widths[self.node]
-        receives = [Parcel(batch, mine) for batch in self._by_place(lookup_input)[self.place]]
+        message = self.split(grad.view(-1), [0], [grad.shape[0]] * self.nodes, scale)
+        stored = self.node_widths[self.node]
+        receives = [Parcel(batch, stored) for batch in self._by_place(lookup_input)[self.place]]
         arriving = _send(self.back_2, message, sends, receives)
         self.buffer_bytes = arriving.buffer_bytes
         return arriving
 
     def finish_backward(self, begun: Any, lookup_input: LookupInput) -> Tensor:
         by_place = self._by_place(lookup_input)
-        summed = begun.wait().view(sum(by_place[self.place]), sum(self.node_widths[self.node]))
-        sends = [Parcel(summed.shape[0], widths) for widths in self.inside_widths]
-        message = summed.new_empty(sum(parcel.size for parcel in sends))
-        self.inside_join.take_apart(summed, _shaped(message, sends))
-        own = self.inside_widths[self.place]
-        inside = _send(self.back_1, message, sends, [Parcel(sum(batches), own) for batches in by_place])
+        rows = sum(by_place[self.place])
+        message = self.spread(begun.wait(), [0], [rows] * self.local)
+        sends = [Parcel(rows, widths) for widths in self.inside_widths]
+        receives = [Parcel(sum(batches), self.inside_widths[self.place]) for batches in by_place]
+        inside = _send(self.back_1, message, sends, receives)
         self.buffer_bytes += inside.buffer_bytes
-        return self._turn(
-            inside.wait().view(-1, self.width) if self.width else summed.new_empty(sum(lookup_input.segments), 0),
-            lookup_input,
-            to_places=False,
-        )
+        arrived = inside.wait().view(sum(lookup_input.segments), self.width)
+        return self._reorder(arrived, lookup_input, to_places=False)
 
-    def _lanes_on(self, node: int) -> list[list[ShardFeature]]:
-        return self.lanes[node * self.local : (node + 1) * self.local]
+    def _features_on(self, node: int) -> list[list[ShardFeature]]:
+        return self.features[node * self.local : (node + 1) * self.local]
 
     def _by_place(self, lookup_input: LookupInput) -> list[list[int]]:
-        """For each place in a node, the batch of that place's home on every node."""
+        """For each place in a node, the size of that place's batch on every node."""
         return [lookup_input.segments[place :: self.local] for place in range(self.local)]
 
-    def _turn(self, rows: Tensor, lookup_input: LookupInput, to_places: bool) -> Tensor:
+    def _reorder(self, rows: Tensor, lookup_input: LookupInput, to_places: bool) -> Tensor:
         """Rows by node, then place -> by place, then node; or back."""
         if self.nodes == 1 or self.local == 1:
             return rows
-        order = [node * self.local + place for place in range(self.local) for node in range(self.nodes)]
-        if to_places:
-            parts = rows.split(lookup_input.segments)
-            return torch.cat([parts[rank] for rank in order])
-        parts = rows.split([lookup_input.segments[rank] for rank in order])
-        place = {rank: number for number, rank in enumerate(order)}
-        return torch.cat([parts[place[rank]] for rank in range(len(order))])
+        key = tuple(lookup_input.segments), to_places, rows.device
+        return rows.index_select(0, self._memo.get(key, lambda: self._compute_order(*key)))
+
+    def _compute_order(self, segments: tuple[int, ...], to_places: bool, device: torch.device) -> Tensor:
+        sizes = np.array(segments)
+        ranks = np.arange(len(segments)).reshape(self.nodes, self.local).T.reshape(-1)
+        ones = np.ones_like(sizes)
+        order = expand((np.cumsum(sizes) - sizes)[ranks], ones, ones, sizes[ranks])
+        return to_device(order if to_places else np.argsort(order), device)
 
 
 class _NodeColumns:
-    """The distinct columns that the lanes of one node cover, side by side.
+    """The distinct columns that the shard features of one node cover, side by side.
 
     Attributes:
         widths: of each run of a block's columns.
-        runs: from each lane of each place to the node's columns.
+        runs: from each shard feature of each place to the node's columns.
         onward: (block, run) from the node's columns to columns of the block.
     """
 
-    def __init__(self, lanes_of_places: list[list[ShardFeature]]) -> None:
+    def __init__(self, features_of_places: list[list[ShardFeature]]) -> None:
         covered: dict[int, list[tuple[int, int]]] = {}
-        for lanes in lanes_of_places:
-            for lane in lanes:
-                covered.setdefault(lane.block, []).append(lane.shard.cols)
+        for features in features_of_places:
+            for feature in features:
+                covered.setdefault(feature.block, []).append(feature.shard.cols)
         self.onward: list[tuple[int, Run]] = []
         starts: dict[int, list[tuple[int, int, int]]] = {}  # block -> (first, end, place in the node's columns)
         width = 0
@@ -140,11 +150,11 @@ class _NodeColumns:
                 width += end - first
         self.widths = tuple(run.width for _, run in self.onward)
         self.runs: list[Run] = []
-        for place, lanes in enumerate(lanes_of_places):
+        for place, features in enumerate(features_of_places):
             source = 0
-            for lane in lanes:
-                low, high = lane.shard.cols
-                first, _, at = next(one for one in starts[lane.block] if one[0] <= low and high <= one[1])
+            for feature in features:
+                low, high = feature.shard.cols
+                first, _, at = next(span for span in starts[feature.block] if span[0] <= low and high <= span[1])
                 self.runs.append(Run(place, source, at + low - first, high - low))
                 source += high - low
 
@@ -161,8 +171,3 @@ def _union(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _send(wire: Wire, flat: Tensor, sends: list[Parcel], receives: list[Parcel]) -> Arriving:
     return wire.send(flat, [[parcel] for parcel in sends], [[parcel] for parcel in receives])
-
-
-def _shaped(flat: Tensor, parcels: list[Parcel]) -> list[Tensor]:
-    parts = flat.split([parcel.size for parcel in parcels])
-    return [part.view(parcel.rows, sum(parcel.widths)) for part, parcel in zip(parts, parcels, strict=True)]

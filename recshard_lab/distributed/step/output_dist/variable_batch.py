@@ -1,39 +1,45 @@
-"""Pooled rows of a variable batch, in which every feature has bags of its own number (VBE).
+"""Pooled rows of a variable batch, in which every feature has its own number of bags (VBE).
 
-Only the true bags travel. A kernel wants as many bags of every lane, so a lane's bags are followed by empty ones up to
-the longest lane's; those stay where they are::
+Only real bags travel. A kernel takes equally many bags of every shard feature, so empty bags follow up to the longest
+one's; these stay on the rank::
 
-    owner    lane 0   [ source 0: 3 bags | source 1: 2 bags | -      ]       rows [T, columns of all lanes]
-             lane 1   [ source 0: 4 bags | source 1: 2 bags          ]
-    home     block    [S_b, D_b] each, flat, one after the other; `to_samples` then makes [B, sum of D] of them
+    owner    feature 0   [ source 0: 3 bags | source 1: 2 bags | -      ]       rows [T, columns of all]
+             feature 1   [ source 0: 4 bags | source 1: 2 bags          ]
+    source   block       [S_b, D_b] each, flat, one after the other; `to_samples` returns [B, sum of D]
 
-Shape letters: B samples, S_b bags of block b, T bags of the longest lane, D_b columns of block b.
+Shape letters: B samples, S_b bags of block b, T bags of the longest shard feature, D_b columns of block b.
 """
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby
+from math import gcd
 
 import torch
 from torch import Tensor
 
 from recshard_lab.comm import CommOp, Registry, ShardingEnv, codecs_for
 from recshard_lab.distributed.step.input_dist import LocalBatch, LookupInput
-from recshard_lab.distributed.step.layout import Layout, ShardFeature
+from recshard_lab.distributed.step.layout import Layout
 from recshard_lab.distributed.step.output_dist.base import (
     BACKWARD,
     FORWARD,
     Columns,
     OutputExchange,
     PendingOutput,
+    widths_of,
 )
+from recshard_lab.distributed.step.output_dist.columns import ColumnMap, Run, starts_of
+from recshard_lab.distributed.step.output_dist.direct import behind_each
+from recshard_lab.distributed.step.output_dist.means import Means
 from recshard_lab.distributed.step.output_dist.replica_gradients import Replicas
-from recshard_lab.distributed.step.output_dist.wire import Arriving, Parcel, Wire, size_of
+from recshard_lab.distributed.step.output_dist.stacks import SourceStack
+from recshard_lab.distributed.step.output_dist.wire import Parcel, Wire, size_of
 
 
 class VariableOutput(OutputExchange):
-    """Brings the pooled rows of true bags home, and their gradients back.
+    """Sends the pooled rows of real bags to the ranks of their samples, and their gradients back.
 
-    It serves every lane, whatever route the lane takes in batches of one size: the results are the same.
+    It serves every shard feature, whatever output path the feature takes in batches of one size: the results are equal.
 
     Args:
         layout: the wiring.
@@ -42,134 +48,118 @@ class VariableOutput(OutputExchange):
     """
 
     def __init__(self, layout: Layout, env: ShardingEnv, registry: Registry | None = None) -> None:
-        self.layout, self.env = layout, env
-        self.lanes = layout.exchanged_features
-        self.replicas = Replicas(layout)
+        self.layout, self.env, self.means = layout, env, Means(layout)
         codecs = codecs_for(CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL, registry)
         self.forward_wire = Wire(env, FORWARD, codecs.forward)
         self.backward_wire = Wire(env, BACKWARD, codecs.backward)
+        self.features = layout.exchanged_features
+        self.widths, self.dims = widths_of(self.features[env.rank]), [block.dim for block in layout.blocks]
+        self.width, count = sum(self.widths), len(self.widths)
+        self.columns = list(accumulate(self.widths, initial=0))
+        copies = widths_of(layout.replicated_features)
+        # kernel rows -> an area for each source rank and shard feature here
+        areas = [(n + source * count, width) for source in range(env.world_size) for n, width in enumerate(self.widths)]
+        own_widths = [width for _, width in areas]
+        runs = [Run(area, 0, 0, width, area) for area, width in areas]
+        self.pack = ColumnMap(runs, [self.width] * len(areas), own_widths, self.columns)
+        self.stack = SourceStack(self.widths, steps=copies)
+        self.replicas = Replicas(layout, gcd(*self.widths))
+        # an area for each rank and shard feature there, then for each replicated one -> blocks
+        every = [feature for features in self.features for feature in features]
+        joined = [*every, *layout.replicated_features]
+        runs = [Run(n, 0, own.shard.cols[0], own.shard.num_cols, own.block) for n, own in enumerate(joined)]
+        kernels = [list(same) for _, same in groupby(layout.replicated_features, key=lambda feature: feature.group)]
+        self.kernel_of_copy = [number for number, features in enumerate(kernels) for _ in features]
+        strides = [sum(widths_of(kernels[number])) for number in self.kernel_of_copy]
+        self.copy_columns = [column for own in kernels for column in accumulate(widths_of(own)[:-1], initial=0)]
+        self.arrives = widths_of(every)
+        self.join = ColumnMap(runs, [*self.arrives, *strides], self.dims, [*copies])
+        self.split = ColumnMap([run.reversed() for run in runs[: len(every)]], self.dims, self.arrives)
 
     def begin(
         self, exchanged: Sequence[Tensor], replicated: Sequence[Tensor], lookup_input: LookupInput
     ) -> PendingOutput:
-        local_batch, mine = lookup_input.local_batch, self.lanes[self.env.rank]
-        columns, spans = _by_lane(exchanged, mine), _spans(lookup_input, len(mine))
         empty = torch.empty(0, dtype=self.layout.rows_dtype, device=lookup_input.ids.device)
-        if not any(self.lanes):
-            return PendingOutput(lookup_input, (None, replicated, empty))
-        arriving = _send(
-            self.forward_wire,
-            [[lane[start:end] for lane, (start, end) in zip(columns, own, strict=True)] for own in spans],
-            [_parcels(mine, own) for own in spans],
-            [self._home_parcels(lanes, local_batch) for lanes in self.lanes],
-            empty,
-        )
-        return PendingOutput(lookup_input, (arriving, replicated, empty), arriving.buffer_bytes)
+        copies = [rows.to(empty.dtype) for rows in replicated]
+        if not any(self.features):
+            return PendingOutput(lookup_input, (None, copies, empty))
+        message = empty
+        if exchanged:
+            rows = torch.cat(list(exchanged), 1) if len(exchanged) > 1 else exchanged[0]
+            bags = _exchanged_bags(lookup_input)
+            ends = [accumulate(own, initial=0) for own in zip(*bags, strict=True)]
+            starts = [
+                row * self.width + column
+                for own in zip(*ends, strict=True)
+                for row, column in zip(own, self.columns, strict=False)
+            ][: len(bags) * len(self.widths)]
+            message = self.pack(rows.to(empty.dtype).reshape(-1), starts, [n for own in bags for n in own])
+        arriving = self.forward_wire.send(message, self._there(lookup_input), self._here(lookup_input.local_batch))
+        return PendingOutput(lookup_input, (arriving, copies, empty), arriving.buffer_bytes)
 
     def finish(self, pending: PendingOutput) -> Tensor:
         """The pooled rows of the local batch's bags, flat, block after block."""
         local_batch = pending.lookup_input.local_batch
-        arriving, replicated, flat = pending.state
-        if arriving is not None:
-            flat = arriving.wait()
-        out = flat.new_zeros(sum(self._sizes(local_batch)))
-        blocks = self._blocks(out, local_batch)
-        position = 0
-        for lane in (lane for lanes in self.lanes for lane in lanes):
-            target = blocks[lane.block][:, slice(*lane.shard.cols)]
-            target += flat[position : position + target.numel()].view(target.shape)
-            position += target.numel()
-        for lane, local in zip(self.replicas.lanes, _by_lane(replicated, self.replicas.lanes), strict=True):
-            blocks[lane.block] += local[: blocks[lane.block].shape[0]]
-        self._divide_means(blocks, local_batch)
-        return out
+        arriving, copies, flat = pending.state
+        flat = flat if arriving is None else arriving.wait()
+        begins = list(accumulate((rows.numel() for rows in copies), initial=flat.numel()))
+        rows = self._bags(local_batch)
+        starts = starts_of([rows[block] for block in self._blocks_of_arrivals()], self.arrives)
+        places = zip(self.kernel_of_copy, self.copy_columns, strict=True)
+        starts += [begins[number] + column for number, column in places]
+        parts = [part for part in (flat, *(own.reshape(-1) for own in copies)) if part.numel()] or [flat]
+        out = self.join(parts[0] if len(parts) == 1 else torch.cat(parts), starts, rows)
+        return self.means.divide(out, local_batch)
 
     def begin_backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> PendingOutput:
-        local_batch, mine = lookup_input.local_batch, self.lanes[self.env.rank]
-        blocks = self._blocks(grad * scale, local_batch)
-        self._divide_means(blocks, local_batch)
-        spans, copies = _spans(lookup_input, len(mine)), self.replicas.sends(local_batch)
-        tail = grad.new_empty(size_of(copies))
-        self.replicas.write([blocks[lane.block] for lane in self.replicas.lanes], 1.0, local_batch, tail)
-        own_parcels = [_parcels(mine, own) for own in spans]
-        arriving = _send(
-            self.backward_wire,
-            [[*(blocks[lane.block][:, slice(*lane.shard.cols)] for lane in own), tail] for own in self.lanes],
-            [[*self._home_parcels(own, local_batch), *copies] for own in self.lanes],
-            [[*own, *theirs] for own, theirs in zip(own_parcels, self.replicas.receives(lookup_input), strict=True)],
-            grad.new_empty(0),
+        local_batch = lookup_input.local_batch
+        grad, rows = self.means.divide(grad.contiguous(), local_batch), self._bags(local_batch)
+        starts = starts_of(rows, self.dims)
+        message = self.split(grad, starts, [rows[block] for block in self._blocks_of_arrivals()], scale)
+        sends, copies = self._here(local_batch), self.replicas.sends(local_batch)
+        if copies:
+            tail = self.replicas.of_blocks(grad, starts, scale, local_batch)
+            message = behind_each(message, [size_of(load) for load in sends], tail)
+        receives = zip(self._there(lookup_input), self.replicas.receives(lookup_input), strict=True)
+        arriving = self.backward_wire.send(
+            message, [[*load, *copies] for load in sends], [[*own, *theirs] for own, theirs in receives]
         )
         return PendingOutput(lookup_input, arriving, arriving.buffer_bytes)
 
     def finish_backward(self, pending: PendingOutput) -> Columns:
         """``[T, width]`` of each kernel, zeros in the empty bags."""
-        lookup_input, mine = pending.lookup_input, self.lanes[self.env.rank]
-        flat, spans = pending.state.wait(), _spans(lookup_input, len(mine))
-        widths = [lane.shard.num_cols for lane in mine]
-        rows = flat.new_zeros(sum(lookup_input.segments), sum(widths))
-        columns = rows.split(widths, 1) if widths else []
-        position, tails = 0, []
-        for own, theirs in zip(spans, self.replicas.receives(lookup_input), strict=True):
-            for lane, (start, end) in zip(columns, own, strict=True):
-                target = lane[start:end]
-                target.copy_(flat[position : position + target.numel()].view(target.shape))
-                position += target.numel()
-            tails.append(flat[position : position + size_of(theirs)])
-            position += size_of(theirs)
-        return Columns([rows, self.replicas.join(tails, lookup_input)])
+        lookup_input, received = pending.lookup_input, pending.state.wait()
+        bags = _exchanged_bags(lookup_input)
+        pairs = zip(self.stack.sizes(bags), self.replicas.tails(lookup_input), strict=True)
+        ends = list(accumulate((size for pair in pairs for size in pair), initial=0))
+        rows = self.stack(received, ends[:-1:2], bags)
+        return Columns([rows, self.replicas.join(received, ends[1::2], lookup_input)])
 
     def to_samples(self, flat: Tensor, local_batch: LocalBatch) -> Tensor:
         """``[B, sum of D]``: every sample's bag of every block. Differentiable."""
         assert local_batch.inverse is not None
-        blocks = zip(self._blocks(flat, local_batch), local_batch.inverse, strict=True)
-        return torch.cat([rows.index_select(0, inverse) for rows, inverse in blocks], 1)
+        parts = flat.split([n * dim for n, dim in zip(self._bags(local_batch), self.dims, strict=True)])
+        blocks = zip(parts, self.dims, local_batch.inverse, strict=True)
+        return torch.cat([part.view(-1, dim).index_select(0, inverse) for part, dim, inverse in blocks], 1)
 
-    def _home_parcels(self, lanes: Sequence[ShardFeature], local_batch: LocalBatch) -> list[Parcel]:
-        return [Parcel(local_batch.lengths[lane.block].numel(), (lane.shard.num_cols,)) for lane in lanes]
+    def _bags(self, local_batch: LocalBatch) -> list[int]:
+        """Bags of each block."""
+        return [own.numel() for own in local_batch.lengths]
 
-    def _sizes(self, local_batch: LocalBatch) -> list[int]:
-        return [own.numel() * block.dim for own, block in zip(local_batch.lengths, self.layout.blocks, strict=True)]
+    def _blocks_of_arrivals(self) -> list[int]:
+        return [feature.block for features in self.features for feature in features]
 
-    def _blocks(self, flat: Tensor, local_batch: LocalBatch) -> list[Tensor]:
-        parts = flat.split(self._sizes(local_batch))
-        return [part.view(-1, block.dim) for part, block in zip(parts, self.layout.blocks, strict=True)]
+    def _here(self, local_batch: LocalBatch) -> list[list[Parcel]]:
+        """For each rank, the rows of its shard features for the local batch."""
+        bags = self._bags(local_batch)
+        return [[Parcel(bags[own.block], (own.shard.num_cols,)) for own in features] for features in self.features]
 
-    def _divide_means(self, blocks: list[Tensor], local_batch: LocalBatch) -> None:
-        for index in self.layout.mean_blocks:
-            blocks[index].div_(local_batch.lengths[index].clamp(min=1).to(blocks[index].dtype).unsqueeze(1))
-
-
-def _send(
-    wire: Wire,
-    parts: Sequence[Sequence[Tensor]],
-    sends: Sequence[Sequence[Parcel]],
-    receives: Sequence[Sequence[Parcel]],
-    example: Tensor,
-) -> Arriving:
-    """Sends to each rank its parts."""
-    pieces = [part.reshape(-1).to(example.dtype) for own in parts for part in own]
-    return wire.send(torch.cat(pieces) if pieces else example, sends, receives)
+    def _there(self, lookup_input: LookupInput) -> list[list[Parcel]]:
+        """For each source rank, the rows of the shard features here for its batch."""
+        widths = self.widths
+        return [[Parcel(n, (w,)) for n, w in zip(own, widths, strict=True)] for own in _exchanged_bags(lookup_input)]
 
 
-def _parcels(lanes: Sequence[ShardFeature], spans: Sequence[tuple[int, int]]) -> list[Parcel]:
-    return [Parcel(end - start, (lane.shard.num_cols,)) for lane, (start, end) in zip(lanes, spans, strict=True)]
-
-
-def _by_lane(groups: Sequence[Tensor], lanes: Sequence[ShardFeature]) -> list[Tensor]:
-    """The columns of each lane, of groups that lie side by side."""
-    left = iter(lanes)
-    found: list[Tensor] = []
-    for rows in groups:
-        position = 0
-        while position < rows.shape[1]:
-            width = next(left).shard.num_cols
-            found.append(rows[:, position : position + width])
-            position += width
-    return found
-
-
-def _spans(lookup_input: LookupInput, lanes: int) -> list[list[tuple[int, int]]]:
-    """For each source rank, where its bags stand in each of the first ``lanes`` lanes."""
+def _exchanged_bags(lookup_input: LookupInput) -> list[list[int]]:
     assert lookup_input.bags is not None
-    by_lane = [list(pairwise(accumulate((own[lane] for own in lookup_input.bags), initial=0))) for lane in range(lanes)]
-    return [[spans[source] for spans in by_lane] for source in range(len(lookup_input.bags))]
+    return lookup_input.bags

@@ -116,7 +116,7 @@ class Wire:
 
     def _size(self, load: Load) -> int:
         codec = self.codec
-        if codec is None:
+        if codec is None or not codec.row_wise:
             return size_of(load)
         return sum(parcel.rows * sum(codec.encoded_width(width) for width in parcel.widths) for parcel in load)
 

@@ -1,4 +1,4 @@
-"""The machine: its name for tables, and the cores that this process may use."""
+"""The machine: its name for tables, the cores that this process may use, and the ranks that share it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import platform
 from functools import cache
 from pathlib import Path
 
-__all__ = ["machine", "quota", "usable_cores"]
+__all__ = ["local_world_size", "machine", "quota", "usable_cores"]
 
 
 def machine() -> str:
@@ -24,6 +24,13 @@ def machine() -> str:
         f"{platform.system()} {platform.machine()}, {usable_cores()} cores{gpus}, "
         f"Python {platform.python_version()}, torch {torch.__version__}"
     )
+
+
+def local_world_size(world_size: int) -> int:
+    """Ranks per node: the launcher's ``LOCAL_WORLD_SIZE`` if it divides `world_size`, otherwise all ranks."""
+    value = os.environ.get("LOCAL_WORLD_SIZE", "")
+    local = int(value) if value.isdigit() else 0
+    return local if local > 0 and world_size % local == 0 else world_size
 
 
 def usable_cores(root: Path = Path("/")) -> int:

@@ -1,4 +1,9 @@
-"""Collectives between ranks: who takes part, what was sent, issue and wait."""
+"""Collectives between ranks. This room knows nothing of embeddings or plans.
+
+In walking order: `groups` (which ranks), `grid` (replicas of a sharded model), `collectives` (issue and wait), `trace`
+(what was sent), `backends`, `agreement` (errors of one rank on all ranks), `codecs`, `codec_formats` and `rowwise`
+(compressed messages), `emulation` (a slow link between virtual nodes), `shutdown`.
+"""
 
 from recshard_lab.comm.agreement import agreed as agreed
 from recshard_lab.comm.agreement import from_first_rank as from_first_rank

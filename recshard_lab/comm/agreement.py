@@ -20,7 +20,7 @@ from recshard_lab.comm.collectives import all_gather_object, broadcast_object
 from recshard_lab.comm.groups import ShardingEnv
 
 T = TypeVar("T")
-_SHOWN = 200  # characters of a value in an error
+_MAX_CHARS = 200  # of a value in an error
 _NAMED = "_names_its_rank"  # attribute of an error
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -54,7 +54,7 @@ def gathered(env: ShardingEnv, action: Callable[[], T]) -> list[T]:
 
     Args:
         env: the ranks; all of them must call.
-        action: local work that returns what can be pickled.
+        action: local work; its result must be picklable.
 
     Raises:
         Exception: as `agreed`.
@@ -70,7 +70,7 @@ def from_first_rank(env: ShardingEnv, action: Callable[[], T]) -> T:
 
     Args:
         env: the ranks; all of them must call.
-        action: local work that returns what can be pickled.
+        action: local work; its result must be picklable.
 
     Raises:
         Exception: if ``action`` raises, all ranks raise its error, as `agreed` does.
@@ -89,7 +89,7 @@ def refuse_differences(
 
     Args:
         env: the ranks; all of them must call.
-        facts: what is compared, such as ``"plan"`` -> name -> value; names appear in the error.
+        facts: values to compare, such as ``"plan"`` -> name -> value; names appear in the error.
         error: the type to raise.
         after: a sentence for the error, such as ``"Nothing was moved. "``.
 
@@ -98,22 +98,22 @@ def refuse_differences(
     """
     if env.pg is None:
         return
-    mine = {
+    local = {
         (section, name): _ADDRESS.sub("", repr(value))
         for section, named in facts.items()
         for name, value in named.items()
     }
-    digest = blake2b(repr(sorted(mine.items())).encode(), digest_size=16).digest()
+    digest = blake2b(repr(sorted(local.items())).encode(), digest_size=16).digest()
     if len(set(all_gather_object(digest, env))) == 1:
         return
-    every: list[dict[tuple[str, str], str]] = all_gather_object(mine, env)
-    for rank, theirs in enumerate(every):
-        for section, name in [*every[0], *theirs] if theirs != every[0] else ():
-            first, other = (each.get((section, name), "nothing") for each in (every[0], theirs))
+    by_rank: list[dict[tuple[str, str], str]] = all_gather_object(local, env)
+    for rank, remote in enumerate(by_rank):
+        for section, name in [*by_rank[0], *remote] if remote != by_rank[0] else ():
+            first, other = (values.get((section, name), "nothing") for values in (by_rank[0], remote))
             if first != other:
                 raise error(
-                    f"the ranks disagree about the {section}: {name} is {first:.{_SHOWN}} on rank 0 and "
-                    f"{other:.{_SHOWN}} on rank {rank}. {after}Fix: pass the same {section} on every rank."
+                    f"the ranks disagree about the {section}: {name} is {first:.{_MAX_CHARS}} on rank 0 and "
+                    f"{other:.{_MAX_CHARS}} on rank {rank}. {after}Fix: pass the same {section} on every rank."
                 )
 
 
@@ -124,7 +124,7 @@ class _Failure:
     classes: tuple[tuple[str, str], ...]
     text: str
     errno: int | None
-    named: bool  # the text names the rank already: an agreement inside of this one has raised it
+    named: bool  # whether a nested agreement raised it, so that the text already names the rank
 
 
 def _tried(action: Callable[[], T]) -> tuple[tuple[T] | None, Exception | None]:
@@ -151,19 +151,19 @@ def _described(error: Exception | None) -> _Failure | None:
     return _Failure(classes, text, getattr(error, "errno", None), getattr(error, _NAMED, False))
 
 
-def _raise_first(failures: list[_Failure | None], own: Exception | None, env: ShardingEnv) -> None:
-    if own is not None and len(set(failures)) == 1:
-        raise own
+def _raise_first(failures: list[_Failure | None], local: Exception | None, env: ShardingEnv) -> None:
+    if local is not None and len(set(failures)) == 1:
+        raise local
     rank, failure = next((rank, failure) for rank, failure in enumerate(failures) if failure is not None)
     while env.outer is not None:
         rank, env = env.members[rank], env.outer
     error = _rebuilt(failure, f"rank {rank}: " if not failure.named else "")
     setattr(error, _NAMED, True)
-    raise error from own
+    raise error from local
 
 
 def _rebuilt(failure: _Failure, prefix: str) -> Exception:
-    """The error of another rank, of the nearest class that is known here and takes one string.
+    """The error of another rank, as the nearest base class that this process knows and that takes one string.
 
     >>> _rebuilt(_described(KeyError("t")), "rank 1: ")
     LookupError("rank 1: KeyError: 't'")

@@ -1,7 +1,7 @@
-"""Which devices a process group carries tensors of, and by which backend.
+"""The devices that a process group supports, and the backend of each.
 
-``torch.distributed.get_backend`` returns ``"cpu:gloo,cuda:nccl"`` for a group that was made that way, never
-``"nccl"``. Everything that depends on the backend asks here.
+``torch.distributed.get_backend`` returns ``"cpu:gloo,cuda:nccl"`` for a group created so, never ``"nccl"``. All code
+that depends on the backend uses these functions.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ def backends_of(pg: Any) -> dict[str, str]:
 
 
 def uses_nccl(env: ShardingEnv) -> bool:
-    """Whether tensors on a GPU travel over NCCL.
+    """Whether GPU tensors are exchanged with NCCL.
 
     >>> uses_nccl(ShardingEnv.from_local(1, 0))
     False
@@ -29,14 +29,14 @@ def uses_nccl(env: ShardingEnv) -> bool:
 
 
 def compute_device(env: ShardingEnv) -> torch.device:
-    """Where a model over these ranks is placed by default: this rank's GPU with NCCL, the CPU otherwise."""
+    """Default device of a model over these ranks: this rank's GPU with NCCL, otherwise the CPU."""
     return torch.device("cuda", torch.cuda.current_device()) if uses_nccl(env) else torch.device("cpu")
 
 
 def message_device(env: ShardingEnv) -> torch.device:
-    """Where messages are placed that the host writes and reads: the CPU if the group carries it, else this rank's GPU.
+    """Device of messages that the host writes and reads: the CPU if the group supports it, otherwise this rank's GPU.
 
-    The answer depends on the group alone, never on a batch, so that all ranks use one backend for one message.
+    It depends on the group and never on a batch, so all ranks use one backend for one message.
     """
-    carried = backends_of(env.pg)
-    return compute_device(env) if carried and "cpu" not in carried else torch.device("cpu")
+    backends = backends_of(env.pg)
+    return compute_device(env) if backends and "cpu" not in backends else torch.device("cpu")

@@ -1,6 +1,6 @@
-"""The collectives, each in two halves: issuing returns a ``Pending``, ``wait()`` hands the result out.
+"""The collectives. Issuing one returns a ``Pending``, whose ``wait()`` returns the result.
 
-All of them are recorded in open traces (``trace.py``) and run without a process group when the world is one rank.
+Open traces record all of them (``trace.py``). With one rank they run without a process group.
 """
 
 from collections.abc import Sequence
@@ -16,23 +16,23 @@ from recshard_lab.comm.emulation import InterNodeLink
 from recshard_lab.comm.groups import ShardingEnv
 from recshard_lab.comm.trace import CollectiveEvent, record
 
-# torch 2.13 has new names for these two and calls the old ones deprecated
+# torch 2.13 renamed these two functions and deprecated the old names
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 @dataclass(slots=True)
 class Pending:
-    """A collective under way. ``sent`` keeps the input alive until the wire is done with it."""
+    """A running collective. ``sent`` keeps the input alive until the collective has completed."""
 
     output: Tensor
     work: Any = None
     sent: Tensor | None = None
     event: CollectiveEvent | None = None
-    not_before: float = 0.0  # perf_counter; later than now only over an emulated inter-node link
+    not_before: float = 0.0  # perf_counter of the earliest completion; used by the emulated inter-node link
 
     def wait(self) -> Tensor:
-        """The received tensor; blocks until it is there."""
+        """The received tensor. Blocks until it is complete."""
         if self.work is not None:
             self.work.wait()
             self.work = self.sent = None
@@ -51,15 +51,15 @@ def issue_all_to_all(
     label: str,
     output: Tensor | None = None,
 ) -> Pending:
-    """Sends ``tensor[splits]`` to each rank.
+    """Sends one slice of ``tensor`` to each rank.
 
     Args:
         tensor: ``[sum(send_splits)]``, flat.
         send_splits: elements for each rank.
         recv_splits: elements from each rank.
         env: the ranks.
-        label: what it is for, in traces.
-        output: ``[sum(recv_splits)]`` to receive into; made when left out.
+        label: label in traces.
+        output: ``[sum(recv_splits)]``, the receive buffer. Default: a new tensor.
     """
     event = record("all_to_all", label, [n * tensor.element_size() for n in send_splits], env)
     if env.pg is None:
@@ -73,23 +73,23 @@ def issue_all_to_all(
 
 
 def _not_before(tensor: Tensor, sends: Sequence[int], receives: Sequence[int], env: ShardingEnv) -> float:
-    """When the exchange may end over the emulated link, if there is one and the exchange crosses nodes."""
+    """Earliest completion over the emulated link; 0 without a link or if the exchange stays inside nodes."""
     link = InterNodeLink.from_environment()
     if link is None:
         return 0.0
     crossing = max(env.across_nodes(list(sends)), env.across_nodes(list(receives))) * tensor.element_size()
-    return perf_counter() + link.least_ms(crossing) / 1e3 if crossing else 0.0
+    return perf_counter() + link.min_ms(crossing) / 1e3 if crossing else 0.0
 
 
 def all_to_all(
     tensor: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int], env: ShardingEnv, label: str
 ) -> Tensor:
-    """``issue_all_to_all`` and wait."""
+    """``issue_all_to_all``, then wait."""
     return issue_all_to_all(tensor, send_splits, recv_splits, env, label).wait()
 
 
 def issue_reduce_scatter(tensor: Tensor, env: ShardingEnv, label: str) -> Pending:
-    """Sums ``tensor [W * n]`` over the ranks; rank k receives part k, ``[n]``. NCCL adds in the network."""
+    """Sums ``tensor [W * n]`` over the ranks; rank k receives slice k, ``[n]``."""
     size = tensor.numel() // env.world_size
     event = record("reduce_scatter", label, [size * tensor.element_size()] * env.world_size, env)
     if env.pg is None:
@@ -101,7 +101,7 @@ def issue_reduce_scatter(tensor: Tensor, env: ShardingEnv, label: str) -> Pendin
 
 
 def issue_all_gather(tensor: Tensor, env: ShardingEnv, label: str, output: Tensor | None = None) -> Pending:
-    """Sends ``tensor [n]``, of one size everywhere, to every rank: ``[W * n]``, received into ``output`` if given."""
+    """Concatenates ``tensor [n]`` of all ranks, ``[W * n]``, into ``output`` if passed. n is equal on all ranks."""
     event = record("all_gather", label, [tensor.numel() * tensor.element_size()] * env.world_size, env)
     if env.pg is None:
         return Pending(tensor, event=event)
@@ -113,7 +113,7 @@ def issue_all_gather(tensor: Tensor, env: ShardingEnv, label: str, output: Tenso
 
 
 def ring_bytes(size: int, env: ShardingEnv) -> list[int]:
-    """What an all-reduce of so many bytes sends to each rank: a ring's, which no algorithm undercuts."""
+    """Bytes sent to each rank by a ring all-reduce of ``size`` bytes, the minimum of all algorithms."""
     sent = [0] * env.world_size
     sent[(env.rank + 1) % env.world_size] = 2 * (env.world_size - 1) * size // env.world_size
     return sent
@@ -149,15 +149,15 @@ def broadcast_object(value: Any, env: ShardingEnv, source: int = 0) -> Any:
 
 
 def all_gather_object(value: Any, env: ShardingEnv) -> list[Any]:
-    """Every rank's ``value``, in the order of the ranks."""
+    """The ``value`` of every rank, in rank order."""
     if env.pg is None:
         return [value]
-    found: list[Any] = [None] * env.world_size
-    dist.all_gather_object(found, value, group=env.pg)
-    return found
+    values: list[Any] = [None] * env.world_size
+    dist.all_gather_object(values, value, group=env.pg)
+    return values
 
 
 def barrier(env: ShardingEnv) -> None:
-    """Returns when every rank has come here."""
+    """Blocks until every rank has called it."""
     if env.pg is not None:
         dist.barrier(group=env.pg)

@@ -1,13 +1,12 @@
-"""A slower road between nodes, for ranks that only pretend to live on several: emulated, and labelled so.
+"""An emulated slow link between virtual nodes. Results that use it are labelled as emulated.
 
-Ranks on virtual nodes talk through one machine's memory, so crossing a node costs nothing and nobody sees why
-node-aware schemes exist. With an `InterNodeLink` every exchange that crosses nodes ends no sooner than over such a
-link::
+Ranks on virtual nodes share one machine's memory, so an exchange across nodes costs nothing more, and node-aware
+schemes show no benefit. With an `InterNodeLink`, an exchange across nodes takes at least as long as over that link::
 
     end >= start + latency + bytes to or from other nodes / bandwidth        (the larger direction)
 
-Only exchanges of this library are slowed (``comm.collectives``), not those that user code makes by itself, nor the
-dense all-reduce of DistributedDataParallel. Waiting is sleeping: the other ranks of a crowded machine may use the core.
+Only exchanges of this library (``comm.collectives``) are delayed. Collectives of user code and the dense all-reduce of
+DistributedDataParallel are not. A rank sleeps while it waits, so other ranks may use its core.
 """
 
 import os
@@ -20,16 +19,16 @@ BANDWIDTH_VARIABLE = "RECSHARD_INTER_NODE_GBPS"
 
 @dataclass(frozen=True)
 class InterNodeLink:
-    """What each rank has towards other nodes.
+    """The link of each rank to other nodes.
 
     Args:
-        latency_ms: added to every exchange that crosses nodes.
-        gbps: gigabits a second of each rank, each way; None does not limit.
+        latency_ms: latency in ms of every exchange across nodes.
+        gbps: bandwidth per rank and direction in gigabits per second; None for no limit.
 
     Raises:
-        ValueError: a negative latency, or a bandwidth that is not above zero.
+        ValueError: a negative latency, or a bandwidth of 0 or below.
 
-    >>> InterNodeLink(latency_ms=0.5, gbps=1.0).least_ms(1_000_000)
+    >>> InterNodeLink(latency_ms=0.5, gbps=1.0).min_ms(1_000_000)
     8.5
     """
 
@@ -42,20 +41,20 @@ class InterNodeLink:
         if self.gbps is not None and not self.gbps > 0:
             raise ValueError(f"inter-node bandwidth must be above 0 Gbit/s, got {self.gbps!r}")
 
-    def least_ms(self, num_bytes: int) -> float:
-        """Milliseconds that ``num_bytes`` across nodes take at least."""
+    def min_ms(self, num_bytes: int) -> float:
+        """Minimum time in ms of ``num_bytes`` across nodes."""
         return self.latency_ms + (num_bytes * 8e-6 / self.gbps if self.gbps is not None else 0.0)
 
     def environment(self) -> dict[str, str]:
-        """The variables from which `from_environment` makes this link again, on a rank."""
-        found = {LATENCY_VARIABLE: repr(self.latency_ms)}
+        """Environment variables from which `from_environment` restores this link."""
+        variables = {LATENCY_VARIABLE: repr(self.latency_ms)}
         if self.gbps is not None:
-            found[BANDWIDTH_VARIABLE] = repr(self.gbps)
-        return found
+            variables[BANDWIDTH_VARIABLE] = repr(self.gbps)
+        return variables
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "InterNodeLink | None":
-        """The link that the launcher asked for; None when it asked for none."""
+        """The link that the launcher configured, or None."""
         variables = os.environ if environment is None else environment
         latency, gbps = variables.get(LATENCY_VARIABLE), variables.get(BANDWIDTH_VARIABLE)
         if latency is None and gbps is None:

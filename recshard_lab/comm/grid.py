@@ -1,12 +1,12 @@
-"""Ranks laid out in two dimensions: replicas of a model, each of them sharded over a group of ranks.
+"""Ranks in two dimensions: replicas of a model, each sharded over a group of ranks.
 
 ::
 
     4 ranks, groups of 2      strided (the default)      contiguous
-    sharding groups           {0, 2}  {1, 3}             {0, 1}  {2, 3}      each holds the whole model
-    replica groups            {0, 1}  {2, 3}             {0, 2}  {1, 3}      the same part of each model
+    sharding groups           {0, 2}  {1, 3}             {0, 1}  {2, 3}      each stores the whole model
+    replica groups            {0, 1}  {2, 3}             {0, 2}  {1, 3}      the same shards of each model
 
-Shape letters: W ranks in all, S in a sharding group, R = W / S replicas.
+Shape letters: W ranks, S ranks per sharding group, R = W / S replicas.
 """
 
 from collections.abc import Sequence
@@ -28,11 +28,11 @@ class ReplicaGrid:
     Args:
         world: all ranks.
         group_size: S.
-        contiguous: neighbouring ranks share a sharding group, instead of being each other's replicas.
-        node_group_size: ranks of a sharding group that count as one node; those that live on one when left out.
+        contiguous: whether neighbouring ranks share a sharding group instead of a replica group.
+        node_group_size: ranks of a sharding group that count as one node. Default: those on one node.
 
     Raises:
-        ValueError: W is no multiple of S, or S none of ``node_group_size``.
+        ValueError: S does not divide W, or ``node_group_size`` does not divide S.
 
     >>> ReplicaGrid(ShardingEnv.from_local(1, 0), 1).sharding_groups
     [[0]]
@@ -48,49 +48,49 @@ class ReplicaGrid:
         if not isinstance(size, int) or size < 1 or world % size:
             fits = ", ".join(str(n) for n in range(1, world + 1) if world % n == 0)
             raise ValueError(
-                f"sharding_group_size={size!r} does not divide {world} ranks into whole groups: use one of {fits}"
+                f"sharding_group_size={size!r} does not divide {world} ranks into whole groups. Fix: use one of {fits}"
             )
         if node is not None and (not isinstance(node, int) or node < 1 or size % node):
             fits = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
             raise ValueError(
-                f"node_group_size={node!r} does not divide a sharding group of {size} ranks into whole nodes: use "
-                f"one of {fits}"
+                f"node_group_size={node!r} does not divide a sharding group of {size} ranks into whole nodes. Fix: "
+                f"use one of {fits}"
             )
 
     @property
     def num_replicas(self) -> int:
-        """R."""
+        """R, the number of sharding groups."""
         return self.world.world_size // self.group_size
 
     def rank_of(self, group: int, place: int) -> int:
-        """The rank at a place ``0 .. S - 1`` of a sharding group."""
+        """The rank at position ``place`` (0 to S - 1) of a sharding group."""
         return group * self.group_size + place if self.contiguous else place * self.num_replicas + group
 
     @property
     def group(self) -> int:
-        """The sharding group that this rank is in."""
+        """Index of this rank's sharding group."""
         return self.world.rank // self.group_size if self.contiguous else self.world.rank % self.num_replicas
 
     @property
     def place(self) -> int:
-        """This rank's number in its sharding group."""
+        """This rank's position in its sharding group."""
         return self.world.rank % self.group_size if self.contiguous else self.world.rank // self.num_replicas
 
     @property
     def sharding_groups(self) -> list[list[int]]:
-        """For each replica, its ranks."""
+        """The ranks of each sharding group."""
         return [[self.rank_of(group, place) for place in range(self.group_size)] for group in range(self.num_replicas)]
 
     @property
     def replica_groups(self) -> list[list[int]]:
-        """For each place, the ranks that hold the same part."""
+        """The ranks that store the same shards, for each position in a sharding group."""
         return [list(ranks) for ranks in zip(*self.sharding_groups, strict=True)]
 
     @property
-    def nodes_of(self) -> int:
+    def ranks_per_node(self) -> int:
         """Ranks of a sharding group that count as one node.
 
-        Where the nodes of the machine cut groups unevenly, as many as always lie on one.
+        If nodes split the groups unevenly, this is the largest size that never spans two nodes.
         """
         if self.node_group_size is not None:
             return self.node_group_size
@@ -104,12 +104,12 @@ class ReplicaGrid:
 
     @cached_property
     def sharding(self) -> ShardingEnv:
-        """This rank's sharding group. All ranks must ask for it together, the first time."""
-        return self._env(self.sharding_groups, self.group, self.place, 0, self.nodes_of)
+        """This rank's sharding group. The first access is collective."""
+        return self._env(self.sharding_groups, self.group, self.place, 0, self.ranks_per_node)
 
     @cached_property
     def replicas(self) -> ShardingEnv:
-        """The ranks that hold what this one holds. All ranks must ask for it together, the first time."""
+        """The ranks that store the same shards as this rank. The first access is collective."""
         return self._env(self.replica_groups, self.place, self.group, 1, None)
 
     def _env(
@@ -131,7 +131,7 @@ class ReplicaGrid:
 
 
 def _process_groups(pg: Any, groups: tuple[tuple[int, ...], ...]) -> tuple[Any, Any]:
-    """This rank's sharding group (None: it is ``pg``) and replica group."""
+    """This rank's sharding group (None for ``pg`` itself) and replica group."""
     if len(groups) == 1:
         return None, group_among(pg, [[rank] for rank in groups[0]])
     return group_among(pg, groups), group_among(pg, list(zip(*groups, strict=True)))

@@ -1,4 +1,4 @@
-"""What was sent: every collective of the library is recorded in the traces that are open when it runs.
+"""What was sent: every open trace records the library's collectives.
 
 >>> with trace() as t:
 ...     pass
@@ -16,17 +16,17 @@ from recshard_lab.comm.groups import ShardingEnv
 
 @dataclass(slots=True)
 class CollectiveEvent:
-    """One collective as this rank saw it.
+    """One collective on this rank.
 
     Attributes:
         op: ``all_to_all``, ``all_reduce``, ...
-        label: what it was for, ``input_dist/ids`` for instance.
-        bytes_to: bytes on the wire from this rank to each rank of the sharded world, itself included. A collective of
-            a part of the ranks (of one node, say) has zeros for the others.
-        start_s: ``time.perf_counter`` when it was issued.
-        ms: from issue to completion, as seen by the thread that waited; 0 until it was waited for.
-        inter_node_bytes: the part of `bytes_to` for ranks on other nodes.
-        intra_node_bytes: the part for other ranks on this node; what stays on the rank is in neither.
+        label: its purpose, such as ``input_dist/ids``.
+        bytes_to: bytes from this rank to each rank of the sharded world, including itself. A collective of some ranks,
+            such as those of one node, has 0 for the others.
+        start_s: ``time.perf_counter`` at issue.
+        ms: time from issue to completion in the waiting thread; 0 until the wait.
+        inter_node_bytes: bytes to ranks on other nodes.
+        intra_node_bytes: bytes to other ranks on this node. Bytes that stay on the rank are in neither.
     """
 
     op: str
@@ -39,13 +39,13 @@ class CollectiveEvent:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes sent to all ranks of the group, this one included."""
+        """Bytes sent to all ranks of the group, including this one."""
         return sum(self.bytes_to)
 
 
 @dataclass(slots=True)
 class Trace:
-    """The collectives issued while it was open, in order."""
+    """The collectives issued during a trace, in order."""
 
     events: list[CollectiveEvent] = field(default_factory=list)
 
@@ -58,11 +58,11 @@ class Trace:
         ]
 
     def count(self, op: str | None = None, label: str | None = None) -> int:
-        """How many collectives of this ``op`` and ``label``."""
+        """Number of collectives with this ``op`` and a label that starts with ``label``."""
         return len(self.select(op, label))
 
     def bytes_sent(self, label: str | None = None) -> int:
-        """Bytes sent, this rank's own share included."""
+        """Bytes sent, including those to this rank itself."""
         return sum(event.bytes_sent for event in self.select(label=label))
 
     def inter_node_bytes(self, label: str | None = None) -> int:
@@ -70,7 +70,7 @@ class Trace:
         return sum(event.inter_node_bytes for event in self.select(label=label))
 
     def intra_node_bytes(self, label: str | None = None) -> int:
-        """Bytes sent to the other ranks of this node."""
+        """Bytes sent to other ranks of this node."""
         return sum(event.intra_node_bytes for event in self.select(label=label))
 
     def bytes_to(self, world_size: int, label: str | None = None) -> list[int]:
@@ -82,7 +82,7 @@ class Trace:
         return totals
 
     def bytes_by_label(self, world_size: int) -> dict[str, list[int]]:
-        """Label -> bytes sent to each rank under it: this rank's row of the traffic matrix of one phase."""
+        """Label -> bytes sent to each rank: this rank's row of the traffic matrix of one phase."""
         labels = dict.fromkeys(event.label for event in self.events)
         totals = {label: [0] * world_size for label in labels}
         for event in self.events:
@@ -106,7 +106,7 @@ def trace() -> Iterator[Trace]:
 
 
 def record(op: str, label: str, bytes_to: Sequence[int], env: ShardingEnv | None = None) -> CollectiveEvent | None:
-    """Notes a collective that is being issued; None when no trace is open. `env` tells which bytes cross nodes."""
+    """Adds a collective to the open traces; None without one. `env` determines which bytes cross nodes."""
     if not _open:
         return None
     event = CollectiveEvent(op, label, tuple(bytes_to), perf_counter())

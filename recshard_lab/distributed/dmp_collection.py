@@ -151,7 +151,7 @@ class DMPCollection(DistributedModelParallel):
         arguments = {
             "sharding_group_size": grid.group_size,
             "use_inter_host_allreduce": grid.contiguous,
-            "ranks of a node": grid.nodes_of,
+            "ranks of a node": grid.ranks_per_node,
             "sharding_strategy": self._strategy.value,
             "custom_all_reduce": custom_all_reduce is not None,
         }
@@ -172,7 +172,7 @@ class DMPCollection(DistributedModelParallel):
         self._apart = False
         with torch.no_grad():
             for shards in self._tables():
-                for weight in shards.held.values():
+                for weight in shards.local_weights.values():
                     broadcast(weight, self.grid.replicas, "replicas/first weights")
 
     # ---- building ----
@@ -191,7 +191,7 @@ class DMPCollection(DistributedModelParallel):
         self, module: nn.Module, device: torch.device | str | None, sharders: Sequence[CollectionSharder]
     ) -> ShardingPlan:
         kind = torch.device(device).type if device is not None else compute_device(self.grid.world).type
-        topology = Topology(self.grid.group_size, compute_device=kind, local_world_size=self.grid.nodes_of)
+        topology = Topology(self.grid.group_size, compute_device=kind, local_world_size=self.grid.ranks_per_node)
         return EmbeddingShardingPlanner(topology).plan(module, sharders)
 
     def _tables(self, collections: Sequence[ShardedCollection] | None = None) -> list[Any]:

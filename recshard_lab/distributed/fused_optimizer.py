@@ -1,10 +1,10 @@
-"""A torch optimizer's face for the optimizers that run inside backward, their states named as TorchRec names them.
+"""The optimizers fused into backward, as one torch optimizer with TorchRec's state names.
 
 ::
 
     state_dict()["state"]["ebc.embedding_bags.movies.weight"]["movies.momentum1"]    torch's ShardedTensor
 
-Names are the same on all ranks and under all plans, and so are the param groups: one for each distinct setting.
+Names and param groups are the same on all ranks and under all plans. Each distinct setting has one param group.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,20 +19,20 @@ from recshard_lab.distributed.state.parts import Part
 from recshard_lab.distributed.step.lookup import KernelGroup
 from recshard_lab.distributed.table_shards import TableShards, sharded_tensor
 from recshard_lab.embedding import OptimizerSpec
-from recshard_lab.optim import FusedOptimizer as KeyedFusedOptimizer
+from recshard_lab.optim import FusedOptimizer
 from recshard_lab.optim.state import load_entry
 
 STATE_NAMES = {"momentum2": "exp_avg_sq"}
-"""States that TorchRec names otherwise than fbgemm's kernels; the others have one name in both."""
+"""fbgemm's state name -> TorchRec's, for the states whose names differ."""
 
 
-class FusedOptimizer(KeyedFusedOptimizer):
+class EmbeddingFusedOptimizer(FusedOptimizer):
     """Learning rates and states of the optimizers that step tables in backward.
 
-    ``param_groups`` is where learning-rate schedulers look: a changed ``lr`` holds from the next forward on. States
-    are the kernels' own memory: reading a state dict copies nothing, loading one fills the kernels. A state with one
-    number a row is held by every column piece of that row; in state dicts the first of them speaks for all, and
-    loading tells the others, so that all ranks must load together.
+    Learning-rate schedulers change ``param_groups``; a changed ``lr`` applies from the next forward on. States share
+    memory with the kernels: reading a state dict copies nothing, loading one fills the kernels. All column shards of a
+    row have a copy of its row-wise state. State dicts contain the first copy, and loading fills the others, so all
+    ranks must load together.
 
     Args:
         collections: module path -> sharded collection.
@@ -44,12 +44,12 @@ class FusedOptimizer(KeyedFusedOptimizer):
         self._specs: list[OptimizerSpec] = list(dict.fromkeys(specs))
         self.param_groups = [{"params": [], "lr": spec.learning_rate} for spec in self._specs]
         if not self.param_groups:
-            self.param_groups = [{"params": [], "lr": 0.0}]  # a scheduler over no table at all has nothing to do
+            self.param_groups = [{"params": [], "lr": 0.0}]  # schedulers require a group
         self.bind(collections)
 
     def bind(self, collections: Mapping[str, ShardedCollection]) -> None:
-        """Serves these collections from now on, which may lie elsewhere than before; learning rates stay."""
-        self.let_go()
+        """Replaces the collections, for example after resharding. Learning rates stay."""
+        self.release()
         self._device = next((collection.device for collection in collections.values()), torch.device("cpu"))
         for path, collection in collections.items():
             prefix = f"{path}." if path else ""
@@ -65,8 +65,8 @@ class FusedOptimizer(KeyedFusedOptimizer):
                     self._kernels.append((self._specs.index(group.kind.optimizer), group))
         self._pushed += [self._specs[number].learning_rate for number, _ in self._kernels]
 
-    def let_go(self) -> None:
-        """Forgets the collections, so that their kernels can be freed; `bind` comes next."""
+    def release(self) -> None:
+        """Drops the references to the collections, so that their kernels can be freed. Call `bind` next."""
         self._handles: dict[str, TableHandle] = {}
         self._kernels: list[tuple[int, KernelGroup]] = []
         self._pushed: list[float] = []
@@ -75,43 +75,43 @@ class FusedOptimizer(KeyedFusedOptimizer):
 
     @property
     def params(self) -> "dict[str, TableHandle]":  # type: ignore[override]
-        """Name in the model's state dict -> the table."""
+        """Name in the model's state dict -> table."""
         return self._handles
 
     @property
     def state(self) -> "dict[TableHandle, dict[str, Any]]":  # type: ignore[override]
-        """Table -> state name -> sharded tensor (plain where there is one process, or the table is replicated)."""
+        """Table -> state name -> sharded tensor (plain for one process or a replicated table)."""
         return {handle: handle.states() for handle in self._handles.values()}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Fills the kernels' states from what `state_dict` gave under the same plan. All ranks must call it.
+        """Fills the kernels' states from a `state_dict` of the same plan. Collective.
 
         Raises:
             ValueError: as `check_state_dict`; then nothing has changed.
         """
         self.check_state_dict(state_dict)
-        held = self.state_dict()
-        for key, entry in held["state"].items():
+        current = self.state_dict()
+        for key, entry in current["state"].items():
             load_entry(entry, state_dict["state"][key])
         if self.defaults["_save_param_groups"]:
-            for group, given in self._paired_groups(state_dict["param_groups"]):
-                group.update({key: value for key, value in given.items() if key != "params"})
-        self.adopt(held["state"])
+            for group, saved in self._paired_groups(state_dict["param_groups"]):
+                group.update({key: value for key, value in saved.items() if key != "params"})
+        self.adopt(current["state"])
 
     @torch.no_grad()
     def adopt(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
-        """Spreads what was read straight into the tensors of `state_dict`. All ranks must call it.
+        """Copies states that were read into the tensors of `state_dict` to their other copies. Collective.
 
         Args:
             entries: ``state_dict()["state"]``.
         """
-        moves = [own for key, handle in self._handles.items() for own in handle.spread(entries[key])]
+        moves = [copies for key, handle in self._handles.items() for copies in handle.spread(entries[key])]
         if moves:
             move(moves, next(iter(self._handles.values())).shards.env, self._device)
 
     def push_learning_rates(self) -> None:
-        """Hands changed learning rates to the kernels."""
+        """Passes changed learning rates to the kernels."""
         for position, (number, kernels) in enumerate(self._kernels):
             rate = self.param_groups[number]["lr"]
             if rate != self._pushed[position]:
@@ -119,7 +119,7 @@ class FusedOptimizer(KeyedFusedOptimizer):
                 self._pushed[position] = rate
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Steps nothing: backward has done it. Runs ``closure`` if given."""
+        """Runs ``closure`` if passed. The tables were already stepped in backward."""
         return closure() if closure is not None else None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -127,11 +127,11 @@ class FusedOptimizer(KeyedFusedOptimizer):
 
 
 class TableHandle:
-    """One fused table as the optimizer's parameter: its name, and this rank's rectangles.
+    """One fused table as the optimizer's parameter.
 
     Args:
-        key: its weight's name in the model's state dict.
-        shards: what this rank holds of it.
+        key: the name of its weight in the model's state dict.
+        shards: this rank's shards of it.
     """
 
     def __init__(self, key: str, shards: TableShards) -> None:
@@ -146,7 +146,7 @@ class TableHandle:
         return f"{self.shards.config.name}.{STATE_NAMES.get(part.name, part.name)}"
 
     def states(self) -> dict[str, Any]:
-        """State name -> the kernels' own memory as one tensor over all ranks."""
+        """State name -> one tensor over all ranks, which shares memory with the kernels."""
         return {self.state_name(part): self._state(part) for part in self.shards.state_parts}
 
     def _state(self, part: Part) -> Any:
@@ -156,11 +156,13 @@ class TableHandle:
             return _plain(part, next(iter(matrices.values())))
         if shards.is_whole:
             return _plain(part, shards.joined(part))
-        speakers, held = shards.spoken_for(part)
-        return sharded_tensor(speakers, held, part.size(*shards.size), shards.env, part.dtype, part.extent == "element")
+        primaries, tensors = shards.primary_shards(part)
+        return sharded_tensor(
+            primaries, tensors, part.size(*shards.size), shards.env, part.dtype, part.extent == "element"
+        )
 
     def spread(self, entry: Mapping[str, Any]) -> list[Move]:
-        """After a load: fills what the loaded tensors do not share memory with, at once or by the moves returned."""
+        """After a load, fills the other copies of the states: local ones now, remote ones by the returned moves."""
         shards, moves = self.shards, []
         for part in shards.state_parts:
             matrices = shards.matrices(part)
@@ -169,8 +171,8 @@ class TableHandle:
                 whole: Tensor = part.matrix(entry[self.state_name(part)])
                 for position, matrix in matrices.items():
                     matrix.copy_(whole[slice(*where[position].rows), slice(*where[position].cols)])
-            elif (told := shards.told(part)) is not None:
-                moves.append(told)
+            elif (copies := shards.replica_move(part)) is not None:
+                moves.append(copies)
         return moves
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from recshard_lab.arguments import checks_arguments, device_named, names_wrong_arguments
 from recshard_lab.comm import ShardingEnv, agreed, compute_device, from_first_rank, refuse_differences
 from recshard_lab.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper
-from recshard_lab.distributed.fused_optimizer import FusedOptimizer
+from recshard_lab.distributed.fused_optimizer import EmbeddingFusedOptimizer
 from recshard_lab.distributed.rank_facts import dense_facts, plan_facts, sharder_facts, table_facts, weight_facts
 from recshard_lab.distributed.sharded_collections import ShardedCollection, create_route_groups, unsharded_weights
 from recshard_lab.distributed.sharders import CollectionSharder, default_sharders, first_weights
@@ -174,7 +174,7 @@ class DistributedModelParallel(nn.Module):
 
     def _place_dense(self, module: nn.Module, init_parameters: bool) -> None:
         """The fused optimizer, and the dense part on the device."""
-        self.fused_optimizer = FusedOptimizer(self.collections)
+        self.fused_optimizer = EmbeddingFusedOptimizer(self.collections)
         if init_parameters:
             self._materialize()
         self._bare.to(self.device)
@@ -386,7 +386,7 @@ class DistributedModelParallel(nn.Module):
         held = {"weights": 0, "optimizer_state": 0}
         apart = self.device.type != "cpu"
         for shards in (own for c in self.collections.values() for own in c.table_shards().values()):
-            for position, weight in shards.held.items():
+            for position, weight in shards.local_weights.items():
                 if (apart and shards.sharding.shards[position].tier == DDR) is not in_host:
                     continue
                 held["weights"] += _bytes(weight)

@@ -19,7 +19,7 @@ from recshard_lab.distributed.step.input_dist import LookupInput, PendingInput
 from recshard_lab.distributed.step.layout import Block, Layout
 from recshard_lab.distributed.step.lookup import GroupKind, choose_kinds
 from recshard_lab.distributed.step.output_dist import PooledOutput, SequenceOutput
-from recshard_lab.distributed.table_shards import TableShards, whole_dtype
+from recshard_lab.distributed.table_shards import TableShards, table_dtype
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
     EmbeddingBagCollection,
@@ -37,7 +37,7 @@ from recshard_lab.sharding import ParameterSharding, Shard, ShardingPlan
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor
 
 if TYPE_CHECKING:
-    from recshard_lab.distributed.fused_optimizer import FusedOptimizer
+    from recshard_lab.distributed.fused_optimizer import EmbeddingFusedOptimizer
 
 
 _sending: "WeakKeyDictionary[ShardedCollection, WeakSet[Any]]" = WeakKeyDictionary()
@@ -157,7 +157,7 @@ class ShardedCollection(nn.Module):
             for position, table in enumerate(self.tables)
         }
         setattr(self, self.tables_name, nn.ModuleDict(held))
-        self._own_optimizer: FusedOptimizer | None = None
+        self._own_optimizer: EmbeddingFusedOptimizer | None = None
         self.bind_dense()
 
     def bind_dense(self) -> None:
@@ -166,7 +166,7 @@ class ShardedCollection(nn.Module):
             pair
             for table in self.table_shards().values()
             if table.sharding.compute_kernel == "dense"
-            for pair in zip(table.parameters(), table.held.values(), strict=True)
+            for pair in zip(table.parameters(), table.local_weights.values(), strict=True)
         ]
 
     def listen(self, listener: Listener | None) -> None:
@@ -182,7 +182,7 @@ class ShardedCollection(nn.Module):
         for pipeline in list(_sending.get(self, ())):
             pipeline.drain()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Frees the kernels; `place` makes new ones."""
         for name in ("executor", "layout"):
             vars(self).pop(name, None)
@@ -221,7 +221,7 @@ class ShardedCollection(nn.Module):
             full = Shard(source, (0, table.num_embeddings), (0, table.embedding_dim))
             held = {0: whole[table.name].detach()} if self.env.rank == source else {}
             dtype = whole[table.name].dtype
-            moves.append(Move(dtype, [full], shards.sharding.shards, held, shards.held))
+            moves.append(Move(dtype, [full], shards.sharding.shards, held, shards.local_weights))
         return moves
 
     def gather_moves(self) -> tuple[list[Move], dict[str, Tensor]]:
@@ -229,19 +229,21 @@ class ShardedCollection(nn.Module):
         moves, whole = [], {}
         for table, shards in zip(self.tables, self.table_shards().values(), strict=True):
             size = (table.num_embeddings, table.embedding_dim)
-            dtype = whole_dtype(table)
+            dtype = table_dtype(table)
             whole[table.name] = torch.empty(size, dtype=dtype, device=self.device)
             targets = [Shard(rank, (0, size[0]), (0, size[1])) for rank in range(self.env.world_size)]
-            moves.append(Move(dtype, shards.sharding.shards, targets, shards.held, {self.env.rank: whole[table.name]}))
+            moves.append(
+                Move(dtype, shards.sharding.shards, targets, shards.local_weights, {self.env.rank: whole[table.name]})
+            )
         return moves, whole
 
     @property
-    def fused_optimizer(self) -> "FusedOptimizer":
+    def fused_optimizer(self) -> "EmbeddingFusedOptimizer":
         """Learning rates and states of the tables, for a collection that is used without `DistributedModelParallel`."""
-        from recshard_lab.distributed.fused_optimizer import FusedOptimizer
+        from recshard_lab.distributed.fused_optimizer import EmbeddingFusedOptimizer
 
         if self._own_optimizer is None:
-            self._own_optimizer = FusedOptimizer({"": self})
+            self._own_optimizer = EmbeddingFusedOptimizer({"": self})
         return self._own_optimizer
 
     @property

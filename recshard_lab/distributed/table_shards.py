@@ -1,4 +1,4 @@
-"""What a rank holds of one table: parameters, and how they appear in a state dict."""
+"""This rank's shards of one table: parameters, and their form in a state dict."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from recshard_lab.comm import ShardingEnv, gathered
 from recshard_lab.distributed.state.moves import Move, move
-from recshard_lab.distributed.state.parts import Part, owned
+from recshard_lab.distributed.state.parts import Part, primary_rows
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.embedding.kernels import TORCH_DTYPES
 from recshard_lab.optim import EmptyFusedOptimizer
@@ -20,23 +20,22 @@ _INIT_ROWS = 8192
 
 
 class TableShards(nn.Module):
-    """This rank's rectangles of one table.
+    """This rank's shards of one table.
 
-    Where some rows are replicated and others are not, state dicts tell a replica once, by the first rank that holds it,
-    and loading one tells the other replicas, so that all ranks must load together.
+    If only some rows are replicated, a state dict contains each replica once, from the first rank that stores it.
+    Loading a state dict copies it to the other replicas, so all ranks must load together.
 
-    A single rectangle is the parameter ``weight``; several are ``weight_0``, ``weight_1``, ... In state dicts the table
-    always has its ordinary name, ``weight``, and is one of torch's sharded tensors (a plain tensor when replicated or
-    when there is no process group).
+    A single shard is the parameter ``weight``; several are ``weight_0``, ``weight_1``, ... In state dicts the table is
+    always ``weight``: torch's sharded tensor, or a plain tensor if it is replicated or there is no process group.
 
     Args:
         config: the table.
-        sharding: all its rectangles, on all ranks.
-        weights: position of a rectangle -> its weights ``[rows, cols]``, for those on this rank.
-        states: position -> its optimizer state.
+        sharding: its shards on all ranks.
+        weights: position of a shard -> weights ``[rows, cols]``, for the shards on this rank.
+        states: position -> optimizer state.
         env: the ranks.
-        state_parts: which optimizer state every rectangle has, also where none lies on this rank.
-        device: of the rank, by which messages go; that of the weights when left out.
+        state_parts: the optimizer states of every shard, also if this rank stores no shard.
+        device: the rank's device, for messages. Default: the device of the weights.
     """
 
     def __init__(
@@ -53,16 +52,16 @@ class TableShards(nn.Module):
         self.device = device or next((weight.device for weight in weights.values()), torch.device("cpu"))
         self.config, self.sharding, self.env = config, sharding, env
         self.state_parts = tuple(state_parts)
-        self.held = dict(weights)
+        self.local_weights = dict(weights)
         self.states = dict(states)
-        for number, weight in enumerate(self.held.values()):
-            name = "weight" if len(self.held) == 1 else f"weight_{number}"
+        for number, weight in enumerate(self.local_weights.values()):
+            name = "weight" if len(self.local_weights) == 1 else f"weight_{number}"
             self.register_parameter(name, nn.Parameter(weight))
         self._mark()
 
     def shards(self) -> Iterator[tuple[Shard, Tensor]]:
-        """(rectangle, weights) of those on this rank."""
-        for position, weight in self.held.items():
+        """(shard, weights) of the shards on this rank."""
+        for position, weight in self.local_weights.items():
             yield self.sharding.shards[position], weight
 
     @property
@@ -72,72 +71,72 @@ class TableShards(nn.Module):
 
     def parts(self) -> list[Part]:
         """The weights and every optimizer state."""
-        return [Part("weight", "element", whole_dtype(self.config)), *self.state_parts]
+        return [Part("weight", "element", table_dtype(self.config)), *self.state_parts]
 
     def matrices(self, part: Part) -> dict[int, Tensor]:
-        """Position of a rectangle -> its matrix of a part, for those on this rank."""
+        """Position of a shard -> its matrix of a part, for the shards on this rank."""
         if part.name == "weight":
-            return self.held
+            return self.local_weights
         return {position: part.matrix(state[part.name]) for position, state in self.states.items()}
 
     @property
     def is_whole(self) -> bool:
-        """Whether this rank alone can tell the whole table: every rank holds it, or there is no other."""
+        """Whether this rank stores the whole table: it is replicated, or there is no other rank."""
         return self.sharding.replicated or self.env.pg is None
 
-    def spoken_for(
+    def primary_shards(
         self, part: Part, matrices: Mapping[int, Tensor] | None = None
     ) -> tuple[list[Shard], dict[int, Tensor]]:
-        """A part without its copies, as state dicts tell it: every cell once, and those of them on this rank.
+        """A part without copies, as in state dicts: shards that cover each element once, and this rank's tensors.
 
-        Of several rectangles that hold the same numbers, which are replicas, and under column splits what has one
-        number a row or a table, the first in the list speaks for all.
+        Replicas are copies, and so are states with one number per row or table under column splits. The first shard
+        in the list is the primary one.
         """
-        where = part.shards(self.sharding.shards)
+        shards = part.shards(self.sharding.shards)
         matrices = self.matrices(part) if matrices is None else matrices
-        speakers, held = [], {}
-        for number, (position, shard) in enumerate(owned(where, part.extent)):
-            speakers.append(shard)
+        primaries, tensors = [], {}
+        for number, (position, shard) in enumerate(primary_rows(shards, part.extent)):
+            primaries.append(shard)
             if position in matrices:
-                top = where[position].rows[0]
-                held[number] = matrices[position][shard.rows[0] - top : shard.rows[1] - top]
-        return speakers, held
+                top = shards[position].rows[0]
+                tensors[number] = matrices[position][shard.rows[0] - top : shard.rows[1] - top]
+        return primaries, tensors
 
-    def told(self, part: Part, matrices: Mapping[int, Tensor] | None = None) -> Move | None:
-        """What tells the other rectangles what those that speak for them hold; None where all speak for themselves.
+    def replica_move(self, part: Part, matrices: Mapping[int, Tensor] | None = None) -> Move | None:
+        """Copies each primary shard to its replicas. None if there are no replicas.
 
         Args:
-            part: what is told.
-            matrices: where it lies on this rank; `matrices` of this part when left out.
+            part: the part to copy.
+            matrices: this rank's tensors of the part. Default: `matrices`.
         """
-        where = part.shards(self.sharding.shards)
+        shards = part.shards(self.sharding.shards)
         matrices = self.matrices(part) if matrices is None else matrices
-        speaking = {position: shard.rows for position, shard in owned(where, part.extent)}
-        listening = [at for at, shard in enumerate(where) if speaking.get(at) != shard.rows]
-        if self.is_whole or not listening:
+        primary = {position: shard.rows for position, shard in primary_rows(shards, part.extent)}
+        copies = [position for position, shard in enumerate(shards) if primary.get(position) != shard.rows]
+        if self.is_whole or not copies:
             return None
-        speakers, held = self.spoken_for(part, matrices)
-        wanted = {number: matrices[at] for number, at in enumerate(listening) if at in matrices}
-        return Move(part.dtype, speakers, [where[at] for at in listening], held, wanted)
+        sources, tensors = self.primary_shards(part, matrices)
+        targets = {number: matrices[position] for number, position in enumerate(copies) if position in matrices}
+        return Move(part.dtype, sources, [shards[position] for position in copies], tensors, targets)
 
-    def from_first_replicas(self) -> Move | None:
-        """What makes replicas as the first of them is; None where there are no others."""
-        where, part = self.sharding.shards, self.parts()[0]
-        first = {position for position, _ in owned(where, "element")}
-        others = [at for at in range(len(where)) if at not in first]
+    def first_replica_move(self) -> Move | None:
+        """Copies the weights of the first replica to the others. None if there are no others."""
+        shards, weights = self.sharding.shards, self.local_weights
+        first = sorted(position for position, _ in primary_rows(shards, "element"))
+        others = sorted(set(range(len(shards))) - set(first))
         if not others:
             return None
-        sources = {at: where[at] for at in sorted(first)}
-        held = {number: self.held[at] for number, at in enumerate(sources) if at in self.held}
-        wanted = {number: self.held[at] for number, at in enumerate(others) if at in self.held}
-        return Move(part.dtype, list(sources.values()), [where[at] for at in others], held, wanted)
+        sources = {number: weights[position] for number, position in enumerate(first) if position in weights}
+        targets = {number: weights[position] for number, position in enumerate(others) if position in weights}
+        dtype = self.parts()[0].dtype
+        return Move(dtype, [shards[n] for n in first], [shards[n] for n in others], sources, targets)
 
     def keep(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Goes on with these parameter objects, which now show this module's weights."""
-        for (name, own), parameter in zip(list(self._parameters.items()), parameters, strict=True):
-            assert own is not None
+        """Replaces this module's parameter objects with these, which then share its weights."""
+        for (name, current), parameter in zip(list(self._parameters.items()), parameters, strict=True):
+            assert current is not None
             parameter.grad = None
-            parameter.data = own.data
+            parameter.data = current.data
             self._parameters[name] = parameter
         self._mark()
 
@@ -155,11 +154,11 @@ class TableShards(nn.Module):
         Raises:
             ValueError: ``.half()``, ``.to(device)`` and the like would change the format or the rank's device.
         """
-        rank_probe = torch.empty(0, dtype=whole_dtype(self.config), device=self.device)
+        rank_probe = torch.empty(0, dtype=table_dtype(self.config), device=self.device)
         moved = fn(rank_probe)  # the same on ranks without a shard
         if moved.dtype != rank_probe.dtype or moved.device != rank_probe.device:
             raise ValueError(self._immovable(moved))
-        for weight in self.held.values():
+        for weight in self.local_weights.values():
             if fn(weight.new_empty(0)).device != weight.device:
                 continue  # a shard in host memory
             moved = fn(weight)
@@ -169,23 +168,23 @@ class TableShards(nn.Module):
 
     def _immovable(self, moved: Tensor) -> str:
         return (
-            f"table {self.config.name!r} cannot become {moved.dtype} on {moved.device}: its kernel holds it as "
-            f"{whole_dtype(self.config)} on {self.device}. Fix: convert the dense modules alone, or build the model "
+            f"table {self.config.name!r} cannot become {moved.dtype} on {moved.device}: its kernel stores it as "
+            f"{table_dtype(self.config)} on {self.device}. Fix: convert the dense modules alone, or build the model "
             f"with that device, and the tables with that data_type"
         )
 
-    def let_go(self) -> None:
-        """Frees the memory behind the parameters, whoever else knows them, and forgets the rest."""
+    def release(self) -> None:
+        """Frees the memory of the parameters, even if they have other references."""
         for parameter in self.parameters():
             parameter.grad = None
             parameter.data = parameter.data.new_empty(0)
-        self.held, self.states = {}, {}
+        self.local_weights, self.states = {}, {}
 
     @torch.no_grad()
     def reset_parameters(self, seed: int) -> None:
-        """Draws this rank's part of the initial weights, the same numbers under every plan.
+        """Draws the initial weights of this rank's shards, with the same values under every plan.
 
-        ``init_fn``, where the table has one, is called with each rectangle.
+        A table with ``init_fn`` calls it with each shard.
         """
         low, high = self.config.get_weight_init_min(), self.config.get_weight_init_max()
         for shard, weight in self.shards():
@@ -196,20 +195,20 @@ class TableShards(nn.Module):
                 digest = blake2b(f"{seed}/{self.config.name}/{block}".encode(), digest_size=7).digest()
                 generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
                 start, end = (min(max(row - block * _INIT_ROWS, 0), _INIT_ROWS) for row in shard.rows)
-                # as far as needed: the numbers of a generator do not hang on how many are drawn
+                # only the needed rows: values of a generator do not depend on how many are drawn
                 rows = torch.empty(end, self.config.embedding_dim).uniform_(low, high, generator=generator)
                 at = block * _INIT_ROWS + start - shard.rows[0]
                 weight[at : at + end - start] = rows[start:, slice(*shard.cols)]
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         part = self.parts()[0]
-        if self.is_whole and len(self.held) == 1:
-            destination[prefix + "weight"] = next(iter(self.held.values()))
+        if self.is_whole and len(self.local_weights) == 1:
+            destination[prefix + "weight"] = next(iter(self.local_weights.values()))
         elif self.is_whole:
             destination[prefix + "weight"] = self.joined(part)
         else:
-            shards, held = self.spoken_for(part)
-            destination[prefix + "weight"] = sharded_tensor(shards, held, self.size, self.env, part.dtype)
+            shards, tensors = self.primary_shards(part)
+            destination[prefix + "weight"] = sharded_tensor(shards, tensors, self.size, self.env, part.dtype)
 
     @torch.no_grad()
     def _load_from_state_dict(
@@ -224,52 +223,54 @@ class TableShards(nn.Module):
     ) -> None:
         key = prefix + "weight"
         problem = self._copy_from(state_dict[key]) if key in state_dict else None
-        told = self.told(self.parts()[0])
-        if told is not None and all(gathered(self.env, lambda: key in state_dict and problem is None)):
-            move([told], self.env, self.device)
+        copies = self.replica_move(self.parts()[0])
+        if copies is not None and all(gathered(self.env, lambda: key in state_dict and problem is None)):
+            move([copies], self.env, self.device)
         if key not in state_dict and strict:
             missing_keys.append(key)
         if problem is not None:
             error_msgs.append(problem)
 
     def _copy_from(self, value: Any) -> str | None:
-        """Fills this rank's shards from a tensor or a sharded one, duplicates excepted; says why if it cannot."""
+        """Fills this rank's primary shards from a tensor or a sharded tensor. Returns an error text or None."""
         sharded = hasattr(value, "local_shards")
-        found = tuple(value.metadata().size if sharded else value.shape)
-        if found != self.size:
-            return f"table {self.config.name!r} is {self.size[0]} x {self.size[1]}, the state has {found}"
+        size = tuple(value.metadata().size if sharded else value.shape)
+        if size != self.size:
+            return f"table {self.config.name!r} is {self.size[0]} x {self.size[1]}, the state has {size}"
         if not sharded:
             for shard, weight in self.shards():
                 weight.copy_(value[slice(*shard.rows), slice(*shard.cols)])
             return None
-        if self.told(self.parts()[0]) is not None and not self._lies_here(value):
-            return self._elsewhere()
-        arrived = {tuple(local.metadata.shard_offsets): local.tensor for local in value.local_shards()}
-        speakers, held = self.spoken_for(self.parts()[0])
-        for number, weight in held.items():
-            shard = speakers[number]
-            local = arrived.get((shard.rows[0], shard.cols[0]))
+        if self.replica_move(self.parts()[0]) is not None and not self._has_this_layout(value):
+            return self._other_layout()
+        by_offset = {tuple(local.metadata.shard_offsets): local.tensor for local in value.local_shards()}
+        primaries, weights = self.primary_shards(self.parts()[0])
+        for number, weight in weights.items():
+            shard = primaries[number]
+            local = by_offset.get((shard.rows[0], shard.cols[0]))
             if local is None or local.shape != weight.shape:
-                return self._elsewhere()
+                return self._other_layout()
             if local.data_ptr() != weight.data_ptr():
                 weight.copy_(local)
         return None
 
-    def _elsewhere(self) -> str:
+    def _other_layout(self) -> str:
         return (
-            f"table {self.config.name!r}: the state lies under another plan; load it with "
-            f"torch.distributed.checkpoint, which moves the rectangles"
+            f"table {self.config.name!r}: the state has another sharding. Fix: load it with "
+            f"torch.distributed.checkpoint, which reshards"
         )
 
-    def _lies_here(self, value: Any) -> bool:
-        """Whether a sharded tensor lies as this table's state does, on every rank."""
+    def _has_this_layout(self, value: Any) -> bool:
+        """Whether a sharded tensor has the same shards on the same ranks as this table's state."""
         ranks = torch.distributed.get_process_group_ranks(self.env.pg)
-        speakers, _ = self.spoken_for(self.parts()[0])
-        own = {(ranks[s.rank], s.rows[0], s.cols[0], s.num_rows, s.num_cols) for s in speakers}
-        return own == {(m.placement.rank(), *m.shard_offsets, *m.shard_sizes) for m in value.metadata().shards_metadata}
+        primaries, _ = self.primary_shards(self.parts()[0])
+        layout = {(ranks[s.rank], s.rows[0], s.cols[0], s.num_rows, s.num_cols) for s in primaries}
+        return layout == {
+            (m.placement.rank(), *m.shard_offsets, *m.shard_sizes) for m in value.metadata().shards_metadata
+        }
 
     def joined(self, part: Part) -> Tensor:
-        """A part of the whole table as one matrix, where all rectangles are on this rank. A copy."""
+        """A part of the whole table as one matrix, a copy. All shards must be on this rank."""
         shards, matrices = part.shards(self.sharding.shards), self.matrices(part)
         whole = next(iter(matrices.values())).new_empty(part.size(*self.size))
         for position, matrix in matrices.items():
@@ -277,42 +278,42 @@ class TableShards(nn.Module):
         return whole
 
 
-def whole_dtype(table: BaseEmbeddingConfig) -> torch.dtype:
-    """The number format of a table's weights."""
+def table_dtype(table: BaseEmbeddingConfig) -> torch.dtype:
+    """The dtype of a table's weights."""
     return TORCH_DTYPES[table.data_type]
 
 
 def sharded_tensor(
     shards: Sequence[Shard],
-    held: Mapping[int, Tensor],
+    tensors: Mapping[int, Tensor],
     size: tuple[int, int],
     env: ShardingEnv,
     dtype: torch.dtype,
     matrix: bool = True,
 ) -> Any:
-    """torch's own ``ShardedTensor`` over these rectangles, sharing memory with ``held``.
+    """torch's ``ShardedTensor`` over these shards. It shares memory with ``tensors``.
 
     Args:
-        shards: the rectangles, on all ranks.
-        held: position -> matrix, for those on this rank.
-        size: of the whole.
+        shards: the shards on all ranks.
+        tensors: position -> matrix, for the shards on this rank.
+        size: size of the whole matrix.
         env: the ranks.
-        dtype: number format, also where nothing is held.
-        matrix: two axes; False shows a single column as one axis.
+        dtype: its dtype, also if this rank stores no shard.
+        matrix: whether the result has two axes; False turns a single column into one axis.
     """
     from torch.distributed._shard.metadata import ShardMetadata
     from torch.distributed._shard.sharded_tensor.api import ShardedTensor
     from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
     from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
 
-    kind = next((tensor.device.type for tensor in held.values() if tensor.device.type != "cpu"), "cpu")
-    ranks = torch.distributed.get_process_group_ranks(env.pg)  # placements name ranks of the default group
+    kind = next((tensor.device.type for tensor in tensors.values() if tensor.device.type != "cpu"), "cpu")
+    ranks = torch.distributed.get_process_group_ranks(env.pg)  # placements use ranks of the default group
     axes = 2 if matrix else 1
     metadata = []
     for position, shard in enumerate(shards):
         device = "cpu" if kind == "cpu" or shard.tier == DDR else f"{kind}:{shard.rank % env.local_world_size}"
-        if position in held:  # a process may see one device of its node alone, as number 0
-            device = str(held[position].device)
+        if position in tensors:  # a process may see only one device of its node, as number 0
+            device = str(tensors[position].device)
         metadata.append(
             ShardMetadata(
                 shard_offsets=[shard.rows[0], shard.cols[0]][:axes],
@@ -320,7 +321,9 @@ def sharded_tensor(
                 placement=f"rank:{ranks[shard.rank]}/{device}",
             )
         )
-    local = [LocalShard(tensor if matrix else tensor.view(-1), metadata[position]) for position, tensor in held.items()]
+    local = [
+        LocalShard(tensor if matrix else tensor.view(-1), metadata[position]) for position, tensor in tensors.items()
+    ]
     return ShardedTensor._init_from_local_shards_and_global_metadata(
         local,
         ShardedTensorMetadata(

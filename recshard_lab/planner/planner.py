@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recshard_lab.arguments import checks_arguments, names_wrong_arguments
+from recshard_lab.cores import local_world_size
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.allowed import within
 from recshard_lab.planner.cost_models import cost_model_named
@@ -26,7 +27,6 @@ from recshard_lab.sharding import (
     ShardingPlan,
     Topology,
     configs_of,
-    running_local_world_size,
     running_world_size,
 )
 from recshard_lab.sharding.plan.sharding_plan import Tables
@@ -296,4 +296,4 @@ def running_topology() -> Topology:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     world_size = running_world_size()
-    return Topology(world_size, compute_device=device, local_world_size=running_local_world_size(world_size))
+    return Topology(world_size, compute_device=device, local_world_size=local_world_size(world_size))

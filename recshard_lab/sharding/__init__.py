@@ -39,5 +39,4 @@ from recshard_lab.sharding.schemes.generators import tiling as tiling
 from recshard_lab.sharding.schemes.module_plan import apply_to_all as apply_to_all
 from recshard_lab.sharding.schemes.module_plan import configs_of as configs_of
 from recshard_lab.sharding.schemes.module_plan import construct_module_sharding_plan as construct_module_sharding_plan
-from recshard_lab.sharding.schemes.module_plan import running_local_world_size as running_local_world_size
 from recshard_lab.sharding.schemes.module_plan import running_world_size as running_world_size

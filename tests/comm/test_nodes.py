@@ -51,8 +51,8 @@ def test_only_what_crosses_nodes_waits_for_the_emulated_bandwidth() -> None:
     link = InterNodeLink(latency_ms=20.0, gbps=gbps)
     with recshard_lab.launch(4, nodes=2) as ranks:
         for inside, across in ranks.run(timed, link.environment(), elements):
-            assert across >= link.least_ms(2 * elements * 4)
-            assert inside < link.least_ms(2 * elements * 4) / 2
+            assert across >= link.min_ms(2 * elements * 4)
+            assert inside < link.min_ms(2 * elements * 4) / 2
 
 
 def crossing(link: dict[str, str], elements: int) -> tuple[float, float]:
@@ -71,8 +71,8 @@ def test_a_group_that_crosses_nodes_waits_even_if_it_is_as_large_as_a_node() -> 
     link = InterNodeLink(latency_ms=20.0, gbps=0.1)
     with recshard_lab.launch(4, nodes=2) as ranks:
         for inside, across in ranks.run(crossing, link.environment(), 250_000):
-            assert across >= link.least_ms(250_000 * 4)
-            assert inside < link.least_ms(250_000 * 4) / 2
+            assert across >= link.min_ms(250_000 * 4)
+            assert inside < link.min_ms(250_000 * 4) / 2
 
 
 def test_without_a_link_nothing_waits_and_with_one_it_is_read_back() -> None:

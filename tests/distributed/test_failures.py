@@ -44,7 +44,7 @@ STEPS = {
     "unpack a message": ("distributed.state.moves:_Exchange.unpack", 0),
     "optimizers of the second collection": ("distributed.state.dense_tables:DenseStates.finish", 1),
     "bind the tables on the dense kernel": ("distributed.sharded_collections:ShardedCollection.bind_dense", 3),
-    "bind the fused optimizer": ("distributed.fused_optimizer:FusedOptimizer.bind", 0),
+    "bind the fused optimizer": ("distributed.fused_optimizer:EmbeddingFusedOptimizer.bind", 0),
 }
 PARKED = {
     "park the first collection": ("distributed.state.live_reshard:parked", 0),

@@ -28,7 +28,7 @@ def uneven(rows: int) -> tuple[list[list[float]], list[list[float]], list[int]]:
     (out * 3).sum().backward()  # gradients are averaged over ranks
     (collection_,) = dmp.collections.values()
     (shards,) = collection_.table_shards().values()
-    held = [weight.shape[0] for weight in shards.held.values()]
+    held = [weight.shape[0] for weight in shards.local_weights.values()]
     return out[:, :1].tolist(), dmp.full_state_dict()["embedding_bags.t.weight"][:, :1].tolist(), held
 
 

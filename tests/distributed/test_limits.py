@@ -120,10 +120,10 @@ def synced(value: float) -> tuple[list[float], torch.dtype]:
     dmp = DMPCollection(collection(config, weights.half()), "cpu", None, 2, 1, everybody)
     (shards,) = dmp.collections[""].table_shards().values()
     with torch.no_grad():
-        for weight in shards.held.values():
+        for weight in shards.local_weights.values():
             weight += 8_000.0 * torch.distributed.get_rank()
     dmp.sync()
-    (weight,) = shards.held.values()
+    (weight,) = shards.local_weights.values()
     return [float(weight.min()), float(weight.max())], weight.dtype
 
 

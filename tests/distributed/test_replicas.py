@@ -29,7 +29,7 @@ def held_after_training(case: Case) -> dict[str, torch.Tensor]:
         logits.square().sum().backward()
     held = {}
     for name, table in dmp.collections[cases.PATH].table_shards().items():
-        for position, weight in table.held.items():
+        for position, weight in table.local_weights.items():
             held[f"{name}/weight"] = weight.clone()
             held |= {f"{name}/{state}": value.clone() for state, value in table.states[position].items()}
     return held

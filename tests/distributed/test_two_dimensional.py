@@ -411,4 +411,4 @@ def test_a_grid_is_ranks_reshaped(contiguous: bool) -> None:
 )
 def test_nodes_of_a_group_are_those_of_the_machine(local: int, size: int, contiguous: bool, expected: int) -> None:
     world = ShardingEnv(8, 0, pg=object(), local_size=local)
-    assert ReplicaGrid(world, size, contiguous).nodes_of == expected
+    assert ReplicaGrid(world, size, contiguous).ranks_per_node == expected

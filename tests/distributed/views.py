@@ -289,7 +289,7 @@ class Sharded:
         plan = plan_of(torch.distributed.get_world_size(), tables, scheme)
         self.model = DistributedModelParallel(collection, plan=plan, sharders=[sharder])
         (shards,) = self.model.collections.values()
-        self.held = [weight for own in shards.table_shards().values() for weight in own.held.values()]
+        self.held = [weight for own in shards.table_shards().values() for weight in own.local_weights.values()]
         self.start = [weight.clone() for weight in self.held]
 
     def step(self, parts: Parts) -> list[Tensor]:

@@ -32,7 +32,7 @@ def exchange_ms(elements: int) -> tuple[float, float]:
 
 def test_an_exchange_that_crosses_nodes_waits_for_the_link_and_one_inside_does_not() -> None:
     link = InterNodeLink(latency_ms=20.0, gbps=0.1)
-    least = link.least_ms(2 * 250_000 * 4)  # 1 MB to each of two ranks: 180 ms
+    least = link.min_ms(2 * 250_000 * 4)  # 1 MB to each of two ranks: 180 ms
     with launch(4, nodes=2, inter_node_latency_ms=20, inter_node_gbps=0.1) as ranks:
         assert "4 ranks on 2 virtual nodes (emulated link between them: 20 ms, 0.1 Gbit/s a rank)" in repr(ranks)
         assert "emulated" in ranks.shape.notice()

@@ -176,7 +176,7 @@ def test_sharding_groups_lie_where_those_of_dmp_collection_do(world: int, local:
         grid = ReplicaGrid(machine, size, contiguous)
         mine = Replicated(Topology(world, "cuda", local_world_size=local), size, contiguous)
         assert (mine.replicas, mine.group.world_size) == (grid.num_replicas, size)
-        assert mine.group.local_world_size == grid.nodes_of
+        assert mine.group.local_world_size == grid.ranks_per_node
         apart = any(len({rank // local for rank in ranks}) > 1 for ranks in grid.replica_groups)
         assert mine.inside_a_node == (not apart)
 

@@ -1,4 +1,4 @@
-"""Tables on the dense kernel are stepped by a torch optimizer: when they move, its states about them move, too."""
+"""Moves the torch optimizer's states of tables on the dense kernel when the tables move."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,22 +17,22 @@ _Local = dict[str, tuple[int, int, list[tuple[Part, int, str]]]]
 
 @dataclass
 class _Entry:
-    """What an optimizer keeps about one table, as all ranks know it."""
+    """An optimizer's states of one table, the same on all ranks."""
 
     optimizer: int
     group: int
-    states: list[tuple[Part, int, str]]  # part, number of its axes, kind of device it lives on
+    states: list[tuple[Part, int, str]]  # part, number of axes, device type
 
 
 class DenseStates:
     """Replaces the parameters and states of dense tables in the optimizers that step them.
 
-    The constructor reads this rank's optimizers; `exchange` and `check` come next, then `moves`, then `finish`, which
-    `undo` takes back.
+    The constructor reads this rank's optimizers. Call `exchange` and `check`, then `moves`, then `finish`; `undo`
+    reverts `finish`.
 
     Args:
         optimizers: torch optimizers, the same on every rank, in the same order.
-        tables: name -> the dense tables that are about to move.
+        tables: name -> dense table that will move.
 
     Raises:
         ValueError: a state that is not a tensor.
@@ -40,8 +40,8 @@ class DenseStates:
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], tables: Mapping[str, TableShards]) -> None:
         self.optimizers = list(optimizers)
-        self.held: dict[tuple[str, str], dict[int, Tensor]] = {}
-        self.made: list[tuple[_Entry, list[nn.Parameter], list[nn.Parameter], list[dict[str, Tensor]]]] = []
+        self.sources: dict[tuple[str, str], dict[int, Tensor]] = {}
+        self.replacements: list[tuple[_Entry, list[nn.Parameter], list[nn.Parameter], list[dict[str, Tensor]]]] = []
         self.old = {name: list(shards.parameters()) for name, shards in tables.items()}
         self.old_shards = {name: list(shards.sharding.shards) for name, shards in tables.items()}
         self.entries: dict[str, _Entry] = {}
@@ -53,22 +53,22 @@ class DenseStates:
                 self._local[name] = (*place, self._read(name, shards, self.optimizers[place[0]]))
 
     def exchange(self, env: ShardingEnv) -> None:
-        """Learns which states other ranks hold. All ranks must call it."""
+        """Collects the states of all ranks. Collective."""
         for local in all_gather_object(self._local, env) if self.old else []:
             for name, (optimizer, group, states) in local.items():
                 entry = self.entries.setdefault(name, _Entry(optimizer, group, states))
                 entry.states = max(entry.states, states, key=len)
 
     def check(self) -> None:
-        """Refuses a table that no rank's optimizer steps.
+        """Checks that an optimizer steps each table.
 
         Raises:
-            ValueError: there is one.
+            ValueError: a table that no optimizer of any rank steps.
         """
         for name in self.old:
             if name not in self.entries:
                 raise ValueError(
-                    f"table {name!r} is on the dense kernel, and none of the optimizers steps it. Fix: pass the torch "
+                    f"table {name!r} is on the dense kernel, but none of the optimizers steps it. Fix: pass the torch "
                     f"optimizer over dense_parameters() in optimizers="
                 )
 
@@ -81,62 +81,62 @@ class DenseStates:
 
     def _read(self, name: str, shards: TableShards, optimizer: torch.optim.Optimizer) -> list[tuple[Part, int, str]]:
         states: list[tuple[Part, int, str]] = []
-        for (position, weight), parameter in zip(shards.held.items(), self.old[name], strict=True):
+        for (position, weight), parameter in zip(shards.local_weights.items(), self.old[name], strict=True):
             for key, value in optimizer.state.get(parameter, {}).items():
                 if not isinstance(value, Tensor):
                     raise ValueError(
-                        f"{type(optimizer).__name__} keeps {key}={value!r:.40} about table {name!r}, which is no "
-                        f"tensor: it cannot be moved"
+                        f"{type(optimizer).__name__} has the state {key}={value!r:.40} of table {name!r}, which cannot "
+                        f"be moved because it is not a tensor"
                     )
                 part = Part.of(key, value, weight.shape[0], weight.shape[1])
                 if all(part.name != other.name for other, _, _ in states):
                     states.append((part, value.dim(), value.device.type))
-                self.held.setdefault((name, key), {})[position] = part.matrix(value)
+                self.sources.setdefault((name, key), {})[position] = part.matrix(value)
         return states
 
     def moves(self, tables: Mapping[str, TableShards], device: torch.device) -> list[Move]:
-        """What must move to fill the states of the new tables."""
+        """Moves that fill the states of the new tables."""
         moves = []
         for name, shards in tables.items():
             entry = self.entries[name]
             new = list(shards.parameters())
             states: list[dict[str, Tensor]] = [{} for _ in new]
             for part, axes, kind in entry.states:
-                wanted: dict[int, Tensor] = {}
-                for (position, weight), own in zip(shards.held.items(), states, strict=True):
-                    where = "cpu" if kind == "cpu" else device
-                    own[part.name] = torch.empty(_shape(part, axes, weight), dtype=part.dtype, device=where)
-                    wanted[position] = part.matrix(own[part.name])
+                tensors: dict[int, Tensor] = {}
+                for (position, weight), state in zip(shards.local_weights.items(), states, strict=True):
+                    target = "cpu" if kind == "cpu" else device
+                    state[part.name] = torch.empty(_shape(part, axes, weight), dtype=part.dtype, device=target)
+                    tensors[position] = part.matrix(state[part.name])
                 sources = part.shards(self.old_shards[name])
                 targets = part.shards(shards.sharding.shards)
-                moves.append(Move(part.dtype, sources, targets, self.held.get((name, part.name), {}), wanted))
-            self.made.append((entry, self.old[name], new, states))
+                moves.append(Move(part.dtype, sources, targets, self.sources.get((name, part.name), {}), tensors))
+            self.replacements.append((entry, self.old[name], new, states))
         return moves
 
     def finish(self) -> None:
-        """Puts the new parameters and states in the place of the old ones."""
+        """Replaces the old parameters and states with the new ones."""
         self._before = [(o, [list(g["params"]) for g in o.param_groups], dict(o.state)) for o in self.optimizers]
-        for entry, old, new, states in self.made:
+        for entry, old, new, states in self.replacements:
             optimizer = self.optimizers[entry.optimizer]
-            gone = {id(parameter) for parameter in old}
+            replaced = {id(parameter) for parameter in old}
             members: list[Any] = optimizer.param_groups[entry.group]["params"]
-            place = next((n for n, member in enumerate(members) if id(member) in gone), len(members))
-            kept = [member for member in members[place:] if id(member) not in gone]
+            place = next((n for n, member in enumerate(members) if id(member) in replaced), len(members))
+            kept = [member for member in members[place:] if id(member) not in replaced]
             members[place:] = [*new, *kept]
             for parameter in old:
                 optimizer.state.pop(parameter, None)
-            for parameter, own in zip(new, states, strict=True):
-                if own:
-                    optimizer.state[parameter] = own
+            for parameter, state in zip(new, states, strict=True):
+                if state:
+                    optimizer.state[parameter] = state
 
     def undo(self) -> None:
-        """Optimizers as they were before `finish`."""
+        """Reverts `finish`."""
         for optimizer, groups, state in self._before:
             for group, members in zip(optimizer.param_groups, groups, strict=True):
                 group["params"][:] = members
             optimizer.state.clear()
             optimizer.state.update(state)
-        self._before, self.made = [], []
+        self._before, self.replacements = [], []
 
 
 def _shape(part: Part, axes: int, weight: Tensor) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from recshard_lab.comm import ShardingEnv, agreed, all_gather_object, gathered, refuse_differences
-from recshard_lab.distributed.fused_optimizer import FusedOptimizer
+from recshard_lab.distributed.fused_optimizer import EmbeddingFusedOptimizer
 from recshard_lab.distributed.rank_facts import plan_facts
 from recshard_lab.distributed.sharded_collections import ShardedCollection, create_route_groups
 from recshard_lab.distributed.state.dense_tables import DenseStates
@@ -198,7 +198,7 @@ def migrate(
     env: ShardingEnv,
     device: torch.device,
     bound: Bound,
-    fused: FusedOptimizer,
+    fused: EmbeddingFusedOptimizer,
     optimizers: Sequence[torch.optim.Optimizer] = (),
     regrouping: Regrouping | None = None,
     everyone: ShardingEnv | None = None,
@@ -252,9 +252,9 @@ def migrate(
     try:
         if not beside:
             agreed(everyone, lambda: _each(steps, lambda step: step.park(bound.folder)))
-            fused.let_go()
+            fused.release()
             for step in steps:
-                step.let_go()
+                step.release()
             gc.collect()  # kernels may be parts of cycles
         moves = agreed(everyone, placed)
         moved = agreed(everyone, lambda: move(moves, env, device, round_bytes))
@@ -278,7 +278,7 @@ def _each(steps: "Sequence[_Migration]", action: "Callable[[_Migration], None]")
 
 
 def _restore(
-    steps: "Sequence[_Migration]", collections: Mapping[str, ShardedCollection], fused: FusedOptimizer
+    steps: "Sequence[_Migration]", collections: Mapping[str, ShardedCollection], fused: EmbeddingFusedOptimizer
 ) -> None:
     """Every collection as it was, the last one first. Each gets its turn, also if another one fails."""
     failures = []
@@ -292,7 +292,9 @@ def _restore(
     fused.bind(collections)
 
 
-def recover(collections: Mapping[str, ShardedCollection], everyone: ShardingEnv, fused: FusedOptimizer) -> None:
+def recover(
+    collections: Mapping[str, ShardedCollection], everyone: ShardingEnv, fused: EmbeddingFusedOptimizer
+) -> None:
     """Rebuilds tables that still wait in a file, because memory was short when a failed move tried. Collective."""
     waiting = [c.executor.migration for c in collections.values() if isinstance(c.executor, _Waiting)]
     if any(gathered(everyone, lambda: bool(waiting))):
@@ -355,16 +357,16 @@ class _Migration:
         for (name, part, n), tensor in waiting.items():
             self.held[name, part][n] = tensor
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Frees the old kernels; their contents are in the file."""
         self.grads = {name: [parameter.grad for parameter in own] for name, own in self.parameters.items()}
         self.snapshot = None
         self.collection.executor.retire()
         for shards in self.collection.table_shards().values():
-            shards.let_go()
+            shards.release()
         if self.own_optimizer is not None:
-            self.own_optimizer.let_go()
-        self.collection.let_go()
+            self.own_optimizer.release()
+        self.collection.release()
 
     def place(self) -> None:
         """New kernels for the new sharding."""
@@ -413,7 +415,7 @@ class _Migration:
             self.snapshot.restore(self.collection)
             return
         collection = self.collection
-        collection.let_go()
+        collection.release()
         gc.collect()
         collection.env = self.old_env
         try:

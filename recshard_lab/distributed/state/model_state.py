@@ -151,7 +151,7 @@ class ModelState:
         """States about a sharded table: with one number a weight sharded like it, with one a table the first one's."""
         found: dict[str, Any] = {}
         for key, (part, matrices) in self._pieces(optimizer, name, shards).items():
-            kept, own = shards.spoken_for(part, matrices)
+            kept, own = shards.primary_shards(part, matrices)
             found[key] = sharded_tensor(kept, own, part.size(*shards.size), shards.env, part.dtype)
         return found
 
@@ -162,7 +162,7 @@ class ModelState:
 
         def read() -> dict[str, dict[int, Tensor]]:
             held: dict[str, dict[int, Tensor]] = {}
-            for (position, weight), parameter in zip(shards.held.items(), shards.parameters(), strict=True):
+            for (position, weight), parameter in zip(shards.local_weights.items(), shards.parameters(), strict=True):
                 for key, value in optimizer.state.get(parameter, {}).items():
                     part = Part.of(key, _tensor(value, name, key), weight.shape[0], weight.shape[1])
                     if part.extent == "row":
@@ -217,7 +217,7 @@ class ModelState:
         for name, shards in self.tables.items():
             if not shards.is_whole:
                 pieces = self._pieces(optimizer, name, shards).values()
-                moves += [told for own in pieces if (told := shards.told(*own)) is not None]
+                moves += [told for own in pieces if (told := shards.replica_move(*own)) is not None]
         if moves:
             move(moves, self.env, device)
 

@@ -1,7 +1,7 @@
-"""Moving a tiling to another one: intersect the rectangles, move the overlaps.
+"""Moves a tiling to another one: intersects the rectangles and moves the overlaps.
 
-Spreading a module's weights over the ranks, gathering them again, loading under another plan and resharding a live
-model are all this one thing. Where a source is replicated, each target takes the copy that lies nearest.
+The same function scatters a module's weights over the ranks, gathers them, loads them under another plan and reshards
+a running model. Each target reads a replicated source from the nearest rank.
 
 Shape letters: E rows, D columns, W ranks.
 """
@@ -19,7 +19,7 @@ from recshard_lab.sharding.plan.tiling import Rect
 from recshard_lab.sharding.plan.transfers import Transfer as Transfer
 from recshard_lab.sharding.plan.transfers import transfers as transfers
 
-DEFAULT_ROUND_BYTES = 8 * 2**20  # larger ones leave the caches: 1.5 times slower on 4 ranks
+DEFAULT_ROUND_BYTES = 8 * 2**20  # larger messages exceed the caches: 1.5x slower on 4 ranks
 
 
 @dataclass
@@ -27,23 +27,23 @@ class Move:
     """One tensor ``[E, D]`` under two tilings.
 
     Attributes:
-        dtype: its number format, which every rank must know.
-        sources: where it lies.
-        targets: where it shall lie.
-        held: source position -> its tensor, for those on this rank.
-        wanted: target position -> the tensor to fill in place, for those on this rank.
+        dtype: its dtype, the same on every rank.
+        sources: the current shards.
+        targets: the new shards.
+        source_tensors: position in ``sources`` -> tensor, for the shards on this rank.
+        target_tensors: position in ``targets`` -> tensor to fill in place, for the shards on this rank.
     """
 
     dtype: torch.dtype
     sources: Sequence[Shard]
     targets: Sequence[Shard]
-    held: Mapping[int, Tensor]
-    wanted: Mapping[int, Tensor]
+    source_tensors: Mapping[int, Tensor]
+    target_tensors: Mapping[int, Tensor]
 
 
 @dataclass(frozen=True)
 class Moved:
-    """What moving cost this rank: bytes sent to others, and bytes of the largest pair of messages it had in memory."""
+    """Cost of a move on this rank: bytes sent to others, and bytes of the largest pair of messages in memory."""
 
     bytes_sent: int
     buffer_bytes: int
@@ -52,51 +52,51 @@ class Moved:
 def move(
     moves: Sequence[Move], env: ShardingEnv, device: torch.device, round_bytes: int = DEFAULT_ROUND_BYTES
 ) -> Moved:
-    """Fills every wanted tensor. All ranks must call it.
+    """Fills every target tensor. Collective.
 
     Args:
-        moves: the same on every rank, but for ``held`` and ``wanted``.
+        moves: the same on every rank, except for the tensors.
         env: the ranks.
-        device: where the wanted tensors live; the held ones may wait elsewhere.
-        round_bytes: no rank sends or receives more than this in one message (a single row excepted), so that the
-            extra memory is at most twice as much.
+        device: device of the target tensors; source tensors may be on another.
+        round_bytes: maximum bytes that a rank sends or receives in one message (except for a single row). The extra
+            memory is at most twice this.
 
     Raises:
-        Exception: an error on one rank (out of memory, for example) is raised on all of them. Wanted tensors are then
-            filled in part; held ones are as they were.
+        Exception: an error on one rank, such as out of memory, is raised on all ranks. Some target tensors are then
+            filled; source tensors are unchanged.
     """
     sent = buffers = 0
     for dtype, batch in _rounds(moves, env, round_bytes):
         if env.pg is None or all(transfer.source_rank == transfer.target_rank for _, transfer in batch):
-            agreed(env, partial(_pieces, batch, env))
+            agreed(env, partial(_views, batch, env))
             continue
         ready = agreed(env, partial(_Exchange, dtype, batch, env, device))
         ready.exchange(env)
         agreed(env, ready.unpack)
         sent, buffers = sent + ready.message.nbytes, max(buffers, ready.message.nbytes + ready.received.nbytes)
-        del ready  # the next messages must not meet these in memory
+        del ready  # frees its memory before the next messages are allocated
     return Moved(sent, buffers)
 
 
-def _pieces(batch: Sequence[tuple[Move, Transfer]], env: ShardingEnv) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-    """What this rank sends to each rank, and what it receives from each. Copies at once what stays on this rank."""
+def _views(batch: Sequence[tuple[Move, Transfer]], env: ShardingEnv) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
+    """Views that this rank sends to each rank and receives from each. Copies local transfers."""
     outgoing: list[list[Tensor]] = [[] for _ in range(env.world_size)]
-    arriving: list[list[Tensor]] = [[] for _ in range(env.world_size)]
+    incoming: list[list[Tensor]] = [[] for _ in range(env.world_size)]
     for part, transfer in batch:
         source, target = transfer.source_rank, transfer.target_rank
         if env.rank not in (source, target):
             continue
         if source == env.rank:
-            here = _view(part.held[transfer.source], part.sources[transfer.source], transfer.rect)
+            source_view = _view(part.source_tensors[transfer.source], part.sources[transfer.source], transfer.rect)
         if target == env.rank:
-            there = _view(part.wanted[transfer.target], part.targets[transfer.target], transfer.rect)
+            target_view = _view(part.target_tensors[transfer.target], part.targets[transfer.target], transfer.rect)
         if source == target:
-            there.copy_(here)
+            target_view.copy_(source_view)
         elif source == env.rank:
-            outgoing[target].append(here)
+            outgoing[target].append(source_view)
         else:
-            arriving[source].append(there)
-    return outgoing, arriving
+            incoming[source].append(target_view)
+    return outgoing, incoming
 
 
 class _Exchange:
@@ -109,43 +109,43 @@ class _Exchange:
         env: ShardingEnv,
         device: torch.device,
     ) -> None:
-        outgoing, self.arriving = _pieces(batch, env)
+        outgoing, self.incoming = _views(batch, env)
         self.sends, self.receives = (
-            [sum(piece.numel() for piece in pieces) for pieces in each] for each in (outgoing, self.arriving)
+            [sum(view.numel() for view in views) for views in by_rank] for by_rank in (outgoing, self.incoming)
         )
         self.message = torch.empty(sum(self.sends), dtype=dtype, device=device)
         self.received = torch.empty(sum(self.receives), dtype=dtype, device=device)
-        for slot, piece in _slots(self.message, outgoing):
-            slot.copy_(piece)
+        for slot, view in _slots(self.message, outgoing):
+            slot.copy_(view)
 
     def exchange(self, env: ShardingEnv) -> None:
         issue_all_to_all(self.message, self.sends, self.receives, env, "reshard", self.received).wait()
 
     def unpack(self) -> None:
-        for slot, piece in _slots(self.received, self.arriving):
-            piece.copy_(slot)
+        for slot, view in _slots(self.received, self.incoming):
+            view.copy_(slot)
 
 
-def _slots(message: Tensor, pieces: Sequence[Sequence[Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each piece beside its place in the message, where they lie one after the other."""
+def _slots(message: Tensor, by_rank: Sequence[Sequence[Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """(slice of the message, view) for each view; slices are consecutive."""
     position = 0
-    for piece in (piece for each in pieces for piece in each):
-        yield message[position : position + piece.numel()].view(piece.shape), piece
-        position += piece.numel()
+    for view in (view for views in by_rank for view in views):
+        yield message[position : position + view.numel()].view(view.shape), view
+        position += view.numel()
 
 
 def _rounds(
     moves: Sequence[Move], env: ShardingEnv, round_bytes: int
 ) -> Iterator[tuple[torch.dtype, list[tuple[Move, Transfer]]]]:
-    """Batches of transfers, the same on every rank, in none of which a rank sends or receives too much."""
+    """Batches of transfers, the same on every rank. No rank sends or receives more than ``round_bytes`` per batch."""
     batch: list[tuple[Move, Transfer]] = []
     sends, receives = [0] * env.world_size, [0] * env.world_size
     for dtype in dict.fromkeys(part.dtype for part in moves):
         for part in moves:
             if part.dtype != dtype:
                 continue
-            for whole in transfers(part.sources, part.targets):
-                for transfer in _row_chunks(whole, max(1, round_bytes // dtype.itemsize)):
+            for overlap in transfers(part.sources, part.targets):
+                for transfer in _row_chunks(overlap, max(1, round_bytes // dtype.itemsize)):
                     source, target = transfer.source_rank, transfer.target_rank
                     (r0, r1), (c0, c1) = transfer.rect
                     size = 0 if source == target else (r1 - r0) * (c1 - c0) * dtype.itemsize

@@ -1,4 +1,4 @@
-"""A waiting room for tensors: a file without a name, mapped into memory that the system may take back at any time."""
+"""Moves tensors to an unnamed file, mapped into memory that the system may reclaim at any time."""
 
 import mmap
 import tempfile
@@ -14,14 +14,14 @@ _CHUNK_BYTES = 8 * 2**20
 
 
 def parked(tensors: Mapping[_K, Tensor], folder: str | Path | None = None) -> dict[_K, Tensor]:
-    """Copies of the tensors on disk, read-only in spirit; the file goes when the last of them does.
+    """Copies of the tensors on disk; do not write to them. The file is deleted with the last copy.
 
     Args:
         tensors: contiguous along their rows.
-        folder: where the file lies; the system's folder for temporary files when left out.
+        folder: folder of the file. Default: the system's folder for temporary files.
 
     Raises:
-        OSError: the disk is full, or the folder is not there.
+        OSError: the disk is full, or the folder does not exist.
 
     >>> parked({"t": torch.arange(3)})["t"].tolist()
     [0, 1, 2]
@@ -36,16 +36,16 @@ def parked(tensors: Mapping[_K, Tensor], folder: str | Path | None = None) -> di
                 file.write(chunk.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         file.flush()
         mapped = mmap.mmap(file.fileno(), total)
-    found, position = {}, 0
+    copies, position = {}, 0
     for key, tensor in tensors.items():
         count = tensor.numel()
-        found[key] = tensor.new_empty(tensor.shape, device="cpu") if not count else _mapped(mapped, tensor, position)
+        copies[key] = tensor.new_empty(tensor.shape, device="cpu") if not count else _mapped(mapped, tensor, position)
         position += tensor.nbytes
-    return found
+    return copies
 
 
 def _mapped(mapped: mmap.mmap, tensor: Tensor, position: int) -> Tensor:
     flat = torch.frombuffer(mapped, dtype=torch.uint8, count=tensor.nbytes, offset=position)
     if position % tensor.element_size():
-        flat = flat.clone()  # only behind an odd number of half-precision numbers
+        flat = flat.clone()  # unaligned: after an odd number of half-precision numbers
     return flat.view(tensor.dtype).view(tensor.shape)

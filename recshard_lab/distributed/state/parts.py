@@ -1,13 +1,12 @@
-"""What belongs to a table and moves with it: its weights, and the optimizer state beside them.
+"""The tensors that move with a table: its weights and its optimizer states.
 
-A part is stored by rectangle, as the weights are. What a rectangle stores of it is its *extent*::
+Each part has one tensor per shard. Its *extent* determines the shape::
 
-    element     one number a weight        [rows, cols]     weights, Adagrad's sums
-    row         one number a row           [rows]           row-wise Adagrad's sums: under column splits every
-                                                            rectangle of a row has the same copy
-    table       one number a table         [1] or []        iteration counts: every rectangle has the same copy
+    element     one number per weight      [rows, cols]     weights, Adagrad's sums
+    row         one number per row         [rows]           row-wise Adagrad's sums; column shards of a row have copies
+    table       one number per table       [1] or []        iteration counts; all shards have copies
 
-Seen as a matrix, each is a tiling (with copies) that `reshard.move` can move.
+As matrices they are tilings (with copies) that `moves.move` can move.
 """
 
 from collections.abc import Sequence
@@ -25,12 +24,12 @@ Extent: TypeAlias = Literal["element", "row", "table"]
 
 @dataclass(frozen=True)
 class Part:
-    """One tensor of every rectangle of a table.
+    """One tensor of every shard of a table.
 
     Args:
-        name: "weight", or the state's name as fbgemm spells it ("momentum1").
-        extent: what it has one number for.
-        dtype: its number format.
+        name: "weight", or fbgemm's name of the state ("momentum1").
+        extent: "element", "row" or "table".
+        dtype: its dtype.
     """
 
     name: str
@@ -39,7 +38,7 @@ class Part:
 
     @classmethod
     def of(cls, name: str, tensor: Tensor, num_rows: int, num_cols: int) -> "Part":
-        """The part that a rectangle's tensor belongs to.
+        """The part of a shard's tensor.
 
         Raises:
             ValueError: a shape that is neither ``[rows, cols]``, ``[rows]``, ``[rows, 1]`` nor a single number.
@@ -57,15 +56,16 @@ class Part:
             if shape in shapes:
                 return cls(name, extent, tensor.dtype)
         raise ValueError(
-            f"state {name!r} of a {num_rows} x {num_cols} piece has shape {list(shape)}: nobody moves that"
+            f"state {name!r} of a {num_rows} x {num_cols} shard has shape {list(shape)}: expected one number per "
+            f"weight, row or table"
         )
 
     def matrix(self, tensor: Tensor) -> Tensor:
-        """``[rows, cols]``, ``[rows, 1]`` or ``[1, 1]``: the tensor itself, seen as `shards` describes it."""
+        """The tensor as a matrix: ``[rows, cols]``, ``[rows, 1]`` or ``[1, 1]``, as in `shards`."""
         return tensor if self.extent == "element" else tensor.view(-1, 1)
 
     def shards(self, shards: Sequence[Shard]) -> list[Shard]:
-        """Where the matrices of these rectangles lie in the whole one."""
+        """The matrices of these shards as shards of the whole matrix."""
         if self.extent == "element":
             return list(shards)
         if self.extent == "row":
@@ -77,24 +77,24 @@ class Part:
         return {"element": (num_rows, num_cols), "row": (num_rows, 1), "table": (1, 1)}[self.extent]
 
     def bytes_of(self, shard: Shard) -> int:
-        """Bytes that one rectangle stores."""
+        """Bytes per shard."""
         rows, cols = self.size(shard.num_rows, shard.num_cols)
         return rows * cols * self.dtype.itemsize
 
 
-def owned(shards: Sequence[Shard], extent: Extent = "row") -> list[tuple[int, Shard]]:
-    """Of matrices with copies, who speaks for which rows: (position, rows it owns), every cell exactly once.
+def primary_rows(shards: Sequence[Shard], extent: Extent = "row") -> list[tuple[int, Shard]]:
+    """The primary copies of a tiling with copies: (position, its primary rows), each element exactly once.
 
-    Of what has one number a row or a table, the first column piece of a row does (the first in the list among equals);
-    of what has one number a weight, the first of equal rectangles.
+    For extents "row" and "table", the first shard in the list that contains a row; for "element", the first of equal
+    shards.
 
-    >>> owned([Shard(1, (0, 4), (0, 1)), Shard(0, (0, 2), (0, 1)), Shard(0, (2, 6), (0, 1))])
+    >>> primary_rows([Shard(1, (0, 4), (0, 1)), Shard(0, (0, 2), (0, 1)), Shard(0, (2, 6), (0, 1))])
     [(0, Shard(rank=1, rows=(0, 4), cols=(0, 1))), (2, Shard(rank=0, rows=(4, 6), cols=(0, 1)))]
     """
     if extent == "element":
         distinct = {shard.rect: number for number, shard in reversed(list(enumerate(shards)))}
         return [(number, shards[number]) for number in sorted(distinct.values())]
-    found = []
+    primaries = []
     edges = sorted({edge for shard in shards for edge in shard.rows})
     starts: dict[int, list[int]] = {}
     for start, end in pairwise(edges):
@@ -104,10 +104,10 @@ def owned(shards: Sequence[Shard], extent: Extent = "row") -> list[tuple[int, Sh
                 starts[position][1] = end
                 continue
             if position in starts:
-                found.append((position, _rows(shards[position], *starts.pop(position))))
+                primaries.append((position, _rows(shards[position], *starts.pop(position))))
             starts[position] = [start, end]
-    found += [(position, _rows(shards[position], *span)) for position, span in starts.items()]
-    return sorted(found, key=lambda entry: entry[1].rows)
+    primaries += [(position, _rows(shards[position], *span)) for position, span in starts.items()]
+    return sorted(primaries, key=lambda entry: entry[1].rows)
 
 
 def _rows(shard: Shard, start: int, end: int) -> Shard:

@@ -107,7 +107,7 @@ class _Load:
         if self.source is not None:
             held[0] = self.source.read(slice(*full[0]), slice(*full[1])).to(self.dtype)
         if self.shards is not None:
-            targets, wanted = list(self.shards.sharding.shards), dict(self.shards.held)
+            targets, wanted = list(self.shards.sharding.shards), dict(self.shards.local_weights)
         else:
             targets = [Shard(rank, *full) for rank in range(env.world_size)]
             wanted = {env.rank: self.pieces[0][1]}

@@ -1,11 +1,11 @@
-"""From one layout of replicas to another over the same ranks: R sharding groups become more, fewer, or one.
+"""Changes the number of replicas over the same ranks: R sharding groups become more, fewer, or one.
 
-What moves is seen from all ranks: every old replica is a source, every new one a target, and a target takes the copy
-that lies nearest, its own rank's first. ::
+A move spans all ranks: every old replica is a source, every new one a target. Each target reads the nearest copy,
+preferably on its own rank. ::
 
     2 replicas on 2 ranks, row-wise          1 replica on 4 ranks, row-wise
-    rank 0 and 1: rows 0-50                  rank 0: rows 0-25     nothing travels
-    rank 2 and 3: rows 50-100                rank 1: rows 25-50    nothing travels
+    rank 0 and 1: rows 0-50                  rank 0: rows 0-25     nothing is sent
+    rank 2 and 3: rows 50-100                rank 1: rows 25-50    nothing is sent
                                              ...
 """
 
@@ -21,38 +21,38 @@ from recshard_lab.sharding import Shard
 
 @dataclass(frozen=True)
 class Regrouping:
-    """Two layouts of the same ranks; replicas of the first are alike.
+    """Two layouts of the same ranks. All replicas of the first are equal.
 
     Args:
-        before: where tensors lie.
-        after: where they shall lie.
+        before: the current layout.
+        after: the new layout.
     """
 
     before: ReplicaGrid
     after: ReplicaGrid
 
     def over_all_ranks(self, move: Move) -> Move:
-        """A move from an old sharding group to a new one, as all ranks must do it together."""
+        """A move from an old sharding group to a new one, extended to all ranks."""
         return Move(
             move.dtype,
             _everywhere(move.sources, self.before),
             _everywhere(move.targets, self.after),
-            _own(move.held, len(move.sources), self.before),
-            _own(move.wanted, len(move.targets), self.after),
+            _local(move.source_tensors, len(move.sources), self.before),
+            _local(move.target_tensors, len(move.targets), self.after),
         )
 
 
 def by_rank(amounts: Sequence[int], grid: ReplicaGrid) -> list[int]:
-    """Amounts of the places in a sharding group as amounts of all ranks."""
-    whole = [0] * grid.world.world_size
+    """Amounts per position in a sharding group as amounts per rank."""
+    totals = [0] * grid.world.world_size
     for group in grid.sharding_groups:
         for rank, amount in zip(group, amounts, strict=True):
-            whole[rank] = amount
-    return whole
+            totals[rank] = amount
+    return totals
 
 
 def _everywhere(shards: Sequence[Shard], grid: ReplicaGrid) -> list[Shard]:
-    """A group's rectangles, replica after replica."""
+    """A group's shards in each replica, replica after replica."""
     return [
         Shard(ranks[shard.rank], shard.rows, shard.cols, shard.tier)
         for ranks in grid.sharding_groups
@@ -60,6 +60,6 @@ def _everywhere(shards: Sequence[Shard], grid: ReplicaGrid) -> list[Shard]:
     ]
 
 
-def _own(tensors: Mapping[int, Tensor], count: int, grid: ReplicaGrid) -> dict[int, Tensor]:
-    """This rank's tensors, numbered as `_everywhere` numbers their rectangles."""
+def _local(tensors: Mapping[int, Tensor], count: int, grid: ReplicaGrid) -> dict[int, Tensor]:
+    """This rank's tensors, with the positions of `_everywhere`."""
     return {grid.group * count + position: tensor for position, tensor in tensors.items()}

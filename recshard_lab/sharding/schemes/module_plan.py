@@ -1,10 +1,10 @@
 """TorchRec's hand-written plans: ``construct_module_sharding_plan(ebc, {"movies": row_wise(), ...})``."""
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.cores import local_world_size
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.hardware.topology import Topology
 from recshard_lab.sharding.plan.sharding_plan import EmbeddingModuleShardingPlan, ShardingPlan
@@ -40,7 +40,7 @@ def construct_module_sharding_plan(
         if name not in names:
             raise PlanError(f"table {name!r} does not exist{nearest(name, names)}; tables: {', '.join(names)}")
     world_size = running_world_size() if world_size is None else world_size
-    local_size = running_local_world_size(world_size) if local_size is None else local_size
+    local_size = local_world_size(world_size) if local_size is None else local_size
     topology = Topology(world_size, compute_device=device_type or "cpu", local_world_size=local_size)
     plan = EmbeddingModuleShardingPlan()
     for table in tables:
@@ -76,13 +76,6 @@ def configs_of(module: Any) -> list[BaseEmbeddingConfig] | None:
         if callable(getattr(module, method, None)):
             return list(getattr(module, method)())
     return None
-
-
-def running_local_world_size(world_size: int) -> int:
-    """Ranks per node: ``LOCAL_WORLD_SIZE`` if it divides `world_size`, otherwise all ranks."""
-    value = os.environ.get("LOCAL_WORLD_SIZE", "")
-    local = int(value) if value.isdigit() else 0
-    return local if local > 0 and world_size % local == 0 else world_size
 
 
 def running_world_size() -> int:

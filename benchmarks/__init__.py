@@ -133,6 +133,11 @@ def as_json(figures: Sequence[Figure]) -> str:
     )
 
 
+def note(text: str) -> None:
+    """Prints progress to stderr; stdout carries the figures."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def median_ms(action: Callable[[], object], repeat: int = 20, warm_up: int = 3) -> float:
     """Median wall clock of an action in milliseconds, after some calls that are not counted."""
     for _ in range(warm_up):

@@ -13,9 +13,9 @@ import time
 from collections import defaultdict
 from statistics import median
 
-from benchmarks import Figure
+from benchmarks import Figure, note
+from benchmarks.apparatus.environments import PeerEnv
 from benchmarks.apparatus.kernel import Kernel, own_network, pss_mb
-from benchmarks.apparatus.peer_env import PeerEnv, note
 from benchmarks.apparatus.peers import RANKS, RECIPES, Recipe
 
 ROUNDS = 3
@@ -29,7 +29,7 @@ def figures() -> list[Figure]:
     """Told without targets: theirs are not ours to promise. A peer that cannot be installed is named on stderr."""
     if why := own_network():
         raise ValueError(f"other launchers are measured in a network of their own, which is not to be had here: {why}")
-    note("making a throw-away environment for other launchers, which takes about two minutes ...")
+    note("creating a temporary environment for other launchers, which takes about two minutes ...")
     with PeerEnv([recipe.package for recipe in RECIPES if recipe.package]) as peers:
         for name, why in peers.missing.items():
             note(f"NOT MEASURED: {name} could not be installed: {why}")

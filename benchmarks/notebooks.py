@@ -11,8 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks import Figure
-from benchmarks.apparatus.peer_env import note
+from benchmarks import Figure, note
 from recshard_lab.lab.server import notebook_folder
 
 TARGET_S = 60.0

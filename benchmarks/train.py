@@ -23,10 +23,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 
-from benchmarks import Figure
-from benchmarks.apparatus.peer_env import note
+from benchmarks import Figure, note
+from benchmarks.apparatus.environments import TorchRecEnv
 from benchmarks.apparatus.sides import Side
-from benchmarks.apparatus.torchrec_env import TorchRecEnv
 from benchmarks.apparatus.train_case import TrainCase
 
 SPARSE, PREFETCH, SEMI = "TrainPipelineSparseDist", "PrefetchTrainPipelineSparseDist", "TrainPipelineSemiSync"

@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import Figure
-from benchmarks.apparatus.peer_env import note
+from benchmarks import Figure, note
+from benchmarks.apparatus.environments import TorchRecEnv
 from benchmarks.apparatus.plan_sides import NoPlan, asked, plan_of, put_to_torchrec
-from benchmarks.apparatus.torchrec_env import TorchRecEnv
 from recshard_lab.embedding import EmbeddingBagConfig
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload, estimate
 from recshard_lab.sharding import ShardingPlan, Topology
@@ -45,7 +44,7 @@ def beside_torchrec(sizes: Sequence[tuple[int, int, int]], draw: Draw, limit_s: 
     Raises:
         PeersMissing: TorchRec cannot be installed beside the torch that is here.
     """
-    note("making a throw-away environment for TorchRec, which takes about a minute ...")
+    note("creating a temporary environment for TorchRec, which takes about a minute ...")
     found = []
     with TorchRecEnv() as theirs:
         for count, ranks, seeds in sizes:

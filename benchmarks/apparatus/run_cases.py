@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import groupby
 
-from benchmarks import Figure
-from benchmarks.apparatus.peer_env import note
+from benchmarks import Figure, note
+from benchmarks.apparatus.environments import TorchRecEnv
 from benchmarks.apparatus.sides import Side
 from benchmarks.apparatus.step_case import StepCase
-from benchmarks.apparatus.torchrec_env import TorchRecEnv
 
 __all__ = ["Sides", "put_to_sides", "run_cases"]
 
@@ -63,7 +62,7 @@ def run_cases(
     """
     if not with_torchrec:
         return list(put_to_sides(wanted, one, {"ours": sys.executable}))
-    note("making a throw-away environment for TorchRec, which takes about a minute ...")
+    note("creating a temporary environment for TorchRec, which takes about a minute ...")
     with TorchRecEnv() as theirs:
         return list(put_to_sides(wanted, one, {"ours": sys.executable, "theirs": theirs.python}))
 

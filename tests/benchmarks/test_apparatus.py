@@ -16,11 +16,10 @@ from typer.testing import CliRunner
 
 import benchmarks
 from benchmarks import Figure, launch_peers
-from benchmarks.apparatus import peer_env
+from benchmarks.apparatus import environments
+from benchmarks.apparatus.environments import Environment, PeerEnv, PeersMissing
 from benchmarks.apparatus.kernel import Kernel, own_network, pss_mb
-from benchmarks.apparatus.peer_env import PeerEnv, PeersMissing
 from benchmarks.apparatus.peers import RECIPES, Recipe
-from benchmarks.apparatus.pip import pip_install
 from recshard_lab.cli import app
 
 pytestmark = pytest.mark.timeout(120)
@@ -90,7 +89,7 @@ def test_a_kernel_finds_no_program_that_kills_by_name() -> None:
 
 def test_peers_run_on_pinned_releases() -> None:
     assert all("==" in recipe.package for recipe in RECIPES if recipe.package)
-    assert all("==" in requirement and "+" not in requirement for requirement in peer_env.base_requirements())
+    assert all("==" in requirement and "+" not in requirement for requirement in environments.base_requirements())
 
 
 def test_an_environment_names_what_could_not_be_installed_and_is_gone_at_the_end(
@@ -102,33 +101,43 @@ def test_an_environment_names_what_could_not_be_installed_and_is_gone_at_the_end
         asked.append(requirements)
         return "ERROR: no matching distribution" if requirements[0] == "gone==1.0" else ""
 
-    monkeypatch.setattr(PeerEnv, "_install", pip)
+    monkeypatch.setattr(PeerEnv, "install", pip)
     with PeerEnv(["there==2.0", "gone==1.0"]) as peers:
         assert peers.missing == {"gone": "ERROR: no matching distribution"}
         assert Path(peers.python).exists()
         folder = peers.folder
     assert not os.path.exists(folder)
-    torch = next(requirement for requirement in peer_env.base_requirements() if requirement.startswith("torch"))
+    torch = next(requirement for requirement in environments.base_requirements() if requirement.startswith("torch"))
     assert all(torch in requirements for requirements in asked)
 
 
 def test_without_its_base_an_environment_is_refused_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PeerEnv, "_install", lambda self, requirements: "ERROR: no network")
+    monkeypatch.setattr(PeerEnv, "install", lambda self, requirements: "ERROR: no network")
     peers = PeerEnv([])
     with pytest.raises(PeersMissing, match="no network"), peers:
         pass
     assert not os.path.exists(peers.folder)
 
 
-def test_pip_says_in_a_line_why_it_failed(tmp_path: Path) -> None:
-    absent = str(tmp_path / "no_such_folder")
-    assert absent in pip_install(sys.executable, ["--no-deps", absent], 60, str(tmp_path))
-    assert pip_install("/bin/false", [], 60, str(tmp_path)) == "pip ended with code 1"
-    assert pip_install("/bin/true", [], 60, str(tmp_path)) == ""
+@pytest.mark.parametrize(
+    ("python", "timeout_s", "why"),
+    [
+        ("/bin/false", 60, "pip ended with code 1"),
+        ("/bin/true", 60, ""),
+        ("slow", 0.2, "pip did not finish in 0.2 s"),
+        (sys.executable, 60, "no_such_folder"),
+    ],
+)
+def test_pip_failures_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: str, timeout_s: float, why: str
+) -> None:
     slow = tmp_path / "slow"
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o700)
-    assert pip_install(str(slow), [], 0.2, str(tmp_path)) == "pip was not through after 0.2 s"
+    monkeypatch.setattr(Environment, "python", str(slow) if python == "slow" else python)
+    said = Environment().install(["--no-deps", str(tmp_path / "no_such_folder")], timeout_s)
+    assert why in said
+    assert bool(said) == bool(why)
 
 
 def test_a_launcher_that_fails_is_told_and_the_others_are_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,8 @@ import torch
 from typer.testing import CliRunner
 
 from benchmarks import Figure, benchmark_named, train_step
-from benchmarks.apparatus import torchrec_env
-from benchmarks.apparatus.peer_env import PeersMissing
+from benchmarks.apparatus import environments
+from benchmarks.apparatus.environments import PeersMissing
 from benchmarks.apparatus.run_cases import put_to_sides
 from benchmarks.apparatus.sides import Side, SideFailed
 from benchmarks.apparatus.step_case import ROWWISE, SGD, StepCase, rectangles, smaller
@@ -104,9 +104,9 @@ def test_options_and_cases_that_do_not_exist_are_refused_by_name(monkeypatch: py
         benchmark_named("plan").run(quick=True)
     with pytest.raises(ValueError, match="no case has 'diagonal' in its name"):
         train_step.figures(only=["diagonal"])
-    monkeypatch.setitem(torchrec_env.STANDS_ON, "torch", "0.1")
+    monkeypatch.setitem(environments.BUILT_FOR, "torch", "0.1")
     monkeypatch.delenv("RECSHARD_PEERS", raising=False)
-    with pytest.raises(PeersMissing, match=r"torch==0\.1"), torchrec_env.TorchRecEnv():
+    with pytest.raises(PeersMissing, match=r"torch==0\.1"), environments.TorchRecEnv():
         pass
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.apparatus.torchrec_env import TorchRecEnv
+from benchmarks.apparatus.environments import TorchRecEnv
 from recshard_lab import EmbeddingBagConfig, ParameterSharding, PlanError, Shard, ShardingPlan, Topology, tiling
 from recshard_lab.compat import plans
 from recshard_lab.sharding import flex_shard, row_wise, scheme_named, scheme_names

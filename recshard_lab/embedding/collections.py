@@ -24,10 +24,12 @@ from recshard_lab.embedding.configs import (
     check_tables,
     embedding_names_by_table,
 )
-from recshard_lab.embedding.inputs import check_weights, feature_of, to_samples
+from recshard_lab.embedding.inputs import Fitted, check_weights, fit_features, to_samples
 from recshard_lab.embedding.kernels import TORCH_DTYPES
 from recshard_lab.embedding.out_of_range import OutOfRange, put_back
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+wrap("fit_features")  # one node in an fx graph
 
 
 @names_wrong_arguments
@@ -96,12 +98,14 @@ class EmbeddingBagCollection(nn.Module):
         Raises:
             ValueError: a feature, the weights or inverse indices are missing, or an id is no row of its table.
         """
-        keys, pooled = [], []
+        bags = fit_features(features, self._tables, self._policy)
+        keys: list[str] = []
+        pooled: list[Tensor] = []
         for table, names in zip(self._tables, self._names, strict=True):
             weight, mean = self._weight(table), table.pooling is PoolingType.MEAN
             for feature, name in zip(table.feature_names, names, strict=True):
+                pooled.append(_pool(features, feature, bags[len(keys)], weight, mean, self._is_weighted))
                 keys.append(name)
-                pooled.append(_pool(features, feature, table.name, weight, mean, self._is_weighted, self._policy))
         dims = [table.embedding_dim for table in self._tables for _ in table.feature_names]
         return KeyedTensor(keys, dims, torch.cat(pooled, dim=1))
 
@@ -195,11 +199,12 @@ class EmbeddingCollection(nn.Module):
         Raises:
             ValueError: a feature is missing, or an id is no row of its table.
         """
-        outputs = {}
+        bags = fit_features(features, self._tables, self._policy)
+        outputs: dict[str, JaggedTensor] = {}
         for table, names in zip(self._tables, self._names, strict=True):
             weight = self._weight(table)
-            for feature, name in zip(table.feature_names, names, strict=True):
-                outputs[name] = _rows(features, feature, table.name, weight, self._need_indices, self._policy)
+            for name in names:
+                outputs[name] = _rows(bags[len(outputs)], weight, self._need_indices)
         return outputs
 
     def reset_parameters(self) -> None:
@@ -247,17 +252,10 @@ class EmbeddingCollection(nn.Module):
 
 @wrap  # one node in an fx graph
 def _pool(
-    features: KeyedJaggedTensor,
-    feature: str,
-    table: str,
-    weight: Tensor,
-    mean: bool,
-    weighted: bool,
-    policy: OutOfRange,
+    features: KeyedJaggedTensor, feature: str, fitted: Fitted, weight: Tensor, mean: bool, weighted: bool
 ) -> Tensor:
     """One feature's pooled rows ``[B, D]``, summed in fp32 or better."""
-    given = feature_of(features, feature, table)
-    bags, _ = policy.fit(given, feature, table, weight.shape[0])
+    given, bags, _ = fitted
     per_id = check_weights(bags.weights_or_none(), [feature]) if weighted else None
     wide = torch.promote_types(weight.dtype, torch.float32)
     pooled = functional.embedding_bag(
@@ -274,12 +272,9 @@ def _pool(
 
 
 @wrap
-def _rows(
-    features: KeyedJaggedTensor, feature: str, table: str, weight: Tensor, need_indices: bool, policy: OutOfRange
-) -> JaggedTensor:
+def _rows(fitted: Fitted, weight: Tensor, need_indices: bool) -> JaggedTensor:
     """One feature's rows ``[N, D]``, in fp32 or better."""
-    given = feature_of(features, feature, table)
-    bags, kept = policy.fit(given, feature, table, weight.shape[0])
+    given, bags, kept = fitted
     wide = torch.promote_types(weight.dtype, torch.float32)
     rows = put_back(functional.embedding(bags.values().long(), weight.to(wide)), kept, given.values().shape[0])
     return JaggedTensor._unchecked(rows, given.values() if need_indices else None, given.lengths())

@@ -40,15 +40,15 @@ class FusedCollection(nn.Module):
         self._policy = OutOfRange(out_of_range)
         check_tables(tables)
         self._on = list(tables)
-        self._lanes = [(table, feature) for table in tables for feature in table.feature_names]
-        self._dims = [table.embedding_dim for table, _ in self._lanes]
+        self._features = [feature for table in tables for feature in table.feature_names]
+        self._dims = [table.embedding_dim for table in tables for _ in table.feature_names]
         self._optimizer_type, self._optimizer_kwargs = optimizer_type, dict(optimizer_kwargs or {})
         self._spec = _spec_of(optimizer_type, optimizer_kwargs)
         self._kernel = self._make_kernel(weighted, device_named(device or "cpu"), backend)
         self.add_module(self.tables_name, nn.ModuleDict({table.name: _Holder() for table in tables}))
         self._hold_weights()
         # autograd calls our backward only if an input asks for a gradient
-        self._anchor = torch.zeros(0, requires_grad=True)
+        self._anchor = torch.zeros(0, device=self.device, requires_grad=True)
         self.reset_parameters()
 
     def _hold_weights(self) -> None:
@@ -81,9 +81,9 @@ class FusedCollection(nn.Module):
         )
         return kernel(slots, feature_slots, self._spec, pooled=self.pooled, device=device)
 
-    def _look_up(self, weights: Tensor | None, ids: Tensor, offsets: Tensor) -> Tensor:
-        """The kernel's rows, as `LookupKernel.forward` lays them out; backward through them steps the tables."""
-        looked: Tensor = _Lookup.apply(self._anchor, weights, ids, offsets, self._kernel)
+    def _look_up(self, weights: Tensor | None, ids: Tensor, offsets: Tensor, counts: list[int]) -> Tensor:
+        """The rows of `LookupKernel.forward`. Backward through them steps the tables."""
+        looked: Tensor = _Lookup.apply(self._anchor, weights, ids, offsets, counts, self._kernel)
         return looked
 
     def reset_parameters(self) -> None:
@@ -157,9 +157,15 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, weights: Tensor | None, ids: Tensor, offsets: Tensor, kernel: LookupKernel
+        ctx: Any,
+        anchor: Tensor,
+        weights: Tensor | None,
+        ids: Tensor,
+        offsets: Tensor,
+        counts: list[int],
+        kernel: LookupKernel,
     ) -> Tensor:
-        out, ctx.saved = kernel.forward(ids, offsets, weights)
+        out, ctx.saved = kernel.forward(ids, offsets, weights, counts)
         ctx.kernel = kernel
         return out
 
@@ -169,7 +175,7 @@ class _Lookup(torch.autograd.Function):
         if ctx.saved is None:
             raise RuntimeError("backward ran twice through one fused lookup: it steps the tables, look up again")
         saved, ctx.saved = ctx.saved, None
-        return None, ctx.kernel.backward(saved, grad), None, None, None
+        return None, ctx.kernel.backward(saved, grad), None, None, None, None
 
 
 def _spec_of(optimizer: type[torch.optim.Optimizer] | EmbOptimType, kwargs: Mapping[str, Any] | None) -> OptimizerSpec:

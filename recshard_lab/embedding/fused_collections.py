@@ -1,12 +1,12 @@
 """Unsharded collections on a lookup kernel: all tables in one lookup, the optimizer inside backward.
 
-Shape letters: B batch, L lanes (one table read by one feature), N ids, D columns.
+Shape letters: B batch, F features, each of one table, N ids, D columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from recshard_lab.embedding.configs import (
     embedding_names_by_table,
 )
 from recshard_lab.embedding.fused_base import FusedCollection
-from recshard_lab.embedding.inputs import check_weights, feature_of, to_most_bags, to_samples
+from recshard_lab.embedding.inputs import check_weights, fit_features, to_most_bags, to_samples
 from recshard_lab.embedding.optimizers import EmbOptimType
 from recshard_lab.embedding.out_of_range import put_back
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
@@ -75,9 +75,10 @@ class FusedEmbeddingBagCollection(FusedCollection):
         self._tables = list(tables)
         self._is_weighted = is_weighted
         self._keys = [name for names in embedding_names_by_table(tables) for name in names]
-        self._features = [feature for _, feature in self._lanes]
         self._means = [table.pooling is PoolingType.MEAN for table in tables for _ in table.feature_names]
         self._sums = not any(self._means)
+        columns = [number for number, dim in enumerate(self._dims) for _ in range(dim)]
+        self._columns = torch.tensor(columns, device=self.device)  # the feature of each
         self._fewest_rows = min(table.num_embeddings for table in tables)
 
     @names_wrong_arguments
@@ -98,28 +99,26 @@ class FusedEmbeddingBagCollection(FusedCollection):
         if whole is not None:
             pooled = self._look_up(None, *whole)
             return KeyedTensor(self._keys, self._dims, pooled)
-        given = [feature_of(features, feature, table.name) for table, feature in self._lanes]
-        bags = [
-            self._policy.fit(bag, feature, table.name, table.num_embeddings)[0]
-            for (table, feature), bag in zip(self._lanes, given, strict=True)
-        ]
+        fitted = fit_features(features, self._tables, self._policy)
+        bags = [bag for _, bag, _ in fitted]
         weights = None
         if self._is_weighted:
-            keys = [feature for _, feature in self._lanes]
-            weights = torch.cat([check_weights(bag.weights_or_none(), keys) for bag in bags])
+            weights = torch.cat([check_weights(bag.weights_or_none(), self._features) for bag in bags])
         lengths = to_most_bags([bag.lengths() for bag in bags])
         ids = torch.cat([bag.values() for bag in bags])
         offsets = nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0))
-        pooled = self._look_up(weights, ids, offsets)
-        pooled = self._mean(pooled, to_most_bags([bag.lengths() for bag in given]))
+        pooled = self._look_up(weights, ids, offsets, [bag.values().shape[0] for bag in bags])
+        pooled = self._mean(pooled, to_most_bags([bag.lengths() for bag, _, _ in fitted]))
         if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
-            parts = zip(self._lanes, pooled.split(self._dims, dim=1), strict=True)
-            pooled = torch.cat([to_samples(part, features, feature) for (_, feature), part in parts], dim=1)
+            parts = zip(self._features, pooled.split(self._dims, dim=1), strict=True)
+            pooled = torch.cat([to_samples(part, features, feature) for feature, part in parts], dim=1)
         return KeyedTensor(self._keys, self._dims, pooled)
 
-    def _whole(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor] | None:
-        """A batch's own ids and offsets where they are the lanes' already: nothing to cut, to join or to look at one
-        by one. Most batches are so: keys in the tables' order, sums of plain bags, all ids in the smallest table."""
+    def _whole(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor, list[int]] | None:
+        """Ids, offsets and ids of each feature of a batch that the kernel takes as it is, else None.
+
+        Most batches are so: keys in the tables' order, sums of plain bags, all ids in the smallest table.
+        """
         if self._is_weighted or not self._sums or torch.compiler.is_compiling():
             return None
         if features.keys() != self._features or features.variable_stride_per_key():
@@ -129,10 +128,12 @@ class FusedEmbeddingBagCollection(FusedCollection):
             return None
         if ids.dtype not in (torch.int32, torch.int64):
             return None
-        low, high = torch.stack(ids.aminmax()).tolist()
+        offsets = features.offsets()
+        starts = offsets[:: features.stride()]
+        low, high, *edges = torch.cat([torch.stack(ids.aminmax()).to(offsets.dtype), starts]).tolist()  # one wait
         if low < 0 or high >= self._fewest_rows:
             return None
-        return ids, features.offsets()
+        return ids, offsets, [end - start for start, end in pairwise(edges)]
 
     def _mean(self, pooled: Tensor, lengths: list[Tensor]) -> Tensor:
         """Divides the columns of MEAN tables by the number of ids."""
@@ -142,8 +143,7 @@ class FusedEmbeddingBagCollection(FusedCollection):
             length.clamp(min=1) if mean else torch.ones_like(length)
             for mean, length in zip(self._means, lengths, strict=True)
         ]
-        widths = torch.tensor(self._dims, device=pooled.device)
-        return pooled / torch.stack(divisors, dim=1).repeat_interleave(widths, dim=1)
+        return pooled / torch.stack(divisors, dim=1).index_select(1, self._columns)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables, in order."""
@@ -215,19 +215,15 @@ class FusedEmbeddingCollection(FusedCollection):
         Raises:
             ValueError: a feature is missing, or an id is no row of its table.
         """
-        given = [feature_of(features, feature, table.name) for table, feature in self._lanes]
-        fitted = [
-            self._policy.fit(bag, feature, table.name, table.num_embeddings)
-            for (table, feature), bag in zip(self._lanes, given, strict=True)
-        ]
-        ids = torch.cat([bag.values() for bag, _ in fitted])
-        counts = [bag.values().shape[0] for bag, _ in fitted]
-        offsets = torch.tensor([0, *accumulate(counts)], device=ids.device)
-        flat = self._look_up(None, ids, offsets)
+        fitted = fit_features(features, self._tables, self._policy)
+        ids = torch.cat([bag.values() for _, bag, _ in fitted])
+        counts = [bag.values().shape[0] for _, bag, _ in fitted]
+        offsets = torch.tensor([0, *accumulate(counts)]).to(ids.device, non_blocking=True)
+        flat = self._look_up(None, ids, offsets, counts)
         parts = flat.split([count * dim for count, dim in zip(counts, self._dims, strict=True)])
         names = [name for names in self._names for name in names]
         outputs = {}
-        for name, part, dim, bag, (_, kept) in zip(names, parts, self._dims, given, fitted, strict=True):
+        for name, part, dim, (bag, _, kept) in zip(names, parts, self._dims, fitted, strict=True):
             rows = put_back(part.view(-1, dim), kept, bag.values().shape[0])
             outputs[name] = JaggedTensor._unchecked(rows, bag.values() if self._need_indices else None, bag.lengths())
         return outputs

@@ -1,4 +1,4 @@
-"""What a collection asks of a batch before it looks anything up."""
+"""Checks and conversions of a batch before its lookup."""
 
 from __future__ import annotations
 
@@ -7,32 +7,52 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.nn import functional
 
+from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.embedding.out_of_range import OutOfRange
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor
 from recshard_lab.sparse.variable_batch import inverse_of
 
 
 def feature_of(features: KeyedJaggedTensor, feature: str, table: str) -> JaggedTensor:
-    """One feature of a batch, for the table of that name.
+    """One feature of a batch.
 
     Raises:
-        ValueError: the batch does not have it.
+        ValueError: the batch does not have it; the message names the table.
     """
     if not isinstance(features, KeyedJaggedTensor):
-        raise ValueError(f"a collection takes a KeyedJaggedTensor, got {type(features).__name__}")
+        raise ValueError(f"a batch of type {type(features).__name__} is not a KeyedJaggedTensor")
     keys = features.keys()
     if feature not in keys:
         raise ValueError(
-            f"feature {feature!r} of table {table!r} is not in the batch, whose keys are {keys}: "
-            f"add it, with lengths 0 for samples without ids"
+            f"feature {feature!r} of table {table!r} is not in the batch, which has {keys}. "
+            f"Fix: add it, with lengths 0 for samples without ids"
         )
     return features[feature]
+
+
+Fitted = tuple[JaggedTensor, JaggedTensor, Tensor | None]
+"""Bags of one feature as in the batch, then the two results of `OutOfRange.fit`."""
+
+
+def fit_features(
+    features: KeyedJaggedTensor, tables: Sequence[BaseEmbeddingConfig], policy: OutOfRange
+) -> list[Fitted]:
+    """The bags of every feature of every table. The host waits once for the device if all ids are rows.
+
+    Raises:
+        ValueError: the batch does not have a feature, or `OutOfRange.fit` raises.
+    """
+    targets = [(feature, table.name, table.num_embeddings) for table in tables for feature in table.feature_names]
+    bags = [feature_of(features, feature, table) for feature, table, _ in targets]
+    fitted = policy.fit_all(bags, targets)
+    return [(bag, *own) for bag, own in zip(bags, fitted, strict=True)]
 
 
 def to_samples(pooled: Tensor, features: KeyedJaggedTensor, feature: str) -> Tensor:
     """Pooled rows of a feature's own bags ``[B_f, D]`` -> rows of the samples of the full batch ``[B, D]``.
 
     Raises:
-        ValueError: a variable batch without inverse indices, in which no sample is common to all features.
+        ValueError: a variable batch without inverse indices.
     """
     inverse = features.inverse_indices_or_none()
     if inverse is None and not features.variable_stride_per_key():
@@ -41,22 +61,22 @@ def to_samples(pooled: Tensor, features: KeyedJaggedTensor, feature: str) -> Ten
 
 
 def to_most_bags(lengths: Sequence[Tensor]) -> list[Tensor]:
-    """Lengths of every lane ``[B_f]`` -> all ``[max B_f]``, with empty bags at the end, as kernels want them."""
+    """Lengths of every shard feature ``[B_f]`` -> all ``[max B_f]``, with empty bags at the end."""
     most = max(part.shape[0] for part in lengths)
     return [functional.pad(part, (0, most - part.shape[0])) if part.shape[0] < most else part for part in lengths]
 
 
 def check_weights(weights: Tensor | None, keys: Sequence[str]) -> Tensor:
-    """The per-sample weights that a weighted collection needs.
+    """The per-sample weights of a weighted collection's batch.
 
     Raises:
-        ValueError: there are none, or they are not floating point.
+        ValueError: the batch has none, or they are not floating point.
     """
     if weights is None:
         raise ValueError(
-            f"the collection has is_weighted=True, but the batch of {list(keys)} has no weights: give the "
-            f"KeyedJaggedTensor weights, or build the collection with is_weighted=False"
+            f"the batch of {list(keys)} has no weights, and the collection has is_weighted=True. Fix: pass weights to "
+            f"the KeyedJaggedTensor, or build the collection with is_weighted=False"
         )
     if not weights.is_floating_point():
-        raise ValueError(f"weights must be floating point, got {weights.dtype}: use weights.float()")
+        raise ValueError(f"weights are {weights.dtype}, not floating point. Fix: weights.float()")
     return weights

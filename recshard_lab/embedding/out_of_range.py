@@ -1,10 +1,11 @@
-"""What becomes of ids that are no rows of their table: refused, moved to the nearest row, or left out. Counted.
+"""The out-of-range policy: ids that are not rows of their table raise, are clamped to the nearest row, or are dropped.
 
 Shape letters: N ids of a feature, M of them left, B bags, D columns, E rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,18 +19,18 @@ POLICIES = ("error", "clamp", "ignore")
 
 
 class OutOfRange(metaclass=Traceable):
-    """A policy for ids below 0 or beyond the table, and how many it met.
+    """A policy for ids below 0 or beyond the table, and a count of them.
 
     Args:
-        policy: ``"error"`` refuses the batch. ``"clamp"`` moves an id to the nearest row, 0 or E - 1.
-            ``"ignore"`` leaves it out: it adds nothing to its bag (in a sequence it is a row of zeros), touches no
-            row in backward and no optimizer state. A MEAN still divides by the bag's length as it was given.
+        policy: ``"error"`` raises. ``"clamp"`` replaces an id by the nearest row, 0 or E - 1. ``"ignore"`` drops it: it
+            adds nothing to its bag (in a sequence it is a row of zeros), touches no row in backward and no optimizer
+            state. A MEAN still divides by the length of the bag in the batch.
 
     Attributes:
-        counts: ids met so far, by the key of the output they belonged to; not under ``"error"``.
+        counts: out-of-range ids so far, by output key; empty under ``"error"``.
 
     Raises:
-        ValueError: another name.
+        ValueError: another policy.
 
     >>> policy = OutOfRange("ignore")
     >>> bag, kept = policy.fit(JaggedTensor(torch.tensor([7, 1, -1]), lengths=torch.tensor([2, 1])), "f", "t", 4)
@@ -43,32 +44,52 @@ class OutOfRange(metaclass=Traceable):
         self.policy = policy
         self.counts: dict[str, Tensor] = {}
 
+    def fit_all(
+        self, bags: Sequence[JaggedTensor], targets: Sequence[tuple[str, str, int]]
+    ) -> list[tuple[JaggedTensor, Tensor | None]]:
+        """Applies `fit` to every feature of a batch. The host waits once for the device if all ids are rows.
+
+        Args:
+            bags: the bags of each feature.
+            targets: for each of them its feature, its table, and the table's rows E.
+        """
+        for bag, (feature, _, _) in zip(bags, targets, strict=True):
+            ids = bag.values()
+            if ids.dtype not in (torch.int32, torch.int64):
+                raise ValueError(f"feature {feature!r} has ids of {ids.dtype}, not int32 or int64. Fix: values.long()")
+            if ids.dim() != 1:
+                raise ValueError(f"feature {feature!r} has ids of shape {list(ids.shape)}. Fix: pass ids [N]")
+        if torch.compiler.is_compiling():
+            inside = [False] * len(bags)
+        else:
+            inside = _within([bag.values() for bag in bags], [rows for _, _, rows in targets])
+        return [
+            (bag, None) if within else self._refit(bag, *target)
+            for bag, target, within in zip(bags, targets, inside, strict=True)
+        ]
+
     def fit(self, bag: JaggedTensor, feature: str, table: str, rows: int) -> tuple[JaggedTensor, Tensor | None]:
-        """The bags to look up in a table, all of whose ids are rows.
+        """The bags to look up in a table, in which every id is a row.
 
         Args:
             bag: ids ``[N]`` in ``[B]`` bags, of one feature.
             rows: E.
 
         Returns:
-            The bags, and the positions ``[M]`` in ``[0, N)`` of the ids in them where some were left out, else None.
+            The bags, and the positions ``[M]`` in ``[0, N)`` of their ids if some were dropped, else None.
 
         Raises:
-            ValueError: ids that are not integers; under ``"error"`` one that is no row, with its feature and sample.
+            ValueError: ids that are not integers. Under ``"error"`` an out-of-range id, with its feature and sample.
         """
+        return self.fit_all([bag], [(feature, table, rows)])[0]
+
+    def _refit(self, bag: JaggedTensor, feature: str, table: str, rows: int) -> tuple[JaggedTensor, Tensor | None]:
         ids, lengths = bag.values(), bag.lengths()
-        if ids.dtype not in (torch.int32, torch.int64):
-            raise ValueError(f"feature {feature!r}: ids must be int32 or int64, got {ids.dtype}: use values.long()")
-        if ids.dim() != 1:
-            raise ValueError(f"feature {feature!r}: ids must be [N], got shape {list(ids.shape)}")
-        compiling = torch.compiler.is_compiling()
-        if not compiling and (ids.is_meta or ids.numel() == 0 or _within(ids, rows)):
-            return bag, None
         outside = (ids < 0) | (ids >= rows)
         if self.policy == "error":
-            if not compiling:
+            if not torch.compiler.is_compiling():
                 raise _error(ids, lengths, outside, feature, table, rows)
-            torch._assert_async(~outside.any(), f"feature {feature!r}: an id is no row of table {table!r}")
+            torch._assert_async(~outside.any(), f"feature {feature!r} has an id that is not a row of table {table!r}")
             return bag, None
         key = f"{feature}@{table}"
         self.counts[key] = self.counts.get(key, 0) + outside.sum()
@@ -82,21 +103,21 @@ class OutOfRange(metaclass=Traceable):
         return JaggedTensor._unchecked(ids[kept], None if weights is None else weights[kept], left), kept
 
     def count(self) -> int:
-        """Ids met so far that were no rows."""
+        """Out-of-range ids so far."""
         return sum(int(count) for count in self.counts.values())
 
 
 def put_back(rows: Tensor, kept: Tensor | None, total: int) -> Tensor:
-    """Rows ``[M, D]`` of the ids that were left -> ``[N, D]``, zeros for the others."""
+    """Rows ``[M, D]`` of the ids that were not dropped -> ``[N, D]``, zeros for the others."""
     return rows if kept is None else rows.new_zeros(total, rows.shape[1]).index_copy(0, kept, rows)
 
 
 def policy_of_bounds_check_mode(mode: Any) -> str:
-    """The policy that means what fbgemm's `BoundsCheckMode` (member or name) means.
+    """The policy equal to a `BoundsCheckMode` of fbgemm (member or name).
 
     Raises:
-        ValueError: a mode without a twin here: WARNING and IGNORE look an id out of range up in row 0, and train
-            that row; NONE reads whatever memory lies there.
+        ValueError: a mode without an equal here. WARNING and IGNORE look up row 0 for an out-of-range id and train that
+            row. NONE reads memory beyond the table.
 
     >>> policy_of_bounds_check_mode("FATAL")
     'error'
@@ -106,17 +127,22 @@ def policy_of_bounds_check_mode(mode: Any) -> str:
         return "error"
     if name in ("WARNING", "IGNORE"):
         raise ValueError(
-            f"bounds_check_mode={name} would look ids out of range up in row 0 and train it: choose "
-            f"out_of_range='clamp' (the nearest row) or out_of_range='ignore' (no row) instead; both count them"
+            f"bounds_check_mode={name} is not supported: it looks up row 0 for an out-of-range id and trains that row. "
+            f"Fix: use out_of_range='clamp' (the nearest row) or 'ignore' (no row), which count such ids"
         )
     if name == "NONE":
-        raise ValueError("bounds_check_mode=NONE would read beyond the table: choose FATAL, or give out_of_range=")
-    raise ValueError(f"bounds_check_mode must be FATAL, a member of fbgemm's BoundsCheckMode, got {mode!r}")
+        raise ValueError("bounds_check_mode=NONE is not supported: it reads beyond the table. Fix: use FATAL")
+    raise ValueError(f"bounds_check_mode {mode!r} is not a member of fbgemm's BoundsCheckMode. Fix: use FATAL")
 
 
-def _within(ids: Tensor, rows: int) -> bool:
-    low, high = torch.stack(ids.aminmax()).tolist()
-    return bool(low >= 0 and high < rows)
+def _within(ids: Sequence[Tensor], rows: Sequence[int]) -> list[bool]:
+    """Whether all ids of each tensor are rows, with one copy to the host."""
+    checked = [number for number, own in enumerate(ids) if own.numel() and not own.is_meta]
+    ends = torch.stack([end for number in checked for end in ids[number].aminmax()]).tolist() if checked else []
+    inside = [True] * len(ids)
+    for place, number in enumerate(checked):
+        inside[number] = ends[2 * place] >= 0 and ends[2 * place + 1] < rows[number]
+    return inside
 
 
 def _error(ids: Tensor, lengths: Tensor, outside: Tensor, feature: str, table: str, rows: int) -> ValueError:
@@ -124,5 +150,5 @@ def _error(ids: Tensor, lengths: Tensor, outside: Tensor, feature: str, table: s
     sample = int(torch.searchsorted(lengths.cumsum(0), place, right=True))
     return ValueError(
         f"feature {feature!r}, sample {sample}: id {int(ids[place])} is not a row of table {table!r}, which has "
-        f"ids 0 to {rows - 1}: fix the id, raise num_embeddings, or choose out_of_range='clamp' or 'ignore'"
+        f"ids 0 to {rows - 1}. Fix: correct the id, raise num_embeddings, or use out_of_range='clamp' or 'ignore'"
     )

@@ -33,7 +33,7 @@ from recshard_lab.embedding.configs import (
     embedding_names_by_table,
 )
 from recshard_lab.embedding.fused_base import FusedCollection
-from recshard_lab.embedding.inputs import check_weights, feature_of, to_samples
+from recshard_lab.embedding.inputs import Fitted, check_weights, fit_features, to_samples
 from recshard_lab.embedding.out_of_range import OutOfRange
 from recshard_lab.sparse import KeyedJaggedTensor, KeyedTensor
 
@@ -114,17 +114,18 @@ class QuantizedEmbeddingBagCollection(nn.Module):
     @torch.no_grad()
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Looks up one batch; arguments, errors and result ``[B, sum of D]`` as of `EmbeddingBagCollection`, fp32."""
-        keys, pooled = [], []
+        bags = fit_features(features, self._tables, self._policy)
+        keys: list[str] = []
+        pooled: list[Tensor] = []
         for table, names in zip(self._tables, self._names, strict=True):
             for feature, name in zip(table.feature_names, names, strict=True):
+                pooled.append(self._pool(features, feature, table, bags[len(keys)]))
                 keys.append(name)
-                pooled.append(self._pool(features, feature, table))
         dims = [table.embedding_dim for table in self._tables for _ in table.feature_names]
         return KeyedTensor(keys, dims, torch.cat(pooled, dim=1))
 
-    def _pool(self, features: KeyedJaggedTensor, feature: str, table: EmbeddingBagConfig) -> Tensor:
-        given = feature_of(features, feature, table.name)
-        bags, _ = self._policy.fit(given, feature, table.name, table.num_embeddings)
+    def _pool(self, features: KeyedJaggedTensor, feature: str, table: EmbeddingBagConfig, fitted: Fitted) -> Tensor:
+        given, bags, _ = fitted
         # these operators refuse strided ids, and read strided weights as if they were contiguous
         per_id = check_weights(bags.weights_or_none(), [feature]).float().contiguous() if self._is_weighted else None
         ends = functional.pad(bags.lengths().long().cumsum(0), (1, 0))

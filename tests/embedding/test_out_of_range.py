@@ -160,11 +160,11 @@ def test_another_policy_is_refused(make: Callable[[], nn.Module]) -> None:
 @pytest.mark.parametrize(
     ("mode", "message"),
     [
-        ("WARNING", "up in row 0 and train it: choose out_of_range='clamp'"),
-        ("IGNORE", "up in row 0 and train it"),
-        ("V2_IGNORE", "up in row 0 and train it"),
-        ("NONE", "bounds_check_mode=NONE would read beyond the table"),
-        ("LOUD", "must be FATAL, a member of fbgemm's BoundsCheckMode, got 'LOUD'"),
+        ("WARNING", "that row. Fix: use out_of_range='clamp'"),
+        ("IGNORE", "it looks up row 0 for an out-of-range id"),
+        ("V2_IGNORE", "it looks up row 0 for an out-of-range id"),
+        ("NONE", "bounds_check_mode=NONE is not supported"),
+        ("LOUD", "bounds_check_mode 'LOUD' is not a member of fbgemm's BoundsCheckMode"),
     ],
 )
 def test_fbgemms_modes_that_would_do_something_else_are_refused_by_name(mode: Any, message: str) -> None:

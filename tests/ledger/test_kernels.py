@@ -7,8 +7,21 @@ from typing import Any
 import pytest
 import torch
 
-from recshard_lab.embedding import DataType, EmbOptimType, OptimizerSpec
+from benchmarks import ledger
+from recshard_lab.embedding import (
+    DataType,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    EmbOptimType,
+    FusedEmbeddingBagCollection,
+    FusedEmbeddingCollection,
+    OptimizerSpec,
+    PoolingType,
+)
 from recshard_lab.embedding.kernels import RowNorms, Slot, kernel_named
+from recshard_lab.sparse import KeyedJaggedTensor, KeyedTensor
 from tests.embedding.lookups import SPECS, Shape
 from tests.ledger.jobs import register, without_waiting
 
@@ -82,6 +95,41 @@ def compare(spec: OptimizerSpec | None, device: str) -> None:
 @pytest.mark.parametrize("spec", [*SPECS, *MORE], ids=lambda spec: "dense" if spec is None else str(spec.optimizer))
 def test_the_native_kernel_never_waits(ranks: Any, device: str, spec: OptimizerSpec | None) -> None:
     ranks.run(compare, spec, device)
+
+
+def collections_waits(device: str) -> dict[str, list[str]]:
+    """Where the host waits in a step of each unsharded collection."""
+    register(device)
+    bags = [EmbeddingBagConfig(50 + i, 8, f"t{i}", feature_names=[f"f{i}"]) for i in range(3)]
+    means = [replace(table, pooling=PoolingType.MEAN) for table in bags]
+    rows = [EmbeddingConfig(50 + i, 8, f"t{i}", feature_names=[f"f{i}"]) for i in range(3)]
+    fused: Any = {"device": device, "backend": "native"}
+    collections = {
+        "pooled": EmbeddingBagCollection(bags, device=device),
+        "sequence": EmbeddingCollection(rows, device=device),
+        "fused sums": FusedEmbeddingBagCollection(bags, EmbOptimType.ADAM, {}, **fused),
+        "fused means": FusedEmbeddingBagCollection(means, EmbOptimType.LAMB, {}, **fused),
+        "fused sequence": FusedEmbeddingCollection(rows, EmbOptimType.EXACT_ADAGRAD, {}, **fused),
+    }
+    found = {}
+    for name, collection in collections.items():
+        lengths = torch.randint(0, 4, (12,))
+        ids = torch.randint(0, 50, (int(lengths.sum()),))
+        batch = KeyedJaggedTensor(["f0", "f1", "f2"], ids, lengths=lengths).to(device)
+        with ledger.record() as counts:
+            out = collection(batch)
+        with without_waiting(device):
+            values = [out.values()] if isinstance(out, KeyedTensor) else [own.values() for own in out.values()]
+            torch.cat([own.reshape(-1) for own in values]).sum().backward()
+        found[name] = [sync.where for sync in counts.syncs]
+    return found
+
+
+@pytest.mark.parametrize("device", ["ledger"], scope="module", indirect=True)
+@pytest.mark.parametrize("ranks", [1], indirect=True)
+def test_an_unsharded_collection_reads_the_range_of_its_ids_and_nothing_else(ranks: Any, device: str) -> None:
+    (found,) = ranks.run(collections_waits, device)
+    assert {name: len(lines) for name, lines in found.items()} == dict.fromkeys(found, 1)
 
 
 def compare_fbgemm(spec: OptimizerSpec) -> None:

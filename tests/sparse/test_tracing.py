@@ -94,7 +94,7 @@ def test_a_compiled_lookup_still_refuses_an_id_that_is_no_row() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(EmbeddingBagCollection(POOLED), backend="eager", fullgraph=True)
     wrong = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 10]), lengths=torch.tensor([1, 1]))
-    with pytest.raises(RuntimeError, match="feature 'b': an id is no row of table 't'"):
+    with pytest.raises(RuntimeError, match="feature 'b' has an id that is not a row of table 't'"):
         compiled(wrong)
 
 

@@ -83,7 +83,9 @@ class Touched:
 def gather_rows(weight: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
     """``weight[rows]`` in another precision; by bags of one row on CPU, where ``embedding_bag`` fetches ahead."""
     if weight.dtype == dtype and weight.device.type == "cpu" and rows.numel():
-        return torch.embedding_bag(weight, rows, torch.arange(rows.numel() + 1), False, 0, False, None, True)[0]
+        return torch.embedding_bag(
+            weight, rows, torch.arange(rows.numel() + 1, device=rows.device), False, 0, False, None, True
+        )[0]
     return weight.index_select(0, rows).to(dtype)
 
 

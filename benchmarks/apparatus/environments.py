@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Self
 
-__all__ = ["Environment", "PeerEnv", "PeersMissing", "TorchRecEnv"]
+__all__ = ["Environment", "PeerEnv", "PeersMissing", "TorchRecEnv", "with_checkout"]
 
 TORCHREC = "torchrec==1.8.0"
 BUILT_FOR = {"torch": "2.13.0", "fbgemm_gpu-cpu": "1.8.0"}
@@ -140,6 +140,12 @@ class TorchRecEnv(Environment):
         (site / "beside.pth").write_text("\n".join(here) + "\n")
         if why := self.install(["--no-deps", TORCHREC, *NEEDS]):
             raise PeersMissing(f"{TORCHREC} could not be installed: {why}")
+
+
+def with_checkout() -> dict[str, str]:
+    """This process's environment variables, under which another interpreter imports from this checkout."""
+    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONWARNINGS": "ignore"}
 
 
 def base_requirements() -> list[str]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from benchmarks.apparatus.environments import with_checkout
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner import Workload
 from recshard_lab.planner.workload import is_pooled
@@ -30,7 +29,7 @@ TOPOLOGY = (
 
 
 class NoPlan(RuntimeError):
-    """TorchRec's side ended without an answer, or not in time; the message says which."""
+    """TorchRec returned no plan: it failed, or took too long."""
 
 
 def asked(do: str, tables: Sequence[BaseEmbeddingConfig], topology: Topology, workload: Workload) -> dict[str, Any]:
@@ -67,20 +66,21 @@ def put_to_torchrec(python: str, order: dict[str, Any], seconds: float) -> Any:
     Raises:
         NoPlan: none in so many seconds (its imports included), or an error; the message carries its last line.
     """
-    import recshard_lab
-
-    ours = str(Path(recshard_lab.__file__).parent.parent)
-    paths = os.pathsep.join([ours, *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {**os.environ, "PYTHONPATH": paths, "PYTHONWARNINGS": "ignore"}
     command = [python, "-m", "benchmarks.apparatus.plan_theirs"]
     try:
         done = subprocess.run(
-            command, input=json.dumps(order), capture_output=True, text=True, timeout=seconds, env=env, check=False
+            command,
+            input=json.dumps(order),
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            env=with_checkout(),
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise NoPlan(f"no plan in {seconds:g} s") from None
     if done.returncode:
-        raise NoPlan((done.stderr.strip().splitlines() or ["it ended without a word"])[-1])
+        raise NoPlan((done.stderr.strip().splitlines() or ["it ended without a message"])[-1])
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 

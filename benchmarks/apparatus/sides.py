@@ -1,17 +1,17 @@
-"""Ranks of one side, kept alive and told what to do over their standard input."""
+"""Ranks of one side, kept alive; they take orders from their standard input (``orders.py``)."""
 
 from __future__ import annotations
 
 import json
-import os
 import selectors
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.apparatus.environments import with_checkout
 from benchmarks.apparatus.step_case import StepCase, rectangles
 
 __all__ = ["Side", "SideFailed"]
@@ -124,17 +124,11 @@ class Side:
 
     def _last_words(self, rank: int) -> str:
         lines = Path(self.folder.name, f"log{rank}").read_text(errors="replace").strip().splitlines()
-        return f"rank {rank} ended: {lines[-1] if lines else 'without a word'}"
+        return f"rank {rank} ended: {lines[-1] if lines else 'without a message'}"
 
     def _environment(self, rank: int) -> dict[str, str]:
-        import recshard_lab
-
-        ours = str(Path(recshard_lab.__file__).parent.parent)
-        inherited: Sequence[str] = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
         return {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([ours, *inherited]),
-            "PYTHONWARNINGS": "ignore",
+            **with_checkout(),
             "RANK": str(rank),
             "WORLD_SIZE": str(self.ranks),
             "LOCAL_RANK": str(rank % self.local_ranks),

@@ -1,4 +1,4 @@
-"""A rank that waits for orders, one JSON object a line, and answers each with one; the same program for both sides.
+"""A rank that runs steps as it is ordered to (``orders.py``); the same program for both sides.
 
 ::
 
@@ -11,12 +11,8 @@
 from __future__ import annotations
 
 import gc
-import json
-import os
-import sys
 import time
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
@@ -24,6 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from benchmarks.apparatus.orders import serve
 from benchmarks.apparatus.step_case import StepCase, from_dict
 
 BATCHES = 4
@@ -105,32 +102,13 @@ def target_of(case: StepCase, rank: int) -> torch.Tensor:
     return torch.from_numpy(draw.normal(0, 1, (case.batch, case.tables * case.dim)).astype(np.float32))
 
 
-def main(side: str, rank: int, ranks: int, store: str) -> None:
-    """Joins the others and serves until its input ends."""
-    wire = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is no answer
-    torch.set_num_threads(1)
-    if ranks > 1:
-        dist.init_process_group(
-            "gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=timedelta(seconds=120)
-        )
+def _worker(side: str, rank: int) -> Worker:
     if side == "theirs":
         from benchmarks.apparatus.step_theirs import Theirs as Side
     else:
         from benchmarks.apparatus.step_ours import Ours as Side  # type: ignore[assignment]
-    worker = Worker(Side, rank)
-    for line in sys.stdin:
-        told = json.loads(line)
-        try:
-            answer = getattr(worker, told["do"])(told)
-        except Exception as error:
-            text = str(error).strip().splitlines()
-            answer = {"error": f"{type(error).__name__}: {text[0] if text else ''}"}
-            if os.environ.get("RECSHARD_BENCH_TRACE"):
-                raise
-        wire.write(json.dumps(answer) + "\n")
-    os._exit(0)  # neither library's teardown is measured
+    return Worker(Side, rank)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    serve(_worker)

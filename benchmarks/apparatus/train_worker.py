@@ -1,4 +1,4 @@
-"""A rank that trains on orders, one JSON object a line, and answers each with one; the same program for both sides.
+"""A rank that trains as it is ordered to (``orders.py``); the same program for both sides.
 
 ::
 
@@ -12,17 +12,14 @@
 from __future__ import annotations
 
 import gc
-import json
-import os
-import sys
 import time
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from benchmarks.apparatus.orders import serve
 from benchmarks.apparatus.train_case import from_dict
 
 
@@ -67,28 +64,5 @@ class TrainWorker:
         return {"hidden": self.held.hidden(told["kind"])}
 
 
-def main(side: str, rank: int, ranks: int, store: str) -> None:
-    """Joins the others and serves until its input ends."""
-    wire = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is no answer
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=timedelta(seconds=120)
-    )
-    worker = TrainWorker(side, rank)
-    orders = {"build": worker.build, "steps": worker.steps, "stages": worker.stages, "hidden": worker.hidden}
-    for line in sys.stdin:
-        told = json.loads(line)
-        try:
-            answer = orders[told["do"]](told)
-        except Exception as error:
-            text = str(error).strip().splitlines()
-            answer = {"error": f"{type(error).__name__}: {text[0] if text else ''}"}
-            if os.environ.get("RECSHARD_BENCH_TRACE"):
-                raise
-        wire.write(json.dumps(answer) + "\n")
-    os._exit(0)  # neither library's teardown is measured
-
-
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    serve(TrainWorker)

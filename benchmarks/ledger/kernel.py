@@ -160,10 +160,10 @@ class LedgerKernel(LookupKernel):
             elif outer.grad is None or unwrap(outer.grad) is not inner.grad:
                 outer.grad = wrap(inner.grad)
 
-    def _arguments(self, *tensors: Tensor | None) -> tuple[Any, ...]:
+    def _arguments(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         if self._on_device:
-            self._refuse_host(*tensors)
-        return tuple(None if own is None else unwrap(own.detach()) for own in tensors)
+            self._refuse_host(ids, offsets, weights)
+        return unwrap(ids.detach()), unwrap(offsets.detach()), None if weights is None else unwrap(weights.detach())
 
     def _refuse_host(self, *tensors: Tensor | None) -> None:
         for own in tensors:

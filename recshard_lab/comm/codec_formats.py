@@ -1,4 +1,4 @@
-"""Codecs: looked-up rows and their gradients in fewer bytes on the wire, with an error that is known.
+"""Codecs: looked-up rows and their gradients in fewer bytes on the wire, with a known error bound.
 
 ::
 
@@ -7,12 +7,13 @@
     BF16   2 bytes                half an ulp: 2**-8 of the value
     INT8   1 byte + 8 a row       (max - min) / 255 / 2 of the row
 
-Forward rows and backward gradients are coded apart, each as asked. Backward is *straight-through*: the gradient passes
-a coded forward as if nothing had been rounded.
+Forward rows and backward gradients have separate codecs. Backward is *straight-through*: the gradient passes an encoded
+forward as if nothing had been rounded.
 
-Nothing overflows in silence. A finite value beyond a format's largest is *saturated*: sent as that largest value,
-counted in ``codec.saturated`` and told once, by a warning of the logger ``recshard_lab``. NaN and infinities in FP16
-and BF16 stay what they are; an INT8 row that has one arrives as a row of NaN.
+No overflow is silent. A finite value beyond a format's largest *saturates*: the codec sends that largest value, counts
+it in ``codec.saturated`` and warns once, on the logger ``recshard_lab``. The host never waits for a GPU to count: there
+the warning follows at a later message, or when ``codec.saturated`` is read. FP16 and BF16 keep NaN and infinities; an
+INT8 row that has one arrives as a row of NaN.
 
 Shape letters: n rows, w columns of an embedding row, e elements that encode them.
 """
@@ -43,22 +44,25 @@ class CommType(Enum):
 
 
 class Codec(ABC):
-    """Encodes rows ``[n, w]`` for the wire and decodes what came.
-
-    Attributes:
-        saturated: finite values that were too large and were sent as the largest there is.
-    """
+    """Encodes rows ``[n, w]`` for the wire and decodes received ones."""
 
     comm_type: ClassVar[CommType]
     wire_dtype: ClassVar[torch.dtype]
     adds_on_wire: ClassVar[bool]
-    """Whether sums of encoded values are what decodes to the sum: what a reduce-scatter needs."""
+    """Whether the sum of encoded values decodes to the sum of the values, as a reduce-scatter needs."""
     row_wise: ClassVar[bool] = False
     """Whether an element's code depends on the rest of its row."""
 
     def __init__(self) -> None:
-        self.saturated = 0
-        self._told = False
+        self._on_host, self._warned, self._limit = 0, False, 0.0
+        self._on_devices: dict[torch.device, tuple[Tensor, Tensor]] = {}  # the count, its last copy in pinned memory
+
+    @property
+    def saturated(self) -> int:
+        """Finite values that were too large and were sent as the largest value. Waits for a GPU that encoded rows."""
+        total = self._on_host + sum(int(count) for count, _ in self._on_devices.values())
+        self._warn(total)
+        return total
 
     @property
     def quantized_dtype(self) -> torch.dtype:
@@ -79,29 +83,51 @@ class Codec(ABC):
 
     @abstractmethod
     def error_bound(self, rows: Tensor) -> Tensor:
-        """``[n, w]``: how far each decoded element may lie from ``rows``; infinite where a row turns to NaN."""
+        """``[n, w]``: the largest error of each decoded element; infinite where a row turns to NaN."""
 
     def _within(self, rows: Tensor, limit: float) -> Tensor:
-        """``rows`` with finite values beyond ``limit`` cut, counted and told."""
+        """``rows`` on the CPU with finite values beyond ``limit`` replaced by it, and counted."""
+        self._limit = limit
         if rows.numel() == 0 or (float(rows.amax()) <= limit and float(rows.amin()) >= -limit):  # NaN fails both
             return rows
         over = rows.isfinite() & (rows.abs() > limit)
-        found = int(over.sum())
-        if found:
-            self.saturated += found
-            if not self._told:
-                self._told = True
-                largest = float(rows[over].abs().max())
-                logging.getLogger("recshard_lab").warning(
-                    f"{self.comm_type} codec: {found} values beyond {limit:g} (largest {largest:g}) were sent as "
-                    f"{limit:g}. Use bf16 for this direction, or a smaller loss scale. Told once; see codec.saturated"
-                )
-            rows = torch.where(over, rows.clamp(-limit, limit), rows)
-        return rows
+        count = int(over.sum())
+        self._on_host += count
+        if count:
+            self._warn(self._on_host, f" (largest {float(rows[over].abs().max()):g})")
+        return torch.where(over, rows.clamp(-limit, limit), rows) if count else rows
+
+    def _cut_on_device(self, target: Tensor, rows: Tensor, limit: float) -> Tensor:
+        """The same in ``target``, a copy of ``rows`` in any format. The host does not wait for the count.
+
+        Warns of values that earlier messages counted.
+        """
+        self._limit = limit
+        if rows.device not in self._on_devices:
+            count = torch.zeros((), dtype=torch.int64, device=rows.device)
+            self._on_devices[rows.device] = count, torch.zeros((), dtype=torch.int64).pin_memory()
+        count, arrived = self._on_devices[rows.device]
+        self._warn(int(arrived))
+        for sign in (1, -1):
+            beyond = (rows > limit) if sign > 0 else (rows < -limit)
+            beyond &= rows != sign * torch.inf
+            count += beyond.sum()
+            target.masked_fill_(beyond, sign * limit)
+        arrived.copy_(count, non_blocking=True)
+        return target
+
+    def _warn(self, count: int, largest: str = "") -> None:
+        if count and not self._warned:
+            self._warned = True
+            logging.getLogger("recshard_lab").warning(
+                f"{self.comm_type} codec: {count} values beyond {self._limit:g}{largest} were sent as {self._limit:g}: "
+                f"the format holds no larger ones. Fix: use bf16 for this direction, or a smaller loss scale. "
+                f"This warning appears once; codec.saturated counts all"
+            )
 
 
 class PlainCodec(Codec):
-    """FP32: rows as they are."""
+    """FP32: sends rows unchanged."""
 
     comm_type, wire_dtype, adds_on_wire = CommType.FP32, torch.float32, True
 
@@ -137,7 +163,10 @@ class _HalfCodec(Codec):
     def encode(self, rows: Tensor, parts: int = 1) -> Tensor:
         if self.loss_scale is not None:
             rows = rows * self.loss_scale
-        return self._within(rows, torch.finfo(self.wire_dtype).max / parts).to(self.wire_dtype)
+        limit = torch.finfo(self.wire_dtype).max / parts
+        if rows.device.type == "cpu":
+            return self._within(rows, limit).to(self.wire_dtype)
+        return self._cut_on_device(rows.to(self.wire_dtype), rows, limit)
 
     def decode(self, encoded: Tensor, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
         rows = encoded.to(dtype)
@@ -168,7 +197,7 @@ class Bf16Codec(_HalfCodec):
 
 
 class Int8Codec(Codec):
-    """INT8: every row by its own scale and offset, laid out as fbgemm's FusedRowwise8bit: w codes, scale, offset."""
+    """INT8: one scale and offset per row, in the layout of fbgemm's FusedRowwise8bit: w codes, scale, offset."""
 
     comm_type, wire_dtype, adds_on_wire, row_wise = CommType.INT8, torch.uint8, False, True
     limit = torch.finfo(torch.float32).max / 4  # so that max - min, and what decodes, stay finite
@@ -177,7 +206,9 @@ class Int8Codec(Codec):
         return width + PARAMETER_BYTES
 
     def encode(self, rows: Tensor, parts: int = 1) -> Tensor:
-        return encode_rows(self._within(rows, self.limit).float().contiguous())
+        if rows.device.type == "cpu":
+            return encode_rows(self._within(rows, self.limit).float().contiguous())
+        return encode_rows(self._cut_on_device(rows.contiguous().to(torch.float32, copy=True), rows, self.limit))
 
     def decode(self, encoded: Tensor, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return decode_rows(encoded, width).to(dtype)

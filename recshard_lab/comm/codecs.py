@@ -1,4 +1,4 @@
-"""What to code on the wire, for whom, and how much it costs in precision: the formats are in ``codec_formats.py``.
+"""Which messages to encode, in which format, and the precision that it costs. ``codec_formats.py`` has the formats.
 
 >>> registry = get_qcomm_codecs_registry(QCommsConfig(CommType.FP16, CommType.BF16))
 >>> registry["POOLED_EMBEDDINGS_ALL_TO_ALL"].backward.comm_type
@@ -26,7 +26,7 @@ from recshard_lab.comm.codec_formats import (
 
 @unique
 class CommOp(Enum):
-    """Whose messages a codec is for: the keys of a registry."""
+    """The kinds of message that have a codec: the keys of a registry."""
 
     POOLED_EMBEDDINGS_ALL_TO_ALL = "pooled_embeddings_all_to_all"
     POOLED_EMBEDDINGS_REDUCE_SCATTER = "pooled_embeddings_reduce_scatter"
@@ -67,14 +67,14 @@ class QCommsConfig:
                 raise ValueError(f"{direction}_loss_scale must be a positive number or None, got {scale!r}")
             if scale is not None and precision not in (CommType.FP16, CommType.BF16):
                 raise ValueError(
-                    f"{direction}_loss_scale={scale!r} means nothing to {precision}: FP16 and BF16 alone are scaled. "
+                    f"{direction}_loss_scale={scale!r} does not apply to {precision}: only FP16 and BF16 are scaled. "
                     f"Fix: leave it out"
                 )
 
 
 @dataclass(frozen=True)
 class QuantizedCommCodecs:
-    """One codec a direction."""
+    """The codecs of both directions."""
 
     forward: Codec = field(default_factory=PlainCodec)
     backward: Codec = field(default_factory=PlainCodec)
@@ -87,18 +87,18 @@ def codecs_for(op: CommOp, registry: Registry | None) -> QuantizedCommCodecs:
     """The codecs of a kind of message; FP32 where the registry does not name it.
 
     Raises:
-        ValueError: a key that is no kind of message, or a value that is no pair of codecs.
+        ValueError: a key does not name a kind of message, or a value is not `QuantizedCommCodecs`.
     """
     if registry is not None and not isinstance(registry, Mapping):
         raise ValueError(f"qcomm_codecs_registry must be a mapping or None, got {registry!r}")
     for name, codecs in (registry or {}).items():
         if name not in CommOp.__members__:
             known = ", ".join(CommOp.__members__)
-            raise ValueError(f"qcomm_codecs_registry has a key {name!r}, which is no kind of message: {known}")
+            raise ValueError(f"qcomm_codecs_registry has an unknown key {name!r}. Fix: use one of {known}")
         if not isinstance(codecs, QuantizedCommCodecs):
             raise ValueError(
-                f"qcomm_codecs_registry[{name!r}] must be QuantizedCommCodecs, got {codecs!r}: "
-                f"get_qcomm_codecs_registry(QCommsConfig(...)) makes a registry"
+                f"qcomm_codecs_registry[{name!r}] must be QuantizedCommCodecs, got {codecs!r}. "
+                f"Fix: create the registry with get_qcomm_codecs_registry(QCommsConfig(...))"
             )
     return (registry or {}).get(op.name) or QuantizedCommCodecs()
 
@@ -133,8 +133,8 @@ def get_qcomm_codecs_registry(
 
     Args:
         qcomms_config: the formats.
-        comm_ops: the kinds of message to code; all when left out.
-        device: not needed, codecs work where their input lies; taken because TorchRec takes it.
+        comm_ops: the kinds of message to encode; all when left out.
+        device: ignored, because codecs work on the device of their input; TorchRec has this argument.
 
     >>> sorted(get_qcomm_codecs_registry(QCommsConfig(forward_precision=CommType.FP16)))[0]
     'POOLED_EMBEDDINGS_ALL_TO_ALL'
@@ -144,14 +144,14 @@ def get_qcomm_codecs_registry(
 
 @dataclass(frozen=True)
 class CodecError:
-    """How far decoded values lie from the originals.
+    """The difference between decoded values and the originals.
 
     Attributes:
         codec: its format's name.
         max_abs, mean_abs: error over the finite values.
         bound: the largest error that the format allows on this tensor; infinite where a row turns to NaN.
-        within: whether every element keeps its own bound, and NaN and infinities arrive as documented.
-        saturated: finite values cut.
+        within: whether the error of every element is within its bound, and NaN and infinities arrive as documented.
+        saturated: finite values that were replaced by the largest value.
         plain_bytes, encoded_bytes: on the wire.
     """
 
@@ -175,37 +175,37 @@ class CodecError:
 
 @names_wrong_arguments
 def codec_error(codec: Codec | CommType, tensor: Tensor) -> CodecError:
-    """Encodes and decodes rows, and tells what it cost.
+    """Encodes and decodes rows, and measures the error.
 
     Args:
-        codec: one, or a format.
+        codec: a codec, or a format.
         tensor: ``[..., w]`` floating point; the last dimension is a row.
 
     >>> print(codec_error(CommType.INT8, torch.arange(0.0, 256.0).view(1, 256)))
     int8: max error 0 (bound 0.5), mean 0, within its bound; 264 bytes for 1,024
     """
-    made = make_codec(codec) if isinstance(codec, CommType) else codec
+    codec = make_codec(codec) if isinstance(codec, CommType) else codec
     if tensor.is_meta:
         raise ValueError("codec_error compares values, and a tensor on the meta device has none")
     if tensor.dim() == 0 or not tensor.is_floating_point():
         raise ValueError(f"codec_error takes rows of floating point numbers, got {tensor.dtype} of {tensor.dim()} dims")
     width = tensor.shape[-1]
     rows = tensor.detach().reshape(-1, width) if tensor.numel() else tensor.detach().new_empty(0, width)
-    before = made.saturated
-    encoded = made.encode(rows)
-    decoded = made.decode(encoded, width, rows.dtype)
-    bound = made.error_bound(rows).double()
+    before = codec.saturated
+    encoded = codec.encode(rows)
+    decoded = codec.decode(encoded, width, rows.dtype)
+    bound = codec.error_bound(rows).double()
     known = rows.isfinite() & decoded.isfinite()
     gap = (decoded.double() - rows.double()).abs()
     kept = torch.where(known, gap <= bound, _same(rows, decoded) | bound.isinf())
     errors = gap[known]
     return CodecError(
-        codec=str(made.comm_type),
+        codec=str(codec.comm_type),
         max_abs=float(errors.max()) if errors.numel() else 0.0,
         mean_abs=float(errors.mean()) if errors.numel() else 0.0,
         bound=float(bound.max()) if bound.numel() else 0.0,
         within=bool(kept.all()),
-        saturated=made.saturated - before,
+        saturated=codec.saturated - before,
         plain_bytes=rows.numel() * rows.element_size(),
         encoded_bytes=encoded.numel() * encoded.element_size(),
     )

@@ -1,9 +1,9 @@
 """INT8 by rows: ``x ~ code * scale + offset`` with ``offset = min``, ``scale = (max - min) / 255`` of each row.
 
-Laid out as fbgemm's FusedRowwise8bit, whose operators are used where they are installed and give the same bits:
-``[n, w] float32  ->  [n, w + 8] uint8``, the last eight bytes scale and offset. fbgemm adds 1e-8 to max - min before it
-divides, which would wipe out the rows of small gradients: there the rows are first multiplied by a power of two, which
-is exact, or coded by torch.
+The layout is that of fbgemm's FusedRowwise8bit: ``[n, w] float32  ->  [n, w + 8] uint8``, the last eight bytes scale
+and offset. On the CPU its operator encodes if it is installed; torch gives the same bits. fbgemm adds 1e-8 to
+max - min before it divides, which would erase rows of small gradients. Such rows are first multiplied by a power of
+two, which is exact, or encoded by torch. Choosing needs the rows' extremes on the host, so torch encodes on a GPU.
 """
 
 import warnings
@@ -27,7 +27,7 @@ def encode_rows(rows: Tensor) -> Tensor:
         return rows.new_empty(rows.shape[0], rows.shape[1] + PARAMETER_BYTES, dtype=torch.uint8)
     low, high = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
     spread = high - low
-    exponent = _exponent(low, high, spread) if _has_fbgemm() and _aligned(rows) else None
+    exponent = _exponent(low, high, spread) if rows.device.type == "cpu" and _has_fbgemm() else None
     if exponent is None:
         return _by_torch(rows, low, spread)
     if exponent == 0:
@@ -57,7 +57,7 @@ def _by_torch(rows: Tensor, low: Tensor, spread: Tensor) -> Tensor:
 
 
 def _exponent(low: Tensor, high: Tensor, spread: Tensor) -> int | None:
-    """The power of two by which all rows must be multiplied for fbgemm; None where none will do."""
+    """The power of two by which all rows must be multiplied for fbgemm; None if torch must encode them."""
     largest = max(float(high.max()), -float(low.min()))
     smallest = float(torch.where(spread > 0, spread, torch.inf).min())
     if not largest <= _HUGE or smallest < _TINY:  # NaN too
@@ -68,19 +68,14 @@ def _exponent(low: Tensor, high: Tensor, spread: Tensor) -> int | None:
     return exponent if largest * 2.0**exponent <= _HUGE else None
 
 
-def _aligned(rows: Tensor) -> bool:
-    """On GPUs fbgemm pads rows to multiples of four."""
-    return rows.device.type == "cpu" or rows.shape[1] % 4 == 0
-
-
 @cache
 def _has_fbgemm() -> bool:
     if find_spec("fbgemm_gpu") is None:
         return False
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns of parts of itself that are not in this build
+            warnings.simplefilter("ignore")  # it warns of parts that this build lacks
             import_module("fbgemm_gpu")
-    except Exception:  # a build for another torch fails with whatever its loader raises; torch gives the same bits
+    except Exception:  # a build for another torch raises anything from its loader; torch gives the same bits
         return False
     return True

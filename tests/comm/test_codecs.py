@@ -95,7 +95,7 @@ def test_layout_is_fbgemms() -> None:
     assert torch.equal(rowwise.encode_rows(rows), torch.ops.fbgemm.FloatToFused8BitRowwiseQuantized(rows))
 
 
-def test_finite_values_saturate_are_counted_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_finite_values_saturate_are_counted_and_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     codec = Fp16Codec()
     rows = torch.tensor([[1e6, -1e6, 3.0, float("inf"), float("nan")]])
     with caplog.at_level(logging.WARNING, logger="recshard_lab"):

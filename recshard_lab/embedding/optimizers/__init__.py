@@ -7,7 +7,7 @@ from recshard_lab.embedding.optimizers.dense import LAMB as LAMB
 from recshard_lab.embedding.optimizers.dense import LarsSGD as LarsSGD
 from recshard_lab.embedding.optimizers.dense import PartialRowWiseAdam as PartialRowWiseAdam
 from recshard_lab.embedding.optimizers.dense import PartialRowWiseLAMB as PartialRowWiseLAMB
-from recshard_lab.embedding.optimizers.rowwise_adagrad import RowWiseAdagrad as RowWiseAdagrad
+from recshard_lab.embedding.optimizers.dense import RowWiseAdagrad as RowWiseAdagrad
 from recshard_lab.embedding.optimizers.rules import RowDims as RowDims
 from recshard_lab.embedding.optimizers.spec import OptimizerSpec as OptimizerSpec
 from recshard_lab.embedding.optimizers.steps import accumulate_dtype as accumulate_dtype

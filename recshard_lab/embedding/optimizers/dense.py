@@ -1,26 +1,32 @@
-"""Optimizers that torch lacks, as ordinary ones: the dense twins of the fused rules.
+"""Optimizers that torch lacks, as ordinary ones: each runs a fused rule on all rows.
 
-They step whole tensors with ordinary gradients, so that an unsharded model can be trained with them, and a sharded one
-be compared. A row is what lies under one index of the first axis; rows whose gradient is all zero do not move and keep
-their state, as rows that a batch did not touch in the fused kernels.
+They step whole tensors with ordinary gradients, to train an unsharded model beside a sharded one. A row is one index of
+the first axis. Rows whose gradient is all zero keep their weights and their state, as rows that a batch did not touch
+in the fused kernels.
 
 Shape letters: E rows, D columns.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.embedding.optimizers.spec import OptimizerSpec
+from recshard_lab.embedding.optimizers.steps import step
+from recshard_lab.embedding.optimizers.types import EmbOptimType
 
 
 class RowOptimizer(torch.optim.Optimizer):
-    """The loop that these optimizers share."""
+    """Runs a fused rule on ordinary parameters."""
+
+    rule: ClassVar[EmbOptimType]
+    states: ClassVar[dict[str, str]] = {"momentum1": "exp_avg", "momentum2": "exp_avg_sq"}
+    """The rule's states, and their names here."""
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         for name, value in defaults.items():
@@ -35,15 +41,15 @@ class RowOptimizer(torch.optim.Optimizer):
                         raise ValueError(f"{name} must be from 0 to below 1, got {value!r}")
             elif not isinstance(value, bool) and not 0 <= value < float("inf"):
                 raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
-        made = {name: _as_float(value) for name, value in defaults.items()}
+        numbers = {name: _as_float(value) for name, value in defaults.items()}
         try:
-            super().__init__(params, made)
+            super().__init__(params, numbers)
         except TypeError as error:
             raise ValueError(f"params must be tensors, or dictionaries with 'params': {error}") from error
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; returns the closure's loss when a closure is given."""
+        """Steps all parameters. Returns the loss of ``closure``, if there is one."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -59,46 +65,52 @@ class RowOptimizer(torch.optim.Optimizer):
         grad = weight.grad.to_dense() if weight.grad.is_sparse else weight.grad
         wide = torch.promote_types(weight.dtype, torch.float32)
         rows = grad.to(wide).reshape(grad.shape[0] if grad.dim() else 1, -1)
-        values = weight.to(wide).view_as(rows)
-        touched = (rows != 0).any(1, keepdim=True)
-        state = self.state[weight]
+        before, state = weight.to(wide).view_as(rows), self.state[weight]
+        shapes = OptimizerSpec(self.rule).state_shapes(*rows.shape)
+        shapes.pop("iter", None)
         if not state:
-            self._init(state, rows)
-        before = {name: value.clone() for name, value in state.items() if name != "step"}
+            state["step"] = torch.tensor(0.0)
+            state.update({self.states[name]: rows.new_zeros(shape) for name, shape in shapes.items()})
         state["step"] = state["step"] + 1
-        moved = values + self._update(state, values, rows, group)
-        for name, value in before.items():
-            kept = touched if value.dim() == 2 else touched.view(-1)
-            state[name].copy_(torch.where(kept, state[name], value))
-        weight.copy_(torch.where(touched, moved, values).view_as(weight))
+        spec, kept = self._spec(group, int(state["step"])), torch.arange(len(rows), device=rows.device)
+        after = before.clone()
+        moved = {name: state[self.states[name]].reshape(shape).clone() for name, shape in shapes.items()}
+        signed = -rows if group.get("maximize") else rows.clone()
+        step(spec, after, moved, kept, signed, None, rows.shape[1], int(state["step"]))
+        touched = (rows != 0).any(1)
+        for name, value in moved.items():
+            own = state[self.states[name]]
+            own.copy_(torch.where(_beside(touched, own), value.view_as(own), own))
+        weight.copy_(torch.where(_beside(touched, after), after, before).view_as(weight))
 
-    @abstractmethod
-    def _init(self, state: dict[str, Any], rows: Tensor) -> None:
-        """Makes the state of a parameter of which ``rows`` ``[E, D]`` is the gradient."""
+    def _spec(self, group: dict[str, Any], count: int) -> OptimizerSpec:
+        """The rule with a parameter group's numbers, for step ``count``."""
+        numbers: dict[str, Any] = {
+            name: group[name] for name in ("eps", "weight_decay", "momentum", "eta") if name in group
+        }
+        if "betas" in group:
+            numbers["beta1"], numbers["beta2"] = group["betas"]
+        rate = group["lr"] / (1 + (count - 1) * group.get("lr_decay", 0.0))
+        return OptimizerSpec(self.rule, rate, **numbers)
 
-    @abstractmethod
-    def _update(self, state: dict[str, Any], values: Tensor, grad: Tensor, group: dict[str, Any]) -> Tensor:
-        """``[E, D]`` to add to the weights; steps the state."""
+
+def _beside(touched: Tensor, values: Tensor) -> Tensor:
+    """``[E]`` as ``[E, 1]`` where values are ``[E, D]``."""
+    return touched.view(-1, *[1] * (values.dim() - 1))
 
 
 def _as_float(value: Any) -> Any:
-    """Integers as floats, for tensors take none of more than 64 bits."""
+    """Integers as floats, because tensors take no integers of more than 64 bits."""
     if isinstance(value, tuple | list):
         return tuple(map(_as_float, value))
     try:
         return value if isinstance(value, bool) else float(value)
     except OverflowError:
-        raise ValueError(f"{value!r} is no number that a float can hold") from None
-
-
-def _ones_where_zero(ratio: Tensor, *norms: Tensor) -> Tensor:
-    """A trust ratio, 1 where one of its norms is zero."""
-    sound = torch.stack([norm > 0 for norm in norms]).all(0)
-    return torch.where(sound, ratio, torch.ones_like(ratio))
+        raise ValueError(f"{value!r} is larger than any float. Fix: use a smaller number") from None
 
 
 class _Moments(RowOptimizer):
-    """What Adam and LAMB share."""
+    """Arguments of Adam and LAMB."""
 
     def __init__(
         self,
@@ -110,61 +122,39 @@ class _Moments(RowOptimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
-    row_wise = False  # one second moment a row
-
-    def _init(self, state: dict[str, Any], rows: Tensor) -> None:
-        state["step"] = torch.tensor(0.0)
-        state["exp_avg"] = torch.zeros_like(rows)
-        state["exp_avg_sq"] = rows.new_zeros(rows.shape[0]) if self.row_wise else torch.zeros_like(rows)
-
-    def _direction(self, state: dict[str, Any], grad: Tensor, group: dict[str, Any]) -> Tensor:
-        beta1, beta2 = group["betas"]
-        square = grad.square().mean(1) if self.row_wise else grad.square()
-        state["exp_avg"].mul_(beta1).add_((1 - beta1) * grad)
-        state["exp_avg_sq"].mul_(beta2).add_((1 - beta2) * square)
-        count = float(state["step"])
-        second = state["exp_avg_sq"].view(grad.shape[0], -1) / (1 - beta2**count)
-        return state["exp_avg"] / (1 - beta1**count) / (second.sqrt() + group["eps"])
-
 
 class PartialRowWiseAdam(_Moments):
     """Adam whose second moment is one number a row, the running mean square of the row's gradient.
 
     ``v[r] = beta2 v[r] + (1 - beta2) mean(g[r]^2);  w[r] -= lr * (m^ / (sqrt(v^[r]) + eps) + weight_decay * w[r])``.
-    A third of Adam's state is left out: E numbers where Adam keeps E x D. The dense twin of PARTIAL_ROWWISE_ADAM.
+    The second moment has E numbers where Adam's has E x D. The fused equal is PARTIAL_ROWWISE_ADAM.
 
     Args:
-        params: parameters; a row is what lies under one index of the first axis.
+        params: parameters; a row is one index of the first axis.
         lr: step size.
-        betas: how slowly the two moments follow.
+        betas: decay rates of the two moments.
         eps: added to the root.
         weight_decay: decoupled, as in AdamW.
 
     >>> weight = torch.nn.Parameter(torch.zeros(2, 2))
     >>> weight.grad = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
-    >>> PartialRowWiseAdam([weight], lr=1.0).step(); weight.mul(12.5**0.5).tolist()
+    >>> PartialRowWiseAdam([weight], lr=1.0).step(); weight.mul(12.5**0.5).round(decimals=4).tolist()
     [[-3.0, -4.0], [0.0, 0.0]]
     """
 
-    row_wise = True
-
-    def _update(self, state: dict[str, Any], values: Tensor, grad: Tensor, group: dict[str, Any]) -> Tensor:
-        direction = self._direction(state, grad, group)
-        if group["weight_decay"]:  # 0 times an infinite weight is NaN
-            direction = direction + group["weight_decay"] * values
-        return -group["lr"] * direction
+    rule = EmbOptimType.PARTIAL_ROWWISE_ADAM
 
 
 class LAMB(_Moments):
-    """Adam whose step is as long as the row is: a trust ratio for every row (You et al. 2020, one layer a row).
+    """Adam with a trust ratio for every row: its step is as long as the row (You et al. 2020, one layer a row).
 
-    ``r = m^ / (sqrt(v^) + eps) + weight_decay * w;  w -= lr * |w| / |r| * r``, the ratio 1 where a norm is zero. The
-    dense twin of the fused LAMB.
+    ``r = m^ / (sqrt(v^) + eps) + weight_decay * w;  w -= lr * |w| / |r| * r``. The ratio is 1 where a norm is zero. The
+    fused equal is LAMB.
 
     Args:
-        params: parameters; a row is what lies under one index of the first axis.
+        params: parameters; a row is one index of the first axis.
         lr: step size.
-        betas: how slowly the two moments follow.
+        betas: decay rates of the two moments.
         eps: added to the root.
         weight_decay: inside ``r``.
 
@@ -174,29 +164,26 @@ class LAMB(_Moments):
     1.0
     """
 
-    def _update(self, state: dict[str, Any], values: Tensor, grad: Tensor, group: dict[str, Any]) -> Tensor:
-        direction = self._direction(state, grad, group) + group["weight_decay"] * values
-        norms = values.norm(dim=1, keepdim=True), direction.norm(dim=1, keepdim=True)
-        return -group["lr"] * _ones_where_zero(norms[0] / norms[1], *norms) * direction
+    rule = EmbOptimType.LAMB
 
 
 class PartialRowWiseLAMB(LAMB):
-    """LAMB whose second moment is one number a row: the dense twin of PARTIAL_ROWWISE_LAMB."""
+    """LAMB whose second moment is one number a row. The fused equal is PARTIAL_ROWWISE_LAMB."""
 
-    row_wise = True
+    rule = EmbOptimType.PARTIAL_ROWWISE_LAMB
 
 
 @names_wrong_arguments
 class LarsSGD(RowOptimizer):
-    """SGD with momentum whose step is as long as the row is (LARS, You et al. 2017, one layer a row).
+    """SGD with momentum and a trust ratio for every row (LARS, You et al. 2017, one layer a row).
 
-    ``m = momentum * m + lr * eta * |w| / (|g| + weight_decay * |w|) * (g + weight_decay * w);  w -= m``, the ratio
-    ``eta * |w| / ...`` 1 where a norm is zero. The dense twin of the fused LARS_SGD.
+    ``m = momentum * m + lr * eta * |w| / (|g| + weight_decay * |w|) * (g + weight_decay * w);  w -= m``. The ratio
+    ``eta * |w| / ...`` is 1 where a norm is zero. The fused equal is LARS_SGD.
 
     Args:
-        params: parameters; a row is what lies under one index of the first axis.
+        params: parameters; a row is one index of the first axis.
         lr: step size.
-        momentum: how slowly ``m`` follows.
+        momentum: decay rate of ``m``.
         weight_decay: inside the formula.
         eta: trust coefficient.
 
@@ -206,18 +193,64 @@ class LarsSGD(RowOptimizer):
     [[3.0, 5.0]]
     """
 
+    rule = EmbOptimType.LARS_SGD
+    states: ClassVar[dict[str, str]] = {"momentum1": "momentum_buffer"}
+
     def __init__(
         self, params: Any, lr: float = 0.01, momentum: float = 0.9, weight_decay: float = 0.0, eta: float = 0.001
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "eta": eta})
 
-    def _init(self, state: dict[str, Any], rows: Tensor) -> None:
-        state["step"] = torch.tensor(0.0)
-        state["momentum_buffer"] = torch.zeros_like(rows)
 
-    def _update(self, state: dict[str, Any], values: Tensor, grad: Tensor, group: dict[str, Any]) -> Tensor:
-        decay = group["weight_decay"]
-        weight, length = values.norm(dim=1, keepdim=True), grad.norm(dim=1, keepdim=True)
-        ratio = _ones_where_zero(group["eta"] * weight / (length + decay * weight), weight, length)
-        state["momentum_buffer"].mul_(group["momentum"]).add_(group["lr"] * ratio * (grad + decay * values))
-        return -state["momentum_buffer"]
+class RowWiseAdagrad(RowOptimizer):
+    """Adagrad with one accumulated number a row. The fused equal is EXACT_ROWWISE_ADAGRAD.
+
+    ``s[r] += mean(g[r]^2);  w[r] -= lr / (1 + (t - 1) lr_decay) * g[r] / (sqrt(s[r]) + eps)`` in step t. For a
+    ``[E, D]`` weight the state is ``[E, 1]``, D times smaller than Adagrad's.
+
+    Args:
+        params: parameters with at least one axis; the mean runs over all axes but the first.
+        lr: step size.
+        lr_decay: decay rate of the step size.
+        weight_decay: ``weight_decay * w`` is added to the gradient of rows whose gradient is not all zero.
+        initial_accumulator_value: initial value of the accumulated numbers.
+        eps: added to the root.
+        maximize: climb instead of descend.
+
+    >>> weight = torch.nn.Parameter(torch.ones(3, 2))
+    >>> weight.grad = torch.tensor([[2.0, 2.0], [0.0, 0.0], [-1.0, 1.0]])
+    >>> RowWiseAdagrad([weight], lr=0.5).step(); weight.round(decimals=4).tolist()
+    [[0.5, 0.5], [1.0, 1.0], [1.5, 0.5]]
+    """
+
+    rule = EmbOptimType.EXACT_ROWWISE_ADAGRAD
+    states: ClassVar[dict[str, str]] = {"momentum1": "sum"}
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-2,
+        lr_decay: float = 0.0,
+        weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
+        *,
+        maximize: bool = False,
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "lr_decay": lr_decay,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "initial_accumulator_value": initial_accumulator_value,
+                "maximize": maximize,
+            },
+        )
+        for group in self.param_groups:
+            for weight in group["params"]:
+                wide = torch.promote_types(weight.dtype, torch.float32)
+                size = (weight.shape[0] if weight.dim() else 1, 1)
+                total = torch.full(size, group["initial_accumulator_value"], dtype=wide, device=weight.device)
+                self.state[weight] = {"step": torch.tensor(0.0), "sum": total}

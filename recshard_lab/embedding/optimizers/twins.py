@@ -9,8 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recshard_lab.embedding.optimizers.dense import LAMB, LarsSGD, PartialRowWiseAdam, PartialRowWiseLAMB
-from recshard_lab.embedding.optimizers.rowwise_adagrad import RowWiseAdagrad
+from recshard_lab.embedding.optimizers.dense import (
+    LAMB,
+    LarsSGD,
+    PartialRowWiseAdam,
+    PartialRowWiseLAMB,
+    RowWiseAdagrad,
+)
 from recshard_lab.embedding.optimizers.spec import OptimizerSpec
 from recshard_lab.embedding.optimizers.types import EmbOptimType, WeightDecayMode
 

@@ -33,15 +33,13 @@ class Memo(Generic[T]):
     (9, 9)
     """
 
-    kept = 8
-
-    def __init__(self) -> None:
-        self._known: dict[Hashable, T] = {}
+    def __init__(self, keep: int = 8) -> None:
+        self._keep, self._known = keep, dict[Hashable, T]()
 
     def get(self, key: Hashable, compute: Callable[[], T]) -> T:
         """The value for ``key``, computed if it is not known."""
         if key not in self._known:
-            while len(self._known) >= self.kept:
+            while len(self._known) >= self._keep:
                 del self._known[next(iter(self._known))]
             self._known[key] = compute()
         return self._known[key]
@@ -92,6 +90,7 @@ class ColumnMap:
         source_widths: columns of each source area.
         target_widths: columns of each target area.
         steps: further sizes that area starts may be multiples of.
+        keep: number of sets of sizes whose indices are kept.
 
     >>> join = ColumnMap([Run(0, 0, 0, 2), Run(1, 0, 0, 2), Run(1, 2, 2, 1)], [2, 3], [3])
     >>> join(torch.tensor([1.0, 2.0, 10.0, 20.0, 30.0]), [0, 2], [1])
@@ -99,7 +98,12 @@ class ColumnMap:
     """
 
     def __init__(
-        self, runs: Iterable[Run], source_widths: Sequence[int], target_widths: Sequence[int], steps: Iterable[int] = ()
+        self,
+        runs: Iterable[Run],
+        source_widths: Sequence[int],
+        target_widths: Sequence[int],
+        steps: Iterable[int] = (),
+        keep: int = 8,
     ) -> None:
         merged = _merge_runs(runs)
         self.source_widths, self.target_widths = tuple(source_widths), tuple(target_widths)
@@ -108,7 +112,7 @@ class ColumnMap:
         self._whole = len(target_widths) == 1 and merged == [Run(0, 0, 0, target_widths[0])]
         self._whole = self._whole and source_widths[0] == target_widths[0]
         self._tabulate(merged)
-        self._memo = Memo[Indices]()
+        self._memo = Memo[Indices](keep)
 
     def _tabulate(self, runs: Sequence[Run]) -> None:
         """Entries: a chunk that is read, for each chunk of a target row in turn."""
@@ -127,6 +131,8 @@ class ColumnMap:
         self._chunks = per_row  # in a row of each target area
         self._entries = np.bincount(receiver[order], minlength=len(per_row))
         self._copies = bool((self._summands == 1).all())
+        #: whether rows are single chunks at one distance
+        self._steady = self._copies and bool((self._entries == 1).all() and (self._stride == self._stride[:1]).all())
 
     def __call__(self, flat: Tensor, starts: Sequence[int], rows: Sequence[int], scale: float = 1.0) -> Tensor:
         """The target areas, flat, end to end.
@@ -153,6 +159,8 @@ class ColumnMap:
     ) -> Indices:
         first = np.array(starts, dtype=np.int64)[self._sender] // self.chunk + self._offset
         counts = np.array(rows, dtype=np.int64)
+        if self._steady and scale == 1.0:
+            return Indices(_expand_steady(first, int(self._stride[0]), counts, device), None, None)
         chunks = expand(first, self._stride, self._entries, counts)
         if self._copies and scale == 1.0:
             return Indices(to_device(chunks, device), None, None)
@@ -178,15 +186,19 @@ def expand(first: Ints, stride: Ints, entries: Ints, rows: Ints) -> Ints:
         single: Ints = first + np.arange(int(rows[0]), dtype=np.int64)[:, None] * stride
         return single.reshape(-1)
     sizes = entries * rows
-    if len(entries) == len(first) and (entries == 1).all() and (stride == stride[:1]).all():
-        step = int(stride[0]) if len(stride) else 1
-        shift: Ints = np.repeat(first - _starts(sizes) * step, sizes)
-        return shift + np.arange(len(shift)) * step
     area = np.repeat(np.arange(len(rows)), sizes)
     within = np.arange(len(area)) - _starts(sizes)[area]
     row = within // entries[area]
     entry = within - row * entries[area] + _starts(entries)[area]
     return first[entry] + row * stride[entry]
+
+
+def _expand_steady(first: Ints, step: int, rows: Ints, device: torch.device) -> Tensor:
+    """`expand` of one entry in each area, on the device."""
+    table = to_device(np.stack([first - _starts(rows) * step, rows]), device)
+    total = int(rows.sum())
+    shifts = torch.repeat_interleave(table[0], table[1], output_size=total)
+    return shifts.add_(torch.arange(0, total * step, step, device=device))
 
 
 def starts_of(rows: Sequence[int], widths: Sequence[int]) -> list[int]:

@@ -1,7 +1,6 @@
 """Gradients of replicated shard features: every rank receives them, behind those of the exchanged shard features.
 
-A shard feature travels as bags or as rows. Its sender decides when it sends the ids (``touched_rows.py``). On the
-wire, shard features are sorted by width, so that one kernel sums the rows of all that have one width.
+A shard feature travels as bags or as rows. Its sender decides when it sends the ids (``touched_rows.py``).
 
 Shape letters: L shard features, S bags (or touched rows) of one from one source, T those of the longest from all
 sources, W sources.
@@ -15,7 +14,8 @@ from torch import Tensor
 
 from recshard_lab.distributed.step.input_dist import LocalBatch, LookupInput
 from recshard_lab.distributed.step.layout import Layout
-from recshard_lab.distributed.step.output_dist.columns import ColumnMap, Run, starts_of
+from recshard_lab.distributed.step.output_dist.base import widths_of
+from recshard_lab.distributed.step.output_dist.columns import ColumnMap, Run
 from recshard_lab.distributed.step.output_dist.stacks import SourceStack
 from recshard_lab.distributed.step.output_dist.wire import Parcel
 from recshard_lab.distributed.step.touched_rows import TouchedRows
@@ -31,32 +31,28 @@ class Replicas:
 
     def __init__(self, layout: Layout, step: int) -> None:
         self.features = layout.replicated_features
-        widths = [feature.shard.num_cols for feature in self.features]
-        self._order = sorted(range(len(widths)), key=widths.__getitem__)
-        self.widths = [widths[number] for number in self._order]
-        self._blocks = [self.features[number].block for number in self._order]
-        self._stack = SourceStack(widths, self._order, [step])
-        blocks = [layout.blocks[block] for block in self._blocks]
-        by_rows = [Run(0, block.start, 0, block.dim, number) for number, block in enumerate(blocks)]
-        self._of_rows = ColumnMap(by_rows, [layout.output_width], self.widths)
-        by_block = [
-            Run(block, 0, 0, width, n) for n, (block, width) in enumerate(zip(self._blocks, self.widths, strict=True))
+        self.widths = widths_of(self.features)
+        self._blocks = [feature.block for feature in self.features]
+        self._stack = SourceStack(self.widths, [step])
+        blocks = layout.blocks
+        by_rows = [
+            Run(0, blocks[block].start, 0, blocks[block].dim, number) for number, block in enumerate(self._blocks)
         ]
-        self._of_blocks = ColumnMap(by_block, [block.dim for block in layout.blocks], self.widths)
+        self._of_rows = ColumnMap(by_rows, [layout.output_width], self.widths)
+        by_block = [Run(block, 0, 0, blocks[block].dim, number) for number, block in enumerate(self._blocks)]
+        self._of_blocks = ColumnMap(by_block, [block.dim for block in blocks], self.widths, keep=1)
 
     def sends(self, local_batch: LocalBatch) -> list[Parcel]:
         """What every rank receives from this one."""
-        touched = [local_batch.touched[number] for number in self._order]
-        rows = [
-            local_batch.lengths[block].numel() if own is None else own.rows.numel()
-            for block, own in zip(self._blocks, touched, strict=True)
-        ]
+        bags = [local_batch.lengths[block].numel() for block in self._blocks]
+        rows = [n if own is None else own.rows.numel() for n, own in zip(bags, local_batch.touched, strict=True)]
         return [Parcel(n, (width,)) for n, width in zip(rows, self.widths, strict=True)]
 
     def receives(self, lookup_input: LookupInput) -> list[list[Parcel]]:
         """What this rank receives from each source."""
-        order = list(zip(self._order, self.widths, strict=True))
-        return [[Parcel(own[number], (width,)) for number, width in order] for own in lookup_input.copy_bags]
+        return [
+            [Parcel(n, (width,)) for n, width in zip(bags, self.widths, strict=True)] for bags in lookup_input.copy_bags
+        ]
 
     def tails(self, lookup_input: LookupInput) -> list[int]:
         """Elements from each source."""
@@ -65,17 +61,13 @@ class Replicas:
     def of_rows(self, grad: Tensor, scale: float, local_batch: LocalBatch) -> Tensor:
         """What every rank receives of ``grad [B, output width]``, means divided, times ``scale``; flat."""
         rows = [local_batch.batch_size] * len(self.features)
-        return self._summed(self._of_rows(grad.view(-1), [0], rows, scale), rows, local_batch)
+        flat = self._of_rows(grad.view(-1), [0], rows, scale)
+        return sum_touched(flat, rows, self.widths, local_batch.touched)
 
     def of_blocks(self, grad: Tensor, starts: Sequence[int], scale: float, local_batch: LocalBatch) -> Tensor:
         """The same of a variable batch's flat gradient, whose blocks begin at ``starts``."""
         rows = [local_batch.lengths[block].numel() for block in self._blocks]
-        return self._summed(self._of_blocks(grad, starts, rows, scale), rows, local_batch)
-
-    def _summed(self, flat: Tensor, rows: Sequence[int], local_batch: LocalBatch) -> Tensor:
-        """Gradients of bags -> of touched rows, where the shard feature travels as rows."""
-        touched = [local_batch.touched[number] for number in self._order]
-        return sum_touched(flat, rows, self.widths, touched)
+        return sum_touched(self._of_blocks(grad, starts, rows, scale), rows, self.widths, local_batch.touched)
 
     def join(self, received: Tensor, begins: Sequence[int], lookup_input: LookupInput) -> Tensor:
         """``[T, columns of all shard features]`` of what arrived; each source's gradients begin at ``begins``."""
@@ -85,30 +77,26 @@ class Replicas:
 def sum_touched(
     flat: Tensor, rows: Sequence[int], widths: Sequence[int], touched: Sequence[TouchedRows | None]
 ) -> Tensor:
-    """Sums the gradients of bags (or ids) that read one row. One embedding bag for all areas of one width.
+    """Sums the gradients of bags (or ids) that read one row. One embedding bag serves all areas of one width.
 
     Args:
-        flat: areas end to end, sorted by width.
+        flat: areas end to end.
         rows: of each area.
-        widths: of each area, ascending.
-        touched: for each area the rows that it is summed to; None leaves it as it is.
+        widths: of each area.
+        touched: for each area the rows that it is summed to; None copies it.
     """
     if all(own is None for own in touched):
         return flat
-    starts = starts_of(rows, widths)
-    ends = [*starts[1:], flat.numel()]
-    parts = [flat[start:end] for start, end in zip(starts, ends, strict=True)]
+    parts = list(flat.split([n * width for n, width in zip(rows, widths, strict=True)]))
     for width in sorted(set(widths)):
-        first, count = widths.index(width), widths.count(width)
-        summed = [(n, own) for n in range(first, first + count) if (own := touched[n]) is not None]
+        summed = [(n, own) for n, own in enumerate(touched) if own is not None and widths[n] == width]
         if not summed:
             continue
-        table = flat[starts[first] : ends[first + count - 1]].view(-1, width)
-        shifts = [(starts[n] - starts[first]) // width for n, _ in summed]
-        left = iter(_sums(table, [own for _, own in summed], shifts))
-        parts[first : first + count] = [
-            part if touched[n] is None else next(left) for n, part in enumerate(parts[first : first + count], first)
-        ]
+        numbers = [n for n, _ in summed]
+        table = flat if len(numbers) == len(parts) else torch.cat([parts[n] for n in numbers])
+        shifts = list(accumulate((rows[n] for n in numbers[:-1]), initial=0))
+        for n, gradients in zip(numbers, _sums(table.view(-1, width), [own for _, own in summed], shifts), strict=True):
+            parts[n] = gradients
     return torch.cat(parts)
 
 

@@ -1,25 +1,34 @@
-"""Rows that stay apart: every id's row travels to the place in the batch where the id stood.
+"""Rows of sequence collections: every id's row travels to the place in the batch where the id stood.
 
-Nothing is added on the way, so `direct` is the only route there is.
+Nothing is added, so `direct` is the only output path. One kernel orders a message, and one puts what arrived in place::
+
+    kernels here    feature 0: source 0, source 1 | feature 1: source 0, source 1       by shard feature
+    on the wire     source 0: feature 0, feature 1 | source 1: feature 0, feature 1     by rank
+    output          block after block, each [n, D]
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
+from math import gcd
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from recshard_lab.comm import CommOp, Registry, ShardingEnv, codecs_for
 from recshard_lab.distributed.step.input_dist import LocalBatch, LookupInput
-from recshard_lab.distributed.step.layout import Layout, ShardFeature
+from recshard_lab.distributed.step.layout import Layout
 from recshard_lab.distributed.step.output_dist.base import (
     BACKWARD,
     FORWARD,
     Columns,
     OutputExchange,
     PendingOutput,
+    widths_of,
 )
-from recshard_lab.distributed.step.output_dist.wire import Parcel, Wire
+from recshard_lab.distributed.step.output_dist.columns import ColumnMap, Run, starts_of, to_device
+from recshard_lab.distributed.step.output_dist.direct import behind_each
+from recshard_lab.distributed.step.output_dist.replica_gradients import sum_touched
+from recshard_lab.distributed.step.output_dist.wire import Parcel, Wire, size_of
 from recshard_lab.distributed.step.route_ids import LOCAL
 from recshard_lab.sharding import PlanError
 
@@ -39,120 +48,147 @@ class SequenceOutput(OutputExchange):
         for table, route in zip(layout.tables, layout.table_routes, strict=True):
             if route != "direct":
                 raise PlanError(
-                    f"table {table.name!r} belongs to a sequence collection, whose rows are not added, so route "
-                    f"{route!r} does not apply to it. Fix: route='direct' for this table"
+                    f"route {route!r} of table {table.name!r} does not apply: the table belongs to a sequence "
+                    f"collection, whose rows are not added. Fix: route='direct' for this table"
                 )
-        self.lanes = layout.exchanged_features
+        self.features, self.replicated = layout.exchanged_features, layout.replicated_features
+        self.pack = Transposed(widths_of(self.features[env.rank]), env.world_size)
+        self.unpack = Transposed(widths_of(layout.rank_features[env.rank]), env.world_size)
+        self.places = _Places(layout)
 
     def begin(
         self, exchanged: Sequence[Tensor], replicated: Sequence[Tensor], lookup_input: LookupInput
     ) -> PendingOutput:
-        local_batch, mine = lookup_input.local_batch, self.lanes[self.env.rank]
-        example = lookup_input.ids.new_empty(0, dtype=self.layout.rows_dtype)
-        lane_major = torch.cat(list(exchanged)).to(example.dtype) if exchanged else example
-        sizes = [[n * lane.shard.num_cols for n in lookup_input.counts[i]] for i, lane in enumerate(mine)]
-        message = _turn(lane_major, sizes, self.env.world_size)
-        sends = _loads(mine, lookup_input.counts, self.env.world_size)
-        receives = [self._sent(rank, local_batch) for rank in range(self.env.world_size)]
-        arriving = self.forward_wire.send(message, sends, receives)
-        return PendingOutput(lookup_input, (arriving, receives, replicated, example), arriving.buffer_bytes)
+        empty = lookup_input.ids.new_empty(0, dtype=self.layout.rows_dtype)
+        rows = torch.cat(list(exchanged)).to(empty.dtype) if exchanged else empty
+        message = self.pack.by_source(rows, lookup_input.counts)
+        sends = self._there(lookup_input, self.pack.widths)
+        arriving = self.forward_wire.send(message, sends, self._here(lookup_input.local_batch))
+        return PendingOutput(
+            lookup_input, (arriving, [rows.to(empty.dtype) for rows in replicated]), arriving.buffer_bytes
+        )
 
     def finish(self, pending: PendingOutput) -> Tensor:
         """Flat: for each block its ``[n, D]`` rows, one block after the other."""
-        local_batch = pending.lookup_input.local_batch
-        arriving, receives, replicated, example = pending.state
-        flat = arriving.wait()
-        out = example.new_empty(sum(self._block_sizes(local_batch)))
-        blocks = self._blocks(out, local_batch)
-        parts = iter(flat.split([parcel.size for load in receives for parcel in load]))
-        for rank, lanes in enumerate(self.lanes):
-            for number, lane in enumerate(lanes):
-                self._columns(blocks, local_batch, rank, number, lane, next(parts))
-        local = torch.cat(list(replicated)).to(example.dtype) if replicated else example
-        position = 0
-        for number, lane in enumerate(self.layout.replicated_features):
-            size = _count(local_batch, number) * lane.shard.num_cols
-            self._columns(blocks, local_batch, LOCAL, number, lane, local[position : position + size])
-            position += size
-        return out
+        arriving, copies = pending.state
+        received = arriving.wait()
+        flat = torch.cat([received, *copies]) if copies else received
+        places = self.places.of(pending.lookup_input.local_batch, flat.device)
+        order = torch.empty_like(places).index_copy_(0, places, torch.arange(len(places), device=flat.device))
+        return flat.view(-1, self.places.chunk).index_select(0, order).view(-1)
 
     def begin_backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> PendingOutput:
-        grad = grad * scale if scale != 1.0 else grad
-        local_batch = lookup_input.local_batch
-        blocks = self._blocks(grad.contiguous(), local_batch)
-        copies, copied = [], []
-        for number, (lane, own) in enumerate(zip(self.layout.replicated_features, local_batch.touched, strict=True)):
-            rows, width = self._gather(blocks, local_batch, LOCAL, number, lane), lane.shard.num_cols
-            copies.append(rows if own is None else own.sum_gradients(rows.view(-1, width)).view(-1))
-            copied.append(Parcel(_count(local_batch, number) if own is None else own.rows.numel(), (width,)))
-        pieces, sends = [], []
-        for rank, lanes in enumerate(self.lanes):
-            parts = [
-                self._gather(blocks, local_batch, rank, number, lane) for number, lane in enumerate(lanes)
-            ] + copies
-            pieces += parts
-            sends.append(self._sent(rank, local_batch) + copied)
-        lanes = self.layout.rank_features[self.env.rank]
-        receives = _loads(lanes, lookup_input.counts, self.env.world_size)
-        message = torch.cat(pieces) if pieces else grad.new_empty(0)
-        arriving = self.backward_wire.send(message, sends, receives)
+        local_batch, sends = lookup_input.local_batch, self._here(lookup_input.local_batch)
+        grad = (grad * scale if scale != 1.0 else grad).contiguous().view(-1, self.places.chunk)
+        message = grad.index_select(0, self.places.of(local_batch, grad.device)).view(-1)
+        if self.replicated:
+            sizes = [size_of(load) for load in sends]
+            rows, touched = _copied(local_batch), local_batch.touched
+            tail = sum_touched(message[sum(sizes) :], rows, widths_of(self.replicated), touched)
+            message = behind_each(message[: sum(sizes)], sizes, tail)
+            sent = [n if own is None else own.rows.numel() for n, own in zip(rows, touched, strict=True)]
+            copies = [Parcel(n, (width,)) for n, width in zip(sent, widths_of(self.replicated), strict=True)]
+            sends = [[*load, *copies] for load in sends]
+        arriving = self.backward_wire.send(message, sends, self._there(lookup_input, self.unpack.widths))
         return PendingOutput(lookup_input, arriving, arriving.buffer_bytes)
 
     def finish_backward(self, pending: PendingOutput) -> Columns:
-        """Flat, in the order of this rank's shard features."""
-        lanes = self.layout.rank_features[self.env.rank]
-        counts = pending.lookup_input.counts
-        sizes = [[n * lane.shard.num_cols for n in counts[i]] for i, lane in enumerate(lanes)]
-        by_source = [[each[source] for each in sizes] for source in range(self.env.world_size)]
-        return Columns([_turn(pending.state.wait(), by_source, len(lanes))])
+        """Flat, by shard feature of this rank, exchanged and replicated."""
+        return Columns([self.unpack.by_feature(pending.state.wait(), pending.lookup_input.counts)])
 
-    def _sent(self, rank: int, local_batch: LocalBatch) -> list[Parcel]:
-        return [Parcel(local_batch.sent[rank][n], (lane.shard.num_cols,)) for n, lane in enumerate(self.lanes[rank])]
+    def _here(self, local_batch: LocalBatch) -> list[list[Parcel]]:
+        """For each rank, the rows of its shard features for the local batch."""
+        return [
+            [Parcel(n, (feature.shard.num_cols,)) for n, feature in zip(counts, features, strict=True)]
+            for counts, features in zip(local_batch.sent, self.features, strict=True)
+        ]
 
-    def _block_sizes(self, local_batch: LocalBatch) -> list[int]:
-        return [n * block.dim for n, block in zip(local_batch.counts, self.layout.blocks, strict=True)]
+    def _there(self, lookup_input: LookupInput, widths: Sequence[int]) -> list[list[Parcel]]:
+        """For each source rank, the rows of the first shard features here for its batch."""
+        sources = zip(*lookup_input.counts[: len(widths)], strict=True) if widths else [()] * self.env.world_size
+        return [[Parcel(n, (width,)) for n, width in zip(counts, widths, strict=True)] for counts in sources]
 
-    def _blocks(self, flat: Tensor, local_batch: LocalBatch) -> list[Tensor]:
-        parts = flat.split(self._block_sizes(local_batch))
-        return [part.view(-1, block.dim) for part, block in zip(parts, self.layout.blocks, strict=True)]
 
-    def _columns(
-        self, blocks: list[Tensor], local_batch: LocalBatch, rank: int, number: int, lane: ShardFeature, rows: Tensor
-    ) -> None:
-        start, end = lane.shard.cols
-        target = blocks[lane.block][:, start:end]
-        positions = local_batch.positions.get((rank, number))
-        rows = rows.view(-1, end - start)
-        if positions is None:
-            target.copy_(rows)
-        else:
-            target[positions] = rows
+class Transposed:
+    """Rows by shard feature, then source <-> rows by source, then shard feature; flat.
 
-    def _gather(
-        self, blocks: list[Tensor], local_batch: LocalBatch, rank: int, number: int, lane: ShardFeature
+    Args:
+        widths: columns of each shard feature.
+        sources: number of source ranks.
+    """
+
+    def __init__(self, widths: Sequence[int], sources: int) -> None:
+        self.widths, count = tuple(widths), len(widths)
+        self._by_feature = [(n, source) for n in range(count) for source in range(sources)]
+        self._by_source = [(n, source) for source in range(sources) for n in range(count)]
+        areas = [width for width in widths for _ in range(sources)]
+        runs = [Run(n * sources + source, 0, 0, widths[n], source * count + n) for n, source in self._by_feature]
+        turned = [*widths] * sources
+        self._there = ColumnMap(runs, areas, turned, keep=1)
+        self._back = ColumnMap([run.reversed() for run in runs], turned, areas, keep=1)
+
+    def by_source(self, flat: Tensor, counts: Sequence[Sequence[int]]) -> Tensor:
+        """From an order by shard feature. ``counts`` are rows by shard feature and source."""
+        return self._turn(self._there, flat, counts, self._by_feature, self._by_source)
+
+    def by_feature(self, flat: Tensor, counts: Sequence[Sequence[int]]) -> Tensor:
+        """From an order by source."""
+        return self._turn(self._back, flat, counts, self._by_source, self._by_feature)
+
+    def _turn(
+        self,
+        columns: ColumnMap,
+        flat: Tensor,
+        counts: Sequence[Sequence[int]],
+        before: Sequence[tuple[int, int]],
+        after: Sequence[tuple[int, int]],
     ) -> Tensor:
-        source = blocks[lane.block][:, slice(*lane.shard.cols)]
-        positions = local_batch.positions.get((rank, number))
-        return (source if positions is None else source[positions]).reshape(-1)
+        rows = [counts[n][source] for n, source in before]
+        return columns(flat, starts_of(rows, columns.source_widths), [counts[n][source] for n, source in after])
 
 
-def _count(local_batch: LocalBatch, number: int) -> int:
-    """Ids of a replicated lane."""
-    _, start, end = local_batch.replicas[number].ids
-    return end - start
+class _Places:
+    """Where rows that arrive belong in the output, in chunks: of each rank's shard features, then of replicas."""
+
+    def __init__(self, layout: Layout) -> None:
+        features = [
+            (rank, n, own) for rank, every in enumerate(layout.exchanged_features) for n, own in enumerate(every)
+        ]
+        features += [(LOCAL, n, own) for n, own in enumerate(layout.replicated_features)]
+        self.keys = [(rank, n) for rank, n, _ in features]
+        self.dims = [block.dim for block in layout.blocks]
+        columns = [own.shard.cols for _, _, own in features]
+        self.chunk = gcd(*self.dims, *(edge for span in columns for edge in span)) or 1
+        self._blocks = np.array([own.block for _, _, own in features], dtype=np.int64)
+        self._first = np.array([first for first, _ in columns], dtype=np.int64) // self.chunk
+        self._chunks = np.array([end - first for first, end in columns], dtype=np.int64) // self.chunk
+        self._strides = np.array([self.dims[block] for block in self._blocks], dtype=np.int64) // self.chunk
+
+    def of(self, local_batch: LocalBatch, device: torch.device) -> Tensor:
+        """The place of each chunk."""
+        rows = [n for counts in local_batch.sent for n in counts] + _copied(local_batch)
+        if not sum(rows):
+            return torch.empty(0, dtype=torch.int64, device=device)
+        positions = local_batch.positions
+        whole = max((n for n, key in zip(rows, self.keys, strict=True) if key not in positions), default=0)
+        ramp = torch.arange(whole, device=device)
+        parts = [positions[key] if key in positions else ramp[:n] for n, key in zip(rows, self.keys, strict=True)]
+        sizes, total = np.array(rows, dtype=np.int64), sum(rows)
+        starts = np.array(starts_of(local_batch.counts, self.dims), dtype=np.int64)[self._blocks] // self.chunk
+        chunks, ends = self._chunks, np.cumsum(sizes * self._chunks)
+        # by feature: rows, first place, distance of rows, chunks of a row, chunks before those of its row 0
+        before = ends - sizes * chunks - (np.cumsum(sizes) - sizes) * chunks
+        table = to_device(np.stack([sizes, starts + self._first, self._strides, chunks, before]), device)
+        feature = torch.repeat_interleave(table[0], output_size=total)
+        place = torch.cat(parts) * table[2][feature] + table[1][feature]
+        if (chunks == chunks[0]).all():
+            within = torch.arange(int(chunks[0]), device=device)
+            return place if len(within) == 1 else (place[:, None] + within).view(-1)
+        counts, number = table[3][feature], int(ends[-1])
+        place -= torch.arange(total, device=device) * counts + table[4][feature]
+        return torch.repeat_interleave(place, counts, output_size=number) + torch.arange(number, device=device)
 
 
-def _loads(lanes: Sequence[ShardFeature], counts: Sequence[Sequence[int]], world_size: int) -> list[list[Parcel]]:
-    """For each source rank, one parcel a lane: that lane's rows for it."""
-    return [
-        [Parcel(counts[number][source], (lane.shard.num_cols,)) for number, lane in enumerate(lanes)]
-        for source in range(world_size)
-    ]
-
-
-def _turn(flat: Tensor, sizes: Sequence[Sequence[int]], width: int) -> Tensor:
-    """Transposes pieces: ``sizes[i][j]`` is the size of piece (i, j), laid i-major in ``flat``; returns j-major."""
-    ends = list(accumulate((n for row in sizes for n in row), initial=0))
-    count = len(sizes)
-    pieces = [flat[ends[i * width + j] : ends[i * width + j + 1]] for j in range(width) for i in range(count)]
-    return torch.cat(pieces) if pieces else flat[:0]
+def _copied(local_batch: LocalBatch) -> list[int]:
+    """Ids of each replicated shard feature."""
+    return [end - start for _, start, end in (replica.ids for replica in local_batch.replicas)]

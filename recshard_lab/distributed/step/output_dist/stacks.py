@@ -22,15 +22,13 @@ class SourceStack:
 
     Args:
         widths: columns of each shard feature.
-        order: the order of the shard features in what a source sends.
         steps: sizes of other things in the same flat tensor.
     """
 
-    def __init__(self, widths: Sequence[int], order: Sequence[int] | None = None, steps: Sequence[int] = ()) -> None:
+    def __init__(self, widths: Sequence[int], steps: Sequence[int] = ()) -> None:
         self._widths = np.array(widths, dtype=np.int64)
-        self._order = np.arange(len(widths)) if order is None else np.array(order, dtype=np.int64)
         self.width, self._chunk = sum(widths), gcd(*widths, *steps) or 1
-        self._memo = Memo[Indices]()
+        self._memo = Memo[Indices](keep=1)
 
     def __call__(self, flat: Tensor, begins: Sequence[int], bags: Sequence[Sequence[int]]) -> Tensor:
         """``[T, width]``, zeros where a shard feature has fewer than T bags.
@@ -57,9 +55,8 @@ class SourceStack:
         rows = np.array(bags, dtype=np.int64)
         (sources, count), totals = rows.shape, rows.sum(0)
         longest = totals.max()
-        sizes = (rows * self._widths)[:, self._order]
-        starts = np.empty_like(sizes)
-        starts[:, self._order] = np.array(begins)[:, None] + np.cumsum(sizes, 1) - sizes
+        sizes = rows * self._widths
+        starts = np.array(begins)[:, None] + np.cumsum(sizes, 1) - sizes
         chunks = self._widths // self._chunk
         # by shard feature and source, then the empty bags: where rows begin, in chunks, and -1
         first = np.vstack([starts // self._chunk, np.full(count, -1)]).T.reshape(-1)

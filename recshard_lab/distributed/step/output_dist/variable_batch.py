@@ -61,7 +61,7 @@ class VariableOutput(OutputExchange):
         areas = [(n + source * count, width) for source in range(env.world_size) for n, width in enumerate(self.widths)]
         own_widths = [width for _, width in areas]
         runs = [Run(area, 0, 0, width, area) for area, width in areas]
-        self.pack = ColumnMap(runs, [self.width] * len(areas), own_widths, self.columns)
+        self.pack = ColumnMap(runs, [self.width] * len(areas), own_widths, self.columns, keep=1)
         self.stack = SourceStack(self.widths, steps=copies)
         self.replicas = Replicas(layout, gcd(*self.widths))
         # an area for each rank and shard feature there, then for each replicated one -> blocks
@@ -73,8 +73,8 @@ class VariableOutput(OutputExchange):
         strides = [sum(widths_of(kernels[number])) for number in self.kernel_of_copy]
         self.copy_columns = [column for own in kernels for column in accumulate(widths_of(own)[:-1], initial=0)]
         self.arrives = widths_of(every)
-        self.join = ColumnMap(runs, [*self.arrives, *strides], self.dims, [*copies])
-        self.split = ColumnMap([run.reversed() for run in runs[: len(every)]], self.dims, self.arrives)
+        self.join = ColumnMap(runs, [*self.arrives, *strides], self.dims, [*copies], keep=1)
+        self.split = ColumnMap([run.reversed() for run in runs[: len(every)]], self.dims, self.arrives, keep=1)
 
     def begin(
         self, exchanged: Sequence[Tensor], replicated: Sequence[Tensor], lookup_input: LookupInput

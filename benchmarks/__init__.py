@@ -24,13 +24,13 @@ from statistics import median
 
 @dataclass(frozen=True)
 class Figure:
-    """One number and what it must keep to.
+    """One measured number and its bound.
 
     Args:
         name: what was measured.
         value: the number, in `unit`.
         unit: "s", "ms", "MB", ...
-        target: the bound it must keep; None for a number that is only told.
+        target: the bound; None if nothing is promised.
         at_most: whether the target is an upper bound (a time) or a lower one (a rate).
         beside: further numbers shown in the same row, by the name of their column. "CPU" is the CPU time of the value.
         note: lines that a reader must know, printed under the table, each once.
@@ -49,14 +49,14 @@ class Figure:
 
     @property
     def ok(self) -> bool:
-        """Whether the target is kept; a number without one always is. NaN keeps none."""
+        """Whether the value keeps its target. True without a target; NaN keeps none."""
         if self.target is None:
             return True
         return self.value <= self.target if self.at_most else self.value >= self.target
 
     @property
     def bound(self) -> str:
-        """The target as people read it."""
+        """The target in words."""
         if self.target is None:
             return ""
         return f"{'at most' if self.at_most else 'at least'} {self.target:g} {self.unit}".rstrip()
@@ -69,7 +69,7 @@ class Benchmark:
     Args:
         name: the module's name.
         about: the first line of its docstring.
-        figures: measures, which takes seconds; its keyword arguments, where it has any, are options of the command.
+        figures: measures. Its keyword arguments are options of the command.
         targets: figure -> its bound, in the unit of the figure.
     """
 
@@ -79,7 +79,7 @@ class Benchmark:
     targets: Mapping[str, float] = field(default_factory=dict)
 
     def run(self, **options: object) -> list[Figure]:
-        """Measures, and sets the targets of the figures. An option that is unset (False or empty) is not passed on.
+        """Measures, and sets the targets of the figures. Passes on only the options that are set.
 
         Raises:
             ValueError: an option that this benchmark does not have, by name.
@@ -95,7 +95,7 @@ class Benchmark:
 
 
 def benchmark_names() -> list[str]:
-    """The benchmarks there are.
+    """Names of all benchmarks.
 
     >>> "launch" in benchmark_names()
     True
@@ -104,14 +104,14 @@ def benchmark_names() -> list[str]:
 
 
 def benchmark_named(name: str) -> Benchmark:
-    """A benchmark; ``import-time`` is taken for ``import_time``.
+    """A benchmark by name; ``import-time`` means ``import_time``.
 
     Raises:
-        ValueError: there is none of that name; the message lists those there are.
+        ValueError: the name is unknown; the message lists all names.
     """
     module_name = name.replace("-", "_")
     if module_name not in benchmark_names():
-        raise ValueError(f"no benchmark is named {name!r}; there are: {', '.join(benchmark_names())}")
+        raise ValueError(f"no benchmark is named {name!r}. Benchmarks: {', '.join(benchmark_names())}")
     module = import_module(f"{__name__}.{module_name}")
     about = (module.__doc__ or "").strip().splitlines()[0]
     return Benchmark(module_name, about, module.figures, getattr(module, "TARGETS", {}))
@@ -139,7 +139,7 @@ def note(text: str) -> None:
 
 
 def median_ms(action: Callable[[], object], repeat: int = 20, warm_up: int = 3) -> float:
-    """Median wall clock of an action in milliseconds, after some calls that are not counted."""
+    """Median wall clock of an action in milliseconds, after warming up."""
     for _ in range(warm_up):
         action()
     taken = []
@@ -164,7 +164,7 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def seconds_in_new_python(code: str) -> float:
-    """Runs code in a fresh interpreter; it must print one number, which is returned.
+    """Runs code in a fresh interpreter and returns the number that it prints.
 
     Raises:
         RuntimeError: the code failed; the message carries what it wrote to stderr.

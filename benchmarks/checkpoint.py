@@ -45,7 +45,7 @@ def figures() -> list[Figure]:
 
 
 def _measure(folder: str) -> dict[str, list[float]]:
-    """Seconds of each round, the first of which is not told, and bytes of anonymous memory beyond before."""
+    """Seconds of each round but the first, and the growth of anonymous memory in bytes."""
     import numpy as np
 
     from recshard_lab import (
@@ -78,7 +78,7 @@ def _measure(folder: str) -> dict[str, list[float]]:
     source, target = sharded(row_wise), sharded(column_wise)
     held = source.memory_bytes()
     size = held["weights"] + held["optimizer_state"]
-    told: dict[str, list[float]] = {"bytes": [size]}
+    samples: dict[str, list[float]] = {"bytes": [size]}
     actions: dict[str, Callable[[], Any]] = {
         "disk": lambda: _write(Path(folder) / f"alone{rank}", size),
         "save": lambda: save_checkpoint(path, source),
@@ -96,9 +96,9 @@ def _measure(folder: str) -> dict[str, list[float]]:
             sampler.over.set()
             sampler.join()
             if number:
-                told.setdefault(name, []).append(seconds)
-                told.setdefault(f"{name}_peak", []).append(max(0, sampler.peak - before))
-    return told
+                samples.setdefault(name, []).append(seconds)
+                samples.setdefault(f"{name}_peak", []).append(max(0, sampler.peak - before))
+    return samples
 
 
 def _write(path: Path, size: int) -> None:

@@ -28,7 +28,7 @@ class Counted:
 
     Args:
         case: tables, batch, scheme and optimizer.
-        route: how rows come home.
+        route: the output path.
         variable: whether each feature brings only its distinct bags, half as many as samples (VBE).
     """
 
@@ -49,11 +49,11 @@ class Counted:
 
     @property
     def most(self) -> int:
-        """As many as this library allows itself, however many tables there are.
+        """The most collectives that this step may use, for any number of tables.
 
-        Sizes, ids, rows and gradients are one each; replicas need no rows. Two hops are two collectives for rows and
-        two for gradients, and a plan that mixes routes pays for each of them; a variable batch goes directly, whatever
-        the route. Row-wise Adagrad adds one where columns are cut: the squares of a row meet.
+        Sizes, ids, rows and gradients take one each. Replicas need none for rows. Two hops take two for rows and two
+        for gradients. A plan with several output paths pays for each. A variable batch always takes the direct path.
+        Row-wise Adagrad adds one if columns are sharded: it sums the squares of whole rows.
         """
         if self.case.layout == "data_parallel":
             return 3
@@ -87,14 +87,14 @@ def _case(layout: str, optimizer: str) -> StepCase:
 
 
 def figures() -> list[Figure]:
-    """A figure a step: its collectives; beside it how many of each kind, and the most that a rank sent to others."""
+    """Collectives of each step; beside them the number of each kind, and the largest bytes that a rank sends."""
     from recshard_lab.launcher import launch
 
     wanted = counted()
     with launch(RANKS, nodes=NODES) as ranks:
-        told = ranks.run(count, wanted)
+        counts = ranks.run(count, wanted)
     found = []
-    for step, *own in zip(wanted, *told, strict=True):
+    for step, *own in zip(wanted, *counts, strict=True):
         kinds = own[0].kinds
         beside = {kind: float(kinds[kind]) for kind in KINDS}
         beside["kB sent"] = max(each.sent for each in own) / 1e3

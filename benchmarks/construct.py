@@ -27,7 +27,7 @@ TARGETS = {f"{_PLANNED}, {call}": 2.0 for call in ("first call", "later calls")}
 def figures() -> list[Figure]:
     """The first call of clean interpreters, with what it spends on imports beside, and the median of later ones.
 
-    Always of the slower rank. The tables have 100 to 10,000 rows and lie on the meta device: their weights are drawn.
+    Times are of the slower rank. The tables have 100 to 10,000 rows, on the meta device: their weights are drawn.
     """
     from recshard_lab.launcher import launch
 

@@ -22,7 +22,7 @@ BATCH, BATCHES = 4096, 200
 _HASH_SIZE = 1_000_000
 _GIB = 1 << 30
 
-# a process of its own for each, so that its peak is its own
+# a separate process for each run, to measure its peak memory
 _RUN = """
 import json, resource, sys, time
 from recshard_lab.data import preprocess_criteo
@@ -41,7 +41,7 @@ print(json.dumps({
 
 
 def figures(quick: bool = False) -> list[Figure]:
-    """Each run in a process of its own; files are read from and written to the disk of the temporary folder."""
+    """Runs each step in a separate process, on files in the temporary folder."""
     with tempfile.TemporaryDirectory(prefix="recshard-criteo-") as name:
         folder = Path(name)
         inputs, written = _planted(folder, QUICK_SAMPLES if quick else SAMPLES)
@@ -102,12 +102,12 @@ def _run(out: Path, inputs: Sequence[Path], settings: dict[str, Any]) -> dict[st
     done = subprocess.run([sys.executable, "-c", _RUN, given], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"preprocessing ended with {done.returncode}: {done.stderr.strip()}")
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 def _batches(folder: Path) -> dict[str, float]:
-    """Batches a second of the loader, after a few that are not told."""
+    """Batches per second of the loader, after a few that warm up."""
     from recshard_lab.data import BatchLoader, CriteoClicks
 
     data = CriteoClicks.open(folder)

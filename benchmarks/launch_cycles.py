@@ -24,7 +24,7 @@ TARGETS = {
     f"memory more {_SPAN}": 2.0,
 }
 
-# In a process of its own, so that nothing else is counted. Prints one JSON object.
+# Runs in a separate process, so that nothing else is counted. Prints one JSON object.
 _CYCLES = f"""
 import gc, json, os, time, psutil
 from recshard_lab.launcher import launch
@@ -66,9 +66,9 @@ def figures() -> list[Figure]:
         )
         if done.returncode:
             raise RuntimeError(f"the cycles ended with code {done.returncode}:\n{done.stderr}")
-        told = json.loads(done.stdout.splitlines()[-1])
+        result = json.loads(done.stdout.splitlines()[-1])
         left = len(list(Path(folder).rglob("*")))
-    before, after = told["before"], told["after"]
+    before, after = result["before"], result["after"]
     grown = {name: after[name] - before[name] for name in after}
     return [
         Figure(f"processes left {_SPAN}", after["processes"], "processes"),
@@ -77,5 +77,5 @@ def figures() -> list[Figure]:
         Figure(f"open descriptors more {_SPAN}", grown["descriptors"], "descriptors"),
         Figure(f"threads more {_SPAN}", grown["threads"], "threads"),
         Figure(f"memory more {_SPAN}", grown["memory"] / 1e6, "MB"),
-        Figure("one launch and stop", told["seconds"] / CYCLES, "s"),
+        Figure("one launch and stop", result["seconds"] / CYCLES, "s"),
     ]

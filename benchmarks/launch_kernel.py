@@ -70,8 +70,8 @@ def idle_memory(kernel: Kernel) -> tuple[float, float]:
 
 def pids(kernel: Kernel) -> list[int]:
     """Process ids of the ranks, by rank."""
-    told = kernel.ok("import recshard_lab.launcher\nprint(*recshard_lab.launcher.current().pids)").text
-    return [int(pid) for pid in told.split()]
+    result = kernel.ok("import recshard_lab.launcher\nprint(*recshard_lab.launcher.current().pids)").text
+    return [int(pid) for pid in result.split()]
 
 
 def round_trip_ms(kernel: Kernel, source: str, cells: int = CELLS) -> float:

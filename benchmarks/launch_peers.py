@@ -1,9 +1,9 @@
-"""Four ranks by multiprocess spawn, ipyparallel, nbdistributed and us: start, cell and memory, side by side.
+"""Start, cell and memory of four ranks under multiprocess spawn, ipyparallel, nbdistributed and this library.
 
-The others are installed in an environment that is thrown away. Each round gives every launcher a fresh kernel,
-one after the other, so that a busy minute hits all of them; figures are medians over the rounds. Every kernel
-lives in a network of its own, in which there is nothing but loopback: nbdistributed listens on every interface
-and unpickles what comes.
+The other launchers are installed in a temporary environment. In each round every launcher gets a fresh kernel, one
+after the other, so that other load on the machine affects all of them. Figures are medians over the rounds. Every
+kernel runs in a private network that contains only loopback, because nbdistributed listens on every interface and
+unpickles what it receives.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ Measured = dict[str, float]  # "launch" s, "cell" ms, "memory" MB
 
 
 def figures() -> list[Figure]:
-    """Told without targets: theirs are not ours to promise. A peer that cannot be installed is named on stderr."""
+    """Figures without targets. A peer that cannot be installed is named on stderr."""
     if why := own_network():
-        raise ValueError(f"other launchers are measured in a network of their own, which is not to be had here: {why}")
+        raise ValueError(
+            f"other launchers need a private network, which this machine cannot provide: {why}. "
+            f"Fix: leave out --with-peers"
+        )
     note("creating a temporary environment for other launchers, which takes about two minutes ...")
     with PeerEnv([recipe.package for recipe in RECIPES if recipe.package]) as peers:
         for name, why in peers.missing.items():
@@ -38,8 +41,8 @@ def figures() -> list[Figure]:
 
 
 def side_by_side(recipes: list[Recipe], peers_python: str, rounds: int = ROUNDS) -> list[Figure]:
-    """Every recipe in turn, `rounds` times; one that fails in a round is named on stderr, its others count."""
-    told: dict[tuple[str, str], list[float]] = defaultdict(list)
+    """Runs every recipe in turn, `rounds` times. A recipe that fails in a round is named on stderr."""
+    samples: dict[tuple[str, str], list[float]] = defaultdict(list)
     for turn in range(1, rounds + 1):
         for recipe in recipes:
             note(f"round {turn} of {rounds}: {recipe.name}")
@@ -49,7 +52,7 @@ def side_by_side(recipes: list[Recipe], peers_python: str, rounds: int = ROUNDS)
                 note(f"FAILED in this round: {recipe.name}: {error}")
                 continue
             for what, value in measured.items():
-                told[what, recipe.name].append(value)
+                samples[what, recipe.name].append(value)
     texts = {
         "launch": (f"launch of {RANKS} ranks to first all_reduce, in a kernel", "s"),
         "cell": (f"empty cell on {RANKS} ranks, in a kernel", "ms"),
@@ -58,13 +61,13 @@ def side_by_side(recipes: list[Recipe], peers_python: str, rounds: int = ROUNDS)
     return [
         Figure(f"{text}: {name}", median(values), unit)
         for what, (text, unit) in texts.items()
-        for (measured_what, name), values in told.items()
+        for (measured_what, name), values in samples.items()
         if measured_what == what
     ]
 
 
 def measure(recipe: Recipe, python: str) -> Measured:
-    """One launcher in a fresh kernel, in a network of its own."""
+    """Measures one launcher in a fresh kernel, in a private network."""
     with Kernel(python, isolated=True) as kernel:
         kernel.ok(recipe.prelude)
         before = {process.pid for process in kernel.family()} if recipe.package else set()

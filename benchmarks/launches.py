@@ -213,7 +213,7 @@ def _one(case: StepCase, sides: Sides) -> Figure:
         try:
             side.build(case, backend="ledger" if name == "ours" else None)
             side.steps(2)
-            totals[name] = max(sum(answer.values()) for answer in side.all_told({"do": "operators"}))
+            totals[name] = max(sum(answer.values()) for answer in side.order({"do": "operators"}))
         except SideFailed as error:
             if name == "ours":
                 raise
@@ -225,5 +225,5 @@ def _one(case: StepCase, sides: Sides) -> Figure:
 
 
 if __name__ == "__main__":
-    for told in json.loads(sys.argv[1]):
-        print(json.dumps(asdict(count(from_dict(told)))), flush=True)
+    for data in json.loads(sys.argv[1]):
+        print(json.dumps(asdict(count(from_dict(data)))), flush=True)

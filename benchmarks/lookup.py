@@ -129,7 +129,7 @@ def _uniform(tables: int, batch: int) -> Tensor:
 
 
 def _zipf(tables: int, batch: int) -> Tensor:
-    """Frequent rows lie anywhere in their table, as where ids are hashed."""
+    """Frequent rows are spread over their table, as they are with hashed ids."""
     ends = torch.arange(1, ROWS + 1, dtype=torch.float64).pow(-ZIPF).cumsum(0)
     ranks = torch.searchsorted(ends, torch.rand(tables, batch * POOLING, dtype=torch.float64) * ends[-1])
     return torch.stack([torch.randperm(ROWS)[own.clamp(max=ROWS - 1)] for own in ranks]).flatten()

@@ -1,4 +1,4 @@
-"""Models trained sharded beside plain torch: AUC and loss curves; what an index finds of what two towers mean."""
+"""Test AUC and loss curves of models trained sharded and in plain torch; recall of approximate indexes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COURSES = {
 
 
 def figures(*, only: Sequence[str] = ()) -> list[Figure]:
-    """A figure a model: how far its AUC on the test part lies from plain torch's; then the indexes'.
+    """For each model the difference between its test AUC and plain torch's; then the figures of the indexes.
 
     Args:
         only: parts of names; all when left out.

@@ -46,14 +46,14 @@ def figures(*, quick: bool = False) -> list[Figure]:
     return found
 
 
-def figure_of(layout: str, told: Sequence[Sequence[dict[str, float]]]) -> Figure:
-    """The figure of a layout. ``told``: by rank and round, the milliseconds of each kind of step.
+def figure_of(layout: str, taken: Sequence[Sequence[dict[str, float]]]) -> Figure:
+    """The figure of a layout. ``taken``: by rank and round, the milliseconds of each kind of step.
 
     >>> ms = {"neither": 5.0, "dense": 25.0, "link": 37.0, "both": 41.0}
     >>> figure_of("row_wise", [[ms], [ms]]).value
     1.0
     """
-    rounds = [{kind: max(own[kind] for own in ranks) for kind in KINDS} for ranks in zip(*told, strict=True)]
+    rounds = [{kind: max(own[kind] for own in ranks) for kind in KINDS} for ranks in zip(*taken, strict=True)]
     hidden = median(own["dense"] + own["link"] - own["neither"] - own["both"] for own in rounds)
     beside = {f"{kind} ms": median(own[kind] for own in rounds) for kind in KINDS}
     share = hidden / (2 * min(LINK_MS, DENSE_MS))

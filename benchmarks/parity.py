@@ -1,7 +1,7 @@
 """Weights after 50 training steps: ours beside plain torch and TorchRec, every scheme, optimizer and pooling.
 
-All start from the same weights, read the same Zipf ids and step towards the same targets, so that each step's gradient
-hangs on the weights that the step before left. The difference is the largest of any weight, over the largest weight.
+All start from the same weights, read the same Zipf ids and step towards the same targets. Each step's gradient depends
+on the weights after the previous step. The difference is the largest of any weight, over the largest weight.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ BOUND = 1e-5
 
 @dataclass(frozen=True)
 class Quirk:
-    """Something that TorchRec 1.8 does to the weights under some plans, though not to its unsharded module's.
+    """A change to the weights that TorchRec 1.8 makes under some plans, and not in its unsharded module.
 
     Args:
         name: in the name of the case.
-        about: what it is, told under the table.
+        about: its description, printed under the table.
     """
 
     name: str
@@ -66,15 +66,15 @@ def cases() -> list[StepCase]:
 
 
 def figures(*, with_torchrec: bool = False, only: Sequence[str] = ()) -> list[Figure]:
-    """A figure a case: how far we are from plain torch, or from TorchRec, with the distance of each from torch beside.
+    """For each case our distance from plain torch, or from TorchRec; beside it the distance of each from plain torch.
 
-    Where TorchRec trains other weights than its own unsharded module would, the name says by which quirk, the note says
-    what that is, and the run itself shows it: TorchRec lies far from plain torch ("TorchRec - torch") and close to
-    plain torch with the quirk put in ("TorchRec - its quirk"). The figure is then the larger of our distance from plain
-    torch and TorchRec's from its quirk.
+    Under some plans TorchRec trains other weights than its unsharded module. The name of the case then contains the
+    quirk, and the note describes it. TorchRec is far from plain torch ("TorchRec - torch") and close to plain torch
+    with that quirk ("TorchRec - its quirk"). The figure is the larger of our distance from plain torch and TorchRec's
+    from its quirk.
 
     Args:
-        with_torchrec: installs TorchRec in a throw-away environment.
+        with_torchrec: installs TorchRec in a temporary environment.
         only: parts of case names; all when left out.
 
     Raises:
@@ -84,7 +84,7 @@ def figures(*, with_torchrec: bool = False, only: Sequence[str] = ()) -> list[Fi
 
 
 def one(case: StepCase, sides: Sides) -> Figure:
-    """Every side trains; the sum over ranks is not taken anywhere: all average gradients over ranks."""
+    """Trains on every side. All sides average gradients over ranks."""
     truth = with_plain_torch(case)
     ours = trained(sides["ours"], case)
     from_torch = difference(ours, truth)

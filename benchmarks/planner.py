@@ -1,7 +1,7 @@
-"""How far from the best the planner's plans are, on random models.
+"""Optimality gaps (%) of the planner on random models.
 
-With TorchRec, which is installed in an environment thrown away: its planner on the same models, both plans scored by
-both cost models.
+``--with-torchrec`` instead runs TorchRec's planner, in a temporary environment, on the same models, and scores both
+plans with both cost models.
 """
 
 from __future__ import annotations
@@ -47,26 +47,26 @@ def random_model(seed: int) -> tuple[list[EmbeddingBagConfig], Topology, Workloa
 
 
 def quality(count: int, seconds: float = EXACT_S, workers: int = 1) -> dict[str, list[float]]:
-    """Of random models, per cent between the greedy plan and the best known bound, and between it and the exact plan.
+    """Gaps (%) on random models between the greedy plan and the best known bound, and between it and the exact plan.
 
     Args:
-        count: models drawn; those that do not fit are not counted.
+        count: models drawn. Models that do not fit are skipped.
         seconds: time limit of each exact plan.
         workers: processes that plan side by side.
 
     Raises:
-        AssertionError: a plan that is no tiling or does not fit.
+        AssertionError: a plan does not tile a table, or does not fit.
     """
     if workers > 1:
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            told = list(pool.map(gaps_of, range(count), itertools.repeat(seconds)))
+            gaps = list(pool.map(gaps_of, range(count), itertools.repeat(seconds)))
     else:
-        told = [gaps_of(seed, seconds) for seed in range(count)]
-    return {name: [each[name] for each in told if each] for name in ("bound", "exact", "proved", "own")}
+        gaps = [gaps_of(seed, seconds) for seed in range(count)]
+    return {name: [own[name] for own in gaps if own] for name in ("bound", "exact", "proved", "own")}
 
 
 def gaps_of(seed: int, seconds: float) -> dict[str, float]:
-    """What `quality` says of one model; nothing where it does not fit."""
+    """The gaps of one model; empty if it does not fit."""
     tables, top, workload = random_model(seed)
     steps, bounds = [], []
     for solver in ("greedy", "exact"):
@@ -103,10 +103,10 @@ def figures(quick: bool = False, *, with_torchrec: bool = False) -> list[Figure]
     count = QUICK_MODELS if quick else MODELS
     found = quality(count, 1.0 if quick else EXACT_S, workers=os.cpu_count() or 1)
     proved = [gap for gap, is_best in zip(found["bound"], found["proved"], strict=True) if is_best]
-    told = {"models": len(found["bound"]), "proved": len(proved)}
+    counts = {"models": len(found["bound"]), "proved": len(proved)}
     return [
-        Figure(f"{_BOUND}, median", float(np.median(found["bound"])), "%", beside=told),
-        Figure(f"{_BOUND}, worst", max(found["bound"]), "%", beside=told),
+        Figure(f"{_BOUND}, median", float(np.median(found["bound"])), "%", beside=counts),
+        Figure(f"{_BOUND}, worst", max(found["bound"]), "%", beside=counts),
         Figure(f"{_OPTIMUM}, median", float(np.median(proved or [np.nan])), "%"),
         Figure(f"{_OPTIMUM}, worst", max(proved or [np.nan]), "%"),
         Figure("gap to the best plan found, worst", max(found["exact"]), "%"),

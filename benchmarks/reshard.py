@@ -64,7 +64,7 @@ def _by_kind(runs: Sequence[Run]) -> tuple[list[list[float]], list[list[float]]]
 
 
 def _measure(rounds: int) -> Run:
-    """Pairs, of which the first, with first allocations, is not told."""
+    """Pairs of times. The first pair, which allocates, is dropped."""
     from recshard_lab import DistributedModelParallel, EmbeddingBagCollection, EmbeddingBagCollectionSharder
     from recshard_lab.embedding import EmbeddingBagConfig
     from recshard_lab.sharding import construct_module_sharding_plan

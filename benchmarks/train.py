@@ -3,13 +3,13 @@
 DLRM-like: 8 tables of 100k x 64, pooling 10, Zipf ids, table-wise, row-wise Adagrad; two small MLPs under DDP; 2 ranks
 over Gloo, one thread a rank. Three groups:
 
-- ``pipelines``: `TrainPipelineSparseDist`, the other pipelines and the plain loop, and with TorchRec its own, in
-  turn, round by round. Beside them what copying and input_dist take on their own, the rest of a plain step (compute),
-  and the largest of the three: what a step cannot go below when everything overlaps. Ranks that have a core each and
-  no more cannot win by overlap, since what is hidden needs that core too; the target is to lose nothing.
-- ``slow link``: the same over an emulated link on which each exchange of embeddings takes so many ms at least: waiting
+- ``pipelines``: `TrainPipelineSparseDist`, the other pipelines, the plain loop, and with TorchRec its pipelines take
+  turns. Beside them the times of copying and input_dist alone, of the rest of a plain step (compute), and the largest
+  of the three: the shortest step possible if everything overlaps. Ranks with one core cannot gain from overlap,
+  because hidden work needs that core too. The target is to lose nothing.
+- ``slow link``: the same over an emulated link, on which each exchange of embeddings takes at least so many ms. Waiting
   needs no core. The target is the largest of the three.
-- ``switch``: one thing on and off, in turn: one lookup for all tables, one message for all collections, threads,
+- ``switch``: one setting on and off, in turn: one lookup for all tables, one message for all collections, threads,
   torch.compile of the dense part.
 """
 
@@ -80,7 +80,7 @@ def figures(*, with_torchrec: bool = False, quick: bool = False, only: Sequence[
                     python = theirs if name == "theirs" else sys.executable
                     side = "theirs" if name == "theirs" else "ours"
                     sides[name] = stack.enter_context(Side(side, python, program="train_worker"))
-                sides[name].all_told({"do": "build", "case": case.to_dict()})
+                sides[name].order({"do": "build", "case": case.to_dict()})
             live = {name: sides[name] for name in job.cases}
             found.append(job.measure(job.name, live, QUICK_ROUNDS if quick else ROUNDS))
     return found
@@ -121,7 +121,7 @@ def _pipelines(name: str, sides: Sides, rounds: int) -> Figure:
     copy, dist = median(part["copy"] for part in parts), median(part["dist"] for part in parts)
     plain = taken["threads", "plain"]
     bound = max(copy, dist, plain - copy - dist)
-    hidden = median(answer["hidden"] for answer in sides["threads"].all_told({"do": "hidden", "kind": SPARSE}))
+    hidden = median(answer["hidden"] for answer in sides["threads"].order({"do": "hidden", "kind": SPARSE}))
     beside = {"plain": plain, "copy": copy, "dist": dist, "compute": plain - copy - dist, "max": bound}
     beside |= {"no threads": taken["inline", "sparse_dist"], "threads": taken["threads", "sparse_dist"]}
     beside |= {"prefetch": min(taken["threads", "prefetch"], taken["inline", "prefetch"])}
@@ -137,7 +137,7 @@ def _pipelines(name: str, sides: Sides, rounds: int) -> Figure:
 def _stages(sides: Sides, rounds: int) -> Iterator[dict[str, dict[str, float]]]:
     """Of the slowest rank, round by round."""
     for _ in range(rounds):
-        answers = sides["threads"].all_told({"do": "stages", "count": 5})
+        answers = sides["threads"].order({"do": "stages", "count": 5})
         yield {"threads": {part: max(answer[part] for answer in answers) for part in ("copy", "dist")}}
 
 
@@ -153,12 +153,12 @@ def _in_turn(sides: Sides, wanted: Sequence[tuple[str, str]], rounds: int) -> di
     counts: dict[tuple[str, str], int] = {}
     for side, kind in wanted:
         order = {"do": "steps", "kind": KINDS.get(kind, kind)}
-        sides[side].all_told({**order, "count": 4})  # warms up, compiles
-        seconds = max(answer["seconds"] for answer in sides[side].all_told({**order, "count": 3})) / 3
+        sides[side].order({**order, "count": 4})  # warms up, compiles
+        seconds = max(answer["seconds"] for answer in sides[side].order({**order, "count": 3})) / 3
         counts[side, kind] = min(max(round(ROUND_S / seconds), 3), 40)
-    told: dict[tuple[str, str], list[float]] = {place: [] for place in wanted}
+    samples: dict[tuple[str, str], list[float]] = {place: [] for place in wanted}
     for _ in range(rounds):
         for (side, kind), count in counts.items():
-            answers = sides[side].all_told({"do": "steps", "kind": KINDS.get(kind, kind), "count": count})
-            told[side, kind].append(1e3 * max(answer["seconds"] for answer in answers) / count)
-    return {place: median(times) for place, times in told.items()}
+            answers = sides[side].order({"do": "steps", "kind": KINDS.get(kind, kind), "count": count})
+            samples[side, kind].append(1e3 * max(answer["seconds"] for answer in answers) / count)
+    return {place: median(times) for place, times in samples.items()}

@@ -39,7 +39,7 @@ TARGETS = {case.name: 1.05 for case in W1_CASES}
 
 
 def cases() -> list[StepCase]:
-    """All that is measured; schemes as far as they are registered."""
+    """Every registered scheme, and one process."""
     known = {*scheme_names(), "mixed"}
     found = [
         StepCase(layout, optimizer, ids)
@@ -59,7 +59,7 @@ def cases() -> list[StepCase]:
 
 
 def target(case: StepCase) -> float:
-    """Times TorchRec's samples per second that this library promises."""
+    """The promised multiple of TorchRec's samples per second."""
     if case.layout == "data_parallel":
         return 5.0 if case.ids == "uniform" else 10.0
     if case.layout == "fused":
@@ -68,10 +68,10 @@ def target(case: StepCase) -> float:
 
 
 def figures(*, with_torchrec: bool = False, quick: bool = False, only: Sequence[str] = ()) -> list[Figure]:
-    """A figure a case: ours alone in samples/s, or beside TorchRec the ratio, with both rates told.
+    """Samples/s of each case; with TorchRec the ratio, and both rates beside it.
 
     Args:
-        with_torchrec: installs TorchRec in a throw-away environment and measures it in turn with ours.
+        with_torchrec: installs TorchRec in a temporary environment; both sides take turns.
         quick: five rounds instead of eleven.
         only: parts of case names, e.g. ``row_wise`` or ``"row_wise, SGD, zipf"``; all when left out.
 
@@ -115,10 +115,10 @@ def _clock() -> float:
 
 
 def one(case: StepCase, sides: Sides, rounds: int) -> Figure:
-    """A case on the sides that can run it; one that cannot is started anew for the next and its words are kept."""
+    """Measures a case on all sides. A side that cannot run it is restarted, and its error is reported."""
     why: dict[str, str] = {}
     counts: dict[str, int] = {}
-    told: dict[str, list[float]] = {side: [] for side in sides}
+    seconds: dict[str, list[float]] = {side: [] for side in sides}
     for name, side in tuple(sides.items()):
         try:
             side.build(case)
@@ -131,12 +131,12 @@ def one(case: StepCase, sides: Sides, rounds: int) -> Figure:
             sides.start(name)
     for _ in range(rounds):
         for name, count in counts.items():
-            told[name].append(sides[name].steps(count))
-    ours = case.samples / median(told["ours"])
+            seconds[name].append(sides[name].steps(count))
+    ours = case.samples / median(seconds["ours"])
     if "theirs" not in sides:
         return Figure(case.name, ours, "samples/s")
     if "theirs" in why:
         return Figure(f"{case.name}: TorchRec cannot: {why['theirs']}", math.nan, "x", beside={"ours": ours})
-    ratio = median(theirs / mine for theirs, mine in zip(told["theirs"], told["ours"], strict=True))
-    rates = {"ours": ours, "TorchRec": case.samples / median(told["theirs"])}
+    ratio = median(theirs / mine for theirs, mine in zip(seconds["theirs"], seconds["ours"], strict=True))
+    rates = {"ours": ours, "TorchRec": case.samples / median(seconds["theirs"])}
     return Figure(case.name, ratio, "x", target=target(case), at_most=False, beside=rates)

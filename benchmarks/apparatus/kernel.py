@@ -1,7 +1,7 @@
 """A real ipykernel, driven as Jupyter drives it: messages in, messages out, real signals.
 
-It is talked to over sockets in a private folder, so that it may live in a network of its own, where even a
-peer that listens on every interface is heard by nobody.
+Messages travel over sockets in a private folder. Therefore the kernel can run in a private network, where a peer that
+listens on every interface cannot be reached from outside.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jupyter_client.manager import KernelManager
 
 __all__ = ["Kernel", "Reply", "own_network", "pss_mb"]
 
-# Brings up the loopback interface of a network made a moment ago, then becomes a kernel.
+# Brings up the loopback interface of the new network, then becomes a kernel.
 _BOOT = """
 import fcntl, runpy, socket, struct
 if {own_network}:
@@ -39,7 +39,7 @@ runpy.run_module("ipykernel_launcher", run_name="__main__")
 
 @dataclass(frozen=True)
 class Reply:
-    """What a cell sent back. seconds: from sending it until the prompt was free again."""
+    """Output of a cell. seconds: from sending it until the prompt is free again."""
 
     seconds: float
     text: str
@@ -147,13 +147,13 @@ class Kernel:
             try:
                 message = self.client.get_iopub_msg(timeout=max(deadline - time.monotonic(), 0.001))
             except queue.Empty:
-                raise TimeoutError(f"a cell was not through after {timeout:g} s") from None
+                raise TimeoutError(f"a cell did not finish in {timeout:g} s") from None
             if message["parent_header"].get("msg_id") == cell:
                 yield message["msg_type"], message["content"]
 
 
 def own_network() -> str:
-    """Why a process cannot be given a network of its own here; empty when it can."""
+    """Why a process cannot get a private network on this machine; empty if it can."""
     if not sys.platform.startswith("linux") or shutil.which("unshare") is None:
         return "needs Linux and unshare (util-linux)"
     done = subprocess.run([*_unshare(), sys.executable, "-c", ""], capture_output=True, text=True, check=False)
@@ -170,7 +170,7 @@ def _unshare() -> list[str]:
 
 
 def _environment(python: str, folder: str) -> Mapping[str, str]:
-    """The same for everybody. On the path are Python's own programs alone: one peer kills by name with pkill."""
+    """The same for every launcher. The path contains only Python's programs, because one peer kills with pkill."""
     ours = ("PYTHONPATH",) if python == sys.executable else ()
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "LANG", *ours) if name in os.environ}
     return {

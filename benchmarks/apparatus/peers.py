@@ -1,9 +1,8 @@
-"""What each launcher is asked to do: start four ranks up to a first all_reduce, run an empty cell, sit idle.
+"""The cells of each launcher: start four ranks up to a first all_reduce, run an empty cell, idle.
 
-Every recipe begins where a reader's notebook stands when torch and the launcher are imported. A recipe's
-cells are what the launcher's own documentation tells a reader to type, with two favours: rendezvous is over a
-file where the launcher leaves it to the user, and nbdistributed, which says that it is ready while its ranks
-still import torch and loses what is sent to them until then, is asked until all of them answer.
+Every recipe starts in a notebook that has imported torch and the launcher. Its cells follow the launcher's
+documentation, with two exceptions. Rendezvous uses a file if the launcher leaves it to the user. nbdistributed reports
+that it is ready while its ranks still import torch, and loses messages until then: its recipe retries until all answer.
 """
 
 from __future__ import annotations
@@ -36,22 +35,22 @@ _ALL_REDUCE = "t = torch.ones(1); dist.all_reduce(t); print('sum %.1f' % t.item(
 _SPAWN = f"""
 context = multiprocess.get_context("spawn")
 
-def work(rank, path, told, leave):
+def work(rank, path, sums, leave):
     import torch
     import torch.distributed as dist
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method="file://" + path, rank=rank, world_size={RANKS})
     t = torch.ones(1)
     dist.all_reduce(t)
-    told.put(t.item())
+    sums.put(t.item())
     leave.wait()
 
-told, leave = context.Queue(), context.Event()
+sums, leave = context.Queue(), context.Event()
 path = tempfile.mktemp()
-ranks = [context.Process(target=work, args=(r, path, told, leave), daemon=True) for r in range({RANKS})]
-for each in ranks:
-    each.start()
-print("sum", min(told.get(timeout=100) for _ in ranks))
+ranks = [context.Process(target=work, args=(r, path, sums, leave), daemon=True) for r in range({RANKS})]
+for rank in ranks:
+    rank.start()
+print("sum", min(sums.get(timeout=100) for _ in ranks))
 """
 
 _IPYPARALLEL = f"""

@@ -1,6 +1,6 @@
-"""The models once more, straight from their papers: plain tensors, `torch.nn.functional` and nothing of this library.
+"""The models again, written from their papers in plain torch, without this library.
 
-They are the truth that tests and loss curves compare with. A twin has the parameters of its model under the same names,
+Tests and loss curves compare with them. A twin has the parameters of its model under the same names,
 so that weights can be copied and compared one by one.
 
 Shape letters: B batch, F sparse features, D embedding dim.
@@ -80,7 +80,7 @@ def twin_of(model: nn.Module) -> PlainModel:
     elif kind in FORMULAS:
         formula = FORMULAS[kind]
     else:
-        raise ValueError(f"there is no plain twin of {kind}: there are {', '.join(FORMULAS)} and TwoTower")
+        raise ValueError(f"{kind} has no plain twin. Twins: {', '.join(FORMULAS)} and TwoTower")
     features = [
         (f"embedding_bag_collection.embedding_bags.{table.name}.weight", feature, table.pooling.value == "MEAN")
         for table in owned.embedding_bag_collection.embedding_bag_configs()

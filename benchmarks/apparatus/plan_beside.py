@@ -1,7 +1,7 @@
-"""Our planner and TorchRec's on the same seeded models, each plan scored by both cost models.
+"""This library's planner and TorchRec's on the same seeded models, each plan scored by both cost models.
 
-TorchRec's estimator takes the busiest rank's sum for the step, ours the sum over phases of the slowest rank. So that
-each estimator judges a plan that was made for it, we plan twice: by TorchRec's formulas, and by our own.
+TorchRec's estimator uses the busiest rank's sum as the step, ours the sum over phases of the slowest rank. Our planner
+plans twice, once with each cost model, so that each estimator scores a plan that was made for it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Draw = Callable[[int, int, int], tuple[list[EmbeddingBagConfig], Topology, Workl
 
 
 def beside_torchrec(sizes: Sequence[tuple[int, int, int]], draw: Draw, limit_s: float) -> list[Figure]:
-    """Two figures a model, one for each cost model.
+    """Two figures for each model, one by each cost model.
 
     Args:
         sizes: tables, ranks and how many seeds.
@@ -66,33 +66,33 @@ def compared(
     """The two figures of one model: predicted steps, ours / TorchRec's, with the times that planning took.
 
     Raises:
-        RuntimeError: TorchRec's plan costs otherwise by our formulas than TorchRec says.
+        RuntimeError: our formulas and TorchRec give different costs for its plan.
     """
     ours, spent = {}, {}
     for cost_model in COST_MODELS:
         ours[cost_model], spent[cost_model] = _ours(tables, topology, workload, cost_model)
     try:
-        told = put_to_torchrec(python, asked("plan", tables, topology, workload), limit_s)
-        _check_kernels(told["tables"])
+        answer = put_to_torchrec(python, asked("plan", tables, topology, workload), limit_s)
+        _check_kernels(answer["tables"])
     except NoPlan as none:
         why = f"{name}: TorchRec: {none}"
         return [
             Figure(f"{name}, by {judge}", float("nan"), "x", beside={"planned ms": spent[cost_model]}, note=why)
             for cost_model, judge in COST_MODELS.items()
         ]
-    theirs = plan_of(told["tables"])
+    theirs = plan_of(answer["tables"])
 
     def ms(plan: ShardingPlan, cost_model: str) -> float:
         return estimate(plan, tables, topology, workload, cost_model=cost_model).step_ms
 
-    _check_numbers(told["tables"], estimate(theirs, tables, topology, workload, cost_model="torchrec").ms)
+    _check_numbers(answer["tables"], estimate(theirs, tables, topology, workload, cost_model="torchrec").ms)
     figures = []
     for cost_model, judge in COST_MODELS.items():
         other = next(another for another in COST_MODELS if another != cost_model)
         step, their_step = ms(ours[cost_model], cost_model), ms(theirs, cost_model)
         beside = {
             "planned ms": spent[cost_model],
-            "TorchRec planned ms": 1e3 * told["seconds"],
+            "TorchRec planned ms": 1e3 * answer["seconds"],
             "step ms": step,
             "TorchRec step ms": their_step,
             "x by the other": ms(ours[cost_model], other) / ms(theirs, other),
@@ -115,17 +115,17 @@ def _ours(
     return plan, median(rounds)
 
 
-def _check_kernels(told: Sequence[dict[str, Any]]) -> None:
-    """Refuses what the formulas here do not price."""
-    for one in told:
+def _check_kernels(answer: Sequence[dict[str, Any]]) -> None:
+    """Raises if the formulas here cannot price a kernel."""
+    for one in answer:
         if one["kernel"] not in ("fused", "dense"):
             raise NoPlan(f"it puts table {one['table']!r} under kernel {one['kernel']!r}, which is not compared")
 
 
-def _check_numbers(told: Sequence[dict[str, Any]], ms: np.ndarray) -> None:
-    """That a plan's milliseconds ``[W, P]`` are those that TorchRec told; not those of its stripes without rows."""
+def _check_numbers(answer: Sequence[dict[str, Any]], ms: np.ndarray) -> None:
+    """Raises unless a plan's milliseconds ``[W, P]`` equal TorchRec's. Shards without rows are left out."""
     theirs = np.zeros(len(ms))
-    for one in told:
+    for one in answer:
         for shard in one["shards"]:
             theirs[shard["rank"]] += shard["total_ms"] if np.prod(shard["size"]) else 0.0
     if not np.allclose(ms.sum(axis=1), theirs, rtol=1e-9):

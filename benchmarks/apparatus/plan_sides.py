@@ -84,10 +84,10 @@ def put_to_torchrec(python: str, order: dict[str, Any], seconds: float) -> Any:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def plan_of(told: Sequence[dict[str, Any]]) -> ShardingPlan:
+def plan_of(entries: Sequence[dict[str, Any]]) -> ShardingPlan:
     """The plan among the answer's "tables"; shards without rows are left out."""
     tables = {}
-    for one in told:
+    for one in entries:
         shards = [
             Shard(shard["rank"], (row, row + rows), (col, col + cols))
             for shard in one["shards"]

@@ -1,4 +1,4 @@
-"""Cases one after the other, each put to live ranks of this library and, when asked, of TorchRec."""
+"""Runs cases one after the other on live ranks of this library and, on request, of TorchRec."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Sides", "put_to_sides", "run_cases"]
 
 
 class Sides(dict[str, Side]):
-    """Live ranks by side, "ours" and perhaps "theirs"; a context manager.
+    """A context manager: live ranks by side, "ours" and optionally "theirs".
 
     Args:
         pythons: side -> its interpreter.
@@ -41,7 +41,7 @@ class Sides(dict[str, Side]):
         self._stack.close()
 
     def start(self, name: str) -> None:
-        """Starts a side, in the place of one that failed."""
+        """Starts a side, and ends the one it replaces."""
         if name in self:
             self[name].close()
         self[name] = self._stack.enter_context(Side(name, self.pythons[name], self.ranks, self.local_ranks))
@@ -50,12 +50,12 @@ class Sides(dict[str, Side]):
 def run_cases(
     wanted: Sequence[StepCase], one: Callable[[StepCase, Sides], Figure], *, with_torchrec: bool
 ) -> list[Figure]:
-    """A figure a case.
+    """The figure of each case.
 
     Args:
-        wanted: the cases; those next to each other that need the same ranks are put to the same processes.
-        one: makes a case's figure from the live sides; it may start a side anew that failed.
-        with_torchrec: whether there is a side "theirs", in an environment thrown away.
+        wanted: the cases. Neighbours that need the same ranks share processes.
+        one: makes a case's figure from the live sides. It may restart a side that failed.
+        with_torchrec: adds the side "theirs", in a temporary environment.
 
     Raises:
         PeersMissing: TorchRec cannot be installed beside the torch that is here.
@@ -70,7 +70,7 @@ def run_cases(
 def put_to_sides(
     wanted: Sequence[StepCase], one: Callable[[StepCase, Sides], Figure], pythons: dict[str, str]
 ) -> Iterator[Figure]:
-    """`run_cases` with interpreters that are given."""
+    """`run_cases` with these interpreters."""
     for (ranks, local), group in groupby(wanted, lambda case: (case.ranks, case.local_ranks)):
         with Sides(pythons, ranks, local) as sides:
             for case in group:

@@ -20,7 +20,7 @@ ANSWER_S = 240.0
 
 
 class SideFailed(RuntimeError):
-    """A rank of this side answered with an error, ended, or did not answer."""
+    """A rank of this side returned an error, ended, or did not answer."""
 
 
 class Side:
@@ -79,23 +79,23 @@ class Side:
     def build(self, case: StepCase, comparing: bool = False, backend: str | None = None) -> None:
         """A new model on every rank. comparing: from `StepCase.first_weights`."""
         cut = {} if case.layout == "fused" else rectangles(case.plan())
-        self.all_told(
+        self.order(
             {"do": "build", "case": case.to_dict(), "rectangles": cut, "comparing": comparing, "backend": backend}
         )
 
     def steps(self, count: int) -> float:
         """Seconds that the slowest rank took for one of `count` steps."""
-        return max(answer["seconds"] for answer in self.all_told({"do": "steps", "count": count})) / count
+        return max(answer["seconds"] for answer in self.order({"do": "steps", "count": count})) / count
 
     def train(self, count: int, out: str) -> None:
         """Steps, then each rank's weights to ``{out}.{rank}.npz``."""
-        self.all_told({"do": "train", "count": count, "out": out})
+        self.order({"do": "train", "count": count, "out": out})
 
-    def all_told(self, order: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Every rank's answer.
+    def order(self, order: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Sends an order to every rank, and returns their answers.
 
         Raises:
-            SideFailed: a rank's error, or its last words where it ended.
+            SideFailed: a rank returned an error, ended, or did not answer in 240 s.
         """
         for process in self.processes:
             assert process.stdin is not None

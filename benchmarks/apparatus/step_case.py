@@ -1,4 +1,4 @@
-"""One question put to both sides: tables, batches, optimizer and a plan as bare rectangles; and where ids come from."""
+"""One case for both sides: tables, batches, ids, optimizer, and a plan as plain shards."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ BY_NODE = ("table_row_wise", "table_column_wise", "grid_shard")
 
 @dataclass(frozen=True)
 class StepCase:
-    """What one training step is made of.
+    """The settings of one training step.
 
     Args:
         layout: a registered scheme's name, "mixed": four schemes in one plan, "every_scheme": all registered ones in
             one plan, "fused": one process without a plan.
         optimizer: fused into backward, by fbgemm's name.
-        ids: "uniform", or "zipf": the k-th most frequent row of E is read with probability ~ 1 / k^1.2, and which row
-            that is, is drawn, so that frequent rows lie anywhere.
+        ids: "uniform", or "zipf": the k-th most frequent row is read with probability ~ 1 / k^1.2. Frequent rows are
+            spread at random over the table.
         tables, rows, dim: tables of the same size, each read by one feature.
         batch: samples of one rank.
         pooling: ids of every bag.
@@ -65,7 +65,7 @@ class StepCase:
 
     @property
     def name(self) -> str:
-        """As people read it, and as ``--only`` looks for it.
+        """The name in tables, which ``--only`` searches.
 
         >>> StepCase("row_wise", SGD, "zipf").name
         'row_wise, SGD, zipf'
@@ -95,7 +95,7 @@ class StepCase:
         ]
 
     def plan(self) -> ShardingPlan:
-        """The same rectangles for both sides: the schemes' first proposals, their alternatives dealt in turn."""
+        """The same shards for both sides: the schemes' first proposals, placed on the ranks in turn."""
         topology = Topology(self.ranks, local_world_size=self.local_ranks)
         mixes = {"mixed": ("table_wise", "row_wise", "column_wise", "data_parallel"), "every_scheme": scheme_names()}
         mix = mixes.get(self.layout, (self.layout,))
@@ -115,19 +115,19 @@ class StepCase:
         return order[np.searchsorted(chances, draw.random(self.tables * count)).clip(max=self.rows - 1)]
 
     def first_weights(self) -> dict[str, NDArray[np.float32]]:
-        """What the tables start from where weights are compared."""
+        """Initial weights where weights are compared."""
         return {
             name: np.random.default_rng([7, i]).normal(0, 0.1, (self.rows, self.dim)).astype(np.float32)
             for i, name in enumerate(self.table_names())
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """For the wire."""
+        """As JSON-ready data."""
         return asdict(self)
 
 
 def rectangles(plan: ShardingPlan) -> dict[str, dict[str, Any]]:
-    """A plan in words that another library's adapter reads: table -> scheme and [rank, rows, cols] ..."""
+    """A plan for another library's adapter: table -> scheme and [rank, rows, cols] of each shard."""
     return {
         name: {"scheme": entry.sharding_type, "shards": [[s.rank, list(s.rows), list(s.cols)] for s in entry.shards]}
         for name, entry in plan.tables().items()
@@ -135,7 +135,7 @@ def rectangles(plan: ShardingPlan) -> dict[str, dict[str, Any]]:
 
 
 def smaller(case: StepCase, **sizes: int) -> StepCase:
-    """The same question about smaller tables or batches."""
+    """The case with other sizes."""
     return replace(case, **sizes)  # type: ignore[arg-type]
 
 
@@ -156,9 +156,9 @@ def named(cases: Sequence[StepCase], only: Sequence[str]) -> list[StepCase]:
     return [case for case in cases if not only or any(part in case.name for part in only)]
 
 
-def from_dict(told: Mapping[str, Any]) -> StepCase:
+def from_dict(data: Mapping[str, Any]) -> StepCase:
     """Reads `StepCase.to_dict`."""
-    return StepCase(**told)
+    return StepCase(**data)
 
 
 def _cut(scheme: str, table: EmbeddingBagConfig, topology: Topology, turn: int) -> ParameterSharding:

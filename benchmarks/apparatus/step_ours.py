@@ -1,4 +1,4 @@
-"""A `StepCase` as this library runs it."""
+"""A `StepCase` in this library."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def batch_of(case: StepCase, device: str = "cpu", rank: int = 0, number: int = 0
 
 
 class Ours:
-    """Built on every rank at once."""
+    """The model of one rank."""
 
     def __init__(
         self,

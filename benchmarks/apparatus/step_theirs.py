@@ -1,4 +1,4 @@
-"""A `StepCase` as TorchRec runs it; imported only by ranks in TorchRec's own environment."""
+"""A `StepCase` in TorchRec; imported only by ranks in TorchRec's environment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.apparatus.step_case import StepCase
 
 
 class Theirs:
-    """Built on every rank at once. Data-parallel tables are dense there and stepped by a torch optimizer."""
+    """The model of one rank. In TorchRec, data-parallel tables are dense and use a torch optimizer."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Theirs:
 
 
 class _OneLookup(torch.autograd.Function):
-    """A lookup whose forward and backward count as one operator each."""
+    """A lookup that counts as one operator forward and one backward."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, look_up: Callable[[], Tensor]) -> Tensor:
@@ -171,15 +171,15 @@ def _entries(rectangles: Mapping[str, Any]) -> dict[str, Any]:
     from torchrec.distributed.types import ParameterSharding
 
     found = {}
-    for name, told in rectangles.items():
-        if told["scheme"] == "data_parallel":
-            ranks = [rank for rank, _, _ in told["shards"]]
+    for name, entry in rectangles.items():
+        if entry["scheme"] == "data_parallel":
+            ranks = [rank for rank, _, _ in entry["shards"]]
             found[name] = ParameterSharding("data_parallel", "dense", ranks, None)
             continue
         shards = [
             ShardMetadata([r0, c0], [r1 - r0, c1 - c0], f"rank:{rank}/cpu")
-            for rank, (r0, r1), (c0, c1) in told["shards"]
+            for rank, (r0, r1), (c0, c1) in entry["shards"]
         ]
-        ranks = list(dict.fromkeys(rank for rank, _, _ in told["shards"]))
-        found[name] = ParameterSharding(told["scheme"], "fused", ranks, EnumerableShardingSpec(shards))
+        ranks = list(dict.fromkeys(rank for rank, _, _ in entry["shards"]))
+        found[name] = ParameterSharding(entry["scheme"], "fused", ranks, EnumerableShardingSpec(shards))
     return found

@@ -1,4 +1,4 @@
-"""A rank that runs steps as it is ordered to (``orders.py``); the same program for both sides.
+"""A rank that runs steps on orders (``orders.py``); the same program for both sides.
 
 ::
 
@@ -38,37 +38,37 @@ class Worker:
         self.batches: list[Any] = []
         self.done = 0
 
-    def build(self, told: Mapping[str, Any]) -> dict[str, Any]:
-        """A new model and its batches in the place of the old ones."""
+    def build(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Replaces the model and its batches."""
         self.model, self.batches, self.done = None, [], 0
         gc.collect()
-        case = from_dict(told["case"])
-        if told.get("backend") == "ledger":
+        case = from_dict(order["case"])
+        if order.get("backend") == "ledger":
             import_module("benchmarks.ledger").register()
         torch.set_num_threads(case.threads)
-        weights = case.first_weights() if told.get("comparing") else None
-        numbers = (PARITY_LEARNING_RATE, PARITY_EPS) if told.get("comparing") else (LEARNING_RATE, EPS)
+        weights = case.first_weights() if order.get("comparing") else None
+        numbers = (PARITY_LEARNING_RATE, PARITY_EPS) if order.get("comparing") else (LEARNING_RATE, EPS)
         torch.manual_seed(0)
-        self.model = self.side(case, weights, *numbers, told["rectangles"], told.get("backend"))
+        self.model = self.side(case, weights, *numbers, order["rectangles"], order.get("backend"))
         lengths = torch.full((case.tables * case.batch,), case.pooling, dtype=torch.long)
         for number in range(BATCHES):
             self.batches.append(self.model.batch(torch.from_numpy(case.bag_ids(self.rank, number)), lengths))
         self.target = target_of(case, self.rank)
         return {"ok": True}
 
-    def steps(self, told: Mapping[str, Any]) -> dict[str, Any]:
+    def steps(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Steps in a row, timed from a barrier on; no dense part: backward starts from a fixed gradient."""
         if dist.is_initialized():
             dist.barrier()
         begun = time.perf_counter()
-        for _ in range(told["count"]):
+        for _ in range(order["count"]):
             out = self.model.forward(self.batches[self.done % BATCHES])
             out.backward(self.target)
             self.model.step()
             self.done += 1
         return {"seconds": time.perf_counter() - begun}
 
-    def operators(self, told: Mapping[str, Any]) -> dict[str, Any]:
+    def operators(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Operators that one step dispatches, a lookup kernel counted as one forward and one backward."""
         from benchmarks.apparatus.operators import OperatorCount
 
@@ -85,19 +85,19 @@ class Worker:
             self.model.step()
         return {name: count.total() for name, count in counts.items()}
 
-    def train(self, told: Mapping[str, Any]) -> dict[str, Any]:
+    def train(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Steps towards a target, features in order; then this rank's part of the weights into a file."""
-        for number in range(told["count"]):
+        for number in range(order["count"]):
             out = self.model.forward(self.batches[number % BATCHES], ordered=True)
             out.backward((out.detach() - self.target) / len(self.target))
             self.model.step()
         pieces = {f"{name} {row} {col}": value.detach().numpy() for name, row, col, value in self.model.pieces()}
-        np.savez(told["out"] + f".{self.rank}.npz", **pieces)
+        np.savez(order["out"] + f".{self.rank}.npz", **pieces)
         return {"ok": True}
 
 
 def target_of(case: StepCase, rank: int) -> torch.Tensor:
-    """What training steps go towards, and the fixed gradient of timed ones: [B, tables * dim]."""
+    """The target of training steps, and the fixed gradient of timed ones: [B, tables * dim]."""
     draw = np.random.default_rng([11, rank])
     return torch.from_numpy(draw.normal(0, 1, (case.batch, case.tables * case.dim)).astype(np.float32))
 

@@ -16,14 +16,14 @@ DENSE_FEATURES = 13
 
 @dataclass(frozen=True)
 class TrainCase:
-    """What a step is made of.
+    """The settings of a step.
 
     Args:
         step: tables, batch, plan and optimizer of the tables.
-        link_ms: every exchange of embeddings takes this long at least, as over a slow link; ours alone.
+        link_ms: the least time of every exchange of embeddings (an emulated slow link); ours only.
         hidden: width of the dense layers.
-        collections: the tables are dealt to so many collections.
-        batch_tables, fuse_exchanges, threads, compiled: switches, ours alone.
+        collections: number of collections that share the tables.
+        batch_tables, fuse_exchanges, threads, compiled: switches; ours only.
     """
 
     step: StepCase = field(default_factory=lambda: StepCase("table_wise", ROWWISE, "zipf"))
@@ -36,13 +36,13 @@ class TrainCase:
     compiled: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """For the wire."""
+        """As JSON-ready data."""
         return asdict(self)
 
 
-def from_dict(told: Mapping[str, Any]) -> TrainCase:
+def from_dict(data: Mapping[str, Any]) -> TrainCase:
     """Reads `TrainCase.to_dict`."""
-    return TrainCase(**{**told, "step": StepCase(**told["step"])})
+    return TrainCase(**{**data, "step": StepCase(**data["step"])})
 
 
 def dealt(case: TrainCase) -> list[list[int]]:

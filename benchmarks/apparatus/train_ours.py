@@ -1,4 +1,4 @@
-"""A `TrainCase` as this library runs it."""
+"""A `TrainCase` in this library."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REST = 0.01  # learning rate of the dense part
 
 
 class Ours:
-    """Built on every rank at once. One model serves the plain loop and all pipelines in turn."""
+    """The model of one rank, for the plain loop and all pipelines in turn."""
 
     def __init__(self, case: TrainCase, rank: int) -> None:
         self.case, step = case, case.step

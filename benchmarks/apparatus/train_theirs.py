@@ -1,4 +1,4 @@
-"""A `TrainCase` as TorchRec runs it; imported only by ranks in TorchRec's own environment."""
+"""A `TrainCase` in TorchRec; imported only by ranks in TorchRec's environment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REST = 0.01
 
 
 class Theirs:
-    """Built on every rank at once. Its pipelines rewrite their model, so that each has one of its own."""
+    """The model of one rank. TorchRec's pipelines rewrite their model, so each pipeline has a separate one."""
 
     def __init__(self, case: TrainCase, rank: int) -> None:
         self.case = case
@@ -102,5 +102,5 @@ class Theirs:
         return {}
 
     def hidden(self, kind: str) -> float:
-        """Not known here."""
+        """Not measured here."""
         return float("nan")

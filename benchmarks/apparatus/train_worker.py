@@ -1,4 +1,4 @@
-"""A rank that trains as it is ordered to (``orders.py``); the same program for both sides.
+"""A rank that trains on orders (``orders.py``); the same program for both sides.
 
 ::
 
@@ -30,8 +30,8 @@ class TrainWorker:
         self.side, self.rank = side, rank
         self.held: Any = None
 
-    def build(self, told: Mapping[str, Any]) -> dict[str, Any]:
-        """A new model in the place of the old one."""
+    def build(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Replaces the model."""
         if self.side == "theirs":
             from benchmarks.apparatus.train_theirs import Theirs as Held
         else:
@@ -41,27 +41,27 @@ class TrainWorker:
         self.held = None
         gc.collect()
         torch.manual_seed(0)
-        self.held = Held(from_dict(told["case"]), self.rank)
+        self.held = Held(from_dict(order["case"]), self.rank)
         return {"ok": True}
 
-    def steps(self, told: Mapping[str, Any]) -> dict[str, Any]:
+    def steps(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Steps in a row, timed from a barrier on."""
         dist.barrier()
         begun = time.perf_counter()
-        if told["kind"] == "plain":
-            self.held.plain(told["count"])
+        if order["kind"] == "plain":
+            self.held.plain(order["count"])
         else:
-            self.held.piped(told["kind"], told["count"])
+            self.held.piped(order["kind"], order["count"])
         return {"seconds": time.perf_counter() - begun}
 
-    def stages(self, told: Mapping[str, Any]) -> dict[str, Any]:
-        """What parts of a step take on their own."""
-        found: dict[str, Any] = self.held.stages(told["count"])
+    def stages(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Times of the parts of a step, measured alone."""
+        found: dict[str, Any] = self.held.stages(order["count"])
         return found
 
-    def hidden(self, told: Mapping[str, Any]) -> dict[str, Any]:
-        """What a pipeline hid."""
-        return {"hidden": self.held.hidden(told["kind"])}
+    def hidden(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """The share of input_dist that a pipeline hides."""
+        return {"hidden": self.held.hidden(order["kind"])}
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ class Pass:
 
 
 def measure(benchmark: Benchmark, **options: object) -> Pass:
-    """Measures a benchmark once, with options of its own, between two measurements of the reference step."""
+    """Measures a benchmark once, with its options, between two measurements of the reference step."""
     before = time_reference()
     figures = tuple(benchmark.run(**options))
     after = time_reference()

@@ -133,5 +133,5 @@ _FIX = "Fix: python -m benchmarks.gate record NAME, and commit the file."
 def write(path: Path, verdicts: Iterable[Verdict]) -> None:
     """Writes all tries of all figures, with the machine and the date."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    told = {"machine": machine(), "date": datetime.now().isoformat(timespec="seconds")}
-    path.write_text(json.dumps(told | {"figures": [verdict.as_dict() for verdict in verdicts]}, indent=1) + "\n")
+    data = {"machine": machine(), "date": datetime.now().isoformat(timespec="seconds")}
+    path.write_text(json.dumps(data | {"figures": [verdict.as_dict() for verdict in verdicts]}, indent=1) + "\n")

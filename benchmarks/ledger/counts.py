@@ -132,7 +132,7 @@ class Block:
             live[self.kind] -= self.size
 
     def mark(self, kind: Kind) -> None:
-        """Counts the block as this kind from now on."""
+        """Counts the block as this kind."""
         with _lock:
             live[self.kind] -= self.size
             self.kind = kind

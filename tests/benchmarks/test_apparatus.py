@@ -1,4 +1,4 @@
-"""What figures of notebooks are measured with: real kernels, networks of their own, environments thrown away."""
+"""Apparatus of the launchers' figures: real kernels, private networks, temporary environments."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_process_that_left_the_kernels_session_is_ended_with_it() -> None:
     assert not os.path.exists(folder)
 
 
-@pytest.mark.skipif(bool(own_network()), reason="no network of its own to be had here")
+@pytest.mark.skipif(bool(own_network()), reason="no private network on this machine")
 def test_what_listens_on_every_interface_of_an_isolated_kernel_is_heard_only_inside() -> None:
     with Kernel(isolated=True) as kernel:
         port = int(

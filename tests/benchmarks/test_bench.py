@@ -18,7 +18,7 @@ from benchmarks import Figure
         (Figure("time", 2.1, "ms", target=2.0), False),
         (Figure("rate", 2.0, "GB/s", target=2.0, at_most=False), True),
         (Figure("rate", 1.9, "GB/s", target=2.0, at_most=False), False),
-        (Figure("told only", 1e9, "ms"), True),
+        (Figure("no target", 1e9, "ms"), True),
         (Figure("time", math.nan, "ms", target=2.0), False),
     ],
 )

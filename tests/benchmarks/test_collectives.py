@@ -39,8 +39,8 @@ def test_every_scheme_route_and_batch_takes_the_collectives_counted_by_hand() ->
     wanted = collectives.counted()
     assert {step.case.layout for step in wanted} == {*BY_HAND} >= {*scheme_names()}
     with launch(collectives.RANKS, nodes=collectives.NODES) as ranks:
-        told = ranks.run(collectives.count, wanted)
-    for step, *own in zip(wanted, *told, strict=True):
+        found = ranks.run(collectives.count, wanted)
+    for step, *own in zip(wanted, *found, strict=True):
         layout = step.case.layout
         expected = BY_HAND[layout]["direct" if step.variable else step.route].copy()
         expected["all_to_all"] += step.case.optimizer == ROWWISE and layout in COLUMNS_CUT
@@ -54,9 +54,9 @@ def test_the_bytes_of_rows_and_gradients_are_those_of_the_formula() -> None:
     wanted = [steps["row_wise", route, variable] for route in ("direct", "two_hop") for variable in (False, True)]
     case = wanted[0].case
     with launch(collectives.RANKS, nodes=collectives.NODES) as ranks:
-        told = ranks.run(collectives.count, wanted)
+        found = ranks.run(collectives.count, wanted)
     rows = case.tables * case.batch * case.dim * 4  # of one rank's samples, whole
-    for direct, direct_variable, hops, _ in told:
+    for direct, direct_variable, hops, _ in found:
         input_bytes = direct.sent - 2 * 3 * rows  # each of three others is sent rows, and gradients
         sizes = 3 * case.tables * case.batch * 4
         assert sizes < input_bytes < sizes + 4 * case.tables * case.batch * case.pooling + 100

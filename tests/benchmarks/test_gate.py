@@ -171,9 +171,9 @@ def test_check_writes_every_try_and_exits_with_one_after_a_miss(
     monkeypatch.setattr(__main__, "benchmark_named", lambda name: benchmark)
     monkeypatch.setattr(__main__, "judge", lambda b, known: judge(b, known, measuring))
     assert __main__.main(["--record", str(file), "check", "fake", "--out", str(out)]) == code
-    told = json.loads(out.read_text())
-    assert {"machine", "date", "figures"} == set(told)
-    (figure,) = told["figures"]
+    answers = json.loads(out.read_text())
+    assert {"machine", "date", "figures"} == set(answers)
+    (figure,) = answers["figures"]
     assert figure["tries"] == values
     assert figure["ok"] is (code == 0)
     assert figure["target"] == TARGET

@@ -20,9 +20,9 @@ def variable_after(case: StepCase) -> tuple[list[dict[str, float]], str | None]:
 
 def test_the_dense_part_and_the_link_lengthen_the_steps_that_have_them() -> None:
     with recshard_lab.launch(2, nodes=2) as ranks:
-        told = ranks.run(variable_after, SMALL)
-    assert [variable for _, variable in told] == [None, None]
-    figure = overlap.figure_of("row_wise", [rounds for rounds, _ in told])
+        found = ranks.run(variable_after, SMALL)
+    assert [variable for _, variable in found] == [None, None]
+    figure = overlap.figure_of("row_wise", [rounds for rounds, _ in found])
     assert figure.name in overlap.TARGETS
     assert figure.beside["dense ms"] >= 2 * overlap.DENSE_MS
     assert figure.beside["link ms"] >= 4 * overlap.LINK_MS  # sizes, ids, rows, gradients

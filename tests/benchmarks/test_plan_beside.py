@@ -16,7 +16,7 @@ from recshard_lab.planner import estimate
 TABLES, TOPOLOGY, LOAD = fitting(5, 2, 0)
 
 
-def told(longer: float = 1.0, kernel: str = "fused") -> dict[str, Any]:
+def found(longer: float = 1.0, kernel: str = "fused") -> dict[str, Any]:
     """An answer as TorchRec's side gives it: every table whole on rank 0, in `longer` times the milliseconds."""
     answer: dict[str, Any] = {"seconds": 1.5, "tables": []}
     for table in TABLES:
@@ -36,9 +36,9 @@ def put(monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any]) -> list[Any]:
 
 
 def test_a_figure_is_the_ratio_of_the_steps_that_one_cost_model_predicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    by_theirs, by_ours = put(monkeypatch, told())
+    by_theirs, by_ours = put(monkeypatch, found())
     for figure, cost_model in ((by_theirs, "torchrec"), (by_ours, "recshard")):
-        theirs = estimate(plan_of(told()["tables"]), TABLES, TOPOLOGY, LOAD, cost_model=cost_model).step_ms
+        theirs = estimate(plan_of(found()["tables"]), TABLES, TOPOLOGY, LOAD, cost_model=cost_model).step_ms
         assert figure.beside["TorchRec step ms"] == theirs
         assert figure.value == figure.beside["step ms"] / theirs
         assert figure.value < 0.9  # all tables lay on one rank
@@ -48,7 +48,7 @@ def test_a_figure_is_the_ratio_of_the_steps_that_one_cost_model_predicts(monkeyp
 
 def test_other_numbers_than_ours_end_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="TorchRec says"):
-        put(monkeypatch, told(longer=1.001))
+        put(monkeypatch, found(longer=1.001))
 
 
 def test_where_torchrec_has_no_plan_that_is_said_and_nothing_missed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,6 +63,6 @@ def test_where_torchrec_has_no_plan_that_is_said_and_nothing_missed(monkeypatch:
 
 
 def test_a_kernel_that_is_not_priced_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = put(monkeypatch, told(kernel="fused_uvm"))
+    figures = put(monkeypatch, found(kernel="fused_uvm"))
     assert np.isnan([figure.value for figure in figures]).all()
     assert "kernel 'fused_uvm'" in figures[0].note

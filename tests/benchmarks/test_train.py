@@ -1,4 +1,4 @@
-"""What `recshard bench train` is made of: real ranks, each side in turn, and figures that say what they compare."""
+"""`recshard bench train`: real ranks, sides that take turns, and figures that name what they compare."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def test_a_figure_tells_all_pipelines_beside_the_plain_loop_and_the_bound(monkey
     case = TrainCase(SMALL, link_ms=3.0, hidden=8)
     with Side("ours", sys.executable, program="train_worker") as one, Side("ours", program="train_worker") as other:
         sides = {"threads": one, "inline": other}
-        one.all_told({"do": "build", "case": case.to_dict()})
-        other.all_told({"do": "build", "case": replace(case, threads=False).to_dict()})
+        one.order({"do": "build", "case": case.to_dict()})
+        other.order({"do": "build", "case": replace(case, threads=False).to_dict()})
         figure = train._pipelines("slow link 3 ms", sides, rounds=1)
         assert figure.beside["dist"] >= 6  # two messages
         assert figure.beside["plain"] >= 12  # and rows home, gradients back
         assert figure.beside["max"] == max(figure.beside[part] for part in ("copy", "dist", "compute"))
         assert figure.target == pytest.approx(1.15 * figure.beside["max"])
         assert {"threads", "no threads", "prefetch", "semi_sync", "base", "hidden"} <= figure.beside.keys()
-        told = one.all_told({"do": "build", "case": replace(case, collections=2, fuse_exchanges=False).to_dict()})
-        assert told == [{"ok": True}] * 2
+        found = one.order({"do": "build", "case": replace(case, collections=2, fuse_exchanges=False).to_dict()})
+        assert found == [{"ok": True}] * 2

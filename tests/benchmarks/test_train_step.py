@@ -1,4 +1,4 @@
-"""What a training step is measured with: the same question for both sides, ranks that answer, errors that are told."""
+"""`recshard bench train-step`: the same case for both sides, live ranks, errors of a side."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_rank_that_cannot_build_says_why_and_one_that_ends_too() -> None:
     with pytest.raises(SideFailed, match="ModuleNotFoundError: No module named 'torchrec'"), Side("theirs") as theirs:
         theirs.build(smaller(StepCase("row_wise", SGD, "uniform"), **SMALL))
     with pytest.raises(SideFailed, match=r"rank \d ended"), Side("ours", "/bin/false") as nobody:
-        nobody.all_told({"do": "steps", "count": 1})
+        nobody.order({"do": "steps", "count": 1})
 
 
 def test_a_case_that_torchrec_cannot_run_is_told_without_a_target() -> None:
@@ -113,9 +113,9 @@ def test_options_and_cases_that_do_not_exist_are_refused_by_name(monkeypatch: py
 def test_numbers_beside_have_columns_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [Figure("a", 1.5, "x", target=1.0, at_most=False, beside={"ours": 12.0}), Figure("b", float("nan"), "x")]
     monkeypatch.setattr(train_step, "figures", lambda **_: rows)
-    told = CliRunner().invoke(app, ["bench", "train-step"]).output
-    assert "ours" in told
-    assert "not run" in told
+    found = CliRunner().invoke(app, ["bench", "train-step"]).output
+    assert "ours" in found
+    assert "not run" in found
     assert '"value": null' in CliRunner().invoke(app, ["bench", "train-step", "--json"]).output
 
 

@@ -1,4 +1,4 @@
-"""Unsharded embedding collections: the reference truth of every sharded and fused one.
+"""Unsharded embedding collections: the reference for every sharded and fused one.
 
 Plain torch, one `nn.EmbeddingBag` a table, ordinary parameters and gradients.
 
@@ -34,7 +34,7 @@ wrap("fit_features")  # one node in an fx graph
 
 @names_wrong_arguments
 class EmbeddingBagCollection(nn.Module):
-    """Tables whose bags are pooled: for each sample and feature the sum or mean of its ids' rows.
+    """Tables with pooled bags: for each sample and feature the sum or mean of its ids' rows.
 
     Parameters are named ``embedding_bags.{table}.weight``, ``[E, D]``. A feature that several tables read has one
     output a table, keyed ``feature@table``.
@@ -44,8 +44,8 @@ class EmbeddingBagCollection(nn.Module):
         is_weighted: multiply each row by its id's weight first. SUM gives ``sum(w * row)``, MEAN
             ``sum(w * row) / number of ids``. When False, weights in a batch are not read.
         device: where the parameters live; ``"meta"`` allocates nothing.
-        out_of_range: what becomes of ids that are no rows: ``"error"``, ``"clamp"`` to the nearest row, ``"ignore"``:
-            they add nothing and are given no gradient, while a MEAN still divides by the bag's length.
+        out_of_range: the policy for ids below 0 or beyond the table: ``"error"``, ``"clamp"`` to the nearest row, or
+            ``"ignore"``: they add nothing and get no gradient, and a MEAN still divides by the bag's length.
 
     Raises:
         ValueError: tables that cannot be held together, or a number format that cannot be trained.
@@ -96,7 +96,7 @@ class EmbeddingBagCollection(nn.Module):
             ``[B, sum of D]``, fp32 (fp64 if a table is).
 
         Raises:
-            ValueError: a feature, the weights or inverse indices are missing, or an id is no row of its table.
+            ValueError: a feature, the weights or inverse indices are missing, or an id is out of range.
         """
         bags = fit_features(features, self._tables, self._policy)
         keys: list[str] = []
@@ -122,12 +122,12 @@ class EmbeddingBagCollection(nn.Module):
         return self._tables
 
     def out_of_range_count(self) -> int:
-        """Ids met so far that were no rows of their table, under ``"clamp"`` and ``"ignore"``."""
+        """Out-of-range ids so far, under ``"clamp"`` and ``"ignore"``."""
         return self._policy.count()
 
     @property
     def out_of_range(self) -> str:
-        """What becomes of ids that are no rows."""
+        """The out-of-range policy."""
         return self._policy.policy
 
     def is_weighted(self) -> bool:
@@ -142,7 +142,7 @@ class EmbeddingBagCollection(nn.Module):
 
 @names_wrong_arguments
 class EmbeddingCollection(nn.Module):
-    """Tables whose ids each keep a row of their own (sequence embeddings).
+    """Tables that return one row per id (sequence embeddings).
 
     Parameters are named ``embeddings.{table}.weight``, ``[E, D]``. A feature that several tables read has one
     output a table, keyed ``feature@table``.
@@ -150,9 +150,8 @@ class EmbeddingCollection(nn.Module):
     Args:
         tables: the tables.
         device: where the parameters live; ``"meta"`` allocates nothing.
-        need_indices: put the ids into the outputs' weights, as they were given.
-        out_of_range: what becomes of ids that are no rows, as of `EmbeddingBagCollection`; an ignored one is a row
-            of zeros.
+        need_indices: put the batch's ids into the outputs' weights.
+        out_of_range: as of `EmbeddingBagCollection`; an ignored id is a row of zeros.
 
     Raises:
         ValueError: tables that cannot be held together, or a number format that cannot be trained.
@@ -197,7 +196,7 @@ class EmbeddingCollection(nn.Module):
             variable batch.
 
         Raises:
-            ValueError: a feature is missing, or an id is no row of its table.
+            ValueError: a feature is missing, or an id is out of range.
         """
         bags = fit_features(features, self._tables, self._policy)
         outputs: dict[str, JaggedTensor] = {}
@@ -216,12 +215,12 @@ class EmbeddingCollection(nn.Module):
         return cast(Tensor, self.embeddings[table.name].weight)
 
     def out_of_range_count(self) -> int:
-        """Ids met so far that were no rows of their table, under ``"clamp"`` and ``"ignore"``."""
+        """Out-of-range ids so far, under ``"clamp"`` and ``"ignore"``."""
         return self._policy.count()
 
     @property
     def out_of_range(self) -> str:
-        """What becomes of ids that are no rows."""
+        """The out-of-range policy."""
         return self._policy.policy
 
     def need_indices(self) -> bool:
@@ -281,48 +280,48 @@ def _rows(fitted: Fitted, weight: Tensor, need_indices: bool) -> JaggedTensor:
 
 
 def check_pooling(tables: Sequence[EmbeddingBagConfig]) -> None:
-    """Refuses tables that cannot be pooled.
+    """Checks that tables can be pooled.
 
     Raises:
-        ValueError: a table that has no pooling.
+        ValueError: a table without pooling.
     """
     for table in tables:
         pooling = getattr(table, "pooling", None)
         if pooling not in (PoolingType.SUM, PoolingType.MEAN):
             raise ValueError(
-                f"table {table.name!r} has pooling {pooling}: use PoolingType.SUM or MEAN, or put it into an "
+                f"table {table.name!r} has pooling {pooling}. Fix: use PoolingType.SUM or MEAN, or an "
                 f"EmbeddingCollection, which does not pool"
             )
 
 
 def common_dim(tables: Sequence[BaseEmbeddingConfig]) -> int:
-    """The one width of the tables.
+    """The width that all tables have.
 
     Raises:
-        ValueError: they have several.
+        ValueError: tables of several widths.
     """
     dims = {table.embedding_dim for table in tables}
     if len(dims) > 1:
-        raise ValueError(f"the tables have several embedding_dim, {sorted(dims)}: ask each table")
+        raise ValueError(f"the tables have several embedding_dim, {sorted(dims)}. Fix: read each table's embedding_dim")
     return dims.pop()
 
 
 def empty_weight(table: BaseEmbeddingConfig, device: torch.device | str | None) -> Tensor:
-    """``[E, D]``, not yet drawn.
+    """``[E, D]``, not initialised.
 
     Raises:
         ValueError: a number format that cannot be trained.
     """
     if table.data_type not in TORCH_DTYPES:
         kinds = ", ".join(kind.value for kind in TORCH_DTYPES)
-        raise ValueError(f"table {table.name!r} is {table.data_type.value}, which cannot be trained: use {kinds}")
+        raise ValueError(f"table {table.name!r} is {table.data_type.value}, which cannot be trained. Fix: use {kinds}")
     dtype = TORCH_DTYPES[table.data_type]
     return torch.empty(table.num_embeddings, table.embedding_dim, dtype=dtype, device=device_named(device))
 
 
 @torch.no_grad()
 def reset_weight(weight: Tensor, table: BaseEmbeddingConfig) -> None:
-    """Draws one table's weights as its config says, in place. Nothing happens on ``meta``."""
+    """Draws one table's weights by its config, in place. Does nothing on ``meta``."""
     if weight.is_meta:
         return
     if table.init_fn is not None:

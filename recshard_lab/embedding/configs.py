@@ -37,7 +37,7 @@ _BYTES = {"FP64": 8.0, "FP32": 4.0, "FP16": 2.0, "BF16": 2.0, "INT8": 1.0, "INT4
 
 @unique
 class PoolingType(Enum):
-    """How the rows of one bag become one vector. NONE keeps them apart (sequence embeddings)."""
+    """How a bag's rows become one vector. NONE returns every row (sequence embeddings)."""
 
     SUM = "SUM"
     MEAN = "MEAN"
@@ -118,11 +118,11 @@ class EmbeddingBagConfig(BaseEmbeddingConfig):
 
 @dataclass
 class EmbeddingConfig(BaseEmbeddingConfig):
-    """A table whose ids each keep a vector of their own (sequence embeddings)."""
+    """A table that returns one row per id (sequence embeddings)."""
 
 
 def check_tables(tables: Sequence[BaseEmbeddingConfig]) -> None:
-    """Refuses what no collection can hold.
+    """Checks the tables of a collection.
 
     Raises:
         ValueError: no tables, a table without a name or with a dot in it, two tables of one name, a table that no

@@ -1,4 +1,4 @@
-"""Puts fused collections in the place of plain ones, inside a module."""
+"""Replaces plain collections in a module by fused ones."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ def fuse_embedding_optimizer(
     *,
     backend: str | None = None,
 ) -> nn.Module:
-    """Swaps every `EmbeddingBagCollection` and `EmbeddingCollection` of a module for its fused twin.
+    """Replaces every `EmbeddingBagCollection` and `EmbeddingCollection` of a module by a fused one.
 
-    The twins have the same tables ``[E, D]``, weights and names in the state dict; where a collection is on ``meta``,
-    its twin's weights are drawn. A collection that stands in two places is one twin in both. Make torch optimizers for
-    the rest of the model afterwards.
+    The fused collections have the same tables ``[E, D]``, weights and names in the state dict. The weights of one that
+    was on ``meta`` are drawn. A collection used in two places is one fused collection in both. Make torch optimizers
+    for the rest of the model afterwards.
 
     Args:
         model: a module with collections, or a collection; changed in place, unless it is a collection.
         optimizer_type: as of `FusedEmbeddingBagCollection`, for all tables.
         optimizer_kwargs: its arguments.
-        device: where the twins live; where each collection is when left out, or the CPU for one on ``meta``.
-        backend: kernel by name; None takes the preferred one that can do it.
+        device: of the fused collections. None keeps each collection's device, and takes the CPU for ``meta``.
+        backend: the kernel's name; None chooses the preferred one that can serve the tables.
 
     Returns:
-        ``model``, or the twin of the collection that it is.
+        ``model``, or the fused collection if ``model`` is a collection.
 
     Raises:
-        ValueError: no collection to swap, one of a class derived from them, a table that is frozen or that has an
-            optimizer in backward already, or what the twin refuses; nothing has changed then.
+        ValueError: no collection to replace, a collection of a derived class, a table that is frozen or that has an
+            optimizer in backward already, or tables that the fused collection refuses. ``model`` is unchanged then.
 
     >>> from recshard_lab.embedding import EmbeddingBagConfig
     >>> table = EmbeddingBagConfig(name="movies", num_embeddings=4, embedding_dim=4, feature_names=["seen"])
@@ -63,8 +63,8 @@ def fuse_embedding_optimizer(
         places.append((path, module))
     if not places:
         raise ValueError(
-            f"{type(model).__name__} has no EmbeddingBagCollection or EmbeddingCollection to fuse: give the module "
-            f"that has them, before it is sharded"
+            f"{type(model).__name__} has no EmbeddingBagCollection or EmbeddingCollection to fuse. Fix: pass the "
+            f"module that has them, before it is sharded"
         )
     for path, module in places:
         if not path:
@@ -81,7 +81,7 @@ def _twin(
     device: torch.device | str | None,
     backend: str | None,
 ) -> FusedCollection:
-    """The fused collection with a collection's tables and weights."""
+    """The fused collection with the tables and weights of ``module``."""
     on_meta = module.device.type == "meta"
     if device is None:
         device = "cpu" if on_meta else module.device
@@ -101,11 +101,13 @@ def _twin(
 def _check(path: str, module: nn.Module) -> None:
     if type(module) not in (EmbeddingBagCollection, EmbeddingCollection):
         raise ValueError(
-            f"module {path!r} is a {type(module).__name__}, whose own behaviour a fused twin would lose: build it on a "
-            f"fused collection"
+            f"module {path!r} is a {type(module).__name__}, and a fused collection would lose the behaviour of that "
+            f"class. Fix: derive it from a fused collection"
         )
     for name, weight in module.named_parameters(prefix=path):
         if not weight.requires_grad:
-            raise ValueError(f"{name} is frozen, and a fused table always learns: set requires_grad, or fuse the rest")
+            raise ValueError(
+                f"{name} is frozen, and a fused table always learns. Fix: set requires_grad, or fuse the rest"
+            )
         if getattr(weight, "_optimizer_classes", None):
-            raise ValueError(f"{name} has an optimizer in backward already: fuse it without, or leave it as it is")
+            raise ValueError(f"{name} has an optimizer in backward already. Fix: fuse it without that optimizer")

@@ -1,4 +1,4 @@
-"""What fused collections share: a lookup kernel whose weights are the parameters, stepped inside backward.
+"""The base of fused collections: a lookup kernel whose weights are the parameters, stepped inside backward.
 
 Shape letters: N ids, D columns.
 """
@@ -21,7 +21,7 @@ from recshard_lab.embedding.out_of_range import OutOfRange
 
 
 class FusedCollection(nn.Module):
-    """Tables on one kernel; the parameters are the kernel's memory and do not ask for gradients."""
+    """Tables on one kernel. The parameters are the kernel's memory, with ``requires_grad=False``."""
 
     tables_name: ClassVar[str]
     pooled: ClassVar[bool]
@@ -47,18 +47,18 @@ class FusedCollection(nn.Module):
         self._kernel = self._make_kernel(weighted, device_named(device or "cpu"), backend)
         self.add_module(self.tables_name, nn.ModuleDict({table.name: _Holder() for table in tables}))
         self._hold_weights()
-        # autograd calls our backward only if an input asks for a gradient
+        # autograd calls our backward only if an input requires a gradient
         self._anchor = torch.zeros(0, device=self.device, requires_grad=True)
         self.reset_parameters()
 
     def _hold_weights(self) -> None:
-        """Makes the kernel's weights the parameters, in place of what stood there."""
+        """Makes the kernel's weights the parameters."""
         holders = self.get_submodule(self.tables_name)
         for table, weight in zip(self._on, self._kernel.weights(), strict=True):
             holders.get_submodule(table.name).weight = nn.Parameter(weight, requires_grad=False)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copied or unpickled parameter has memory of its own: it is the copied kernel's again."""
+        """Makes the copied kernel's weights the parameters: copies and unpickled parameters have separate memory."""
         super().__setstate__(state)
         self._hold_weights()
 
@@ -87,12 +87,12 @@ class FusedCollection(nn.Module):
         return looked
 
     def reset_parameters(self) -> None:
-        """Draws every table anew, as `EmbeddingBagCollection.reset_parameters`; optimizer states stay."""
+        """Draws every table anew, as `EmbeddingBagCollection.reset_parameters`. Optimizer states stay."""
         for table, weight in zip(self._on, self._kernel.weights(), strict=True):
             reset_weight(weight, table)
 
     def set_learning_rate(self, lr: float) -> None:
-        """The step size from the next backward on."""
+        """Sets the step size from the next backward on."""
         self._kernel.set_learning_rate(lr)
         self._spec = replace(self._spec, learning_rate=lr)
 
@@ -102,25 +102,25 @@ class FusedCollection(nn.Module):
         return {table.name: state for table, state in zip(self._on, states, strict=True)}
 
     def optimizer_type(self) -> type[torch.optim.Optimizer] | EmbOptimType:
-        """The optimizer, as it was given."""
+        """The ``optimizer_type`` argument."""
         return self._optimizer_type
 
     def optimizer_kwargs(self) -> dict[str, Any]:
-        """Its arguments, as they were given."""
+        """The ``optimizer_kwargs`` argument."""
         return self._optimizer_kwargs
 
     @property
     def optimizer_spec(self) -> OptimizerSpec:
-        """The optimizer as it steps now, `set_learning_rate` included."""
+        """The optimizer with its current learning rate."""
         return self._spec
 
     def out_of_range_count(self) -> int:
-        """Ids met so far that were no rows of their table, under ``"clamp"`` and ``"ignore"``."""
+        """Out-of-range ids so far, under ``"clamp"`` and ``"ignore"``."""
         return self._policy.count()
 
     @property
     def out_of_range(self) -> str:
-        """What becomes of ids that are no rows."""
+        """The out-of-range policy."""
         return self._policy.policy
 
     @property
@@ -130,11 +130,11 @@ class FusedCollection(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the tables live."""
+        """The device of the tables."""
         return self._kernel.device
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """``.to()``, ``.half()`` and their like: refused where they would part the parameters from the kernel."""
+        """``.to()``, ``.half()`` and the like: refused if they would move the parameters away from the kernel."""
         probe = torch.empty(0, dtype=self._kernel.weights()[0].dtype, device=self.device)
         for tensor in (probe, *self._kernel.weights()):
             result = fn(tensor)
@@ -147,7 +147,7 @@ class FusedCollection(nn.Module):
 
 
 class _Holder(nn.Module):
-    """Gives a kernel's weight its name in the state dict."""
+    """A kernel's weight under its name in the state dict."""
 
     weight: nn.Parameter
 
@@ -173,7 +173,9 @@ class _Lookup(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         if ctx.saved is None:
-            raise RuntimeError("backward ran twice through one fused lookup: it steps the tables, look up again")
+            raise RuntimeError(
+                "backward ran twice through one fused lookup, and the first run stepped the tables. Fix: look up again"
+            )
         saved, ctx.saved = ctx.saved, None
         return None, ctx.kernel.backward(saved, grad), None, None, None, None
 

@@ -31,20 +31,20 @@ from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 class FusedEmbeddingBagCollection(FusedCollection):
     """`EmbeddingBagCollection` whose backward steps the touched rows itself: no gradient, no ``optimizer.step()``.
 
-    Outputs, keys and state dict are those of `EmbeddingBagCollection`. The parameters do not ask for gradients, so a
-    torch optimizer over the rest of the model leaves them alone.
+    Outputs, keys and state dict are those of `EmbeddingBagCollection`. The parameters have ``requires_grad=False``, so
+    that a torch optimizer of the rest of the model skips them.
 
     Args:
         tables: the tables.
         optimizer_type: ``torch.optim.SGD``, ``torch.optim.Adagrad``, `RowWiseAdagrad`, or an `EmbOptimType`.
         optimizer_kwargs: ``lr`` (or ``learning_rate``), ``eps``, ``weight_decay``.
-        is_weighted: as of `EmbeddingBagCollection`; the weights get gradients if they ask for them.
+        is_weighted: as of `EmbeddingBagCollection`; weights that require gradients get them.
         device: where tables and optimizer states live.
-        backend: kernel by name; None takes the preferred one that can do it.
-        out_of_range: what becomes of ids that are no rows, as of `EmbeddingBagCollection`.
+        backend: the kernel's name; None chooses the preferred one that can serve the tables.
+        out_of_range: as of `EmbeddingBagCollection`.
 
     Raises:
-        ValueError: an optimizer or argument without a fused twin, a backend that refuses, tables that do not fit
+        ValueError: an optimizer or argument without a fused equal, a backend that refuses, or tables that do not fit
             together.
 
     >>> table = EmbeddingBagConfig(
@@ -93,7 +93,7 @@ class FusedEmbeddingBagCollection(FusedCollection):
             ``[B, sum of D]``.
 
         Raises:
-            ValueError: a feature, the weights or inverse indices are missing, or an id is no row of its table.
+            ValueError: a feature, the weights or inverse indices are missing, or an id is out of range.
         """
         whole = self._whole(features)
         if whole is not None:
@@ -165,12 +165,12 @@ class FusedEmbeddingCollection(FusedCollection):
         optimizer_type: as of `FusedEmbeddingBagCollection`.
         optimizer_kwargs: its arguments.
         device: where tables and optimizer states live.
-        need_indices: put the ids into the outputs' weights, as they were given.
-        backend: kernel by name; None takes the preferred one that can do it.
-        out_of_range: what becomes of ids that are no rows, as of `EmbeddingCollection`.
+        need_indices: put the batch's ids into the outputs' weights.
+        backend: the kernel's name; None chooses the preferred one that can serve the tables.
+        out_of_range: as of `EmbeddingCollection`.
 
     Raises:
-        ValueError: an optimizer or argument without a fused twin, a backend that refuses, tables that do not fit
+        ValueError: an optimizer or argument without a fused equal, a backend that refuses, or tables that do not fit
             together.
 
     >>> table = EmbeddingConfig(
@@ -213,7 +213,7 @@ class FusedEmbeddingCollection(FusedCollection):
             variable batch.
 
         Raises:
-            ValueError: a feature is missing, or an id is no row of its table.
+            ValueError: a feature is missing, or an id is out of range.
         """
         fitted = fit_features(features, self._tables, self._policy)
         ids = torch.cat([bag.values() for _, bag, _ in fitted])

@@ -1,4 +1,4 @@
-"""Optimizers that step while backward runs, so that no gradient outlives it."""
+"""Optimizers that step during backward, so that gradients are freed early."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def apply_optimizer_in_backward(
     params: Iterable[nn.Parameter],
     optimizer_kwargs: Mapping[str, Any],
 ) -> None:
-    """Gives each parameter an optimizer of its own that steps as soon as its gradient is whole.
+    """Attaches a separate optimizer to each parameter, which steps as soon as the parameter's gradient is complete.
 
-    On an unsharded module that is what happens: no ``optimizer.step()`` is needed, and ``grad`` is None after
-    backward. A module that is sharded later takes the choice over: its kernels step the touched rows in backward.
+    An unsharded module then needs no ``optimizer.step()``, and ``grad`` is None after backward. A module that is
+    sharded later uses the same optimizer: its kernels step the touched rows in backward.
 
     Args:
-        optimizer_class: any torch optimizer; for parameters that will be sharded one with a fused twin
+        optimizer_class: any torch optimizer; for parameters that will be sharded one with a fused equal
             (``torch.optim.SGD``, ``torch.optim.Adagrad``, `RowWiseAdagrad`).
         params: parameters, on any device, ``meta`` included.
         optimizer_kwargs: the optimizer's arguments.
@@ -44,8 +44,8 @@ def apply_optimizer_in_backward(
         present = getattr(parameter, "_optimizer_classes", None)
         if present:
             raise ValueError(
-                f"a parameter of shape {list(parameter.shape)} has {present[0].__name__} in backward already: apply "
-                f"one optimizer once, or build the module anew"
+                f"a parameter of shape {list(parameter.shape)} has {present[0].__name__} in backward already. Fix: "
+                f"apply one optimizer once, or build the module anew"
             )
     for parameter in parameters:
         optimizer = optimizer_class([parameter], **optimizer_kwargs)

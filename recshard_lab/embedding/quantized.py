@@ -1,7 +1,6 @@
-"""Tables for serving: int8 or int4 by rows, looked up as they lie, by torch's own CPU kernels. They cannot be trained.
+"""Tables for serving, in row-wise int8 or int4, looked up by torch's CPU kernels. They cannot be trained.
 
-Every row keeps its own scale and offset, so that a row of small numbers is as exact, in its own measure, as one of
-large ones::
+Every row has a scale and an offset, so that the relative error does not depend on the size of a row's numbers::
 
     INT8   [E, D] float  ->  [E, D + 8] uint8       code * scale + offset, both fp32     error at most scale / 2
     INT4   [E, D] float  ->  [E, D / 2 + 4] uint8   two codes a byte, both fp16          scale / 2 and their rounding
@@ -51,12 +50,12 @@ class QuantizedEmbeddingBagCollection(nn.Module):
     """An `EmbeddingBagCollection` for serving on CPU; weights are buffers ``embedding_bags.{table}.weight``, uint8.
 
     Args:
-        tables: each of data type INT8, or INT4 with an even number of columns. All rows are zero until they are given
-            by `from_float` or a state dict.
+        tables: each of data type INT8, or INT4 with an even number of columns. All rows are zero until `from_float` or
+            a state dict sets them.
         is_weighted, out_of_range: as of `EmbeddingBagCollection`.
 
     Raises:
-        ValueError: tables that cannot be held together or cannot be packed so.
+        ValueError: tables that do not fit together or cannot be packed.
 
     >>> table = EmbeddingBagConfig(4, 2, "movies", DataType.INT8, ["seen"])
     >>> batch = KeyedJaggedTensor(["seen"], torch.tensor([0, 3]), lengths=torch.tensor([2, 0]))
@@ -86,7 +85,7 @@ class QuantizedEmbeddingBagCollection(nn.Module):
     def from_float(
         cls, collection: EmbeddingBagCollection, data_type: DataType = DataType.INT8
     ) -> QuantizedEmbeddingBagCollection:
-        """The same tables, each row rounded to its own 256 or 16 steps.
+        """The same tables, each row rounded to 256 or 16 steps.
 
         Raises:
             ValueError: not a trained collection on a CPU, weights that are not finite, or rows that cannot be packed.
@@ -100,14 +99,14 @@ class QuantizedEmbeddingBagCollection(nn.Module):
         for table in tables:
             weight = cast(Tensor, collection.embedding_bags[table.name].weight).detach()
             if weight.device.type != "cpu":
-                raise ValueError(f"table {table.name!r} is on {weight.device}: these kernels are for CPUs. Use .cpu()")
+                raise ValueError(f"table {table.name!r} is on {weight.device}; these kernels run on CPU. Fix: .cpu()")
             if not bool(weight.isfinite().all()):
-                raise ValueError(f"table {table.name!r} has weights that are not finite: nothing to round them to")
+                raise ValueError(f"table {table.name!r} has weights that are not finite, and these cannot be rounded")
             made._weight(table).copy_(_PACK[data_type](weight.float()))
             if not bool(made.dequantized(table.name).isfinite().all()):
                 raise ValueError(
                     f"table {table.name!r} has weights up to {float(weight.abs().max()):.3g}, and scales and offsets "
-                    f"of INT4 are fp16, at most 65,504: use INT8"
+                    f"of INT4 are fp16, at most 65,504. Fix: use INT8"
                 )
         return made
 
@@ -144,13 +143,15 @@ class QuantizedEmbeddingBagCollection(nn.Module):
         """The rows of a table as a lookup sees them, ``[E, D]`` fp32.
 
         Raises:
-            ValueError: there is no such table.
+            ValueError: the collection has no table of that name.
         """
         for table in self._tables:
             if table.name == name:
                 rows: Tensor = _UNPACK[table.data_type](self._weight(table))
                 return rows
-        raise ValueError(f"no table is named {name!r}; there are: {', '.join(table.name for table in self._tables)}")
+        raise ValueError(
+            f"table {name!r} is unknown. Fix: use one of {', '.join(table.name for table in self._tables)}"
+        )
 
     def weight_bytes(self) -> int:
         """Bytes of all tables, scales and offsets included."""
@@ -168,7 +169,7 @@ class QuantizedEmbeddingBagCollection(nn.Module):
         return self._is_weighted
 
     def out_of_range_count(self) -> int:
-        """Ids met so far that were no rows of their table, under ``"clamp"`` and ``"ignore"``."""
+        """Out-of-range ids so far, under ``"clamp"`` and ``"ignore"``."""
         return self._policy.count()
 
 
@@ -176,15 +177,15 @@ class QuantizedEmbeddingBagCollection(nn.Module):
 def quantize_embeddings(
     module: nn.Module, dtype: torch.dtype | DataType = DataType.INT8, inplace: bool = False
 ) -> nn.Module:
-    """A model for serving: every `EmbeddingBagCollection` in it quantized, everything else as it is.
+    """Quantizes every `EmbeddingBagCollection` of a model for serving, and nothing else.
 
     Args:
         module: a trained model, not sharded; its dense part keeps its number format.
         dtype: INT8 or INT4, or torch's ``qint8``, ``quint8``, ``quint4x2``.
-        inplace: change the model itself instead of a copy, in eval mode either way.
+        inplace: change the model instead of a copy. The result is in eval mode either way.
 
     Raises:
-        ValueError: another format, nothing to quantize, or a collection of another kind, which would stay as it is.
+        ValueError: another format, no collection to quantize, or a collection of another kind, which would stay fp32.
 
     >>> tables = [EmbeddingBagConfig(100, 16, "movies", feature_names=["seen"])]
     >>> small = quantize_embeddings(nn.Sequential(EmbeddingBagCollection(tables)))
@@ -198,12 +199,12 @@ def quantize_embeddings(
         raise ValueError(f"inplace must be True or False, got {inplace!r:.80}")
     found = {path: part for path, part in module.named_modules() if _holds_tables(part)}
     if not found:
-        raise ValueError(f"{type(module).__name__} holds no EmbeddingBagCollection: nothing to quantize")
+        raise ValueError(f"{type(module).__name__} has no EmbeddingBagCollection to quantize")
     for path, part in found.items():
         if type(part) is not EmbeddingBagCollection:
             raise ValueError(
                 f"{path or 'the module'} is a {type(part).__name__}, and only an EmbeddingBagCollection can be "
-                f"quantized: save_checkpoint, then load_checkpoint into an unsharded model of EmbeddingBagCollections"
+                f"quantized. Fix: save_checkpoint, then load_checkpoint into an unsharded model of these"
             )
     made = {path: QuantizedEmbeddingBagCollection.from_float(part, data_type) for path, part in found.items()}
     if "" in made:
@@ -221,7 +222,7 @@ def _holds_tables(part: nn.Module) -> bool:
 
 
 def _copied(module: nn.Module, without: Sequence[nn.Module]) -> nn.Module:
-    """A copy that never holds the tables twice."""
+    """A copy without a second copy of the tables."""
     return deepcopy(module, {id(part): part for part in without})
 
 

@@ -1,4 +1,4 @@
-"""KTRegroupAsDict: pooled columns joined by groups of features, the plan for it made once."""
+"""KTRegroupAsDict: joins pooled columns by groups of features, with a plan computed once."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from recshard_lab.sparse.tracing import Traceable
 
 
 class KTRegroupAsDict(nn.Module):
-    """`KeyedTensor.regroup_as_dict` as a module that remembers where each group's columns lie.
+    """`KeyedTensor.regroup_as_dict` as a module that caches the columns of each group.
 
     Args:
         groups: the keys of each result, in order; a key may be in several groups.
         keys: a name for each group.
         emb_dtype: number format of the results; as the inputs when left out.
-        multi_device: accepted as TorchRec does; there is nothing here that would have to follow the inputs.
+        multi_device: accepted for compatibility with TorchRec, without effect.
 
     Raises:
         ValueError: groups and keys of different numbers.
@@ -52,14 +52,14 @@ class KTRegroupAsDict(nn.Module):
         """Joins the columns.
 
         Args:
-            keyed_tensors: alike in every dimension but the keys'. Tensors of another layout than before are fine:
-                the plan is made anew.
+            keyed_tensors: of equal shape but for the keys' dimension. For another layout than before the plan is
+                computed anew.
 
         Returns:
             One new tensor a group, by name.
 
         Raises:
-            ValueError: a key that is nowhere or in more than one place, tensors that do not fit together.
+            ValueError: a key that is missing or in several tensors, or tensors that do not fit together.
         """
         joined = _regroup(self._plan, keyed_tensors, self._groups)
         return {
@@ -73,7 +73,7 @@ class KTRegroupAsDict(nn.Module):
 
 
 class _Plan(metaclass=Traceable):
-    """Where the columns of the last layout lie."""
+    """The columns of each group in the last layout."""
 
     layout: Any = None
     places: list[list[Place]]

@@ -31,7 +31,7 @@ def batch(seed: int = 0, size: int = 4, weighted: bool = False) -> KeyedJaggedTe
 
 
 def deduplicated(seed: int = 0, size: int = 5, weighted: bool = False) -> tuple[KeyedJaggedTensor, KeyedJaggedTensor]:
-    """A variable batch with inverse indices in another order of keys, and the plain batch that it stands for."""
+    """A variable batch with inverse indices in another order of keys, and the equal plain batch."""
     torch.manual_seed(seed)
     bags = torch.randint(1, 4, (len(FEATURES),)).tolist()
     lengths = torch.randint(0, 4, (sum(bags),))

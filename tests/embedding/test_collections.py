@@ -173,7 +173,7 @@ def test_a_batch_that_does_not_fit_is_refused(features: KeyedJaggedTensor, messa
         ([one(feature_names=[])], "no feature_names"),
         ([one(feature_names=["f", "f"])], "names a feature twice"),
         ([one(data_type=DataType.INT8)], "'t' is INT8, which cannot be trained"),
-        ([one(pooling=PoolingType.NONE)], "use PoolingType.SUM or MEAN, or put it into an EmbeddingCollection"),
+        ([one(pooling=PoolingType.NONE)], "use PoolingType.SUM or MEAN, or an EmbeddingCollection"),
         ([EmbeddingConfig(4, 4, "t", feature_names=["f"])], "'t' has pooling None"),
     ],
 )
@@ -194,4 +194,4 @@ def test_what_was_given_can_be_asked_for() -> None:
     assert collection.embedding_bag_configs() == tables()
     assert collection.is_weighted()
     assert not EmbeddingCollection([EmbeddingConfig(4, 4, "t", feature_names=["f"])]).need_indices()
-    assert batch().keys()[-1] == "unread"  # features that no table reads are no error
+    assert batch().keys()[-1] == "unread"  # features without a table are allowed

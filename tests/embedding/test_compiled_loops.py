@@ -1,4 +1,4 @@
-"""The machine code that numba makes: where it is kept, what becomes of damaged code, who hears when there is none."""
+"""numba's machine code: where it is stored, damaged files, and the notice if it cannot be stored."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_where_nothing_can_be_kept_that_is_said_and_the_loop_runs(
     monkeypatch.setattr(compiled, "_compile", lambda *_: ("symbol", b"code"))
     compiled.notice_once.cache_clear()
     assert compiled._machine_code("pool", *compiled._LOOPS["pool"]) == ("symbol", b"code")
-    assert "every process compiles them anew" in caplog.text
+    assert "Every process compiles them (about 5 s)" in caplog.text
 
 
 @pytest.mark.usefixtures("fresh")

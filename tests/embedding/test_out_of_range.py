@@ -1,4 +1,4 @@
-"""Ids that are no rows: refused, moved to the nearest row or left out, as asked, and counted."""
+"""Out-of-range ids raise, are clamped to the nearest row or are dropped, by policy, and are counted."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_what_cannot_be_served_so_is_refused_with_the_smallest_fix() -> None:
         quantize_embeddings(odd, rs.DataType.INT4)
     with pytest.raises(ValueError, match="INT8 or INT4"):
         quantize_embeddings(odd, torch.float16)
-    with pytest.raises(ValueError, match="nothing to quantize"):
+    with pytest.raises(ValueError, match="has no EmbeddingBagCollection to quantize"):
         quantize_embeddings(nn.Linear(2, 2))
     sharded = rs.DistributedModelParallel(nn.Sequential(rs.EmbeddingBagCollection(tables())))
     with pytest.raises(ValueError, match="load_checkpoint into an unsharded model"):

@@ -43,7 +43,7 @@ RIGHT = "model: {name: dlrm}\ndata: {name: synthetic-ratings}\n"
         (RIGHT + "optimizer: {dense: {lr: 0}}", "field 'optimizer.dense.lr': input should be greater than 0, got 0"),
         (RIGHT + "optimizer: {tables: {name: adamm}}", r"must be one of .* got 'adamm' \(did you mean 'adam'\?\)"),
         (RIGHT + "optimizer: {tables: {name: exact_sgd, eps: 1e-3}}", "eps=0.001 has no place in exact_sgd"),
-        (RIGHT + "optimizer: {tables: {momentum: 0.9}}", "momentum=0.9 has no place in exact_row_wise_adagrad"),
+        (RIGHT + "optimizer: {tables: {momentum: 0.9}}", "momentum=0.9 is not read by exact_row_wise_adagrad"),
         (RIGHT + "batch_size: 1.5", "field 'batch_size': input should be a valid integer.* got 1.5"),
         (RIGHT + "batch_size: yes", "field 'batch_size': input should be a valid integer, got True"),
         (RIGHT + "batch_size: '32'", "field 'batch_size': input should be a valid integer, got '32'"),

@@ -201,7 +201,7 @@ class FbgemmKernel(LookupKernel):
                     self._states[index]["iter"] = iterations[position : position + 1]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copied or unpickled TBE has memory of its own: the views are taken from it."""
+        """Takes the views anew: a copied or unpickled TBE has separate memory."""
         self.__dict__.update(state)
         self._hold_views()
 
@@ -219,7 +219,7 @@ class FbgemmKernel(LookupKernel):
         self, ids: Tensor, offsets: Tensor, weights: Tensor | None, counts: Sequence[int] | None = None
     ) -> tuple[Tensor, Any]:
         self.check_weights(weights)
-        # TBE reads memory from the first element on, whatever the strides
+        # TBE ignores strides
         ids, offsets = ids.contiguous(), offsets.contiguous()
         weights = None if weights is None else weights.detach().float().contiguous()
         spans, batch = self._features.spans(offsets, self.pooled, counts)
@@ -237,7 +237,7 @@ class FbgemmKernel(LookupKernel):
         return self._join([out.detach() for out, _ in looked], spans), (looked, spans, _Pending(self._pending))
 
     def _number_step(self, index: int, tbe: Any) -> None:
-        """Tells a TBE which step the lookup's backward will be: it counts lookups, and evaluation has no backward.
+        """Sets the step number of the lookup's backward. TBE counts lookups, but an evaluation has no backward.
 
         The counts are on the device, where checkpoints are loaded into them. They are read after such a write only.
         """

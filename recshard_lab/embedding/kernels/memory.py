@@ -1,4 +1,4 @@
-"""Zeros that cost nothing until they are written."""
+"""Large CPU tensors whose pages cost nothing until they are written."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _ALIGNMENT = 64
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """``torch.zeros``; large ones on CPU are the system's untouched zero pages (``calloc``), huge where it has them.
+    """``torch.zeros``; large ones on CPU are the system's untouched zero pages (``calloc``), huge pages if it has them.
 
-    ``torch.zeros`` writes every page at once. A table that is about to be filled would be written twice: making
-    kernels beside running ones took twice as long.
+    ``torch.zeros`` writes every page. A table that is filled next is then written twice, which doubled the time to make
+    kernels beside running ones.
 
     >>> zeros((1000, 1000), torch.float16, torch.device("cpu")).sum().item()
     0.0
@@ -29,9 +29,9 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-    """``torch.empty`` on CPU; large ones on huge pages where the system has them for the asking, which numpy does.
+    """``torch.empty`` on CPU; large ones on huge pages if the system has them, which numpy requests.
 
-    A batch's output is written once: of 4 KB pages it costs as much to get them as to fill them.
+    A batch's output is written once. With 4 KB pages, allocating it takes as long as writing it.
 
     >>> empty((2, 3)).shape
     torch.Size([2, 3])

@@ -54,7 +54,7 @@ def kernel_named(name: str) -> type[LookupKernel]:
     """The kernel registered under a name.
 
     Raises:
-        ValueError: no such kernel.
+        ValueError: the name is not registered.
     """
     names = kernel_names()
     if name not in _KERNELS:

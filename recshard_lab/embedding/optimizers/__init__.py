@@ -1,6 +1,6 @@
-"""Optimizers that run inside backward, on the rows a batch touched and no others; and their dense twins.
+"""Optimizers that run inside backward, on the rows that a batch touched; and their dense equals.
 
-Read first: `types`, then `rules` (the formulas), then `steps` (what runs them) and `spec` (what chooses them).
+Read first: `types`, then `rules` (the formulas), `steps` (which runs them), `spec` (which selects them).
 """
 
 from recshard_lab.embedding.optimizers.dense import LAMB as LAMB

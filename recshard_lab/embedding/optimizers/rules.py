@@ -1,13 +1,13 @@
-"""The optimizers' formulas, each on the *coalesced* gradient of touched rows.
+"""The optimizers' formulas, each on the summed gradient of touched rows.
 
-A rule is a generator. It turns the gradient ``[U, d]`` of some rows into the update to add to them. Where a number of
-a row depends on all D columns of the table, which may lie in several pieces, it *yields* the squares summed over its
-own d columns, ``[U]`` or ``[U, k]``, and gets back the sums over all D. It writes to the state after its last yield
-only, so that it can be run up to a yield and again.
+A rule is a generator. It turns the gradient ``[U, d]`` of some rows into the update to add to them. A formula may need
+sums over all D columns of the table, which several shards may store. The rule then *yields* the squares summed over its
+d columns, ``[U]`` or ``[U, k]``, and receives the sums over all D. It writes to the state only after its last yield, so
+that a caller can run it up to a yield, and again.
 
 Adding an optimizer is one such function, one member of `EmbOptimType` and one line in `RULES`.
 
-Shape letters: E rows, D columns of the whole table, d columns of the piece at hand, U touched rows.
+Shape letters: E rows, D columns of the whole table, d columns of the shard, U touched rows.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from recshard_lab.embedding.optimizers.spec import OptimizerSpec
 
 State = Mapping[str, Tensor]
-RowDims = int | Tensor  # D, or [U] where the rows come from tables of different widths
+RowDims = int | Tensor  # D, or [U] for rows of tables of different widths
 Formula = Generator[Tensor, Tensor, Tensor]
 
 
 @dataclass(slots=True)
 class Touched:
-    """The touched rows of one piece, as a rule sees them."""
+    """The touched rows of one shard: the input of a rule."""
 
     spec: OptimizerSpec
     weight: Tensor  # [E, d]
     state: State
     rows: Tensor  # [U] int64, each once
-    grad: Tensor  # [U, d] coalesced; scratch
+    grad: Tensor  # [U, d] summed; a buffer
     full_dim: RowDims
-    iteration: int | Tensor  # which step this is, from 1; [U] where tables have taken different numbers of steps
+    iteration: int | Tensor  # which step this is, from 1; [U] if tables have taken different numbers of steps
     gathered: Tensor | None = None
 
     def values(self) -> Tensor:
@@ -81,7 +81,7 @@ class Touched:
 
 
 def gather_rows(weight: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """``weight[rows]`` in another precision; by bags of one row on CPU, where ``embedding_bag`` fetches ahead."""
+    """``weight[rows]`` in another precision. On CPU by bags of one row, because ``embedding_bag`` prefetches."""
     if weight.dtype == dtype and weight.device.type == "cpu" and rows.numel():
         return torch.embedding_bag(
             weight, rows, torch.arange(rows.numel() + 1, device=rows.device), False, 0, False, None, True
@@ -184,15 +184,15 @@ def _store(at: Touched, first: Tensor, second: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Rule:
-    """A formula and what it needs.
+    """A formula and its requirements.
 
     Attributes:
         formula: the generator.
-        state: name, as fbgemm names it -> "element", "row" (one number a row) or "table" (``iter``, the steps taken).
-        rounds: how often it yields.
+        state: fbgemm's name -> "element", "row" (one number a row) or "table" (``iter``, the steps taken).
+        rounds: number of yields.
         settings: of `OptimizerSpec`, those that not every rule reads.
         decays_inside: decoupled weight decay is part of the formula.
-        l2: whether L2 is what ``weight_decay`` means when no mode is given.
+        l2: L2 is the default mode of ``weight_decay``.
     """
 
     formula: Callable[[Touched], Formula]

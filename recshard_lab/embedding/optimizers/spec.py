@@ -1,4 +1,4 @@
-"""Which fused optimizer a table has, with which numbers; what nobody would honour is refused here."""
+"""The fused optimizer of a table and its settings. A setting that the optimizer does not read is refused here."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from recshard_lab.embedding.optimizers.types import EmbOptimType, WeightDecayMod
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """Which fused optimizer, with which numbers.
+    """A fused optimizer and its settings.
 
-    Every setting concerns the rows that a batch touched and no others: momentum of other rows does not fade, their
-    weights do not decay. Duplicates are summed first.
+    A step changes only the rows that a batch touched: momentum and weights of other rows do not decay. The gradients
+    of a row's duplicates are summed first.
 
     Args:
-        optimizer: the rule.
+        optimizer: the formula.
         learning_rate: step size.
         eps: added to the root of the accumulated squares (all but SGD and LARS).
         weight_decay: pulls touched rows towards zero.
         weight_decay_mode: L2 adds ``weight_decay * w`` to the gradient, DECOUPLE adds ``-lr * weight_decay * w`` to
-            the update. Left out: L2 for SGD and the Adagrads; DECOUPLE for the Adams (as AdamW); for both LAMBs and
-            LARS the place that their formula has for it, which DECOUPLE names too.
-        beta1, beta2: how slowly the moments of the Adams and LAMBs follow the gradient and its square.
-        momentum: how slowly LARS follows it.
+            the update. Default: L2 for SGD and the Adagrads; DECOUPLE for the Adams (as AdamW), and for both LAMBs and
+            LARS, where it is the decay inside their formula.
+        beta1, beta2: decay rates of the moments of the Adams and LAMBs.
+        momentum: decay rate of LARS's momentum.
         eta: LARS's trust coefficient.
         gradient_clipping: clamp each number of a row's summed gradient to ``[-max_gradient, max_gradient]``, before
             anything else, as ``torch.nn.utils.clip_grad_value_`` does (fbgemm clamps the gradient of each bag).
-        max_gradient: see there.
-        max_norm: scale a row down to this length where the step made it longer; 0: never.
-        check_gradients: refuse NaN and infinite gradients before a weight moves, naming table and row.
+        max_gradient: the bound of ``gradient_clipping``.
+        max_norm: scale a row down to this length if the step made it longer; 0: never.
+        check_gradients: raise on NaN and infinite gradients before a weight changes, naming table and row. The host
+            then waits for the device once per group of tables of one width.
 
     Raises:
-        ValueError: a negative or non-finite number, a setting that this optimizer does not read, an optimizer or a
-            mode of decay that is not supported.
+        ValueError: a negative or non-finite number, a setting that this optimizer does not read, an unsupported
+            optimizer or mode of decay.
 
     >>> OptimizerSpec(EmbOptimType.EXACT_ROWWISE_ADAGRAD).state_shapes(1000, 64)
     {'momentum1': (1000,)}
@@ -76,15 +77,16 @@ class OptimizerSpec:
         object.__setattr__(self, "weight_decay_mode", self._mode())
 
     def _refuse_unread(self, given: Iterable[str]) -> None:
-        """Numbers that the formula does not have."""
+        """Raises ValueError for settings that the formula does not have."""
         for name in given:
             having = [str(kind) for kind, rule in RULES.items() if name in rule.settings]
             if having and name not in RULES[self.optimizer].settings:
                 raise ValueError(
-                    f"{name}={getattr(self, name)!r} has no place in {self.optimizer}: leave it out, or use {having}"
+                    f"{name}={getattr(self, name)!r} is not read by {self.optimizer}. Fix: leave it out, or use "
+                    f"{having}"
                 )
         if self.max_gradient != 1.0 and not self.gradient_clipping:
-            raise ValueError(f"max_gradient={self.max_gradient!r} needs gradient_clipping=True")
+            raise ValueError(f"max_gradient={self.max_gradient!r} has no effect. Fix: add gradient_clipping=True")
 
     def _mode(self) -> WeightDecayMode | None:
         given = None if self.weight_decay_mode is None else decay_mode(self.weight_decay_mode)
@@ -92,22 +94,22 @@ class OptimizerSpec:
             return None
         if given is WeightDecayMode.NONE:
             raise ValueError(
-                f"weight_decay={self.weight_decay!r} with weight_decay_mode NONE would do nothing: name L2 or "
+                f"weight_decay={self.weight_decay!r} with weight_decay_mode NONE has no effect. Fix: use L2 or "
                 f"DECOUPLE, or leave weight_decay out"
             )
         rule = RULES[self.optimizer]
         if given is WeightDecayMode.L2 and rule.decays_inside:
             raise ValueError(
-                f"{self.optimizer} has its own place for weight decay: leave weight_decay_mode out (or DECOUPLE)"
+                f"{self.optimizer} has weight decay inside its formula, not L2. Fix: leave weight_decay_mode out"
             )
         return given or (WeightDecayMode.L2 if rule.l2 else WeightDecayMode.DECOUPLE)
 
     @classmethod
     def from_fused_params(cls, fused_params: Mapping[str, Any] | None) -> OptimizerSpec:
-        """Reads a ``fused_params`` dictionary: any of this class's arguments, under their names.
+        """Reads a ``fused_params`` dictionary of this class's arguments.
 
         Raises:
-            ValueError: a key that no kernel here honours, by name.
+            ValueError: a key that is not an argument, by name.
 
         >>> OptimizerSpec.from_fused_params({"optimizer": EmbOptimType.ADAM, "beta1": 0.8}).beta1
         0.8
@@ -116,16 +118,16 @@ class OptimizerSpec:
         known = [f.name for f in fields(cls)]
         unknown = sorted(set(given) - set(known))
         if unknown:
-            raise ValueError(f"fused_params has {unknown}, which no kernel honours: use only {known}")
+            raise ValueError(f"fused_params has unknown keys {unknown}. Fix: use only {known}")
         spec = cls(**given)
-        spec._refuse_unread(given)  # at its default, too: whoever names it expects it to count
+        spec._refuse_unread(given)  # also at its default: a setting in fused_params is meant to have an effect
         return spec
 
     @classmethod
     def from_optimizer(
         cls, optimizer_class: type[torch.optim.Optimizer], optimizer_kwargs: Mapping[str, Any] | None = None
     ) -> OptimizerSpec:
-        """The fused optimizer that steps touched rows as a torch optimizer would: see `spec_from_optimizer`.
+        """The fused optimizer with the steps of a torch optimizer: see `spec_from_optimizer`.
 
         >>> OptimizerSpec.from_optimizer(torch.optim.SGD, {"lr": 0.5}).learning_rate
         0.5
@@ -136,7 +138,7 @@ class OptimizerSpec:
 
     @property
     def extras(self) -> tuple[str, ...]:
-        """The settings in use beyond the formula's own numbers, for kernels to refuse what they do not have.
+        """The settings in use that are not part of every formula, for kernels that lack some.
 
         >>> OptimizerSpec(weight_decay=0.1, check_gradients=True).extras
         ('weight_decay', 'check_gradients')
@@ -147,24 +149,24 @@ class OptimizerSpec:
 
     @property
     def weight_decay_inside(self) -> float:
-        """The decay that the formula itself has a place for; 0 where it has none."""
+        """The decay inside the formula; 0 if the formula has none."""
         return self.weight_decay if RULES[self.optimizer].decays_inside else 0.0
 
     @property
     def row_norm_rounds(self) -> int:
-        """How often a step needs sums over all D columns of a row, which column shards must add up together."""
+        """How many sums over all D columns of a row a step needs. Column shards must exchange each."""
         return RULES[self.optimizer].rounds + bool(self.max_norm)
 
     @property
     def row_wise(self) -> bool:
-        """Whether a step needs such sums at all."""
+        """Whether a step needs sums over all D columns of a row."""
         return self.row_norm_rounds > 0
 
     def state_shapes(self, num_rows: int, num_cols: int) -> dict[str, tuple[int, ...]]:
-        """Shape of each state tensor of a ``[num_rows, num_cols]`` piece; the first axis is its rows.
+        """Shape of each state tensor of a ``[num_rows, num_cols]`` shard; the first axis is its rows.
 
-        Adam and its kin have ``iter`` beside them, ``[1]`` int64: how many backwards the table has taken part in, with
-        or without an id of its own.
+        The Adams and LAMBs also have ``iter``, ``[1]`` int64: the backward passes of the table, including those whose
+        batch has none of its ids.
         """
         shapes = {"row": (num_rows,), "element": (num_rows, num_cols), "table": (1,)}
         return {name: shapes[extent] for name, extent in RULES[self.optimizer].state.items()}

@@ -1,4 +1,4 @@
-"""Runs a rule on the touched rows of one piece: whole, or up to where squares must meet."""
+"""Runs a rule on the touched rows of one shard: a whole step, or up to the squares that shards must exchange."""
 
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ def step(
     full_dim: RowDims,
     iteration: int | Tensor = 1,
 ) -> None:
-    """One optimizer step on the touched rows of one piece, in place.
+    """One optimizer step on the touched rows of one shard, in place.
 
     Args:
-        spec: which rule, with which numbers.
-        weight: the piece ``[num_rows, d]``; fp16 and bf16 are stepped in fp32 and rounded to nearest.
+        spec: the rule and its settings.
+        weight: the shard ``[num_rows, d]``; fp16 and bf16 are stepped in fp32 and rounded to nearest.
         state: the tensors of ``spec.state_shapes`` (without ``iter``, which the caller counts), stepped in place.
         rows: ``[U]`` int64, each row once.
-        grad: ``[U, d]`` coalesced gradient. It is used as scratch: its contents are lost.
-        totals: for each of ``spec.row_norm_rounds`` what `partial_squares` gave, summed over all D columns of each
-            row; None when this piece has them all.
-        full_dim: D, the columns of the whole table; ``[U]`` where rows of several tables are stepped at once.
-        iteration: how many backwards there have been, this one included, for all rows or ``[U]``; Adam and its kin
-            correct their bias by it.
+        grad: ``[U, d]`` summed gradient. It is a buffer: its contents are lost.
+        totals: for each of ``spec.row_norm_rounds`` the result of `partial_squares`, summed over all D columns of each
+            row; None if this shard has all columns.
+        full_dim: D, the columns of the whole table; ``[U]`` for rows of tables of different widths.
+        iteration: the number of this step, from 1, for all rows or ``[U]``. The Adams and LAMBs read it.
     """
     if rows.numel() == 0:
         return
@@ -63,10 +62,10 @@ def partial_squares(
     full_dim: RowDims,
     iteration: int | Tensor = 1,
 ) -> Tensor:
-    """Squares ``[U]`` or ``[U, k]`` over this piece's columns that the next round must complete; nothing is stepped.
+    """Squares ``[U]`` or ``[U, k]`` over this shard's columns, for the next round. Steps nothing.
 
     Args:
-        totals: what earlier rounds were completed to; the others as of `step`. ``grad`` is lost.
+        totals: the sums of earlier rounds; the others as of `step`. The contents of ``grad`` are lost.
     """
     formula = _formula(Touched(spec, weight, state, rows, grad, full_dim, iteration))
     squares = next(formula)
@@ -77,7 +76,7 @@ def partial_squares(
 
 
 def _formula(at: Touched) -> Formula:
-    """The rule with what all of them share: clipping and weight decay before and after it, a bound on rows."""
+    """The rule with the settings of all rules: clipping and weight decay before and after it, a bound on rows."""
     spec, rule = at.spec, RULES[at.spec.optimizer]
     if spec.gradient_clipping:
         at.grad.clamp_(-spec.max_gradient, spec.max_gradient)
@@ -88,7 +87,7 @@ def _formula(at: Touched) -> Formula:
 
 
 def _own(at: Touched, decay: bool) -> Formula:
-    """The rule, with ``w -= lr * decay * w`` beside it where asked for (Loshchilov and Hutter 2019)."""
+    """The rule, with ``decay`` also ``w -= lr * weight_decay * w`` (Loshchilov and Hutter 2019)."""
     formula = RULES[at.spec.optimizer].formula(at)
     if not decay:
         return (yield from formula)
@@ -97,9 +96,9 @@ def _own(at: Touched, decay: bool) -> Formula:
 
 
 def _bounded(at: Touched, decay: bool) -> Formula:
-    """Rows longer than ``max_norm`` after the step are scaled back to it.
+    """The rule, with rows longer than ``max_norm`` after the step scaled to that length.
 
-    The rule ends, and writes its state, before the last yield: it works on a copy of its rows.
+    The rule writes its state before the last yield. Therefore it runs on a copy of its rows.
     """
     state = {name: at.read(name) for name in at.state}
     every = torch.arange(at.rows.numel(), device=at.rows.device)
@@ -114,7 +113,7 @@ def _bounded(at: Touched, decay: bool) -> Formula:
 def add_rows_(weight: Tensor, rows: Tensor, update: Tensor) -> None:
     """``weight[rows] += update`` for distinct rows; half-precision weights are rounded once, from fp32.
 
-    Gather, add and scatter are faster than ``index_add_``.
+    Gather, add and scatter take less time than ``index_add_``.
     """
     weight.index_copy_(0, rows, update.add_(gather_rows(weight, rows, update.dtype)).to(weight.dtype))
 

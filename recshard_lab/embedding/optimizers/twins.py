@@ -1,4 +1,4 @@
-"""Ordinary torch optimizers and the fused ones that step as they do."""
+"""From ordinary torch optimizers to fused ones with the same steps."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ _HONOURED = {"lr", "eps", "weight_decay"}
 def spec_from_optimizer(
     optimizer_class: type[torch.optim.Optimizer], optimizer_kwargs: Mapping[str, Any] | None = None
 ) -> OptimizerSpec:
-    """The fused optimizer that steps touched rows as a torch optimizer would, in which no argument is lost.
+    """The fused optimizer with the steps of a torch optimizer. Every argument is translated or refused.
 
-    Rows that a batch does not touch stay as they are, also where the dense optimizer would let momentum or weight decay
+    Rows that a batch does not touch keep their weights, even if momentum or weight decay of the dense optimizer would
     move them.
 
     Args:
         optimizer_class: ``torch.optim.SGD``, ``Adagrad``, ``Adam`` or ``AdamW``, or one of this library's.
-        optimizer_kwargs: its arguments; those left out take the class's own defaults.
+        optimizer_kwargs: its arguments; the class's defaults for the others.
 
     Raises:
-        ValueError: an optimizer without a fused twin, or an argument that the twin does not have.
+        ValueError: an optimizer without a fused equal, or an argument that the equal does not have.
 
     >>> spec_from_optimizer(torch.optim.AdamW, {"lr": 0.5}).weight_decay_mode
     <WeightDecayMode.DECOUPLE: 2>
@@ -55,13 +55,13 @@ def spec_from_optimizer(
     twin = _TWINS.get(optimizer_class)
     if twin is None:
         known = ", ".join(known.__name__ for known in _TWINS)
-        raise ValueError(f"{optimizer_class.__name__} has no fused twin: choose one of {known}")
+        raise ValueError(f"{optimizer_class.__name__} has no fused equal. Fix: choose one of {known}")
     signature = inspect.signature(optimizer_class).parameters
     defaults = {name: signature[name].default for name in signature if name != "params"}
     given = dict(optimizer_kwargs or {})
     unknown = sorted(set(given) - set(defaults))
     if unknown:
-        raise ValueError(f"{optimizer_class.__name__} has no argument {unknown}: it takes {list(defaults)}")
+        raise ValueError(f"{optimizer_class.__name__} has no argument {unknown}. Fix: use only {list(defaults)}")
     values = {**defaults, **given}
     read: dict[str, Any] = {name: float(values[name]) for name in ("eps", "weight_decay") if name in defaults}
     extra = _EXTRA.get(twin, lambda values: {})(values)
@@ -69,8 +69,8 @@ def spec_from_optimizer(
     for name in set(given) - honoured - _SAME_NUMBERS:
         if given[name] != defaults[name]:
             raise ValueError(
-                f"{optimizer_class.__name__}({name}={given[name]!r}) cannot run inside backward on the touched "
-                f"rows alone: leave {name} out"
+                f"{optimizer_class.__name__}({name}={given[name]!r}) cannot run inside backward on the touched rows "
+                f"alone. Fix: leave {name} out"
             )
     if twin is EmbOptimType.ADAM and read["weight_decay"]:
         apart = optimizer_class is torch.optim.AdamW or values.get("decoupled_weight_decay", False)
@@ -97,7 +97,7 @@ _EXTRA: dict[EmbOptimType, Callable[[Mapping[str, Any]], dict[str, float]]] = {
 
 
 def spec_of_parameter(parameter: Tensor) -> OptimizerSpec | None:
-    """The optimizer that `apply_optimizer_in_backward` gave a parameter, as a fused one; None if it gave none.
+    """The fused equal of a parameter's optimizer in backward (`apply_optimizer_in_backward`); None without one.
 
     Raises:
         ValueError: several optimizers on one parameter, or one that cannot be fused.
@@ -107,5 +107,5 @@ def spec_of_parameter(parameter: Tensor) -> OptimizerSpec | None:
         return None
     if len(classes) > 1:
         names = [optimizer.__name__ for optimizer in classes]
-        raise ValueError(f"a parameter has {len(classes)} optimizers in backward, {names}: apply only one")
+        raise ValueError(f"a parameter has {len(classes)} optimizers in backward, {names}. Fix: apply only one")
     return spec_from_optimizer(classes[0], parameter._optimizer_kwargs[0])  # type: ignore[attr-defined]

@@ -28,7 +28,7 @@ class EmbOptimType(Enum):
 
 @unique
 class WeightDecayMode(IntEnum):
-    """How ``weight_decay`` pulls the touched rows towards zero: through the gradient, or past it."""
+    """How ``weight_decay`` changes touched rows: through the gradient (L2) or beside it (DECOUPLE)."""
 
     NONE = 0
     L2 = 1
@@ -39,7 +39,7 @@ def optim_type(value: EmbOptimType | str | Enum) -> EmbOptimType:
     """`EmbOptimType` from itself, its value, or a member of fbgemm's own enum.
 
     Raises:
-        ValueError: an optimizer that is not supported, naming those that are.
+        ValueError: an unsupported optimizer; the message names the supported ones.
     """
     if isinstance(value, EmbOptimType):
         return value
@@ -48,14 +48,14 @@ def optim_type(value: EmbOptimType | str | Enum) -> EmbOptimType:
         if text == member.value:
             return member
     supported = ", ".join(member.value for member in EmbOptimType)
-    raise ValueError(f"optimizer {value!r} is not supported: choose one of {supported}")
+    raise ValueError(f"optimizer {value!r} is not supported. Fix: choose one of {supported}")
 
 
 def decay_mode(value: WeightDecayMode | int | str) -> WeightDecayMode:
     """`WeightDecayMode` from itself, its name or number, or a member of fbgemm's own enum.
 
     Raises:
-        ValueError: a mode that is not supported, naming those that are.
+        ValueError: an unsupported mode; the message names the supported ones.
     """
     for member in WeightDecayMode:
         if isinstance(value, str):
@@ -64,4 +64,4 @@ def decay_mode(value: WeightDecayMode | int | str) -> WeightDecayMode:
         elif isinstance(value, int) and not isinstance(value, bool) and value == member.value:
             return member
     supported = ", ".join(member.name for member in WeightDecayMode)
-    raise ValueError(f"weight_decay_mode {value!r} is not supported: choose one of {supported}")
+    raise ValueError(f"weight_decay_mode {value!r} is not supported. Fix: choose one of {supported}")

@@ -1,18 +1,18 @@
 """The numba kernel: loops over rows, compiled for this machine's processor, on all of torch's threads.
 
-Ids are sorted in backward, so that each touched row is stepped once, with its summed gradient (`coalesce.py`). SGD
-taken off id by id would be a third faster on uniform ids, but a frequent row's small steps would each be rounded to
-the row's precision, and lost below it.
+Backward sorts the ids, so that each touched row is stepped once, with its summed gradient (`coalesce.py`). SGD id by id
+would take a third less time on uniform ids. It would round each small step of a frequent row to the row's precision,
+and lose steps below it.
 
-Every loop works on plain addresses. What a batch says is therefore looked at first, in both passes, by one loop over
-its offsets and ids: nothing outside the tables, the batch and the output is read or written, whatever is given.
+The loops work on addresses. Both passes therefore check offsets and ids of the batch first. No loop reads or writes
+memory outside of the tables, the batch and the output.
 
-The loops release the GIL: torch's number of threads share the bags of a lookup, and the slots of a step. Who does
-which part changes no number.
+The loops release the GIL. torch's number of threads share the bags of a lookup and the slots of a step. The results do
+not depend on the number of threads.
 
-The loops are compiled, or found on disk, when the first kernel is made (`compiled.py`).
+The first kernel compiles the loops or loads them from disk (`compiled.py`).
 
-Shape letters: L features, B batch, N ids, d columns of a slot, U touched rows.
+Shape letters: F shard features, B batch, N ids, d columns of a slot, U touched rows.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ _RULES = {EmbOptimType.EXACT_SGD: 0, EmbOptimType.EXACT_ADAGRAD: 1, EmbOptimType
 _ALL, _ONLY_SQUARES, _GIVEN_SQUARES = range(3)
 _WORDS, _MORE_WORDS = 7, 2050
 _MOST_ROWS = 2**32  # sorted as 32-bit numbers
-_BASE, _DIM, _HALF, _COLUMN, _STATE, _FULL_DIM, _ROWS = range(7)  # these five lines as the loops' files have them
+_BASE, _DIM, _HALF, _COLUMN, _STATE, _FULL_DIM, _ROWS = range(7)  # these five lines equal those of the loops
 _NONE_INT, _NONE_FLOAT, _NONE = np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.uint32)
 
 
 @dataclass
 class _Saved:
-    """A batch, in the form that the loops take it."""
+    """A batch in the form of the loops' arguments."""
 
     ids: Tensor
-    offsets: Tensor  # int64; pooled [L * B + 1], else [L + 1]
+    offsets: Tensor  # int64; pooled [F * B + 1], else [F + 1]
     weights: Tensor | None  # float
     weights_dtype: torch.dtype
     batch: int  # 1 when not pooled
-    starts: list[int]  # [L + 1] where each feature's ids begin
+    starts: list[int]  # [F + 1] where each shard feature's ids begin
 
 
 @register_kernel
@@ -66,9 +66,9 @@ class NumbaKernel(LookupKernel):
 
     @classmethod
     def preference(cls, optimizer: OptimizerSpec | None, device: torch.device | str) -> int:
-        """First on CPU. Lookup, backward and step of 26 tables x 100k x 64, batch 4096, pooling 10, one thread, beside
-        fbgemm (``recshard bench lookup``): SGD 2.2 times as fast on uniform ids, 1.9 on Zipf 1.2 ids; row-wise Adagrad
-        1.2 times on both; the lookup alone 0.9 times. Two threads take 0.6 of the time of one; fbgemm steps on one."""
+        """First on CPU. Its speed over fbgemm's for lookup, backward and step (26 tables x 100k x 64, batch 4096,
+        pooling 10, one thread, ``recshard bench lookup``): SGD 2.2x on uniform ids and 1.9x on Zipf 1.2 ids, row-wise
+        Adagrad 1.2x on both, the lookup alone 0.9x. Two threads take 0.6 of the time of one; fbgemm steps on one."""
         return 20 if torch.device(device).type == "cpu" else -20
 
     @classmethod
@@ -87,9 +87,9 @@ class NumbaKernel(LookupKernel):
         device: torch.device | str,
     ) -> str | None:
         if optimizer is None:
-            return "it always steps an optimizer in backward, gradients cannot be kept"
+            return "it always steps an optimizer in backward, and keeps no gradients"
         if optimizer.optimizer not in _RULES:
-            return f"optimizer {optimizer.optimizer} is not among its loops"
+            return f"it has no loop for {optimizer.optimizer}"
         missing = [name for name in optimizer.extras if name != "weight_decay"]
         if missing:
             return f"it has no {', '.join(missing)}"
@@ -103,7 +103,7 @@ class NumbaKernel(LookupKernel):
 
     def _allocate(self) -> None:
         optimizer = self.optimizer
-        assert optimizer is not None  # what has none is refused
+        assert optimizer is not None  # `refuses` needs one
         self._spec = optimizer
         self._weights = [
             zeros((slot.num_rows, slot.num_cols), TORCH_DTYPES[slot.data_type], self.device) for slot in self.slots
@@ -138,7 +138,7 @@ class NumbaKernel(LookupKernel):
         self._spec = self.optimizer = replace(self._spec, learning_rate=lr)
 
     def _table(self, saved: _Saved) -> Array:
-        """What the loops know of the features. Tensors that were copied or moved to shared memory are found again."""
+        """The loops' table of shard features. Reads the addresses anew of tensors that were copied or moved."""
         held = [*self._weights, *(state for own in self._states for state in own.values())]
         addresses = [tensor.data_ptr() for tensor in held]
         table = self._features
@@ -198,7 +198,7 @@ class NumbaKernel(LookupKernel):
             )
         ids = saved.ids[int(own[0]) : int(own[-1])]
         bad = int(ids[(ids < 0) | (ids >= slot.num_rows)][0])
-        return f"id {bad} is no row of table {slot.table!r}, which has rows 0 to {slot.num_rows - 1} here"
+        return f"id {bad} is not a row of table {slot.table!r}, which has rows 0 to {slot.num_rows - 1} here"
 
     @torch.no_grad()
     def forward(
@@ -240,7 +240,9 @@ class NumbaKernel(LookupKernel):
         columns = self._columns[-1] if self.pooled else self._flat_starts(saved)[-1]
         shape = (saved.batch, columns) if self.pooled else (columns,)
         if grad.shape != shape or grad.device.type != "cpu":
-            raise ValueError(f"gradient {list(grad.shape)} on {grad.device}; the lookup gave {list(shape)} on cpu")
+            raise ValueError(
+                f"gradient {list(grad.shape)} on {grad.device} does not match the lookup's rows {list(shape)} on cpu"
+            )
         grad = grad.float()
         if not self.pooled:
             grad = grad.reshape(1, -1)
@@ -264,7 +266,7 @@ class NumbaKernel(LookupKernel):
         return saved.ids.data_ptr(), int(saved.ids.dtype is torch.int64), saved.offsets.numpy()
 
     def _step(self, table: Array, saved: _Saved, grad: Tensor) -> None:
-        """Slots are shared out to threads by load; where that would be uneven, each thread takes every n-th row."""
+        """Divides the slots among threads by load, or the rows of every slot if that is uneven."""
         loads = self._slot_loads(saved)
         threads = threads_for(sum(loads))
         shares, even = share_out(loads, threads)
@@ -278,7 +280,7 @@ class NumbaKernel(LookupKernel):
         run_all(tasks)
 
     def _step_with_norms(self, table: Array, saved: _Saved, grad: Tensor, row_norms: RowNorms) -> None:
-        """Squares first, of all slots; the caller adds those of the other columns; then the steps."""
+        """Computes the squares of all slots, lets the caller add those of the other columns, then steps."""
         ids = [sum(saved.starts[feature + 1] - saved.starts[feature] for feature in own) for own in self._by_slot]
         firsts = np.array([0, *accumulate(ids)], np.int64)
         rows, squares = np.empty(firsts[-1], np.int64), np.empty(firsts[-1], np.float32)
@@ -324,7 +326,7 @@ class NumbaKernel(LookupKernel):
         return task
 
     def _room(self, slots: Sequence[int], saved: _Saved) -> tuple[int, Array, list[Tensor]]:
-        """What `step_rows` works in: the most ids of a slot, whole numbers, floats (factors, gradients, a row)."""
+        """Buffers of `step_rows`: the most ids of a slot, integers, floats (factors, gradients, a row)."""
         features = [self._by_slot[slot] for slot in slots]
         ids = [sum(saved.starts[feature + 1] - saved.starts[feature] for feature in own) for own in features]
         sources = [len(own) * saved.batch if self.pooled else n for own, n in zip(features, ids, strict=True)]
@@ -348,7 +350,7 @@ class NumbaKernel(LookupKernel):
         return [sum(loads[feature] for feature in own) for own in self._by_slot]
 
 
-def _check_shapes(ids: Tensor, offsets: Tensor, weights: Tensor | None, wanted: object, size: int) -> None:
+def _check_shapes(ids: Tensor, offsets: Tensor, weights: Tensor | None, expected: object, size: int) -> None:
     for name, tensor in (("ids", ids), ("offsets", offsets)):
         if tensor.dim() != 1 or tensor.dtype not in (torch.int32, torch.int64) or tensor.device.type != "cpu":
             raise ValueError(
@@ -356,10 +358,11 @@ def _check_shapes(ids: Tensor, offsets: Tensor, weights: Tensor | None, wanted: 
                 f"of one dimension, on cpu"
             )
     if offsets.numel() != size or size < 1:
-        raise ValueError(f"there are {offsets.numel()} offsets; there must be {wanted}")
+        raise ValueError(f"got {offsets.numel()} offsets, expected {expected}")
     if weights is not None and (weights.shape != ids.shape or weights.device.type != "cpu"):
         raise ValueError(
-            f"per-sample weights are {list(weights.shape)} on {weights.device}; there are {ids.numel()} ids, on cpu"
+            f"per-sample weights are {list(weights.shape)} on {weights.device}, expected [{ids.numel()}] on cpu, one "
+            f"per id"
         )
 
 
@@ -373,12 +376,12 @@ def _refuses_slot(slot: Slot) -> str | None:
     if slot.data_type not in (DataType.FP32, DataType.FP16):
         return f"{table} is {slot.data_type.value}; it trains FP32 and FP16"
     if slot.data_type is DataType.FP16 and not _halves_are_fast():
-        return f"{table} is FP16, which this processor has no instructions for"
+        return f"{table} is FP16, and this processor has no FP16 instructions"
     if slot.num_rows > _MOST_ROWS:
         return f"{table} has {slot.num_rows} rows here; it sorts at most {_MOST_ROWS}"
     return None
 
 
 def _halves_are_fast() -> bool:
-    """Whether the processor converts half precision itself; LLVM would call a function that may not be there."""
+    """Whether the processor converts half precision; otherwise LLVM calls a function that may be missing."""
     return platform.machine() in ("aarch64", "arm64") or torch.backends.cpu.get_cpu_capability().startswith("AVX")

@@ -1,8 +1,8 @@
-"""Steps that need the whole gradient of a row: each touched row once, duplicates summed before it is stepped.
+"""Optimizer steps: each touched row once, with the summed gradient of its ids.
 
-The ids of a slot are sorted; each run of equal ids is a row, and the bags it occurred in are the sources of its
-gradient. The gradients of a slot's bags are laid side by side first, so that they stay in the cache together.
-Rows come in ascending order, each sum in the order of the ids: the same numbers whoever does which part.
+The ids of a slot are sorted. Each run of equal ids is a row, and the bags it occurred in are the sources of its
+gradient. The gradients of a slot's bags are copied side by side first, so that they stay in the cache. Rows are stepped
+in ascending order, and each sum follows the order of the ids, for any number of threads.
 """
 
 from typing import Any
@@ -75,9 +75,11 @@ def _read(
     bags: Any,
     factors: Any,
 ) -> int:
-    """The rows that the features ``own`` ask for, and where each one's gradient is: pooled, the bag; flat, the id's
-    number; weighted, the id's number, by which ``bags`` and ``factors`` are found. With ``parts``, only every
-    ``parts``-th row from ``part`` on. Returns how many."""
+    """The ids of the shard features ``own`` as ``keys``, and as ``values`` the source of each one's gradient.
+
+    A source is the bag if pooled, the id's number if flat. With weights it is the id's number, an index of ``bags`` and
+    ``factors``. With ``parts``, only every ``parts``-th row from ``part`` on. Returns the number of ids.
+    """
     n, bag, number = 0, 0, 0
     for feature in own:
         for b in range(feature * batch, (feature + 1) * batch):
@@ -97,11 +99,11 @@ def _read(
 
 @jit
 def _runs(keys: Any, n: int, apart: bool, starts: Any, order: Any) -> tuple[int, int]:
-    """Where runs of equal keys begin, with the end, and in which order to step them: the runs of one key first, then
-    the others, where they are to be kept ``apart``. Returns the number of runs, and of those of one key.
+    """Where runs of equal keys begin, with the end, and the order to step them in. If ``apart``, runs of one key come
+    first. Returns the number of runs, and of runs of one key.
 
-    Whether a key comes again is the toss of a coin, and a processor that bets on it loses 50 ns a time: nothing in
-    here is a branch, and the two kinds of run have loops of their own.
+    Whether a key repeats is unpredictable, and a mispredicted branch costs 50 ns. Therefore this code has no branches,
+    and the two kinds of runs have separate loops.
     """
     count = 0
     starts[0] = 0
@@ -127,7 +129,7 @@ def _runs(keys: Any, n: int, apart: bool, starts: Any, order: Any) -> tuple[int,
 def _gather_grads(
     features: Any, own: Any, offsets: Any, grad: int, stride: int, batch: int, flat: int, columns: int, into: int
 ) -> None:
-    """The gradients of the bags (flat: of the ids) of the features ``own``, one after the other."""
+    """Copies the gradients of the bags (flat: of the ids) of the shard features ``own``, one after the other."""
     for feature in own:
         source = grad + 4 * features[feature, COLUMN]
         count, step = batch, stride
@@ -174,13 +176,13 @@ def step_rows(
     """Steps the rows of ``slots`` that the batch touched. Slot s is read by the shard features
     ``slot_features[slot_starts[s] : slot_starts[s + 1]]``.
 
-    Stage `ALL` does everything. Where a row's other columns are elsewhere, `ONLY_SQUARES` steps nothing and writes from
-    ``firsts[s]`` on the slot's touched ``rows`` and their ``squares``, their number to ``counts[s]``; `GIVEN_SQUARES`
-    steps with the squares found there. What the first of the two has sorted it leaves for the second.
+    Stage `ALL` does everything. If other slots store a row's other columns, there are two stages. `ONLY_SQUARES` writes
+    the slot's touched ``rows`` and their ``squares`` from ``firsts[s]`` on, and their number to ``counts[s]``.
+    `GIVEN_SQUARES` steps with the squares at that place, and reuses the sorted ids.
 
-    Room to work in, for slots of up to ``largest`` ids: ``words``, `WORDS` for each id and `MORE_WORDS`; ``factors``,
-    one for each id where there are weights; floats, by address: ``grads`` for the gradients of a slot's bags (flat:
-    ids), ``total`` for one row's.
+    Buffers, for slots of up to ``largest`` ids: ``words``, `WORDS` for each id and `MORE_WORDS`; ``factors``, one for
+    each id if weighted; addresses of floats: ``grads`` for the gradients of a slot's bags (flat: ids), ``total`` for
+    one row's.
     """
     digits, rest = words[:DIGITS], words[DIGITS:]
     spare_keys, spare_values, first_keys = rest[:largest], rest[largest : 2 * largest], rest[2 * largest : 3 * largest]

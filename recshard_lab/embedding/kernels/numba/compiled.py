@@ -1,9 +1,8 @@
-"""The compiled loops: numba compiles each once for a machine's processor, every later process loads the machine code.
+"""The compiled loops: numba compiles each once for a machine's processor, and later processes load the machine code.
 
-numba itself takes 0.6 s and 120 MB to be ready in a process; llvmlite, which loads what numba has made, a sixth of
-both. The code is kept in the user's cache folder (``NUMBA_CACHE_DIR``, else ``XDG_CACHE_HOME``, else ``~/.cache``),
-where that cannot be written to in a folder of the user's among the temporary files, where there is none such nowhere:
-then every process compiles for itself, and says so.
+Importing numba takes 0.6 s and 120 MB per process. llvmlite, which loads the machine code, takes a sixth of both. The
+code is stored in the user's cache folder (``NUMBA_CACHE_DIR``, else ``XDG_CACHE_HOME``, else ``~/.cache``), or in a
+temporary folder of the user if that is not writable. Without either, every process compiles, and logs a warning.
 """
 
 from __future__ import annotations
@@ -43,20 +42,20 @@ _LOOPS = {
 
 @cache
 def why_absent() -> str | None:
-    """Why the loops cannot be had here, or None: then they are loaded."""
+    """Why the loops do not work here. None if they do: they are loaded then."""
     if find_spec("numba") is None:
         return 'numba is not installed (pip install "recshard-lab[cpu]" brings it)'
     try:
         for name in _LOOPS:
             loop(name)
-    except Exception as error:  # of another numpy, Python or processor it fails with whatever it likes
+    except Exception as error:  # another numpy, Python or processor fails with any exception
         return f"its loops cannot be compiled or loaded here: {type(error).__name__}: {error}"
     return None
 
 
 @cache
 def loop(name: str) -> Callable[..., int]:
-    """A loop, ready to run: takes numbers and numpy arrays, lets go of the GIL meanwhile."""
+    """A loop as a function of numbers and numpy arrays. It releases the GIL."""
     file, kinds = _LOOPS[name]
     address = _load(*_machine_code(name, file, kinds))
     run = ctypes.CFUNCTYPE(ctypes.c_int32, *_argument_types(kinds))(address)
@@ -105,7 +104,7 @@ _engines: list[Any] = []  # they own the code
 
 
 def _load(symbol: str, code: bytes) -> int:
-    """Where the code lies once it is loaded."""
+    """Loads the code and returns its address."""
     from llvmlite import binding
 
     binding.initialize_native_target()
@@ -117,7 +116,7 @@ def _load(symbol: str, code: bytes) -> int:
     _engines.append(engine)
     address: int = engine.get_function_address(symbol)
     if not address:
-        raise RuntimeError(f"there is no {symbol} in the code that was compiled")
+        raise RuntimeError(f"the compiled code has no symbol {symbol}")
     return address
 
 
@@ -125,12 +124,12 @@ def _load(symbol: str, code: bytes) -> int:
 
 
 def _machine_code(name: str, file: str, kinds: list[str]) -> tuple[str, bytes]:
-    """Found on disk, or compiled by one process while the others wait."""
+    """Loads a loop from disk. If it is missing, one process compiles it and the others wait."""
     folder = _folder()
     if folder is None:
         notice_once(
-            "no folder was found to keep the numba kernel's compiled loops in: every process compiles them anew "
-            "(some 5 s); set NUMBA_CACHE_DIR to one that you own and can write to"
+            "the numba kernel's compiled loops cannot be stored: no cache folder is yours and writable. Every process "
+            "compiles them (about 5 s). Fix: set NUMBA_CACHE_DIR to a folder that you own and can write to"
         )
         return _compile(file, name, kinds)
     path = folder / f"{name}-{_version()}.loop"
@@ -147,12 +146,12 @@ def _machine_code(name: str, file: str, kinds: list[str]) -> tuple[str, bytes]:
             part.replace(path)
         except OSError as error:  # the disk is full
             part.unlink(missing_ok=True)
-            notice_once(f"the numba kernel's compiled loops could not be kept: {error}")
+            notice_once(f"the numba kernel's compiled loops could not be stored: {error}")
         return symbol, code
 
 
 def _read(path: Path) -> tuple[str, bytes] | None:
-    """What is kept, if it is whole."""
+    """The stored code, or None if it is missing or damaged."""
     try:
         kept = path.read_bytes()
     except OSError:
@@ -165,7 +164,7 @@ def _read(path: Path) -> tuple[str, bytes] | None:
 
 @cache
 def _folder() -> Path | None:
-    """The first folder that is ours alone to write to."""
+    """The first folder that only this user can write to."""
     given = os.environ.get("NUMBA_CACHE_DIR")
     user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     owner = os.getuid() if hasattr(os, "getuid") else 0
@@ -180,7 +179,7 @@ def _folder() -> Path | None:
         ours = not hasattr(os, "getuid") or (
             about.st_uid == owner and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         )
-        if ours and os.access(folder, os.W_OK | os.X_OK):  # what others write would be run as us
+        if ours and os.access(folder, os.W_OK | os.X_OK):  # code from others would run as this user
             return folder
     return None
 
@@ -190,7 +189,7 @@ def _alone(folder: Path) -> Iterator[None]:
     """One process at a time."""
     try:
         import fcntl
-    except ImportError:  # no such locks: at worst two compile the same
+    except ImportError:  # without file locks two processes may compile the same loop
         yield
         return
     with (folder / "lock").open("w") as lock:
@@ -200,8 +199,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 @cache
 def _version() -> str:
-    """Tells apart what may not be mixed up: our sources, the compiler's version (numba's follows from llvmlite's), the
-    processor."""
+    """A hash of the loops' sources, of the compiler's version (llvmlite's implies numba's) and of the processor."""
     import llvmlite
     from llvmlite import binding
 

@@ -1,10 +1,10 @@
-"""The loops of the numba kernel that read tables: what a batch may ask for, lookups, gradients of weights.
+"""The loops of the numba kernel that read tables: checks of a batch, lookups, gradients of per-sample weights.
 
-Rows lie far apart in memory: every loop asks for the row that it will need `AHEAD` ids later.
+Rows are far apart in memory. Therefore every loop prefetches the row of `AHEAD` ids later.
 
-``features`` is ``[L, 7]`` int64, by the names `BASE`... below; ``ids`` the address of int32 or, ``wide``, int64 ids;
-``offsets`` where bags begin ``[L * B + 1]`` int64; ``weights`` the address of the float per-sample weights or 0;
-``flat`` 1 for sequences: one bag a feature, whose ids' rows lie one after the other.
+``features`` is ``[F, 7]`` int64, by the names `BASE`... below; ``ids`` the address of int32 or, ``wide``, int64 ids;
+``offsets`` where bags begin ``[F * B + 1]`` int64; ``weights`` the address of the float per-sample weights or 0;
+``flat`` 1 for sequences: one bag per shard feature, with its ids' rows one after the other.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ AHEAD = 32  # 8: a third slower, 64: the same (26 tables x 100k x 64, batch 4096
 
 
 def jit(function: Any) -> Any:
-    """Machine code that needs nothing of numba or Python to run: no wrappers, no memory of its own."""
+    """Machine code that runs without numba and Python: without wrappers, and without allocations."""
     bare = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False}
     return njit(nogil=True, boundscheck=False, error_model="numpy", **bare)(function)
 

@@ -1,4 +1,4 @@
-"""Rows of tables as vectors: the instructions that the loops of the numba kernel are written in.
+"""Rows of tables as vectors: the instructions of the numba kernel's loops.
 
 An instruction is a whole row (`add_row`, `step_row`, ...), written as vector code of 128 columns, then of fewer: LLVM's
 own vectoriser guards every loop over a row against overlaps and short rows, which costs as much as the row itself.

@@ -1,4 +1,4 @@
-"""Work on several threads, for loops that release the GIL: torch's number of threads, no more."""
+"""Runs loops that release the GIL on up to torch's number of threads."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from itertools import pairwise
 
 import torch
 
-_SMALL = 1 << 20  # numbers read and written (about 0.3 ms): below, waking a thread costs what it gains
+_SMALL = 1 << 20  # numbers read and written (about 0.3 ms): below, starting a thread costs as much as it saves
 
 
 def threads_for(load: int) -> int:
-    """How many threads a piece of work of so many numbers is worth.
+    """The number of threads for work that reads and writes ``load`` numbers.
 
     >>> threads_for(10)
     1
@@ -23,7 +23,7 @@ def threads_for(load: int) -> int:
 
 
 def run_all(tasks: Sequence[Callable[[], None]]) -> None:
-    """Runs tasks side by side, one of them here; returns when all are done, raises what one of them raised."""
+    """Runs tasks in parallel, one of them on this thread. Returns when all are done, and raises an error of any."""
     if not tasks:
         return
     waiting = [_pool(len(tasks) - 1).submit(task) for task in tasks[1:]]
@@ -31,7 +31,7 @@ def run_all(tasks: Sequence[Callable[[], None]]) -> None:
         tasks[0]()
     finally:
         for future in waiting:
-            future.exception()  # waits: nobody may write to memory that the caller takes for finished
+            future.exception()  # waits: no task may write after this function returns
     for future in waiting:
         future.result()
 
@@ -42,12 +42,12 @@ def _pool(size: int) -> ThreadPoolExecutor:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not live on in a forked process
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # a forked process has none of the threads
 
 
 def share_out(loads: Sequence[int], shares: int) -> tuple[list[list[int]], bool]:
-    """Positions of loads in up to ``shares`` shares of like sums (largest first), each ascending; and whether no
-    share is more than a fifth above the mean.
+    """Divides positions of loads into up to ``shares`` ascending lists of similar sums (largest load first). Also
+    returns whether the largest sum is at most 1.2x the mean.
 
     >>> share_out([5, 1, 4, 0], 2)
     ([[0], [1, 2]], True)
@@ -65,8 +65,8 @@ def share_out(loads: Sequence[int], shares: int) -> tuple[list[list[int]], bool]
 
 
 def cut_evenly(loads: Sequence[int], shares: int, pieces: int | None = None) -> list[tuple[int, int]]:
-    """Cuts a row of loads into ``shares`` ranges of like work, counted in pieces, ``pieces`` to a load (None: as many
-    as the load says).
+    """Splits a sequence of loads into ``shares`` ranges of similar work. Ranges count units: ``pieces`` per load, or if
+    None as many as the load.
 
     >>> cut_evenly([10, 30], 2, pieces=6)
     [(0, 8), (8, 12)]

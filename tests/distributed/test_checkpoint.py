@@ -1,6 +1,8 @@
 """Checkpoints: any plan to any other, exact; whole or not there; nothing in them is run."""
 
+import hashlib
 import io
+import json
 import os
 import pickle
 import signal
@@ -18,7 +20,7 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING as MemFor
 
 from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig, FusedEmbeddingBagCollection
 from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
-from recshard_lab.distributed.state.checkpoint.files import MANIFEST, CheckpointError
+from recshard_lab.distributed.state.checkpoint.files import MANIFEST, VERSION, CheckpointError
 from recshard_lab.distributed.state.checkpoint.reader import _MetadataUnpickler, packed
 from tests.distributed import cases, state_jobs
 from tests.distributed.jobs import Model
@@ -194,9 +196,9 @@ def test_a_damaged_file_is_named_and_nothing_changes(tmp_path: Path, damage: str
 @pytest.mark.parametrize(
     ("other", "named"),
     [
-        (small(rows=60), r"t\.weight is 60 x 8 float32 in the model and 50 x 8 float32 in it"),
-        (small(name="u"), r"u\.weight is not in it.*t\.weight is in it and not in the model"),
-        (small().embedding_bags, "is not in it"),
+        (small(rows=60), r"t\.weight is 60 x 8 float32 in the model and 50 x 8 float32 in the checkpoint"),
+        (small(name="u"), r"u\.weight is not in the checkpoint.*t\.weight is in the checkpoint and not in the model"),
+        (small().embedding_bags, "is not in the checkpoint"),
     ],
     ids=["rows", "name", "path"],
 )
@@ -215,10 +217,23 @@ def test_a_checkpoint_without_the_states_a_fused_model_needs_is_refused_unless_w
     plain = EmbeddingBagCollection([table])
     save_checkpoint(tmp_path / "run", plain)
     module = small()
-    with pytest.raises(CheckpointError, match=r"t\.momentum1 is not in it.*optimizer_state=False"):
+    with pytest.raises(CheckpointError, match=r"t\.momentum1 is not in the checkpoint.*optimizer_state=False"):
         load_checkpoint(tmp_path / "run", module)
     load_checkpoint(tmp_path / "run", module, optimizer_state=False)
     assert torch.equal(weights(module), weights(plain))
+
+
+@pytest.mark.parametrize("version", [VERSION + 1, True, None])
+def test_a_checkpoint_of_another_format_version_is_refused_by_number(tmp_path: Path, version: Any) -> None:
+    save_checkpoint(tmp_path / "run", small())
+    outer = json.loads((tmp_path / "run" / MANIFEST).read_text())
+    body = json.dumps({**json.loads(outer["manifest"]), "version": version})
+    text = json.dumps({"sha256": hashlib.sha256(body.encode()).hexdigest(), "manifest": body})
+    (tmp_path / "run" / MANIFEST).write_text(text)
+    with pytest.raises(
+        CheckpointError, match=rf"format version {version}, but this recshard_lab reads version {VERSION}"
+    ):
+        load_checkpoint(tmp_path / "run", small())
 
 
 class _Malice:
@@ -262,7 +277,7 @@ class _Attribute:
 
 @pytest.mark.parametrize("of", [(torch.Size, "numel"), (MemFormat, "__reduce__"), (MemFormat, "mro")])
 def test_metadata_may_get_members_of_its_enumerations_and_no_other_attribute(tmp_path: Path, of: Any) -> None:
-    with pytest.raises(CheckpointError, match="no part of a checkpoint's metadata"):
+    with pytest.raises(CheckpointError, match="not part of a checkpoint's metadata"):
         load_checkpoint(forged(tmp_path, pickle.dumps(_Attribute(*of))), small())
 
 
@@ -272,7 +287,7 @@ def test_metadata_written_by_an_older_python_is_read(tmp_path: Path) -> None:
 
 
 def test_extra_that_only_code_could_read_back_is_refused_when_saving(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="extra holds what only code could read back"):
+    with pytest.raises(ValueError, match="extra contains values that are not plain data"):
         save_checkpoint(tmp_path / "run", small(), extra=_Malice(tmp_path / "ran"))
     assert not (tmp_path / "run").exists()
     assert not (tmp_path / "ran").exists()
@@ -281,13 +296,13 @@ def test_extra_that_only_code_could_read_back_is_refused_when_saving(tmp_path: P
 
 def test_an_optimizer_over_other_parameters_and_a_folder_that_is_no_checkpoint_are_refused(tmp_path: Path) -> None:
     stranger = torch.optim.Adam([torch.nn.Parameter(torch.zeros(3))])
-    with pytest.raises(ValueError, match=r"shape \[3\] that is none of the model's"):
+    with pytest.raises(ValueError, match=r"shape \[3\] that does not belong to the model"):
         save_checkpoint(tmp_path / "run", small(), stranger)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").write_text("years of work")
-    with pytest.raises(CheckpointError, match="is no checkpoint: it will not be replaced"):
+    with pytest.raises(CheckpointError, match="is not a checkpoint and is not replaced"):
         save_checkpoint(tmp_path / "run", small())
-    with pytest.raises(CheckpointError, match="there is no checkpoint at"):
+    with pytest.raises(CheckpointError, match="no checkpoint at"):
         load_checkpoint(tmp_path / "nowhere", small())
 
 
@@ -323,7 +338,7 @@ def test_a_disk_that_fills_in_mid_save_is_named_and_the_old_checkpoint_stays(tmp
     done = python(_FULL, str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     assert "could not be saved: the disk is full" in done.stdout
-    assert "is whole and in its place" in done.stdout
+    assert "A previous checkpoint there is complete" in done.stdout
     assert done.stdout.splitlines()[-1] == "['run']"
 
 

@@ -147,7 +147,7 @@ def file_of(folder: Path, name: str, keep: int | None = None) -> Path:
 
 BAD = {
     "name": (lambda folder: {"films": MOVIES}, "no table is named 'films': the model has embedding_bags.movies.weight"),
-    "shape": (lambda folder: {"movies": USERS}, r"the tensor given for table 'movies' is 101 x 16, .* is 37 x 8"),
+    "shape": (lambda folder: {"movies": USERS}, r"the tensor for table 'movies' is 101 x 16, .* is 37 x 8"),
     "one axis": (lambda folder: {"movies": MOVIES[0]}, "is 8, table 'movies' is 37 x 8"),
     "rounding": (lambda folder: {"movies": MOVIES.double()}, r"is torch.float64, .* is torch.float32.*cast=True"),
     "halves": (lambda folder: {"small": MOVIES[:4]}, "is torch.float32, table 'small' is torch.float16"),
@@ -155,10 +155,13 @@ BAD = {
     "objects": (lambda folder: {"movies": np.empty((37, 8), object)}, "array of object"),
     "sparse": (lambda folder: {"movies": MOVIES.to_sparse()}, "make it dense"),
     "meta": (lambda folder: {"movies": MOVIES.to("meta")}, "on the meta device"),
-    "list": (lambda folder: {"movies": [[1.0]]}, "given a list: expected a tensor, an array, a path"),
-    "none": (lambda folder: {"movies": None}, "no other rank that could have it"),
-    "absent": (lambda folder: {"movies": folder / "absent.npy"}, "there is no file .*absent.npy"),
-    "kind": (lambda folder: {"movies": file_of(folder, "a.safetensors").rename(folder / "a.csv")}, r"none of \.npy"),
+    "list": (lambda folder: {"movies": [[1.0]]}, "is a list: expected a tensor, an array, a path"),
+    "none": (lambda folder: {"movies": None}, "this is the only rank"),
+    "absent": (lambda folder: {"movies": folder / "absent.npy"}, "absent.npy does not exist"),
+    "kind": (
+        lambda folder: {"movies": file_of(folder, "a.safetensors").rename(folder / "a.csv")},
+        r"Supported: \.npy",
+    ),
     "short npy": (lambda folder: {"movies": file_of(folder, "a.npy", 500)}, r"a\.npy is truncated"),
     "short safetensors": (lambda folder: {"movies": file_of(folder, "a.safetensors", 900)}, r"a\.safetensors is trunc"),
     "short pt": (lambda folder: {"movies": file_of(folder, "a.pt", 900)}, r"a\.pt is truncated"),

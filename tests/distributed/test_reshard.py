@@ -219,7 +219,7 @@ def test_the_bound_on_extra_memory_holds_for_the_process(ranks: Any) -> None:
     [
         ('{"elsewhere": {}}', "elsewhere"),
         ("hole", "no shard covers"),
-        ("kernel", "does not change who steps them"),
+        ("kernel", "does not change a table's optimizer"),
     ],
 )
 def test_a_plan_that_cannot_be_is_refused_before_anything_moves(ranks: Any, plan: str, named: str) -> None:

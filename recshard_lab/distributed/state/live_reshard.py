@@ -1,17 +1,17 @@
-"""Live resharding: the tables of running collections move to another tiling, with their optimizer state.
+"""Live resharding: moves the tables of running collections to another tiling, with their optimizer state.
 
-All ranks take the same steps, and agree after each of them. Until the last one every rank can go back::
+All ranks run the same steps and agree after each one. Every step but the last can be reverted::
 
-    check        plan, kernels, routes and memory bound: no memory is allocated
-    park         only if new kernels do not fit beside the old ones within the bound: tables and states are copied to a
-                 file without a name, then the old kernels are freed
-    place        new kernels, empty
-    move         overlaps of new shards with old ones (`reshard.transfers`): those on other ranks travel
-    finish       optimizers take over the new parameters
-    ------------ all ranks have succeeded: the old kernels or the file are dropped
+    check        plan, kernels, routes and memory bound; allocates nothing
+    park         only if new kernels do not fit beside the old ones within the bound: copies tables and states to an
+                 unnamed file, then frees the old kernels
+    place        creates empty kernels
+    move         copies the overlaps of new and old shards (`moves.transfers`), across ranks where necessary
+    finish       gives the new parameters to the optimizers
+    ------------ all ranks have succeeded: drops the old kernels or the file
 
-If a step fails on any rank, every rank returns to its old kernels (or rebuilds them from the file) and raises the same
-error. "Extra" memory is what a rank needs beyond the larger of what it held before and holds after.
+If a step fails on any rank, every rank restores its old kernels (from the file if parked) and raises the same error.
+"Extra" memory is the memory beyond the larger of a rank's tables before and after.
 """
 
 import gc
@@ -35,21 +35,21 @@ from recshard_lab.distributed.state.parking import parked
 from recshard_lab.distributed.state.regroup import Regrouping, by_rank
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, ParameterSharding, PlanError, ShardingPlan
 
-MESSAGES = 2  # in memory at a time: one out, one in
-_LEAST_ROUND_BYTES = 2**18
+MESSAGES = 2  # in memory at the same time: one sent, one received
+_MIN_ROUND_BYTES = 2**18
 
 Shardings: TypeAlias = Mapping[str, ParameterSharding]
 
 
 @dataclass(frozen=True)
 class Resharded:
-    """What a live resharding cost.
+    """Cost of a live resharding.
 
     Attributes:
-        bytes_moved: bytes that travelled from one rank to another, over all ranks.
-        seconds: wall clock on the slowest rank.
-        peak_extra_bytes: on the rank that needed most, bytes beyond the larger of what it held before and after.
-        tables: names of the tables that have moved.
+        bytes_moved: bytes sent between ranks, over all ranks.
+        seconds: wall-clock time of the slowest rank.
+        peak_extra_bytes: maximum over ranks of the memory beyond the larger of its tables before and after.
+        tables: names of the moved tables.
     """
 
     bytes_moved: int
@@ -58,31 +58,31 @@ class Resharded:
     tables: tuple[str, ...]
 
     def __repr__(self) -> str:
-        what = f"{len(self.tables)} tables" if len(self.tables) != 1 else f"table {self.tables[0]!r}"
+        moved = f"{len(self.tables)} tables" if len(self.tables) != 1 else f"table {self.tables[0]!r}"
         rate = self.bytes_moved / self.seconds / 1e9 if self.seconds else 0.0
         return (
-            f"Resharded({what}: {self.bytes_moved / 1e6:.1f} MB between ranks in {self.seconds:.3f} s "
+            f"Resharded({moved}: {self.bytes_moved / 1e6:.1f} MB between ranks in {self.seconds:.3f} s "
             f"({rate:.2f} GB/s), at most {self.peak_extra_bytes / 1e6:.1f} MB of extra memory)"
         )
 
 
 @dataclass(frozen=True)
 class Bound:
-    """How much extra memory a move may take, and where tensors wait if that is too little to make new ones beside.
+    """Limit of the extra memory of a move, and the folder for parked tensors if the limit requires parking.
 
     Args:
-        max_extra_bytes: on every rank; None for as much as the fast way takes.
-        folder: where parked tensors wait; the system's temporary folder when left out.
+        max_extra_bytes: bytes per rank; None for no limit.
+        folder: folder of parked tensors. Default: the system's temporary folder.
     """
 
     max_extra_bytes: int | None = None
     folder: str | Path | None = None
 
     def check(self, collections: Mapping[str, ShardedCollection]) -> None:
-        """Refuses a bound below two messages of one row.
+        """Checks that the limit allows two messages of one row.
 
         Raises:
-            ValueError: saying how much is needed.
+            ValueError: it does not; the error names the required bytes.
         """
         if self.max_extra_bytes is None:
             return
@@ -98,18 +98,17 @@ class Bound:
         )
         if self.max_extra_bytes < MESSAGES * widest:
             raise ValueError(
-                f"max_extra_bytes={self.max_extra_bytes!r} is less than {MESSAGES} messages of one row, "
-                f"{MESSAGES * widest} bytes: "
-                f"allow at least that"
+                f"max_extra_bytes={self.max_extra_bytes!r} is less than {MESSAGES} messages of one row "
+                f"({MESSAGES * widest} bytes). Fix: max_extra_bytes={MESSAGES * widest}"
             )
 
-    def way(self, held: Sequence[int], needed: Sequence[int]) -> tuple[bool, int]:
-        """(whether new kernels fit beside the old ones, bytes of a message), from bytes each rank holds and needs."""
-        beside = max((min(pair) for pair in zip(held, needed, strict=True)), default=0)
+    def strategy(self, current: Sequence[int], needed: Sequence[int]) -> tuple[bool, int]:
+        """(whether new kernels fit beside the old ones, bytes per message), from each rank's current and new bytes."""
+        beside = max((min(pair) for pair in zip(current, needed, strict=True)), default=0)
         if self.max_extra_bytes is None:
             return True, DEFAULT_ROUND_BYTES
         left = (self.max_extra_bytes - beside) // MESSAGES
-        if left >= _LEAST_ROUND_BYTES:
+        if left >= _MIN_ROUND_BYTES:
             return True, min(left, DEFAULT_ROUND_BYTES)
         return False, min(self.max_extra_bytes // MESSAGES, DEFAULT_ROUND_BYTES)
 
@@ -123,14 +122,14 @@ def agreed_plan(
     bound: Bound,
     everyone: ShardingEnv | None = None,
 ) -> tuple[ShardingPlan, dict[str, dict[str, ParameterSharding]]]:
-    """The whole new plan, and module path -> table -> sharding of every collection that changes.
+    """The complete new plan, and module path -> table -> sharding of every collection that changes.
 
-    All ranks (``everyone``, if ``env`` is one group of them) must call it. Nothing has moved when it returns or raises.
+    Collective over ``everyone``, or over ``env`` if None. Moves nothing.
 
     Raises:
         PlanError: a module or table that does not exist, a tiling with holes, another kernel, a route that the codec
-            cannot serve, or plans that differ between ranks. The error is the same on all ranks.
-        ValueError: no kernel can serve a table there, or the bound is too small.
+            does not support, or plans that differ between ranks. The error is the same on all ranks.
+        ValueError: no kernel supports a table's new sharding, or the memory limit is too small.
     """
     everyone = everyone or env
 
@@ -163,12 +162,12 @@ def agreed_plan(
 
 
 def _completed(plan: ShardingPlan, current: ShardingPlan, collections: Mapping[str, ShardedCollection]) -> ShardingPlan:
-    """The plan, with what it does not name as it is now."""
+    """``plan``, with the current shardings of the tables that it does not name."""
     for path in plan.plan:
         if path not in collections:
             raise PlanError(
-                f"the plan names module {path!r}, but the sharded collections are {sorted(collections)}: use one of "
-                f"these paths ('' is the model itself)"
+                f"the plan names module {path!r}, but the sharded collections are {sorted(collections)}. Fix: use one "
+                f"of these paths ('' is the model itself)"
             )
     return ShardingPlan(
         {path: EmbeddingModuleShardingPlan({**now, **plan.plan.get(path, {})}) for path, now in current.plan.items()}
@@ -180,13 +179,13 @@ def _check_kernels(collection: ShardedCollection, shardings: Shardings, knows_op
         now = collection.shardings[name]
         if (sharding.compute_kernel == "dense") != (now.compute_kernel == "dense"):
             raise PlanError(
-                f"table {name!r} runs on the {now.compute_kernel} kernel and the plan asks for "
-                f"{sharding.compute_kernel}: resharding moves tables, it does not change who steps them"
+                f"table {name!r} runs on the {now.compute_kernel} kernel, but the plan has {sharding.compute_kernel}: "
+                f"resharding does not change a table's optimizer. Fix: compute_kernel={str(now.compute_kernel)!r}"
             )
         if sharding.compute_kernel == "dense" and sharding != now and not knows_optimizers:
             raise PlanError(
-                f"table {name!r} is on the dense kernel, and the torch optimizer that steps it must get the new "
-                f"parameters. Fix: pass optimizers=[that optimizer]"
+                f"table {name!r} is on the dense kernel, so its torch optimizer must receive the new parameters. "
+                f"Fix: pass optimizers=[that optimizer]"
             )
     collection.kinds_for(shardings)
 
@@ -203,24 +202,24 @@ def migrate(
     regrouping: Regrouping | None = None,
     everyone: ShardingEnv | None = None,
 ) -> Resharded:
-    """Moves collections to new tilings that `agreed_plan` has checked. All ranks must call it.
+    """Moves collections to new tilings that `agreed_plan` has checked. Collective.
 
     Args:
-        collections: module path -> collection, of all collections of the model.
-        changed: module path -> table -> its new sharding, of the collections that change.
+        collections: module path -> collection, for all collections of the model.
+        changed: module path -> table -> new sharding, for the collections that change.
         env: the ranks.
-        device: where the tables live.
-        bound: how much memory it may take.
-        fused: the optimizer over all collections.
-        optimizers: those that step the tables on the dense kernel.
-        regrouping: from other sharding groups to others; ``env`` are all ranks then.
-        everyone: all ranks, where other sharding groups move as well.
+        device: device of the tables.
+        bound: the memory limit.
+        fused: the fused optimizer over all collections.
+        optimizers: the optimizers of tables on the dense kernel.
+        regrouping: the change of sharding groups; ``env`` is then all ranks.
+        everyone: all ranks, if several sharding groups move.
 
     Raises:
-        Exception: an error on any rank is raised on all ranks, and every collection is as it was.
+        Exception: an error on any rank is raised on all ranks, and every collection is unchanged.
     """
     everyone = everyone or env
-    begun = time.perf_counter()
+    start = time.perf_counter()
 
     def settled() -> None:
         for collection in collections.values():
@@ -233,16 +232,16 @@ def migrate(
     for step in steps:
         step.dense.exchange(env)
     agreed(everyone, lambda: _each(steps, lambda step: step.dense.check()))
-    held, needed = [0] * env.world_size, [0] * env.world_size
+    current, needed = [0] * env.world_size, [0] * env.world_size
     for step in steps:
-        for totals, own in zip((held, needed), step.held_and_needed(), strict=True):
-            totals[:] = map(sum, zip(totals, own, strict=True))
-    beside, round_bytes = bound.way(held, needed)
+        for totals, amounts in zip((current, needed), step.current_and_needed(), strict=True):
+            totals[:] = map(sum, zip(totals, amounts, strict=True))
+    beside, round_bytes = bound.strategy(current, needed)
 
     def placed() -> list[Move]:
         for step in steps:
             step.place()
-        return [one for step in steps for one in step.moves()]
+        return [move for step in steps for move in step.moves()]
 
     def finished() -> None:
         for step in steps:
@@ -255,14 +254,14 @@ def migrate(
             fused.release()
             for step in steps:
                 step.release()
-            gc.collect()  # kernels may be parts of cycles
+            gc.collect()  # kernels may be in reference cycles
         moves = agreed(everyone, placed)
         moved = agreed(everyone, lambda: move(moves, env, device, round_bytes))
-        extra = moved.buffer_bytes + (min(held[env.rank], needed[env.rank]) if beside else 0)
-        totals = all_gather_object((moved.bytes_sent, time.perf_counter() - begun, extra), everyone)
+        extra = moved.buffer_bytes + (min(current[env.rank], needed[env.rank]) if beside else 0)
+        totals = all_gather_object((moved.bytes_sent, time.perf_counter() - start, extra), everyone)
         agreed(everyone, finished)
     except BaseException as error:
-        _clear_frames(error)  # they hold the new kernels
+        _clear_frames(error)  # they reference the new kernels
         agreed(everyone, lambda: _restore(steps, collections, fused))
         raise
     for step in steps:
@@ -280,7 +279,7 @@ def _each(steps: "Sequence[_Migration]", action: "Callable[[_Migration], None]")
 def _restore(
     steps: "Sequence[_Migration]", collections: Mapping[str, ShardedCollection], fused: EmbeddingFusedOptimizer
 ) -> None:
-    """Every collection as it was, the last one first. Each gets its turn, also if another one fails."""
+    """Restores every collection, the last one first, even if another one fails."""
     failures = []
     for step in reversed(steps):
         try:
@@ -295,21 +294,21 @@ def _restore(
 def recover(
     collections: Mapping[str, ShardedCollection], everyone: ShardingEnv, fused: EmbeddingFusedOptimizer
 ) -> None:
-    """Rebuilds tables that still wait in a file, because memory was short when a failed move tried. Collective."""
-    waiting = [c.executor.migration for c in collections.values() if isinstance(c.executor, _Waiting)]
-    if any(gathered(everyone, lambda: bool(waiting))):
-        agreed(everyone, lambda: _restore(waiting, collections, fused))
+    """Rebuilds tables that a failed move left in a file because memory was short. Collective."""
+    parked_steps = [c.executor.migration for c in collections.values() if isinstance(c.executor, _Parked)]
+    if any(gathered(everyone, lambda: bool(parked_steps))):
+        agreed(everyone, lambda: _restore(parked_steps, collections, fused))
 
 
 def _clear_frames(error: BaseException | None) -> None:
-    """Frees what the frames of an error and of its causes hold."""
+    """Frees the local variables in the frames of an error and of its causes."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
 
 
 class _Migration:
-    """One collection on its way: its old state until all ranks have succeeded."""
+    """The move of one collection, with its old state until all ranks have succeeded."""
 
     def __init__(
         self,
@@ -331,35 +330,35 @@ class _Migration:
         self.dense = DenseStates(optimizers, {name: dense[name] for name in self.changed_dense})
         self.sources = {name: list(shards.sharding.shards) for name, shards in before.items()}
         self.parts = {name: shards.parts() for name, shards in before.items()}
-        self.held = {(name, p.name): dict(before[name].matrices(p)) for name, own in self.parts.items() for p in own}
+        self.tensors = {(n, p.name): dict(before[n].matrices(p)) for n, parts in self.parts.items() for p in parts}
         self.parameters = {name: list(shards.parameters()) for name, shards in before.items()}
-        #: what restores a collection whose old kernels are alive; None once they are freed
+        #: restores the collection while its old kernels exist; None once they are freed
         self.snapshot: _Snapshot | None = _Snapshot(collection)
         self.own_optimizer = collection._own_optimizer
 
-    def held_and_needed(self) -> tuple[list[int], list[int]]:
-        """Bytes of weights and states on each rank, before and after."""
-        return _held_and_needed(self.collection, self.shardings, self.env, self.regrouping)
+    def current_and_needed(self) -> tuple[list[int], list[int]]:
+        """Bytes of weights and states per rank, before and after."""
+        return _current_and_needed(self.collection, self.shardings, self.env, self.regrouping)
 
     def park(self, folder: str | Path | None) -> None:
-        """Copies what this rank holds to a file. Changes nothing else."""
+        """Copies this rank's tensors to a file. Changes nothing else."""
         flat: dict[Any, torch.Tensor] = {
-            (*key, n): tensor for key, tensors in self.held.items() for n, tensor in tensors.items()
+            (*key, n): tensor for key, tensors in self.tensors.items() for n, tensor in tensors.items()
         }
         try:
-            waiting = parked(flat, folder)
+            copies = parked(flat, folder)
         except OSError as error:
             size = sum(tensor.nbytes for tensor in flat.values())
             raise OSError(
                 f"cannot park {size:,} bytes in {folder or 'the temporary folder'}: {error}. Nothing was moved. Fix: "
                 f"free disk space, or pass another park_dir"
             ) from error
-        for (name, part, n), tensor in waiting.items():
-            self.held[name, part][n] = tensor
+        for (name, part, n), tensor in copies.items():
+            self.tensors[name, part][n] = tensor
 
     def release(self) -> None:
-        """Frees the old kernels; their contents are in the file."""
-        self.grads = {name: [parameter.grad for parameter in own] for name, own in self.parameters.items()}
+        """Frees the old kernels, whose contents are in the file."""
+        self.grads = {name: [p.grad for p in parameters] for name, parameters in self.parameters.items()}
         self.snapshot = None
         self.collection.executor.retire()
         for shards in self.collection.table_shards().values():
@@ -369,7 +368,7 @@ class _Migration:
         self.collection.release()
 
     def place(self) -> None:
-        """New kernels for the new sharding."""
+        """Creates the kernels of the new sharding."""
         if self.regrouping is not None:
             self.collection.env = self.regrouping.after.sharding
         self.collection.place(self.shardings)
@@ -382,32 +381,32 @@ class _Migration:
                 part.dtype,
                 part.shards(self.sources[name]),
                 part.shards(after[name].sharding.shards),
-                self.held[name, part.name],
+                self.tensors[name, part.name],
                 after[name].matrices(part),
             )
-            for name, own in self.parts.items()
-            for part in own
+            for name, parts in self.parts.items()
+            for part in parts
         ]
         moves += self.dense.moves({name: after[name] for name in self.changed_dense}, self.device)
-        return moves if self.regrouping is None else [self.regrouping.over_all_ranks(each) for each in moves]
+        return moves if self.regrouping is None else [self.regrouping.over_all_ranks(move) for move in moves]
 
     def finish(self) -> None:
-        """Torch optimizers keep the parameters of tables that stay, and get the new ones of tables that moved."""
+        """Keeps the parameters of unmoved tables in torch optimizers, and replaces those of moved tables."""
         self.dense.finish()
         for name, parameters in self.kept_dense.items():
             self.collection.table_shards()[name].keep(parameters)
         self.collection.bind_dense()
 
     def retire(self) -> None:
-        """All ranks have succeeded: batches that were sent to the old kernels are refused from now on."""
+        """Marks the old executor stale after all ranks have succeeded. In-flight batches raise."""
         if self.snapshot is not None:
             self.snapshot.attributes["executor"].retire()
 
     def restore(self) -> None:
-        """The collection as it was before the move, whatever step failed.
+        """Restores the collection after a failure in any step.
 
         Raises:
-            RuntimeError: memory is too short to rebuild kernels that were freed. The file is kept, and the next
+            RuntimeError: too little memory to rebuild freed kernels. The file is kept, and the next call of
                 `DistributedModelParallel.reshard` tries again.
         """
         self.dense.undo()
@@ -423,10 +422,10 @@ class _Migration:
             for name, shards in collection.table_shards().items():
                 for part in self.parts[name]:
                     for position, matrix in shards.matrices(part).items():
-                        matrix.copy_(self.held[name, part.name][position])
+                        matrix.copy_(self.tensors[name, part.name][position])
         except BaseException as error:
-            collection.executor = _Waiting(self)  # type: ignore[assignment]
-            setattr(collection, collection.tables_name, _WaitingTables())
+            collection.executor = _Parked(self)  # type: ignore[assignment]
+            setattr(collection, collection.tables_name, _ParkedTables())
             raise RuntimeError(f"{type(error).__name__}: {error}: {_IN_FILE}") from error
         for name, shards in collection.table_shards().items():
             shards.keep(self.parameters[name])
@@ -439,12 +438,12 @@ class _Migration:
 
 
 class _Snapshot:
-    """A collection's attributes, modules and parameters, while its kernels are alive."""
+    """A collection's attributes, modules and parameters while its kernels exist."""
 
     def __init__(self, collection: ShardedCollection) -> None:
         self.attributes, self.modules = dict(vars(collection)), dict(collection._modules)
-        self.shown = [
-            (shards, dict(shards._parameters), [(own, own.data, own.grad) for own in shards.parameters()])
+        self.parameters = [
+            (shards, dict(shards._parameters), [(p, p.data, p.grad) for p in shards.parameters()])
             for shards in collection.table_shards().values()
         ]
 
@@ -452,20 +451,20 @@ class _Snapshot:
         vars(collection).update(self.attributes)
         collection._modules.clear()
         collection._modules.update(self.modules)
-        for shards, parameters, shown in self.shown:
+        for shards, parameters, contents in self.parameters:
             shards._parameters.update(parameters)
-            for parameter, data, grad in shown:
+            for parameter, data, grad in contents:
                 parameter.data, parameter.grad = data, grad
 
 
 _IN_FILE = (
-    "the tables wait in a file, because a reshard failed and memory was too short to build the old kernels again. "
-    "Fix: free memory on this rank and call reshard() on all ranks: it restores the tables first"
+    "the tables are in a file because a reshard failed and there was too little memory to rebuild the old kernels. "
+    "Fix: free memory on this rank and call reshard() on all ranks, which restores the tables first"
 )
 
 
-class _Waiting:
-    """In the place of an executor while the tables wait in a file: refuses every use."""
+class _Parked:
+    """Replaces the executor while the tables are in a file. Every use raises."""
 
     def __init__(self, migration: _Migration) -> None:
         self.migration = migration
@@ -474,8 +473,8 @@ class _Waiting:
         raise RuntimeError(_IN_FILE)
 
 
-class _WaitingTables(nn.ModuleDict):
-    """In the place of the tables while they wait in a file: refuses to be read, saved or loaded."""
+class _ParkedTables(nn.ModuleDict):
+    """Replaces the tables while they are in a file. Reading, saving and loading raise."""
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(_IN_FILE)
@@ -483,19 +482,19 @@ class _WaitingTables(nn.ModuleDict):
     items = _save_to_state_dict = _load_from_state_dict = _refuse
 
 
-def _held_and_needed(
+def _current_and_needed(
     collection: ShardedCollection, shardings: Shardings, env: ShardingEnv, regrouping: Regrouping | None
 ) -> tuple[list[int], list[int]]:
-    """Bytes of weights and states on each rank, before and after."""
+    """Bytes of weights and states per rank, before and after."""
     if regrouping is None:
         return _bytes_by_rank(collection, collection.shardings, env), _bytes_by_rank(collection, shardings, env)
     before, after = regrouping.before, regrouping.after
-    held = _bytes_by_rank(collection, collection.shardings, before.sharding)
-    return by_rank(held, before), by_rank(_bytes_by_rank(collection, shardings, after.sharding), after)
+    current = _bytes_by_rank(collection, collection.shardings, before.sharding)
+    return by_rank(current, before), by_rank(_bytes_by_rank(collection, shardings, after.sharding), after)
 
 
 def _bytes_by_rank(collection: ShardedCollection, shardings: Shardings, env: ShardingEnv) -> list[int]:
-    """Bytes of weights and states that each rank holds under some tiling."""
+    """Bytes of weights and states per rank under a tiling."""
     totals = [0] * env.world_size
     for name, shards in collection.table_shards().items():
         for part in shards.parts():

@@ -1,14 +1,14 @@
-"""What a checkpoint holds of a model, sharded or not, under names that do not depend on the plan.
+"""The content of a checkpoint of a model, sharded or not. Names do not depend on the plan.
 
 ::
 
     model           name in the unsharded model -> tensor
     fused           name of a table's weight    -> {"movies.momentum1": state of the optimizer fused into backward}
     optimizer       name of a parameter         -> {"exp_avg": state of a torch optimizer}
-    settings        learning rates and the like, of both, as bytes
-    extra           what the caller added, as bytes
+    settings        learning rates and other settings of both optimizers, as bytes
+    extra           the caller's values, as bytes
 
-Tensors are the model's own memory wherever they can be, so that a checkpoint is read straight into them.
+Tensors share memory with the model where possible, so a checkpoint is read directly into the model.
 """
 
 from collections.abc import Mapping
@@ -30,14 +30,14 @@ Entries: TypeAlias = dict[str, dict[str, Any]]
 
 
 class ModelState:
-    """A model's tensors by section and name, and the way back into it.
+    """A model's tensors by section and name; `adopt` completes a load.
 
     Args:
         model: a `DistributedModelParallel`, or any module, which may hold fused collections.
         optimizer: the torch optimizer over the dense part (over everything, in an unsharded model).
 
     Raises:
-        ValueError: an optimizer over parameters that are not the model's.
+        ValueError: the optimizer steps parameters that do not belong to the model.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
@@ -50,7 +50,7 @@ class ModelState:
         self.group_names = self._group_names()
 
     def _read(self) -> None:
-        """What this rank holds; no rank waits for another here."""
+        """Reads this rank's tensors. Not collective."""
         model, optimizer = self.model, self.optimizer
         bare = self.sharded._bare if self.sharded else model
         self.tables = _dense_tables(self.sharded)
@@ -61,22 +61,23 @@ class ModelState:
         self.weights: dict[str, Any] = dict(model.state_dict())
         self.fused = self._fused()
         if optimizer is not None:
-            strangers = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in self.names]
-            if strangers:
+            foreign = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in self.names]
+            if foreign:
                 raise ValueError(
-                    f"the optimizer steps a parameter of shape {list(strangers[0].shape)} that is none of the model's: "
-                    f"give the optimizer over dense_parameters(); fused states are saved with the model"
+                    f"the optimizer steps a parameter of shape {list(foreign[0].shape)} that does not belong to the "
+                    f"model. Fix: pass the optimizer over dense_parameters(); fused states are saved with the model"
                 )
 
     def refuse_replicas_apart(self) -> None:
-        """Of several replicas each writes a part, so that they must be alike.
+        """Checks that all replicas are equal, because each one writes a part.
 
         Raises:
-            ValueError: they are not.
+            ValueError: they may differ.
         """
         if self.sharded is not None and self.sharded.replicas_apart:
             raise ValueError(
-                "the replicas have learned apart since the last sync(): call sync() first, optimizer state included"
+                "the replicas may differ because they have trained since the last sync(). Fix: call sync() first, with "
+                "include_optimizer_state=True"
             )
 
     # ---- the fused optimizers ----
@@ -92,33 +93,34 @@ class ModelState:
         return entries
 
     def settings(self) -> dict[str, Any]:
-        """Learning rates of the fused tables, and the param groups of the torch optimizer with names for parameters."""
-        found: dict[str, Any] = {"fused": {}, "optimizer": []}
+        """Learning rates of the fused tables, and the torch optimizer's param groups with parameter names."""
+        settings: dict[str, Any] = {"fused": {}, "optimizer": []}
         if self.sharded is not None:
             for group in self.sharded.fused_optimizer.param_groups:
-                found["fused"] |= {handle.key: group["lr"] for handle in group["params"]}
+                settings["fused"] |= {handle.key: group["lr"] for handle in group["params"]}
         if self.optimizer is not None:
             for names, group in zip(self.group_names, self.optimizer.param_groups, strict=True):
-                kept = {key: deepcopy(value) for key, value in group.items() if key != "params"}
-                found["optimizer"].append({"params": names, **kept})
-        return found
+                values = {key: deepcopy(value) for key, value in group.items() if key != "params"}
+                settings["optimizer"].append({"params": names, **values})
+        return settings
 
     # ---- the torch optimizer ----
 
     def _group_names(self) -> list[list[str]]:
-        """Names in each param group, over all ranks: a rank holds no piece of some tables."""
+        """Names in each param group over all ranks. A rank may store no shard of a table."""
         groups = self.optimizer.param_groups if self.optimizer is not None else []
-        own = [{self.names[id(parameter)] for parameter in group["params"]} for group in groups]
-        told = all_gather_object(own, self.env)
-        if len({len(each) for each in told}) > 1:
+        local = [{self.names[id(parameter)] for parameter in group["params"]} for group in groups]
+        by_rank = all_gather_object(local, self.env)
+        counts = [len(rank_groups) for rank_groups in by_rank]
+        if len(set(counts)) > 1:
             raise ValueError(
-                f"the optimizer has {[len(each) for each in told]} param groups on the ranks: give every rank the "
-                f"same ones, empty where it holds nothing"
+                f"the optimizer has {counts} param groups on the ranks. Fix: use the same groups on every rank, empty "
+                f"if it has no parameters"
             )
-        return [sorted(set().union(*each)) for each in zip(*told, strict=True)]
+        return [sorted(set().union(*names)) for names in zip(*by_rank, strict=True)]
 
     def read_dense(self) -> None:
-        """Reads the torch optimizer's states into `dense`. All ranks must call it."""
+        """Reads the torch optimizer's states into `dense`. Collective."""
         if self.optimizer is None:
             return
         optimizer = self.optimizer
@@ -132,7 +134,7 @@ class ModelState:
         return not shards.sharding.replicated and self.env.pg is not None
 
     def _whole_states(self, optimizer: torch.optim.Optimizer) -> Entries:
-        """States of what every rank holds whole."""
+        """States of the parameters that every rank stores whole."""
         entries: Entries = {}
         for parameter, state in optimizer.state.items():
             name = self.names[id(parameter)]
@@ -148,58 +150,58 @@ class ModelState:
         return entries
 
     def _split_states(self, optimizer: torch.optim.Optimizer, name: str, shards: TableShards) -> dict[str, Any]:
-        """States about a sharded table: with one number a weight sharded like it, with one a table the first one's."""
-        found: dict[str, Any] = {}
-        for key, (part, matrices) in self._pieces(optimizer, name, shards).items():
-            kept, own = shards.primary_shards(part, matrices)
-            found[key] = sharded_tensor(kept, own, part.size(*shards.size), shards.env, part.dtype)
-        return found
+        """States of a sharded table: sharded like its weights, or the first copy of one number per table."""
+        states: dict[str, Any] = {}
+        for key, (part, matrices) in self._matrices(optimizer, name, shards).items():
+            primaries, tensors = shards.primary_shards(part, matrices)
+            states[key] = sharded_tensor(primaries, tensors, part.size(*shards.size), shards.env, part.dtype)
+        return states
 
-    def _pieces(
+    def _matrices(
         self, optimizer: torch.optim.Optimizer, name: str, shards: TableShards
     ) -> dict[str, tuple[Part, dict[int, Tensor]]]:
-        """State -> what it is, and its matrices on this rank by the position of their shard. All ranks must call it."""
+        """State -> its part, and this rank's matrices by the position of their shard. Collective."""
 
         def read() -> dict[str, dict[int, Tensor]]:
-            held: dict[str, dict[int, Tensor]] = {}
+            matrices: dict[str, dict[int, Tensor]] = {}
             for (position, weight), parameter in zip(shards.local_weights.items(), shards.parameters(), strict=True):
                 for key, value in optimizer.state.get(parameter, {}).items():
                     part = Part.of(key, _tensor(value, name, key), weight.shape[0], weight.shape[1])
                     if part.extent == "row":
                         raise ValueError(
-                            f"table {name!r}: {key!r} has one number per row, which only fused tables can save"
+                            f"table {name!r}: state {key!r} has one number per row, which only fused tables support"
                         )
-                    held.setdefault(key, {})[position] = part.matrix(value)
-            return held
+                    matrices.setdefault(key, {})[position] = part.matrix(value)
+            return matrices
 
         known = self._known(agreed(self.env, read))
-        return {key: (Part(key, *kind), pieces) for key, (*kind, pieces) in known.items()}
+        return {key: (Part(key, *kind), matrices) for key, (*kind, matrices) in known.items()}
 
-    def _known(self, held: Mapping[str, dict[int, Tensor]]) -> dict[str, tuple[Any, torch.dtype, dict[int, Tensor]]]:
-        """Which states there are, also where this rank holds no piece."""
-        told = {
+    def _known(self, local: Mapping[str, dict[int, Tensor]]) -> dict[str, tuple[Any, torch.dtype, dict[int, Tensor]]]:
+        """The states of all ranks, including those of shards on other ranks only."""
+        kinds = {
             key: (
-                "table" if all(p.numel() == 1 for p in pieces.values()) else "element",
-                next(iter(pieces.values())).dtype,
+                "table" if all(matrix.numel() == 1 for matrix in matrices.values()) else "element",
+                next(iter(matrices.values())).dtype,
             )
-            for key, pieces in held.items()
+            for key, matrices in local.items()
         }
-        every: dict[str, tuple[Any, torch.dtype]] = {}
-        for each in all_gather_object(told, self.env):
-            for key, (extent, dtype) in each.items():
-                if key not in every or extent == "element":
-                    every[key] = (extent, dtype)
-        return {key: (extent, dtype, held.get(key, {})) for key, (extent, dtype) in sorted(every.items())}
+        known: dict[str, tuple[Any, torch.dtype]] = {}
+        for rank_kinds in all_gather_object(kinds, self.env):
+            for key, (extent, dtype) in rank_kinds.items():
+                if key not in known or extent == "element":
+                    known[key] = (extent, dtype)
+        return {key: (extent, dtype, local.get(key, {})) for key, (extent, dtype) in sorted(known.items())}
 
     # ---- back into the model ----
 
     def adopt(self, settings: Mapping[str, Any] | None, fused: bool) -> None:
-        """Once the tensors are filled: tells those who hold copies, and takes settings over."""
+        """After the tensors are filled, fills their copies and applies the settings. Collective."""
         self.model.load_state_dict(self.weights)
         if self.sharded is not None and fused:
             self.sharded.fused_optimizer.adopt(self.fused)
         if self.sharded is not None and self.optimizer is not None:
-            self._tell(self.optimizer, self.sharded.device)
+            self._fill_copies(self.optimizer, self.sharded.device)
         if settings is None:
             return
         if self.sharded is not None and fused:
@@ -207,25 +209,25 @@ class ModelState:
                 rates = [settings["fused"][h.key] for h in group["params"] if h.key in settings["fused"]]
                 group["lr"] = rates[0] if rates else group["lr"]
         if self.optimizer is not None:
-            for group, given in self.paired_groups(settings):
-                group.update({key: value for key, value in given.items() if key != "params"})
+            for group, saved in self.paired_groups(settings):
+                group.update({key: value for key, value in saved.items() if key != "params"})
 
     @torch.no_grad()
-    def _tell(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-        """Tells replicas of some rows what was read about the first of them, and every piece what a table has once."""
+    def _fill_copies(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+        """Copies the states that were read to replicas and to the other shards of a table. Collective."""
         moves = []
         for name, shards in self.tables.items():
             if not shards.is_whole:
-                pieces = self._pieces(optimizer, name, shards).values()
-                moves += [told for own in pieces if (told := shards.replica_move(*own)) is not None]
+                states = self._matrices(optimizer, name, shards).values()
+                moves += [copies for state in states if (copies := shards.replica_move(*state)) is not None]
         if moves:
             move(moves, self.env, device)
 
     def paired_groups(self, settings: Mapping[str, Any]) -> list[tuple[dict[str, Any], Mapping[str, Any]]]:
-        """Each param group here beside the saved one over the same parameters.
+        """(param group, saved group over the same parameters) for each group.
 
         Raises:
-            ValueError: there is none.
+            ValueError: a group without a saved one.
         """
         assert self.optimizer is not None
         saved = {tuple(group["params"]): group for group in settings["optimizer"]}
@@ -237,15 +239,15 @@ class ModelState:
             for names, group in zip(self.group_names, self.optimizer.param_groups, strict=True)
         ]
 
-    def make_dense(self, found: Mapping[tuple[str, ...], Any]) -> None:
-        """Makes the torch optimizer's states that were saved and are not there yet. `read_dense` comes next.
+    def make_dense(self, saved: Mapping[tuple[str, ...], Any]) -> None:
+        """Creates missing states of the torch optimizer that the checkpoint has. Call `read_dense` next.
 
         Args:
-            found: (parameter name, state name) -> metadata with ``size`` and ``properties.dtype``.
+            saved: (parameter name, state name) -> metadata with ``size`` and ``properties.dtype``.
         """
         assert self.optimizer is not None
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        for (name, key), entry in found.items():
+        for (name, key), entry in saved.items():
             for parameter in parameters:
                 if self.names[id(parameter)] != name or key in self.optimizer.state[parameter]:
                     continue
@@ -253,19 +255,19 @@ class ModelState:
                 size = tuple(entry.size)
                 if name in self.tables and not self.tables[name].sharding.replicated and self.env.pg is not None:
                     size = tuple(parameter.shape) if size == whole else ()
-                one = len(size) == 0 or key == "step"
-                device = torch.device("cpu") if one else parameter.device
+                scalar = len(size) == 0 or key == "step"
+                device = torch.device("cpu") if scalar else parameter.device
                 self.optimizer.state[parameter][key] = torch.zeros(size, dtype=entry.properties.dtype, device=device)
 
 
 def _tensor(value: Any, name: str, key: str) -> Tensor:
     if not isinstance(value, Tensor):
-        raise ValueError(f"the optimizer keeps {key}={value!r:.40} about {name!r}, which is no tensor: it is not saved")
+        raise ValueError(f"the optimizer's state {key}={value!r:.40} of {name!r} is not a tensor and cannot be saved")
     return value
 
 
 def _dense_tables(model: DistributedModelParallel | None) -> dict[str, TableShards]:
-    """Name of the weight -> table, of those that a torch optimizer steps."""
+    """Name of the weight -> table, for the tables that a torch optimizer steps."""
     return {
         f"{path}.{c.tables_name}.{name}.weight" if path else f"{c.tables_name}.{name}.weight": shards
         for path, c in (model.collections if model is not None else {}).items()

@@ -1,6 +1,7 @@
-"""Where the rows of a pretrained table come from: each kind gives its size and any rectangle of itself.
+"""Sources of pretrained tables. Each returns its size and any rectangle of its rows.
 
-Nothing in a file is run: ``.npy`` without pickles, ``.pt`` as weights only, safetensors and checkpoints by design.
+Reading never runs code of a file: ``.npy`` without pickles, ``.pt`` as weights only, safetensors and checkpoints by
+design.
 """
 
 import zipfile
@@ -20,12 +21,12 @@ Pretrained: TypeAlias = Tensor | np.ndarray[Any, Any] | str | Path | tuple[str |
 
 
 class Source(ABC):
-    """A matrix of which rectangles can be read.
+    """A matrix with readable rectangles.
 
     Attributes:
-        label: how errors call it.
+        label: its name in errors.
         size: its shape.
-        dtype: its number format.
+        dtype: its dtype.
     """
 
     label: str
@@ -38,11 +39,11 @@ class Source(ABC):
 
 
 class TensorSource(Source):
-    """A tensor in memory, or one that a file is mapped to."""
+    """A tensor in memory or mapped from a file."""
 
     def __init__(self, tensor: Tensor, label: str) -> None:
         if tensor.is_meta or tensor.layout is not torch.strided:
-            kind = "on the meta device: it has no rows" if tensor.is_meta else f"{tensor.layout}: make it dense"
+            kind = "on the meta device: it has no rows" if tensor.is_meta else f"{tensor.layout}. Fix: make it dense"
             raise ValueError(f"{label} is {kind}")
         self.tensor, self.label = tensor.detach(), label
         self.size, self.dtype = tuple(tensor.shape), tensor.dtype
@@ -52,7 +53,7 @@ class TensorSource(Source):
 
 
 class ArraySource(Source):
-    """A numpy array; of a memory-mapped one only what is read is ever in memory."""
+    """A numpy array. Of a memory-mapped array, only the requested rows are loaded."""
 
     def __init__(self, array: "np.ndarray[Any, Any]", label: str) -> None:
         self.array, self.label = array, label
@@ -60,14 +61,14 @@ class ArraySource(Source):
         try:
             self.dtype = self._tensor(np.empty(0, array.dtype)).dtype
         except TypeError:
-            raise ValueError(f"{label} is an array of {array.dtype}, which torch has no number format for") from None
+            raise ValueError(f"{label} is an array of {array.dtype}, which torch does not support") from None
 
     def read(self, rows: slice, cols: slice) -> Tensor:
         return self._tensor(self.array[rows, cols])
 
     @staticmethod
-    def _tensor(piece: "np.ndarray[Any, Any]") -> Tensor:
-        return torch.from_numpy(np.array(piece, dtype=piece.dtype.newbyteorder("="), order="C"))
+    def _tensor(rows: "np.ndarray[Any, Any]") -> Tensor:
+        return torch.from_numpy(np.array(rows, dtype=rows.dtype.newbyteorder("="), order="C"))
 
 
 class SafetensorsSource(Source):
@@ -77,11 +78,13 @@ class SafetensorsSource(Source):
         try:
             import safetensors
         except ImportError:
-            raise ValueError(f'{path} needs the package safetensors: pip install "recshard-lab[safetensors]"') from None
+            raise ValueError(
+                f'{path} needs the package safetensors. Fix: pip install "recshard-lab[safetensors]"'
+            ) from None
         try:
             self._file = safetensors.safe_open(str(path), framework="pt")
         except safetensors.SafetensorError as error:
-            raise ValueError(f"{path} is truncated, damaged or no safetensors file: {error}") from None
+            raise ValueError(f"{path} is truncated, damaged or not a safetensors file: {error}") from None
         name = _chosen(name, list(self._file.keys()), table, path)
         self.label = f"{name!r} in {path}"
         self._slice = self._file.get_slice(name)
@@ -93,7 +96,7 @@ class SafetensorsSource(Source):
 
 
 class CheckpointSource(Source):
-    """One tensor of a checkpoint in torch's distributed format, this library's own or another writer's."""
+    """One tensor of a checkpoint in torch's distributed format, written by this library or another one."""
 
     def __init__(self, folder: Path, name: str | None, table: str, rank: int, world_size: int) -> None:
         self.folder = folder
@@ -111,63 +114,65 @@ class CheckpointSource(Source):
         self.size, self.dtype = tuple(entry.size), entry.properties.dtype
 
     def read(self, rows: slice, cols: slice) -> Tensor:
-        raise NotImplementedError("torch's reader fills the model's own tensors")
+        raise NotImplementedError("torch's reader fills the model's tensors directly")
 
 
-def source_of(given: Pretrained, table: str, rank: int, world_size: int) -> Source:
-    """Opens what was given for a table; reads no rows.
+def source_of(value: Pretrained, table: str, rank: int, world_size: int) -> Source:
+    """Opens the source of a table without reading rows.
 
     Raises:
-        ValueError: a file that is missing, damaged, of another kind, or has no such tensor.
+        ValueError: a file that is missing, damaged, of an unsupported format, or lacks the tensor.
     """
-    if isinstance(given, Tensor):
-        return TensorSource(given, f"the tensor given for table {table!r}")
-    if isinstance(given, np.ndarray):
-        return ArraySource(given, f"the array given for table {table!r}")
+    if isinstance(value, Tensor):
+        return TensorSource(value, f"the tensor for table {table!r}")
+    if isinstance(value, np.ndarray):
+        return ArraySource(value, f"the array for table {table!r}")
     name: str | None = None
-    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], str):
-        given, name = given
-    if not isinstance(given, str | Path):
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], str):
+        value, name = value
+    if not isinstance(value, str | Path):
         raise ValueError(
-            f"table {table!r} is given a {type(given).__name__}: expected a tensor, an array, a path, or (path, name "
-            f"of the tensor in it)"
+            f"the source of table {table!r} is a {type(value).__name__}: expected a tensor, an array, a path, or "
+            f"(path, name of the tensor)"
         )
-    path = Path(given)
+    path = Path(value)
     if not path.exists():
-        raise ValueError(f"table {table!r}: there is no file {path}")
+        raise ValueError(f"table {table!r}: {path} does not exist")
     if path.is_dir():
         return CheckpointSource(path, name, table, rank, world_size)
-    if path.suffix not in _KINDS:
-        raise ValueError(f"table {table!r}: {path} is none of {', '.join(_KINDS)}, and no folder of a checkpoint")
-    return _KINDS[path.suffix](path, name, table)
+    if path.suffix not in _FORMATS:
+        raise ValueError(
+            f"table {table!r}: {path} has an unsupported format. Supported: {', '.join(_FORMATS)}, checkpoint folders"
+        )
+    return _FORMATS[path.suffix](path, name, table)
 
 
 def _npy(path: Path, name: str | None, table: str) -> Source:
     if name is not None:
-        raise ValueError(f"{path} holds one array without a name, not {name!r}: give the path alone")
+        raise ValueError(f"{path} contains one array without a name, not {name!r}. Fix: pass the path without a name")
     try:
         return ArraySource(np.load(path, mmap_mode="r", allow_pickle=False), str(path))
     except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} is truncated, damaged or no plain array: {error}") from None
+        raise ValueError(f"{path} is truncated, damaged or not a plain array: {error}") from None
 
 
 def _torch_file(path: Path, name: str | None, table: str) -> Source:
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path} is truncated, or was not written by torch.save of torch 1.6 or later")
     try:
-        found = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except Exception as error:  # whatever the bytes of a damaged file happen to mean
+        content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except Exception as error:  # a damaged file can raise anything
         raise ValueError(f"{path} cannot be read as weights only: {str(error).splitlines()[0]:.200}") from None
-    if isinstance(found, Tensor) and name is None:
-        return TensorSource(found, str(path))
-    if not isinstance(found, Mapping):
-        raise ValueError(f"{path} holds a {type(found).__name__}, expected a tensor or a state dict")
-    tensors = {str(key): value for key, value in found.items() if isinstance(value, Tensor)}
+    if isinstance(content, Tensor) and name is None:
+        return TensorSource(content, str(path))
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{path} contains a {type(content).__name__}, expected a tensor or a state dict")
+    tensors = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
     chosen = _chosen(name, list(tensors), table, path)
     return TensorSource(tensors[chosen], f"{chosen!r} in {path}")
 
 
-_KINDS: dict[str, Callable[[Path, str | None, str], Source]] = {
+_FORMATS: dict[str, Callable[[Path, str | None, str], Source]] = {
     ".npy": _npy,
     ".safetensors": SafetensorsSource,
     ".pt": _torch_file,
@@ -176,15 +181,15 @@ _KINDS: dict[str, Callable[[Path, str | None, str], Source]] = {
 
 
 def _chosen(name: str | None, names: list[str], table: str, where: Path) -> str:
-    """The tensor named, the only one there is, or the only one named after the table."""
+    """The tensor ``name``, otherwise the only tensor, or the only one named after the table."""
     if name is None:
-        fitting = [key for key in names if key == table or key.endswith((f".{table}.weight", f".{table}"))]
-        fitting = fitting or [key for key in names if key == f"{table}.weight"]
-        if len(fitting) == 1 or len(names) == 1:
-            return (fitting or names)[0]
+        matches = [key for key in names if key == table or key.endswith((f".{table}.weight", f".{table}"))]
+        matches = matches or [key for key in names if key == f"{table}.weight"]
+        if len(matches) == 1 or len(names) == 1:
+            return (matches or names)[0]
         raise ValueError(
-            f"table {table!r}: {where} has {len(names)} tensors, {len(fitting)} of them named after it "
-            f"({', '.join(sorted(names)[:5])}{', ...' if len(names) > 5 else ''}): give (path, name)"
+            f"table {table!r}: {where} has {len(names)} tensors, {len(matches)} of them named after it "
+            f"({', '.join(sorted(names)[:5])}{', ...' if len(names) > 5 else ''}). Fix: pass (path, name)"
         )
     if name not in names:
         raise ValueError(f"table {table!r}: {where} has no tensor {name!r}, but {', '.join(sorted(names)[:5])}")

@@ -1,15 +1,15 @@
-"""Replicas of a part become one again: tensors of R ranks averaged in place, every bit the same everywhere.
+"""Averages the tensors of R replicas in place. The results are bit-identical on all ranks.
 
-A number that a replica holds once goes through an all-reduce. One that it holds several times (data-parallel tables,
-row states under column splits) must come out alike on ranks that do not meet here, so that its terms are added in one
-order wherever it stands::
+A number that each replica stores once is averaged by an all-reduce. Copies of a number inside a replica (data-parallel
+tables, row states under column splits) must stay equal across separate exchanges, so their terms are added in a fixed
+order::
 
     rank 0  [a0 | a1]        [a0 b0]             m0 = (a0 + b0) / 2               [m0 | m1]
     rank 1  [b0 | b1]   -->  [a1 b1]        -->  m1 = (a1 + b1) / 2          -->  [m0 | m1]
             all-to-all       added in the order of the replicas                   all-gather in place
 
-So do half-precision numbers, added in fp32, and counts (integers), which become the largest of theirs. Bytes on the
-wire are the same in both: ``2 (R - 1) / R`` of what is averaged.
+The same applies to half-precision numbers, which are added in fp32, and to counts (integers), which become the maximum.
+Both exchanges send ``2 (R - 1) / R`` of the averaged bytes.
 
 Shape letters: N numbers of a bucket, R replicas.
 """
@@ -32,7 +32,7 @@ from recshard_lab.comm import (
 )
 from recshard_lab.distributed.state.moves import DEFAULT_ROUND_BYTES
 
-_ALONE_BYTES = 2**16  # smaller tensors share a message
+_MIN_MESSAGE_BYTES = 2**16  # smaller tensors share a message
 
 AllReduce: TypeAlias = Callable[[list[Tensor]], None]
 
@@ -49,33 +49,33 @@ def average(
     """Replaces every tensor by its mean over the ranks, in place.
 
     Args:
-        tensors: of the same shapes and number formats on every rank, in the same order.
-        env: the ranks, R of them.
-        label: what they are, in traces.
-        copies: whether ranks outside ``env`` hold the same numbers and average them, too.
-        bucket_bytes: no message is larger; the extra memory is at most three of them.
+        tensors: tensors of the same shapes and dtypes on every rank, in the same order.
+        env: the R ranks.
+        label: label in traces.
+        copies: whether ranks outside ``env`` store and average the same numbers.
+        bucket_bytes: maximum bytes of a message; the extra memory is at most three messages.
     """
     if env.world_size == 1:
         return
-    for dtype, own in groupby(sorted(tensors, key=lambda t: str(t.dtype)), key=lambda t: t.dtype):
+    for dtype, group in groupby(sorted(tensors, key=lambda t: str(t.dtype)), key=lambda t: t.dtype):
         summed = not copies and dtype in (torch.float32, torch.float64)
         elements = max(1, bucket_bytes // dtype.itemsize // env.world_size) * env.world_size
         rest: list[Tensor] = []
         scratch: Tensor | None = None
-        for flat in (flat for tensor in own for flat in _flat(tensor, elements, rest)):
-            whole = flat.numel() // env.world_size * env.world_size
-            if whole * dtype.itemsize >= _ALONE_BYTES:
+        for flat in (flat for tensor in group for flat in _flat(tensor, elements, rest)):
+            divisible = flat.numel() // env.world_size * env.world_size
+            if divisible * dtype.itemsize >= _MIN_MESSAGE_BYTES:
                 if scratch is None and not summed:
                     scratch = flat.new_empty(elements)
-                _average(flat[:whole], scratch, env, label)
-                flat = flat[whole:]
+                _average(flat[:divisible], scratch, env, label)
+                flat = flat[divisible:]
             rest.append(flat)
         for bucket in _buckets(rest, elements):
             _average_joined(bucket, env, label, summed)
 
 
 def _average(flat: Tensor, scratch: Tensor | None, env: ShardingEnv, label: str) -> None:
-    """Of ``[N]``, contiguous; R divides N. In order by way of ``scratch [>= N]``, or by all-reduce without one."""
+    """Averages ``flat [N]``, contiguous; R divides N. In fixed order with ``scratch [>= N]``, else by all-reduce."""
     if scratch is None:
         all_reduce(flat, env, label).div_(env.world_size)
         return
@@ -85,18 +85,18 @@ def _average(flat: Tensor, scratch: Tensor | None, env: ShardingEnv, label: str)
     issue_all_gather(mean, env, label, flat).wait()
 
 
-def _average_joined(pieces: Sequence[Tensor], env: ShardingEnv, label: str, summed: bool) -> None:
-    """Of small pieces, in one message; zeros at its end where R does not divide their numbers."""
-    sizes = [piece.numel() for piece in pieces]
+def _average_joined(tensors: Sequence[Tensor], env: ShardingEnv, label: str, summed: bool) -> None:
+    """Averages small tensors in one message, padded with zeros to a multiple of R numbers."""
+    sizes = [tensor.numel() for tensor in tensors]
     padding = -sum(sizes) % env.world_size
-    joined = torch.cat([*(piece.reshape(-1) for piece in pieces), pieces[0].new_zeros(padding)])
+    joined = torch.cat([*(tensor.reshape(-1) for tensor in tensors), tensors[0].new_zeros(padding)])
     _average(joined, None if summed else torch.empty_like(joined), env, label)
-    for piece, mean in zip(pieces, joined.split([*sizes, padding]), strict=False):
-        piece.copy_(mean.view(piece.shape))
+    for tensor, mean in zip(tensors, joined.split([*sizes, padding]), strict=False):
+        tensor.copy_(mean.view(tensor.shape))
 
 
 def _combined(terms: Tensor) -> Tensor:
-    """``[R, n]`` -> ``[n]``: their mean, added one after the other; of integers the largest."""
+    """``[R, n]`` -> ``[n]``: the mean, added in order; the maximum for integers."""
     if not terms.is_floating_point():
         return terms.amax(0)
     total = terms[0].to(torch.promote_types(terms.dtype, torch.float32))
@@ -106,25 +106,25 @@ def _combined(terms: Tensor) -> Tensor:
 
 
 def _flat(tensor: Tensor, elements: int, rest: list[Tensor]) -> Sequence[Tensor]:
-    """A tensor as runs of at most so many numbers; one that has gaps goes to the rest, by rows."""
+    """Slices of a contiguous tensor with at most ``elements`` numbers; rows of others are added to ``rest``."""
     if tensor.is_contiguous():
         return tensor.view(-1).split(elements) if tensor.numel() else []
     rest += tensor.split(max(1, elements * tensor.shape[0] // tensor.numel())) if tensor.numel() else []
     return []
 
 
-def _buckets(pieces: Sequence[Tensor], elements: int) -> Iterator[list[Tensor]]:
-    """The pieces gathered so that a bucket has at most so many numbers (a single one excepted)."""
+def _buckets(tensors: Sequence[Tensor], elements: int) -> Iterator[list[Tensor]]:
+    """Groups of tensors with at most ``elements`` numbers (except for a single larger tensor)."""
     bucket: list[Tensor] = []
     left = elements
-    for piece in pieces:
-        if not piece.numel():
+    for tensor in tensors:
+        if not tensor.numel():
             continue
-        if bucket and piece.numel() > left:
+        if bucket and tensor.numel() > left:
             yield bucket
             bucket, left = [], elements
-        bucket.append(piece)
-        left -= piece.numel()
+        bucket.append(tensor)
+        left -= tensor.numel()
     if bucket:
         yield bucket
 
@@ -134,43 +134,43 @@ def torch_states(
     optimizers: Sequence[torch.optim.Optimizer] | None,
     grid: ReplicaGrid,
 ) -> list[Tensor]:
-    """What torch optimizers keep about tables on the dense kernel, in the same order on every replica.
+    """States in torch optimizers of tables on the dense kernel, in the same order on every replica. Collective.
 
     Args:
-        parameters: table name -> this rank's parameters of it.
-        optimizers: those that step them; None is refused.
-        grid: the replicas. All ranks must come here.
+        parameters: table name -> this rank's parameters.
+        optimizers: the optimizers that step them; None raises.
+        grid: the replicas.
 
     Raises:
-        ValueError: no optimizer steps a table, or one keeps other things about it on another replica; on all ranks.
+        ValueError: no optimizer steps a table, or replicas have different states; raised on all ranks.
     """
 
     def read() -> list[tuple[str, str, Tensor]]:
         if optimizers is None:
             raise ValueError(
-                f"table {next(iter(parameters))!r} is on the dense kernel, and a torch optimizer keeps its state: pass "
-                f"optimizers=[that optimizer], or sync(include_optimizer_state=False)"
+                f"table {next(iter(parameters))!r} is on the dense kernel, so a torch optimizer has its state. Fix: "
+                f"pass optimizers=[that optimizer], or sync(include_optimizer_state=False)"
             )
-        found = []
-        for table, own in parameters.items():
-            for parameter in own:
-                holder = next(
+        states = []
+        for table, table_parameters in parameters.items():
+            for parameter in table_parameters:
+                optimizer = next(
                     (o for o in optimizers if any(parameter is p for g in o.param_groups for p in g["params"])), None
                 )
-                if holder is None:
+                if optimizer is None:
                     raise ValueError(f"none of the optimizers steps table {table!r}, which is on the dense kernel")
-                states = sorted(holder.state.get(parameter, {}).items())
-                found += [(table, key, value) for key, value in states if isinstance(value, Tensor)]
-        return found
+                named = sorted(optimizer.state.get(parameter, {}).items())
+                states += [(table, key, value) for key, value in named if isinstance(value, Tensor)]
+        return states
 
-    found = agreed(grid.world, read)
-    everybody = all_gather_object([(table, key, tuple(value.shape)) for table, key, value in found], grid.world)
+    states = agreed(grid.world, read)
+    by_rank = all_gather_object([(table, key, tuple(value.shape)) for table, key, value in states], grid.world)
     for ranks in grid.replica_groups:
-        kept = [everybody[rank] for rank in ranks]
-        if any(other != kept[0] for other in kept):
-            name, key, _ = next(entry for own in kept for entry in own if any(entry not in other for other in kept))
+        entries = [by_rank[rank] for rank in ranks]
+        if any(other != entries[0] for other in entries):
+            table, key, _ = next(e for listed in entries for e in listed if any(e not in other for other in entries))
             raise ValueError(
-                f"the optimizer keeps {key!r} about table {name!r} on some of ranks {ranks} only: step every replica "
-                f"once at least, or sync(include_optimizer_state=False)"
+                f"the optimizer has state {key!r} of table {table!r} on some of ranks {ranks} only. Fix: step every "
+                f"replica at least once, or sync(include_optimizer_state=False)"
             )
-    return [value for _, _, value in found]
+    return [value for _, _, value in states]

@@ -1,7 +1,7 @@
-"""Checkpoints in torch's own distributed format, written and read under any plan and any number of ranks.
+"""Checkpoints in torch's distributed format, written and read under any plan and any number of ranks.
 
-Read first: `checkpoint_files` (when is a checkpoint whole), `model_state` (what is in it), `checkpoint_reader` (why
-nothing in a file is ever run), `checkpoint_writer` (why neither way needs much memory).
+In walking order: `files` (when a checkpoint is complete), `state.model_state` (its content), `reader` (never runs code
+of a file), `writer` (in blocks, with little memory).
 """
 
 import errno
@@ -48,25 +48,24 @@ def save_checkpoint(
     *,
     extra: Any = None,
 ) -> None:
-    """Writes a model's weights and optimizer states; a process killed meanwhile leaves the one before whole.
+    """Writes a model's weights and optimizer states. If the process is killed, the previous checkpoint stays complete.
 
-    All ranks of a sharded model must call it, with a path that all of them reach. An unsharded module is written by
-    the process that calls it.
+    Collective over a sharded model's ranks, with a path that all of them can reach. An unsharded module is written by
+    the calling process.
 
     Args:
-        path: the checkpoint's folder; a checkpoint that is there is replaced once the new one is whole.
+        path: the checkpoint's folder. An existing checkpoint is replaced once the new one is complete.
         model: a `DistributedModelParallel` or any module; states of fused optimizers are saved with it.
         optimizer: the torch optimizer over ``dense_parameters()``.
-        extra: numbers, strings, lists, dictionaries and tensors, of rank 0: epoch, schedule, ...
+        extra: numbers, strings, lists, dictionaries and tensors of rank 0: epoch, schedule, ...
 
-    Several processes may save to one path at the same time: each save is whole, and the last one to finish stays.
+    Several processes may save to one path at the same time. Each save is complete, and the last one to finish stays.
 
     Raises:
-        CheckpointError: ``path`` holds something else than a checkpoint.
-        CheckpointSaveError: an error on any rank while writing (a `CheckpointError` and an ``OSError``): the disk is
-            full, for example. It is raised on all ranks. What was there before is whole, and nothing else is left.
-        ValueError: ``extra`` or a state that could not be read back as plain data; replicas (`DMPCollection`) that
-            differ.
+        CheckpointError: ``path`` exists and is not a checkpoint.
+        CheckpointSaveError: an error on any rank while writing, such as a full disk (a `CheckpointError` and an
+            ``OSError``). It is raised on all ranks. The previous checkpoint is complete, and no other files are left.
+        ValueError: ``extra`` or a state that is not plain data; replicas (`DMPCollection`) that may differ.
 
     >>> from tempfile import TemporaryDirectory
     >>> model = nn.Linear(2, 1)
@@ -97,10 +96,10 @@ def save_checkpoint(
         return staging.path
 
     try:
-        total = sum(gathered(env, lambda: _bytes_of(content)))  # replicas are counted on every rank: an upper bound
+        total = sum(gathered(env, lambda: _bytes_of(content)))  # counts replicas on every rank: an upper bound
         path_of_all = from_first_rank(env, start)
         written = gathered(env, lambda: _written(content, path_of_all, env))
-        every = {name: entry for each in written for name, entry in each.items()}
+        every = {name: entry for rank_files in written for name, entry in rank_files.items()}
 
         def finish() -> None:
             assert staging is not None
@@ -112,7 +111,7 @@ def save_checkpoint(
     except Exception as error:
         text = str(error) if isinstance(error, _Unwritten) else _trouble(error, env)
         raise CheckpointSaveError(
-            f"{folder} could not be saved: {text}. What was saved there before is whole and in its place"
+            f"{folder} could not be saved: {text}. A previous checkpoint there is complete"
         ) from error
     finally:
         if staging is not None:
@@ -120,11 +119,11 @@ def save_checkpoint(
 
 
 class _Unwritten(Exception):
-    """torch's error of a save, in words."""
+    """torch's error of a save, as text."""
 
 
 def _written(content: Mapping[str, Any], folder: Path, env: ShardingEnv) -> dict[str, dict[str, Any]]:
-    """Writes this rank's file: name -> size and SHA-256. Collective; torch raises an error of one rank on all."""
+    """Writes this rank's file and returns name -> size and SHA-256. Collective; torch raises errors on all ranks."""
     with _quiet():
         writer = BlockWriter(folder)
         try:
@@ -135,19 +134,19 @@ def _written(content: Mapping[str, Any], folder: Path, env: ShardingEnv) -> dict
                 process_group=env.pg,
                 no_dist=env.pg is None,
             )
-        except CheckpointException as error:  # not an Exception in torch
+        except CheckpointException as error:  # not a subclass of Exception
             raise _Unwritten(_trouble(error, env)) from error
     return writer.written
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a checkpoint gave.
+    """Result of a load.
 
     Attributes:
-        extra: what the caller had added.
-        tensors: how many tensors were filled.
-        left: names of saved tensors that the model has no place for (optimizer states of a model without optimizer).
+        extra: the value that the caller saved.
+        tensors: number of filled tensors.
+        left: names of saved optimizer states that were not loaded, such as those of a model without optimizer.
     """
 
     extra: Any
@@ -167,39 +166,37 @@ def load_checkpoint(
     *,
     optimizer_state: bool = True,
 ) -> Loaded:
-    """Fills a model, and its optimizers, from a checkpoint that was saved under any plan by any number of ranks.
+    """Fills a model and its optimizers from a checkpoint that was saved under any plan by any number of ranks.
 
-    All ranks of a sharded model must call it; each reads only what its rectangles need. Everything is checked before
-    anything in the model is changed: files against their checksums, names, shapes and number formats against the
-    model. Nothing in the files is run.
+    Collective over a sharded model's ranks; each reads only its shards. Before the model is changed, files are compared
+    with their checksums, and names, shapes and dtypes with the model. Loading never runs code of a file.
 
     Args:
-        path: what `save_checkpoint` wrote.
+        path: the folder that `save_checkpoint` wrote.
         model: a `DistributedModelParallel` or any module with the same names.
-        optimizer: the torch optimizer over the dense part, to be filled too.
-        optimizer_state: False leaves all optimizers as they are.
+        optimizer: the torch optimizer over the dense part, which is filled too.
+        optimizer_state: whether to load optimizer states; False leaves all optimizers unchanged.
 
     Raises:
-        CheckpointError: no checkpoint, a file that is truncated or damaged, or tensors that are not this model's: by
-            name; nothing has changed.
+        CheckpointError: no checkpoint, another format version, a truncated or damaged file, or tensors that do not
+            match the model, by name. Nothing was changed.
 
     >>> load_checkpoint("nowhere", nn.Linear(2, 1))
     Traceback (most recent call last):
     ...
-    recshard_lab.distributed.state.checkpoint.files.CheckpointError: there is no checkpoint at nowhere
+    recshard_lab.distributed.state.checkpoint.files.CheckpointError: no checkpoint at nowhere. Fix: ...
     """
     state = ModelState(model, optimizer if optimizer_state else None)
     env = state.env
-    folder, found = agreed(env, lambda: _checked(Path(path), env))
-    saved = tensors_in(found)
-    own: dict[tuple[str, ...], Any] = {("model", name): value for name, value in state.weights.items()}
+    folder, metadata = agreed(env, lambda: _checked(Path(path), env))
+    saved = tensors_in(metadata)
+    expected: dict[tuple[str, ...], Any] = {("model", name): value for name, value in state.weights.items()}
     fused = optimizer_state and bool(state.fused)
     if fused:
-        own |= {("fused", key, name): value for key, entry in state.fused.items() for name, value in entry.items()}
-    told = {name: torch.empty(tuple(saved[name,].size), dtype=torch.uint8) for name in _PLAIN}
-    agreed(env, lambda: _compare(folder, own, saved, state))
-    read: dict[str, Any] = dict(told)
-    read_into(read, folder, found, env)
+        expected |= {("fused", key, name): value for key, entry in state.fused.items() for name, value in entry.items()}
+    agreed(env, lambda: _compare(folder, expected, saved, state))
+    read: dict[str, Any] = {name: torch.empty(tuple(saved[name,].size), dtype=torch.uint8) for name in _PLAIN}
+    read_into(read, folder, metadata, env)
     settings, added = agreed(env, lambda: (_settings(read["settings"]), unpacked(read["extra"], "extra")))
     if state.optimizer is not None:
         entries = {key[1:]: entry for key, entry in saved.items() if key[0] == "optimizer"}
@@ -211,21 +208,21 @@ def load_checkpoint(
         content["fused"] = state.fused
     if state.dense:
         content["optimizer"] = state.dense
-    read_into(content, folder, found, env)
+    read_into(content, folder, metadata, env)
     state.adopt(settings if optimizer_state else None, fused)
-    filled = set(own) | {("optimizer", name, key) for name, entry in state.dense.items() for key in entry}
+    filled = set(expected) | {("optimizer", name, key) for name, entry in state.dense.items() for key in entry}
     left = [".".join(key) for key in saved if key not in filled and key[0] in ("fused", "optimizer")]
     return Loaded(added, len(filled), tuple(sorted(left)))
 
 
 @names_wrong_arguments
 def read_extra(path: str | Path) -> Any:
-    """What the caller of `save_checkpoint` had added, read by this process alone, without a model.
+    """The ``extra`` of `save_checkpoint`, read by this process without a model. Not collective.
 
-    Nothing else is read, nor compared with its checksum: `load_checkpoint` does that.
+    Reads nothing else and compares no checksums; `load_checkpoint` does.
 
     Raises:
-        CheckpointError: no checkpoint, or one without its manifest.
+        CheckpointError: no checkpoint, or no manifest in it.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -234,10 +231,10 @@ def read_extra(path: str | Path) -> Any:
     {'epoch': 3}
     """
     folder = files.readable(path)
-    found = _metadata(folder, files.manifest_of(folder))
-    size = tuple(tensors_in(found)["extra",].size)
+    metadata = _metadata(folder, files.manifest_of(folder))
+    size = tuple(tensors_in(metadata)["extra",].size)
     read: dict[str, Any] = {"extra": torch.empty(size, dtype=torch.uint8)}
-    read_into(read, folder, found, ShardingEnv.from_local(1, 0))
+    read_into(read, folder, metadata, ShardingEnv.from_local(1, 0))
     return unpacked(read["extra"], "extra")
 
 
@@ -266,7 +263,7 @@ def _bytes_of(content: Mapping[str, Any]) -> int:
 
 
 def _trouble(error: BaseException, env: ShardingEnv) -> str:
-    """The first cause and its rank, in words; a full disk is named as one."""
+    """The first cause and its rank as text, with a clear text for a full disk."""
     causes: dict[int | None, BaseException] = {None: error}
     if isinstance(error, CheckpointException):
         causes = {rank: pair[0] for rank, pair in error.failures.items()}
@@ -288,41 +285,43 @@ def _checked(path: Path, env: ShardingEnv) -> tuple[Path, Any]:
 
 
 def _metadata(folder: Path, listed: Mapping[str, Any]) -> Any:
-    """Metadata that was checked against the files, with the sections that `save_checkpoint` writes."""
-    found = read_metadata(folder, [name for name in listed if name.endswith(".distcp")])
-    check_tensors(found, folder)
-    saved = tensors_in(found)
+    """The metadata, checked against the files and the sections that `save_checkpoint` writes."""
+    metadata = read_metadata(folder, [name for name in listed if name.endswith(".distcp")])
+    check_tensors(metadata, folder)
+    saved = tensors_in(metadata)
     for key in saved:
         if len(key) != _SECTIONS.get(next(iter(key), "")):
-            raise CheckpointError(f"{folder} holds {'.'.join(key)!r}, which is in no section of a checkpoint")
+            raise CheckpointError(
+                f"{folder} contains {'.'.join(key)!r}, which does not belong to a section of a checkpoint"
+            )
     for name in _PLAIN:
         entry = saved.get((name,))
         if entry is None or len(entry.size) != 1 or entry.properties.dtype != torch.uint8:
-            raise CheckpointError(f"{folder} is not whole: {name!r} is missing or not stored as bytes")
-    return found
+            raise CheckpointError(f"{folder} is incomplete: {name!r} is missing or not stored as bytes")
+    return metadata
 
 
 def _settings(data: Tensor) -> dict[str, Any]:
-    """The optimizers' settings, in the shape that `ModelState.settings` gives them."""
-    found = unpacked(data, "settings")
+    """The optimizers' settings, as `ModelState.settings` returns them."""
+    settings = unpacked(data, "settings")
     try:
-        rates = all(isinstance(name, str) and isinstance(rate, float | int) for name, rate in found["fused"].items())
-        groups = all(isinstance(name, str) for group in found["optimizer"] for name in dict(group)["params"])
+        rates = all(isinstance(name, str) and isinstance(rate, float | int) for name, rate in settings["fused"].items())
+        groups = all(isinstance(name, str) for group in settings["optimizer"] for name in dict(group)["params"])
     except (LookupError, TypeError, ValueError, AttributeError):
         rates = groups = False
     if not (rates and groups):
         raise CheckpointError("settings in the checkpoint are damaged: expected learning rates and param groups")
-    return dict(found)
+    return dict(settings)
 
 
 def _compare(
-    folder: Path, own: Mapping[tuple[str, ...], Any], saved: Mapping[tuple[str, ...], Any], state: Any
+    folder: Path, expected: Mapping[tuple[str, ...], Any], saved: Mapping[tuple[str, ...], Any], state: Any
 ) -> None:
     wrong = []
-    for key, value in own.items():
+    for key, value in expected.items():
         name = ".".join(key[1:])
         if key not in saved:
-            wrong.append(f"{name} is not in it")
+            wrong.append(f"{name} is not in the checkpoint")
             continue
         sharded = hasattr(value, "local_shards")
         size = tuple(value.metadata().size if sharded else value.shape)
@@ -330,15 +329,24 @@ def _compare(
         entry = saved[key]
         if tuple(entry.size) != size or entry.properties.dtype != dtype:
             wrong.append(
-                f"{name} is {_text(size, dtype)} in the model and {_text(entry.size, entry.properties.dtype)} in it"
+                f"{name} is {_text(size, dtype)} in the model and {_text(entry.size, entry.properties.dtype)} in the "
+                f"checkpoint"
             )
     known = set(state.weights)
-    wrong += [f"{key[1]} is in it and not in the model" for key in saved if key[0] == "model" and key[1] not in known]
+    wrong += [
+        f"{key[1]} is in the checkpoint and not in the model"
+        for key in saved
+        if key[0] == "model" and key[1] not in known
+    ]
     if wrong:
         more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise CheckpointError(
-            f"{folder} is not of this model: {'; '.join(wrong[:5])}{more}. Nothing was changed"
-            + ("" if all(key[0] == "model" for key in own) else " (optimizer_state=False loads weights alone)")
+            f"{folder} does not match the model: {'; '.join(wrong[:5])}{more}. Nothing was changed"
+            + (
+                ""
+                if all(key[0] == "model" for key in expected)
+                else ". Fix: optimizer_state=False loads only the weights"
+            )
         )
 
 
@@ -346,16 +354,16 @@ def _compare_groups(folder: Path, state: ModelState, settings: Any, entries: Map
     try:
         state.paired_groups(settings)
     except ValueError as error:
-        raise CheckpointError(f"{folder} does not fit the optimizer given: {error}. Nothing was changed") from None
+        raise CheckpointError(f"{folder} does not match the optimizer: {error}. Nothing was changed") from None
     known = {*state.names.values(), *state.tables}
     for name, *_ in entries:
         if name not in known:
-            raise CheckpointError(f"{folder} has optimizer states of {name}, which the model has not")
+            raise CheckpointError(f"{folder} has optimizer states of {name}, which the model lacks")
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """torch warns that there is one process only, and that sharded tensors will be replaced some day."""
+    """Suppresses torch's warnings about a single process and about deprecated sharded tensors."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         warnings.simplefilter("ignore", FutureWarning)
@@ -376,5 +384,5 @@ def read_into(content: dict[str, Any], folder: Path, metadata: Any, env: Shardin
                 process_group=env.pg,
                 no_dist=env.pg is None,
             )
-        except (Exception, CheckpointException) as error:  # crafted files may hold anything
+        except (Exception, CheckpointException) as error:  # crafted files can raise anything
             raise CheckpointError(f"{folder} could not be read: {_trouble(error, env)}") from error

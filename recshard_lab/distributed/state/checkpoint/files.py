@@ -1,17 +1,16 @@
-"""A checkpoint is a folder that is either whole or not there.
+"""A checkpoint is a folder that is either complete or absent.
 
 ::
 
-    run/                    what is loaded
-    .run.saving-1f2e/       being written: `manifest.json` last, then renamed to `run`
-    .run.previous/          the one before, while the two change places; read if `run` is missing
+    run/                    the checkpoint
+    .run.saving-1f2e/       a running save: writes `manifest.json` last, then is renamed to `run`
+    .run.previous/          the previous checkpoint during the exchange; read if `run` is missing
 
-Everything is on disk (fsync) before the rename. A process killed at any moment leaves ``run`` or ``.run.previous``
-whole; the next save removes the rest. The manifest lists every file with its size and SHA-256.
+All files are on disk (fsync) before the rename. If a process is killed, ``run`` or ``.run.previous`` is complete, and
+the next save removes the other folders. The manifest lists every file with its size and SHA-256.
 
-Several processes may save to one path. Each writes to its own folder, and holds a lock on that folder (``flock``) as
-long as it lives, so that no other save removes it. They rename one at a time, under a lock on the parent folder: the
-last save to finish stays.
+Several processes may save to one path. Each writes to a private folder and locks it (``flock``) until it ends, so no
+other save removes it. Renames are serialized by a lock on the parent folder; the last save to finish stays.
 """
 
 import errno
@@ -31,25 +30,25 @@ MANIFEST = "manifest.json"
 FORMAT = "recshard_lab checkpoint"
 VERSION = 1
 _CHUNK = 2**22
-_LOCK_S = 60.0  # renaming two folders and removing a third takes less
+_LOCK_S = 60.0  # more than renaming two folders and removing a third takes
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is not there, not whole, or another model's."""
+    """A checkpoint that is missing, incomplete, of another format version, or of another model."""
 
 
 class CheckpointSaveError(CheckpointError, OSError):
-    """A checkpoint that could not be written: the disk is full, for example. The one before is whole."""
+    """A checkpoint that could not be written, for example to a full disk. The previous one is complete."""
 
 
 class Staging:
-    """A private folder beside ``folder`` for one save. Leftovers of saves that were killed are removed.
+    """A private folder beside ``folder`` for one save. Removes the folders of killed saves.
 
     Args:
-        folder: where the checkpoint is to be.
+        folder: folder of the checkpoint.
 
     Raises:
-        CheckpointError: ``folder`` holds something else than a checkpoint.
+        CheckpointError: ``folder`` exists and is not a checkpoint.
 
     Attributes:
         path: the private folder.
@@ -64,17 +63,17 @@ class Staging:
                 os.rename(previous, folder)
             if folder.exists() and not (folder / MANIFEST).is_file() and (not folder.is_dir() or any(folder.iterdir())):
                 raise CheckpointError(
-                    f"{folder} is there and is no checkpoint: it will not be replaced. Fix: choose another path"
+                    f"{folder} exists, is not a checkpoint and is not replaced. Fix: choose another path"
                 )
-            for left in folder.parent.glob(f".{folder.name}.saving-*"):
-                _remove_if_dead(left)
+            for staging in folder.parent.glob(f".{folder.name}.saving-*"):
+                _remove_if_dead(staging)
             self.path = folder.parent / f".{folder.name}.saving-{uuid.uuid4().hex[:8]}"
             self.path.mkdir()
             self._handle: int | None = os.open(self.path, os.O_RDONLY)
             _lock(self._handle)
 
     def commit(self, files: Mapping[str, Any]) -> None:
-        """Writes the manifest and puts the finished folder in the place of the old one."""
+        """Writes the manifest and replaces the old folder with the new one."""
         body = json.dumps({"format": FORMAT, "version": VERSION, "files": dict(sorted(files.items()))}, indent=1)
         text = json.dumps({"sha256": hashlib.sha256(body.encode()).hexdigest(), "manifest": body})
         with (self.path / MANIFEST).open("w", encoding="utf-8") as file:
@@ -106,10 +105,10 @@ class Staging:
 
 
 def _remove_if_dead(staging: Path) -> None:
-    """Removes the folder of a save unless its process is alive, or the file system cannot tell."""
+    """Removes the folder of a save unless its process is alive or the file system has no locks."""
     try:
         handle = os.open(staging, os.O_RDONLY)
-    except OSError:  # its process has just renamed or removed it
+    except OSError:  # its process just renamed or removed it
         return
     try:
         if _lock(handle):
@@ -119,7 +118,7 @@ def _remove_if_dead(staging: Path) -> None:
 
 
 def _lock(handle: int) -> bool:
-    """Whether this process has the lock now. False, too, where the file system has no locks."""
+    """Whether this process has the lock now. Also False if the file system has no locks."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -129,10 +128,10 @@ def _lock(handle: int) -> bool:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """No other process of this library changes what checkpoints in the same parent folder are called.
+    """Prevents other processes of this library from renaming checkpoints in the same parent folder.
 
     Raises:
-        CheckpointError: another process holds the lock for a minute.
+        CheckpointError: another process holds the lock for 60 s.
     """
     handle = os.open(folder.parent, os.O_RDONLY)
     try:
@@ -156,15 +155,15 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def described(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
-    """File name -> its size and checksum."""
+    """File name -> size and checksum."""
     return {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in paths}
 
 
 def readable(path: str | Path) -> Path:
-    """The folder to load: ``path``, or its predecessor where a save was killed between the two renames.
+    """The folder to load: ``path``, or its predecessor if a save was killed between the two renames.
 
     Raises:
-        CheckpointError: neither is there.
+        CheckpointError: neither exists.
     """
     folder = Path(path)
     if folder.is_dir():
@@ -172,59 +171,64 @@ def readable(path: str | Path) -> Path:
     previous = _previous(folder)
     if not folder.exists() and previous.is_dir():
         return previous
-    raise CheckpointError(f"there is no checkpoint at {folder}")
+    raise CheckpointError(f"no checkpoint at {folder}. Fix: pass a folder that save_checkpoint wrote")
 
 
 def manifest_of(folder: Path) -> dict[str, dict[str, Any]]:
-    """File name -> size and checksum, as saved.
+    """File name -> size and checksum at the time of saving.
 
     Raises:
-        CheckpointError: no manifest, a damaged one, or one of another version.
+        CheckpointError: no manifest, a damaged one, or another format version.
     """
     path = folder / MANIFEST
     try:
         outer = json.loads(path.read_text(encoding="utf-8"))
         text = outer["manifest"]
         if hashlib.sha256(text.encode()).hexdigest() != outer["sha256"]:
-            raise CheckpointError(f"{path} is damaged: its checksum does not fit")
-        found = json.loads(text)
-        kind, version, files = found["format"], found["version"], dict(found["files"])
+            raise CheckpointError(f"{path} is damaged: its checksum does not match")
+        manifest = json.loads(text)
+        kind, version, files = manifest["format"], manifest["version"], dict(manifest["files"])
         entries = [(type(name), type(entry["bytes"]), type(entry["sha256"])) for name, entry in files.items()]
         if set(entries) - {(str, int, str)}:
             raise CheckpointError(f"{path} is damaged: a file has no size or checksum")
     except FileNotFoundError:
-        raise CheckpointError(f"{folder} is no whole checkpoint: {MANIFEST} is missing") from None
+        raise CheckpointError(f"{folder} is not a complete checkpoint: {MANIFEST} is missing") from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, CheckpointError):
             raise
-        raise CheckpointError(f"{path} is damaged or no manifest of a checkpoint: {error}") from None
-    if kind != FORMAT or version != VERSION:
-        raise CheckpointError(f"{path} is of {kind!r} version {version!r}, expected {FORMAT!r} version {VERSION}")
+        raise CheckpointError(f"{path} is damaged or not a manifest of a checkpoint: {error}") from None
+    if kind != FORMAT:
+        raise CheckpointError(f"{path} has the format {kind!r:.80}, expected {FORMAT!r}")
+    if version != VERSION or isinstance(version, bool):
+        raise CheckpointError(
+            f"{path} has format version {version!r:.40}, but this recshard_lab reads version {VERSION}. Fix: update "
+            f"recshard_lab, or save the checkpoint again with this version"
+        )
     for name in files:
         if Path(name).name != name:
-            raise CheckpointError(f"{path} names {name!r}, which is no file of its own folder")
+            raise CheckpointError(f"{path} names {name!r}, which is outside the folder")
     if ".metadata" not in files:
-        raise CheckpointError(f"{path} does not list .metadata: the checkpoint is not whole")
+        raise CheckpointError(f"{path} does not list .metadata: the checkpoint is incomplete")
     return files
 
 
 def check_files(folder: Path, files: Mapping[str, Mapping[str, Any]], rank: int, world_size: int) -> None:
-    """Reads every ``world_size``-th file and compares it with the manifest; sizes of all are compared first.
+    """Compares the sizes of all files, and the checksums of every ``world_size``-th file, with the manifest.
 
     Raises:
-        CheckpointError: a file that is missing, too short or too long, or damaged, by name.
+        CheckpointError: a file that is missing, truncated, too long or damaged, by name.
     """
     for name, expected in files.items():
         path = folder / name
         if not path.is_file():
-            raise CheckpointError(f"{path} is missing: the checkpoint is not whole")
+            raise CheckpointError(f"{path} is missing: the checkpoint is incomplete")
         size = path.stat().st_size
         if size != expected["bytes"]:
-            what = "truncated" if size < expected["bytes"] else "too long"
-            raise CheckpointError(f"{path} is {what}: {size:,} bytes, {expected['bytes']:,} were saved")
+            problem = "truncated" if size < expected["bytes"] else "too long"
+            raise CheckpointError(f"{path} is {problem}: {size:,} bytes, {expected['bytes']:,} were saved")
     for name in sorted(files)[rank::world_size]:
         if _sha256(folder / name) != files[name]["sha256"]:
-            raise CheckpointError(f"{folder / name} is damaged: its checksum is not the one that was saved")
+            raise CheckpointError(f"{folder / name} is damaged: its checksum differs from the manifest")
 
 
 def _previous(folder: Path) -> Path:

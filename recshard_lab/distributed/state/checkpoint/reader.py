@@ -1,8 +1,8 @@
-"""Reading torch's distributed checkpoints without running anything that a file says.
+"""Reads torch's distributed checkpoints without running code of a file.
 
-torch reads the ``.metadata`` of a checkpoint by ``pickle.load``, which runs whatever code it names, and entries that
-are no tensors likewise. Here the metadata may name the dozen classes that it is made of and nothing else, entries are
-read as weights only, and tensors are read from files of the checkpoint's own folder only.
+torch reads ``.metadata`` and entries other than tensors with ``pickle.load``, which can run any code. This reader
+allows only the classes of checkpoint metadata, reads entries as weights only, and reads tensors only from files in the
+checkpoint's folder.
 """
 
 import io
@@ -49,22 +49,24 @@ _ALLOWED = {
 
 
 class _MetadataUnpickler(pickle.Unpickler):
-    """Finds the classes of torch's checkpoint metadata, and no others."""
+    """Finds only the classes of torch's checkpoint metadata."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
-        if (module, name) == ("builtins", "getattr"):  # Python before 3.11.4 writes a member of an enumeration so
+        if (module, name) == ("builtins", "getattr"):  # enumeration members in Python before 3.11.4
             return _member
         if (module, name) not in _ALLOWED:
-            raise CheckpointError(f"names {module}.{name}, which is no part of a checkpoint's metadata: refused unread")
+            raise CheckpointError(
+                f"names {module}.{name}, which is not part of a checkpoint's metadata and was not loaded"
+            )
         return super().find_class(module, name)
 
 
 def _member(kind: Any, name: str) -> Enum:
-    """A member of one of the enumerations above; no other attribute of anything."""
+    """A member of one of the enumerations above. Other attributes raise."""
     if not (isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__):
-        raise CheckpointError(f"asks for {name!r} of {kind!r}, which is no part of a checkpoint's metadata: refused")
+        raise CheckpointError(f"reads {name!r} of {kind!r}, which is not part of a checkpoint's metadata")
     return kind[name]
 
 
@@ -73,39 +75,39 @@ def read_metadata(folder: Path, files: Collection[str]) -> Metadata:
 
     Args:
         folder: the checkpoint.
-        files: names of the files from which tensors may be read.
+        files: names of the files that may contain tensors.
 
     Raises:
-        CheckpointError: it is missing, damaged, names what it must not, or points outside of the folder.
+        CheckpointError: missing or damaged metadata, a class that is not allowed, or a path outside the folder.
     """
     path = folder / ".metadata"
     try:
         with path.open("rb") as file:
-            found = _MetadataUnpickler(file).load()
+            metadata = _MetadataUnpickler(file).load()
     except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing: the checkpoint is not whole") from None
+        raise CheckpointError(f"{path} is missing: the checkpoint is incomplete") from None
     except CheckpointError as error:
         raise CheckpointError(f"{path} {error}") from None
-    except Exception as error:  # a damaged pickle fails with whatever its bytes happen to mean
+    except Exception as error:  # a damaged pickle can raise anything
         raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from None
-    if not isinstance(found, Metadata) or not isinstance(found.storage_data, dict):
-        raise CheckpointError(f"{path} holds a {type(found).__name__}, expected a checkpoint's metadata")
-    for where in found.storage_data.values():
+    if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
+        raise CheckpointError(f"{path} contains a {type(metadata).__name__}, expected a checkpoint's metadata")
+    for where in metadata.storage_data.values():
         if not isinstance(where, _StorageInfo) or where.relative_path not in files:
-            raise CheckpointError(f"{path} names {where!r:.200}, which is no file of the checkpoint")
-    return found
+            raise CheckpointError(f"{path} names {where!r:.200}, which is not a file of the checkpoint")
+    return metadata
 
 
 def check_tensors(metadata: Metadata, folder: Path, chosen: Collection[tuple[str, ...]] | None = None) -> None:
-    """Refuses metadata whose chunks do not tile each tensor exactly, or claim more bytes than the files have.
+    """Checks that the chunks in the metadata tile each tensor exactly, and that the files contain their bytes.
 
     Args:
         metadata: as `read_metadata` returns it.
         folder: the checkpoint.
-        chosen: key paths of the tensors to check; all when left out.
+        chosen: key paths of the tensors to check. Default: all.
 
     Raises:
-        CheckpointError: by the name of the tensor. Nothing has been allocated.
+        CheckpointError: an invalid tensor, by name. Allocates nothing.
     """
     path = folder / ".metadata"
     try:
@@ -122,7 +124,7 @@ def check_tensors(metadata: Metadata, folder: Path, chosen: Collection[tuple[str
                 raise CheckpointError(f"chunks in {name} overlap")
     except CheckpointError as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
-    except Exception as error:  # whatever crafted metadata happens to hold
+    except Exception as error:  # crafted metadata can raise anything
         raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from None
 
 
@@ -140,16 +142,18 @@ def _check_tensor(
     for chunk in entry.chunks:
         start, extent = tuple(chunk.offsets), tuple(chunk.sizes)
         if len(start) != len(size) or len(extent) != len(size):
-            raise CheckpointError(f"{name} has {len(size)} dimensions, and one of its chunks has {len(extent)}")
+            raise CheckpointError(f"{name} has {len(size)} dimensions, but one of its chunks has {len(extent)}")
         where = places.get((fqn, start)) or places.get((fqn, ()))
         if where is None:
-            raise CheckpointError(f"{name} has a chunk at {list(start)} that no file holds")
+            raise CheckpointError(f"{name} has a chunk at {list(start)} that is in no file")
         needed = 0 if _is_transformed(where) else prod(extent) * dtype.itemsize
         if where.offset < 0 or where.length < needed:
             raise CheckpointError(f"{name} has a chunk {list(extent)} of {dtype} in {where.length:,} bytes")
-        held, end = (folder / where.relative_path).stat().st_size, where.offset + where.length
-        if end > held:
-            raise CheckpointError(f"{where.relative_path} is truncated: {held:,} bytes, {name} ends at byte {end:,}")
+        file_size, end = (folder / where.relative_path).stat().st_size, where.offset + where.length
+        if end > file_size:
+            raise CheckpointError(
+                f"{where.relative_path} is truncated: {file_size:,} bytes, {name} ends at byte {end:,}"
+            )
         spans.append(tuple(zip(start, extent, strict=True)))
     if not tiles(size, spans):
         raise CheckpointError(f"the chunks of {name} do not cover {' x '.join(map(str, size))} numbers exactly once")
@@ -161,11 +165,11 @@ def _is_transformed(where: Any) -> bool:
 
 
 def tiles(size: Sequence[int], chunks: Sequence[Sequence[tuple[int, int]]]) -> bool:
-    """Whether chunks cover every cell of a box exactly once, and nothing else.
+    """Whether chunks tile a box: they cover each element exactly once and nothing outside.
 
     Args:
-        size: of the box, by axis.
-        chunks: by axis (start, extent).
+        size: size of the box per axis.
+        chunks: (start, extent) per axis, for each chunk.
 
     >>> tiles([4, 2], [[(0, 3), (0, 2)], [(3, 1), (0, 1)], [(3, 1), (1, 1)]])
     True
@@ -183,7 +187,7 @@ def tiles(size: Sequence[int], chunks: Sequence[Sequence[tuple[int, int]]]) -> b
         if extent:
             begins.setdefault(start, []).append(number)
             begins.setdefault(start + extent, [])
-    active: dict[int, int] = {}  # chunk -> where it ends on this axis
+    active: dict[int, int] = {}  # chunk -> its end on this axis
     edges = sorted({0, size[0], *begins})
     for edge in edges[:-1]:
         active = {number: end for number, end in active.items() if end > edge}
@@ -194,7 +198,7 @@ def tiles(size: Sequence[int], chunks: Sequence[Sequence[tuple[int, int]]]) -> b
 
 
 def tensors_in(metadata: Metadata) -> dict[tuple[str, ...], TensorStorageMetadata]:
-    """Path of keys in the saved dictionary -> size and number format, of every tensor."""
+    """Path of keys in the saved dictionary -> size and dtype, for every tensor."""
     paths = metadata.planner_data or {}
     return {
         tuple(str(key) for key in paths.get(name, (name,))): entry
@@ -204,7 +208,7 @@ def tensors_in(metadata: Metadata) -> dict[tuple[str, ...], TensorStorageMetadat
 
 
 class SafeReader(FileSystemReader):
-    """torch's reader, with metadata that has been read already."""
+    """torch's reader, with metadata that was already read."""
 
     def __init__(self, folder: Path, metadata: Metadata) -> None:
         super().__init__(folder)
@@ -215,10 +219,10 @@ class SafeReader(FileSystemReader):
 
 
 class SafePlanner(DefaultLoadPlanner):
-    """torch's planner, for tensors only, and where names are never taken for those of an older format.
+    """torch's planner, for tensors only and without support for older names.
 
-    torch drops sharded tensors of which a rank holds nothing, then misses their names and reads all names anew as
-    torch 2.3 would have written them; this library never wrote those.
+    torch drops sharded tensors without local shards, then misses their names and assumes the names of torch 2.3, which
+    this library never wrote.
     """
 
     def __init__(self) -> None:
@@ -229,14 +233,14 @@ class SafePlanner(DefaultLoadPlanner):
         return create_default_local_load_plan(self.state_dict, self.metadata, strict=True)
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        raise CheckpointError(f"{read_item.dest_index.fqn!r} is no tensor: this library saves nothing else")
+        raise CheckpointError(f"{read_item.dest_index.fqn!r} is not a tensor: this library saves tensors only")
 
 
 def packed(value: Any, name: str) -> torch.Tensor:
-    """Plain data and tensors as bytes ``[n]`` uint8.
+    """Plain data and tensors as bytes, ``[n]`` uint8.
 
     Raises:
-        ValueError: what could not be read back without running code.
+        ValueError: a value that cannot be read without running code.
     """
     buffer = io.BytesIO()
     torch.save(value, buffer)
@@ -244,19 +248,19 @@ def packed(value: Any, name: str) -> torch.Tensor:
         torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"{name} holds what only code could read back: use numbers, strings, lists, dictionaries and tensors "
-            f"({str(error).splitlines()[0]:.200})"
+            f"{name} contains values that are not plain data ({str(error).splitlines()[0]:.200}). Fix: use numbers, "
+            f"strings, lists, dictionaries and tensors"
         ) from None
     return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
 
 
 def unpacked(data: torch.Tensor, name: str) -> Any:
-    """What `packed` took, tensors on the CPU.
+    """The value that `packed` encoded, with tensors on the CPU.
 
     Raises:
         CheckpointError: the bytes are damaged, or would run code.
     """
     try:
         return torch.load(io.BytesIO(data.cpu().numpy().tobytes()), map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever crafted bytes happen to mean
+    except Exception as error:  # crafted bytes can raise anything
         raise CheckpointError(f"{name} in the checkpoint is damaged: {type(error).__name__}: {error}") from None

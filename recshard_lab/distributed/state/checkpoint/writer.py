@@ -1,7 +1,7 @@
-"""Writing torch's distributed checkpoints in blocks of rows, so that neither saving nor loading needs much memory.
+"""Writes torch's distributed checkpoints in blocks of rows, so that saving and loading need little memory.
 
-torch's own writer keeps a copy of every tensor that is a view, or on a GPU, until its file is done: here that would be
-all tables. A saved rectangle is as many chunks as it has blocks; torch's readers know nothing else.
+torch's writer keeps a copy of every tensor that is a view or on a GPU until its file is complete, which would be all
+tables. Each block is saved as one chunk, which torch's readers support.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ BLOCK_BYTES = 16 * 2**20
 
 
 class BlockPlanner(DefaultSavePlanner):
-    """torch's planner, with large pieces cut into blocks of rows."""
+    """torch's planner, with large tensors split into blocks of rows."""
 
     def __init__(self) -> None:
         super().__init__(flatten_sharded_tensors=False)
@@ -31,12 +31,12 @@ class BlockPlanner(DefaultSavePlanner):
 
     def create_local_plan(self) -> SavePlan:
         plan = super().create_local_plan()
-        self.plan = replace(plan, items=[block for item in plan.items for block in self._cut(item)])
+        self.plan = replace(plan, items=[block for item in plan.items for block in self._split(item)])
         return self.plan
 
-    def _cut(self, item: WriteItem) -> list[WriteItem]:
-        whole = item.tensor_data
-        assert whole is not None, f"{item.index.fqn} is no tensor"
+    def _split(self, item: WriteItem) -> list[WriteItem]:
+        written = item.tensor_data
+        assert written is not None, f"{item.index.fqn} is not a tensor"
         tensor = self.lookup_object(item.index).detach()
         count = max(1, BLOCK_BYTES * tensor.shape[0] // tensor.nbytes) if tensor.dim() and tensor.nbytes else 1
         if tensor.nbytes <= BLOCK_BYTES or count >= tensor.shape[0]:
@@ -44,11 +44,11 @@ class BlockPlanner(DefaultSavePlanner):
             return [item]
         blocks = []
         for start, rows in zip(range(0, tensor.shape[0], count), tensor.split(count), strict=True):
-            offsets = torch.Size([whole.chunk.offsets[0] + start, *whole.chunk.offsets[1:]])
+            offsets = torch.Size([written.chunk.offsets[0] + start, *written.chunk.offsets[1:]])
             chunk = ChunkStorageMetadata(offsets, rows.shape)
             index = MetadataIndex(item.index.fqn, offsets)
             self._blocks[_key(index)] = rows
-            data = TensorWriteData(chunk, whole.properties, whole.size)
+            data = TensorWriteData(chunk, written.properties, written.size)
             blocks.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
         return blocks
 
@@ -61,10 +61,10 @@ def _key(index: MetadataIndex) -> tuple[Any, ...]:
 
 
 class BlockWriter(FileSystemWriter):
-    """torch's writer, which holds one block at a time and takes checksums on the way.
+    """torch's writer, which keeps one block in memory and computes checksums while it writes.
 
     Attributes:
-        written: this rank's file -> its size and SHA-256, once it is on disk.
+        written: this rank's file -> size and SHA-256, after it is on disk.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -90,17 +90,17 @@ class BlockWriter(FileSystemWriter):
 def _written(item: WriteItem, planner: SavePlanner, stream: "_Hashed", name: str) -> WriteResult:
     block = planner.resolve_data(item)
     assert isinstance(block, Tensor)
-    own = block.cpu()
-    if own.untyped_storage().nbytes() != own.nbytes:  # torch.save writes whole storages
-        own = own.clone()
+    copy = block.cpu()
+    if copy.untyped_storage().nbytes() != copy.nbytes:  # torch.save writes whole storages
+        copy = copy.clone()
     start = stream.size
-    torch.save(own, stream)  # type: ignore[arg-type]  # it asks for write and flush alone
+    torch.save(copy, stream)  # type: ignore[arg-type]  # it uses only write and flush
     length = stream.size - start
     return WriteResult(item.index, length, _StorageInfo(name, start, length))
 
 
 class _Hashed:
-    """A file that is written from front to end."""
+    """A file that is written sequentially, with its SHA-256."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.size, self.digest = file, 0, hashlib.sha256()

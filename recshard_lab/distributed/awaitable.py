@@ -1,7 +1,7 @@
-"""Results that can be waited for, under TorchRec's names; and what sharded collections return, which has arrived.
+"""Awaitable results with TorchRec's names, and the results of sharded collections.
 
-`LazyAwaitable` waits when it is first used as the thing it stands for. A sharded collection here returns its
-KeyedTensor itself, and code written for TorchRec may still call ``.wait()`` on it.
+`LazyAwaitable` waits when its result is first used. A sharded collection returns a complete KeyedTensor, and code for
+TorchRec may still call ``.wait()`` on it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _NOTHING: Any = object()
 
 
 class Awaitable(ABC, Generic[W]):
-    """Something under way: `wait` gives what comes of it.
+    """A pending result: `wait` returns it.
 
-    A subclass says how in ``_wait_impl``. Each of `callbacks` is called with the result and gives the next one.
+    A subclass implements ``_wait_impl``. Each of `callbacks` receives the result and returns the next one.
     """
 
     def __init__(self) -> None:
@@ -36,11 +36,11 @@ class Awaitable(ABC, Generic[W]):
 
     @property
     def callbacks(self) -> list[Callable[[W], W]]:
-        """What is done to the result, in order; append to it."""
+        """Functions that are applied to the result, in order. You may append to the list."""
         return self._callbacks
 
     def wait(self) -> W:
-        """Blocks until the result is there."""
+        """Blocks until the result is complete, and returns it."""
         result = self._wait_impl()
         for callback in self._callbacks:
             result = callback(result)
@@ -48,7 +48,7 @@ class Awaitable(ABC, Generic[W]):
 
 
 class NoWait(Awaitable[W]):
-    """A result that is there already.
+    """A complete result.
 
     >>> NoWait(3).wait()
     3
@@ -63,7 +63,7 @@ class NoWait(Awaitable[W]):
 
 
 class LazyAwaitable(Awaitable[W]):
-    """Waits by itself when it is first used: by attribute, by operator, or as an argument of a torch function.
+    """Waits when it is first used: by attribute, by operator, or as an argument of a torch function.
 
     >>> class Ones(LazyAwaitable[Any]):
     ...     def _wait_impl(self):
@@ -78,13 +78,13 @@ class LazyAwaitable(Awaitable[W]):
         self._result: Any = _NOTHING
 
     def wait(self) -> W:
-        """The result; waited for once."""
+        """The result. The first call waits."""
         if self._result is _NOTHING:
             self._result = super().wait()
         return self._result
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("_result", "_callbacks"):  # not set yet: `__init__` was not called
+        if name.startswith("__") or name in ("_result", "_callbacks"):  # not set: `__init__` was not called
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self.wait(), name)
 
@@ -99,7 +99,7 @@ def _arrived(value: Any) -> Any:
 
 
 class LazyNoWait(LazyAwaitable[W]):
-    """A result that is there already, where a lazy one is asked for.
+    """A complete result with the type of a lazy one.
 
     >>> LazyNoWait([1, 2])[1]
     2
@@ -134,18 +134,18 @@ for _name, _apply in (("len", len), ("iter", iter)):
 
 
 class ArrivedKeyedTensor(KeyedTensor):
-    """What a sharded `EmbeddingBagCollection` returns: a KeyedTensor that TorchRec's ``.wait()`` can be called on."""
+    """The output of a sharded `EmbeddingBagCollection`: a KeyedTensor with TorchRec's ``.wait()``."""
 
     def wait(self) -> KeyedTensor:
-        """The same as a plain KeyedTensor; nothing is waited for."""
+        """This result as a plain KeyedTensor; does not wait."""
         return KeyedTensor._unchecked(self._keys, self._length_per_key, self._values, self._key_dim)
 
 
 class ArrivedDict(dict[str, JaggedTensor]):
-    """What a sharded `EmbeddingCollection` returns: a dict that TorchRec's ``.wait()`` can be called on."""
+    """The output of a sharded `EmbeddingCollection`: a dict with TorchRec's ``.wait()``."""
 
     def wait(self) -> dict[str, JaggedTensor]:
-        """The same as a plain dict; nothing is waited for."""
+        """This result as a plain dict; does not wait."""
         return dict(self)
 
 

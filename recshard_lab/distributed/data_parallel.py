@@ -1,8 +1,8 @@
-"""How the dense part of a sharded model is replicated: torch's DistributedDataParallel, or a wrapper of the user's.
+"""Replicates the dense part of a sharded model with torch's DistributedDataParallel or your wrapper.
 
 Gradients of dense parameters are averaged over the ranks in every step, also in steps that do not use all of them. A
-rank that does not use a parameter adds zeros. A parameter that no rank uses keeps ``grad`` as it was, so that its
-optimizer leaves it alone, as in the unsharded model.
+rank that does not use a parameter adds zeros. A parameter that no rank uses keeps its ``grad``, so its optimizer does
+not step it, as in the unsharded model.
 """
 
 import os
@@ -38,16 +38,16 @@ _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.
 
 
 class DataParallelWrapper(ABC):
-    """Replicates the dense part of a `DistributedModelParallel`, under TorchRec's name."""
+    """Replicates the dense part of a `DistributedModelParallel`; TorchRec's name."""
 
     @abstractmethod
     def wrap(self, dmp: "DistributedModelParallel", env: ShardingEnv, device: torch.device) -> None:
         """Replaces ``dmp.module``, which `DistributedModelParallel.forward` calls.
 
         Args:
-            dmp: its tables are sharded, and its kernels step them: leave ``dmp.sharded_parameter_names()`` alone.
+            dmp: the model. Do not wrap ``dmp.sharded_parameter_names()``: the kernels step them.
             env: the ranks that share the dense part.
-            device: where the model is.
+            device: device of the model.
         """
 
 
@@ -55,17 +55,17 @@ class DataParallelWrapper(ABC):
 class DefaultDataParallelWrapper(DataParallelWrapper):
     """Wraps the model in DistributedDataParallel, which averages dense gradients while backward runs.
 
-    ``find_unused_parameters`` is the default because it alone is right when steps use different parameters.
+    ``find_unused_parameters`` is the default because only it supports steps that use different parameters.
     ``static_graph`` fixes the set in the first step: a later step that uses fewer is not averaged, without an error.
-    The search costs 0.5 ms a step in a 3-layer MLP of 2 ms and under 2% in an MLPerf-sized one of 110 ms (10th
+    The search takes 0.5 ms per step in a 3-layer MLP of 2 ms, and under 2% in an MLPerf-sized one of 110 ms (10th
     percentiles, 2 CPU ranks over Gloo).
 
     Args:
         bucket_cap_mb: size of a gradient bucket, in MiB.
-        static_graph: every step uses the same parameters, on every rank. Nothing is searched then.
-        find_unused_parameters: search the graph of every step for parameters that it does not use. False is right
-            only where every step uses all of them. None means True unless ``static_graph``.
-        allreduce_comm_precision: "fp16" or "bf16" halves the bytes; None sends gradients as they are.
+        static_graph: every step uses the same parameters on every rank, so nothing is searched.
+        find_unused_parameters: search the graph of every step for unused parameters. False is correct only if every
+            step uses all of them. None means True unless ``static_graph``.
+        allreduce_comm_precision: "fp16" or "bf16" halves the bytes; None sends gradients unchanged.
         params_to_ignore: names of further parameters and buffers that are not replicated.
         ddp_kwargs: further arguments of DistributedDataParallel.
 
@@ -88,12 +88,12 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
         if allreduce_comm_precision not in _HOOKS:
             raise ValueError(
                 f"allreduce_comm_precision={allreduce_comm_precision!r} is not supported. Supported: 'fp16', 'bf16', "
-                f"None. Fix: use one of these"
+                f"None"
             )
         if static_graph and find_unused_parameters:
             raise ValueError(
-                "static_graph=True and find_unused_parameters=True exclude each other: a static graph is not searched. "
-                "Fix: leave one of them out"
+                "static_graph=True and find_unused_parameters=True are mutually exclusive: a static graph is not "
+                "searched. Fix: remove one of them"
             )
         self.precision, self.params_to_ignore = allreduce_comm_precision, list(params_to_ignore or ())
         self.ddp_kwargs: dict[str, Any] = {
@@ -105,7 +105,7 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
         }
 
     def wrap(self, dmp: "DistributedModelParallel", env: ShardingEnv, device: torch.device) -> None:
-        """Replicates ``dmp.module`` over ``env``; leaves it as it is on one process or without dense parameters."""
+        """Replicates ``dmp.module`` over ``env``; does nothing for one process or without dense parameters."""
         ignored = {*dmp.sharded_parameter_names(), *self.params_to_ignore}
         dense = [p for name, p in dmp.module.named_parameters() if name not in ignored and p.requires_grad]
         if env.pg is None or not dense:
@@ -117,7 +117,7 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
 
 
 class _Replicated(DistributedDataParallel):
-    """DistributedDataParallel that sees the tensors of any pytree that the model returns, such as a KeyedTensor."""
+    """DistributedDataParallel that finds the tensors in any pytree that the model returns, such as a KeyedTensor."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         specs: list[TreeSpec] = []
@@ -149,10 +149,10 @@ class _Replicated(DistributedDataParallel):
 
 @contextmanager
 def _without_lines_on_stderr(text: str) -> Iterator[None]:
-    """Leaves lines that contain ``text`` out of what is written to file descriptor 2, also by C++."""
+    """Removes lines that contain ``text`` from the output to file descriptor 2, also of C++ code."""
     try:
         stderr = os.dup(2)
-    except OSError:  # this process has no stderr
+    except OSError:  # the process has no stderr
         yield
         return
     with tempfile.TemporaryFile() as written:
@@ -169,15 +169,16 @@ def _without_lines_on_stderr(text: str) -> Iterator[None]:
 
 
 def _refuse_hidden(leaves: Sequence[Any]) -> None:
-    """Raises where every tensor that may lead to a loss is inside objects that torch cannot look into."""
+    """Raises if every tensor that requires a gradient is inside objects that torch cannot traverse."""
     if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
         return
     hidden = next((leaf for leaf in leaves if not isinstance(leaf, (Tensor, *_PLAIN))), None)
     if hidden is not None:
         raise ValueError(
-            f"the model returns a {type(hidden).__name__}, and no tensor that requires a gradient beside it: which "
-            f"parameters the step uses cannot be found inside. Fix: return tensors, dicts, dataclasses or registered "
-            f"pytree nodes, or pass data_parallel_wrapper=DefaultDataParallelWrapper(find_unused_parameters=False)"
+            f"the model returns a {type(hidden).__name__}, which torch cannot traverse, and no other tensor that "
+            f"requires a gradient, so the used parameters are unknown. Fix: return tensors, dicts, dataclasses or "
+            f"registered pytree nodes, or pass "
+            f"data_parallel_wrapper=DefaultDataParallelWrapper(find_unused_parameters=False)"
         )
 
 
@@ -185,9 +186,9 @@ def _recorded_all_reduce(
     state: tuple[ShardingEnv, int, Callable[..., Any]],
     bucket: torch.distributed.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[Tensor]:
-    """DDP's own averaging all-reduce, noted in open traces as the ring that a bandwidth-optimal one is."""
-    env, most, hook = state
+    """DDP's averaging all-reduce, recorded in open traces with the bytes of a ring."""
+    env, max_bytes, hook = state
     buffer = bucket.buffer()
-    record("all_reduce", "dense", ring_bytes(buffer.numel() * min(buffer.element_size(), most), env), env)
+    record("all_reduce", "dense", ring_bytes(buffer.numel() * min(buffer.element_size(), max_bytes), env), env)
     reduced: torch.futures.Future[Tensor] = hook(env.pg, bucket)
     return reduced

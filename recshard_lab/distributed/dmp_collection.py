@@ -1,4 +1,4 @@
-"""DMPCollection: replicas of a sharded model, brought together from time to time.
+"""DMPCollection: replicas of a sharded model that are averaged periodically.
 
 ::
 
@@ -7,9 +7,9 @@
     group 1: ranks 1, 3  (whole model)      dense part: averaged over all ranks  averaged over ranks 0, 1 and 2, 3
 
 With one sharding group over all ranks this is `DistributedModelParallel`; with groups of one rank, every rank has all
-tables. In between, a step's exchanges involve S ranks instead of W, at the price of R copies of the tables.
+tables. In between, a step's exchanges involve S ranks instead of W, but there are R copies of the tables.
 
-Shape letters: W ranks in all, S in a sharding group, R = W / S replicas.
+Shape letters: W ranks, S ranks per sharding group, R = W / S replicas.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ from recshard_lab.sharding import EmbeddingModuleShardingPlan, PlanError, Shardi
 
 @dataclass
 class _Tensors:
-    """What is averaged: numbers that a sharding group holds once, and numbers that it may hold several times."""
+    """Tensors to average: those that a sharding group stores once, and those that it may store several times."""
 
     single: list[Tensor] = field(default_factory=list)
     several: list[Tensor] = field(default_factory=list)
@@ -56,7 +56,7 @@ class _Tensors:
 
 @unique
 class ShardingStrategy(StrEnum):
-    """What `DMPCollection.sync` averages at a time: all tables, or those of one module."""
+    """The tables that `DMPCollection.sync` averages together: all, or those of one module."""
 
     DEFAULT = "default"
     PER_MODULE = "per_module"
@@ -66,36 +66,35 @@ class ShardingStrategy(StrEnum):
 class DMPCollection(DistributedModelParallel):
     """R replicas of a model, each sharded over S ranks by the same plan.
 
-    Between two calls of `sync` every sharding group steps its tables on its own ranks' batches alone, with gradients
-    averaged over these; `sync` then averages tables over the replicas. With plain SGD and a sync after every step
-    that is one step on the batches of all ranks together (averaging after a step is stepping by the averaged gradient);
-    with other optimizers, or rarer syncs, it is local SGD (Stich, "Local SGD Converges Fast and Communicates Little",
-    ICLR 2019). The dense part is averaged over all W ranks in every step, as ever.
+    Between two calls of `sync`, each sharding group trains its tables on its ranks' batches only. `sync` then averages
+    the tables over the replicas. With plain SGD and a sync after every step, this equals one step on the batches of all
+    ranks. With other optimizers or fewer syncs it is local SGD (Stich, "Local SGD Converges Fast and Communicates
+    Little", ICLR 2019). The dense part is averaged over all W ranks in every step.
 
-    Rank 0's weights are everybody's at first. State dicts hold this rank's sharding group's tables under their ordinary
-    names, as sharded tensors over that group; `save_checkpoint` wants replicas that are alike.
+    All ranks start with rank 0's weights. State dicts contain the tables of this rank's sharding group under their
+    ordinary names, as sharded tensors over the group. `save_checkpoint` requires equal replicas.
 
     Args:
-        module: the model; its collections are replaced in place.
-        device: where it lives; this rank's GPU with NCCL, the CPU otherwise, when None.
-        plan: for ranks ``0 .. S - 1`` of a sharding group; planned on rank 0 when None.
+        module: the model. Its collections are replaced in place.
+        device: device of the model. Default: this rank's GPU with NCCL, otherwise the CPU.
+        plan: plan for ranks ``0 .. S - 1`` of a sharding group. Default: planned on rank 0.
         world_size: W.
         sharding_group_size: S, which divides W.
-        global_pg: all ranks; the default process group when None.
-        sharding_strategy: what is averaged at a time.
-        node_group_size: ranks of a sharding group that count as one node for table-row-wise, grid and two-hop tables;
-            those that live on one when left out.
-        sharders: which collections, with which fused optimizer and kernel.
-        use_inter_host_allreduce: neighbouring ranks share a sharding group, so that steps stay inside nodes and `sync`
-            crosses them; replicas of a part are neighbours when False, and steps cross.
-        custom_all_reduce: averages a list of tensors over ``replica_pg`` in place, instead of `sync`'s own exchange.
-        init_data_parallel, init_parameters, data_parallel_wrapper: as of `DistributedModelParallel`.
-        submodule_configs, rs_awaitable_hook_module, use_sharded_relay: as TorchRec has them by
-            default; nothing else is done here.
+        global_pg: all ranks. Default: the default process group.
+        sharding_strategy: the tables that are averaged together.
+        node_group_size: ranks of a sharding group that count as one node for table-row-wise, grid and two-hop tables.
+            Default: those on one node.
+        sharders: sharders of the collections, with fused optimizer and kernel.
+        use_inter_host_allreduce: whether neighbouring ranks form a sharding group. Then steps stay inside nodes and
+            `sync` crosses them; otherwise replicas are neighbours, and steps cross nodes.
+        custom_all_reduce: averages a list of tensors over ``replica_pg`` in place, instead of `sync`'s exchange.
+        init_data_parallel, init_parameters, data_parallel_wrapper: as in `DistributedModelParallel`.
+        submodule_configs, rs_awaitable_hook_module, use_sharded_relay: TorchRec's arguments; only the defaults are
+            supported.
 
     Raises:
-        ValueError: S does not divide W, W is not the group's size, ranks disagree, or an argument that nothing honours.
-        PlanError: a plan that needs more ranks than a sharding group has, or does not tile.
+        ValueError: S does not divide W, W is not the group's size, ranks disagree, or an unsupported argument.
+        PlanError: a plan that needs more ranks than a sharding group has, or does not tile the tables.
 
     >>> from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig
     >>> table = EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])
@@ -169,7 +168,7 @@ class DMPCollection(DistributedModelParallel):
             data_parallel_wrapper,
         )
         self._custom_all_reduce = custom_all_reduce
-        self._apart = False
+        self._may_differ = False
         with torch.no_grad():
             for shards in self._tables():
                 for weight in shards.local_weights.values():
@@ -184,8 +183,8 @@ class DMPCollection(DistributedModelParallel):
 
     @property
     def replicas_apart(self) -> bool:
-        """Whether there are several replicas that have learned since the last `sync` of weights and states."""
-        return self._apart and self.grid.num_replicas > 1
+        """Whether there are several replicas that were trained since the last `sync` of weights and states."""
+        return self._may_differ and self.grid.num_replicas > 1
 
     def _planned_for_group(
         self, module: nn.Module, device: torch.device | str | None, sharders: Sequence[CollectionSharder]
@@ -207,7 +206,7 @@ class DMPCollection(DistributedModelParallel):
 
     @property
     def replica_pg(self) -> Any:
-        """The process group of the ranks that hold what this one holds."""
+        """The process group of the ranks that store the same shards."""
         return self.grid.replicas.pg
 
     @property
@@ -215,19 +214,19 @@ class DMPCollection(DistributedModelParallel):
         """torch's ``DeviceMesh`` of R x S ranks, with the dimensions ``replicate`` and ``shard``.
 
         Raises:
-            ValueError: one process on its own has no process groups.
+            ValueError: a single process has no process groups.
         """
         if self.grid.world.pg is None:
-            raise ValueError("one process on its own has no device mesh: launch ranks, or initialise a process group")
+            raise ValueError("a single process has no device mesh. Fix: launch ranks, or initialize a process group")
         return device_mesh(self.grid, self.device.type)
 
     def set_all_reduce_hook(self, reduce_hook: AllReduce) -> None:
-        """From now on `sync` hands its tensors to this function, which averages them over ``replica_pg`` in place."""
+        """Makes `sync` call ``reduce_hook`` with its tensors, to average them over ``replica_pg`` in place."""
         self._custom_all_reduce = reduce_hook
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own forward, on this rank's batch."""
-        self._apart |= torch.is_grad_enabled()
+        """The model's forward on this rank's batch."""
+        self._may_differ |= torch.is_grad_enabled()
         return super().forward(*args, **kwargs)
 
     def sync(
@@ -236,24 +235,23 @@ class DMPCollection(DistributedModelParallel):
         *,
         optimizers: Sequence[torch.optim.Optimizer] | None = None,
     ) -> None:
-        """Averages the tables over the replicas; all of them are the same bits afterwards. All ranks must call it.
+        """Averages the tables over the replicas, which are bit-identical afterwards. Collective.
 
-        Call it between two steps: after each, or after every so many. A state is averaged number by number, step
-        counts become the largest of theirs.
+        Call it between two steps: after every step or every n-th. States are averaged element by element; step counts
+        become the maximum.
 
         Args:
-            include_optimizer_state: average what fused optimizers keep as well.
-            optimizers: the torch optimizers over ``dense_parameters()``, for what they keep about tables on the dense
-                kernel.
+            include_optimizer_state: whether to average optimizer states too.
+            optimizers: the torch optimizers over ``dense_parameters()``, for the states of tables on the dense kernel.
 
         Raises:
-            ValueError: states are asked for, a table is on the dense kernel, and its optimizer is not given, or keeps
-                other things on another replica. Nothing has changed.
+            ValueError: states are requested and a table is on the dense kernel, but its optimizer is missing or has
+                different states on another replica. Nothing was changed.
         """
-        kept: list[Tensor] = []
+        dense_states: list[Tensor] = []
         dense = {s.config.name: list(s.parameters()) for s in self._tables() if s.sharding.compute_kernel == "dense"}
         if include_optimizer_state and dense and self.grid.num_replicas > 1:
-            kept = torch_states(dense, optimizers, self.grid)
+            dense_states = torch_states(dense, optimizers, self.grid)
         groups = [list(self.collections.values())]
         if self._strategy is ShardingStrategy.PER_MODULE:
             groups = [[collection] for collection in self.collections.values()]
@@ -261,15 +259,15 @@ class DMPCollection(DistributedModelParallel):
             weights, states = _Tensors(), _Tensors()
             for shards in self._tables(group):
                 for part in shards.parts() if include_optimizer_state else shards.parts()[:1]:
-                    chosen = weights if part.name == "weight" else states
+                    tensors = weights if part.name == "weight" else states
                     for position, matrix in shards.matrices(part).items():
                         several = shards.sharding.replica_flags[position] or part.extent != "element"
-                        (chosen.several if several else chosen.single).append(matrix)
-            states.several += kept
+                        (tensors.several if several else tensors.single).append(matrix)
+            states.several += dense_states
             self._average(weights, "replicas/weights")
             self._average(states, "replicas/optimizer_state")
-            kept = []
-        self._apart &= not include_optimizer_state
+            dense_states = []
+        self._may_differ &= not include_optimizer_state
 
     def _average(self, tensors: "_Tensors", label: str) -> None:
         if self._custom_all_reduce is None:
@@ -290,22 +288,22 @@ class DMPCollection(DistributedModelParallel):
         park_dir: str | Path | None = None,
         sharding_group_size: int | None = None,
     ) -> Resharded:
-        """Moves the tables to another plan, or to other sharding groups, while the model lives. All ranks must call it.
+        """Moves the tables of a running model to another plan, or to other sharding groups. Collective.
 
-        Every sharding group moves its own replica, whatever the others have learned. With another
-        ``sharding_group_size`` (W for one sharded model on all ranks) replicas become more or fewer: they must be alike
-        then, after a `sync`, the plan must name every table, and nodes are those of the machine.
+        Each sharding group moves its replica; the replicas may differ. Another ``sharding_group_size`` (W for one
+        sharded model on all ranks) changes the number of replicas. They must be equal then, after a `sync`, the plan
+        must name every table, and nodes are those of the machine.
 
         Args:
-            plan: for ranks ``0 .. S - 1``, the same on every rank.
-            max_extra_bytes, optimizers, park_dir: as of `DistributedModelParallel.reshard`.
-            sharding_group_size: S from now on.
+            plan: plan for ranks ``0 .. S - 1``, the same on every rank.
+            max_extra_bytes, optimizers, park_dir: as in `DistributedModelParallel.reshard`.
+            sharding_group_size: the new S.
 
         Returns:
-            Bytes moved over all ranks, seconds, and the peak of extra memory.
+            Bytes moved over all ranks, seconds, and peak extra memory.
 
         Raises:
-            PlanError, ValueError, OSError: as of `DistributedModelParallel.reshard`, on all ranks; nothing has moved.
+            PlanError, ValueError, OSError: as in `DistributedModelParallel.reshard`, on all ranks. Nothing was moved.
         """
         recover(self.collections, self.grid.world, self.fused_optimizer)
         size = self.grid.group_size if sharding_group_size is None else sharding_group_size
@@ -322,7 +320,7 @@ class DMPCollection(DistributedModelParallel):
             changed = {path: dict(plan.plan[path]) for path in self.collections}
             regrouping = Regrouping(self.grid, after)
         env = world if regroups else self.env
-        done = migrate(
+        result = migrate(
             self.collections,
             changed,
             env,
@@ -334,7 +332,7 @@ class DMPCollection(DistributedModelParallel):
             everyone=world,
         )
         self.plan, self.grid, self.env = plan, after, after.sharding
-        return done
+        return result
 
     def _grid_of(self, size: int) -> ReplicaGrid:
         return replace(self.grid, group_size=size, node_group_size=None)
@@ -342,36 +340,36 @@ class DMPCollection(DistributedModelParallel):
     def _agree_on_size(self, size: int) -> None:
         world = self.grid.world
         refuse_differences(world, {"arguments of reshard": {"sharding_group_size": size}}, after="Nothing was moved. ")
-        apart = [rank for rank, flag in enumerate(gathered(world, lambda: self.replicas_apart)) if flag]
-        if apart and size != self.grid.group_size:
+        trained = [rank for rank, flag in enumerate(gathered(world, lambda: self.replicas_apart)) if flag]
+        if trained and size != self.grid.group_size:
             raise ValueError(
-                f"the replicas have learned apart since the last sync() (on rank {apart[0]}), and "
-                f"sharding_group_size={size} would mix them. Nothing was moved. Fix: call sync() first, optimizer "
-                f"state included"
+                f"the replicas may differ because they were trained since the last sync() (on rank {trained[0]}), and "
+                f"sharding_group_size={size} would mix them. Nothing was moved. Fix: call sync() first, with "
+                f"include_optimizer_state=True"
             )
 
     # ---- looking ----
 
     def show(self) -> str:
-        """The layout of the ranks in one line, and a sharding group's plan as a table."""
+        """The layout of the ranks in one line, and the plan of a sharding group as a table."""
         return f"{self.grid}\n{self.plan.show()}"
 
 
-def _refuse(name: str, given: Any, default: Any, why: str) -> None:
-    if given is not default:
-        raise ValueError(f"{name}={given!r} does nothing here ({why}): leave it {default!r}")
+def _refuse(name: str, value: Any, default: Any, reason: str) -> None:
+    if value is not default:
+        raise ValueError(f"{name}={value!r} is not supported: {reason}. Fix: {name}={default!r}")
 
 
-def _strategy_of(given: Any) -> ShardingStrategy:
-    name = str(getattr(given, "value", given))
+def _strategy_of(value: Any) -> ShardingStrategy:
+    name = str(getattr(value, "value", value))
     known = [strategy.value for strategy in ShardingStrategy]
     if name not in known:
-        raise ValueError(f"sharding_strategy={name!r} is none of {', '.join(known)}: use one of these")
+        raise ValueError(f"sharding_strategy={name!r} is not supported. Supported: {', '.join(known)}")
     return ShardingStrategy(name)
 
 
 def _too_wide(plan: ShardingPlan, size: int) -> str:
     return (
-        f"the plan places tables on {plan.world_size} ranks, but a sharding group has {size}: plan for "
+        f"the plan places tables on {plan.world_size} ranks, but a sharding group has {size}. Fix: plan for "
         f"Topology(world_size={size}), or use sharding_group_size={plan.world_size}"
     )

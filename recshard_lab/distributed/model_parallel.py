@@ -1,4 +1,4 @@
-"""DistributedModelParallel: embedding collections sharded, the dense rest replicated, in one call."""
+"""DistributedModelParallel: shards embedding collections and replicates the dense part, in one call."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,29 +21,29 @@ from recshard_lab.planner import EmbeddingShardingPlanner
 from recshard_lab.sharding import PlanError, ShardingPlan, Topology
 from recshard_lab.sharding.plan.types import DDR
 
-_Found: TypeAlias = tuple[str, nn.Module, CollectionSharder]  # path, collection, what shards it
+_Collection: TypeAlias = tuple[str, nn.Module, CollectionSharder]  # path, unsharded collection, its sharder
 
 
 @names_wrong_arguments
 class DistributedModelParallel(nn.Module):
     """Shards every embedding collection of a model and replicates the rest.
 
-    Rank 0's weights are everybody's: tables are spread from it, the dense part is broadcast. Tables on the ``meta``
-    device are never whole anywhere: each rank draws its own part, the same numbers under every plan.
+    All ranks start with rank 0's weights: its tables are scattered, its dense part is broadcast. Tables on the ``meta``
+    device are never allocated whole: each rank draws the weights of its shards, with the same values under every plan.
 
     Args:
-        module: the model; it need not know that it is sharded. Its collections are replaced in place.
-        env: the ranks; the default process group, or this process alone, when left out.
-        device: where the model lives; this rank's GPU with NCCL, the CPU otherwise.
-        plan: module path -> table -> rectangles; planned on rank 0 when left out.
-        sharders: which collections, with which fused optimizer and kernel.
-        init_data_parallel: replicate the dense part now; False leaves it to a later call of `init_data_parallel`.
-        init_parameters: give dense parameters on ``meta`` memory, and their modules' ``reset_parameters()`` a call.
-        data_parallel_wrapper: replicates the dense part; `DefaultDataParallelWrapper` when None.
+        module: the model. Its collections are replaced in place.
+        env: the ranks. Default: the default process group, or this process alone.
+        device: device of the model. Default: this rank's GPU with NCCL, otherwise the CPU.
+        plan: module path -> table -> sharding. Default: planned on rank 0.
+        sharders: sharders of the collections, with fused optimizer and kernel.
+        init_data_parallel: whether to replicate the dense part now; otherwise call `init_data_parallel` later.
+        init_parameters: whether to allocate dense parameters on ``meta`` and call ``reset_parameters()``.
+        data_parallel_wrapper: replicates the dense part. Default: `DefaultDataParallelWrapper`.
 
     Raises:
-        PlanError: the plan leaves a hole, overlaps, or names a module, table or rank that is not there.
-        ValueError: the same on one device that its kernel cannot serve.
+        PlanError: the plan has a hole or an overlap, or names a module, table or rank that does not exist.
+        ValueError: no kernel supports a table on this device.
 
     >>> from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
     >>> table = EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])
@@ -72,15 +72,15 @@ class DistributedModelParallel(nn.Module):
             "init_parameters": init_parameters,
             "data_parallel_wrapper": type(self._data_parallel_wrapper).__qualname__,
         }
-        found, facts = agreed(everyone, lambda: self._read_arguments(module, device, plan, sharders, switches))
+        unsharded, facts = agreed(everyone, lambda: self._read_arguments(module, device, plan, sharders, switches))
         refuse_differences(everyone, facts, PlanError)
-        if plan is None and found:
+        if plan is None and unsharded:
             plan = from_first_rank(everyone, lambda: self._planned(module))
         self.plan = plan if plan is not None else ShardingPlan({})
-        agreed(everyone, lambda: self._check_plan(module, found))
+        agreed(everyone, lambda: self._check_plan(module, unsharded))
         create_route_groups(self.plan, self.env)
-        self.collections = agreed(everyone, lambda: self._shard(found))
-        self._fill(module, found)
+        self.collections = agreed(everyone, lambda: self._shard(unsharded))
+        self._fill(module, unsharded)
         self._bare: nn.Module = self.collections.get("", module)
         agreed(everyone, lambda: self._place_dense(module, init_parameters))
         self.module = self._bare
@@ -96,19 +96,19 @@ class DistributedModelParallel(nn.Module):
         plan: ShardingPlan | None,
         sharders: Sequence[CollectionSharder] | None,
         switches: Mapping[str, Any],
-    ) -> tuple[list[_Found], dict[str, dict[str, Any]]]:
-        """The collections to shard, and what must be the same on every rank because collectives follow from it."""
+    ) -> tuple[list[_Collection], dict[str, dict[str, Any]]]:
+        """The collections to shard, and facts that must be equal on all ranks because collectives depend on them."""
         self.device = device_named(device) if device is not None else compute_device(self.env)
         self.sharders = list(sharders) if sharders is not None else default_sharders()
-        found = list(self._find(module))
-        model = dense_facts(module, {path for path, _, _ in found})
-        for path, child, sharder in found:
+        unsharded = list(self._find(module))
+        model = dense_facts(module, {path for path, _, _ in unsharded})
+        for path, child, sharder in unsharded:
             model |= table_facts(path, sharder.tables(child)) | {f"type of module {path!r}": type(child).__name__}
             model |= weight_facts(path, unsharded_weights(child), sharder.spec)
         settings = {key: value for sharder in self.sharders for key, value in sharder_facts(sharder).items()}
         world = {"world_size": self.env.world_size, "ranks per node": self.env.local_world_size}
         arguments = {"device type": self.device.type, **world, **switches}
-        return found, {"arguments": arguments, "plan": plan_facts(plan), "model": model, "sharders": settings}
+        return unsharded, {"arguments": arguments, "plan": plan_facts(plan), "model": model, "sharders": settings}
 
     def _planned(self, module: nn.Module) -> ShardingPlan:
         topology = Topology(
@@ -116,53 +116,53 @@ class DistributedModelParallel(nn.Module):
         )
         return EmbeddingShardingPlanner(topology).plan(module, self.sharders)
 
-    def _check_plan(self, module: nn.Module, found: Sequence[_Found]) -> None:
-        """Refuses a plan that does not fit the model; resolves schemes to shards."""
-        tables = {path: list(sharder.tables(child)) for path, child, sharder in found}
-        self._refuse_strangers(tables)
-        self._refuse_lonely(module, tables)
-        chosen = {path: configs for path, configs in tables.items() if path in self.plan.plan}
-        if chosen:
-            self.plan = self.plan.resolved(chosen, self.env.world_size, self.env.local_world_size)
+    def _check_plan(self, module: nn.Module, unsharded: Sequence[_Collection]) -> None:
+        """Checks the plan against the model and resolves schemes to shards."""
+        tables = {path: list(sharder.tables(child)) for path, child, sharder in unsharded}
+        self._check_paths(tables)
+        self._check_fused(module, tables)
+        planned = {path: configs for path, configs in tables.items() if path in self.plan.plan}
+        if planned:
+            self.plan = self.plan.resolved(planned, self.env.world_size, self.env.local_world_size)
 
-    def _find(self, module: nn.Module) -> Iterator[_Found]:
+    def _find(self, module: nn.Module) -> Iterator[_Collection]:
         for path, child in module.named_modules():
             for sharder in self.sharders:
                 if type(child) is sharder.module_type:
                     yield path, child, sharder
                     break
 
-    def _refuse_strangers(self, tables: Mapping[str, Any]) -> None:
+    def _check_paths(self, tables: Mapping[str, Any]) -> None:
         for path in self.plan.plan:
             if path not in tables:
                 raise PlanError(
                     f"the plan names module {path!r}, but the embedding collections of this model are "
-                    f"{sorted(tables)}: use one of these paths ('' is the model itself)"
+                    f"{sorted(tables)}. Fix: use one of these paths ('' is the model itself)"
                 )
 
-    def _refuse_lonely(self, module: nn.Module, tables: Mapping[str, Any]) -> None:
-        """Fused tables left whole would learn apart, each replica from its own batches."""
+    def _check_fused(self, module: nn.Module, tables: Mapping[str, Any]) -> None:
+        """Raises if a fused collection is not sharded: each rank would train its copy on different batches."""
         for path, child in module.named_modules():
-            whole = path not in tables or path not in self.plan.plan
-            if isinstance(child, FusedCollection) and whole and self.dense_env.world_size > 1:
+            unplanned = path not in tables or path not in self.plan.plan
+            if isinstance(child, FusedCollection) and unplanned and self.dense_env.world_size > 1:
                 raise PlanError(
-                    f"the plan leaves {type(child).__name__} {path!r} whole, and each rank's copy would learn from its "
-                    f"own batches: add it to the plan (data_parallel() keeps it whole), and its sharder to sharders"
+                    f"{type(child).__name__} {path!r} is not in the plan, so the ranks' copies would diverge. Fix: "
+                    f"add it to the plan (data_parallel() replicates it), and its sharder to sharders"
                 )
 
-    def _shard(self, found: Sequence[_Found]) -> dict[str, ShardedCollection]:
-        """The sharded twin of every planned collection, its tables zero."""
+    def _shard(self, unsharded: Sequence[_Collection]) -> dict[str, ShardedCollection]:
+        """The sharded collection for each planned one, with zero weights."""
         collections: dict[str, ShardedCollection] = {}
-        for path, child, sharder in found:
+        for path, child, sharder in unsharded:
             params = self.plan.get_plan_for_module(path)
             if params is not None:
                 collections[path] = sharder.build(child, params, self.env, self.device)
         return collections
 
-    def _fill(self, module: nn.Module, found: Sequence[_Found]) -> None:
-        """Fills the sharded collections and puts them in the place of the unsharded ones. Collective."""
+    def _fill(self, module: nn.Module, unsharded: Sequence[_Collection]) -> None:
+        """Fills the sharded collections and replaces the unsharded ones with them. Collective."""
         moves: list[Move] = []
-        sharded = [(path, child) for path, child, _ in found if path in self.collections]
+        sharded = [(path, child) for path, child, _ in unsharded if path in self.collections]
         for path, child in sharded:
             moves += first_weights(self.collections[path], child, self.dense_env)
         with torch.no_grad():
@@ -180,22 +180,22 @@ class DistributedModelParallel(nn.Module):
         self._bare.to(self.device)
 
     def _materialize(self) -> None:
-        """Dense modules on ``meta`` get memory and first weights; with several ranks, rank 0's are everybody's then."""
-        for name, part in self._bare.named_modules():
-            own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
-            if not any(tensor.is_meta for tensor in own):
+        """Allocates and initializes dense modules on ``meta``. `init_data_parallel` then broadcasts rank 0's."""
+        for name, module in self._bare.named_modules():
+            tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+            if not any(tensor.is_meta for tensor in tensors):
                 continue
-            reset = getattr(part, "reset_parameters", None)
+            reset = getattr(module, "reset_parameters", None)
             if not callable(reset):
                 raise ValueError(
-                    f"module {name!r} ({type(part).__name__}) is on the meta device and has no reset_parameters() to "
-                    f"draw its weights: build it on {self.device}"
+                    f"module {name!r} ({type(module).__name__}) is on the meta device and lacks reset_parameters(). "
+                    f"Fix: build it on {self.device}"
                 )
-            part.to_empty(device=self.device, recurse=False)
+            module.to_empty(device=self.device, recurse=False)
             reset()
 
     def init_data_parallel(self) -> None:
-        """Replicates the dense part; does nothing where that has been done."""
+        """Replicates the dense part. Further calls do nothing."""
         if self.module is self._bare:
             self._data_parallel_wrapper.wrap(self, self.dense_env, self.device)
 
@@ -206,7 +206,7 @@ class DistributedModelParallel(nn.Module):
 
     @property
     def replicas_apart(self) -> bool:
-        """Whether there are several replicas of the tables, which may differ."""
+        """Whether there are several replicas of the tables that may differ."""
         return False
 
     def sharded_parameter_names(self) -> set[str]:
@@ -218,7 +218,7 @@ class DistributedModelParallel(nn.Module):
         }
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """``.to()``, ``.half()`` and the like; refused before the dense part changes where tables cannot follow."""
+        """``.to()``, ``.half()`` and similar. Raises before any change if the tables do not support it."""
         for collection in self.collections.values():
             collection._apply(fn)
         return super()._apply(fn, recurse)
@@ -234,36 +234,36 @@ class DistributedModelParallel(nn.Module):
         optimizers: Sequence[torch.optim.Optimizer] | None = None,
         park_dir: str | Path | None = None,
     ) -> Resharded:
-        """Moves the tables to another plan while the model lives. All ranks must call it, between two steps.
+        """Moves the tables of a running model to another plan. Collective; call it between two steps.
 
-        Weights and optimizer states arrive bit for bit; only overlaps with other ranks' shards travel. Learning rates,
-        schedulers over ``fused_optimizer`` and the dense part stay as they are. Old kernels are freed. Gradients of
-        tables on the dense kernel are dropped. Batches that were sent before must have finished, backward included:
+        Weights and optimizer states are bit-identical afterwards. Only overlaps with other ranks' shards are sent.
+        Learning rates, schedulers over ``fused_optimizer`` and the dense part do not change. Old kernels are freed.
+        Gradients of tables on the dense kernel are dropped. Finish earlier batches first, including their backward:
         later use of them raises.
 
-        The move is all or nothing. If any step fails on any rank, every rank raises the same error, which names that
-        rank, and every table, optimizer state and gradient of every rank is as it was.
+        The move is atomic. If a step fails on any rank, every rank raises the same error, which names that rank, and
+        all tables, optimizer states and gradients are unchanged.
 
         Args:
-            plan: the new plan, the same on every rank. Tables that it does not name stay where they are.
-            max_extra_bytes: memory that a rank may need beyond the larger of what it held before and holds after.
-                When left out, new kernels are made beside the old ones: the extra memory is the smaller of both, and
-                two messages of at most 8 MB. If that exceeds the bound, all that a rank holds is copied to a file
-                (``park_dir``) and freed first; two messages of half the bound are then all the extra memory. States
-                that torch optimizers keep about dense tables come on top.
-            optimizers: the torch optimizers over ``dense_parameters()``; needed when a table on the dense kernel
-                moves: its parameters are exchanged in their groups, its states move as well.
-            park_dir: folder for that file; the system's folder for temporary files when left out.
+            plan: the new plan, the same on every rank. Tables that it does not name are not moved.
+            max_extra_bytes: limit of the memory beyond the larger of a rank's tables before and after. Without a
+                limit, new kernels are created beside the old ones: the extra memory is the smaller of both, plus two
+                messages of at most 8 MB. If that exceeds the limit, a rank first copies its tables to a file
+                (``park_dir``) and frees them; the extra memory is then two messages of half the limit. States of dense
+                tables in torch optimizers come on top.
+            optimizers: the torch optimizers over ``dense_parameters()``, required if a table on the dense kernel moves.
+                Its parameters are replaced in their groups, and its states move.
+            park_dir: folder of that file. Default: the system's folder for temporary files.
 
         Returns:
-            Bytes moved, seconds, and the peak of extra memory.
+            Bytes moved, seconds, and peak extra memory.
 
         Raises:
-            PlanError: a plan that does not fit the model or the codecs, or that differs between ranks.
-            ValueError: a kernel that cannot serve a table there, or too small a bound.
+            PlanError: a plan that does not match the model or the codecs, or differs between ranks.
+            ValueError: no kernel supports a table's new sharding, or the limit is too small.
             OSError: the file cannot be written.
-            RuntimeError: after a failure in bounded memory, a rank has too little memory to rebuild its old kernels.
-                The tables wait in the file, and the next call of `reshard` restores them first.
+            RuntimeError: after a failure with parked tables, a rank has too little memory to rebuild its old kernels.
+                The tables stay in the file, and the next call of `reshard` restores them first.
 
         >>> from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig, ParameterSharding, Shard
         >>> table = EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])
@@ -285,25 +285,25 @@ class DistributedModelParallel(nn.Module):
         *,
         optimizers: Sequence[torch.optim.Optimizer] | None = None,
     ) -> None:
-        """Only replicas can be brought together: `DMPCollection` has them.
+        """Not supported here: only `DMPCollection` has replicas to average.
 
         Raises:
-            ValueError: here, always.
+            ValueError: always.
         """
         raise ValueError(
-            f"{type(self).__name__} keeps one copy of every table, so that there is nothing to sync: leave sync() out, "
+            f"{type(self).__name__} has one copy of every table, so sync() has nothing to average. Fix: remove sync(), "
             f"or train replicas with DMPCollection(module, device, plan, world_size, sharding_group_size, global_pg)"
         )
 
     # ---- using ----
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own forward, on this rank's batch."""
+        """The model's forward on this rank's batch."""
         self.fused_optimizer.push_learning_rates()
         return self.module(*args, **kwargs)
 
     def dense_parameters(self) -> list[nn.Parameter]:
-        """The parameters that a torch optimizer must step: the replicated ones, and tables on the dense kernel."""
+        """The parameters for a torch optimizer: the replicated ones, and tables on the dense kernel."""
         fused = {
             id(p)
             for collection in self.collections.values()
@@ -316,17 +316,17 @@ class DistributedModelParallel(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters under the unsharded model's names; a rank with several rectangles of a table has one name each."""
+        """Parameters with the unsharded model's names. Several shards of a table on a rank have separate names."""
         return self._bare.named_parameters(prefix, recurse, remove_duplicate)
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """Buffers under the unsharded model's names."""
+        """Buffers with the unsharded model's names."""
         return self._bare.named_buffers(prefix, recurse, remove_duplicate)
 
     def backends(self) -> dict[str, str]:
-        """Table name -> the kernel that serves it."""
+        """Table name -> its kernel."""
         return {name: kernel for c in self.collections.values() for name, kernel in c.backends.items()}
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -334,28 +334,28 @@ class DistributedModelParallel(nn.Module):
         return self._bare.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        """Loads what ``state_dict`` returned, or an unsharded model's state dict. All ranks must call it.
+        """Loads a ``state_dict`` of this or of the unsharded model. Collective.
 
         Raises:
-            ValueError, RuntimeError: what is loaded does not fit, on any rank; raised on all of them.
+            ValueError, RuntimeError: the state dict does not match on any rank; raised on all ranks.
         """
 
         def load() -> Any:
             if assign:
-                raise ValueError("assign=True would cut tables loose from their kernels: leave it False")
+                raise ValueError("assign=True would detach tables from their kernels. Fix: assign=False")
             if not isinstance(state_dict, Mapping) or not all(isinstance(name, str) for name in state_dict):
-                raise ValueError(f"a state dict is a mapping of names to tensors, got {type(state_dict).__name__}")
+                raise ValueError(f"state_dict must map names to tensors, got {type(state_dict).__name__}")
             return self._bare.load_state_dict(state_dict, strict=strict)
 
         return agreed(self.dense_env, load)
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        """The unsharded model's state dict, whole on every rank. All ranks must call it."""
+        """The unsharded model's state dict, complete on every rank. Collective."""
         whole: dict[str, Tensor] = {}
         moves = []
         for path, collection in self.collections.items():
-            part, tensors = collection.gather_moves()
-            moves += part
+            collection_moves, tensors = collection.gather_moves()
+            moves += collection_moves
             prefix = f"{path}." if path else ""
             whole |= {f"{prefix}{collection.tables_name}.{t}.weight": tensor for t, tensor in tensors.items()}
         with torch.no_grad():
@@ -364,34 +364,36 @@ class DistributedModelParallel(nn.Module):
         return {name: whole.get(name, value) for name, value in rest.items()}
 
     def memory_bytes(self) -> dict[str, int]:
-        """Bytes that this rank holds now in its own memory, by the categories of the planner's `Estimate`; buffers as
-        of the last step. On a GPU what lies in the host's memory is not in it, see `host_memory_bytes`."""
-        held = dict.fromkeys(("weights", "optimizer_state", "dense", "input_buffers", "output_buffers"), 0)
-        held |= self._table_bytes(in_host=False)
+        """Current bytes on this rank's device by the planner's categories (`Estimate`); buffers of the last step.
+
+        On a GPU this excludes host memory, see `host_memory_bytes`.
+        """
+        totals = dict.fromkeys(("weights", "optimizer_state", "dense", "input_buffers", "output_buffers"), 0)
+        totals |= self._table_bytes(in_host=False)
         for collection in self.collections.values():
             for name, count in collection.executor.buffer_bytes.items():
-                held[name] += count
+                totals[name] += count
         sharded = self.sharded_parameter_names()
         for name, parameter in self._bare.named_parameters():
             if name not in sharded:
-                held["dense"] += _bytes(parameter) + (_bytes(parameter.grad) if parameter.grad is not None else 0)
-        return held
+                totals["dense"] += _bytes(parameter) + (_bytes(parameter.grad) if parameter.grad is not None else 0)
+        return totals
 
     def host_memory_bytes(self) -> dict[str, int]:
-        """Bytes of weights and optimizer state that this rank keeps in the host's memory, apart from its own: none
-        where ranks are CPUs, whose own memory that is."""
+        """Bytes of this rank's weights and optimizer states in host memory; 0 on CPU ranks, whose memory is counted in
+        `memory_bytes`."""
         return self._table_bytes(in_host=True)
 
     def _table_bytes(self, in_host: bool) -> dict[str, int]:
-        held = {"weights": 0, "optimizer_state": 0}
-        apart = self.device.type != "cpu"
-        for shards in (own for c in self.collections.values() for own in c.table_shards().values()):
+        totals = {"weights": 0, "optimizer_state": 0}
+        has_tiers = self.device.type != "cpu"
+        for shards in (shards for c in self.collections.values() for shards in c.table_shards().values()):
             for position, weight in shards.local_weights.items():
-                if (apart and shards.sharding.shards[position].tier == DDR) is not in_host:
+                if (has_tiers and shards.sharding.shards[position].tier == DDR) is not in_host:
                     continue
-                held["weights"] += _bytes(weight)
-                held["optimizer_state"] += sum(map(_bytes, shards.states.get(position, {}).values()))
-        return held
+                totals["weights"] += _bytes(weight)
+                totals["optimizer_state"] += sum(map(_bytes, shards.states.get(position, {}).values()))
+        return totals
 
 
 def _bytes(tensor: Tensor) -> int:

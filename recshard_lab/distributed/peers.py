@@ -1,4 +1,4 @@
-"""Ranks whose batches are one batch, for losses that compare samples with those of other ranks.
+"""Exchanges samples between ranks, for losses that compare the samples of all ranks.
 
 Shape letters: b rows of this rank, B of all ranks.
 """
@@ -14,10 +14,10 @@ from recshard_lab.comm import ShardingEnv, all_reduce, all_to_all, issue_all_gat
 
 
 class RankPeers:
-    """Gathers rows of all ranks, and brings their gradients home.
+    """Gathers the rows of all ranks; backward returns their gradients to the source ranks.
 
     Args:
-        env: the ranks; the default process group, or this process alone, when left out.
+        env: the ranks. Default: the default process group, or this process alone.
 
     >>> rows, first = RankPeers().gather(torch.ones(2, 3))
     >>> rows.shape, first
@@ -32,37 +32,37 @@ class RankPeers:
         """W."""
         return self.env.world_size
 
-    def gather(self, own: Tensor) -> tuple[Tensor, int]:
-        """``[b, ...]``, b of each rank's own -> ``[B, ...]``, and where this rank's rows begin."""
+    def gather(self, rows: Tensor) -> tuple[Tensor, int]:
+        """``[b, ...]``, where b may differ between ranks -> ``[B, ...]``, and the offset of this rank's rows."""
         if self.env.world_size == 1:
-            return own, 0
-        mine = torch.tensor([len(own)], device=own.device)
-        sizes = issue_all_gather(mine, self.env, "peers/sizes").wait().tolist()
-        return _Gather.apply(own, sizes, self.env), sum(sizes[: self.env.rank])
+            return rows, 0
+        size = torch.tensor([len(rows)], device=rows.device)
+        sizes = issue_all_gather(size, self.env, "peers/sizes").wait().tolist()
+        return _Gather.apply(rows, sizes, self.env), sum(sizes[: self.env.rank])
 
-    def total(self, own: Tensor) -> Tensor:
+    def total(self, values: Tensor) -> Tensor:
         """The sum over ranks, without a gradient."""
-        return all_reduce(own.detach().clone(), self.env, "peers/total")
+        return all_reduce(values.detach().clone(), self.env, "peers/total")
 
 
 class _Gather(torch.autograd.Function):
     """forward: rows of all ranks. backward: the gradients of this rank's rows, summed over ranks."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, sizes: list[int], env: ShardingEnv) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, sizes: list[int], env: ShardingEnv) -> Tensor:
         ctx.sizes, ctx.env = sizes, env
-        width = own.shape[1:].numel()
+        width = rows.shape[1:].numel()
         world = env.world_size
-        arrived = all_to_all(
-            own.reshape(-1).repeat(world), [own.numel()] * world, [n * width for n in sizes], env, "peers/rows"
+        received = all_to_all(
+            rows.reshape(-1).repeat(world), [rows.numel()] * world, [n * width for n in sizes], env, "peers/rows"
         )
-        return arrived.view(sum(sizes), *own.shape[1:])
+        return received.view(sum(sizes), *rows.shape[1:])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         grad, sizes, env = grads[0].contiguous(), ctx.sizes, ctx.env
         width = grad.shape[1:].numel()
-        mine = sizes[env.rank]
-        sends, receives = [n * width for n in sizes], [mine * width] * env.world_size
-        arrived = all_to_all(grad.view(-1), sends, receives, env, "peers/gradients")
-        return arrived.view(env.world_size, mine, *grad.shape[1:]).sum(0), None, None
+        size = sizes[env.rank]
+        sends, receives = [n * width for n in sizes], [size * width] * env.world_size
+        received = all_to_all(grad.view(-1), sends, receives, env, "peers/gradients")
+        return received.view(env.world_size, size, *grad.shape[1:]).sum(0), None, None

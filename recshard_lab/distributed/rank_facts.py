@@ -1,4 +1,4 @@
-"""What must be the same on every rank before ranks work together, as facts that `comm.refuse_differences` compares."""
+"""Facts that must be equal on all ranks, for `comm.refuse_differences`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ Facts = dict[str, Any]
 
 
 def plan_facts(plan: ShardingPlan | None) -> Facts:
-    """Every field of every table's sharding; one fact if there is no plan.
+    """Every field of every table's sharding; one fact if the plan is None.
 
     >>> from recshard_lab import Shard
     >>> facts = plan_facts(ShardingPlan({"": {"t": ParameterSharding("custom", shards=[Shard(0, (0, 9), (0, 4))])}}))
@@ -50,31 +50,31 @@ def table_facts(path: str, tables: Sequence[BaseEmbeddingConfig]) -> Facts:
 
 
 def weight_facts(path: str, weights: Mapping[str, nn.Parameter], default: OptimizerSpec) -> Facts:
-    """Number format and fused optimizer of every unsharded table.
+    """Dtype and fused optimizer of every unsharded table.
 
     Args:
-        path: of the collection.
+        path: path of the collection.
         weights: table name -> parameter.
         default: the sharder's optimizer, for tables without one.
     """
     facts: Facts = {}
     for name, weight in weights.items():
-        place = f"table {name!r} in module {path!r}"
-        facts[f"number format of {place}"] = str(weight.dtype)
-        facts[f"optimizer of {place}"] = spec_of_parameter(weight) or default
+        table = f"table {name!r} in module {path!r}"
+        facts[f"number format of {table}"] = str(weight.dtype)
+        facts[f"optimizer of {table}"] = spec_of_parameter(weight) or default
     return facts
 
 
-def dense_facts(module: nn.Module, apart: set[str]) -> Facts:
-    """Shape, number format and ``requires_grad`` of what is replicated.
+def dense_facts(module: nn.Module, sharded: set[str]) -> Facts:
+    """Shape, dtype and ``requires_grad`` of the replicated parameters and buffers.
 
     Args:
         module: the model.
-        apart: paths of the collections that are sharded.
+        sharded: paths of the sharded collections.
     """
 
     def is_dense(name: str) -> bool:
-        return not any(path == "" or name.startswith(f"{path}.") for path in apart)
+        return not any(path == "" or name.startswith(f"{path}.") for path in sharded)
 
     parameters = {
         f"parameter {name!r}": (tuple(p.shape), str(p.dtype), p.requires_grad)

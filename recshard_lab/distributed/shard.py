@@ -1,4 +1,4 @@
-"""Sharding without the wrapper: one collection by a plan written for it, or every collection inside a model."""
+"""Sharding without `DistributedModelParallel`: one collection, or every collection inside a model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,18 +27,18 @@ def shard(
     device: torch.device | str | None = None,
     sharder: CollectionSharder | None = None,
 ) -> ShardedCollection:
-    """The sharded twin of one embedding collection. All ranks must call it.
+    """Shards one embedding collection. Collective.
 
     Args:
-        module: the collection; it stays as it is.
-        plan: table name -> its sharding or a generator of one (`row_wise()`), or one generator for every table.
-        env: the ranks; the default process group, or this process alone, when left out.
-        device: where the tables live; as of `CollectionSharder.shard` when left out.
-        sharder: how; the default one of this kind of collection when left out.
+        module: the collection, which is not changed.
+        plan: table name -> sharding or generator (`row_wise()`), or one generator for every table.
+        env: the ranks. Default: the default process group, or this process alone.
+        device: device of the tables. Default: as in `CollectionSharder.shard`.
+        sharder: the sharder. Default: that of this collection type.
 
     Raises:
-        PlanError: a plan that cannot be.
-        ValueError: a module that no sharder is for.
+        PlanError: an invalid plan.
+        ValueError: no sharder supports the module.
 
     >>> from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig, row_wise
     >>> table = EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])
@@ -48,25 +48,25 @@ def shard(
     env = env if env is not None else ShardingEnv.default()
 
     def planned() -> tuple[CollectionSharder, Mapping[str, ParameterSharding]]:
-        found = sharder or next((s for s in default_sharders() if type(module) is s.module_type), None)
-        if found is None:
+        chosen = sharder or next((s for s in default_sharders() if type(module) is s.module_type), None)
+        if chosen is None:
             kinds = ", ".join(s.module_type.__name__ for s in default_sharders())
             raise ValueError(
-                f"no sharder is for {type(module).__name__}: it is none of {kinds}. Fix: pass sharder=, or one of these"
+                f"no sharder supports {type(module).__name__}. Fix: pass sharder=, or a module of type {kinds}"
             )
         entries: Mapping[str, Any] = apply_to_all(module, plan) if callable(plan) else plan
         generators = {name: _always(entry) for name, entry in entries.items()}
         local = env.local_world_size
-        return found, construct_module_sharding_plan(
-            module, generators, found, local_size=local, world_size=env.world_size
+        return chosen, construct_module_sharding_plan(
+            module, generators, chosen, local_size=local, world_size=env.world_size
         )
 
-    found, params = agreed(env, planned)
-    return found.shard(module, params, env, device)
+    chosen, params = agreed(env, planned)
+    return chosen.shard(module, params, env, device)
 
 
 def _always(entry: Any) -> ParameterShardingGenerator:
-    """A generator that gives a sharding that is there already."""
+    """A generator that returns the sharding ``entry``, or ``entry`` itself if it is a generator."""
     if isinstance(entry, ParameterSharding):
         return lambda table, topology: entry.resolved(table, topology.world_size, topology.local_world_size)
     if not callable(entry):
@@ -84,20 +84,20 @@ def shard_modules(
     sharders: Sequence[CollectionSharder] | None = None,
     init_params: bool = False,
 ) -> nn.Module:
-    """Replaces every embedding collection inside a model by its sharded twin; the dense rest is not replicated.
+    """Replaces every embedding collection inside a model with a sharded one. The dense part is not replicated.
 
     Args:
-        module: the model, changed in place; a collection by itself has its twin returned.
-        env: the ranks; the default process group, or this process alone, when left out.
-        device: where the model lives; this rank's GPU with NCCL, the CPU otherwise.
-        plan: planned on rank 0 when left out.
-        sharders: which collections, and how.
-        init_params: draw dense weights on ``meta``.
+        module: the model, changed in place. For a bare collection, the sharded one is returned.
+        env: the ranks. Default: the default process group, or this process alone.
+        device: device of the model. Default: this rank's GPU with NCCL, otherwise the CPU.
+        plan: the plan. Default: planned on rank 0.
+        sharders: sharders of the collections.
+        init_params: whether to initialize dense weights on ``meta``.
 
     Raises:
-        PlanError: a plan that cannot be.
+        PlanError: an invalid plan.
     """
-    made = DistributedModelParallel(
+    dmp = DistributedModelParallel(
         module, env, device, plan, sharders, init_data_parallel=False, init_parameters=init_params
     )
-    return made.module
+    return dmp.module

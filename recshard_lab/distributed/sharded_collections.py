@@ -1,6 +1,6 @@
-"""Embedding collections whose tables lie on many ranks, called like the unsharded ones.
+"""Embedding collections with sharded tables, called like the unsharded ones.
 
-Shape letters: B batch, D columns of a block, N ids of a feature.
+Shape letters: B batch, D columns of an output block, N ids of a feature.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,24 +45,24 @@ Feed = Callable[["ShardedCollection", KeyedJaggedTensor], LookupInput]
 
 
 class ShardedCollection(nn.Module):
-    """What pooled and sequence collections share: tables, executor, state.
+    """Base of pooled and sequence collections: tables, executor, state.
 
     Args:
         tables: the tables, in the collection's order.
-        shardings: table name -> its rectangles.
+        shardings: table name -> its sharding.
         optimizers: table name -> the optimizer fused into its backward.
         env: the ranks.
-        device: where the rectangles live.
-        weighted: whether batches carry per-sample weights.
-        backend: kernel to use; None takes the fastest that can do each table.
-        codecs: number formats of rows and gradients on the wire; FP32 when left out.
-        out_of_range: what becomes of ids that are no rows: ``"error"``, ``"clamp"`` or ``"ignore"``.
-        batch_tables: one lookup for all tables of a kind; one a table otherwise.
-        need_indices: sequences carry their ids as weights.
+        device: device of the shards.
+        weighted: whether batches have per-sample weights.
+        backend: kernel of all tables. Default: the fastest that supports each table.
+        codecs: message formats of rows and gradients. Default: FP32.
+        out_of_range: the out-of-range policy: ``"error"``, ``"clamp"`` or ``"ignore"``.
+        batch_tables: whether similar tables share one lookup; False uses one lookup per table.
+        need_indices: whether sequences have their ids as weights.
     """
 
     pooled: bool
-    tables_name: str  # the attribute under which the unsharded collection keeps its tables
+    tables_name: str  # the attribute of the unsharded collection's tables
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class ShardedCollection(nn.Module):
         self.tables = list(tables)
         self.optimizers = [optimizers[table.name] for table in tables]
         self.weighted, self.backend, self.codecs, self.batch_tables = weighted, backend, codecs, batch_tables
-        #: where `forward` gets the ids of batches that were sent ahead; set by training pipelines, for one forward
+        #: source of the lookup inputs of batches that were sent ahead; training pipelines set it for one forward
         self.feed: Feed | None = None
         self._listener: Listener | None = None
         self.place({table.name: shardings[table.name] for table in tables})
@@ -94,10 +94,10 @@ class ShardedCollection(nn.Module):
     def kinds_for(
         self, shardings: Mapping[str, ParameterSharding]
     ) -> tuple[list[GroupKind], dict[tuple[int, int], tuple[int, ...]]]:
-        """The kernels that these rectangles need.
+        """The kernels for these shardings.
 
         Raises:
-            ValueError: the backend asked for cannot do it, naming table and reason.
+            ValueError: the requested backend does not support a table; names the table and the reason.
         """
         return choose_kinds(
             self.tables,
@@ -111,17 +111,17 @@ class ShardedCollection(nn.Module):
         )
 
     def check(self, shardings: Mapping[str, ParameterSharding], env: ShardingEnv) -> None:
-        """Builds kernel choice, layout and routes for these shardings, without any memory for tables.
+        """Checks that kernels, routes and codecs support these shardings. Allocates no tables.
 
         Raises:
-            PlanError, ValueError: no kernel, route or codec can serve them.
+            PlanError, ValueError: they do not.
         """
         _, groups = self.kinds_for(shardings)
         layout = Layout(self.tables, blocks_of(self.tables), shardings, groups, env.world_size)
         (PooledOutput if self.pooled else SequenceOutput)(layout, env, self.codecs)
 
     def place(self, shardings: Mapping[str, ParameterSharding]) -> None:
-        """Makes kernels and wiring for these rectangles, in place of older ones; weights and states are zeros."""
+        """Replaces kernels and layout with those of these shardings. Weights and states are zero."""
         kinds, groups = self.kinds_for(shardings)
         self.shardings = dict(shardings)
         self.layout = Layout(self.tables, blocks_of(self.tables), self.shardings, groups, self.env.world_size)
@@ -161,7 +161,7 @@ class ShardedCollection(nn.Module):
         self.bind_dense()
 
     def bind_dense(self) -> None:
-        """Tells the executor the parameters of tables on the dense kernel, each beside the kernel's own view."""
+        """Passes the parameters of tables on the dense kernel to the executor, each with the kernel's view."""
         self.executor.dense = [
             pair
             for table in self.table_shards().values()
@@ -170,62 +170,62 @@ class ShardedCollection(nn.Module):
         ]
 
     def listen(self, listener: Listener | None) -> None:
-        """Has every lookup told to a function, wherever the tables move; None: to nobody."""
+        """Calls ``listener`` on every lookup, also after resharding; None removes it."""
         self._listener = self.executor.listener = listener
 
     def tell_before_moving(self, pipeline: Any) -> None:
-        """Has ``pipeline.drain()`` called before the tables move. It is not kept alive."""
+        """Calls ``pipeline.drain()`` before the tables move. Keeps a weak reference."""
         _sending.setdefault(self, WeakSet()).add(pipeline)
 
     def settle(self) -> None:
-        """Returns when no pipeline has ids of this collection on the wire."""
+        """Drains all pipelines that have sent ids of this collection."""
         for pipeline in list(_sending.get(self, ())):
             pipeline.drain()
 
     def release(self) -> None:
-        """Frees the kernels; `place` makes new ones."""
+        """Frees the kernels; `place` creates new ones."""
         for name in ("executor", "layout"):
             vars(self).pop(name, None)
         self._own_optimizer = None
         setattr(self, self.tables_name, nn.ModuleDict())
 
     def is_weighted(self) -> bool:
-        """Whether batches must carry weights."""
+        """Whether batches must have weights."""
         return self.weighted
 
     def out_of_range_count(self) -> int:
-        """Ids in this rank's batches that were no rows of their table, under ``"clamp"`` and ``"ignore"``."""
+        """Number of out-of-range ids in this rank's batches, with ``"clamp"`` and ``"ignore"``."""
         return self._policy.count()
 
     def out_of_range_counts(self) -> dict[str, int]:
-        """The same by table, of those that met any."""
-        found: dict[str, int] = {}
+        """Table -> number of out-of-range ids, for tables that had any."""
+        counts: dict[str, int] = {}
         for key, count in self._policy.counts.items():
             table = key.rpartition("@")[2]
-            found[table] = found.get(table, 0) + int(count)
-        return found
+            counts[table] = counts.get(table, 0) + int(count)
+        return counts
 
     @property
     def out_of_range(self) -> str:
-        """What becomes of ids that are no rows."""
+        """The out-of-range policy."""
         return self._policy.policy
 
     def table_shards(self) -> dict[str, TableShards]:
-        """Table name -> what this rank holds of it."""
+        """Table name -> this rank's shards."""
         return dict(getattr(self, self.tables_name).items())
 
     def scatter_moves(self, whole: Mapping[str, Tensor], source: int) -> list[Move]:
-        """Moves that fill the rectangles from rank ``source``'s unsharded weights ``[E, D]``."""
+        """Moves that fill the shards from rank ``source``'s unsharded weights ``[E, D]``."""
         moves = []
         for table, shards in zip(self.tables, self.table_shards().values(), strict=True):
             full = Shard(source, (0, table.num_embeddings), (0, table.embedding_dim))
-            held = {0: whole[table.name].detach()} if self.env.rank == source else {}
+            sources = {0: whole[table.name].detach()} if self.env.rank == source else {}
             dtype = whole[table.name].dtype
-            moves.append(Move(dtype, [full], shards.sharding.shards, held, shards.local_weights))
+            moves.append(Move(dtype, [full], shards.sharding.shards, sources, shards.local_weights))
         return moves
 
     def gather_moves(self) -> tuple[list[Move], dict[str, Tensor]]:
-        """Moves that gather every table whole on every rank, and the tensors they fill."""
+        """Moves that gather every whole table on every rank, and the tensors that they fill."""
         moves, whole = [], {}
         for table, shards in zip(self.tables, self.table_shards().values(), strict=True):
             size = (table.num_embeddings, table.embedding_dim)
@@ -239,7 +239,7 @@ class ShardedCollection(nn.Module):
 
     @property
     def fused_optimizer(self) -> "EmbeddingFusedOptimizer":
-        """Learning rates and states of the tables, for a collection that is used without `DistributedModelParallel`."""
+        """Learning rates and states of the tables, for a collection without `DistributedModelParallel`."""
         from recshard_lab.distributed.fused_optimizer import EmbeddingFusedOptimizer
 
         if self._own_optimizer is None:
@@ -248,7 +248,7 @@ class ShardedCollection(nn.Module):
 
     @property
     def _input_dists(self) -> list[Any]:
-        """Where TorchRec's readers look for what sends ids out; here it is one for all tables."""
+        """TorchRec's attribute; here one input exchange for all tables."""
         return [self.executor.input_dist]
 
     @property
@@ -260,7 +260,7 @@ class ShardedCollection(nn.Module):
         return [self.executor.route]
 
     def input_dist(self, features: KeyedJaggedTensor) -> PendingInput:
-        """Sends the local batch on its way; ``.wait()`` gives what ``compute_and_output_dist`` takes."""
+        """Sends the local batch; ``.wait()`` returns the argument of ``compute_and_output_dist``."""
         self._push_learning_rates()
         return self.executor.start(features)
 
@@ -276,7 +276,7 @@ class ShardedCollection(nn.Module):
 
 
 class ShardedEmbeddingBagCollection(ShardedCollection):
-    """A sharded `EmbeddingBagCollection`: the same keys in the same order, the same state dict names."""
+    """A sharded `EmbeddingBagCollection`, with the same keys, order and state dict names."""
 
     pooled = True
     tables_name = "embedding_bags"
@@ -287,11 +287,11 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
 
     @names_wrong_arguments
     def forward(self, features: KeyedJaggedTensor) -> ArrivedKeyedTensor:
-        """Local batch in, ``[B, sum of D]`` out."""
+        """Local batch -> ``[B, sum of D]``."""
         return self.compute_and_output_dist(self._routed(features))
 
     def compute_and_output_dist(self, lookup_input: LookupInput) -> ArrivedKeyedTensor:
-        """Looks up the ids that came and brings the pooled rows home."""
+        """Looks up remote ids and returns the pooled rows to their source ranks."""
         blocks = self.layout.blocks
         return ArrivedKeyedTensor(
             keys=[block.key for block in blocks],
@@ -301,7 +301,7 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
 
 
 class ShardedEmbeddingCollection(ShardedCollection):
-    """A sharded `EmbeddingCollection`: one row an id, in the order of the batch."""
+    """A sharded `EmbeddingCollection`: one row per id, in batch order."""
 
     pooled = False
     tables_name = "embeddings"
@@ -312,11 +312,11 @@ class ShardedEmbeddingCollection(ShardedCollection):
 
     @names_wrong_arguments
     def forward(self, features: KeyedJaggedTensor) -> ArrivedDict:
-        """Local batch in, for each key a jagged ``[N, D]`` out."""
+        """Local batch -> a jagged ``[N, D]`` for each key."""
         return self.compute_and_output_dist(self._routed(features))
 
     def need_indices(self) -> bool:
-        """Whether outputs carry their ids as weights."""
+        """Whether outputs have their ids as weights."""
         return self._need_indices
 
     def compute_and_output_dist(self, lookup_input: LookupInput) -> ArrivedDict:
@@ -343,13 +343,13 @@ EmbeddingCollectionInterface.register(ShardedEmbeddingCollection)
 
 
 def create_route_groups(plan: ShardingPlan, env: ShardingEnv) -> None:
-    """Creates the process groups that a plan's routes use, so that kernels can be built without any collective."""
+    """Creates the process groups of a plan's routes, so that building kernels needs no collective."""
     if any(sharding.route == "two_hop" for shardings in plan.plan.values() for sharding in shardings.values()):
         env.node_envs()
 
 
 def blocks_of(tables: Sequence[BaseEmbeddingConfig]) -> list[Block]:
-    """(table, feature) pairs in the order of the output; a feature of several tables is keyed ``feature@table``."""
+    """Output blocks, one per (table, feature), in output order. Features of several tables are ``feature@table``."""
     blocks, start = [], 0
     for number, (table, keys) in enumerate(zip(tables, embedding_names_by_table(tables), strict=True)):
         mean = isinstance(table, EmbeddingBagConfig) and table.pooling is PoolingType.MEAN

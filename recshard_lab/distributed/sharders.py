@@ -1,4 +1,4 @@
-"""Which modules are sharded, and with what settings."""
+"""Sharders: the modules to shard, and their settings."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
@@ -48,41 +48,40 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class ModuleSharder(Generic[M]):
-    """What turns modules of one kind into sharded ones, under TorchRec's name.
+    """Shards modules of one type; TorchRec's name.
 
-    A subclass may override `sharding_types` and `compute_kernels`: the planner keeps to what they return.
+    A subclass may override `sharding_types` and `compute_kernels`, which restrict the planner.
     """
 
     module_type: ClassVar[type[nn.Module]]
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """Schemes that a plan may use for this kind of module; every registered one."""
+        """Schemes that a plan may use for this module type. Default: all registered schemes."""
         return list(scheme_names())
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """Kernels that a plan may use under a scheme, best first."""
+        """Kernels that a plan may use with a scheme, best first."""
         known = EmbeddingComputeKernel
         return [str(known.FUSED), str(known.FUSED_UVM), str(known.DENSE)]
 
 
 class CollectionSharder(ModuleSharder[nn.Module]):
-    """Turns one kind of collection into its sharded twin.
+    """Shards one type of collection.
 
     Args:
         fused_params: the optimizer fused into backward: ``optimizer``, ``learning_rate``, ``eps``, ``weight_decay``.
-            ``apply_optimizer_in_backward`` on a table's parameter takes precedence. Plain SGD with a learning rate of
-            0.01 when neither is given.
-        qcomm_codecs_registry: number formats of rows and gradients on the wire, from `get_qcomm_codecs_registry`.
-        backend: kernel for every table ("fbgemm", "native", ...); None takes the fastest that can do each.
-        out_of_range: what becomes of ids that are no rows: ``"error"``, ``"clamp"`` or ``"ignore"``, as of
-            `EmbeddingBagCollection`; None does what the sharded module does. ``fused_params["bounds_check_mode"]``
-            may say FATAL, which is ``"error"``.
-        batch_tables: one lookup for all tables that the same kernel and optimizer can serve; False makes one a table,
-            to see what fewer launches are worth.
+            ``apply_optimizer_in_backward`` on a table's parameter takes precedence. Default: plain SGD with a learning
+            rate of 0.01.
+        qcomm_codecs_registry: message formats of rows and gradients, from `get_qcomm_codecs_registry`.
+        backend: kernel for every table ("fbgemm", "native", ...). Default: the fastest that supports each table.
+        out_of_range: the out-of-range policy: ``"error"``, ``"clamp"`` or ``"ignore"``, as in `EmbeddingBagCollection`.
+            Default: that of the unsharded module. ``fused_params["bounds_check_mode"]`` FATAL means ``"error"``.
+        batch_tables: whether tables with the same kernel and optimizer share one lookup; False uses one lookup per
+            table, to measure the benefit of fewer launches.
 
     Raises:
-        ValueError: a key in ``fused_params`` that nothing honours, or in the registry that is no kind of message; a
-            ``bounds_check_mode`` without a twin.
+        ValueError: an unsupported key in ``fused_params``, an unknown message type in the registry, or an unsupported
+            ``bounds_check_mode``.
     """
 
     module_type: ClassVar[type[nn.Module]]
@@ -100,7 +99,7 @@ class CollectionSharder(ModuleSharder[nn.Module]):
         if fused_params is not None and not isinstance(fused_params, Mapping):
             raise ValueError(f"fused_params must be a mapping or None, got {fused_params!r}")
         if not isinstance(backend, str | None):
-            raise ValueError(f"backend must be a kernel's name or None, got {backend!r}")
+            raise ValueError(f"backend must be the name of a kernel or None, got {backend!r}")
         self.fused_params = dict(fused_params or {})
         self.qcomm_codecs_registry = qcomm_codecs_registry
         for op in CommOp:
@@ -127,7 +126,7 @@ class CollectionSharder(ModuleSharder[nn.Module]):
         env: ShardingEnv,
         device: torch.device,
     ) -> ShardedCollection:
-        """The sharded twin; its weights are zeros until they are filled."""
+        """The sharded collection, with zero weights."""
         tables = self.tables(module)
         optimizers = self.optimizers(module, params)
         weighted = bool(getattr(module, "is_weighted", lambda: False)())
@@ -153,17 +152,17 @@ class CollectionSharder(ModuleSharder[nn.Module]):
         device: torch.device | str | None = None,
         module_fqn: str | None = None,
     ) -> ShardedCollection:
-        """The sharded twin of one collection, with rank 0's weights. All ranks must call it.
+        """Shards one collection, with rank 0's weights. Collective.
 
         Args:
-            module: the unsharded collection, which stays as it is. On ``meta``, weights are drawn, each rank its part.
-            params: table name -> how it is cut, from `construct_module_sharding_plan` or ``plan.plan[path]``.
-            env: the ranks; the default process group, or this process alone, when left out.
-            device: where the rectangles live; the module's when left out, or the CPU for one on ``meta``.
+            module: the unsharded collection, which is not changed. On ``meta``, each rank draws its shards' weights.
+            params: table name -> sharding, from `construct_module_sharding_plan` or ``plan.plan[path]``.
+            env: the ranks. Default: the default process group, or this process alone.
+            device: device of the shards. Default: the module's, or the CPU for ``meta``.
             module_fqn: accepted as in TorchRec; names do not depend on it.
 
         Raises:
-            PlanError: a plan that cannot be for these tables on these ranks.
+            PlanError: an invalid plan for these tables and ranks.
 
         >>> from recshard_lab import EmbeddingBagConfig, table_wise, construct_module_sharding_plan
         >>> table = EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])
@@ -178,19 +177,19 @@ class CollectionSharder(ModuleSharder[nn.Module]):
         def read() -> tuple[torch.device, ShardingPlan, dict[str, dict[str, Any]]]:
             weights = unsharded_weights(module)
             first = next((w.device for w in weights.values() if not w.is_meta), torch.device("cpu"))
-            place = first if device is None else torch.device(device)
+            target = first if device is None else torch.device(device)
             plan = ShardingPlan({"": EmbeddingModuleShardingPlan(params)})
             plan = plan.resolved({"": self.tables(module)}, env.world_size, env.local_world_size)
             model = table_facts("", self.tables(module)) | weight_facts("", weights, self.spec)
-            settings = {"arguments": {"device type": place.type}, "sharders": sharder_facts(self)}
-            return place, plan, {"plan": plan_facts(plan), "model": model, **settings}
+            settings = {"arguments": {"device type": target.type}, "sharders": sharder_facts(self)}
+            return target, plan, {"plan": plan_facts(plan), "model": model, **settings}
 
-        place, plan, facts = agreed(env, read)
+        target, plan, facts = agreed(env, read)
         refuse_differences(env, facts, PlanError)
         create_route_groups(plan, env)
-        sharded = agreed(env, lambda: self.build(module, plan.plan[""], env, place))
+        sharded = agreed(env, lambda: self.build(module, plan.plan[""], env, target))
         with torch.no_grad():
-            move(first_weights(sharded, module, env), env, place)
+            move(first_weights(sharded, module, env), env, target)
         return sharded
 
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
@@ -221,10 +220,10 @@ class EmbeddingCollectionSharder(CollectionSharder):
 
 
 class FusedCollectionSharder(CollectionSharder):
-    """Shards fused collections, which bring their optimizer with them: ``fused_params`` has none.
+    """Shards fused collections. They have an optimizer, so ``fused_params`` must not set one.
 
     Raises:
-        ValueError: settings of an optimizer in ``fused_params``.
+        ValueError: optimizer settings in ``fused_params``.
     """
 
     def __init__(
@@ -241,12 +240,12 @@ class FusedCollectionSharder(CollectionSharder):
         )
         if self.fused_params:
             raise ValueError(
-                f"a fused collection has its optimizer already, and fused_params says {self.fused_params}: leave it "
-                f"out, or shard a plain collection"
+                f"fused_params={self.fused_params}, but a fused collection has an optimizer. Fix: omit fused_params, "
+                f"or shard a plain collection"
             )
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """The fused one: nobody else would step the rows."""
+        """Only the fused kernel, because the collection's optimizer runs in backward."""
         return [str(EmbeddingComputeKernel.FUSED)]
 
     def optimizers(self, module: nn.Module, params: Mapping[str, ParameterSharding]) -> dict[str, OptimizerSpec]:
@@ -255,12 +254,12 @@ class FusedCollectionSharder(CollectionSharder):
             if params[table].compute_kernel != EmbeddingComputeKernel.FUSED:
                 raise PlanError(
                     f"table {table!r} of a {type(module).__name__} has compute_kernel "
-                    f"{str(params[table].compute_kernel)!r}, but its optimizer runs in backward: use 'fused'"
+                    f"{str(params[table].compute_kernel)!r}, but its optimizer runs in backward. Fix: use 'fused'"
                 )
             stepped = [name for name, state in states.items() if bool(state.any())]
             if stepped:
                 raise ValueError(
-                    f"table {table!r} has learned already, and its optimizer state {stepped} would be lost: shard the "
+                    f"table {table!r} was trained, and its optimizer state {stepped} would be lost. Fix: shard the "
                     f"{type(module).__name__} before the first step, and load a checkpoint into the sharded model"
                 )
         return dict.fromkeys(module.optimizer_states(), module.optimizer_spec)
@@ -289,25 +288,29 @@ class FusedEmbeddingCollectionSharder(FusedCollectionSharder):
 
 
 def _policy_of(bounds_check_mode: Any, out_of_range: str | None) -> str | None:
-    """What both say; refuses what nobody knows and two that differ."""
+    """The out-of-range policy of both arguments.
+
+    Raises:
+        ValueError: an unknown policy, or two different ones.
+    """
     if out_of_range is not None:
         OutOfRange(out_of_range)
     if bounds_check_mode is None:
         return out_of_range
-    meant = policy_of_bounds_check_mode(bounds_check_mode)
-    if out_of_range not in (None, meant):
+    policy = policy_of_bounds_check_mode(bounds_check_mode)
+    if out_of_range not in (None, policy):
         raise ValueError(
-            f"bounds_check_mode={bounds_check_mode} means out_of_range={meant!r}, but out_of_range={out_of_range!r} "
-            f"was given: leave bounds_check_mode out of fused_params"
+            f"bounds_check_mode={bounds_check_mode} means out_of_range={policy!r}, but out_of_range={out_of_range!r}. "
+            f"Fix: remove bounds_check_mode from fused_params"
         )
-    return meant
+    return policy
 
 
 def first_weights(sharded: ShardedCollection, module: nn.Module, everyone: ShardingEnv) -> list[Move]:
-    """Moves that fill a sharded collection from rank 0's unsharded weights.
+    """Moves that fill a sharded collection from rank 0's unsharded weights. Collective over ``everyone``.
 
-    If these are on ``meta``, each rank draws its part, the same numbers under every plan. Then only the tables with an
-    ``init_fn`` move, from the first replica to the others. All ranks (``everyone``) must call it.
+    If these are on ``meta``, each rank draws the weights of its shards, with the same values under every plan. Then
+    only tables with an ``init_fn`` move, from the first replica to the others.
     """
     whole = unsharded_weights(module)
     on_meta = any(weight.is_meta for weight in whole.values())
@@ -320,12 +323,12 @@ def first_weights(sharded: ShardedCollection, module: nn.Module, everyone: Shard
 
 
 def get_module_to_default_sharders() -> dict[type[nn.Module], CollectionSharder]:
-    """Kind of module -> the sharder that `get_default_sharders` has for it."""
+    """Module type -> its default sharder."""
     return {sharder.module_type: sharder for sharder in default_sharders()}
 
 
 def default_sharders() -> list[CollectionSharder]:
-    """One sharder for every kind of collection."""
+    """One sharder for every type of collection."""
     return [
         EmbeddingBagCollectionSharder(),
         EmbeddingCollectionSharder(),

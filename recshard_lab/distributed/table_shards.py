@@ -26,7 +26,7 @@ class TableShards(nn.Module):
     Loading a state dict copies it to the other replicas, so all ranks must load together.
 
     A single shard is the parameter ``weight``; several are ``weight_0``, ``weight_1``, ... In state dicts the table is
-    always ``weight``: torch's sharded tensor, or a plain tensor if it is replicated or there is no process group.
+    always ``weight``: torch's sharded tensor, or a plain tensor for a replicated table or a single process.
 
     Args:
         config: the table.
@@ -81,7 +81,7 @@ class TableShards(nn.Module):
 
     @property
     def is_whole(self) -> bool:
-        """Whether this rank stores the whole table: it is replicated, or there is no other rank."""
+        """Whether this rank stores the whole table: it is replicated, or this is the only rank."""
         return self.sharding.replicated or self.env.pg is None
 
     def primary_shards(
@@ -103,7 +103,7 @@ class TableShards(nn.Module):
         return primaries, tensors
 
     def replica_move(self, part: Part, matrices: Mapping[int, Tensor] | None = None) -> Move | None:
-        """Copies each primary shard to its replicas. None if there are no replicas.
+        """Copies each primary shard to its replicas. None without replicas.
 
         Args:
             part: the part to copy.
@@ -120,7 +120,7 @@ class TableShards(nn.Module):
         return Move(part.dtype, sources, [shards[position] for position in copies], tensors, targets)
 
     def first_replica_move(self) -> Move | None:
-        """Copies the weights of the first replica to the others. None if there are no others."""
+        """Copies the weights of the first replica to the others. None without others."""
         shards, weights = self.sharding.shards, self.local_weights
         first = sorted(position for position, _ in primary_rows(shards, "element"))
         others = sorted(set(range(len(shards))) - set(first))
@@ -141,7 +141,7 @@ class TableShards(nn.Module):
         self._mark()
 
     def _mark(self) -> None:
-        """Tells `in_backward_optimizer_filter` which parameters backward steps."""
+        """Marks the parameters that backward steps, for `in_backward_optimizer_filter`."""
         for parameter in self.parameters():
             if self.sharding.compute_kernel != "dense":
                 parameter._in_backward_optimizers = [EmptyFusedOptimizer()]  # type: ignore[attr-defined]

@@ -219,7 +219,7 @@ def test_accumulated_gradients_leave_parameters_alone_that_no_rank_used(two: Any
     ("arguments", "message"),
     [
         ({"allreduce_comm_precision": "fp8"}, "allreduce_comm_precision='fp8' is not supported"),
-        ({"static_graph": True, "find_unused_parameters": True}, "exclude each other"),
+        ({"static_graph": True, "find_unused_parameters": True}, "mutually exclusive"),
     ],
 )
 def test_options_that_contradict_are_refused(arguments: dict[str, Any], message: str) -> None:

@@ -88,8 +88,8 @@ def test_a_route_that_the_codec_cannot_serve_is_refused_before_anything_moves(tw
 
 def test_tables_that_cannot_return_to_memory_wait_in_their_file(two: Any) -> None:
     for rank, (error, used, again, changed) in enumerate(call(two, jobs.no_memory_to_return, 1 << 10)):
-        assert error.startswith(f"RuntimeError: rank 1: MemoryError: {jobs.FAULT}: the tables wait in a file")
-        assert ["the tables wait in a file" in each for each in used] == [rank == 1] * len(used)
+        assert error.startswith(f"RuntimeError: rank 1: MemoryError: {jobs.FAULT}: the tables are in a file")
+        assert ["the tables are in a file" in each for each in used] == [rank == 1] * len(used)
         assert again == ""
         assert changed == []
 
@@ -153,7 +153,7 @@ def test_sync_and_shard_that_fail_on_one_rank_fail_on_all(two: Any) -> None:
         assert error.startswith("ValueError: rank 1: table ")
         assert "pass optimizers=[that optimizer]" in error
     for error in call(two, jobs.shard_failing):
-        assert error.startswith("ValueError: rank 1: no sharder is for Linear")
+        assert error.startswith("ValueError: rank 1: no sharder supports Linear")
 
 
 @pytest.mark.parametrize("what", ["uneven", "on_nan_loss", "kind"])

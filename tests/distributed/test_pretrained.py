@@ -217,8 +217,8 @@ def test_a_truncated_checkpoint_of_another_writer_is_named(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ([{"users": USERS}, {"movies": MOVIES}], "rank 1 was given other tables than rank 0"),
-        ([{"users": None}, {"users": None}], "given on 0 of 2 ranks"),
+        ([{"users": USERS}, {"movies": MOVIES}], "rank 1 has other tables than rank 0"),
+        ([{"users": None}, {"users": None}], "has a source on 0 of 2 ranks"),
         ([{"users": USERS}, {"users": USERS[:5]}], "is 5 x 16"),
     ],
     ids=["tables", "nobody", "one is wrong"],

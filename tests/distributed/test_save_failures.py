@@ -42,7 +42,7 @@ def test_a_save_that_fails_on_one_rank_fails_on_all_and_keeps_the_checkpoint_bef
 ) -> None:
     path = tmp_path / "run"
     for said, ran, changed in call(two, jobs.save_failing, where, number, str(path), error):
-        rank = 0 if "checkpoint_files" in where or "_started" in where else 1
+        rank = 0 if "checkpoint.files" in where or "_started" in where else 1
         assert said.startswith(f"CheckpointSaveError: {path} could not be saved: "), said
         assert f"rank {rank}" in said
         assert ("the disk is full" in said) == (error == "full")

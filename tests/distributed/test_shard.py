@@ -152,7 +152,7 @@ def test_the_dense_part_can_be_replicated_later(pair: Any) -> None:
 
 
 def test_a_module_that_nothing_shards_is_refused() -> None:
-    with pytest.raises(ValueError, match="no sharder is for Linear"):
+    with pytest.raises(ValueError, match="no sharder supports Linear"):
         shard(nn.Linear(1, 1), row_wise())
 
 

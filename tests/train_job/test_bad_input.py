@@ -193,8 +193,8 @@ def test_a_checkpoint_of_another_model_is_named_and_stays(tmp_path: Path) -> Non
     trained(tmp_path, max_steps=4)
     before = sorted((path.name, path.read_bytes()) for path in (tmp_path / "checkpoint").iterdir())
     for changes, words in (
-        ({"model": {"name": "dlrm", "embedding_dim": 16}}, "is not of this model: .*16 float32 in the model"),
-        ({"model": {"name": "dlrm_dcn", "embedding_dim": 8}}, "is not of this model: .*is not in it"),
+        ({"model": {"name": "dlrm", "embedding_dim": 16}}, "does not match the model: .*16 float32 in the model"),
+        ({"model": {"name": "dlrm_dcn", "embedding_dim": 8}}, "does not match the model: .*is not in it"),
         ({"data": config_of(tmp_path)["data"] | {"seed": 1, "num_samples": 500}}, "the state has size 400"),
         ({"seed": 8}, "the state has seed 3"),
     ):
@@ -215,7 +215,7 @@ def test_what_is_there_is_gone_on_with_only_where_it_may_be(tmp_path: Path) -> N
     other = tmp_path / "other"
     other.mkdir()
     (other / "thesis.txt").write_text("dear")
-    with pytest.raises(CheckpointError, match="no whole checkpoint"):
+    with pytest.raises(CheckpointError, match="not a complete checkpoint"):
         trained(tmp_path, checkpoint={"path": str(other)})
     assert (other / "thesis.txt").read_text() == "dear"
 

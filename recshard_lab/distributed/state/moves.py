@@ -100,7 +100,7 @@ def _views(batch: Sequence[tuple[Move, Transfer]], env: ShardingEnv) -> tuple[li
 
 
 class _Exchange:
-    """One message to every rank and one from each, with the memory for both."""
+    """A message to each rank and a message from each, with the memory for both."""
 
     def __init__(
         self,

@@ -99,8 +99,8 @@ def test_a_fused_collection_that_has_learned_is_not_sharded_without_its_state() 
 
 
 def test_a_second_optimizer_and_a_dense_kernel_are_refused() -> None:
-    assert "has its optimizer already" in refusal(lambda: FusedEmbeddingBagCollectionSharder({"learning_rate": 0.1}))
+    assert "has an optimizer" in refusal(lambda: FusedEmbeddingBagCollectionSharder({"learning_rate": 0.1}))
     fused = fuse_embedding_optimizer(Model(), RowWiseAdagrad, LR)
     plan = construct_module_sharding_plan(Model().bags, {"one": row_wise(compute_kernel="dense")}, world_size=1)
     plans = ShardingPlan({"bags": plan})
-    assert "its optimizer runs in backward: use 'fused'" in refusal(lambda: DistributedModelParallel(fused, plan=plans))
+    assert "runs in backward. Fix: use 'fused'" in refusal(lambda: DistributedModelParallel(fused, plan=plans))

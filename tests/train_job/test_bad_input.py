@@ -194,7 +194,7 @@ def test_a_checkpoint_of_another_model_is_named_and_stays(tmp_path: Path) -> Non
     before = sorted((path.name, path.read_bytes()) for path in (tmp_path / "checkpoint").iterdir())
     for changes, words in (
         ({"model": {"name": "dlrm", "embedding_dim": 16}}, "does not match the model: .*16 float32 in the model"),
-        ({"model": {"name": "dlrm_dcn", "embedding_dim": 8}}, "does not match the model: .*is not in it"),
+        ({"model": {"name": "dlrm_dcn", "embedding_dim": 8}}, "does not match the model: .*is not in the checkpoint"),
         ({"data": config_of(tmp_path)["data"] | {"seed": 1, "num_samples": 500}}, "the state has size 400"),
         ({"seed": 8}, "the state has seed 3"),
     ):

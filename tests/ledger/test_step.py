@@ -150,6 +150,17 @@ def test_the_librarys_own_kernels_on_the_device(ranks: Any, device: str, kernel:
             torch.testing.assert_close(one.outputs, other.outputs, rtol=1e-5, atol=1e-6)
 
 
+def test_shards_that_share_some_rows_exchange_row_norms_on_the_device(ranks: Any, device: str) -> None:
+    """The native kernel pads the touched rows of a shard on a device; shards of other rows have other padding."""
+    table = {"name": "t", "num_embeddings": 24, "embedding_dim": 16, "feature_names": ["a", "b"]}
+    sharding = cases.pinwheel(table, ranks.world_size)
+    plan = ShardingPlan({cases.PATH: EmbeddingModuleShardingPlan({"t": sharding})}).to_json()
+    for optimizer in ("exact_row_wise_adagrad", "lamb"):
+        case = case_of(ranks.world_size, ["row_wise"], tables=[table], backend="native", optimizer=optimizer)
+        for one, other in ranks.run(jobs.beside_cpu, replace(case, plan=plan), device):
+            torch.testing.assert_close(one.weights, other.weights, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("scheme", FLAT)
 def test_backward_never_waits_for_the_device(ranks: Any, device: str, scheme: str) -> None:
     assert all(ranks.run(jobs.backward_alone, case_of(ranks.world_size, [scheme]), device))

@@ -52,16 +52,22 @@ class RowNormExchange:
             self.sends.append([entry[3:] for entry in sorted(sends)])
             self.receives.append([entry[3:] for entry in sorted(receives)])
             self.senders.append([entry[1] for entry in sorted(receives)])
+        shared = {entry for entries in self.sends + self.receives for entry in entries if not entry[3]}
+        cuts = sorted({(slot, row) for slot, start, end, _ in shared for row in (start, end)})
+        #: for each slot the rows, counted from its first, at which a range shared with other rows begins or ends
+        self.cuts = [[row - first for own, row in cuts if own == slot] for slot, (first, _) in enumerate(self.rows)]
+        self.edges = [torch.tensor(own, dtype=torch.int64, device=device) for own in self.cuts]
 
     def __call__(self, rows: list[Tensor], squares: list[Tensor]) -> list[Tensor]:
         """Per slot the touched rows ``[U]`` and partial sums ``[U]`` or ``[U, k]`` -> the sums over all columns."""
         width = max((own.shape[1] for own in squares if own.dim() == 2), default=1)
         outgoing, send_sizes = [], []
+        places = self._places(rows)
         for entries in self.sends:
-            spans = [self._span(rows, *entry) for entry in entries]
+            spans = [self._span(rows, places, *entry) for entry in entries]
             outgoing += [squares[entry[0]][span].reshape(-1) for entry, span in zip(entries, spans, strict=True)]
             send_sizes.append(width * sum(span.stop - span.start for span in spans))
-        spans_in = [[self._span(rows, *entry) for entry in entries] for entries in self.receives]
+        spans_in = [[self._span(rows, places, *entry) for entry in entries] for entries in self.receives]
         receive_sizes = [width * sum(span.stop - span.start for span in spans) for spans in spans_in]
         message = torch.cat(outgoing) if outgoing else torch.empty(0, device=self.device)
         received = all_to_all(message, send_sizes, receive_sizes, self.env, "row_norms")
@@ -92,10 +98,17 @@ class RowNormExchange:
         for _ in range(rounds):
             self([own.long() for own in squares], squares)
 
-    def _span(self, rows: list[Tensor], slot: int, start: int, end: int, same: bool) -> slice:
+    def _places(self, rows: list[Tensor]) -> dict[tuple[int, int], int]:
+        """(slot, row) -> the first touched row that is not below it, for all `cuts`, with one copy to the host."""
+        keys = [(slot, self.rows[slot][0] + cut) for slot, own in enumerate(self.cuts) for cut in own]
+        if not keys:
+            return {}
+        found = [torch.searchsorted(own, edges) for own, edges in zip(rows, self.edges, strict=True)]
+        return dict(zip(keys, torch.cat(found).tolist(), strict=True))
+
+    def _span(
+        self, rows: list[Tensor], places: dict[tuple[int, int], int], slot: int, start: int, end: int, same: bool
+    ) -> slice:
         if same:  # both have the same touched rows, and the same padding after them
             return slice(0, rows[slot].numel())
-        first = self.rows[slot][0]
-        edges = torch.tensor([start - first, end - first], device=rows[slot].device)
-        low, high = torch.searchsorted(rows[slot], edges).tolist()
-        return slice(low, high)
+        return slice(places[slot, start], places[slot, end])

@@ -41,6 +41,7 @@ from recshard_lab.sharding import (
     ParameterSharding,
     PlanError,
     ShardingPlan,
+    configs_of,
     scheme_names,
 )
 
@@ -86,6 +87,7 @@ class CollectionSharder(ModuleSharder[nn.Module]):
 
     module_type: ClassVar[type[nn.Module]]
     sharded_type: ClassVar[type[ShardedCollection]]
+    sets_optimizer: ClassVar[bool] = True  # whether `fused_params` may set the optimizer
 
     def __init__(
         self,
@@ -109,10 +111,17 @@ class CollectionSharder(ModuleSharder[nn.Module]):
         self.backend, self.batch_tables = backend, batch_tables
         self.out_of_range = _policy_of(self.fused_params.pop("bounds_check_mode", None), out_of_range)
         self.spec = OptimizerSpec.from_fused_params(self.fused_params)
+        if self.fused_params and not self.sets_optimizer:
+            raise ValueError(
+                f"fused_params={self.fused_params}, but a fused collection has an optimizer. Fix: omit fused_params, "
+                f"or shard a plain collection"
+            )
 
     def tables(self, module: nn.Module) -> Sequence[BaseEmbeddingConfig]:
         """The tables of an unsharded collection."""
-        raise NotImplementedError
+        configs = configs_of(module)
+        assert configs is not None, type(module)
+        return configs
 
     def optimizers(self, module: nn.Module, params: Mapping[str, ParameterSharding]) -> dict[str, OptimizerSpec]:
         """Table name -> the optimizer that steps it."""
@@ -203,20 +212,12 @@ class EmbeddingBagCollectionSharder(CollectionSharder):
     module_type = EmbeddingBagCollection
     sharded_type = ShardedEmbeddingBagCollection
 
-    def tables(self, module: nn.Module) -> Sequence[BaseEmbeddingConfig]:
-        assert isinstance(module, EmbeddingBagCollection)
-        return module.embedding_bag_configs()
-
 
 class EmbeddingCollectionSharder(CollectionSharder):
     """Shards `EmbeddingCollection`."""
 
     module_type = EmbeddingCollection
     sharded_type = ShardedEmbeddingCollection
-
-    def tables(self, module: nn.Module) -> Sequence[BaseEmbeddingConfig]:
-        assert isinstance(module, EmbeddingCollection)
-        return module.embedding_configs()
 
 
 class FusedCollectionSharder(CollectionSharder):
@@ -226,23 +227,7 @@ class FusedCollectionSharder(CollectionSharder):
         ValueError: optimizer settings in ``fused_params``.
     """
 
-    def __init__(
-        self,
-        fused_params: Mapping[str, Any] | None = None,
-        qcomm_codecs_registry: Registry | None = None,
-        *,
-        backend: str | None = None,
-        out_of_range: str | None = None,
-        batch_tables: bool = True,
-    ) -> None:
-        super().__init__(
-            fused_params, qcomm_codecs_registry, backend=backend, out_of_range=out_of_range, batch_tables=batch_tables
-        )
-        if self.fused_params:
-            raise ValueError(
-                f"fused_params={self.fused_params}, but a fused collection has an optimizer. Fix: omit fused_params, "
-                f"or shard a plain collection"
-            )
+    sets_optimizer = False
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         """Only the fused kernel, because the collection's optimizer runs in backward."""
@@ -271,20 +256,12 @@ class FusedEmbeddingBagCollectionSharder(FusedCollectionSharder):
     module_type = FusedEmbeddingBagCollection
     sharded_type = ShardedEmbeddingBagCollection
 
-    def tables(self, module: nn.Module) -> Sequence[BaseEmbeddingConfig]:
-        assert isinstance(module, FusedEmbeddingBagCollection)
-        return module.embedding_bag_configs()
-
 
 class FusedEmbeddingCollectionSharder(FusedCollectionSharder):
     """Shards `FusedEmbeddingCollection`."""
 
     module_type = FusedEmbeddingCollection
     sharded_type = ShardedEmbeddingCollection
-
-    def tables(self, module: nn.Module) -> Sequence[BaseEmbeddingConfig]:
-        assert isinstance(module, FusedEmbeddingCollection)
-        return module.embedding_configs()
 
 
 def _policy_of(bounds_check_mode: Any, out_of_range: str | None) -> str | None:

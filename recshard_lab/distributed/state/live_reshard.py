@@ -338,7 +338,20 @@ class _Migration:
 
     def current_and_needed(self) -> tuple[list[int], list[int]]:
         """Bytes of weights and states per rank, before and after."""
-        return _current_and_needed(self.collection, self.shardings, self.env, self.regrouping)
+        old, new = self.collection.shardings, self.shardings
+        if self.regrouping is None:
+            return self._bytes_by_rank(old, self.env), self._bytes_by_rank(new, self.env)
+        before, after = self.regrouping.before, self.regrouping.after
+        current = by_rank(self._bytes_by_rank(old, before.sharding), before)
+        return current, by_rank(self._bytes_by_rank(new, after.sharding), after)
+
+    def _bytes_by_rank(self, shardings: Shardings, env: ShardingEnv) -> list[int]:
+        totals = [0] * env.world_size
+        for name, parts in self.parts.items():
+            for part in parts:
+                for shard in shardings[name].shards:
+                    totals[shard.rank] += part.bytes_of(shard)
+        return totals
 
     def park(self, folder: str | Path | None) -> None:
         """Copies this rank's tensors to a file. Changes nothing else."""
@@ -480,24 +493,3 @@ class _ParkedTables(nn.ModuleDict):
         raise RuntimeError(_IN_FILE)
 
     items = _save_to_state_dict = _load_from_state_dict = _refuse
-
-
-def _current_and_needed(
-    collection: ShardedCollection, shardings: Shardings, env: ShardingEnv, regrouping: Regrouping | None
-) -> tuple[list[int], list[int]]:
-    """Bytes of weights and states per rank, before and after."""
-    if regrouping is None:
-        return _bytes_by_rank(collection, collection.shardings, env), _bytes_by_rank(collection, shardings, env)
-    before, after = regrouping.before, regrouping.after
-    current = _bytes_by_rank(collection, collection.shardings, before.sharding)
-    return by_rank(current, before), by_rank(_bytes_by_rank(collection, shardings, after.sharding), after)
-
-
-def _bytes_by_rank(collection: ShardedCollection, shardings: Shardings, env: ShardingEnv) -> list[int]:
-    """Bytes of weights and states per rank under a tiling."""
-    totals = [0] * env.world_size
-    for name, shards in collection.table_shards().items():
-        for part in shards.parts():
-            for shard in shardings[name].shards:
-                totals[shard.rank] += part.bytes_of(shard)
-    return totals

@@ -45,6 +45,11 @@ GIB = 1024**3
 _PER_MS = GIB / 1000  # one GiB/s in bytes per ms
 _DEFAULT: Any = None  # replaced from DEVICE_DEFAULTS on construction, so no field is ever None
 
+_CALIBRATED_ONLY: dict[str, Any] = {  # figures without a general value
+    **dict.fromkeys(("norm_ns_per_row", "replica_ms", "replicas_ms", "cache_bytes", "contention", "half_duplex"), 0.0),
+    **dict.fromkeys(("bag_ns", "sort_ns_per_id", "sum_ns_per_number"), 0.0),
+    **{"update_id_ns": {}, "update_row_ns": {}},
+}
 DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
     "cpu": {
         "hbm_cap": 0,
@@ -67,17 +72,7 @@ DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
         "norm_ms": 0.38,
         "step_ms": 0.23,
         "flops_per_ms": 20e6,
-        "norm_ns_per_row": 0.0,
-        "replica_ms": 0.0,
-        "replicas_ms": 0.0,
-        "cache_bytes": 0.0,
-        "contention": 0.0,
-        "half_duplex": 0.0,
-        "bag_ns": 0.0,
-        "sort_ns_per_id": 0.0,
-        "sum_ns_per_number": 0.0,
-        "update_id_ns": {},
-        "update_row_ns": {},
+        **_CALIBRATED_ONLY,
         "update_cost": {
             "exact_sgd": 1.15,
             "exact_row_wise_adagrad": 0.55,
@@ -112,17 +107,7 @@ DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
         "norm_ms": 0.0,
         "step_ms": 0.0,
         "flops_per_ms": 10e9,
-        "norm_ns_per_row": 0.0,
-        "replica_ms": 0.0,
-        "replicas_ms": 0.0,
-        "cache_bytes": 0.0,
-        "contention": 0.0,
-        "half_duplex": 0.0,
-        "bag_ns": 0.0,
-        "sort_ns_per_id": 0.0,
-        "sum_ns_per_number": 0.0,
-        "update_id_ns": {},
-        "update_row_ns": {},
+        **_CALIBRATED_ONLY,
         "update_cost": {
             "exact_sgd": 1.0,
             "exact_row_wise_adagrad": 1.0,

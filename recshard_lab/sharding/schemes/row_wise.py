@@ -116,8 +116,7 @@ def row_slices(num_rows: int, num_cols: int, count: int) -> tuple[Rect, ...]:
     >>> row_slices(10, 4, 4)
     (((0, 3), (0, 4)), ((3, 6), (0, 4)), ((6, 9), (0, 4)), ((9, 10), (0, 4)))
     """
-    block = -(-num_rows // count)
-    return tuple(((at, min(at + block, num_rows)), (0, num_cols)) for at in range(0, num_rows, block))
+    return tuple(EvenTiling(num_rows, -(-num_rows // count), [num_cols]))
 
 
 def shards_of_sizes(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from recshard_lab.sharding.export.text_table import WIDTH, cut, ranks_text
+from recshard_lab.sharding.export.text_table import WIDTH, ranks_text, shortened
 
 if TYPE_CHECKING:
     from recshard_lab.planner.estimate import Estimate
@@ -48,7 +48,7 @@ def ranks_word(ranks: Sequence[int]) -> str:
     """
     runs = ranks_text(ranks)
     if len(runs) > MOST_LETTERS:
-        return f"{len(ranks)} ranks ({cut(runs, MOST_LETTERS)})"
+        return f"{len(ranks)} ranks ({shortened(runs, MOST_LETTERS)})"
     return f"rank{'s' if len(ranks) > 1 else ''} {runs}"
 
 

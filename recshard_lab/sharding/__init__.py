@@ -1,6 +1,7 @@
-"""Plans as tilings: what a shard is, how schemes cut tables, what the machine looks like.
+"""A sharding plan is a tiling: every table is split into shards, rectangles of rows x columns on ranks.
 
-Read `plan.py` first, then one file of `schemes/`, then `tiling.py`.
+In walking order: `plan/` (what a plan is), `schemes/` (how tables are split), `hardware/` (what plans run on),
+`export/` (text and scripts). Read `plan/sharding_plan.py` first, then one file of `schemes/`, then `plan/tiling.py`.
 """
 
 from recshard_lab.sharding.hardware.presets import preset_names as preset_names

@@ -1,6 +1,6 @@
 """Live resharding: moves the tables of running collections to another tiling, with their optimizer state.
 
-All ranks run the same steps and agree after each one. Every step but the last can be reverted::
+All ranks run the same steps and agree after each one. Until all have succeeded, every step can be reverted::
 
     check        plan, kernels, routes and memory bound; allocates nothing
     park         only if new kernels do not fit beside the old ones within the bound: copies tables and states to an

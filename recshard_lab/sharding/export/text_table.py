@@ -81,12 +81,12 @@ def align(lines: Sequence[Sequence[str]], widest: Sequence[int], width: int) -> 
         limits[0] -= first
         limits[-1] -= missing - first
     return "\n".join(
-        "  ".join(cut(cell, limit).ljust(limit) for cell, limit in zip(line, limits, strict=True)).rstrip()
+        "  ".join(shortened(cell, limit).ljust(limit) for cell, limit in zip(line, limits, strict=True)).rstrip()
         for line in lines
     )
 
 
-def cut(text: str, limit: int) -> str:
+def shortened(text: str, limit: int) -> str:
     """`text`, shortened to `limit` characters with an ellipsis if it is longer."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 

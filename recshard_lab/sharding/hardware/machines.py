@@ -125,8 +125,8 @@ def _server(
     ranks: int = 8,
     named: str = "",
 ) -> Machine:
-    own = (_network(*network), _host_memory(memory[0], ranks, memory[1]))
-    return Machine(name, about, ranks, (*gpu, *own), gpu=named)
+    shared = (_network(*network), _host_memory(memory[0], ranks, memory[1]))
+    return Machine(name, about, ranks, (*gpu, *shared), gpu=named)
 
 
 _GIB = 1024.0**3

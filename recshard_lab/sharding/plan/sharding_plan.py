@@ -2,7 +2,7 @@
 
 ::
 
-    Shard(rank=1, rows=(0, 500), cols=(0, 64))    rows [r0, r1) x columns [c0, c1), held by rank 1
+    Shard(rank=1, rows=(0, 500), cols=(0, 64))    rows [r0, r1) x columns [c0, c1) on rank 1
 
 Table-wise is one shard, row-wise W row shards, column-wise column shards, data-parallel the whole table on every rank.
 Equal shards on all ranks are replicas (`validate.py`), the only shards that may overlap. A table may replicate some

@@ -1,10 +1,10 @@
-"""Share of the slower link that a plain training loop hides behind its dense part, on 2 ranks over Gloo.
+"""Share of a slow link that a plain training loop hides behind its dense part, on 2 ranks over Gloo.
 
 Each exchange of embeddings takes at least 8 ms (an emulated link, ``recshard_lab.comm.emulation``). The dense part that
 does not need the embeddings takes 10 ms forward and 10 ms backward (an emulated one: it waits, as a host waits for a
-device). Four kinds of step take turns: with neither, with the dense part, with the link, with both. The hidden time is
-``dense + link - neither - both``. At most the output exchange and the gradient exchange can be hidden: 16 ms a step.
-CPU ranks only, because the emulated link delays the host.
+device). Steps with and without the dense part take turns. The hidden time is ``link + dense - both``: the step over the
+link without the dense part, plus the time of the dense part, less the step with both. At most the output exchange and
+the gradient exchange can be hidden: 16 ms a step. CPU ranks only, because the emulated link delays the host.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -28,14 +29,13 @@ from recshard_lab.sharding import ShardingPlan
 from recshard_lab.sparse import KeyedJaggedTensor
 
 LINK_MS, DENSE_MS = 8.0, 10.0
-KINDS = {"neither": (0.0, 0.0), "dense": (DENSE_MS, 0.0), "link": (0.0, LINK_MS), "both": (DENSE_MS, LINK_MS)}
 ROUNDS, QUICK_ROUNDS, STEPS = 15, 5, 3
 LAYOUTS = ("table_wise", "row_wise")
 TARGETS = {f"hidden share of the smaller, {layout}": 0.8 for layout in LAYOUTS}
 
 
 def figures(*, quick: bool = False) -> list[Figure]:
-    """The hidden share for each layout, beside it the time of each kind of step. ``quick``: 5 rounds, not 15."""
+    """The hidden share for each layout, beside it the times of a step. ``quick``: 5 rounds, not 15."""
     from recshard_lab.launcher import launch
 
     found = []
@@ -47,38 +47,43 @@ def figures(*, quick: bool = False) -> list[Figure]:
 
 
 def figure_of(layout: str, taken: Sequence[Sequence[dict[str, float]]]) -> Figure:
-    """The figure of a layout. ``taken``: by rank and round, the milliseconds of each kind of step.
+    """The figure of a layout. ``taken``: by rank and round, milliseconds a step.
 
-    >>> ms = {"neither": 5.0, "dense": 25.0, "link": 37.0, "both": 41.0}
+    >>> ms = {"link": 37.0, "dense": 20.0, "both": 41.0}
     >>> figure_of("row_wise", [[ms], [ms]]).value
     1.0
     """
-    rounds = [{kind: max(own[kind] for own in ranks) for kind in KINDS} for ranks in zip(*taken, strict=True)]
-    hidden = median(own["dense"] + own["link"] - own["neither"] - own["both"] for own in rounds)
-    beside = {f"{kind} ms": median(own[kind] for own in rounds) for kind in KINDS}
+    rounds = [{kind: max(own[kind] for own in ranks) for kind in ranks[0]} for ranks in zip(*taken, strict=True)]
+    hidden = median(own["link"] + own["dense"] - own["both"] for own in rounds)
+    beside = {f"{kind} ms": median(own[kind] for own in rounds) for kind in rounds[0]}
     share = hidden / (2 * min(LINK_MS, DENSE_MS))
     return Figure(f"hidden share of the smaller, {layout}", share, "", at_most=False, beside=beside)
 
 
 class _Dense(torch.autograd.Function):
-    """Waits so many milliseconds in forward and again in backward."""
+    """Waits `DENSE_MS` in forward and again in backward, if ``on``."""
+
+    on, waited_s = True, 0.0
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, ms: float) -> Tensor:
-        ctx.ms = ms
-        time.sleep(ms / 1e3)
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        _Dense.wait()
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        time.sleep(ctx.ms / 1e3)
-        return grads[0], None
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        _Dense.wait()
+        return grads[0]
+
+    @classmethod
+    def wait(cls) -> None:
+        begun = time.perf_counter()
+        time.sleep(cls.on * DENSE_MS / 1e3)
+        cls.waited_s += time.perf_counter() - begun
 
 
 class _Model(nn.Module):
-    """Embeddings, a dense part of ``dense_ms`` beside them, and a layer that needs both."""
-
-    dense_ms = 0.0
+    """Embeddings, a dense part beside them, and a layer that needs both."""
 
     def __init__(self, collection: nn.Module, width: int) -> None:
         super().__init__()
@@ -86,32 +91,29 @@ class _Model(nn.Module):
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor) -> Tensor:
         pooled = self.sparse(features)
-        beside = _Dense.apply(self.bottom(dense), self.dense_ms)
+        beside = _Dense.apply(self.bottom(dense))
         loss: Tensor = self.over(torch.cat([beside, pooled.values()], 1)).square().mean()
         return loss
 
 
 def measure(case: StepCase, rounds: int) -> list[dict[str, float]]:
-    """On a rank: for each round the milliseconds of each kind of step."""
+    """On a rank, for each round: milliseconds of a step over the link, with the dense part, and of the dense part."""
     sharder = EmbeddingBagCollectionSharder({"optimizer": case.optimizer, "learning_rate": 0.01})
     plan = ShardingPlan({"sparse": case.plan().plan[""]})
     dmp = DistributedModelParallel(_Model(collection_of(case), case.tables * case.dim), plan=plan, sharders=[sharder])
     optimizer = torch.optim.SGD(dmp.dense_parameters(), lr=0.01)
     features, dense = batch_of(case, "cpu", dist.get_rank()), torch.rand(case.batch, 13)
     found = []
-    try:
+    with patch.dict(os.environ, {LATENCY_VARIABLE: repr(LINK_MS)}):
         for _ in range(rounds + 1):  # the first warms up
             taken = {}
-            for kind, (_Model.dense_ms, link_ms) in KINDS.items():
-                os.environ[LATENCY_VARIABLE] = repr(link_ms)
+            for kind, _Dense.on in (("link", False), ("both", True)):
                 dist.barrier()
-                begun = time.perf_counter()
+                begun, _Dense.waited_s = time.perf_counter(), 0.0
                 for _ in range(STEPS):
                     optimizer.zero_grad()
                     dmp(features, dense).backward()
                     optimizer.step()
                 taken[kind] = 1e3 * (time.perf_counter() - begun) / STEPS
-            found.append(taken)
-    finally:
-        del os.environ[LATENCY_VARIABLE]
+            found.append(taken | {"dense": 1e3 * _Dense.waited_s / STEPS})
     return found[1:]

@@ -1,4 +1,4 @@
-"""`recshard bench overlap`: four kinds of step take turns on real ranks, and their times give the hidden share."""
+"""`recshard bench overlap`: steps take turns on real ranks, and their times give the hidden share."""
 
 import os
 
@@ -18,19 +18,18 @@ def variable_after(case: StepCase) -> tuple[list[dict[str, float]], str | None]:
     return overlap.measure(case, rounds=2), os.environ.get(LATENCY_VARIABLE)
 
 
-def test_the_dense_part_and_the_link_lengthen_the_steps_that_have_them() -> None:
+def test_steps_with_and_without_the_dense_part_are_timed_over_the_link() -> None:
     with recshard_lab.launch(2, nodes=2) as ranks:
         found = ranks.run(variable_after, SMALL)
     assert [variable for _, variable in found] == [None, None]
     figure = overlap.figure_of("row_wise", [rounds for rounds, _ in found])
     assert figure.name in overlap.TARGETS
     assert figure.beside["dense ms"] >= 2 * overlap.DENSE_MS
-    assert figure.beside["link ms"] >= 4 * overlap.LINK_MS  # sizes, ids, rows, gradients
-    assert figure.beside["both ms"] >= 4 * overlap.LINK_MS
-    assert figure.beside["neither ms"] < figure.beside["dense ms"]
+    assert figure.beside["link ms"] >= 2 * overlap.LINK_MS
+    assert figure.beside["both ms"] >= figure.beside["dense ms"]
 
 
 @pytest.mark.parametrize(("both", "share"), [(57.0, 0.0), (49.0, 0.5), (41.0, 1.0)])
 def test_the_share_is_of_the_output_and_gradient_exchanges(both: float, share: float) -> None:
-    rounds = [{"neither": 5.0, "dense": 25.0, "link": 37.0, "both": both}]
+    rounds = [{"link": 37.0, "dense": 20.0, "both": both}]
     assert overlap.figure_of("row_wise", [rounds, rounds]).value == share

@@ -160,8 +160,8 @@ MUTANTS = [
     Mutant(
         "reshard: only weights move",
         "distributed/state/live_reshard.py",
-        "            for name, own in self.parts.items()\n            for part in own\n        ]",
-        "            for name, own in self.parts.items()\n            for part in own[:1]\n        ]",
+        "            for name, parts in self.parts.items()\n            for part in parts\n        ]",
+        "            for name, parts in self.parts.items()\n            for part in parts[:1]\n        ]",
         "distributed/test_reshard_every_scheme.py -k 2-exact_row_wise_adagrad",
     ),
     Mutant(
@@ -281,14 +281,14 @@ MUTANTS = [
     Mutant(
         "reshard: extra memory is that of the last collection",
         "distributed/state/live_reshard.py",
-        "totals[:] = map(sum, zip(totals, own, strict=True))",
-        "totals[:] = own",
+        "totals[:] = map(sum, zip(totals, amounts, strict=True))",
+        "totals[:] = amounts",
         "distributed/test_reshard.py -k peak_of_a_move",
     ),
     Mutant(
         "checkpoints: views are written with all they are a part of",
         "distributed/state/checkpoint/writer.py",
-        "if own.untyped_storage().nbytes() != own.nbytes:",
+        "if copy.untyped_storage().nbytes() != copy.nbytes:",
         "if False:",
         "distributed/test_checkpoint_files.py",
     ),
@@ -490,10 +490,10 @@ MUTANTS = [
         "lab/test_waterfall.py",
     ),
     Mutant(
-        "cli: memory of a GPU is the host's",
-        "cli/plan.py",
-        'replace(machine, hbm_cap=cap) if machine.compute_device == "cuda" else replace(machine, ddr_cap=cap)',
-        "replace(machine, ddr_cap=cap)",
+        "topology: memory of a GPU is the host's",
+        "sharding/hardware/topology.py",
+        'replace(self, hbm_cap=cap) if self.compute_device == "cuda" else replace(self, ddr_cap=cap)',
+        "replace(self, ddr_cap=cap)",
         "cli/test_plan.py -k memory_of_one_rank",
     ),
     Mutant(
@@ -713,8 +713,8 @@ MUTANTS = [
     Mutant(
         "parity: gradients are summed over ranks",
         "distributed/step/executor.py",
-        "route.backward(grad, 1.0 / self.env.world_size, routed)",
-        "route.backward(grad, 1.0, routed)",
+        "route.begin_backward(grad, 1.0 / self.env.world_size, lookup_input)",
+        "route.begin_backward(grad, 1.0, lookup_input)",
         "benchmarks/test_parity.py -k ours_trains",
     ),
     Mutant(

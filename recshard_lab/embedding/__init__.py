@@ -4,7 +4,9 @@ Read first: `configs`, then `collections`, then `kernels`.
 """
 
 from recshard_lab.embedding.collections import EmbeddingBagCollection as EmbeddingBagCollection
+from recshard_lab.embedding.collections import EmbeddingBagCollectionInterface as EmbeddingBagCollectionInterface
 from recshard_lab.embedding.collections import EmbeddingCollection as EmbeddingCollection
+from recshard_lab.embedding.collections import EmbeddingCollectionInterface as EmbeddingCollectionInterface
 from recshard_lab.embedding.configs import BaseEmbeddingConfig as BaseEmbeddingConfig
 from recshard_lab.embedding.configs import DataType as DataType
 from recshard_lab.embedding.configs import EmbeddingBagConfig as EmbeddingBagConfig
@@ -20,8 +22,6 @@ from recshard_lab.embedding.fused_base import FusedCollection as FusedCollection
 from recshard_lab.embedding.fused_collections import FusedEmbeddingBagCollection as FusedEmbeddingBagCollection
 from recshard_lab.embedding.fused_collections import FusedEmbeddingCollection as FusedEmbeddingCollection
 from recshard_lab.embedding.in_backward import apply_optimizer_in_backward as apply_optimizer_in_backward
-from recshard_lab.embedding.interfaces import EmbeddingBagCollectionInterface as EmbeddingBagCollectionInterface
-from recshard_lab.embedding.interfaces import EmbeddingCollectionInterface as EmbeddingCollectionInterface
 from recshard_lab.embedding.optimizers import EmbOptimType as EmbOptimType
 from recshard_lab.embedding.optimizers import OptimizerSpec as OptimizerSpec
 from recshard_lab.embedding.optimizers import RowWiseAdagrad as RowWiseAdagrad

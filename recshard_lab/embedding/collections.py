@@ -7,8 +7,9 @@ Shape letters: B batch, N ids of a feature, E rows, D columns.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,40 @@ from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 wrap("fit_features")  # one node in an fx graph
 
 
+class EmbeddingBagCollectionInterface(ABC, nn.Module):
+    """A KeyedJaggedTensor in, a KeyedTensor of pooled rows out: for annotations and `isinstance`, as in TorchRec.
+
+    >>> table = EmbeddingBagConfig(name="t", num_embeddings=4, embedding_dim=4, feature_names=["f"])
+    >>> isinstance(EmbeddingBagCollection([table]), EmbeddingBagCollectionInterface)
+    True
+    """
+
+    @abstractmethod
+    def forward(self, features: Any) -> Any:
+        """Looks up one batch."""
+
+    @abstractmethod
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """The tables."""
+
+    @abstractmethod
+    def is_weighted(self) -> bool:
+        """Whether batches carry weights."""
+
+
+class EmbeddingCollectionInterface(ABC, nn.Module):
+    """A KeyedJaggedTensor in, a JaggedTensor of rows per feature out."""
+
+    @abstractmethod
+    def forward(self, features: Any) -> Any:
+        """Looks up one batch."""
+
+    @abstractmethod
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """The tables."""
+
+
+@EmbeddingBagCollectionInterface.register
 @names_wrong_arguments
 class EmbeddingBagCollection(nn.Module):
     """Tables with pooled bags: for each sample and feature the sum or mean of its ids' rows.
@@ -140,6 +175,7 @@ class EmbeddingBagCollection(nn.Module):
         return next(self.parameters()).device
 
 
+@EmbeddingCollectionInterface.register
 @names_wrong_arguments
 class EmbeddingCollection(nn.Module):
     """Tables that return one row per id (sequence embeddings).

@@ -13,7 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from recshard_lab.arguments import names_wrong_arguments
-from recshard_lab.embedding.collections import check_pooling, common_dim
+from recshard_lab.embedding.collections import (
+    EmbeddingBagCollectionInterface,
+    EmbeddingCollectionInterface,
+    check_pooling,
+    common_dim,
+)
 from recshard_lab.embedding.configs import (
     EmbeddingBagConfig,
     EmbeddingConfig,
@@ -27,6 +32,7 @@ from recshard_lab.embedding.out_of_range import put_back
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 
+@EmbeddingBagCollectionInterface.register
 @names_wrong_arguments
 class FusedEmbeddingBagCollection(FusedCollection):
     """`EmbeddingBagCollection` whose backward steps the touched rows itself: no gradient, no ``optimizer.step()``.
@@ -154,6 +160,7 @@ class FusedEmbeddingBagCollection(FusedCollection):
         return self._is_weighted
 
 
+@EmbeddingCollectionInterface.register
 @names_wrong_arguments
 class FusedEmbeddingCollection(FusedCollection):
     """`EmbeddingCollection` whose backward steps the touched rows itself: no gradient, no ``optimizer.step()``.

@@ -47,11 +47,11 @@ def test_a_mirrored_rank_counts_what_a_real_rank_counts(
 
 
 def test_kernels_to_join_outputs_do_not_grow_with_ranks_or_tables() -> None:
-    layouts = ("table_wise", "row_wise", "column_wise", "grid_shard")
     sizes = [{"ranks": 2, "tables": 8}, {"ranks": 8, "tables": 8}, {"ranks": 8, "tables": 16}]
+    layouts = {"table_wise": 1, "row_wise": 1, "column_wise": 1, "grid_shard": 1, "mixed": 2}
     chosen = [replace(small(layout), local_ranks=2, **size) for layout in layouts for size in sizes]
     for case, counts in zip(chosen, launches.count_in_new_process(chosen), strict=True):
-        assert counts.join == 1, launches.label(case)
+        assert counts.join <= layouts[case.layout], launches.label(case)
 
 
 def test_rows_name_counts_and_the_lines_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:

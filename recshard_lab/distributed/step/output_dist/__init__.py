@@ -1,21 +1,22 @@
-"""How looked-up rows come home, and how their gradients go back.
+"""The output exchange: sends looked-up rows to the ranks of their samples, and their gradients back.
 
-A plan names a route for each table; tables of one route share its messages, whatever their schemes::
+A plan chooses an output path for each table (``route=``). Tables with one path share its messages::
 
-    direct           forward   owner: partial rows of every sample --all-to-all--> local_batch: added, columns joined
-                     backward  local_batch: columns of the gradient       --all-to-all--> owner
-    reduce_scatter   forward   every rank: [W, B, D], zeros where it has nothing --reduce-scatter--> local_batch: [B, D]
-                     backward  local_batch: [B, D]                        --all-gather--> every rank
-    two_hop          forward   owner --all-to-all inside the node--> added there --all-to-all across nodes--> home
-                     backward  the same two hops the other way round
+    direct           forward   owner: partial rows of every sample --all-to-all--> local batch: added, columns joined
+                     backward  local batch: columns of the gradient --all-to-all--> owner
+    reduce_scatter   forward   every rank: [W, B, D], zeros where it stores nothing --reduce-scatter--> local batch
+                     backward  local batch: [B, D] --all-gather--> every rank
+    two_hop          forward   owner --all-to-all in the node--> added --all-to-all across nodes--> local batch
+                     backward  the same two hops in reverse order
 
-What each is for: `direct` moves the bytes that a reduce-scatter would, and on Gloo it is several times faster.
-`reduce_scatter` lets a network that can (NVLink SHARP) add on the way. `two_hop` sends a node's row stripes across
-nodes once, already added: ``local_world_size`` times fewer bytes for table_row_wise and grid_shard; rank r of a node
-talks to rank r of the others.
+`direct` sends as many bytes as `reduce_scatter`, and is several times faster on Gloo. `reduce_scatter` lets the network
+add, if it can (NVLink SHARP). `two_hop` adds the row shards of a node before it sends them across nodes:
+``local_world_size`` times fewer bytes for table_row_wise and grid_shard.
 
-All give the same result, up to the order of additions. Rows that are not added, which are those of sequence
-collections, know `direct` alone.
+All give the same result, up to the order of additions. Sequence collections, whose rows are not added, use `direct`.
+
+Files in walking order: ``base`` (the interface), ``pooled`` and its paths ``direct``, ``reduce_scatter``, ``two_hop``;
+``variable_batch``; ``sequence``; what they share: ``columns``, ``stacks``, ``means``, ``replica_gradients``, ``wire``.
 """
 
 from recshard_lab.distributed.step.output_dist.base import Columns as Columns

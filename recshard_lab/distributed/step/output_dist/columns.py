@@ -5,9 +5,9 @@
     sender 0  [b, 12]   t0: 8 columns, t1: columns 0-4           output  [b, 16]
     sender 1  [b, 12]   t0: 8 columns, t1: columns 4-8           t0 = both added, t1 = one beside the other
 
-A flat tensor holds *areas* end to end: rows of one width each, such as the rows that one sender sent. All columns are
-multiples of a chunk, the greatest common divisor of their edges. An embedding bag over chunks then gathers and adds:
-its indices are computed once for each set of area sizes. Its additions have one order on every rank and device.
+A flat tensor holds *areas* end to end. The rows of an area have one width: an area is, for example, what one sender
+sent. All column edges are multiples of a chunk, their greatest common divisor. An embedding bag over chunks gathers
+and adds. Its indices are computed once for each set of area sizes. Its additions have one order on every rank.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -62,7 +62,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Indices:
-    """What `gather` reads: of a copy, the chunks alone; of sums and products, arguments of an embedding bag."""
+    """Arguments of `gather`. A copy needs only the chunks; sums and products are embedding bags."""
 
     chunks: Tensor
     bags: Tensor | None
@@ -148,11 +148,12 @@ class ColumnMap:
             return flat if scale == 1.0 else flat * scale
         if not total or not len(self._sender):
             return flat.new_zeros(total)
-        sizes = tuple(starts), tuple(rows)
-        indices = self._memo.get(
-            (*sizes, scale, flat.dtype, flat.device), lambda: self._compute(*sizes, scale, flat.dtype, flat.device)
-        )
-        return gather(flat, self.chunk, indices)
+        return gather(flat, self.chunk, self.indices(starts, rows, flat, scale))
+
+    def indices(self, starts: Sequence[int], rows: Sequence[int], like: Tensor, scale: float = 1.0) -> Indices:
+        """What the call gathers, for areas that begin at ``starts`` of a tensor ``like`` this one."""
+        key = tuple(starts), tuple(rows), scale, like.dtype, like.device
+        return self._memo.get(key, lambda: self._compute(*key))
 
     def _compute(
         self, starts: tuple[int, ...], rows: tuple[int, ...], scale: float, dtype: torch.dtype, device: torch.device
@@ -217,7 +218,7 @@ def _starts(sizes: Ints) -> Ints:
 
 
 def _merge_runs(runs: Iterable[Run]) -> list[Run]:
-    """Runs that lie side by side on both ends are one."""
+    """Joins runs that are adjacent in both source and target."""
     merged: list[Run] = []
     for run in runs:
         last = merged[-1] if merged else None

@@ -30,7 +30,7 @@ class DirectPath(OutputPath):
         self.widths = [widths_of(features) for features in self.features]
         self.area_widths = [sum(widths) for widths in self.widths]
         starts = [block.start for block in layout.blocks]
-        self.runs = [run for rank, own in enumerate(self.features) for run in runs_of(own, rank, starts)]
+        self.runs = [run for rank, stored in enumerate(self.features) for run in runs_of(stored, rank, starts)]
         self.replicas = Replicas(layout, self.width)
         self.split = ColumnMap([run.reversed() for run in self.runs], [layout.output_width], self.area_widths)
         self.forward_wire = Wire(env, FORWARD, codecs.forward)
@@ -65,8 +65,8 @@ class DirectPath(OutputPath):
             for samples, theirs in zip(lookup_input.segments, self.replicas.receives(lookup_input), strict=True)
         ]
         if copies:
-            own = self.replicas.of_rows(grad, scale, batch)
-            message = behind_each(message, [batch.batch_size * width for width in self.area_widths], own)
+            tail = self.replicas.of_rows(grad, scale, batch)
+            message = behind_each(message, [batch.batch_size * width for width in self.area_widths], tail)
         arriving = self.backward_wire.send(message, sends, receives)
         self.buffer_bytes = arriving.buffer_bytes
         return arriving
@@ -92,4 +92,4 @@ def behind_each(flat: Tensor, sizes: Sequence[int], tail: Tensor) -> Tensor:
     count = len(sizes)
     if len(set(sizes)) == 1:
         return torch.cat([flat.view(count, sizes[0]), tail.expand(count, -1)], 1).view(-1)
-    return torch.cat([part for own in flat.split(list(sizes)) for part in (own, tail)])
+    return torch.cat([part for rows in flat.split(list(sizes)) for part in (rows, tail)])

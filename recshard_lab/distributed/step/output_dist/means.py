@@ -35,7 +35,7 @@ class Means:
         if not self.blocks or not rows.numel():
             return rows
         lengths = local_batch.lengths
-        key = tuple(own.numel() for own in lengths), rows.dim() == 2, rows.device
+        key = tuple(bags.numel() for bags in lengths), rows.dim() == 2, rows.device
         index = self._memo.get(key, lambda: self._compute(*key))
         divided = torch.cat([*(lengths[block] for block in self.blocks), lengths[0].new_ones(1)])
         divisors = divided.clamp(min=1).to(rows.dtype).index_select(0, index).unsqueeze(1)

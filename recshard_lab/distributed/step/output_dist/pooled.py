@@ -8,7 +8,7 @@ from torch import Tensor
 
 from recshard_lab.comm import Registry, ShardingEnv, codecs_for
 from recshard_lab.distributed.step.input_dist import LookupInput
-from recshard_lab.distributed.step.layout import Layout
+from recshard_lab.distributed.step.layout import Layout, ShardFeature
 from recshard_lab.distributed.step.output_dist.base import (
     Columns,
     OutputExchange,
@@ -49,12 +49,17 @@ class PooledOutput(OutputExchange):
         for path in self.paths:
             runs += [Run(len(widths) + run.sender, run.source, run.target, run.width) for run in path.runs]
             widths += path.area_widths
-        starts = [block.start for block in layout.blocks]
-        for _, group in groupby(layout.replicated_features, key=lambda feature: feature.group):
-            features = list(group)  # of one kernel
-            runs += runs_of(features, len(widths), starts)
-            widths.append(sum(widths_of(features)))
         self.join = ColumnMap(runs, widths, [layout.output_width])
+        starts, kernels = [block.start for block in layout.blocks], list[list[ShardFeature]]()
+        for _, group in groupby(layout.replicated_features, key=lambda feature: feature.group):
+            kernels.append(list(group))
+        runs = [run for number, features in enumerate(kernels) for run in runs_of(features, number, starts)]
+        widths = [sum(widths_of(features)) for features in kernels]
+        blocks = [feature.block for feature in layout.replicated_features]
+        #: whether replicas can be added in place: each chunk once, so that the order of additions is fixed
+        self.adds_chunks = any(self.join.source_widths) and len(set(blocks)) == len(blocks)
+        self.copy = ColumnMap(runs, widths, [layout.output_width])
+        self.split = ColumnMap([run.reversed() for run in runs], [layout.output_width], widths)
 
     def begin(
         self, exchanged: Sequence[Tensor], replicated: Sequence[Tensor], lookup_input: LookupInput
@@ -73,15 +78,21 @@ class PooledOutput(OutputExchange):
     def finish(self, pending: PendingOutput) -> Tensor:
         """``[B, output width]``."""
         lookup_input, (begun, replicated) = pending.lookup_input, pending.state
-        samples = lookup_input.local_batch.batch_size
-        parts, rows = [], []
+        samples, width = lookup_input.local_batch.batch_size, self.layout.output_width
+        parts: list[Tensor] = []
+        rows: list[int] = []
         for path, under_way in zip(self.paths, begun, strict=True):
             parts.append(path.finish(under_way, lookup_input))
             rows += path.area_rows(lookup_input)
-        parts = [part for part in (*parts, *(own.reshape(-1) for own in replicated)) if part.numel()] or parts[:1]
-        flat = parts[0] if len(parts) == 1 else torch.cat(parts)
-        starts = starts_of([*rows, *[samples] * len(replicated)], self.join.source_widths)
-        out = self.join(flat, starts, [samples]).view(samples, self.layout.output_width)
+        copies = _end_to_end([part.reshape(-1) for part in replicated], parts[0])
+        out = self.join(_end_to_end(parts, parts[0]), starts_of(rows, self.join.source_widths), [samples])
+        if copies.numel() and self.adds_chunks:
+            places = self.split.indices([0], [samples] * len(replicated), copies).chunks
+            out.view(-1, self.split.chunk).index_add_(0, places, copies.view(-1, self.split.chunk))
+        elif copies.numel():
+            copied = self.copy(copies, starts_of([samples] * len(replicated), self.copy.source_widths), [samples])
+            out = out + copied if any(self.join.source_widths) else copied
+        out = out.view(samples, width)
         pending.buffer_bytes = sum(path.buffer_bytes for path in self.paths)
         return self.means.divide(out, lookup_input.local_batch)
 
@@ -99,3 +110,9 @@ class PooledOutput(OutputExchange):
         ]
         pending.buffer_bytes = sum(path.buffer_bytes for path in self.paths)
         return Columns([direct, *others, *([] if copies is None else [copies])])
+
+
+def _end_to_end(parts: Sequence[Tensor], empty: Tensor) -> Tensor:
+    """Flat tensors as one; no copy of a single one."""
+    parts = [part for part in parts if part.numel()] or [empty[:0]]
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

@@ -45,7 +45,7 @@ class Replicas:
     def sends(self, local_batch: LocalBatch) -> list[Parcel]:
         """What every rank receives from this one."""
         bags = [local_batch.lengths[block].numel() for block in self._blocks]
-        rows = [n if own is None else own.rows.numel() for n, own in zip(bags, local_batch.touched, strict=True)]
+        rows = [n if touch is None else touch.rows.numel() for n, touch in zip(bags, local_batch.touched, strict=True)]
         return [Parcel(n, (width,)) for n, width in zip(rows, self.widths, strict=True)]
 
     def receives(self, lookup_input: LookupInput) -> list[list[Parcel]]:
@@ -85,29 +85,31 @@ def sum_touched(
         widths: of each area.
         touched: for each area the rows that it is summed to; None copies it.
     """
-    if all(own is None for own in touched):
+    if all(touch is None for touch in touched):
         return flat
     parts = list(flat.split([n * width for n, width in zip(rows, widths, strict=True)]))
     for width in sorted(set(widths)):
-        summed = [(n, own) for n, own in enumerate(touched) if own is not None and widths[n] == width]
+        summed = [(n, touch) for n, touch in enumerate(touched) if touch is not None and widths[n] == width]
         if not summed:
             continue
         numbers = [n for n, _ in summed]
         table = flat if len(numbers) == len(parts) else torch.cat([parts[n] for n in numbers])
         shifts = list(accumulate((rows[n] for n in numbers[:-1]), initial=0))
-        for n, gradients in zip(numbers, _sums(table.view(-1, width), [own for _, own in summed], shifts), strict=True):
+        for n, gradients in zip(
+            numbers, _sums(table.view(-1, width), [touch for _, touch in summed], shifts), strict=True
+        ):
             parts[n] = gradients
     return torch.cat(parts)
 
 
 def _sums(table: Tensor, touched: Sequence[TouchedRows], shifts: Sequence[int]) -> Sequence[Tensor]:
     """The summed gradients of each, flat; its members count from row ``shifts`` of ``table``."""
-    sizes = [own.rows.numel() * table.shape[1] for own in touched]
+    sizes = [touch.rows.numel() * table.shape[1] for touch in touched]
     if not sum(sizes):
         return table.new_empty(0).split(sizes)
-    begins = list(accumulate((own.members.numel() for own in touched[:-1]), initial=0))
-    members = torch.cat(torch._foreach_add([own.members for own in touched], list(shifts)))
-    bags = torch.cat(torch._foreach_add([own.starts[:-1] for own in touched], begins))
-    weights = [own.weights for own in touched if own.weights is not None]
+    begins = list(accumulate((touch.members.numel() for touch in touched[:-1]), initial=0))
+    members = torch.cat(torch._foreach_add([touch.members for touch in touched], list(shifts)))
+    bags = torch.cat(torch._foreach_add([touch.starts[:-1] for touch in touched], begins))
+    weights = [touch.weights for touch in touched if touch.weights is not None]
     scales = torch.cat(weights).to(table.dtype) if weights else None
     return torch.embedding_bag(table, members, bags, mode=0, per_sample_weights=scales)[0].view(-1).split(sizes)

@@ -86,7 +86,7 @@ class SequenceOutput(OutputExchange):
             rows, touched = _copied(local_batch), local_batch.touched
             tail = sum_touched(message[sum(sizes) :], rows, widths_of(self.replicated), touched)
             message = behind_each(message[: sum(sizes)], sizes, tail)
-            sent = [n if own is None else own.rows.numel() for n, own in zip(rows, touched, strict=True)]
+            sent = [n if touch is None else touch.rows.numel() for n, touch in zip(rows, touched, strict=True)]
             copies = [Parcel(n, (width,)) for n, width in zip(sent, widths_of(self.replicated), strict=True)]
             sends = [[*load, *copies] for load in sends]
         arriving = self.backward_wire.send(message, sends, self._there(lookup_input, self.unpack.widths))
@@ -151,15 +151,14 @@ class _Places:
     """Where rows that arrive belong in the output, in chunks: of each rank's shard features, then of replicas."""
 
     def __init__(self, layout: Layout) -> None:
-        features = [
-            (rank, n, own) for rank, every in enumerate(layout.exchanged_features) for n, own in enumerate(every)
-        ]
-        features += [(LOCAL, n, own) for n, own in enumerate(layout.replicated_features)]
+        by_rank = enumerate(layout.exchanged_features)
+        features = [(rank, n, feature) for rank, stored in by_rank for n, feature in enumerate(stored)]
+        features += [(LOCAL, n, feature) for n, feature in enumerate(layout.replicated_features)]
         self.keys = [(rank, n) for rank, n, _ in features]
         self.dims = [block.dim for block in layout.blocks]
-        columns = [own.shard.cols for _, _, own in features]
+        columns = [feature.shard.cols for _, _, feature in features]
         self.chunk = gcd(*self.dims, *(edge for span in columns for edge in span)) or 1
-        self._blocks = np.array([own.block for _, _, own in features], dtype=np.int64)
+        self._blocks = np.array([feature.block for _, _, feature in features], dtype=np.int64)
         self._first = np.array([first for first, _ in columns], dtype=np.int64) // self.chunk
         self._chunks = np.array([end - first for first, end in columns], dtype=np.int64) // self.chunk
         self._strides = np.array([self.dims[block] for block in self._blocks], dtype=np.int64) // self.chunk

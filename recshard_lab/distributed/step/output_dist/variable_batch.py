@@ -39,7 +39,7 @@ from recshard_lab.distributed.step.output_dist.wire import Parcel, Wire, size_of
 class VariableOutput(OutputExchange):
     """Sends the pooled rows of real bags to the ranks of their samples, and their gradients back.
 
-    It serves every shard feature, whatever output path the feature takes in batches of one size: the results are equal.
+    It serves the shard features of all output paths, with equal results.
 
     Args:
         layout: the wiring.
@@ -67,11 +67,15 @@ class VariableOutput(OutputExchange):
         # an area for each rank and shard feature there, then for each replicated one -> blocks
         every = [feature for features in self.features for feature in features]
         joined = [*every, *layout.replicated_features]
-        runs = [Run(n, 0, own.shard.cols[0], own.shard.num_cols, own.block) for n, own in enumerate(joined)]
+        runs = [
+            Run(n, 0, feature.shard.cols[0], feature.shard.num_cols, feature.block) for n, feature in enumerate(joined)
+        ]
         kernels = [list(same) for _, same in groupby(layout.replicated_features, key=lambda feature: feature.group)]
         self.kernel_of_copy = [number for number, features in enumerate(kernels) for _ in features]
         strides = [sum(widths_of(kernels[number])) for number in self.kernel_of_copy]
-        self.copy_columns = [column for own in kernels for column in accumulate(widths_of(own)[:-1], initial=0)]
+        self.copy_columns = [
+            column for features in kernels for column in accumulate(widths_of(features)[:-1], initial=0)
+        ]
         self.arrives = widths_of(every)
         self.join = ColumnMap(runs, [*self.arrives, *strides], self.dims, [*copies], keep=1)
         self.split = ColumnMap([run.reversed() for run in runs[: len(every)]], self.dims, self.arrives, keep=1)
@@ -87,13 +91,13 @@ class VariableOutput(OutputExchange):
         if exchanged:
             rows = torch.cat(list(exchanged), 1) if len(exchanged) > 1 else exchanged[0]
             bags = _exchanged_bags(lookup_input)
-            ends = [accumulate(own, initial=0) for own in zip(*bags, strict=True)]
+            ends = [accumulate(counts, initial=0) for counts in zip(*bags, strict=True)]
             starts = [
                 row * self.width + column
-                for own in zip(*ends, strict=True)
-                for row, column in zip(own, self.columns, strict=False)
+                for offsets in zip(*ends, strict=True)
+                for row, column in zip(offsets, self.columns, strict=False)
             ][: len(bags) * len(self.widths)]
-            message = self.pack(rows.to(empty.dtype).reshape(-1), starts, [n for own in bags for n in own])
+            message = self.pack(rows.to(empty.dtype).reshape(-1), starts, [n for counts in bags for n in counts])
         arriving = self.forward_wire.send(message, self._there(lookup_input), self._here(lookup_input.local_batch))
         return PendingOutput(lookup_input, (arriving, copies, empty), arriving.buffer_bytes)
 
@@ -107,7 +111,7 @@ class VariableOutput(OutputExchange):
         starts = starts_of([rows[block] for block in self._blocks_of_arrivals()], self.arrives)
         places = zip(self.kernel_of_copy, self.copy_columns, strict=True)
         starts += [begins[number] + column for number, column in places]
-        parts = [part for part in (flat, *(own.reshape(-1) for own in copies)) if part.numel()] or [flat]
+        parts = [part for part in (flat, *(rows.reshape(-1) for rows in copies)) if part.numel()] or [flat]
         out = self.join(parts[0] if len(parts) == 1 else torch.cat(parts), starts, rows)
         return self.means.divide(out, local_batch)
 
@@ -122,7 +126,7 @@ class VariableOutput(OutputExchange):
             message = behind_each(message, [size_of(load) for load in sends], tail)
         receives = zip(self._there(lookup_input), self.replicas.receives(lookup_input), strict=True)
         arriving = self.backward_wire.send(
-            message, [[*load, *copies] for load in sends], [[*own, *theirs] for own, theirs in receives]
+            message, [[*load, *copies] for load in sends], [[*rows, *tails] for rows, tails in receives]
         )
         return PendingOutput(lookup_input, arriving, arriving.buffer_bytes)
 
@@ -144,7 +148,7 @@ class VariableOutput(OutputExchange):
 
     def _bags(self, local_batch: LocalBatch) -> list[int]:
         """Bags of each block."""
-        return [own.numel() for own in local_batch.lengths]
+        return [lengths.numel() for lengths in local_batch.lengths]
 
     def _blocks_of_arrivals(self) -> list[int]:
         return [feature.block for features in self.features for feature in features]
@@ -152,12 +156,15 @@ class VariableOutput(OutputExchange):
     def _here(self, local_batch: LocalBatch) -> list[list[Parcel]]:
         """For each rank, the rows of its shard features for the local batch."""
         bags = self._bags(local_batch)
-        return [[Parcel(bags[own.block], (own.shard.num_cols,)) for own in features] for features in self.features]
+        return [
+            [Parcel(bags[feature.block], (feature.shard.num_cols,)) for feature in features]
+            for features in self.features
+        ]
 
     def _there(self, lookup_input: LookupInput) -> list[list[Parcel]]:
         """For each source rank, the rows of the shard features here for its batch."""
         widths = self.widths
-        return [[Parcel(n, (w,)) for n, w in zip(own, widths, strict=True)] for own in _exchanged_bags(lookup_input)]
+        return [[Parcel(n, (w,)) for n, w in zip(bags, widths, strict=True)] for bags in _exchanged_bags(lookup_input)]
 
 
 def _exchanged_bags(lookup_input: LookupInput) -> list[list[int]]:

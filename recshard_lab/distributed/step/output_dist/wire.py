@@ -1,4 +1,4 @@
-"""A message of rows: how many rows of which widths go to each rank, and what they look like on the way."""
+"""A message of rows: the number and widths of rows for each rank, and their encoding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from recshard_lab.comm import Codec, CommType, Pending, ShardingEnv, issue_all_g
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """``rows`` rows, each made of embedding rows of these ``widths``, side by side."""
+    """``rows`` rows; each holds embedding rows of these ``widths``, side by side."""
 
     rows: int
     widths: tuple[int, ...]
@@ -28,13 +28,13 @@ Load = Sequence[Parcel]
 
 
 def size_of(load: Load) -> int:
-    """Elements before they are coded, flat."""
+    """Elements before encoding."""
     return sum(parcel.size for parcel in load)
 
 
 @dataclass(slots=True)
 class Arriving:
-    """Rows under way."""
+    """A message that was issued."""
 
     pending: Pending
     wire: "Wire"
@@ -48,12 +48,12 @@ class Arriving:
 
 
 class Wire:
-    """Sends rows of one direction among some ranks, coded.
+    """Encodes, sends and decodes the rows of one direction.
 
     Args:
         env: the ranks.
-        label: for traces.
-        codec: the format on the way.
+        label: the name in traces.
+        codec: the format on the wire.
     """
 
     def __init__(self, env: ShardingEnv, label: str, codec: Codec) -> None:
@@ -61,7 +61,7 @@ class Wire:
         self.codec = None if codec.comm_type is CommType.FP32 else codec
 
     def send(self, flat: Tensor, sends: Sequence[Load], receives: Sequence[Load]) -> Arriving:
-        """Load k of ``flat`` goes to rank k."""
+        """Sends load k of ``flat`` to rank k."""
         message = self.encode(flat, [parcel for load in sends for parcel in load])
         out, back = [self._size(load) for load in sends], [self._size(load) for load in receives]
         pending = issue_all_to_all(message, out, back, self.env, self.label)
@@ -69,14 +69,14 @@ class Wire:
         return Arriving(pending, self, [parcel for load in receives for parcel in load], flat.dtype, held)
 
     def gather(self, flat: Tensor, parcel: Parcel) -> Arriving:
-        """A parcel, of one shape on all ranks, goes to every rank."""
+        """Sends a parcel, of one shape on all ranks, to every rank."""
         message = self.encode(flat, [parcel])
         world = self.env.world_size
         held = message.numel() * (1 + world) * message.element_size()
         return Arriving(issue_all_gather(message, self.env, self.label), self, [parcel] * world, flat.dtype, held)
 
     def encode(self, flat: Tensor, parcels: Sequence[Parcel]) -> Tensor:
-        """Rows as they travel, flat."""
+        """Encoded rows, flat."""
         codec = self.codec
         if codec is None or flat.numel() == 0:
             return flat if codec is None else flat.new_empty(0, dtype=codec.wire_dtype)
@@ -95,7 +95,7 @@ class Wire:
         return torch.cat(coded)
 
     def decode(self, flat: Tensor, parcels: Sequence[Parcel], dtype: torch.dtype) -> Tensor:
-        """What `encode` was given, but for its error."""
+        """The rows that `encode` received, within the codec's error."""
         codec = self.codec
         if codec is None or flat.numel() == 0:
             return flat.to(dtype)
@@ -121,7 +121,7 @@ class Wire:
         return sum(parcel.rows * sum(codec.encoded_width(width) for width in parcel.widths) for parcel in load)
 
     def _one_width(self, parcels: Sequence[Parcel]) -> int | None:
-        """A width by which the whole message can be coded at once."""
+        """The width with which the codec can encode the whole message at once."""
         if self.codec is not None and not self.codec.row_wise:
             return 1
         widths = {width for parcel in parcels if parcel.rows for width in parcel.widths}
@@ -129,5 +129,5 @@ class Wire:
 
 
 def _runs(widths: Sequence[int]) -> list[tuple[int, int]]:
-    """(width, how many times in a row)."""
+    """(width, number of times in a row)."""
     return [(width, len(list(same))) for width, same in groupby(widths)]

@@ -135,12 +135,11 @@ def _row(name: str, counts: StepCounts, lines: bool) -> Figure:
 def _most(counted: Mapping[str, StepCounts]) -> list[Figure]:
     """The largest of each count that has a target."""
     every = list(counted.values())
-    preferred = [counts for name, counts in counted.items() if ", kernel " not in name]
     with_norms = [counts for name, counts in counted.items() if SHORT[ROWWISE] in name]
     without = [counts for counts in every if counts not in with_norms]
     found: dict[str, list[float]] = {
         f"waits forward, {MOST}": [sum(own.forward.values()) for own in every],
-        f"waits backward, {MOST}": [sum(own.backward.values()) for own in preferred],
+        f"waits backward, {MOST}": [sum(own.backward.values()) for own in every],
         f"kernels to join outputs, {MOST} without replicas": [
             own.join for name, own in counted.items() if not any(layout in name for layout in WITH_REPLICAS)
         ],

@@ -41,7 +41,7 @@ def decode_rows(encoded: Tensor, width: int) -> Tensor:
     """``[n, w + 8]`` uint8 -> ``[n, w]`` float32; rows whose scale is NaN are NaN."""
     if encoded.numel() == 0 or width == 0:
         return torch.empty(encoded.shape[0], width, device=encoded.device)
-    if _has_fbgemm() and (encoded.device.type == "cpu" or width % 4 == 0):
+    if _has_fbgemm() and (encoded.device.type == "cpu" or (width % 4 == 0 and encoded.storage_offset() % 4 == 0)):
         return torch.ops.fbgemm.Fused8BitRowwiseQuantizedToFloat(encoded.contiguous())
     scale, offset = encoded[:, width:].clone(memory_format=torch.contiguous_format).view(torch.float32).split(1, 1)
     return torch.addcmul(offset, encoded[:, :width].float(), scale)

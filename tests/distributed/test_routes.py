@@ -8,11 +8,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import recshard_lab
 from recshard_lab import EmbeddingModuleShardingPlan, ParameterSharding, RankError, Shard, ShardingPlan
-from recshard_lab.comm import CommType, QCommsConfig, get_qcomm_codecs_registry, trace
+from recshard_lab.comm import CommType, QCommsConfig, ShardingEnv, get_qcomm_codecs_registry, trace
+from recshard_lab.comm.codec_formats import Int8Codec
 from recshard_lab.distributed.step.output_dist.columns import ColumnMap, Run, starts_of
+from recshard_lab.distributed.step.output_dist.wire import Parcel, Wire
 from recshard_lab.sharding import ROUTES
 from tests.distributed import cases
 from tests.distributed.jobs import Case, batch_of, sharded_model, train_sharded
@@ -203,6 +206,40 @@ def test_columns_joined_and_taken_apart_are_sums_and_copies() -> None:
         expected = 0.5 * truth[:, run.target : run.target + run.width]
         sent = sends[run.sender].view(3, widths[run.sender])
         assert torch.equal(sent[:, run.source : run.source + run.width], expected)
+
+
+class Kernels(TorchDispatchMode):
+    """Counts operators that are no views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def test_int8_rows_of_several_widths_take_equally_many_kernels_for_any_number_of_ranks() -> None:
+    counts = []
+    for ranks in (2, 16):
+        parcels = [Parcel(3 + rank, (8, 4, 8) if rank % 2 else (4, 12)) for rank in range(ranks)]
+        flat = torch.randn(sum(parcel.size for parcel in parcels), generator=torch.Generator().manual_seed(0))
+        wire = Wire(ShardingEnv(1, 0), "rows", Int8Codec())
+        decoded = wire.decode(wire.encode(flat, parcels), parcels, torch.float32)  # computes the indices
+        with Kernels() as kernels:
+            again = wire.decode(wire.encode(flat, parcels), parcels, torch.float32)
+        assert torch.equal(decoded, again)
+        counts.append(kernels.count)
+        parts = zip(
+            flat.split([p.size for p in parcels]), decoded.split([p.size for p in parcels]), parcels, strict=True
+        )
+        for plain, coded, parcel in parts:
+            rows = plain.view(parcel.rows, -1).split(list(parcel.widths), 1)
+            codec = Int8Codec()
+            expected = [codec.decode(codec.encode(part.contiguous()), part.shape[1]) for part in rows]
+            assert torch.equal(coded.view(parcel.rows, -1), torch.cat(expected, 1))
+    assert counts[0] == counts[1]
 
 
 def registry(forward: CommType, backward: CommType) -> Any:

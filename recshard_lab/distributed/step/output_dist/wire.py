@@ -1,13 +1,14 @@
 """A message of rows: the number and widths of rows for each rank, and their encoding."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from recshard_lab.comm import Codec, CommType, Pending, ShardingEnv, issue_all_gather, issue_all_to_all
+from recshard_lab.distributed.step.output_dist.columns import ColumnMap, Memo, Run, starts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Wire:
     def __init__(self, env: ShardingEnv, label: str, codec: Codec) -> None:
         self.env, self.label = env, label
         self.codec = None if codec.comm_type is CommType.FP32 else codec
+        self._by_width = Memo[_ByWidth](keep=2)
 
     def send(self, flat: Tensor, sends: Sequence[Load], receives: Sequence[Load]) -> Arriving:
         """Sends load k of ``flat`` to rank k."""
@@ -83,16 +85,7 @@ class Wire:
         width = self._one_width(parcels)
         if width is not None:
             return codec.encode(flat.view(-1, width)).view(-1)
-        coded = []
-        for rows, parcel in zip(flat.split([p.size for p in parcels]), parcels, strict=True):
-            runs = _runs(parcel.widths)
-            columns = rows.view(parcel.rows, -1).split([w * n for w, n in runs], 1) if rows.numel() else ()
-            parts = [
-                codec.encode(part.reshape(-1, w)).view(parcel.rows, -1)
-                for part, (w, _) in zip(columns, runs, strict=bool(columns))
-            ]
-            coded += [torch.cat(parts, 1).view(-1)] if parts else []
-        return torch.cat(coded)
+        return self._grouped(parcels).encode(flat, [parcel.rows for parcel in parcels])
 
     def decode(self, flat: Tensor, parcels: Sequence[Parcel], dtype: torch.dtype) -> Tensor:
         """The rows that `encode` received, within the codec's error."""
@@ -102,17 +95,12 @@ class Wire:
         width = self._one_width(parcels)
         if width is not None:
             return codec.decode(flat.view(-1, codec.encoded_width(width)), width, dtype).view(-1)
-        plain = []
-        for rows, parcel in zip(flat.split([self._size([p]) for p in parcels]), parcels, strict=True):
-            runs = _runs(parcel.widths)
-            sizes = [codec.encoded_width(w) * n for w, n in runs]
-            columns = rows.view(parcel.rows, -1).split(sizes, 1) if rows.numel() else ()
-            parts = [
-                codec.decode(part.reshape(-1, codec.encoded_width(w)), w, dtype).view(parcel.rows, -1)
-                for part, (w, _) in zip(columns, runs, strict=bool(columns))
-            ]
-            plain += [torch.cat(parts, 1).view(-1)] if parts else []
-        return torch.cat(plain)
+        return self._grouped(parcels).decode(flat, [parcel.rows for parcel in parcels], dtype)
+
+    def _grouped(self, parcels: Sequence[Parcel]) -> "_ByWidth":
+        assert self.codec is not None
+        widths, codec = tuple(parcel.widths for parcel in parcels), self.codec
+        return self._by_width.get(widths, lambda: _ByWidth(widths, codec))
 
     def _size(self, load: Load) -> int:
         codec = self.codec
@@ -128,6 +116,54 @@ class Wire:
         return next(iter(widths)) if len(widths) == 1 else None
 
 
-def _runs(widths: Sequence[int]) -> list[tuple[int, int]]:
-    """(width, number of times in a row)."""
-    return [(width, len(list(same))) for width, same in groupby(widths)]
+class _ByWidth:
+    """A message grouped by the width of its rows, so that the codec is called once for each width.
+
+    Args:
+        widths: of each parcel.
+        codec: the format on the wire.
+    """
+
+    def __init__(self, widths: Sequence[tuple[int, ...]], codec: Codec) -> None:
+        self.codec, self.distinct = codec, sorted({width for parcel in widths for width in parcel})
+        self.areas = [(width, n) for width in self.distinct for n, parcel in enumerate(widths) if width in parcel]
+        place = {area: number for number, area in enumerate(self.areas)}
+        self.sizes, self.parcel_sizes = [], []  # columns of each area and of each parcel: plain, encoded
+        self.group, self.ungroup = [], []
+        for size_of_row in (lambda width: width, codec.encoded_width):
+            columns, runs = [0] * len(self.areas), []
+            for n, parcel in enumerate(widths):
+                ends = accumulate(map(size_of_row, parcel), initial=0)
+                for width, source in zip(parcel, ends, strict=False):
+                    area, size = place[width, n], size_of_row(width)
+                    runs.append(Run(n, source, columns[area], size, area))
+                    columns[area] += size
+            totals = [sum(map(size_of_row, parcel)) for parcel in widths]
+            self.sizes.append(columns)
+            self.parcel_sizes.append(totals)
+            self.group.append(ColumnMap(runs, totals, columns, keep=1))
+            self.ungroup.append(ColumnMap([run.reversed() for run in runs], columns, totals, keep=1))
+
+    def encode(self, flat: Tensor, rows: Sequence[int]) -> Tensor:
+        """Encoded parcels, flat; ``rows`` are those of each parcel."""
+        return self._turn(flat, rows, 0, 1, lambda part, width: self.codec.encode(part.view(-1, width)))
+
+    def decode(self, flat: Tensor, rows: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Decoded parcels, flat."""
+
+        def decoded(part: Tensor, width: int) -> Tensor:
+            return self.codec.decode(part.view(-1, self.codec.encoded_width(width)), width, dtype)
+
+        return self._turn(flat, rows, 1, 0, decoded)
+
+    def _turn(
+        self, flat: Tensor, rows: Sequence[int], before: int, after: int, change: Callable[[Tensor, int], Tensor]
+    ) -> Tensor:
+        area_rows = [rows[n] for _, n in self.areas]
+        grouped = self.group[before](flat, starts_of(rows, self.parcel_sizes[before]), area_rows)
+        totals = dict.fromkeys(self.distinct, 0)
+        for (width, _), count, size in zip(self.areas, area_rows, self.sizes[before], strict=True):
+            totals[width] += count * size
+        parts = zip(grouped.split(list(totals.values())), self.distinct, strict=True)
+        changed = torch.cat([change(part, width).view(-1) for part, width in parts])
+        return self.ungroup[after](changed, starts_of(area_rows, self.sizes[after]), rows)

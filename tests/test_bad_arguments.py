@@ -626,7 +626,7 @@ def calls() -> dict[str, Call]:
         "ShardingPlan.with_route": (plan().with_route, {"route": "direct"}),
         "ShardingPlan.explain": (lambda **own: str(made().explain(**own)), {"table": "t", **asked}),
         "ShardingPlan.diff": (lambda **own: str(made().diff(**own)), {"other": plan(), **asked}),
-        "ShardingPlan.why_not": (lambda **own: str(made().why_not(**own)), {"wishes": {"t": "row_wise"}, **asked}),
+        "ShardingPlan.why_not": (lambda **own: str(made().why_not(**own)), {"constraints": {"t": "row_wise"}, **asked}),
         "ShardingPlan.to_script": (lambda **own: made().to_script(**own), {"model": None, **asked}),
         "ShardingPlan.from_json": (rl.ShardingPlan.from_json, {"text": plan().to_json()}),
         "ShardingPlan.get_plan_for_module": (plan().get_plan_for_module, {"module_path": ""}),

@@ -242,6 +242,42 @@ def test_int8_rows_of_several_widths_take_equally_many_kernels_for_any_number_of
     assert counts[0] == counts[1]
 
 
+def kernels_of_exchanges(case: Case) -> int:
+    """Operators, views left out, of the output exchange in a step and its backward, on this rank."""
+    dmp, model = sharded_model(case)
+    executor, rank, kernels = model.collection.executor, torch.distributed.get_rank(), Kernels()
+    exchange = executor.variable if case.inverse else executor.route
+
+    def counted(half: Any) -> Any:
+        def run(*arguments: Any) -> Any:
+            with kernels:
+                return half(*arguments)
+
+        return run
+
+    for name in ("begin", "finish", "begin_backward", "finish_backward"):
+        setattr(exchange, name, counted(getattr(exchange, name)))
+    dmp(batch_of(case.steps[0][rank], False, case.inverses(0)[rank]))[1].sum().backward()
+    return kernels.count
+
+
+@pytest.mark.parametrize("kind", ["pooled", "sequence", "variable"])
+def test_kernels_of_an_output_exchange_do_not_grow_with_the_tables(nodes: Any, kind: str) -> None:
+    counts = []
+    for number in (4, 8):
+        rows = [40, 40, 40, 2] * 2  # replicas of two rows always travel as rows
+        tables = [
+            {"name": f"t{n}", "num_embeddings": rows[n], "embedding_dim": 8, "feature_names": [f"f{n}"]}
+            for n in range(number)
+        ]
+        plan = cases.plan_of(tables, ["row_wise", "table_wise", "column_wise", "data_parallel"], WORLD)
+        case = Case(tables, plan.to_json(), cases.random_steps(3, tables, WORLD, 1, 6), sequence=kind == "sequence")
+        if kind == "variable":
+            case = replace(case, inverse=cases.random_inverses(7, case.steps))
+        counts.append(max(nodes.run(kernels_of_exchanges, case)))
+    assert 0 < counts[1] <= counts[0]
+
+
 def registry(forward: CommType, backward: CommType) -> Any:
     return get_qcomm_codecs_registry(QCommsConfig(forward, backward))
 

@@ -24,6 +24,7 @@ from benchmarks.apparatus.sides import SideFailed
 from benchmarks.apparatus.step_case import BY_NODE, FLAT, ROWWISE, SGD, SHORT, StepCase, from_dict, named
 from benchmarks.apparatus.step_ours import batch_of, sharded
 from benchmarks.ledger.mirror import mirrored_world
+from recshard_lab.comm.trace import trace
 
 WORLDS, NODES = (2, 8, 128), 2
 SIZES = {"tables": 26, "rows": 128, "dim": 64, "batch": 128, "pooling": 5}
@@ -179,7 +180,7 @@ def count_second_step(case: StepCase) -> StepCounts:
     for _ in range(2):
         batch = batch_of(case, ledger.DEVICE)
         gradient = torch.ones(case.batch, case.tables * case.dim, device=ledger.DEVICE)
-        with ledger.record() as step:
+        with trace() as traced, ledger.record() as step:
             with ledger.record() as forward:
                 rows = model(batch).values()
             with ledger.record() as backward:
@@ -192,9 +193,9 @@ def count_second_step(case: StepCase) -> StepCounts:
         launches=step.launches,
         operators=step.operators.total(),
         join=forward.launches_after_last_collective(),
-        collectives=len(step.collectives),
+        collectives=len(traced.events),  # those of CPU tensors, too
         extra_bytes=step.peak_extra_bytes,
-        sent_bytes=step.bytes_sent,
+        sent_bytes=traced.bytes_sent(),
     )
 
 

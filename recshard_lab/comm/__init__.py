@@ -8,9 +8,11 @@ In walking order: `groups` (which ranks), `grid` (replicas of a sharded model), 
 from recshard_lab.comm.agreement import agreed as agreed
 from recshard_lab.comm.agreement import from_first_rank as from_first_rank
 from recshard_lab.comm.agreement import gathered as gathered
+from recshard_lab.comm.agreement import raise_first_error as raise_first_error
 from recshard_lab.comm.agreement import refuse_differences as refuse_differences
 from recshard_lab.comm.backends import backends_of as backends_of
 from recshard_lab.comm.backends import compute_device as compute_device
+from recshard_lab.comm.backends import host_env as host_env
 from recshard_lab.comm.backends import message_device as message_device
 from recshard_lab.comm.backends import uses_nccl as uses_nccl
 from recshard_lab.comm.codec_formats import Codec as Codec

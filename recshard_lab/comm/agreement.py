@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -47,6 +47,19 @@ def agreed(env: ShardingEnv, action: Callable[[], T]) -> T:
         raise error
     assert result is not None
     return result[0]
+
+
+def raise_first_error(error: Exception | None, env: ShardingEnv) -> NoReturn:
+    """Raises on every rank the error of the first rank that has one. For ranks that know that one of them failed.
+
+    Args:
+        error: of this rank, if it failed.
+        env: the ranks; all of them must call.
+
+    Raises:
+        Exception: as `agreed`.
+    """
+    _raise_first(all_gather_object(_described(error), env), error, env)
 
 
 def gathered(env: ShardingEnv, action: Callable[[], T]) -> list[T]:
@@ -151,7 +164,7 @@ def _described(error: Exception | None) -> _Failure | None:
     return _Failure(classes, text, getattr(error, "errno", None), getattr(error, _NAMED, False))
 
 
-def _raise_first(failures: list[_Failure | None], local: Exception | None, env: ShardingEnv) -> None:
+def _raise_first(failures: list[_Failure | None], local: Exception | None, env: ShardingEnv) -> NoReturn:
     if local is not None and len(set(failures)) == 1:
         raise local
     rank, failure = next((rank, failure) for rank, failure in enumerate(failures) if failure is not None)

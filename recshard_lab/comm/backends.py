@@ -4,12 +4,13 @@
 that depends on the backend uses these functions.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from recshard_lab.comm.groups import ShardingEnv
+from recshard_lab.comm.groups import ShardingEnv, subgroups
 
 
 def backends_of(pg: Any) -> dict[str, str]:
@@ -40,3 +41,23 @@ def message_device(env: ShardingEnv) -> torch.device:
     """
     backends = backends_of(env.pg)
     return compute_device(env) if backends and "cpu" not in backends else torch.device("cpu")
+
+
+def host_env(env: ShardingEnv) -> ShardingEnv:
+    """The same ranks over connections that carry CPU tensors: ``env`` itself, or a Gloo group beside NCCL.
+
+    All ranks must call it. The group is created once for a process group and released with it.
+
+    >>> host_env(ShardingEnv.from_local(1, 0)).pg is None
+    True
+    """
+    if env.pg is None or "cpu" in backends_of(env.pg):
+        return env
+
+    def create() -> tuple[Any, ...]:
+        members = dist.get_process_group_ranks(env.pg)
+        whole = len(members) == dist.get_world_size()
+        return (dist.new_group(members, backend="gloo", use_local_synchronization=not whole),)
+
+    (group,) = subgroups(env.pg, "host", create)
+    return replace(env, pg=group)

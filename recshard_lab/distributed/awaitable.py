@@ -1,7 +1,7 @@
-"""Awaitable results with TorchRec's names, and the results of sharded collections.
+"""Awaitable results with TorchRec's names, and the outputs of sharded collections.
 
-`LazyAwaitable` waits when its result is first used. A sharded collection returns a complete KeyedTensor, and code for
-TorchRec may still call ``.wait()`` on it.
+A `LazyAwaitable` waits when its result is first used. A sharded collection returns a KeyedTensor, or a dict of
+JaggedTensors, whose rows are waited for when they are first used; ``.wait()`` waits at once.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
+from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from recshard_lab.sparse import JaggedTensor, KeyedTensor
+from recshard_lab.sparse.jagged_tensor import register_like_jagged_tensor
 from recshard_lab.sparse.keyed_tensor import register_like_keyed_tensor
 from recshard_lab.sparse.pytree import register
 
@@ -133,28 +135,86 @@ for _name, _apply in (("len", len), ("iter", iter)):
     _forward(f"__{_name}__", _apply)
 
 
-class ArrivedKeyedTensor(KeyedTensor):
-    """The output of a sharded `EmbeddingBagCollection`: a KeyedTensor with TorchRec's ``.wait()``."""
+class LazyKeyedTensor(KeyedTensor):
+    """What a sharded `EmbeddingBagCollection` returns: waits for its rows when they are first used.
+
+    Keys and columns are known at once. ``.wait()`` returns a plain KeyedTensor.
+    """
+
+    _wait: Callable[[], Tensor]
+
+    @classmethod
+    def pending(cls, keys: list[str], length_per_key: list[int], wait: Callable[[], Tensor]) -> LazyKeyedTensor:
+        """Of values ``[B, sum of D]`` that ``wait`` returns."""
+        lazy: Any = cls._unchecked(keys, length_per_key, _NOTHING)
+        lazy._wait = wait
+        del lazy._values
+        waiting: LazyKeyedTensor = lazy
+        return waiting
+
+    def __getattr__(self, name: str) -> Any:
+        return _first_use(self, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._values  # noqa: B018
+        return super().__getstate__()
 
     def wait(self) -> KeyedTensor:
-        """This result as a plain KeyedTensor; does not wait."""
+        """A plain KeyedTensor of rows that have arrived."""
         return KeyedTensor._unchecked(self._keys, self._length_per_key, self._values, self._key_dim)
 
 
-class ArrivedDict(dict[str, JaggedTensor]):
-    """The output of a sharded `EmbeddingCollection`: a dict with TorchRec's ``.wait()``."""
+class LazyJaggedTensor(JaggedTensor):
+    """Rows of a sequence that are waited for when they are first used."""
+
+    _wait: Callable[[], Tensor]
+
+    @classmethod
+    def pending(cls, wait: Callable[[], Tensor], ids: Tensor | None, lengths: Tensor) -> LazyJaggedTensor:
+        """Of values ``[N, D]`` that ``wait`` returns."""
+        lazy: Any = cls._unchecked(_NOTHING, ids, lengths)
+        lazy._wait = wait
+        del lazy._values
+        waiting: LazyJaggedTensor = lazy
+        return waiting
+
+    def __getattr__(self, name: str) -> Any:
+        return _first_use(self, name)
+
+    def __getstate__(self) -> Any:
+        self._values  # noqa: B018
+        return super().__getstate__()
+
+
+def _first_use(lazy: Any, name: str) -> Any:
+    """The values of a lazy tensor, when they are first read."""
+    if name != "_values" or "_wait" not in lazy.__dict__:
+        raise AttributeError(f"{type(lazy).__name__} has no attribute {name!r}")
+    lazy._values = lazy._wait()
+    del lazy._wait
+    return lazy._values
+
+
+class LazyDict(dict[str, JaggedTensor]):
+    """What a sharded `EmbeddingCollection` returns: a dict of sequences that wait for their rows when first used."""
 
     def wait(self) -> dict[str, JaggedTensor]:
-        """This result as a plain dict; does not wait."""
-        return dict(self)
+        """A plain dict of rows that have arrived."""
+        return {
+            key: JaggedTensor._unchecked(
+                own.values(), own.weights_or_none(), own.lengths_or_none(), own.offsets_or_none()
+            )
+            for key, own in self.items()
+        }
 
 
-register_like_keyed_tensor(ArrivedKeyedTensor)
+register_like_keyed_tensor(LazyKeyedTensor)
+register_like_jagged_tensor(LazyJaggedTensor)
 register(
-    ArrivedDict,
+    LazyDict,
     lambda node: (list(node.values()), tuple(node)),
-    lambda leaves, keys: ArrivedDict(zip(keys, leaves, strict=True)),
+    lambda leaves, keys: LazyDict(zip(keys, leaves, strict=True)),
     lambda keys: keys,
 )
-LazyAwaitable.register(ArrivedKeyedTensor)
-LazyAwaitable.register(ArrivedDict)
+LazyAwaitable.register(LazyKeyedTensor)
+LazyAwaitable.register(LazyDict)

@@ -4,6 +4,7 @@ Shape letters: B batch, D columns of an output block, N ids of a feature.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.comm import Registry, ShardingEnv
-from recshard_lab.distributed.awaitable import ArrivedDict, ArrivedKeyedTensor
+from recshard_lab.distributed.awaitable import LazyDict, LazyJaggedTensor, LazyKeyedTensor, NoWait
 from recshard_lab.distributed.state.moves import Move
 from recshard_lab.distributed.step.executor import Executor, Listener
 from recshard_lab.distributed.step.input_dist import LookupInput, PendingInput
@@ -34,7 +35,7 @@ from recshard_lab.embedding import (
 )
 from recshard_lab.embedding.out_of_range import OutOfRange, put_back
 from recshard_lab.sharding import ParameterSharding, Shard, ShardingPlan
-from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor
+from recshard_lab.sparse import KeyedJaggedTensor
 
 if TYPE_CHECKING:
     from recshard_lab.distributed.fused_optimizer import EmbeddingFusedOptimizer
@@ -259,7 +260,7 @@ class ShardedCollection(nn.Module):
     def _output_dists(self) -> list[Any]:
         return [self.executor.route]
 
-    def input_dist(self, features: KeyedJaggedTensor) -> PendingInput:
+    def input_dist(self, features: KeyedJaggedTensor) -> PendingInput | NoWait[LookupInput]:
         """Sends the local batch; ``.wait()`` returns the argument of ``compute_and_output_dist``."""
         self._push_learning_rates()
         return self.executor.start(features)
@@ -286,18 +287,15 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
         return self.tables
 
     @names_wrong_arguments
-    def forward(self, features: KeyedJaggedTensor) -> ArrivedKeyedTensor:
+    def forward(self, features: KeyedJaggedTensor) -> LazyKeyedTensor:
         """Local batch -> ``[B, sum of D]``."""
         return self.compute_and_output_dist(self._routed(features))
 
-    def compute_and_output_dist(self, lookup_input: LookupInput) -> ArrivedKeyedTensor:
-        """Looks up remote ids and returns the pooled rows to their source ranks."""
+    def compute_and_output_dist(self, lookup_input: LookupInput) -> LazyKeyedTensor:
+        """Looks up remote ids and issues the output exchange, which is waited for when the output is first used."""
         blocks = self.layout.blocks
-        return ArrivedKeyedTensor(
-            keys=[block.key for block in blocks],
-            length_per_key=[block.dim for block in blocks],
-            values=self.executor.finish(lookup_input),
-        )
+        pending = self.executor.begin(lookup_input)
+        return LazyKeyedTensor.pending([block.key for block in blocks], [block.dim for block in blocks], pending.wait)
 
 
 class ShardedEmbeddingCollection(ShardedCollection):
@@ -311,7 +309,7 @@ class ShardedEmbeddingCollection(ShardedCollection):
         return self.tables
 
     @names_wrong_arguments
-    def forward(self, features: KeyedJaggedTensor) -> ArrivedDict:
+    def forward(self, features: KeyedJaggedTensor) -> LazyDict:
         """Local batch -> a jagged ``[N, D]`` for each key."""
         return self.compute_and_output_dist(self._routed(features))
 
@@ -319,22 +317,26 @@ class ShardedEmbeddingCollection(ShardedCollection):
         """Whether outputs have their ids as weights."""
         return self._need_indices
 
-    def compute_and_output_dist(self, lookup_input: LookupInput) -> ArrivedDict:
-        """Looks up remote ids and returns every row to its source rank."""
+    def compute_and_output_dist(self, lookup_input: LookupInput) -> LazyDict:
+        """Looks up remote ids and issues the output exchange, which is waited for when the output is first used."""
         blocks, local_batch = self.layout.blocks, lookup_input.local_batch
-        sizes = [n * block.dim for n, block in zip(local_batch.counts, blocks, strict=True)]
-        parts = self.executor.finish(lookup_input).split(sizes)
-        kept = local_batch.kept or [None] * len(blocks)
-        rows = [
-            part.view(-1, block.dim) if left is None else put_back(part.view(-1, block.dim), left, int(lengths.sum()))
-            for block, part, left, lengths in zip(blocks, parts, kept, local_batch.lengths, strict=True)
-        ]
+        pending = self.executor.begin(lookup_input)
+
+        @cache
+        def parts() -> tuple[Tensor, ...]:
+            sizes = [n * block.dim for n, block in zip(local_batch.counts, blocks, strict=True)]
+            return pending.wait().split(sizes)
+
+        def rows(number: int) -> Tensor:
+            part = parts()[number].view(-1, blocks[number].dim)
+            kept = None if local_batch.kept is None else local_batch.kept[number]
+            return part if kept is None else put_back(part, kept, int(local_batch.lengths[number].sum()))
+
         ids = local_batch.ids if self._need_indices else [None] * len(blocks)
-        return ArrivedDict(
-            {
-                block.key: JaggedTensor(own, indices, lengths.long())
-                for block, own, indices, lengths in zip(blocks, rows, ids, local_batch.lengths, strict=True)
-            }
+        lengths = [bag_lengths.long() for bag_lengths in local_batch.lengths]
+        return LazyDict(
+            (block.key, LazyJaggedTensor.pending(partial(rows, number), ids[number], lengths[number]))
+            for number, block in enumerate(blocks)
         )
 
 

@@ -272,4 +272,9 @@ def _unflatten(leaves: Sequence[Any], names: tuple[str, ...]) -> JaggedTensor:
     return JaggedTensor._unchecked(**{name.lstrip("_"): leaf for name, leaf in zip(names, leaves, strict=True)})
 
 
-register(JaggedTensor, _flatten, _unflatten, lambda names: names)
+def register_like_jagged_tensor(cls: type[JaggedTensor]) -> None:
+    """Makes a subclass a tree node, which is unflattened to a plain `JaggedTensor`."""
+    register(cls, _flatten, _unflatten, lambda names: names)
+
+
+register_like_jagged_tensor(JaggedTensor)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recshard_lab.distributed.step.bucketize import Stripes, has_fbgemm
+from recshard_lab.distributed.step.bucketize import RowSplits, has_fbgemm
 
 WAYS = [False, pytest.param(True, marks=pytest.mark.skipif(not has_fbgemm(), reason="fbgemm is not installed"))]
 
@@ -34,7 +34,7 @@ def test_ids_go_to_their_stripe_in_order(use_fbgemm: bool, dtype: torch.dtype, b
     rows, starts, features = batch
     if even:
         starts = [list(range(0, count, -(-count // 3))) for count in rows]
-    stripes = Stripes(rows, starts, use_fbgemm)
+    stripes = RowSplits(rows, starts, use_fbgemm)
     bags = [len(own) for own in features]
     flat = [bag for own in features for bag in own]
     lengths = torch.tensor([len(bag) for bag in flat], dtype=dtype)

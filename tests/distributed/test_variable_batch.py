@@ -69,5 +69,5 @@ def test_only_true_bags_travel(ranks: Any) -> None:
     sent = ranks.run(count_rows, Case([table], plan.to_json(), steps, inverse=inverse))
     rows = 41 * ranks.world_size  # of everybody's bags, all pooled by rank 0
     assert [own[0] for own in sent] == [rows * 8 * 4] + [0] * (ranks.world_size - 1)
-    header, lengths, ids = 2, 41, 43
-    assert all(own[1] == (header + lengths + ids) * 4 for own in sent)
+    lengths, ids = 41, 43
+    assert all(own[1] == (lengths + ids) * 4 for own in sent)

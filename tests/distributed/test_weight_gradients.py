@@ -99,7 +99,8 @@ def test_they_cost_one_message_and_only_where_they_are_learned(some: Any) -> Non
     for learned, fixed in some.run(exchanges, job(some, MIXED)):
         assert learned[0] == 1
         assert fixed[0] == 0
-        assert learned[1] == fixed[1] + 1
+        if some.world_size > 1:  # one rank without learned weights needs no input exchange
+            assert learned[1] == fixed[1] + 1
 
 
 def test_the_comparison_can_fail(some: Any) -> None:

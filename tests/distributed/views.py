@@ -29,7 +29,7 @@ from recshard_lab import (
     ShardingPlan,
     Topology,
 )
-from recshard_lab.distributed.step.bucketize import Stripes, has_fbgemm
+from recshard_lab.distributed.step.bucketize import RowSplits, has_fbgemm
 from recshard_lab.embedding import DataType, EmbOptimType, OptimizerSpec, QuantizedEmbeddingBagCollection
 from recshard_lab.embedding.kernels import Slot, kernel_named
 from recshard_lab.sharding.schemes import scheme_named, scheme_names
@@ -175,7 +175,7 @@ def operators(parts: Parts) -> Any:
     found: list[Any] = [gather_segments(parts.values, lengths, order, parts.weights)]
     for way in {False, has_fbgemm()}:
         for starts in ([0, 6], [0, 3, 7]):
-            made = Stripes([ROWS, ROWS], [starts, starts], way).sort(
+            made = RowSplits([ROWS, ROWS], [starts, starts], way).sort(
                 lengths, parts.values, parts.weights, [BATCH, BATCH], True
             )
             found += [made.lengths, made.ids, made.weights, made.order]

@@ -1,65 +1,111 @@
-"""Every id of a batch is a row of its table before it is sent: refused, moved or left out where it is not.
+"""Every id of a batch is a row of its table before it is sent. An id out of range is refused, clamped or left out.
 
-Ids that are all rows cost one look at the smallest and the largest of each feature. Only where one is not, the batch
-is made anew with a key for each block, since a feature that two tables read may be a row of one of them alone.
+Valid batches cost the host nothing on a GPU: the check travels with the one read of a step. On a CPU it compares the
+smallest and the largest id of each feature. Only a batch with an id out of range is built again, with a key for each
+block, because a feature that two tables read may be in range of one of them alone.
 
-Shape letters: N ids of a block as given, M of them left, B_f bags of a block.
+Shape letters: F keys, N ids of the batch, M remaining ids of a block, B_f bags of a block.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from recshard_lab.distributed.step.layout import Block, Layout
+from recshard_lab.distributed.step.layout import Layout
+from recshard_lab.distributed.step.types import host_list
 from recshard_lab.embedding.out_of_range import OutOfRange
 from recshard_lab.sparse import KeyedJaggedTensor
 
+NO_LIMIT = 2**31 - 1
+"""In place of the rows of a table, for keys that no table reads. Their ids are never sent."""
+
 
 @dataclass(slots=True)
-class Fitted:
-    """A batch all of whose ids are rows.
+class Checked:
+    """A batch whose ids are all rows.
 
     Attributes:
         features: the batch.
         position: for each block, the position of its key in the batch.
-        lengths: for each block, its bag lengths ``[B_f]`` as given; None where the batch is as it was given.
-        kept: for each block, where in it the ids that are left stood ``[M]``, None where all are left.
+        lengths: for each block, its bag lengths ``[B_f]`` as given; None where the batch is unchanged.
+        kept: for each block, the places of the remaining ids ``[M]``, or None where all remain.
     """
 
     features: KeyedJaggedTensor
     position: list[int]
-    lengths: list[Tensor] | None
-    kept: list[Tensor | None] | None
+    lengths: list[Tensor] | None = None
+    kept: list[Tensor | None] | None = None
 
 
-def fit_ids(features: KeyedJaggedTensor, position: list[int], layout: Layout, policy: OutOfRange) -> Fitted:
-    """The batch as the policy wants it.
+def check_dtype(values: Tensor) -> None:
+    """Refuses ids that are not integers ``[N]``.
 
     Raises:
-        ValueError: ids that are not integers; under ``"error"`` one that is no row, with its feature and sample.
+        ValueError: with shape and dtype.
     """
-    values, starts = features.values(), features.offset_per_key()
     if values.dtype not in (torch.int32, torch.int64) or values.dim() != 1:
         raise ValueError(
-            f"ids must be [N] of int32 or int64, got {list(values.shape)} of {values.dtype}: use values.long()"
+            f"ids must be [N] of int32 or int64, got {list(values.shape)} of {values.dtype}. Fix: use values.long()"
         )
-    spans = [(block, starts[key], starts[key + 1]) for block, key in zip(layout.blocks, position, strict=True)]
-    spans = [span for span in spans if span[2] > span[1]]
-    if not spans or _all_rows(values, spans, layout):
-        return Fitted(features, position, None, None)
+
+
+def row_limits(num_keys: int, position: Sequence[int], layout: Layout) -> list[int]:
+    """For each key, the rows of the smallest table that reads it; 0 where none does."""
+    limits = [0] * num_keys
+    for block, key in zip(layout.blocks, position, strict=True):
+        rows = layout.tables[block.table].num_embeddings
+        limits[key] = min(limits[key] or rows, rows)
+    return limits
+
+
+def all_are_rows(values: Tensor, starts: Sequence[int], limits: Sequence[int]) -> bool:
+    """Whether the ids of each key f, ``values[starts[f]:starts[f + 1]]``, are in ``[0, limits[f])``. On a CPU."""
+    used = [f for f, limit in enumerate(limits) if limit and starts[f + 1] > starts[f]]
+    if not used:
+        return True
+    extremes = [torch.aminmax(values[starts[f] : starts[f + 1]]) for f in used]
+    ends = torch.stack([pair.min for pair in extremes] + [pair.max for pair in extremes]).tolist()
+    low, high = ends[: len(used)], ends[len(used) :]
+    return min(low) >= 0 and all(top < limits[f] for top, f in zip(high, used, strict=True))
+
+
+def clamp_to_rows(values: Tensor, counts: Tensor, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The ids moved into ``[0, limit)``, and ``[1]`` whether any was outside. Does not read the device.
+
+    Args:
+        values: ``[N]``.
+        counts: ``[F]`` ids of each key.
+        limits: as `row_limits` returns them.
+    """
+    last = host_list([(limit or NO_LIMIT) - 1 for limit in limits], values.device)
+    inside = torch.minimum(values.clamp(min=0), torch.repeat_interleave(last, counts, output_size=values.numel()))
+    outside = inside != values
+    if not all(limits):
+        used = host_list([bool(limit) for limit in limits], values.device, torch.bool)
+        outside &= torch.repeat_interleave(used, counts, output_size=values.numel())
+    return inside, outside.any().view(1)
+
+
+def apply_policy(features: KeyedJaggedTensor, position: list[int], layout: Layout, policy: OutOfRange) -> Checked:
+    """The batch under the out-of-range policy, with one key for each block. Reads the device.
+
+    Raises:
+        ValueError: under ``"error"``, with the feature and sample of the first id that is no row.
+    """
     bags = features.lengths_offset_per_key()
     lengths = [features.lengths().reshape(-1)[bags[key] : bags[key + 1]] for key in position]
     parts, kept = [], []
     for block, key in zip(layout.blocks, position, strict=True):
         table = layout.tables[block.table]
         given = features.permute([key])[block.feature]
-        part, left = policy.fit(given, block.feature, table.name, table.num_embeddings)
+        part, places = policy.fit(given, block.feature, table.name, table.num_embeddings)
         parts.append(part)
-        kept.append(left)
+        kept.append(places)
     weighted = features.weights_or_none() is not None
     inverse = features.inverse_indices_or_none()
-    remade = KeyedJaggedTensor._unchecked(
+    rebuilt = KeyedJaggedTensor._unchecked(
         [block.key for block in layout.blocks],
         torch.cat([part.values() for part in parts]),
         torch.cat([part.weights() for part in parts]) if weighted else None,
@@ -70,12 +116,4 @@ def fit_ids(features: KeyedJaggedTensor, position: list[int], layout: Layout, po
         inverse=None if inverse is None else inverse[1],
         inverse_keys=None if inverse is None else inverse[0],
     )
-    return Fitted(remade, list(range(len(parts))), lengths, kept)
-
-
-def _all_rows(values: Tensor, spans: list[tuple[Block, int, int]], layout: Layout) -> bool:
-    extremes = [torch.aminmax(values[start:end]) for _, start, end in spans]
-    both = torch.stack([e.min for e in extremes] + [e.max for e in extremes]).tolist()
-    low, high = both[: len(spans)], both[len(spans) :]
-    rows = [layout.tables[block.table].num_embeddings for block, _, _ in spans]
-    return min(low) >= 0 and all(top < size for top, size in zip(high, rows, strict=True))
+    return Checked(rebuilt, list(range(len(parts))), lengths, kept)

@@ -1,32 +1,42 @@
 """The one executor: it runs any tiling.
 
+The output exchange is issued when a collection is called and waited for when its output is first used. Backward issues
+the gradient exchange when it reaches the output and waits for it when it reaches the call. What the model computes in
+between runs while the messages travel.
+
 ::
 
     features (local batch, KJT)
-      -> input_dist      ids to the ranks whose rectangles cover them                  two messages: sizes, ids
-      -> lookup          one kernel call for each kind of rectangle on this rank
-      -> output_dist     rows local_batch, row stripes added, column pieces joined            one message
+      -> input_dist      ids to the ranks whose shards store their rows                two messages: sizes, ids
+      -> lookup          one kernel call for each kind of shard on this rank
+      -> output_dist     rows to their source ranks; row shards added, columns joined  one message
       -> output (local batch)
-    backward the same way reversed; the optimizer steps inside the kernels             one message
+    backward in reverse; the optimizers step inside the kernels                        one message
 
-Names used below: ``lookup_input`` are the ids that came to this rank, ``exchanged`` lanes travel, ``replicated`` lanes
-(data parallel) look their own batch up at home and learn from everybody's.
+``exchanged`` shard features send rows to other ranks. ``replicated`` ones (data parallel) look up the local batch only
+and apply the gradients of all ranks.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from recshard_lab.comm import Registry, ShardingEnv
-from recshard_lab.distributed.step.input_dist import InputDist, LookupInput, PendingInput
+from recshard_lab.distributed.awaitable import NoWait
+from recshard_lab.distributed.step.input_dist import InputDist, PendingInput
 from recshard_lab.distributed.step.layout import Layout
 from recshard_lab.distributed.step.lookup import Bags, GroupKind, KernelGroup, RankLookup
 from recshard_lab.distributed.step.output_dist import PooledOutput, SequenceOutput, VariableOutput
+from recshard_lab.distributed.step.output_dist.base import OutputExchange, PendingOutput
+from recshard_lab.distributed.step.output_dist.local import LocalOutput, is_enough
 from recshard_lab.distributed.step.row_norms import RowNormExchange
-from recshard_lab.distributed.step.weight_gradients import exchange_output, of_replicas
+from recshard_lab.distributed.step.types import LookupInput
+from recshard_lab.distributed.step.weight_gradients import exchange_weight_gradients, of_replicas
 from recshard_lab.embedding.out_of_range import OutOfRange
 from recshard_lab.sparse import KeyedJaggedTensor
 
@@ -35,15 +45,19 @@ Listener = Callable[[KernelGroup, Tensor, list[int]], None]
 
 @dataclass(slots=True)
 class _Saved:
-    """What backward needs: the ids, and what each exchanged kernel kept."""
+    """What backward needs: the ids, what each exchanged kernel kept, and the gradient exchange once it is issued."""
 
     lookup_input: LookupInput
     kept: list[Any]
+    grad: Tensor = field(init=False)
+    copies: dict[int, Tensor] = field(init=False)
+    path: OutputExchange | None = None
+    pending: PendingOutput = field(init=False)
 
 
 @dataclass(slots=True, frozen=True)
 class Rows:
-    """Rows that were looked up and are still to travel: of each exchanged kernel, of each replicated one."""
+    """Looked-up rows before the output exchange: of each exchanged and of each replicated kernel."""
 
     exchanged: list[Tensor]
     replicated: list[Tensor]
@@ -52,7 +66,7 @@ class Rows:
 
 @dataclass(slots=True, frozen=True)
 class OutputPaths:
-    """How rows come home over some connections: batches of one size, and variable ones."""
+    """The output exchanges over one set of connections: for batches of one size, and for variable ones."""
 
     route: PooledOutput | SequenceOutput
     variable: VariableOutput
@@ -62,14 +76,14 @@ class Executor:
     """Runs a collection's tables under one tiling.
 
     Args:
-        layout: the wiring.
+        layout: which rank stores and looks up which shards.
         kinds: kernel kinds, as numbered in the layout's groups.
         env: the ranks.
-        device: where the rectangles live.
+        device: of the shards.
         pooled: False for sequence collections.
         weighted: whether batches carry per-sample weights.
         codecs: number formats of rows and gradients on the wire; FP32 when left out.
-        policy: what becomes of ids that are no rows; refused when left out.
+        policy: for ids out of range; ``"error"`` when left out.
     """
 
     def __init__(
@@ -89,31 +103,34 @@ class Executor:
         self.lookup = RankLookup(layout, kinds, env.rank, pooled, device)
         self.route = PooledOutput(layout, env, codecs) if pooled else SequenceOutput(layout, env, codecs)
         self.variable = VariableOutput(layout, env, codecs)
+        self.local = LocalOutput() if pooled and is_enough(layout, len(self.lookup.groups)) else None
         self.anchor = torch.zeros((), device=device, requires_grad=True)
-        #: for each kind whose column shards must add their squares: the group here, if any, how often, the exchange
+        #: for each kind whose column shards add their squares: this rank's group, if any, rounds a step, the exchange
         self.row_norms: list[tuple[KernelGroup | None, int, RowNormExchange]] = []
         for kind in kinds:
             if kind.optimizer is not None and kind.exchanges_row_norms:
                 here = next((group for group in self.lookup.exchanged if group.kind == kind), None)
                 exchange = RowNormExchange(layout, env, here.shards if here else [], device)
                 self.row_norms.append((here, kind.optimizer.row_norm_rounds, exchange))
-        #: parameters of tables on the dense kernel, each beside the kernel's own view of the same memory
+        #: parameters of tables on the dense kernel, each with the kernel's view of the same memory
         self.dense: list[tuple[nn.Parameter, Tensor]] = []
         self.buffer_bytes = {"input_buffers": 0, "output_buffers": 0}
         self._moved_away = False
-        #: told of every lookup, before it: the group, its ids ``[N]`` lane after lane, ids of each lane
+        #: called before every lookup with the group, its ids ``[N]`` by shard feature, and their number in each
         self.listener: Listener | None = None
 
     def retire(self) -> None:
-        """The tables lie elsewhere from now on: nothing started here may end here."""
+        """Marks this executor stale after resharding. In-flight batches raise."""
         self._moved_away = True
 
-    def start(self, features: KeyedJaggedTensor) -> PendingInput:
-        """Sends the local batch on its way; several batches may be under way."""
+    def start(self, features: KeyedJaggedTensor) -> PendingInput | NoWait[LookupInput]:
+        """Sends the local batch. Several batches may be in flight."""
         return self.input_dist.start(features)
 
-    def finish(self, lookup_input: LookupInput) -> Tensor:
-        """Looks up what came and brings the rows home, with a gradient when gradients are on.
+    def begin(self, lookup_input: LookupInput) -> PendingRows:
+        """Looks up remote ids and issues the output exchange. ``wait()`` returns the rows of the local batch.
+
+        With gradients on, ``wait()`` returns a tensor whose backward steps the tables.
 
         Raises:
             ValueError: the batch was sent before the tables moved.
@@ -123,21 +140,24 @@ class Executor:
                 "the tables have moved (dmp.reshard) since this batch was sent: its ids went where their rows no "
                 "longer are. Fix: finish every lookup before dmp.reshard, or send the batch again"
             )
+        pending = PendingRows(self, lookup_input)
         if lookup_input.looked_up is not None:
             if lookup_input.local_batch.weights is not None:
                 raise ValueError(
-                    "per-sample weights that ask for a gradient cannot be looked up ahead of the forward that makes "
-                    "them: use TrainPipelineSparseDist, or detach the weights"
+                    "per-sample weights that require a gradient cannot be looked up ahead of the forward that makes "
+                    "them. Fix: use TrainPipelineSparseDist, or detach the weights"
                 )
-            out = lookup_input.looked_up
+            pending.rows = lookup_input.looked_up
         elif torch.is_grad_enabled():
-            out = _Lookup.apply(self.anchor, lookup_input.local_batch.weights, self, lookup_input)
+            pending.ticket = _Issue.apply(self.anchor, lookup_input.local_batch.weights, pending)
         else:
-            out = self.forward(lookup_input, training=False)[0]
-        return out if lookup_input.bags is None else self._to_samples(out, lookup_input)
+            pending.issue(training=False)
+        if "two_hop" in self.layout.routes:  # its wait issues a second message: not at a moment that ranks may choose
+            pending.wait()
+        return pending
 
     def _to_samples(self, flat: Tensor, lookup_input: LookupInput) -> Tensor:
-        """Of a variable batch, ``[B, output width]``; of one that only met a variable batch elsewhere too."""
+        """``[B, output width]`` of a variable batch, or of a batch that is variable on another rank."""
         if lookup_input.local_batch.inverse is not None:
             return self.variable.to_samples(flat, lookup_input.local_batch)
         batch, dims = lookup_input.local_batch.batch_size, [block.dim for block in self.layout.blocks]
@@ -145,14 +165,14 @@ class Executor:
         return torch.cat([part.view(batch, dim) for part, dim in zip(parts, dims, strict=True)], 1)
 
     def output_paths(self, env: ShardingEnv) -> OutputPaths:
-        """The ways home over other connections between the same ranks."""
+        """Output exchanges over other connections between the same ranks."""
         return OutputPaths(
             (PooledOutput if self.pooled else SequenceOutput)(self.layout, env, self.codecs),
             VariableOutput(self.layout, env, self.codecs),
         )
 
     def read(self, lookup_input: LookupInput, training: bool) -> Rows:
-        """The rows of what came, still where they were looked up: from here on the tables may be stepped."""
+        """Looks up remote ids. When it returns, the tables may be stepped."""
         kept, exchanged, replicated = [], [], []
         for group in self.lookup.exchanged:
             bags = group.bags(lookup_input)
@@ -168,28 +188,29 @@ class Executor:
             replicated.append(self._run(group, bags, False)[0])
         return Rows(exchanged, replicated, _Saved(lookup_input, kept) if training else None)
 
-    @torch.no_grad()
-    def exchange_output(self, rows: Rows, lookup_input: LookupInput, output_paths: OutputPaths | None = None) -> Tensor:
-        """What `read` gave as the rows of the local batch, over these output_paths or the collection's own."""
-        output_paths = output_paths or OutputPaths(self.route, self.variable)
-        route = output_paths.route if lookup_input.bags is None else output_paths.variable
-        pending = route.begin(rows.exchanged, rows.replicated, lookup_input)
-        out = route.finish(pending)
-        self._measure(lookup_input, out, pending.buffer_bytes)
+    def issue_output(
+        self, rows: Rows, lookup_input: LookupInput, output_paths: OutputPaths | None = None
+    ) -> tuple[OutputExchange, PendingOutput]:
+        """Sends rows to the ranks of their samples, over these paths or the collection's."""
+        paths = output_paths or OutputPaths(self.route, self.variable)
+        path = self._path(lookup_input, paths)
+        return path, path.begin(rows.exchanged, rows.replicated, lookup_input)
+
+    def _path(self, lookup_input: LookupInput, paths: OutputPaths) -> OutputExchange:
+        if lookup_input.bags is not None:
+            return paths.variable
+        return paths.route if self.local is None else self.local
+
+    def receive_output(self, issued: tuple[OutputExchange, PendingOutput]) -> Tensor:
+        """Waits for what `issue_output` sent: the rows of the local batch."""
+        path, pending = issued
+        out = path.finish(pending)
+        self._measure(pending.lookup_input, out, pending.buffer_bytes)
         return out
 
-    def forward(self, lookup_input: LookupInput, training: bool) -> tuple[Tensor, _Saved | None]:
-        """Rows of the local batch, and what ``backward`` needs."""
-        rows = self.read(lookup_input, training)
-        return self.exchange_output(rows, lookup_input), rows.saved
-
-    def backward(self, saved: _Saved, grad: Tensor) -> Tensor | None:
-        """Brings gradients to the rectangles and steps their optimizers.
-
-        Gradients are averaged over ranks, as DistributedDataParallel does for the dense part.
-
-        Returns:
-            The gradient of this rank's per-sample weights, of its own loss, where they ask for it.
+    @torch.no_grad()
+    def begin_backward(self, saved: _Saved, grad: Tensor) -> None:
+        """Issues the gradient exchange of a batch. `finish_backward` must follow.
 
         Raises:
             ValueError: the tables have moved since the batch was looked up.
@@ -199,13 +220,26 @@ class Executor:
                 "the tables have moved (dmp.reshard) since this batch was looked up: its gradients would step the "
                 "rows that were left behind. Fix: call backward before dmp.reshard"
             )
-        for parameter, weight in self.dense:  # zero_grad may have come since
-            weight.grad = parameter.grad
         lookup_input = saved.lookup_input
-        copies = of_replicas(self.lookup, self.layout, grad, lookup_input)
-        route = self.route if lookup_input.bags is None else self.variable
-        pending = route.begin_backward(grad, 1.0 / self.env.world_size, lookup_input)
-        grads = route.finish_backward(pending)
+        saved.copies = of_replicas(self.lookup, self.layout, grad, lookup_input)
+        path = self._path(lookup_input, OutputPaths(self.route, self.variable))
+        saved.grad, saved.path = grad, path
+        saved.pending = path.begin_backward(grad, 1.0 / self.env.world_size, lookup_input)
+
+    @torch.no_grad()
+    def finish_backward(self, saved: _Saved) -> Tensor | None:
+        """Waits for the gradients and steps the tables' optimizers.
+
+        Gradients are averaged over ranks, as DistributedDataParallel does for the dense part.
+
+        Returns:
+            The gradient of this rank's per-sample weights, of its own loss, where they require one.
+        """
+        for parameter, weight in self.dense:  # zero_grad may have been called since
+            weight.grad = parameter.grad
+        lookup_input, grad, pending = saved.lookup_input, saved.grad, saved.pending
+        assert saved.path is not None
+        grads = saved.path.finish_backward(pending)
         backward_bytes = grad.numel() * grad.element_size() + pending.buffer_bytes
         self.buffer_bytes["output_buffers"] = max(self.buffer_bytes["output_buffers"], backward_bytes)
         waiting: dict[int, tuple[Any, Tensor]] = {}
@@ -232,12 +266,12 @@ class Executor:
         for parameter, weight in self.dense:
             parameter.grad = weight.grad
         of_kernels = [weights[id(group)] for group in self.lookup.exchanged]
-        return exchange_output(
-            [own for own in of_kernels if own is not None], copies, lookup_input, self.layout, self.env
+        return exchange_weight_gradients(
+            [own for own in of_kernels if own is not None], saved.copies, lookup_input, self.layout, self.env
         )
 
     def _run(self, group: KernelGroup, bags: Bags, training: bool) -> tuple[Tensor, Any]:
-        """A kernel's rows; kernels are spared batches without a bag."""
+        """A kernel's rows. Kernels do not get batches without a bag."""
         if self.pooled and bags[1].numel() == 1:
             return torch.zeros(0, group.width, device=self.device), None
         return group.forward(bags, training)
@@ -245,8 +279,8 @@ class Executor:
     def _width(self, group: KernelGroup, lookup_input: LookupInput) -> int:
         if self.pooled:
             return group.width
-        lanes = enumerate(group.lanes, group.first_lane)
-        return sum(sum(lookup_input.counts[number]) * lane.shard.num_cols for number, lane in lanes)
+        features = enumerate(group.features, group.first)
+        return sum(sum(lookup_input.counts[number]) * feature.shard.num_cols for number, feature in features)
 
     def _measure(self, lookup_input: LookupInput, out: Tensor, route_bytes: int) -> None:
         held = [
@@ -259,24 +293,89 @@ class Executor:
         self.buffer_bytes["output_buffers"] = out.numel() * out.element_size() + route_bytes
 
 
-class _Lookup(torch.autograd.Function):
-    """forward: rows of the local batch; backward: gradients to their rectangles, optimizers stepped there."""
+class PendingRows:
+    """Rows on their way to the ranks of their samples.
+
+    Args:
+        executor: that looked them up.
+        lookup_input: the batch.
+    """
+
+    def __init__(self, executor: Executor, lookup_input: LookupInput) -> None:
+        self.executor, self.lookup_input = executor, lookup_input
+        self.saved: _Saved | None = None
+        #: orders the backward of the lookup after that of the rows; None without gradients
+        self.ticket: Tensor | None = None
+        self.rows: Tensor | None = None
+        self._pending: tuple[OutputExchange, PendingOutput] | None = None
+
+    def wait(self) -> Tensor:
+        """``[B, output width]``; flat ``[n, D]`` of each block for a sequence collection. Waits once."""
+        if self.rows is None:
+            if self.ticket is None:
+                self.rows = self.receive()
+            else:
+                with torch.inference_mode(False), torch.enable_grad():  # of the forward, not of the first use
+                    self.rows = _Wait.apply(self.ticket, self)
+        assert self.rows is not None
+        bags, self.ticket = self.lookup_input.bags, None
+        return self.rows if bags is None else self.executor._to_samples(self.rows, self.lookup_input)
+
+    @torch.no_grad()
+    def issue(self, training: bool) -> None:
+        """Looks up and issues the exchange."""
+        rows = self.executor.read(self.lookup_input, training)
+        self.saved, self._pending = rows.saved, self.executor.issue_output(rows, self.lookup_input)
+
+    @torch.no_grad()
+    def receive(self) -> Tensor:
+        """Waits for the exchange."""
+        assert self._pending is not None
+        pending, self._pending = self._pending, None
+        return self.executor.receive_output(pending)
+
+
+class _Issue(torch.autograd.Function):
+    """Forward: looks up and issues the output exchange. Backward: waits for the gradients and steps the tables."""
 
     @staticmethod
-    def forward(
-        ctx: Any, anchor: Tensor, weights: Tensor | None, executor: Executor, lookup_input: LookupInput
-    ) -> Tensor:
-        out, ctx.saved = executor.forward(lookup_input, training=True)
-        ctx.executor = executor
-        return out
+    def forward(ctx: Any, anchor: Tensor, weights: Tensor | None, pending: PendingRows) -> Tensor:
+        pending.issue(training=True)
+        ctx.saved, ctx.executor = pending.saved, pending.executor
+        return anchor.new_empty(())  # carries no number, only the order of backward
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, None, None]:
+    def backward(ctx: Any, _: Tensor) -> tuple[None, Tensor | None, None]:
+        saved, ctx.saved = ctx.saved, None
+        return None, ctx.executor.finish_backward(saved), None
+
+
+class _Wait(torch.autograd.Function):
+    """Forward: waits for the output exchange. Backward: issues the gradient exchange.
+
+    Autograd runs the backward of what the model computes between `_Issue` and `_Wait` before that of `_Issue`: the
+    gradients travel meanwhile.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, ticket: Tensor, pending: PendingRows) -> Tensor:
+        ctx.saved, ctx.executor = pending.saved, pending.executor
+        pending.saved = None
+        return pending.receive()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "create_graph=True reached a sharded lookup, whose backward steps the tables and has no derivative. "
+                "Fix: call backward without create_graph, or detach the output of the collection"
+            )
         if ctx.saved is None:
             raise RuntimeError(
                 "backward ran twice through one sharded lookup: the first run has stepped the tables. "
                 "Fix: call the model again before the second backward"
             )
         saved, ctx.saved = ctx.saved, None
-        return None, ctx.executor.backward(saved, grad), None, None
+        ctx.executor.begin_backward(saved, grad)
+        return ctx.executor.anchor.detach(), None

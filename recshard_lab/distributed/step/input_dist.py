@@ -1,176 +1,107 @@
-"""input_dist: every id goes to the ranks whose rectangles cover its row.
+"""input_dist: every id goes to the ranks whose shards store its row.
 
-Two messages a step, whatever the plan: the sizes, then one flat integer tensor a destination rank::
+A batch costs one read of the device (`HostRead`) and two messages, whatever the plan: the sizes (`sizes.py`), then one
+flat integer tensor for each destination rank::
 
-    to rank k:   lengths of its lanes [L_k * S]  |  their ids, counted from its first row [n]  |  weights [n], asked [1]
+    to rank k:   lengths of its shard features  |  their ids, counted from its shards' first rows  |  weights
 
-S is the batch size B for pooled collections. A sequence collection needs no bags on the way: there S is 1, one
-length a lane. In a variable batch every lane has an S of its own, and the message begins with these; so it does where
-a replicated lane travels as rows (``touched_rows.py``), told apart by a negative number.
-Weights are followed by whether they ask for a gradient (``weight_gradients.py``).
-Received lanes are turned from source-major to lane-major, as kernels want them::
+Received ids are turned from source-major to feature-major, as kernels read them, by one permutation::
 
-    rank 0: lane 0, lane 1 | rank 1: lane 0, lane 1     ->     lane 0: rank 0, rank 1 | lane 1: rank 0, rank 1
+    rank 0: feature 0, feature 1 | rank 1: feature 0, feature 1   ->   feature 0: rank 0, rank 1 | feature 1: ...
+
+Shape letters: E shard features of all ranks together, L those of this rank, R replicated ones, S bags of a feature,
+N ids, W ranks.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad
 
-from recshard_lab.comm import Pending, ShardingEnv, issue_all_to_all
-from recshard_lab.distributed.step.check_ids import fit_ids
+from recshard_lab.comm import Pending, ShardingEnv, host_env, issue_all_to_all, raise_first_error
+from recshard_lab.distributed.awaitable import NoWait
+from recshard_lab.distributed.step.bucketize import has_fbgemm
+from recshard_lab.distributed.step.check_ids import (
+    Checked,
+    all_are_rows,
+    apply_policy,
+    check_dtype,
+    clamp_to_rows,
+    row_limits,
+)
+from recshard_lab.distributed.step.host_read import HostRead
 from recshard_lab.distributed.step.layout import Layout
-from recshard_lab.distributed.step.message_head import VARIABLE as VARIABLE
-from recshard_lab.distributed.step.message_head import read_head, with_header_of, without_header
-from recshard_lab.distributed.step.packed import Packed
-from recshard_lab.distributed.step.route_ids import LOCAL, BlockIds, Found, RowRouter, Run, local_inputs
-from recshard_lab.distributed.step.touched_rows import TouchedRows, touched_rows
+from recshard_lab.distributed.step.route_ids import IdRouter, Source, Wiring, order_in_keys
+from recshard_lab.distributed.step.sizes import FAILED, READY, Sizes, SizesFormat, issue_sizes
+from recshard_lab.distributed.step.touched_rows import DistinctRows
+from recshard_lab.distributed.step.types import (
+    LOCAL,
+    FeatureIds,
+    host_list,
+    join,
+    segment_index,
+)
+from recshard_lab.distributed.step.types import LocalBatch as LocalBatch
+from recshard_lab.distributed.step.types import LookupInput as LookupInput
 from recshard_lab.embedding import DataType
 from recshard_lab.embedding.out_of_range import OutOfRange
 from recshard_lab.sparse import KeyedJaggedTensor
 from recshard_lab.sparse.variable_batch import inverse_of
 
-
-@dataclass(slots=True)
-class LocalBatch:
-    """What the rank that owns the batch must remember until the rows come back.
-
-    Attributes:
-        batch_size: B on this rank.
-        lengths: for each block, its bag lengths ``[B]``; ``[S]`` of its own in a variable batch.
-        counts: for each block, the number of its ids.
-        sent: for each rank and exchanged lane there, how many ids went.
-        positions: for each row-split (rank, lane), where in the block those ids stood; only of sequence collections,
-            and where weights ask for gradients.
-        layout: the wiring by which they went.
-        replicas: what the replicated lanes look up here, counted from the first row of their rectangle.
-        touched: for each replicated lane the rows it travels as; None where it travels as bags.
-        inverse: for each block, which of its bags is each sample's ``[B]``; None where bag b is sample b's.
-        kept: for each block, which of its ids are left where some were no rows (see `fit_ids`); ``lengths`` still
-            count them all, ``counts`` those that are left.
-        weights: the per-sample weights ``[N]``, where they ask for a gradient.
-        spans: for each block, where its ids begin and end among those N.
-        ids: for each block of a sequence collection, its ids as they were in the batch.
-    """
-
-    batch_size: int
-    lengths: list[Tensor]
-    counts: list[int]
-    sent: list[list[int]]
-    positions: dict[tuple[int, int], Tensor]
-    replicas: list[BlockIds]
-    touched: list[TouchedRows | None]
-    layout: Layout
-    inverse: list[Tensor] | None = None
-    kept: list[Tensor | None] | None = None
-    weights: Tensor | None = None
-    spans: Sequence[tuple[int, int]] = ()
-    ids: Sequence[Tensor] = ()
+Array = NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class LookupInput:
-    """The ids that this rank must look up.
+class Packed:
+    """A local batch ready to be sent.
 
     Attributes:
-        ids: ``[N]`` lane-major, then by source rank; counted from the rectangle's first row.
-        weights: ``[N]`` per-sample weights, or None.
-        lengths: of exchanged lanes ``[L, sum of S]``; in a variable batch ``[L, most bags of a lane]``, with empty bags
-            at the end.
-        copies: the same of replicated lanes; always as in a variable batch, for each may travel as rows or bags.
-        copy_bags: bags of replicated lanes by source rank and lane; ids where nothing is pooled.
-        segments: S of each source rank; in a variable batch the width of ``lengths`` alone.
-        counts: ids by lane and source rank.
-        local_batch: this rank's own batch.
-        bags: in a variable batch, bags of exchanged lanes by source rank and lane; None in all others.
-        looked_up: the rows that came local_batch, where that was done ahead of the forward.
-        asked: for each rank, whether its weights ask for a gradient; None where none do.
+        parts: for each rank what it is sent, in order.
+        elements: for each rank how many elements these are.
+        sizes: this collection's part of the sizes message, for all ranks.
+        local_batch: what stays on this rank.
     """
 
-    ids: Tensor
-    weights: Tensor | None
-    lengths: Tensor
-    copies: Tensor
-    copy_bags: list[list[int]]
-    segments: list[int]
-    counts: list[list[int]]
+    parts: list[list[Tensor]]
+    elements: list[int]
+    sizes: Array
     local_batch: LocalBatch
-    bags: list[list[int]] | None = None
-    looked_up: Tensor | None = None
-    asked: list[bool] | None = None
+
+    def message(self, wire: torch.dtype, device: torch.device) -> Tensor:
+        """The parts of all ranks, one after the other."""
+        parts = [part for own in self.parts for part in own]
+        return torch.cat(parts) if parts else torch.empty(0, dtype=wire, device=device)
 
 
 @dataclass(slots=True)
 class PendingInput:
-    """Ids under way. ``wait()`` hands them out lane-major."""
+    """Ids on their way. ``wait()`` returns them feature-major."""
 
     payload: Pending
-    segments: list[int]  # of each source rank S, VARIABLE, or `with_header_of(S)`
-    sizes: list[int]
-    lanes: tuple[int, int]  # exchanged ones, all
-    weight_dtype: torch.dtype | None
-    pooled: bool
+    input_dist: InputDist
+    sizes: Sizes
     local_batch: LocalBatch
 
     def wait(self) -> LookupInput:
-        """Blocks until every rank's ids have come."""
-        return self.unpack(list(torch.split(self.payload.wait(), self.sizes)))
-
-    def unpack(self, chunks: list[Tensor]) -> LookupInput:
-        """The ids in what each rank has sent."""
-        first, lanes = self.lanes
-        asked = [False]
-        if self.weight_dtype is not None:
-            asked = torch.stack([chunk[-1] for chunk in chunks]).bool().tolist()
-            chunks = [chunk[:-1] for chunk in chunks]
-        if min(self.segments) >= 0:
-            heads = [lanes * own for own in self.segments]
-            square = [chunk[: lanes * own].view(lanes, own) for chunk, own in zip(chunks, self.segments, strict=True)]
-            by_source = torch.stack([part.sum(1) for part in square]).tolist()
-            joined = torch.cat(square, 1) if len(square) > 1 else square[0]
-            lengths, copies, segments, bags = joined[:first], joined[first:], self.segments, None
-            copy_bags = [[own] * (lanes - first) for own in segments]
-        else:
-            read = [read_head(chunk, own, lanes) for chunk, own in zip(chunks, self.segments, strict=True)]
-            heads = [own.head for own in read]
-            by_source = [own.counts() for own in read]
-            device = chunks[0].device
-            lengths = pad_lanes([own.lengths[:first] for own in read], device)
-            copies = pad_lanes([own.lengths[first:] for own in read], device)
-            copy_bags = [own.bags[first:] for own in read]
-            bags = [own.bags[:first] for own in read] if VARIABLE in self.segments else None
-            segments = [lengths.shape[1]] if bags else [without_header(own) for own in self.segments]
-        parts = 1 if self.weight_dtype is None else 2
-        counts = [(chunk.numel() - head) // parts for chunk, head in zip(chunks, heads, strict=True)]
-        ids = [chunk[head : head + n] for chunk, head, n in zip(chunks, heads, counts, strict=True)]
-        weights = [chunk[head + n :] for chunk, head, n in zip(chunks, heads, counts, strict=True)]
-        return LookupInput(
-            ids=_lane_major(ids, by_source),
-            weights=_from_wire(_lane_major(weights, by_source), self.weight_dtype) if self.weight_dtype else None,
-            lengths=lengths,
-            copies=copies,
-            copy_bags=copy_bags if self.pooled else [own[first:] for own in by_source],
-            segments=segments,
-            counts=[list(counts) for counts in zip(*by_source, strict=True)],
-            local_batch=self.local_batch,
-            bags=bags,
-            asked=asked if any(asked) else None,
-        )
+        """Blocks until the ids of every rank have arrived."""
+        return self.input_dist.unpack(self.payload.wait(), self.sizes, self.local_batch)
 
 
 class InputDist:
-    """Routes local batches under one layout.
+    """Exchanges the ids of local batches under one layout. All ranks must construct it.
 
     Args:
-        layout: the wiring.
+        layout: the layout.
         env: the ranks.
         pooled: False for sequence collections.
         weighted: whether batches carry per-sample weights.
-        policy: what becomes of ids that are no rows.
+        policy: for ids that are no rows; ``"error"`` when left out.
     """
 
     def __init__(
@@ -178,152 +109,350 @@ class InputDist:
     ) -> None:
         self.policy = policy or OutOfRange()
         self.layout, self.env, self.pooled, self.weighted = layout, env, pooled, weighted
+        self.host_env = host_env(env)
         wide = any(table.data_type is DataType.FP64 for table in layout.tables)
         self.weight_dtype = (torch.float64 if wide else torch.float32) if weighted else None
         narrow = layout.rows_fit_int32 and self.weight_dtype is not torch.float64
         self.wire = torch.int32 if narrow else torch.int64
-        self.router = RowRouter(layout)
+        self.router = IdRouter(layout)
+        self.format = SizesFormat(layout, weighted)
+        self._exchanged = [len(features) for features in layout.exchanged_features]
+        self._slots, self._rank_ends, self._kinds = self._message_slots()
+        own = layout.rank_features[env.rank]
+        whole = all(feature.shard.num_rows == layout.tables[feature.table].num_embeddings for feature in own)
+        self._in_order = whole and [feature.block for feature in own] == list(range(len(layout.blocks)))
         self._positions: dict[tuple[str, ...], list[int]] = {}
 
-    def start(self, features: KeyedJaggedTensor) -> PendingInput:
-        """Sends the local batch on its way.
+    def _message_slots(self) -> tuple[Array, list[int], Array]:
+        """The elements of all messages in order: (kind * (E + R) + shard feature, ends of ranks, kinds).
+
+        Kinds are 0 for lengths, 1 for ids, 2 for weights.
+        """
+        replicated = len(self.layout.replicated_features)
+        first_copy = sum(self._exchanged)
+        copies = np.arange(first_copy, first_copy + replicated)
+        slots, kinds, ends, start = [], [], [0], 0
+        for count in self._exchanged:
+            features = np.concatenate([np.arange(start, start + count), copies])
+            start += count
+            for kind in range(3 if self.weighted else 2):
+                slots.append(kind * (first_copy + replicated) + features)
+                kinds.append(np.full(len(features), kind))
+            ends.append(ends[-1] + (3 if self.weighted else 2) * len(features))
+        return np.concatenate(slots).astype(np.int64), ends, np.concatenate(kinds)
+
+    # ---- sending
+
+    def start(self, features: KeyedJaggedTensor) -> PendingInput | NoWait[LookupInput]:
+        """Sends the local batch. All ranks must call it.
 
         Raises:
-            ValueError: a feature is missing, ids are out of range, or weights are missing or not asked for.
+            Exception: if packing fails on any rank, every rank raises the error, which names the rank. Packing
+                raises ValueError if a feature is missing, ids are out of range, or weights are missing.
         """
-        packed = self.pack(features)
-        world, device = self.env.world_size, features.device()
-        if self.env.pg is None:
-            return self.send(packed, packed.sizes, device, self.env)
-        mine = torch.tensor(packed.sizes, device=device).view(-1)
-        asked = issue_all_to_all(mine, [2] * world, [2] * world, self.env, "input_dist/sizes")
-        message = packed.message(self.wire, device)  # while the sizes travel
-        return self.send(packed, asked.wait().view(world, 2).tolist(), device, self.env, message)
+        if self.env.world_size == 1:
+            ready = self._without_exchange(features)
+            if ready is not None:
+                return NoWait(ready)
+        packed, error = None, None
+        try:
+            packed = self.pack(features)
+        except Exception as caught:
+            if self.env.pg is None:
+                raise
+            error = caught
+        own_sizes = self.format.write(FAILED) if packed is None else packed.sizes
+        pending = issue_sizes([(self.format, own_sizes)], READY, self.host_env, "input_dist/sizes")
+        device = features.device()
+        message = None if packed is None else packed.message(self.wire, device)  # while the sizes travel
+        states, (received,) = pending.wait()
+        if FAILED in states:
+            raise_first_error(error, self.host_env)
+        assert packed is not None
+        assert message is not None
+        sizes = self.format.read(received)
+        payload = issue_all_to_all(message, packed.elements, sizes.elements, self.env, "input_dist/ids")
+        return PendingInput(payload, self, sizes, packed.local_batch)
 
-    def send(
-        self,
-        packed: Packed,
-        theirs: Sequence[Sequence[int]],
-        device: torch.device,
-        env: ShardingEnv,
-        message: Tensor | None = None,
-    ) -> PendingInput:
-        """Sends what was packed, once every rank has told its ``sizes``; over ``env``, which are the same ranks."""
-        if message is None:
-            message = packed.message(self.wire, device)
-        all_segments, sizes = [own[0] for own in theirs], [own[1] for own in theirs]
-        payload = issue_all_to_all(message, packed.splits, sizes, env, "input_dist/ids")
-        return self.pending(packed, all_segments, sizes, payload)
-
-    def pending(self, packed: Packed, segments: list[int], sizes: list[int], payload: Pending) -> PendingInput:
-        """What is under way, as this rank must read it."""
-        lanes = len(self.layout.exchanged_features[self.env.rank]), len(self.layout.rank_features[self.env.rank])
-        return PendingInput(payload, segments, sizes, lanes, self.weight_dtype, self.pooled, packed.local_batch)
+    def _without_exchange(self, features: KeyedJaggedTensor) -> LookupInput | None:
+        """On one rank, the batch itself, if its keys are in the order of the tables and all its ids are rows."""
+        position = self._key_positions(features.keys())
+        variable = features.variable_stride_per_key() or features.inverse_indices_or_none() is not None
+        if variable or not self._in_order or position != list(range(len(features.keys()))):
+            return None
+        if self._weights_that_require_gradients(features) is not None:
+            return None
+        values, batch = features.values(), features.stride()
+        check_dtype(values)
+        lengths = features.lengths().view(len(position), batch).to(self.wire)
+        limits = row_limits(len(position), position, self.layout)
+        if values.device.type == "cpu":
+            counts = features.length_per_key()
+            if not all_are_rows(values, features.offset_per_key(), limits):
+                return None
+        else:
+            read, on_device = HostRead(), lengths.sum(1)
+            read.add(clamp_to_rows(values, on_device, limits)[1])
+            read.add(on_device)
+            outside, found = read.now()
+            if outside.any():
+                return None
+            counts = found.tolist()
+        spans = list(pairwise([0, *accumulate(counts)]))
+        local = LocalBatch(
+            batch_size=batch,
+            lengths=list(lengths),
+            counts=counts,
+            sent=[counts],
+            positions={},
+            replicas=[],
+            touched=[],
+            layout=self.layout,
+            spans=spans,
+            ids=[] if self.pooled else [values[start:end] for start, end in spans],
+        )
+        return LookupInput(
+            ids=values.to(self.wire),
+            weights=self._weights(features),
+            lengths=lengths if self.pooled else lengths[:0],
+            copies=lengths[:0],
+            copy_bags=[[]],
+            segments=[batch if self.pooled else 1],
+            counts=[[count] for count in counts],
+            local_batch=local,
+        )
 
     def pack(self, features: KeyedJaggedTensor) -> Packed:
-        """Makes a local batch up for the wire; nothing is sent.
+        """Prepares a local batch; nothing is sent. On a GPU the host waits once, in `HostRead`.
 
         Raises:
-            ValueError: as `start`.
+            ValueError: a feature is missing, ids are out of range, or weights are missing.
         """
-        layout = self.layout
         position = self._key_positions(features.keys())
-        fitted = fit_ids(features, position, layout, self.policy)
-        original = [] if self.pooled else _by_block(features, position)
-        features, position = fitted.features, fitted.position
-        per_key, starts = features.length_per_key(), features.offset_per_key()
+        values = features.values()
+        check_dtype(values)
+        batch = Checked(features, position)
+        try:
+            if values.device.type != "cpu":
+                return self._pack(batch, features, check=True)
+            if all_are_rows(values, features.offset_per_key(), row_limits(len(features.keys()), position, self.layout)):
+                return self._pack(batch, features)
+        except _IdsOutOfRange:
+            pass
+        return self._pack(apply_policy(features, position, self.layout, self.policy), features)
+
+    def _pack(self, checked: Checked, original: KeyedJaggedTensor, check: bool = False) -> Packed:
+        """Packs ``checked``, made of ``original``. With ``check``, raises `_IdsOutOfRange` if one of its ids is."""
+        features, position = checked.features, checked.position
         values, weights = features.values(), self._weights(features)
+        known = features.length_per_key() if values.device.type == "cpu" else features.length_per_key_or_none()
+        bags = features.stride_per_key()
         inverse = self._inverse(features) if self.pooled else None
-        variable = inverse is not None
-        bag_starts = features.lengths_offset_per_key()
-        bags = features.lengths().reshape(-1).to(self.wire)
-        ids = values.to(self.wire)
-        if self.pooled:
-            heads: list[Run] = [(bags, bag_starts[key], bag_starts[key + 1]) for key in position]
-        else:
-            counts = torch.tensor(per_key, dtype=self.wire, device=values.device)
-            heads = [(counts, key, key + 1) for key in position]
-        whole = [(starts[key], starts[key + 1]) for key in position]
-        batch = [
-            BlockIds(head, (ids, *span), None if weights is None else (weights, *span))
-            for head, span in zip(heads, whole, strict=True)
-        ]
-        asking = self._asking(features)
-        places = not self.pooled or asking is not None
-        stripes = {} if self.router.idle else self.router.route(self._global_ids(batch, values), places)
-        replicas = local_inputs(stripes, batch, layout)
-        touched = self._touch(replicas)
-        local_batch = LocalBatch(
+        lengths = features.lengths().reshape(-1).to(self.wire)
+        read = HostRead()
+        batch = Source(lengths, values, weights, None, bags)
+        key_counts = None if known is not None else batch.counts()
+        outside = None
+        if check:
+            on_device = host_list(known, values.device) if known is not None else key_counts
+            assert on_device is not None
+            values, flag = clamp_to_rows(values, on_device, row_limits(len(bags), position, self.layout))
+            outside = read.add(flag)
+        required = self._weights_that_require_gradients(features)
+        want_order = not self.pooled or required is not None
+        ids = values if not self.layout.global_rows_fit_int32 else values.to(self.wire)
+        wiring = self.router.wiring(position, len(bags), known is not None)
+        sources = self.router.sources(wiring, lengths, ids, weights, bags, known, want_order)
+        for source in sources:
+            source.ids = source.ids.to(self.wire)
+        places = [] if key_counts is None else [read.add(key_counts)]
+        places += [read.add(source.counts()) for source in sources[1:]]
+        replicas = DistinctRows(self.layout, self.pooled) if self.env.world_size > 1 else None
+        if replicas is not None and values.device.type != "cpu":
+            replicas.sort_on_device(sources, wiring, read)
+        numbers = read.now()
+        if outside is not None and numbers[outside].any():
+            raise _IdsOutOfRange
+        segment_counts = [np.asarray(known, dtype=np.int64)] if known is not None else []
+        segment_counts += [numbers[place] for place in places]
+        where = _Segments(sources, segment_counts, wiring, sum(self._exchanged))
+        local = self._local_batch(checked, features, where, sources, original, inverse, required)
+        if replicas is not None:
+            if values.device.type == "cpu":
+                replicas.sort_on_host(local.replicas, where.copies)
+            local.touched = replicas.split(local.replicas, where.copies, numbers)
+        return self._messages(features, where, sources, local, inverse is not None, required is not None)
+
+    def _local_batch(
+        self,
+        checked: Checked,
+        features: KeyedJaggedTensor,
+        where: _Segments,
+        sources: Sequence[Source],
+        original: KeyedJaggedTensor,
+        inverse: list[Tensor] | None,
+        required: Tensor | None,
+    ) -> LocalBatch:
+        position, first_copy = checked.position, sum(self._exchanged)
+        key_lengths = sources[0].lengths.split(sources[0].bags)
+        lengths = [key_lengths[key] for key in position]
+        if checked.lengths is not None:
+            lengths = [own.to(self.wire) for own in checked.lengths]
+        key_counts = where.counts[0].tolist()
+        starts = np.concatenate([[0], np.cumsum(where.counts[0])]).tolist()
+        spans = given = [(starts[key], starts[key + 1]) for key in position]
+        if original is not features:  # ids were left out
+            offsets, keys = original.offset_per_key(), self._key_positions(original.keys())
+            given = [(offsets[key], offsets[key + 1]) for key in keys]
+        sent = where.ids[1][:first_copy] - where.ids[0][:first_copy]
+        copies = range(first_copy, first_copy + len(self.layout.replicated_features))
+        return LocalBatch(
             batch_size=features.stride(),
-            lengths=[bags[bag_starts[key] : bag_starts[key + 1]] for key in position],
-            counts=[per_key[key] for key in position],
-            sent=[[per_key[position[lane.block]] for lane in lanes] for lanes in layout.exchanged_features],
-            positions={},
-            replicas=replicas,
-            touched=touched,
-            layout=layout,
+            lengths=lengths,
+            counts=[key_counts[key] for key in position],
+            sent=[own.tolist() for own in np.split(sent, np.cumsum(self._exchanged)[:-1])],
+            positions=self._order(where, sources, key_counts),
+            replicas=[where.feature(number, sources) for number in copies],
+            touched=[None] * len(copies),
+            layout=self.layout,
             inverse=inverse,
-            kept=fitted.kept,
-            weights=asking,
-            spans=whole,
-            ids=original,
+            kept=checked.kept,
+            weights=required,
+            spans=spans,
+            ids=[] if self.pooled else [original.values()[start:end] for start, end in given],
         )
-        if fitted.lengths is not None:
-            local_batch.lengths = [own.to(self.wire) for own in fitted.lengths]
-        for (rank, place), found in stripes.items():
-            if rank != LOCAL:
-                local_batch.sent[rank][place] = found.ids[2] - found.ids[1]
-            if found.positions is not None:
-                local_batch.positions[rank, place] = found.positions
-        copies = [lane if own is None else self._as_rows(own) for lane, own in zip(replicas, touched, strict=True)]
-        with_header = variable or (self.pooled and any(own is not None for own in touched))
-        header_tail = [
-            _bags(lane) if own is None else -own.rows.numel() - 1 for lane, own in zip(replicas, touched, strict=True)
-        ]
-        asked = values.new_full((1,), asking is not None, dtype=self.wire) if self.weighted else None
-        runs: list[list[Run]] = []
-        bits: dict[int, Tensor] = {}
-        for rank, lanes in enumerate(layout.exchanged_features):
-            parts = [stripes.get((rank, number), batch[lane.block]) for number, lane in enumerate(lanes)]
-            own: list[Run] = []
-            if with_header:
-                header = torch.tensor([*map(_bags, parts), *header_tail], dtype=self.wire, device=values.device)
-                own.append((header, 0, header.numel()))
-            parts += copies
-            own += [part.lengths for part in parts]
-            own += [part.ids for part in parts]
-            for part in parts:
-                if part.weights is not None:
-                    tensor, start, end = part.weights
-                    own.append((bits.setdefault(id(tensor), _to_wire(tensor, self.wire)), start, end))
-            if asked is not None:
-                own.append((asked, 0, 1))
-            runs.append(own)
+
+    def _order(
+        self, where: _Segments, sources: Sequence[Source], key_counts: Sequence[int]
+    ) -> dict[tuple[int, int], Tensor]:
+        """For each shard feature of a bucketization, the places of its ids in the block; empty if not requested."""
+        wiring, orders = where.wiring, {}
+        for number, source in enumerate(sources[1:]):
+            if source.order is not None:
+                orders[number + 1] = order_in_keys(
+                    source, where.counts[number + 1], wiring.keys[number], key_counts, wiring.whole
+                )
+        if not orders:
+            return {}
+        ranks = [(rank, place) for rank, count in enumerate(self._exchanged) for place in range(count)]
+        ranks += [(LOCAL, place) for place in range(len(self.layout.replicated_features))]
+        return {
+            ranks[number]: orders[source][where.ids[0][number] : where.ids[1][number]]
+            for number, source in enumerate(wiring.source.tolist())
+            if source in orders
+        }
+
+    def _messages(
+        self,
+        features: KeyedJaggedTensor,
+        where: _Segments,
+        sources: Sequence[Source],
+        local: LocalBatch,
+        variable: bool,
+        weight_gradients: bool,
+    ) -> Packed:
+        """Adjacent runs of one tensor become one part of the message, found for all ranks at once."""
+        total, first_copy = len(where.wiring.segment), sum(self._exchanged)
+        starts, ends = np.zeros((3, total), np.int64), np.zeros((3, total), np.int64)
+        tensors = np.stack([3 * where.wiring.source + kind for kind in range(3)])
+        if self.pooled:
+            starts[0], ends[0] = where.bags
+        starts[1:], ends[1:] = where.ids[0], where.ids[1]
+        table: list[Tensor | None] = []
+        for source in sources:
+            bits = None if source.weights is None else _to_wire(source.weights, self.wire)
+            table += [source.lengths, source.ids, bits]
+        for place, touched in enumerate(local.touched):
+            if touched is not None:
+                number = first_copy + place
+                starts[:, number], ends[:, number] = 0, (0, touched.rows.numel(), touched.rows.numel())
+                tensors[:, number] = len(table)
+                ones = (
+                    touched.rows
+                    if self.weight_dtype is None
+                    else torch.ones_like(touched.rows, dtype=self.weight_dtype)
+                )
+                tensors[2, number] += 1
+                table += [touched.rows, None if self.weight_dtype is None else _to_wire(ones, self.wire)]
+        order, rank_ends = self._slots, self._rank_ends
+        starts, ends, tensors = starts.reshape(-1)[order], ends.reshape(-1)[order], tensors.reshape(-1)[order]
+        sizes = ends - starts
+        elements = np.diff(np.concatenate([[0], np.cumsum(sizes)])[rank_ends])
+        rank_of = np.repeat(np.arange(self.env.world_size), np.diff(rank_ends))
+        filled = np.flatnonzero(sizes)
+        starts, ends, tensors, rank_of = starts[filled], ends[filled], tensors[filled], rank_of[filled]
+        new = np.ones(len(filled), bool)
+        new[1:] = (tensors[1:] != tensors[:-1]) | (starts[1:] != ends[:-1]) | (rank_of[1:] != rank_of[:-1])
+        first = np.flatnonzero(new)
+        last = np.append(first[1:], len(filled)) - 1 if len(first) else first
+        parts: list[list[Tensor]] = [[] for _ in range(self.env.world_size)]
+        for rank, tensor, start, end in zip(
+            rank_of[first].tolist(), tensors[first].tolist(), starts[first].tolist(), ends[last].tolist(), strict=True
+        ):
+            whole = table[tensor]
+            assert whole is not None
+            parts[rank].append(whole[start:end])
         segments = features.stride() if self.pooled else 1
-        return Packed(
-            runs, local_batch, VARIABLE if variable else with_header_of(segments) if with_header else segments
+        bags, ids = sizes[self._kinds == 0], sizes[self._kinds == 1]
+        message = self.format.write(READY, segments, variable, weight_gradients, bags, ids)
+        return Packed(parts, elements.tolist(), message, local)
+
+    # ---- receiving
+
+    def unpack(self, received: Tensor, sizes: Sizes, local: LocalBatch, offsets: Array | None = None) -> LookupInput:
+        """The ids in what all ranks have sent.
+
+        Args:
+            received: flat.
+            sizes: of this collection.
+            local: this rank's batch.
+            offsets: ``[W]`` where each rank's part begins in ``received``; one after the other when left out.
+        """
+        if offsets is None:
+            offsets = np.concatenate([[0], np.cumsum(sizes.elements)])[:-1]
+        world, first = self.env.world_size, self._exchanged[self.env.rank]
+        kinds = [sizes.bags, *[sizes.ids] * sizes.parts]
+        counts = np.concatenate(kinds, 1)
+        starts = (offsets[:, None] + np.cumsum(counts, 1) - counts).reshape(world, len(kinds), -1)
+        moved = gather_runs(
+            received,
+            np.concatenate([own.T.reshape(-1) for own in starts.transpose(1, 0, 2)]),
+            np.concatenate([own.T.reshape(-1) for own in kinds]),
+        )
+        num_ids = int(sizes.ids.sum())
+        num_lengths = moved.numel() - sizes.parts * num_ids
+        exchanged_lengths = int(sizes.bags[:, :first].sum())
+        weights = None
+        if self.weight_dtype is not None:
+            weights = _from_wire(moved[num_lengths + num_ids :], self.weight_dtype)
+        segments, bags = sizes.segments.tolist(), None
+        as_rows = (sizes.bags == 0) & (sizes.ids > 0)
+        copy_bags = np.where(as_rows, sizes.ids, sizes.bags)[:, first:]
+        if not self.pooled:
+            lengths = copies = moved[:0].view(0, 0)
+            copy_bags = sizes.ids[:, first:]
+        else:
+            if sizes.variable:
+                bags = sizes.bags[:, :first]
+                lengths = _padded(moved[:exchanged_lengths], bags, bags)
+                segments = [lengths.shape[1]]
+            else:
+                lengths = moved[:exchanged_lengths].view(first, int(sizes.segments.sum()))
+            copies = _padded(moved[exchanged_lengths:num_lengths], sizes.bags[:, first:], copy_bags)
+        return LookupInput(
+            ids=moved[num_lengths : num_lengths + num_ids],
+            weights=weights,
+            lengths=lengths,
+            copies=copies,
+            copy_bags=copy_bags.tolist(),
+            segments=segments,
+            counts=sizes.ids.T.tolist(),
+            local_batch=local,
+            bags=None if bags is None else bags.tolist(),
+            weight_gradients=sizes.weight_gradients.tolist() if sizes.weight_gradients.any() else None,
         )
 
-    def _global_ids(self, batch: list[BlockIds], values: Tensor) -> list[BlockIds]:
-        """The batch with row numbers as wide as the tables need, which a stripe's own need not be."""
-        if self.layout.global_rows_fit_int32 or self.wire is torch.int64:
-            return batch
-        return [BlockIds(own.lengths, (values, *own.ids[1:]), own.weights) for own in batch]
-
-    def _touch(self, replicas: list[BlockIds]) -> list[TouchedRows | None]:
-        """For each replicated lane its touched rows; None where bags are smaller, and where nobody else listens."""
-        if self.env.world_size == 1:
-            return [None] * len(replicas)
-        lanes = zip(replicas, self.layout.replicated_features, strict=True)
-        return [touched_rows(ids, lane.shard.num_rows, lane.shard.num_cols, self.pooled) for ids, lane in lanes]
-
-    def _as_rows(self, touched: TouchedRows) -> Found:
-        """A replicated lane that travels as rows: bags of one id need no lengths."""
-        rows, count = touched.rows, touched.rows.numel()
-        lengths = rows.new_empty(0, dtype=self.wire) if self.pooled else rows.new_full((1,), count, dtype=self.wire)
-        ones = None if self.weight_dtype is None else torch.ones(count, dtype=self.weight_dtype, device=rows.device)
-        weights = None if ones is None else (ones, 0, count)
-        return Found((lengths, 0, lengths.numel()), (rows, 0, count), weights, None)
+    # ---- what a batch carries
 
     def _inverse(self, features: KeyedJaggedTensor) -> list[Tensor] | None:
         inverse = features.inverse_indices_or_none()
@@ -343,8 +472,7 @@ class InputDist:
             )
         return weights.detach().to(self.weight_dtype)
 
-    def _asking(self, features: KeyedJaggedTensor) -> Tensor | None:
-        """The weights, if their gradient is wanted."""
+    def _weights_that_require_gradients(self, features: KeyedJaggedTensor) -> Tensor | None:
         weights = features.weights_or_none() if self.weighted and torch.is_grad_enabled() else None
         return weights if weights is not None and weights.requires_grad else None
 
@@ -364,33 +492,156 @@ class InputDist:
         return known
 
 
-def _lane_major(parts: list[Tensor], by_source: list[list[int]]) -> Tensor:
-    """Source-major to lane-major. ``parts[s]`` holds source s's lanes end to end, ``by_source[s]`` their sizes."""
-    if len(parts) == 1:
-        return parts[0]
-    ends = [list(accumulate(counts, initial=0)) for counts in by_source]
-    lanes = range(len(by_source[0]))
-    pieces = [part[end[n] : end[n + 1]] for n in lanes for part, end in zip(parts, ends, strict=True)]
-    return torch.cat(pieces) if pieces else parts[0]
+def exchange_ids(
+    dists: Sequence[InputDist],
+    packed: Sequence[Packed],
+    sizes: Sequence[Sizes],
+    device: torch.device,
+    env: ShardingEnv,
+    fused: bool = True,
+) -> Generator[None, None, list[LookupInput]]:
+    """Sends what several collections packed, once the sizes are known. Waits for all of it after its one ``yield``.
+
+    ::
+
+        to rank k:   ids of collection 0  |  ids of collection 1
+
+    Args:
+        dists: the collections' input dists, over the same ranks.
+        packed: one for each collection.
+        sizes: one for each collection.
+        device: of the batch.
+        env: the connections to send over.
+        fused: one message for all collections whose ids have one dtype; else one for each collection.
+    """
+    by_wire: dict[object, list[int]] = {}
+    for number, dist in enumerate(dists):
+        by_wire.setdefault(dist.wire if fused else number, []).append(number)
+    pending = []
+    for numbers in by_wire.values():
+        parts = [part for rank in range(env.world_size) for n in numbers for part in packed[n].parts[rank]]
+        message = torch.cat(parts) if parts else torch.empty(0, dtype=dists[numbers[0]].wire, device=device)
+        sends = np.sum([packed[n].elements for n in numbers], 0)
+        receives = np.array([sizes[n].elements for n in numbers])
+        payload = issue_all_to_all(message, sends.tolist(), receives.sum(0).tolist(), env, "input_dist/ids")
+        starts = (np.cumsum(receives.T) - receives.T.reshape(-1)).reshape(receives.T.shape)  # by rank, then collection
+        pending.append((numbers, payload, starts))
+    yield
+    found = {}
+    for numbers, payload, starts in pending:
+        received = payload.wait()
+        for place, n in enumerate(numbers):
+            found[n] = dists[n].unpack(received, sizes[n], packed[n].local_batch, starts[:, place])
+    return [found[n] for n in range(len(dists))]
 
 
-def _by_block(features: KeyedJaggedTensor, position: list[int]) -> list[Tensor]:
-    """The ids of each block, as views."""
-    values, starts = features.values(), features.offset_per_key()
-    return [values[starts[key] : starts[key + 1]] for key in position]
+class _IdsOutOfRange(Exception):
+    """The batch has ids that are no rows; the policy decides about them."""
 
 
-def _bags(part: BlockIds | Found) -> int:
-    return part.lengths[2] - part.lengths[1]
+class _Segments:
+    """Where the ids and bags of every shard feature are.
+
+    Args:
+        sources: of the batch.
+        counts: for each source, ids of each segment.
+        wiring: for the batch's keys.
+        num_exchanged: E.
+
+    Attributes:
+        ids: ``([E + R], [E + R])`` first id of each shard feature in its source, and its end.
+        bags: the same of its bags.
+    """
+
+    def __init__(self, sources: Sequence[Source], counts: Sequence[Array], wiring: Wiring, num_exchanged: int) -> None:
+        self.counts, self.wiring, self.num_exchanged = list(counts), wiring, num_exchanged
+        ends = np.concatenate([np.cumsum(own) for own in counts])[wiring.segment]
+        sizes = np.concatenate(list(counts))[wiring.segment]
+        self.ids = ends - sizes, ends
+        bags = [np.asarray(source.bags, dtype=np.int64) for source in sources]
+        bag_ends = np.concatenate([np.cumsum(own) for own in bags])[wiring.segment]
+        self.bags = bag_ends - np.concatenate(bags)[wiring.segment], bag_ends
+
+    @property
+    def copies(self) -> list[int]:
+        """The segment of each replicated shard feature, over all sources."""
+        found: list[int] = self.wiring.segment[self.num_exchanged :].tolist()
+        return found
+
+    def feature(self, number: int, sources: Sequence[Source]) -> FeatureIds:
+        """The local ids of one shard feature."""
+        source = sources[self.wiring.source[number]]
+        start, end = int(self.ids[0][number]), int(self.ids[1][number])
+        return FeatureIds(
+            (source.lengths, int(self.bags[0][number]), int(self.bags[1][number])),
+            (source.ids, start, end),
+            None if source.weights is None else (source.weights, start, end),
+        )
 
 
-def pad_lanes(lengths: Sequence[Sequence[Tensor]], device: torch.device) -> Tensor:
-    """Lengths by source and lane -> ``[L, most bags of a lane]`` on ``device``, a lane's sources in order."""
-    lanes = [torch.cat(own) if len(own) > 1 else own[0] for own in zip(*lengths, strict=True)]
-    most = max((own.numel() for own in lanes), default=0)
-    if not lanes:
-        return torch.zeros(0, 0, dtype=torch.int64, device=device)
-    return torch.stack([own if own.numel() == most else pad(own, (0, most - own.numel())) for own in lanes])
+def gather_runs(flat: Tensor, starts: Array, sizes: Array) -> Tensor:
+    """The runs ``flat[starts[i] : starts[i] + sizes[i]]`` end to end, by a constant number of operators.
+
+    >>> gather_runs(torch.arange(10), np.array([7, 0]), np.array([2, 3])).tolist()
+    [7, 8, 0, 1, 2]
+    """
+    filled = np.flatnonzero(sizes)
+    if not len(filled):
+        return flat[:0]
+    starts, sizes = starts[filled], sizes[filled]
+    total = int(sizes.sum())
+    joined = starts[1:] == starts[:-1] + sizes[:-1]
+    first = np.flatnonzero(np.concatenate([[True], ~joined]))
+    if len(first) <= _FEW_RUNS:
+        ends = np.append(first[1:], len(starts)) - 1
+        runs = zip(starts[first].tolist(), (starts[ends] + sizes[ends]).tolist(), strict=True)
+        return join([(flat, start, end) for start, end in runs])
+    if has_fbgemm() and flat.dtype in (torch.int32, torch.int64):
+        return _permuted(flat, starts, sizes, total)
+    return flat.index_select(0, segment_index(host_list(starts, flat.device), host_list(sizes, flat.device), total))
+
+
+_FEW_RUNS = 128
+
+
+def _permuted(flat: Tensor, starts: Array, sizes: Array, total: int) -> Tensor:
+    """By fbgemm, which permutes segments that cover ``flat``."""
+    order = np.argsort(starts, kind="stable")
+    ends = (starts + sizes)[order]
+    lengths = np.zeros(2 * len(starts) + 1, dtype=np.int64)  # gap, run, gap, run, ..., gap
+    lengths[1::2] = sizes[order]
+    lengths[0:-1:2] = starts[order] - np.concatenate([[0], ends[:-1]])
+    lengths[-1] = flat.numel() - ends[-1]
+    place = np.empty_like(order)
+    place[order] = 2 * np.arange(len(order)) + 1
+    moved: Tensor = torch.ops.fbgemm.permute_1D_sparse_data(
+        host_list(place, flat.device, torch.int32), host_list(lengths, flat.device, torch.int32), flat, None, total
+    )[1]
+    return moved
+
+
+def _padded(flat: Tensor, sent: Array, bags: Array) -> Tensor:
+    """Lengths by shard feature and source -> ``[features, most bags of a feature]``, zeros behind them.
+
+    Args:
+        flat: the lengths that were sent, feature after feature.
+        sent: ``[W, features]`` how many of them each source sent. None were sent where bags have one id each.
+        bags: ``[W, features]``.
+    """
+    features, device = bags.shape[1], flat.device
+    totals = bags.sum(0)
+    most = int(totals.max()) if features else 0
+    if (sent == bags).all() and (totals == most).all():
+        return flat.view(features, most)
+    padded = flat.new_zeros(features * most)
+    columns = np.cumsum(bags, 0) - bags + most * np.arange(features)
+    for own, values in ((sent > 0, flat), ((sent == 0) & (bags > 0), None)):
+        starts, sizes = columns.T[own.T], bags.T[own.T]
+        total = int(sizes.sum())
+        if total:
+            index = segment_index(host_list(starts, device), host_list(sizes, device), total)
+            padded.index_copy_(0, index, flat.new_ones(total) if values is None else values)
+    return padded.view(features, most)
 
 
 def _to_wire(weights: Tensor, wire: torch.dtype) -> Tensor:

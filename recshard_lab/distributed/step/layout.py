@@ -1,21 +1,21 @@
-"""From a tiling to fixed wiring: which rank gets which ids, and which columns come back from where.
+"""Turns a plan into fixed wiring: which rank gets which ids, and where the returned columns belong.
 
-Everything here is known once the plan is, is the same on every rank, and is computed once.
+It is computed once for each plan and is the same on every rank.
 
 ::
 
-    block   one (table, feature) pair: a run of columns in the output of the collection
-    lane    one (block, rectangle) pair: the ids of that feature which fall into that rectangle
-    group   the lanes of a rank that one kernel serves (same number format, optimizer, backend)
+    block           one (table, feature) pair: a range of columns in the output of the collection
+    shard feature   one (block, shard) pair: the ids of that feature whose rows the shard stores
+    group           the shard features of a rank that one kernel serves (same number format, optimizer, backend)
 
-    rank 0: lane (movies/liked, rows 0-500)  lane (movies/seen, rows 0-500)  lane (users/user, cols 0-8)
-    rank 1: lane (movies/liked, rows 500-1000)  ...
+    rank 0: (movies/liked, rows 0-500)     (movies/seen, rows 0-500)  (users/user, columns 0-8)
+    rank 1: (movies/liked, rows 500-1000)  ...
 
-Lanes are numbered rank by rank; on a rank, the exchanged lanes come first, then the replicated ones (every rank holds
-that rectangle: a data-parallel table, or the hot rows of one that is cut otherwise). Exchanged lanes are sorted by
-route, then by group, so that the lanes of a route, and of a group inside it, lie side by side.
+On each rank, exchanged shard features come first, then replicated ones. Every rank stores a replicated shard: a
+data-parallel table, or the hot rows of a table that is otherwise split. Exchanged shard features are sorted by output
+path, then by group, so those of a path, and of a group in it, are adjacent.
 
-Shape letters: B batch, D columns of a block, J blocks, L lanes of a rank, W ranks.
+Shape letters: B batch, D columns of a block, J blocks, L shard features of a rank, W ranks.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -43,7 +43,7 @@ class Block:
 
 @dataclass(frozen=True)
 class ShardFeature:
-    """The ids of one block that fall into one rectangle."""
+    """The ids of one block whose rows one shard stores."""
 
     block: int
     table: int
@@ -60,7 +60,7 @@ class Layout:
     Args:
         tables: the tables, in the collection's order.
         blocks: (table, feature) pairs in the order of the output.
-        shardings: each table's rectangles.
+        shardings: each table's shards.
         groups: for each table and shard, the sortable key of the kernel group that serves it.
         world_size: number of ranks W.
     """
@@ -77,24 +77,26 @@ class Layout:
         self.blocks = list(blocks)
         self.world_size = world_size
         self.shards = [list(shardings[table.name].shards) for table in tables]
-        self.replicated = [shardings[table.name].replica_flags for table in tables]
+        flags = [shardings[table.name].replica_flags for table in tables]
+        #: for each table and shard, whether it is replicated; on one rank nothing is
+        self.replicated = flags if world_size > 1 else [tuple(False for _ in own) for own in flags]
         self.table_routes = [effective_route(table, shardings[table.name]) for table in tables]
         self.rank_features: list[list[ShardFeature]] = [[] for _ in range(world_size)]
         for index, block in enumerate(blocks):
             copies, route = self.replicated[block.table], self.table_routes[block.table]
             for number, (shard, copy) in enumerate(zip(self.shards[block.table], copies, strict=True)):
                 group = groups[block.table, number]
-                lane = ShardFeature(index, block.table, number, shard, copy, group, "direct" if copy else route)
-                self.rank_features[shard.rank].append(lane)
+                feature = ShardFeature(index, block.table, number, shard, copy, group, "direct" if copy else route)
+                self.rank_features[shard.rank].append(feature)
         order = self._group_order(groups)
-        for lanes in self.rank_features:
-            lanes.sort(key=lambda lane: _place(lane, order[lane.table, lane.shard_index]))
+        for features in self.rank_features:
+            features.sort(key=lambda feature: _place(feature, order[feature.table, feature.shard_index]))
 
     def _group_order(self, groups: Mapping[tuple[int, int], tuple[int, ...]]) -> dict[tuple[int, int], list[Any]]:
         """(table, shard) -> its kernel group as a sort key; of replicas, the groups of all of them by rank.
 
         Replicas may be in different groups, such as one in host memory. Their key is the same on every rank, so that
-        replicated lanes are in the same order everywhere.
+        replicated shard features have the same order everywhere.
         """
         found: dict[tuple[int, int], list[Any]] = {}
         for table, (shards, copies) in enumerate(zip(self.shards, self.replicated, strict=True)):
@@ -106,28 +108,28 @@ class Layout:
 
     @cached_property
     def exchanged_features(self) -> list[list[ShardFeature]]:
-        """For each rank, the lanes whose pooled rows travel home."""
-        return [[lane for lane in lanes if not lane.replicated] for lanes in self.rank_features]
+        """For each rank, the shard features whose rows return to other ranks."""
+        return [[feature for feature in features if not feature.replicated] for features in self.rank_features]
 
     @cached_property
     def routes(self) -> list[str]:
-        """The routes in use, in the order of their lanes: "direct" first."""
-        return sorted({lane.route for lanes in self.exchanged_features for lane in lanes}, key=_route_order)
+        """The output paths in use, in the order of their shard features: "direct" first."""
+        return sorted({feature.route for features in self.exchanged_features for feature in features}, key=_route_order)
 
     def features_of(self, route: str) -> list[list[ShardFeature]]:
-        """For each rank, the exchanged lanes of one route: a run of that rank's lanes."""
-        return [[lane for lane in lanes if lane.route == route] for lanes in self.exchanged_features]
+        """For each rank, the exchanged shard features of one output path, which are adjacent."""
+        return [[feature for feature in features if feature.route == route] for features in self.exchanged_features]
 
     @cached_property
     def replicated_features(self) -> list[ShardFeature]:
-        """The replicated lanes, the same on every rank but for their shard's index."""
-        return [lane for lane in self.rank_features[0] if lane.replicated]
+        """The replicated shard features, the same on every rank except for the index of their shard."""
+        return [feature for feature in self.rank_features[0] if feature.replicated]
 
     @cached_property
     def partly_replicated(self) -> frozenset[int]:
-        """Blocks to which replicas and exchanged rectangles both contribute: their rows are added at home."""
-        exchanged = {lane.block for lanes in self.exchanged_features for lane in lanes}
-        return frozenset(lane.block for lane in self.replicated_features if lane.block in exchanged)
+        """Blocks with replicated and exchanged shards, whose rows the source rank adds."""
+        exchanged = {feature.block for features in self.exchanged_features for feature in features}
+        return frozenset(feature.block for feature in self.replicated_features if feature.block in exchanged)
 
     @cached_property
     def output_width(self) -> int:
@@ -136,7 +138,7 @@ class Layout:
 
     @cached_property
     def mean_blocks(self) -> list[int]:
-        """Blocks that are divided by the bag's length at home."""
+        """Blocks that the source rank divides by the length of the bag."""
         return [index for index, block in enumerate(self.blocks) if block.mean]
 
     @cached_property
@@ -147,7 +149,7 @@ class Layout:
 
     @cached_property
     def rows_fit_int32(self) -> bool:
-        """Whether row numbers inside every rectangle fit a 32-bit wire."""
+        """Whether row numbers inside every shard fit in 32 bits."""
         return all(shard.num_rows < 2**31 for shards in self.shards for shard in shards)
 
     @cached_property
@@ -172,6 +174,6 @@ def _route_order(route: str) -> tuple[bool, str]:
     return route != "direct", route
 
 
-def _place(lane: ShardFeature, group: list[Any]) -> tuple[Any, ...]:
-    """The sort key of a lane on its rank; ``group`` is that of its kernel group."""
-    return lane.replicated, _route_order(lane.route), group, lane.block, lane.shard.cols, lane.shard.rows
+def _place(feature: ShardFeature, group: list[Any]) -> tuple[Any, ...]:
+    """The sort key of a shard feature on its rank; ``group`` is that of its kernel group."""
+    return feature.replicated, _route_order(feature.route), group, feature.block, feature.shard.cols, feature.shard.rows

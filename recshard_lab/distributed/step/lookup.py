@@ -1,18 +1,18 @@
-"""What one rank holds: its rectangles, in as few kernels as their kinds allow."""
+"""The shards of one rank, in as few kernels as their kinds allow."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from recshard_lab.distributed.state.parts import Part
-from recshard_lab.distributed.step.input_dist import LocalBatch, LookupInput, pad_lanes
 from recshard_lab.distributed.step.layout import Layout, ShardFeature, effective_route
-from recshard_lab.distributed.step.route_ids import join
+from recshard_lab.distributed.step.types import LocalBatch, LookupInput, host_list, join
 from recshard_lab.embedding import DataType, OptimizerSpec
 from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot, choose_kernel, kernel_named
 from recshard_lab.sharding.plan.types import DDR
@@ -24,16 +24,16 @@ Bags = tuple[Tensor, Tensor, Tensor | None, list[int]]
 
 @dataclass(frozen=True)
 class GroupKind:
-    """Rectangles of one kind share a kernel.
+    """Shards of one kind share a kernel.
 
     Attributes:
         backend: the kernel's name.
         data_type: number format of the weights.
         optimizer: fused in backward; None where a torch optimizer reads ``.grad`` (the dense compute kernel).
         exchanges_row_norms: columns are split and the optimizer is row-wise: squares must meet before the step.
-        route: how the rows come home; "direct" for replicas, whose rows are home.
-        host: the rectangles lie in the host's memory and are looked up and stepped there; only rows and gradients
-            cross to the device and back. Where ranks are CPUs that is where they are anyway.
+        route: the output path; "direct" for replicas.
+        host: the shards are stored, looked up and stepped in host memory. Only rows and gradients are copied between
+            host and device. On CPU ranks the host is the device.
     """
 
     backend: str
@@ -60,67 +60,74 @@ def _state_parts(backend: str, data_type: DataType, optimizer: OptimizerSpec, de
 
 
 class KernelGroup:
-    """One kernel and the run of lanes that it serves."""
+    """One kernel and the adjacent shard features that it serves."""
 
     def __init__(
         self,
         kind: GroupKind,
-        lanes: Sequence[ShardFeature],
-        first_lane: int,
+        features: Sequence[ShardFeature],
+        first: int,
         layout: Layout,
         pooled: bool,
         device: torch.device,
     ) -> None:
-        self.kind, self.lanes, self.first_lane, self.device = kind, list(lanes), first_lane, device
+        self.kind, self.features, self.first, self.device = kind, list(features), first, device
         self.crosses = kind.host and device.type != "cpu"
-        self.shards = sorted({(lane.table, lane.shard_index) for lane in lanes})
+        self.shards = sorted({(feature.table, feature.shard_index) for feature in features})
         slots = []
         for table, number in self.shards:
             shard, config = layout.shards[table][number], layout.tables[table]
             size = (shard.num_rows, shard.num_cols)
             slots.append(Slot(config.name, *size, kind.data_type, config.embedding_dim, shard.rows[0]))
-        feature_slots = [self.shards.index((lane.table, lane.shard_index)) for lane in lanes]
+        feature_slots = [self.shards.index((feature.table, feature.shard_index)) for feature in features]
         self.kernel: LookupKernel = kernel_named(kind.backend)(
             slots, feature_slots, kind.optimizer, pooled=pooled, device="cpu" if kind.host else device
         )
-        self.width = sum(lane.shard.num_cols for lane in lanes)
-        self.end_lane = first_lane + len(self.lanes)
-        #: number of the first replicated lane, in a replicated group
+        self.width = sum(feature.shard.num_cols for feature in features)
+        self.end = first + len(self.features)
+        #: in a replicated group, the number of the rank's first replicated shard feature
         self.first_copy: int | None = None
 
     def bags(self, lookup_input: LookupInput) -> Bags:
-        """(ids, offsets, weights, ids of each shard feature) of this group, from all ranks."""
-        sizes = [sum(counts) for counts in lookup_input.counts]
-        start = sum(sizes[: self.first_lane])
-        span = slice(start, start + sum(sizes[self.first_lane : self.end_lane]))
+        """The ids of this group's shard features, from all ranks."""
+        counts = [sum(own) for own in lookup_input.counts[: self.end]]
+        start, counts = sum(counts[: self.first]), counts[self.first :]
+        span = slice(start, start + sum(counts))
         if self.first_copy is None:
-            lengths = lookup_input.lengths[self.first_lane : self.end_lane]
+            lengths = lookup_input.lengths[self.first : self.end]
         else:
-            lengths = lookup_input.copies[self.first_lane - self.first_copy : self.end_lane - self.first_copy]
+            lengths = lookup_input.copies[self.first - self.first_copy : self.end - self.first_copy]
         weights = None if lookup_input.weights is None else lookup_input.weights[span]
-        return lookup_input.ids[span], self._offsets(lengths), weights, sizes[self.first_lane : self.end_lane]
+        return lookup_input.ids[span], self._offsets(lengths, counts), weights, counts
 
     def own_bags(self, local_batch: LocalBatch) -> Bags:
         """The same of the local batch alone, which is all that a replicated group needs in forward."""
         assert self.first_copy is not None
-        own = local_batch.replicas[self.first_lane - self.first_copy : self.end_lane - self.first_copy]
-        if len({part.lengths[2] - part.lengths[1] for part in own}) == 1:
-            lengths = join(part.lengths for part in own).view(len(own), -1)
-        else:
-            lengths = pad_lanes([[join([part.lengths]) for part in own]], local_batch.replicas[0].ids[0].device)
-        weights = [part.weights for part in own if part.weights is not None]
-        counts = [part.ids[2] - part.ids[1] for part in own]
-        return join(part.ids for part in own), self._offsets(lengths), join(weights) if weights else None, counts
+        features = local_batch.replicas[self.first - self.first_copy : self.end - self.first_copy]
+        lengths = join([feature.lengths for feature in features])
+        if self.kernel.pooled:
+            bags = [feature.num_bags for feature in features]
+            if len(set(bags)) == 1:
+                lengths = lengths.view(len(features), bags[0])
+            else:
+                lengths = torch.stack([pad(part, (0, max(bags) - part.numel())) for part in lengths.split(bags)])
+        weights = [feature.weights for feature in features if feature.weights is not None]
+        counts = [feature.num_ids for feature in features]
+        ids = join([feature.ids for feature in features])
+        return ids, self._offsets(lengths, counts), join(weights) if weights else None, counts
 
     def no_ids(self, lookup_input: LookupInput) -> Bags:
-        """The same of one empty bag a lane: what kernels step with where nobody has a bag, for steps are counted."""
-        offsets = self._offsets(lookup_input.lengths.new_zeros(len(self.lanes), 1))
+        """One empty bag for each shard feature: the input of kernels where no rank has a bag, as steps are counted."""
+        counts = [0] * len(self.features)
+        lengths = lookup_input.lengths.new_zeros(len(self.features), 1)
         weights = None if lookup_input.weights is None else lookup_input.weights[:0]
-        return lookup_input.ids[:0], offsets, weights, [0] * len(self.lanes)
+        return lookup_input.ids[:0], self._offsets(lengths, counts), weights, counts
 
-    def _offsets(self, lengths: Tensor) -> Tensor:
-        """``[lanes, S]`` -> where bags begin when pooled, where lanes begin when not."""
-        return complete_cumsum(lengths.reshape(-1) if self.kernel.pooled else lengths.sum(1))
+    def _offsets(self, lengths: Tensor, counts: Sequence[int]) -> Tensor:
+        """Where bags begin when pooled (``lengths [features, S]``), where features begin when not (``counts``)."""
+        if self.kernel.pooled:
+            return complete_cumsum(lengths.reshape(-1))
+        return host_list([*accumulate(counts, initial=0)], lengths.device)
 
     def forward(self, bags: Bags, training: bool) -> tuple[Tensor, Any]:
         """The kernel's rows, and what its backward needs when ``training``."""
@@ -153,7 +160,7 @@ class KernelGroup:
         return None if of_weights is None else of_weights.to(self.device)
 
     def _there(self, *tensors: Any) -> tuple[Any, ...]:
-        """Tensors where the rectangles are."""
+        """Tensors on the device of the shards."""
         return tuple(own.cpu() if own is not None else None for own in tensors) if self.crosses else tensors
 
     def _back(self, rows: Tensor) -> Tensor:
@@ -170,14 +177,14 @@ class RankLookup:
         self.exchanged: list[KernelGroup] = []
         self.replicated: list[KernelGroup] = []
         first = 0
-        lanes = layout.rank_features[rank]
-        for (replicated, group), run in groupby(lanes, key=lambda lane: (lane.replicated, lane.group)):
+        features = layout.rank_features[rank]
+        for (replicated, group), run in groupby(features, key=lambda feature: (feature.replicated, feature.group)):
             members = list(run)
-            made = KernelGroup(kinds[group[0]], members, first, layout, pooled, device)
+            kernel_group = KernelGroup(kinds[group[0]], members, first, layout, pooled, device)
             if replicated:
-                made.first_copy = len(layout.exchanged_features[rank])
-            (self.replicated if replicated else self.exchanged).append(made)
-            first = made.end_lane
+                kernel_group.first_copy = len(layout.exchanged_features[rank])
+            (self.replicated if replicated else self.exchanged).append(kernel_group)
+            first = kernel_group.end
 
     @property
     def groups(self) -> list[KernelGroup]:

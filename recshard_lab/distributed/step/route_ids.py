@@ -1,208 +1,238 @@
-"""Finds, for the blocks whose tables are cut by rows, what each lane's rectangle is to receive.
+"""Finds the ids of every shard feature in a local batch.
 
-Where every rectangle of a table is one stripe of it (cut at the same rows as its neighbours), one pass sorts the ids
-of all such tables by stripe, and a lane's ids are a run of the result; lanes that hold other columns of the same
-stripe read the same run. Tables whose rectangles overlap each other's rows otherwise (drawn by hand) are searched
-once for each of their row ranges.
+A batch is read from several *sources*. Source 0 is the batch itself: one segment for each key. Every further source is
+one bucketization: the ids of some keys sorted by row shard, one segment for each (row shard, key). The ids of a shard
+feature are one segment of one source, known before any batch; where a segment begins is known after the one read of
+the device.
 
-Shape letters: S bags of a block, N ids.
+::
+
+    keys f, g; the table of g is split at row 5        source 0   f | g
+                                                       source 1   g, rows 0-4 | g, rows 5-9
+
+Row ranges of a table that overlap (a tiling drawn by hand) are sorted by separate bucketizations.
+
+Shape letters: E shard features of all ranks together, F keys, K row shards, N ids, R replicated shard features.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from recshard_lab.distributed.step.bucketize import Stripes, edges_of
+from recshard_lab.distributed.step.bucketize import RowSplits
+from recshard_lab.distributed.step.check_ids import NO_LIMIT
 from recshard_lab.distributed.step.layout import Layout
+from recshard_lab.distributed.step.types import LOCAL as LOCAL
+from recshard_lab.distributed.step.types import host_list, join
 from recshard_lab.sparse.ops import complete_cumsum
 
-Run = tuple[Tensor, int, int]
-"""``tensor[start:end]``, not cut yet: runs that lie side by side are sent as one."""
+Array = NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class Found:
-    """What one lane is to receive.
+class Source:
+    """Ids by segment, then by bag.
 
     Attributes:
-        lengths: its bags.
-        ids: counted from the first row of its rectangle.
-        weights: None without them.
-        positions: ``[n]`` where in the block these ids stood; None unless asked for.
+        lengths: ids of each bag.
+        ids: counted from the first row of their row shard.
+        weights: per-sample weights, or None.
+        order: the place of each id in the joined input of the bucketization; None unless requested.
+        bags: bags of each segment.
     """
 
-    lengths: Run
-    ids: Run
-    weights: Run | None
-    positions: Tensor | None
+    lengths: Tensor
+    ids: Tensor
+    weights: Tensor | None
+    order: Tensor | None
+    bags: list[int]
+
+    def counts(self) -> Tensor:
+        """Ids of each segment, on their device."""
+        if len(set(self.bags)) == 1:
+            rows = self.lengths.view(len(self.bags), self.bags[0])
+            return rows.sum(1, dtype=rows.dtype)  # int32 lengths sum to fewer than 2**31 ids: they are local to a rank
+        ends = host_list(np.cumsum([0, *self.bags]), self.lengths.device)
+        return complete_cumsum(self.lengths).index_select(0, ends).diff()
 
 
-@dataclass(slots=True)
-class BlockIds:
-    """The batch's ids of one block.
+@dataclass(frozen=True, slots=True)
+class Bucketization:
+    """Blocks of different features whose tables are split into disjoint row ranges.
 
     Attributes:
-        lengths: its bags.
-        ids: its ids.
-        weights: None without them.
+        blocks: their numbers.
+        starts: for each block, the first row of each range, ascending from 0; some of these ranges may be of no shard.
     """
 
-    lengths: Run
-    ids: Run
-    weights: Run | None
-
-
-LOCAL = -1
-"""In place of a rank: the k-th replicated lane, which is looked up at home, is ``(LOCAL, k)``."""
+    blocks: list[int]
+    starts: list[list[int]]
 
 
 @dataclass(slots=True)
-class _Plan:
-    """What is known before any batch."""
+class Wiring:
+    """Where shard features are in batches with given keys.
 
-    blocks: list[int] = field(default_factory=list)  # cut into stripes
-    stripe_of: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)  # (rank, lane) -> stripe, block
-    range_of: dict[tuple[int, int], tuple[int, int, int]] = field(default_factory=dict)  # -> block, first row, end
+    Attributes:
+        position: for each block, its key.
+        keys: for each bucketization, the keys it sorts.
+        splits: for each bucketization, how.
+        segment: ``[E + R]`` the segment of each exchanged and each replicated shard feature, counted over all sources.
+        source: ``[E + R]`` its source.
+        first_segment: the first segment of each source, and at last their number.
+        whole: whether every bucketization sorts the whole batch.
+    """
+
+    position: list[int]
+    keys: list[list[int]]
+    splits: list[RowSplits]
+    segment: Array
+    source: Array
+    first_segment: list[int]
+    whole: bool
 
 
-class RowRouter:
-    """Routes the ids of row-split blocks.
+class IdRouter:
+    """Routes the ids of local batches under one layout.
 
     Args:
-        layout: the wiring.
+        layout: the layout.
     """
 
     def __init__(self, layout: Layout) -> None:
-        self._plan = plan = _Plan()
-        starts: list[list[int]] = []
-        place: dict[int, int] = {}
-        for index, block in enumerate(layout.blocks):
-            shards = layout.shards[block.table]
-            cuts = sorted({shard.rows[0] for shard in shards})
-            ends = [*cuts[1:], layout.tables[block.table].num_embeddings]
-            if len(cuts) > 1 and all(shard.rows in zip(cuts, ends, strict=True) for shard in shards):
-                place[index] = len(plan.blocks)
-                plan.blocks.append(index)
-                starts.append(cuts)
-        for rank, lanes in [*enumerate(layout.exchanged_features), (LOCAL, layout.replicated_features)]:
-            for number, lane in enumerate(lanes):
-                if lane.block in place:
-                    own = place[lane.block]
-                    plan.stripe_of[rank, number] = starts[own].index(lane.shard.rows[0]), own
-                elif lane.shard.num_rows < layout.tables[lane.table].num_embeddings:
-                    plan.range_of[rank, number] = lane.block, *lane.shard.rows
-        rows = [layout.tables[layout.blocks[index].table].num_embeddings for index in plan.blocks]
-        self.stripes = Stripes(rows, starts) if plan.blocks else None
+        self.layout = layout
+        self.bucketizations: list[Bucketization] = []
+        ranges = [self._ranges(index) for index in range(len(layout.blocks))]
+        features = [shard_feature for own in layout.exchanged_features for shard_feature in own]
+        features += layout.replicated_features
+        self.blocks = [shard_feature.block for shard_feature in features]
+        #: for each shard feature its bucketization and row range there; None where its shard has all rows
+        self.places = [ranges[feature.block].get(feature.shard.rows) for feature in features]
+        self._wirings: dict[tuple[tuple[int, ...], int, bool], Wiring] = {}
 
-    @property
-    def idle(self) -> bool:
-        """Whether every rectangle has all rows of its table."""
-        return self.stripes is None and not self._plan.range_of
+    def _ranges(self, index: int) -> dict[tuple[int, int], tuple[int, int]]:
+        """(first row, end) of a block's row ranges -> (bucketization, number of the range there)."""
+        block = self.layout.blocks[index]
+        rows = self.layout.tables[block.table].num_embeddings
+        layers: list[list[tuple[int, int]]] = []
+        for start, end in sorted({shard.rows for shard in self.layout.shards[block.table]} - {(0, rows)}):
+            layer = next((own for own in layers if own[-1][1] <= start), None)
+            if layer is None:
+                layers.append([(start, end)])
+            else:
+                layer.append((start, end))
+        found: dict[tuple[int, int], tuple[int, int]] = {}
+        for layer in layers:
+            edges = sorted({0, *(edge for pair in layer for edge in pair)} - {rows})
+            number = self._bucketization_without(block.feature)
+            self.bucketizations[number].blocks.append(index)
+            self.bucketizations[number].starts.append(edges)
+            found |= {pair: (number, edges.index(pair[0])) for pair in layer}
+        return found
 
-    def route(self, batch: list[BlockIds], want_positions: bool) -> dict[tuple[int, int], Found]:
-        """(rank, lane) -> what it is to receive, for every lane of a row-split block; a replica's under `LOCAL`.
+    def _bucketization_without(self, feature: str) -> int:
+        for number, one in enumerate(self.bucketizations):
+            if all(self.layout.blocks[block].feature != feature for block in one.blocks):
+                return number
+        self.bucketizations.append(Bucketization([], []))
+        return len(self.bucketizations) - 1
+
+    def wiring(self, position: Sequence[int], num_keys: int, counts_known: bool) -> Wiring:
+        """Where shard features are in batches whose blocks have these keys.
 
         Args:
-            batch: for each block, its part of the local batch.
-            want_positions: whether rows must find back to their ids (sequence collections).
+            position: for each block, the number of its key.
+            num_keys: F.
+            counts_known: whether the host knows the ids of each key. If not, whole batches are bucketized: which of
+                its elements belong to a key is not known.
         """
-        found = self._ranges(batch, want_positions) if self._plan.range_of else {}
-        if self.stripes is not None:
-            found |= self._striped(self.stripes, [batch[index] for index in self._plan.blocks], want_positions)
-        return found
-
-    def _striped(self, stripes: Stripes, batch: list[BlockIds], want_positions: bool) -> dict[tuple[int, int], Found]:
-        bags = [_size(own.lengths) for own in batch]
-        weighted = [own.weights for own in batch if own.weights is not None]
-        made = stripes.sort(
-            join(own.lengths for own in batch),
-            join(own.ids for own in batch),
-            join(weighted) if weighted else None,
-            bags,
-            want_positions,
+        cache_key = tuple(position), num_keys, counts_known
+        if cache_key in self._wirings:
+            return self._wirings[cache_key]
+        keys, splits, first = [], [], [0, num_keys]
+        for one in self.bucketizations:
+            rows = {position[block]: self.layout.tables[self.layout.blocks[block].table] for block in one.blocks}
+            starts = {position[block]: own for block, own in zip(one.blocks, one.starts, strict=True)}
+            chosen = [position[block] for block in one.blocks] if counts_known else list(range(num_keys))
+            keys.append(chosen)
+            sizes = [rows[key].num_embeddings if key in rows else NO_LIMIT for key in chosen]
+            splits.append(RowSplits(sizes, [starts.get(key, [0]) for key in chosen]))
+            first.append(first[-1] + len(chosen) * splits[-1].count)
+        source, segment = [], []
+        for block, place in zip(self.blocks, self.places, strict=True):
+            key = position[block]
+            source.append(0 if place is None else place[0] + 1)
+            number = key if place is None else place[1] * len(keys[place[0]]) + keys[place[0]].index(key)
+            segment.append(first[source[-1]] + number)
+        found = Wiring(
+            list(position), keys, splits, np.array(segment, int), np.array(source, int), first, not counts_known
         )
-        ids = made.ids.to(made.lengths.dtype)  # numbers inside a stripe may be narrower than those of the table
-        ends = edges_of(made.lengths, bags * stripes.count)
-        bag_ends, id_starts = [0], [0]
-        for own, number in zip(batch, bags, strict=True):
-            bag_ends.append(bag_ends[-1] + number)
-            id_starts.append(id_starts[-1] + _size(own.ids))
-        positions = self._positions(made.order, ends, id_starts) if want_positions else None
-        found = {}
-        for key, (stripe, block) in self._plan.stripe_of.items():
-            number = stripe * len(batch) + block
-            start, end = ends[number], ends[number + 1]
-            first = stripe * bag_ends[-1]
-            found[key] = Found(
-                (made.lengths, first + bag_ends[block], first + bag_ends[block + 1]),
-                (ids, start, end),
-                None if made.weights is None else (made.weights, start, end),
-                None if positions is None else positions[start:end],
-            )
+        if len(self._wirings) >= 16:  # batches come with few orders of keys
+            self._wirings.clear()
+        self._wirings[cache_key] = found
         return found
 
-    def _positions(self, order: Tensor | None, ends: list[int], id_starts: list[int]) -> Tensor:
-        """Places in the joined batch -> places in the block."""
-        assert order is not None
-        blocks = len(id_starts) - 1
-        for number in range(len(ends) - 1):
-            if id_starts[number % blocks]:
-                order[ends[number] : ends[number + 1]] -= id_starts[number % blocks]
-        return order
+    def sources(
+        self,
+        wiring: Wiring,
+        lengths: Tensor,
+        ids: Tensor,
+        weights: Tensor | None,
+        bags: Sequence[int],
+        counts: Sequence[int] | None,
+        want_order: bool,
+    ) -> list[Source]:
+        """The sources of one batch. Does not read the device.
 
-    def _ranges(self, batch: list[BlockIds], want_positions: bool) -> dict[tuple[int, int], Found]:
-        known: dict[tuple[int, int, int], Found] = {}
-        for span in self._plan.range_of.values():
-            if span not in known:
-                known[span] = _within(batch[span[0]], span[1], span[2], want_positions)
-        return {key: known[span] for key, span in self._plan.range_of.items()}
+        Args:
+            wiring: for its keys.
+            lengths: of all bags.
+            ids: ``[N]``, all of them rows.
+            weights: ``[N]``, or None.
+            bags: bags of each key.
+            counts: ids of each key, if the host knows them.
+            want_order: whether rows must find back to their ids.
+        """
+        found = [Source(lengths, ids, weights, None, list(bags))]
+        bag_starts = np.concatenate([[0], np.cumsum(bags)]).tolist()
+        for keys, splits in zip(wiring.keys, wiring.splits, strict=True):
+            own_lengths, own_ids, own_weights = lengths, ids, weights
+            own_bags = [bags[key] for key in keys]
+            if counts is not None:
+                starts = np.concatenate([[0], np.cumsum(counts)]).tolist()
+                spans = [(starts[key], starts[key + 1]) for key in keys]
+                own_lengths = join([(lengths, bag_starts[key], bag_starts[key + 1]) for key in keys])
+                own_ids = join([(ids, *span) for span in spans])
+                own_weights = None if weights is None else join([(weights, *span) for span in spans])
+            done = splits.sort(own_lengths, own_ids, own_weights, own_bags, want_order)
+            found.append(Source(done.lengths, done.ids, done.weights, done.order, own_bags * splits.count))
+        return found
 
 
-def local_inputs(found: Mapping[tuple[int, int], Found], batch: list[BlockIds], layout: Layout) -> list[BlockIds]:
-    """What each replicated lane looks up: its whole block, or the ids that are rows of its rectangle."""
-    own = [(found.get((LOCAL, k)), batch[lane.block]) for k, lane in enumerate(layout.replicated_features)]
-    return [block if part is None else BlockIds(part.lengths, part.ids, part.weights) for part, block in own]
+def order_in_keys(source: Source, counts: Array, keys: Sequence[int], key_counts: Sequence[int], whole: bool) -> Tensor:
+    """The place of each id of a bucketization inside its key, ``[N]``.
 
-
-def _within(block: BlockIds, start: int, end: int, want_positions: bool) -> Found:
-    """The ids of a block that are rows ``[start, end)``."""
-    ids, lengths = join([block.ids]), join([block.lengths])
-    chosen = (ids >= start) & (ids < end)
-    positions = chosen.nonzero().view(-1)
-    ends = complete_cumsum(lengths)
-    own_lengths = complete_cumsum(chosen, torch.int64)[ends].diff().to(lengths.dtype)
-    weights = None if block.weights is None else join([block.weights]).index_select(0, positions)
-    return Found(
-        (own_lengths, 0, own_lengths.numel()),
-        ((ids.index_select(0, positions) - start).to(lengths.dtype), 0, positions.numel()),
-        None if weights is None else (weights, 0, weights.numel()),
-        positions if want_positions else None,
+    Args:
+        source: with its order.
+        counts: ids of each segment.
+        keys: of the bucketization.
+        key_counts: ids of each key of the batch.
+        whole: whether the whole batch was sorted, not only these keys.
+    """
+    assert source.order is not None
+    sizes = np.asarray(key_counts, dtype=np.int64)
+    sizes = sizes if whole else sizes[list(keys)]
+    starts = np.concatenate([[0], np.cumsum(sizes)])[:-1]
+    if not starts.any():
+        return source.order
+    shift = np.tile(starts, len(counts) // len(keys))
+    repeated = torch.repeat_interleave(
+        host_list(shift, source.ids.device), host_list(counts, source.ids.device), output_size=source.ids.numel()
     )
-
-
-def merge(runs: Iterable[Run]) -> list[Tensor]:
-    """The runs as tensors; those that lie side by side are one."""
-    merged: list[Run] = []
-    for tensor, start, end in runs:
-        if start == end:
-            continue
-        if merged and merged[-1][0] is tensor and merged[-1][2] == start:
-            merged[-1] = tensor, merged[-1][1], end
-        else:
-            merged.append((tensor, start, end))
-    return [tensor if end - start == tensor.numel() else tensor[start:end] for tensor, start, end in merged]
-
-
-def join(runs: Iterable[Run]) -> Tensor:
-    """The runs end to end; no copy where they lie side by side."""
-    runs = list(runs)
-    parts = merge(runs)
-    if not parts:
-        return runs[0][0][:0]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _size(run: Run) -> int:
-    return run[2] - run[1]
+    return source.order - repeated

@@ -1,9 +1,9 @@
-"""Row-wise optimizers under column splits: the squares of a row meet before anyone steps.
+"""Row-wise optimizers under column splits: the squares of a row are added over its shards before any shard steps.
 
-Row-wise Adagrad keeps one number a row, the mean of its squared gradient over *all* D columns; LAMB and LARS read the
-length of the whole row. Where a table's columns lie on several ranks, each holds part of such a sum. All holders of a
-row saw the same ids, so they agree on which rows were touched, in which order: only the partial sums travel, 4 bytes a
-touched row and sum, and no sizes need to be exchanged.
+Row-wise Adagrad keeps one number a row, the mean of its squared gradient over *all* D columns. LAMB and LARS read the
+norm of the whole row. Where several ranks store columns of a table, each computes part of the sum. All of them get the
+same ids, so they agree on the touched rows and their order. Only the partial sums are exchanged, 4 bytes for each
+touched row and sum; no sizes are.
 
 Shape letters: U touched rows of a slot, k sums a row (one or two).
 """
@@ -18,13 +18,13 @@ from recshard_lab.distributed.step.layout import Layout
 
 
 class RowNormExchange:
-    """Completes squared row norms among the rectangles of column-split tables.
+    """Completes squared row norms over the shards of column-split tables.
 
     Args:
-        layout: the wiring.
+        layout: the layout.
         env: the ranks.
         slots: (table, shard) of this rank's slots, in the kernel's order.
-        device: where the rectangles live.
+        device: of the shards.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class RowNormExchange:
         #: same way on both ends
         self.sends: list[list[tuple[int, int, int, bool]]] = []
         self.receives: list[list[tuple[int, int, int, bool]]] = []
-        self.senders: list[list[int]] = []  # whose rectangle each of them is
+        self.senders: list[list[int]] = []  # the shard that sends each of them
         for rank in range(env.world_size):
             sends, receives = [], []
             for position, (table, number) in enumerate(slots):
@@ -81,7 +81,7 @@ class RowNormExchange:
         return [self._add(own, pieces) for own, pieces in zip(squares, parts, strict=True)]
 
     def _add(self, like: Tensor, pieces: list[tuple[int, slice, Tensor]]) -> Tensor:
-        """In one order on all ranks, so that the states of a row stay bit-identical among its holders."""
+        """Adds in one order on all ranks, so that the states of a row stay equal to the last bit on all of them."""
         (_, first, one), *others = sorted(pieces, key=lambda entry: entry[0])
         if len(one) == len(like):
             total = one.clone()
@@ -93,7 +93,7 @@ class RowNormExchange:
         return total
 
     def nothing(self, like: Tensor, rounds: int) -> None:
-        """Takes part without a touched row: the other ranks wait for this one, as often as a step calls."""
+        """Takes part without a touched row, because the other ranks wait for this one."""
         squares = [like.new_empty(0) for _ in self.rows]
         for _ in range(rounds):
             self([own.long() for own in squares], squares)

@@ -1,72 +1,233 @@
-"""Data-parallel lanes: every rank looks its own batch up at home and learns from everybody's.
+"""Replicated shard features: each rank looks up its own batch, and every rank applies the gradients of all ranks.
 
-A table is never summed whole over the ranks. What travels, to every rank, is the smaller of two things, chosen for
-each lane of each batch by its sender:
+A table is never summed whole over the ranks. Each sender chooses, for each shard feature of each batch, the smaller of
+two messages to every rank:
 
 ::
 
-    bags    ids of the bags going forward, gradients of the pooled rows [S, D] coming back
-    rows    the distinct ids [U] going forward, their summed gradients [U, D] coming back; always so where nothing
-            is pooled. To a kernel these are U bags of one id each.
+    bags    ids of the bags in forward, gradients of the pooled rows [S, D] in backward
+    rows    the distinct ids [U] in forward, their summed gradients [U, D] in backward. Always so where nothing is
+            pooled. The kernels see U bags of one id each.
 
 All ranks step the same kernels on the same bags in the same order, so replicas stay equal to the last bit.
 
-Shape letters: S bags of a lane, n its ids, U distinct ones, T bags of the longest lane of all ranks together.
+Shape letters: k shard features, n ids of all of them, S bags of a shard feature, U distinct ids of a shard feature.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from recshard_lab.distributed.step.route_ids import BlockIds, join
+from recshard_lab.distributed.step.host_read import HostRead
+from recshard_lab.distributed.step.layout import Layout, ShardFeature
+from recshard_lab.distributed.step.route_ids import Source, Wiring
+from recshard_lab.distributed.step.types import FeatureIds, TouchedRows, host_list, join
 from recshard_lab.sparse.ops import complete_cumsum
 
 
 @dataclass(slots=True)
-class TouchedRows:
-    """A lane that travels as rows.
+class Sorted:
+    """The ids of k shard features, sorted by feature and id, on their device.
 
     Attributes:
-        rows: ``[U]`` distinct ids, ascending.
-        starts: ``[U + 1]`` where each row's members begin.
-        members: ``[n]`` the bags (the ids, where nothing is pooled) that read each row, row after row.
-        weights: ``[n]`` per-sample weights of the members.
+        ids: ``[n]`` sorted.
+        order: ``[n]`` the place of each of them in the input.
+        row: ``[n]`` the number of its distinct row, over all features.
+        ends: ``[k + 1]`` distinct rows before each feature.
     """
 
-    rows: Tensor
-    starts: Tensor
-    members: Tensor
-    weights: Tensor | None
-
-    def sum_gradients(self, grad: Tensor) -> Tensor:
-        """``[S, D]`` (``[n, D]`` where nothing is pooled) -> ``[U, D]``."""
-        if not self.rows.numel():
-            return grad.new_empty(0, grad.shape[1])
-        weights = None if self.weights is None else self.weights.to(grad.dtype)
-        summed: Tensor = torch.embedding_bag(grad, self.members, self.starts, False, 0, False, weights, True)[0]
-        return summed
+    ids: Tensor
+    order: Tensor
+    row: Tensor
+    ends: Tensor
 
 
-def touched_rows(lane: BlockIds, num_rows: int, dim: int, pooled: bool) -> TouchedRows | None:
-    """The lane as rows; None where its bags are smaller.
+def sort_rows(ids: Tensor, counts: Tensor, bases: Tensor, chosen: Tensor | None = None) -> Sorted:
+    """Sorts without a wait of the host.
 
     Args:
-        lane: its part of the local batch.
-        num_rows: of the table.
-        dim: D.
-        pooled: False where nothing is pooled: then rows are never more than ids.
+        ids: ``[n]`` of all segments.
+        counts: ids of each segment.
+        bases: for each segment a number that no row of another segment plus its base reaches, ascending over the
+            chosen segments; larger than all of these for the others.
+        chosen: the numbers of the k segments that count; all where left out.
     """
-    ids, lengths = join([lane.ids]), join([lane.lengths])
-    count, bags = ids.numel(), lengths.numel()
-    if pooled and min(num_rows, count) > 2 * bags:
-        return None  # hardly fewer rows than bags: not worth looking
-    ordered, order = ids.sort()
-    rows, counts = torch.unique_consecutive(ordered, return_counts=True)
-    if pooled and rows.numel() * (dim + 1) >= bags * (dim + 1) + count:
-        return None
-    members = order
-    if pooled:
-        members = torch.repeat_interleave(lengths.long(), output_size=count).index_select(0, order)
-    weights = None if lane.weights is None else join([lane.weights]).index_select(0, order)
-    return TouchedRows(rows, complete_cumsum(counts), members, weights)
+    keys = ids + torch.repeat_interleave(bases, counts, output_size=ids.numel())
+    keys, order = keys.sort(stable=True)
+    row = torch.zeros_like(keys)
+    row[1:] = (keys[1:] != keys[:-1]).cumsum(0)
+    ends = complete_cumsum(counts if chosen is None else counts.index_select(0, chosen))
+    rows_before = torch.nn.functional.pad(row + 1, (1, 0)).index_select(0, ends)
+    return Sorted(ids.index_select(0, order), order, row, rows_before)
+
+
+def split_rows(
+    ordered: Sorted, members: Tensor, weights: Tensor | None, distinct: Sequence[int], counts: Sequence[int]
+) -> list[TouchedRows]:
+    """The distinct rows of each feature.
+
+    Args:
+        ordered: as `sort_rows` returns it.
+        members: ``[n]`` for each id of the input, its bag in its shard feature (its place, where nothing is pooled).
+        weights: ``[n]`` per-sample weights, or None.
+        distinct: U of each feature.
+        counts: ids of each feature.
+    """
+    device, total, used = ordered.ids.device, int(sum(distinct)), int(sum(counts))
+    place = ordered.row.clamp(max=total)  # rows of segments that do not count come last, into one extra place
+    rows = ordered.ids.new_empty(total + 1).scatter_(0, place, ordered.ids)
+    starts = complete_cumsum(place.new_zeros(total + 1).scatter_add_(0, place, torch.ones_like(place)))
+    features = np.repeat(np.arange(len(distinct)), np.asarray(distinct, dtype=np.int64) + 1)
+    first_member = np.concatenate([[0], np.cumsum(counts)])[:-1]
+    pairs = np.stack([np.arange(total + len(distinct)) - features, first_member[features]])
+    index, shift = host_list(pairs, device)
+    starts = starts.index_select(0, index) - shift
+    order = ordered.order[:used]
+    sorted_members = members.index_select(0, order)
+    sorted_weights = None if weights is None else weights.index_select(0, order)
+    return [
+        TouchedRows(r, s, m, w)
+        for r, s, m, w in zip(
+            rows[:total].split(list(distinct)),
+            starts.split([number + 1 for number in distinct]),
+            sorted_members.split(list(counts)),
+            [None] * len(counts) if sorted_weights is None else sorted_weights.split(list(counts)),
+            strict=True,
+        )
+    ]
+
+
+def rows_are_smaller(distinct: int, ids: int, bags: int, dim: int) -> bool:
+    """Whether a pooled shard feature of D columns takes fewer elements as rows than as bags."""
+    return distinct * (dim + 1) < bags * (dim + 1) + ids
+
+
+class DistinctRows:
+    """Finds the distinct rows of a batch's replicated shard features.
+
+    Args:
+        layout: the layout.
+        pooled: False where nothing is pooled; then rows are never more than ids.
+    """
+
+    def __init__(self, layout: Layout, pooled: bool) -> None:
+        self.features, self.pooled = layout.replicated_features, pooled
+        self._sorted: list[_Batch] = []
+
+    def sort_on_device(self, sources: Sequence[Source], wiring: Wiring, read: HostRead) -> None:
+        """Sorts before the host knows any count; the numbers of distinct rows join the one read."""
+        copies = wiring.segment[len(wiring.segment) - len(self.features) :].tolist()
+        for number, source in enumerate(sources):
+            first = wiring.first_segment[number]
+            rows = {
+                segment - first: feature.shard.num_rows
+                for segment, feature in zip(copies, self.features, strict=True)
+                if first <= segment < wiring.first_segment[number + 1]
+            }
+            if rows:
+                chosen = sorted(rows)
+                bases = np.full(len(source.bags), _LAST_BASE)
+                bases[chosen] = np.cumsum([0, *(rows[segment] for segment in chosen[:-1])])
+                self._sort(source, [first + segment for segment in chosen], bases, chosen, read)
+
+    def sort_on_host(self, replicas: Sequence[FeatureIds], segments: Sequence[int]) -> None:
+        """Sorts CPU tensors, of which the host knows all counts: only features that rows may make smaller.
+
+        Args:
+            replicas: the ids of each replicated shard feature.
+            segments: for each, its segment. Columns of one table share a segment.
+        """
+        chosen: dict[int, int] = {}
+        for number, (ids, segment, feature) in enumerate(zip(replicas, segments, self.features, strict=True)):
+            if not self.pooled or _worth_sorting(ids, feature):
+                chosen.setdefault(segment, number)
+        if chosen:
+            own = [replicas[number] for number in chosen.values()]
+            weights = [ids.weights for ids in own if ids.weights is not None]
+            source = Source(
+                join([ids.lengths for ids in own]),
+                join([ids.ids for ids in own]),
+                join(weights) if weights else None,
+                None,
+                [ids.num_bags for ids in own],
+            )
+            rows = [self.features[number].shard.num_rows for number in chosen.values()]
+            self._sort(source, list(chosen), np.cumsum([0, *rows[:-1]]), None, None, [ids.num_ids for ids in own])
+
+    def _sort(
+        self,
+        source: Source,
+        segments: list[int],
+        bases: NDArray[np.int64],
+        chosen: list[int] | None,
+        read: HostRead | None,
+        counts: Sequence[int] | None = None,
+    ) -> None:
+        device = source.ids.device
+        on_device = source.counts() if counts is None else host_list(counts, device)
+        choice = None if chosen is None else host_list(chosen, device)
+        ordered = sort_rows(source.ids, on_device, host_list(bases, device), choice)
+        place = -1 if read is None else read.add(ordered.ends)
+        self._sorted.append(_Batch(source, segments, ordered, self._members(source, on_device), place))
+
+    def _members(self, source: Source, counts: Tensor) -> Tensor:
+        """``[n]`` for each id its bag in its segment; its place there, where nothing is pooled."""
+        device, total = source.ids.device, source.ids.numel()
+        if not self.pooled:
+            starts = complete_cumsum(counts)[:-1]
+            return torch.arange(total, device=device) - torch.repeat_interleave(starts, counts, output_size=total)
+        bags = [torch.arange(number, device=device) for number in source.bags]
+        numbers = bags[0].repeat(len(bags)) if len(set(source.bags)) == 1 else torch.cat(bags)
+        return torch.repeat_interleave(numbers, source.lengths.long(), output_size=total)
+
+    def split(
+        self, replicas: Sequence[FeatureIds], segments: Sequence[int], numbers: Sequence[NDArray[np.int64]]
+    ) -> list[TouchedRows | None]:
+        """For each replicated shard feature its distinct rows; None where its bags are smaller.
+
+        Args:
+            replicas: the ids of each.
+            segments: for each, its segment.
+            numbers: what the host has read.
+        """
+        found: dict[int, TouchedRows] = {}
+        counts = {segment: ids.num_ids for segment, ids in zip(segments, replicas, strict=True)}
+        for batch in self._sorted:
+            ends = batch.ordered.ends.numpy() if batch.place < 0 else numbers[batch.place]
+            own = [counts[segment] for segment in batch.segments]
+            rows = split_rows(batch.ordered, batch.members, batch.source.weights, np.diff(ends).tolist(), own)
+            found |= dict(zip(batch.segments, rows, strict=True))
+        chosen: list[TouchedRows | None] = []
+        for ids, segment, feature in zip(replicas, segments, self.features, strict=True):
+            touched = found.get(segment)
+            if touched is not None and self.pooled:
+                distinct, columns = touched.rows.numel(), feature.shard.num_cols
+                smaller = rows_are_smaller(distinct, ids.num_ids, ids.num_bags, columns)
+                touched = touched if smaller and _worth_sorting(ids, feature) else None
+            chosen.append(touched)
+        return chosen
+
+
+def _worth_sorting(ids: FeatureIds, feature: ShardFeature) -> bool:
+    """Whether distinct rows may take fewer elements than bags. The answer is the same on every device."""
+    return min(feature.shard.num_rows, ids.num_ids) <= 2 * ids.num_bags
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Sorted segments of one source; `place` of their row counts in the host's read, -1 for CPU tensors."""
+
+    source: Source
+    segments: list[int]
+    ordered: Sorted
+    members: Tensor
+    place: int
+
+
+_LAST_BASE = 2**62  # more than all rows of a model

@@ -1,13 +1,14 @@
-"""Gradients of per-sample weights: computed where the rows lie, brought back to the batch that the weights came with.
+"""Gradients of per-sample weights: computed by the rank that stores the row, returned to the source rank.
 
-The gradient of the weight of an id is the dot product of the id's row and the gradient of its bag. Kernels have both at
-hand when they step; one more message a step returns the numbers, and only where some rank's weights ask for them::
+The gradient of the weight of an id is the dot product of the id's row and the gradient of its bag. Kernels compute it
+when they step. One more message a step returns it, only if the weights of some rank require a gradient::
 
-    owner   of each lane, source after source [n]   ->   home   added up over the column pieces, at the ids' places
+    owner    of each shard feature, by source rank [n]
+    source   added over column shards, at the places of the ids
 
-Replicated lanes are looked up at local_batch, and so are these.
+The weights of replicated shard features get their gradients on the source rank.
 
-Shape letters: N ids of the local batch, n ids of a lane, S bags of a block, D columns of a lane.
+Shape letters: N ids of the local batch, n ids of a shard feature, S bags of a block, D columns of a shard.
 """
 
 from __future__ import annotations
@@ -19,17 +20,16 @@ import torch
 from torch import Tensor
 
 from recshard_lab.comm import ShardingEnv, all_to_all
-from recshard_lab.distributed.step.input_dist import LocalBatch, LookupInput
 from recshard_lab.distributed.step.layout import Layout
 from recshard_lab.distributed.step.lookup import RankLookup
-from recshard_lab.distributed.step.route_ids import LOCAL, join
+from recshard_lab.distributed.step.types import LOCAL, LocalBatch, LookupInput, join
 
 
 def of_replicas(lookup: RankLookup, layout: Layout, grad: Tensor, lookup_input: LookupInput) -> dict[int, Tensor]:
-    """For each replicated lane the gradient ``[n]`` of its weights; to be asked before the rows are stepped.
+    """For each replicated shard feature the gradient ``[n]`` of its weights. Call it before the tables step.
 
     Args:
-        grad: of the local batch's rows, as the routes take it.
+        grad: of the output.
     """
     local_batch = lookup_input.local_batch
     if local_batch.weights is None or not lookup.replicated:
@@ -39,13 +39,13 @@ def of_replicas(lookup: RankLookup, layout: Layout, grad: Tensor, lookup_input: 
     for group in lookup.replicated:
         assert group.first_copy is not None
         weights = group.kernel.weights()
-        for number, (lane, slot) in enumerate(zip(group.lanes, group.kernel.feature_slots, strict=True)):
-            place = group.first_lane - group.first_copy + number
+        for number, (feature, slot) in enumerate(zip(group.features, group.kernel.feature_slots, strict=True)):
+            place = group.first - group.first_copy + number
             own = local_batch.replicas[place]
             ids, lengths = join([own.ids]).long(), join([own.lengths]).long()
             bags = torch.repeat_interleave(lengths, output_size=ids.numel())
             rows = weights[slot].index_select(0, ids.to(weights[slot].device)).to(grad)
-            found[place] = (rows * blocks[lane.block][:, slice(*lane.shard.cols)].index_select(0, bags)).sum(1)
+            found[place] = (rows * blocks[feature.block][:, slice(*feature.shard.cols)].index_select(0, bags)).sum(1)
     return found
 
 
@@ -63,7 +63,7 @@ def _by_block(grad: Tensor, layout: Layout, lookup_input: LookupInput) -> list[T
     return blocks
 
 
-def exchange_output(
+def exchange_weight_gradients(
     of_kernels: Sequence[Tensor],
     of_copies: dict[int, Tensor],
     lookup_input: LookupInput,
@@ -73,31 +73,31 @@ def exchange_output(
     """The gradient ``[N]`` of this rank's weights; None where they ask for none. All ranks must call it.
 
     Args:
-        of_kernels: for each exchanged kernel, the gradients of what came to it, lane-major.
-        of_copies: see `of_replicas`.
+        of_kernels: for each exchanged kernel, the gradients of its ids, by shard feature.
+        of_copies: as `of_replicas` returns them.
     """
-    asked = lookup_input.asked
-    if asked is None:
+    required = lookup_input.weight_gradients
+    if required is None:
         return None
     local_batch = lookup_input.local_batch
     counts = lookup_input.counts[: len(layout.exchanged_features[env.rank])]
     flat = torch.cat(list(of_kernels)) if of_kernels else _none(lookup_input)
-    pieces = list(flat.split([count for lane in counts for count in lane]))
+    pieces = list(flat.split([count for feature in counts for count in feature]))
     world = env.world_size
-    by_source = [pieces[source::world] if asked[source] else [] for source in range(world)]
+    by_source = [pieces[source::world] if required[source] else [] for source in range(world)]
     message = torch.cat([_none(lookup_input).to(flat.dtype), *(piece for own in by_source for piece in own)])
     sends = [sum(piece.numel() for piece in own) for own in by_source]
-    receives = [sum(own) if asked[env.rank] else 0 for own in local_batch.sent]
+    receives = [sum(own) if required[env.rank] else 0 for own in local_batch.sent]
     arrived = all_to_all(message, sends, receives, env, "input_dist_backward/weights")
     arrived = arrived * world  # kernels were given gradients of the mean over ranks; these are of this rank's loss
     if local_batch.weights is None:
         return None
     total = arrived.new_zeros(local_batch.weights.numel())
     position = 0
-    for rank, lanes in enumerate(layout.exchanged_features):
+    for rank, features in enumerate(layout.exchanged_features):
         ends = accumulate(local_batch.sent[rank], initial=position)
-        for number, (lane, (start, end)) in enumerate(zip(lanes, pairwise(ends), strict=True)):
-            _add(total, local_batch, lane.block, (rank, number), arrived[start:end])
+        for number, (feature, (start, end)) in enumerate(zip(features, pairwise(ends), strict=True)):
+            _add(total, local_batch, feature.block, (rank, number), arrived[start:end])
             position = end
     for place, own in of_copies.items():
         _add(total, local_batch, layout.replicated_features[place].block, (LOCAL, place), own.to(total.dtype))
@@ -109,9 +109,9 @@ def _none(lookup_input: LookupInput) -> Tensor:
     return lookup_input.weights[:0]
 
 
-def _add(total: Tensor, local_batch: LocalBatch, block: int, lane: tuple[int, int], own: Tensor) -> None:
+def _add(total: Tensor, local_batch: LocalBatch, block: int, feature: tuple[int, int], own: Tensor) -> None:
     start, end = local_batch.spans[block]
-    positions = local_batch.positions.get(lane)
+    positions = local_batch.positions.get(feature)
     if positions is None:
         total[start:end] += own
     else:

@@ -142,7 +142,8 @@ class TrainPipelineSemiSync(TrainPipelineSparseDist):
                 self._wait_for_rows(number)
                 for call, lookup_input, kept in reversed(list(zip(self._fed, sent.lookup_input, saved, strict=True))):
                     if lookup_input.looked_up is not None and lookup_input.looked_up.grad is not None:
-                        call.module.executor.backward(kept, lookup_input.looked_up.grad)
+                        call.module.executor.begin_backward(kept, lookup_input.looked_up.grad)
+                        call.module.executor.finish_backward(kept)
             with self._stage("optimizer", number):
                 self._optimizer.step()
         self._steps += 1
@@ -176,9 +177,10 @@ class TrainPipelineSemiSync(TrainPipelineSparseDist):
             flight.read.set_result(self._lanes["lookup"].mark())
         with self._log.stage("output_dist", flight.number):
             for executor, lookup_input, own in zip(executors, sent.lookup_input, rows, strict=True):
-                lookup_input.looked_up = executor.exchange_output(
-                    own, lookup_input, self._roads[executor]
-                ).requires_grad_()
+                with torch.no_grad():
+                    issued = executor.issue_output(own, lookup_input, self._roads[executor])
+                    lookup_input.looked_up = executor.receive_output(issued)
+                lookup_input.looked_up.requires_grad_()
         return [own.saved for own in rows], self._lanes["lookup"].mark()
 
     def _wait_for_rows(self, number: int) -> None:

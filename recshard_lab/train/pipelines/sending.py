@@ -5,10 +5,8 @@ step's other exchanges run in the main thread, in the order of the program. So e
 The thread's exchange k needs nothing of a step but that every rank's ``progress`` has come to batch k - ahead, whose
 step in turn needs exchanges up to k - ahead alone: by induction over k both end.
 
-Before its ids, every rank tells whether it has a batch k at all: the data may have come to an end, or loading or
-packing it may have failed. Then nobody sends, and all say the same::
-
-    to rank k:   state | S, n of collection 0 | S, n of collection 1 ...
+The sizes message of a batch carries whether each rank has a batch k: its data may have ended, or loading or packing
+may have failed. Then no rank sends, and all raise the same.
 """
 
 from __future__ import annotations
@@ -17,16 +15,15 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
-from recshard_lab.comm import ShardingEnv, all_gather_object, issue_all_to_all, message_device
-from recshard_lab.distributed.step.input_dist import LookupInput
-from recshard_lab.distributed.step.packed import Packed, exchange_ids
+from recshard_lab.comm import ShardingEnv, all_gather_object, host_env
+from recshard_lab.distributed.step.input_dist import Packed, exchange_ids
+from recshard_lab.distributed.step.sizes import FAILED, OVER, READY, Sizes, issue_sizes
+from recshard_lab.distributed.step.types import LookupInput
 from recshard_lab.train.pipelines.calls import Fed
 from recshard_lab.train.pipelines.lanes import StageError
 
-READY, OVER, FAILED = 0, 1, 2
 UNEVEN = ("error", "stop")
 
 
@@ -60,7 +57,7 @@ class Announced:
 
     batch: Any
     packed: list[Packed] = field(default_factory=list)
-    theirs: list[list[list[int]]] = field(default_factory=list)
+    sizes: dict[int, Sizes] = field(default_factory=dict)
     features: list[Any] = field(default_factory=list)
     event: Any = None
 
@@ -74,8 +71,9 @@ class Link:
     """
 
     def __init__(self, env: ShardingEnv, apart: bool) -> None:
-        self.env, self.sizes = env, env.twin()
-        self.ids = env.twin() if apart else self.sizes
+        self.env = env
+        self.ids = env.twin()
+        self.sizes = host_env(env).twin() if apart else host_env(self.ids)
 
     def close(self) -> None:
         """Closes the connections."""
@@ -149,21 +147,13 @@ class Sender:
             state, why, cause = FAILED, (error.stage, error.why), error.__cause__
         except Exception as error:
             state, why, cause = FAILED, ("input_dist", described(error)), error
-        header = yield from self._exchange(self.links[0], state, ready, fed)
-        states = [own[0] for own in header]
-        if any(own == FAILED for own in states):
+        states = yield from self._exchange(self.links[0], state, ready, fed)
+        if FAILED in states:
             self._fail(number, state == FAILED, why, cause)
-        if any(own == OVER for own in states):
+        if OVER in states:
             self._end(number, states)
-        told = {id(self.links[0]): header}
         for link in self.links[1:]:
-            told[id(link)] = yield from self._exchange(link, state, ready, fed)
-        places = dict.fromkeys(told, 0)
-        for call in fed:
-            link = self._link(call)
-            first = 1 + 2 * places[id(link)]
-            places[id(link)] += 1
-            ready.theirs.append([own[first : first + 2] for own in told[id(link)]])
+            yield from self._exchange(link, state, ready, fed)
         return ready
 
     def send(self, ready: Announced, fed: Sequence[Fed]) -> Generator[None, None, Sent]:
@@ -176,7 +166,7 @@ class Sender:
                 found = yield from exchange_ids(
                     [fed[n].module.executor.input_dist for n in own],
                     [ready.packed[n] for n in own],
-                    [ready.theirs[n] for n in own],
+                    [ready.sizes[n] for n in own],
                     ready.features[own[0]].device(),
                     link.ids,
                     self.fused,
@@ -191,21 +181,22 @@ class Sender:
 
     def _exchange(
         self, link: Link, state: int, ready: Announced, fed: Sequence[Fed]
-    ) -> Generator[None, None, list[list[int]]]:
-        """For each rank of the link: its state, then S and n of every collection there."""
-        own = [number for number, call in enumerate(fed) if self._link(call) is link]
-        world, width = link.env.world_size, 1 + 2 * len(own)
-        nothing = [[0, 0]] * world
-        sizes = [ready.packed[number].sizes if state == READY else nothing for number in own]
-        mine = [[state, *(n for one in sizes for n in one[rank])] for rank in range(world)]
-        if link.sizes.pg is None:
-            return mine
-        message = torch.tensor(mine, device=message_device(link.sizes)).view(-1)
-        label = "input_dist/sizes" if own else "pipeline/agree"
-        asked = issue_all_to_all(message, [width] * world, [width] * world, link.sizes, label)
-        yield
-        found: list[list[int]] = asked.wait().view(world, width).tolist()
-        return found
+    ) -> Generator[None, None, list[int]]:
+        """The state of each rank of the link. The sizes of its collections are stored in ``ready``."""
+        numbers = [number for number, call in enumerate(fed) if self._link(call) is link]
+        dists = [fed[number].module.executor.input_dist for number in numbers]
+        parts = [
+            (dist.format, ready.packed[number].sizes if state == READY else dist.format.write(state))
+            for number, dist in zip(numbers, dists, strict=True)
+        ]
+        pending = issue_sizes(parts, state, link.sizes, "input_dist/sizes" if numbers else "pipeline/agree")
+        if link.sizes.pg is not None:
+            yield
+        states, received = pending.wait()
+        if set(states) == {READY}:
+            for number, dist, own in zip(numbers, dists, received, strict=True):
+                ready.sizes[number] = dist.format.read(own)
+        return states
 
     def _fail(self, number: int, here: bool, why: tuple[str, str], cause: BaseException | None) -> None:
         told = all_gather_object(why, self.links[0].sizes)

@@ -18,7 +18,7 @@ from recshard_lab.distributed.step.output_dist.base import widths_of
 from recshard_lab.distributed.step.output_dist.columns import ColumnMap, Run
 from recshard_lab.distributed.step.output_dist.stacks import SourceStack
 from recshard_lab.distributed.step.output_dist.wire import Parcel
-from recshard_lab.distributed.step.touched_rows import TouchedRows
+from recshard_lab.distributed.step.types import TouchedRows
 
 
 class Replicas:

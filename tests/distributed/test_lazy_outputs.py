@@ -1,0 +1,118 @@
+"""Outputs are waited for when they are first used; their exchanges travel while the model computes something else."""
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+import recshard_lab
+from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, row_wise
+from recshard_lab.comm import ShardingEnv
+from recshard_lab.comm.trace import trace
+from recshard_lab.distributed import LazyAwaitable, shard
+from tests.distributed.jobs import batch_of
+
+TABLE = {"name": "t", "num_embeddings": 10, "embedding_dim": 4, "feature_names": ["f"]}
+
+
+def collection(pooled: bool = True) -> Any:
+    """A row-wise collection over all ranks."""
+    torch.manual_seed(0)
+    if pooled:
+        return shard(EmbeddingBagCollection([EmbeddingBagConfig(**TABLE)]), row_wise(), ShardingEnv.default())
+    return shard(EmbeddingCollection([EmbeddingConfig(**TABLE)]), row_wise(), ShardingEnv.default())
+
+
+def waited(traced: Any, label: str) -> list[bool]:
+    """For each exchange of this kind, whether it was waited for."""
+    return [event.ms > 0 for event in traced.events if event.label.startswith(label)]
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Any]:
+    with recshard_lab.launch(2) as launched:
+        yield launched
+
+
+def use_of_an_output(pooled: bool) -> tuple[list[bool], list[bool], bool]:
+    sharded, batch = collection(pooled), batch_of({"f": [[1, 7], [3]]})
+    with trace() as traced:
+        out = sharded(batch)
+        before = waited(traced, "output_dist/")
+        with torch.no_grad():  # the first use need not be a training step's
+            rows = (out if pooled else out["f"]).values()
+        return before, waited(traced, "output_dist/"), rows.requires_grad
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_an_output_is_waited_for_when_it_is_first_used(two: Any, pooled: bool) -> None:
+    for before, after, gradient in two.run(use_of_an_output, pooled):
+        assert before == [False]
+        assert after == [True]
+        assert gradient
+
+
+def dense_work_between() -> tuple[list[bool], list[bool]]:
+    """Whether the gradient exchange had been waited for when the dense layer got its gradient, and at the end."""
+    sharded, batch, dense = collection(), batch_of({"f": [[1, 7], [3]]}), nn.Linear(3, 4)
+    seen = []
+    with trace() as traced:
+        out = sharded(batch)
+        bottom = dense(torch.ones(2, 3))
+        dense.weight.register_hook(lambda _: seen.append(waited(traced, "output_dist_backward/")))
+        (out.values() * bottom).sum().backward()
+        return seen[0], waited(traced, "output_dist_backward/")
+
+
+def test_gradients_travel_during_the_backward_of_dense_layers(two: Any) -> None:
+    assert two.run(dense_work_between) == [([False], [True])] * 2
+
+
+def outputs_that_are_dropped() -> list[float]:
+    """The weights after a step that follows two calls whose outputs nothing uses."""
+    sharded, batch = collection(), batch_of({"f": [[1, 7], [3]]})
+    sharded(batch)
+    with torch.no_grad():
+        sharded(batch)
+    sharded(batch).values().sum().backward()
+    return [float(w.sum()) for w in sharded.state_dict().values() if not hasattr(w, "local_shards")]
+
+
+def test_an_output_may_be_dropped(two: Any) -> None:
+    two.run(outputs_that_are_dropped)
+
+
+def test_a_graph_of_gradients_is_refused_with_a_change() -> None:
+    out = collection()(batch_of({"f": [[1, 7], [3]]}))
+    with pytest.raises(RuntimeError, match=r"create_graph=True reached a sharded lookup.*Fix: "):
+        out.values().square().sum().backward(create_graph=True)
+
+
+def test_a_lazy_output_is_a_keyed_tensor_in_every_use() -> None:
+    sharded, batch = collection(), batch_of({"f": [[1, 7], [3]]})
+    expected = sharded(batch).values()
+    assert isinstance(sharded(batch), LazyAwaitable)
+    assert sharded(batch).keys() == ["f"]
+    assert torch.equal(sharded(batch)["f"], expected)
+    assert torch.equal(sharded(batch).wait().values(), expected)
+    with torch.no_grad():
+        assert torch.equal(pickle.loads(pickle.dumps(sharded(batch))).values(), expected)
+    leaves, spec = tree_flatten(sharded(batch))
+    assert torch.equal(tree_unflatten(leaves, spec).values(), expected)
+    with pytest.raises(AttributeError, match="no attribute 'absent'"):
+        _ = sharded(batch).absent
+
+
+def test_lazy_sequences_are_jagged_tensors_in_every_use() -> None:
+    sharded, batch = collection(pooled=False), batch_of({"f": [[1, 7], [3]]})
+    expected = sharded(batch)["f"].values()
+    assert torch.equal(sharded(batch).wait()["f"].values(), expected)
+    with torch.no_grad():
+        assert torch.equal(pickle.loads(pickle.dumps(sharded(batch)))["f"].values(), expected)
+    leaves, spec = tree_flatten(sharded(batch))
+    assert torch.equal(tree_unflatten(leaves, spec)["f"].values(), expected)
+    assert [len(rows) for rows in sharded(batch)["f"].to_dense()] == [2, 1]

@@ -51,7 +51,8 @@ class PooledOutput(OutputExchange):
             widths += path.area_widths
         self.join = ColumnMap(runs, widths, [layout.output_width])
         starts, kernels = [block.start for block in layout.blocks], list[list[ShardFeature]]()
-        for _, group in groupby(layout.replicated_features, key=lambda feature: feature.group):
+        replicated = [feature for feature in layout.rank_features[env.rank] if feature.replicated]
+        for _, group in groupby(replicated, key=lambda feature: feature.group):  # groups may differ between ranks
             kernels.append(list(group))
         runs = [run for number, features in enumerate(kernels) for run in runs_of(features, number, starts)]
         widths = [sum(widths_of(features)) for features in kernels]

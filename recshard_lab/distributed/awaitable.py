@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
@@ -147,7 +148,7 @@ class LazyKeyedTensor(KeyedTensor):
     def pending(cls, keys: list[str], length_per_key: list[int], wait: Callable[[], Tensor]) -> LazyKeyedTensor:
         """Of values ``[B, sum of D]`` that ``wait`` returns."""
         lazy: Any = cls._unchecked(keys, length_per_key, _NOTHING)
-        lazy._wait = wait
+        lazy._wait = _in_this_mode(wait)
         del lazy._values
         waiting: LazyKeyedTensor = lazy
         return waiting
@@ -173,7 +174,7 @@ class LazyJaggedTensor(JaggedTensor):
     def pending(cls, wait: Callable[[], Tensor], ids: Tensor | None, lengths: Tensor) -> LazyJaggedTensor:
         """Of values ``[N, D]`` that ``wait`` returns."""
         lazy: Any = cls._unchecked(_NOTHING, ids, lengths)
-        lazy._wait = wait
+        lazy._wait = _in_this_mode(wait)
         del lazy._values
         waiting: LazyJaggedTensor = lazy
         return waiting
@@ -184,6 +185,17 @@ class LazyJaggedTensor(JaggedTensor):
     def __getstate__(self) -> Any:
         self._values  # noqa: B018
         return super().__getstate__()
+
+
+def _in_this_mode(wait: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """``wait`` with gradients on or off as they are now, not as they are at the first use."""
+    gradients, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+    def waits() -> Tensor:
+        with torch.inference_mode(inference), torch.set_grad_enabled(gradients):
+            return wait()
+
+    return waits
 
 
 def _first_use(lazy: Any, name: str) -> Any:

@@ -315,8 +315,7 @@ class PendingRows:
             if self.ticket is None:
                 self.rows = self.receive()
             else:
-                with torch.inference_mode(False), torch.enable_grad():  # of the forward, not of the first use
-                    self.rows = _Wait.apply(self.ticket, self)
+                self.rows = _Wait.apply(self.ticket, self)
         assert self.rows is not None
         bags, self.ticket = self.lookup_input.bags, None
         return self.rows if bags is None else self.executor._to_samples(self.rows, self.lookup_input)

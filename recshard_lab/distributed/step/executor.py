@@ -103,7 +103,7 @@ class Executor:
         self.lookup = RankLookup(layout, kinds, env.rank, pooled, device)
         self.route = PooledOutput(layout, env, codecs) if pooled else SequenceOutput(layout, env, codecs)
         self.variable = VariableOutput(layout, env, codecs)
-        self.local = LocalOutput() if pooled and is_enough(layout, len(self.lookup.groups)) else None
+        self.local = LocalOutput() if is_enough(layout, len(self.lookup.groups)) else None
         self.anchor = torch.zeros((), device=device, requires_grad=True)
         #: for each kind whose column shards add their squares: this rank's group, if any, rounds a step, the exchange
         self.row_norms: list[tuple[KernelGroup | None, int, RowNormExchange]] = []

@@ -10,7 +10,7 @@ from recshard_lab.distributed.step.types import LookupInput
 
 
 class LocalOutput(OutputExchange):
-    """Passes pooled rows on, where `is_enough` says so."""
+    """Passes rows on, where `is_enough` says so."""
 
     def begin(
         self, exchanged: Sequence[Tensor], replicated: Sequence[Tensor], lookup_input: LookupInput
@@ -34,7 +34,7 @@ def is_enough(layout: Layout, groups: int) -> bool:
     """Whether one kernel on one rank looks up the output's columns in order, and no bag is averaged.
 
     Args:
-        layout: of a pooled collection.
+        layout: of the collection.
         groups: kernels of this rank.
     """
     features = layout.rank_features[0]

@@ -73,14 +73,6 @@ class TouchedRows:
     members: Tensor
     weights: Tensor | None
 
-    def sum_gradients(self, grad: Tensor) -> Tensor:
-        """``[S, D]`` (``[n, D]`` where nothing is pooled) -> ``[U, D]``."""
-        if not self.rows.numel():
-            return grad.new_empty(0, grad.shape[1])
-        weights = None if self.weights is None else self.weights.to(grad.dtype)
-        summed: Tensor = torch.embedding_bag(grad, self.members, self.starts, False, 0, False, weights, True)[0]
-        return summed
-
 
 @dataclass(slots=True)
 class LocalBatch:

@@ -39,7 +39,7 @@ def test_unbatched_tables_whose_rows_lie_apart_are_refused_by_name() -> None:
     whole = [rl.Shard(0, (0, 29), (0, 8))]
     plan.plan[""] |= {f"t_{k}": rl.ParameterSharding("table_wise", shards=whole) for k in "bcd"}
     sharder = rl.EmbeddingBagCollectionSharder({"optimizer": "exact_row_wise_adagrad"}, batch_tables=False)
-    with pytest.raises(ValueError, match="batch_tables=False cannot serve table 't_a'"):
+    with pytest.raises(ValueError, match="batch_tables=False does not support table 't_a'"):
         rl.DistributedModelParallel(ebc, plan=plan, sharders=[sharder], device="cpu")
 
 

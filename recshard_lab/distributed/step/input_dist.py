@@ -536,7 +536,7 @@ def exchange_ids(
 
 
 class _IdsOutOfRange(Exception):
-    """The batch has ids that are no rows; the policy decides about them."""
+    """The batch has ids out of range, which the policy handles."""
 
 
 class _Segments:
@@ -625,7 +625,7 @@ def _padded(flat: Tensor, sent: Array, bags: Array) -> Tensor:
 
     Args:
         flat: the lengths that were sent, feature after feature.
-        sent: ``[W, features]`` how many of them each source sent. None were sent where bags have one id each.
+        sent: ``[W, features]`` how many of them each source sent; 0 where each bag has one id.
         bags: ``[W, features]``.
     """
     features, device = bags.shape[1], flat.device

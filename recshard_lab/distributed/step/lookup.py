@@ -234,8 +234,8 @@ def choose_kinds(
         norms = optimizer is not None and optimizer.row_wise and split
         if norms and not batch_tables:
             raise ValueError(
-                f"batch_tables=False cannot serve table {config.name!r}: {spec.optimizer} adds up rows whose columns "
-                f"lie apart, in one kernel for all such tables. Leave it out, or do not split the columns"
+                f"batch_tables=False does not support table {config.name!r}: {spec.optimizer} adds the squares of a "
+                f"row over its column shards, in one kernel for all such tables. Fix: leave it out"
             )
         slots = [
             Slot(config.name, shard.num_rows, shard.num_cols, config.data_type, config.embedding_dim)

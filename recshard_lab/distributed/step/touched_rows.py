@@ -6,8 +6,8 @@ two messages to every rank:
 ::
 
     bags    ids of the bags in forward, gradients of the pooled rows [S, D] in backward
-    rows    the distinct ids [U] in forward, their summed gradients [U, D] in backward. Always so where nothing is
-            pooled. The kernels see U bags of one id each.
+    rows    the distinct ids [U] in forward, their summed gradients [U, D] in backward. Sequence collections always
+            send rows. The kernels get U bags of one id each.
 
 All ranks step the same kernels on the same bags in the same order, so replicas stay equal to the last bit.
 
@@ -74,7 +74,7 @@ def split_rows(
 
     Args:
         ordered: as `sort_rows` returns it.
-        members: ``[n]`` for each id of the input, its bag in its shard feature (its place, where nothing is pooled).
+        members: ``[n]`` for each id of the input, its bag in its shard feature (in sequence collections, its place).
         weights: ``[n]`` per-sample weights, or None.
         distinct: U of each feature.
         counts: ids of each feature.
@@ -113,7 +113,7 @@ class DistinctRows:
 
     Args:
         layout: the layout.
-        pooled: False where nothing is pooled; then rows are never more than ids.
+        pooled: False for sequence collections, which have at most as many rows as ids.
     """
 
     def __init__(self, layout: Layout, pooled: bool) -> None:
@@ -177,7 +177,7 @@ class DistinctRows:
         self._sorted.append(_Batch(source, segments, ordered, self._members(source, on_device), place))
 
     def _members(self, source: Source, counts: Tensor) -> Tensor:
-        """``[n]`` for each id its bag in its segment; its place there, where nothing is pooled."""
+        """``[n]`` for each id its bag in its segment; in sequence collections, its place there."""
         device, total = source.ids.device, source.ids.numel()
         if not self.pooled:
             starts = complete_cumsum(counts)[:-1]

@@ -64,7 +64,7 @@ class TouchedRows:
     Attributes:
         rows: ``[U]`` distinct ids, ascending.
         starts: ``[U + 1]`` where each row's members begin.
-        members: ``[n]`` the bags (the ids, where nothing is pooled) that read each row, row after row.
+        members: ``[n]`` the bags (of sequence collections, the ids) that read each row, row after row.
         weights: ``[n]`` per-sample weights of the members, or None.
     """
 
@@ -119,15 +119,15 @@ class LookupInput:
         ids: ``[N]`` by shard feature, then by source rank; counted from the shard's first row.
         weights: ``[N]`` per-sample weights, or None.
         lengths: of exchanged shard features ``[L, sum of S]``; in a variable batch ``[L, most bags of a feature]``,
-            padded with empty bags. Empty where nothing is pooled.
+            padded with empty bags. Empty for sequence collections.
         copies: the same of replicated shard features, padded always: each may arrive as bags or as rows.
-        copy_bags: bags of replicated shard features by source rank and feature; ids where nothing is pooled.
+        copy_bags: bags of replicated shard features by source rank and feature; ids in sequence collections.
         segments: S of each source rank; in a variable batch the width of ``lengths`` alone.
         counts: ids by shard feature and source rank.
         local_batch: this rank's batch.
         bags: in a variable batch, bags of exchanged shard features by source rank and feature; else None.
         looked_up: the returned rows, where they were looked up before the forward.
-        weight_gradients: for each rank, whether its weights require a gradient; None where none do.
+        weight_gradients: for each rank, whether its weights require a gradient; None if no rank's do.
     """
 
     ids: Tensor

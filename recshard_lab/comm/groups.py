@@ -113,7 +113,7 @@ class ShardingEnv:
         return intra, inter
 
     def twin(self) -> "ShardingEnv":
-        """The same ranks with a separate communicator, whose collectives need no order with those of this one.
+        """The same ranks and backends with a separate communicator, whose collectives need no order with those of this.
 
         Collective. ``torch.distributed.destroy_process_group(twin.pg)`` closes them.
         """
@@ -121,7 +121,9 @@ class ShardingEnv:
             return self
         members = dist.get_process_group_ranks(self.pg)
         whole = len(members) == dist.get_world_size()
-        group = dist.new_group(members, use_local_synchronization=not whole)  # ranks outside do not call it
+        config = dist.get_backend_config(self.pg)
+        backend = None if config == dist.get_backend_config() else config
+        group = dist.new_group(members, backend=backend, use_local_synchronization=not whole)  # others do not call it
         return ShardingEnv(self.world_size, self.rank, group, self.outer, self.members, self.local_size)
 
     @classmethod

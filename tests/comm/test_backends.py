@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from recshard_lab import DistributedModelParallel, EmbeddingBagCollection, EmbeddingBagConfig, ShardingEnv
-from recshard_lab.comm import ReplicaGrid, backends_of, compute_device, message_device, uses_nccl
+from recshard_lab.comm import ReplicaGrid, backends_of, compute_device, host_env, message_device, uses_nccl
 from recshard_lab.launcher import groups as launched_groups
 from recshard_lab.launcher import join
 from recshard_lab.train.pipelines import base
@@ -99,7 +99,7 @@ def test_a_rank_without_a_batch_uses_the_same_connections_as_ranks_with_one(grou
         sent.append(message.device)
         return type("Pending", (), {"wait": lambda self: message})()
 
-    monkeypatch.setattr("recshard_lab.train.pipelines.sending.issue_all_to_all", recorded)
+    monkeypatch.setattr("recshard_lab.distributed.step.sizes.issue_all_to_all", recorded)
     for _ in sender._exchange(sender.links[0], READY, Announced(None), []):
         pass
     assert sent == [torch.device("cpu")]
@@ -134,3 +134,19 @@ def test_an_env_that_contradicts_its_process_group_is_refused(group: Any) -> Non
     env = group("gloo")
     with pytest.raises(ValueError, match=r"rank=1 of world_size=2 does not match the process group.*rank 0 of 1"):
         ShardingEnv(2, 1, env.pg)
+
+
+def test_a_twin_has_the_backends_of_its_group(group: Any) -> None:
+    group("gloo")
+    env = ShardingEnv.from_process_group(dist.new_group([0], backend="cpu:gloo"))
+    assert backends_of(env.twin().pg) == {"cpu": "gloo"}
+    assert backends_of(ShardingEnv.default().twin().pg) == backends_of(dist.group.WORLD)
+
+
+def test_ranks_over_nccl_have_a_gloo_group_for_messages_of_hosts(group: Any) -> None:
+    env = group("nccl")
+    beside = host_env(env)
+    assert backends_of(beside.pg)["cpu"] == "gloo"
+    assert (beside.rank, beside.world_size) == (env.rank, env.world_size)
+    assert host_env(env).pg is beside.pg
+    assert host_env(beside) is beside

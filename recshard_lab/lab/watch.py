@@ -162,23 +162,23 @@ def _table(shards: Any) -> dict[str, Any]:
         "rows": shards.config.num_embeddings,
         "cols": shards.config.embedding_dim,
         "tiers": sorted({"ddr" if shard.tier == DDR else "hbm" for shard, _ in shards.shards()}),
-        "weights": _part(shards.matrices(weight), shards.spoken_for(weight)[1]),
+        "weights": _part(shards.matrices(weight), shards.primary_shards(weight)[1]),
         "states": {},
     }
     for part in states:
-        matrices, spoken = shards.matrices(part), shards.spoken_for(part)[1]
+        matrices, primary = shards.matrices(part), shards.primary_shards(part)[1]
         if part.extent == "table":
             found["steps"] = max((int(matrix.max()) for matrix in matrices.values()), default=0)
             continue
-        stepped = sum(int((matrix != 0).any(1).sum()) for matrix in spoken.values())
-        found["states"][part.name] = _part(matrices, spoken) | {"rows": stepped}
+        stepped = sum(int((matrix != 0).any(1).sum()) for matrix in primary.values())
+        found["states"][part.name] = _part(matrices, primary) | {"rows": stepped}
     return found
 
 
 def _part(held: Any, spoken: Any) -> dict[str, float]:
     """Bytes held; squares summed over what is held, and over what this rank speaks for."""
     own = _squares(held)
-    same = sum(m.numel() for m in held.values()) == sum(m.numel() for m in spoken.values())
+    same = sum(m.numel() for m in held.values()) == sum(m.numel() for m in primary.values())
     return {"bytes": _bytes(held), "held_squares": own, "squares": own if same else _squares(spoken)}
 
 

@@ -175,11 +175,11 @@ def _table(shards: Any) -> dict[str, Any]:
     return found
 
 
-def _part(held: Any, spoken: Any) -> dict[str, float]:
-    """Bytes held; squares summed over what is held, and over what this rank speaks for."""
+def _part(held: Any, primary: Any) -> dict[str, float]:
+    """Bytes stored; squares summed over all stored shards, and over the primary ones."""
     own = _squares(held)
     same = sum(m.numel() for m in held.values()) == sum(m.numel() for m in primary.values())
-    return {"bytes": _bytes(held), "held_squares": own, "squares": own if same else _squares(spoken)}
+    return {"bytes": _bytes(held), "held_squares": own, "squares": own if same else _squares(primary)}
 
 
 def _bytes(matrices: Any) -> int:

@@ -31,7 +31,7 @@ def held(plan: str) -> tuple[int, int]:
     dmp = DistributedModelParallel(collection, plan=ShardingPlan.from_json(plan))
     batch = batch_of({f"f{n}": [[b, 63 - b] for b in range(SAMPLES)] for n in range(len(TABLES))})
     with torch.no_grad():
-        dmp(batch)
+        dmp(batch).values()
     forward = dmp.memory_bytes()["output_buffers"]
     dmp(batch).values().sum().backward()
     return forward, dmp.memory_bytes()["output_buffers"]

@@ -55,7 +55,7 @@ def test_memory_groups_and_pipelines_are_swept_too(tmp_path: Path) -> None:
     (["--world-size", "eight"], "--world-size takes numbers divided by commas, got 'eight'"),
     (["--world-size", "1.5"], "--world-size takes whole numbers of at least 1, got '1.5'"),
     (["--batch-size", "8", "--global-batch-size", "64"], "not both"),
-    (["--topology", "h1000"], "no topology preset is named 'h1000'"),
+    (["--topology", "h1000"], "topology preset 'h1000' does not exist"),
     (["--codecs", "fp12"], "'fp12' is no number format"),
     (["--example", "mlperf-dlrm-dcnv2"], "give a file of tables, or --example"),
 ])  # fmt: skip

@@ -62,7 +62,7 @@ from recshard_lab.planner.terms import SOME, Switch, Terms
 from recshard_lab.planner.workload import Array, Workload, table_loads
 from recshard_lab.sharding import ParameterConstraints, PlanError, Proposal, Topology
 
-SIZES_BYTES = 16  # two int64 to each rank: bags, and how many numbers follow
+SIZES_BYTES = 32, 16  # of the sizes message to a rank, for each collection and for each of its shard features
 PHASES = ("input_dist", "lookup", "output_dist", "dense", "output_dist_backward", "lookup_backward")
 
 _MEMORY_AT = [MEMORY_CATEGORIES.index(c) for c in ("weights", "optimizer_state", "input_buffers", "output_buffers")]
@@ -326,10 +326,11 @@ class CostModel:
         Args:
             loads: ``[K, W]``.
             norms: ``[W, W]`` of row norms, where columns are cut (see `norm_traffic`).
-            collections: how many the plan has; each tells sizes by itself.
+            collections: of the plan; each has its sizes message.
         """
         ranks = self.topology.world_size
-        found = {"input_dist/sizes": np.full((ranks, ranks), float(SIZES_BYTES * collections))}
+        sizes = SIZES_BYTES[0] * collections + SIZES_BYTES[1] * loads[LANES]
+        found = {"input_dist/sizes": np.repeat(sizes[None, :], ranks, axis=0)}
         found["input_dist/ids"] = np.repeat(loads[IN][None, :], ranks, axis=0)
         found |= self.routes.traffic(loads)
         if norms is not None:

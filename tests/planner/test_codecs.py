@@ -51,10 +51,10 @@ def test_bytes_on_the_wire_are_what_counting_by_hand_gives(codec: str, row: int)
     topology, load = Topology(2, ddr_cap=10**9), Workload(128, 10.0)
     plan = ShardingPlan({"": {"movies": scheme_named("table_wise").default(MOVIES, topology, [1])}})
     found = estimate(plan, [MOVIES], topology, coded(load, (codec, "fp32")))
-    ids, sizes = 4 * (1280 + 128), 16
-    assert found.traffic_bytes.tolist() == [[0, sizes + ids + 128 * 256], [sizes + 128 * row, 0]]
+    ids, head, sizes = 4 * (1280 + 128), 32, 32 + 16  # sizes to a rank without and with a shard feature
+    assert found.traffic_bytes.tolist() == [[0, sizes + ids + 128 * 256], [head + 128 * row, 0]]
     back = estimate(plan, [MOVIES], topology, coded(load, ("fp32", codec)))
-    assert back.traffic_bytes.tolist() == [[0, sizes + ids + 128 * row], [sizes + 128 * 256, 0]]
+    assert back.traffic_bytes.tolist() == [[0, sizes + ids + 128 * row], [head + 128 * 256, 0]]
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -64,7 +64,7 @@ def test_half_precision_halves_what_rows_send_and_leaves_the_ids(route: str) -> 
     load = Workload(128, 10.0)
     plain, half = (estimate(plan, [MOVIES], top, coded(load, (name, name))) for name in ("fp32", "fp16"))
     off = ~np.eye(8, dtype=bool)
-    ids = 16 + 4 * (1280 / 8 + 128)  # sizes; to each of 8 stripes
+    ids = 48 + 4 * (1280 / 8 + 128)  # sizes; to each of 8 stripes
     np.testing.assert_allclose((half.traffic_bytes - ids)[off], (plain.traffic_bytes - ids)[off] / 2)
     one = plain.memory_categories.index("output_buffers")
     extra = half.memory_bytes[:, one] / plain.memory_bytes[:, one]

@@ -56,10 +56,10 @@ def test_traffic_is_what_counting_by_hand_gives() -> None:
     plan = ShardingPlan({"": {"movies": scheme_named("table_wise").default(MOVIES, topology, [1])}})
     found = estimate(plan, [MOVIES], topology, LOAD)
     ids, rows = 4 * (1280 + 128), 4 * 128 * 64
-    assert found.traffic_by_phase["input_dist/sizes"].tolist() == [[0, 16], [16, 0]]
-    assert found.traffic_bytes.tolist() == [[0, 16 + ids + rows], [16 + rows, 0]]
+    assert found.traffic_by_phase["input_dist/sizes"].tolist() == [[0, 48], [32, 0]]
+    assert found.traffic_bytes.tolist() == [[0, 48 + ids + rows], [32 + rows, 0]]
     replicas = predicted("data_parallel", world_size=2)
-    assert replicas.traffic_bytes.tolist() == [[0, 16 + ids + rows], [16 + ids + rows, 0]]
+    assert replicas.traffic_bytes.tolist() == [[0, 48 + ids + rows], [48 + ids + rows, 0]]
 
 
 def test_replicas_are_sent_bags_or_touched_rows_whichever_is_smaller() -> None:

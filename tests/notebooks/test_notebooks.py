@@ -7,6 +7,8 @@ from typing import Any
 import nbformat
 import pytest
 
+from benchmarks.gate.record import Record
+from benchmarks.gate.reference import time_reference
 from tests.notebooks.runs import FOLDER, STATIC, run
 
 pytestmark = pytest.mark.alone  # `run` measures
@@ -27,8 +29,15 @@ def tagged(cell: Any, tag: str) -> bool:
 
 @pytest.fixture(scope="module", params=NOTEBOOKS, ids=lambda path: path.stem)
 def executed(request: pytest.FixtureRequest) -> tuple[Any, float]:
-    """A notebook after a run from top to bottom, exercises' assertions included, and its seconds."""
-    return run(request.param)
+    """A notebook after a run from top to bottom, exercises' assertions included, and its seconds.
+
+    Seconds of the machine of ``.ci/figures.json``: a machine that is twice as slow may take twice as long.
+    """
+    before = time_reference().wall
+    notebook, seconds = run(request.param)
+    (recorded,) = {own.step_ms for own in Record(FOLDER.parent / ".ci/figures.json").figures("launch").values()}
+    assert recorded
+    return notebook, seconds / max(1.0, (before + time_reference().wall) / 2 / recorded)
 
 
 def test_there_is_a_first_notebook() -> None:

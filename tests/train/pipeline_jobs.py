@@ -533,13 +533,12 @@ def slow_messages(ms: float, label: str) -> Any:
     from contextlib import contextmanager
     from time import perf_counter
 
-    from recshard_lab.distributed.step import input_dist, packed
+    from recshard_lab.distributed.step import input_dist, sizes
     from recshard_lab.distributed.step.output_dist import wire
-    from recshard_lab.train.pipelines import sending
 
     @contextmanager
     def slowed() -> Iterator[None]:
-        places = [input_dist, packed, sending, wire]
+        places = [input_dist, sizes, wire]
         plain = input_dist.issue_all_to_all
 
         def slow(tensor: Tensor, sends: Any, receives: Any, env: Any, what: str, output: Any = None) -> Any:

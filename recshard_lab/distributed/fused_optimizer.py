@@ -29,7 +29,9 @@ STATE_NAMES = {"momentum2": "exp_avg_sq"}
 class EmbeddingFusedOptimizer(FusedOptimizer):
     """Learning rates and states of the optimizers that step tables in backward.
 
-    Learning-rate schedulers change ``param_groups``; a changed ``lr`` applies from the next forward on. States share
+    Any ``torch.optim.lr_scheduler`` changes ``param_groups``; a changed ``lr`` applies from the next forward on. State
+    dicts contain learning rates after ``save_param_groups(True)``. Schedulers that also change momentum (OneCycleLR and
+    CyclicLR with ``cycle_momentum=True``) raise a ValueError: kernels take a new learning rate only. States share
     memory with the kernels: reading a state dict copies nothing, loading one fills the kernels. All column shards of a
     row have a copy of its row-wise state. State dicts contain the first copy, and loading fills the others, so all
     ranks must load together.
@@ -95,8 +97,7 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         for key, entry in current["state"].items():
             load_entry(entry, state_dict["state"][key])
         if self.defaults["_save_param_groups"]:
-            for group, saved in self._paired_groups(state_dict["param_groups"]):
-                group.update({key: value for key, value in saved.items() if key != "params"})
+            self._load_groups(state_dict["param_groups"])
         self.adopt(current["state"])
 
     @torch.no_grad()
@@ -113,9 +114,9 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
     def push_learning_rates(self) -> None:
         """Passes changed learning rates to the kernels."""
         for position, (number, kernels) in enumerate(self._kernels):
-            rate = self.param_groups[number]["lr"]
+            rate = float(self.param_groups[number]["lr"])  # schedulers change tensors in place
             if rate != self._pushed[position]:
-                kernels.kernel.set_learning_rate(float(rate))
+                kernels.kernel.set_learning_rate(rate)
                 self._pushed[position] = rate
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -117,15 +117,17 @@ class KeyedOptimizer(torch.optim.Optimizer):
         for param, entry in self.state.items():
             load_entry(entry, state_dict["state"][names[id(param)]])
         if self.defaults["_save_param_groups"]:
-            for group, given in self._paired_groups(state_dict["param_groups"]):
-                group.update({key: deepcopy(given[key]) for key in group if key != "params"})
+            self._load_groups(state_dict["param_groups"])
         self.post_load_state_dict()
 
     def post_load_state_dict(self) -> None:
         """Called once a state is loaded; for subclasses that derive something from it."""
 
     def save_param_groups(self, save: bool) -> None:
-        """Whether state dicts hold the param groups, and loading takes them over."""
+        """Whether state dicts contain the param groups, and loading restores them.
+
+        Learning-rate schedulers resume correctly only with True: many compute the next rate from the current one.
+        """
         self.defaults["_save_param_groups"] = save
 
     def init_state(self, sparse_grad_parameter_names: Collection[str] | None = None) -> None:
@@ -174,13 +176,20 @@ class KeyedOptimizer(torch.optim.Optimizer):
         names = self._names()
         return sorted(names[id(param)] for param in group["params"])
 
+    def _load_groups(self, saved: Iterable[Mapping[str, Any]]) -> None:
+        for group, settings in self._paired_groups(saved):
+            group.update({key: deepcopy(value) for key, value in settings.items() if key != "params"})
+
     def _paired_groups(self, given: Iterable[Mapping[str, Any]]) -> list[tuple[dict[str, Any], Mapping[str, Any]]]:
-        """Each group here with the given one that has the same parameters."""
+        """Each group here with the saved one that has the same parameters.
+
+        Saved groups may have further settings, such as the ``initial_lr`` of a scheduler.
+        """
         own = {", ".join(self._names_of(group)): group for group in self.param_groups}
         theirs = {", ".join(sorted(group["params"])): group for group in given}
         differ("param_groups", own, theirs)
         for members, group in own.items():
-            differ(f"settings of param group [{members}]", group, theirs[members])
+            differ(f"settings of param group [{members}]", group, group.keys() & theirs[members].keys())
         return [(group, theirs[members]) for members, group in own.items()]
 
 

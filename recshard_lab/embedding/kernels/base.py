@@ -137,7 +137,7 @@ class LookupKernel(ABC):
 
     @abstractmethod
     def set_learning_rate(self, lr: float) -> None:
-        """Sets the step size from the next `backward` on."""
+        """Sets the step size of lookups from the next `forward` on. Backends may also apply it to earlier ones."""
 
     @abstractmethod
     def forward(

@@ -1,0 +1,177 @@
+"""Learning-rate schedulers of torch over fused tables: 2 ranks train as the unsharded model with plain torch does."""
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import lr_scheduler as schedulers
+
+import recshard_lab
+from recshard_lab import (
+    DistributedModelParallel,
+    EmbeddingBagCollection,
+    EmbeddingBagCollectionSharder,
+    EmbeddingBagConfig,
+    KeyedJaggedTensor,
+    ShardingPlan,
+    construct_module_sharding_plan,
+    data_parallel,
+    row_wise,
+)
+from recshard_lab.optim import CombinedOptimizer, KeyedOptimizerWrapper
+
+STEPS, SAVED_AFTER = 7, 3
+METRICS = [1.0, 2.0, 2.0, 0.5, 3.0, 3.0, 3.0]
+
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "StepLR": lambda optimizer: schedulers.StepLR(optimizer, step_size=2, gamma=0.3),
+    "LambdaLR": lambda optimizer: schedulers.LambdaLR(optimizer, halved),
+    "CosineAnnealingLR": lambda optimizer: schedulers.CosineAnnealingLR(optimizer, T_max=5, eta_min=0.01),
+    "OneCycleLR": lambda optimizer: schedulers.OneCycleLR(
+        optimizer, max_lr=0.9, total_steps=STEPS + 1, cycle_momentum=False
+    ),
+    "ReduceLROnPlateau": lambda optimizer: schedulers.ReduceLROnPlateau(optimizer, factor=0.4, patience=0),
+    "SequentialLR": lambda optimizer: schedulers.SequentialLR(
+        optimizer,
+        [
+            schedulers.LinearLR(optimizer, start_factor=0.2, total_iters=3),
+            schedulers.ExponentialLR(optimizer, gamma=0.5),
+        ],
+        milestones=[3],
+    ),
+}
+
+
+def halved(epoch: int) -> float:
+    return float(0.5**epoch)
+
+
+class Model(nn.Module):
+    """Two tables and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        tables = [EmbeddingBagConfig(9, 4, name=name, feature_names=[name]) for name in ("a", "b")]
+        self.ebc = EmbeddingBagCollection(tables)
+        self.over = nn.Linear(8, 2)
+
+    def forward(self, batch: KeyedJaggedTensor) -> Tensor:
+        return self.over(self.ebc(batch).values()).square().sum()
+
+
+def batch_of(step: int, rank: int) -> KeyedJaggedTensor:
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    return KeyedJaggedTensor(
+        ["a", "b"], torch.randint(9, (12,), generator=generator), lengths=torch.tensor([2, 1, 3, 4, 0, 2])
+    )
+
+
+def advance(schedule: Any, step: int) -> None:
+    if isinstance(schedule, schedulers.ReduceLROnPlateau):
+        schedule.step(METRICS[step])
+    else:
+        schedule.step()
+
+
+def unsharded(name: str, tensor_rate: bool) -> list[dict[str, Tensor]]:
+    """Weights after each step: both ranks' batches in one process, torch's optimizer."""
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.4) if tensor_rate else 0.4)
+    schedule, found = SCHEDULERS[name](optimizer), []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        (sum(model(batch_of(step, rank)) for rank in range(2)) / 2).backward()  # type: ignore[union-attr]
+        optimizer.step()
+        advance(schedule, step)
+        found.append({key: value.clone() for key, value in model.state_dict().items()})
+    return found
+
+
+def build(tensor_rate: bool) -> tuple[DistributedModelParallel, CombinedOptimizer]:
+    model = Model()
+    plan = construct_module_sharding_plan(model.ebc, {"a": row_wise(), "b": data_parallel()}, 2)
+    sharder = EmbeddingBagCollectionSharder(fused_params={"optimizer": "exact_sgd", "learning_rate": 0.4})
+    dmp = DistributedModelParallel(model, plan=ShardingPlan({"ebc": plan}), sharders=[sharder])
+    dense = {key: p for key, p in dmp.named_parameters() if key.startswith("over")}
+    optimizer = CombinedOptimizer(
+        [dmp.fused_optimizer, KeyedOptimizerWrapper(dense, lambda params: torch.optim.SGD(params, lr=0.4))]
+    )
+    optimizer.save_param_groups(True)
+    for group in optimizer.param_groups if tensor_rate else ():
+        group["lr"] = torch.tensor(0.4)
+    return dmp, optimizer
+
+
+def sharded(name: str, tensor_rate: bool, resume: bool) -> list[dict[str, Tensor]]:
+    """The same on two ranks; with ``resume``, the last steps run in a model that loaded the states."""
+    rank = torch.distributed.get_rank()
+    dmp, optimizer = build(tensor_rate)
+    schedule, found = SCHEDULERS[name](optimizer), []
+    for step in range(STEPS):
+        if resume and step == SAVED_AFTER:
+            saved = copy.deepcopy((dmp.full_state_dict(), optimizer.state_dict(), schedule.state_dict()))
+            dmp, optimizer = build(tensor_rate)
+            schedule = SCHEDULERS[name](optimizer)
+            for part, state in zip((dmp, optimizer, schedule), saved, strict=True):
+                part.load_state_dict(state)
+        optimizer.zero_grad()
+        dmp(batch_of(step, rank)).backward()
+        optimizer.step()
+        advance(schedule, step)
+        found.append({key: value.clone() for key, value in dmp.full_state_dict().items()})
+    return found
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Any]:
+    with recshard_lab.launch(2) as launched:
+        yield launched
+
+
+def compare(found: Any, truth: Any) -> None:
+    for own in found:
+        for step, (weights, expected) in enumerate(zip(own, truth, strict=True)):
+            for name, value in expected.items():
+                torch.testing.assert_close(weights[name], value, rtol=1e-5, atol=1e-6, msg=f"{name} after step {step}")
+
+
+@pytest.mark.parametrize("resume", [False, True], ids=["", "resumed"])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_schedulers_reach_fused_tables_and_survive_state_dicts(two: Any, name: str, resume: bool) -> None:
+    compare(two.run(sharded, name, False, resume), unsharded(name, False))
+
+
+def test_learning_rates_may_be_tensors(two: Any) -> None:
+    compare(two.run(sharded, "StepLR", True, False), unsharded("StepLR", True))
+
+
+def resumed_at_epoch() -> list[float]:
+    """A scheduler made after the load, from ``last_epoch``. Runs on every rank."""
+    _, optimizer = build(False)
+    schedule = schedulers.StepLR(optimizer, step_size=1, gamma=0.5)
+    optimizer.step()
+    schedule.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    _, other = build(False)
+    other.load_state_dict(saved)
+    schedule = schedulers.StepLR(other, step_size=1, gamma=0.5, last_epoch=1)
+    return [group["lr"] for group in other.param_groups]
+
+
+def test_a_scheduler_may_be_made_after_the_load(two: Any) -> None:
+    assert two.run(resumed_at_epoch) == [[0.1, 0.1]] * 2  # 0.4, 0.2, 0.1
+
+
+def cycles_momentum() -> str:
+    _, optimizer = build(False)
+    with pytest.raises(ValueError, match="optimizer must support momentum or beta1 with `cycle_momentum`") as raised:
+        schedulers.OneCycleLR(optimizer, max_lr=0.9, total_steps=5)
+    return str(raised.value)
+
+
+def test_schedulers_of_momentum_are_refused(two: Any) -> None:
+    assert len(two.run(cycles_momentum)) == 2

@@ -30,7 +30,8 @@ from recshard_lab.sparse import KeyedJaggedTensor
 
 LINK_MS, DENSE_MS = 8.0, 10.0
 ROUNDS, QUICK_ROUNDS, STEPS = 15, 5, 3
-LAYOUTS = ("table_wise", "row_wise")
+LAYOUTS = {"table_wise": "direct", "row_wise": "direct", "row_wise, two_hop": "two_hop"}
+"""Name of a layout -> its output path."""
 TARGETS = {f"hidden share of the smaller, {layout}": 0.8 for layout in LAYOUTS}
 
 
@@ -40,9 +41,9 @@ def figures(*, quick: bool = False) -> list[Figure]:
 
     found = []
     with launch(2, nodes=2, backend="gloo") as ranks:
-        for layout in LAYOUTS:
-            case = StepCase(layout, ROWWISE, "zipf", batch=128, ranks=2, local_ranks=1)
-            found.append(figure_of(layout, ranks.run(measure, case, QUICK_ROUNDS if quick else ROUNDS)))
+        for layout, route in LAYOUTS.items():
+            case = StepCase(layout.split(",")[0], ROWWISE, "zipf", batch=128, ranks=2, local_ranks=1)
+            found.append(figure_of(layout, ranks.run(measure, case, route, QUICK_ROUNDS if quick else ROUNDS)))
     return found
 
 
@@ -96,10 +97,10 @@ class _Model(nn.Module):
         return loss
 
 
-def measure(case: StepCase, rounds: int) -> list[dict[str, float]]:
+def measure(case: StepCase, route: str, rounds: int) -> list[dict[str, float]]:
     """On a rank, for each round: milliseconds of a step over the link, with the dense part, and of the dense part."""
     sharder = EmbeddingBagCollectionSharder({"optimizer": case.optimizer, "learning_rate": 0.01})
-    plan = ShardingPlan({"sparse": case.plan().plan[""]})
+    plan = ShardingPlan({"sparse": case.plan().with_route(route).plan[""]})
     dmp = DistributedModelParallel(_Model(collection_of(case), case.tables * case.dim), plan=plan, sharders=[sharder])
     optimizer = torch.optim.SGD(dmp.dense_parameters(), lr=0.01)
     features, dense = batch_of(case, "cpu", dist.get_rank()), torch.rand(case.batch, 13)

@@ -19,11 +19,12 @@ from tests.distributed.jobs import batch_of
 TABLE = {"name": "t", "num_embeddings": 10, "embedding_dim": 4, "feature_names": ["f"]}
 
 
-def collection(pooled: bool = True) -> Any:
+def collection(pooled: bool = True, route: str = "direct") -> Any:
     """A row-wise collection over all ranks."""
     torch.manual_seed(0)
     if pooled:
-        return shard(EmbeddingBagCollection([EmbeddingBagConfig(**TABLE)]), row_wise(), ShardingEnv.default())
+        plan = row_wise(route=route)
+        return shard(EmbeddingBagCollection([EmbeddingBagConfig(**TABLE)]), plan, ShardingEnv.default())
     return shard(EmbeddingCollection([EmbeddingConfig(**TABLE)]), row_wise(), ShardingEnv.default())
 
 
@@ -34,7 +35,7 @@ def waited(traced: Any, label: str) -> list[bool]:
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[Any]:
-    with recshard_lab.launch(2) as launched:
+    with recshard_lab.launch(2, nodes=2) as launched:
         yield launched
 
 
@@ -56,9 +57,24 @@ def test_an_output_is_waited_for_when_it_is_first_used(two: Any, pooled: bool) -
         assert gradient
 
 
-def dense_work_between() -> tuple[list[bool], list[bool]]:
+def two_hops() -> list[list[bool]]:
+    """After the call, and after the first use: whether the hop in the node and the one across were waited for."""
+    sharded, batch = collection(route="two_hop"), batch_of({"f": [[1, 7], [3]]})
+    hops = [f"output_dist/rows/{hop}" for hop in ("inside", "across")]
+    with trace() as traced:
+        out = sharded(batch)
+        before = [waited(traced, hop) for hop in hops]
+        out.values()
+        return [*before, *(waited(traced, hop) for hop in hops)]
+
+
+def test_the_message_across_nodes_travels_until_the_first_use(two: Any) -> None:
+    assert two.run(two_hops) == [[[True], [False], [True], [True]]] * 2
+
+
+def dense_work_between(route: str) -> tuple[list[bool], list[bool]]:
     """Whether the gradient exchange had been waited for when the dense layer got its gradient, and at the end."""
-    sharded, batch, dense = collection(), batch_of({"f": [[1, 7], [3]]}), nn.Linear(3, 4)
+    sharded, batch, dense = collection(route=route), batch_of({"f": [[1, 7], [3]]}), nn.Linear(3, 4)
     seen = []
     with trace() as traced:
         out = sharded(batch)
@@ -68,8 +84,9 @@ def dense_work_between() -> tuple[list[bool], list[bool]]:
         return seen[0], waited(traced, "output_dist_backward/")
 
 
-def test_gradients_travel_during_the_backward_of_dense_layers(two: Any) -> None:
-    assert two.run(dense_work_between) == [([False], [True])] * 2
+@pytest.mark.parametrize(("route", "messages"), [("direct", 1), ("two_hop", 2)])
+def test_gradients_travel_during_the_backward_of_dense_layers(two: Any, route: str, messages: int) -> None:
+    assert two.run(dense_work_between, route) == [([False], [True] * messages)] * 2
 
 
 def outputs_that_are_dropped() -> list[float]:

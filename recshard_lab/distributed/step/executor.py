@@ -152,8 +152,6 @@ class Executor:
             pending.ticket = _Issue.apply(self.anchor, lookup_input.local_batch.weights, pending)
         else:
             pending.issue(training=False)
-        if "two_hop" in self.layout.routes:  # its wait issues a second message: not at a moment that ranks may choose
-            pending.wait()
         return pending
 
     def _to_samples(self, flat: Tensor, lookup_input: LookupInput) -> Tensor:

@@ -72,8 +72,8 @@ class TwoHopPath(OutputPath):
         message = self._reorder(rows, lookup_input, to_places=True)
         inside = _send(self.hop_1, message.reshape(-1), sends, receives)
         batches = by_place[self.place]
-        rows = [sum(batches)] * self.local
-        summed = self.add(inside.wait(), starts_of(rows, self.add.source_widths), rows[:1])
+        samples = [sum(batches)] * self.local
+        summed = self.add(inside.wait(), starts_of(samples, self.add.source_widths), samples[:1])
         sends = [Parcel(batch, self.node_widths[self.node]) for batch in batches]
         receives = [Parcel(lookup_input.local_batch.batch_size, widths) for widths in self.node_widths]
         across = _send(self.hop_2, summed, sends, receives)

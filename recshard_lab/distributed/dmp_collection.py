@@ -182,6 +182,11 @@ class DMPCollection(DistributedModelParallel):
         return self.grid.world
 
     @property
+    def replica(self) -> int:
+        """Number of the replica of the tables that this rank stores shards of."""
+        return self.grid.group
+
+    @property
     def replicas_apart(self) -> bool:
         """Whether there are several replicas that were trained since the last `sync` of weights and states."""
         return self._may_differ and self.grid.num_replicas > 1

@@ -16,6 +16,7 @@ from recshard_lab.distributed.sharded_collections import ShardedCollection, crea
 from recshard_lab.distributed.sharders import CollectionSharder, default_sharders, first_weights
 from recshard_lab.distributed.state.live_reshard import Bound, Resharded, agreed_plan, migrate, recover
 from recshard_lab.distributed.state.moves import Move, move
+from recshard_lab.distributed.table_shards import TableShards
 from recshard_lab.embedding import FusedCollection
 from recshard_lab.planner import EmbeddingShardingPlanner
 from recshard_lab.sharding import PlanError, ShardingPlan, Topology
@@ -209,6 +210,19 @@ class DistributedModelParallel(nn.Module):
         """Whether there are several replicas of the tables that may differ."""
         return False
 
+    @property
+    def replica(self) -> int:
+        """Number of the replica of the tables that this rank stores shards of."""
+        return 0
+
+    def table_shards(self) -> dict[str, TableShards]:
+        """Name of each sharded table's weight in the state dict -> this rank's shards of the table."""
+        return {
+            f"{path}.{name}" if path else name: shards
+            for path, collection in self.collections.items()
+            for name, shards in collection.shards_by_weight().items()
+        }
+
     def sharded_parameter_names(self) -> set[str]:
         """Names of the parameters that are shards of tables; all others are dense."""
         return {
@@ -306,8 +320,7 @@ class DistributedModelParallel(nn.Module):
         """The parameters for a torch optimizer: the replicated ones, and tables on the dense kernel."""
         fused = {
             id(p)
-            for collection in self.collections.values()
-            for shards in collection.table_shards().values()
+            for shards in self.table_shards().values()
             if shards.sharding.compute_kernel != "dense"
             for p in shards.parameters()
         }
@@ -349,19 +362,36 @@ class DistributedModelParallel(nn.Module):
 
         return agreed(self.dense_env, load)
 
-    def full_state_dict(self) -> dict[str, Tensor]:
-        """The unsharded model's state dict, complete on every rank. Collective."""
-        whole: dict[str, Tensor] = {}
-        moves = []
-        for path, collection in self.collections.items():
-            collection_moves, tensors = collection.gather_moves()
-            moves += collection_moves
-            prefix = f"{path}." if path else ""
-            whole |= {f"{prefix}{collection.tables_name}.{t}.weight": tensor for t, tensor in tensors.items()}
+    @checks_arguments
+    def full_state_dict(self, rank0_only: bool = False, cpu_offload: bool = False) -> dict[str, Tensor]:
+        """The unsharded model's state dict. Collective.
+
+        Tables are copies, gathered in messages of at most 8 MB; the dense part shares memory with the model unless
+        it is sharded or moves to the CPU. With both arguments, ranks other than 0 and all GPUs need the memory of two
+        messages only.
+
+        Args:
+            rank0_only: whether only rank 0 receives the tables; all other ranks return ``{}``.
+            cpu_offload: whether all tensors are on the CPU. No table is whole on a GPU then.
+        """
+        device = torch.device("cpu") if cpu_offload else self.device
+        ranks = range(self.env.world_size) if not rank0_only else range(1 if self.replica == 0 else 0)
+        moves, whole = [], {}
+        for name, shards in self.table_shards().items():
+            gathering, table = shards.gather_move(ranks, device)
+            moves.append(gathering)
+            whole[name] = table
         with torch.no_grad():
             move(moves, self.env, self.device)
-        rest = self._bare.state_dict()
-        return {name: whole.get(name, value) for name, value in rest.items()}
+        state: dict[str, Tensor] = {}
+        for name, value in self._bare.state_dict().items():
+            if name not in whole:  # a DTensor under FSDP2
+                value = value.full_tensor() if hasattr(value, "full_tensor") else value
+            else:
+                value = whole[name]
+            if not rank0_only or self.dense_env.rank == 0:
+                state[name] = value.to(device) if cpu_offload else value
+        return state
 
     def memory_bytes(self) -> dict[str, int]:
         """Current bytes on this rank's device by the planner's categories (`Estimate`); buffers of the last step.
@@ -387,7 +417,7 @@ class DistributedModelParallel(nn.Module):
     def _table_bytes(self, in_host: bool) -> dict[str, int]:
         totals = {"weights": 0, "optimizer_state": 0}
         has_tiers = self.device.type != "cpu"
-        for shards in (shards for c in self.collections.values() for shards in c.table_shards().values()):
+        for shards in self.table_shards().values():
             for position, weight in shards.local_weights.items():
                 if (has_tiers and shards.sharding.shards[position].tier == DDR) is not in_host:
                     continue

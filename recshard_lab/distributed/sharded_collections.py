@@ -20,7 +20,7 @@ from recshard_lab.distributed.step.input_dist import LookupInput, PendingInput
 from recshard_lab.distributed.step.layout import Block, Layout
 from recshard_lab.distributed.step.lookup import GroupKind, choose_kinds
 from recshard_lab.distributed.step.output_dist import PooledOutput, SequenceOutput
-from recshard_lab.distributed.table_shards import TableShards, table_dtype
+from recshard_lab.distributed.table_shards import TableShards
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
     EmbeddingBagCollection,
@@ -34,7 +34,7 @@ from recshard_lab.embedding import (
     embedding_names_by_table,
 )
 from recshard_lab.embedding.out_of_range import OutOfRange, put_back
-from recshard_lab.sharding import ParameterSharding, Shard, ShardingPlan
+from recshard_lab.sharding import ParameterSharding, ShardingPlan
 from recshard_lab.sparse import KeyedJaggedTensor
 
 if TYPE_CHECKING:
@@ -215,28 +215,18 @@ class ShardedCollection(nn.Module):
         """Table name -> this rank's shards."""
         return dict(getattr(self, self.tables_name).items())
 
+    def shards_by_weight(self) -> dict[str, TableShards]:
+        """Name of each table's weight in the state dict -> this rank's shards of the table."""
+        return {f"{self.tables_name}.{name}.weight": shards for name, shards in self.table_shards().items()}
+
     def scatter_moves(self, whole: Mapping[str, Tensor], source: int) -> list[Move]:
         """Moves that fill the shards from rank ``source``'s unsharded weights ``[E, D]``."""
         moves = []
-        for table, shards in zip(self.tables, self.table_shards().values(), strict=True):
-            full = Shard(source, (0, table.num_embeddings), (0, table.embedding_dim))
-            sources = {0: whole[table.name].detach()} if self.env.rank == source else {}
-            dtype = whole[table.name].dtype
-            moves.append(Move(dtype, [full], shards.sharding.shards, sources, shards.local_weights))
+        for name, shards in self.table_shards().items():
+            sources = {0: whole[name].detach()} if self.env.rank == source else {}
+            targets = shards.sharding.shards
+            moves.append(Move(whole[name].dtype, [shards.whole_on(source)], targets, sources, shards.local_weights))
         return moves
-
-    def gather_moves(self) -> tuple[list[Move], dict[str, Tensor]]:
-        """Moves that gather every whole table on every rank, and the tensors that they fill."""
-        moves, whole = [], {}
-        for table, shards in zip(self.tables, self.table_shards().values(), strict=True):
-            size = (table.num_embeddings, table.embedding_dim)
-            dtype = table_dtype(table)
-            whole[table.name] = torch.empty(size, dtype=dtype, device=self.device)
-            targets = [Shard(rank, (0, size[0]), (0, size[1])) for rank in range(self.env.world_size)]
-            moves.append(
-                Move(dtype, shards.sharding.shards, targets, shards.local_weights, {self.env.rank: whole[table.name]})
-            )
-        return moves, whole
 
     @property
     def fused_optimizer(self) -> "EmbeddingFusedOptimizer":

@@ -119,6 +119,23 @@ class TableShards(nn.Module):
         targets = {number: matrices[position] for number, position in enumerate(copies) if position in matrices}
         return Move(part.dtype, sources, [shards[position] for position in copies], tensors, targets)
 
+    def whole_on(self, rank: int) -> Shard:
+        """The whole table as one shard on a rank."""
+        return Shard(rank, (0, self.size[0]), (0, self.size[1]))
+
+    def gather_move(self, ranks: Sequence[int], device: torch.device) -> tuple[Move, Tensor | None]:
+        """Gathers the whole table on ``ranks``: the move, and the tensor ``[E, D]`` that it fills on this rank.
+
+        Args:
+            ranks: the ranks that receive the table. All others receive None.
+            device: device of the tensor.
+        """
+        dtype = table_dtype(self.config)
+        whole = torch.empty(self.size, dtype=dtype, device=device) if self.env.rank in ranks else None
+        targets = {} if whole is None else {ranks.index(self.env.rank): whole}
+        shards = self.sharding.shards
+        return Move(dtype, shards, [self.whole_on(rank) for rank in ranks], self.local_weights, targets), whole
+
     def first_replica_move(self) -> Move | None:
         """Copies the weights of the first replica to the others. None without others."""
         shards, weights = self.sharding.shards, self.local_weights

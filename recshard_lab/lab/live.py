@@ -193,8 +193,8 @@ def run_beside_truth(plan_json: str, tables: list[Any], workload: Workload, step
         plain.zero_grad()
         torch.stack([one.square().sum() for one in expected]).mean().backward()  # as ranks average gradients
         plain.step()
-    whole = model.full_state_dict()
-    weights = max(_apart(whole[name].cpu(), value) for name, value in truth.state_dict().items())
+    whole = model.full_state_dict(cpu_offload=True)
+    weights = max(_apart(whole[name], value) for name, value in truth.state_dict().items())
 
     def step(number: int) -> None:
         values = model(mine[number % len(mine)]).values()

@@ -164,7 +164,7 @@ def replicated(device: str) -> list[str]:
             dmp, optimizer, torch.device(place), dmp_collection_sync_interval_batches=2
         ) as pipeline:
             pipeline_jobs.outputs(pipeline, iter(pipeline_jobs.batches(5)))
-        found.append({name: value.cpu() for name, value in dmp.full_state_dict().items()})
+        found.append(dmp.full_state_dict(cpu_offload=True))
     return state_jobs.same(*found)
 
 
@@ -210,3 +210,18 @@ def counted(action: Callable[[Any], Any]) -> tuple[dict[str, Any], Any]:
     with ledger.record() as counts:
         found = action(ledger)
     return asdict(counts), found
+
+
+def gathering_bytes(plan: str, rows: int, rank0_only: bool, cpu_offload: bool) -> int:
+    """Peak extra bytes on the ledger device while three tables ``[rows, 32]`` are gathered."""
+    register("ledger")
+    tables = [
+        rl.EmbeddingBagConfig(name=f"t{n}", num_embeddings=rows, embedding_dim=32, feature_names=[f"f{n}"])
+        for n in range(3)
+    ]
+    model = rl.EmbeddingBagCollection(tables, device="meta")
+    dmp = rl.DistributedModelParallel(model, plan=rl.ShardingPlan.from_json(plan), device="ledger")
+    with ledger.record() as counts:
+        state = dmp.full_state_dict(rank0_only=rank0_only, cpu_offload=cpu_offload)
+    assert {value.device.type for value in state.values()} <= {"cpu" if cpu_offload else "ledger"}
+    return counts.peak_extra_bytes

@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 
+import recshard_lab as rl
+from recshard_lab import ShardingPlan
+from recshard_lab.distributed.state.moves import DEFAULT_ROUND_BYTES
 from tests.distributed import cases
 from tests.ledger import jobs
 from tests.ledger.test_step import FLAT, case_of
@@ -59,3 +62,21 @@ def test_a_pipeline_evaluates_on_the_device(ranks: Any, device: str) -> None:
 def test_replicas_that_are_averaged_now_and_then(ranks: Any, device: str) -> None:
     for differing in ranks.run(jobs.replicated, device):
         assert not differing or device == "cuda"
+
+
+def test_gathering_on_rank_0_needs_two_messages_elsewhere_and_with_offload_no_whole_table_on_any_device() -> None:
+    rows, messages = 75_000, 2 * DEFAULT_ROUND_BYTES
+    table = rows * 32 * 4
+    assert table > DEFAULT_ROUND_BYTES
+    tables = [
+        {"name": f"t{n}", "num_embeddings": rows, "embedding_dim": 32, "feature_names": [f"f{n}"]} for n in range(3)
+    ]
+    plan = cases.plan_of(tables, ["row_wise", "table_wise"], 2)
+    plan = ShardingPlan({"": plan.plan[cases.PATH]}).to_json()
+    with rl.launch(2) as two:
+        first, other = two.run(jobs.gathering_bytes, plan, rows, True, False)
+        assert first >= 3 * table
+        assert other <= table
+        for everyone in (False, True):
+            assert max(two.run(jobs.gathering_bytes, plan, rows, everyone, True)) <= messages
+        assert min(two.run(jobs.gathering_bytes, plan, rows, False, False)) >= 3 * table

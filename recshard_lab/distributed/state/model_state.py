@@ -268,12 +268,8 @@ def _tensor(value: Any, name: str, key: str) -> Tensor:
 
 def _dense_tables(model: DistributedModelParallel | None) -> dict[str, TableShards]:
     """Name of the weight -> table, for the tables that a torch optimizer steps."""
-    return {
-        f"{path}.{c.tables_name}.{name}.weight" if path else f"{c.tables_name}.{name}.weight": shards
-        for path, c in (model.collections if model is not None else {}).items()
-        for name, shards in c.table_shards().items()
-        if shards.sharding.compute_kernel == "dense"
-    }
+    tables = model.table_shards() if model is not None else {}
+    return {name: shards for name, shards in tables.items() if shards.sharding.compute_kernel == "dense"}
 
 
 def _fused_collections(model: nn.Module) -> list[tuple[str, FusedCollection]]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from recshard_lab.comm.emulation import InterNodeLink
 from recshard_lab.comm.groups import ShardingEnv
-from recshard_lab.comm.trace import CollectiveEvent, record
+from recshard_lab.comm.trace import CollectiveEvent, DeviceSpan, record
 
 # torch 2.13 renamed these two functions and deprecated the old names
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -31,14 +31,20 @@ class Pending:
     event: CollectiveEvent | None = None
     not_before: float = 0.0  # perf_counter of the earliest completion; used by the emulated inter-node link
 
+    def __post_init__(self) -> None:
+        if self.event is not None and self.output.is_cuda:
+            self.event.device_span = DeviceSpan(self.output.device)
+
     def wait(self) -> Tensor:
-        """The received tensor. Blocks until it is complete."""
+        """The received tensor. Blocks until it is complete; on a GPU, only the current stream does."""
         if self.work is not None:
             self.work.wait()
             self.work = self.sent = None
             if self.not_before:
                 sleep(max(0.0, self.not_before - perf_counter()))
-            if self.event is not None:
+            if self.event is not None and self.event.device_span is not None:
+                self.event.device_span.end()
+            elif self.event is not None:
                 self.event.ms = (perf_counter() - self.event.start_s) * 1e3
         return self.output
 

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 
+import torch
+
 from recshard_lab.comm.groups import ShardingEnv
 
 
@@ -24,7 +26,8 @@ class CollectiveEvent:
         bytes_to: bytes from this rank to each rank of the sharded world, including itself. A collective of some ranks,
             such as those of one node, has 0 for the others.
         start_s: ``time.perf_counter`` at issue.
-        ms: time from issue to completion in the waiting thread; 0 until the wait.
+        ms: time from issue to completion in the waiting thread, on a GPU in the waiting stream; 0 until the wait. Of
+            a GPU it is known when the trace is closed.
         inter_node_bytes: bytes to ranks on other nodes.
         intra_node_bytes: bytes to other ranks on this node. Bytes that stay on the rank are in neither.
     """
@@ -36,11 +39,36 @@ class CollectiveEvent:
     ms: float = 0.0
     inter_node_bytes: int = 0
     intra_node_bytes: int = 0
+    device_span: "DeviceSpan | None" = None
 
     @property
     def bytes_sent(self) -> int:
         """Bytes sent to all ranks of the group, including this one."""
         return sum(self.bytes_to)
+
+
+class DeviceSpan:
+    """Time on the current stream of a GPU, from here to `end`. The host does not wait.
+
+    Args:
+        device: the GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.current_stream(device)
+        self._start, self._end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self._start.record(self._stream)
+        self.ended = False
+
+    def end(self) -> None:
+        """Marks the end, on the stream that is current now."""
+        self._end.record(torch.cuda.current_stream(self._stream.device))
+        self.ended = True
+
+    def ms(self) -> float:
+        """The time between them. Waits for the GPU."""
+        self._end.synchronize()
+        return self._start.elapsed_time(self._end)
 
 
 @dataclass(slots=True)
@@ -103,6 +131,9 @@ def trace() -> Iterator[Trace]:
         yield opened
     finally:
         _open[:] = [other for other in _open if other is not opened]
+        for event in opened.events:
+            if event.device_span is not None and event.device_span.ended:
+                event.ms, event.device_span = event.device_span.ms(), None
 
 
 def record(op: str, label: str, bytes_to: Sequence[int], env: ShardingEnv | None = None) -> CollectiveEvent | None:

@@ -4,10 +4,13 @@ import pytest
 import torch
 
 import recshard_lab
-from recshard_lab import LaunchError
+from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig, LaunchError, row_wise
+from recshard_lab.comm import ShardingEnv
+from recshard_lab.comm.trace import trace
+from recshard_lab.distributed import shard
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases
-from tests.distributed.jobs import Case
+from tests.distributed.jobs import Case, batch_of
 from tests.distributed.test_parity import check
 
 GPUS = torch.cuda.device_count()
@@ -35,6 +38,24 @@ def test_sequences_on_gpus_equal_the_unsharded_model() -> None:
     steps = cases.random_steps(2, tables, GPUS, steps=4, samples=6)
     with recshard_lab.launch(GPUS) as ranks:
         check(Case(tables, plan.to_json(), steps, "exact_sgd", sequence=True, device="cuda"), ranks)
+
+
+def time_of_ids() -> list[float]:
+    """Milliseconds that the exchanges of ids took, of one traced step."""
+    table = EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])
+    sharded = shard(EmbeddingBagCollection([table], device="cuda"), row_wise(), ShardingEnv.default())
+    with trace() as traced:
+        sharded(batch_of({"f": [[1, 7], [3]]}).to("cuda")).values().sum().backward()
+    return [event.ms for event in traced.select(label="input_dist/ids")]
+
+
+@pytest.mark.cuda
+@needs_gpu
+def test_a_trace_times_nccl_on_the_device() -> None:
+    with recshard_lab.launch(GPUS) as ranks:
+        for taken in ranks.run(time_of_ids):
+            assert taken
+            assert all(0 < ms < 5000 for ms in taken)
 
 
 def test_more_nccl_ranks_than_gpus_are_refused_with_the_number_of_gpus() -> None:

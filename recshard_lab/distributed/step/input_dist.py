@@ -162,7 +162,7 @@ class InputDist:
                 raise
             error = caught
         own_sizes = self.format.write(FAILED) if packed is None else packed.sizes
-        pending = issue_sizes([(self.format, own_sizes)], READY, self.host_env, "input_dist/sizes")
+        pending = issue_sizes([(self.format, own_sizes)], self.host_env, "input_dist/sizes")
         device = features.device()
         message = None if packed is None else packed.message(self.wire, device)  # while the sizes travel
         states, (received,) = pending.wait()
@@ -367,13 +367,11 @@ class InputDist:
                 number = first_copy + place
                 starts[:, number], ends[:, number] = 0, (0, touched.rows.numel(), touched.rows.numel())
                 tensors[:, number] = len(table)
-                ones = (
-                    touched.rows
-                    if self.weight_dtype is None
-                    else torch.ones_like(touched.rows, dtype=self.weight_dtype)
-                )
+                bits = None
+                if self.weight_dtype is not None:
+                    bits = _to_wire(torch.ones_like(touched.rows, dtype=self.weight_dtype), self.wire)
                 tensors[2, number] += 1
-                table += [touched.rows, None if self.weight_dtype is None else _to_wire(ones, self.wire)]
+                table += [touched.rows, bits]
         order, rank_ends = self._slots, self._rank_ends
         starts, ends, tensors = starts.reshape(-1)[order], ends.reshape(-1)[order], tensors.reshape(-1)[order]
         sizes = ends - starts
@@ -467,8 +465,8 @@ class InputDist:
             return None
         if weights is None:
             raise ValueError(
-                "the collection was built with is_weighted=True but the batch has no weights: "
-                "give KeyedJaggedTensor(..., weights=...)"
+                "the batch has no weights: the collection was built with is_weighted=True. "
+                "Fix: pass KeyedJaggedTensor(..., weights=...)"
             )
         return weights.detach().to(self.weight_dtype)
 
@@ -484,8 +482,8 @@ class InputDist:
                 if block.feature not in keys:
                     table = self.layout.tables[block.table].name
                     raise ValueError(
-                        f"feature {block.feature!r} of table {table!r} is missing from the batch, "
-                        f"which has {list(keys)}: add it (empty bags will do)"
+                        f"feature {block.feature!r} of table {table!r} is missing from the batch: its features are "
+                        f"{list(keys)}. Fix: add the feature, with empty bags if it has no ids"
                     )
             known = [keys.index(block.feature) for block in self.layout.blocks]
             self._positions[tuple(keys)] = known

@@ -123,13 +123,13 @@ class PendingSizes:
 
 
 def issue_sizes(
-    parts: Sequence[tuple[SizesFormat, NDArray[np.int64]]], state: int, env: ShardingEnv, label: str
+    parts: Sequence[tuple[SizesFormat, NDArray[np.int64]]], env: ShardingEnv, label: str, state: int | None = None
 ) -> PendingSizes:
     """Sends the sizes of several collections, or only this rank's state if there is none.
 
     Args:
         parts: each collection's format and what its `write` returned.
-        state: of this rank.
+        state: of this rank, where ``parts`` is empty.
         env: the ranks, over connections that carry CPU tensors.
         label: for traces.
     """

@@ -189,7 +189,7 @@ class Sender:
             (dist.format, ready.packed[number].sizes if state == READY else dist.format.write(state))
             for number, dist in zip(numbers, dists, strict=True)
         ]
-        pending = issue_sizes(parts, state, link.sizes, "input_dist/sizes" if numbers else "pipeline/agree")
+        pending = issue_sizes(parts, link.sizes, "input_dist/sizes" if numbers else "pipeline/agree", state)
         if link.sizes.pg is not None:
             yield
         states, received = pending.wait()

@@ -16,10 +16,11 @@ from recshard_lab.comm import Registry, ShardingEnv
 from recshard_lab.distributed.awaitable import LazyDict, LazyJaggedTensor, LazyKeyedTensor, NoWait
 from recshard_lab.distributed.state.moves import Move
 from recshard_lab.distributed.step.executor import Executor, Listener
-from recshard_lab.distributed.step.input_dist import LookupInput, PendingInput
+from recshard_lab.distributed.step.input_dist import PendingInput
 from recshard_lab.distributed.step.layout import Block, Layout
 from recshard_lab.distributed.step.lookup import GroupKind, choose_kinds
 from recshard_lab.distributed.step.output_dist import PooledOutput, SequenceOutput
+from recshard_lab.distributed.step.types import LookupInput
 from recshard_lab.distributed.table_shards import TableShards
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
@@ -60,6 +61,7 @@ class ShardedCollection(nn.Module):
         out_of_range: the out-of-range policy: ``"error"``, ``"clamp"`` or ``"ignore"``.
         batch_tables: whether similar tables share one lookup; False uses one lookup per table.
         need_indices: whether sequences have their ids as weights.
+        use_index_dedup: whether a sequence collection sends each distinct id of a shard feature once.
     """
 
     pooled: bool
@@ -79,9 +81,10 @@ class ShardedCollection(nn.Module):
         out_of_range: str = "error",
         batch_tables: bool = True,
         need_indices: bool = False,
+        use_index_dedup: bool = False,
     ) -> None:
         super().__init__()
-        self._need_indices = need_indices
+        self._need_indices, self.use_index_dedup = need_indices, use_index_dedup
         self._policy = OutOfRange(out_of_range)
         self.env, self.device = env, device
         self.tables = list(tables)
@@ -135,6 +138,7 @@ class ShardedCollection(nn.Module):
             weighted=self.weighted,
             policy=self._policy,
             codecs=self.codecs,
+            distinct=self.use_index_dedup,
         )
         self.executor.listener = self._listener
         self.kinds = {table.name: kinds[groups[n, 0][0]] for n, table in enumerate(self.tables)}

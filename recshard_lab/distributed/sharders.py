@@ -88,6 +88,7 @@ class CollectionSharder(ModuleSharder[nn.Module]):
     module_type: ClassVar[type[nn.Module]]
     sharded_type: ClassVar[type[ShardedCollection]]
     sets_optimizer: ClassVar[bool] = True  # whether `fused_params` may set the optimizer
+    use_index_dedup: bool = False  # of sequence collections
 
     def __init__(
         self,
@@ -151,6 +152,7 @@ class CollectionSharder(ModuleSharder[nn.Module]):
             out_of_range=self.out_of_range or str(getattr(module, "out_of_range", "error")),
             batch_tables=self.batch_tables,
             need_indices=bool(getattr(module, "need_indices", lambda: False)()),
+            use_index_dedup=self.use_index_dedup,
         )
 
     def shard(
@@ -213,7 +215,42 @@ class EmbeddingBagCollectionSharder(CollectionSharder):
     sharded_type = ShardedEmbeddingBagCollection
 
 
-class EmbeddingCollectionSharder(CollectionSharder):
+class SequenceCollectionSharder(CollectionSharder):
+    """Shards one type of sequence collection.
+
+    Args:
+        fused_params, qcomm_codecs_registry, backend, out_of_range, batch_tables: as in `CollectionSharder`.
+        use_index_dedup: whether a rank sends each distinct id of a shard's feature once per batch. Its row returns
+            once and is copied to every place of the id. In backward the gradients of these places are added before
+            they travel. Outputs and weights are those without it, up to the order of additions. It pays where ids
+            repeat: bytes shrink with the share of distinct ids, for one sort of the local ids.
+
+    Raises:
+        ValueError: as `CollectionSharder`, or ``use_index_dedup`` is not a bool.
+
+    >>> EmbeddingCollectionSharder(use_index_dedup=True).use_index_dedup
+    True
+    """
+
+    def __init__(
+        self,
+        fused_params: Mapping[str, Any] | None = None,
+        qcomm_codecs_registry: Registry | None = None,
+        use_index_dedup: bool = False,
+        *,
+        backend: str | None = None,
+        out_of_range: str | None = None,
+        batch_tables: bool = True,
+    ) -> None:
+        super().__init__(
+            fused_params, qcomm_codecs_registry, backend=backend, out_of_range=out_of_range, batch_tables=batch_tables
+        )
+        if not isinstance(use_index_dedup, bool):
+            raise ValueError(f"use_index_dedup must be True or False, got {use_index_dedup!r:.80}")
+        self.use_index_dedup = use_index_dedup
+
+
+class EmbeddingCollectionSharder(SequenceCollectionSharder):
     """Shards `EmbeddingCollection`."""
 
     module_type = EmbeddingCollection
@@ -257,7 +294,7 @@ class FusedEmbeddingBagCollectionSharder(FusedCollectionSharder):
     sharded_type = ShardedEmbeddingBagCollection
 
 
-class FusedEmbeddingCollectionSharder(FusedCollectionSharder):
+class FusedEmbeddingCollectionSharder(SequenceCollectionSharder, FusedCollectionSharder):
     """Shards `FusedEmbeddingCollection`."""
 
     module_type = FusedEmbeddingCollection

@@ -196,6 +196,7 @@ def cases(draw: Any, world_size: int, sequence: bool = False) -> Case:
         eps=0.01,  # drawn gradients often cancel; a tiny eps would blow their rounding up to whole steps
         optimizer=draw(st.sampled_from(["exact_sgd", "exact_row_wise_adagrad", "exact_adagrad"])),
         sequence=sequence,
+        dedup=sequence and draw(st.booleans()),
         weighted=False if sequence else draw(st.booleans()),
         seed=draw(st.integers(0, 1000)),
     )

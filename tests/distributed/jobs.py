@@ -41,6 +41,7 @@ class Case:
     eps: float = 1e-8
     backend: str | None = None
     sequence: bool = False
+    dedup: bool = False  # each distinct id is sent once; of sequences
     weighted: bool = False
     seed: int = 0
     device: str = "cpu"
@@ -167,7 +168,7 @@ def sharded_model(case: Case) -> tuple[DistributedModelParallel, Model]:
     fused = {"optimizer": case.optimizer, "learning_rate": case.learning_rate, "eps": case.eps}
     sharders = [
         EmbeddingBagCollectionSharder(fused, case.codecs, backend=case.backend),
-        EmbeddingCollectionSharder(fused, case.codecs, backend=case.backend),
+        EmbeddingCollectionSharder(fused, case.codecs, case.dedup, backend=case.backend),
     ]
     plan = ShardingPlan.from_json(case.plan)
     wrapper = DefaultDataParallelWrapper(find_unused_parameters=case.find_unused)

@@ -114,6 +114,16 @@ def test_sequence_collections_equal_the_unsharded_model(ranks: Any, scheme: str)
 
 
 @pytest.mark.parametrize("scheme", scheme_names())
+def test_distinct_ids_of_sequences_equal_the_unsharded_model(ranks: Any, scheme: str) -> None:
+    """Ids repeat within bags, between bags and between ranks; the squares of row-wise Adagrad see their sum."""
+    tables = [{**table, "num_embeddings": min(table["num_embeddings"], 5)} for table in cases.sequence_tables()]
+    steps = cases.random_steps(4, tables, ranks.world_size, steps=4, samples=6)
+    plan = cases.plan_of(tables, [scheme], ranks.world_size)
+    for optimizer in ("exact_row_wise_adagrad", "exact_adagrad"):
+        check(Case(tables, plan.to_json(), steps, optimizer, sequence=True, dedup=True), ranks)
+
+
+@pytest.mark.parametrize("scheme", scheme_names())
 def test_the_dense_kernel_leaves_gradients_to_a_torch_optimizer(ranks: Any, scheme: str) -> None:
     plan = cases.plan_of(cases.TABLES, [scheme], ranks.world_size, kernel="dense")
     steps = cases.random_steps(5, cases.TABLES, ranks.world_size, steps=5, samples=6)

@@ -61,7 +61,9 @@ def test_all_schemes_in_one_plan_with_row_wise_adagrad(ranks: Any, device: str) 
 
 def test_sequences(ranks: Any, device: str) -> None:
     for schemes in (list(scheme_names()), FLAT, ["row_wise"]):
-        check(ranks, case_of(ranks.world_size, schemes, tables=cases.sequence_tables(), sequence=True), device)
+        for dedup in (False, True):
+            tables = cases.sequence_tables()
+            check(ranks, case_of(ranks.world_size, schemes, tables=tables, sequence=True, dedup=dedup), device)
 
 
 @pytest.mark.parametrize("route", ROUTES)

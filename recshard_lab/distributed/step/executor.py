@@ -84,6 +84,7 @@ class Executor:
         weighted: whether batches carry per-sample weights.
         codecs: number formats of rows and gradients on the wire; FP32 when left out.
         policy: for ids out of range; ``"error"`` when left out.
+        distinct: whether a sequence collection sends each distinct id of a shard feature once.
     """
 
     def __init__(
@@ -97,9 +98,10 @@ class Executor:
         weighted: bool,
         codecs: Registry | None = None,
         policy: OutOfRange | None = None,
+        distinct: bool = False,
     ) -> None:
         self.layout, self.env, self.device, self.pooled, self.codecs = layout, env, device, pooled, codecs
-        self.input_dist = InputDist(layout, env, pooled=pooled, weighted=weighted, policy=policy)
+        self.input_dist = InputDist(layout, env, pooled=pooled, weighted=weighted, policy=policy, distinct=distinct)
         self.lookup = RankLookup(layout, kinds, env.rank, pooled, device)
         self.route = PooledOutput(layout, env, codecs) if pooled else SequenceOutput(layout, env, codecs)
         self.variable = VariableOutput(layout, env, codecs)

@@ -37,18 +37,17 @@ from recshard_lab.distributed.step.check_ids import (
 )
 from recshard_lab.distributed.step.host_read import HostRead
 from recshard_lab.distributed.step.layout import Layout
-from recshard_lab.distributed.step.route_ids import IdRouter, Source, Wiring, order_in_keys
+from recshard_lab.distributed.step.route_ids import IdRouter, Source, Wiring, order_in_batch
 from recshard_lab.distributed.step.sizes import FAILED, READY, Sizes, SizesFormat, issue_sizes
-from recshard_lab.distributed.step.touched_rows import DistinctRows
+from recshard_lab.distributed.step.touched_rows import DistinctRows, distinct_ids
 from recshard_lab.distributed.step.types import (
-    LOCAL,
     FeatureIds,
+    LocalBatch,
+    LookupInput,
     host_list,
     join,
     segment_index,
 )
-from recshard_lab.distributed.step.types import LocalBatch as LocalBatch
-from recshard_lab.distributed.step.types import LookupInput as LookupInput
 from recshard_lab.embedding import DataType
 from recshard_lab.embedding.out_of_range import OutOfRange
 from recshard_lab.sparse import KeyedJaggedTensor
@@ -102,10 +101,18 @@ class InputDist:
         pooled: False for sequence collections.
         weighted: whether batches carry per-sample weights.
         policy: for ids that are no rows; ``"error"`` when left out.
+        distinct: whether a sequence collection sends each distinct id of a shard feature once.
     """
 
     def __init__(
-        self, layout: Layout, env: ShardingEnv, *, pooled: bool, weighted: bool, policy: OutOfRange | None = None
+        self,
+        layout: Layout,
+        env: ShardingEnv,
+        *,
+        pooled: bool,
+        weighted: bool,
+        policy: OutOfRange | None = None,
+        distinct: bool = False,
     ) -> None:
         self.policy = policy or OutOfRange()
         self.layout, self.env, self.pooled, self.weighted = layout, env, pooled, weighted
@@ -114,7 +121,7 @@ class InputDist:
         self.weight_dtype = (torch.float64 if wide else torch.float32) if weighted else None
         narrow = layout.rows_fit_int32 and self.weight_dtype is not torch.float64
         self.wire = torch.int32 if narrow else torch.int64
-        self.router = IdRouter(layout)
+        self.router = IdRouter(layout, distinct and not pooled and env.world_size > 1)
         self.format = SizesFormat(layout, weighted)
         self._exchanged = [len(features) for features in layout.exchanged_features]
         self._slots, self._rank_ends, self._kinds = self._message_slots()
@@ -204,7 +211,9 @@ class InputDist:
             lengths=list(lengths),
             counts=counts,
             sent=[counts],
-            positions={},
+            places=None if self.pooled else torch.arange(values.numel(), device=values.device),
+            num_places=None if self.pooled else np.asarray(counts),
+            uses=None,
             replicas=[],
             touched=[],
             layout=self.layout,
@@ -259,10 +268,11 @@ class InputDist:
             values, flag = clamp_to_rows(values, on_device, row_limits(len(bags), position, self.layout))
             outside = read.add(flag)
         required = self._weights_that_require_gradients(features)
-        want_order = not self.pooled or required is not None
+        want_places = not self.pooled or required is not None
         ids = values if not self.layout.global_rows_fit_int32 else values.to(self.wire)
         wiring = self.router.wiring(position, len(bags), known is not None)
-        sources = self.router.sources(wiring, lengths, ids, weights, bags, known, want_order)
+        sources = self.router.sources(wiring, lengths, ids, weights, bags, known, want_places)
+        sources += [distinct_ids(sources[own.source], own.segments, own.rows) for own in wiring.distinct]
         for source in sources:
             source.ids = source.ids.to(self.wire)
         places = [] if key_counts is None else [read.add(key_counts)]
@@ -277,6 +287,8 @@ class InputDist:
         segment_counts += [numbers[place] for place in places]
         where = _Segments(sources, segment_counts, wiring, sum(self._exchanged))
         local = self._local_batch(checked, features, where, sources, original, inverse, required)
+        if want_places:
+            local.places, local.num_places, local.uses = where.places(sources)
         if replicas is not None:
             if values.device.type == "cpu":
                 replicas.sort_on_host(local.replicas, where.copies)
@@ -311,7 +323,9 @@ class InputDist:
             lengths=lengths,
             counts=[key_counts[key] for key in position],
             sent=[own.tolist() for own in np.split(sent, np.cumsum(self._exchanged)[:-1])],
-            positions=self._order(where, sources, key_counts),
+            places=None,
+            num_places=None,
+            uses=None,
             replicas=[where.feature(number, sources) for number in copies],
             touched=[None] * len(copies),
             layout=self.layout,
@@ -321,26 +335,6 @@ class InputDist:
             spans=spans,
             ids=[] if self.pooled else [original.values()[start:end] for start, end in given],
         )
-
-    def _order(
-        self, where: _Segments, sources: Sequence[Source], key_counts: Sequence[int]
-    ) -> dict[tuple[int, int], Tensor]:
-        """For each shard feature of a bucketization, the places of its ids in the block; empty if not requested."""
-        wiring, orders = where.wiring, {}
-        for number, source in enumerate(sources[1:]):
-            if source.order is not None:
-                orders[number + 1] = order_in_keys(
-                    source, where.counts[number + 1], wiring.keys[number], key_counts, wiring.whole
-                )
-        if not orders:
-            return {}
-        ranks = [(rank, place) for rank, count in enumerate(self._exchanged) for place in range(count)]
-        ranks += [(LOCAL, place) for place in range(len(self.layout.replicated_features))]
-        return {
-            ranks[number]: orders[source][where.ids[0][number] : where.ids[1][number]]
-            for number, source in enumerate(wiring.source.tolist())
-            if source in orders
-        }
 
     def _messages(
         self,
@@ -553,12 +547,42 @@ class _Segments:
 
     def __init__(self, sources: Sequence[Source], counts: Sequence[Array], wiring: Wiring, num_exchanged: int) -> None:
         self.counts, self.wiring, self.num_exchanged = list(counts), wiring, num_exchanged
-        ends = np.concatenate([np.cumsum(own) for own in counts])[wiring.segment]
-        sizes = np.concatenate(list(counts))[wiring.segment]
-        self.ids = ends - sizes, ends
-        bags = [np.asarray(source.bags, dtype=np.int64) for source in sources]
-        bag_ends = np.concatenate([np.cumsum(own) for own in bags])[wiring.segment]
-        self.bags = bag_ends - np.concatenate(bags)[wiring.segment], bag_ends
+        self.ids = self._runs(counts)
+        self.bags = self._runs([np.asarray(source.bags, dtype=np.int64) for source in sources])
+
+    def _runs(self, sizes: Sequence[Array]) -> tuple[Array, Array]:
+        ends = np.concatenate([np.cumsum(own) for own in sizes])[self.wiring.segment]
+        return ends - np.concatenate(list(sizes))[self.wiring.segment], ends
+
+    def places(self, sources: Sequence[Source]) -> tuple[Tensor, Array, Tensor | None]:
+        """``places``, ``num_places`` and ``uses`` of the local batch."""
+        wiring, first = self.wiring, len(self.wiring.keys) + 1
+        ids = sources[0].ids
+        orders = [torch.arange(ids.numel(), device=ids.device)]
+        for source, own, keys in zip(sources[1:first], self.counts[1:], wiring.keys, strict=False):
+            orders.append(order_in_batch(source, own, keys, self.counts[0]))
+        stood_for = self.counts[:first]
+        for source, distinct in zip(sources[first:], wiring.distinct, strict=True):
+            assert source.order is not None
+            order = orders[distinct.source]
+            orders.append(source.order if distinct.source == 0 else order.index_select(0, source.order))
+            stood_for.append(self.counts[distinct.source][distinct.segments])
+        starts, ends = self._runs(stood_for)
+        places = self._gather(orders, starts, ends)
+        if not wiring.distinct:
+            return places, ends - starts, None
+        ones = orders[0].new_ones(1)
+        uses = [ones.expand(own.ids.numel()) if own.uses is None else own.uses for own in sources]
+        return places, ends - starts, self._gather(uses, *self.ids)
+
+    def _gather(self, of_sources: Sequence[Tensor], starts: Array, ends: Array) -> Tensor:
+        """The runs of all shard features, of one tensor for each source."""
+        used = sorted(set(self.wiring.source.tolist()))
+        sizes = [of_sources[number].numel() for number in used]
+        base = np.zeros(len(of_sources), np.int64)
+        base[used] = np.cumsum([0, *sizes])[:-1]
+        flat = of_sources[used[0]] if len(used) == 1 else torch.cat([of_sources[number] for number in used])
+        return gather_runs(flat, starts + base[self.wiring.source], ends - starts)
 
     @property
     def copies(self) -> list[int]:

@@ -10,7 +10,8 @@ the device.
     keys f, g; the table of g is split at row 5        source 0   f | g
                                                        source 1   g, rows 0-4 | g, rows 5-9
 
-Row ranges of a table that overlap (a tiling drawn by hand) are sorted by separate bucketizations.
+Row ranges of a table that overlap (a tiling drawn by hand) are sorted by separate bucketizations. With
+``distinct_ids``, exchanged shard features read the distinct ids of these sources, which are sources too.
 
 Shape letters: E shard features of all ranks together, F keys, K row shards, N ids, R replicated shard features.
 """
@@ -28,7 +29,6 @@ from torch import Tensor
 from recshard_lab.distributed.step.bucketize import RowSplits
 from recshard_lab.distributed.step.check_ids import NO_LIMIT
 from recshard_lab.distributed.step.layout import Layout
-from recshard_lab.distributed.step.types import LOCAL as LOCAL
 from recshard_lab.distributed.step.types import host_list, join
 from recshard_lab.sparse.ops import complete_cumsum
 
@@ -43,8 +43,10 @@ class Source:
         lengths: ids of each bag.
         ids: counted from the first row of their row shard.
         weights: per-sample weights, or None.
-        order: the place of each id in the joined input of the bucketization; None unless requested.
-        bags: bags of each segment.
+        order: the place of each id in the joined input of the bucketization; None unless requested. Of distinct ids:
+            the place in their source of each id that they stand for, sorted.
+        bags: bags of each segment. Of distinct ids: 1.
+        uses: of distinct ids, how many ids each stands for.
     """
 
     lengths: Tensor
@@ -52,6 +54,7 @@ class Source:
     weights: Tensor | None
     order: Tensor | None
     bags: list[int]
+    uses: Tensor | None = None
 
     def counts(self) -> Tensor:
         """Ids of each segment, on their device."""
@@ -75,6 +78,21 @@ class Bucketization:
     starts: list[list[int]]
 
 
+@dataclass(frozen=True, slots=True)
+class DistinctSegments:
+    """Segments of one source whose distinct ids are sent.
+
+    Attributes:
+        source: its number.
+        segments: ascending, counted from the first of the source.
+        rows: for each, the rows of its shard.
+    """
+
+    source: int
+    segments: list[int]
+    rows: list[int]
+
+
 @dataclass(slots=True)
 class Wiring:
     """Where shard features are in batches with given keys.
@@ -86,7 +104,7 @@ class Wiring:
         segment: ``[E + R]`` the segment of each exchanged and each replicated shard feature, counted over all sources.
         source: ``[E + R]`` its source.
         first_segment: the first segment of each source, and at last their number.
-        whole: whether every bucketization sorts the whole batch.
+        distinct: the segments whose distinct ids are sent; one further source for each entry.
     """
 
     position: list[int]
@@ -95,7 +113,7 @@ class Wiring:
     segment: Array
     source: Array
     first_segment: list[int]
-    whole: bool
+    distinct: list[DistinctSegments]
 
 
 class IdRouter:
@@ -103,15 +121,17 @@ class IdRouter:
 
     Args:
         layout: the layout.
+        distinct_ids: whether exchanged shard features send each distinct id once.
     """
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+    def __init__(self, layout: Layout, distinct_ids: bool = False) -> None:
+        self.layout, self.distinct_ids = layout, distinct_ids
         self.bucketizations: list[Bucketization] = []
         ranges = [self._ranges(index) for index in range(len(layout.blocks))]
         features = [shard_feature for own in layout.exchanged_features for shard_feature in own]
         features += layout.replicated_features
         self.blocks = [shard_feature.block for shard_feature in features]
+        self.shard_rows = [shard_feature.shard.num_rows for shard_feature in features]
         #: for each shard feature its bucketization and row range there; None where its shard has all rows
         self.places = [ranges[feature.block].get(feature.shard.rows) for feature in features]
         self._wirings: dict[tuple[tuple[int, ...], int, bool], Wiring] = {}
@@ -170,12 +190,28 @@ class IdRouter:
             source.append(0 if place is None else place[0] + 1)
             number = key if place is None else place[1] * len(keys[place[0]]) + keys[place[0]].index(key)
             segment.append(first[source[-1]] + number)
-        found = Wiring(
-            list(position), keys, splits, np.array(segment, int), np.array(source, int), first, not counts_known
-        )
+        distinct = self._read_distinct(source, segment, first) if self.distinct_ids else []
+        found = Wiring(list(position), keys, splits, np.array(segment, int), np.array(source, int), first, distinct)
         if len(self._wirings) >= 16:  # batches come with few orders of keys
             self._wirings.clear()
         self._wirings[cache_key] = found
+        return found
+
+    def _read_distinct(self, source: list[int], segment: list[int], first: list[int]) -> list[DistinctSegments]:
+        """Lets exchanged shard features read distinct ids: new sources, whose segments are counted last."""
+        found = []
+        exchanged = range(len(source) - len(self.layout.replicated_features))
+        for base in sorted({source[n] for n in exchanged}):
+            features = [n for n in exchanged if source[n] == base]
+            rows: dict[int, int] = {}
+            for n in features:
+                rows[segment[n]] = max(rows.get(segment[n], 0), self.shard_rows[n])
+            chosen = sorted(rows)
+            found.append(DistinctSegments(base, [own - first[base] for own in chosen], [rows[own] for own in chosen]))
+            place = {own: first[-1] + number for number, own in enumerate(chosen)}
+            for n in features:
+                source[n], segment[n] = len(first) - 1, place[segment[n]]
+            first.append(first[-1] + len(chosen))
         return found
 
     def sources(
@@ -215,24 +251,21 @@ class IdRouter:
         return found
 
 
-def order_in_keys(source: Source, counts: Array, keys: Sequence[int], key_counts: Sequence[int], whole: bool) -> Tensor:
-    """The place of each id of a bucketization inside its key, ``[N]``.
+def order_in_batch(source: Source, counts: Array, keys: Sequence[int], key_counts: Array) -> Tensor:
+    """The place of each id of a bucketization in the batch, ``[N]``.
 
     Args:
         source: with its order.
         counts: ids of each segment.
         keys: of the bucketization.
         key_counts: ids of each key of the batch.
-        whole: whether the whole batch was sorted, not only these keys.
     """
     assert source.order is not None
-    sizes = np.asarray(key_counts, dtype=np.int64)
-    sizes = sizes if whole else sizes[list(keys)]
-    starts = np.concatenate([[0], np.cumsum(sizes)])[:-1]
-    if not starts.any():
+    starts, sizes = np.cumsum(key_counts) - key_counts, key_counts[keys]
+    shift = starts[keys] - (np.cumsum(sizes) - sizes)
+    if not shift.any():
         return source.order
-    shift = np.tile(starts, len(counts) // len(keys))
-    repeated = torch.repeat_interleave(
-        host_list(shift, source.ids.device), host_list(counts, source.ids.device), output_size=source.ids.numel()
+    device, repeated = source.ids.device, np.tile(shift, len(counts) // len(keys))
+    return source.order + torch.repeat_interleave(
+        host_list(repeated, device), host_list(counts, device), output_size=source.ids.numel()
     )
-    return source.order - repeated

@@ -103,6 +103,31 @@ def split_rows(
     ]
 
 
+def distinct_ids(source: Source, segments: Sequence[int], rows: Sequence[int]) -> Source:
+    """The distinct ids of some segments, as a source with one bag a segment. Does not read the device.
+
+    Its first ids belong to the segments; how many they are is known once the host has read its counts.
+
+    Args:
+        source: without weights.
+        segments: ascending.
+        rows: for each, the rows of its shard.
+
+    >>> source = Source(torch.tensor([3, 2]), torch.tensor([7, 2, 7, 1, 1]), None, None, [1, 1])
+    >>> found = distinct_ids(source, [0, 1], [8, 8])
+    >>> found.ids[:3].tolist(), found.uses[:3].tolist(), found.counts().tolist(), found.order.tolist()
+    ([2, 7, 1], [1, 2, 2], [2, 1], [1, 0, 2, 3, 4])
+    """
+    device = source.ids.device
+    bases = np.full(len(source.bags), _LAST_BASE)
+    bases[list(segments)] = np.cumsum([0, *rows[:-1]])
+    chosen = None if len(segments) == len(source.bags) else host_list(segments, device)
+    ordered = sort_rows(source.ids, source.counts(), host_list(bases, device), chosen)
+    ids = torch.empty_like(source.ids).scatter_(0, ordered.row, ordered.ids)
+    uses = torch.zeros_like(ordered.row).scatter_add_(0, ordered.row, torch.ones_like(ordered.row))
+    return Source(ordered.ends.diff(), ids, None, ordered.order, [1] * len(segments), uses)
+
+
 def rows_are_smaller(distinct: int, ids: int, bags: int, dim: int) -> bool:
     """Whether a pooled shard feature of D columns takes fewer elements as rows than as bags."""
     return distinct * (dim + 1) < bags * (dim + 1) + ids

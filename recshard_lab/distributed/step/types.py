@@ -28,10 +28,6 @@ Run = tuple[Tensor, int, int]
 """``(tensor, start, end)``: the elements ``tensor[start:end]``."""
 
 
-LOCAL = -1
-"""In place of a rank: replicated shard feature k, which this rank looks up itself, is ``(LOCAL, k)``."""
-
-
 @dataclass(slots=True)
 class FeatureIds:
     """The local ids of one shard feature.
@@ -83,8 +79,10 @@ class LocalBatch:
         lengths: for each block, its bag lengths ``[B]``; ``[S]`` in a variable batch.
         counts: for each block, the number of its ids.
         sent: for each rank and exchanged shard feature there, the number of ids sent.
-        positions: for each row-split (rank, shard feature), the places of its ids in the block. Only of sequence
-            collections, and where weights require gradients.
+        places: ``[n]`` the place in the batch of each id of exchanged, then of replicated shard features. Only of
+            sequence collections, and where weights require gradients. Ids that share one sent id are adjacent.
+        num_places: for each of these shard features, the number of its places.
+        uses: ``[n]`` the number of places of each id that is sent; None where it is 1 for all.
         replicas: the ids of each replicated shard feature, which this rank looks up itself.
         touched: for each replicated shard feature its distinct rows; None where its bags are sent.
         layout: the layout at the time of sending.
@@ -100,7 +98,9 @@ class LocalBatch:
     lengths: list[Tensor]
     counts: list[int]
     sent: list[list[int]]
-    positions: dict[tuple[int, int], Tensor]
+    places: Tensor | None
+    num_places: NDArray[np.int64] | None
+    uses: Tensor | None
     replicas: list[FeatureIds]
     touched: list[TouchedRows | None]
     layout: Layout

@@ -14,7 +14,6 @@ Shape letters: N ids of the local batch, n ids of a shard feature, S bags of a b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from torch import Tensor
 from recshard_lab.comm import ShardingEnv, all_to_all
 from recshard_lab.distributed.step.layout import Layout
 from recshard_lab.distributed.step.lookup import RankLookup
-from recshard_lab.distributed.step.types import LOCAL, LocalBatch, LookupInput, join
+from recshard_lab.distributed.step.types import LookupInput, join
 
 
 def of_replicas(lookup: RankLookup, layout: Layout, grad: Tensor, lookup_input: LookupInput) -> dict[int, Tensor]:
@@ -92,27 +91,13 @@ def exchange_weight_gradients(
     arrived = arrived * world  # kernels were given gradients of the mean over ranks; these are of this rank's loss
     if local_batch.weights is None:
         return None
+    assert local_batch.places is not None
+    copies = [of_copies[place].to(arrived.dtype) for place in range(len(local_batch.replicas))]
     total = arrived.new_zeros(local_batch.weights.numel())
-    position = 0
-    for rank, features in enumerate(layout.exchanged_features):
-        ends = accumulate(local_batch.sent[rank], initial=position)
-        for number, (feature, (start, end)) in enumerate(zip(features, pairwise(ends), strict=True)):
-            _add(total, local_batch, feature.block, (rank, number), arrived[start:end])
-            position = end
-    for place, own in of_copies.items():
-        _add(total, local_batch, layout.replicated_features[place].block, (LOCAL, place), own.to(total.dtype))
+    total.index_add_(0, local_batch.places, torch.cat([arrived, *copies]))
     return total.to(local_batch.weights.dtype).view(local_batch.weights.shape)
 
 
 def _none(lookup_input: LookupInput) -> Tensor:
     assert lookup_input.weights is not None
     return lookup_input.weights[:0]
-
-
-def _add(total: Tensor, local_batch: LocalBatch, block: int, feature: tuple[int, int], own: Tensor) -> None:
-    start, end = local_batch.spans[block]
-    positions = local_batch.positions.get(feature)
-    if positions is None:
-        total[start:end] += own
-    else:
-        total[start:end].index_add_(0, positions, own)

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from recshard_lab.comm import CommOp, QuantizedCommCodecs, ShardingEnv
-from recshard_lab.distributed.step.input_dist import LookupInput
 from recshard_lab.distributed.step.layout import Layout, ShardFeature
 from recshard_lab.distributed.step.output_dist.columns import Run
+from recshard_lab.distributed.step.types import LookupInput
 
 FORWARD, BACKWARD = "output_dist/rows", "output_dist_backward/rows"
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from recshard_lab.comm import QuantizedCommCodecs, ShardingEnv
-from recshard_lab.distributed.step.input_dist import LookupInput
 from recshard_lab.distributed.step.layout import Layout
 from recshard_lab.distributed.step.output_dist.base import BACKWARD, FORWARD, OutputPath, runs_of, widths_of
 from recshard_lab.distributed.step.output_dist.columns import ColumnMap
 from recshard_lab.distributed.step.output_dist.replica_gradients import Replicas
 from recshard_lab.distributed.step.output_dist.wire import Parcel, Wire
+from recshard_lab.distributed.step.types import LookupInput
 
 
 class DirectPath(OutputPath):

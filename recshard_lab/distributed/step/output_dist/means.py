@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recshard_lab.distributed.step.input_dist import LocalBatch
 from recshard_lab.distributed.step.layout import Layout
 from recshard_lab.distributed.step.output_dist.columns import Memo, expand, to_device
+from recshard_lab.distributed.step.types import LocalBatch
 
 
 class Means:

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from recshard_lab.comm import Registry, ShardingEnv, codecs_for
-from recshard_lab.distributed.step.input_dist import LookupInput
 from recshard_lab.distributed.step.layout import Layout, ShardFeature
 from recshard_lab.distributed.step.output_dist.base import (
     Columns,
@@ -22,6 +21,7 @@ from recshard_lab.distributed.step.output_dist.direct import DirectPath
 from recshard_lab.distributed.step.output_dist.means import Means
 from recshard_lab.distributed.step.output_dist.reduce_scatter import ReduceScatterPath
 from recshard_lab.distributed.step.output_dist.two_hop import TwoHopPath
+from recshard_lab.distributed.step.types import LookupInput
 
 PATHS: dict[str, type[OutputPath]] = {path.name: path for path in (DirectPath, ReduceScatterPath, TwoHopPath)}
 

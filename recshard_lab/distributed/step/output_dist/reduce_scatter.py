@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from recshard_lab.comm import CommOp, QuantizedCommCodecs, ShardingEnv, issue_reduce_scatter
-from recshard_lab.distributed.step.input_dist import LookupInput
 from recshard_lab.distributed.step.layout import Layout
 from recshard_lab.distributed.step.output_dist.base import BACKWARD, FORWARD, OutputPath, runs_of
 from recshard_lab.distributed.step.output_dist.columns import ColumnMap, Memo, Run, expand, to_device
 from recshard_lab.distributed.step.output_dist.wire import Parcel, Wire
+from recshard_lab.distributed.step.types import LookupInput
 from recshard_lab.sharding import PlanError
 
 

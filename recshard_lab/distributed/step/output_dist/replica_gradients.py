@@ -12,13 +12,12 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from recshard_lab.distributed.step.input_dist import LocalBatch, LookupInput
 from recshard_lab.distributed.step.layout import Layout
 from recshard_lab.distributed.step.output_dist.base import widths_of
 from recshard_lab.distributed.step.output_dist.columns import ColumnMap, Run
 from recshard_lab.distributed.step.output_dist.stacks import SourceStack
 from recshard_lab.distributed.step.output_dist.wire import Parcel
-from recshard_lab.distributed.step.types import TouchedRows
+from recshard_lab.distributed.step.types import LocalBatch, LookupInput, TouchedRows
 
 
 class Replicas:

@@ -1,6 +1,8 @@
 """Rows of sequence collections: every id's row travels to the place in the batch where the id stood.
 
-Nothing is added, so `direct` is the only output path. One kernel orders a message, and one puts what arrived in place::
+Nothing is added in forward, so `direct` is the only output path. With ``use_index_dedup``, ids that are equal share one
+row: it travels once, is copied to each of their places, and their gradients are added before they travel. One kernel
+orders a message, and one puts what arrived in place::
 
     kernels here    feature 0: source 0, source 1 | feature 1: source 0, source 1       by shard feature
     on the wire     source 0: feature 0, feature 1 | source 1: feature 0, feature 1     by rank
@@ -15,7 +17,6 @@ import torch
 from torch import Tensor
 
 from recshard_lab.comm import CommOp, Registry, ShardingEnv, codecs_for
-from recshard_lab.distributed.step.input_dist import LocalBatch, LookupInput
 from recshard_lab.distributed.step.layout import Layout
 from recshard_lab.distributed.step.output_dist.base import (
     BACKWARD,
@@ -25,12 +26,13 @@ from recshard_lab.distributed.step.output_dist.base import (
     PendingOutput,
     widths_of,
 )
-from recshard_lab.distributed.step.output_dist.columns import ColumnMap, Run, starts_of, to_device
+from recshard_lab.distributed.step.output_dist.columns import ColumnMap, Indices, Run, gather, starts_of, to_device
 from recshard_lab.distributed.step.output_dist.direct import behind_each
 from recshard_lab.distributed.step.output_dist.replica_gradients import sum_touched
 from recshard_lab.distributed.step.output_dist.wire import Parcel, Wire, size_of
-from recshard_lab.distributed.step.route_ids import LOCAL
+from recshard_lab.distributed.step.types import LocalBatch, LookupInput, segment_index
 from recshard_lab.sharding import PlanError
+from recshard_lab.sparse.ops import complete_cumsum
 
 
 class SequenceOutput(OutputExchange):
@@ -73,14 +75,13 @@ class SequenceOutput(OutputExchange):
         arriving, copies = pending.state
         received = arriving.wait()
         flat = torch.cat([received, *copies]) if copies else received
-        places = self.places.of(pending.lookup_input.local_batch, flat.device)
-        order = torch.empty_like(places).index_copy_(0, places, torch.arange(len(places), device=flat.device))
+        order = self.places.rows_of_places(pending.lookup_input.local_batch, flat.device)
         return flat.view(-1, self.places.chunk).index_select(0, order).view(-1)
 
     def begin_backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> PendingOutput:
         local_batch, sends = lookup_input.local_batch, self._here(lookup_input.local_batch)
-        grad = (grad * scale if scale != 1.0 else grad).contiguous().view(-1, self.places.chunk)
-        message = grad.index_select(0, self.places.of(local_batch, grad.device)).view(-1)
+        grad = (grad * scale if scale != 1.0 else grad).contiguous().view(-1)
+        message = gather(grad, self.places.chunk, self.places.places_of_rows(local_batch, grad.device))
         if self.replicated:
             sizes = [size_of(load) for load in sends]
             rows, touched = _copied(local_batch), local_batch.touched
@@ -151,41 +152,53 @@ class _Places:
     """Where rows that arrive belong in the output, in chunks: of each rank's shard features, then of replicas."""
 
     def __init__(self, layout: Layout) -> None:
-        by_rank = enumerate(layout.exchanged_features)
-        features = [(rank, n, feature) for rank, stored in by_rank for n, feature in enumerate(stored)]
-        features += [(LOCAL, n, feature) for n, feature in enumerate(layout.replicated_features)]
-        self.keys = [(rank, n) for rank, n, _ in features]
+        features = [feature for stored in layout.exchanged_features for feature in stored]
+        features += layout.replicated_features
         self.dims = [block.dim for block in layout.blocks]
-        columns = [feature.shard.cols for _, _, feature in features]
+        columns = [feature.shard.cols for feature in features]
         self.chunk = gcd(*self.dims, *(edge for span in columns for edge in span)) or 1
-        self._blocks = np.array([feature.block for _, _, feature in features], dtype=np.int64)
+        self._blocks = np.array([feature.block for feature in features], dtype=np.int64)
         self._first = np.array([first for first, _ in columns], dtype=np.int64) // self.chunk
         self._chunks = np.array([end - first for first, end in columns], dtype=np.int64) // self.chunk
         self._strides = np.array([self.dims[block] for block in self._blocks], dtype=np.int64) // self.chunk
 
-    def of(self, local_batch: LocalBatch, device: torch.device) -> Tensor:
-        """The place of each chunk."""
+    def rows_of_places(self, local_batch: LocalBatch, device: torch.device) -> Tensor:
+        """For each chunk of the output, the chunk that arrived."""
+        found = self.places_of_rows(local_batch, device)
+        rows = torch.arange(len(found.chunks if found.bags is None else found.bags), device=device)
+        if found.bags is not None:
+            ends = torch.nn.functional.pad(found.bags[1:], (0, 1), value=len(found.chunks))
+            rows = torch.repeat_interleave(rows, ends - found.bags, output_size=len(found.chunks))
+        return torch.empty_like(found.chunks).index_copy_(0, found.chunks, rows)
+
+    def places_of_rows(self, local_batch: LocalBatch, device: torch.device) -> Indices:
+        """For each chunk that arrived, its chunks in the output: one, or a bag of them."""
+        sizes, place = local_batch.num_places, local_batch.places
+        assert sizes is not None
+        assert place is not None
+        if not len(place):
+            return Indices(place.long(), None, None)
+        block_starts = np.array(starts_of(local_batch.counts, self.dims), dtype=np.int64) // self.chunk
+        key_starts = np.array([start for start, _ in local_batch.spans], dtype=np.int64)
+        starts = (block_starts[self._blocks] - key_starts[self._blocks] * self._strides) + self._first
+        table = to_device(np.stack([sizes, starts, self._strides, self._chunks]), device)
+        feature = torch.repeat_interleave(table[0], output_size=len(place))
+        place = place * table[2][feature] + table[1][feature]
+        uses = local_batch.uses
+        bags = None if uses is None else complete_cumsum(uses)[:-1]
+        if (self._chunks == 1).all():
+            return Indices(place, bags, None)
         rows = [n for counts in local_batch.sent for n in counts] + _copied(local_batch)
-        if not sum(rows):
-            return torch.empty(0, dtype=torch.int64, device=device)
-        positions = local_batch.positions
-        whole = max((n for n, key in zip(rows, self.keys, strict=True) if key not in positions), default=0)
-        ramp = torch.arange(whole, device=device)
-        parts = [positions[key] if key in positions else ramp[:n] for n, key in zip(rows, self.keys, strict=True)]
-        sizes, total = np.array(rows, dtype=np.int64), sum(rows)
-        starts = np.array(starts_of(local_batch.counts, self.dims), dtype=np.int64)[self._blocks] // self.chunk
-        chunks, ends = self._chunks, np.cumsum(sizes * self._chunks)
-        # by feature: rows, first place, distance of rows, chunks of a row, chunks before those of its row 0
-        before = ends - sizes * chunks - (np.cumsum(sizes) - sizes) * chunks
-        table = to_device(np.stack([sizes, starts + self._first, self._strides, chunks, before]), device)
-        feature = torch.repeat_interleave(table[0], output_size=total)
-        place = torch.cat(parts) * table[2][feature] + table[1][feature]
-        if (chunks == chunks[0]).all():
-            within = torch.arange(int(chunks[0]), device=device)
-            return place if len(within) == 1 else (place[:, None] + within).view(-1)
-        counts, number = table[3][feature], int(ends[-1])
-        place -= torch.arange(total, device=device) * counts + table[4][feature]
-        return torch.repeat_interleave(place, counts, output_size=number) + torch.arange(number, device=device)
+        total, total_places = int(rows @ self._chunks), int(sizes @ self._chunks)
+        chunks = table[3][feature if bags is None else feature.index_select(0, bags)]
+        row = torch.repeat_interleave(chunks, output_size=total)
+        within = torch.arange(total, device=device) - (chunks.cumsum(0) - chunks)[row]
+        if uses is None or bags is None:
+            return Indices(place[row] + within, None, None)
+        uses = uses[row]  # of each chunk: a bag of the same chunk of all its places
+        index = segment_index(bags[row], uses, total_places)
+        within = torch.repeat_interleave(within, uses, output_size=total_places)
+        return Indices(place[index] + within, complete_cumsum(uses)[:-1], None)
 
 
 def _copied(local_batch: LocalBatch) -> list[int]:

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from recshard_lab.comm import QuantizedCommCodecs, ShardingEnv
-from recshard_lab.distributed.step.input_dist import LookupInput
 from recshard_lab.distributed.step.layout import Layout, ShardFeature
 from recshard_lab.distributed.step.output_dist.base import BACKWARD, FORWARD, OutputPath, widths_of
 from recshard_lab.distributed.step.output_dist.columns import (
@@ -34,6 +33,7 @@ from recshard_lab.distributed.step.output_dist.columns import (
     to_device,
 )
 from recshard_lab.distributed.step.output_dist.wire import Arriving, Parcel, Wire
+from recshard_lab.distributed.step.types import LookupInput
 
 
 class TwoHopPath(OutputPath):

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from recshard_lab.comm import CommOp, Registry, ShardingEnv, codecs_for
-from recshard_lab.distributed.step.input_dist import LocalBatch, LookupInput
 from recshard_lab.distributed.step.layout import Layout
 from recshard_lab.distributed.step.output_dist.base import (
     BACKWARD,
@@ -34,6 +33,7 @@ from recshard_lab.distributed.step.output_dist.means import Means
 from recshard_lab.distributed.step.output_dist.replica_gradients import Replicas
 from recshard_lab.distributed.step.output_dist.stacks import SourceStack
 from recshard_lab.distributed.step.output_dist.wire import Parcel, Wire, size_of
+from recshard_lab.distributed.step.types import LocalBatch, LookupInput
 
 
 class VariableOutput(OutputExchange):

@@ -36,7 +36,7 @@ def two() -> Iterator[Any]:
 # ---- need_indices ----
 
 
-def sequences(scheme: str, fused: bool, policy: str) -> list[str]:
+def sequences(scheme: str, fused: bool, policy: str, dedup: bool) -> list[str]:
     """What differs from the unsharded collection. Runs on every rank."""
     tables = [EmbeddingConfig(12, 8, f"t{key}", feature_names=[key, "both"]) for key in "ab"]
     rank, wrong = torch.distributed.get_rank(), []
@@ -53,7 +53,7 @@ def sequences(scheme: str, fused: bool, policy: str) -> list[str]:
                 tables, torch.optim.SGD, {"lr": 0.1}, need_indices=True, out_of_range=policy
             )
         whole.load_state_dict(truth.state_dict())
-        sharders = None if fused else [EmbeddingCollectionSharder({"optimizer": "exact_sgd"})]
+        sharders = None if fused else [EmbeddingCollectionSharder({"optimizer": "exact_sgd"}, None, dedup)]
         dmp = DistributedModelParallel(whole, plan=plan, sharders=sharders)
         truth.load_state_dict(dmp.full_state_dict())
         expected, found = truth(batch), dmp(batch)
@@ -67,10 +67,10 @@ def sequences(scheme: str, fused: bool, policy: str) -> list[str]:
 
 
 @pytest.mark.parametrize("policy", ["error", "clamp", "ignore"])
-@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
-def test_sequences_carry_their_ids_under_every_scheme(two: Any, fused: bool, policy: str) -> None:
+@pytest.mark.parametrize("kind", ["plain", "dedup", "fused"])
+def test_sequences_carry_their_ids_under_every_scheme(two: Any, kind: str, policy: str) -> None:
     for scheme in [*scheme_names(), "custom"]:
-        assert two.run(sequences, scheme, fused, policy) == [[], []], scheme
+        assert two.run(sequences, scheme, kind == "fused", policy, kind == "dedup") == [[], []], scheme
 
 
 def test_sequences_without_need_indices_carry_none() -> None:

@@ -125,11 +125,11 @@ def ring_bytes(size: int, env: ShardingEnv) -> list[int]:
     return sent
 
 
-def all_reduce(tensor: Tensor, env: ShardingEnv, label: str) -> Tensor:
-    """Sums ``tensor`` over the ranks, in place."""
+def all_reduce(tensor: Tensor, env: ShardingEnv, label: str, *, maximum: bool = False) -> Tensor:
+    """Sums ``tensor`` over the ranks, in place; with ``maximum``, the largest of each number."""
     record("all_reduce", label, ring_bytes(tensor.numel() * tensor.element_size(), env), env)
     if env.pg is not None:
-        dist.all_reduce(tensor, group=env.pg)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM, group=env.pg)
     return tensor
 
 

@@ -310,6 +310,7 @@ class DMPCollection(DistributedModelParallel):
         Raises:
             PlanError, ValueError, OSError: as in `DistributedModelParallel.reshard`, on all ranks. Nothing was moved.
         """
+        self.fused_optimizer.refuse_deferred("dmp.reshard")
         recover(self.collections, self.grid.world, self.fused_optimizer)
         size = self.grid.group_size if sharding_group_size is None else sharding_group_size
         self._agree_on_size(size)
@@ -337,6 +338,7 @@ class DMPCollection(DistributedModelParallel):
             everyone=world,
         )
         self.plan, self.grid, self.env = plan, after, after.sharding
+        self.fused_optimizer.replicas = world.world_size // after.sharding.world_size
         return result
 
     def _grid_of(self, size: int) -> ReplicaGrid:

@@ -13,9 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recshard_lab.comm import all_reduce
 from recshard_lab.distributed.sharded_collections import ShardedCollection
 from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.distributed.state.parts import Part
+from recshard_lab.distributed.step.deferred import Deferred
+from recshard_lab.distributed.step.executor import Executor
 from recshard_lab.distributed.step.lookup import KernelGroup
 from recshard_lab.distributed.table_shards import TableShards, sharded_tensor
 from recshard_lab.embedding import OptimizerSpec
@@ -38,10 +41,12 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
 
     Args:
         collections: module path -> sharded collection.
+        replicas: number of replicas of the tables that learn from separate batches.
     """
 
-    def __init__(self, collections: Mapping[str, ShardedCollection]) -> None:
+    def __init__(self, collections: Mapping[str, ShardedCollection], replicas: int = 1) -> None:
         self._prepare()
+        self.replicas, self._deferred = replicas, False
         specs = [kind.optimizer for c in collections.values() for kind in c.kinds.values() if kind.optimizer]
         self._specs: list[OptimizerSpec] = list(dict.fromkeys(specs))
         self.param_groups = [{"params": [], "lr": spec.learning_rate} for spec in self._specs]
@@ -65,6 +70,9 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
             for group in collection.executor.lookup.groups:
                 if group.kind.optimizer is not None:
                     self._kernels.append((self._specs.index(group.kind.optimizer), group))
+            self._executors.append(collection.executor)
+            if self._deferred and collection.executor.deferred is None:
+                collection.executor.deferred = Deferred()
         self._pushed += [self._specs[number].learning_rate for number, _ in self._kernels]
 
     def release(self) -> None:
@@ -72,6 +80,7 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         self._handles: dict[str, TableHandle] = {}
         self._kernels: list[tuple[int, KernelGroup]] = []
         self._pushed: list[float] = []
+        self._executors: list[Executor] = []
         for group in self.param_groups:
             group["params"] = []
 
@@ -119,12 +128,74 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
                 kernels.kernel.set_learning_rate(rate)
                 self._pushed[position] = rate
 
+    def defer_steps(self) -> None:
+        """From now on backward keeps the gradients of the tables, and `step` steps them.
+
+        Gradients of several batches accumulate, as ``.grad`` does: a row steps once, with its summed gradient.
+        `zero_grad` drops them. Until `step`, a rank keeps the ids and gradients of its lookups:
+        ``ids + rows x columns x 4`` bytes for each batch. Every rank must call `step` alike.
+        """
+        self._deferred = True
+        for executor in self._executors:
+            executor.deferred = executor.deferred or Deferred()
+
+    @property
+    def deferred_batches(self) -> int:
+        """The number of batches whose gradients wait for `step`."""
+        return max((e.deferred.batches for e in self._executors if e.deferred is not None), default=0)
+
+    def refuse_deferred(self, action: str) -> None:
+        """Raises ValueError if gradients wait for `step`."""
+        if self.deferred_batches:
+            raise ValueError(
+                f"{action} would lose the gradients of {self.deferred_batches} batches, which wait for the step of the "
+                f"tables. Fix: call the optimizer's step() or zero_grad() before"
+            )
+
+    def fused_norm_power(self, norm_type: float) -> list[Tensor]:
+        """``[sum of |g|^p]`` of the deferred gradients of all tables and ranks; the maximum for ``p = inf``.
+
+        Collective. Duplicates of a row are summed first, and replicas count once.
+
+        Raises:
+            ValueError: replicas of the tables have different gradients (`DMPCollection`).
+        """
+        if self.replicas > 1:
+            raise ValueError(
+                f"the tables have {self.replicas} replicas with different gradients, so their norm would scale each "
+                f"replica of the dense part differently. Fix: clip values in the kernels (fused_params="
+                f'{{"gradient_clipping": True, "max_gradient": ...}}), or use DistributedModelParallel'
+            )
+        if not self._executors:
+            return []
+        env, total = self._executors[0].env, torch.zeros((), device=self._device)
+        for executor in self._executors:
+            if executor.deferred is not None:
+                total = executor.deferred.norm_power(norm_type, env.rank == 0, total)
+        return [all_reduce(total, env, "grad_norm", maximum=norm_type == float("inf"))]
+
+    def scale_fused_gradients(self, factor: Tensor) -> None:
+        """Multiplies the deferred gradients by a 0-d tensor."""
+        for executor in self._executors:
+            if executor.deferred is not None:
+                executor.deferred.scale(factor)
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Runs ``closure`` if passed. The tables were already stepped in backward."""
-        return closure() if closure is not None else None
+        """Runs ``closure`` if passed, then steps the tables if `defer_steps` was called. Collective in that case.
+
+        Otherwise the tables were already stepped in backward.
+        """
+        loss = closure() if closure is not None else None
+        if self._deferred:
+            self.push_learning_rates()
+            for executor in self._executors:
+                executor.step_deferred()
+        return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Fused tables have no ``.grad``."""
+        """Drops deferred gradients. Fused tables have no ``.grad``."""
+        for executor in self._executors if self._deferred else ():
+            executor.deferred = Deferred()
 
 
 class TableHandle:

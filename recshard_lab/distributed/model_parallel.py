@@ -6,6 +6,7 @@ from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from recshard_lab.arguments import checks_arguments, device_named, names_wrong_arguments
 from recshard_lab.comm import ShardingEnv, agreed, compute_device, from_first_rank, refuse_differences
@@ -175,7 +176,9 @@ class DistributedModelParallel(nn.Module):
 
     def _place_dense(self, module: nn.Module, init_parameters: bool) -> None:
         """The fused optimizer, and the dense part on the device."""
-        self.fused_optimizer = EmbeddingFusedOptimizer(self.collections)
+        self.fused_optimizer = EmbeddingFusedOptimizer(
+            self.collections, self.dense_env.world_size // self.env.world_size
+        )
         if init_parameters:
             self._materialize()
         self._bare.to(self.device)
@@ -286,6 +289,7 @@ class DistributedModelParallel(nn.Module):
         >>> dmp.reshard(ShardingPlan({"": {"t": ParameterSharding("custom", shards=halves)}})).bytes_moved
         0
         """
+        self.fused_optimizer.refuse_deferred("dmp.reshard")
         recover(self.collections, self.env, self.fused_optimizer)
         bound = Bound(max_extra_bytes, park_dir)
         plan, changed = agreed_plan(plan, self.plan, self.collections, self.env, optimizers, bound)
@@ -325,6 +329,35 @@ class DistributedModelParallel(nn.Module):
             for p in shards.parameters()
         }
         return [p for p in self._bare.parameters() if id(p) not in fused]
+
+    def param_to_pgs(self) -> dict[nn.Parameter, list[ProcessGroup]]:
+        """Sharded parameters on the dense kernel -> the group of ranks that store their table.
+
+        This is the argument of `GradientClippingOptimizer`. If any rank stores such a parameter, every rank has an
+        entry, so that all ranks take part in the sum of norms.
+
+        Raises:
+            ValueError: the tables have several replicas (`DMPCollection`), whose gradients differ.
+        """
+        tables = [
+            shards
+            for collection in self.collections.values()
+            for shards in collection.table_shards().values()
+            if shards.sharding.compute_kernel == "dense" and not all(shards.sharding.replica_flags)
+        ]
+        if self.env.pg is None or not tables:
+            return {}
+        if self.fused_optimizer.replicas > 1:
+            raise ValueError(
+                f"tables on the dense kernel have {self.fused_optimizer.replicas} replicas with different gradients: "
+                f"no norm is common to all ranks. Fix: use DistributedModelParallel"
+            )
+        sharded: dict[nn.Parameter, list[ProcessGroup]] = {nn.Parameter(torch.empty(0)): [self.env.pg]}
+        for shards in tables:
+            for position, parameter in zip(shards.local_weights, shards.parameters(), strict=True):
+                if not shards.sharding.replica_flags[position]:
+                    sharded[parameter] = [self.env.pg]
+        return sharded
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True

@@ -1,4 +1,4 @@
-"""Gradients of the dense part cut to size before a step, over all ranks if asked."""
+"""Clips gradients before a step: those of the dense part, of sharded tables, and of fused tables."""
 
 from __future__ import annotations
 
@@ -29,20 +29,25 @@ class GradientClippingOptimizer(OptimizerWrapper):
     """Clips gradients, then steps.
 
     NORM is ``g *= min(1, max_gradient / (total + 1e-6))`` with the ``norm_type``-norm of all gradients as one vector
-    (Pascanu et al. 2013), VALUE is ``g = clamp(g, -max_gradient, max_gradient)``.
+    (Pascanu et al. 2013), as in ``torch.nn.utils.clip_grad_norm_``. VALUE is
+    ``g = clamp(g, -max_gradient, max_gradient)``.
+
+    Fused tables take part in NORM and in ``track_grad_norm``: this class calls their ``defer_steps``, so backward keeps
+    their gradients and `step` steps them. Their norm is that of the unsharded tables: duplicates of a row are summed
+    first, shards are added over ranks, and replicas count once. All ranks must call `step` alike.
 
     Args:
-        optimizer: whose gradients are clipped. Tables stepped in backward have none: give them ``gradient_clipping``
-            and ``max_gradient`` among their fused params instead.
-        clipping: how.
+        optimizer: the optimizer whose gradients are clipped: ``CombinedOptimizer([dmp.fused_optimizer, dense])``.
+        clipping: the rule.
         max_gradient: the largest total norm, or the largest number.
         norm_type: 2, 1, any p, or ``"inf"``.
-        enable_global_grad_clip: add the norms of sharded parameters over the ranks that hold the other shards.
-        param_to_pgs: sharded parameter -> the groups of ranks over which its shards lie; the others are replicated.
-        track_grad_norm: note the total norm under VALUE and NONE as well.
+        enable_global_grad_clip: add the norms of sharded parameters over the ranks that store the other shards.
+        param_to_pgs: sharded parameter -> the groups of ranks that store its shards; all others are replicated. For
+            tables on the dense kernel, pass ``dmp.param_to_pgs()``. Not required for DTensors (FSDP2).
+        track_grad_norm: compute the total norm under VALUE and NONE as well.
 
     Raises:
-        ValueError: a parameter that backward steps, a ``max_gradient`` that is not positive.
+        ValueError: VALUE with fused tables, or a ``max_gradient`` that is not positive.
 
     >>> from recshard_lab.optim import KeyedOptimizerWrapper
     >>> weight = nn.Parameter(torch.zeros(2))
@@ -64,10 +69,11 @@ class GradientClippingOptimizer(OptimizerWrapper):
     ) -> None:
         super().__init__(optimizer)
         fused = optimizer.stepped_in_backward
-        if fused and clipping is not GradientClipping.NONE:
+        if fused and clipping is GradientClipping.VALUE:
             raise ValueError(
-                f"{fused} are stepped in backward and have no gradient to clip: wrap the dense optimizer alone, and "
-                f'give the tables fused_params {{"gradient_clipping": True, "max_gradient": ...}}'
+                f"clipping=VALUE does not support {fused}, whose kernels sum the gradient of a row when they step it. "
+                f'Fix: wrap the dense optimizer alone, and pass fused_params {{"gradient_clipping": True, '
+                f'"max_gradient": ...}}, which clamps that sum'
             )
         if not max_gradient > 0:
             raise ValueError(f"max_gradient must be a positive number, got {max_gradient!r}")
@@ -77,6 +83,9 @@ class GradientClippingOptimizer(OptimizerWrapper):
         self._track = track_grad_norm
         groups = dict(param_to_pgs or {}) if enable_global_grad_clip else {}
         self._groups_of = {id(param): tuple(pgs) for param, pgs in groups.items() if pgs}
+        self._sharded = groups  # keeps the parameters alive, whose ids are keys
+        if fused and (clipping is GradientClipping.NORM or track_grad_norm):
+            optimizer.defer_steps()
         self._total: Tensor | None = None
 
     @property
@@ -97,6 +106,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
             scale = (self._max_gradient / (self._total + 1e-6)).clamp(max=1.0)
             for grad in self._grads():
                 grad.mul_(scale.to(grad.device))
+            self.scale_fused_gradients(scale)
         elif self._clipping is GradientClipping.VALUE:
             for grad in self._grads():
                 grad.clamp_(-self._max_gradient, self._max_gradient)
@@ -105,17 +115,18 @@ class GradientClippingOptimizer(OptimizerWrapper):
 
     @torch.no_grad()
     def compute_total_grad_norm(self) -> tuple[Tensor, list[Tensor]]:
-        """The norm of all gradients as one vector, sharded ones over their ranks, and the gradients here.
+        """The norm of all gradients as one vector, and this rank's gradients except those of fused tables.
 
-        With sharded parameters every rank of their groups must call it.
+        Collective if parameters are sharded or tables are fused.
         """
-        buckets: dict[tuple[Any, ...], list[Tensor]] = {}
+        # also for groups of which this rank stores no shard, and for shards without a gradient
+        buckets: dict[tuple[Any, ...], list[Tensor]] = {pgs: [] for pgs in self._groups_of.values()}
         for param in self._parameters():
-            bucket = buckets.setdefault(self._groups_of.get(id(param), ()), [])
+            bucket = buckets.setdefault(self._groups_of.get(id(param)) or _mesh_groups(param), [])
             if param.grad is not None and param.grad.numel():
                 bucket.append(_local(param.grad))
-        # a rank whose shards have no gradient takes part all the same
         parts = [self._powered(grads, pgs) for pgs, grads in buckets.items()]
+        parts += self.fused_norm_power(self._norm_type)
         grads = [grad for bucket in buckets.values() for grad in bucket]
         total = parts[0] if parts else torch.zeros(())
         for part in parts[1:]:
@@ -125,7 +136,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
 
     def _powered(self, grads: list[Tensor], pgs: Sequence[Any]) -> Tensor:
         """Sum of ``|g|^p``, or the largest ``|g|``, over some gradients and the ranks of some groups."""
-        device = next((p.device for p in self._parameters() if isinstance(p, Tensor)), torch.device("cpu"))
+        device = next((p.device for p in self._parameters()), torch.device("cpu"))
         total = torch.zeros((), device=device)
         if grads:
             norm = torch.nn.utils.get_total_norm(grads, self._norm_type).to(device)
@@ -139,13 +150,20 @@ class GradientClippingOptimizer(OptimizerWrapper):
         return self._norm_type == float("inf")
 
     def _parameters(self) -> list[Any]:
-        return [param for group in self.param_groups for param in group["params"]]
+        """All parameters except fused tables."""
+        return [param for group in self.param_groups for param in group["params"] if isinstance(param, Tensor)]
 
     def _grads(self) -> list[Tensor]:
         return [_local(param.grad) for param in self._parameters() if param.grad is not None and param.grad.numel()]
 
 
 def _local(grad: Any) -> Tensor:
-    """The part of a distributed tensor that lies here."""
+    """The local shard of a distributed tensor."""
     local: Tensor = grad.to_local() if hasattr(grad, "to_local") else grad
     return local
+
+
+def _mesh_groups(param: Any) -> tuple[dist.ProcessGroup, ...]:
+    """The groups of ranks that store the other shards of a distributed tensor."""
+    placements = getattr(param, "placements", ())
+    return tuple(param.device_mesh.get_group(n) for n, placement in enumerate(placements) if placement.is_shard())

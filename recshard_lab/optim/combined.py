@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.optim.keyed import KeyedOptimizer, differ, section
@@ -79,6 +80,17 @@ class CombinedOptimizer(KeyedOptimizer):
     @property
     def stepped_in_backward(self) -> list[str]:
         return [self.prepend_opt_key(n, prefix) for prefix, own in self._optims for n in own.stepped_in_backward]
+
+    def defer_steps(self) -> None:
+        for _, optimizer in self._optims:
+            optimizer.defer_steps()
+
+    def fused_norm_power(self, norm_type: float) -> list[Tensor]:
+        return [power for _, optimizer in self._optims for power in optimizer.fused_norm_power(norm_type)]
+
+    def scale_fused_gradients(self, factor: Tensor) -> None:
+        for _, optimizer in self._optims:
+            optimizer.scale_fused_gradients(factor)
 
     def __repr__(self) -> str:
         return "\n".join(f"{prefix or '(no prefix)'}: {optimizer!r}" for prefix, optimizer in self._optims)
@@ -200,6 +212,15 @@ class OptimizerWrapper(KeyedOptimizer):
     @property
     def stepped_in_backward(self) -> list[str]:
         return self._optimizer.stepped_in_backward
+
+    def defer_steps(self) -> None:
+        self._optimizer.defer_steps()
+
+    def fused_norm_power(self, norm_type: float) -> list[Tensor]:
+        return self._optimizer.fused_norm_power(norm_type)
+
+    def scale_fused_gradients(self, factor: Tensor) -> None:
+        self._optimizer.scale_fused_gradients(factor)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._optimizer!r})"

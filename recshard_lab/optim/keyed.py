@@ -72,6 +72,26 @@ class KeyedOptimizer(torch.optim.Optimizer):
         """Names of the parameters that never have a ``.grad``, for backward steps them."""
         return []
 
+    def defer_steps(self) -> None:
+        """Leaves the steps of fused tables to `step`, so that their gradients are known before. Others do not change.
+
+        Raises:
+            ValueError: a fused optimizer that cannot.
+        """
+        if self.stepped_in_backward:
+            raise ValueError(
+                f"{self.stepped_in_backward} are stepped in backward, which {type(self).__name__} cannot defer. Fix: "
+                f'wrap the dense optimizer alone, and pass fused_params {{"gradient_clipping": True, '
+                f'"max_gradient": ...}}'
+            )
+
+    def fused_norm_power(self, norm_type: float) -> list[Tensor]:
+        """Sums of ``|g|^p`` of deferred gradients over all ranks, 0-d; the maximum for ``p = inf``. Collective."""
+        return []
+
+    def scale_fused_gradients(self, factor: Tensor) -> None:
+        """Multiplies deferred gradients by a 0-d tensor."""
+
     # ---- state ----
 
     def state_dict(self) -> dict[str, Any]:

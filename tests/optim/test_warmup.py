@@ -149,7 +149,10 @@ def test_clipping_what_backward_steps_is_refused_by_name() -> None:
     class Tables(EmptyFusedOptimizer):
         stepped_in_backward = ["movies.weight"]  # noqa: RUF012
 
-    with pytest.raises(ValueError, match=r"\['movies.weight'\] are stepped in backward.*gradient_clipping"):
-        GradientClippingOptimizer(CombinedOptimizer([Tables(), one()]), GradientClipping.NORM)
+    both = CombinedOptimizer([Tables(), one()])
+    with pytest.raises(ValueError, match=r"\['movies.weight'\] are stepped in backward, which Tables cannot defer"):
+        GradientClippingOptimizer(both, GradientClipping.NORM)
+    with pytest.raises(ValueError, match=r"clipping=VALUE does not support \['movies.weight'\].*gradient_clipping"):
+        GradientClippingOptimizer(both, GradientClipping.VALUE)
     with pytest.raises(ValueError, match="max_gradient must be a positive number, got 0"):
         GradientClippingOptimizer(one(), GradientClipping.NORM, 0.0)

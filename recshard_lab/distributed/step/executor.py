@@ -19,8 +19,9 @@ and apply the gradients of all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -28,11 +29,12 @@ from torch import Tensor, nn
 
 from recshard_lab.comm import Registry, ShardingEnv
 from recshard_lab.distributed.awaitable import NoWait
+from recshard_lab.distributed.step.deferred import Deferred, KernelGradients
 from recshard_lab.distributed.step.input_dist import InputDist, PendingInput
 from recshard_lab.distributed.step.layout import Layout
 from recshard_lab.distributed.step.lookup import Bags, GroupKind, KernelGroup, RankLookup
 from recshard_lab.distributed.step.output_dist import PooledOutput, SequenceOutput, VariableOutput
-from recshard_lab.distributed.step.output_dist.base import OutputExchange, PendingOutput
+from recshard_lab.distributed.step.output_dist.base import Columns, OutputExchange, PendingOutput
 from recshard_lab.distributed.step.output_dist.local import LocalOutput, is_enough
 from recshard_lab.distributed.step.row_norms import RowNormExchange
 from recshard_lab.distributed.step.types import LookupInput
@@ -116,6 +118,8 @@ class Executor:
                 self.row_norms.append((here, kind.optimizer.row_norm_rounds, exchange))
         #: parameters of tables on the dense kernel, each with the kernel's view of the same memory
         self.dense: list[tuple[nn.Parameter, Tensor]] = []
+        #: gradients that wait for `step_deferred`; None where fused tables step in backward
+        self.deferred: Deferred | None = None
         self.buffer_bytes = {"input_buffers": 0, "output_buffers": 0}
         self._moved_away = False
         #: called before every lookup with the group, its ids ``[N]`` by shard feature, and their number in each
@@ -141,6 +145,12 @@ class Executor:
             raise ValueError(
                 "the tables have moved (dmp.reshard) since this batch was sent: its ids went where their rows no "
                 "longer are. Fix: finish every lookup before dmp.reshard, or send the batch again"
+            )
+        if self.deferred is not None and lookup_input.weight_gradients is not None:
+            raise ValueError(
+                "per-sample weights require a gradient, and the steps of the tables are deferred "
+                "(fused_optimizer.defer_steps, GradientClippingOptimizer): kernels compute that gradient when they "
+                "step. Fix: detach the weights, or let the tables step in backward"
             )
         pending = PendingRows(self, lookup_input)
         if lookup_input.looked_up is not None:
@@ -242,33 +252,72 @@ class Executor:
         grads = saved.path.finish_backward(pending)
         backward_bytes = grad.numel() * grad.element_size() + pending.buffer_bytes
         self.buffer_bytes["output_buffers"] = max(self.buffer_bytes["output_buffers"], backward_bytes)
-        waiting: dict[int, tuple[Any, Tensor]] = {}
-        weights: dict[int, Tensor | None] = {}
-        for group, kept in zip(self.lookup.exchanged, saved.kept, strict=True):
-            own = grads.take(self._width(group, lookup_input))
-            if kept is None:
-                kept, own = group.remember(group.no_ids(lookup_input)), own.new_zeros(1, group.width)
-            if group.kind.exchanges_row_norms:
-                waiting[id(group)] = (kept, own)
-            else:
-                weights[id(group)] = group.backward(kept, own)
-        for group in self.lookup.replicated:
-            own, bags = grads.take(self._width(group, lookup_input)), group.bags(lookup_input)
-            if self.pooled and own.shape[0] == 0:
-                own, bags = own.new_zeros(1, group.width), group.no_ids(lookup_input)
-            group.backward(group.remember(bags), own)
-        for here, rounds, exchange in self.row_norms:  # every rank takes part in each, in the same order
-            kept, own = waiting.get(id(here), (None, grad))
-            if here is not None and kept is not None:
-                weights[id(here)] = here.backward(kept, own, exchange)
-            else:
-                exchange.nothing(grad, rounds)
+        arrived = self._arrived(saved, grads)
+        if self.deferred is not None:
+            kernels = list(arrived)
+            self.deferred.add([own for own in kernels if own.group.kind.optimizer is not None])
+            arrived = iter([own for own in kernels if own.group.kind.optimizer is None])
+        weights = self._backward_of_kernels(arrived, grad, row_norms=self.deferred is None)
         for parameter, weight in self.dense:
             parameter.grad = weight.grad
-        of_kernels = [weights[id(group)] for group in self.lookup.exchanged]
+        of_kernels = [weights.get(id(group)) for group in self.lookup.exchanged]
         return exchange_weight_gradients(
             [own for own in of_kernels if own is not None], saved.copies, lookup_input, self.layout, self.env
         )
+
+    def _arrived(self, saved: _Saved, grads: Columns) -> Iterator[KernelGradients]:
+        """The gradients of each kernel, one kernel at a time, so that at most one copy is alive."""
+        lookup_input = saved.lookup_input
+        for group, kept in zip(
+            self.lookup.groups, [*saved.kept, *repeat(None, len(self.lookup.replicated))], strict=True
+        ):
+            own = grads.take(self._width(group, lookup_input))
+            if kept is not None and self.deferred is None:
+                yield KernelGradients(group, [], [own], kept)
+            elif self.pooled and own.shape[0] == 0:
+                yield KernelGradients(group, [group.no_ids(lookup_input)], [own.new_zeros(1, group.width)])
+            else:
+                yield KernelGradients(group, [group.bags(lookup_input)], [own], kept)
+
+    def _backward_of_kernels(
+        self, gradients: Iterable[KernelGradients], like: Tensor, row_norms: bool = True
+    ) -> dict[int, Tensor | None]:
+        """Steps kernels, or adds to ``.grad``. Returns the gradient of per-sample weights of each.
+
+        Args:
+            gradients: of the kernels.
+            like: a tensor of the dtype and device of gradients.
+            row_norms: whether the row norms of column shards are exchanged, on all ranks alike.
+        """
+        waiting: dict[int, KernelGradients] = {}
+        weights: dict[int, Tensor | None] = {}
+        for own in gradients:
+            if own.group.kind.exchanges_row_norms:
+                waiting[id(own.group)] = own
+            else:
+                weights[id(own.group)] = self._backward_of_kernel(own)
+        for here, rounds, exchange in self.row_norms if row_norms else ():  # every rank takes part, in the same order
+            if here is not None and id(here) in waiting:
+                weights[id(here)] = self._backward_of_kernel(waiting[id(here)], exchange)
+            else:
+                exchange.nothing(like, rounds)
+        return weights
+
+    @staticmethod
+    def _backward_of_kernel(gradients: KernelGradients, exchange: RowNormExchange | None = None) -> Tensor | None:
+        group, kept = gradients.group, gradients.kept
+        if kept is not None:
+            return group.backward(kept, gradients.grads[0], exchange)
+        bags, grad = gradients.merged()
+        return group.backward(group.remember(bags), grad, exchange)
+
+    @torch.no_grad()
+    def step_deferred(self) -> None:
+        """Steps the fused tables once, with the gradients of all batches since the last step. Collective."""
+        assert self.deferred is not None
+        deferred, self.deferred = self.deferred, Deferred()
+        if deferred.batches:
+            self._backward_of_kernels(list(deferred.kernels.values()), self.anchor.detach())
 
     def _run(self, group: KernelGroup, bags: Bags, training: bool) -> tuple[Tensor, Any]:
         """A kernel's rows. Kernels do not get batches without a bag."""

@@ -1,14 +1,17 @@
 """Gradient accumulation, under TorchRec's names: one step of the dense part for several batches.
 
-What is accumulated and what is not:
+What accumulates:
 
 ===============================  =====================================================================
 the dense part                   gradients of ``num_steps`` batches add up, and travel once (DDP's
                                  ``no_sync``); then its optimizer steps. Nothing is divided: for the
                                  mean, divide the loss by ``num_steps``
 tables on the dense kernel       the same, except that their gradients travel with every batch
-tables with a fused optimizer    **nothing**: their optimizer runs inside backward, once a batch, with
-                                 that batch's gradient
+tables with a fused optimizer    **nothing** by default: their optimizer runs inside backward, once a
+                                 batch, with that batch's gradient, as in TorchRec. To accumulate, call
+                                 ``dmp.fused_optimizer.defer_steps()`` and pass
+                                 ``CombinedOptimizer([dmp.fused_optimizer, dense])``: each row then
+                                 steps once in ``num_steps`` batches, with its summed gradient
 ===============================  =====================================================================
 """
 

@@ -1,0 +1,167 @@
+"""Deferred steps: backward keeps the gradients of fused tables, and the optimizer's ``step`` applies them.
+
+Between both, all gradients of a step are known. Their norm can be clipped, and those of several batches accumulate::
+
+    backward of batch 1, 2, ...   gradients arrive and are kept          executor.finish_backward
+    norm                          of the summed gradient of every row    Deferred.norm_power, one all-reduce
+    step                          each kernel once, for all batches      executor.step_deferred
+
+Shape letters: F shard features of a kernel, S bags, N ids, d columns, U distinct rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recshard_lab.distributed.step.lookup import Bags, KernelGroup
+from recshard_lab.embedding.kernels.feature_groups import FeatureGroups
+from recshard_lab.embedding.kernels.transposed import Looked, Touched, transpose
+from recshard_lab.sparse.ops import complete_cumsum
+
+
+@dataclass(slots=True)
+class KernelGradients:
+    """The gradients of one kernel, of one batch or of several.
+
+    Attributes:
+        group: the kernel.
+        bags: the ids of each batch, from all ranks.
+        grads: the gradient of each batch's rows: ``[S, columns]``, flat for sequences.
+        kept: what the lookup of a single batch kept for backward; None if nothing was looked up here.
+    """
+
+    group: KernelGroup
+    bags: list[Bags]
+    grads: list[Tensor]
+    kept: Any = None
+
+    def add(self, other: KernelGradients) -> None:
+        """Accumulates the gradients of another batch."""
+        self.bags += other.bags
+        self.grads += other.grads
+        self.kept = None
+
+    def merged(self) -> tuple[Bags, Tensor]:
+        """All batches as one."""
+        if len(self.bags) > 1:
+            grad = merge_grads(self.grads, self.bags, self.group)
+            self.bags, self.grads = [merge_bags(self.bags, self.group.kernel.pooled)], [grad]
+        return self.bags[0], self.grads[0]
+
+
+@dataclass(slots=True)
+class Deferred:
+    """The gradients that one collection keeps until the step.
+
+    Attributes:
+        kernels: the gradients of each kernel of this rank, by the kernel's identity.
+        batches: batches since the last step.
+    """
+
+    kernels: dict[int, KernelGradients] = field(default_factory=dict)
+    batches: int = 0
+
+    def add(self, kernels: Sequence[KernelGradients]) -> None:
+        """Accumulates the gradients of one batch."""
+        self.batches += 1
+        for own in kernels:
+            if id(own.group) in self.kernels:
+                self.kernels[id(own.group)].add(own)
+            else:
+                self.kernels[id(own.group)] = own
+
+    def scale(self, factor: Tensor) -> None:
+        """Multiplies all gradients, in place."""
+        for own in self.kernels.values():
+            for grad in own.grads:
+                grad.mul_(factor.to(grad.device))
+
+    def norm_power(self, norm_type: float, replicas: bool, total: Tensor) -> Tensor:
+        """Adds ``|g|^p`` of the summed gradients of all touched rows to ``total``; the maximum for ``p = inf``.
+
+        Args:
+            norm_type: p.
+            replicas: whether this rank counts the replicated tables, whose gradients all ranks have.
+            total: 0-d.
+        """
+        for own in self.kernels.values():
+            if own.group.first_copy is not None and not replicas:
+                continue
+            for touched in row_gradients(own.group, *own.merged()):
+                for _, rows in touched.chunks():
+                    if norm_type == float("inf"):
+                        total = torch.maximum(total, rows.abs().amax() if rows.numel() else total)
+                    else:
+                        total = total + torch.linalg.vector_norm(rows, norm_type) ** norm_type
+        return total
+
+
+def merge_bags(batches: Sequence[Bags], pooled: bool) -> Bags:
+    """The bags of several batches as those of one: of each shard feature, batch after batch."""
+    counts = [sum(own) for own in zip(*(bags[3] for bags in batches), strict=True)]
+    ids = _by_feature([bags[0] for bags in batches], batches)
+    weighted = [bags[2] for bags in batches if bags[2] is not None]
+    weights = _by_feature(weighted, batches) if weighted else None
+    if pooled:
+        lengths = torch.cat([bags[1].diff().view(len(counts), -1) for bags in batches], 1)
+        return ids, complete_cumsum(lengths.reshape(-1)), weights, counts
+    return ids, sum((bags[1] for bags in batches[1:]), batches[0][1]), weights, counts
+
+
+def merge_grads(grads: Sequence[Tensor], batches: Sequence[Bags], group: KernelGroup) -> Tensor:
+    """The gradients of several batches in the order of `merge_bags`."""
+    if group.kernel.pooled:
+        return torch.cat(list(grads))
+    dims = [feature.shard.num_cols for feature in group.features]
+    sizes = [[count * dim for count, dim in zip(bags[3], dims, strict=True)] for bags in batches]
+    return _interleaved([grad.split(own) for grad, own in zip(grads, sizes, strict=True)])
+
+
+def _by_feature(values: Sequence[Tensor], batches: Sequence[Bags]) -> Tensor:
+    return _interleaved([own.split(bags[3]) for own, bags in zip(values, batches, strict=True)])
+
+
+def _interleaved(parts: Sequence[Sequence[Tensor]]) -> Tensor:
+    return torch.cat([part for feature in zip(*parts, strict=True) for part in feature])
+
+
+def row_gradients(group: KernelGroup, bags: Bags, grad: Tensor) -> list[Touched]:
+    """The distinct rows of a kernel's shards, by width, and how to sum the gradient of each."""
+    ids, offsets, weights, counts = bags
+    kernel = group.kernel
+    dims = [kernel.slots[slot].num_cols for slot in kernel.feature_slots]
+    widths = [[n for n, dim in enumerate(dims) if dim == width] for width in sorted(set(dims))]
+    features = FeatureGroups(dims, widths, ids.device)
+    spans, samples = features.spans(offsets, kernel.pooled, counts)
+    found = []
+    for index, members in enumerate(widths):
+        slots = sorted({kernel.feature_slots[feature] for feature in members})
+        bounds = list(accumulate((kernel.slots[slot].num_rows for slot in slots), initial=0))
+        own_counts = [counts[feature] for feature in members]
+        most = [0] * len(slots)
+        parts = []
+        for feature, own in zip(members, features.take(ids, index, spans).long().split(own_counts), strict=True):
+            position = slots.index(kernel.feature_slots[feature])
+            most[position] += counts[feature]
+            parts.append(own + bounds[position])
+        rows, width = torch.cat(parts), dims[members[0]]
+        own_weights = None if weights is None else features.take(weights, index, spans)
+        most = [min(pair) for pair in zip(most, (kernel.slots[slot].num_rows for slot in slots), strict=True)]
+        if kernel.pooled:
+            own_offsets = features.take_offsets(offsets, index, samples)
+            own_grad = features.take_pooled_grad(grad, index).view(samples, len(members), width)
+            bag_grads = own_grad.transpose(0, 1).reshape(-1, width)
+            numbers = torch.arange(len(members) * samples, device=ids.device)
+            members_of = numbers.repeat_interleave(own_offsets.diff(), output_size=rows.numel())
+        else:
+            own_offsets, members_of = offsets, torch.arange(rows.numel(), device=ids.device)
+            bag_grads = features.take_flat_grad(grad, index, spans)
+        looked = Looked(rows, own_offsets, own_weights, most)
+        found.append(transpose(looked, bag_grads, members_of, torch.tensor(bounds, device=ids.device)))
+    return found

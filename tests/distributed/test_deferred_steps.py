@@ -1,0 +1,295 @@
+"""Clipping by the norm of all gradients, and accumulation: 2 ranks train as the unsharded model does."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import recshard_lab
+from recshard_lab import (
+    DistributedModelParallel,
+    DMPCollection,
+    EmbeddingBagCollection,
+    EmbeddingBagCollectionSharder,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingCollectionSharder,
+    EmbeddingConfig,
+    EmbeddingModuleShardingPlan,
+    KeyedJaggedTensor,
+    RankError,
+    ShardingPlan,
+    construct_module_sharding_plan,
+)
+from recshard_lab.optim import (
+    CombinedOptimizer,
+    GradientClipping,
+    GradientClippingOptimizer,
+    KeyedOptimizerWrapper,
+    RowWiseAdagrad,
+)
+from recshard_lab.sharding import column_wise, data_parallel, row_wise, table_wise
+from recshard_lab.train import GradientAccumulationConfig, GradientAccumulationWrapper, TrainPipelineSparseDist
+
+FEATURES = ["a", "b", "c", "d"]
+PLANS = {
+    "mixed": {"a": row_wise(), "b": column_wise([0, 1]), "c": data_parallel()},
+    "one rank": {"a": table_wise(0), "b": table_wise(0), "c": table_wise(0)},
+}
+RULES = {
+    "exact_sgd": lambda params: torch.optim.SGD(params, lr=0.3),
+    "exact_row_wise_adagrad": lambda params: RowWiseAdagrad(params, lr=0.3, eps=0.01),
+    "exact_adagrad": lambda params: torch.optim.Adagrad(params, lr=0.3, eps=0.01),
+}
+STEPS, MAX_NORM = 4, 0.1
+
+
+class Model(nn.Module):
+    """Three pooled tables, of which one has two features, a sequence table, and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        names = [("a", ["a", "d"]), ("b", ["b"]), ("c", ["c"])]
+        self.ebc = EmbeddingBagCollection(
+            [EmbeddingBagConfig(9, 8, name=name, feature_names=features) for name, features in names]
+        )
+        self.sequences = EmbeddingCollection([EmbeddingConfig(7, 4, name="s", feature_names=["a"])])
+        self.over = nn.Linear(36, 2)
+
+    def forward(self, batch: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
+        rows = self.sequences(batch)["a"].values()
+        row = torch.cat([self.ebc(batch).values().sum(0), rows.sum(0) * rows.shape[0]])
+        out = self.over(row / row.detach().norm().clamp(min=1))
+        return out.square().sum(), out
+
+
+def batch_of(number: int, rank: int) -> KeyedJaggedTensor:
+    """Ids that repeat; the batches of ranks differ in size, and one is empty."""
+    generator = torch.Generator().manual_seed(10 * number + rank)
+    samples = 0 if (number, rank) == (1, 0) else 2 + rank
+    lengths = torch.randint(5, (4 * samples,), generator=generator)
+    return KeyedJaggedTensor(FEATURES, torch.randint(7, (int(lengths.sum()),), generator=generator), lengths=lengths)
+
+
+def tables_of(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for name, parameter in model.named_parameters() if "embedding" in name]
+
+
+def unsharded(
+    rule: str, max_norm: float | None, norm_type: float, batches: int = 1, at_once: bool = False
+) -> tuple[list[dict[str, Tensor]], list[float]]:
+    """Weights after each step and the norms of its gradient: all batches in one process.
+
+    With ``at_once``, tables step after every batch.
+    """
+    model, found, norms = Model(), [], []
+    optimizers = [RULES[rule](tables_of(model)), torch.optim.SGD(model.over.parameters(), lr=0.1)]
+    for step in range(STEPS):
+        model.zero_grad()
+        for number in range(batches):
+            for rank in range(2):
+                (model(batch_of(step * batches + number, rank))[0] / 2).backward()
+            if at_once:
+                optimizers[0].step()
+                optimizers[0].zero_grad()
+        if max_norm is not None:
+            norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type)))
+        for optimizer in optimizers:
+            optimizer.step()
+        found.append({name: value.clone() for name, value in model.state_dict().items()})
+    return found, norms
+
+
+def build(plan: str, rule: str, kernel: str, backend: str | None) -> tuple[DistributedModelParallel, CombinedOptimizer]:
+    model = Model()
+    pooled = construct_module_sharding_plan(model.ebc, PLANS[plan], world_size=2)
+    sequences = construct_module_sharding_plan(model.sequences, {"s": PLANS[plan]["a"]}, world_size=2)
+    fused = {"optimizer": rule, "learning_rate": 0.3} | ({} if rule == "exact_sgd" else {"eps": 0.01})
+    sharders = [
+        EmbeddingBagCollectionSharder(fused_params=fused, backend=backend),
+        EmbeddingCollectionSharder(fused_params=fused, backend=backend),
+    ]
+    on_kernel = [
+        EmbeddingModuleShardingPlan({name: replace(own, compute_kernel=kernel) for name, own in plan.items()})
+        for plan in (pooled, sequences)
+    ]
+    plans = ShardingPlan(dict(zip(("ebc", "sequences"), on_kernel, strict=True)))
+    dmp = DistributedModelParallel(model, plan=plans, sharders=sharders)
+    named = dict(dmp.named_parameters())
+    over = {name: parameter for name, parameter in named.items() if name.startswith("over")}
+    parts: list[Any] = [dmp.fused_optimizer, KeyedOptimizerWrapper(over, lambda p: torch.optim.SGD(p, lr=0.1))]
+    if kernel == "dense":
+        tables = {name: parameter for name, parameter in named.items() if "embedding" in name}
+        parts += [KeyedOptimizerWrapper(tables, RULES[rule])] if tables else []  # a rank may store no shard
+    return dmp, CombinedOptimizer(parts)
+
+
+def clipped(
+    plan: str, rule: str, norm_type: float, kernel: str, backend: str | None, max_norm: float
+) -> tuple[list[dict[str, Tensor]], list[float]]:
+    """The same on two ranks."""
+    rank = torch.distributed.get_rank()
+    dmp, inner = build(plan, rule, kernel, backend)
+    optimizer = GradientClippingOptimizer(
+        inner, GradientClipping.NORM, max_norm, norm_type, True, param_to_pgs=dmp.param_to_pgs()
+    )
+    found, norms = [], []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        dmp(batch_of(step, rank))[0].backward()
+        optimizer.step()
+        norms.append(float(optimizer.last_total_grad_norm))
+        found.append({name: value.clone() for name, value in dmp.full_state_dict().items()})
+    return found, norms
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Any]:
+    with recshard_lab.launch(2) as launched:
+        yield launched
+
+
+def compare(found: Any, truth: Any) -> None:
+    for step, (weights, expected) in enumerate(zip(found, truth, strict=True)):
+        for name, value in expected.items():
+            torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-5, msg=f"{name} after step {step}")
+
+
+@pytest.mark.parametrize(
+    ("plan", "rule", "norm_type", "kernel", "backend"),
+    [
+        ("mixed", "exact_sgd", 2.0, "fused", None),
+        ("mixed", "exact_row_wise_adagrad", 2.0, "fused", None),
+        ("mixed", "exact_sgd", 1.0, "fused", "native"),
+        ("mixed", "exact_adagrad", float("inf"), "fused", "native"),
+        ("one rank", "exact_sgd", 2.0, "fused", "fbgemm"),
+        ("mixed", "exact_sgd", 2.0, "dense", None),
+        ("one rank", "exact_sgd", 2.0, "dense", None),
+    ],
+)
+def test_clipping_by_norm_is_that_of_the_unsharded_model(
+    two: Any, plan: str, rule: str, norm_type: float, kernel: str, backend: str | None
+) -> None:
+    truth, norms = unsharded(rule, MAX_NORM, norm_type)
+    assert max(norms) > 1.5 * MAX_NORM
+    for found, own_norms in two.run(clipped, plan, rule, norm_type, kernel, backend, MAX_NORM):
+        assert own_norms == pytest.approx(norms, rel=1e-4)
+        compare(found, truth)
+
+
+def test_the_norm_may_be_watched_without_clipping(two: Any) -> None:
+    truth, norms = unsharded("exact_sgd", 1e6, 2.0)
+    for found, own_norms in two.run(clipped, "mixed", "exact_sgd", 2.0, "fused", None, 1e6):
+        assert own_norms == pytest.approx(norms, rel=1e-4)
+        compare(found, truth)
+
+
+# ---- accumulation ----
+
+
+def accumulated(
+    plan: str, rule: str, kernel: str, how: str, batches: int, defers: bool = True
+) -> list[dict[str, Tensor]]:
+    """Several batches a step on two ranks: in a plain loop, or in a pipeline."""
+    rank = torch.distributed.get_rank()
+    dmp, optimizer = build(plan, rule, kernel, None)
+    if defers:
+        dmp.fused_optimizer.defer_steps()
+    found = []
+
+    def note() -> None:
+        found.append({name: value.clone() for name, value in dmp.full_state_dict().items()})
+
+    if how == "pipeline":
+        pipeline = TrainPipelineSparseDist(dmp, optimizer, torch.device("cpu"))
+        config = GradientAccumulationConfig(num_steps=batches)
+        wrapped = GradientAccumulationWrapper(pipeline, optimizer, dmp, config)
+        data = iter([batch_of(number, rank) for number in range(STEPS * batches)])
+        for number in range(STEPS * batches):
+            wrapped.progress(data)
+            if (number + 1) % batches == 0:
+                note()
+        pipeline.close()
+        return found
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for number in range(batches):
+            with dmp.module.no_sync() if number < batches - 1 else nullcontext():  # type: ignore[operator]
+                dmp(batch_of(step * batches + number, rank))[0].backward()
+        optimizer.step()
+        note()
+    return found
+
+
+@pytest.mark.parametrize("how", ["loop", "pipeline"])
+@pytest.mark.parametrize(
+    ("plan", "rule", "kernel"),
+    [
+        ("mixed", "exact_sgd", "dense"),
+        ("mixed", "exact_sgd", "fused"),
+        ("mixed", "exact_row_wise_adagrad", "fused"),
+    ],
+)
+def test_accumulation_is_that_of_the_unsharded_model(two: Any, plan: str, rule: str, kernel: str, how: str) -> None:
+    truth, _ = unsharded(rule, None, 2.0, batches=3)
+    for found in two.run(accumulated, plan, rule, kernel, how, 3):
+        compare(found, truth)
+
+
+@pytest.mark.parametrize("how", ["loop", "pipeline"])
+def test_without_deferral_fused_tables_step_in_every_batch(two: Any, how: str) -> None:
+    truth, _ = unsharded("exact_sgd", None, 2.0, batches=3, at_once=True)
+    for found in two.run(accumulated, "mixed", "exact_sgd", "fused", how, 3, False):
+        compare(found, truth)
+
+
+def dropped() -> tuple[bool, int, int]:
+    """Gradients that `zero_grad` drops do not step, and `reshard` refuses to lose any."""
+    rank = torch.distributed.get_rank()
+    dmp, optimizer = build("mixed", "exact_sgd", "fused", None)
+    dmp.fused_optimizer.defer_steps()
+    before = {name: value.clone() for name, value in dmp.full_state_dict().items()}
+    dmp(batch_of(0, rank))[0].backward()
+    waiting = dmp.fused_optimizer.deferred_batches
+    with pytest.raises(
+        ValueError, match=r"dmp.reshard would lose the gradients of 1 batches.*Fix: call the optimizer's step"
+    ):
+        dmp.reshard(dmp.plan)
+    optimizer.zero_grad()
+    optimizer.step()
+    same = all(torch.equal(value, before[name]) for name, value in dmp.full_state_dict().items() if "embedding" in name)
+    return same, waiting, dmp.fused_optimizer.deferred_batches
+
+
+def test_gradients_are_dropped_by_zero_grad_only(two: Any) -> None:
+    assert two.run(dropped) == [(True, 1, 0)] * 2
+
+
+def replicated_twice() -> None:
+    dmp = DMPCollection(Model(), "cpu", None, 2, 1, None)
+    optimizer = GradientClippingOptimizer(dmp.fused_optimizer, GradientClipping.NORM)
+    dmp(batch_of(0, torch.distributed.get_rank()))[0].backward()
+    optimizer.step()
+
+
+def test_a_norm_over_replicas_that_differ_is_refused(two: Any) -> None:
+    with pytest.raises(RankError, match="the tables have 2 replicas with different gradients"):
+        two.run(replicated_twice)
+
+
+def weights_with_gradients() -> None:
+    table = EmbeddingBagConfig(9, 4, name="t", feature_names=["a"])
+    dmp = DistributedModelParallel(EmbeddingBagCollection([table], is_weighted=True))
+    dmp.fused_optimizer.defer_steps()
+    weights = torch.ones(2, requires_grad=True)
+    dmp(KeyedJaggedTensor(["a"], torch.tensor([1, 2]), weights, lengths=torch.tensor([1, 1])))
+
+
+def test_weights_that_require_gradients_are_refused(two: Any) -> None:
+    with pytest.raises(RankError, match="per-sample weights require a gradient, and the steps of the tables are defer"):
+        two.run(weights_with_gradients)

@@ -10,6 +10,7 @@ Shape letters: F keys, N ids of the batch, M remaining ids of a block, B_f bags 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,13 +63,14 @@ def row_limits(num_keys: int, position: Sequence[int], layout: Layout) -> list[i
 
 def all_are_rows(values: Tensor, starts: Sequence[int], limits: Sequence[int]) -> bool:
     """Whether the ids of each key f, ``values[starts[f]:starts[f + 1]]``, are in ``[0, limits[f])``. On a CPU."""
-    used = [f for f, limit in enumerate(limits) if limit and starts[f + 1] > starts[f]]
-    if not used:
+    bounds, ends = np.asarray(limits), np.asarray(starts)
+    filled = np.flatnonzero(ends[1:] > ends[:-1])
+    if not len(filled):
         return True
-    extremes = [torch.aminmax(values[starts[f] : starts[f + 1]]) for f in used]
-    ends = torch.stack([pair.min for pair in extremes] + [pair.max for pair in extremes]).tolist()
-    low, high = ends[: len(used)], ends[len(used) :]
-    return min(low) >= 0 and all(top < limits[f] for top, f in zip(high, used, strict=True))
+    ids, first = values.detach().numpy(), ends[filled]
+    used = bounds[filled] > 0
+    low, high = np.minimum.reduceat(ids, first)[used], np.maximum.reduceat(ids, first)[used]
+    return bool((low >= 0).all() and (high < bounds[filled][used]).all())
 
 
 def clamp_to_rows(values: Tensor, counts: Tensor, limits: Sequence[int]) -> tuple[Tensor, Tensor]:

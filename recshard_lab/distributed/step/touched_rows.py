@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from recshard_lab.distributed.step.host_read import HostRead
 from recshard_lab.distributed.step.layout import Layout, ShardFeature
@@ -60,10 +61,9 @@ def sort_rows(ids: Tensor, counts: Tensor, bases: Tensor, chosen: Tensor | None 
     """
     keys = ids + torch.repeat_interleave(bases, counts, output_size=ids.numel())
     keys, order = keys.sort(stable=True)
-    row = torch.zeros_like(keys)
-    row[1:] = (keys[1:] != keys[:-1]).cumsum(0)
+    row = pad(keys[1:] != keys[:-1], (1, 0))[: keys.numel()].cumsum(0)
     ends = complete_cumsum(counts if chosen is None else counts.index_select(0, chosen))
-    rows_before = torch.nn.functional.pad(row + 1, (1, 0)).index_select(0, ends)
+    rows_before = pad(row + 1, (1, 0)).index_select(0, ends)
     return Sorted(ids.index_select(0, order), order, row, rows_before)
 
 
@@ -80,9 +80,8 @@ def split_rows(
         counts: ids of each feature.
     """
     device, total, used = ordered.ids.device, int(sum(distinct)), int(sum(counts))
-    place = ordered.row.clamp(max=total)  # rows of segments that do not count come last, into one extra place
-    rows = ordered.ids.new_empty(total + 1).scatter_(0, place, ordered.ids)
-    starts = complete_cumsum(place.new_zeros(total + 1).scatter_add_(0, place, torch.ones_like(place)))
+    starts = torch.searchsorted(ordered.row, torch.arange(total + 1, device=device))
+    rows = ordered.ids.index_select(0, starts[:-1])
     features = np.repeat(np.arange(len(distinct)), np.asarray(distinct, dtype=np.int64) + 1)
     first_member = np.concatenate([[0], np.cumsum(counts)])[:-1]
     pairs = np.stack([np.arange(total + len(distinct)) - features, first_member[features]])
@@ -94,7 +93,7 @@ def split_rows(
     return [
         TouchedRows(r, s, m, w)
         for r, s, m, w in zip(
-            rows[:total].split(list(distinct)),
+            rows.split(list(distinct)),
             starts.split([number + 1 for number in distinct]),
             sorted_members.split(list(counts)),
             [None] * len(counts) if sorted_weights is None else sorted_weights.split(list(counts)),
@@ -207,8 +206,11 @@ class DistinctRows:
         if not self.pooled:
             starts = complete_cumsum(counts)[:-1]
             return torch.arange(total, device=device) - torch.repeat_interleave(starts, counts, output_size=total)
-        bags = [torch.arange(number, device=device) for number in source.bags]
-        numbers = bags[0].repeat(len(bags)) if len(set(source.bags)) == 1 else torch.cat(bags)
+        bags = np.asarray(source.bags)
+        if (bags == bags[0]).all():
+            numbers = torch.arange(source.bags[0], device=device).repeat(len(bags))
+        else:
+            numbers = host_list(np.arange(bags.sum()) - np.repeat(np.cumsum(bags) - bags, bags), device)
         return torch.repeat_interleave(numbers, source.lengths.long(), output_size=total)
 
     def split(

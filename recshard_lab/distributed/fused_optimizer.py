@@ -15,12 +15,13 @@ from torch import Tensor
 
 from recshard_lab.comm import all_reduce
 from recshard_lab.distributed.sharded_collections import ShardedCollection
+from recshard_lab.distributed.state.forms import StateForm, check_form
 from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.distributed.state.parts import Part
 from recshard_lab.distributed.step.deferred import Deferred
 from recshard_lab.distributed.step.executor import Executor
 from recshard_lab.distributed.step.lookup import KernelGroup
-from recshard_lab.distributed.table_shards import TableShards, sharded_tensor
+from recshard_lab.distributed.table_shards import TableShards
 from recshard_lab.embedding import OptimizerSpec
 from recshard_lab.optim import FusedOptimizer
 from recshard_lab.optim.state import load_entry
@@ -94,9 +95,24 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         """Table -> state name -> sharded tensor (plain for one process or a replicated table)."""
         return {handle: handle.states() for handle in self._handles.values()}
 
+    def state_dict(self, form: StateForm = "sharded_tensor") -> dict[str, Any]:
+        """``{"state": {name: states}}``, with ``"param_groups"`` if requested by `save_param_groups`.
+
+        Args:
+            form: ``"sharded_tensor"`` or ``"dtensor"``, as in `DistributedModelParallel.state_dict`.
+
+        Raises:
+            ValueError: another form, or a table that a DTensor cannot describe.
+        """
+        check_form(form)
+        saved = super().state_dict()
+        if form == "dtensor":
+            saved["state"] = {key: handle.states(form) for key, handle in self._handles.items()}
+        return saved
+
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Fills the kernels' states from a `state_dict` of the same plan. Collective.
+        """Fills the kernels' states from a `state_dict` of the same plan, in any form. Collective.
 
         Raises:
             ValueError: as `check_state_dict`; then nothing has changed.
@@ -217,21 +233,9 @@ class TableHandle:
         """``movies.momentum1``."""
         return f"{self.shards.config.name}.{STATE_NAMES.get(part.name, part.name)}"
 
-    def states(self) -> dict[str, Any]:
+    def states(self, form: StateForm = "sharded_tensor") -> dict[str, Any]:
         """State name -> one tensor over all ranks, which shares memory with the kernels."""
-        return {self.state_name(part): self._state(part) for part in self.shards.state_parts}
-
-    def _state(self, part: Part) -> Any:
-        shards = self.shards
-        matrices = shards.matrices(part)
-        if shards.is_whole and len(matrices) == 1:
-            return _plain(part, next(iter(matrices.values())))
-        if shards.is_whole:
-            return _plain(part, shards.joined(part))
-        primaries, tensors = shards.primary_shards(part)
-        return sharded_tensor(
-            primaries, tensors, part.size(*shards.size), shards.env, part.dtype, part.extent == "element"
-        )
+        return {self.state_name(part): self.shards.state(part, form) for part in self.shards.state_parts}
 
     def spread(self, entry: Mapping[str, Any]) -> list[Move]:
         """After a load, fills the other copies of the states: local ones now, remote ones by the returned moves."""
@@ -246,7 +250,3 @@ class TableHandle:
             elif (copies := shards.replica_move(part)) is not None:
                 moves.append(copies)
         return moves
-
-
-def _plain(part: Part, matrix: Tensor) -> Tensor:
-    return matrix if part.extent == "element" else matrix.view(-1)

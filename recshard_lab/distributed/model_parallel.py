@@ -15,6 +15,7 @@ from recshard_lab.distributed.fused_optimizer import EmbeddingFusedOptimizer
 from recshard_lab.distributed.rank_facts import dense_facts, plan_facts, sharder_facts, table_facts, weight_facts
 from recshard_lab.distributed.sharded_collections import ShardedCollection, create_route_groups, unsharded_weights
 from recshard_lab.distributed.sharders import CollectionSharder, default_sharders, first_weights
+from recshard_lab.distributed.state.forms import StateForm, check_form
 from recshard_lab.distributed.state.live_reshard import Bound, Resharded, agreed_plan, migrate, recover
 from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.distributed.table_shards import TableShards
@@ -375,12 +376,30 @@ class DistributedModelParallel(nn.Module):
         """Table name -> its kernel."""
         return {name: kernel for c in self.collections.values() for name, kernel in c.backends.items()}
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Names as in the unsharded model; tables are torch's sharded tensors."""
-        return self._bare.state_dict(*args, **kwargs)
+    def state_dict(self, *args: Any, form: StateForm = "sharded_tensor", **kwargs: Any) -> Any:
+        """The shards of this rank under the unsharded model's names. Tensors share memory with the model.
+
+        `torch.distributed.checkpoint` saves and loads both forms, also under another plan or on other ranks.
+
+        Args:
+            args, kwargs: as in ``nn.Module.state_dict``.
+            form: ``"sharded_tensor"``: tables are torch's sharded tensors. ``"dtensor"``: DTensors over torch's
+                ``LocalShardsWrapper``, as TorchRec returns them, for tables that are whole or split along one axis.
+                Replicated tables, and all tables of a single process, are plain tensors in both.
+
+        Raises:
+            ValueError: another form, or a table that a DTensor cannot describe (grid or custom shards, host memory).
+        """
+        check_form(form)
+        state = self._bare.state_dict(*args, **kwargs)
+        if form == "dtensor":
+            prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
+            for name, shards in self.table_shards().items():
+                state[prefix + name] = shards.state(shards.parts()[0], form)
+        return state
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        """Loads a ``state_dict`` of this or of the unsharded model. Collective.
+        """Loads a ``state_dict`` in any form, or one of the unsharded model. Collective.
 
         Raises:
             ValueError, RuntimeError: the state dict does not match on any rank; raised on all ranks.

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from recshard_lab.comm import ShardingEnv, gathered
+from recshard_lab.distributed.state.forms import StateForm, check_placements, dtensor, sharded_tensor
 from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.distributed.state.parts import Part, primary_rows
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.embedding.kernels import TORCH_DTYPES
 from recshard_lab.optim import EmptyFusedOptimizer
+from recshard_lab.optim.state import local_shards
 from recshard_lab.sharding.plan.sharding_plan import ParameterSharding, Shard
-from recshard_lab.sharding.plan.types import DDR
 
 _INIT_ROWS = 8192
 
@@ -217,15 +218,34 @@ class TableShards(nn.Module):
                 at = block * _INIT_ROWS + start - shard.rows[0]
                 weight[at : at + end - start] = rows[start:, slice(*shard.cols)]
 
+    def state(self, part: Part, form: StateForm = "sharded_tensor") -> Any:
+        """A part of the whole table, as in state dicts. It shares memory with the kernels if possible.
+
+        Args:
+            part: the weights or an optimizer state.
+            form: ``"sharded_tensor"`` or ``"dtensor"``, for a table without a whole copy on every rank.
+
+        Returns:
+            torch's sharded tensor or DTensor ``[E, D]`` (or ``[E]`` or ``[1]``, see `Part`). A plain tensor for a
+            replicated table and for a single process; a copy if a process stores several shards of it.
+
+        Raises:
+            ValueError: a DTensor cannot describe the shards.
+        """
+        matrices, is_matrix = self.matrices(part), part.extent == "element"
+        if self.is_whole:
+            whole = next(iter(matrices.values())) if len(matrices) == 1 else self.joined(part)
+            return whole if is_matrix else whole.view(-1)
+        shards, tensors = self.primary_shards(part)
+        size = part.size(*self.size)
+        if form == "sharded_tensor":
+            return sharded_tensor(shards, tensors, size, self.env, part.dtype, is_matrix)
+        primary, _ = self.primary_shards(self.parts()[0])
+        check_placements(self.config.name, self.sharding.sharding_type, primary, self.device)
+        return dtensor(shards, tensors, size, self.env, self.device, is_matrix)
+
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        part = self.parts()[0]
-        if self.is_whole and len(self.local_weights) == 1:
-            destination[prefix + "weight"] = next(iter(self.local_weights.values()))
-        elif self.is_whole:
-            destination[prefix + "weight"] = self.joined(part)
-        else:
-            shards, tensors = self.primary_shards(part)
-            destination[prefix + "weight"] = sharded_tensor(shards, tensors, self.size, self.env, part.dtype)
+        destination[prefix + "weight"] = self.state(self.parts()[0])
 
     @torch.no_grad()
     def _load_from_state_dict(
@@ -249,42 +269,27 @@ class TableShards(nn.Module):
             error_msgs.append(problem)
 
     def _copy_from(self, value: Any) -> str | None:
-        """Fills this rank's primary shards from a tensor or a sharded tensor. Returns an error text or None."""
-        sharded = hasattr(value, "local_shards")
-        size = tuple(value.metadata().size if sharded else value.shape)
-        if size != self.size:
-            return f"table {self.config.name!r} is {self.size[0]} x {self.size[1]}, the state has {size}"
-        if not sharded:
+        """Fills this rank's primary shards from a tensor in any form. Returns an error text or None."""
+        if tuple(value.size()) != self.size:
+            return f"table {self.config.name!r} is {self.size[0]} x {self.size[1]}, the state has {tuple(value.size())}"
+        saved = local_shards(value)
+        if saved is None:
             for shard, weight in self.shards():
                 weight.copy_(value[slice(*shard.rows), slice(*shard.cols)])
             return None
-        if self.replica_move(self.parts()[0]) is not None and not self._has_this_layout(value):
-            return self._other_layout()
-        by_offset = {tuple(local.metadata.shard_offsets): local.tensor for local in value.local_shards()}
-        primaries, weights = self.primary_shards(self.parts()[0])
-        for number, weight in weights.items():
-            shard = primaries[number]
-            local = by_offset.get((shard.rows[0], shard.cols[0]))
-            if local is None or local.shape != weight.shape:
-                return self._other_layout()
-            if local.data_ptr() != weight.data_ptr():
-                weight.copy_(local)
-        return None
-
-    def _other_layout(self) -> str:
-        return (
-            f"table {self.config.name!r}: the state has another sharding. Fix: load it with "
-            f"torch.distributed.checkpoint, which reshards"
-        )
-
-    def _has_this_layout(self, value: Any) -> bool:
-        """Whether a sharded tensor has the same shards on the same ranks as this table's state."""
-        ranks = torch.distributed.get_process_group_ranks(self.env.pg)
-        primaries, _ = self.primary_shards(self.parts()[0])
-        layout = {(ranks[s.rank], s.rows[0], s.cols[0], s.num_rows, s.num_cols) for s in primaries}
-        return layout == {
-            (m.placement.rank(), *m.shard_offsets, *m.shard_sizes) for m in value.metadata().shards_metadata
+        shards, weights = self.primary_shards(self.parts()[0])
+        local: dict[tuple[int, ...], Tensor] = {
+            (shards[n].rows[0], shards[n].cols[0]): weight for n, weight in weights.items()
         }
+        if {offsets: tensor.shape for offsets, tensor in saved} != {at: weight.shape for at, weight in local.items()}:
+            return (
+                f"table {self.config.name!r}: the state has another sharding. Fix: load it with "
+                f"torch.distributed.checkpoint, which reshards"
+            )
+        for offsets, tensor in saved:
+            if tensor.data_ptr() != local[offsets].data_ptr():
+                local[offsets].copy_(tensor)
+        return None
 
     def joined(self, part: Part) -> Tensor:
         """A part of the whole table as one matrix, a copy. All shards must be on this rank."""
@@ -298,55 +303,3 @@ class TableShards(nn.Module):
 def table_dtype(table: BaseEmbeddingConfig) -> torch.dtype:
     """The dtype of a table's weights."""
     return TORCH_DTYPES[table.data_type]
-
-
-def sharded_tensor(
-    shards: Sequence[Shard],
-    tensors: Mapping[int, Tensor],
-    size: tuple[int, int],
-    env: ShardingEnv,
-    dtype: torch.dtype,
-    matrix: bool = True,
-) -> Any:
-    """torch's ``ShardedTensor`` over these shards. It shares memory with ``tensors``.
-
-    Args:
-        shards: the shards on all ranks.
-        tensors: position -> matrix, for the shards on this rank.
-        size: size of the whole matrix.
-        env: the ranks.
-        dtype: its dtype, also if this rank stores no shard.
-        matrix: whether the result has two axes; False turns a single column into one axis.
-    """
-    from torch.distributed._shard.metadata import ShardMetadata
-    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-    from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
-    from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
-
-    kind = next((tensor.device.type for tensor in tensors.values() if tensor.device.type != "cpu"), "cpu")
-    ranks = torch.distributed.get_process_group_ranks(env.pg)  # placements use ranks of the default group
-    axes = 2 if matrix else 1
-    metadata = []
-    for position, shard in enumerate(shards):
-        device = "cpu" if kind == "cpu" or shard.tier == DDR else f"{kind}:{shard.rank % env.local_world_size}"
-        if position in tensors:  # a process may see only one device of its node, as number 0
-            device = str(tensors[position].device)
-        metadata.append(
-            ShardMetadata(
-                shard_offsets=[shard.rows[0], shard.cols[0]][:axes],
-                shard_sizes=[shard.num_rows, shard.num_cols][:axes],
-                placement=f"rank:{ranks[shard.rank]}/{device}",
-            )
-        )
-    local = [
-        LocalShard(tensor if matrix else tensor.view(-1), metadata[position]) for position, tensor in tensors.items()
-    ]
-    return ShardedTensor._init_from_local_shards_and_global_metadata(
-        local,
-        ShardedTensorMetadata(
-            shards_metadata=metadata,
-            size=torch.Size(size[:axes]),
-            tensor_properties=TensorProperties(dtype=dtype, requires_grad=False),
-        ),
-        process_group=env.pg,
-    )

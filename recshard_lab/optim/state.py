@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -37,10 +38,10 @@ def check_entry(held: Mapping[str, Any], given: Any, path: str) -> None:
 def _check_value(held: Any, given: Any, path: str) -> None:
     if isinstance(held, dict):
         check_entry(held, given, path)
-    elif _sharded(held):
-        if not _sharded(given):
+    elif (shards := local_shards(held)) is not None:
+        if (others := local_shards(given)) is None:
             raise ValueError(f"state {path!r} is sharded here, the one given is {_describe(given)}")
-        own, theirs = _local_shapes(held), _local_shapes(given)
+        own, theirs = (_local_layout(layout) for layout in (shards, others))
         if own != theirs:
             raise ValueError(f"state {path!r} has local shards {own} here, the one given has {theirs}")
     elif isinstance(held, Tensor) and not _stateful(held, "load_state_dict"):
@@ -55,9 +56,9 @@ def load_entry(held: dict[str, Any], given: Mapping[str, Any]) -> None:
         new = given[key]
         if isinstance(value, dict):
             load_entry(value, new)
-        elif _sharded(value):
-            for own, other in zip(value.local_shards(), new.local_shards(), strict=True):
-                own.tensor.detach().copy_(other.tensor)
+        elif (shards := local_shards(value)) is not None:
+            for (_, own), (_, other) in zip(shards, local_shards(new) or (), strict=True):
+                own.detach().copy_(other)
         elif _stateful(value, "load_state_dict"):
             value.load_state_dict(new)
         elif isinstance(value, Tensor):
@@ -67,16 +68,23 @@ def load_entry(held: dict[str, Any], given: Mapping[str, Any]) -> None:
 
 
 def _stateful(value: Any, method: str) -> bool:
-    return not isinstance(value, Tensor) and not _sharded(value) and callable(getattr(value, method, None))
+    return not isinstance(value, Tensor) and local_shards(value) is None and callable(getattr(value, method, None))
 
 
-def _sharded(value: Any) -> bool:
-    """One of torch's ShardedTensors (which are no Tensors)."""
-    return hasattr(value, "local_shards")
+def local_shards(value: Any) -> list[tuple[tuple[int, ...], Tensor]] | None:
+    """(offsets, tensor) of each shard on this rank of a torch ``ShardedTensor`` or DTensor. None for other values."""
+    if hasattr(value, "local_shards"):
+        return [(tuple(shard.metadata.shard_offsets), shard.tensor) for shard in value.local_shards()]
+    if not hasattr(value, "to_local"):
+        return None
+    with torch.no_grad():
+        local = value.to_local()
+    tensors = local.local_shards() if hasattr(local, "local_shards") else [local]
+    return [(tuple(c.offsets), tensor) for c, tensor in zip(value.__create_chunk_list__(), tensors, strict=True)]
 
 
-def _local_shapes(value: Any) -> list[list[int]]:
-    return [list(shard.tensor.shape) for shard in value.local_shards()]
+def _local_layout(shards: list[tuple[tuple[int, ...], Tensor]]) -> list[str]:
+    return [f"{list(tensor.shape)} at {list(offsets)}" for offsets, tensor in shards]
 
 
 def _describe(value: Any) -> str:

@@ -3,8 +3,11 @@
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
+from recshard_lab import ShardingEnv
+from recshard_lab.optim.state import local_shards
 from tests.distributed import state_jobs, two_dimensional_jobs
 from tests.distributed.jobs import Case, Model
 
@@ -34,3 +37,139 @@ def alone(case: Case) -> list[str]:
     """What differs between a process without ranks and the unsharded model."""
     assert not torch.distributed.is_initialized()
     return differing(state_jobs.build(case).full_state_dict(True, True), dict(Model(case).state_dict()))
+
+
+# ---- DTensors ----
+
+
+def joined(value: Any) -> Tensor:
+    """A DTensor over local shards, whole on every rank; other tensors as they are."""
+    if not hasattr(value, "to_local"):
+        return value.detach().cpu().clone()
+    with torch.no_grad():
+        local = value.to_local()
+    pieces = [(tuple(o), t.detach().cpu()) for o, t in zip(local.local_offsets(), local.local_shards(), strict=True)]
+    by_rank: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(by_rank, pieces)
+    every = [piece for pieces in by_rank for piece in pieces]
+    whole = torch.zeros(tuple(value.shape), dtype=every[0][1].dtype)
+    assert sum(tensor.numel() for _, tensor in every) == whole.numel()
+    for offsets, tensor in every:
+        whole[tuple(slice(start, start + n) for start, n in zip(offsets, tensor.shape, strict=True))] = tensor
+    return whole
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """This rank's tensors of a value in any form."""
+    shards = local_shards(value)
+    return [value] if shards is None else [tensor for _, tensor in shards]
+
+
+def content(dmp: Any, form: str) -> dict[str, Any]:
+    """Weights and fused states, for torch's checkpoints."""
+    return {"model": dmp.state_dict(form=form), "optim": dmp.fused_optimizer.state_dict(form=form)}
+
+
+def as_dtensors(case: Case) -> tuple[list[str], dict[str, list[str]], bool]:
+    """What differs from the unsharded weights and from the other form, placements by name, whether memory is shared."""
+    dmp = state_jobs.build(case)
+    weights = dmp.state_dict(form="dtensor")
+    wrong = differing({name: joined(value) for name, value in weights.items()}, dict(Model(case).state_dict()))
+    assert list(weights) == list(dmp.state_dict())
+    state_jobs.scramble(dmp)
+    state = content(dmp, "dtensor")
+    placements = {
+        name: [str(p) for p in v.placements] for name, v in state["model"].items() if hasattr(v, "placements")
+    }
+    found = {name: joined(value) for name, value in state["model"].items()}
+    for key, entry in state["optim"]["state"].items():
+        found |= {f"{key}/{name}": joined(value) for name, value in entry.items()}
+    wrong += state_jobs.same(found, state_jobs.everything(dmp))
+    shared = all(
+        any(tensor.data_ptr() == own.data_ptr() for own in shards.local_weights.values())
+        for name, shards in dmp.table_shards().items()
+        for tensor in tensors_of(state["model"][name])
+    )
+    return wrong, placements, shared
+
+
+def through_torch(saved: Case, loaded: Case, path: str, forms: tuple[str, str], ranks: int) -> list[str]:
+    """What differs after torch saved one model and loaded it into another plan on the first ``ranks`` ranks."""
+    dmp = state_jobs.build(saved)
+    state_jobs.scramble(dmp)
+    truth = state_jobs.everything(dmp)
+    dcp.save(content(dmp, forms[0]), checkpoint_id=path)
+    group = torch.distributed.new_group(list(range(ranks)))
+    if torch.distributed.get_rank() >= ranks:
+        return []
+    other = state_jobs.build(loaded, env=ShardingEnv.from_process_group(group))
+    state = content(other, forms[1])
+    dcp.load(state, checkpoint_id=path, process_group=group)
+    other.load_state_dict(state["model"])
+    other.fused_optimizer.load_state_dict(state["optim"])
+    return state_jobs.same(truth, state_jobs.everything(other))
+
+
+def from_unsharded(case: Case, path: str) -> list[str]:
+    """What differs after torch saved plain tensors under TorchRec's names on rank 0 and loaded them as DTensors."""
+    truth = {name: torch.rand_like(value) for name, value in sorted(Model(case).state_dict().items())}
+    torch.distributed.broadcast_object_list(box := [truth])
+    (truth,) = box
+    if torch.distributed.get_rank() == 0:
+        dcp.save({"model": truth}, checkpoint_id=path, no_dist=True)
+    torch.distributed.barrier()
+    dmp = state_jobs.build(case)
+    state = {"model": dmp.state_dict(form="dtensor")}
+    dcp.load(state, checkpoint_id=path)
+    dmp.load_state_dict(state["model"])
+    return differing(truth, dmp.full_state_dict())
+
+
+def between_forms(case: Case) -> list[str]:
+    """What differs after each form was loaded into a model of the same plan, replicas included."""
+    wrong = []
+    for form in ("dtensor", "sharded_tensor"):
+        dmp, other = state_jobs.build(case), state_jobs.build(case)
+        state_jobs.scramble(dmp)
+        other.load_state_dict(dmp.state_dict(form=form))
+        other.fused_optimizer.load_state_dict(dmp.fused_optimizer.state_dict(form=form))
+        wrong += state_jobs.same(state_jobs.everything(dmp), state_jobs.everything(other))
+        for shards, twin in zip(dmp.table_shards().values(), other.table_shards().values(), strict=True):
+            for part in shards.parts():
+                copies = twin.matrices(part)
+                wrong += [part.name for n, matrix in shards.matrices(part).items() if not matrix.equal(copies[n])]
+    return wrong
+
+
+def refusals(case: Case, grid: str, other: str) -> list[str]:
+    """Errors of a grid table, of an unknown form, and of weights and states of another plan."""
+    dmp, moved = state_jobs.build(case), state_jobs.build(case, other)
+    tiled = state_jobs.build(case, grid)
+    attempts: list[Any] = [
+        lambda: tiled.state_dict(form="dtensor"),
+        lambda: tiled.fused_optimizer.state_dict(form="dtensor"),
+        lambda: dmp.state_dict(form="tensor"),
+        lambda: dmp.load_state_dict(moved.state_dict(form="dtensor")),
+        lambda: dmp.fused_optimizer.load_state_dict(moved.fused_optimizer.state_dict(form="dtensor")),
+    ]
+    errors = []
+    for attempt in attempts:
+        try:
+            attempt()
+            errors.append("")
+        except (ValueError, RuntimeError) as error:
+            errors.append(f"{type(error).__name__}: {error}")
+    return errors
+
+
+def swapped(case: Case, plan: str) -> list[str]:
+    """Errors of a state of a plan with shards of the same shapes on other ranks, in both forms."""
+    dmp, other = state_jobs.build(case), state_jobs.build(case, plan)
+    errors = []
+    for form in ("sharded_tensor", "dtensor"):
+        try:
+            dmp.fused_optimizer.load_state_dict(other.fused_optimizer.state_dict(form=form))
+            errors.append("")
+        except ValueError as error:
+            errors.append(str(error))
+    return errors

@@ -112,9 +112,12 @@ def restored(case: Case, device: str) -> list[str]:
         trained, torch.optim.SGD(trained.dense_parameters(), lr=0.1), replace(case, device=device), case.steps
     )
     truth = state_jobs.everything(trained)
-    other.load_state_dict(trained.state_dict())
-    other.fused_optimizer.load_state_dict(trained.fused_optimizer.state_dict())
-    wrong = state_jobs.same(truth, state_jobs.everything(other))
+    wrong = []
+    for form in ("sharded_tensor", "dtensor"):
+        state_jobs.scramble(other)
+        other.load_state_dict(trained.state_dict(form=form))
+        other.fused_optimizer.load_state_dict(trained.fused_optimizer.state_dict(form=form))
+        wrong += state_jobs.same(truth, state_jobs.everything(other))
     given = {table["name"]: torch.rand(table["num_embeddings"], table["embedding_dim"]) for table in case.tables[:2]}
     found = [state_jobs.load_given(replace(case, device=place), [case.plan], given, 0)[0] for place in (device, "cpu")]
     return wrong + [name for name in found[1] if not torch.equal(found[0][name].cpu(), found[1][name])]

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from recshard_lab.comm import ShardingEnv, agreed, all_gather_object
 from recshard_lab.distributed.fused_optimizer import STATE_NAMES
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
+from recshard_lab.distributed.state.forms import sharded_tensor
 from recshard_lab.distributed.state.moves import move
 from recshard_lab.distributed.state.parts import Part
-from recshard_lab.distributed.table_shards import TableShards, sharded_tensor
+from recshard_lab.distributed.table_shards import TableShards
 from recshard_lab.embedding import FusedCollection
 
 Entries: TypeAlias = dict[str, dict[str, Any]]

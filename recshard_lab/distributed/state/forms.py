@@ -1,0 +1,161 @@
+"""The forms of a sharded table in state dicts: torch's ``ShardedTensor``, or a DTensor over local shards.
+
+Both share memory with the kernels, and `torch.distributed.checkpoint` saves, loads and reshards both.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from recshard_lab.comm import ShardingEnv
+from recshard_lab.sharding import Shard
+from recshard_lab.sharding.plan.types import DDR
+
+StateForm: TypeAlias = Literal["sharded_tensor", "dtensor"]
+
+
+def check_form(form: str) -> None:
+    """Raises ValueError if ``form`` is not a form of state dicts.
+
+    >>> check_form("tensor")
+    Traceback (most recent call last):
+    ...
+    ValueError: form='tensor' is not supported. Supported: sharded_tensor, dtensor
+    """
+    if form not in get_args(StateForm):
+        raise ValueError(f"form={form!r} is not supported. Supported: {', '.join(get_args(StateForm))}")
+
+
+def check_placements(table: str, scheme: str, shards: Sequence[Shard], device: torch.device) -> None:
+    """Checks that a DTensor can describe the shards of a table's weights. All ranks return or raise alike.
+
+    Raises:
+        ValueError: shards that are split along both axes, or that are in host memory beside a GPU.
+    """
+    fix = "Fix: state_dict() without form=, whose sharded tensors describe any tiling"
+    if _axis(shards) is None:
+        raise ValueError(
+            f"table {table!r} ({scheme}) is split along rows and columns, which the placements of a "
+            f"DTensor cannot describe. {fix}"
+        )
+    if device.type != "cpu" and any(shard.tier == DDR for shard in shards):
+        raise ValueError(
+            f"table {table!r} has shards in host memory, and a DTensor on {device.type} would copy them. {fix}"
+        )
+
+
+def _axis(shards: Sequence[Shard]) -> int | None:
+    """The axis along which a matrix is split: 0 rows, 1 columns, -1 none; None for both.
+
+    >>> _axis([Shard(0, (0, 4), (0, 1)), Shard(1, (0, 4), (1, 2))])
+    1
+    """
+    if len(shards) == 1:
+        return -1
+    if len({shard.cols for shard in shards}) == 1:
+        return 0
+    return 1 if len({shard.rows for shard in shards}) == 1 else None
+
+
+def dtensor(
+    shards: Sequence[Shard],
+    tensors: Mapping[int, Tensor],
+    size: tuple[int, int],
+    env: ShardingEnv,
+    device: torch.device,
+    matrix: bool = True,
+) -> Any:
+    """A DTensor over torch's ``LocalShardsWrapper`` on a one-dimensional mesh of all ranks, as TorchRec returns it.
+
+    The placement is ``Replicate()`` for one shard, ``Shard(0)`` for row shards and ``Shard(1)`` for column shards.
+    ``to_local().local_shards()`` and ``.local_offsets()`` are this rank's shards, of any size and number. torch does
+    not gather them: ``full_tensor()`` and the DTensor's ``dtype`` (always torch's default) are unreliable.
+
+    Args:
+        shards: the shards on all ranks, split along one axis (`check_placements`).
+        tensors: position -> matrix, for the shards on this rank.
+        size: size of the whole matrix.
+        env: the ranks.
+        device: the rank's device.
+        matrix: whether the result has two axes; False turns a single column into one axis.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Placement, Replicate
+    from torch.distributed.tensor import Shard as Split
+    from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
+
+    axis = _axis(shards)
+    assert axis is not None, "check_placements precedes"
+    axes = 2 if matrix else 1
+    wrapper = LocalShardsWrapper(
+        [tensor if matrix else tensor.view(-1) for tensor in tensors.values()],
+        [(shards[position].rows[0], shards[position].cols[0])[:axes] for position in tensors],
+    )
+    placement: Placement = Replicate() if axis < 0 else Split(axis)
+    whole = DTensor.from_local(
+        wrapper,
+        DeviceMesh.from_group(env.pg, device.type),
+        [placement],
+        run_check=False,
+        shape=torch.Size(size[:axes]),
+        stride=(size[1], 1)[:axes] if matrix else (1,),
+    )
+    if not tensors:  # torch lists a chunk with two axes, which its loader cannot compare with one axis
+        with torch.no_grad():
+            local: Any = whole.to_local()
+            local.storage_metadata().chunks.clear()
+    return whole
+
+
+def sharded_tensor(
+    shards: Sequence[Shard],
+    tensors: Mapping[int, Tensor],
+    size: tuple[int, int],
+    env: ShardingEnv,
+    dtype: torch.dtype,
+    matrix: bool = True,
+) -> Any:
+    """torch's ``ShardedTensor`` over these shards. It shares memory with ``tensors``.
+
+    Args:
+        shards: the shards on all ranks.
+        tensors: position -> matrix, for the shards on this rank.
+        size: size of the whole matrix.
+        env: the ranks.
+        dtype: its dtype, also if this rank stores no shard.
+        matrix: whether the result has two axes; False turns a single column into one axis.
+    """
+    from torch.distributed._shard.metadata import ShardMetadata
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+    from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
+    from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
+
+    kind = next((tensor.device.type for tensor in tensors.values() if tensor.device.type != "cpu"), "cpu")
+    ranks = torch.distributed.get_process_group_ranks(env.pg)  # placements use ranks of the default group
+    axes = 2 if matrix else 1
+    metadata = []
+    for position, shard in enumerate(shards):
+        device = "cpu" if kind == "cpu" or shard.tier == DDR else f"{kind}:{shard.rank % env.local_world_size}"
+        if position in tensors:  # a process may see only one device of its node, as number 0
+            device = str(tensors[position].device)
+        metadata.append(
+            ShardMetadata(
+                shard_offsets=[shard.rows[0], shard.cols[0]][:axes],
+                shard_sizes=[shard.num_rows, shard.num_cols][:axes],
+                placement=f"rank:{ranks[shard.rank]}/{device}",
+            )
+        )
+    local = [
+        LocalShard(tensor if matrix else tensor.view(-1), metadata[position]) for position, tensor in tensors.items()
+    ]
+    return ShardedTensor._init_from_local_shards_and_global_metadata(
+        local,
+        ShardedTensorMetadata(
+            shards_metadata=metadata,
+            size=torch.Size(size[:axes]),
+            tensor_properties=TensorProperties(dtype=dtype, requires_grad=False),
+        ),
+        process_group=env.pg,
+    )

@@ -1,0 +1,136 @@
+"""Tables as DTensors in state dicts: what they contain, torch's checkpoints of them, and what they cannot describe."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
+
+import recshard_lab
+from recshard_lab import EmbeddingModuleShardingPlan, ParameterSharding, Shard, ShardingPlan
+from tests.distributed import cases, state_form_jobs
+from tests.distributed.jobs import Case
+
+FLAT = ["table_wise", "row_wise", "column_wise", "data_parallel"]
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Any]:
+    """Two ranks."""
+    with recshard_lab.launch(2) as launched:
+        yield launched
+
+
+def plan_text(schemes: list[str], world: int = 2) -> str:
+    return cases.plan_of(cases.TABLES, schemes, world).to_json()
+
+
+def case_of(schemes: list[str], optimizer: str = "exact_row_wise_adagrad") -> Case:
+    return Case(cases.TABLES, plan_text(schemes), [], optimizer=optimizer)
+
+
+def test_torchs_private_wrapper_is_what_this_library_relies_on() -> None:
+    """A canary: if it fails, torch changed the class, and `dtensor` in state/forms.py must follow."""
+    tensors = [torch.arange(6.0).view(3, 2), torch.arange(3.0).view(3, 1)]
+    wrapper = LocalShardsWrapper(tensors, [(0, 2), (0, 7)])
+    assert wrapper.local_shards()[1].data_ptr() == tensors[1].data_ptr()
+    assert [tuple(offset) for offset in wrapper.local_offsets()] == [(0, 2), (0, 7)]
+    empty = LocalShardsWrapper([], [])
+    assert empty.local_shards() == []
+    assert [tuple(chunk.sizes) for chunk in empty.storage_metadata().chunks] == [(0, 0)]
+    empty.storage_metadata().chunks.clear()
+    assert empty.local_offsets() == []
+
+
+@pytest.mark.parametrize("optimizer", ["exact_row_wise_adagrad", "adam"])
+@pytest.mark.parametrize("turn", range(4))
+def test_dtensors_hold_the_shards_under_the_unsharded_names(two: Any, turn: int, optimizer: str) -> None:
+    schemes = FLAT[turn:] + FLAT[:turn]
+    expected = {"table_wise": ["R"], "row_wise": ["S(0)"], "column_wise": ["S(1)"]}
+    for wrong, placements, shared in two.run(state_form_jobs.as_dtensors, case_of(schemes, optimizer)):
+        assert wrong == []
+        assert shared
+        by_table = {name.split(".")[-2]: placement for name, placement in placements.items()}
+        assert by_table == {
+            table["name"]: expected[scheme]
+            for table, scheme in zip(cases.TABLES, schemes, strict=True)
+            if scheme in expected
+        }
+
+
+@pytest.mark.parametrize("optimizer", ["exact_row_wise_adagrad", "adam"])
+@pytest.mark.parametrize(
+    ("forms", "ranks"),
+    [(("dtensor", "dtensor"), 2), (("dtensor", "sharded_tensor"), 1), (("sharded_tensor", "dtensor"), 1)],
+)
+def test_torchs_checkpoints_reshard_them_onto_another_plan_and_world(
+    two: Any, tmp_path: Path, optimizer: str, forms: tuple[str, str], ranks: int
+) -> None:
+    for turn in (1, 2):
+        case = case_of(FLAT[:3], optimizer)
+        other = replace(case, plan=plan_text(FLAT[turn:] + FLAT[:turn], ranks))
+        path = str(tmp_path / str(turn))
+        assert two.run(state_form_jobs.through_torch, case, other, path, forms, ranks) == [[], []]
+
+
+def test_a_checkpoint_of_plain_tensors_under_torchrecs_names_is_read(two: Any, tmp_path: Path) -> None:
+    names = [name for name in unsharded_names() if "embedding_bags" in name]
+    assert names == [f"collection.embedding_bags.{table['name']}.weight" for table in cases.TABLES]
+    assert two.run(state_form_jobs.from_unsharded, case_of(FLAT[1:]), str(tmp_path / "plain")) == [[], []]
+
+
+def unsharded_names() -> list[str]:
+    from tests.distributed.jobs import Model
+
+    return list(Model(case_of(FLAT)).state_dict())
+
+
+def hot_plan() -> str:
+    """Every table: its first row on both ranks, the others split by rows."""
+    entries = {}
+    for table in cases.TABLES:
+        rows, cols = table["num_embeddings"], (0, table["embedding_dim"])
+        shards = [Shard(0, (0, 1), cols), Shard(1, (0, 1), cols), Shard(1, (1, 2), cols), Shard(0, (2, rows), cols)]
+        entries[table["name"]] = ParameterSharding("custom", shards=shards)
+    return ShardingPlan({cases.PATH: EmbeddingModuleShardingPlan(entries)}).to_json()
+
+
+@pytest.mark.parametrize("plan", [plan_text(FLAT), plan_text(FLAT[::-1]), hot_plan()], ids=["flat", "reversed", "hot"])
+def test_either_form_fills_a_model_of_the_same_plan_and_its_replicas(two: Any, plan: str) -> None:
+    assert two.run(state_form_jobs.between_forms, replace(case_of(FLAT), plan=plan)) == [[], []]
+
+
+def test_other_tilings_other_forms_and_other_plans_are_refused_by_name_on_all_ranks(two: Any) -> None:
+    entry = cases.pinwheel(cases.TABLES[1], 2)
+    grid = ShardingPlan.from_json(plan_text(FLAT))
+    grid = ShardingPlan(
+        {cases.PATH: EmbeddingModuleShardingPlan({**grid.plan[cases.PATH], cases.TABLES[1]["name"]: entry})}
+    ).to_json()
+    for weights, states, form, loaded, loaded_states in two.run(
+        state_form_jobs.refusals, case_of(["row_wise"]), grid, plan_text(["table_wise"])
+    ):
+        expected = (
+            "ValueError: table 'users' (custom) is split along rows and columns, which the placements of a DTensor "
+            "cannot describe. Fix: state_dict() without form=, whose sharded tensors describe any tiling"
+        )
+        assert weights == states == expected
+        assert form == "ValueError: form='tensor' is not supported. Supported: sharded_tensor, dtensor"
+        assert "the state has another sharding. Fix: load it with torch.distributed.checkpoint" in loaded
+        assert "momentum1' has local shards" in loaded_states
+
+
+def test_states_of_equal_shards_on_swapped_ranks_are_refused(two: Any) -> None:
+    table = {"name": "even", "num_embeddings": 8, "embedding_dim": 4, "feature_names": ["f"]}
+    plans = []
+    for order in ((0, 1), (1, 0)):
+        shards = [Shard(rank, rows, (0, 4)) for rank, rows in zip(order, ((0, 4), (4, 8)), strict=True)]
+        sharding = {"even": ParameterSharding("row_wise", shards=shards)}
+        plans.append(ShardingPlan({cases.PATH: EmbeddingModuleShardingPlan(sharding)}).to_json())
+    case = Case([table], plans[0], [], optimizer="exact_row_wise_adagrad")
+    for rank, errors in enumerate(two.run(state_form_jobs.swapped, case, plans[1])):
+        here, there = 4 * rank, 4 - 4 * rank
+        for error in errors:
+            assert f"has local shards ['[4] at [{here}]'] here, the one given has ['[4] at [{there}]']" in error

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +16,7 @@ from recshard_lab import EmbeddingModuleShardingPlan, ParameterSharding, RankErr
 from recshard_lab.comm import CommType, QCommsConfig, ShardingEnv, get_qcomm_codecs_registry, trace
 from recshard_lab.comm.codec_formats import Int8Codec
 from recshard_lab.distributed.step.output_dist.columns import ColumnMap, Run, starts_of
-from recshard_lab.distributed.step.output_dist.wire import Parcel, Wire
+from recshard_lab.distributed.step.output_dist.wire import Parcels, Wire
 from recshard_lab.sharding import ROUTES
 from tests.distributed import cases
 from tests.distributed.jobs import Case, batch_of, sharded_model, train_sharded
@@ -223,22 +224,22 @@ class Kernels(TorchDispatchMode):
 def test_int8_rows_of_several_widths_take_equally_many_kernels_for_any_number_of_ranks() -> None:
     counts = []
     for ranks in (2, 16):
-        parcels = [Parcel(3 + rank, (8, 4, 8) if rank % 2 else (4, 12)) for rank in range(ranks)]
-        flat = torch.randn(sum(parcel.size for parcel in parcels), generator=torch.Generator().manual_seed(0))
+        parcels = Parcels([[(8, 4, 8) if rank % 2 else (4, 12)] for rank in range(ranks)])
+        load = parcels, np.arange(3, 3 + ranks)
+        sizes = parcels.sizes(load[1])
+        flat = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(0))
         wire = Wire(ShardingEnv(1, 0), "rows", Int8Codec())
-        decoded = wire.decode(wire.encode(flat, parcels), parcels, torch.float32)  # computes the indices
+        decoded = wire.decode(wire.encode(flat, load), load, torch.float32)  # computes the indices
         with Kernels() as kernels:
-            again = wire.decode(wire.encode(flat, parcels), parcels, torch.float32)
+            again = wire.decode(wire.encode(flat, load), load, torch.float32)
         assert torch.equal(decoded, again)
         counts.append(kernels.count)
-        parts = zip(
-            flat.split([p.size for p in parcels]), decoded.split([p.size for p in parcels]), parcels, strict=True
-        )
-        for plain, coded, parcel in parts:
-            rows = plain.view(parcel.rows, -1).split(list(parcel.widths), 1)
+        parts = zip(flat.split(sizes), decoded.split(sizes), parcels.widths, strict=True)
+        for plain, coded, widths in parts:
+            rows = plain.view(-1, sum(widths)).split(list(widths), 1)
             codec = Int8Codec()
             expected = [codec.decode(codec.encode(part.contiguous()), part.shape[1]) for part in rows]
-            assert torch.equal(coded.view(parcel.rows, -1), torch.cat(expected, 1))
+            assert torch.equal(coded.view(-1, sum(widths)), torch.cat(expected, 1))
     assert counts[0] == counts[1]
 
 

@@ -12,7 +12,6 @@ and adds. Its indices are computed once for each set of area sizes. Its addition
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from math import gcd
 from typing import Generic, TypeAlias, TypeVar
 
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Ints: TypeAlias = NDArray[np.int64]
+Numbers: TypeAlias = Sequence[int] | Ints
 T = TypeVar("T")
 
 
@@ -129,12 +129,13 @@ class ColumnMap:
         self._stride = np.array(self.source_widths, dtype=np.int64)[self._sender] // self.chunk
         self._summands = np.bincount(place, minlength=int(per_row.sum()))
         self._chunks = per_row  # in a row of each target area
+        self._widths = per_row * self.chunk
         self._entries = np.bincount(receiver[order], minlength=len(per_row))
         self._copies = bool((self._summands == 1).all())
         #: whether rows are single chunks at one distance
         self._steady = self._copies and bool((self._entries == 1).all() and (self._stride == self._stride[:1]).all())
 
-    def __call__(self, flat: Tensor, starts: Sequence[int], rows: Sequence[int], scale: float = 1.0) -> Tensor:
+    def __call__(self, flat: Tensor, starts: Numbers, rows: Numbers, scale: float = 1.0) -> Tensor:
         """The target areas, flat, end to end.
 
         Args:
@@ -143,23 +144,22 @@ class ColumnMap:
             rows: of each target area.
             scale: multiplies them.
         """
-        total = sum(n * width for n, width in zip(rows, self.target_widths, strict=True))
+        rows = np.asarray(rows, dtype=np.int64)
+        total = int(rows @ self._widths)
         if self._whole and flat.numel() == total:
             return flat if scale == 1.0 else flat * scale
         if not total or not len(self._sender):
             return flat.new_zeros(total)
         return gather(flat, self.chunk, self.indices(starts, rows, flat, scale))
 
-    def indices(self, starts: Sequence[int], rows: Sequence[int], like: Tensor, scale: float = 1.0) -> Indices:
+    def indices(self, starts: Numbers, rows: Numbers, like: Tensor, scale: float = 1.0) -> Indices:
         """What the call gathers, for areas that begin at ``starts`` of a tensor ``like`` this one."""
-        key = tuple(starts), tuple(rows), scale, like.dtype, like.device
-        return self._memo.get(key, lambda: self._compute(*key))
+        begins, counts = np.asarray(starts, dtype=np.int64), np.asarray(rows, dtype=np.int64)
+        key = begins.tobytes(), counts.tobytes(), scale, like.dtype, like.device
+        return self._memo.get(key, lambda: self._compute(begins, counts, scale, like.dtype, like.device))
 
-    def _compute(
-        self, starts: tuple[int, ...], rows: tuple[int, ...], scale: float, dtype: torch.dtype, device: torch.device
-    ) -> Indices:
-        first = np.array(starts, dtype=np.int64)[self._sender] // self.chunk + self._offset
-        counts = np.array(rows, dtype=np.int64)
+    def _compute(self, starts: Ints, counts: Ints, scale: float, dtype: torch.dtype, device: torch.device) -> Indices:
+        first = starts[self._sender] // self.chunk + self._offset
         if self._steady and scale == 1.0:
             return Indices(_expand_steady(first, int(self._stride[0]), counts, device), None, None)
         chunks = expand(first, self._stride, self._entries, counts)
@@ -202,9 +202,13 @@ def _expand_steady(first: Ints, step: int, rows: Ints, device: torch.device) -> 
     return shifts.add_(torch.arange(0, total * step, step, device=device))
 
 
-def starts_of(rows: Sequence[int], widths: Sequence[int]) -> list[int]:
-    """Where areas begin that stand end to end."""
-    return [0, *accumulate(n * width for n, width in zip(rows[:-1], widths[:-1], strict=True))] if widths else []
+def starts_of(rows: Numbers, widths: Numbers) -> Ints:
+    """Where areas begin that stand end to end.
+
+    >>> starts_of([2, 3, 1], [4, 1, 5]).tolist()
+    [0, 8, 11]
+    """
+    return _starts(np.asarray(rows, dtype=np.int64) * np.asarray(widths, dtype=np.int64))
 
 
 def to_device(numbers: Ints, device: torch.device) -> Tensor:

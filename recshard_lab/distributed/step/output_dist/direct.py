@@ -1,9 +1,9 @@
 """``direct``: one all-to-all of partial rows, added by the rank that receives them."""
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +12,7 @@ from recshard_lab.distributed.step.layout import Layout
 from recshard_lab.distributed.step.output_dist.base import BACKWARD, FORWARD, OutputPath, runs_of, widths_of
 from recshard_lab.distributed.step.output_dist.columns import ColumnMap
 from recshard_lab.distributed.step.output_dist.replica_gradients import Replicas
-from recshard_lab.distributed.step.output_dist.wire import Parcel, Wire
+from recshard_lab.distributed.step.output_dist.wire import Parcels, Wire
 from recshard_lab.distributed.step.types import LookupInput
 
 
@@ -33,6 +33,10 @@ class DirectPath(OutputPath):
         self.runs = [run for rank, stored in enumerate(self.features) for run in runs_of(stored, rank, starts)]
         self.replicas = Replicas(layout, self.width)
         self.split = ColumnMap([run.reversed() for run in self.runs], [layout.output_width], self.area_widths)
+        own, copies = self.widths[env.rank], [(width,) for width in self.replicas.widths]
+        self.sent, self.received = Parcels([[own]] * env.world_size), Parcels([[widths] for widths in self.widths])
+        self.sent_back = Parcels([[widths, *copies] for widths in self.widths])
+        self.received_back = Parcels([[own, *copies]] * env.world_size)
         self.forward_wire = Wire(env, FORWARD, codecs.forward)
         self.backward_wire = Wire(env, BACKWARD, codecs.backward)
 
@@ -40,9 +44,10 @@ class DirectPath(OutputPath):
         self.buffer_bytes = 0
         if not any(self.area_widths):  # every table is replicated: on all ranks alike
             return rows.view(-1)
-        sends = [[Parcel(samples, self.widths[self.env.rank])] for samples in lookup_input.segments]
-        receives = [[Parcel(lookup_input.local_batch.batch_size, widths)] for widths in self.widths]
-        arriving = self.forward_wire.send(rows.reshape(-1), sends, receives)
+        sends = self.sent, np.array(lookup_input.segments)
+        arriving = self.forward_wire.send(
+            rows.reshape(-1), sends, (self.received, np.array(self.area_rows(lookup_input)))
+        )
         self.buffer_bytes = arriving.buffer_bytes
         return arriving
 
@@ -58,16 +63,12 @@ class DirectPath(OutputPath):
             return grad.new_empty(0)
         batch = lookup_input.local_batch
         message = self.split(grad.view(-1), [0], [batch.batch_size] * self.env.world_size, scale)
-        copies = self.replicas.sends(batch)
-        sends = [[Parcel(batch.batch_size, widths), *copies] for widths in self.widths]
-        receives = [
-            [Parcel(samples, self.widths[self.env.rank]), *theirs]
-            for samples, theirs in zip(lookup_input.segments, self.replicas.receives(lookup_input), strict=True)
-        ]
-        if copies:
+        sends = np.tile([batch.batch_size, *self.replicas.sends(batch)], self.env.world_size)
+        receives = np.column_stack([lookup_input.segments, self.replicas.receives(lookup_input)]).reshape(-1)
+        if self.replicas.features:
             tail = self.replicas.of_rows(grad, scale, batch)
             message = behind_each(message, [batch.batch_size * width for width in self.area_widths], tail)
-        arriving = self.backward_wire.send(message, sends, receives)
+        arriving = self.backward_wire.send(message, (self.sent_back, sends), (self.received_back, receives))
         self.buffer_bytes = arriving.buffer_bytes
         return arriving
 
@@ -80,10 +81,10 @@ class DirectPath(OutputPath):
         shape = sum(lookup_input.segments), self.width
         if not self.replicas.features:
             return received.view(shape), None
-        columns, tails = [samples * self.width for samples in lookup_input.segments], self.replicas.tails(lookup_input)
-        sizes = [size for pair in zip(columns, tails, strict=True) for size in pair]
-        copies = self.replicas.join(received, list(accumulate(sizes))[::2], lookup_input)
-        exchanged = torch.cat(received.split(sizes)[::2]) if self.width else received[:0]
+        columns = np.array(lookup_input.segments) * self.width
+        sizes = np.column_stack([columns, self.replicas.tails(lookup_input)]).reshape(-1)
+        copies = self.replicas.join(received, np.cumsum(sizes)[::2], lookup_input)
+        exchanged = torch.cat(received.split(sizes.tolist())[::2]) if self.width else received[:0]
         return exchanged.view(shape), copies
 
 

@@ -17,7 +17,7 @@ from recshard_lab.comm import CommOp, QuantizedCommCodecs, ShardingEnv, issue_re
 from recshard_lab.distributed.step.layout import Layout
 from recshard_lab.distributed.step.output_dist.base import BACKWARD, FORWARD, OutputPath, runs_of
 from recshard_lab.distributed.step.output_dist.columns import ColumnMap, Memo, Run, expand, to_device
-from recshard_lab.distributed.step.output_dist.wire import Parcel, Wire
+from recshard_lab.distributed.step.output_dist.wire import Parcels, Wire
 from recshard_lab.distributed.step.types import LookupInput
 from recshard_lab.sharding import PlanError
 
@@ -40,7 +40,8 @@ class ReduceScatterPath(OutputPath):
             self.runs.append(Run(0, self.columns, block.start, block.dim))
             self.columns += block.dim
         self.area_widths = [self.columns]
-        self.widths = tuple(layout.blocks[index].dim for index in compact)
+        parcel = tuple(layout.blocks[index].dim for index in compact)
+        self.own, self.every = Parcels([[parcel]]), Parcels([[parcel]] * env.world_size)
         stored = runs_of(self.features[env.rank], 0, compact)
         self.spread = ColumnMap(stored, [self.width], [self.columns])
         self.collect = ColumnMap([run.reversed() for run in stored], [self.columns], [self.width])
@@ -71,7 +72,7 @@ class ReduceScatterPath(OutputPath):
         message = self.split(grad.view(-1), [0], [samples], scale)
         if samples < largest:
             message = pad(message, (0, (largest - samples) * self.columns))
-        arriving = self.backward_wire.gather(message, Parcel(largest, self.widths))
+        arriving = self.backward_wire.gather(message, self.own, self.every, largest)
         self.buffer_bytes = arriving.buffer_bytes
         return arriving
 

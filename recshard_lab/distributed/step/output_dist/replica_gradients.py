@@ -9,14 +9,14 @@ sources, W sources.
 from collections.abc import Sequence
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from recshard_lab.distributed.step.layout import Layout
 from recshard_lab.distributed.step.output_dist.base import widths_of
-from recshard_lab.distributed.step.output_dist.columns import ColumnMap, Run
+from recshard_lab.distributed.step.output_dist.columns import ColumnMap, Ints, Numbers, Run
 from recshard_lab.distributed.step.output_dist.stacks import SourceStack
-from recshard_lab.distributed.step.output_dist.wire import Parcel
 from recshard_lab.distributed.step.types import LocalBatch, LookupInput, TouchedRows
 
 
@@ -41,21 +41,19 @@ class Replicas:
         by_block = [Run(block, 0, 0, blocks[block].dim, number) for number, block in enumerate(self._blocks)]
         self._of_blocks = ColumnMap(by_block, [block.dim for block in blocks], self.widths, keep=1)
 
-    def sends(self, local_batch: LocalBatch) -> list[Parcel]:
-        """What every rank receives from this one."""
+    def sends(self, local_batch: LocalBatch) -> list[int]:
+        """Rows of each shard feature that every rank receives from this one."""
         bags = [local_batch.lengths[block].numel() for block in self._blocks]
-        rows = [n if touch is None else touch.rows.numel() for n, touch in zip(bags, local_batch.touched, strict=True)]
-        return [Parcel(n, (width,)) for n, width in zip(rows, self.widths, strict=True)]
+        return [n if touch is None else touch.rows.numel() for n, touch in zip(bags, local_batch.touched, strict=True)]
 
-    def receives(self, lookup_input: LookupInput) -> list[list[Parcel]]:
-        """What this rank receives from each source."""
-        return [
-            [Parcel(n, (width,)) for n, width in zip(bags, self.widths, strict=True)] for bags in lookup_input.copy_bags
-        ]
+    def receives(self, lookup_input: LookupInput) -> Ints:
+        """``[W, shard features]``: rows that this rank receives from each source."""
+        bags = lookup_input.copy_bags
+        return np.array(bags, dtype=np.int64).reshape(len(bags), len(self.features))
 
-    def tails(self, lookup_input: LookupInput) -> list[int]:
+    def tails(self, lookup_input: LookupInput) -> Ints:
         """Elements from each source."""
-        return self._stack.sizes(lookup_input.copy_bags)
+        return self._stack.sizes(self.receives(lookup_input))
 
     def of_rows(self, grad: Tensor, scale: float, local_batch: LocalBatch) -> Tensor:
         """What every rank receives of ``grad [B, output width]``, means divided, times ``scale``; flat."""
@@ -63,14 +61,14 @@ class Replicas:
         flat = self._of_rows(grad.view(-1), [0], rows, scale)
         return sum_touched(flat, rows, self.widths, local_batch.touched)
 
-    def of_blocks(self, grad: Tensor, starts: Sequence[int], scale: float, local_batch: LocalBatch) -> Tensor:
+    def of_blocks(self, grad: Tensor, starts: Numbers, scale: float, local_batch: LocalBatch) -> Tensor:
         """The same of a variable batch's flat gradient, whose blocks begin at ``starts``."""
         rows = [local_batch.lengths[block].numel() for block in self._blocks]
         return sum_touched(self._of_blocks(grad, starts, rows, scale), rows, self.widths, local_batch.touched)
 
-    def join(self, received: Tensor, begins: Sequence[int], lookup_input: LookupInput) -> Tensor:
+    def join(self, received: Tensor, begins: Numbers, lookup_input: LookupInput) -> Tensor:
         """``[T, columns of all shard features]`` of what arrived; each source's gradients begin at ``begins``."""
-        return self._stack(received, begins, lookup_input.copy_bags)
+        return self._stack(received, begins, self.receives(lookup_input))
 
 
 def sum_touched(

@@ -26,10 +26,18 @@ from recshard_lab.distributed.step.output_dist.base import (
     PendingOutput,
     widths_of,
 )
-from recshard_lab.distributed.step.output_dist.columns import ColumnMap, Indices, Run, gather, starts_of, to_device
+from recshard_lab.distributed.step.output_dist.columns import (
+    ColumnMap,
+    Indices,
+    Ints,
+    Run,
+    gather,
+    starts_of,
+    to_device,
+)
 from recshard_lab.distributed.step.output_dist.direct import behind_each
 from recshard_lab.distributed.step.output_dist.replica_gradients import sum_touched
-from recshard_lab.distributed.step.output_dist.wire import Parcel, Wire, size_of
+from recshard_lab.distributed.step.output_dist.wire import Parcels, Wire
 from recshard_lab.distributed.step.types import LocalBatch, LookupInput, segment_index
 from recshard_lab.sharding import PlanError
 from recshard_lab.sparse.ops import complete_cumsum
@@ -54,6 +62,13 @@ class SequenceOutput(OutputExchange):
                     f"collection, whose rows are not added. Fix: route='direct' for this table"
                 )
         self.features, self.replicated = layout.exchanged_features, layout.replicated_features
+        there = [(width,) for width in widths_of(self.features[env.rank])]
+        here = [[(width,) for width in widths_of(features)] for features in self.features]
+        copies = [(width,) for width in widths_of(self.replicated)]
+        self.there, self.here = Parcels([there] * env.world_size), Parcels(here)
+        self.there_back = Parcels([[*there, *copies]] * env.world_size)
+        self.here_back = Parcels([[*own, *copies] for own in here])
+        self.ends = np.cumsum([len(own) for own in here])[:-1]
         self.pack = Transposed(widths_of(self.features[env.rank]), env.world_size)
         self.unpack = Transposed(widths_of(layout.rank_features[env.rank]), env.world_size)
         self.places = _Places(layout)
@@ -63,9 +78,10 @@ class SequenceOutput(OutputExchange):
     ) -> PendingOutput:
         empty = lookup_input.ids.new_empty(0, dtype=self.layout.rows_dtype)
         rows = torch.cat(list(exchanged)).to(empty.dtype) if exchanged else empty
-        message = self.pack.by_source(rows, lookup_input.counts)
-        sends = self._there(lookup_input, self.pack.widths)
-        arriving = self.forward_wire.send(message, sends, self._here(lookup_input.local_batch))
+        counts = _counts(lookup_input)[: self.pack.features]
+        message = self.pack.by_source(rows, counts)
+        receives = self.here, _sent(lookup_input.local_batch)
+        arriving = self.forward_wire.send(message, (self.there, counts.T.reshape(-1)), receives)
         return PendingOutput(
             lookup_input, (arriving, [rows.to(empty.dtype) for rows in replicated]), arriving.buffer_bytes
         )
@@ -79,35 +95,23 @@ class SequenceOutput(OutputExchange):
         return flat.view(-1, self.places.chunk).index_select(0, order).view(-1)
 
     def begin_backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> PendingOutput:
-        local_batch, sends = lookup_input.local_batch, self._here(lookup_input.local_batch)
+        local_batch, sends = lookup_input.local_batch, _sent(lookup_input.local_batch)
         grad = (grad * scale if scale != 1.0 else grad).contiguous().view(-1)
         message = gather(grad, self.places.chunk, self.places.places_of_rows(local_batch, grad.device))
         if self.replicated:
-            sizes = [size_of(load) for load in sends]
+            sizes = self.here.sizes(sends)
             rows, touched = _copied(local_batch), local_batch.touched
             tail = sum_touched(message[sum(sizes) :], rows, widths_of(self.replicated), touched)
             message = behind_each(message[: sum(sizes)], sizes, tail)
             sent = [n if touch is None else touch.rows.numel() for n, touch in zip(rows, touched, strict=True)]
-            copies = [Parcel(n, (width,)) for n, width in zip(sent, widths_of(self.replicated), strict=True)]
-            sends = [[*load, *copies] for load in sends]
-        arriving = self.backward_wire.send(message, sends, self._there(lookup_input, self.unpack.widths))
+            sends = np.concatenate([part for own in np.split(sends, self.ends) for part in (own, sent)])
+        receives = self.there_back, _counts(lookup_input).T.reshape(-1)
+        arriving = self.backward_wire.send(message, (self.here_back, sends), receives)
         return PendingOutput(lookup_input, arriving, arriving.buffer_bytes)
 
     def finish_backward(self, pending: PendingOutput) -> Columns:
         """Flat, by shard feature of this rank, exchanged and replicated."""
-        return Columns([self.unpack.by_feature(pending.state.wait(), pending.lookup_input.counts)])
-
-    def _here(self, local_batch: LocalBatch) -> list[list[Parcel]]:
-        """For each rank, the rows of its shard features for the local batch."""
-        return [
-            [Parcel(n, (feature.shard.num_cols,)) for n, feature in zip(counts, features, strict=True)]
-            for counts, features in zip(local_batch.sent, self.features, strict=True)
-        ]
-
-    def _there(self, lookup_input: LookupInput, widths: Sequence[int]) -> list[list[Parcel]]:
-        """For each source rank, the rows of the first shard features here for its batch."""
-        sources = zip(*lookup_input.counts[: len(widths)], strict=True) if widths else [()] * self.env.world_size
-        return [[Parcel(n, (width,)) for n, width in zip(counts, widths, strict=True)] for counts in sources]
+        return Columns([self.unpack.by_feature(pending.state.wait(), _counts(pending.lookup_input))])
 
 
 class Transposed:
@@ -119,33 +123,26 @@ class Transposed:
     """
 
     def __init__(self, widths: Sequence[int], sources: int) -> None:
-        self.widths, count = tuple(widths), len(widths)
-        self._by_feature = [(n, source) for n in range(count) for source in range(sources)]
-        self._by_source = [(n, source) for source in range(sources) for n in range(count)]
+        self.features = count = len(widths)
         areas = [width for width in widths for _ in range(sources)]
-        runs = [Run(n * sources + source, 0, 0, widths[n], source * count + n) for n, source in self._by_feature]
+        runs = [
+            Run(n * sources + source, 0, 0, width, source * count + n)
+            for n, width in enumerate(widths)
+            for source in range(sources)
+        ]
         turned = [*widths] * sources
         self._there = ColumnMap(runs, areas, turned, keep=1)
         self._back = ColumnMap([run.reversed() for run in runs], turned, areas, keep=1)
 
-    def by_source(self, flat: Tensor, counts: Sequence[Sequence[int]]) -> Tensor:
+    def by_source(self, flat: Tensor, counts: Ints) -> Tensor:
         """From an order by shard feature. ``counts`` are rows by shard feature and source."""
-        return self._turn(self._there, flat, counts, self._by_feature, self._by_source)
+        before = counts.reshape(-1)
+        return self._there(flat, starts_of(before, self._there.source_widths), counts.T.reshape(-1))
 
-    def by_feature(self, flat: Tensor, counts: Sequence[Sequence[int]]) -> Tensor:
+    def by_feature(self, flat: Tensor, counts: Ints) -> Tensor:
         """From an order by source."""
-        return self._turn(self._back, flat, counts, self._by_source, self._by_feature)
-
-    def _turn(
-        self,
-        columns: ColumnMap,
-        flat: Tensor,
-        counts: Sequence[Sequence[int]],
-        before: Sequence[tuple[int, int]],
-        after: Sequence[tuple[int, int]],
-    ) -> Tensor:
-        rows = [counts[n][source] for n, source in before]
-        return columns(flat, starts_of(rows, columns.source_widths), [counts[n][source] for n, source in after])
+        before = counts.T.reshape(-1)
+        return self._back(flat, starts_of(before, self._back.source_widths), counts.reshape(-1))
 
 
 class _Places:
@@ -178,7 +175,7 @@ class _Places:
         assert place is not None
         if not len(place):
             return Indices(place.long(), None, None)
-        block_starts = np.array(starts_of(local_batch.counts, self.dims), dtype=np.int64) // self.chunk
+        block_starts = starts_of(local_batch.counts, self.dims) // self.chunk
         key_starts = np.array([start for start, _ in local_batch.spans], dtype=np.int64)
         starts = (block_starts[self._blocks] - key_starts[self._blocks] * self._strides) + self._first
         table = to_device(np.stack([sizes, starts, self._strides, self._chunks]), device)
@@ -188,7 +185,7 @@ class _Places:
         bags = None if uses is None else complete_cumsum(uses)[:-1]
         if (self._chunks == 1).all():
             return Indices(place, bags, None)
-        rows = [n for counts in local_batch.sent for n in counts] + _copied(local_batch)
+        rows = np.concatenate([_sent(local_batch), _copied(local_batch)])
         total, total_places = int(rows @ self._chunks), int(sizes @ self._chunks)
         chunks = table[3][feature if bags is None else feature.index_select(0, bags)]
         row = torch.repeat_interleave(chunks, output_size=total)
@@ -199,6 +196,16 @@ class _Places:
         index = segment_index(bags[row], uses, total_places)
         within = torch.repeat_interleave(within, uses, output_size=total_places)
         return Indices(place[index] + within, complete_cumsum(uses)[:-1], None)
+
+
+def _counts(lookup_input: LookupInput) -> Ints:
+    """``[shard features here, W]``: ids from each source rank."""
+    return np.array(lookup_input.counts, dtype=np.int64).reshape(len(lookup_input.counts), len(lookup_input.segments))
+
+
+def _sent(local_batch: LocalBatch) -> Ints:
+    """Ids for each rank's shard features."""
+    return np.array([n for counts in local_batch.sent for n in counts], dtype=np.int64)
 
 
 def _copied(local_batch: LocalBatch) -> list[int]:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recshard_lab.distributed.step.output_dist.columns import Indices, Memo, expand, gather, to_device
+from recshard_lab.distributed.step.output_dist.columns import Indices, Ints, Memo, Numbers, expand, gather, to_device
 
 
 class SourceStack:
@@ -30,7 +30,7 @@ class SourceStack:
         self.width, self._chunk = sum(widths), gcd(*widths, *steps) or 1
         self._memo = Memo[Indices](keep=1)
 
-    def __call__(self, flat: Tensor, begins: Sequence[int], bags: Sequence[Sequence[int]]) -> Tensor:
+    def __call__(self, flat: Tensor, begins: Numbers, bags: Ints) -> Tensor:
         """``[T, width]``, zeros where a shard feature has fewer than T bags.
 
         Args:
@@ -38,25 +38,23 @@ class SourceStack:
             begins: where each source's rows begin.
             bags: of each source and shard feature.
         """
-        known = tuple(map(tuple, bags))
-        longest = max(map(sum, zip(*known, strict=True)), default=0)
+        longest = int(bags.sum(0).max(initial=0))
         if not longest:
             return flat.new_zeros(0, self.width)
-        key = tuple(begins), known, flat.device
-        indices = self._memo.get(key, lambda: self._compute(*key))
+        starts = np.asarray(begins, dtype=np.int64)
+        key = starts.tobytes(), bags.tobytes(), flat.device
+        indices = self._memo.get(key, lambda: self._compute(starts, bags, flat.device))
         return gather(flat, self._chunk, indices).view(longest, self.width)
 
-    def sizes(self, bags: Sequence[Sequence[int]]) -> list[int]:
+    def sizes(self, bags: Ints) -> Ints:
         """Elements of each source."""
-        sizes: list[int] = (np.array(bags, dtype=np.int64) * self._widths).sum(1).tolist()
-        return sizes
+        return bags @ self._widths
 
-    def _compute(self, begins: tuple[int, ...], bags: tuple[tuple[int, ...], ...], device: torch.device) -> Indices:
-        rows = np.array(bags, dtype=np.int64)
+    def _compute(self, begins: Ints, rows: Ints, device: torch.device) -> Indices:
         (sources, count), totals = rows.shape, rows.sum(0)
         longest = totals.max()
         sizes = rows * self._widths
-        starts = np.array(begins)[:, None] + np.cumsum(sizes, 1) - sizes
+        starts = begins[:, None] + np.cumsum(sizes, 1) - sizes
         chunks = self._widths // self._chunk
         # by shard feature and source, then the empty bags: where rows begin, in chunks, and -1
         first = np.vstack([starts // self._chunk, np.full(count, -1)]).T.reshape(-1)

@@ -26,13 +26,14 @@ from recshard_lab.distributed.step.layout import Layout, ShardFeature
 from recshard_lab.distributed.step.output_dist.base import BACKWARD, FORWARD, OutputPath, widths_of
 from recshard_lab.distributed.step.output_dist.columns import (
     ColumnMap,
+    Ints,
     Memo,
     Run,
     expand,
     starts_of,
     to_device,
 )
-from recshard_lab.distributed.step.output_dist.wire import Arriving, Parcel, Wire
+from recshard_lab.distributed.step.output_dist.wire import Parcels, Wire
 from recshard_lab.distributed.step.types import LookupInput
 
 
@@ -47,15 +48,18 @@ class TwoHopPath(OutputPath):
         self.nodes, self.node, self.place = env.world_size // self.local, env.node, env.rank % self.local
         intra, inter = env.node_envs()
         node_columns = [_NodeColumns(self._features_on(node)) for node in range(self.nodes)]
-        self.inside_widths = [widths_of(features) for features in self._features_on(self.node)]
-        self.node_widths = [columns.widths for columns in node_columns]
-        self.area_widths = [sum(widths) for widths in self.node_widths]
+        inside_widths = [widths_of(features) for features in self._features_on(self.node)]
+        self.own_inside = Parcels([[inside_widths[self.place]]] * self.local)
+        self.all_inside = Parcels([[widths] for widths in inside_widths])
+        self.own_across = Parcels([[node_columns[self.node].widths]] * self.nodes)
+        self.all_across = Parcels([[columns.widths] for columns in node_columns])
+        self.area_widths = [sum(columns.widths) for columns in node_columns]
         self.runs = [
             Run(node, run.source, layout.blocks[block].start + run.target, run.width)
             for node, columns in enumerate(node_columns)
             for block, run in columns.onward
         ]
-        runs, widths = node_columns[self.node].runs, [sum(own) for own in self.inside_widths]
+        runs, widths = node_columns[self.node].runs, [sum(own) for own in inside_widths]
         self.add = ColumnMap(runs, widths, [self.area_widths[self.node]])
         self.spread = ColumnMap([run.reversed() for run in runs], [self.area_widths[self.node]], widths)
         self.split = ColumnMap([run.reversed() for run in self.runs], [layout.output_width], self.area_widths)
@@ -67,16 +71,13 @@ class TwoHopPath(OutputPath):
 
     def begin(self, rows: Tensor, lookup_input: LookupInput) -> Any:
         by_place = self._by_place(lookup_input)
-        sends = [Parcel(sum(batches), self.inside_widths[self.place]) for batches in by_place]
-        receives = [Parcel(sum(by_place[self.place]), widths) for widths in self.inside_widths]
-        message = self._reorder(rows, lookup_input, to_places=True)
-        inside = _send(self.hop_1, message.reshape(-1), sends, receives)
-        batches = by_place[self.place]
-        samples = [sum(batches)] * self.local
+        message, batches = self._reorder(rows, lookup_input, to_places=True), by_place[self.place]
+        samples = np.full(self.local, batches.sum())
+        inside = self.hop_1.send(message.reshape(-1), (self.own_inside, by_place.sum(1)), (self.all_inside, samples))
         summed = self.add(inside.wait(), starts_of(samples, self.add.source_widths), samples[:1])
-        sends = [Parcel(batch, self.node_widths[self.node]) for batch in batches]
-        receives = [Parcel(lookup_input.local_batch.batch_size, widths) for widths in self.node_widths]
-        across = _send(self.hop_2, summed, sends, receives)
+        across = self.hop_2.send(
+            summed, (self.own_across, batches), (self.all_across, np.array(self.area_rows(lookup_input)))
+        )
         self.buffer_bytes = inside.buffer_bytes + across.buffer_bytes
         return across
 
@@ -88,21 +89,18 @@ class TwoHopPath(OutputPath):
         return [lookup_input.local_batch.batch_size] * self.nodes
 
     def begin_backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> Any:
-        sends = [Parcel(grad.shape[0], widths) for widths in self.node_widths]
-        message = self.split(grad.view(-1), [0], [grad.shape[0]] * self.nodes, scale)
-        stored = self.node_widths[self.node]
-        receives = [Parcel(batch, stored) for batch in self._by_place(lookup_input)[self.place]]
-        arriving = _send(self.back_2, message, sends, receives)
+        samples = np.full(self.nodes, grad.shape[0])
+        message = self.split(grad.view(-1), [0], samples, scale)
+        batches = self._by_place(lookup_input)[self.place]
+        arriving = self.back_2.send(message, (self.all_across, samples), (self.own_across, batches))
         self.buffer_bytes = arriving.buffer_bytes
         return arriving
 
     def finish_backward(self, begun: Any, lookup_input: LookupInput) -> Tensor:
         by_place = self._by_place(lookup_input)
-        rows = sum(by_place[self.place])
-        message = self.spread(begun.wait(), [0], [rows] * self.local)
-        sends = [Parcel(rows, widths) for widths in self.inside_widths]
-        receives = [Parcel(sum(batches), self.inside_widths[self.place]) for batches in by_place]
-        inside = _send(self.back_1, message, sends, receives)
+        rows = np.full(self.local, by_place[self.place].sum())
+        message = self.spread(begun.wait(), [0], rows)
+        inside = self.back_1.send(message, (self.all_inside, rows), (self.own_inside, by_place.sum(1)))
         self.buffer_bytes += inside.buffer_bytes
         arrived = inside.wait().view(sum(lookup_input.segments), self.width)
         return self._reorder(arrived, lookup_input, to_places=False)
@@ -110,9 +108,9 @@ class TwoHopPath(OutputPath):
     def _features_on(self, node: int) -> list[list[ShardFeature]]:
         return self.features[node * self.local : (node + 1) * self.local]
 
-    def _by_place(self, lookup_input: LookupInput) -> list[list[int]]:
+    def _by_place(self, lookup_input: LookupInput) -> Ints:
         """For each place in a node, the size of that place's batch on every node."""
-        return [lookup_input.segments[place :: self.local] for place in range(self.local)]
+        return np.array(lookup_input.segments).reshape(self.nodes, self.local).T
 
     def _reorder(self, rows: Tensor, lookup_input: LookupInput, to_places: bool) -> Tensor:
         """Rows by node, then place -> by place, then node; or back."""
@@ -170,7 +168,3 @@ def _union(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             merged.append((first, end))
     return merged
-
-
-def _send(wire: Wire, flat: Tensor, sends: list[Parcel], receives: list[Parcel]) -> Arriving:
-    return wire.send(flat, [[parcel] for parcel in sends], [[parcel] for parcel in receives])

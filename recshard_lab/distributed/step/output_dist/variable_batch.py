@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from itertools import accumulate, groupby
 from math import gcd
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,12 +28,12 @@ from recshard_lab.distributed.step.output_dist.base import (
     PendingOutput,
     widths_of,
 )
-from recshard_lab.distributed.step.output_dist.columns import ColumnMap, Run, starts_of
+from recshard_lab.distributed.step.output_dist.columns import ColumnMap, Ints, Run, starts_of
 from recshard_lab.distributed.step.output_dist.direct import behind_each
 from recshard_lab.distributed.step.output_dist.means import Means
 from recshard_lab.distributed.step.output_dist.replica_gradients import Replicas
 from recshard_lab.distributed.step.output_dist.stacks import SourceStack
-from recshard_lab.distributed.step.output_dist.wire import Parcel, Wire, size_of
+from recshard_lab.distributed.step.output_dist.wire import Parcels, Wire
 from recshard_lab.distributed.step.types import LocalBatch, LookupInput
 
 
@@ -54,14 +55,12 @@ class VariableOutput(OutputExchange):
         self.backward_wire = Wire(env, BACKWARD, codecs.backward)
         self.features = layout.exchanged_features
         self.widths, self.dims = widths_of(self.features[env.rank]), [block.dim for block in layout.blocks]
-        self.width, count = sum(self.widths), len(self.widths)
-        self.columns = list(accumulate(self.widths, initial=0))
+        self.width, self.columns = sum(self.widths), np.cumsum([0, *self.widths])[:-1]
         copies = widths_of(layout.replicated_features)
         # kernel rows -> an area for each source rank and shard feature here
-        areas = [(n + source * count, width) for source in range(env.world_size) for n, width in enumerate(self.widths)]
-        own_widths = [width for _, width in areas]
-        runs = [Run(area, 0, 0, width, area) for area, width in areas]
-        self.pack = ColumnMap(runs, [self.width] * len(areas), own_widths, self.columns, keep=1)
+        own_widths = [*self.widths] * env.world_size
+        runs = [Run(area, 0, 0, width, area) for area, width in enumerate(own_widths)]
+        self.pack = ColumnMap(runs, [self.width] * len(runs), own_widths, self.columns, keep=1)
         self.stack = SourceStack(self.widths, steps=copies)
         self.replicas = Replicas(layout, gcd(*self.widths))
         # an area for each rank and shard feature there, then for each replicated one -> blocks
@@ -71,14 +70,22 @@ class VariableOutput(OutputExchange):
             Run(n, 0, feature.shard.cols[0], feature.shard.num_cols, feature.block) for n, feature in enumerate(joined)
         ]
         kernels = [list(same) for _, same in groupby(layout.replicated_features, key=lambda feature: feature.group)]
-        self.kernel_of_copy = [number for number, features in enumerate(kernels) for _ in features]
+        self.kernel_of_copy = np.repeat(np.arange(len(kernels)), [len(features) for features in kernels])
         strides = [sum(widths_of(kernels[number])) for number in self.kernel_of_copy]
-        self.copy_columns = [
-            column for features in kernels for column in accumulate(widths_of(features)[:-1], initial=0)
-        ]
-        self.arrives = widths_of(every)
-        self.join = ColumnMap(runs, [*self.arrives, *strides], self.dims, [*copies], keep=1)
-        self.split = ColumnMap([run.reversed() for run in runs[: len(every)]], self.dims, self.arrives, keep=1)
+        columns = [column for features in kernels for column in accumulate(widths_of(features)[:-1], initial=0)]
+        self.copy_columns = np.array(columns, dtype=np.int64)
+        self.blocks_of_arrivals = np.array([feature.block for feature in every], dtype=np.int64)
+        self.join = ColumnMap(runs, [*widths_of(every), *strides], self.dims, [*copies], keep=1)
+        self.split = ColumnMap([run.reversed() for run in runs[: len(every)]], self.dims, widths_of(every), keep=1)
+        # messages: rows of the shard features here, of those on each rank; back, replicas' gradients behind each
+        there, here = [(width,) for width in self.widths], [[(w,) for w in widths_of(own)] for own in self.features]
+        tails = [(width,) for width in copies]
+        self.there, self.here = Parcels([there] * env.world_size), Parcels(here)
+        self.there_back, self.here_back = (
+            Parcels([[*there, *tails]] * env.world_size),
+            Parcels([[*own, *tails] for own in here]),
+        )
+        self.ends = np.cumsum([len(own) for own in here])[:-1]
 
     def begin(
         self, exchanged: Sequence[Tensor], replicated: Sequence[Tensor], lookup_input: LookupInput
@@ -91,14 +98,10 @@ class VariableOutput(OutputExchange):
         if exchanged:
             rows = torch.cat(list(exchanged), 1) if len(exchanged) > 1 else exchanged[0]
             bags = _exchanged_bags(lookup_input)
-            ends = [accumulate(counts, initial=0) for counts in zip(*bags, strict=True)]
-            starts = [
-                row * self.width + column
-                for offsets in zip(*ends, strict=True)
-                for row, column in zip(offsets, self.columns, strict=False)
-            ][: len(bags) * len(self.widths)]
-            message = self.pack(rows.to(empty.dtype).reshape(-1), starts, [n for counts in bags for n in counts])
-        arriving = self.forward_wire.send(message, self._there(lookup_input), self._here(lookup_input.local_batch))
+            starts = (np.cumsum(bags, 0) - bags) * self.width + self.columns
+            message = self.pack(rows.to(empty.dtype).reshape(-1), starts.reshape(-1), bags.reshape(-1))
+        receives = self.here, self._here(lookup_input.local_batch)
+        arriving = self.forward_wire.send(message, (self.there, _exchanged_bags(lookup_input).reshape(-1)), receives)
         return PendingOutput(lookup_input, (arriving, copies, empty), arriving.buffer_bytes)
 
     def finish(self, pending: PendingOutput) -> Tensor:
@@ -106,11 +109,10 @@ class VariableOutput(OutputExchange):
         local_batch = pending.lookup_input.local_batch
         arriving, copies, flat = pending.state
         flat = flat if arriving is None else arriving.wait()
-        begins = list(accumulate((rows.numel() for rows in copies), initial=flat.numel()))
+        begins = np.cumsum([flat.numel(), *(rows.numel() for rows in copies)])
         rows = self._bags(local_batch)
-        starts = starts_of([rows[block] for block in self._blocks_of_arrivals()], self.arrives)
-        places = zip(self.kernel_of_copy, self.copy_columns, strict=True)
-        starts += [begins[number] + column for number, column in places]
+        arrived = starts_of(self._here(local_batch), self.here.columns)
+        starts = np.concatenate([arrived, begins[self.kernel_of_copy] + self.copy_columns])
         parts = [part for part in (flat, *(rows.reshape(-1) for rows in copies)) if part.numel()] or [flat]
         out = self.join(parts[0] if len(parts) == 1 else torch.cat(parts), starts, rows)
         return self.means.divide(out, local_batch)
@@ -119,25 +121,24 @@ class VariableOutput(OutputExchange):
         local_batch = lookup_input.local_batch
         grad, rows = self.means.divide(grad.contiguous(), local_batch), self._bags(local_batch)
         starts = starts_of(rows, self.dims)
-        message = self.split(grad, starts, [rows[block] for block in self._blocks_of_arrivals()], scale)
         sends, copies = self._here(local_batch), self.replicas.sends(local_batch)
+        message = self.split(grad, starts, sends, scale)
         if copies:
             tail = self.replicas.of_blocks(grad, starts, scale, local_batch)
-            message = behind_each(message, [size_of(load) for load in sends], tail)
-        receives = zip(self._there(lookup_input), self.replicas.receives(lookup_input), strict=True)
-        arriving = self.backward_wire.send(
-            message, [[*load, *copies] for load in sends], [[*rows, *tails] for rows, tails in receives]
-        )
+            message = behind_each(message, self.here.sizes(sends), tail)
+            sends = np.concatenate([part for own in np.split(sends, self.ends) for part in (own, copies)])
+        receives = np.hstack([_exchanged_bags(lookup_input), self.replicas.receives(lookup_input)]).reshape(-1)
+        arriving = self.backward_wire.send(message, (self.here_back, sends), (self.there_back, receives))
         return PendingOutput(lookup_input, arriving, arriving.buffer_bytes)
 
     def finish_backward(self, pending: PendingOutput) -> Columns:
         """``[T, width]`` of each kernel, zeros in the empty bags."""
         lookup_input, received = pending.lookup_input, pending.state.wait()
         bags = _exchanged_bags(lookup_input)
-        pairs = zip(self.stack.sizes(bags), self.replicas.tails(lookup_input), strict=True)
-        ends = list(accumulate((size for pair in pairs for size in pair), initial=0))
-        rows = self.stack(received, ends[:-1:2], bags)
-        return Columns([rows, self.replicas.join(received, ends[1::2], lookup_input)])
+        sizes = np.column_stack([self.stack.sizes(bags), self.replicas.tails(lookup_input)]).reshape(-1)
+        starts = np.cumsum(sizes) - sizes
+        rows = self.stack(received, starts[::2], bags)
+        return Columns([rows, self.replicas.join(received, starts[1::2], lookup_input)])
 
     def to_samples(self, flat: Tensor, local_batch: LocalBatch) -> Tensor:
         """``[B, sum of D]``: every sample's bag of every block. Differentiable."""
@@ -150,23 +151,12 @@ class VariableOutput(OutputExchange):
         """Bags of each block."""
         return [lengths.numel() for lengths in local_batch.lengths]
 
-    def _blocks_of_arrivals(self) -> list[int]:
-        return [feature.block for features in self.features for feature in features]
-
-    def _here(self, local_batch: LocalBatch) -> list[list[Parcel]]:
-        """For each rank, the rows of its shard features for the local batch."""
-        bags = self._bags(local_batch)
-        return [
-            [Parcel(bags[feature.block], (feature.shard.num_cols,)) for feature in features]
-            for features in self.features
-        ]
-
-    def _there(self, lookup_input: LookupInput) -> list[list[Parcel]]:
-        """For each source rank, the rows of the shard features here for its batch."""
-        widths = self.widths
-        return [[Parcel(n, (w,)) for n, w in zip(bags, widths, strict=True)] for bags in _exchanged_bags(lookup_input)]
+    def _here(self, local_batch: LocalBatch) -> Ints:
+        """Rows of each rank's shard features for the local batch."""
+        return np.array(self._bags(local_batch))[self.blocks_of_arrivals]
 
 
-def _exchanged_bags(lookup_input: LookupInput) -> list[list[int]]:
+def _exchanged_bags(lookup_input: LookupInput) -> Ints:
+    """``[W, shard features here]``: their bags for each source rank's batch."""
     assert lookup_input.bags is not None
-    return lookup_input.bags
+    return np.array(lookup_input.bags, dtype=np.int64)

@@ -72,8 +72,11 @@ class CollectionSharder(ModuleSharder[nn.Module]):
     Args:
         fused_params: the optimizer fused into backward: ``optimizer``, ``learning_rate``, ``eps``, ``weight_decay``.
             ``apply_optimizer_in_backward`` on a table's parameter takes precedence. Default: plain SGD with a learning
-            rate of 0.01.
-        qcomm_codecs_registry: message formats of rows and gradients, from `get_qcomm_codecs_registry`.
+            rate of 0.01. ``"output_dtype"`` is the number format of outputs, of their gradients, and of both on the
+            wire: ``torch.float16``, ``torch.bfloat16``, or a name such as ``"bf16"``. Sums are FP32, and tables keep
+            their format. Plan with ``Workload(codecs="bf16")``.
+        qcomm_codecs_registry: message formats of rows and gradients, from `get_qcomm_codecs_registry`. Default: that of
+            ``output_dtype``.
         backend: kernel for every table ("fbgemm", "native", ...). Default: the fastest that supports each table.
         out_of_range: the out-of-range policy: ``"error"``, ``"clamp"`` or ``"ignore"``, as in `EmbeddingBagCollection`.
             Default: that of the unsharded module. ``fused_params["bounds_check_mode"]`` FATAL means ``"error"``.
@@ -82,7 +85,7 @@ class CollectionSharder(ModuleSharder[nn.Module]):
 
     Raises:
         ValueError: an unsupported key in ``fused_params``, an unknown message type in the registry, or an unsupported
-            ``bounds_check_mode``.
+            ``bounds_check_mode`` or ``output_dtype``.
     """
 
     module_type: ClassVar[type[nn.Module]]
@@ -104,6 +107,7 @@ class CollectionSharder(ModuleSharder[nn.Module]):
         if not isinstance(backend, str | None):
             raise ValueError(f"backend must be the name of a kernel or None, got {backend!r}")
         self.fused_params = dict(fused_params or {})
+        self.output_dtype = output_dtype_named(self.fused_params.pop("output_dtype", None))
         self.qcomm_codecs_registry = qcomm_codecs_registry
         for op in CommOp:
             codecs_for(op, qcomm_codecs_registry)
@@ -149,6 +153,7 @@ class CollectionSharder(ModuleSharder[nn.Module]):
             weighted=weighted,
             backend=self.backend,
             codecs=self.qcomm_codecs_registry,
+            output_dtype=self.output_dtype,
             out_of_range=self.out_of_range or str(getattr(module, "out_of_range", "error")),
             batch_tables=self.batch_tables,
             need_indices=bool(getattr(module, "need_indices", lambda: False)()),
@@ -299,6 +304,26 @@ class FusedEmbeddingCollectionSharder(SequenceCollectionSharder, FusedCollection
 
     module_type = FusedEmbeddingCollection
     sharded_type = ShardedEmbeddingCollection
+
+
+def output_dtype_named(value: Any) -> torch.dtype | None:
+    """The format of outputs from torch's dtype, a `DataType`, fbgemm's ``SparseType``, or a name. None for FP32.
+
+    Raises:
+        ValueError: not a floating-point format of 16 or 32 bits.
+
+    >>> output_dtype_named("bf16"), output_dtype_named(torch.float32)
+    (torch.bfloat16, None)
+    """
+    text = str(getattr(value, "value", value)).removeprefix("torch.").lower()
+    known: dict[str, torch.dtype | None] = {"none": None, "fp32": None, "float32": None}
+    known |= {"fp16": torch.float16, "float16": torch.float16, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16}
+    if text not in known:
+        raise ValueError(
+            f"output_dtype={value!r:.80} is not supported. Supported: torch.float16, torch.bfloat16, torch.float32, or "
+            f"their names 'fp16', 'bf16', 'fp32'. Fix: use one of them"
+        )
+    return known[text]
 
 
 def _policy_of(bounds_check_mode: Any, out_of_range: str | None) -> str | None:

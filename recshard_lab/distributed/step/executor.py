@@ -87,6 +87,7 @@ class Executor:
         codecs: number formats of rows and gradients on the wire; FP32 when left out.
         policy: for ids out of range; ``"error"`` when left out.
         distinct: whether a sequence collection sends each distinct id of a shard feature once.
+        output_dtype: format of outputs and their gradients; that of rows when left out.
     """
 
     def __init__(
@@ -101,9 +102,11 @@ class Executor:
         codecs: Registry | None = None,
         policy: OutOfRange | None = None,
         distinct: bool = False,
+        output_dtype: torch.dtype | None = None,
     ) -> None:
         self.layout, self.env, self.device, self.pooled, self.codecs = layout, env, device, pooled, codecs
         self.input_dist = InputDist(layout, env, pooled=pooled, weighted=weighted, policy=policy, distinct=distinct)
+        self.output_dtype = output_dtype or layout.rows_dtype
         self.lookup = RankLookup(layout, kinds, env.rank, pooled, device)
         self.route = PooledOutput(layout, env, codecs) if pooled else SequenceOutput(layout, env, codecs)
         self.variable = VariableOutput(layout, env, codecs)
@@ -214,7 +217,7 @@ class Executor:
     def receive_output(self, issued: tuple[OutputExchange, PendingOutput]) -> Tensor:
         """Waits for what `issue_output` sent: the rows of the local batch."""
         path, pending = issued
-        out = path.finish(pending)
+        out = path.finish(pending).to(self.output_dtype)
         self._measure(pending.lookup_input, out, pending.buffer_bytes)
         return out
 
@@ -230,7 +233,7 @@ class Executor:
                 "the tables have moved (dmp.reshard) since this batch was looked up: its gradients would step the "
                 "rows that were left behind. Fix: call backward before dmp.reshard"
             )
-        lookup_input = saved.lookup_input
+        lookup_input, grad = saved.lookup_input, grad.to(self.layout.rows_dtype)
         saved.copies = of_replicas(self.lookup, self.layout, grad, lookup_input)
         path = self._path(lookup_input, OutputPaths(self.route, self.variable))
         saved.grad, saved.path = grad, path

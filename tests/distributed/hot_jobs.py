@@ -40,7 +40,7 @@ def traced_step(case: Case) -> Step:
     lanes = len(model.collection.layout.exchanged_features[rank])
     local_inputs = sum(part.ids[2] - part.ids[1] for part in lookup_input.local_batch.replicas)
     assert world > 1
-    return Step(sent, sum(map(sum, lookup_input.counts[:lanes])) + local_inputs)
+    return Step(sent, int(lookup_input.counts[:lanes].sum()) + local_inputs)
 
 
 def replicas(dmp: DistributedModelParallel) -> dict[str, Tensor]:

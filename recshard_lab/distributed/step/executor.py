@@ -332,7 +332,7 @@ class Executor:
         if self.pooled:
             return group.width
         features = enumerate(group.features, group.first)
-        return sum(sum(lookup_input.counts[number]) * feature.shard.num_cols for number, feature in features)
+        return sum(int(lookup_input.counts[number].sum()) * feature.shard.num_cols for number, feature in features)
 
     def _measure(self, lookup_input: LookupInput, out: Tensor, route_bytes: int) -> None:
         held = [

@@ -90,7 +90,7 @@ class KernelGroup:
 
     def bags(self, lookup_input: LookupInput) -> Bags:
         """The ids of this group's shard features, from all ranks."""
-        counts = [sum(own) for own in lookup_input.counts[: self.end]]
+        counts = lookup_input.counts[: self.end].sum(1).tolist()
         start, counts = sum(counts[: self.first]), counts[self.first :]
         span = slice(start, start + sum(counts))
         if self.first_copy is None:

@@ -78,7 +78,7 @@ class LocalBatch:
         batch_size: B on this rank.
         lengths: for each block, its bag lengths ``[B]``; ``[S]`` in a variable batch.
         counts: for each block, the number of its ids.
-        sent: for each rank and exchanged shard feature there, the number of ids sent.
+        sent: ids sent for each exchanged shard feature, rank after rank.
         places: ``[n]`` the place in the batch of each id of exchanged, then of replicated shard features. Only of
             sequence collections, and where weights require gradients. Ids that share one sent id are adjacent.
         num_places: for each of these shard features, the number of its places.
@@ -97,7 +97,7 @@ class LocalBatch:
     batch_size: int
     lengths: list[Tensor]
     counts: list[int]
-    sent: list[list[int]]
+    sent: NDArray[np.int64]
     places: Tensor | None
     num_places: NDArray[np.int64] | None
     uses: Tensor | None
@@ -121,11 +121,11 @@ class LookupInput:
         lengths: of exchanged shard features ``[L, sum of S]``; in a variable batch ``[L, most bags of a feature]``,
             padded with empty bags. Empty for sequence collections.
         copies: the same of replicated shard features, padded always: each may arrive as bags or as rows.
-        copy_bags: bags of replicated shard features by source rank and feature; ids in sequence collections.
+        copy_bags: ``[W, R]`` bags of replicated shard features by source rank; ids in sequence collections.
         segments: S of each source rank; in a variable batch the width of ``lengths`` alone.
-        counts: ids by shard feature and source rank.
+        counts: ``[L + R, W]`` ids by shard feature and source rank.
         local_batch: this rank's batch.
-        bags: in a variable batch, bags of exchanged shard features by source rank and feature; else None.
+        bags: ``[W, L]`` in a variable batch, bags of exchanged shard features by source rank; else None.
         looked_up: the returned rows, where they were looked up before the forward.
         weight_gradients: for each rank, whether its weights require a gradient; None if no rank's do.
     """
@@ -134,11 +134,11 @@ class LookupInput:
     weights: Tensor | None
     lengths: Tensor
     copies: Tensor
-    copy_bags: list[list[int]]
+    copy_bags: NDArray[np.int64]
     segments: list[int]
-    counts: list[list[int]]
+    counts: NDArray[np.int64]
     local_batch: LocalBatch
-    bags: list[list[int]] | None = None
+    bags: NDArray[np.int64] | None = None
     looked_up: Tensor | None = None
     weight_gradients: list[bool] | None = None
 

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from recshard_lab.comm import ShardingEnv, all_to_all
 from recshard_lab.distributed.step.layout import Layout
 from recshard_lab.distributed.step.lookup import RankLookup
-from recshard_lab.distributed.step.types import LookupInput, join
+from recshard_lab.distributed.step.types import LookupInput, host_list, join, segment_index
 
 
 def of_replicas(lookup: RankLookup, layout: Layout, grad: Tensor, lookup_input: LookupInput) -> dict[int, Tensor]:
@@ -78,17 +79,19 @@ def exchange_weight_gradients(
     required = lookup_input.weight_gradients
     if required is None:
         return None
-    local_batch = lookup_input.local_batch
-    counts = lookup_input.counts[: len(layout.exchanged_features[env.rank])]
-    flat = torch.cat(list(of_kernels)) if of_kernels else _none(lookup_input)
-    pieces = list(flat.split([count for feature in counts for count in feature]))
-    world = env.world_size
-    by_source = [pieces[source::world] if required[source] else [] for source in range(world)]
-    message = torch.cat([_none(lookup_input).to(flat.dtype), *(piece for own in by_source for piece in own)])
-    sends = [sum(piece.numel() for piece in own) for own in by_source]
-    receives = [sum(own) if required[env.rank] else 0 for own in local_batch.sent]
-    arrived = all_to_all(message, sends, receives, env, "input_dist_backward/weights")
-    arrived = arrived * world  # kernels were given gradients of the mean over ranks; these are of this rank's loss
+    local_batch, features = lookup_input.local_batch, layout.exchanged_features
+    counts = lookup_input.counts[: len(features[env.rank])]
+    assert lookup_input.weights is not None
+    flat = torch.cat(list(of_kernels)) if of_kernels else lookup_input.weights[:0]
+    sizes = counts.T * np.array(required)[:, None]  # by source rank and shard feature
+    starts = (np.cumsum(counts).reshape(counts.shape) - counts).T
+    sends = sizes.sum(1).tolist()
+    order = segment_index(host_list(starts.ravel(), flat.device), host_list(sizes.ravel(), flat.device), sum(sends))
+    ends = np.cumsum([0, *local_batch.sent])[np.cumsum([0, *map(len, features)])]
+    receives = (np.diff(ends) * required[env.rank]).tolist()
+    arrived = all_to_all(flat.index_select(0, order), sends, receives, env, "input_dist_backward/weights")
+    # kernels were given gradients of the mean over ranks; these are of this rank's loss
+    arrived = arrived * env.world_size
     if local_batch.weights is None:
         return None
     assert local_batch.places is not None
@@ -96,8 +99,3 @@ def exchange_weight_gradients(
     total = arrived.new_zeros(local_batch.weights.numel())
     total.index_add_(0, local_batch.places, torch.cat([arrived, *copies]))
     return total.to(local_batch.weights.dtype).view(local_batch.weights.shape)
-
-
-def _none(lookup_input: LookupInput) -> Tensor:
-    assert lookup_input.weights is not None
-    return lookup_input.weights[:0]

@@ -64,7 +64,7 @@ class DirectPath(OutputPath):
         batch = lookup_input.local_batch
         message = self.split(grad.view(-1), [0], [batch.batch_size] * self.env.world_size, scale)
         sends = np.tile([batch.batch_size, *self.replicas.sends(batch)], self.env.world_size)
-        receives = np.column_stack([lookup_input.segments, self.replicas.receives(lookup_input)]).reshape(-1)
+        receives = np.column_stack([lookup_input.segments, lookup_input.copy_bags]).reshape(-1)
         if self.replicas.features:
             tail = self.replicas.of_rows(grad, scale, batch)
             message = behind_each(message, [batch.batch_size * width for width in self.area_widths], tail)

@@ -9,7 +9,6 @@ sources, W sources.
 from collections.abc import Sequence
 from itertools import accumulate
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,14 +45,9 @@ class Replicas:
         bags = [local_batch.lengths[block].numel() for block in self._blocks]
         return [n if touch is None else touch.rows.numel() for n, touch in zip(bags, local_batch.touched, strict=True)]
 
-    def receives(self, lookup_input: LookupInput) -> Ints:
-        """``[W, shard features]``: rows that this rank receives from each source."""
-        bags = lookup_input.copy_bags
-        return np.array(bags, dtype=np.int64).reshape(len(bags), len(self.features))
-
     def tails(self, lookup_input: LookupInput) -> Ints:
         """Elements from each source."""
-        return self._stack.sizes(self.receives(lookup_input))
+        return self._stack.sizes(lookup_input.copy_bags)
 
     def of_rows(self, grad: Tensor, scale: float, local_batch: LocalBatch) -> Tensor:
         """What every rank receives of ``grad [B, output width]``, means divided, times ``scale``; flat."""
@@ -68,7 +62,7 @@ class Replicas:
 
     def join(self, received: Tensor, begins: Numbers, lookup_input: LookupInput) -> Tensor:
         """``[T, columns of all shard features]`` of what arrived; each source's gradients begin at ``begins``."""
-        return self._stack(received, begins, self.receives(lookup_input))
+        return self._stack(received, begins, lookup_input.copy_bags)
 
 
 def sum_touched(

@@ -78,9 +78,9 @@ class SequenceOutput(OutputExchange):
     ) -> PendingOutput:
         empty = lookup_input.ids.new_empty(0, dtype=self.layout.rows_dtype)
         rows = torch.cat(list(exchanged)).to(empty.dtype) if exchanged else empty
-        counts = _counts(lookup_input)[: self.pack.features]
+        counts = lookup_input.counts[: self.pack.features]
         message = self.pack.by_source(rows, counts)
-        receives = self.here, _sent(lookup_input.local_batch)
+        receives = self.here, lookup_input.local_batch.sent
         arriving = self.forward_wire.send(message, (self.there, counts.T.reshape(-1)), receives)
         return PendingOutput(
             lookup_input, (arriving, [rows.to(empty.dtype) for rows in replicated]), arriving.buffer_bytes
@@ -95,7 +95,7 @@ class SequenceOutput(OutputExchange):
         return flat.view(-1, self.places.chunk).index_select(0, order).view(-1)
 
     def begin_backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> PendingOutput:
-        local_batch, sends = lookup_input.local_batch, _sent(lookup_input.local_batch)
+        local_batch, sends = lookup_input.local_batch, lookup_input.local_batch.sent
         grad = (grad * scale if scale != 1.0 else grad).contiguous().view(-1)
         message = gather(grad, self.places.chunk, self.places.places_of_rows(local_batch, grad.device))
         if self.replicated:
@@ -105,13 +105,13 @@ class SequenceOutput(OutputExchange):
             message = behind_each(message[: sum(sizes)], sizes, tail)
             sent = [n if touch is None else touch.rows.numel() for n, touch in zip(rows, touched, strict=True)]
             sends = np.concatenate([part for own in np.split(sends, self.ends) for part in (own, sent)])
-        receives = self.there_back, _counts(lookup_input).T.reshape(-1)
+        receives = self.there_back, lookup_input.counts.T.reshape(-1)
         arriving = self.backward_wire.send(message, (self.here_back, sends), receives)
         return PendingOutput(lookup_input, arriving, arriving.buffer_bytes)
 
     def finish_backward(self, pending: PendingOutput) -> Columns:
         """Flat, by shard feature of this rank, exchanged and replicated."""
-        return Columns([self.unpack.by_feature(pending.state.wait(), _counts(pending.lookup_input))])
+        return Columns([self.unpack.by_feature(pending.state.wait(), pending.lookup_input.counts)])
 
 
 class Transposed:
@@ -185,7 +185,7 @@ class _Places:
         bags = None if uses is None else complete_cumsum(uses)[:-1]
         if (self._chunks == 1).all():
             return Indices(place, bags, None)
-        rows = np.concatenate([_sent(local_batch), _copied(local_batch)])
+        rows = np.concatenate([local_batch.sent, _copied(local_batch)])
         total, total_places = int(rows @ self._chunks), int(sizes @ self._chunks)
         chunks = table[3][feature if bags is None else feature.index_select(0, bags)]
         row = torch.repeat_interleave(chunks, output_size=total)
@@ -196,16 +196,6 @@ class _Places:
         index = segment_index(bags[row], uses, total_places)
         within = torch.repeat_interleave(within, uses, output_size=total_places)
         return Indices(place[index] + within, complete_cumsum(uses)[:-1], None)
-
-
-def _counts(lookup_input: LookupInput) -> Ints:
-    """``[shard features here, W]``: ids from each source rank."""
-    return np.array(lookup_input.counts, dtype=np.int64).reshape(len(lookup_input.counts), len(lookup_input.segments))
-
-
-def _sent(local_batch: LocalBatch) -> Ints:
-    """Ids for each rank's shard features."""
-    return np.array([n for counts in local_batch.sent for n in counts], dtype=np.int64)
 
 
 def _copied(local_batch: LocalBatch) -> list[int]:

@@ -127,7 +127,7 @@ class VariableOutput(OutputExchange):
             tail = self.replicas.of_blocks(grad, starts, scale, local_batch)
             message = behind_each(message, self.here.sizes(sends), tail)
             sends = np.concatenate([part for own in np.split(sends, self.ends) for part in (own, copies)])
-        receives = np.hstack([_exchanged_bags(lookup_input), self.replicas.receives(lookup_input)]).reshape(-1)
+        receives = np.hstack([_exchanged_bags(lookup_input), lookup_input.copy_bags]).reshape(-1)
         arriving = self.backward_wire.send(message, (self.here_back, sends), (self.there_back, receives))
         return PendingOutput(lookup_input, arriving, arriving.buffer_bytes)
 
@@ -157,6 +157,5 @@ class VariableOutput(OutputExchange):
 
 
 def _exchanged_bags(lookup_input: LookupInput) -> Ints:
-    """``[W, shard features here]``: their bags for each source rank's batch."""
     assert lookup_input.bags is not None
-    return np.array(lookup_input.bags, dtype=np.int64)
+    return lookup_input.bags

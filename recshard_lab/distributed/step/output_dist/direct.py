@@ -66,8 +66,8 @@ class DirectPath(OutputPath):
         sends = np.tile([batch.batch_size, *self.replicas.sends(batch)], self.env.world_size)
         receives = np.column_stack([lookup_input.segments, lookup_input.copy_bags]).reshape(-1)
         if self.replicas.features:
-            tail = self.replicas.of_rows(grad, scale, batch)
-            message = behind_each(message, [batch.batch_size * width for width in self.area_widths], tail)
+            sizes = [batch.batch_size * width for width in self.area_widths]
+            message = behind_each(message, sizes, self.replicas.of_rows(grad, scale, batch))  # freed before it travels
         arriving = self.backward_wire.send(message, (self.sent_back, sends), (self.received_back, receives))
         self.buffer_bytes = arriving.buffer_bytes
         return arriving

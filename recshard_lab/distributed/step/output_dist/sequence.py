@@ -101,8 +101,8 @@ class SequenceOutput(OutputExchange):
         if self.replicated:
             sizes = self.here.sizes(sends)
             rows, touched = _copied(local_batch), local_batch.touched
-            tail = sum_touched(message[sum(sizes) :], rows, widths_of(self.replicated), touched)
-            message = behind_each(message[: sum(sizes)], sizes, tail)
+            widths, own = widths_of(self.replicated), sum(sizes)
+            message = behind_each(message[:own], sizes, sum_touched(message[own:], rows, widths, touched))
             sent = [n if touch is None else touch.rows.numel() for n, touch in zip(rows, touched, strict=True)]
             sends = np.concatenate([part for own in np.split(sends, self.ends) for part in (own, sent)])
         receives = self.there_back, lookup_input.counts.T.reshape(-1)

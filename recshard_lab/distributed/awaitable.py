@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from recshard_lab.distributed.eager import eager
 from recshard_lab.sparse import JaggedTensor, KeyedTensor
 from recshard_lab.sparse.jagged_tensor import register_like_jagged_tensor
 from recshard_lab.sparse.keyed_tensor import register_like_keyed_tensor
@@ -198,6 +199,7 @@ def _in_this_mode(wait: Callable[[], Tensor]) -> Callable[[], Tensor]:
     return waits
 
 
+@eager
 def _first_use(lazy: Any, name: str) -> Any:
     """The values of a lazy tensor, when they are first read."""
     if name != "_values" or "_wait" not in lazy.__dict__:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from recshard_lab.comm import all_reduce
+from recshard_lab.distributed.eager import eager
 from recshard_lab.distributed.sharded_collections import ShardedCollection
 from recshard_lab.distributed.state.forms import StateForm, check_form
 from recshard_lab.distributed.state.moves import Move, move
@@ -136,6 +137,7 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         if moves:
             move(moves, next(iter(self._handles.values())).shards.env, self._device)
 
+    @eager
     def push_learning_rates(self) -> None:
         """Passes changed learning rates to the kernels."""
         for position, (number, kernels) in enumerate(self._kernels):

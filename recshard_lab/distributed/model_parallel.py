@@ -34,6 +34,10 @@ class DistributedModelParallel(nn.Module):
     All ranks start with rank 0's weights: its tables are scattered, its dense part is broadcast. Tables on the ``meta``
     device are never allocated whole: each rank draws the weights of its shards, with the same values under every plan.
 
+    ``torch.compile(dmp)`` compiles the dense part: the graph breaks at each collection and where its output is first
+    used. ``torch.autocast`` and ``torch.set_float32_matmul_precision`` act on the dense part alone: outputs of
+    collections are FP32, or of the sharder's ``output_dtype``.
+
     Args:
         module: the model. Its collections are replaced in place.
         env: the ranks. Default: the default process group, or this process alone.

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.comm import CommType, QCommsConfig, Registry, ShardingEnv, get_qcomm_codecs_registry
 from recshard_lab.distributed.awaitable import LazyDict, LazyJaggedTensor, LazyKeyedTensor, NoWait
+from recshard_lab.distributed.eager import eager
 from recshard_lab.distributed.state.moves import Move
 from recshard_lab.distributed.step.executor import Executor, Listener
 from recshard_lab.distributed.step.input_dist import PendingInput
@@ -288,6 +289,7 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
         """The tables."""
         return self.tables
 
+    @eager
     @names_wrong_arguments
     def forward(self, features: KeyedJaggedTensor) -> LazyKeyedTensor:
         """Local batch -> ``[B, sum of D]``."""
@@ -310,6 +312,7 @@ class ShardedEmbeddingCollection(ShardedCollection):
         """The tables."""
         return self.tables
 
+    @eager
     @names_wrong_arguments
     def forward(self, features: KeyedJaggedTensor) -> LazyDict:
         """Local batch -> a jagged ``[N, D]`` for each key."""

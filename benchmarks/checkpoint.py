@@ -36,9 +36,11 @@ def figures() -> list[Figure]:
         Figure(f"weights and row-wise states, {TABLES} tables x {ROWS:,} x {DIM} on {RANKS} ranks", size, "MB"),
         Figure("the disk alone", speed("disk"), "MB/s"),
         Figure("saved, row-wise", speed("save"), "MB/s"),
+        Figure("copied by an asynchronous save, row-wise; then the training continues", speed("async"), "MB/s"),
         Figure("loaded, column-wise", speed("load"), "MB/s"),
         Figure("pretrained tables from .npy files, column-wise", speed("pretrained"), "MB/s"),
         Figure("extra memory on a rank: saving", peak("save_peak"), "MB"),
+        Figure("extra memory on a rank: asynchronous save", peak("async_peak"), "MB"),
         Figure("extra memory on a rank: loading", peak("load_peak"), "MB"),
         Figure("extra memory on a rank: pretrained", peak("pretrained_peak"), "MB"),
     ]
@@ -53,6 +55,7 @@ def _measure(folder: str) -> dict[str, list[float]]:
         EmbeddingBagCollection,
         EmbeddingBagCollectionSharder,
         EmbeddingBagConfig,
+        async_save_checkpoint,
         column_wise,
         load_checkpoint,
         load_pretrained,
@@ -82,6 +85,7 @@ def _measure(folder: str) -> dict[str, list[float]]:
     actions: dict[str, Callable[[], Any]] = {
         "disk": lambda: _write(Path(folder) / f"alone{rank}", size),
         "save": lambda: save_checkpoint(path, source),
+        "async": lambda: async_save_checkpoint(path, source),
         "load": lambda: load_checkpoint(path, target),
         "pretrained": lambda: load_pretrained(target, {config.name: table for config in configs}),
     }
@@ -91,8 +95,10 @@ def _measure(folder: str) -> dict[str, list[float]]:
             before, sampler = _anonymous(), _Sampler()
             sampler.start()
             begun = time.perf_counter()
-            action()
+            pending = action()
             seconds = time.perf_counter() - begun
+            if name == "async":
+                pending.result()
             sampler.over.set()
             sampler.join()
             if number:

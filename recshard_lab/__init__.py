@@ -125,6 +125,7 @@ _ROOM_OF = {
     "ShardingEnv": "distributed",
     "CheckpointError": "distributed.state.checkpoint",
     "CheckpointSaveError": "distributed.state.checkpoint",
+    "async_save_checkpoint": "distributed.state.checkpoint",
     "load_checkpoint": "distributed.state.checkpoint",
     "load_pretrained": "distributed.state.pretrained",
     "save_checkpoint": "distributed.state.checkpoint",

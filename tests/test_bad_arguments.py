@@ -855,6 +855,10 @@ def calls() -> dict[str, Call]:
             lambda **own: in_folder(lambda folder: rl.save_checkpoint(folder / "run", **own)),
             {"model": ebc(), "optimizer": None, "extra": {"epoch": 1}},
         ),
+        "async_save_checkpoint": (
+            lambda **own: in_folder(lambda folder: rl.async_save_checkpoint(folder / "run", **own).result()),
+            {"model": ebc(), "optimizer": None, "extra": {"epoch": 1}},
+        ),
         "load_checkpoint": (
             lambda **own: in_folder(lambda folder: saved_and_loaded(folder / "run", **own)),
             {"model": ebc(), "optimizer": None, "optimizer_state": True},

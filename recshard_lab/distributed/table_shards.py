@@ -270,8 +270,9 @@ class TableShards(nn.Module):
 
     def _copy_from(self, value: Any) -> str | None:
         """Fills this rank's primary shards from a tensor in any form. Returns an error text or None."""
-        if tuple(value.size()) != self.size:
-            return f"table {self.config.name!r} is {self.size[0]} x {self.size[1]}, the state has {tuple(value.size())}"
+        size = tuple(value.metadata().size if hasattr(value, "metadata") else value.shape)
+        if size != self.size:
+            return f"table {self.config.name!r} is {self.size[0]} x {self.size[1]}, the state has {size}"
         saved = local_shards(value)
         if saved is None:
             for shard, weight in self.shards():

@@ -29,8 +29,8 @@ WRITING = [
     ("distributed.state.checkpoint.writer:_Hashed.write", 3, "full"),
     ("distributed.state.checkpoint.writer:_Hashed.write", 0, "memory"),
     ("distributed.state.checkpoint.writer:BlockPlanner.create_local_plan", 0, "odd"),
-    ("distributed.state.checkpoint:_bytes_of", 0, "odd"),
-    ("distributed.state.checkpoint:_started", 0, "memory"),
+    ("distributed.state.checkpoint.save:_bytes_of", 0, "odd"),
+    ("distributed.state.checkpoint.save:_Save._start", 0, "memory"),
     ("distributed.state.checkpoint.files:Staging.commit", 0, "full"),
     ("distributed.state.checkpoint.files:described", 0, "odd"),
 ]
@@ -42,7 +42,7 @@ def test_a_save_that_fails_on_one_rank_fails_on_all_and_keeps_the_checkpoint_bef
 ) -> None:
     path = tmp_path / "run"
     for said, ran, changed in call(two, jobs.save_failing, where, number, str(path), error):
-        rank = 0 if "checkpoint.files" in where or "_started" in where else 1
+        rank = 0 if "checkpoint.files" in where or "_start" in where else 1
         assert said.startswith(f"CheckpointSaveError: {path} could not be saved: "), said
         assert f"rank {rank}" in said
         assert ("the disk is full" in said) == (error == "full")
@@ -53,9 +53,9 @@ def test_a_save_that_fails_on_one_rank_fails_on_all_and_keeps_the_checkpoint_bef
 
 LOADING = [
     ("distributed.state.checkpoint.files:check_files", 0),
-    ("distributed.state.checkpoint:_compare", 0),
-    ("distributed.state.checkpoint:_settings", 0),
-    ("distributed.state.checkpoint:_compare_groups", 0),
+    ("distributed.state.checkpoint.load:_compare", 0),
+    ("distributed.state.checkpoint.load:_settings", 0),
+    ("distributed.state.checkpoint.load:_compare_groups", 0),
     ("distributed.state.model_state:ModelState.make_dense", 0),
     ("distributed.state.model_state:ModelState._whole_states", 0),
     ("distributed.state.model_state:ModelState._read", 0),

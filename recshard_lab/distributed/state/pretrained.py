@@ -10,7 +10,7 @@ from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.comm import ShardingEnv, agreed, all_gather_object
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
 from recshard_lab.distributed.sharded_collections import ShardedCollection
-from recshard_lab.distributed.state.checkpoint import read_into
+from recshard_lab.distributed.state.checkpoint.load import read_into
 from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.distributed.state.pretrained_sources import CheckpointSource, Pretrained, Source, source_of
 from recshard_lab.distributed.table_shards import TableShards

@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
-from torch.futures import Future
 
 BLOCK_BYTES = 16 * 2**20
 
@@ -52,8 +51,16 @@ class BlockPlanner(DefaultSavePlanner):
             blocks.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
         return blocks
 
+    def stage(self, plan: SavePlan) -> None:
+        """Copies the blocks of a plan to the CPU and drops all references to the model."""
+        kept = {_key(item.index) for item in plan.items}
+        blocks = {key: block for key, block in self._blocks.items() if key in kept}
+        self._blocks = {key: block.to("cpu", copy=True) for key, block in blocks.items()}
+        self.state_dict = {}
+
     def resolve_data(self, write_item: WriteItem) -> Tensor:
-        return self._blocks[_key(write_item.index)]
+        """A block, once: a staged copy is freed after it is written."""
+        return self._blocks.pop(_key(write_item.index))
 
 
 def _key(index: MetadataIndex) -> tuple[Any, ...]:
@@ -61,36 +68,23 @@ def _key(index: MetadataIndex) -> tuple[Any, ...]:
 
 
 class BlockWriter(FileSystemWriter):
-    """torch's writer, which keeps one block in memory and computes checksums while it writes.
+    """torch's writer, which keeps one block in memory and computes checksums while it writes."""
 
-    Attributes:
-        written: this rank's file -> size and SHA-256, after it is on disk.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.written: dict[str, dict[str, Any]] = {}
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        results: list[WriteResult] = []
-        if plan.items:
-            name = f"{plan.storage_data.prefix}0.distcp"
-            with (Path(self.path) / name).open("wb") as file:
-                stream = _Hashed(file)
-                for item in plan.items:
-                    results.append(_written(item, planner, stream, name))
-                file.flush()
-                os.fsync(file.fileno())
-            self.written[name] = {"bytes": stream.size, "sha256": stream.digest.hexdigest()}
-        done: Future[list[WriteResult]] = Future()
-        done.set_result(results)
-        return done
+    def write(self, plan: SavePlan, planner: BlockPlanner) -> tuple[list[WriteResult], dict[str, dict[str, Any]]]:
+        """Writes this rank's file. Returns the place of each block, and name -> size and SHA-256 of the file."""
+        if not plan.items:
+            return [], {}
+        name = f"{plan.storage_data.prefix}0.distcp"
+        with (Path(self.path) / name).open("wb") as file:
+            stream = _Hashed(file)
+            results = [_written(item, planner, stream, name) for item in plan.items]
+            file.flush()
+            os.fsync(file.fileno())
+        return results, {name: {"bytes": stream.size, "sha256": stream.digest.hexdigest()}}
 
 
-def _written(item: WriteItem, planner: SavePlanner, stream: "_Hashed", name: str) -> WriteResult:
-    block = planner.resolve_data(item)
-    assert isinstance(block, Tensor)
-    copy = block.cpu()
+def _written(item: WriteItem, planner: BlockPlanner, stream: "_Hashed", name: str) -> WriteResult:
+    copy = planner.resolve_data(item).cpu()
     if copy.untyped_storage().nbytes() != copy.nbytes:  # torch.save writes whole storages
         copy = copy.clone()
     start = stream.size

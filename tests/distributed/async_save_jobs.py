@@ -1,5 +1,6 @@
 """What ranks run in the tests of asynchronous saves."""
 
+import gc
 import os
 import signal
 import threading
@@ -110,19 +111,25 @@ def fail_in_the_background(case: Case, path: str, waits: list[bool]) -> list[str
     return [*errors, f"{kept}, then {load_checkpoint(path, dmp).extra}", str(again)]
 
 
-def peak_of(plan: str, rows: int, path: str) -> tuple[int, int, int]:
-    """Anonymous memory beyond before: while a save is held back, and after it; and the bytes of this rank's tables."""
+def tensor_bytes() -> int:
+    """Bytes of all tensors that this process can reach, each memory once."""
+    gc.collect()
+    storages = [t.untyped_storage() for t in gc.get_objects() if type(t) in (Tensor, torch.nn.Parameter)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def copies_of(plan: str, rows: int, path: str) -> tuple[int, int, int]:
+    """Bytes of tensors beyond before: while a save is held back, and after it; and those of this rank's tables."""
     table = EmbeddingBagConfig(name="t", num_embeddings=rows, embedding_dim=64, feature_names=["f"])
     model = EmbeddingBagCollection([table], device=torch.device("meta"))
     dmp = DistributedModelParallel(model, plan=ShardingPlan.from_json(plan))
-    save_checkpoint(path, dmp)  # imports are no part of it
-    before, may_write = state_jobs._Sampler.now(), threading.Event()
+    before, may_write = tensor_bytes(), threading.Event()
     with writing(may_write.wait):
         pending = async_save_checkpoint(path, dmp)
-        staged = state_jobs._Sampler.now() - before
+        staged = tensor_bytes() - before
         may_write.set()
         pending.result()
-    return staged, state_jobs._Sampler.now() - before, dmp.memory_bytes()["weights"]
+    return staged, tensor_bytes() - before, dmp.memory_bytes()["weights"]
 
 
 def killed(case: Case, path: str, victim: int, place: str) -> None:

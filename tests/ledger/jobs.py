@@ -104,6 +104,17 @@ def saved_and_loaded(case: Case, device: str, path: str, plan: str) -> list[str]
     return wrong
 
 
+def saved_in_background(case: Case, device: str, path: str) -> list[str]:
+    """Names of what differs after a save on the device, whose model changes at once, and a load into the model."""
+    register(device)
+    dmp = state_jobs.build(replace(case, device=device))
+    truth = state_jobs.everything(dmp)
+    pending = rl.async_save_checkpoint(path, dmp)
+    state_jobs.scramble(dmp)
+    rl.load_checkpoint(pending.result(), dmp)
+    return state_jobs.same(truth, state_jobs.everything(dmp))
+
+
 def restored(case: Case, device: str) -> list[str]:
     """What differs after a model on the device takes the state of a trained one, or tables that were trained before."""
     register(device)

@@ -40,6 +40,11 @@ def test_a_checkpoint_loads_under_another_plan_on_the_device_and_on_the_cpu(
     assert ranks.run(jobs.saved_and_loaded, case, device, str(tmp_path / "saved"), other) == [[]] * ranks.world_size
 
 
+def test_an_asynchronous_save_copies_the_state_from_the_device(ranks: Any, device: str, tmp_path: Path) -> None:
+    case = case_of(ranks.world_size, FLAT, optimizer="exact_row_wise_adagrad")
+    assert ranks.run(jobs.saved_in_background, case, device, str(tmp_path / "saved")) == [[]] * ranks.world_size
+
+
 def test_state_dicts_and_pretrained_tables_load_on_the_device(ranks: Any, device: str) -> None:
     case = case_of(ranks.world_size, FLAT, optimizer="exact_row_wise_adagrad")
     assert ranks.run(jobs.restored, case, device) == [[]] * ranks.world_size

@@ -7,6 +7,7 @@ from recshard_lab.distributed.awaitable import LazyNoWait as LazyNoWait
 from recshard_lab.distributed.awaitable import NoWait as NoWait
 from recshard_lab.distributed.data_parallel import DataParallelWrapper as DataParallelWrapper
 from recshard_lab.distributed.data_parallel import DefaultDataParallelWrapper as DefaultDataParallelWrapper
+from recshard_lab.distributed.data_parallel import FullyShardWrapper as FullyShardWrapper
 from recshard_lab.distributed.dmp_collection import DMPCollection as DMPCollection
 from recshard_lab.distributed.dmp_collection import ShardingStrategy as ShardingStrategy
 from recshard_lab.distributed.model_parallel import DistributedModelParallel as DistributedModelParallel

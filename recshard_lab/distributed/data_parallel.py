@@ -1,8 +1,8 @@
-"""Replicates the dense part of a sharded model with torch's DistributedDataParallel or your wrapper.
+"""Replicates the dense part of a sharded model with torch's DistributedDataParallel, or shards it with FSDP2.
 
-Gradients of dense parameters are averaged over the ranks in every step, also in steps that do not use all of them. A
-rank that does not use a parameter adds zeros. A parameter that no rank uses keeps its ``grad``, so its optimizer does
-not step it, as in the unsharded model.
+DistributedDataParallel averages gradients of dense parameters over the ranks in every step, also in steps that do not
+use all of them. A rank that does not use a parameter adds zeros. A parameter that no rank uses keeps its ``grad``, so
+its optimizer does not step it, as in the unsharded model.
 """
 
 import os
@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from recshard_lab.arguments import checks_arguments
-from recshard_lab.comm import ShardingEnv, ring_bytes
+from recshard_lab.comm import ShardingEnv, broadcast, ring_bytes
 from recshard_lab.comm.trace import record
 
 if TYPE_CHECKING:
@@ -114,6 +114,59 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
         replicated = _Replicated(dmp.module, process_group=env.pg, **self.ddp_kwargs)
         replicated.register_comm_hook((env, *_HOOKS[self.precision]), _recorded_all_reduce)
         dmp.module = replicated
+
+
+class FullyShardWrapper(DataParallelWrapper):
+    """Shards the dense part with FSDP2 (``torch.distributed.fsdp.fully_shard``) in place of replicating it.
+
+    Each rank stores 1/W of the dense weights, gradients and optimizer states. Weights are all-gathered for forward
+    and backward, gradients are reduce-scattered. A step gives the weights that `DefaultDataParallelWrapper` gives.
+
+    Create the optimizer after `DistributedModelParallel`, over ``dmp.dense_parameters()``, which are DTensors then.
+    ``dmp.state_dict()`` contains them as DTensors, and ``dmp.full_state_dict()`` as whole tensors.
+    ``dmp.load_state_dict`` takes both.
+
+    Args:
+        modules: types of submodules that are gathered one at a time. Default: the whole dense part at once, which
+            saves memory between steps only.
+        fully_shard_kwargs: further arguments of ``fully_shard``, such as ``mp_policy`` or ``reshard_after_forward``.
+
+    Raises:
+        ValueError: ``mesh`` or ``ignored_params`` among the arguments: this class sets them.
+
+    >>> FullyShardWrapper(modules=[nn.Linear], fully_shard_kwargs={"reshard_after_forward": False}).modules
+    (<class 'torch.nn.modules.linear.Linear'>,)
+    """
+
+    def __init__(
+        self, modules: Sequence[type[nn.Module]] = (), fully_shard_kwargs: Mapping[str, Any] | None = None
+    ) -> None:
+        self.modules, self.fully_shard_kwargs = tuple(modules), dict(fully_shard_kwargs or {})
+        for kind in self.modules:
+            if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+                raise ValueError(
+                    f"modules must be types of modules, got {kind!r:.80}. Fix: pass classes like nn.Linear"
+                )
+        taken = sorted({"mesh", "ignored_params"} & set(self.fully_shard_kwargs))
+        if taken:
+            raise ValueError(f"fully_shard_kwargs contains {taken}, which this wrapper sets. Fix: remove them")
+
+    def wrap(self, dmp: "DistributedModelParallel", env: ShardingEnv, device: torch.device) -> None:
+        """Shards ``dmp.module`` over ``env``, with rank 0's weights; does nothing without dense parameters."""
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.fsdp import fully_shard
+
+        sharded = dmp.sharded_parameter_names()
+        tables = {parameter for name, parameter in dmp.module.named_parameters() if name in sharded}
+        dense = [parameter for parameter in dmp.module.parameters() if parameter not in tables]
+        if env.pg is None or not dense:
+            return
+        with torch.no_grad():
+            for tensor in [*dense, *dmp.module.buffers()]:
+                broadcast(tensor, env, "dense")
+        mesh = DeviceMesh.from_group(env.pg, device.type)
+        for module in [*(m for m in dmp.module.modules() if isinstance(m, self.modules)), dmp.module]:
+            fully_shard(module, mesh=mesh, ignored_params=tables, **self.fully_shard_kwargs)
 
 
 class _Replicated(DistributedDataParallel):

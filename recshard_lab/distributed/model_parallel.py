@@ -1,5 +1,6 @@
 """DistributedModelParallel: shards embedding collections and replicates the dense part, in one call."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -91,6 +92,7 @@ class DistributedModelParallel(nn.Module):
         self._bare: nn.Module = self.collections.get("", module)
         agreed(everyone, lambda: self._place_dense(module, init_parameters))
         self.module = self._bare
+        self._has_data_parallel = False
         if init_data_parallel:
             self.init_data_parallel()
 
@@ -205,7 +207,8 @@ class DistributedModelParallel(nn.Module):
 
     def init_data_parallel(self) -> None:
         """Replicates the dense part. Further calls do nothing."""
-        if self.module is self._bare:
+        if not self._has_data_parallel:
+            self._has_data_parallel = True
             self._data_parallel_wrapper.wrap(self, self.dense_env, self.device)
 
     @property
@@ -414,9 +417,31 @@ class DistributedModelParallel(nn.Module):
                 raise ValueError("assign=True would detach tables from their kernels. Fix: assign=False")
             if not isinstance(state_dict, Mapping) or not all(isinstance(name, str) for name in state_dict):
                 raise ValueError(f"state_dict must map names to tensors, got {type(state_dict).__name__}")
-            return self._bare.load_state_dict(state_dict, strict=strict)
+            return self._bare.load_state_dict(self._as_distributed(state_dict), strict=strict)
 
         return agreed(self.dense_env, load)
+
+    def _as_distributed(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The state dict with whole dense tensors as DTensors, where the model's are (FSDP2)."""
+        given: dict[str, Any] = dict(self._bare.named_parameters())
+        given = {name: own for name, own in given.items() if hasattr(own, "placements")}
+        whole = [
+            name
+            for name in given
+            if isinstance(state_dict.get(name), Tensor) and not hasattr(state_dict[name], "placements")
+        ]
+        if not whole:
+            return state_dict
+        from torch.distributed.tensor import distribute_tensor
+
+        changed = OrderedDict(state_dict)
+        for name in whole:
+            own, value = given[name], state_dict[name].detach().to(self.device)
+            if value.shape == own.shape:  # torch names tensors of another shape
+                changed[name] = distribute_tensor(value, own.device_mesh, own.placements, src_data_rank=None)
+        if hasattr(state_dict, "_metadata"):
+            changed._metadata = state_dict._metadata  # type: ignore[attr-defined]
+        return changed
 
     @checks_arguments
     def full_state_dict(self, rank0_only: bool = False, cpu_offload: bool = False) -> dict[str, Tensor]:
@@ -482,5 +507,7 @@ class DistributedModelParallel(nn.Module):
         return totals
 
 
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+def _bytes(tensor: Any) -> int:
+    """Of this rank's shard, if the tensor is distributed."""
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.numel() * local.element_size()

@@ -256,9 +256,12 @@ class ModelState:
                 size = tuple(entry.size)
                 if name in self.tables and not self.tables[name].sharding.replicated and self.env.pg is not None:
                     size = tuple(parameter.shape) if size == whole else ()
-                scalar = len(size) == 0 or key == "step"
-                device = torch.device("cpu") if scalar else parameter.device
-                self.optimizer.state[parameter][key] = torch.zeros(size, dtype=entry.properties.dtype, device=device)
+                scalar, dtype = len(size) == 0 or key == "step", entry.properties.dtype
+                if not scalar and size == tuple(parameter.shape):
+                    state = torch.zeros_like(parameter.detach(), dtype=dtype)  # a DTensor under FSDP2
+                else:
+                    state = torch.zeros(size, dtype=dtype, device="cpu" if scalar else parameter.device)
+                self.optimizer.state[parameter][key] = state
 
 
 def _tensor(value: Any, name: str, key: str) -> Tensor:

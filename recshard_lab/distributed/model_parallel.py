@@ -321,6 +321,22 @@ class DistributedModelParallel(nn.Module):
             f"or train replicas with DMPCollection(module, device, plan, world_size, sharding_group_size, global_pg)"
         )
 
+    def sync_replicas(self) -> None:
+        """Copies the first replica of replicated tables and rows to the other ranks, with its optimizer states.
+
+        Collective; call it between two steps. Replicas on equal kernels stay bit-identical without it, because all
+        ranks apply the same gradients in the same order. Replicas on different devices or kernels differ by rounding.
+        """
+        moves = [
+            copies
+            for shards in self.table_shards().values()
+            for part in shards.parts()
+            if (copies := (shards.first_replica_move if shards.is_whole else shards.replica_move)(part)) is not None
+        ]
+        if moves:
+            with torch.no_grad():
+                agreed(self.env, lambda: move(moves, self.env, self.device))
+
     # ---- using ----
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

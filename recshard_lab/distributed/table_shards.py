@@ -137,17 +137,17 @@ class TableShards(nn.Module):
         shards = self.sharding.shards
         return Move(dtype, shards, [self.whole_on(rank) for rank in ranks], self.local_weights, targets), whole
 
-    def first_replica_move(self) -> Move | None:
-        """Copies the weights of the first replica to the others. None without others."""
-        shards, weights = self.sharding.shards, self.local_weights
-        first = sorted(position for position, _ in primary_rows(shards, "element"))
+    def first_replica_move(self, part: Part | None = None) -> Move | None:
+        """Copies a part, or the weights, of the first replica to the others. None without others."""
+        part = part or self.parts()[0]
+        shards, matrices = part.shards(self.sharding.shards), self.matrices(part)
+        first = sorted(position for position, _ in primary_rows(shards, part.extent))
         others = sorted(set(range(len(shards))) - set(first))
         if not others:
             return None
-        sources = {number: weights[position] for number, position in enumerate(first) if position in weights}
-        targets = {number: weights[position] for number, position in enumerate(others) if position in weights}
-        dtype = self.parts()[0].dtype
-        return Move(dtype, [shards[n] for n in first], [shards[n] for n in others], sources, targets)
+        sources = {number: matrices[position] for number, position in enumerate(first) if position in matrices}
+        targets = {number: matrices[position] for number, position in enumerate(others) if position in matrices}
+        return Move(part.dtype, [shards[n] for n in first], [shards[n] for n in others], sources, targets)
 
     def keep(self, parameters: Sequence[nn.Parameter]) -> None:
         """Replaces this module's parameter objects with these, which then share its weights."""

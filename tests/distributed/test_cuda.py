@@ -4,10 +4,21 @@ import pytest
 import torch
 
 import recshard_lab
-from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig, LaunchError, row_wise
+from recshard_lab import (
+    DistributedModelParallel,
+    EmbeddingBagCollection,
+    EmbeddingBagCollectionSharder,
+    EmbeddingBagConfig,
+    KeyedJaggedTensor,
+    LaunchError,
+    ShardingPlan,
+    construct_module_sharding_plan,
+    row_wise,
+)
 from recshard_lab.comm import ShardingEnv
 from recshard_lab.comm.trace import trace
 from recshard_lab.distributed import shard
+from recshard_lab.sharding import data_parallel
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases
 from tests.distributed.jobs import Case, batch_of
@@ -56,6 +67,36 @@ def test_a_trace_times_nccl_on_the_device() -> None:
         for taken in ranks.run(time_of_ids):
             assert taken
             assert all(0 < ms < 5000 for ms in taken)
+
+
+def replicas_after_steps(device: str, backend: str | None, optimizer: str) -> dict[str, torch.Tensor]:
+    """This rank's copy of a replicated table whose first row is used thousands of times a batch, and its states."""
+    table = EmbeddingBagConfig(40_000, 64, name="t", feature_names=["a"])
+    plan = construct_module_sharding_plan(EmbeddingBagCollection([table]), {"t": data_parallel()}, world_size=2)
+    fused = {"optimizer": optimizer, "learning_rate": 0.1}
+    sharder = EmbeddingBagCollectionSharder(fused_params=fused, backend=backend)
+    model = EmbeddingBagCollection([table])
+    dmp = DistributedModelParallel(model, device=device, plan=ShardingPlan({"": plan}), sharders=[sharder])
+    generator = torch.Generator().manual_seed(torch.distributed.get_rank())
+    for _ in range(5):
+        ids = torch.randint(40_000, (8192, 4), generator=generator)
+        ids[:, 0] = 0
+        batch = KeyedJaggedTensor(["a"], ids.view(-1), lengths=torch.full((8192,), 4)).to(torch.device(device))
+        rows = dmp(batch).values()
+        (rows * torch.randn(rows.shape, generator=generator).to(device)).sum().backward()
+    (shards,) = dmp.table_shards().values()
+    return {part.name: matrix.cpu() for part in shards.parts() for matrix in shards.matrices(part).values()}
+
+
+@pytest.mark.cuda
+@needs_gpu
+@pytest.mark.parametrize("optimizer", ["exact_sgd", "exact_row_wise_adagrad"])
+@pytest.mark.parametrize("backend", ["native", None])
+def test_replicas_on_gpus_are_equal_to_the_last_bit(backend: str | None, optimizer: str) -> None:
+    with recshard_lab.launch(2, backend="gloo") as ranks:  # both on one GPU
+        one, other = ranks.run(replicas_after_steps, "cuda:0", backend, optimizer)
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), name
 
 
 def test_more_nccl_ranks_than_gpus_are_refused_with_the_number_of_gpus() -> None:

@@ -51,6 +51,29 @@ def test_replicas_are_bit_identical_after_training_on_different_batches(
             assert torch.equal(value, other[name]), name
 
 
+def brought_together(case: Case) -> bool:
+    """Moves this rank's replicas apart, copies the first one to all, and compares. Runs on every rank."""
+    rank = torch.distributed.get_rank()
+    dmp, _ = sharded_model(case)
+    tensors = [
+        matrix
+        for shards in dmp.table_shards().values()
+        for part in shards.parts()
+        for matrix in shards.matrices(part).values()
+    ]
+    firsts = [tensor.clone() for tensor in tensors]
+    for tensor in tensors:
+        tensor += rank
+    dmp.sync_replicas()
+    return all(torch.equal(tensor, first) for tensor, first in zip(tensors, firsts, strict=True))
+
+
+def test_replicas_that_differ_can_be_copied_from_the_first(ranks: Any) -> None:
+    plan = cases.plan_of(TABLES, ["data_parallel"], ranks.world_size)
+    case = Case(TABLES, plan.to_json(), [], "exact_row_wise_adagrad")
+    assert all(ranks.run(brought_together, case))
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 def test_lanes_that_travel_as_rows_and_as_bags_equal_the_unsharded_model(ranks: Any, weighted: bool) -> None:
     plan = cases.plan_of(TABLES, ["data_parallel"], ranks.world_size)

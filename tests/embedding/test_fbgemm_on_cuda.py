@@ -34,6 +34,26 @@ def chosen(spec: OptimizerSpec | None, **changes: Any) -> str:
     return choose_kernel([slot], spec, **job).name
 
 
+def test_kernels_of_replicas_step_in_deterministic_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, backward = [], torch.autograd.backward
+
+    def watched(*arguments: Any) -> None:
+        seen.append(
+            (torch.are_deterministic_algorithms_enabled(), torch._C._get_deterministic_fill_uninitialized_memory())
+        )
+        backward(*arguments)
+
+    monkeypatch.setattr(torch.autograd, "backward", watched)
+    kernel = FbgemmKernel([Slot("t", 8, 8, DataType.FP32, 8)], [0], ROWWISE, pooled=True, device="cpu")
+    for deterministic in (False, True):
+        kernel.deterministic = deterministic
+        rows, saved = kernel.forward(torch.tensor([1, 1, 2]), torch.tensor([0, 2, 3]), None, [3])
+        kernel.backward(saved, torch.ones_like(rows))
+    assert seen == [(False, True), (True, False)]
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch._C._get_deterministic_fill_uninitialized_memory()
+
+
 @pytest.mark.parametrize("data_type", [DataType.FP32, DataType.FP16, DataType.BF16], ids=lambda kind: kind.value)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: str(spec.optimizer))
 def test_fbgemm_serves_every_optimizer_and_weight_format(

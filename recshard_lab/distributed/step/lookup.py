@@ -183,6 +183,7 @@ class RankLookup:
             kernel_group = KernelGroup(kinds[group[0]], members, first, layout, pooled, device)
             if replicated:
                 kernel_group.first_copy = len(layout.exchanged_features[rank])
+                kernel_group.kernel.deterministic = True
             (self.replicated if replicated else self.exchanged).append(kernel_group)
             first = kernel_group.end
 

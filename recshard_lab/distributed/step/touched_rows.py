@@ -9,7 +9,8 @@ two messages to every rank:
     rows    the distinct ids [U] in forward, their summed gradients [U, D] in backward. Sequence collections always
             send rows. The kernels get U bags of one id each.
 
-All ranks step the same kernels on the same bags in the same order, so replicas stay equal to the last bit.
+All ranks step the same kernels on the same bags in the same order, and kernels of replicas are deterministic, so
+replicas stay equal to the last bit.
 
 Shape letters: k shard features, n ids of all of them, S bags of a shard feature, U distinct ids of a shard feature.
 """

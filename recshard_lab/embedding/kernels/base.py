@@ -77,6 +77,8 @@ class LookupKernel(ABC):
     """
 
     name: ClassVar[str]
+    deterministic: bool = False
+    """Whether equal batches must step equal weights to equal bits. The kernels of replicas require it."""
 
     def __init__(
         self,

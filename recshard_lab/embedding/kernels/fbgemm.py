@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -54,6 +55,23 @@ class _Pending:
             self.counter = None
 
     __del__ = close
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """Torch's deterministic mode. On CUDA, TBE otherwise adds rows with more than 1,024 uses by atomics, in any order.
+
+    Uses the functions below ``torch.use_deterministic_algorithms``, which imports ``torch._inductor``.
+    """
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fills = torch._C._get_deterministic_fill_uninitialized_memory()
+    torch._C._set_deterministic_algorithms(True, warn_only=True)
+    torch._C._set_deterministic_fill_uninitialized_memory(False)
+    try:
+        yield
+    finally:
+        torch._C._set_deterministic_algorithms(before[0], warn_only=before[1])
+        torch._C._set_deterministic_fill_uninitialized_memory(fills)
 
 
 @register_kernel
@@ -272,7 +290,8 @@ class FbgemmKernel(LookupKernel):
                 own = self._features.take_pooled_grad(grad, index)
             else:
                 own = self._features.take_flat_grad(grad, index, spans)
-            torch.autograd.backward(out, own.to(out.dtype).contiguous().view_as(out))
+            with _deterministic() if self.deterministic else nullcontext():
+                torch.autograd.backward(out, own.to(out.dtype).contiguous().view_as(out))
             if weights is not None:
                 weight_grads.append(weights.grad)
         pending.close()

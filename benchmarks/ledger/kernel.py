@@ -145,6 +145,9 @@ class LedgerKernel(LookupKernel):
         self._pass_grads(inwards=False)
         return None if of_weights is None else self._to_device(of_weights)
 
+    def touched_rows(self, ids: Tensor, slot: int) -> Tensor:
+        return self._to_device(self._inner.touched_rows(unwrap(ids), slot))
+
     def _to_device(self, own: Tensor) -> Tensor:
         return wrap(own) if self._on_device else own
 

@@ -50,6 +50,13 @@ class MirrorGroup(dist.ProcessGroup):
         """For torch's messages."""
         return BACKEND
 
+    def _get_backend(self, device: Any) -> Any:
+        """The group itself, which numbers no messages: nothing fails here."""
+        return self
+
+    def _get_sequence_number_for_group(self) -> int:
+        return 0
+
     def all_to_all_single(
         self,
         output: Tensor,

@@ -1,8 +1,8 @@
 """Collectives between ranks. This room knows nothing of embeddings or plans.
 
 In walking order: `groups` (which ranks), `grid` (replicas of a sharded model), `collectives` (issue and wait), `trace`
-(what was sent), `backends`, `agreement` (errors of one rank on all ranks), `codecs`, `codec_formats` and `rowwise`
-(compressed messages), `emulation` (a slow link between virtual nodes), `shutdown`.
+(what was sent), `backends`, `agreement`, `failing` and `named_errors` (errors of one rank on all ranks), `codecs`,
+`codec_formats` and `rowwise` (compressed messages), `emulation` (a slow link between virtual nodes), `shutdown`.
 """
 
 from recshard_lab.comm.agreement import agreed as agreed
@@ -39,11 +39,16 @@ from recshard_lab.comm.collectives import issue_all_to_all as issue_all_to_all
 from recshard_lab.comm.collectives import issue_reduce_scatter as issue_reduce_scatter
 from recshard_lab.comm.collectives import ring_bytes as ring_bytes
 from recshard_lab.comm.emulation import InterNodeLink as InterNodeLink
+from recshard_lab.comm.failing import Failed as Failed
+from recshard_lab.comm.failing import complete as complete
+from recshard_lab.comm.failing import raise_after_backward as raise_after_backward
 from recshard_lab.comm.grid import ReplicaGrid as ReplicaGrid
 from recshard_lab.comm.grid import device_mesh as device_mesh
 from recshard_lab.comm.groups import ShardingEnv as ShardingEnv
 from recshard_lab.comm.groups import get_local_rank as get_local_rank
 from recshard_lab.comm.groups import get_local_size as get_local_size
+from recshard_lab.comm.named_errors import failing_rank as failing_rank
+from recshard_lab.comm.named_errors import in_world as in_world
 from recshard_lab.comm.trace import CollectiveEvent as CollectiveEvent
 from recshard_lab.comm.trace import Trace as Trace
 from recshard_lab.comm.trace import trace as trace

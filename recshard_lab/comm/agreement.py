@@ -4,11 +4,8 @@ Without it, the rank that raises leaves while the others wait in the next collec
 They exchange one small message over the group's CPU connections, and a second one only if something is wrong.
 """
 
-import builtins
 import re
-import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NoReturn, TypeVar
 
@@ -18,10 +15,10 @@ import torch.distributed as dist
 from recshard_lab.comm.backends import message_device
 from recshard_lab.comm.collectives import all_gather_object, broadcast_object
 from recshard_lab.comm.groups import ShardingEnv
+from recshard_lab.comm.named_errors import Failure, described, in_world, rebuilt
 
 T = TypeVar("T")
 _MAX_CHARS = 200  # of a value in an error
-_NAMED = "_names_its_rank"  # attribute of an error
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -42,7 +39,7 @@ def agreed(env: ShardingEnv, action: Callable[[], T]) -> T:
     """
     result, error = _tried(action)
     if env.pg is not None and _on_any_rank(error is not None, env):
-        _raise_first(all_gather_object(_described(error), env), error, env)
+        raise_first_error(error, env)
     if error is not None:
         raise error
     assert result is not None
@@ -59,7 +56,11 @@ def raise_first_error(error: Exception | None, env: ShardingEnv) -> NoReturn:
     Raises:
         Exception: as `agreed`.
     """
-    _raise_first(all_gather_object(_described(error), env), error, env)
+    failures: list[Failure | None] = all_gather_object(None if error is None else described(error), env)
+    if error is not None and len(set(failures)) == 1:
+        raise error
+    rank, failure = next((rank, failure) for rank, failure in enumerate(failures) if failure is not None)
+    raise rebuilt(failure, in_world(rank, env)) from error
 
 
 def gathered(env: ShardingEnv, action: Callable[[], T]) -> list[T]:
@@ -130,16 +131,6 @@ def refuse_differences(
                 )
 
 
-@dataclass(frozen=True)
-class _Failure:
-    """An exception as a message between ranks: the names of its classes, most derived first, and its text."""
-
-    classes: tuple[tuple[str, str], ...]
-    text: str
-    errno: int | None
-    named: bool  # whether a nested agreement raised it, so that the text already names the rank
-
-
 def _tried(action: Callable[[], T]) -> tuple[tuple[T] | None, Exception | None]:
     try:
         return (action(),), None
@@ -151,48 +142,3 @@ def _on_any_rank(flag: bool, env: ShardingEnv) -> bool:
     flags = torch.tensor([int(flag)], dtype=torch.int32, device=message_device(env))
     dist.all_reduce(flags, dist.ReduceOp.MAX, group=env.pg)
     return bool(flags.item())
-
-
-def _described(error: Exception | None) -> _Failure | None:
-    if error is None:
-        return None
-    classes = tuple((kind.__module__, kind.__qualname__) for kind in type(error).__mro__)
-    try:
-        text = str(error)
-    except Exception:  # the text of the error raises, too
-        text = "an error without a readable message"
-    return _Failure(classes, text, getattr(error, "errno", None), getattr(error, _NAMED, False))
-
-
-def _raise_first(failures: list[_Failure | None], local: Exception | None, env: ShardingEnv) -> NoReturn:
-    if local is not None and len(set(failures)) == 1:
-        raise local
-    rank, failure = next((rank, failure) for rank, failure in enumerate(failures) if failure is not None)
-    while env.outer is not None:
-        rank, env = env.members[rank], env.outer
-    error = _rebuilt(failure, f"rank {rank}: " if not failure.named else "")
-    setattr(error, _NAMED, True)
-    raise error from local
-
-
-def _rebuilt(failure: _Failure, prefix: str) -> Exception:
-    """The error of another rank, as the nearest base class that this process knows and that takes one string.
-
-    >>> _rebuilt(_described(KeyError("t")), "rank 1: ")
-    LookupError("rank 1: KeyError: 't'")
-    """
-    for number, (module, name) in enumerate(failure.classes):
-        text = f"{prefix}{failure.text}" if not number else f"{prefix}{failure.classes[0][1]}: {failure.text}"
-        kind = getattr(builtins if module == "builtins" else sys.modules.get(module), name, None)
-        if not (isinstance(kind, type) and issubclass(kind, Exception)) or kind is Exception:
-            continue
-        try:
-            error = kind(text)
-            readable = str(error) == text
-        except Exception:  # a class that takes other arguments, or changes the text
-            continue
-        if readable:
-            if isinstance(error, OSError):
-                error.errno = failure.errno
-            return error
-    return RuntimeError(f"{prefix}{failure.classes[0][1]}: {failure.text}")

@@ -3,7 +3,7 @@
 Open traces record all of them (``trace.py``). With one rank they run without a process group.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter, sleep
 from typing import Any
@@ -13,12 +13,30 @@ import torch.distributed as dist
 from torch import Tensor
 
 from recshard_lab.comm.emulation import InterNodeLink
+from recshard_lab.comm.failing import is_failing, message_number, outgoing, raise_if_marked
 from recshard_lab.comm.groups import ShardingEnv
 from recshard_lab.comm.trace import CollectiveEvent, DeviceSpan, record
 
 # torch 2.13 renamed these two functions and deprecated the old names
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+@dataclass(slots=True)
+class Received:
+    """Which message a rank waits for, on CPU.
+
+    Attributes:
+        env: the ranks.
+        number: of the message, as `message_number` returned before it was issued.
+        receives: elements from each rank.
+        summed: whether the network adds the messages of all ranks.
+    """
+
+    env: ShardingEnv
+    number: int
+    receives: Sequence[int]
+    summed: bool = False
 
 
 @dataclass(slots=True)
@@ -30,13 +48,20 @@ class Pending:
     sent: Tensor | None = None
     event: CollectiveEvent | None = None
     not_before: float = 0.0  # perf_counter of the earliest completion; used by the emulated inter-node link
+    received: Received | None = None
 
     def __post_init__(self) -> None:
         if self.event is not None and self.output.is_cuda:
             self.event.device_span = DeviceSpan(self.output.device)
 
     def wait(self) -> Tensor:
-        """The received tensor. Blocks until it is complete; on a GPU, only the current stream does."""
+        """The received tensor. Blocks until it is complete; on a GPU, only the current stream does.
+
+        Raises:
+            Exception: another rank failed, and sent a marked message (``failing.py``). Names the rank.
+        """
+        if is_failing() and self.received is not None:
+            return self.output.zero_()
         if self.work is not None:
             self.work.wait()
             self.work = self.sent = None
@@ -46,6 +71,9 @@ class Pending:
                 self.event.device_span.end()
             elif self.event is not None:
                 self.event.ms = (perf_counter() - self.event.start_s) * 1e3
+            own, self.received = self.received, None
+            if own is not None:
+                raise_if_marked(self.output, own.receives, own.number, own.env, own.summed)
         return self.output
 
 
@@ -72,10 +100,33 @@ def issue_all_to_all(
         return Pending(tensor, event=event)
     if output is None:
         output = torch.empty(sum(recv_splits), dtype=tensor.dtype, device=tensor.device)
-    work = dist.all_to_all_single(
-        output, tensor.contiguous(), list(recv_splits), list(send_splits), group=env.pg, async_op=True
-    )
-    return Pending(output, work, tensor, event, _not_before(tensor, send_splits, recv_splits, env))
+
+    def send(message: Tensor) -> Any:
+        splits = list(recv_splits), list(send_splits)
+        return dist.all_to_all_single(output, message, *splits, group=env.pg, async_op=True)
+
+    return _issue(tensor, output, send, send_splits, recv_splits, env, event)
+
+
+def _issue(
+    tensor: Tensor,
+    output: Tensor,
+    send: Callable[[Tensor], Any],
+    sends: Sequence[int],
+    receives: Sequence[int],
+    env: ShardingEnv,
+    event: CollectiveEvent | None,
+    summed: bool = False,
+) -> Pending:
+    """Issues a collective. ``sends`` and ``receives`` are elements for and from each rank."""
+    message = outgoing(tensor.contiguous(), sends, env)
+    if message is None:
+        return Pending(output.zero_(), event=event)
+    received = None
+    if output.device.type == "cpu":
+        received = Received(env, message_number(env), receives, summed)
+    not_before = _not_before(tensor, sends, receives, env)
+    return Pending(output, send(message), message, event, not_before, received)
 
 
 def _not_before(tensor: Tensor, sends: Sequence[int], receives: Sequence[int], env: ShardingEnv) -> float:
@@ -101,9 +152,17 @@ def issue_reduce_scatter(tensor: Tensor, env: ShardingEnv, label: str) -> Pendin
     if env.pg is None:
         return Pending(tensor, event=event)
     output = torch.empty(size, dtype=tensor.dtype, device=tensor.device)
-    work = _reduce_scatter(output, tensor.contiguous(), group=env.pg, async_op=True)
     splits = [size] * env.world_size
-    return Pending(output, work, tensor, event, _not_before(tensor, splits, splits, env))
+    return _issue(
+        tensor,
+        output,
+        lambda message: _reduce_scatter(output, message, group=env.pg, async_op=True),
+        splits,
+        splits,
+        env,
+        event,
+        summed=True,
+    )
 
 
 def issue_all_gather(tensor: Tensor, env: ShardingEnv, label: str, output: Tensor | None = None) -> Pending:
@@ -113,9 +172,16 @@ def issue_all_gather(tensor: Tensor, env: ShardingEnv, label: str, output: Tenso
         return Pending(tensor, event=event)
     if output is None:
         output = torch.empty(env.world_size * tensor.numel(), dtype=tensor.dtype, device=tensor.device)
-    work = _all_gather(output, tensor.contiguous(), group=env.pg, async_op=True)
     splits = [tensor.numel()] * env.world_size
-    return Pending(output, work, tensor, event, _not_before(tensor, splits, splits, env))
+    return _issue(
+        tensor,
+        output,
+        lambda message: _all_gather(output, message, group=env.pg, async_op=True),
+        splits,
+        splits,
+        env,
+        event,
+    )
 
 
 def ring_bytes(size: int, env: ShardingEnv) -> list[int]:

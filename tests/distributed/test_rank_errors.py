@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,10 @@ from recshard_lab import (
     Shard,
     ShardingPlan,
 )
-from tests.distributed.jobs import batch_of
+from recshard_lab.comm import CommType, QCommsConfig, get_qcomm_codecs_registry
+from tests.distributed import cases
+from tests.distributed.jobs import Case, batch_of
+from tests.distributed.step_failure_jobs import PLACES, fail_everywhere, pipeline_failing
 
 ONE = [EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])]
 
@@ -39,15 +43,12 @@ def test_an_id_out_of_range_on_one_rank_frees_the_others_and_is_named() -> None:
 
 # ---- inside a step, where code catches the error ----
 
-LATER = pytest.mark.xfail(
-    strict=True,
-    raises=(AssertionError, pytest.fail.Exception),
-    reason="errors after the ids have left are not shared yet",
-)
 ON_RANK_1 = [
     "bad id",
     "missing feature",
-    *(pytest.param(name, marks=LATER) for name in ("NaN gradient", "out of memory in the lookup", "error in backward")),
+    "NaN gradient",
+    "out of memory in the lookup",
+    "error in backward",
 ]
 
 
@@ -93,3 +94,53 @@ def test_an_error_of_one_rank_inside_a_step_is_raised_on_all_ranks(two: Any, mis
             raise
         pytest.fail(f"ranks {error.ranks} were still waiting after 1.5 s")
     assert all(re.search(r"rank \d", error) for error in errors), errors
+
+
+# ---- every place of a step ----
+
+FLAT = ["table_wise", "row_wise", "column_wise", "data_parallel"]
+SPLIT = [table for table in cases.TABLES if table["num_embeddings"] > 3]
+INT8 = get_qcomm_codecs_registry(QCommsConfig(forward_precision=CommType.INT8, backward_precision=CommType.INT8))
+FP16 = get_qcomm_codecs_registry(QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.FP16))
+
+
+def case_of(schemes: list[str], tables: Any = cases.TABLES, route: str | None = None, **more: Any) -> Case:
+    plan = cases.plan_of(tables, schemes, 2)
+    if route is not None:
+        entries = {name: replace(entry, route=route) for name, entry in plan.tables().items()}
+        plan = ShardingPlan({cases.PATH: EmbeddingModuleShardingPlan(entries)})
+    return Case(tables, plan.to_json(), cases.random_steps(5, tables, 2, steps=2, samples=6), **more)
+
+
+STEPS = {
+    "all schemes": case_of(FLAT, optimizer="exact_row_wise_adagrad"),
+    "two numbers a row": case_of(["column_wise"], optimizer="lamb"),
+    "added on the network": case_of(["row_wise"], SPLIT, "reduce_scatter", codecs=FP16),
+    "added in nodes": case_of(["row_wise"], SPLIT, "two_hop", codecs=INT8),
+    "sequences": case_of(FLAT, cases.sequence_tables(), sequence=True),
+    "learned weights": case_of(FLAT, weighted=True),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_an_error_at_any_place_of_a_step_is_raised_on_all_ranks_at_the_latest_with_the_next_batch(
+    two: Any, name: str
+) -> None:
+    for (place, *own), (_, *other) in zip(*two.call(fail_everywhere, (STEPS[name],), timeout_s=60), strict=True):
+        (errors, unchanged), (errors_of_1, unchanged_on_1) = own, other
+        assert re.search("rank 1: .*says the test", errors_of_1[0]), place
+        assert re.search("rank 1: .*says the test", errors[0] or errors[1]), place
+        assert errors[2] == errors_of_1[2] == "", place
+        if place.startswith(("lookup", "message")):  # the other rank knows before tables step
+            assert errors[0], place
+            assert unchanged, place
+            assert unchanged_on_1, place
+
+
+def test_a_pipeline_names_the_rank_of_an_error_inside_a_step(two: Any) -> None:
+    for where, stage in ((PLACES["lookup"], "forward"), (PLACES["row norms"], "backward")):
+        for errors in two.call(pipeline_failing, (STEPS["all schemes"], where), timeout_s=60):
+            assert errors[0].startswith(
+                f"StageError: stage {stage!r} of batch 2 failed on rank 1: MemoryError: rank 1: "
+            )
+            assert errors[1:] == ["", ""]

@@ -14,7 +14,7 @@ from benchmarks import ledger
 from recshard_lab.distributed import DefaultDataParallelWrapper
 from recshard_lab.models import DLRM, DLRMTrain
 from recshard_lab.train import pipelines
-from tests.distributed import state_jobs
+from tests.distributed import state_jobs, step_failure_jobs
 from tests.distributed.jobs import Case, Result, batch_of, sharded_model, train_sharded
 from tests.train import pipeline_jobs
 
@@ -213,6 +213,12 @@ def _moved_plan(model: rl.DistributedModelParallel) -> rl.ShardingPlan:
         for table in pipeline_jobs.tables()
     }
     return rl.ShardingPlan({path: rl.EmbeddingModuleShardingPlan(entries) for path in model.collections})
+
+
+def failing(case: Case, device: str) -> list[Any]:
+    """The errors of faults at every place of a step on the device, and whether tables are unchanged."""
+    register(device)
+    return step_failure_jobs.fail_everywhere(replace(case, device=device))
 
 
 # ---- the ledger device alone ----

@@ -168,6 +168,16 @@ def test_backward_never_waits_for_the_device(ranks: Any, device: str, scheme: st
     assert all(ranks.run(jobs.backward_alone, case_of(ranks.world_size, [scheme]), device))
 
 
+@pytest.mark.parametrize("ranks", [2], indirect=True, scope="module")
+def test_an_error_of_one_rank_is_raised_on_all_with_the_next_batch(ranks: Any, device: str) -> None:
+    """The host reads no message of rows, so the other rank finishes the step. The rank that fails steps no table."""
+    case = case_of(2, ["column_wise"], optimizer="exact_row_wise_adagrad")
+    for (place, errors, _), (_, errors_of_1, unchanged) in zip(*ranks.run(jobs.failing, case, device), strict=True):
+        assert errors[0] == errors[2] == errors_of_1[2] == "", place
+        assert all("rank 1: no memory left" in error for error in (errors[1], *errors_of_1[:2])), place
+        assert unchanged or place.startswith("weights"), place
+
+
 NO_SEARCH = pytest.mark.xfail(
     strict=True,
     raises=RankError,

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recshard_lab.comm import Registry, ShardingEnv
+from recshard_lab.comm import Failed, Registry, ShardingEnv, complete, failing_rank, in_world, raise_after_backward
 from recshard_lab.distributed.awaitable import NoWait
 from recshard_lab.distributed.step.deferred import Deferred, KernelGradients
 from recshard_lab.distributed.step.input_dist import InputDist, PendingInput
@@ -47,7 +47,10 @@ Listener = Callable[[KernelGroup, Tensor, list[int]], None]
 
 @dataclass(slots=True)
 class _Saved:
-    """What backward needs: the ids, what each exchanged kernel kept, and the gradient exchange once it is issued."""
+    """What backward needs: the ids, what each exchanged kernel kept, and the gradient exchange once it is issued.
+
+    After an error, of this rank or of another one, backward takes part in the messages and steps nothing.
+    """
 
     lookup_input: LookupInput
     kept: list[Any]
@@ -55,15 +58,37 @@ class _Saved:
     copies: dict[int, Tensor] = field(init=False)
     path: OutputExchange | None = None
     pending: PendingOutput = field(init=False)
+    failed: Exception | None = None
 
 
 @dataclass(slots=True, frozen=True)
 class Rows:
-    """Looked-up rows before the output exchange: of each exchanged and of each replicated kernel."""
+    """Looked-up rows before the output exchange: of each exchanged and of each replicated kernel.
+
+    After an error of the lookup they are zeros.
+    """
 
     exchanged: list[Tensor]
     replicated: list[Tensor]
     saved: _Saved | None
+    error: Exception | None = None
+
+
+@dataclass(slots=True)
+class IssuedOutput:
+    """An output exchange that was issued.
+
+    Attributes:
+        path: the exchange.
+        pending: what it has under way.
+        saved: what backward needs.
+        failed: an earlier part of the step.
+    """
+
+    path: OutputExchange
+    pending: PendingOutput
+    saved: _Saved | None
+    failed: Failed | None
 
 
 @dataclass(slots=True, frozen=True)
@@ -185,7 +210,17 @@ class Executor:
         )
 
     def read(self, lookup_input: LookupInput, training: bool) -> Rows:
-        """Looks up remote ids. When it returns, the tables may be stepped."""
+        """Looks up remote ids. When it returns, the tables may be stepped. `receive_output` raises its errors."""
+        try:
+            return self._read(lookup_input, training)
+        except Exception as error:
+            if self.env.pg is None:
+                raise
+            exchanged = [self._zeros(group, lookup_input) for group in self.lookup.exchanged]
+            replicated = [self._zeros(group, lookup_input) for group in self.lookup.replicated]
+            return Rows(exchanged, replicated, _Saved(lookup_input, []) if training else None, error)
+
+    def _read(self, lookup_input: LookupInput, training: bool) -> Rows:
         kept, exchanged, replicated = [], [], []
         for group in self.lookup.exchanged:
             bags = group.bags(lookup_input)
@@ -201,29 +236,80 @@ class Executor:
             replicated.append(self._run(group, bags, False)[0])
         return Rows(exchanged, replicated, _Saved(lookup_input, kept) if training else None)
 
+    def _zeros(self, group: KernelGroup, lookup_input: LookupInput) -> Tensor:
+        """Rows of a lookup that failed. They take no memory."""
+        zero = torch.zeros((), dtype=self.layout.rows_dtype, device=self.device)
+        if group.first_copy is not None:  # looks up the local batch
+            replicas = lookup_input.local_batch.replicas[group.first - group.first_copy :][: len(group.features)]
+            if self.pooled:
+                return zero.expand(max(own.num_bags for own in replicas), group.width)
+            pairs = zip(replicas, group.features, strict=True)
+            return zero.expand(sum(own.num_ids * feature.shard.num_cols for own, feature in pairs))
+        if self.pooled:
+            return zero.expand(lookup_input.lengths.shape[1], group.width)
+        return zero.expand(self._width(group, lookup_input))
+
     def issue_output(
         self, rows: Rows, lookup_input: LookupInput, output_paths: OutputPaths | None = None
-    ) -> tuple[OutputExchange, PendingOutput]:
+    ) -> IssuedOutput:
         """Sends rows to the ranks of their samples, over these paths or the collection's."""
-        paths = output_paths or OutputPaths(self.route, self.variable)
-        path = self._path(lookup_input, paths)
-        return path, path.begin(rows.exchanged, rows.replicated, lookup_input)
+        path = self._path(lookup_input, output_paths or OutputPaths(self.route, self.variable))
+        pending: list[PendingOutput] = []
+
+        def issue(exchanged: list[Tensor], replicated: list[Tensor]) -> None:
+            pending[:] = [path.begin(exchanged, replicated, lookup_input)]
+
+        failed = self._share(
+            lambda: issue(rows.exchanged, rows.replicated),
+            lambda: issue(
+                [self._zeros(group, lookup_input) for group in self.lookup.exchanged],
+                [self._zeros(group, lookup_input) for group in self.lookup.replicated],
+            ),
+            rows.error,
+        )
+        return IssuedOutput(path, pending[0], rows.saved, failed)
+
+    def _share(
+        self, part: Callable[[], object], rest: Callable[[], object], earlier: Exception | None = None
+    ) -> Failed | None:
+        """Runs a part of the step, see `complete`. Returns the error of the part, or of an earlier one."""
+        try:
+            complete(self.env, part, rest, earlier)
+        except Failed as failed:
+            own = failing_rank(failed.error) == in_world(self.env.rank, self.env)
+            self.input_dist.error = failed.error if own and not failed.known else None
+            return failed
+        return None
 
     def _path(self, lookup_input: LookupInput, paths: OutputPaths) -> OutputExchange:
         if lookup_input.bags is not None:
             return paths.variable
         return paths.route if self.local is None else self.local
 
-    def receive_output(self, issued: tuple[OutputExchange, PendingOutput]) -> Tensor:
-        """Waits for what `issue_output` sent: the rows of the local batch."""
-        path, pending = issued
-        out = path.finish(pending).to(self.output_dtype)
-        self._measure(pending.lookup_input, out, pending.buffer_bytes)
-        return out
+    def receive_output(self, issued: IssuedOutput) -> Tensor:
+        """Waits for what `issue_output` sent: the rows of the local batch.
+
+        Raises:
+            Exception: the lookup or the output exchange failed on a rank. Every rank raises it, and it names the rank.
+                If other ranks do not know of it, this rank raises it after backward, so that they need not wait.
+        """
+        path, pending = issued.path, issued.pending
+        received: list[Tensor] = []
+
+        def finish() -> None:
+            received.append(path.finish(pending).to(self.output_dtype))
+
+        failed = self._share(finish, finish, issued.failed)
+        if failed is not None:
+            if failed.known or issued.saved is None:
+                raise failed.error
+            issued.saved.failed = failed  # other ranks wait for this one in backward
+        self._measure(pending.lookup_input, received[-1], pending.buffer_bytes)
+        return received[-1]
 
     @torch.no_grad()
     def begin_backward(self, saved: _Saved, grad: Tensor) -> None:
-        """Issues the gradient exchange of a batch. `finish_backward` must follow.
+        """Issues the gradient exchange of a batch. `finish_backward` must follow: it raises errors of both.
 
         Raises:
             ValueError: the tables have moved since the batch was looked up.
@@ -234,10 +320,17 @@ class Executor:
                 "rows that were left behind. Fix: call backward before dmp.reshard"
             )
         lookup_input, grad = saved.lookup_input, grad.to(self.layout.rows_dtype)
-        saved.copies = of_replicas(self.lookup, self.layout, grad, lookup_input)
         path = self._path(lookup_input, OutputPaths(self.route, self.variable))
         saved.grad, saved.path = grad, path
-        saved.pending = path.begin_backward(grad, 1.0 / self.env.world_size, lookup_input)
+
+        def issue(gradient: Tensor) -> None:
+            saved.pending = path.begin_backward(gradient, 1.0 / self.env.world_size, lookup_input)
+
+        def begin() -> None:
+            saved.copies = of_replicas(self.lookup, self.layout, grad, lookup_input)
+            issue(grad)
+
+        saved.failed = self._share(begin, lambda: issue(torch.zeros_like(grad)), saved.failed)
 
     @torch.no_grad()
     def finish_backward(self, saved: _Saved) -> Tensor | None:
@@ -247,7 +340,39 @@ class Executor:
 
         Returns:
             The gradient of this rank's per-sample weights, of its own loss, where they require one.
+
+        Raises:
+            Exception: a part of backward failed on a rank. Every rank that receives a message after it raises it, and
+                it names the rank. The other ranks raise it with their next batch.
         """
+        weights: list[Tensor | None] = []
+        failed = self._share(
+            lambda: weights.append(self._finish_backward(saved)), lambda: self._take_part(saved), saved.failed
+        )
+        if failed is not None:
+            raise failed.error
+        return weights[0]
+
+    def _take_part(self, saved: _Saved) -> None:
+        """The messages of `_finish_backward`, with any numbers. Steps nothing."""
+        lookup_input, grad = saved.lookup_input, saved.grad
+        assert saved.path is not None
+        saved.path.finish_backward(saved.pending)
+        if self.deferred is None:
+            self._send_row_norms({id(group): group.bags(lookup_input) for group in self.lookup.exchanged}, grad)
+        of_kernels = [group.bags(lookup_input)[2] for group in self.lookup.exchanged]
+        zeros = [torch.zeros_like(weights) for weights in of_kernels if weights is not None]
+        exchange_weight_gradients(zeros, {}, lookup_input, self.layout, self.env)
+
+    def _send_row_norms(self, bags: dict[int, Bags], like: Tensor) -> None:
+        """Takes part in all exchanges of row norms with zeros. ``bags`` are those of each kernel."""
+        for here, rounds, exchange in self.row_norms:
+            if here is not None and id(here) in bags:
+                here.send_row_norms(bags[id(here)], exchange)
+            else:
+                exchange.nothing(like, rounds)
+
+    def _finish_backward(self, saved: _Saved) -> Tensor | None:
         for parameter, weight in self.dense:  # zero_grad may have been called since
             weight.grad = parameter.grad
         lookup_input, grad, pending = saved.lookup_input, saved.grad, saved.pending
@@ -316,11 +441,22 @@ class Executor:
 
     @torch.no_grad()
     def step_deferred(self) -> None:
-        """Steps the fused tables once, with the gradients of all batches since the last step. Collective."""
+        """Steps the fused tables once, with the gradients of all batches since the last step. Collective.
+
+        Raises:
+            Exception: the step failed on a rank, before row norms were exchanged. Names the rank.
+        """
         assert self.deferred is not None
         deferred, self.deferred = self.deferred, Deferred()
-        if deferred.batches:
-            self._backward_of_kernels(list(deferred.kernels.values()), self.anchor.detach())
+        kernels, like = list(deferred.kernels.values()), self.anchor.detach()
+        if not deferred.batches:
+            return
+        failed = self._share(
+            lambda: self._backward_of_kernels(kernels, like),
+            lambda: self._send_row_norms({id(own.group): own.merged()[0] for own in kernels}, like),
+        )
+        if failed is not None:
+            raise failed.error
 
     def _run(self, group: KernelGroup, bags: Bags, training: bool) -> tuple[Tensor, Any]:
         """A kernel's rows. Kernels do not get batches without a bag."""
@@ -359,7 +495,7 @@ class PendingRows:
         #: orders the backward of the lookup after that of the rows; None without gradients
         self.ticket: Tensor | None = None
         self.rows: Tensor | None = None
-        self._pending: tuple[OutputExchange, PendingOutput] | None = None
+        self._pending: IssuedOutput | None = None
 
     def wait(self) -> Tensor:
         """``[B, output width]``; flat ``[n, D]`` of each block for a sequence collection. Waits once."""
@@ -399,7 +535,13 @@ class _Issue(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, _: Tensor) -> tuple[None, Tensor | None, None]:
         saved, ctx.saved = ctx.saved, None
-        return None, ctx.executor.finish_backward(saved), None
+        try:
+            return None, ctx.executor.finish_backward(saved), None
+        except Exception as error:
+            if ctx.executor.env.pg is None:
+                raise
+            raise_after_backward(error)
+            return None, None, None
 
 
 class _Wait(torch.autograd.Function):
@@ -417,16 +559,17 @@ class _Wait(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "create_graph=True reached a sharded lookup, whose backward steps the tables and has no derivative. "
-                "Fix: call backward without create_graph, or detach the output of the collection"
-            )
         if ctx.saved is None:
             raise RuntimeError(
                 "backward ran twice through one sharded lookup: the first run has stepped the tables. "
                 "Fix: call the model again before the second backward"
             )
         saved, ctx.saved = ctx.saved, None
+        if torch.is_grad_enabled():
+            saved.failed = RuntimeError(
+                "create_graph=True reached a sharded lookup, whose backward steps the tables and has no derivative. "
+                "Fix: call backward without create_graph, or detach the output of the collection"
+            )
+            raise_after_backward(saved.failed)
         ctx.executor.begin_backward(saved, grad)
         return ctx.executor.anchor.detach(), None

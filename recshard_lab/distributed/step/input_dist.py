@@ -129,6 +129,8 @@ class InputDist:
         whole = all(feature.shard.num_rows == layout.tables[feature.table].num_embeddings for feature in own)
         self._in_order = whole and [feature.block for feature in own] == list(range(len(layout.blocks)))
         self._positions: dict[tuple[str, ...], list[int]] = {}
+        #: an error of the last step that other ranks do not know; sent with the next sizes message
+        self.error: Exception | None = None
 
     def _message_slots(self) -> tuple[Array, list[int], Array]:
         """The elements of all messages in order: (kind * (E + R) + shard feature, ends of ranks, kinds).
@@ -236,7 +238,11 @@ class InputDist:
 
         Raises:
             ValueError: a feature is missing, ids are out of range, or weights are missing.
+            Exception: an error of the last step that other ranks do not know.
         """
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
         position = self._key_positions(features.keys())
         values = features.values()
         check_dtype(values)

@@ -15,6 +15,7 @@ from recshard_lab.distributed.step.layout import Layout, ShardFeature, effective
 from recshard_lab.distributed.step.types import LocalBatch, LookupInput, host_list, join
 from recshard_lab.embedding import DataType, OptimizerSpec
 from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot, choose_kernel, kernel_named
+from recshard_lab.embedding.optimizers.steps import accumulate_dtype, partial_squares
 from recshard_lab.sharding.plan.types import DDR
 from recshard_lab.sparse.ops import complete_cumsum
 
@@ -122,6 +123,25 @@ class KernelGroup:
         lengths = lookup_input.lengths.new_zeros(len(self.features), 1)
         weights = None if lookup_input.weights is None else lookup_input.weights[:0]
         return lookup_input.ids[:0], self._offsets(lengths, counts), weights, counts
+
+    def send_row_norms(self, bags: Bags, row_norms: RowNorms) -> None:
+        """Takes part in the exchange of row norms without the kernel, which failed. The sums are zeros."""
+        ids, _, _, counts = bags
+        by_feature = ids.split(counts)
+        rows = []
+        for number in range(len(self.kernel.slots)):
+            places = zip(by_feature, self.kernel.feature_slots, strict=True)
+            parts = [own for own, feature_slot in places if feature_slot == number]
+            rows.append(self.kernel.touched_rows(torch.cat(parts), number))
+        spec, weight = self.kernel.optimizer, self.kernel.weights()[0]
+        assert spec is not None
+        state, totals = self.kernel.optimizer_states()[0], list[Tensor]()
+        none = torch.empty(0, dtype=torch.int64, device=weight.device)
+        grad = weight.new_empty(0, weight.shape[1], dtype=accumulate_dtype(weight.dtype))
+        for _ in range(spec.row_norm_rounds):
+            totals.append(partial_squares(spec, weight, state, none, grad, totals, self.kernel.slots[0].full_dim))
+            shape, dtype = totals[-1].shape[1:], totals[-1].dtype
+            row_norms(rows, [torch.zeros(own.numel(), *shape, dtype=dtype, device=self.device) for own in rows])
 
     def _offsets(self, lengths: Tensor, counts: Sequence[int]) -> Tensor:
         """Where bags begin when pooled (``lengths [features, S]``), where features begin when not (``counts``)."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from recshard_lab.embedding.configs import DataType
+from recshard_lab.embedding.kernels.transposed import touched_rows
 from recshard_lab.embedding.optimizers import OptimizerSpec
 
 RowNorms = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
@@ -186,6 +187,10 @@ class LookupKernel(ABC):
         Returns:
             The gradient ``[N]`` of the per-sample weights if there were any, else None.
         """
+
+    def touched_rows(self, ids: Tensor, slot: int) -> Tensor:
+        """The distinct rows of a slot that `backward` passes to ``row_norms``, of the ids ``[n]`` of its features."""
+        return touched_rows(ids, self.slots[slot].num_rows, padded=self.device.type != "cpu")
 
     def check_row_norms(self, row_norms: RowNorms | None) -> None:
         """Raises ValueError if a slot has not all columns of its table and nothing adds the others' squares."""

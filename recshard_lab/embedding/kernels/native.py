@@ -286,8 +286,12 @@ class NativeKernel(LookupKernel):
             for group, part in zip(self._groups, touched, strict=True)
         ]
         if row_norms is not None:
-            for _ in range(optimizer.row_norm_rounds):
-                self._complete_squares(optimizer, touched, aboves, row_norms)
+            try:
+                for _ in range(optimizer.row_norm_rounds):
+                    self._complete_squares(optimizer, touched, aboves, row_norms)
+            except BaseException:  # another rank failed
+                self._uncount_steps()
+                raise
         for group, part, above in zip(self._groups, touched, aboves, strict=True):
             for chunk, grad in part.chunks(self._chunk_bytes):
                 totals, dims, iteration = above.of(chunk)
@@ -302,6 +306,10 @@ class NativeKernel(LookupKernel):
         if self.device.type == "cpu" and len(set(group.iterations.tolist())) == 1:
             return int(group.iterations[0])
         return group.iterations.index_select(0, part.slots(group.bounds))
+
+    def _uncount_steps(self) -> None:
+        for group in self._groups if self._counts else ():
+            group.iterations -= 1
 
     def _complete_squares(
         self, optimizer: OptimizerSpec, touched: list[Touched], aboves: list[_Above], row_norms: RowNorms

@@ -112,6 +112,20 @@ def transpose(looked: Looked, bag_grads: Tensor, bags: Tensor | None, bounds: Te
     return Touched(rows, starts, slot_sizes, members, weights, bag_grads)
 
 
+def touched_rows(ids: Tensor, num_rows: int, padded: bool) -> Tensor:
+    """The distinct rows of one slot, ascending, as `transpose` computes them.
+
+    Args:
+        ids: ``[n]``.
+        num_rows: of the slot.
+        padded: as off the CPU, where their number is known without a host wait.
+    """
+    if not padded:
+        return ids.unique().long()
+    bounds = torch.tensor([0, num_rows], device=ids.device)
+    return _padded_rows(ids.sort()[0], bounds, [min(ids.numel(), num_rows)])[0]
+
+
 def _padded_rows(ordered: Tensor, bounds: Tensor, slot_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Distinct rows and where each begins in ``ordered`` ``[n]``, for slots of fixed sizes, without a host wait."""
     total, last = sum(slot_sizes), max(0, ordered.numel() - 1)

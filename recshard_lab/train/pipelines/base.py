@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from recshard_lab.arguments import device_named
-from recshard_lab.comm import ShardingEnv, all_reduce, uses_nccl
+from recshard_lab.comm import ShardingEnv, all_reduce, failing_rank, uses_nccl
 from recshard_lab.cores import usable_cores
 from recshard_lab.distributed import DMPCollection
 from recshard_lab.train.pipelines.calls import Fed, PipelineReport, Watch
@@ -170,7 +170,10 @@ class Pipeline(Runway, TrainPipeline):
         except StageError:
             raise
         except Exception as error:
-            raise StageError(self._at, flight.number, self._env.rank, described(error)) from error
+            rank = failing_rank(error)
+            raise StageError(
+                self._at, flight.number, self._env.rank if rank is None else rank, described(error)
+            ) from error
 
     _at = "forward"  # the stage that this thread is in
 

@@ -1,0 +1,203 @@
+"""An error of one rank between messages: the rank sends its other messages marked, and every rank raises the error.
+
+Without it, the rank that raises leaves while the others wait for its message. `complete` runs a part of a step. If the
+part raises, it runs a second function, which issues the messages that the part had still to issue::
+
+    rank 1     error -> stores its text under the number of the next message -> sends all bytes 0xFF -> raises
+    rank 0     waits -> the first bytes from rank 1 are 0xFF -> reads the text -> raises it, marks its next messages
+
+On CPU a receiver compares the first bytes of each sender's part. It reads the store only if they are 0xFF, so a step
+without errors has no further message. NaN of a model has other bits, and nothing is stored for it.
+
+On an accelerator the host would have to wait for the comparison. There these messages are zeros, and `Failed.known` is
+False: the caller sends the error with the next sizes message.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
+
+from recshard_lab.comm.groups import ShardingEnv
+from recshard_lab.comm.named_errors import Failure, described, named_after, rebuilt
+
+T = TypeVar("T")
+_MARK = 0xFF  # of every byte: NaN in all floating-point formats
+_MARK_BYTES = 8  # that are compared
+_CPU = torch.device("cpu")
+
+
+@dataclass
+class _Failing:
+    """A part of a step that this thread completes after an error.
+
+    Attributes:
+        failure: the error as a message.
+        env: all ranks of the step.
+        issued: messages that were issued before the error, and are not issued again.
+        informed: ranks that receive a marked message which they compare.
+    """
+
+    failure: Failure
+    env: ShardingEnv
+    issued: int
+    informed: set[int]
+
+    @property
+    def known(self) -> bool:
+        """Whether these are all other ranks."""
+        return len(self.informed | {self.env.rank}) == self.env.world_size
+
+
+class _Thread(threading.local):
+    issued = 0
+    failing: _Failing | None = None
+
+
+_thread = _Thread()
+
+
+class Failed(Exception):
+    """A part of a step failed, and its messages were issued.
+
+    Args:
+        error: names the rank. Its cause is the error itself, where this is the rank.
+        informed: ranks that receive a marked message from this rank.
+        known: whether every rank receives one.
+    """
+
+    def __init__(self, error: Exception, informed: set[int], known: bool) -> None:
+        super().__init__(str(error))
+        self.error, self.informed, self.known = error, informed, known
+
+
+def complete(env: ShardingEnv, part: Callable[[], T], rest: Callable[[], Any], error: Exception | None = None) -> T:
+    """Runs a part of a step that issues messages.
+
+    Args:
+        env: the ranks.
+        part: issues and waits for messages.
+        rest: called if ``part`` raises. It must make the calls of ``part`` that issue messages, from the first one,
+            with any numbers in them. Messages that ``part`` had issued are not issued again.
+        error: an error of an earlier part of this step. ``part`` is not called.
+
+    Raises:
+        Failed: ``part`` raised, or there was an error.
+        Exception: the error itself on one rank, which has no peers; also if ``rest`` raises.
+    """
+    before = _thread.issued
+    informed, known = set[int](), False
+    try:
+        if error is not None:
+            raise error
+        return part()
+    except Failed as earlier:
+        named, informed, known = earlier.error, earlier.informed, earlier.known
+    except Exception as raised:
+        if env.pg is None:
+            raise
+        if isinstance(raised, MemoryError | torch.OutOfMemoryError):
+            traceback.clear_frames(raised.__traceback__)  # their tensors, for `rest`
+        named = named_after(raised, env)
+    failing = _thread.failing = _Failing(described(named), env, _thread.issued - before, informed)
+    try:
+        rest()
+    finally:
+        _thread.failing = None
+    raise Failed(named, informed, known or failing.known)
+
+
+def is_failing() -> bool:
+    """Whether this thread completes a part of a step after an error. Nothing that it receives matters."""
+    return _thread.failing is not None
+
+
+def outgoing(tensor: Tensor, sends: Sequence[int], env: ShardingEnv) -> Tensor | None:
+    """What to send in place of ``tensor``: itself; a marked message after an error; None if it was sent before."""
+    failing = _thread.failing
+    if failing is None:
+        _thread.issued += 1
+        return tensor
+    if failing.issued:
+        failing.issued -= 1
+        return None
+    message = torch.zeros_like(tensor)
+    if tensor.device.type == "cpu":
+        message.view(torch.uint8).fill_(_MARK)
+        failing.informed |= {rank for rank, number in enumerate(env.in_world(sends)) if number}
+        store().set(_key(env, message_number(env)), pickle.dumps((failing.failure, failing.known)))
+    return message
+
+
+def message_number(env: ShardingEnv) -> int:
+    """How many collectives on CPU tensors this rank has issued over these connections. Ranks count alike."""
+    number: int = env.pg._get_backend(_CPU)._get_sequence_number_for_group()
+    return number
+
+
+def raise_if_marked(received: Tensor, receives: Sequence[int], number: int, env: ShardingEnv, summed: bool) -> None:
+    """Raises the error of the rank that marked a message.
+
+    Args:
+        received: on CPU, flat.
+        receives: elements from each rank.
+        number: of the message, as `message_number` returned before it was issued.
+        env: the ranks.
+        summed: whether the network added the messages of all ranks.
+    """
+    if received.numel() == 0:
+        return
+    if not (bool(received[0].isnan()) if summed else _starts_with_mark(received, receives)):
+        return
+    key = _key(env, number)
+    if store().check([key]):
+        failure, known = pickle.loads(store().get(key))
+        raise Failed(rebuilt(failure), set(), known)
+
+
+def _starts_with_mark(received: Tensor, receives: Sequence[int]) -> bool:
+    flat = received.view(torch.uint8).numpy()
+    sizes = np.array(receives) * received.element_size()
+    ends = np.cumsum(sizes)[sizes > 0]
+    starts = ends - sizes[sizes > 0]
+    places = np.flatnonzero(flat[starts] == _MARK)
+    return any((flat[starts[n] : min(starts[n] + _MARK_BYTES, ends[n])] == _MARK).all() for n in places)
+
+
+def store() -> Any:
+    """The store where ranks leave the text of their errors."""
+    return PrefixStore("recshard_lab", dist.distributed_c10d._get_default_store())
+
+
+def _key(env: ShardingEnv, number: int) -> str:
+    return f"failed/{env.pg.group_name}/{number}"
+
+
+def raise_after_backward(error: Exception) -> None:
+    """Raises ``error`` from ``backward()`` when it has computed all gradients. Call it inside a backward.
+
+    So collectives of other modules in this backward, such as DistributedDataParallel's, run on every rank.
+    """
+    _after(_CALLBACKS, error)
+
+
+_CALLBACKS = 3  # DistributedDataParallel queues a callback in a callback, to wait for its all-reduce
+
+
+def _after(callbacks: int, error: Exception) -> None:
+    def called() -> None:
+        if not callbacks:
+            raise error
+        _after(callbacks - 1, error)
+
+    torch.autograd.Variable._execution_engine.queue_callback(called)

@@ -362,7 +362,8 @@ class Executor:
             self._send_row_norms({id(group): group.bags(lookup_input) for group in self.lookup.exchanged}, grad)
         of_kernels = [group.bags(lookup_input)[2] for group in self.lookup.exchanged]
         zeros = [torch.zeros_like(weights) for weights in of_kernels if weights is not None]
-        exchange_weight_gradients(zeros, {}, lookup_input, self.layout, self.env)
+        copies = {n: grad.new_zeros(own.num_ids) for n, own in enumerate(lookup_input.local_batch.replicas)}
+        exchange_weight_gradients(zeros, copies, lookup_input, self.layout, self.env)
 
     def _send_row_norms(self, bags: dict[int, Bags], like: Tensor) -> None:
         """Takes part in all exchanges of row norms with zeros. ``bags`` are those of each kernel."""

@@ -33,7 +33,11 @@ from recshard_lab.optim import (
     RowWiseAdagrad,
 )
 from recshard_lab.sharding import column_wise, data_parallel, row_wise, table_wise
+from recshard_lab.sharding.schemes import scheme_names
 from recshard_lab.train import GradientAccumulationConfig, GradientAccumulationWrapper, TrainPipelineSparseDist
+from tests.distributed import cases, optimizer_jobs
+from tests.distributed.jobs import batch_of as batch_of_bags
+from tests.distributed.jobs import join
 
 FEATURES = ["a", "b", "c", "d"]
 PLANS = {
@@ -112,7 +116,7 @@ def build(plan: str, rule: str, kernel: str, backend: str | None) -> tuple[Distr
     fused = {"optimizer": rule, "learning_rate": 0.3} | ({} if rule == "exact_sgd" else {"eps": 0.01})
     sharders = [
         EmbeddingBagCollectionSharder(fused_params=fused, backend=backend),
-        EmbeddingCollectionSharder(fused_params=fused, backend=backend),
+        EmbeddingCollectionSharder(fused_params=fused, backend=backend, use_index_dedup=rule != "exact_sgd"),
     ]
     on_kernel = [
         EmbeddingModuleShardingPlan({name: replace(own, compute_kernel=kernel) for name, own in plan.items()})
@@ -180,6 +184,50 @@ def test_clipping_by_norm_is_that_of_the_unsharded_model(
     for found, own_norms in two.run(clipped, plan, rule, norm_type, kernel, backend, MAX_NORM):
         assert own_norms == pytest.approx(norms, rel=1e-4)
         compare(found, truth)
+
+
+def clipped_under(rule: str, plans: list[str], steps: list[Any]) -> list[tuple[dict[str, Tensor], list[float]]]:
+    """Weights and norms under each plan, on tables with several features and poolings. Runs on every rank."""
+    rank, world, results = torch.distributed.get_rank(), torch.distributed.get_world_size(), []
+    fused = {"optimizer": rule, "learning_rate": 0.1} | ({} if rule == "exact_sgd" else {"eps": 0.01})
+    for plan in plans:
+        sharder = EmbeddingBagCollectionSharder(fused_params=fused)
+        collection = optimizer_jobs.collection_of(cases.TABLES)
+        dmp = DistributedModelParallel(collection, plan=optimizer_jobs.plan_at("", plan), sharders=[sharder])
+        optimizer = GradientClippingOptimizer(dmp.fused_optimizer, GradientClipping.NORM, 1.0)
+        norms = []
+        for bags in steps:
+            sizes = [len(next(iter(own.values()))) for own in bags]
+            out = dmp(batch_of_bags(bags[rank])).values()
+            grad = optimizer_jobs.mixing(sizes[rank], out.shape[1], sum(sizes[:rank]))
+            (out * grad).sum().mul(world).backward()
+            optimizer.step()
+            norms.append(float(optimizer.last_total_grad_norm))  # type: ignore[arg-type]
+        results.append(({name.split(".")[-2]: w.clone() for name, w in dmp.full_state_dict().items()}, norms))
+    return results
+
+
+@pytest.mark.parametrize("rule", ["exact_sgd", "exact_row_wise_adagrad"])
+def test_norms_are_those_of_the_unsharded_tables_under_every_scheme(two: Any, rule: str) -> None:
+    steps = cases.random_steps(3, cases.TABLES, 2, steps=3, samples=5)
+    collection, norms = optimizer_jobs.collection_of(cases.TABLES), []
+    optimizer = RULES[rule](list(collection.parameters()))
+    optimizer.param_groups[0]["lr"] = 0.1
+    for bags in steps:
+        out = collection(batch_of_bags(join(bags))).values()
+        (out * optimizer_jobs.mixing(out.shape[0], out.shape[1], 0)).sum().backward()
+        norms.append(float(nn.utils.clip_grad_norm_(collection.parameters(), 1.0)))
+        optimizer.step()
+        optimizer.zero_grad()
+    assert min(norms) > 1
+    mixed = cases.plan_of(cases.TABLES, ["row_wise", "data_parallel", "column_wise", "table_wise"], 2)
+    plans = {name: cases.plan_of(cases.TABLES, [name], 2) for name in scheme_names()}
+    plans |= {route: mixed.with_route(route) for route in ("direct", "reduce_scatter")}
+    for results in two.run(clipped_under, rule, [plan.to_json() for plan in plans.values()], steps):
+        for name, (weights, own_norms) in zip(plans, results, strict=True):
+            assert own_norms == pytest.approx(norms, rel=1e-5), name
+            for table, bag in collection.embedding_bags.items():
+                torch.testing.assert_close(weights[table], bag.weight.detach(), rtol=1e-4, atol=1e-5, msg=name)
 
 
 def test_the_norm_may_be_watched_without_clipping(two: Any) -> None:

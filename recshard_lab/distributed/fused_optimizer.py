@@ -249,6 +249,6 @@ class TableHandle:
                 whole: Tensor = part.matrix(entry[self.state_name(part)])
                 for position, matrix in matrices.items():
                     matrix.copy_(whole[slice(*where[position].rows), slice(*where[position].cols)])
-            elif (copies := shards.replica_move(part)) is not None:
+            elif not shards.is_whole and (copies := shards.replica_move(part)) is not None:
                 moves.append(copies)
         return moves

@@ -331,7 +331,7 @@ class DistributedModelParallel(nn.Module):
             copies
             for shards in self.table_shards().values()
             for part in shards.parts()
-            if (copies := (shards.first_replica_move if shards.is_whole else shards.replica_move)(part)) is not None
+            if (copies := shards.replica_move(part)) is not None
         ]
         if moves:
             with torch.no_grad():
@@ -402,7 +402,8 @@ class DistributedModelParallel(nn.Module):
     def state_dict(self, *args: Any, form: StateForm = "sharded_tensor", **kwargs: Any) -> Any:
         """The shards of this rank under the unsharded model's names. Tensors share memory with the model.
 
-        `torch.distributed.checkpoint` saves and loads both forms, also under another plan or on other ranks.
+        `torch.distributed.checkpoint` saves and loads both forms, also under another plan or on other ranks. Its
+        ``async_save`` takes DTensors only.
 
         Args:
             args, kwargs: as in ``nn.Module.state_dict``.

@@ -358,7 +358,7 @@ def first_weights(sharded: ShardedCollection, module: nn.Module, everyone: Shard
         return sharded.scatter_moves(whole, source=0)
     agreed(everyone, lambda: [shards.reset_parameters(seed) for shards in sharded.table_shards().values()])
     drawn = [shards for shards in sharded.table_shards().values() if shards.config.init_fn is not None]
-    return [copies for shards in drawn if (copies := shards.first_replica_move()) is not None]
+    return [copies for shards in drawn if (copies := shards.replica_move(shards.parts()[0])) is not None]
 
 
 def get_module_to_default_sharders() -> dict[type[nn.Module], CollectionSharder]:

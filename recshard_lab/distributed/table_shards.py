@@ -104,7 +104,7 @@ class TableShards(nn.Module):
         return primaries, tensors
 
     def replica_move(self, part: Part, matrices: Mapping[int, Tensor] | None = None) -> Move | None:
-        """Copies each primary shard to its replicas. None without replicas.
+        """Copies each primary shard to its replicas, also if every rank stores the whole table. None without replicas.
 
         Args:
             part: the part to copy.
@@ -114,7 +114,7 @@ class TableShards(nn.Module):
         matrices = self.matrices(part) if matrices is None else matrices
         primary = {position: shard.rows for position, shard in primary_rows(shards, part.extent)}
         copies = [position for position, shard in enumerate(shards) if primary.get(position) != shard.rows]
-        if self.is_whole or not copies:
+        if not copies:
             return None
         sources, tensors = self.primary_shards(part, matrices)
         targets = {number: matrices[position] for number, position in enumerate(copies) if position in matrices}
@@ -136,18 +136,6 @@ class TableShards(nn.Module):
         targets = {} if whole is None else {ranks.index(self.env.rank): whole}
         shards = self.sharding.shards
         return Move(dtype, shards, [self.whole_on(rank) for rank in ranks], self.local_weights, targets), whole
-
-    def first_replica_move(self, part: Part | None = None) -> Move | None:
-        """Copies a part, or the weights, of the first replica to the others. None without others."""
-        part = part or self.parts()[0]
-        shards, matrices = part.shards(self.sharding.shards), self.matrices(part)
-        first = sorted(position for position, _ in primary_rows(shards, part.extent))
-        others = sorted(set(range(len(shards))) - set(first))
-        if not others:
-            return None
-        sources = {number: matrices[position] for number, position in enumerate(first) if position in matrices}
-        targets = {number: matrices[position] for number, position in enumerate(others) if position in matrices}
-        return Move(part.dtype, [shards[n] for n in first], [shards[n] for n in others], sources, targets)
 
     def keep(self, parameters: Sequence[nn.Parameter]) -> None:
         """Replaces this module's parameter objects with these, which then share its weights."""
@@ -260,7 +248,7 @@ class TableShards(nn.Module):
     ) -> None:
         key = prefix + "weight"
         problem = self._copy_from(state_dict[key]) if key in state_dict else None
-        copies = self.replica_move(self.parts()[0])
+        copies = None if self.is_whole else self.replica_move(self.parts()[0])
         if copies is not None and all(gathered(self.env, lambda: key in state_dict and problem is None)):
             move([copies], self.env, self.device)
         if key not in state_dict and strict:

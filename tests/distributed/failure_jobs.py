@@ -385,7 +385,8 @@ def state_dict_apart() -> tuple[str, str]:
     shards = [Shard(0, (0, 4), (0, DIM)), Shard(1, (0, 4), (0, DIM)), Shard(0, (4, ROWS), (0, DIM))]
     hot = {**mixed.plan["one"], "a0": ParameterSharding("custom", shards=shards)}
     dmp = DistributedModelParallel(Two(), plan=ShardingPlan({**mixed.plan, "one": hot}))  # type: ignore[dict-item]
-    assert dmp.collections["one"].table_shards()["a0"].first_replica_move() is not None
+    shards = dmp.collections["one"].table_shards()["a0"]
+    assert shards.replica_move(shards.parts()[0]) is not None
     state = dmp.state_dict()
     wrong = {**state, "one.embedding_bags.a0.weight": torch.zeros(ROWS + 1, DIM)}
     odd = torch.distributed.get_rank() == 1

@@ -110,6 +110,20 @@ def through_torch(saved: Case, loaded: Case, path: str, forms: tuple[str, str], 
     return state_jobs.same(truth, state_jobs.everything(other))
 
 
+def saved_by_torch_in_the_background(case: Case, path: str) -> list[str]:
+    """What differs after torch's asynchronous save of a model that changes at once, and a load into it."""
+    dmp = state_jobs.build(case)
+    truth = state_jobs.everything(dmp)
+    pending: Any = dcp.async_save(content(dmp, "dtensor"), checkpoint_id=path)
+    state_jobs.scramble(dmp)
+    pending.result()
+    state = content(dmp, "dtensor")
+    dcp.load(state, checkpoint_id=path)
+    dmp.load_state_dict(state["model"])
+    dmp.fused_optimizer.load_state_dict(state["optim"])
+    return state_jobs.same(truth, state_jobs.everything(dmp))
+
+
 def from_unsharded(case: Case, path: str) -> list[str]:
     """What differs after torch saved plain tensors under TorchRec's names on rank 0 and loaded them as DTensors."""
     truth = {name: torch.rand_like(value) for name, value in sorted(Model(case).state_dict().items())}

@@ -76,6 +76,11 @@ def test_torchs_checkpoints_reshard_them_onto_another_plan_and_world(
         assert two.run(state_form_jobs.through_torch, case, other, path, forms, ranks) == [[], []]
 
 
+def test_torchs_asynchronous_save_copies_dtensors(two: Any, tmp_path: Path) -> None:
+    job = state_form_jobs.saved_by_torch_in_the_background
+    assert two.run(job, case_of(FLAT), str(tmp_path / "run")) == [[], []]
+
+
 def test_a_checkpoint_of_plain_tensors_under_torchrecs_names_is_read(two: Any, tmp_path: Path) -> None:
     names = [name for name in unsharded_names() if "embedding_bags" in name]
     assert names == [f"collection.embedding_bags.{table['name']}.weight" for table in cases.TABLES]

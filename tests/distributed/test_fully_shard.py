@@ -96,8 +96,9 @@ def through_checkpoint(path: str, saves: str, loads: str) -> list[str]:
     one, optimizer = build(wrappers[saves](), False)
     train(one, optimizer, range(STEPS))
     adam = optimizer.optimizers[1][1]
-    recshard_lab.save_checkpoint(path, one, adam)
+    pending = recshard_lab.async_save_checkpoint(path, one, adam)
     train(one, optimizer, range(STEPS, STEPS + 1))
+    pending.result()
     other, its_optimizer = build(wrappers[loads](), False)
     recshard_lab.load_checkpoint(path, other, its_optimizer.optimizers[1][1])
     train(other, its_optimizer, range(STEPS, STEPS + 1))

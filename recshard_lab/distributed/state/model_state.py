@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from recshard_lab.comm import ShardingEnv, agreed, all_gather_object
 from recshard_lab.distributed.fused_optimizer import STATE_NAMES
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
+from recshard_lab.distributed.state.dense_tables import states_of, tensor_state
 from recshard_lab.distributed.state.forms import sharded_tensor
 from recshard_lab.distributed.state.moves import move
 from recshard_lab.distributed.state.parts import Part
@@ -140,14 +141,14 @@ class ModelState:
         for parameter, state in optimizer.state.items():
             name = self.names[id(parameter)]
             if name not in self.tables:
-                entries[name] = {key: _tensor(value, name, key) for key, value in state.items()}
+                entries[name] = {key: tensor_state(value, name, key) for key, value in state.items()}
         for name, shards in self.tables.items():
             parameters = list(shards.parameters())
             if self._is_split(shards) or not any(optimizer.state.get(parameter) for parameter in parameters):
                 continue
             if len(parameters) > 1:
                 raise ValueError(f"table {name!r}: optimizer states of several shards in one process cannot be saved")
-            entries[name] = {k: _tensor(v, name, k) for k, v in optimizer.state[parameters[0]].items()}
+            entries[name] = {k: tensor_state(v, name, k) for k, v in optimizer.state[parameters[0]].items()}
         return entries
 
     def _split_states(self, optimizer: torch.optim.Optimizer, name: str, shards: TableShards) -> dict[str, Any]:
@@ -165,14 +166,12 @@ class ModelState:
 
         def read() -> dict[str, dict[int, Tensor]]:
             matrices: dict[str, dict[int, Tensor]] = {}
-            for (position, weight), parameter in zip(shards.local_weights.items(), shards.parameters(), strict=True):
-                for key, value in optimizer.state.get(parameter, {}).items():
-                    part = Part.of(key, _tensor(value, name, key), weight.shape[0], weight.shape[1])
-                    if part.extent == "row":
-                        raise ValueError(
-                            f"table {name!r}: state {key!r} has one number per row, which only fused tables support"
-                        )
-                    matrices.setdefault(key, {})[position] = part.matrix(value)
+            for position, part, value in states_of(optimizer, name, shards):
+                if part.extent == "row":
+                    raise ValueError(
+                        f"table {name!r}: state {part.name!r} has one number per row, which only fused tables support"
+                    )
+                matrices.setdefault(part.name, {})[position] = part.matrix(value)
             return matrices
 
         known = self._known(agreed(self.env, read))
@@ -262,12 +261,6 @@ class ModelState:
                 else:
                     state = torch.zeros(size, dtype=dtype, device="cpu" if scalar else parameter.device)
                 self.optimizer.state[parameter][key] = state
-
-
-def _tensor(value: Any, name: str, key: str) -> Tensor:
-    if not isinstance(value, Tensor):
-        raise ValueError(f"the optimizer's state {key}={value!r:.40} of {name!r} is not a tensor and cannot be saved")
-    return value
 
 
 def _dense_tables(model: DistributedModelParallel | None) -> dict[str, TableShards]:

@@ -183,9 +183,9 @@ def _tables_of(model: nn.Module) -> dict[str, _Load]:
     for path, module in bare.named_modules():
         prefix = f"{path}." if path else ""
         if isinstance(module, ShardedCollection):
-            for name, shards in module.table_shards().items():
-                key = f"{prefix}{module.tables_name}.{name}.weight"
-                loads[key] = _Load(key, shards.parts()[0].dtype, shards.size, list(shards.shards()), shards, None)
+            for name, shards in module.shards_by_weight().items():
+                key, dtype = prefix + name, shards.parts()[0].dtype
+                loads[key] = _Load(key, dtype, shards.size, list(shards.shards()), shards, None)
         elif isinstance(module, EmbeddingBagCollection | EmbeddingCollection | FusedCollection):
             tables = "embedding_bags" if isinstance(module, EmbeddingBagCollection) else "embeddings"
             tables = module.tables_name if isinstance(module, FusedCollection) else tables

@@ -11,6 +11,7 @@ from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
 import recshard_lab
 from recshard_lab import EmbeddingModuleShardingPlan, ParameterSharding, Shard, ShardingPlan
+from recshard_lab.distributed.state.forms import check_placements
 from tests.distributed import cases, state_form_jobs
 from tests.distributed.jobs import Case
 
@@ -74,6 +75,13 @@ def test_torchs_checkpoints_reshard_them_onto_another_plan_and_world(
         other = replace(case, plan=plan_text(FLAT[turn:] + FLAT[:turn], ranks))
         path = str(tmp_path / str(turn))
         assert two.run(state_form_jobs.through_torch, case, other, path, forms, ranks) == [[], []]
+
+
+def test_shards_in_host_memory_beside_a_gpu_are_refused() -> None:
+    shards = [Shard(0, (0, 4), (0, 8)), Shard(1, (4, 8), (0, 8), "ddr")]
+    check_placements("t", "row_wise", shards, torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"table 't' has shards in host memory, and a DTensor on cuda would copy them"):
+        check_placements("t", "row_wise", shards, torch.device("cuda"))
 
 
 def test_torchs_asynchronous_save_copies_dtensors(two: Any, tmp_path: Path) -> None:

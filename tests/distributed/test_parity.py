@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from recshard_lab import EmbeddingModuleShardingPlan, ShardingPlan
 from recshard_lab.sharding import ROUTES
+from recshard_lab.sharding.plan.types import DISTINCT_ROWS
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases
 from tests.distributed.conftest import WORLD_SIZES
@@ -151,7 +152,7 @@ def test_any_tiling_of_a_sequence_collection_equals_the_unsharded_model(ranks: A
     check(data.draw(cases.cases(ranks.world_size, sequence=True)), ranks)
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", [*ROUTES, DISTINCT_ROWS])
 def test_every_route_on_a_single_node_equals_the_unsharded_model(ranks: Any, route: str) -> None:
     plan = cases.plan_of(cases.TABLES, ["row_wise", "column_wise"], ranks.world_size).with_route(route)
     steps = cases.random_steps(2, cases.TABLES, ranks.world_size, steps=5, samples=5)

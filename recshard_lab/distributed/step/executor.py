@@ -403,7 +403,7 @@ class Executor:
             own = grads.take(self._width(group, lookup_input))
             if kept is not None and self.deferred is None:
                 yield KernelGradients(group, [], [own], kept)
-            elif self.pooled and own.shape[0] == 0:
+            elif group.kernel.pooled and own.shape[0] == 0:
                 yield KernelGradients(group, [group.no_ids(lookup_input)], [own.new_zeros(1, group.width)])
             else:
                 yield KernelGradients(group, [group.bags(lookup_input)], [own], kept)
@@ -461,12 +461,12 @@ class Executor:
 
     def _run(self, group: KernelGroup, bags: Bags, training: bool) -> tuple[Tensor, Any]:
         """A kernel's rows. Kernels do not get batches without a bag."""
-        if self.pooled and bags[1].numel() == 1:
+        if group.kernel.pooled and bags[1].numel() == 1:
             return torch.zeros(0, group.width, device=self.device), None
         return group.forward(bags, training)
 
     def _width(self, group: KernelGroup, lookup_input: LookupInput) -> int:
-        if self.pooled:
+        if group.kernel.pooled:
             return group.width
         features = enumerate(group.features, group.first)
         return sum(int(lookup_input.counts[number].sum()) * feature.shard.num_cols for number, feature in features)

@@ -50,6 +50,7 @@ from recshard_lab.distributed.step.types import (
 )
 from recshard_lab.embedding import DataType
 from recshard_lab.embedding.out_of_range import OutOfRange
+from recshard_lab.sharding.plan.types import DISTINCT_ROWS
 from recshard_lab.sparse import KeyedJaggedTensor
 from recshard_lab.sparse.variable_batch import inverse_of
 
@@ -121,13 +122,18 @@ class InputDist:
         self.weight_dtype = (torch.float64 if wide else torch.float32) if weighted else None
         narrow = layout.rows_fit_int32 and self.weight_dtype is not torch.float64
         self.wire = torch.int32 if narrow else torch.int64
-        self.router = IdRouter(layout, distinct and not pooled and env.world_size > 1)
+        exchanged = [feature for features in layout.exchanged_features for feature in features]
+        routed = [n for n, feature in enumerate(exchanged) if feature.route == DISTINCT_ROWS]
+        everything = distinct and not pooled and env.world_size > 1
+        #: the exchanged shard features, numbered rank after rank, that send distinct ids
+        self._distinct = np.arange(len(exchanged)) if everything else np.array(routed, dtype=np.int64)
+        self.router = IdRouter(layout, self._distinct.tolist())
         self.format = SizesFormat(layout, weighted)
         self._exchanged = [len(features) for features in layout.exchanged_features]
         self._slots, self._rank_ends, self._kinds = self._message_slots()
         own = layout.rank_features[env.rank]
         whole = all(feature.shard.num_rows == layout.tables[feature.table].num_embeddings for feature in own)
-        self._in_order = whole and [feature.block for feature in own] == list(range(len(layout.blocks)))
+        self._in_order = whole and not routed and [feature.block for feature in own] == list(range(len(layout.blocks)))
         self._positions: dict[tuple[str, ...], list[int]] = {}
         #: an error of the last step that other ranks do not know; sent with the next sizes message
         self.error: Exception | None = None
@@ -263,6 +269,11 @@ class InputDist:
         known = features.length_per_key() if values.device.type == "cpu" else features.length_per_key_or_none()
         bags = features.stride_per_key()
         inverse = self._inverse(features) if self.pooled else None
+        if inverse is not None and self.pooled and len(self._distinct):
+            raise ValueError(
+                f"a variable batch arrived, but the plan has tables on route {DISTINCT_ROWS!r}, which sends no bags. "
+                f"Fix: route='direct' for these tables"
+            )
         lengths = features.lengths().reshape(-1).to(self.wire)
         read = HostRead()
         batch = Source(lengths, values, weights, None, bags)
@@ -274,7 +285,7 @@ class InputDist:
             values, flag = clamp_to_rows(values, on_device, row_limits(len(bags), position, self.layout))
             outside = read.add(flag)
         required = self._weights_that_require_gradients(features)
-        want_places = not self.pooled or required is not None
+        want_places = not self.pooled or required is not None or len(self._distinct) > 0
         ids = values if not self.layout.global_rows_fit_int32 else values.to(self.wire)
         wiring = self.router.wiring(position, len(bags), known is not None)
         sources = self.router.sources(wiring, lengths, ids, weights, bags, known, want_places)
@@ -294,7 +305,9 @@ class InputDist:
         where = _Segments(sources, segment_counts, wiring, sum(self._exchanged))
         local = self._local_batch(checked, features, where, sources, original, inverse, required)
         if want_places:
-            local.places, local.num_places, local.uses = where.places(sources)
+            every = not self.pooled or required is not None
+            shard_features = np.arange(len(wiring.source)) if every else self._distinct
+            local.places, local.num_places, local.uses = where.places(sources, shard_features)
         if replicas is not None:
             if values.device.type == "cpu":
                 replicas.sort_on_host(local.replicas, where.copies)
@@ -313,7 +326,7 @@ class InputDist:
     ) -> LocalBatch:
         position, first_copy = checked.position, sum(self._exchanged)
         key_lengths = sources[0].lengths.split(sources[0].bags)
-        lengths = [key_lengths[key] for key in position]
+        lengths = remaining = [key_lengths[key] for key in position]
         if checked.lengths is not None:
             lengths = [own.to(self.wire) for own in checked.lengths]
         key_counts = where.counts[0].tolist()
@@ -335,6 +348,7 @@ class InputDist:
             replicas=[where.feature(number, sources) for number in copies],
             touched=[None] * len(copies),
             layout=self.layout,
+            remaining=remaining,
             inverse=inverse,
             kept=checked.kept,
             weights=required,
@@ -357,6 +371,7 @@ class InputDist:
         tensors = np.stack([3 * where.wiring.source + kind for kind in range(3)])
         if self.pooled:
             starts[0], ends[0] = where.bags
+            ends[0, self._distinct] = starts[0, self._distinct]
         starts[1:], ends[1:] = where.ids[0], where.ids[1]
         table: list[Tensor | None] = []
         for source in sources:
@@ -431,11 +446,12 @@ class InputDist:
             copy_bags = sizes.ids[:, first:]
         else:
             if sizes.variable:
-                bags = sizes.bags[:, :first]
+                bags = sizes.bags[:, : self.layout.pooled_counts[self.env.rank]]
                 lengths = _padded(moved[:exchanged_lengths], bags, bags)
                 segments = [lengths.shape[1]]
             else:
-                lengths = moved[:exchanged_lengths].view(first, int(sizes.segments.sum()))
+                pooled = self.layout.pooled_counts[self.env.rank]
+                lengths = moved[:exchanged_lengths].view(pooled, int(sizes.segments.sum()))
             copies = _padded(moved[exchanged_lengths:num_lengths], sizes.bags[:, first:], copy_bags)
         return LookupInput(
             ids=moved[num_lengths : num_lengths + num_ids],
@@ -560,8 +576,8 @@ class _Segments:
         ends = np.concatenate([np.cumsum(own) for own in sizes])[self.wiring.segment]
         return ends - np.concatenate(list(sizes))[self.wiring.segment], ends
 
-    def places(self, sources: Sequence[Source]) -> tuple[Tensor, Array, Tensor | None]:
-        """``places``, ``num_places`` and ``uses`` of the local batch."""
+    def places(self, sources: Sequence[Source], shard_features: Array) -> tuple[Tensor, Array, Tensor | None]:
+        """``places``, ``num_places`` and ``uses`` of the local batch, for some of its shard features."""
         wiring, first = self.wiring, len(self.wiring.keys) + 1
         ids = sources[0].ids
         orders = [torch.arange(ids.numel(), device=ids.device)]
@@ -573,22 +589,24 @@ class _Segments:
             order = orders[distinct.source]
             orders.append(source.order if distinct.source == 0 else order.index_select(0, source.order))
             stood_for.append(self.counts[distinct.source][distinct.segments])
-        starts, ends = self._runs(stood_for)
-        places = self._gather(orders, starts, ends)
+        starts, ends = (own[shard_features] for own in self._runs(stood_for))
+        places = self._gather(orders, starts, ends, shard_features)
         if not wiring.distinct:
             return places, ends - starts, None
         ones = orders[0].new_ones(1)
         uses = [ones.expand(own.ids.numel()) if own.uses is None else own.uses for own in sources]
-        return places, ends - starts, self._gather(uses, *self.ids)
+        sent = (own[shard_features] for own in self.ids)
+        return places, ends - starts, self._gather(uses, *sent, shard_features)
 
-    def _gather(self, of_sources: Sequence[Tensor], starts: Array, ends: Array) -> Tensor:
-        """The runs of all shard features, of one tensor for each source."""
-        used = sorted(set(self.wiring.source.tolist()))
+    def _gather(self, of_sources: Sequence[Tensor], starts: Array, ends: Array, shard_features: Array) -> Tensor:
+        """The runs of these shard features, of one tensor for each source."""
+        source = self.wiring.source[shard_features]
+        used = sorted(set(source.tolist()))
         sizes = [of_sources[number].numel() for number in used]
         base = np.zeros(len(of_sources), np.int64)
         base[used] = np.cumsum([0, *sizes])[:-1]
         flat = of_sources[used[0]] if len(used) == 1 else torch.cat([of_sources[number] for number in used])
-        return gather_runs(flat, starts + base[self.wiring.source], ends - starts)
+        return gather_runs(flat, starts + base[source], ends - starts)
 
     @property
     def copies(self) -> list[int]:

@@ -27,6 +27,7 @@ import torch
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
 from recshard_lab.sharding.plan.sharding_plan import ParameterSharding, Shard
+from recshard_lab.sharding.plan.types import DISTINCT_ROWS
 
 
 @dataclass(frozen=True)
@@ -113,12 +114,17 @@ class Layout:
 
     @cached_property
     def routes(self) -> list[str]:
-        """The output paths in use, in the order of their shard features: "direct" first."""
+        """The output paths in use, in the order of their shard features: "direct" first, "distinct_rows" last."""
         return sorted({feature.route for features in self.exchanged_features for feature in features}, key=_route_order)
 
     def features_of(self, route: str) -> list[list[ShardFeature]]:
         """For each rank, the exchanged shard features of one output path, which are adjacent."""
         return [[feature for feature in features if feature.route == route] for features in self.exchanged_features]
+
+    @cached_property
+    def pooled_counts(self) -> list[int]:
+        """For each rank, the exchanged shard features before those of the path "distinct_rows", which are last."""
+        return [sum(feature.route != DISTINCT_ROWS for feature in features) for features in self.exchanged_features]
 
     @cached_property
     def replicated_features(self) -> list[ShardFeature]:
@@ -170,8 +176,8 @@ def effective_route(table: BaseEmbeddingConfig, sharding: ParameterSharding) -> 
     return "direct" if whole and sharding.route == "reduce_scatter" else sharding.route
 
 
-def _route_order(route: str) -> tuple[bool, str]:
-    return route != "direct", route
+def _route_order(route: str) -> tuple[bool, bool, str]:
+    return route != "direct", route == DISTINCT_ROWS, route
 
 
 def _place(feature: ShardFeature, group: list[Any]) -> tuple[Any, ...]:

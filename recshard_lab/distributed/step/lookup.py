@@ -16,7 +16,8 @@ from recshard_lab.distributed.step.types import LocalBatch, LookupInput, host_li
 from recshard_lab.embedding import DataType, OptimizerSpec
 from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot, choose_kernel, kernel_named
 from recshard_lab.embedding.optimizers.steps import accumulate_dtype, partial_squares
-from recshard_lab.sharding.plan.types import DDR
+from recshard_lab.sharding import PlanError
+from recshard_lab.sharding.plan.types import DDR, DISTINCT_ROWS
 from recshard_lab.sparse.ops import complete_cumsum
 
 Bags = tuple[Tensor, Tensor, Tensor | None, list[int]]
@@ -81,6 +82,7 @@ class KernelGroup:
             size = (shard.num_rows, shard.num_cols)
             slots.append(Slot(config.name, *size, kind.data_type, config.embedding_dim, shard.rows[0]))
         feature_slots = [self.shards.index((feature.table, feature.shard_index)) for feature in features]
+        pooled = pooled and kind.route != DISTINCT_ROWS
         self.kernel: LookupKernel = kernel_named(kind.backend)(
             slots, feature_slots, kind.optimizer, pooled=pooled, device="cpu" if kind.host else device
         )
@@ -269,23 +271,27 @@ def choose_kinds(
                 f"table {config.name!r} has pieces of its columns in both memories of a rank, and {spec.optimizer} "
                 f"adds up rows over them, which kernels in different memories cannot. Put all its shards in one tier"
             )
-        kinds_of = {}
-        for host in sorted(set(in_host)):
+        route, kinds_of = effective_route(config, sharding), {}
+        if route == DISTINCT_ROWS and weighted:
+            raise PlanError(
+                f"route {DISTINCT_ROWS!r} does not apply to table {config.name!r}: the collection has per-sample "
+                f"weights, which are not sent with distinct ids. Fix: route='direct' for this table"
+            )
+        shards = list(zip(sharding.replica_flags, in_host, strict=True))
+        for copy, host in sorted(set(shards)):
+            own_route, own_norms = ("direct", False) if copy else (route, norms)  # replicas have whole rows
             kernel = choose_kernel(
                 [slot for slot, there in zip(slots, in_host, strict=True) if there == host],
                 optimizer,
-                pooled=pooled,
+                pooled=pooled and own_route != DISTINCT_ROWS,
                 weighted=weighted,
                 exchanges_row_norms=norms,
                 device="cpu" if host else device,
                 backend=backend,
             )
-            route = effective_route(config, sharding)
-            kinds_of[host] = GroupKind(kernel.name, config.data_type, optimizer, norms, route, host)
-        for number, (copy, host) in enumerate(zip(sharding.replica_flags, in_host, strict=True)):
-            own = kinds_of[host]
-            if copy:
-                own = replace(own, exchanges_row_norms=False, route="direct")  # replicas have whole rows
+            kinds_of[copy, host] = GroupKind(kernel.name, config.data_type, optimizer, own_norms, own_route, host)
+        for number, shard in enumerate(shards):
+            own = kinds_of[shard]
             if own not in kinds:
                 kinds.append(own)
             chosen[table, number] = (kinds.index(own),) if batch_tables else (kinds.index(own), table)

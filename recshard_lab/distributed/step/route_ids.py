@@ -11,7 +11,7 @@ the device.
                                                        source 1   g, rows 0-4 | g, rows 5-9
 
 Row ranges of a table that overlap (a tiling drawn by hand) are sorted by separate bucketizations. With
-``distinct_ids``, exchanged shard features read the distinct ids of these sources, which are sources too.
+`distinct`, exchanged shard features read the distinct ids of these sources, which are sources too.
 
 Shape letters: E shard features of all ranks together, F keys, K row shards, N ids, R replicated shard features.
 """
@@ -121,11 +121,11 @@ class IdRouter:
 
     Args:
         layout: the layout.
-        distinct_ids: whether exchanged shard features send each distinct id once.
+        distinct: the exchanged shard features, numbered rank after rank, that send each distinct id once.
     """
 
-    def __init__(self, layout: Layout, distinct_ids: bool = False) -> None:
-        self.layout, self.distinct_ids = layout, distinct_ids
+    def __init__(self, layout: Layout, distinct: Sequence[int] = ()) -> None:
+        self.layout, self.distinct = layout, distinct
         self.bucketizations: list[Bucketization] = []
         ranges = [self._ranges(index) for index in range(len(layout.blocks))]
         features = [shard_feature for own in layout.exchanged_features for shard_feature in own]
@@ -190,7 +190,7 @@ class IdRouter:
             source.append(0 if place is None else place[0] + 1)
             number = key if place is None else place[1] * len(keys[place[0]]) + keys[place[0]].index(key)
             segment.append(first[source[-1]] + number)
-        distinct = self._read_distinct(source, segment, first) if self.distinct_ids else []
+        distinct = self._read_distinct(source, segment, first)
         found = Wiring(list(position), keys, splits, np.array(segment, int), np.array(source, int), first, distinct)
         if len(self._wirings) >= 16:  # batches come with few orders of keys
             self._wirings.clear()
@@ -198,11 +198,10 @@ class IdRouter:
         return found
 
     def _read_distinct(self, source: list[int], segment: list[int], first: list[int]) -> list[DistinctSegments]:
-        """Lets exchanged shard features read distinct ids: new sources, whose segments are counted last."""
+        """Lets shard features read distinct ids: new sources, whose segments are counted last."""
         found = []
-        exchanged = range(len(source) - len(self.layout.replicated_features))
-        for base in sorted({source[n] for n in exchanged}):
-            features = [n for n in exchanged if source[n] == base]
+        for base in sorted({source[n] for n in self.distinct}):
+            features = [n for n in self.distinct if source[n] == base]
             rows: dict[int, int] = {}
             for n in features:
                 rows[segment[n]] = max(rows.get(segment[n], 0), self.shard_rows[n])

@@ -80,12 +80,14 @@ class LocalBatch:
         counts: for each block, the number of its ids.
         sent: ids sent for each exchanged shard feature, rank after rank.
         places: ``[n]`` the place in the batch of each id of exchanged, then of replicated shard features. Only of
-            sequence collections, and where weights require gradients. Ids that share one sent id are adjacent.
+            sequence collections, and where weights require gradients. In pooled collections with the path
+            "distinct_rows", those of its shard features. Ids that share one sent id are adjacent.
         num_places: for each of these shard features, the number of its places.
         uses: ``[n]`` the number of places of each id that is sent; None where it is 1 for all.
         replicas: the ids of each replicated shard feature, which this rank looks up itself.
         touched: for each replicated shard feature its distinct rows; None where its bags are sent.
         layout: the layout at the time of sending.
+        remaining: for each block, the lengths ``[B]`` of its bags without ids that were left out.
         inverse: for each block, the bag of each sample ``[B]``; None where bag b is sample b's.
         kept: for each block, the places of the ids that remain after ids out of range were left out. ``lengths``
             still count all ids, ``counts`` the remaining ones.
@@ -104,6 +106,7 @@ class LocalBatch:
     replicas: list[FeatureIds]
     touched: list[TouchedRows | None]
     layout: Layout
+    remaining: Sequence[Tensor] = ()
     inverse: list[Tensor] | None = None
     kept: list[Tensor | None] | None = None
     weights: Tensor | None = None
@@ -119,7 +122,8 @@ class LookupInput:
         ids: ``[N]`` by shard feature, then by source rank; counted from the shard's first row.
         weights: ``[N]`` per-sample weights, or None.
         lengths: of exchanged shard features ``[L, sum of S]``; in a variable batch ``[L, most bags of a feature]``,
-            padded with empty bags. Empty for sequence collections.
+            padded with empty bags. Empty for sequence collections. Without
+            shard features of the path "distinct_rows", which are last.
         copies: the same of replicated shard features, padded always: each may arrive as bags or as rows.
         copy_bags: ``[W, R]`` bags of replicated shard features by source rank; ids in sequence collections.
         segments: S of each source rank; in a variable batch the width of ``lengths`` alone.

@@ -17,6 +17,7 @@ from recshard_lab.documents import json_content, with_fix
 from recshard_lab.sharding.plan.sharding_plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from recshard_lab.sharding.plan.types import (
     DDR,
+    DISTINCT_ROWS,
     HBM,
     ROUTES,
     TIERS,
@@ -168,7 +169,7 @@ def plan_schema() -> dict[str, Any]:
                     "compute_kernel": {"description": f"One of {kernels}.", "type": "string"},
                     "ranks": {"description": "The participating ranks.", "type": ["array", "null"], "items": whole},
                     "shards": {"type": "array", "items": {"$ref": "#/$defs/shard"}},
-                    "route": {"description": "The output path; omitted: direct.", "enum": list(ROUTES)},
+                    "route": {"description": "The output path; omitted: direct.", "enum": [*ROUTES, DISTINCT_ROWS]},
                 },
                 "if": {"properties": {"sharding_type": {"const": ShardingType.DATA_PARALLEL.value}}},
                 "then": {"properties": {"route": {"const": "direct"}}},

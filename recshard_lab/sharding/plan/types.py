@@ -108,6 +108,12 @@ direct: each rank sends its partial rows to every source rank, which adds them. 
 them. two_hop: partial rows are added inside each node first, then each node sends one message.
 """
 
+DISTINCT_ROWS = "distinct_rows"
+"""The output path that plans must ask for: each distinct id of a batch travels once, without its bag, and its row
+returns unpooled. The source rank pools. It moves fewer bytes where a shard sees fewer distinct ids than bags: small or
+skewed tables, and row shards on many ranks. It does not apply to per-sample weights or variable batches.
+"""
+
 
 def check_route(route: object) -> str:
     """`route` as a string.
@@ -116,9 +122,10 @@ def check_route(route: object) -> str:
         PlanError: an unknown route.
     """
     name = str(getattr(route, "value", route))
-    if name not in ROUTES:
+    known = (*ROUTES, DISTINCT_ROWS)
+    if name not in known:
         raise PlanError(
-            f"route {name!r} does not exist{nearest(name, ROUTES)}; known: {', '.join(ROUTES)}. Fix: use one of these"
+            f"route {name!r} does not exist{nearest(name, known)}; known: {', '.join(known)}. Fix: use one of these"
         )
     return name
 

@@ -102,6 +102,8 @@ class OutputPath(ABC):
     name: ClassVar[str]
     op: ClassVar[CommOp] = CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL
     """The kind of message whose codecs this path uses."""
+    joins: ClassVar[int] = 1
+    """Along which dimension the rows of its kernels are joined."""
     area_widths: list[int]
     runs: list[Run]
 

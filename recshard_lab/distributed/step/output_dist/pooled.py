@@ -18,12 +18,15 @@ from recshard_lab.distributed.step.output_dist.base import (
 )
 from recshard_lab.distributed.step.output_dist.columns import ColumnMap, Run, starts_of
 from recshard_lab.distributed.step.output_dist.direct import DirectPath
+from recshard_lab.distributed.step.output_dist.distinct_rows import DistinctRowsPath
 from recshard_lab.distributed.step.output_dist.means import Means
 from recshard_lab.distributed.step.output_dist.reduce_scatter import ReduceScatterPath
 from recshard_lab.distributed.step.output_dist.two_hop import TwoHopPath
 from recshard_lab.distributed.step.types import LookupInput
 
-PATHS: dict[str, type[OutputPath]] = {path.name: path for path in (DirectPath, ReduceScatterPath, TwoHopPath)}
+PATHS: dict[str, type[OutputPath]] = {
+    path.name: path for path in (DirectPath, ReduceScatterPath, TwoHopPath, DistinctRowsPath)
+}
 
 
 class PooledOutput(OutputExchange):
@@ -43,6 +46,8 @@ class PooledOutput(OutputExchange):
             self.direct,
             *(path(layout, env, codecs_for(path.op, registry)) for path in others),
         ]
+        #: of each path, the number of this rank's kernels, which stand side by side in the order of the paths
+        self.kernels = [len(list(groupby(path.features[env.rank], lambda own: own.group))) for path in self.paths]
         self.means = Means(layout)
         runs: list[Run] = []
         widths: list[int] = []
@@ -67,13 +72,11 @@ class PooledOutput(OutputExchange):
     ) -> PendingOutput:
         dtype, left = self.layout.rows_dtype, list(exchanged)
         begun = []
-        for path in self.paths:  # the kernels of a path stand side by side, in the order of the paths
-            rows: list[Tensor] = []
-            while sum(part.shape[1] for part in rows) < path.width:
-                rows.append(left.pop(0).to(dtype))
+        for path, kernels in zip(self.paths, self.kernels, strict=True):
+            rows = [left.pop(0).to(dtype) for _ in range(kernels)]
             if not rows:
                 rows = [torch.empty(sum(lookup_input.segments), 0, dtype=dtype, device=lookup_input.ids.device)]
-            begun.append(path.begin(rows[0] if len(rows) == 1 else torch.cat(rows, 1), lookup_input))
+            begun.append(path.begin(rows[0] if len(rows) == 1 else torch.cat(rows, path.joins), lookup_input))
         return PendingOutput(lookup_input, (begun, [rows.to(dtype) for rows in replicated]))
 
     def finish(self, pending: PendingOutput) -> Tensor:

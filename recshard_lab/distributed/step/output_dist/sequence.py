@@ -10,7 +10,6 @@ orders a message, and one puts what arrived in place::
 """
 
 from collections.abc import Sequence
-from math import gcd
 
 import numpy as np
 import torch
@@ -26,6 +25,7 @@ from recshard_lab.distributed.step.output_dist.base import (
     PendingOutput,
     widths_of,
 )
+from recshard_lab.distributed.step.output_dist.chunks import Chunks, first_ids, inverse_of
 from recshard_lab.distributed.step.output_dist.columns import (
     ColumnMap,
     Indices,
@@ -33,14 +33,12 @@ from recshard_lab.distributed.step.output_dist.columns import (
     Run,
     gather,
     starts_of,
-    to_device,
 )
 from recshard_lab.distributed.step.output_dist.direct import behind_each
 from recshard_lab.distributed.step.output_dist.replica_gradients import sum_touched
 from recshard_lab.distributed.step.output_dist.wire import Parcels, Wire
-from recshard_lab.distributed.step.types import LocalBatch, LookupInput, segment_index
+from recshard_lab.distributed.step.types import LocalBatch, LookupInput
 from recshard_lab.sharding import PlanError
-from recshard_lab.sparse.ops import complete_cumsum
 
 
 class SequenceOutput(OutputExchange):
@@ -71,7 +69,9 @@ class SequenceOutput(OutputExchange):
         self.ends = np.cumsum([len(own) for own in here])[:-1]
         self.pack = Transposed(widths_of(self.features[env.rank]), env.world_size)
         self.unpack = Transposed(widths_of(layout.rank_features[env.rank]), env.world_size)
-        self.places = _Places(layout)
+        features = [feature for stored in self.features for feature in stored]
+        self.dims = [block.dim for block in layout.blocks]
+        self.chunks = Chunks([*features, *self.replicated], self.dims)
 
     def begin(
         self, exchanged: Sequence[Tensor], replicated: Sequence[Tensor], lookup_input: LookupInput
@@ -91,13 +91,13 @@ class SequenceOutput(OutputExchange):
         arriving, copies = pending.state
         received = arriving.wait()
         flat = torch.cat([received, *copies]) if copies else received
-        order = self.places.rows_of_places(pending.lookup_input.local_batch, flat.device)
-        return flat.view(-1, self.places.chunk).index_select(0, order).view(-1)
+        order = inverse_of(self._places(pending.lookup_input.local_batch))
+        return flat.view(-1, self.chunks.size).index_select(0, order).view(-1)
 
     def begin_backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> PendingOutput:
         local_batch, sends = lookup_input.local_batch, lookup_input.local_batch.sent
         grad = (grad * scale if scale != 1.0 else grad).contiguous().view(-1)
-        message = gather(grad, self.places.chunk, self.places.places_of_rows(local_batch, grad.device))
+        message = gather(grad, self.chunks.size, self._places(local_batch))
         if self.replicated:
             sizes = self.here.sizes(sends)
             rows, touched = _copied(local_batch), local_batch.touched
@@ -108,6 +108,15 @@ class SequenceOutput(OutputExchange):
         receives = self.there_back, lookup_input.counts.T.reshape(-1)
         arriving = self.backward_wire.send(message, (self.here_back, sends), receives)
         return PendingOutput(lookup_input, arriving, arriving.buffer_bytes)
+
+    def _places(self, local_batch: LocalBatch) -> Indices:
+        """For each chunk that arrives, its chunks in the output: one, or a bag of them."""
+        place = local_batch.places
+        assert place is not None
+        rows = np.concatenate([local_batch.sent, _copied(local_batch)])
+        starts = starts_of(local_batch.counts, self.dims) // self.chunks.size
+        starts = starts - first_ids(local_batch) * self.chunks.of_blocks
+        return self.chunks.of(place, starts, self.chunks.of_blocks, rows, local_batch)
 
     def finish_backward(self, pending: PendingOutput) -> Columns:
         """Flat, by shard feature of this rank, exchanged and replicated."""
@@ -143,59 +152,6 @@ class Transposed:
         """From an order by source."""
         before = counts.T.reshape(-1)
         return self._back(flat, starts_of(before, self._back.source_widths), counts.reshape(-1))
-
-
-class _Places:
-    """Where rows that arrive belong in the output, in chunks: of each rank's shard features, then of replicas."""
-
-    def __init__(self, layout: Layout) -> None:
-        features = [feature for stored in layout.exchanged_features for feature in stored]
-        features += layout.replicated_features
-        self.dims = [block.dim for block in layout.blocks]
-        columns = [feature.shard.cols for feature in features]
-        self.chunk = gcd(*self.dims, *(edge for span in columns for edge in span)) or 1
-        self._blocks = np.array([feature.block for feature in features], dtype=np.int64)
-        self._first = np.array([first for first, _ in columns], dtype=np.int64) // self.chunk
-        self._chunks = np.array([end - first for first, end in columns], dtype=np.int64) // self.chunk
-        self._strides = np.array([self.dims[block] for block in self._blocks], dtype=np.int64) // self.chunk
-
-    def rows_of_places(self, local_batch: LocalBatch, device: torch.device) -> Tensor:
-        """For each chunk of the output, the chunk that arrived."""
-        found = self.places_of_rows(local_batch, device)
-        rows = torch.arange(len(found.chunks if found.bags is None else found.bags), device=device)
-        if found.bags is not None:
-            ends = torch.nn.functional.pad(found.bags[1:], (0, 1), value=len(found.chunks))
-            rows = torch.repeat_interleave(rows, ends - found.bags, output_size=len(found.chunks))
-        return torch.empty_like(found.chunks).index_copy_(0, found.chunks, rows)
-
-    def places_of_rows(self, local_batch: LocalBatch, device: torch.device) -> Indices:
-        """For each chunk that arrived, its chunks in the output: one, or a bag of them."""
-        sizes, place = local_batch.num_places, local_batch.places
-        assert sizes is not None
-        assert place is not None
-        if not len(place):
-            return Indices(place.long(), None, None)
-        block_starts = starts_of(local_batch.counts, self.dims) // self.chunk
-        key_starts = np.array([start for start, _ in local_batch.spans], dtype=np.int64)
-        starts = (block_starts[self._blocks] - key_starts[self._blocks] * self._strides) + self._first
-        table = to_device(np.stack([sizes, starts, self._strides, self._chunks]), device)
-        feature = torch.repeat_interleave(table[0], output_size=len(place))
-        place = place * table[2][feature] + table[1][feature]
-        uses = local_batch.uses
-        bags = None if uses is None else complete_cumsum(uses)[:-1]
-        if (self._chunks == 1).all():
-            return Indices(place, bags, None)
-        rows = np.concatenate([local_batch.sent, _copied(local_batch)])
-        total, total_places = int(rows @ self._chunks), int(sizes @ self._chunks)
-        chunks = table[3][feature if bags is None else feature.index_select(0, bags)]
-        row = torch.repeat_interleave(chunks, output_size=total)
-        within = torch.arange(total, device=device) - (chunks.cumsum(0) - chunks)[row]
-        if uses is None or bags is None:
-            return Indices(place[row] + within, None, None)
-        uses = uses[row]  # of each chunk: a bag of the same chunk of all its places
-        index = segment_index(bags[row], uses, total_places)
-        within = torch.repeat_interleave(within, uses, output_size=total_places)
-        return Indices(place[index] + within, complete_cumsum(uses)[:-1], None)
 
 
 def _copied(local_batch: LocalBatch) -> list[int]:

@@ -1,14 +1,15 @@
-"""Step time and bytes of sequence collections that send each distinct id once, over those that send every id.
+"""Step time and bytes where each distinct id is sent once, over those where every id is sent.
 
-8 tables x 100k x 64, batch 1024, 10 ids a sample, row-wise Adagrad, 2 ranks over Gloo. Both sides are sharded alike and
-step in turn on the same batches.
+Sequence collections with ``use_index_dedup``, and pooled tables by the route "distinct_rows" beside the direct one.
+8 tables x 100k x 64, batch 1024, 10 ids or 1 id a sample, row-wise Adagrad, 2 ranks over Gloo. Both sides are sharded
+alike and step in turn on the same batches.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
@@ -16,15 +17,16 @@ import torch.distributed as dist
 
 from benchmarks import Figure, torch_threads
 from benchmarks.apparatus.step_case import ROWWISE, StepCase
-from benchmarks.apparatus.step_ours import batch_of
+from benchmarks.apparatus.step_ours import batch_of, sharded
 from recshard_lab.comm import trace
 from recshard_lab.distributed import DistributedModelParallel, EmbeddingCollectionSharder
 from recshard_lab.embedding import EmbeddingCollection, EmbeddingConfig
 
 ROUNDS, QUICK_ROUNDS, WARM_UP = 30, 8, 2
-CASES = [StepCase(layout, ROWWISE, ids) for ids in ("zipf", "uniform") for layout in ("table_wise", "row_wise")]
+SEQUENCES = [StepCase(layout, ROWWISE, ids) for ids in ("zipf", "uniform") for layout in ("table_wise", "row_wise")]
+POOLED = [StepCase("row_wise", ROWWISE, "zipf", pooling=n, route="distinct_rows") for n in (1, 10)]
 BYTES = "bytes with distinct ids over all ids"
-TARGETS = {f"{layout}, zipf: {BYTES}": 0.5 for layout in ("table_wise", "row_wise")}
+TARGETS = {f"sequences, {layout}, zipf: {BYTES}": 0.5 for layout in ("table_wise", "row_wise")}
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,15 @@ def figures(*, quick: bool = False) -> list[Figure]:
     from recshard_lab.launcher import launch
 
     with launch(2, backend="gloo") as ranks:
-        measured = [ranks.run(measure, case, QUICK_ROUNDS if quick else ROUNDS) for case in CASES]
-    return [figure for case, sides in zip(CASES, measured, strict=True) for figure in figures_of(case, sides)]
+        cases = SEQUENCES + POOLED
+        measured = [ranks.run(measure, case, QUICK_ROUNDS if quick else ROUNDS) for case in cases]
+    return [figure for case, sides in zip(cases, measured, strict=True) for figure in figures_of(case, sides)]
 
 
 def figures_of(case: StepCase, ranks: Sequence[dict[bool, Side]]) -> list[Figure]:
     """Both figures of a case. ``ranks``: dedup -> what each rank measured."""
-    name = f"{case.layout}, {case.ids}"
+    kind = "sequences" if case.route == "direct" else f"pooled, {case.pooling} a bag"
+    name = f"{kind}, {case.layout}, {case.ids}"
     sent = {dedup: sum(own[dedup].sent for own in ranks) / 1e6 for dedup in (False, True)}
     ms = {
         dedup: median(max(times) for times in zip(*(own[dedup].ms for own in ranks), strict=True))
@@ -76,13 +80,18 @@ def measure(case: StepCase, rounds: int) -> dict[bool, Side]:
                 begun = time.perf_counter()
                 with trace() as traced:
                     out = model(batch)
-                    torch.cat([own.values() for own in out.values()]).sum().backward()
+                    rows = out.values()
+                    if case.route == "direct":
+                        rows = torch.cat([own.values() for own in rows])
+                    rows.sum().backward()
                 taken[dedup].append(1e3 * (time.perf_counter() - begun))
                 sent[dedup] = traced.bytes_sent()
     return {dedup: Side(sent[dedup], taken[dedup][WARM_UP:]) for dedup in models}
 
 
 def _model(case: StepCase, dedup: bool) -> DistributedModelParallel:
+    if case.route != "direct":
+        return sharded(case if dedup else replace(case, route="direct"), "cpu")
     tables = [
         EmbeddingConfig(own.num_embeddings, own.embedding_dim, own.name, feature_names=own.feature_names)
         for own in case.configs()

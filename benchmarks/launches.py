@@ -31,7 +31,8 @@ SIZES = {"tables": 26, "rows": 128, "dim": 64, "batch": 128, "pooling": 5}
 OWN_KERNELS = ("ledger_fbgemm", "native")  # what they do on a device besides looking up is counted too
 COUNT_S = 1800.0
 MOST = "most of all layouts"
-WITH_REPLICAS = ("data_parallel", "mixed", "every_scheme")  # replicas are looked up after the last collective
+# replicas are looked up, and indices of distinct rows computed, after the last collective is issued
+WITH_REPLICAS = ("data_parallel", "mixed", "every_scheme", "distinct_rows")
 TORCHREC_OPERATORS = "operators over TorchRec's"
 TARGETS = {
     f"waits forward, {MOST}": 1,
@@ -55,6 +56,9 @@ def cases() -> list[StepCase]:
             found.append(StepCase(layout, SGD, "uniform", ranks=ranks, local_ranks=local, **sizes))
         found.append(StepCase("column_wise", ROWWISE, "uniform", ranks=ranks, local_ranks=ranks, **sizes))
         found.append(StepCase("row_wise", SGD, "uniform", ranks=ranks, local_ranks=ranks, wire="fp16", **sizes))
+        found.append(
+            StepCase("row_wise", SGD, "uniform", ranks=ranks, local_ranks=ranks, route="distinct_rows", **sizes)
+        )
     return [*found, *(StepCase("row_wise", SGD, "uniform", kernel=kernel, **sizes) for kernel in OWN_KERNELS)]
 
 

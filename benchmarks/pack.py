@@ -18,12 +18,20 @@ from benchmarks.apparatus.step_ours import batch_of, sharded
 from benchmarks.ledger.mirror import MirrorGroup, mirrored_world
 
 ROUNDS, QUICK_ROUNDS, WARM_UP = 40, 10, 3
-CASES = [StepCase("row_wise", SGD, "uniform", 26, batch=512, pooling=n, ranks=128, local_ranks=8) for n in (1, 10)]
-TARGETS = {"pack, W=128, pooling 1": 3.0, "unpack, W=128, pooling 1": 0.6}
+CASES = [
+    StepCase("row_wise", SGD, "uniform", 26, batch=512, pooling=pooling, ranks=128, local_ranks=8, route=route)
+    for route in ("direct", "distinct_rows")
+    for pooling in (1, 10)
+]
+TARGETS = {
+    f"{half}, W=128, pooling 1{route}": most
+    for route in ("", ", distinct_rows")
+    for half, most in (("pack", 3.0), ("unpack", 0.6))
+}
 
 
 def figures(*, quick: bool = False) -> list[Figure]:
-    """Packing and unpacking, for each pooling factor. ``quick``: 10 rounds, not 40."""
+    """Packing and unpacking, for each output path and pooling factor. ``quick``: 10 rounds, not 40."""
     return [figure for case in CASES for figure in measure(case, QUICK_ROUNDS if quick else ROUNDS)]
 
 
@@ -43,13 +51,23 @@ def measure(case: StepCase, rounds: int) -> list[Figure]:
                 times.append((end[0] - start[0], end[1] - start[1]))
     return [
         Figure(
-            f"{name}, W={case.ranks}, pooling {case.pooling}",
+            label(case, name),
             1e3 * median(wall for wall, _ in times[WARM_UP:]),
             "ms",
             beside={"CPU": 1e3 * median(cpu for _, cpu in times[WARM_UP:])},
         )
         for name, times in taken.items()
     ]
+
+
+def label(case: StepCase, half: str) -> str:
+    """The figure of a case.
+
+    >>> label(CASES[-1], "pack")
+    'pack, W=128, pooling 10, distinct_rows'
+    """
+    route = "" if case.route == "direct" else f", {case.route}"
+    return f"{half}, W={case.ranks}, pooling {case.pooling}{route}"
 
 
 def _clocks() -> tuple[float, float]:

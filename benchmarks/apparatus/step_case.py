@@ -45,6 +45,7 @@ class StepCase:
         threads: of each rank.
         mean: pooled by mean instead of sum.
         kernel: this library's lookup kernel by name; the preferred one if empty.
+        route: this library's output path of all tables.
         wire: number format of rows and gradients in messages, "fp32", "fp16", ...; TorchRec's side takes "fp32" alone.
     """
 
@@ -62,6 +63,7 @@ class StepCase:
     mean: bool = False
     wire: str = "fp32"
     kernel: str = ""
+    route: str = "direct"
 
     @property
     def name(self) -> str:
@@ -75,7 +77,8 @@ class StepCase:
         mean = ", mean" if self.mean else ""
         wire = f", {self.wire} messages" if self.wire != "fp32" else ""
         kernel = f", kernel {self.kernel}" if self.kernel else ""
-        return f"{self.layout}{threads}{nodes}, {SHORT[self.optimizer]}, {self.ids}{mean}{wire}{kernel}"
+        route = f", {self.route}" if self.route != "direct" else ""
+        return f"{self.layout}{threads}{nodes}, {SHORT[self.optimizer]}, {self.ids}{mean}{wire}{kernel}{route}"
 
     @property
     def samples(self) -> int:
@@ -103,7 +106,8 @@ class StepCase:
             table.name: _cut(mix[i % len(mix)], table, topology, i // len(mix))
             for i, table in enumerate(self.configs())
         }
-        return ShardingPlan({"": EmbeddingModuleShardingPlan(entries)})
+        plan = ShardingPlan({"": EmbeddingModuleShardingPlan(entries)})
+        return plan if self.route == "direct" else plan.with_route(self.route)
 
     def bag_ids(self, rank: int, number: int) -> NDArray[np.int64]:
         """The ids of a rank's batch, table by table: [tables * batch * pooling]."""

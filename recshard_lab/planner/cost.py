@@ -34,6 +34,7 @@ from recshard_lab.planner.loads import (
     BACK,
     CODED_ROWS,
     DIRECT,
+    DISTINCT,
     HOP,
     HOST,
     IDS,
@@ -145,8 +146,8 @@ class CostModel:
             of: ``[n]`` table of each rectangle; rows, cols: its sizes.
             replicated: ``[n]`` 1.0 for a replica: no row leaves it in forward.
             dense: ``[n]`` 1.0 for kernel "dense": a gradient of the whole rectangle, and an optimizer over it.
-            route: ``[n]`` DIRECT, REDUCE_SCATTER or TWO_HOP of `loads`; all direct when left out. The load ACROSS is
-                that of a rectangle alone on its node, to be scaled by `across_shares`.
+            route: ``[n]`` DIRECT, REDUCE_SCATTER, TWO_HOP or DISTINCT of `loads`; all direct when left out. The load
+                ACROSS is that of a rectangle alone on its node, to be scaled by `across_shares`.
             by_node: ``[n]`` 1.0 for a piece of a scheme whose row stripes fill one node; not looked at here.
             first: ``[n]`` first row of each rectangle, which matters where lookups spread unevenly over the rows; 0
                 when left out.
@@ -159,7 +160,7 @@ class CostModel:
         hits = row_hits(tables, self.row_shares, of, rows, first, ranks)
         ids, pooled = tables.ids[of] * hits.share, tables.pooled[of]
         vectors = pooled * tables.bags[of] + (1 - pooled) * ids
-        sent, back, lengths = self._sent(of, ids, vectors, cols, replicated, hits.touched)
+        sent, back, lengths = self._sent(of, ids, vectors, cols, replicated, hits.touched, route)
         loads[IN] = 4 * (sent * (1 + tables.weighted[of]) + lengths)
         scattered = self._summed(route)
         share = rows / tables.rows[of]
@@ -198,15 +199,18 @@ class CostModel:
         return np.asarray(route == REDUCE_SCATTER)
 
     def _sent(
-        self, of: Array, ids: Array, vectors: Array, cols: Array, replicated: Array, touched: Array
+        self, of: Array, ids: Array, vectors: Array, cols: Array, replicated: Array, touched: Array, route: Array | None
     ) -> tuple[Array, Array, Array]:
         """Ids that one rank sends, vectors whose gradients it sends, and lengths of bags, ``[n]`` each.
 
-        Replicas are sent bags, or touched rows and their summed gradients, whichever is smaller.
+        Replicas are sent bags, or touched rows and their summed gradients, whichever is smaller. Route "distinct_rows"
+        always sends touched rows.
         """
         bags = self.tables.bags[of]
         smaller = (self.tables.pooled[of] == 0.0) | (touched * (cols + 1) < bags * (cols + 1) + ids)
         as_rows = (replicated > 0) & smaller & (self.topology.world_size > 1)
+        if route is not None:
+            as_rows |= route == DISTINCT
         return np.where(as_rows, touched, ids), np.where(as_rows, touched, vectors), np.where(as_rows, 0.0, bags)
 
     def phases(self, loads: Array) -> Array:
@@ -381,7 +385,7 @@ def _by_route(back: Array, replicated: Array, share: Array, route: Array | None)
     if route is None or not route.any():
         found[OUT - OUT], found[BACK - OUT] = out, back
         return found
-    direct = route == DIRECT
+    direct = (route == DIRECT) | (route == DISTINCT)
     found[OUT - OUT], found[BACK - OUT] = out * direct, back * direct
     found[HOP - OUT] = found[ACROSS - OUT] = out * (route == TWO_HOP)
     found[SCATTER - OUT] = out * share * (route == REDUCE_SCATTER)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from recshard_lab.sharding.plan.tiling import Span
+from recshard_lab.sharding.plan.types import DISTINCT_ROWS
 
 IN = 0  # bytes of ids from each peer
 OUT = 1  # direct: bytes of rows to each home
@@ -34,8 +35,8 @@ CODED_ROWS = slice(ROWS, ROWS + 5)
 ACROSS_BOTH = [ACROSS, ROWS + ACROSS - OUT]
 SCATTER_BOTH = [SCATTER, ROWS + SCATTER - OUT]
 
-DIRECT, REDUCE_SCATTER, TWO_HOP = 0.0, 1.0, 2.0
-ROUTE_NUMBERS = {"direct": DIRECT, "reduce_scatter": REDUCE_SCATTER, "two_hop": TWO_HOP}
+DIRECT, REDUCE_SCATTER, TWO_HOP, DISTINCT = 0.0, 1.0, 2.0, 3.0
+ROUTE_NUMBERS = {"direct": DIRECT, "reduce_scatter": REDUCE_SCATTER, "two_hop": TWO_HOP, DISTINCT_ROWS: DISTINCT}
 
 BY_NODE = ("table_row_wise", "grid_shard")  # schemes whose row stripes fill a node
 

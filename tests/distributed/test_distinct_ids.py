@@ -1,4 +1,4 @@
-"""`use_index_dedup`: what travels is each distinct id of a shard feature, its row, and the sum of its gradients."""
+"""`use_index_dedup` and route "distinct_rows": what travels is each distinct id, its row, and its summed gradient."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,11 +13,14 @@ from recshard_lab import (
     EmbeddingCollection,
     EmbeddingCollectionSharder,
     EmbeddingConfig,
+    PoolingType,
     RankError,
+    ShardingPlan,
 )
 from recshard_lab.comm import CommType, QCommsConfig, get_qcomm_codecs_registry, trace
-from tests.distributed import cases
-from tests.distributed.jobs import Case, batch_of, train_sharded
+from recshard_lab.sharding.plan.types import DISTINCT_ROWS
+from tests.distributed import cases, state_jobs
+from tests.distributed.jobs import Case, batch_of, sharded_model, train_sharded
 from tests.distributed.views import plan_of
 
 LABELS = {"input_dist/ids": 4, "output_dist/rows": 4 * 8, "output_dist_backward/rows": 4 * 8}  # bytes of an id
@@ -88,3 +91,73 @@ def test_codecs_and_ids_out_of_range_give_the_same_outputs(two: Any, policy: str
         torch.testing.assert_close(one.outputs, other.outputs, rtol=0.0, atol=0.0)
         torch.testing.assert_close(one.weights, other.weights, rtol=1e-3, atol=1e-5)
         assert one.out_of_range == other.out_of_range
+
+
+# ---- pooled collections: route "distinct_rows" ----
+
+
+def pooled_plan(scheme: str, route: str = DISTINCT_ROWS) -> ShardingPlan:
+    return cases.plan_of(TABLES, [scheme], 2).with_route(route)
+
+
+def pooled_bytes(scheme: str) -> dict[str, int]:
+    """Bytes that this rank sends, by label."""
+    case = Case(TABLES, pooled_plan(scheme).to_json(), [])
+    dmp, _ = sharded_model(case)
+    with trace() as traced:
+        dmp(batch_of(bags(torch.distributed.get_rank())))[0].sum().backward()
+    labels = {event.label for event in traced.events if "/" in event.label}
+    return {label: traced.bytes_sent(label) for label in labels}
+
+
+@pytest.mark.parametrize("scheme", ["table_wise", "row_wise"])
+def test_pooled_rows_travel_once_and_bags_not_at_all(two: Any, scheme: str) -> None:
+    found = two.run(pooled_bytes, scheme)
+    for rank in range(2):
+        assert found[rank]["input_dist/ids"] == 4 * [5, 3][rank]
+    for label in ("output_dist/rows", "output_dist_backward/rows"):
+        assert sum(own[label] for own in found) == 8 * 4 * 8, label
+
+
+@pytest.mark.parametrize("policy", ["clamp", "ignore"])
+def test_pooled_rows_of_ids_out_of_range_equal_the_direct_route(two: Any, policy: str) -> None:
+    stray = [-1, 40, 40]
+    steps = [[{"a": [[3, *stray, 3, 11], stray, []], "b": [[5, 5, *stray], [5], [1, rank]]} for rank in range(2)]] * 2
+    results = []
+    for route in ("direct", DISTINCT_ROWS):
+        plan = cases.plan_of(TABLES, ["row_wise", "column_wise"], 2).with_route(route)
+        tables = [{**table, "pooling": PoolingType.MEAN} for table in TABLES]
+        results.append(two.run(train_sharded, Case(tables, plan.to_json(), steps, out_of_range=policy)))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one.outputs, other.outputs)
+        torch.testing.assert_close(one.weights, other.weights)
+        assert one.out_of_range == other.out_of_range > 0
+
+
+def test_per_sample_weights_and_variable_batches_are_refused(two: Any) -> None:
+    steps = [[bags(rank) for rank in range(2)]]
+    case = Case(TABLES, pooled_plan("row_wise").to_json(), steps)
+    with pytest.raises(RankError, match="does not apply to table 'a': the collection has per-sample weights"):
+        two.run(train_sharded, replace(case, weighted=True))
+    inverse = [[{"a": [0, 1, 2], "b": [2, 1, 0]}, {"a": [0, 0, 0], "b": [0, 1, 2]}]]
+    with pytest.raises(RankError, match="a variable batch arrived, but the plan has tables on route 'distinct_rows'"):
+        two.run(train_sharded, replace(case, inverse=inverse))
+
+
+def test_sequences_are_refused(two: Any) -> None:
+    case = Case(TABLES, pooled_plan("row_wise").to_json(), [], sequence=True)
+    with pytest.raises(RankError, match="route 'distinct_rows' of table 'a' does not apply"):
+        two.run(train_sharded, case)
+
+
+def test_a_live_model_moves_to_the_route_and_back(two: Any) -> None:
+    steps = cases.random_steps(9, cases.TABLES, 2, steps=6, samples=5)
+    plans = [
+        cases.plan_of(cases.TABLES, ["row_wise", "column_wise"], 2).with_route(route).to_json()
+        for route in ("direct", DISTINCT_ROWS)
+    ]
+    for optimizer in ("exact_row_wise_adagrad", "exact_sgd"):
+        case = Case(cases.TABLES, plans[0], steps, optimizer)
+        for wrong, _, _, one, other in two.run(state_jobs.train_moving, case, [plans[1], plans[0]], 2):
+            assert not wrong
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)

@@ -90,7 +90,7 @@ def test_hot_rows_everywhere_equal_the_unsharded_model(ranks: Any, optimizer: st
     check(Case(TABLES, hot_plan(TABLES, world), steps, optimizer, weighted=weighted), ranks)
 
 
-@pytest.mark.parametrize("route", ["reduce_scatter", "two_hop"])
+@pytest.mark.parametrize("route", ["reduce_scatter", "two_hop", "distinct_rows"])
 def test_what_is_no_replica_may_come_home_by_any_route(ranks: Any, route: str) -> None:
     world = ranks.world_size
     plan = ShardingPlan.from_json(hot_plan(TABLES, world)).with_route(route)

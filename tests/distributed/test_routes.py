@@ -18,6 +18,7 @@ from recshard_lab.comm.codec_formats import Int8Codec
 from recshard_lab.distributed.step.output_dist.columns import ColumnMap, Run, starts_of
 from recshard_lab.distributed.step.output_dist.wire import Parcels, Wire
 from recshard_lab.sharding import ROUTES
+from recshard_lab.sharding.plan.types import DISTINCT_ROWS
 from tests.distributed import cases
 from tests.distributed.jobs import Case, batch_of, sharded_model, train_sharded
 from tests.distributed.test_parity import check
@@ -112,9 +113,10 @@ def test_replicas_beside_another_route(nodes: Any) -> None:
 def test_any_tiling_by_any_route_on_any_batch_equals_the_unsharded_model(nodes: Any, data: st.DataObject) -> None:
     case = data.draw(cases.cases(WORLD))
     plan = ShardingPlan.from_json(case.plan)
+    routes = ROUTES if case.weighted else (*ROUTES, DISTINCT_ROWS)
     for tables in plan.plan.values():
         for name, sharding in tables.items():
-            tables[name] = sharding.with_route(data.draw(st.sampled_from(ROUTES)))
+            tables[name] = sharding.with_route(data.draw(st.sampled_from(routes)))
     case.plan = plan.to_json()
     check(case, nodes)
 

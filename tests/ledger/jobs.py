@@ -61,6 +61,19 @@ def backward_alone(case: Case, device: str) -> int:
     return seen
 
 
+def forward_waits(case: Case) -> list[list[str]]:
+    """Of each step but the first, which fills caches, the lines of the sharded forward where the host waits."""
+    register("ledger")
+    dmp, _ = sharded_model(replace(case, device="ledger"))
+    rank, found = torch.distributed.get_rank(), []
+    for ranks in case.steps:
+        with ledger.record() as counts:
+            out, _, _ = dmp(batch_of(ranks[rank], case.weighted).to("ledger"))
+            del out
+        found.append([sync.where for sync in counts.syncs if "/distributed/step/" in sync.where])
+    return found[1:]
+
+
 def built_bytes(case: Case, device: str) -> tuple[int, int]:
     """Bytes on the device that a model keeps, and the most that building it took."""
     register(device)

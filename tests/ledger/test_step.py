@@ -9,6 +9,7 @@ import torch
 from recshard_lab import CommType, EmbeddingModuleShardingPlan, RankError, ShardingPlan
 from recshard_lab.comm import QCommsConfig, get_qcomm_codecs_registry
 from recshard_lab.sharding import ROUTES
+from recshard_lab.sharding.plan.types import DISTINCT_ROWS
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases
 from tests.distributed.jobs import Case, Result
@@ -66,7 +67,7 @@ def test_sequences(ranks: Any, device: str) -> None:
             check(ranks, case_of(ranks.world_size, schemes, tables=tables, sequence=True, dedup=dedup), device)
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", [*ROUTES, DISTINCT_ROWS])
 def test_every_route(ranks: Any, device: str, route: str) -> None:
     plan = cases.plan_of(SPLIT, ["row_wise"], ranks.world_size)
     entries = {name: replace(entry, route=route) for name, entry in plan.tables().items()}
@@ -176,6 +177,19 @@ def test_an_error_of_one_rank_is_raised_on_all_with_the_next_batch(ranks: Any, d
         assert errors[0] == errors[2] == errors_of_1[2] == "", place
         assert all("rank 1: no memory left" in error for error in (errors[1], *errors_of_1[:2])), place
         assert unchanged or place.startswith("weights"), place
+
+
+def test_distinct_ids_cost_no_further_wait(ranks: Any, device: str) -> None:
+    """The number of distinct ids comes with the one read of the device."""
+    if device != "ledger" or ranks.world_size == 1:
+        pytest.skip("counted on the ledger device of several ranks")
+    sequences = case_of(2, ["row_wise", "table_wise"], tables=cases.sequence_tables(), sequence=True, dedup=True)
+    pooled = case_of(2, ["row_wise", "column_wise"])
+    routed = ShardingPlan.from_json(pooled.plan).with_route(DISTINCT_ROWS).to_json()
+    for case in (sequences, replace(pooled, plan=routed)):
+        for steps in ranks.run(jobs.forward_waits, case):
+            for lines in steps:
+                assert [line.partition(":")[0] for line in lines] == ["recshard_lab/distributed/step/host_read.py"]
 
 
 NO_SEARCH = pytest.mark.xfail(

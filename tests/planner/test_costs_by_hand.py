@@ -178,3 +178,18 @@ def test_the_dense_gradient_is_averaged_around_a_ring() -> None:
     nodes = bare(local_world_size=2, inter_host_bw=M, inter_host_latency_ms=7.0)
     assert dense_step(DENSE, nodes)[0] == pytest.approx(wire + 2 * 7.0)
     assert dense_step(DENSE, bare(intra_host_bw=M, cores_per_host=2))[0] == pytest.approx(2 * wire)
+
+
+def test_distinct_rows_are_sent_without_bags_and_return_unpooled() -> None:
+    """12 rows, of which 1,280 lookups of each rank touch every one: 3 rows of each shard, whatever the batch."""
+    table = EmbeddingBagConfig(name="small", num_embeddings=12, embedding_dim=8, feature_names=["f"])
+    made = scheme_named("row_wise").default(table, bare(), list(range(W)))
+    sent = {}
+    for route in ("direct", "distinct_rows"):
+        sharding = ParameterSharding("row_wise", shards=made.shards, route=route)
+        plan = ShardingPlan({"": {"small": sharding}})  # type: ignore[dict-item]
+        found = estimate(plan, [table], bare(), Workload(B, float(BAG))).traffic_by_phase
+        labels = ("input_dist/ids", "output_dist/rows", "output_dist_backward/rows")
+        sent[route] = [float(found[label][0, 1]) for label in labels]
+    assert sent["distinct_rows"] == pytest.approx([4 * 3, 4 * 3 * 8, 4 * 3 * 8])
+    assert sent["direct"] == pytest.approx([4 * (IDS / W + B), 4 * B * 8, 4 * B * 8])

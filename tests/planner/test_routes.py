@@ -266,5 +266,5 @@ def test_rows_that_are_not_pooled_know_the_direct_route_alone() -> None:
 def test_a_route_that_does_not_exist_is_refused() -> None:
     with pytest.raises(PlanError, match="did you mean 'two_hop'"):
         EmbeddingShardingPlanner(Topology(2), route="two_hops")
-    with pytest.raises(PlanError, match="known: direct, reduce_scatter, two_hop"):
+    with pytest.raises(PlanError, match="known: direct, reduce_scatter, two_hop, distinct_rows"):
         ParameterConstraints(route="ring")

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from recshard_lab.embedding.configs import EmbeddingBagConfig
 from recshard_lab.sharding import ROUTES, ParameterSharding, PlanError, Shard, ShardingPlan, ShardingType
+from recshard_lab.sharding.plan.types import DISTINCT_ROWS
 
 MOVIES = EmbeddingBagConfig(name="movies", num_embeddings=100, embedding_dim=8, feature_names=["movie"])
 
@@ -34,7 +35,7 @@ sharding_drawn = st.builds(
     st.sampled_from(["fused", "dense"]),
     st.lists(shards_drawn, max_size=4),
     st.none() | st.lists(st.integers(0, 7), min_size=1, unique=True),
-    st.sampled_from(ROUTES),
+    st.sampled_from((*ROUTES, DISTINCT_ROWS)),
 )
 
 
@@ -68,7 +69,7 @@ def test_a_route_is_part_of_what_a_sharding_is() -> None:
 def test_a_route_that_cannot_be_is_refused() -> None:
     with pytest.raises(PlanError, match=r"route 'twohop' does not exist \(did you mean 'two_hop'"):
         ParameterSharding("row_wise", route="twohop")
-    with pytest.raises(PlanError, match="known: direct, reduce_scatter, two_hop"):
+    with pytest.raises(PlanError, match="known: direct, reduce_scatter, two_hop, distinct_rows"):
         plan_of().with_route("x")
     with pytest.raises(PlanError, match="data_parallel with route 'two_hop': every rank stores all rows"):
         ParameterSharding("data_parallel", route="two_hop")

@@ -401,6 +401,7 @@ class Executor:
             self.lookup.groups, [*saved.kept, *repeat(None, len(self.lookup.replicated))], strict=True
         ):
             own = grads.take(self._width(group, lookup_input))
+            own = own if group.kernel.pooled else own.reshape(-1)
             if kept is not None and self.deferred is None:
                 yield KernelGradients(group, [], [own], kept)
             elif group.kernel.pooled and own.shape[0] == 0:

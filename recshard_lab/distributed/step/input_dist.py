@@ -127,7 +127,7 @@ class InputDist:
         everything = distinct and not pooled and env.world_size > 1
         #: the exchanged shard features, numbered rank after rank, that send distinct ids
         self._distinct = np.arange(len(exchanged)) if everything else np.array(routed, dtype=np.int64)
-        self.router = IdRouter(layout, self._distinct.tolist())
+        self.router = IdRouter(layout, self._distinct.tolist(), pooled=pooled)
         self.format = SizesFormat(layout, weighted)
         self._exchanged = [len(features) for features in layout.exchanged_features]
         self._slots, self._rank_ends, self._kinds = self._message_slots()
@@ -276,7 +276,7 @@ class InputDist:
             )
         lengths = features.lengths().reshape(-1).to(self.wire)
         read = HostRead()
-        batch = Source(lengths, values, weights, None, bags)
+        batch = Source(lengths, values, weights, None, np.array(bags))
         key_counts = None if known is not None else batch.counts()
         outside = None
         if check:
@@ -325,7 +325,7 @@ class InputDist:
         required: Tensor | None,
     ) -> LocalBatch:
         position, first_copy = checked.position, sum(self._exchanged)
-        key_lengths = sources[0].lengths.split(sources[0].bags)
+        key_lengths = sources[0].lengths.split(sources[0].bags.tolist())
         lengths = remaining = [key_lengths[key] for key in position]
         if checked.lengths is not None:
             lengths = [own.to(self.wire) for own in checked.lengths]
@@ -570,7 +570,7 @@ class _Segments:
     def __init__(self, sources: Sequence[Source], counts: Sequence[Array], wiring: Wiring, num_exchanged: int) -> None:
         self.counts, self.wiring, self.num_exchanged = list(counts), wiring, num_exchanged
         self.ids = self._runs(counts)
-        self.bags = self._runs([np.asarray(source.bags, dtype=np.int64) for source in sources])
+        self.bags = self._runs([source.bags for source in sources])
 
     def _runs(self, sizes: Sequence[Array]) -> tuple[Array, Array]:
         ends = np.concatenate([np.cumsum(own) for own in sizes])[self.wiring.segment]
@@ -595,8 +595,8 @@ class _Segments:
             return places, ends - starts, None
         ones = orders[0].new_ones(1)
         uses = [ones.expand(own.ids.numel()) if own.uses is None else own.uses for own in sources]
-        sent = (own[shard_features] for own in self.ids)
-        return places, ends - starts, self._gather(uses, *sent, shard_features)
+        first_sent, end_sent = (own[shard_features] for own in self.ids)
+        return places, ends - starts, self._gather(uses, first_sent, end_sent, shard_features)
 
     def _gather(self, of_sources: Sequence[Tensor], starts: Array, ends: Array, shard_features: Array) -> Tensor:
         """The runs of these shard features, of one tensor for each source."""

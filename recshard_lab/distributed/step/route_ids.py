@@ -53,15 +53,15 @@ class Source:
     ids: Tensor
     weights: Tensor | None
     order: Tensor | None
-    bags: list[int]
+    bags: Array
     uses: Tensor | None = None
 
     def counts(self) -> Tensor:
         """Ids of each segment, on their device."""
-        if len(set(self.bags)) == 1:
-            rows = self.lengths.view(len(self.bags), self.bags[0])
+        if (self.bags == self.bags[0]).all():
+            rows = self.lengths.view(len(self.bags), int(self.bags[0]))
             return rows.sum(1, dtype=rows.dtype)  # int32 lengths sum to fewer than 2**31 ids: they are local to a rank
-        ends = host_list(np.cumsum([0, *self.bags]), self.lengths.device)
+        ends = host_list(np.concatenate([[0], np.cumsum(self.bags)]), self.lengths.device)
         return complete_cumsum(self.lengths).index_select(0, ends).diff()
 
 
@@ -122,9 +122,10 @@ class IdRouter:
     Args:
         layout: the layout.
         distinct: the exchanged shard features, numbered rank after rank, that send each distinct id once.
+        pooled: False for sequence collections, which send no bags.
     """
 
-    def __init__(self, layout: Layout, distinct: Sequence[int] = ()) -> None:
+    def __init__(self, layout: Layout, distinct: Sequence[int] = (), *, pooled: bool = True) -> None:
         self.layout, self.distinct = layout, distinct
         self.bucketizations: list[Bucketization] = []
         ranges = [self._ranges(index) for index in range(len(layout.blocks))]
@@ -134,6 +135,9 @@ class IdRouter:
         self.shard_rows = [shard_feature.shard.num_rows for shard_feature in features]
         #: for each shard feature its bucketization and row range there; None where its shard has all rows
         self.places = [ranges[feature.block].get(feature.shard.rows) for feature in features]
+        with_bags = {place[0] for n, place in enumerate(self.places) if place is not None and n not in set(distinct)}
+        #: for each bucketization, whether the lengths of its bags are sent
+        self.with_bags = [pooled and number in with_bags for number in range(len(self.bucketizations))]
         self._wirings: dict[tuple[tuple[int, ...], int, bool], Wiring] = {}
 
     def _ranges(self, index: int) -> dict[tuple[int, int], tuple[int, int]]:
@@ -234,9 +238,9 @@ class IdRouter:
             counts: ids of each key, if the host knows them.
             want_order: whether rows must find back to their ids.
         """
-        found = [Source(lengths, ids, weights, None, list(bags))]
+        found = [Source(lengths, ids, weights, None, np.array(bags))]
         bag_starts = np.concatenate([[0], np.cumsum(bags)]).tolist()
-        for keys, splits in zip(wiring.keys, wiring.splits, strict=True):
+        for keys, splits, with_bags in zip(wiring.keys, wiring.splits, self.with_bags, strict=True):
             own_lengths, own_ids, own_weights = lengths, ids, weights
             own_bags = [bags[key] for key in keys]
             if counts is not None:
@@ -245,8 +249,12 @@ class IdRouter:
                 own_lengths = join([(lengths, bag_starts[key], bag_starts[key + 1]) for key in keys])
                 own_ids = join([(ids, *span) for span in spans])
                 own_weights = None if weights is None else join([(weights, *span) for span in spans])
+            if not with_bags:  # a key is one bag
+                one = Source(own_lengths, own_ids, None, None, np.array(own_bags))
+                own_lengths = one.counts() if counts is None else host_list([counts[key] for key in keys], ids.device)
+                own_lengths, own_bags = own_lengths.to(lengths.dtype), [1] * len(keys)
             done = splits.sort(own_lengths, own_ids, own_weights, own_bags, want_order)
-            found.append(Source(done.lengths, done.ids, done.weights, done.order, own_bags * splits.count))
+            found.append(Source(done.lengths, done.ids, done.weights, done.order, np.tile(own_bags, splits.count)))
         return found
 
 

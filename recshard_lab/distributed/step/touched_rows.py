@@ -61,11 +61,30 @@ def sort_rows(ids: Tensor, counts: Tensor, bases: Tensor, chosen: Tensor | None 
         chosen: the numbers of the k segments that count; all where left out.
     """
     keys = ids + torch.repeat_interleave(bases, counts, output_size=ids.numel())
-    keys, order = keys.sort(stable=True)
+    keys, order = sort_keys(keys)
     row = pad(keys[1:] != keys[:-1], (1, 0))[: keys.numel()].cumsum(0)
     ends = complete_cumsum(counts if chosen is None else counts.index_select(0, chosen))
     rows_before = pad(row + 1, (1, 0)).index_select(0, ends)
     return Sorted(ids.index_select(0, order), order, row, rows_before)
+
+
+def sort_keys(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """The keys ``[n]`` sorted, and the place of each in the input. Equal keys keep their order.
+
+    On a CPU, key and place are packed into one integer where both fit: numpy sorts numbers 10x as fast as torch sorts
+    pairs (1 thread, 133,000 keys).
+
+    >>> sort_keys(torch.tensor([7, 2, 7]))
+    (tensor([2, 7, 7]), tensor([1, 0, 2]))
+    """
+    bits = keys.numel().bit_length()
+    if keys.device.type == "cpu" and keys.numel():
+        numbers = keys.numpy()
+        if numbers.min() >= 0 and int(numbers.max()).bit_length() + bits < 64:
+            packed = np.sort(numbers.astype(np.int64) << bits | np.arange(keys.numel()))
+            return torch.from_numpy(packed >> bits), torch.from_numpy(packed & ((1 << bits) - 1))
+    ordered = keys.sort(stable=True)
+    return ordered.values, ordered.indices
 
 
 def split_rows(
@@ -113,7 +132,7 @@ def distinct_ids(source: Source, segments: Sequence[int], rows: Sequence[int]) -
         segments: ascending.
         rows: for each, the rows of its shard.
 
-    >>> source = Source(torch.tensor([3, 2]), torch.tensor([7, 2, 7, 1, 1]), None, None, [1, 1])
+    >>> source = Source(torch.tensor([3, 2]), torch.tensor([7, 2, 7, 1, 1]), None, None, np.array([1, 1]))
     >>> found = distinct_ids(source, [0, 1], [8, 8])
     >>> found.ids[:3].tolist(), found.uses[:3].tolist(), found.counts().tolist(), found.order.tolist()
     ([2, 7, 1], [1, 2, 2], [2, 1], [1, 0, 2, 3, 4])
@@ -125,7 +144,7 @@ def distinct_ids(source: Source, segments: Sequence[int], rows: Sequence[int]) -
     ordered = sort_rows(source.ids, source.counts(), host_list(bases, device), chosen)
     ids = torch.empty_like(source.ids).scatter_(0, ordered.row, ordered.ids)
     uses = torch.zeros_like(ordered.row).scatter_add_(0, ordered.row, torch.ones_like(ordered.row))
-    return Source(ordered.ends.diff(), ids, None, ordered.order, [1] * len(segments), uses)
+    return Source(ordered.ends.diff(), ids, None, ordered.order, np.ones(len(segments), np.int64), uses)
 
 
 def rows_are_smaller(distinct: int, ids: int, bags: int, dim: int) -> bool:
@@ -180,7 +199,7 @@ class DistinctRows:
                 join([ids.ids for ids in own]),
                 join(weights) if weights else None,
                 None,
-                [ids.num_bags for ids in own],
+                np.array([ids.num_bags for ids in own]),
             )
             rows = [self.features[number].shard.num_rows for number in chosen.values()]
             self._sort(source, list(chosen), np.cumsum([0, *rows[:-1]]), None, None, [ids.num_ids for ids in own])
@@ -207,9 +226,9 @@ class DistinctRows:
         if not self.pooled:
             starts = complete_cumsum(counts)[:-1]
             return torch.arange(total, device=device) - torch.repeat_interleave(starts, counts, output_size=total)
-        bags = np.asarray(source.bags)
+        bags = source.bags
         if (bags == bags[0]).all():
-            numbers = torch.arange(source.bags[0], device=device).repeat(len(bags))
+            numbers = torch.arange(int(bags[0]), device=device).repeat(len(bags))
         else:
             numbers = host_list(np.arange(bags.sum()) - np.repeat(np.cumsum(bags) - bags, bags), device)
         return torch.repeat_interleave(numbers, source.lengths.long(), output_size=total)

@@ -21,6 +21,7 @@ _WAYS = {
     "direct": "each piece goes home",
     "reduce_scatter": "pieces are added on the way",
     "two_hop": "added inside the node, then home",
+    "distinct_rows": "each distinct row returns once",
 }
 
 

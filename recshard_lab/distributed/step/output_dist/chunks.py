@@ -74,10 +74,11 @@ def first_ids(local_batch: LocalBatch) -> Ints:
     return np.array([start for start, _ in local_batch.spans], dtype=np.int64)
 
 
-def inverse_of(found: Indices) -> Tensor:
-    """For each chunk elsewhere, the chunk on the wire."""
+def inverse_of(found: Indices, total: int) -> Tensor:
+    """``[total]``: for each chunk elsewhere, the chunk on the wire; the number of these where it has none."""
     rows = torch.arange(len(found.chunks if found.bags is None else found.bags), device=found.chunks.device)
     if found.bags is not None:
         ends = torch.nn.functional.pad(found.bags[1:], (0, 1), value=len(found.chunks))
         rows = torch.repeat_interleave(rows, ends - found.bags, output_size=len(found.chunks))
-    return torch.empty_like(found.chunks).index_copy_(0, found.chunks, rows)
+    count = len(found.chunks if found.bags is None else found.bags)
+    return found.chunks.new_full((total,), count).index_copy_(0, found.chunks, rows)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from recshard_lab.comm import QuantizedCommCodecs, ShardingEnv
 from recshard_lab.distributed.step.layout import Layout
@@ -40,6 +41,7 @@ class DistinctRowsPath(OutputPath):
         self.first, features = layout.pooled_counts[env.rank], [stored[n] for n in self.numbers]
         dims = [block.dim for block in layout.blocks]
         self.blocks = sorted({feature.block for feature in features})
+        self.has_replicas = not layout.partly_replicated.isdisjoint(self.blocks)
         self.area_widths = [dims[block] for block in self.blocks]
         self.runs = [Run(n, 0, layout.blocks[b].start, dims[b]) for n, b in enumerate(self.blocks)]
         self.chunks = Chunks(features, dims)
@@ -48,8 +50,8 @@ class DistinctRowsPath(OutputPath):
         self.turned = Transposed(widths_of(self.features[env.rank]), env.world_size)
         here = [[(width,) for width in widths_of(own)] for own in self.features]
         self.here, self.there = Parcels(here), Parcels([here[env.rank]] * env.world_size)
-        self.forward_wire = Wire(env, f"{FORWARD}/{self.name}", codecs.forward)
-        self.backward_wire = Wire(env, f"{BACKWARD}/{self.name}", codecs.backward)
+        self.forward_wire = Wire(env, FORWARD, codecs.forward)
+        self.backward_wire = Wire(env, BACKWARD, codecs.backward)
 
     def begin(self, rows: Tensor, lookup_input: LookupInput) -> Any:
         counts = self._counts(lookup_input)
@@ -57,13 +59,16 @@ class DistinctRowsPath(OutputPath):
         receives = self.here, self._sent(lookup_input.local_batch)
         arriving = self.forward_wire.send(message, (self.there, counts.T.reshape(-1)), receives)
         self.buffer_bytes = arriving.buffer_bytes
-        return arriving
+        return arriving, self._bags_of_rows(lookup_input.local_batch)  # computed while the rows travel
 
     def finish(self, begun: Any, lookup_input: LookupInput) -> Tensor:
-        received, batch = begun.wait(), lookup_input.local_batch
+        arriving, bags = begun
+        received, batch = arriving.wait(), lookup_input.local_batch
         if not received.numel():
             return received.new_zeros(batch.batch_size * sum(self.area_widths))
-        return gather(received, self.chunks.size, self._bags_of_rows(batch))
+        if self.has_replicas:  # their ids read a chunk of zeros
+            received = pad(received, (0, self.chunks.size))
+        return gather(received, self.chunks.size, bags)
 
     def area_rows(self, lookup_input: LookupInput) -> list[int]:
         return [lookup_input.local_batch.batch_size] * len(self.blocks)
@@ -115,7 +120,7 @@ class DistinctRowsPath(OutputPath):
         first = np.zeros(len(chunks), np.int64)  # chunk of each block's first id, ids one after the other
         first[self.blocks] = starts_of(counts, chunks[self.blocks])
         place = self.chunks.of(batch.places, first - first_ids(batch) * chunks, chunks, self._sent(batch), batch)
-        order, starts = inverse_of(place), complete_cumsum(lengths)[:-1]
+        order, starts = inverse_of(place, int(counts @ chunks[self.blocks])), complete_cumsum(lengths)[:-1]
         if (chunks[self.blocks] == 1).all():
             return Indices(order, starts, None)
         shift = (first - self._first_ids(batch) * chunks)[self.blocks]

@@ -82,16 +82,16 @@ class SequenceOutput(OutputExchange):
         message = self.pack.by_source(rows, counts)
         receives = self.here, lookup_input.local_batch.sent
         arriving = self.forward_wire.send(message, (self.there, counts.T.reshape(-1)), receives)
-        return PendingOutput(
-            lookup_input, (arriving, [rows.to(empty.dtype) for rows in replicated]), arriving.buffer_bytes
-        )
+        places = self._places(lookup_input.local_batch)  # while the rows travel
+        order = inverse_of(places, len(places.chunks))
+        copies = [rows.to(empty.dtype) for rows in replicated]
+        return PendingOutput(lookup_input, (arriving, copies, order), arriving.buffer_bytes)
 
     def finish(self, pending: PendingOutput) -> Tensor:
         """Flat: for each block its ``[n, D]`` rows, one block after the other."""
-        arriving, copies = pending.state
+        arriving, copies, order = pending.state
         received = arriving.wait()
         flat = torch.cat([received, *copies]) if copies else received
-        order = inverse_of(self._places(pending.lookup_input.local_batch))
         return flat.view(-1, self.chunks.size).index_select(0, order).view(-1)
 
     def begin_backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> PendingOutput:

@@ -212,8 +212,9 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops deferred gradients. Fused tables have no ``.grad``."""
-        for executor in self._executors if self._deferred else ():
-            executor.deferred = Deferred()
+        for executor in self._executors:
+            if executor.deferred is not None:
+                executor.deferred.take()
 
 
 class TableHandle:

@@ -222,7 +222,7 @@ def test_norms_are_those_of_the_unsharded_tables_under_every_scheme(two: Any, ru
     assert min(norms) > 1
     mixed = cases.plan_of(cases.TABLES, ["row_wise", "data_parallel", "column_wise", "table_wise"], 2)
     plans = {name: cases.plan_of(cases.TABLES, [name], 2) for name in scheme_names()}
-    plans |= {route: mixed.with_route(route) for route in ("direct", "reduce_scatter")}
+    plans |= {route: mixed.with_route(route) for route in ("direct", "reduce_scatter", "distinct_rows")}
     for results in two.run(clipped_under, rule, [plan.to_json() for plan in plans.values()], steps):
         for name, (weights, own_norms) in zip(plans, results, strict=True):
             assert own_norms == pytest.approx(norms, rel=1e-5), name

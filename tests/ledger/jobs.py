@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import recshard_lab as rl
 from benchmarks import ledger
 from recshard_lab.distributed import DefaultDataParallelWrapper
 from recshard_lab.models import DLRM, DLRMTrain
+from recshard_lab.optim import GradientClipping, GradientClippingOptimizer
 from recshard_lab.train import pipelines
 from tests.distributed import state_jobs, step_failure_jobs
 from tests.distributed.jobs import Case, Result, batch_of, sharded_model, train_sharded
@@ -72,6 +73,25 @@ def forward_waits(case: Case) -> list[list[str]]:
             del out
         found.append([sync.where for sync in counts.syncs if "/distributed/step/" in sync.where])
     return found[1:]
+
+
+def clipped(case: Case, device: str, batches: int) -> tuple[list[dict[str, torch.Tensor]], list[torch.Tensor]]:
+    """Weights and norms of the gradients on the device and on the CPU. Only the first step waits for the device."""
+    register(device)
+    rank, weights, norms = torch.distributed.get_rank(), [], []
+    for place in (device, "cpu"):
+        dmp, _ = sharded_model(replace(case, device=place))
+        optimizer = GradientClippingOptimizer(dmp.fused_optimizer, GradientClipping.NORM, 0.1)
+        for number, ranks in enumerate(case.steps):
+            for _ in range(batches):
+                out, _, _ = dmp(batch_of(ranks[rank], case.weighted).to(place))
+                out.backward(torch.ones(out.shape, device=place))
+            with without_waiting(place) if number else nullcontext():
+                optimizer.step()
+        assert optimizer.last_total_grad_norm is not None
+        norms.append(optimizer.last_total_grad_norm.cpu())
+        weights.append({name: weight.cpu() for name, weight in dmp.full_state_dict().items()})
+    return weights, norms
 
 
 def built_bytes(case: Case, device: str) -> tuple[int, int]:

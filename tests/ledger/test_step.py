@@ -76,6 +76,18 @@ def test_every_route(ranks: Any, device: str, route: str) -> None:
     check(ranks, replace(case, plan=text), device)
 
 
+@pytest.mark.parametrize("sequence", [False, True])
+def test_steps_clipped_by_norm(ranks: Any, device: str, sequence: bool) -> None:
+    tables = cases.sequence_tables() if sequence else cases.TABLES
+    case = case_of(ranks.world_size, FLAT, tables=tables, sequence=sequence)
+    for batches in (1, 2):
+        for weights, norms in ranks.run(jobs.clipped, case, device, batches):
+            torch.testing.assert_close(*norms)
+            assert float(norms[0]) > 0.1
+            for name, value in weights[1].items():
+                torch.testing.assert_close(weights[0][name], value, rtol=1e-5, atol=1e-6, msg=name)
+
+
 def test_weighted_batches(ranks: Any, device: str) -> None:
     check(ranks, case_of(ranks.world_size, FLAT, weighted=True), device)
 

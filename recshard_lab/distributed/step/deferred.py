@@ -12,7 +12,7 @@ Shape letters: F shard features of a kernel, S bags, N ids, d columns, U distinc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -45,7 +45,7 @@ class KernelGradients:
         """Accumulates the gradients of another batch."""
         self.bags += other.bags
         self.grads += other.grads
-        self.kept = None
+        self.kept = None  # the merged batch is another lookup
 
     def merged(self) -> tuple[Bags, Tensor]:
         """All batches as one."""
@@ -55,17 +55,15 @@ class KernelGradients:
         return self.bags[0], self.grads[0]
 
 
-@dataclass(slots=True)
 class Deferred:
-    """The gradients that one collection keeps until the step.
+    """The gradients that one collection keeps until the step."""
 
-    Attributes:
-        kernels: the gradients of each kernel of this rank, by the kernel's identity.
-        batches: batches since the last step.
-    """
-
-    kernels: dict[int, KernelGradients] = field(default_factory=dict)
-    batches: int = 0
+    def __init__(self) -> None:
+        #: the gradients of each kernel of this rank, by the kernel group's identity
+        self.kernels: dict[int, KernelGradients] = {}
+        #: batches since the last step
+        self.batches = 0
+        self._sums: dict[int, RowGradients] = {}
 
     def add(self, kernels: Sequence[KernelGradients]) -> None:
         """Accumulates the gradients of one batch."""
@@ -76,6 +74,11 @@ class Deferred:
             else:
                 self.kernels[id(own.group)] = own
 
+    def take(self) -> list[KernelGradients]:
+        """The gradients of all batches; none are kept."""
+        kernels, self.kernels, self.batches = list(self.kernels.values()), {}, 0
+        return kernels
+
     def scale(self, factor: Tensor) -> None:
         """Multiplies all gradients, in place."""
         for own in self.kernels.values():
@@ -83,23 +86,76 @@ class Deferred:
                 grad.mul_(factor.to(grad.device))
 
     def norm_power(self, norm_type: float, replicas: bool, total: Tensor) -> Tensor:
-        """Adds ``|g|^p`` of the summed gradients of all touched rows to ``total``; the maximum for ``p = inf``.
+        """``total`` plus ``|g|^p`` of the summed gradients of all touched rows; the maximum for ``p = inf``.
 
         Args:
             norm_type: p.
             replicas: whether this rank counts the replicated tables, whose gradients all ranks have.
             total: 0-d.
         """
-        for own in self.kernels.values():
+        for key, own in self.kernels.items():
             if own.group.first_copy is not None and not replicas:
                 continue
-            for touched in row_gradients(own.group, *own.merged()):
+            if key not in self._sums:
+                self._sums[key] = RowGradients(own.group)
+            for touched in self._sums[key](*own.merged()):
                 for _, rows in touched.chunks():
                     if norm_type == float("inf"):
-                        total = torch.maximum(total, rows.abs().amax() if rows.numel() else total)
+                        total = torch.maximum(total, rows.abs().amax())
                     else:
                         total = total + torch.linalg.vector_norm(rows, norm_type) ** norm_type
         return total
+
+
+class RowGradients:
+    """Sums the gradient of each distinct row of a kernel's shards.
+
+    Args:
+        group: the kernel.
+    """
+
+    def __init__(self, group: KernelGroup) -> None:
+        self.pooled, self.slots = group.kernel.pooled, group.kernel.slots
+        self.feature_slots = group.kernel.feature_slots
+        dims = [self.slots[slot].num_cols for slot in self.feature_slots]
+        #: shard features of each width
+        self.widths = [[n for n, dim in enumerate(dims) if dim == width] for width in sorted(set(dims))]
+        self.features = FeatureGroups(dims, self.widths, group.device)
+        self.bounds: list[dict[int, int]] = []  # slot -> first of its rows, numbered over all slots of a width
+        self.edges: list[Tensor] = []
+        for members in self.widths:
+            slots = sorted({self.feature_slots[feature] for feature in members})
+            edges = list(accumulate((self.slots[slot].num_rows for slot in slots), initial=0))
+            self.bounds.append(dict(zip(slots, edges, strict=False)))
+            self.edges.append(torch.tensor(edges, device=group.device))
+
+    def __call__(self, bags: Bags, grad: Tensor) -> list[Touched]:
+        """The distinct rows of each width, and how to sum the gradient of each."""
+        ids, offsets, weights, counts = bags
+        spans, samples = self.features.spans(offsets, self.pooled, counts)
+        found = []
+        for index, (members, bounds) in enumerate(zip(self.widths, self.bounds, strict=True)):
+            uses, parts = dict.fromkeys(bounds, 0), []
+            own_ids = self.features.take(ids, index, spans).long().split([counts[feature] for feature in members])
+            for feature, own in zip(members, own_ids, strict=True):
+                uses[self.feature_slots[feature]] += counts[feature]
+                parts.append(own + bounds[self.feature_slots[feature]])
+            rows, width = torch.cat(parts), self.features.feature_dims[members[0]]
+            own_weights = None if weights is None else self.features.take(weights, index, spans)
+            if self.pooled:
+                own_offsets = self.features.take_offsets(offsets, index, samples)
+                own_grad = self.features.take_pooled_grad(grad, index).view(samples, len(members), width)
+                bag_grads = own_grad.transpose(0, 1).reshape(-1, width)
+                numbers = torch.arange(len(members) * samples, device=ids.device)
+                bag_of_id = numbers.repeat_interleave(own_offsets.diff(), output_size=rows.numel())
+            else:
+                own_offsets, bag_of_id = offsets, torch.arange(rows.numel(), device=ids.device)
+                bag_grads = self.features.take_flat_grad(grad, index, spans)
+            most = [min(use, self.slots[slot].num_rows) for slot, use in uses.items()]
+            found.append(
+                transpose(Looked(rows, own_offsets, own_weights, most), bag_grads, bag_of_id, self.edges[index])
+            )
+        return found
 
 
 def merge_bags(batches: Sequence[Bags], pooled: bool) -> Bags:
@@ -129,39 +185,3 @@ def _by_feature(values: Sequence[Tensor], batches: Sequence[Bags]) -> Tensor:
 
 def _interleaved(parts: Sequence[Sequence[Tensor]]) -> Tensor:
     return torch.cat([part for feature in zip(*parts, strict=True) for part in feature])
-
-
-def row_gradients(group: KernelGroup, bags: Bags, grad: Tensor) -> list[Touched]:
-    """The distinct rows of a kernel's shards, by width, and how to sum the gradient of each."""
-    ids, offsets, weights, counts = bags
-    kernel = group.kernel
-    dims = [kernel.slots[slot].num_cols for slot in kernel.feature_slots]
-    widths = [[n for n, dim in enumerate(dims) if dim == width] for width in sorted(set(dims))]
-    features = FeatureGroups(dims, widths, ids.device)
-    spans, samples = features.spans(offsets, kernel.pooled, counts)
-    found = []
-    for index, members in enumerate(widths):
-        slots = sorted({kernel.feature_slots[feature] for feature in members})
-        bounds = list(accumulate((kernel.slots[slot].num_rows for slot in slots), initial=0))
-        own_counts = [counts[feature] for feature in members]
-        most = [0] * len(slots)
-        parts = []
-        for feature, own in zip(members, features.take(ids, index, spans).long().split(own_counts), strict=True):
-            position = slots.index(kernel.feature_slots[feature])
-            most[position] += counts[feature]
-            parts.append(own + bounds[position])
-        rows, width = torch.cat(parts), dims[members[0]]
-        own_weights = None if weights is None else features.take(weights, index, spans)
-        most = [min(pair) for pair in zip(most, (kernel.slots[slot].num_rows for slot in slots), strict=True)]
-        if kernel.pooled:
-            own_offsets = features.take_offsets(offsets, index, samples)
-            own_grad = features.take_pooled_grad(grad, index).view(samples, len(members), width)
-            bag_grads = own_grad.transpose(0, 1).reshape(-1, width)
-            numbers = torch.arange(len(members) * samples, device=ids.device)
-            members_of = numbers.repeat_interleave(own_offsets.diff(), output_size=rows.numel())
-        else:
-            own_offsets, members_of = offsets, torch.arange(rows.numel(), device=ids.device)
-            bag_grads = features.take_flat_grad(grad, index, spans)
-        looked = Looked(rows, own_offsets, own_weights, most)
-        found.append(transpose(looked, bag_grads, members_of, torch.tensor(bounds, device=ids.device)))
-    return found

@@ -449,10 +449,9 @@ class Executor:
             Exception: the step failed on a rank, before row norms were exchanged. Names the rank.
         """
         assert self.deferred is not None
-        deferred, self.deferred = self.deferred, Deferred()
-        kernels, like = list(deferred.kernels.values()), self.anchor.detach()
-        if not deferred.batches:
+        if not self.deferred.batches:
             return
+        kernels, like = self.deferred.take(), self.anchor.detach()
         failed = self._share(
             lambda: self._backward_of_kernels(kernels, like),
             lambda: self._send_row_norms({id(own.group): own.merged()[0] for own in kernels}, like),

@@ -144,3 +144,20 @@ def killed(case: Case, path: str, victim: int, place: str) -> None:
         os.rename = die  # type: ignore[assignment]
     with writing(die if torch.distributed.get_rank() == victim and place == "write" else lambda: None):
         async_save_checkpoint(path, dmp, extra=2).result()
+
+
+def too_little_memory(case: Case, path: str) -> tuple[str, str]:
+    """Errors of a save whose copies do not fit on rank 1, and of the next save."""
+    dmp = state_jobs.build(case)
+
+    def fail(*args: Any) -> None:
+        raise MemoryError("no memory")
+
+    usual = checkpoint_writer.BlockPlanner.stage
+    if torch.distributed.get_rank() == 1:
+        checkpoint_writer.BlockPlanner.stage = fail  # type: ignore[method-assign, assignment]
+    try:
+        error = attempted(lambda: async_save_checkpoint(path, dmp))
+    finally:
+        checkpoint_writer.BlockPlanner.stage = usual  # type: ignore[method-assign]
+    return error, attempted(lambda: async_save_checkpoint(path, dmp).result())

@@ -71,6 +71,14 @@ def test_an_error_in_the_background_is_raised_on_all_ranks_once(two: Any, tmp_pa
     assert [child.name for child in tmp_path.iterdir()] == ["run"]
 
 
+def test_copies_that_do_not_fit_on_one_rank_are_an_error_of_the_call_on_all_ranks(two: Any, tmp_path: Path) -> None:
+    case = case_of(2, "exact_sgd", steps=0)
+    for error, following in two.run(jobs.too_little_memory, case, str(tmp_path / "run")):
+        assert error.startswith(f"CheckpointSaveError: {tmp_path / 'run'} could not be saved: MemoryError: rank 1: ")
+        assert following == ""
+    assert [child.name for child in tmp_path.iterdir()] == ["run"]
+
+
 def test_a_save_copies_this_ranks_file_once_and_frees_the_copy(two: Any, tmp_path: Path) -> None:
     table = {"name": "t", "num_embeddings": 50_000, "embedding_dim": 64, "feature_names": ["f"]}
     plan = ShardingPlan({"": cases.plan_of([table], ["row_wise"], 2).plan[cases.PATH]}).to_json()

@@ -287,6 +287,28 @@ def test_tables_are_sharded_tensors_of_the_group_that_checkpoints_can_write(four
             assert torch.equal(value, results[0][-1][name]), name
 
 
+def dense_states_differ(case: Case, folder: str) -> list[str]:
+    """Adam's states of tables on the dense kernel that differ after new replicas loaded a checkpoint."""
+    dmp, other = jobs.build(case, 2), jobs.build(case, 2)
+    dense, second = (torch.optim.Adam(each.dense_parameters(), lr=0.01) for each in (dmp, other))
+    jobs.train(dmp, case, case.steps, 1, dense=dense)
+    save_checkpoint(folder, dmp, dense)
+    load_checkpoint(folder, other, second)
+    pairs = zip(dmp.dense_parameters(), other.dense_parameters(), strict=True)
+    return [
+        f"{key} of parameter {number}"
+        for number, (one, twin) in enumerate(pairs)
+        for key, value in dense.state[one].items()
+        if not value.equal(second.state[twin][key])
+    ]
+
+
+def test_a_checkpoint_of_replicas_has_the_states_of_tables_on_the_dense_kernel(four: Any, tmp_path: Path) -> None:
+    case = case_of(["row_wise", "column_wise"], 2, steps=2)
+    case.plan = cases.plan_of(cases.TABLES, ["row_wise", "column_wise"], 2, "dense").to_json()
+    assert four.run(dense_states_differ, case, str(tmp_path / "saved")) == [[]] * WORLD
+
+
 def saved_and_loaded(case: Case, folder: str) -> tuple[str, list[dict[str, torch.Tensor]]]:
     """The refusal of replicas apart, and the state saved, loaded by new replicas, and by one model on all ranks."""
     dmp = jobs.build(case, 2)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from recshard_lab.comm import ShardingEnv, agreed, all_gather_object
 from recshard_lab.distributed.fused_optimizer import STATE_NAMES
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
-from recshard_lab.distributed.state.dense_tables import states_of, tensor_state
+from recshard_lab.distributed.state.dense_tables import DenseStates, tensor_state
 from recshard_lab.distributed.state.forms import sharded_tensor
 from recshard_lab.distributed.state.moves import move
 from recshard_lab.distributed.state.parts import Part
@@ -127,10 +127,12 @@ class ModelState:
             return
         optimizer = self.optimizer
         self.dense = agreed(self.env, lambda: self._whole_states(optimizer))
-        for name, shards in self.tables.items():
-            if self._is_split(shards):
-                states = self._split_states(optimizer, name, shards)
-                self.dense |= {name: states} if states else {}
+        for name, parts in self._split_states(optimizer).items():
+            shards, states = self.tables[name], self.dense.setdefault(name, {})
+            for part, matrices in parts:
+                primaries, tensors = shards.primary_shards(part, matrices)
+                size = part.size(*shards.size)
+                states[part.name] = sharded_tensor(primaries, tensors, size, shards.env, part.dtype)
 
     def _is_split(self, shards: TableShards) -> bool:
         return not shards.sharding.replicated and self.env.pg is not None
@@ -151,47 +153,26 @@ class ModelState:
             entries[name] = {k: tensor_state(v, name, k) for k, v in optimizer.state[parameters[0]].items()}
         return entries
 
-    def _split_states(self, optimizer: torch.optim.Optimizer, name: str, shards: TableShards) -> dict[str, Any]:
-        """States of a sharded table: sharded like its weights, or the first copy of one number per table."""
-        states: dict[str, Any] = {}
-        for key, (part, matrices) in self._matrices(optimizer, name, shards).items():
-            primaries, tensors = shards.primary_shards(part, matrices)
-            states[key] = sharded_tensor(primaries, tensors, part.size(*shards.size), shards.env, part.dtype)
-        return states
+    def _split_states(self, optimizer: torch.optim.Optimizer) -> dict[str, list[tuple[Part, dict[int, Tensor]]]]:
+        """Table that no rank stores whole -> its states, each with this rank's matrices by position. Collective.
 
-    def _matrices(
-        self, optimizer: torch.optim.Optimizer, name: str, shards: TableShards
-    ) -> dict[str, tuple[Part, dict[int, Tensor]]]:
-        """State -> its part, and this rank's matrices by the position of their shard. Collective."""
-
-        def read() -> dict[str, dict[int, Tensor]]:
-            matrices: dict[str, dict[int, Tensor]] = {}
-            for position, part, value in states_of(optimizer, name, shards):
+        Raises:
+            ValueError: a state with one number per row.
+        """
+        split = {name: shards for name, shards in self.tables.items() if self._is_split(shards)}
+        states = agreed(self.env, lambda: DenseStates([optimizer], split))
+        states.exchange(self.env)
+        for name, entry in states.entries.items():
+            for part, *_ in entry.states:
                 if part.extent == "row":
                     raise ValueError(
                         f"table {name!r}: state {part.name!r} has one number per row, which only fused tables support"
                     )
-                matrices.setdefault(part.name, {})[position] = part.matrix(value)
-            return matrices
-
-        known = self._known(agreed(self.env, read))
-        return {key: (Part(key, *kind), matrices) for key, (*kind, matrices) in known.items()}
-
-    def _known(self, local: Mapping[str, dict[int, Tensor]]) -> dict[str, tuple[Any, torch.dtype, dict[int, Tensor]]]:
-        """The states of all ranks, including those of shards on other ranks only."""
-        kinds = {
-            key: (
-                "table" if all(matrix.numel() == 1 for matrix in matrices.values()) else "element",
-                next(iter(matrices.values())).dtype,
-            )
-            for key, matrices in local.items()
+        return {
+            name: [(part, states.sources.get((name, part.name), {})) for part, *_ in entry.states]
+            for name, entry in states.entries.items()
+            if entry.states
         }
-        known: dict[str, tuple[Any, torch.dtype]] = {}
-        for rank_kinds in all_gather_object(kinds, self.env):
-            for key, (extent, dtype) in rank_kinds.items():
-                if key not in known or extent == "element":
-                    known[key] = (extent, dtype)
-        return {key: (extent, dtype, local.get(key, {})) for key, (extent, dtype) in sorted(known.items())}
 
     # ---- back into the model ----
 
@@ -201,7 +182,7 @@ class ModelState:
         if self.sharded is not None and fused:
             self.sharded.fused_optimizer.adopt(self.fused)
         if self.sharded is not None and self.optimizer is not None:
-            self._fill_copies(self.optimizer, self.sharded.device)
+            self._fill_copies(self.optimizer, self.sharded)
         if settings is None:
             return
         if self.sharded is not None and fused:
@@ -213,15 +194,16 @@ class ModelState:
                 group.update({key: value for key, value in saved.items() if key != "params"})
 
     @torch.no_grad()
-    def _fill_copies(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    def _fill_copies(self, optimizer: torch.optim.Optimizer, model: DistributedModelParallel) -> None:
         """Copies the states that were read to replicas and to the other shards of a table. Collective."""
-        moves = []
-        for name, shards in self.tables.items():
-            if not shards.is_whole:
-                states = self._matrices(optimizer, name, shards).values()
-                moves += [copies for state in states if (copies := shards.replica_move(*state)) is not None]
+        moves = [
+            copies
+            for name, states in self._split_states(optimizer).items()
+            for part, matrices in states
+            if (copies := self.tables[name].replica_move(part, matrices)) is not None
+        ]
         if moves:
-            move(moves, self.env, device)
+            move(moves, model.env, model.device)  # each replica by itself
 
     def paired_groups(self, settings: Mapping[str, Any]) -> list[tuple[dict[str, Any], Mapping[str, Any]]]:
         """(param group, saved group over the same parameters) for each group.

@@ -102,7 +102,8 @@ def async_save_checkpoint(
         not called, the next save raises the error. Each error is also logged.
 
     Raises:
-        CheckpointError, ValueError: as `save_checkpoint`, for errors before the background thread starts.
+        CheckpointError, ValueError: as `save_checkpoint`, for errors before the background thread starts, such as too
+            little memory for the copies.
 
     >>> from tempfile import TemporaryDirectory
     >>> from recshard_lab import load_checkpoint
@@ -115,10 +116,11 @@ def async_save_checkpoint(
     tensor([[0., 0.]], requires_grad=True)
     Loaded(2 tensors, extra=None)
     """
-    save = _Save(Path(path), ModelState(model, optimizer), extra)
-    agreed(save.env, save.stage)
-    pending = PendingSave(save, _background_env(save.env))
-    _running[_key(save.env)] = pending
+    state = ModelState(model, optimizer)
+    background = _background_env(state.env)
+    save = _Save(Path(path), state, extra)
+    save.stage()
+    _running[_key(state.env)] = pending = PendingSave(save, background)
     return pending
 
 
@@ -236,8 +238,9 @@ class _Save:
         return self.writer.prepare_global_plan(every), metadata
 
     def stage(self) -> None:
-        """Copies the blocks that this rank writes. Later changes of the model do not reach them."""
-        self.planner.stage(self.plan)
+        """Copies the blocks that this rank writes. Later changes of the model do not reach them. Collective."""
+        with self._reported():
+            agreed(self.env, lambda: self.planner.stage(self.plan))
 
     def write(self, env: ShardingEnv) -> None:
         """Writes all files and replaces the previous checkpoint. Collective over ``env``."""

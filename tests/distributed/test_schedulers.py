@@ -106,13 +106,13 @@ def build(tensor_rate: bool) -> tuple[DistributedModelParallel, CombinedOptimize
     return dmp, optimizer
 
 
-def sharded(name: str, tensor_rate: bool, resume: bool) -> list[dict[str, Tensor]]:
-    """The same on two ranks; with ``resume``, the last steps run in a model that loaded the states."""
+def sharded(name: str, tensor_rate: bool) -> list[dict[str, Tensor]]:
+    """The same on two ranks. The last steps run in a model that loaded the states."""
     rank = torch.distributed.get_rank()
     dmp, optimizer = build(tensor_rate)
     schedule, found = SCHEDULERS[name](optimizer), []
     for step in range(STEPS):
-        if resume and step == SAVED_AFTER:
+        if step == SAVED_AFTER:
             saved = copy.deepcopy((dmp.full_state_dict(), optimizer.state_dict(), schedule.state_dict()))
             dmp, optimizer = build(tensor_rate)
             schedule = SCHEDULERS[name](optimizer)
@@ -139,14 +139,13 @@ def compare(found: Any, truth: Any) -> None:
                 torch.testing.assert_close(weights[name], value, rtol=1e-5, atol=1e-6, msg=f"{name} after step {step}")
 
 
-@pytest.mark.parametrize("resume", [False, True], ids=["", "resumed"])
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_schedulers_reach_fused_tables_and_survive_state_dicts(two: Any, name: str, resume: bool) -> None:
-    compare(two.run(sharded, name, False, resume), unsharded(name, False))
+def test_schedulers_reach_fused_tables_and_survive_state_dicts(two: Any, name: str) -> None:
+    compare(two.run(sharded, name, False), unsharded(name, False))
 
 
 def test_learning_rates_may_be_tensors(two: Any) -> None:
-    compare(two.run(sharded, "StepLR", True, False), unsharded("StepLR", True))
+    compare(two.run(sharded, "StepLR", True), unsharded("StepLR", True))
 
 
 def resumed_at_epoch() -> list[float]:

@@ -1,4 +1,4 @@
-"""One parameter's optimizer state: how it appears in a state dict, what fits it, and how it is filled."""
+"""The optimizer state of one parameter: its form in a state dict, the check before a load, and the load."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def plain_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """A state for saving: objects that have a ``state_dict`` of their own give that, tensors stay themselves."""
+    """A state for saving, without copies. Replaces each object that has ``state_dict()`` by its result."""
     return {key: _plain(value) for key, value in entry.items()}
 
 
@@ -21,50 +21,58 @@ def _plain(value: Any) -> Any:
     return value.state_dict() if _stateful(value, "state_dict") else value
 
 
-def check_entry(held: Mapping[str, Any], given: Any, path: str) -> None:
-    """Raises ValueError naming what a state lacks, has too many of, or has in another shape."""
-    if not isinstance(given, Mapping):
-        raise ValueError(f"state of {path!r} must be a dictionary with the keys {sorted(held)}, got {given!r:.80}")
-    missing, extra = sorted(map(str, set(held) - set(given))), sorted(map(str, set(given) - set(held)))
+def check_entry(current: Mapping[str, Any], loaded: Any, path: str) -> None:
+    """Checks that a loaded state has the keys, shapes and shards of the current one.
+
+    Raises:
+        ValueError: it differs; names the first difference.
+    """
+    if not isinstance(loaded, Mapping):
+        raise ValueError(f"state of {path!r} must be a dictionary with the keys {sorted(current)}, got {loaded!r:.80}")
+    missing = sorted(map(str, set(current) - set(loaded)))
+    extra = sorted(map(str, set(loaded) - set(current)))
     if missing or extra:
         raise ValueError(
-            f"state of {path!r} has the keys {sorted(map(str, given))}, expected {sorted(map(str, held))}: "
+            f"state of {path!r} has the keys {sorted(map(str, loaded))}, expected {sorted(map(str, current))}: "
             f"missing {missing}, unknown {extra}"
         )
-    for key, value in held.items():
-        _check_value(value, given[key], f"{path}.{key}")
+    for key, value in current.items():
+        _check_value(value, loaded[key], f"{path}.{key}")
 
 
-def _check_value(held: Any, given: Any, path: str) -> None:
-    if isinstance(held, dict):
-        check_entry(held, given, path)
-    elif (shards := local_shards(held)) is not None:
-        if (others := local_shards(given)) is None:
-            raise ValueError(f"state {path!r} is sharded here, the one given is {_describe(given)}")
-        own, theirs = (_local_layout(layout) for layout in (shards, others))
-        if own != theirs:
-            raise ValueError(f"state {path!r} has local shards {own} here, the one given has {theirs}")
-    elif isinstance(held, Tensor) and not _stateful(held, "load_state_dict"):
-        number = isinstance(given, int | float) and held.numel() == 1
-        if not number and (not isinstance(given, Tensor) or given.shape != held.shape):
-            raise ValueError(f"state {path!r} has shape {list(held.shape)} here, the one given is {_describe(given)}")
+def _check_value(current: Any, loaded: Any, path: str) -> None:
+    if isinstance(current, dict):
+        check_entry(current, loaded, path)
+    elif (shards := local_shards(current)) is not None:
+        if (others := local_shards(loaded)) is None:
+            raise ValueError(f"state {path!r} is {_describe(loaded)}, expected a sharded tensor or DTensor")
+        expected, layout = (_local_layout(each) for each in (shards, others))
+        if layout != expected:
+            raise ValueError(
+                f"state {path!r} has local shards {layout}, expected {expected}. Fix: load it with "
+                f"torch.distributed.checkpoint, which reshards"
+            )
+    elif isinstance(current, Tensor) and not _stateful(current, "load_state_dict"):
+        is_number = isinstance(loaded, int | float) and current.numel() == 1
+        if not is_number and (not isinstance(loaded, Tensor) or loaded.shape != current.shape):
+            raise ValueError(f"state {path!r} is {_describe(loaded)}, expected shape {list(current.shape)}")
 
 
-def load_entry(held: dict[str, Any], given: Mapping[str, Any]) -> None:
-    """Fills a checked state in place."""
-    for key, value in held.items():
-        new = given[key]
+def load_entry(current: dict[str, Any], loaded: Mapping[str, Any]) -> None:
+    """Copies a state that `check_entry` has checked into the current one."""
+    for key, value in current.items():
+        new = loaded[key]
         if isinstance(value, dict):
             load_entry(value, new)
         elif (shards := local_shards(value)) is not None:
-            for (_, own), (_, other) in zip(shards, local_shards(new) or (), strict=True):
-                own.detach().copy_(other)
+            for (_, tensor), (_, other) in zip(shards, local_shards(new) or (), strict=True):
+                tensor.detach().copy_(other)
         elif _stateful(value, "load_state_dict"):
             value.load_state_dict(new)
         elif isinstance(value, Tensor):
             value.detach().copy_(new) if isinstance(new, Tensor) else value.detach().fill_(new)
         else:
-            held[key] = deepcopy(new)
+            current[key] = deepcopy(new)
 
 
 def _stateful(value: Any, method: str) -> bool:

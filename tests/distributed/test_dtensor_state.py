@@ -146,4 +146,4 @@ def test_states_of_equal_shards_on_swapped_ranks_are_refused(two: Any) -> None:
     for rank, errors in enumerate(two.run(state_form_jobs.swapped, case, plans[1])):
         here, there = 4 * rank, 4 - 4 * rank
         for error in errors:
-            assert f"has local shards ['[4] at [{here}]'] here, the one given has ['[4] at [{there}]']" in error
+            assert f"has local shards ['[4] at [{there}]'], expected ['[4] at [{here}]']. Fix: load it with" in error

@@ -121,7 +121,7 @@ def broken(saved: dict[str, Any], how: str) -> dict[str, Any]:
         ("extra", r"it has \['2.bias'\], unknown here"),
         ("part missing", r"weight' has the keys .*missing \['exp_avg'\], unknown \[\]"),
         ("part extra", r"weight' has the keys .*unknown \['max_exp_avg_sq'\]"),
-        ("shape", r"weight.exp_avg' has shape \[4, 3\] here, the one given is a tensor of shape \[4, 2\]"),
+        ("shape", r"weight.exp_avg' is a tensor of shape \[4, 2\], expected shape \[4, 3\]"),
         ("no state", r"has the key 'state', this one has only \[\]"),
         ("not a dict", r"weight' must be a dictionary with the keys .*got 3"),
     ],

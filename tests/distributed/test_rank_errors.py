@@ -117,6 +117,7 @@ STEPS = {
     "two numbers a row": case_of(["column_wise"], optimizer="lamb"),
     "added on the network": case_of(["row_wise"], SPLIT, "reduce_scatter", codecs=FP16),
     "added in nodes": case_of(["row_wise"], SPLIT, "two_hop", codecs=INT8),
+    "distinct rows": case_of(["row_wise"], SPLIT, "distinct_rows"),
     "sequences": case_of(FLAT, cases.sequence_tables(), sequence=True),
     "learned weights": case_of(FLAT, weighted=True),
 }

@@ -245,7 +245,7 @@ class Executor:
                 return zero.expand(max(own.num_bags for own in replicas), group.width)
             pairs = zip(replicas, group.features, strict=True)
             return zero.expand(sum(own.num_ids * feature.shard.num_cols for own, feature in pairs))
-        if self.pooled:
+        if group.kernel.pooled:
             return zero.expand(lookup_input.lengths.shape[1], group.width)
         return zero.expand(self._width(group, lookup_input))
 

@@ -76,16 +76,18 @@ def everything(dmp: Any, dense: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def save_twice(case: Case, path: str, second: str) -> tuple[bool, int]:
-    """Whether the first save was over when a second one returned, and the extra that is loaded."""
+    """Whether the first save was over when a second one or a load returned, and the extra that is loaded."""
     dmp = state_jobs.build(case)
     may_write = threading.Event()
     with writing(may_write.wait):
         first = async_save_checkpoint(path, dmp, extra=1)
         threading.Timer(0.2, may_write.set).start()
-        save = async_save_checkpoint if second == "async" else save_checkpoint
-        pending = save(path, dmp, extra=2)
+        if second == "load":
+            load_checkpoint(path, dmp)
+        else:
+            pending = (async_save_checkpoint if second == "async" else save_checkpoint)(path, dmp, extra=2)
         over = first.done()
-        if pending is not None:
+        if second == "async":
             pending.result()
     return over, load_checkpoint(path, dmp).extra
 

@@ -46,10 +46,10 @@ def test_training_continues_while_the_state_at_the_call_is_written(
         assert extra == {"epoch": 3}
 
 
-@pytest.mark.parametrize("second", ["async", "sync"])
-def test_a_second_save_waits_for_the_first(two: Any, tmp_path: Path, second: str) -> None:
+@pytest.mark.parametrize(("second", "loaded"), [("async", 2), ("sync", 2), ("load", 1)])
+def test_a_second_save_and_a_load_wait_for_the_first(two: Any, tmp_path: Path, second: str, loaded: int) -> None:
     case = case_of(2, "exact_sgd", steps=0)
-    assert two.run(jobs.save_twice, case, str(tmp_path / "run"), second) == [(True, 2)] * 2
+    assert two.run(jobs.save_twice, case, str(tmp_path / "run"), second) == [(True, loaded)] * 2
     assert [child.name for child in tmp_path.iterdir()] == ["run"]
 
 

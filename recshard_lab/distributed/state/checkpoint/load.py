@@ -22,7 +22,7 @@ from recshard_lab.distributed.state.checkpoint.reader import (
     tensors_in,
     unpacked,
 )
-from recshard_lab.distributed.state.checkpoint.save import quiet, trouble
+from recshard_lab.distributed.state.checkpoint.save import quiet, trouble, wait_for_save
 from recshard_lab.distributed.state.model_state import ModelState
 
 _SECTIONS = {"model": 2, "fused": 3, "optimizer": 3, "settings": 1, "extra": 1}  # name -> length of its key paths
@@ -59,7 +59,8 @@ def load_checkpoint(
     """Fills a model and its optimizers from a checkpoint that was saved under any plan by any number of ranks.
 
     Collective over a sharded model's ranks; each reads only its shards. Before the model is changed, files are compared
-    with their checksums, and names, shapes and dtypes with the model. Loading never runs code of a file.
+    with their checksums, and names, shapes and dtypes with the model. Loading never runs code of a file. Waits for an
+    asynchronous save of the same ranks.
 
     Args:
         path: the folder that `save_checkpoint` wrote.
@@ -78,6 +79,7 @@ def load_checkpoint(
     """
     state = ModelState(model, optimizer if optimizer_state else None)
     env = state.env
+    wait_for_save(env)
     folder, metadata = agreed(env, lambda: _checked(Path(path), env))
     saved = tensors_in(metadata)
     expected: dict[tuple[str, ...], Any] = {("model", name): value for name, value in state.weights.items()}

@@ -94,8 +94,8 @@ def async_save_checkpoint(
     Later steps do not change what is saved. The copies need host memory of the size of this rank's file, which shrinks
     while the file is written. Collective like `save_checkpoint`, with the same arguments, format and guarantees.
 
-    The ranks have one asynchronous save at a time: the next save, of either kind, waits for it. At the end of the
-    process, Python waits for it, too.
+    The ranks have one asynchronous save at a time: the next save or load waits for it, and so does the end of the
+    process. Call ``result()`` before you destroy the process group.
 
     Returns:
         A future of the checkpoint's path. Its ``result()`` waits and raises errors of the background thread. If it is
@@ -174,11 +174,19 @@ def _key(env: ShardingEnv) -> Any:
     return _ALONE if env.pg is None else env.pg
 
 
-def _finish_previous(env: ShardingEnv) -> None:
-    """Waits for an asynchronous save of these ranks, and raises its error unless every rank has seen it. Collective."""
-    pending = _running.pop(_key(env), None)
+def wait_for_save(env: ShardingEnv) -> PendingSave | None:
+    """Waits for the asynchronous save of these ranks, if one is running. Raises none of its errors."""
+    pending = _running.get(_key(env))
     if pending is not None:
         wait([pending])
+    return pending
+
+
+def _finish_previous(env: ShardingEnv) -> None:
+    """Waits for an asynchronous save of these ranks, and raises its error unless every rank has seen it. Collective."""
+    pending = wait_for_save(env)
+    if pending is not None:
+        del _running[_key(env)]
         if any(gathered(env, lambda: not pending.seen)):
             pending.result()
 

@@ -38,7 +38,7 @@ from recshard_lab.distributed.data_parallel import DataParallelWrapper
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
 from recshard_lab.distributed.rank_facts import plan_facts
 from recshard_lab.distributed.sharded_collections import ShardedCollection
-from recshard_lab.distributed.sharders import CollectionSharder, default_sharders
+from recshard_lab.distributed.sharders import CollectionSharder, default_sharders, planned_workload
 from recshard_lab.distributed.state.live_reshard import Bound, Resharded, agreed_plan, migrate, recover
 from recshard_lab.distributed.state.regroup import Regrouping
 from recshard_lab.distributed.state.replica_sync import AllReduce, average, torch_states
@@ -196,7 +196,7 @@ class DMPCollection(DistributedModelParallel):
     ) -> ShardingPlan:
         kind = torch.device(device).type if device is not None else compute_device(self.grid.world).type
         topology = Topology(self.grid.group_size, compute_device=kind, local_world_size=self.grid.ranks_per_node)
-        return EmbeddingShardingPlanner(topology).plan(module, sharders)
+        return EmbeddingShardingPlanner(topology, workload=planned_workload(module, sharders)).plan(module, sharders)
 
     def _tables(self, collections: Sequence[ShardedCollection] | None = None) -> list[Any]:
         chosen = self.collections.values() if collections is None else collections

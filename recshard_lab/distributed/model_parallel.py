@@ -15,7 +15,7 @@ from recshard_lab.distributed.data_parallel import DataParallelWrapper, DefaultD
 from recshard_lab.distributed.fused_optimizer import EmbeddingFusedOptimizer
 from recshard_lab.distributed.rank_facts import dense_facts, plan_facts, sharder_facts, table_facts, weight_facts
 from recshard_lab.distributed.sharded_collections import ShardedCollection, create_route_groups, unsharded_weights
-from recshard_lab.distributed.sharders import CollectionSharder, default_sharders, first_weights
+from recshard_lab.distributed.sharders import CollectionSharder, default_sharders, first_weights, planned_workload
 from recshard_lab.distributed.state.forms import StateForm, check_form
 from recshard_lab.distributed.state.live_reshard import Bound, Resharded, agreed_plan, migrate, recover
 from recshard_lab.distributed.state.moves import Move, move
@@ -123,7 +123,8 @@ class DistributedModelParallel(nn.Module):
         topology = Topology(
             self.env.world_size, compute_device=self.device.type, local_world_size=self.env.local_world_size
         )
-        return EmbeddingShardingPlanner(topology).plan(module, self.sharders)
+        workload = planned_workload(module, self.sharders)
+        return EmbeddingShardingPlanner(topology, workload=workload).plan(module, self.sharders)
 
     def _check_plan(self, module: nn.Module, unsharded: Sequence[_Collection]) -> None:
         """Checks the plan against the model and resolves schemes to shards."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from recshard_lab.arguments import names_wrong_arguments
-from recshard_lab.comm import CommType, QCommsConfig, Registry, ShardingEnv, get_qcomm_codecs_registry
+from recshard_lab.comm import Registry, ShardingEnv
 from recshard_lab.distributed.awaitable import LazyDict, LazyJaggedTensor, LazyKeyedTensor, NoWait
 from recshard_lab.distributed.eager import eager
 from recshard_lab.distributed.state.moves import Move
@@ -63,8 +63,7 @@ class ShardedCollection(nn.Module):
         batch_tables: whether similar tables share one lookup; False uses one lookup per table.
         need_indices: whether sequences have their ids as weights.
         use_index_dedup: whether a sequence collection sends each distinct id of a shard feature once.
-        output_dtype: format of outputs and their gradients; of the wire too if ``codecs`` are left out. Default: that
-            of looked-up rows, FP32.
+        output_dtype: format of outputs and their gradients. Default: that of looked-up rows, FP32.
     """
 
     pooled: bool
@@ -89,9 +88,6 @@ class ShardedCollection(nn.Module):
     ) -> None:
         super().__init__()
         self._need_indices, self.use_index_dedup = need_indices, use_index_dedup
-        if output_dtype is not None and codecs is None:
-            wire = {torch.float16: CommType.FP16, torch.bfloat16: CommType.BF16}[output_dtype]
-            codecs = get_qcomm_codecs_registry(QCommsConfig(wire, wire))
         self.output_dtype = output_dtype
         self._policy = OutOfRange(out_of_range)
         self.env, self.device = env, device

@@ -8,11 +8,14 @@ from torch import nn
 
 from recshard_lab.comm import (
     CommOp,
+    CommType,
+    QCommsConfig,
     Registry,
     ShardingEnv,
     agreed,
     broadcast_object,
     codecs_for,
+    get_qcomm_codecs_registry,
     refuse_differences,
 )
 from recshard_lab.distributed.rank_facts import plan_facts, sharder_facts, table_facts, weight_facts
@@ -35,6 +38,7 @@ from recshard_lab.embedding import (
 )
 from recshard_lab.embedding.optimizers import spec_of_parameter
 from recshard_lab.embedding.out_of_range import OutOfRange, policy_of_bounds_check_mode
+from recshard_lab.planner import Workload
 from recshard_lab.sharding import (
     EmbeddingComputeKernel,
     EmbeddingModuleShardingPlan,
@@ -74,7 +78,7 @@ class CollectionSharder(ModuleSharder[nn.Module]):
             ``apply_optimizer_in_backward`` on a table's parameter takes precedence. Default: plain SGD with a learning
             rate of 0.01. ``"output_dtype"`` is the number format of outputs, of their gradients, and of both on the
             wire: ``torch.float16``, ``torch.bfloat16``, or a name such as ``"bf16"``. Sums are FP32, and tables keep
-            their format. Plan with ``Workload(codecs="bf16")``.
+            their format. A planner of yours predicts it with ``Workload(codecs="bf16")``.
         qcomm_codecs_registry: message formats of rows and gradients, from `get_qcomm_codecs_registry`. Default: that of
             ``output_dtype``.
         backend: kernel for every table ("fbgemm", "native", ...). Default: the fastest that supports each table.
@@ -122,6 +126,21 @@ class CollectionSharder(ModuleSharder[nn.Module]):
                 f"or shard a plain collection"
             )
 
+    @property
+    def codecs(self) -> Registry | None:
+        """Message formats of rows and gradients: the registry's, or those of ``output_dtype``."""
+        if self.qcomm_codecs_registry is not None or self.output_dtype is None:
+            return self.qcomm_codecs_registry
+        wire = {torch.float16: CommType.FP16, torch.bfloat16: CommType.BF16}[self.output_dtype]
+        return get_qcomm_codecs_registry(QCommsConfig(wire, wire))
+
+    @property
+    def wire_formats(self) -> tuple[str, str]:
+        """The names of these formats, as of ``Workload(codecs=)``."""
+        pooled, sequence = CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL, CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL
+        own = codecs_for(pooled if self.sharded_type.pooled else sequence, self.codecs)
+        return str(own.forward.comm_type), str(own.backward.comm_type)
+
     def tables(self, module: nn.Module) -> Sequence[BaseEmbeddingConfig]:
         """The tables of an unsharded collection."""
         configs = configs_of(module)
@@ -152,7 +171,7 @@ class CollectionSharder(ModuleSharder[nn.Module]):
             device,
             weighted=weighted,
             backend=self.backend,
-            codecs=self.qcomm_codecs_registry,
+            codecs=self.codecs,
             output_dtype=self.output_dtype,
             out_of_range=self.out_of_range or str(getattr(module, "out_of_range", "error")),
             batch_tables=self.batch_tables,
@@ -359,6 +378,13 @@ def first_weights(sharded: ShardedCollection, module: nn.Module, everyone: Shard
     agreed(everyone, lambda: [shards.reset_parameters(seed) for shards in sharded.table_shards().values()])
     drawn = [shards for shards in sharded.table_shards().values() if shards.config.init_fn is not None]
     return [copies for shards in drawn if (copies := shards.replica_move(shards.parts()[0])) is not None]
+
+
+def planned_workload(module: nn.Module, sharders: Sequence[CollectionSharder]) -> Workload:
+    """The planner's default workload, with the wire formats of the sharders; FP32 if these differ in a model."""
+    kinds = {type(child) for child in module.modules()}
+    formats = {sharder.wire_formats for sharder in sharders if sharder.module_type in kinds}
+    return Workload(codecs=formats.pop()) if len(formats) == 1 else Workload()
 
 
 def get_module_to_default_sharders() -> dict[type[nn.Module], CollectionSharder]:

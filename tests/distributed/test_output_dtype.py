@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import recshard_lab
 from recshard_lab import (
+    CommType,
     DataType,
     DistributedModelParallel,
     EmbeddingBagCollection,
@@ -18,6 +19,7 @@ from recshard_lab import (
     EmbeddingCollection,
     EmbeddingCollectionSharder,
     EmbeddingConfig,
+    EmbeddingShardingPlanner,
     KeyedJaggedTensor,
     ShardingPlan,
     Topology,
@@ -25,7 +27,7 @@ from recshard_lab import (
     construct_module_sharding_plan,
     estimate,
 )
-from recshard_lab.comm import trace
+from recshard_lab.comm import QCommsConfig, get_qcomm_codecs_registry, trace
 from recshard_lab.sharding import column_wise, data_parallel, row_wise, table_wise
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -158,6 +160,34 @@ def test_formats_have_the_names_of_torch_torchrec_and_this_library() -> None:
     for wrong in ("int8", torch.float64, 16, DataType.INT4):
         with pytest.raises(ValueError, match=r"output_dtype=.* is not supported. Supported: torch.float16.*Fix"):
             build_alone(wrong)
+
+
+@pytest.mark.parametrize(
+    ("settings", "formats"),
+    [
+        ({}, ("fp32", "fp32")),
+        ({"fused_params": {"output_dtype": "bf16"}}, ("bf16", "bf16")),
+        (
+            {
+                "fused_params": {"output_dtype": "bf16"},
+                "qcomm_codecs_registry": get_qcomm_codecs_registry(QCommsConfig(CommType.FP16, CommType.INT8)),
+            },
+            ("fp16", "int8"),
+        ),
+    ],
+)
+def test_default_plans_predict_the_formats_on_the_wire(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], formats: tuple[str, str]
+) -> None:
+    planned, plan = [], EmbeddingShardingPlanner.plan
+
+    def noted(self: EmbeddingShardingPlanner, *arguments: Any) -> ShardingPlan:
+        planned.append(self.workload.codecs)
+        return plan(self, *arguments)
+
+    monkeypatch.setattr(EmbeddingShardingPlanner, "plan", noted)
+    DistributedModelParallel(Model().ebc, sharders=[EmbeddingBagCollectionSharder(**settings)])
+    assert planned == [formats]
 
 
 def build_alone(output_dtype: Any) -> DistributedModelParallel:

@@ -1,4 +1,6 @@
-"""Replicated shard features: each rank looks up its own batch, and every rank applies the gradients of all ranks.
+"""Distinct ids: of shard features that send each id once, and of replicated ones.
+
+Replicated shard features: each rank looks up its own batch, and every rank applies the gradients of all ranks.
 
 A table is never summed whole over the ranks. Each sender chooses, for each shard feature of each batch, the smaller of
 two messages to every rank:

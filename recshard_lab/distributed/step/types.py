@@ -79,14 +79,14 @@ class LocalBatch:
         lengths: for each block, its bag lengths ``[B]``; ``[S]`` in a variable batch.
         counts: for each block, the number of its ids.
         sent: ids sent for each exchanged shard feature, rank after rank.
+        replicas: the ids of each replicated shard feature, which this rank looks up itself.
+        touched: for each replicated shard feature its distinct rows; None where its bags are sent.
+        layout: the layout at the time of sending.
         places: ``[n]`` the place in the batch of each id of exchanged, then of replicated shard features. Only of
             sequence collections, and where weights require gradients. In pooled collections with the path
             "distinct_rows", those of its shard features. Ids that share one sent id are adjacent.
         num_places: for each of these shard features, the number of its places.
         uses: ``[n]`` the number of places of each id that is sent; None where it is 1 for all.
-        replicas: the ids of each replicated shard feature, which this rank looks up itself.
-        touched: for each replicated shard feature its distinct rows; None where its bags are sent.
-        layout: the layout at the time of sending.
         remaining: for each block, the lengths ``[B]`` of its bags without ids that were left out.
         inverse: for each block, the bag of each sample ``[B]``; None where bag b is sample b's.
         kept: for each block, the places of the ids that remain after ids out of range were left out. ``lengths``
@@ -100,12 +100,12 @@ class LocalBatch:
     lengths: list[Tensor]
     counts: list[int]
     sent: NDArray[np.int64]
-    places: Tensor | None
-    num_places: NDArray[np.int64] | None
-    uses: Tensor | None
     replicas: list[FeatureIds]
     touched: list[TouchedRows | None]
     layout: Layout
+    places: Tensor | None = None
+    num_places: NDArray[np.int64] | None = None
+    uses: Tensor | None = None
     remaining: Sequence[Tensor] = ()
     inverse: list[Tensor] | None = None
     kept: list[Tensor | None] | None = None

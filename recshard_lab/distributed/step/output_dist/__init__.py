@@ -8,15 +8,19 @@ A plan chooses an output path for each table (``route=``). Tables with one path 
                      backward  local batch: [B, D] --all-gather--> every rank
     two_hop          forward   owner --all-to-all in the node--> added --all-to-all across nodes--> local batch
                      backward  the same two hops in reverse order
+    distinct_rows    forward   owner: a row of each distinct id --all-to-all--> local batch: pooled
+                     backward  local batch: summed gradients of distinct ids --all-to-all--> owner
 
 `direct` sends as many bytes as `reduce_scatter`, and is several times faster on Gloo. `reduce_scatter` lets the network
 add, if it can (NVLink SHARP). `two_hop` adds the row shards of a node before it sends them across nodes:
-``local_world_size`` times fewer bytes for table_row_wise and grid_shard.
+``local_world_size`` times fewer bytes for table_row_wise and grid_shard. `distinct_rows` moves bytes by distinct id,
+not by bag and shard: fewer where a shard sees fewer distinct ids than bags.
 
 All give the same result, up to the order of additions. Sequence collections, whose rows are not added, use `direct`.
 
-Files in walking order: ``base`` (the interface), ``pooled`` and its paths ``direct``, ``reduce_scatter``, ``two_hop``;
-``variable_batch``; ``sequence``; what they share: ``columns``, ``stacks``, ``means``, ``replica_gradients``, ``wire``.
+Files in walking order: ``base`` (the interface), ``pooled`` and its paths ``direct``, ``reduce_scatter``, ``two_hop``,
+``distinct_rows``; ``variable_batch``; ``sequence``; what they share: ``columns``, ``chunks``, ``stacks``, ``means``,
+``replica_gradients``, ``wire``.
 """
 
 from recshard_lab.distributed.step.output_dist.base import Columns as Columns

@@ -36,8 +36,8 @@ from recshard_lab.sharding import column_wise, data_parallel, row_wise, table_wi
 from recshard_lab.sharding.schemes import scheme_names
 from recshard_lab.train import GradientAccumulationConfig, GradientAccumulationWrapper, TrainPipelineSparseDist
 from tests.distributed import cases, optimizer_jobs
+from tests.distributed.jobs import Case, join, sharded_model
 from tests.distributed.jobs import batch_of as batch_of_bags
-from tests.distributed.jobs import join
 
 FEATURES = ["a", "b", "c", "d"]
 PLANS = {
@@ -286,6 +286,46 @@ def test_accumulation_is_that_of_the_unsharded_model(two: Any, rule: str, kernel
     truth, _ = unsharded(rule, None, 2.0, batches=3)
     for found in two.run(accumulated, "mixed", rule, kernel, how, 3):
         compare(found, truth)
+
+
+def accumulated_twice(case: Case) -> list[dict[str, Tensor]]:
+    """Weights of fused tables with deferred steps, and of tables on the dense kernel. Runs on every rank."""
+    rank, found = torch.distributed.get_rank(), []
+    (path, tables) = next(iter(ShardingPlan.from_json(case.plan).plan.items()))
+    dense = {name: replace(own, compute_kernel="dense") for name, own in tables.items()}
+    on_dense = ShardingPlan({path: EmbeddingModuleShardingPlan(dense)}).to_json()
+    for own in (case, replace(case, plan=on_dense, backend=None)):
+        dmp, _ = sharded_model(own)
+        if own is case:
+            dmp.fused_optimizer.defer_steps()
+        parameters = [p for name, p in dmp.named_parameters() if "embedding" in name] if own is not case else []
+        spare = nn.Parameter(torch.zeros(1))  # a rank may store no shard
+        optimizer = torch.optim.SGD([*parameters, spare], lr=case.learning_rate)
+        for step, bags in enumerate(case.steps):
+            _, logits, _ = dmp(batch_of_bags(bags[rank], case.weighted, case.inverses(step)[rank]))
+            (0.05 * logits.square().sum()).backward()
+            if step % 3 == 2:
+                dmp.fused_optimizer.step()
+                optimizer.step()
+                optimizer.zero_grad()
+        found.append({name: weight.clone() for name, weight in dmp.full_state_dict().items()})
+    return found
+
+
+@pytest.mark.parametrize("kind", ["weighted", "variable", "dedup", "fbgemm", "distinct_rows"])
+def test_every_kind_of_batch_accumulates_as_on_the_dense_kernel(two: Any, kind: str) -> None:
+    tables = cases.sequence_tables() if kind == "dedup" else cases.TABLES
+    columns = "row_wise" if kind == "fbgemm" else "column_wise"
+    plan = cases.plan_of(tables, ["row_wise", "table_wise", columns, "data_parallel"], 2)
+    plan = plan.with_route(kind) if kind == "distinct_rows" else plan
+    case = Case(tables, plan.to_json(), cases.random_steps(3, tables, 2, steps=6, samples=4), find_unused=False)
+    case = replace(case, weighted=kind == "weighted", dedup=kind == "dedup", sequence=kind == "dedup")
+    case = replace(case, backend="fbgemm" if kind == "fbgemm" else None)
+    if kind == "variable":
+        case = replace(case, inverse=cases.random_inverses(7, case.steps))
+    for fused, dense in two.run(accumulated_twice, case):
+        for name, weight in dense.items():
+            torch.testing.assert_close(fused[name], weight, msg=name)
 
 
 @pytest.mark.parametrize("how", ["loop", "pipeline"])

@@ -6,7 +6,8 @@ What accumulates:
 the dense part                   gradients of ``num_steps`` batches add up, and travel once (DDP's
                                  ``no_sync``); then its optimizer steps. Nothing is divided: for the
                                  mean, divide the loss by ``num_steps``
-tables on the dense kernel       the same, except that their gradients travel with every batch
+tables on the dense kernel       the same, except that their gradients travel with every batch; so do
+                                 those of the dense part under FSDP2
 tables with a fused optimizer    **nothing** by default: their optimizer runs inside backward, once a
                                  batch, with that batch's gradient, as in TorchRec. To accumulate, call
                                  ``dmp.fused_optimizer.defer_steps()`` and pass
@@ -35,9 +36,9 @@ class GradientAccumulationConfig:
     """When the dense part steps.
 
     Args:
-        is_enabled: set by itself where ``num_steps`` is above 1.
-        num_steps: batches a step.
-        num_warmup_steps: so many batches at the beginning whose gradients travel each on its own.
+        is_enabled: whether gradients accumulate. True if ``num_steps`` is above 1.
+        num_steps: batches per step.
+        num_warmup_steps: number of first batches whose gradients travel with the batch.
 
     Raises:
         ValueError: a number below 1.
@@ -59,7 +60,7 @@ class GradientAccumulationConfig:
 
 
 class _Sparing:
-    """An optimizer that is told to step after every batch and does so after ``num_steps``."""
+    """Receives a step after every batch, and passes on that of every ``num_steps`` batches."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, num_steps: int) -> None:
         self.optimizer, self.num_steps, self.done = optimizer, num_steps, 0
@@ -83,18 +84,18 @@ class _Sparing:
 
 
 class GradientAccumulationWrapper:
-    """A pipeline whose dense part steps once for several batches; see above what that means for tables.
+    """A pipeline whose optimizer steps once for several batches. The table above says what accumulates.
 
-    Where the data end in the middle of a step, it is done with the batches that there were.
+    If the data end in the middle of a step, the optimizer steps with the batches so far.
 
     Args:
         pipeline: any of the training pipelines.
-        optimizer: the one that it was given.
-        model: the one that it was given.
-        config: how many batches a step.
+        optimizer: the pipeline's optimizer.
+        model: the pipeline's model.
+        config: the number of batches per step.
 
     Raises:
-        ValueError: no such pipeline, or another optimizer than the pipeline's.
+        ValueError: ``pipeline`` is not a training pipeline, or has another optimizer or model.
     """
 
     def __init__(
@@ -119,14 +120,14 @@ class GradientAccumulationWrapper:
 
     @property
     def current_step(self) -> int:
-        """Batches done."""
+        """The number of batches so far."""
         return self._sparing.done
 
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
-        """Takes the next batch through; the dense part steps with the last of every ``num_steps``.
+        """Trains on the next batch. The optimizer steps with the last of every ``num_steps``.
 
         Raises:
-            StopIteration: there is no further batch; what had been accumulated has been stepped.
+            StopIteration: the data have ended. The optimizer has stepped with the accumulated gradients.
             StageError: as of the pipeline.
         """
         if not self._config.is_enabled:
@@ -146,11 +147,11 @@ class GradientAccumulationWrapper:
         return output
 
     def reset(self) -> None:
-        """Begins anew: the next batch is the first of a step. Accumulated gradients are dropped."""
+        """Makes the next batch the first of a step. Accumulated gradients are dropped."""
         self._sparing.done, self._sparing.fresh, self._unsynced = 0, True, False
 
     def _flush(self) -> None:
-        """Steps with what a shorter row of batches has accumulated."""
+        """Steps with the gradients of fewer than ``num_steps`` batches."""
         left = self._sparing.done % self._config.num_steps
         if not left:
             return
@@ -165,9 +166,9 @@ class GradientAccumulationWrapper:
 
 
 def _average(replicated: DistributedDataParallel) -> None:
-    """Averages over the ranks the gradients that ``no_sync`` has kept, as DDP does.
+    """Averages the gradients of ``no_sync`` batches over the ranks, as DDP does.
 
-    A parameter that no rank has used keeps ``grad`` as it is.
+    A parameter that no rank has used keeps its ``grad``.
     """
     left_out = set(getattr(replicated, "parameters_to_ignore", ()))
     dense = [p for name, p in replicated.module.named_parameters() if p.requires_grad and name not in left_out]

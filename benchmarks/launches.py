@@ -208,7 +208,8 @@ def count_second_step(case: StepCase) -> StepCounts:
 
 def _beside_torchrec(chosen: Sequence[StepCase]) -> list[Figure]:
     """Operators of a step over TorchRec's: both on CPU ranks, without copies to a device."""
-    return run_cases([case for case in chosen if not case.kernel], _one, with_torchrec=True)
+    own = [case for case in chosen if case.kernel or case.route != "direct"]  # only in this library
+    return run_cases([case for case in chosen if case not in own], _one, with_torchrec=True)
 
 
 def _one(case: StepCase, sides: Sides) -> Figure:

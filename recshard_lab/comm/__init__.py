@@ -1,8 +1,8 @@
 """Collectives between ranks. This room knows nothing of embeddings or plans.
 
 In walking order: `groups` (which ranks), `grid` (replicas of a sharded model), `collectives` (issue and wait), `trace`
-(what was sent), `backends`, `agreement`, `failing` and `named_errors` (errors of one rank on all ranks), `codecs`,
-`codec_formats` and `rowwise` (compressed messages), `emulation` (a slow link between virtual nodes), `shutdown`.
+(what was sent), `backends`; errors of one rank on all ranks: `agreement`, `failing`, `waiting`, `named_errors`;
+compressed messages: `codecs`, `codec_formats`, `rowwise`; `emulation` (a slow link between nodes), `shutdown`.
 """
 
 from recshard_lab.comm.agreement import agreed as agreed
@@ -14,6 +14,7 @@ from recshard_lab.comm.backends import backends_of as backends_of
 from recshard_lab.comm.backends import compute_device as compute_device
 from recshard_lab.comm.backends import host_env as host_env
 from recshard_lab.comm.backends import message_device as message_device
+from recshard_lab.comm.backends import sizes_env as sizes_env
 from recshard_lab.comm.backends import uses_nccl as uses_nccl
 from recshard_lab.comm.codec_formats import Codec as Codec
 from recshard_lab.comm.codec_formats import CommType as CommType
@@ -40,6 +41,7 @@ from recshard_lab.comm.collectives import issue_reduce_scatter as issue_reduce_s
 from recshard_lab.comm.collectives import ring_bytes as ring_bytes
 from recshard_lab.comm.emulation import InterNodeLink as InterNodeLink
 from recshard_lab.comm.failing import Failed as Failed
+from recshard_lab.comm.failing import RankLost as RankLost
 from recshard_lab.comm.failing import complete as complete
 from recshard_lab.comm.failing import raise_after_backward as raise_after_backward
 from recshard_lab.comm.grid import ReplicaGrid as ReplicaGrid

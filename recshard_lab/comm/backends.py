@@ -61,3 +61,16 @@ def host_env(env: ShardingEnv) -> ShardingEnv:
 
     (group,) = subgroups(env.pg, "host", create)
     return replace(env, pg=group)
+
+
+def sizes_env(env: ShardingEnv) -> ShardingEnv:
+    """Like `host_env`, over connections of which messages of rows make no use.
+
+    So a rank that skips messages of rows, and sends sizes, cannot be mistaken for one that sends rows. Gloo ends the
+    process that receives more bytes than it expects.
+    """
+    host = host_env(env)
+    if host is not env or env.pg is None:
+        return host
+    (group,) = subgroups(env.pg, "sizes", lambda: (env.twin().pg,))
+    return replace(env, pg=group)

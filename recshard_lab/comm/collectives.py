@@ -13,9 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from recshard_lab.comm.emulation import InterNodeLink
-from recshard_lab.comm.failing import is_failing, message_number, outgoing, raise_if_marked
+from recshard_lab.comm.failing import is_failing, message_number, note_sent, outgoing, raise_if_marked
 from recshard_lab.comm.groups import ShardingEnv
 from recshard_lab.comm.trace import CollectiveEvent, DeviceSpan, record
+from recshard_lab.comm.waiting import wait
 
 # torch 2.13 renamed these two functions and deprecated the old names
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -29,12 +30,14 @@ class Received:
     Attributes:
         env: the ranks.
         number: of the message, as `message_number` returned before it was issued.
+        label: of the message.
         receives: elements from each rank.
         summed: whether the network adds the messages of all ranks.
     """
 
     env: ShardingEnv
     number: int
+    label: str
     receives: Sequence[int]
     summed: bool = False
 
@@ -58,12 +61,17 @@ class Pending:
         """The received tensor. Blocks until it is complete; on a GPU, only the current stream does.
 
         Raises:
-            Exception: another rank failed, and sent a marked message (``failing.py``). Names the rank.
+            Failed: another rank failed, and sent a marked message (``failing.py``). Names the rank.
+            RankLost: another rank ended, or waits for another message of this rank (``waiting.py``).
         """
         if is_failing() and self.received is not None:
             return self.output.zero_()
         if self.work is not None:
-            self.work.wait()
+            own, self.received = self.received, None
+            if own is None:
+                self.work.wait()
+            else:
+                wait(self.work, own.env, own.number, own.label)
             self.work = self.sent = None
             if self.not_before:
                 sleep(max(0.0, self.not_before - perf_counter()))
@@ -71,7 +79,6 @@ class Pending:
                 self.event.device_span.end()
             elif self.event is not None:
                 self.event.ms = (perf_counter() - self.event.start_s) * 1e3
-            own, self.received = self.received, None
             if own is not None:
                 raise_if_marked(self.output, own.receives, own.number, own.env, own.summed)
         return self.output
@@ -105,7 +112,7 @@ def issue_all_to_all(
         splits = list(recv_splits), list(send_splits)
         return dist.all_to_all_single(output, message, *splits, group=env.pg, async_op=True)
 
-    return _issue(tensor, output, send, send_splits, recv_splits, env, event)
+    return _issue(tensor, output, send, send_splits, recv_splits, env, label, event)
 
 
 def _issue(
@@ -115,6 +122,7 @@ def _issue(
     sends: Sequence[int],
     receives: Sequence[int],
     env: ShardingEnv,
+    label: str,
     event: CollectiveEvent | None,
     summed: bool = False,
 ) -> Pending:
@@ -124,7 +132,8 @@ def _issue(
         return Pending(output.zero_(), event=event)
     received = None
     if output.device.type == "cpu":
-        received = Received(env, message_number(env), receives, summed)
+        received = Received(env, message_number(env), label, receives, summed)
+        note_sent(received.number, env)
     not_before = _not_before(tensor, sends, receives, env)
     return Pending(output, send(message), message, event, not_before, received)
 
@@ -160,6 +169,7 @@ def issue_reduce_scatter(tensor: Tensor, env: ShardingEnv, label: str) -> Pendin
         splits,
         splits,
         env,
+        label,
         event,
         summed=True,
     )
@@ -180,6 +190,7 @@ def issue_all_gather(tensor: Tensor, env: ShardingEnv, label: str, output: Tenso
         splits,
         splits,
         env,
+        label,
         event,
     )
 

@@ -60,11 +60,17 @@ class _Failing:
 
 
 class _Thread(threading.local):
-    issued = 0
-    failing: _Failing | None = None
+    def __init__(self) -> None:
+        self.issued = 0
+        self.failing: _Failing | None = None
+        self.numbers: dict[str, int] = {}
 
 
 _thread = _Thread()
+
+
+class RankLost(RuntimeError):
+    """Another rank does not send what this one waits for, and will not. The connections between them are closed."""
 
 
 class Failed(Exception):
@@ -93,6 +99,7 @@ def complete(env: ShardingEnv, part: Callable[[], T], rest: Callable[[], Any], e
 
     Raises:
         Failed: ``part`` raised, or there was an error.
+        RankLost: another rank sends nothing.
         Exception: the error itself on one rank, which has no peers; also if ``rest`` raises.
     """
     before = _thread.issued
@@ -104,7 +111,7 @@ def complete(env: ShardingEnv, part: Callable[[], T], rest: Callable[[], Any], e
     except Failed as earlier:
         named, informed, known = earlier.error, earlier.informed, earlier.known
     except Exception as raised:
-        if env.pg is None:
+        if env.pg is None or isinstance(raised, RankLost):
             raise
         if isinstance(raised, MemoryError | torch.OutOfMemoryError):
             traceback.clear_frames(raised.__traceback__)  # their tensors, for `rest`
@@ -143,6 +150,16 @@ def message_number(env: ShardingEnv) -> int:
     """How many collectives on CPU tensors this rank has issued over these connections. Ranks count alike."""
     number: int = env.pg._get_backend(_CPU)._get_sequence_number_for_group()
     return number
+
+
+def note_sent(number: int, env: ShardingEnv) -> None:
+    """Keeps the number of a message on CPU tensors for `sent_numbers`."""
+    _thread.numbers[env.pg.group_name] = number
+
+
+def sent_numbers() -> dict[str, int]:
+    """Group -> number of the last message on CPU tensors that this thread has issued over it."""
+    return dict(_thread.numbers)
 
 
 def raise_if_marked(received: Tensor, receives: Sequence[int], number: int, env: ShardingEnv, summed: bool) -> None:

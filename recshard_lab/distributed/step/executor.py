@@ -27,7 +27,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recshard_lab.comm import Failed, Registry, ShardingEnv, complete, failing_rank, in_world, raise_after_backward
+from recshard_lab.comm import (
+    Failed,
+    RankLost,
+    Registry,
+    ShardingEnv,
+    complete,
+    failing_rank,
+    in_world,
+    raise_after_backward,
+)
 from recshard_lab.distributed.awaitable import NoWait
 from recshard_lab.distributed.step.deferred import Deferred, KernelGradients
 from recshard_lab.distributed.step.input_dist import InputDist, PendingInput
@@ -538,6 +547,8 @@ class _Issue(torch.autograd.Function):
         saved, ctx.saved = ctx.saved, None
         try:
             return None, ctx.executor.finish_backward(saved), None
+        except RankLost:
+            raise
         except Exception as error:
             if ctx.executor.env.pg is None:
                 raise

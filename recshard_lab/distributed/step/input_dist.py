@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recshard_lab.comm import Pending, ShardingEnv, host_env, issue_all_to_all, raise_first_error
+from recshard_lab.comm import Pending, ShardingEnv, issue_all_to_all, raise_first_error, sizes_env
 from recshard_lab.distributed.awaitable import NoWait
 from recshard_lab.distributed.step.check_ids import (
     Checked,
@@ -110,7 +110,7 @@ class InputDist:
     ) -> None:
         self.policy = policy or OutOfRange()
         self.layout, self.env, self.pooled, self.weighted = layout, env, pooled, weighted
-        self.host_env = host_env(env)
+        self.host_env = sizes_env(env)
         wide = any(table.data_type is DataType.FP64 for table in layout.tables)
         self.weight_dtype = (torch.float64 if wide else torch.float32) if weighted else None
         narrow = layout.rows_fit_int32 and self.weight_dtype is not torch.float64

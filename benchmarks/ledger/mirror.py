@@ -37,6 +37,7 @@ class MirrorGroup(dist.ProcessGroup):
     """
 
     wall_s = cpu_s = 0.0
+    group_name = BACKEND  # type: ignore[assignment]
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]

@@ -22,7 +22,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -148,8 +147,13 @@ def outgoing(tensor: Tensor, sends: Sequence[int], env: ShardingEnv) -> Tensor |
 
 def message_number(env: ShardingEnv) -> int:
     """How many collectives on CPU tensors this rank has issued over these connections. Ranks count alike."""
-    number: int = env.pg._get_backend(_CPU)._get_sequence_number_for_group()
+    number: int = cpu_backend(env)._get_sequence_number_for_group()
     return number
+
+
+def cpu_backend(env: ShardingEnv) -> Any:
+    """Torch's backend that carries CPU tensors between these ranks."""
+    return env.pg._get_backend(_CPU)
 
 
 def note_sent(number: int, env: ShardingEnv) -> None:
@@ -183,12 +187,13 @@ def raise_if_marked(received: Tensor, receives: Sequence[int], number: int, env:
 
 
 def _starts_with_mark(received: Tensor, receives: Sequence[int]) -> bool:
-    flat = received.view(torch.uint8).numpy()
-    sizes = np.array(receives) * received.element_size()
-    ends = np.cumsum(sizes)[sizes > 0]
-    starts = ends - sizes[sizes > 0]
-    places = np.flatnonzero(flat[starts] == _MARK)
-    return any((flat[starts[n] : min(starts[n] + _MARK_BYTES, ends[n])] == _MARK).all() for n in places)
+    flat, size, start = received.view(torch.uint8).numpy(), received.element_size(), 0
+    for elements in receives:
+        end = start + elements * size
+        if start < end and flat.item(start) == _MARK and (flat[start : min(start + _MARK_BYTES, end)] == _MARK).all():
+            return True
+        start = end
+    return False
 
 
 def store() -> Any:

@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from recshard_lab.comm.failing import RankLost, sent_numbers, store
+from recshard_lab.comm.failing import RankLost, cpu_backend, sent_numbers, store
 from recshard_lab.comm.groups import ShardingEnv
 from recshard_lab.comm.named_errors import in_world
 
@@ -64,7 +64,7 @@ class Waiting:
 
 
 def wait(work: Any, env: ShardingEnv, number: int, label: str) -> None:
-    """Waits for a collective on CPU tensors.
+    """Waits for a collective on CPU tensors. Over Gloo, looks at the store meanwhile.
 
     Args:
         work: of torch.
@@ -75,6 +75,9 @@ def wait(work: Any, env: ShardingEnv, number: int, label: str) -> None:
     Raises:
         RankLost: another rank ended, or waits for this rank in another message. Names the rank.
     """
+    if not isinstance(cpu_backend(env), dist.ProcessGroupGloo):  # others have no wait that ends and begins again
+        work.wait()
+        return
     posted = False
     while True:
         try:

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
 from recshard_lab.comm.groups import ShardingEnv
-from recshard_lab.comm.named_errors import Failure, described, named_after, rebuilt
+from recshard_lab.comm.named_errors import Failure, described, in_world, named_after, rebuilt
 
 T = TypeVar("T")
 _MARK = 0xFF  # of every byte: NaN in all floating-point formats
@@ -44,7 +44,7 @@ class _Failing:
         failure: the error as a message.
         env: all ranks of the step.
         issued: messages that were issued before the error, and are not issued again.
-        informed: ranks that receive a marked message which they compare.
+        informed: ranks of the world that receive a marked message which they compare.
     """
 
     failure: Failure
@@ -54,8 +54,9 @@ class _Failing:
 
     @property
     def known(self) -> bool:
-        """Whether these are all other ranks."""
-        return len(self.informed | {self.env.rank}) == self.env.world_size
+        """Whether these are all other ranks of the step."""
+        ranks = {in_world(rank, self.env) for rank in range(self.env.world_size)}
+        return ranks <= self.informed | {in_world(self.env.rank, self.env)}
 
 
 class _Thread(threading.local):

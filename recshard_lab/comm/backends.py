@@ -68,9 +68,12 @@ def sizes_env(env: ShardingEnv) -> ShardingEnv:
 
     So a rank that skips messages of rows, and sends sizes, cannot be mistaken for one that sends rows. Gloo ends the
     process that receives more bytes than it expects.
+
+    A group of some ranks has no connections apart: torch names such a new group after the number of groups that each
+    rank has made, so ranks with different numbers would wait for each other.
     """
     host = host_env(env)
-    if host is not env or env.pg is None:
+    if host is not env or env.pg is None or env.world_size < dist.get_world_size():
         return host
     (group,) = subgroups(env.pg, "sizes", lambda: (env.twin().pg,))
     return replace(env, pg=group)

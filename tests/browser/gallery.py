@@ -63,7 +63,7 @@ SHOWN = (
         "skew_scale",
         "SkewScale(movielens(), rs.Topology(4, ddr_cap=10**9))",
         "svg[aria-label^='9 plans']",
-        keys={"Machine": "ArrowDown", "Skew": "End"},  # uniform is what is given
+        keys={"Machine": "ArrowDown", "Skew": "End", "Ids a bag": "End"},  # the next step is what the tables have
     ),
     Shown(
         "scheme_switcher",

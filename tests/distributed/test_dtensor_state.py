@@ -130,7 +130,10 @@ def test_other_tilings_other_forms_and_other_plans_are_refused_by_name_on_all_ra
             "cannot describe. Fix: state_dict() without form=, whose sharded tensors describe any tiling"
         )
         assert weights == states == expected
-        assert form == "ValueError: form='tensor' is not supported. Supported: sharded_tensor, dtensor"
+        assert (
+            form
+            == "ValueError: form='tensor' is not supported. Supported: sharded_tensor, dtensor. Fix: use one of them"
+        )
         assert "the state has another sharding. Fix: load it with torch.distributed.checkpoint" in loaded
         assert "momentum1' has local shards" in loaded_states
 

@@ -22,10 +22,12 @@ def check_form(form: str) -> None:
     >>> check_form("tensor")
     Traceback (most recent call last):
     ...
-    ValueError: form='tensor' is not supported. Supported: sharded_tensor, dtensor
+    ValueError: form='tensor' is not supported. Supported: sharded_tensor, dtensor. Fix: use one of them
     """
     if form not in get_args(StateForm):
-        raise ValueError(f"form={form!r} is not supported. Supported: {', '.join(get_args(StateForm))}")
+        raise ValueError(
+            f"form={form!r} is not supported. Supported: {', '.join(get_args(StateForm))}. Fix: use one of them"
+        )
 
 
 def check_placements(table: str, scheme: str, shards: Sequence[Shard], device: torch.device) -> None:

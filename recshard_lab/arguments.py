@@ -1,4 +1,4 @@
-"""Errors that name a wrong argument, for public calls whose inside would trip over it."""
+"""Errors that name an argument of the wrong type, and its fix."""
 
 import collections.abc as abc
 import functools
@@ -15,10 +15,10 @@ _TRIPPED = (TypeError, AttributeError, LookupError, ArithmeticError, RuntimeErro
 
 
 def names_wrong_arguments(call: _F) -> _F:
-    """Decorator of a function or class: if it trips over an argument that is not what its annotation says, ValueError.
+    """Decorator of a function or class. Turns its errors into a ValueError if an argument has the wrong type.
 
-    Nothing is looked at until something is raised, so that right calls cost nothing and whatever works in place of the
-    type that is named goes on working. Errors that no argument explains stay as they are.
+    Arguments are compared with their annotations only after an error, so correct calls cost nothing, and values that
+    behave like the annotated type work. Other errors do not change.
 
     >>> @names_wrong_arguments
     ... def half(number: float) -> float:
@@ -26,7 +26,7 @@ def names_wrong_arguments(call: _F) -> _F:
     >>> half("seven")
     Traceback (most recent call last):
     ...
-    ValueError: half: number must be float, got 'seven' (a str)
+    ValueError: half: number must be float, got 'seven' (a str). Fix: pass number=<float>
     """
     if isinstance(call, type):
         made: Any = call
@@ -36,16 +36,16 @@ def names_wrong_arguments(call: _F) -> _F:
 
 
 def checks_arguments(call: _F) -> _F:
-    """The same, looking before the call: for what keeps its arguments and would trip over them only later.
+    """Like `names_wrong_arguments`, but compares before the call: for code that uses its arguments later.
 
-    A default fits always.
+    Default values are always accepted.
 
     >>> @checks_arguments
     ... def keep(rows: list[int] | None = None) -> None: ...
     >>> keep(["a"])
     Traceback (most recent call last):
     ...
-    ValueError: keep: rows must be list[int] | None, got ['a'] (a list)
+    ValueError: keep: rows must be list[int] | None, got ['a'] (a list). Fix: pass rows=<list[int] | None>
     """
     if isinstance(call, type):
         made: Any = call
@@ -54,21 +54,27 @@ def checks_arguments(call: _F) -> _F:
     return _checked(call, call.__name__)  # type: ignore[return-value]
 
 
+MPS = "MPS (Apple's GPU) is not supported: torch.distributed has no backend for its tensors"
+
+
 def device_named(device: Any) -> Any:
-    """``torch.device(device)``, None for None.
+    """``torch.device(device)``, None for None. MPS is refused by name.
 
     >>> device_named("x")
     Traceback (most recent call last):
     ...
-    ValueError: device must be a torch.device or a name such as 'cpu' or 'cuda:0', got 'x' (a str)
+    ValueError: device must be a torch.device or a name such as 'cuda:0', got 'x' (a str). Fix: pass device='cpu'
     """
     import torch
 
     try:
-        return None if device is None else torch.device(device)
+        named = None if device is None else torch.device(device)
     except (RuntimeError, TypeError) as error:
-        wanted = "a torch.device or a name such as 'cpu' or 'cuda:0'"
-        raise ValueError(f"device must be {wanted}, got {_shown(device)}") from error
+        wanted = "a torch.device or a name such as 'cuda:0'"
+        raise ValueError(f"device must be {wanted}, got {_shown(device)}. Fix: pass device='cpu'") from error
+    if named is not None and named.type == "mps":
+        raise ValueError(f"device={str(device)!r}: {MPS}. Fix: pass device='cpu'")
+    return named
 
 
 def _checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -99,18 +105,20 @@ def _guarded(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _wrong(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """The first argument that is not what its annotation says, as a sentence."""
+    """The first argument of a wrong type, as an error with its fix."""
     try:
         signature = inspect.signature(function)
         bound = signature.bind(*args, **kwargs)
         hints = typing.get_type_hints(function)
-    except (TypeError, NameError):  # arguments that are not there: Python's own words are clear
+    except (TypeError, NameError):  # missing or unknown arguments: Python's own error is clear
         return None
     for name, value in bound.arguments.items():
         if value is signature.parameters[name].default:
             continue
         if name in hints and not _fits(value, hints[name]):
-            return f"{name} must be {_spelled(hints[name])}, got {_shown(value)}"
+            kind = _spelled(hints[name])
+            fix = f"{name}=True or {name}=False" if hints[name] is bool else f"{name}=<{kind}>"
+            return f"{name} must be {kind}, got {_shown(value)}. Fix: pass {fix}"
     return None
 
 
@@ -142,7 +150,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _parts_fit(value: Any, origin: type, parts: tuple[Any, ...], fits: Callable[[Any, Any], bool]) -> bool:
-    # `fits` is handed in: functions that call each other by name cannot be carried to ranks by value
+    # `fits` is an argument: ranks receive functions by value, which excludes functions that call each other by name
     if not parts:
         return True
     if issubclass(origin, abc.Mapping):
@@ -161,7 +169,7 @@ def _spelled(hint: Any) -> str:
 
 
 def shown(value: Any, most: int = 60) -> str:
-    """A value for a message: `repr`, cut, in little time whatever the value is.
+    """A value for an error: its `repr`, at most ``most`` characters, in bounded time.
 
     >>> shown([0] * 10**6), shown(10**5000)
     ('[0, 0, 0, 0, 0, 0, ...]', 'a whole number of about 5,001 digits')

@@ -1,14 +1,15 @@
-"""The machine: its name for tables, the cores that this process may use, and the ranks that share it."""
+"""The machine: its name for tables, the cores and memory that this process may use, and the ranks that share it."""
 
 from __future__ import annotations
 
 import math
 import os
 import platform
+import re
 from functools import cache
 from pathlib import Path
 
-__all__ = ["local_world_size", "machine", "quota", "usable_cores"]
+__all__ = ["free_memory", "local_world_size", "machine", "quota", "usable_cores"]
 
 
 def machine() -> str:
@@ -49,11 +50,10 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 @cache
 def quota(root: Path = Path("/")) -> float | None:
-    """Cores' worth of time that this process's control groups leave it, the strictest of them; None where none limits.
+    """The smallest CPU quota of this process's control groups, in cores. None if no group has a quota.
 
-    Both layouts are read (``cpu.max``; ``cpu.cfs_quota_us`` and ``cpu.cfs_period_us``), in the group of this process
-    and in those around it: a limit may be set on any (https://docs.kernel.org/admin-guide/cgroup-v2.html, CPU).
-    Read once: a process keeps its groups.
+    Reads both layouts (``cpu.max``; ``cpu.cfs_quota_us`` and ``cpu.cfs_period_us``), in the group of this process and
+    in all groups that contain it (https://docs.kernel.org/admin-guide/cgroup-v2.html, CPU). Reads them once.
     """
     groups = root / "sys/fs/cgroup"
     shares = []
@@ -65,6 +65,32 @@ def quota(root: Path = Path("/")) -> float | None:
                 if mount in (group, *group.parents):
                     shares.append(_share(group))
     return min((share for share in shares if share is not None), default=None)
+
+
+def free_memory() -> tuple[int, int]:
+    """Free and total bytes of the machine's memory, or of this container's if that is less.
+
+    >>> free, total = free_memory()
+    >>> 0 < free <= total
+    True
+    """
+    import psutil
+
+    there = psutil.virtual_memory()
+    free, total = int(there.available), int(there.total)
+    limit = _cgroup("memory.max")
+    if limit.isdigit() and int(limit) < total:
+        total = int(limit)
+        files = re.search(r"^inactive_file (\d+)", _cgroup("memory.stat"), re.MULTILINE)
+        free = min(free, total - int(_cgroup("memory.current") or 0) + int(files[1] if files else 0))
+    return free, total
+
+
+def _cgroup(name: str) -> str:
+    try:
+        return Path("/sys/fs/cgroup", name).read_text().strip()
+    except OSError:
+        return ""
 
 
 def _memberships(root: Path) -> list[tuple[str, str]]:

@@ -20,6 +20,7 @@ from torch import nn
 
 import recshard_lab as rl
 from recshard_lab.data import RatingsDataset, SamplePart, scaled_rows
+from recshard_lab.distributed.data_parallel import DefaultDataParallelWrapper
 from recshard_lab.launcher.payload import encode
 from recshard_lab.train import auc, evaluate, log_loss, metrics, normalized_entropy, pipelines, train_epochs
 from recshard_lab.train.launch_costs import compile_dense
@@ -184,6 +185,22 @@ def calibrated(**own: Any) -> None:
     """Refused for its nodes at the latest."""
     with pytest.raises(ValueError, match=r"nodes|ranks|seconds|seed"):
         rl.calibrate(**own)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (
+            lambda: DefaultDataParallelWrapper(static_graph="yes"),
+            "must be bool, got 'yes' .*Fix: pass static_graph=True",
+        ),
+        (lambda: rl.DistributedModelParallel(ebc(), env=3), "env must be .*, got 3 .*Fix: pass env=<.*ShardingEnv"),
+        (lambda: rl.DistributedModelParallel(ebc(), device="x"), "device must be .* Fix: pass device='cpu'"),
+    ],
+)
+def test_the_error_of_an_argument_of_a_wrong_type_names_its_fix(call: Callable[[], Any], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        call()
 
 
 def profile() -> dict[str, Any]:
@@ -711,6 +728,7 @@ def calls() -> dict[str, Call]:
                 "pipeline": "prefetch",
                 "dense_features": 3,
                 "dense_launches": 7,
+                "index_dedup": True,
             },
         ),
         "AccessProfile": (rl.AccessProfile, {"uses": (1.0,), "rows": (2.0,), "pooling_factor": 2.0}),
@@ -730,6 +748,7 @@ def calls() -> dict[str, Call]:
             {"batches": [batch()], "tables": [bags()]},
         ),
         "Workload.pooling_factor": (rl.Workload().pooling_factor, {"feature": "f"}),
+        "Workload.knows_repeats": (rl.Workload().knows_repeats, {"table": "t"}),
         "estimate": (
             rl.estimate,
             {

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from recshard_lab.cli import app
-from recshard_lab.launcher import LaunchError, checkup, machine
-from recshard_lab.launcher.machine import Finding
+from recshard_lab.launcher import LaunchError, doctor
+from recshard_lab.launcher.doctor import Finding
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -42,7 +42,7 @@ def test_something_needed_that_is_broken_ends_in_code_one_and_says_what_to_type(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     broken = Finding("fbgemm", "built for torch 2.11", False, "pip install fbgemm-gpu-cpu==1.8.0")
-    monkeypatch.setattr(machine, "CHECKS", [finds(broken)])
+    monkeypatch.setattr(doctor, "CHECKS", [finds(broken)])
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == 1
     assert "pip install fbgemm-gpu-cpu==1.8.0" in done.stdout
@@ -50,7 +50,7 @@ def test_something_needed_that_is_broken_ends_in_code_one_and_says_what_to_type(
 
 
 def test_advice_alone_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "CHECKS", [finds(Finding("widgets", "wait", None, "move controls [between] cells"))])
+    monkeypatch.setattr(doctor, "CHECKS", [finds(Finding("widgets", "wait", None, "move controls [between] cells"))])
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == 0
     assert "move controls [between] cells" in done.stdout
@@ -60,8 +60,8 @@ def test_ranks_that_do_not_start_are_a_finding(monkeypatch: pytest.MonkeyPatch) 
     def refuses(*args: object, **kwargs: object) -> None:
         raise LaunchError("the ranks did not come up: no loopback")
 
-    monkeypatch.setattr(checkup, "launch", refuses)
-    monkeypatch.setattr(machine, "CHECKS", [])
+    monkeypatch.setattr(doctor, "launch", refuses)
+    monkeypatch.setattr(doctor, "CHECKS", [])
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == 1
     assert "the ranks did not come up: no loopback" in done.stdout

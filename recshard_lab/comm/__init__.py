@@ -2,7 +2,7 @@
 
 In walking order: `groups` (which ranks), `grid` (replicas of a sharded model), `collectives` (issue and wait), `trace`
 (what was sent), `backends`; errors of one rank on all ranks: `agreement`, `failing`, `waiting`, `named_errors`;
-compressed messages: `codecs`, `codec_formats`, `rowwise`; `emulation` (a slow link between nodes), `shutdown`.
+compressed messages: `codecs`, `codec_formats`, `rowwise`; `emulation` (a slow link between nodes).
 """
 
 from recshard_lab.comm.agreement import agreed as agreed
@@ -15,6 +15,7 @@ from recshard_lab.comm.backends import compute_device as compute_device
 from recshard_lab.comm.backends import host_env as host_env
 from recshard_lab.comm.backends import message_device as message_device
 from recshard_lab.comm.backends import sizes_env as sizes_env
+from recshard_lab.comm.backends import times_note as times_note
 from recshard_lab.comm.backends import uses_nccl as uses_nccl
 from recshard_lab.comm.codec_formats import Codec as Codec
 from recshard_lab.comm.codec_formats import CommType as CommType

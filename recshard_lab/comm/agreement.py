@@ -16,6 +16,7 @@ from recshard_lab.comm.backends import message_device
 from recshard_lab.comm.collectives import all_gather_object, broadcast_object
 from recshard_lab.comm.groups import ShardingEnv
 from recshard_lab.comm.named_errors import Failure, described, in_world, rebuilt
+from recshard_lab.comm.waiting import issue_and_wait
 
 T = TypeVar("T")
 _MAX_CHARS = 200  # of a value in an error
@@ -37,13 +38,16 @@ def agreed(env: ShardingEnv, action: Callable[[], T]) -> T:
     >>> agreed(ShardingEnv.from_local(1, 0), lambda: 3)
     3
     """
-    result, error = _tried(action)
+    error = None
+    try:
+        result = action()
+    except Exception as caught:
+        if env.pg is None:
+            raise
+        error = caught
     if env.pg is not None and _on_any_rank(error is not None, env):
         raise_first_error(error, env)
-    if error is not None:
-        raise error
-    assert result is not None
-    return result[0]
+    return result
 
 
 def raise_first_error(error: Exception | None, env: ShardingEnv) -> NoReturn:
@@ -131,14 +135,9 @@ def refuse_differences(
                 )
 
 
-def _tried(action: Callable[[], T]) -> tuple[tuple[T] | None, Exception | None]:
-    try:
-        return (action(),), None
-    except Exception as error:
-        return None, error
-
-
 def _on_any_rank(flag: bool, env: ShardingEnv) -> bool:
     flags = torch.tensor([int(flag)], dtype=torch.int32, device=message_device(env))
-    dist.all_reduce(flags, dist.ReduceOp.MAX, group=env.pg)
+    issue_and_wait(
+        lambda: dist.all_reduce(flags, dist.ReduceOp.MAX, group=env.pg, async_op=True), flags.device, env, "agreement"
+    )
     return bool(flags.item())

@@ -16,7 +16,7 @@ from recshard_lab.comm.emulation import InterNodeLink
 from recshard_lab.comm.failing import is_failing, message_number, note_sent, outgoing, raise_if_marked
 from recshard_lab.comm.groups import ShardingEnv
 from recshard_lab.comm.trace import CollectiveEvent, DeviceSpan, record
-from recshard_lab.comm.waiting import wait
+from recshard_lab.comm.waiting import issue_and_wait, wait
 
 # torch 2.13 renamed these two functions and deprecated the old names
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -162,17 +162,11 @@ def issue_reduce_scatter(tensor: Tensor, env: ShardingEnv, label: str) -> Pendin
         return Pending(tensor, event=event)
     output = torch.empty(size, dtype=tensor.dtype, device=tensor.device)
     splits = [size] * env.world_size
-    return _issue(
-        tensor,
-        output,
-        lambda message: _reduce_scatter(output, message, group=env.pg, async_op=True),
-        splits,
-        splits,
-        env,
-        label,
-        event,
-        summed=True,
-    )
+
+    def send(message: Tensor) -> Any:
+        return _reduce_scatter(output, message, group=env.pg, async_op=True)
+
+    return _issue(tensor, output, send, splits, splits, env, label, event, summed=True)
 
 
 def issue_all_gather(tensor: Tensor, env: ShardingEnv, label: str, output: Tensor | None = None) -> Pending:
@@ -183,16 +177,11 @@ def issue_all_gather(tensor: Tensor, env: ShardingEnv, label: str, output: Tenso
     if output is None:
         output = torch.empty(env.world_size * tensor.numel(), dtype=tensor.dtype, device=tensor.device)
     splits = [tensor.numel()] * env.world_size
-    return _issue(
-        tensor,
-        output,
-        lambda message: _all_gather(output, message, group=env.pg, async_op=True),
-        splits,
-        splits,
-        env,
-        label,
-        event,
-    )
+
+    def send(message: Tensor) -> Any:
+        return _all_gather(output, message, group=env.pg, async_op=True)
+
+    return _issue(tensor, output, send, splits, splits, env, label, event)
 
 
 def ring_bytes(size: int, env: ShardingEnv) -> list[int]:
@@ -206,7 +195,8 @@ def all_reduce(tensor: Tensor, env: ShardingEnv, label: str, *, maximum: bool = 
     """Sums ``tensor`` over the ranks, in place; with ``maximum``, the largest of each number."""
     record("all_reduce", label, ring_bytes(tensor.numel() * tensor.element_size(), env), env)
     if env.pg is not None:
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM, group=env.pg)
+        op = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
+        issue_and_wait(lambda: dist.all_reduce(tensor, op=op, group=env.pg, async_op=True), tensor.device, env, label)
     return tensor
 
 
@@ -216,7 +206,9 @@ def broadcast(tensor: Tensor, env: ShardingEnv, label: str, source: int = 0) -> 
     record("broadcast", label, [size] * env.world_size, env)
     if env.pg is not None:
         message = tensor.contiguous()
-        dist.broadcast(message, group=env.pg, group_src=source)
+        issue_and_wait(
+            lambda: dist.broadcast(message, group=env.pg, group_src=source, async_op=True), tensor.device, env, label
+        )
         if message.data_ptr() != tensor.data_ptr():
             tensor.copy_(message)
     return tensor

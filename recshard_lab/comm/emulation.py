@@ -56,7 +56,7 @@ class InterNodeLink:
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "InterNodeLink | None":
         """The link that the launcher configured, or None."""
         variables = os.environ if environment is None else environment
-        latency, gbps = variables.get(LATENCY_VARIABLE), variables.get(BANDWIDTH_VARIABLE)
-        if latency is None and gbps is None:
+        if LATENCY_VARIABLE not in variables and BANDWIDTH_VARIABLE not in variables:
             return None
+        latency, gbps = variables.get(LATENCY_VARIABLE), variables.get(BANDWIDTH_VARIABLE)
         return cls(float(latency or 0.0), float(gbps) if gbps else None)

@@ -19,6 +19,7 @@ import pickle
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from ctypes import string_at
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -32,7 +33,7 @@ from recshard_lab.comm.named_errors import Failure, described, in_world, named_a
 
 T = TypeVar("T")
 _MARK = 0xFF  # of every byte: NaN in all floating-point formats
-_MARK_BYTES = 8  # that are compared
+_MARKED = bytes([_MARK] * 8)  # what is compared
 _CPU = torch.device("cpu")
 
 
@@ -116,12 +117,31 @@ def complete(env: ShardingEnv, part: Callable[[], T], rest: Callable[[], Any], e
         if isinstance(raised, MemoryError | torch.OutOfMemoryError):
             traceback.clear_frames(raised.__traceback__)  # their tensors, for `rest`
         named = named_after(raised, env)
+    keep_for_others(named, env)
     failing = _thread.failing = _Failing(described(named), env, _thread.issued - before, informed)
     try:
         rest()
     finally:
         _thread.failing = None
     raise Failed(named, informed, known or failing.known)
+
+
+def keep_for_others(error: Exception, env: ShardingEnv) -> None:
+    """Keeps an error of these ranks for the larger group of which they are a part, until `mark` sends it."""
+    if env.outer is not None:
+        env.outer.unsent[:] = [described(named_after(error, env))]
+
+
+def error_for(env: ShardingEnv) -> Exception | None:
+    """The error that `keep_for_others` has kept for these ranks. Forgets it."""
+    return rebuilt(env.unsent.pop()) if env.unsent else None
+
+
+def mark(message: Tensor, env: ShardingEnv) -> None:
+    """Marks a message on CPU that these ranks will add, if there is an error that `keep_for_others` has kept."""
+    if env.unsent:
+        message.fill_(torch.nan)
+        store().set(_key(env, message_number(env)), pickle.dumps((env.unsent[0], True)))
 
 
 def is_failing() -> bool:
@@ -188,12 +208,12 @@ def raise_if_marked(received: Tensor, receives: Sequence[int], number: int, env:
 
 
 def _starts_with_mark(received: Tensor, receives: Sequence[int]) -> bool:
-    flat, size, start = received.view(torch.uint8).numpy(), received.element_size(), 0
+    address, size = received.data_ptr(), received.element_size()
     for elements in receives:
-        end = start + elements * size
-        if start < end and flat.item(start) == _MARK and (flat[start : min(start + _MARK_BYTES, end)] == _MARK).all():
+        compared = min(elements * size, len(_MARKED))
+        if compared and string_at(address, compared) == _MARKED[:compared]:
             return True
-        start = end
+        address += elements * size
     return False
 
 
@@ -206,21 +226,16 @@ def _key(env: ShardingEnv, number: int) -> str:
     return f"failed/{env.pg.group_name}/{number}"
 
 
-def raise_after_backward(error: Exception) -> None:
+def raise_after_backward(error: Exception, callbacks: int = 3) -> None:
     """Raises ``error`` from ``backward()`` when it has computed all gradients. Call it inside a backward.
 
-    So collectives of other modules in this backward, such as DistributedDataParallel's, run on every rank.
+    So collectives of other modules in this backward, such as DistributedDataParallel's, run on every rank. That class
+    queues a callback in a callback, to wait for its all-reduce, so the error is raised ``callbacks`` levels deeper.
     """
-    _after(_CALLBACKS, error)
 
-
-_CALLBACKS = 3  # DistributedDataParallel queues a callback in a callback, to wait for its all-reduce
-
-
-def _after(callbacks: int, error: Exception) -> None:
     def called() -> None:
         if not callbacks:
             raise error
-        _after(callbacks - 1, error)
+        raise_after_backward(error, callbacks - 1)
 
     torch.autograd.Variable._execution_engine.queue_callback(called)

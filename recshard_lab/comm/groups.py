@@ -1,14 +1,16 @@
-"""The ranks that share one sharded model, and their nodes."""
+"""The ranks that share one sharded model, their nodes, and the process groups among them."""
 
+import atexit
+import gc
+import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch.distributed as dist
 
 from recshard_lab.arguments import checks_arguments
-from recshard_lab.comm.shutdown import remember
 from recshard_lab.cores import local_world_size
 
 
@@ -36,6 +38,8 @@ class ShardingEnv:
     outer: "ShardingEnv | None" = None
     members: tuple[int, ...] = ()
     local_size: int | None = None
+    #: an error of a part of these ranks that the others do not know (`comm.failing`)
+    unsent: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
@@ -51,7 +55,8 @@ class ShardingEnv:
                 f"process is rank {self.pg.rank()} of {self.pg.size()}. Fix: use ShardingEnv.from_process_group(pg)"
             )
         if self.pg is not None:
-            remember(self)
+            _envs[id(self)] = self
+            _seen[:] = [True]
 
     @property
     def process_group(self) -> Any:
@@ -119,11 +124,7 @@ class ShardingEnv:
         """
         if self.pg is None:
             return self
-        members = dist.get_process_group_ranks(self.pg)
-        whole = len(members) == dist.get_world_size()
-        config = dist.get_backend_config(self.pg)
-        backend = None if config == dist.get_backend_config() else config
-        group = dist.new_group(members, backend=backend, use_local_synchronization=not whole)  # others do not call it
+        group = group_among(self.pg, [range(self.world_size)], dist.get_backend(self.pg))
         return ShardingEnv(self.world_size, self.rank, group, self.outer, self.members, self.local_size)
 
     @classmethod
@@ -197,16 +198,52 @@ def _node_groups(pg: Any, world_size: int, local: int) -> tuple[Any, Any]:
     return group_among(pg, grid), group_among(pg, [list(column) for column in zip(*grid, strict=True)])
 
 
-def group_among(pg: Any, subsets: Sequence[Sequence[int]]) -> Any:
-    """The process group of this rank's subset of ``pg``. Collective over ``pg``.
+def group_among(pg: Any, subsets: Sequence[Sequence[int]], backend: str | None = None, options: Any = None) -> Any:
+    """The process group of this rank's subset of ``pg``. Collective over ``pg``, not over the world.
+
+    ``torch.distributed.new_group(use_local_synchronization=True)`` names a group by the number of groups that each rank
+    has made. Ranks with different numbers would wait for each other, so the first rank of ``pg`` chooses the name.
 
     Args:
         pg: a process group.
         subsets: its ranks, each in one subset.
+        backend: of the new group. Default: that of the default process group.
+        options: of this backend.
     """
-    members = dist.get_process_group_ranks(pg)
-    if len(members) == dist.get_world_size():
-        group, _ = dist.new_subgroups_by_enumeration([[members[rank] for rank in subset] for subset in subsets])
-        return group
-    subset = next(subset for subset in subsets if dist.get_rank(pg) in subset)  # ranks outside pg do not call it
-    return dist.new_group([members[rank] for rank in subset], use_local_synchronization=True)
+    c10d = dist.distributed_c10d
+    members, rank = dist.get_process_group_ranks(pg), dist.get_rank(pg)
+    store, subset = c10d._get_default_store(), next(subset for subset in subsets if rank in subset)
+    number = [store.add("recshard_lab/groups", 1) if rank == 0 else 0]
+    dist.broadcast_object_list(number, group=pg, group_src=0)
+    ranks, kind = [members[place] for place in subset], c10d.Backend(backend or dist.get_backend())
+    group, _ = c10d._new_process_group_helper(
+        len(ranks),
+        subset.index(rank),
+        ranks,
+        kind,
+        store,
+        group_name=c10d.GroupName(f"recshard_lab/{number[0]}/{ranks[0]}"),
+        timeout=c10d._get_default_timeout(kind),
+        backend_options=options,
+    )
+    c10d._world.pg_group_ranks[group] = {member: place for place, member in enumerate(ranks)}
+    return group
+
+
+_envs: "WeakValueDictionary[int, ShardingEnv]" = WeakValueDictionary()
+_seen: list[bool] = []  # not empty once a group existed
+_GRACE_S = 0.05  # for groups with other references, such as DistributedDataParallel's
+
+
+@atexit.register
+def _release() -> None:
+    """Releases process groups before the interpreter shuts down, which would abort the process.
+
+    The threads of a group free the tensors of their last collective later, for which they need the interpreter. A group
+    without references joins its threads first. After ``destroy_process_group()``, models hold the last references.
+    """
+    if _seen:
+        gc.collect()  # models in reference cycles
+        for env in list(_envs.values()):
+            object.__setattr__(env, "pg", None)
+        time.sleep(_GRACE_S)

@@ -13,6 +13,7 @@ from time import perf_counter
 
 import torch
 
+from recshard_lab.comm.backends import times_note
 from recshard_lab.comm.groups import ShardingEnv
 
 
@@ -73,9 +74,15 @@ class DeviceSpan:
 
 @dataclass(slots=True)
 class Trace:
-    """The collectives issued during a trace, in order."""
+    """The collectives issued during a trace, in order.
+
+    Attributes:
+        events: the collectives.
+        times_note: what to print beside their times (`times_note`).
+    """
 
     events: list[CollectiveEvent] = field(default_factory=list)
+    times_note: str = field(default_factory=times_note)
 
     def select(self, op: str | None = None, label: str | None = None) -> list[CollectiveEvent]:
         """Events of this ``op`` whose label starts with ``label``."""

@@ -8,6 +8,7 @@ another rank ended                  its connections close. If it ended with an e
 two ranks wait for each other       each leaves in the store what it waits for, and the last message that it
                                     has sent over each group. So both see that neither will send: code on one
                                     of them has skipped a part of the step. Their connections are closed
+another rank's host is silent       `sockets.watch_hosts` closes the connections to that host after 20 s
 ==================================  ====================================================================
 """
 
@@ -19,7 +20,7 @@ import pickle
 import socket
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -29,9 +30,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from recshard_lab.comm.failing import RankLost, cpu_backend, sent_numbers, store
+from recshard_lab.comm.failing import RankLost, cpu_backend, message_number, note_sent, sent_numbers, store
 from recshard_lab.comm.groups import ShardingEnv
 from recshard_lab.comm.named_errors import in_world
+from recshard_lab.sockets import SILENT_S, hosts_in, silent_hosts, tcp_sockets
 
 TICK_S = 0.5
 ANSWER_S = 0.6  # for the text of a rank that ended, and for the answers of other ranks
@@ -96,9 +98,30 @@ def wait(work: Any, env: ShardingEnv, number: int, label: str) -> None:
             with suppress(RuntimeError):  # its connection is closed; it must end before the process does
                 work.wait(_DRAIN)
             raise
-    with suppress(dist.DistError):
-        if posted:
+    if posted:
+        with suppress(dist.DistError):
             store().set(_waits(env.rank, env), b"")
+
+
+def issue_and_wait(issue: Callable[[], Any], device: torch.device, env: ShardingEnv, label: str) -> None:
+    """Issues a collective and waits for it.
+
+    Args:
+        issue: returns torch's work.
+        device: of the message. Elsewhere than on CPU, torch waits.
+        env: the ranks.
+        label: of the message.
+
+    Raises:
+        RankLost: as `wait`.
+    """
+    if device.type != "cpu":
+        issue().wait()
+        return
+    number = message_number(env)
+    work = issue()
+    note_sent(number, env)
+    wait(work, env, number, label)
 
 
 @atexit.register
@@ -111,13 +134,9 @@ def _leave() -> None:
         left = f"{type(error).__name__}: {error}", _links()
         store().set(f"left/{dist.get_rank()}", pickle.dumps(left))
         base = _base_store()
-        if dist.get_rank() == 0 and isinstance(base, TCPStore) and not _agent_serves_store():
+        under_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # its agent serves the store
+        if dist.get_rank() == 0 and isinstance(base, TCPStore) and not under_torchrun:
             time.sleep(2 * TICK_S)  # this process serves the store
-
-
-def _agent_serves_store() -> bool:
-    """Whether torchrun's agent serves the store, not rank 0."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _raise_if_left(env: ShardingEnv, label: str, cause: Exception | None = None) -> None:
@@ -142,18 +161,23 @@ def _raise_lost(error: RuntimeError, env: ShardingEnv, label: str) -> NoReturn:
             missing = [other for other in _members(env) if not store().check([f"answers/{other}"])]
             time.sleep(0.05)
     except (dist.DistError, OSError):
-        who = "the process that serves the store (rank 0, or torchrun) has ended"
+        who = "the process that serves the store (rank 0, or torchrun) has ended or cannot be reached"
     else:
         names = " and ".join(f"rank {other}" for other in missing)
         who = f"{names} did not answer" if missing else "all ranks answer, so an earlier error closed it"
+    fix = "Fix: read the log of that rank, and start the ranks again"
+    if silent := " and ".join(silent_hosts()):
+        who = f"{silent} acknowledged nothing for {SILENT_S:g} s, so the host or its network is down"
+        fix = "Fix: restore the host or its network, and start the ranks again"
+    elif hosts := " and ".join(hosts_in(str(error))):
+        who = f"it led to {hosts}; {who}"
     raise RankLost(
-        f"a connection of rank {rank} closed while it waited for {label!r}: {who}. "
-        f"Fix: read the log of that rank, and start the ranks again. torch reports: {error}"
+        f"a connection of rank {rank} closed while it waited for {label!r}: {who}. {fix}. torch reports: {error}"
     ) from error
 
 
 def _raise_if_crossed(env: ShardingEnv, number: int, label: str, post: bool) -> None:
-    own = Waiting(env.pg.group_name, number, label, sent_numbers(), _links())
+    own = Waiting(env.pg.group_name, number, label, sent_numbers(), _links() if post else frozenset())
     if post:
         store().set(_waits(env.rank, env), pickle.dumps(own))
     for rank in range(env.world_size):
@@ -187,20 +211,11 @@ def _base_store() -> Any:
     return base
 
 
-def _tcp_sockets() -> Iterable[socket.socket]:
-    for name in os.listdir("/dev/fd"):
-        with suppress(OSError):
-            copy = socket.socket(fileno=os.dup(int(name)))
-            with copy:
-                if copy.type == socket.SOCK_STREAM and copy.family in (socket.AF_INET, socket.AF_INET6):
-                    yield copy
-
-
 def _links() -> frozenset[tuple[Address, Address]]:
     """The TCP connections of this process that do not lead to the store."""
     found = set()
     port = getattr(_base_store(), "port", None)
-    for sock in _tcp_sockets():
+    for sock in tcp_sockets():
         with suppress(OSError):  # not connected
             here, there = sock.getsockname()[:2], sock.getpeername()[:2]
             if port not in (here[1], there[1]):
@@ -214,7 +229,7 @@ def _close_shared(links: Iterable[tuple[Address, Address]]) -> None:
     Aborts NCCL's collectives.
     """
     shared = {(there, here) for here, there in links}
-    for sock in _tcp_sockets():
+    for sock in tcp_sockets():
         with suppress(OSError):
             if (sock.getsockname()[:2], sock.getpeername()[:2]) in shared:
                 sock.shutdown(socket.SHUT_RDWR)

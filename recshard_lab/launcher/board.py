@@ -1,6 +1,6 @@
-"""A rank's board: values put up by name, which the kernel sees at any time, also while a cell runs.
+"""Named values that a rank posts and the notebook can read at any time, also while a cell runs.
 
-The kernel asks nothing of a busy rank: what is put up travels by itself, and the newest value of a name stays::
+The rank pushes each value, so the notebook never has to ask a busy rank. Only the newest value of a name is kept::
 
     on a rank        post("progress", 17)          at_rest("progress", lambda: state())     after every cell
     in the kernel    ranks.posted("progress")      -> [17, 17, 16, None]
@@ -25,13 +25,13 @@ _at_rest: dict[str, Callable[[], Any]] = {}
 
 
 def hold(rank: Rank | None) -> None:
-    """Makes this process that rank; None: a process that a rank has forked, which posts nothing."""
+    """Sets the rank of this process. Pass None in a process that a rank has forked: it posts nothing."""
     global _rank
     _rank = rank
 
 
 def post(name: str, value: Any) -> None:
-    """Puts a picklable value up under a name, in place of an older one; does nothing where no kernel looks.
+    """Posts a picklable value under a name and replaces the older one. Does nothing outside a launched rank.
 
     >>> post("progress", 1)
     """
@@ -41,7 +41,7 @@ def post(name: str, value: Any) -> None:
 
 
 def at_rest(name: str, value: Callable[[], Any] | None) -> None:
-    """Has the result of a function put up whenever a piece of work has ended; None takes it off again."""
+    """Posts the result of a function after every cell or call. Pass None to remove the function."""
     if value is None:
         _at_rest.pop(name, None)
     else:
@@ -49,7 +49,7 @@ def at_rest(name: str, value: Callable[[], Any] | None) -> None:
 
 
 def rest() -> None:
-    """Posts after each piece of work. A function that fails is reported on stderr and removed."""
+    """Posts the registered results. A function that fails is reported on stderr and removed."""
     for name, value in list(_at_rest.items()):
         try:
             post(name, value())

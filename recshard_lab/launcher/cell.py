@@ -1,19 +1,21 @@
-"""A cell on a rank: run it as a notebook would, keep its lines for tracebacks, and describe what came out."""
+"""Runs a cell on a rank as a notebook would: keeps its source for tracebacks and describes its result."""
 
 from __future__ import annotations
 
 import ast
 import base64
+import builtins
 import io
+import keyword
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
 
 from .payload import remember_sources
 
-__all__ = ["NOTHING", "bundle", "describe", "no_keyboard", "redirect_display", "run_source"]
+__all__ = ["NOTHING", "bundle", "completions", "describe", "no_keyboard", "redirect_display", "run_source"]
 
 _LOST_PEER = re.compile(r"closed by peer|[Cc]onnection (closed|reset|refused)|Broken pipe|Socket closed|abort", re.S)
 
@@ -86,7 +88,7 @@ def _png(figure: Any) -> bytes:
 
 
 def _represent(value: Any, name: str) -> Any | None:
-    """What the method of that name returns; None without one, and for objects that have every attribute (mocks)."""
+    """The result of the method with that name. None if it is missing, or if the object has every attribute (a mock)."""
     if isinstance(value, type) or getattr(value, "_ipython_canary_method_should_not_exist_", None) is not None:
         return None
     method = getattr(value, name, None)
@@ -166,7 +168,7 @@ def failure_text(error: BaseException, ours: tuple[str, ...]) -> str:
 
 
 def describe(error: BaseException, ours: tuple[str, ...]) -> dict[str, str]:
-    """The exception as plain text, for the notebook: its class, and those of its parts, may exist only here."""
+    """The exception as plain text. Its class, and the classes of its parts, may exist only on this rank."""
     message = _message(error)
     kind = "raised"
     if isinstance(error, KeyboardInterrupt):
@@ -177,7 +179,7 @@ def describe(error: BaseException, ours: tuple[str, ...]) -> dict[str, str]:
 
 
 def no_keyboard(prompt: object = "") -> NoReturn:
-    """In place of ``input`` on ranks."""
+    """Replaces ``input`` on ranks."""
     raise EOFError("ranks have no keyboard. Fix: ask in a notebook cell, then %recshard_push the answer")
 
 
@@ -188,3 +190,33 @@ def redirect_display(display: Callable[..., None]) -> None:
         import IPython.display
 
         IPython.core.display_functions.display = IPython.display.display = display
+
+
+MOST = 500
+
+
+def completions(word: str, namespace: Mapping[str, Any]) -> list[str]:
+    """Names that begin with `word`: from `namespace` and builtins, or attributes if the word contains a dot.
+
+    Private names are included only if the word begins with an underscore.
+
+    >>> completions("wei", {"weight": 1, "weights": 2, "bias": 3})
+    ['weight', 'weights']
+    >>> completions("z.re", {"z": 1j})
+    ['z.real']
+    """
+    holder, dot, start = word.rpartition(".")
+    if not dot:
+        names = [*namespace, *dir(builtins), *keyword.kwlist]
+    else:
+        first, *rest = holder.split(".")
+        try:
+            value = namespace[first] if first in namespace else getattr(builtins, first)
+            for attribute in rest:
+                value = getattr(value, attribute)
+            names = [*dir(value)]
+        except Exception:  # the user's own properties may raise anything
+            return []
+    texts = [str.__str__(name) for name in names if isinstance(name, str)]  # globals() and dir() may hold anything
+    fitting = {name for name in texts if name.startswith(start) and (start.startswith("_") or not name.startswith("_"))}
+    return [holder + dot + name for name in sorted(fitting)[:MOST]]

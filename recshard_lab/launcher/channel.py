@@ -1,6 +1,6 @@
-"""Frames over an unnamed socket pair: a small header in pickle, a payload of bytes that only its reader opens.
+"""Messages over an unnamed socket pair: a small pickled header, then payload bytes that only the receiver opens.
 
-No other process can connect to a socket pair, so all that arrives was written by the process that we started.
+No other process can connect to a socket pair. All messages therefore come from the process that was started.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+from weakref import WeakSet
 
-from .forks import forget_in_forks
-
-__all__ = ["Channel", "FrameReader", "Message", "Outbox", "pipe", "socket_pair"]
+__all__ = ["Channel", "FrameReader", "Message", "Outbox", "forget_in_forks", "pipe", "socket_pair"]
 
 MOST_FDS = 4  # that come with one message
-_CLOSED = (errno.EPIPE, errno.ECONNRESET, errno.EBADF)  # by the other end, or by us
+_CLOSED = (errno.EPIPE, errno.ECONNRESET, errno.EBADF, errno.EPROTOTYPE)  # the last on macOS, while an end closes
 _LENGTHS = struct.Struct("!IQ")  # header bytes, payload bytes
 
 
 class Message(NamedTuple):
-    """kind: what it is; cell: the number of the cell or call it belongs to; payload: pickled or dilled.
+    """One message. kind: its type. cell: the number of its cell or call. payload: bytes of pickle or dill.
 
-    fds: open files that travel along; who receives them closes them.
+    fds: open file descriptors sent with the message. The receiver closes them.
     """
 
     kind: str
@@ -37,14 +36,14 @@ class Message(NamedTuple):
 
 
 class FrameReader:
-    """Cuts a byte stream into messages, however the bytes arrive."""
+    """Splits a byte stream into messages. The bytes may arrive in chunks of any size."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._fds: list[int] = []
 
     def feed(self, data: bytes, fds: Sequence[int] = ()) -> list[Message]:
-        """The messages completed by `data`, with which `fds` came; a message's come with its first byte."""
+        """The messages that `data` completes. `fds` arrived with it: those of a message arrive with its first byte."""
         self._buffer += data
         self._fds += fds
         messages = []
@@ -60,26 +59,26 @@ class FrameReader:
         return messages
 
     def close(self) -> None:
-        """Closes the descriptors of a message whose end never came."""
+        """Closes the descriptors of an incomplete message."""
         while self._fds:
             os.close(self._fds.pop())
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected sockets, never numbered 0 to 2: a process that closed those still prints to the numbers."""
+    """Two connected sockets with descriptors above 2. A process that closed 0 to 2 may still print to them."""
     first, second = socket.socketpair()
     return socket.socket(fileno=_above_streams(first.detach())), socket.socket(fileno=_above_streams(second.detach()))
 
 
 def pipe() -> tuple[int, int]:
-    """``(read, write)`` of a pipe, never numbered 0 to 2. Reading does not wait."""
+    """``(read, write)`` descriptors of a pipe, both above 2. Reads do not block."""
     read, write = (_above_streams(fd) for fd in os.pipe())
     os.set_blocking(read, False)
     return read, write
 
 
 def _above_streams(fd: int) -> int:
-    """The same open file under a number above 2; closes `fd` if that is another one."""
+    """The same open file as a descriptor above 2. Closes `fd` if it had to be duplicated."""
     if fd > 2:
         return fd
     import fcntl  # not on Windows
@@ -91,10 +90,10 @@ def _above_streams(fd: int) -> int:
 
 
 class Channel:
-    """One end of a control connection. Sends are whole and from any thread; one thread receives.
+    """One end of a control connection. Any thread may send whole messages; one thread receives.
 
-    It belongs to the process that made it. A fork of that process loses it: its copy of the descriptor is closed, and
-    `send` raises OSError there. Two writers would mix their messages, and an open copy would hide the end of one.
+    The channel belongs to the process that created it. In a fork of that process its descriptor is closed and `send`
+    raises OSError: two writers would mix their messages, and an open copy would hide the end of the connection.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -106,7 +105,7 @@ class Channel:
         self._ready: list[Message] = []
 
     def send(self, message: Message) -> None:
-        """Raises OSError when the other end is gone, and in a fork of the process that made the channel."""
+        """Sends a message. Raises OSError if the other end is closed, or in a fork of the owning process."""
         if os.getpid() != self._owner:
             raise OSError(f"the control channel of process {self._owner} was used by its fork {os.getpid()}")
         start = _start(message)
@@ -117,13 +116,13 @@ class Channel:
                 self.sock.sendall(message.payload)
 
     def receive(self) -> Message:
-        """The next message, waiting for it; EOFError when the other end is gone."""
+        """Waits for the next message. Raises EOFError if the other end is closed."""
         while not self._ready:
             self._ready = self.receive_some()
         return self._ready.pop(0)
 
     def receive_some(self) -> list[Message]:
-        """One read's worth of messages, maybe none; EOFError when the other end is gone."""
+        """The messages that one read completes, possibly none. Raises EOFError if the other end is closed."""
         try:
             data, fds, _, _ = socket.recv_fds(self.sock, 1 << 20, MOST_FDS)
         except BlockingIOError:
@@ -135,7 +134,7 @@ class Channel:
         return self._reader.feed(data, fds)
 
     def receive_exactly(self) -> Message:
-        """The next message and not a byte more: what follows may carry file descriptors. Do not mix with `receive`."""
+        """Reads exactly one message, because the next bytes may carry file descriptors. Do not mix with `receive`."""
         header, payload = _LENGTHS.unpack(self._take(_LENGTHS.size))
         kind, cell, _ = pickle.loads(self._take(header))
         return Message(kind, cell, self._take(payload))
@@ -157,7 +156,7 @@ class Channel:
 
 
 class Outbox:
-    """Messages on their way through a socket that never waits. Any thread may put one."""
+    """Queue of messages to a non-blocking socket. Any thread may add one."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -166,9 +165,9 @@ class Outbox:
         self._parts: deque[tuple[memoryview, list[int]]] = deque()  # bytes, and the descriptors that go with the first
 
     def put(self, message: Message) -> bool:
-        """Sends a message after those put before it, or drops it if the other end is closed.
+        """Queues a message and sends what the socket accepts. Drops it if the other end is closed.
 
-        Returns whether all of it is sent. If not, call `write` when the socket can be written.
+        Returns whether the queue is empty. If not, call `write` when the socket is writable.
         """
         with self._lock:
             self._parts.append((memoryview(_start(message)), [os.dup(fd) for fd in message.fds]))
@@ -177,17 +176,17 @@ class Outbox:
             return self._write()
 
     def write(self) -> bool:
-        """Sends what the socket takes now. Returns whether all is sent."""
+        """Sends what the socket accepts now. Returns whether the queue is empty."""
         with self._lock:
             return self._write()
 
     def clear(self) -> None:
-        """Drops what is not sent."""
+        """Drops all unsent messages."""
         with self._lock:
             self._clear()
 
     def forget_lock(self) -> None:
-        """In a forked child: the thread that held the lock is not there."""
+        """Resets the lock in a forked child, where the thread that held it does not exist."""
         self._lock = threading.Lock()
 
     def _write(self) -> bool:
@@ -220,3 +219,27 @@ def _start(message: Message) -> bytes:
     """The bytes of a message before its payload."""
     header = pickle.dumps((message.kind, message.cell, len(message.fds)))
     return _LENGTHS.pack(len(header), len(message.payload)) + header
+
+
+class Holder(Protocol):
+    """Holds descriptors of the parent process. `forget` runs in a forked child and must not send or wait."""
+
+    def forget(self) -> None: ...
+
+
+_holders: WeakSet[Holder] = WeakSet()
+
+
+def forget_in_forks(holder: Holder) -> None:
+    """Calls ``holder.forget()`` in every process forked from this one while `holder` exists."""
+    _holders.add(holder)
+
+
+def _in_child() -> None:
+    for holder in list(_holders):
+        holder.forget()
+    _holders.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

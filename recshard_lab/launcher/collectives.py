@@ -1,4 +1,4 @@
-"""What one rank says of the collectives it entered: plain values that travel between rank and kernel."""
+"""Records of the collectives that a rank entered: plain values sent from the rank to the notebook."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 __all__ = ["RING", "Entered", "Line", "Position", "Window"]
 
-# Every rank of the group must bring the same sizes. Others may differ: all_to_all, gather, scatter.
+# Collectives in which all ranks must pass equal sizes. all_to_all, gather and scatter may differ.
 _SAME_SIZES = frozenset({"all_reduce", "all_gather", "broadcast", "reduce", "reduce_scatter", "barrier"})
 _TORCH_NAMES = {
     "Float": "float32",
@@ -27,7 +27,7 @@ _CELL = re.compile(r"<cell \[(\d+)\]>")
 
 
 class Line(NamedTuple):
-    """A line of source. text: what stands there, if known."""
+    """A line of source. text: its content, if known."""
 
     filename: str
     number: int
@@ -44,7 +44,7 @@ class Line(NamedTuple):
 
 
 class Entered(NamedTuple):
-    """One collective that a rank entered. number: how many of its group it is, from 1. done: it has left it."""
+    """One collective that a rank entered. number: its position in its group, from 1. done: the rank left it."""
 
     op: str
     number: int
@@ -74,7 +74,7 @@ class Entered(NamedTuple):
 
 
 class Window(NamedTuple):
-    """What a rank entered of one group in one cell: collectives (since, entered], and a digest of what they were."""
+    """The collectives of one group that a rank entered in one cell: numbers (since, entered] and their digest."""
 
     since: int
     entered: int
@@ -82,7 +82,7 @@ class Window(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where a rank is. cell: the cell it runs, None when it waits for one; history: group -> its last collectives."""
+    """Where a rank is. cell: the cell it runs, None if idle. history: group -> its last collectives."""
 
     cell: int | None
     line: Line | None
@@ -95,11 +95,11 @@ class Position(NamedTuple):
         return history[-1].number if history else 0
 
     def at(self, group: str, number: int) -> Entered | None:
-        """The collective of that number, if it is among the last."""
+        """The collective with that number, None if it is not recorded any more."""
         return next((entry for entry in reversed(self.history.get(group, ())) if entry.number == number), None)
 
     def with_lines(self, lines: dict[str, dict[int, Line | None]]) -> Position:
-        """The same, each collective with the line it came from."""
+        """A copy in which each collective has its source line."""
         history = {
             name: tuple(entry._replace(line=lines.get(name, {}).get(entry.number)) for entry in entries)
             for name, entries in self.history.items()

@@ -1,4 +1,4 @@
-"""What can go wrong with ranks, in words that name the rank and a fix."""
+"""Errors of ranks. Each message names the rank and a fix."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SPACE = "Fix: free space there, or set TMPDIR to another folder and restart the 
 
 
 def descriptors_text() -> str:
-    """How many descriptors this process may open, and what to do when they are used up."""
+    """The limit on open descriptors of this process, and the fix if it is reached."""
     import resource  # not on Windows
 
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -50,14 +50,14 @@ class Failure:
     """How one rank failed in one cell or call.
 
     kind: ``raised`` (an exception), ``interrupted`` (stopped from the notebook), ``freed`` (it waited in a
-    collective for a rank that failed, and was let go), ``died`` (the process is gone).
+    collective for a rank that failed, and the launcher ended the wait), ``died`` (the process ended).
     """
 
     rank: int
     kind: Literal["raised", "interrupted", "freed", "died"]
     name: str  # the exception's class, or the signal's name, or "exit"
     message: str  # the exception's text, or what ended the process
-    traceback: str = ""  # the remote traceback; the last lines printed, for a rank that died
+    traceback: str = ""  # the remote traceback; for a rank that died, the last lines it printed
 
     @property
     def headline(self) -> str:
@@ -67,11 +67,11 @@ class Failure:
         return f"{self.name}: {self.message}" if self.message else self.name
 
 
-_VERB = {"died": "", "raised": "raised ", "interrupted": "stopped by ", "freed": "lost the others: "}
+_VERB = {"died": "", "raised": "raised ", "interrupted": "stopped by ", "freed": "lost the other ranks: "}
 
 
 def ranks_text(ranks: Sequence[int], world_size: int | None = None) -> str:
-    """How a group of ranks is written.
+    """A set of ranks as text.
 
     >>> ranks_text([2]), ranks_text([0, 1, 2, 5]), ranks_text([0, 1], world_size=2)
     ('rank 2', 'ranks 0-2, 5', 'all 2 ranks')
@@ -92,7 +92,7 @@ class RankError(RuntimeError):
     """A cell or call failed on one or more ranks.
 
     failures: every rank's failure, those that caused the error first. ranks: the ranks that caused it.
-    note: what was done about it (groups rebuilt, restart needed).
+    note: the state afterwards (groups rebuilt, restart needed).
     """
 
     def __init__(self, failures: Sequence[Failure], world_size: int, note: str = "") -> None:
@@ -125,7 +125,7 @@ class RankError(RuntimeError):
         ]
 
     def headline(self) -> str:
-        """One line a group of ranks, and what became of the others."""
+        """One line per set of ranks with the same error, then the state of the others."""
         groups: dict[str, list[int]] = {}
         for failure in self.causes:
             groups.setdefault(_VERB[failure.kind] + failure.headline, []).append(failure.rank)
@@ -150,7 +150,7 @@ class RankError(RuntimeError):
 
 
 class RanksInterrupted(KeyboardInterrupt):
-    """The reader stopped a cell. note: what was kept and what was lost."""
+    """The user stopped a cell. note: which variables were kept and which were lost."""
 
     def __init__(self, failures: Sequence[Failure], world_size: int, note: str = "") -> None:
         self.failures, self.world_size, self.note = tuple(failures), world_size, note

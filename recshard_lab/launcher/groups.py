@@ -1,30 +1,50 @@
-"""A rank's process groups: made, cut while stuck, and put right again inside the same objects.
+"""Process groups of a rank: creates them, ends their stuck collectives, and repairs them in place.
 
-A collective that waits for a rank which will never come is freed by closing the TCP connections of the
-group from a side thread of the *same* process: the wait then ends with an error, whoever holds the group.
-(Aborting or destroying the group does not do it while a model, DDP for one, still holds the group.)
+A collective that waits for a failed rank is ended by closing the TCP connections of its group from a side thread of
+the *same* process. The wait then raises. Aborting or destroying the group has no effect while a model, such as DDP,
+holds a reference to it.
 
-Afterwards every ProcessGroup drops its backends and gets fresh ones. The ProcessGroup object stays the one that models
-hold, so they go on working, however often this happens.
+Afterwards every ProcessGroup drops its backends and gets new ones. The ProcessGroup object stays the same, so models
+that hold it keep working.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import socket
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
+from torch.distributed import DistStoreError
 from torch.distributed.distributed_c10d import PrefixStore
 
-from .stores import is_store_port, open_store, space_needed, spans_hosts
+from ..sockets import tcp_sockets, watch_hosts
+from .errors import SPACE, LaunchError
+from .joining import network
 
-__all__ = ["Cable", "cables", "connect", "cut", "group_count", "group_names", "rebuild", "reconnect"]
+__all__ = [
+    "Cable",
+    "cables",
+    "connect",
+    "cut",
+    "group_count",
+    "group_names",
+    "host_store",
+    "is_store_port",
+    "open_store",
+    "rebuild",
+    "reconnect",
+    "space_needed",
+    "spans_hosts",
+]
 
 Cable = tuple[tuple[str, int], tuple[str, int]]  # (this end, the other end) of a TCP connection
 
@@ -33,20 +53,24 @@ _VALUE_AT = 16  # in a Python object of pybind11: the address of its C++ object
 
 
 def connect(store_path: str, rank: int, world_size: int, backend: str, device: torch.device) -> None:
-    """Joins the default group through a store (a file, for which no port is opened) and proves it by an all_reduce."""
+    """Joins the default group through a store (a file, which needs no port) and checks it with an all_reduce."""
     backends = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
     with space_needed(store_path):
         store = open_store(store_path, world_size)
+        if spans_hosts():
+            hosts, variables = network(store, rank, world_size, str(urlsplit(store_path).hostname))
+            os.environ.update(variables)
+            watch_hosts(hosts)
         dist.init_process_group(backends, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
     prove(world_size, device)
 
 
 def prove(world_size: int, device: torch.device) -> None:
-    """One real all_reduce, and its result checked."""
+    """Runs one all_reduce and checks its result."""
     total = torch.ones(1, device=device)
     dist.all_reduce(total)
     if int(total.item()) != world_size:
-        raise RuntimeError(f"the first all_reduce gave {total.item()}, expected {world_size}")
+        raise RuntimeError(f"the first all_reduce returned {total.item()}, the world size is {world_size}")
 
 
 def uses_nccl() -> bool:
@@ -54,15 +78,20 @@ def uses_nccl() -> bool:
     return "cuda:nccl" in dist.get_backend_config().split(",")
 
 
+def waits_end_silently() -> bool:
+    """Whether `cut` ends waits without an error: the host waits for a GPU's stream, which goes on after NCCL's abort.
+
+    The rank must then be interrupted, or its cell would continue with numbers that never arrived.
+    """
+    return dist.is_initialized() and uses_nccl()
+
+
 def cables() -> list[Cable]:
     """The TCP connections of this process that may lead to another rank: on one host, those on loopback."""
     found = []
-    for sock in _tcp_sockets():
-        with sock:
-            try:
-                here, there = sock.getsockname(), sock.getpeername()
-            except OSError:
-                continue  # listening, or closed already
+    for sock in tcp_sockets():
+        with suppress(OSError):  # listening, or closed already
+            here, there = sock.getsockname(), sock.getpeername()
             local = here[0] in ("127.0.0.1", "::1") and there[0] == here[0]
             if (local or spans_hosts()) and not is_store_port(here[1]) and not is_store_port(there[1]):
                 found.append(((here[0], here[1]), (there[0], there[1])))
@@ -70,41 +99,18 @@ def cables() -> list[Cable]:
 
 
 def cut(chosen: Collection[Cable]) -> int:
-    """Closes the connections named, under whoever waits on them; NCCL groups are aborted. Returns how many."""
+    """Closes these connections, also if a thread waits on them, and aborts NCCL groups. Returns their number."""
     count = 0
-    for sock in _tcp_sockets():
-        with sock:
-            try:
-                here, there = sock.getsockname()[:2], sock.getpeername()[:2]
-                if (here, there) in chosen:
-                    sock.shutdown(socket.SHUT_RDWR)
-                    count += 1
-            except OSError:
-                continue
+    for sock in tcp_sockets():
+        with suppress(OSError):  # listening, or closed already
+            if (sock.getsockname()[:2], sock.getpeername()[:2]) in chosen:
+                sock.shutdown(socket.SHUT_RDWR)
+                count += 1
     for group in _groups():
         backend = _backend_on(group, "cuda")
         if backend is not None:
             backend.abort()
     return count
-
-
-def _tcp_sockets() -> list[socket.socket]:
-    sockets = []
-    for name in os.listdir("/dev/fd"):
-        try:
-            copy = os.dup(int(name))
-        except OSError:
-            continue
-        try:
-            sock = socket.socket(fileno=copy)
-        except OSError:  # not a socket
-            os.close(copy)
-            continue
-        if sock.type == socket.SOCK_STREAM and sock.family in (socket.AF_INET, socket.AF_INET6):
-            sockets.append(sock)
-        else:
-            sock.close()
-    return sockets
 
 
 def _groups() -> list[Any]:
@@ -189,7 +195,7 @@ def _drop_backends(group: Any) -> None:
 
 
 def reconnect(store_path: str, rank: int, world_size: int, backend: str, device: torch.device) -> None:
-    """The default group from nothing, where a cell destroyed it on some rank; older groups are lost."""
+    """Creates the default group again after a cell destroyed it on a rank. Other groups are lost."""
     if dist.is_initialized():
         dist.destroy_process_group()
     connect(store_path, rank, world_size, backend, device)
@@ -201,6 +207,54 @@ def group_count() -> int:
 
 
 def issue_counts() -> tuple[int, ...]:
-    """Numbers of which one changes whenever anything is sent over a group of this process."""
+    """Sequence numbers of all groups. At least one changes with every collective of this process."""
     backends = [_backend_on(group, place) for group in _groups() for place in ("cpu", "cuda")]
     return tuple(backend._get_sequence_number_for_group() for backend in backends if backend is not None)
+
+
+TIMEOUT = timedelta(minutes=5)
+
+_hosted: list[Store] = []  # the server lives as long as its store
+_addresses: set[tuple[str, int]] = set()
+
+
+def open_store(where: str, world_size: int) -> Store:
+    """The store at `where`, a path or ``tcp://host:port/name``. Each name is a separate store on one server."""
+    if not where.startswith("tcp://"):
+        return FileStore(where, world_size)
+    parts = urlsplit(where)
+    assert parts.hostname is not None
+    assert parts.port is not None
+    _addresses.add((parts.hostname, parts.port))
+    client = TCPStore(parts.hostname, parts.port, world_size, False, TIMEOUT)
+    return PrefixStore(parts.path.strip("/"), client)
+
+
+@contextmanager
+def space_needed(where: str) -> Iterator[None]:
+    """Turns a full disk into a LaunchError that names the folder of the store at `where`."""
+    try:
+        yield
+    except DistStoreError as error:  # torch names no file
+        if where.startswith("tcp://") or os.strerror(errno.ENOSPC) not in str(error):
+            raise
+        raise LaunchError(
+            f"{os.strerror(errno.ENOSPC)} in {os.path.dirname(where)}, where ranks meet. {SPACE}"
+        ) from None
+
+
+def host_store(listener: socket.socket) -> None:
+    """Serves stores from this process on a socket that already listens."""
+    host, port = listener.getsockname()[:2]
+    server = TCPStore(host, port, None, True, TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach())
+    _hosted.append(server)
+
+
+def is_store_port(port: int) -> bool:
+    """Whether a connection with this port at one end leads to a store, which outlives process groups."""
+    return any(port == known for _, known in _addresses)
+
+
+def spans_hosts() -> bool:
+    """Whether ranks may be connected by more than the loopback interface."""
+    return any(not host.startswith("127.") and host != "::1" for host, _ in _addresses)

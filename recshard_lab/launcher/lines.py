@@ -1,4 +1,4 @@
-"""What ranks print, as whole lines marked by rank; a line that all of them print is shown once.
+"""Output of ranks as whole lines, marked by rank. A line that all ranks print is shown once.
 
 [0] rank 0 holds users
 [1] rank 1 holds movies
@@ -33,7 +33,7 @@ class Line(NamedTuple):
 
 
 class Open:
-    """A line that has not ended: the last state of a progress bar, or text. Keeps `LINE_CHARS` and counts the rest."""
+    """An unfinished line: text, or the last state of a progress bar. Keeps `LINE_CHARS` and counts the rest."""
 
     def __init__(self) -> None:
         self.bar = False  # it has redrawn itself
@@ -59,7 +59,7 @@ class Open:
 
     @property
     def state(self) -> str:
-        """What a terminal would show."""
+        """The line as a terminal shows it."""
         text = "".join(self._parts)
         if not text.strip():
             return self._before
@@ -67,7 +67,7 @@ class Open:
 
 
 def mark(ranks: Sequence[int], everyone: Sequence[int]) -> str:
-    """How a line is marked.
+    """The mark of a line.
 
     >>> mark([0, 1], [0, 1]), mark([2], [0, 1, 2]), mark([0, 1, 2, 5], range(8)), mark([3], [3])
     ('[all]', '[2]', '[0-2,5]', '[3]')
@@ -95,7 +95,7 @@ class LineMerger:
         self._pending: dict[int, deque[Line]] = {}
         self._counts: dict[int, Counter[tuple[str, str]]] = {}  # of the pending lines
         self._finished: set[int] = set()
-        self.kept: deque[str] | None = None  # where lines are kept, whatever becomes of them on the page
+        self.kept: deque[str] | None = None  # where all lines are kept, shown or not
 
     def emit(self, ranks: tuple[int, ...], stream: str, content: Any) -> None:
         """A whole line that `ranks` printed, or a MIME bundle that they displayed."""
@@ -105,7 +105,7 @@ class LineMerger:
         """The latest state of a progress bar; empty when it has ended."""
 
     def feed(self, rank: int, stream: str, text: str) -> None:
-        """Text as it came from one rank, cut anywhere."""
+        """Adds text from one rank. The text may end within a line."""
         *whole, rest = text.replace("\r\n", "\n").split("\n")
         for line in whole:
             self._end(rank, stream, line)
@@ -134,7 +134,7 @@ class LineMerger:
         self._add(rank, "display", bundle)
 
     def finish(self, rank: int) -> None:
-        """This rank prints no more in this cell; what it left unended becomes a line."""
+        """Ends the output of a rank in this cell. Its unfinished text becomes a line."""
         for stream in ("stdout", "stderr"):
             line = self._partial.get((rank, stream))
             if line is not None and line.state.strip():
@@ -146,7 +146,7 @@ class LineMerger:
         self.flush()
 
     def flush(self, everything: bool = False) -> None:
-        """Emits what need not wait any longer for the same line from other ranks."""
+        """Emits lines that no longer wait for the same line from other ranks."""
         while (line := self._next(everything)) is not None:
             same = tuple(rank for rank in self._printed if self._pending[rank][0].key == line.key)
             for rank in same:
@@ -167,7 +167,7 @@ class LineMerger:
         return [rank for rank, lines in self._pending.items() if lines]
 
     def _next(self, everything: bool) -> Line | None:
-        """The oldest first line that is either everyone's turn, or has waited long enough."""
+        """The oldest line that is next on all ranks, or that has waited long enough."""
         heads = sorted((self._pending[rank][0] for rank in self._printed), key=lambda line: line.at)
         ripe = [line for line in heads if everything or not self._may_still_come(line)]
         for line in ripe:
@@ -195,15 +195,15 @@ class Printer(LineMerger):
             print(mark(ranks, self.ranks), line, file=out, flush=True)
 
     def notice(self, text: str) -> None:
-        """A word of the launcher's own."""
+        """Shows a message of the launcher."""
         print(text, file=sys.stderr, flush=True)
 
     def card(self, bundle: dict[str, str]) -> None:
-        """What the doctor found, as a MIME bundle."""
+        """Shows the findings of `hangs`, a MIME bundle."""
         self.notice(bundle["text/plain"])
 
     def place(self, line: SourceLine) -> str:
-        """How a line of source is called here."""
+        """A line of source as text."""
         return str(line)
 
     def close(self) -> None:

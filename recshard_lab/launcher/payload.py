@@ -1,7 +1,7 @@
-"""How functions, arguments and results travel: dill, so that what a notebook defines goes along.
+"""Serialises functions, arguments and results with dill, which includes what a notebook defines.
 
-A function from the notebook's ``__main__`` takes with it the globals it names (`recurse`), and the source
-lines that its traceback will want to show.
+A function of the notebook's ``__main__`` is sent with the globals it names (`recurse`) and with its source, which
+tracebacks show.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import io
 import linecache
 import os
 import pickle
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,19 +22,22 @@ from typing import Any
 import dill
 
 from .errors import LaunchError, descriptors_text, resources_needed
-from .memory import is_large, shelve, take
+from .shared_memory import is_large, shelve, take
 
 __all__ = ["decode", "decode_apart", "encode", "encode_apart", "remember_sources", "sources_of"]
 
 
-_ORIGIN = "__recshard_origin__"  # in the namespace of a class that travelled: where it came from
+_ORIGIN = "__recshard_origin__"  # in the namespace of a class that was sent: its origin
 _origins: dict[str, type] = {}  # classes of this process that ranks know copies of
 
 
 class _Dispatch(dict[type, Any]):
-    """How each type of object is sent: classes as classes are, whatever their metaclass."""
+    """How each type is sent. Classes are sent as classes, also those with a metaclass."""
 
     def get(self, kind: type, default: Any = None) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is not None and issubclass(kind, torch.Tensor):
+            return _Pickler.save_tensor
         return self[kind] if kind in self or issubclass(kind, type) else default
 
     def __missing__(self, kind: type) -> Any:
@@ -41,8 +45,8 @@ class _Dispatch(dict[type, Any]):
 
 
 class _Pickler(dill.Pickler):
-    """Sends modules as their names. dill would send the contents of those outside site-packages: ours, when
-    installed in place, and the notebook's neighbours. Classes of the notebook go by value, but marked."""
+    """Sends modules as names. dill would send the contents of modules outside site-packages, such as files beside
+    the notebook and packages installed with ``pip install -e``. Classes of the notebook are sent by value, marked."""
 
     dispatch = _Dispatch(dill.Pickler.dispatch)
 
@@ -53,6 +57,18 @@ class _Pickler(dill.Pickler):
             self.save_reduce(importlib.import_module, (module.__name__,), obj=module)
 
     dispatch[types.ModuleType] = save_module
+
+    def save_tensor(self, value: Any) -> None:
+        """Tensors of a device arrive on the CPU: the receiver need not have the device, nor start CUDA."""
+        if value.device.type in ("cpu", "meta"):
+            self.save_reduce(*value.__reduce_ex__(self.proto), obj=value)
+            return
+        import torch
+
+        parameter = isinstance(value, torch.nn.Parameter)
+        attributes = vars(value) if type(value) in (torch.Tensor, torch.nn.Parameter) else {}
+        host = value.detach().cpu()
+        self.save_reduce(_on_cpu, (host, value.requires_grad, parameter), attributes or None, obj=value)
 
     large: list[Any] | None = None  # where large tensors are put aside; None: they are pickled like all else
 
@@ -70,7 +86,7 @@ class _Pickler(dill.Pickler):
             with suppress(AttributeError, TypeError):  # a class that takes no attributes is not recognised again
                 setattr(cls, _ORIGIN, origin := os.urandom(8).hex())
                 _origins[origin] = cls
-        if cls.__module__ == "__main__" and issubclass(cls, enum.Enum):  # dill would name it, and nobody there has it
+        if cls.__module__ == "__main__" and issubclass(cls, enum.Enum):  # the receiver does not know its name
             self.save_reduce(_known_or_new_enum, _enum_parts(cls), obj=cls)
         else:
             dill.Pickler.dispatch[type](self, cls, *args, **kwargs)
@@ -78,8 +94,14 @@ class _Pickler(dill.Pickler):
     dispatch[type] = save_type
 
 
+def _on_cpu(value: Any, requires_grad: bool, parameter: bool) -> Any:
+    import torch
+
+    return torch.nn.Parameter(value, requires_grad) if parameter else value.requires_grad_(requires_grad)
+
+
 class _Unpickler(dill.Unpickler):
-    """Takes a class that came from here, and comes back, for the one it was."""
+    """Returns the original class where a class that was sent from here comes back."""
 
     large: Sequence[Any] = ()  # what was put aside
 
@@ -121,19 +143,19 @@ def _known_or_new_enum(meta: Any, name: str, bases: tuple[type, ...], parts: dic
 
 
 def encode(value: Any) -> bytes:
-    """`value` by dill; what cannot be carried raises a TypeError or PicklingError naming it."""
+    """Serialises `value`. Raises a TypeError or PicklingError that names what cannot be sent."""
     buffer = io.BytesIO()
     _Pickler(buffer, recurse=True).dump(value)
     return buffer.getvalue()
 
 
 def decode(data: bytes) -> Any:
-    """The inverse of `encode`. Only for bytes that came over our own channel."""
+    """The inverse of `encode`. Use it only for bytes from the control channel."""
     return _Unpickler(io.BytesIO(data)).load()
 
 
 def encode_apart(value: Any, shared: bool = True) -> tuple[bytes, int | None]:
-    """`encode`, with large tensors in shared memory: its descriptor, for the caller to close, if there are any.
+    """`encode` with large tensors in shared memory. Returns the bytes and its descriptor, which the caller closes.
 
     shared: False leaves them in the bytes, for ranks on other machines.
     """
@@ -199,6 +221,6 @@ def sources_of(*items: Any) -> dict[str, str]:
 
 
 def remember_sources(sources: Mapping[str, str]) -> None:
-    """Lets tracebacks show lines of files that exist nowhere but in the notebook."""
+    """Lets tracebacks show source that exists only in the notebook."""
     for filename, text in sources.items():
         linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)

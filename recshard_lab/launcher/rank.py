@@ -1,15 +1,18 @@
-"""What lives in a rank: the main thread takes cells one by one, a side thread listens to the kernel meanwhile."""
+"""A rank's process: the main thread runs cells one by one, and a side thread receives messages meanwhile."""
 
 from __future__ import annotations
 
 import ast
 import atexit
 import builtins
+import ctypes
+import gc
 import os
 import pickle
 import queue
 import shutil
 import signal
+import socket
 import sys
 import threading
 import time
@@ -17,42 +20,50 @@ import traceback
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
 import dill
+import threadpoolctl
 import torch
 import torch.distributed as dist
 import torch.distributed.c10d_logger
 
-from . import board, groups
-from .cell import NOTHING, bundle, describe, failure_text, no_keyboard, redirect_display, run_source
+from . import board, device_memory, groups
+from .cell import NOTHING, bundle, completions, describe, failure_text, no_keyboard, redirect_display, run_source
 from .channel import Channel, Message
 from .collectives import Line
-from .completion import completions
 from .engines.engine import end_children
 from .payload import decode_apart, encode_apart, remember_sources
 from .recorder import Recorder, users_line
 
-__all__ = ["Rank"]
+__all__ = ["Rank", "die_with_parent", "run_rank"]
 
 DEPTH = 200  # calls that a report may nest
 
 # Files whose frames say nothing about the user's code.
-_OURS = (os.path.dirname(__file__), ast.__file__, torch.distributed.c10d_logger.__file__)
+_TORCH = os.path.dirname(torch.__file__)
+_OURS = (
+    os.path.dirname(__file__),
+    ast.__file__,
+    torch.distributed.c10d_logger.__file__,
+    os.path.join(_TORCH, "_compile.py"),  # these two call the limit of device memory
+    os.path.join(_TORCH, "_dynamo", "eval_frame.py"),
+)
 
 
 def flush() -> None:
-    """Sends what was printed on its way. A cell may have replaced the streams by None, or by any object."""
+    """Flushes stdout and stderr. A cell may have replaced them by None or by any object."""
     for name in ("stdout", "stderr"):
         with suppress(BaseException):
             getattr(sys, name).flush()
 
 
 def leave_fork(error: BaseException | None) -> NoReturn:
-    """Ends a process that a cell forked and that came back from the cell: the rank alone answers.
+    """Ends a process that a cell forked and that returned from the cell. Only the rank itself answers.
 
-    Its output goes where the rank's goes. Its last expression goes nowhere. Exit handlers belong to the rank.
+    The output of such a process joins the rank's output. Its last expression is dropped. No exit handler runs in it.
     """
     status: Any = 0
     if isinstance(error, SystemExit):
@@ -67,14 +78,14 @@ def leave_fork(error: BaseException | None) -> NoReturn:
 
 
 def leave_now() -> NoReturn:
-    """Ends this rank and all that it started, whatever the main thread is stuck in."""
+    """Ends this rank and every process it started, also while the main thread is stuck."""
     end_children()
     os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 
 class Guarded:
-    """A signal handler that may raise while a cell runs; between cells, and in a rebuild, its traceback is printed."""
+    """Wraps a signal handler. It may raise while a cell runs; at other times its traceback is printed."""
 
     def __init__(self, handler: Callable[[int, Any], Any], rank: Rank) -> None:
         self.handler, self.rank = handler, rank
@@ -126,16 +137,19 @@ class Rank:
     # -- the main thread ---------------------------------------------------------------------------
 
     def set_up(self) -> None:
-        """Joins the default group, and lays out the names that every cell finds."""
+        """Joins the default group and defines the names that every cell finds."""
         board.hold(self)
         builtins.input = no_keyboard
         torch.set_num_threads(self.spec["threads"])
+        if self.spec["threads"] > 1:
+            threadpoolctl.threadpool_limits(self.spec["threads"])  # the forkserver has loaded BLAS for one thread
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()  # forks would otherwise all draw the same numbers
-        self.device = torch.device("cpu")
-        if self.spec["backend"] == "nccl":
-            self.device = torch.device("cuda", self.spec["gpu"])
+        self.device = torch.device(self.spec["device"])
+        if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+        if self.spec["memory_gb"] is not None:
+            device_memory.limit(self.spec["memory_gb"], self.device, self.rank)
         sys.modules["__main__"] = dill._dill._main_module = self.main_module
         self.namespace.update(
             rank=self.rank,
@@ -150,16 +164,16 @@ class Rank:
         groups.connect(self.spec["store"], self.rank, self.world_size, self.spec["backend"], self.device)
 
     def answer(self, cell: int, work: Callable[[], Any]) -> None:
-        """Does one piece of work and reports how it went; nothing that it raises or leaves behind ends the rank."""
+        """Runs one cell or call and reports its result. No exception of it ends the rank."""
         started = time.perf_counter()
         outcome = self.attempt(cell, work)
         self.answered, self.asked_to_stop = cell, None
         outcome["seconds"] = time.perf_counter() - started
         try:
-            sys.setrecursionlimit(max(sys.getrecursionlimit(), DEPTH))  # the cell may have left too little
+            sys.setrecursionlimit(max(sys.getrecursionlimit(), DEPTH))  # the cell may have lowered it
             board.rest()
             data = pickle.dumps({**outcome, **self.books()})
-        except BaseException as error:  # the cell has changed what the report is made of
+        except BaseException as error:  # the cell has changed objects that the report needs
             failure = {"failure": describe(error, _OURS), "seconds": outcome["seconds"]}
             data = pickle.dumps({"groups": {}, "group_count": 0, "windows": {}, "names": [], **failure})
         flush()
@@ -194,7 +208,7 @@ class Rank:
             return {"failure": describe(error, _OURS)}
 
     def books(self) -> dict[str, Any]:
-        """What the notebook keeps of this rank between cells: its groups, their collectives, its variables."""
+        """The state that the notebook stores about this rank: its groups, their collectives, its variables."""
         return {
             "groups": groups.group_names(),
             "group_count": groups.group_count(),
@@ -203,7 +217,7 @@ class Rank:
         }
 
     def names(self) -> list[str]:
-        """The variables that cells have made here: what is lost with this rank."""
+        """Names of the variables that cells have created on this rank."""
         variables = self.namespace.copy().items()
         texts = [(str.__str__(name), type(value)) for name, value in variables if isinstance(name, str)]
         made = [(name, kind) for name, kind in texts if not name.startswith("_") and name not in self.given]
@@ -251,18 +265,18 @@ class Rank:
             self.shown.clear()
             with self.shielded():
                 self.channel.send(message)
-                self.shown.wait()  # what is printed next must come after it, and takes another way
+                self.shown.wait()  # later output, which uses a pipe, must not overtake it
 
     # -- interrupts --------------------------------------------------------------------------------
 
     def on_interrupt(self, number: int, frame: Any) -> None:
-        """SIGINT: stops the cell it was meant for, and no other."""
+        """Handles SIGINT: stops the cell that it was sent for, and no other cell."""
         if self.running is not None and not self.shield and self.asked_to_stop in (None, self.running):
             self.asked_to_stop = None
             raise KeyboardInterrupt from None
 
     def guard_handlers(self) -> None:
-        """Lets no signal handler that Python code has set raise between cells.
+        """Wraps every Python signal handler, so that none raises between cells.
 
         Its exception would end the rank, or take the place of a message that was just received.
         """
@@ -273,7 +287,7 @@ class Rank:
 
     @contextmanager
     def shielded(self) -> Iterator[None]:
-        """An interrupt waits until the end: a message half sent would be the end of the channel."""
+        """Delays an interrupt until the end. A partly sent message would break the channel."""
         self.shield = True
         try:
             yield
@@ -282,7 +296,7 @@ class Rank:
         self.stop_if_asked()
 
     def stop_if_asked(self) -> None:
-        """Raises KeyboardInterrupt where one had to wait."""
+        """Raises a delayed KeyboardInterrupt."""
         if self.running is not None and self.asked_to_stop == self.running:
             self.asked_to_stop = None
             raise KeyboardInterrupt
@@ -290,7 +304,7 @@ class Rank:
     # -- the side thread ---------------------------------------------------------------------------
 
     def interrupt(self, cell: int) -> None:
-        """Ends a cell that runs here, or that this rank has not come to yet."""
+        """Stops a cell that runs on this rank, or that is queued."""
         if cell <= self.answered:
             return
         self.asked_to_stop = cell
@@ -306,19 +320,21 @@ class Rank:
                 message = self.channel.receive()
             except (EOFError, OSError):
                 shutil.rmtree(self.spec.get("litter", ""), ignore_errors=True)
-                leave_now()  # the kernel is gone
+                leave_now()  # the notebook has ended
             try:
                 self.take(message)
             except Exception:  # without descriptors or memory, for one: the next message may still be an interrupt
                 os.write(2, traceback.format_exc().encode(errors="backslashreplace"))
 
     def take(self, message: Message) -> None:
-        """Answers what the main thread is not needed for; hands it the rest."""
+        """Answers messages that do not need the main thread, and queues the others."""
         if message.kind == "interrupt":
             self.interrupt(message.cell)
         elif message.kind == "cables":
             self.reply(message, groups.cables())
         elif message.kind == "cut":
+            if groups.waits_end_silently():
+                self.interrupt(message.cell)
             self.reply(message, groups.cut(pickle.loads(message.payload)))
         elif message.kind == "shown":
             self.shown.set()
@@ -329,17 +345,62 @@ class Rank:
         elif message.kind == "position":
             self.tell_position(message)
         elif message.kind == "lines":
-            # on a thread of its own: torch may import for a second, and freeing must not wait
+            # on a separate thread: torch may import for 1 s, and ending collectives must not wait
             threading.Thread(target=lambda: self.reply(message, self.recorder.lines()), daemon=True).start()
+        elif message.kind == "memory":  # also on a separate thread: finding all modules takes 0.1 s
+            threading.Thread(target=self.tell_memory, args=(message,), daemon=True).start()
         else:
             self.work.put(message)
 
     def reply(self, message: Message, value: Any) -> None:
         self.channel.send(Message(message.kind, message.cell, pickle.dumps(value)))
 
+    def tell_memory(self, message: Message) -> None:
+        """Sends this rank's memory or the error in words, and then sets the mark of the next peak if requested."""
+        max_age_s, reset_peak = pickle.loads(message.payload)
+        try:
+            found: Any = replace(device_memory.measure(self.device, max_age_s=max_age_s), rank=self.rank)
+            if reset_peak:
+                device_memory.reset_peak(self.device)
+        except Exception as error:
+            found = f"{type(error).__name__}: {error}"
+        self.reply(message, found)
+
     def tell_position(self, message: Message) -> None:
-        """Where this rank is, or was when the cell asked about was interrupted."""
+        """Sends where this rank is, or where it was when its cell was interrupted."""
         cell, line = self.running, users_line()
         if self.stopped_at is not None and self.stopped_at[0] == message.cell:
             cell, line = self.stopped_at
         self.reply(message, self.recorder.position(cell, line))
+
+
+def run_rank(spec: dict[str, Any], control: int, stdout: int, stderr: int) -> int:
+    """Turns a new process into a rank and serves it. Returns the exit status."""
+    os.setsid()  # a separate session: Jupyter interrupts the notebook's kernel, which forwards it
+    null = os.open(os.devnull, os.O_RDONLY)
+    for number, fd in enumerate((null, stdout, stderr)):
+        os.dup2(fd, number)
+        os.close(fd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    os.environ.clear()
+    os.environ.update(spec["environment"])
+    sys.path[:] = spec["path"]
+    sys.argv[:] = [""]
+    with suppress(OSError):  # removed meanwhile: stay where the forkserver is
+        os.chdir(spec["folder"])
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    os.set_inheritable(control, False)  # descriptors that come over a socket are inheritable
+    gc.enable()
+    return Rank(spec, Channel(socket.socket(fileno=control))).serve()
+
+
+def die_with_parent(parent: int) -> None:
+    """Linux: SIGKILL when process `parent` ends. On other systems the end of the channel ends the rank."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:  # it ended before
+            os.kill(os.getpid(), signal.SIGKILL)

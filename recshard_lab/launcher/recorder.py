@@ -1,19 +1,18 @@
-"""On a rank: which collectives it has entered, group by group, as torch's own flight recorder saw them.
+"""The collectives that this rank has entered, per group, from torch's flight recorder.
 
-The recorder sits in C++ below everything (functions of torch.distributed, DDP, functional collectives) and costs
-about a microsecond a collective. Here its ring of last entries is read after a cell and when the kernel asks.
-Point-to-point sends are not in it.
+The recorder is in C++ below torch.distributed, DDP and functional collectives. It costs about 1 us per collective.
+Its ring of last entries is read after each cell and on request of the notebook. It has no point-to-point sends.
 """
 
 from __future__ import annotations
 
 import hashlib
+import linecache
 import os
 import pickle
 import sys
 import sysconfig
 import threading
-import traceback
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +24,7 @@ from .collectives import Entered, Line, Position, Window
 
 __all__ = ["Recorder", "users_line"]
 
-KEPT = 32  # entries of a group that are told when the kernel asks
+KEPT = 32  # entries of a group that are sent on request
 
 # Code whose lines are not the user's: Python's, installed packages', this package's.
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -34,7 +33,7 @@ _NOT_USERS = (*_INSTALLED, os.path.dirname(os.path.dirname(__file__)) + os.sep, 
 
 @dataclass
 class _Group:
-    """What was seen of one group. backend: torch's number of its present connections; it grows when rebuilt."""
+    """The recorded state of one group. backend: torch's number of its connections, which grows when rebuilt."""
 
     backend: int = -1
     entered: int = 0
@@ -43,7 +42,7 @@ class _Group:
 
 
 class Recorder:
-    """Follows the flight recorder of this process. Any thread may ask."""
+    """Reads the flight recorder of this process. Any thread may call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -52,7 +51,7 @@ class Recorder:
         self._last_pulse: tuple[int, ...] = ()
 
     def windows(self) -> dict[str, Window]:
-        """Group name -> what this rank has entered since the last time this was asked."""
+        """Group name -> the collectives that this rank has entered since the last call."""
         with self._lock:
             for seen in self._groups.values():
                 seen.since, seen.digest = seen.entered, hashlib.blake2b(digest_size=8)
@@ -137,10 +136,14 @@ def _entered(entry: dict[str, Any]) -> Entered:
 
 
 def users_line() -> Line | None:
-    """The innermost line of the main thread that is the user's own."""
+    """The innermost line of user code in the main thread.
+
+    The loop is short, because the main thread may leave the frames that it visits.
+    """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    stack = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False) if frame else []
-    for summary in stack:  # innermost first
-        if not summary.filename.startswith(_NOT_USERS):
-            return Line(summary.filename, summary.lineno or 0, (summary.line or "").strip())
-    return None
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_USERS):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    filename, number = frame.f_code.co_filename, frame.f_lineno
+    return Line(filename, number, linecache.getline(filename, number).strip())

@@ -7,23 +7,32 @@ import os
 import pickle
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib import import_module
 from types import TracebackType
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
-from .errors import Failure, LaunchError, RankError, RanksInterrupted, resources_needed
-from .interrupts import stop_button
+from .devices import torch_device
+from .engines import Ending, RankProcess
+from .errors import Failure, LaunchError, RankError, RanksInterrupted, ranks_text, resources_needed
+from .flight import Flight
 from .lines import Printer
 from .payload import decode_apart, encode_apart, sources_of
-from .results import CellResult, RankStatus, rank_status
 from .shape import Shape
-from .waiting import Flight
-from .world import World
+from .wires import exit_text
+from .world import World, stop_button
 
-__all__ = ["Ranks"]
+if TYPE_CHECKING:
+    import torch
 
+    from .device_memory import RankMemory
+
+__all__ = ["CellResult", "RankStatus", "Ranks", "current", "launch", "rank_status", "start"]
+
+MEMORY_S = 10.0  # for each rank to report its memory
 PATIENCE_S = 2.0  # with what another thread does on the ranks: a widget trains in bursts between the reader's cells
 
 P = ParamSpec("P")
@@ -82,6 +91,16 @@ class Ranks:
         return self.shape.backend
 
     @property
+    def devices(self) -> list[torch.device]:
+        """The device of each rank, as the rank names it: "cpu" or "cuda:K". With a MIG slice it is "cuda:0"."""
+        return [torch_device(name) for name in self.shape.devices]
+
+    @property
+    def times_note(self) -> str:
+        """What to print beside measured times; empty unless several ranks share a GPU."""
+        return self.shape.times_note
+
+    @property
     def pids(self) -> list[int]:
         """Process ids by rank; empty once stopped."""
         return list(self._world.wires.pids) if self._world is not None else []
@@ -105,10 +124,13 @@ class Ranks:
         return self._process == os.getpid() and self._world is not None and not self._world.why_not()
 
     def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
-        """``fn(*args, **kwargs)`` on every rank; a list, one result a rank.
+        """Returns ``fn(*args, **kwargs)`` of every rank, in a list.
 
-        fn may be defined in the notebook: it takes along the globals it names. Raises RankError when it
-        raises on a rank or a rank dies, LaunchError when the ranks cannot be used.
+        The globals that fn names are sent with it. Tensors arrive on the CPU, also those of a GPU.
+
+        Raises:
+            RankError: fn raised on a rank, or a rank died.
+            LaunchError: the ranks cannot be used.
         """
         return self.call(fn, args, kwargs)
 
@@ -124,8 +146,8 @@ class Ranks:
     ) -> list[T]:
         """`run` with a choice of ranks, a time limit in seconds, and where output goes.
 
-        timeout_s: then the ranks are interrupted, and killed `waiting.KILL_S` later if they have not answered. The
-        RankError says which ranks were killed and which variables are lost.
+        timeout_s: then the ranks are interrupted, and killed `flight.KILL_S` later if they have not answered. The
+        RankError names the ranks that were killed and the variables that are lost.
         """
         chosen = self._chosen(ranks)
         check_limit(timeout_s)
@@ -164,7 +186,10 @@ class Ranks:
         self._send("push", (dict(values), sources_of(*values.values())), self._chosen(ranks))
 
     def pull(self, expression: str, *, ranks: Sequence[int] | None = None) -> list[Any]:
-        """The value of a name, or an expression, in the namespaces of ranks. Returns one value per rank."""
+        """The value of a name, or an expression, in the namespaces of ranks. Returns one value per rank.
+
+        Tensors arrive on the CPU, also those of a GPU: this process need not start CUDA.
+        """
         return self._send("pull", expression, self._chosen(ranks))
 
     def complete(self, word: str, timeout_s: float = 0.25) -> list[str]:
@@ -173,7 +198,7 @@ class Ranks:
         if world is None or world.why_not() or not self._busy.acquire(blocking=False):
             return []
         try:
-            return world.ask(0, "complete", word, timeout_s) or []
+            return world.ask([0], "complete", word, timeout_s).get(0) or []
         finally:
             self._busy.release()
 
@@ -193,12 +218,63 @@ class Ranks:
             return []
         wires, busy = world.wires, self._busy.locked()
         return [
-            rank_status(rank, process, rank // self.local_world_size, busy, wires.dead)
+            rank_status(rank, process, rank // self.local_world_size, busy, wires.dead, self.shape.devices[rank])
             for rank, process in enumerate(wires.processes)
         ]
 
+    def memory(self, reset_peak: bool = False, *, max_age_s: float = 0.0) -> list[RankMemory]:
+        """Each rank's device memory, split by use: a list, one `RankMemory` per rank. Also while a cell runs.
+
+        Args:
+            reset_peak: whether peaks count anew after this measurement.
+            max_age_s: seconds for which a rank reuses its list of modules. Finding them takes about 0.1 s.
+
+        Raises:
+            LaunchError: the ranks have ended, or a rank did not answer within 10 s.
+        """
+        world = self._usable_world()
+        everyone = range(self.world_size)
+        found = world.ask(everyone, "memory", (max_age_s, bool(reset_peak)), MEMORY_S)
+        if silent := [rank for rank in everyone if rank not in found]:
+            why = world.why_not() or f"{ranks_text(silent)} did not answer within {MEMORY_S:g} s"
+            raise LaunchError(f"Ranks.memory: {why}. Fix: wait for the cell to end, or interrupt it.")
+        for rank, answer in found.items():
+            if isinstance(answer, str):
+                raise LaunchError(f"Ranks.memory: rank {rank} could not measure its memory: {answer}")
+        from .device_memory import with_rest
+
+        return with_rest(found[rank] for rank in everyone)
+
+    @contextmanager
+    def memory_snapshot(self, folder: str | os.PathLike[str]) -> Iterator[list[str]]:
+        """Records every CUDA allocation inside the block, and writes one file per rank at its end.
+
+        Drop a file on https://pytorch.org/memory_viz to see it. The list that the block gets holds the files' names
+        after the block::
+
+            with ranks.memory_snapshot("snapshots") as files:
+                ranks.run(train_step)
+
+        Raises:
+            LaunchError: the ranks compute on the CPU.
+        """
+        from .device_memory import save_history, start_history
+
+        if self.devices[0].type != "cuda":
+            raise LaunchError(
+                f"Ranks.memory_snapshot({os.fspath(folder)!r}): ranks on the CPU have no CUDA allocator to record. "
+                "Fix: Ranks.memory(reset_peak=True) before the steps, and Ranks.memory() after them."
+            )
+        self.run(start_history)
+        files: list[str] = []
+        try:
+            yield files
+        finally:
+            if self.usable:
+                files += self.run(save_history, os.path.abspath(folder))
+
     def posted(self, name: str) -> list[Any]:
-        """What each rank has put up last under a name (`launcher.board.post`), at any time; None where nothing."""
+        """The last value that each rank posted under a name (`launcher.board.post`), or None."""
         world = self._world
         told = [] if world is None else [board.get(name) for board in world.wires.board]
         return [None if data is None else pickle.loads(data) for data in told]
@@ -376,3 +452,137 @@ def _in_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_fork)
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """The result of a cell on one rank. data: MIME type -> content of the last expression, empty if it has none."""
+
+    rank: int
+    data: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def text(self) -> str | None:
+        """The repr of the last expression, None when the cell ends in none."""
+        return self.data.get("text/plain")
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """One rank now. state: ``idle``, ``running`` or how it ended; memory_bytes: resident set, 0 when gone."""
+
+    rank: int
+    pid: int
+    state: str
+    node: int
+    memory_bytes: int
+    device: str = "cpu"  # as in `Shape.devices`
+
+
+def rank_status(
+    rank: int, process: RankProcess, node: int, busy: bool, dead: Mapping[int, Ending], device: str
+) -> RankStatus:
+    """The state of one rank. dead: rank -> how its process ended."""
+    pid = process.pid
+    if rank in dead:
+        return RankStatus(rank, pid, exit_text(dead[rank])[1], node, 0, device)
+    memory = process.memory_bytes()
+    state = "ended" if not memory else "running" if busy else "idle"
+    return RankStatus(rank, pid, state, node, memory, device)
+
+
+def current() -> Ranks | None:
+    """The ranks that are running, if any."""
+    return Ranks.running
+
+
+def launch(
+    n: int,
+    nodes: int = 1,
+    backend: str | None = None,
+    *,
+    share_gpu: bool = False,
+    devices: str | Sequence[int | str] | None = None,
+    memory_gb: float | None = None,
+    threads: int = 1,
+    start_method: str | None = None,
+    inter_node_latency_ms: float | None = None,
+    inter_node_gbps: float | None = None,
+    engine: str | None = None,
+    address: str | None = None,
+) -> Ranks:
+    """Starts `n` ranks on this machine and returns them after their first all_reduce.
+
+    With ``backend=None`` the ranks use NCCL if each can have its own GPU, otherwise Gloo on the CPU. If GPUs stay
+    unused, a RuntimeWarning gives the reason and the fix. `devices.choose` lists all cases.
+
+    Args:
+        n: the number of ranks.
+        nodes: virtual nodes, n / nodes ranks on each.
+        backend: ``gloo``, ``nccl`` or None.
+        share_gpu: lets several ranks compute on one GPU, over Gloo. Their bytes and results are real, their times are
+            not: `Ranks.times_note` is shown beside every measured time.
+            ``RECSHARD_SHARE_GPU=1`` in the environment makes it the default where backend and devices are None.
+        devices: the GPUs to use: indices into the visible ones (``[0, 1]``) or UUIDs (``["MIG-..."]``). ``"cpu"``
+            leaves all GPUs unused. Default: the visible GPUs (``CUDA_VISIBLE_DEVICES``).
+        memory_gb: device memory that each rank may use, in units of 1e9 bytes. Above it a rank raises
+            ``torch.OutOfMemoryError``. None: no limit.
+        threads: threads per rank of torch, OpenMP, MKL and numpy's BLAS.
+        start_method: ``fork`` (from a process that has imported torch: 0.1 s), ``spawn`` (a clean interpreter per
+            rank: seconds) or None (fork on Linux, spawn on macOS).
+        inter_node_latency_ms: latency of an emulated link between the virtual nodes, in ms.
+        inter_node_gbps: bandwidth of that link per rank and direction, in Gbit/s. Embedding exchanges between nodes
+            take at least as long as over such a link.
+        engine: ``local`` (same as None) or ``ray``: ranks on a Ray cluster (``pip install recshard-lab[ray]``). The
+            differences are listed in `engines.ray_cluster`.
+        address: address of the Ray cluster. ``auto``: the running one. None: the one that this process is connected
+            to, otherwise a new one on this machine.
+
+    Returns:
+        New ranks, or the running ranks if they have the same shape.
+
+    Raises:
+        LaunchError: the shape is not possible, or other ranks are running. The message names a fix.
+
+    Example::
+
+        with recshard_lab.launch(4) as ranks:
+            ranks.run(torch.distributed.get_rank)   # [0, 1, 2, 3]
+    """
+    shape = Shape.checked(
+        n,
+        nodes,
+        backend,
+        threads,
+        start_method,
+        inter_node_latency_ms=inter_node_latency_ms,
+        inter_node_gbps=inter_node_gbps,
+        engine=engine,
+        address=address,
+        share_gpu=share_gpu,
+        devices=devices,
+        memory_gb=memory_gb,
+    )
+    ranks, fresh = start(shape)
+    if fresh and shape.unused_gpus:
+        warnings.warn(shape.unused_gpus, RuntimeWarning, stacklevel=2)
+    return ranks
+
+
+def start(shape: Shape) -> tuple[Ranks, bool]:
+    """Ranks of a shape, and whether they are new: running ranks of the same shape are returned as they are."""
+    with Ranks.starting:  # one launch at a time, from any thread
+        running = Ranks.running
+        if running is not None and running.usable:
+            if running.asked == shape:
+                running._holders += 1
+                return running, False
+            raise LaunchError(
+                f"requested {shape}, but {running.shape} are running. "
+                "Fix: stop them first, %recshard_stop or recshard_lab.launcher.current().stop()."
+            )
+        if running is not None:
+            running.stop()
+        Ranks.running = Ranks(shape)
+        return Ranks.running, True

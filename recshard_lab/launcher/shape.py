@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from ..cores import usable_cores
-from .engines import default_start_method
+from .devices import TIMES_NOTE, checked_backend, choose, shared, shares_by_default, visible_gpus
+from .engines import start_methods
 from .errors import LaunchError
 
 __all__ = ["Shape"]
@@ -20,17 +23,34 @@ BANDWIDTH_VARIABLE = "RECSHARD_INTER_NODE_GBPS"
 
 @dataclass(frozen=True)
 class Shape:
-    """The ranks asked for. Ranks ``[k * local_world_size, (k + 1) * local_world_size)`` live on node k."""
+    """The ranks of one launch. Node k has the ranks ``[k * local_world_size, (k + 1) * local_world_size)``."""
 
     world_size: int
     nodes: int
     backend: str  # "gloo" or "nccl"
-    threads: int  # torch threads a rank
+    threads: int  # torch threads per rank
     engine: str = "fork"  # of `engines.ENGINES`
     inter_node_latency_ms: float | None = None  # of the emulated link between virtual nodes
     inter_node_gbps: float | None = None  # gigabits a second of each rank, each way
     address: str | None = None  # of a Ray cluster
     hosts: int = 1  # machines; above 1 they are the nodes, otherwise nodes are virtual
+    devices: tuple[str, ...] = ()  # by rank: "cpu", "cuda:K" or the UUID of a MIG slice; () means "cpu" for all
+    memory_gb: float | None = None  # device memory per rank, in 1e9 bytes; None: all there is
+    unused_gpus: str = field(default="", compare=False)  # why the ranks are on the CPU although there are GPUs
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            object.__setattr__(self, "devices", ("cpu",) * self.world_size)
+
+    @property
+    def share_gpu(self) -> bool:
+        """Whether several ranks compute on one GPU; Gloo then carries their tensors."""
+        return shared(self.devices)
+
+    @property
+    def times_note(self) -> str:
+        """What to print beside measured times; empty unless ranks share a GPU."""
+        return TIMES_NOTE if self.share_gpu else ""
 
     @property
     def local_world_size(self) -> int:
@@ -41,7 +61,12 @@ class Shape:
         if self.nodes > 1:
             text += f" on {self.nodes} {'machines' if self.hosts > 1 else 'virtual nodes'}"
             text += f" ({self.link})" if self.link else ""
-        return f"{text} over {self.backend}" + (f", engine {self.engine}" if self.engine != "fork" else "")
+        text += f" over {self.backend}"
+        if self.devices[0] != "cpu":
+            text += f" on {', '.join(self.devices)}"
+        if self.memory_gb is not None:
+            text += f", {self.memory_gb:g} GB each"
+        return text + (f", engine {self.engine}" if self.engine != "fork" else "")
 
     @property
     def link(self) -> str:
@@ -68,8 +93,11 @@ class Shape:
         inter_node_gbps: float | None = None,
         engine: str | None = None,
         address: str | None = None,
+        share_gpu: bool = False,
+        devices: str | Sequence[int | str] | None = None,
+        memory_gb: float | None = None,
     ) -> Shape:
-        """The shape, or a LaunchError that names what was given and a fix."""
+        """The shape, or a LaunchError that names the argument, its value and a fix."""
         for name, value in (("n", world_size), ("nodes", nodes), ("threads", threads)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise LaunchError(f"launch({name}={value!r}): expected a whole number of at least 1.")
@@ -81,24 +109,48 @@ class Shape:
             )
         link = checked_link(nodes, inter_node_latency_ms, inter_node_gbps)
         kind = checked_engine(engine, start_method, address)
+        limit_gb = checked_memory(memory_gb)
+        call, owner = f"launch(n={world_size}", "this machine"
         if kind == "ray":
-            from .engines.ray_cluster import cluster_backend
+            if share_gpu or devices is not None:
+                name = "share_gpu" if share_gpu else "devices"
+                raise LaunchError(
+                    f"{call}, engine='ray', {name}={share_gpu or devices!r}): Ray assigns whole GPUs to ranks. "
+                    f"Fix: leave out {name}."
+                )
+            call, owner = f"{call}, engine='ray'", "the cluster"
+            checked_backend(call, backend)
+            from .engines.ray_cluster import cluster_gpus
 
-            chosen = cluster_backend(address, checked_backend_name(backend), world_size)
-            return cls(world_size, nodes, chosen, threads, kind, *link, address)
+            gpus = cluster_gpus(address)
+        else:
+            gpus = visible_gpus()
+            share_gpu = share_gpu or shares_by_default(backend, devices, gpus)
+        choice = choose(call, world_size, backend, share_gpu, devices, gpus=gpus, owner=owner)
         cores = usable_cores()
         limit = min(MAX_RANKS, RANKS_PER_CORE * cores)
-        if world_size > limit:
+        if kind != "ray" and world_size > limit:
             raise LaunchError(
                 f"launch(n={world_size}): more ranks than this machine can usefully share: {cores} "
                 f"core{'s' if cores > 1 else ''} x {RANKS_PER_CORE} ranks a core, and never above {MAX_RANKS}, "
                 f"allow {limit}. Fix: n={limit}."
             )
-        return cls(world_size, nodes, checked_backend(backend, world_size), threads, kind, *link)
+        return cls(
+            world_size,
+            nodes,
+            choice.backend,
+            threads,
+            kind,
+            *link,
+            address=address,
+            devices=choice.devices,
+            memory_gb=limit_gb,
+            unused_gpus=choice.notice,
+        )
 
     def notice(self) -> str:
-        """What a reader should know about this shape on this machine, a line each; empty when nothing."""
-        lines = []
+        """What a reader should know about these ranks on this machine, one fact per line; empty if nothing."""
+        lines = [line for line in (self.unused_gpus, self.times_note) if line]
         cores = usable_cores()
         if self.engine != "ray" and self.backend == "gloo" and self.world_size * self.threads > cores:
             lines.append(
@@ -114,7 +166,13 @@ class Shape:
 
 
 def checked_engine(engine: str | None, start_method: str | None, address: str | None) -> str:
-    """One of `ENGINES`; left to itself, what this system can."""
+    """One of `ENGINES`: the requested one, otherwise the default of this system."""
+    methods = start_methods()
+    if not methods:
+        raise LaunchError(
+            "launch() does not work on Windows: ranks need POSIX signals and socket pairs. Planning and training on "
+            "one process do. Fix: run Python and Jupyter in WSL 2 (wsl --install)."
+        )
     if engine not in (None, "local", "ray"):
         raise LaunchError(f"launch(engine={engine!r}): expected 'local', 'ray' or None.")
     if engine == "ray" and start_method is not None:
@@ -128,9 +186,9 @@ def checked_engine(engine: str | None, start_method: str | None, address: str | 
         raise LaunchError(f"launch(address={address!r}): only engine='ray' has an address. Fix: leave it out.")
     if start_method not in (None, "fork", "spawn"):
         raise LaunchError(f"launch(start_method={start_method!r}): expected 'fork', 'spawn' or None.")
-    if start_method == "fork" and default_start_method() != "fork":
-        raise LaunchError("launch(start_method='fork'): this system cannot fork. Fix: 'spawn'.")
-    return start_method or default_start_method()
+    if start_method == "fork" and "fork" not in methods:
+        raise LaunchError("launch(start_method='fork'): this system cannot fork. Fix: start_method='spawn'.")
+    return start_method or methods[0]
 
 
 def checked_link(nodes: int, latency_ms: float | None, gbps: float | None) -> tuple[float | None, float | None]:
@@ -148,26 +206,11 @@ def checked_link(nodes: int, latency_ms: float | None, gbps: float | None) -> tu
     return None if latency_ms is None else float(latency_ms), None if gbps is None else float(gbps)
 
 
-def checked_backend_name(backend: str | None) -> str | None:
-    """What was given, if it is a backend or None."""
-    if backend not in (None, "gloo", "nccl"):
-        raise LaunchError(f"launch(backend={backend!r}): expected 'gloo', 'nccl' or None.")
-    return backend
-
-
-def checked_backend(backend: str | None, world_size: int) -> str:
-    """``gloo`` or ``nccl``; None takes NCCL where CUDA GPUs are."""
-    if checked_backend_name(backend) == "gloo":
-        return "gloo"
-    import torch
-
-    gpus = torch.cuda.device_count()
-    if backend is None and gpus == 0:
-        return "gloo"
-    if world_size > gpus:
-        fix = f"n={gpus}, or backend='gloo'" if gpus else "backend='gloo'"
-        raise LaunchError(
-            f"launch(n={world_size}, backend={backend!r}): NCCL needs one GPU a rank and this machine has {gpus}. "
-            f"Fix: {fix}."
-        )
-    return "nccl"
+def checked_memory(memory_gb: Any) -> float | None:
+    """``memory_gb=`` as a float, or a LaunchError."""
+    if memory_gb is None:
+        return None
+    number = not isinstance(memory_gb, bool) and isinstance(memory_gb, int | float) and math.isfinite(memory_gb)
+    if not number or memory_gb <= 0:
+        raise LaunchError(f"launch(memory_gb={memory_gb!r}): expected a number above 0. Fix: memory_gb=2.")
+    return float(memory_gb)

@@ -1,8 +1,8 @@
-"""The notebook's side of a world of ranks: starts them, writes to them, and receives all that they send on one thread.
+"""The notebook's side of the ranks: starts them, sends to them, and receives on one thread.
 
-Nothing here waits for a rank: messages to a rank that does not read stay in its `Outbox`. Output of ranks waits here
-until a cell takes it, in bounded memory. Ranks that print faster than a cell takes it wait. Between cells the oldest
-output is dropped and counted.
+Sending never blocks: messages to a rank that does not read stay in its `Outbox`. Output of ranks is buffered in
+bounded memory until a cell reads it. While a cell runs, ranks that print faster than it reads are blocked. Between
+cells the oldest output is dropped and counted.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
-from .channel import Channel, Message, Outbox, pipe, socket_pair
+from ..sockets import loopback_interface
+from .channel import Channel, Message, Outbox, forget_in_forks, pipe, socket_pair
 from .collectives import RING
+from .devices import DEVICE_VARIABLE, rank_variables
 from .engines import Ending, Engine, RankProcess
+from .engines.engine import THREAD_VARIABLES
 from .errors import LaunchError
-from .forks import forget_in_forks
 from .shape import Shape
 
 __all__ = ["Event", "Wires"]
@@ -54,7 +56,7 @@ _OUTPUT = ("stdout", "stderr", "display")
 
 
 class Inbox:
-    """Events of all ranks in order. Output in it is bounded while nobody reads.
+    """Events of all ranks in order. Buffered output is bounded.
 
     >>> inbox = Inbox()
     >>> inbox.put(Event(0, "stdout", 0, "lost\\n" + "x" * IDLE_CHARS))
@@ -71,11 +73,11 @@ class Inbox:
 
     @property
     def full(self) -> bool:
-        """Whether ranks that print have to wait until the cell has taken more."""
+        """Whether ranks that print must wait until the cell has read more."""
         return self.reading and self._chars > AHEAD_CHARS
 
     def put(self, event: Event) -> None:
-        """Adds an event. Drops the oldest output where it is too much and nobody reads."""
+        """Adds an event. Between cells it drops the oldest output above the limit."""
         with self._arrived:
             self._events.append(event)
             self._chars += _size(event)
@@ -126,7 +128,7 @@ class Wires:
         shape = self.shape
         self.inbox = Inbox()
         self.replies: queue.SimpleQueue[Event] = queue.SimpleQueue()  # to questions, whose cells are below 0
-        self.pressed: deque[int] = deque()  # the cells that the reader wants to end
+        self.pressed: deque[int] = deque()  # the cells that the user has stopped
         self.last_output = [deque[str](maxlen=64) for _ in range(shape.world_size)]
         self.dead: dict[int, Ending] = {}
         self.buried: dict[int, Ending] = {}  # the same, once all that the rank printed has arrived
@@ -143,12 +145,11 @@ class Wires:
         self._decoders: dict[tuple[int, str], codecs.IncrementalDecoder] = {}
         self._gone = [threading.Event() for _ in range(shape.world_size)]
         self._tasks: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()  # of the listening thread
-        self._selector: selectors.BaseSelector | None = None
+        self._selector = selectors.PollSelector()  # has no descriptor: forks share an epoll and lose a kqueue
         self._wakeup, self._wake = socket_pair()
         self._thread = threading.Thread(target=self._listen, name="recshard-ranks", daemon=True)
         forget_in_forks(self)
         try:
-            self._selector = selectors.DefaultSelector()
             for end in (self._wakeup, self._wake):
                 end.setblocking(False)
             self._selector.register(self._wakeup, selectors.EVENT_READ, None)
@@ -162,7 +163,6 @@ class Wires:
             raise
 
     def _start(self, rank: int, store: str) -> RankProcess:
-        assert self._selector is not None
         spec = rank_spec(self.shape, rank, store)
         try:
             ours, theirs = socket_pair()
@@ -182,7 +182,7 @@ class Wires:
                 os.close(self._lent.pop())
 
     def send(self, rank: int, kind: str, cell: int = 0, payload: bytes = b"", fds: tuple[int, ...] = ()) -> None:
-        """Never waits. A message to a rank that is gone is dropped: its death is an event."""
+        """Sends without blocking. A message to a rank that has ended is dropped; its end is an event."""
         if not self._outboxes[rank].put(Message(kind, cell, payload, fds)):
             self._ask("write", rank)
 
@@ -195,7 +195,7 @@ class Wires:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Inside, a cell takes events, so that no output need be dropped."""
+        """Marks that a cell reads events, so that no output is dropped."""
         self.inbox.reading = True
         try:
             yield
@@ -207,13 +207,13 @@ class Wires:
         """The ranks whose process has not ended."""
         return [rank for rank in range(self.shape.world_size) if rank not in self.dead]
 
-    def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
-        """Signals a rank and what it started."""
+    def kill(self, rank: int) -> None:
+        """Kills a rank and what it started."""
         if rank not in self.dead:
-            self.processes[rank].kill(number)
+            self.processes[rank].kill(signal.SIGKILL)
 
     def stop(self, patience_s: float) -> None:
-        """Requests every rank to leave, kills those that have not after `patience_s`, and closes everything."""
+        """Requests every rank to exit, kills the remaining ones after `patience_s`, and closes everything."""
         for rank in self.alive():
             self.send(rank, "stop")
         end = time.monotonic() + patience_s
@@ -226,9 +226,7 @@ class Wires:
         self.close()
 
     def close(self) -> None:
-        """Closes every descriptor. Ranks that are still alive notice and end."""
-        if self._selector is not None:
-            self._selector.close()
+        """Closes every descriptor. Ranks that still run then exit."""
         for channel, outbox in zip(self._channels, self._outboxes, strict=True):
             outbox.clear()
             channel.close()
@@ -253,7 +251,7 @@ class Wires:
             os.close(self.attached.popitem()[1])
 
     def _give_up(self) -> None:
-        """After a start that failed: nothing stays, no process and no descriptor."""
+        """After a failed start: ends every process and closes every descriptor."""
         for process in self.processes:
             with suppress(LaunchError):  # it never had a process
                 process.kill(signal.SIGKILL)
@@ -271,7 +269,7 @@ class Wires:
     # -- the listening thread ----------------------------------------------------------------------
 
     def _ask(self, task: str, rank: int = -1) -> None:
-        """Has the listening thread do something."""
+        """Wakes the listening thread."""
         self._tasks.put((task, rank))
         with suppress(OSError):  # closed; or full, and then it wakes anyway
             self._wake.send(b"x")
@@ -291,7 +289,7 @@ class Wires:
             )
 
     def _fail(self, reason: str) -> None:
-        """Kills the ranks and reports `reason` as their end: nothing is received from now on."""
+        """Kills the ranks and reports `reason` as their end. Nothing is received afterwards."""
         for rank in self.alive():
             self.dead[rank] = reason
             with suppress(LaunchError):
@@ -299,8 +297,7 @@ class Wires:
             self._bury(rank)
 
     def _serve(self) -> bool:
-        """Handles what has arrived; False at the end."""
-        assert self._selector is not None
+        """Handles what has arrived. Returns False at the end."""
         for key, ready in self._selector.select():
             if key.data is None:
                 with suppress(BlockingIOError):
@@ -322,7 +319,6 @@ class Wires:
         return True
 
     def _do(self, task: str, rank: int) -> None:
-        assert self._selector is not None
         if task == "bury":
             self._drain(rank, "stdout")
             self._drain(rank, "stderr")
@@ -339,8 +335,7 @@ class Wires:
         self.inbox.put(Event(rank, "died", 0, self.dead[rank]))
 
     def _let_go(self) -> None:
-        """Ranks that waited for room in the inbox go on."""
-        assert self._selector is not None
+        """Resumes ranks that waited for room in the inbox."""
         while self._unshown:
             self.send(self._unshown.pop(), "shown")
         while self._paused:
@@ -348,7 +343,6 @@ class Wires:
             self._selector.register(self._pipes[paused], selectors.EVENT_READ, paused)
 
     def _receive(self, rank: int) -> None:
-        assert self._selector is not None
         try:
             messages = self._channels[rank].receive_some()
         except (EOFError, ConnectionError):
@@ -375,8 +369,7 @@ class Wires:
             self._let_go()
 
     def _drain(self, rank: int, stream: str) -> None:
-        """Takes in what the rank has printed, or leaves it in the pipe while the inbox is full."""
-        assert self._selector is not None
+        """Reads what the rank has printed, or leaves it in the pipe while the inbox is full."""
         fd = self._pipes[rank, stream]
         parts = []
         while True:
@@ -401,8 +394,7 @@ class Wires:
 
 
 def rank_spec(shape: Shape, rank: int, store: str) -> dict[str, Any]:
-    """What a fresh process needs to become this rank; the kernel's surroundings, and torchrun's variables."""
-    loopback = "lo" if sys.platform == "linux" else "lo0"
+    """What a new process needs to become this rank: the notebook's environment and torchrun's variables."""
     local = shape.local_world_size
     ring = os.environ.get("TORCH_FR_BUFFER_SIZE", RING)
     if not ring.isdecimal():
@@ -419,10 +411,11 @@ def rank_spec(shape: Shape, rank: int, store: str) -> dict[str, Any]:
         "GROUP_RANK": str(rank // local),
         "NODE_RANK": str(rank // local),
         "GROUP_WORLD_SIZE": str(shape.nodes),
-        "OMP_NUM_THREADS": str(shape.threads),
+        **dict.fromkeys(THREAD_VARIABLES, str(shape.threads)),
         "OMP_WAIT_POLICY": "PASSIVE",
-        "GLOO_SOCKET_IFNAME": loopback,
-        "NCCL_SOCKET_IFNAME": loopback,
+        "GLOO_SOCKET_IFNAME": loopback_interface(),
+        "NCCL_SOCKET_IFNAME": loopback_interface(),
+        **rank_variables(shape.devices, rank),
         **shape.variables(),
     }
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RECSHARD_INTER_NODE_")}
@@ -431,7 +424,8 @@ def rank_spec(shape: Shape, rank: int, store: str) -> dict[str, Any]:
         "world_size": shape.world_size,
         "backend": shape.backend,
         "threads": shape.threads,
-        "gpu": rank % (shape.world_size // shape.hosts),  # virtual nodes share a machine's GPUs out among them
+        "device": variables[DEVICE_VARIABLE],
+        "memory_gb": shape.memory_gb,
         "store": store,
         "environment": {**inherited, **variables},
         "variables": variables,

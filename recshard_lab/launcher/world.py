@@ -1,32 +1,33 @@
-"""One world of ranks and its upkeep: start it, send it work, put it right after a failure, end it.
+"""One world of ranks: starts it, sends it work, repairs its process groups after a failure, and ends it.
 
-After a failed cell the ranks' process groups may disagree about which collective comes next, or their
-connections were cut to free somebody. They get fresh connections inside the same groups, so that models
-on the ranks go on working. A world that lost a rank runs nothing more until it is started again.
+After a failed cell the process groups of the ranks may disagree about the next collective, or their connections were
+closed to end a collective. The same groups then get new connections, so that models on the ranks keep working. A world
+that lost a rank runs nothing until it is started again.
 """
 
 from __future__ import annotations
 
 import pickle
 import queue
+import signal
+import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from .collectives import Window
-from .doctor import disagreeing
 from .engines import engine_for
 from .errors import LaunchError, RankError, RanksInterrupted, ranks_text, resources_needed
-from .interrupts import stop_button
+from .flight import Flight
+from .hangs import disagreeing
 from .lines import Printer
-from .memory import shelving
 from .shape import Shape
-from .waiting import Flight
+from .shared_memory import shelving
 from .wires import Wires, exit_text, opened
 
-__all__ = ["World", "named"]
+__all__ = ["World", "named", "stop_button"]
 
 READY_S = 120.0  # a rank that has not joined by then never will
 NAMED = 20  # variables that a sentence names
@@ -35,7 +36,7 @@ LEAVE_S = 1.0  # for exit handlers when ranks are stopped
 
 
 def named(names: Sequence[str]) -> str:
-    """Names of variables for a sentence; of many, the first 20 and how many more.
+    """Names of variables as text: at most the first 20, then the number of the others.
 
     >>> named(["model", "tables"])
     'model, tables'
@@ -44,7 +45,7 @@ def named(names: Sequence[str]) -> str:
 
 
 class World:
-    """Starts when made. `launch_s`: seconds until every rank had been through an all_reduce."""
+    """Starts the ranks on construction. `launch_s`: seconds until every rank had completed an all_reduce."""
 
     def __init__(self, shape: Shape) -> None:
         started = time.perf_counter()
@@ -53,6 +54,7 @@ class World:
         self.lost = ""  # why nothing runs any more
         self._rebuilds = 0
         self._upkeep = False
+        self._asking = threading.Lock()  # one question at a time: whoever waits takes all replies
         self._questions = -1  # numbered downwards: they belong to no cell
         with resources_needed(f"launch(n={shape.world_size})"):
             self._engine = engine_for(shape)
@@ -88,11 +90,11 @@ class World:
 
     @property
     def shares_memory(self) -> bool:
-        """Whether a descriptor can be handed to the ranks: they are on this machine, at the end of a socket pair."""
+        """Whether descriptors can be sent to the ranks. True if they run on this machine, over a socket pair."""
         return shelving and self.shape.engine in ("fork", "spawn")
 
     def press_stop(self) -> None:
-        """The reader wants the present cell to end. What puts the groups right is not a cell: it goes on."""
+        """Stops the current cell. The repair of process groups is not a cell and continues."""
         cell = -1 if self._upkeep else self.cell
         self.wires.pressed.append(cell)
 
@@ -112,7 +114,7 @@ class World:
         printer: Printer | None,
         fds: tuple[int, ...] = (),
     ) -> Flight:
-        """One piece of work there and back; raises RankError or RanksInterrupted once all is put right."""
+        """Runs one cell or call. Raises RankError or RanksInterrupted after the process groups are repaired."""
         self.cell += 1
         printer = printer or Printer(ranks)
         printer.kept = self.output
@@ -134,7 +136,7 @@ class World:
         if not flight.failures:
             if flight.timed_out:
                 printer.notice(f"the cell ended after its time limit of {timeout_s:g} s: it ignored the interrupt.")
-            if flight.freed:  # nobody failed, and the connections are cut all the same
+            if flight.freed:  # no rank failed, but the connections were closed
                 note = self._rebuild(flight)
                 if self.lost:
                     raise LaunchError(f"the cell ended, but {note}")
@@ -164,23 +166,29 @@ class World:
         return sorted({name for names in self._names.values() for name in names})
 
     def variables(self) -> str:
-        """The names of what the ranks hold, for a sentence; the cell that never ended may have made more."""
+        """The names of the variables on the ranks as text. A cell that did not end may have made more."""
         return named(self.names)
 
-    def ask(self, rank: int, kind: str, value: Any, timeout_s: float) -> Any | None:
-        """What the side thread of an idle rank answers; None when it takes too long."""
-        self._questions -= 1
-        self.wires.send(rank, kind, self._questions, pickle.dumps(value))
-        until = time.monotonic() + timeout_s
-        while (left := until - time.monotonic()) > 0:
-            with suppress(queue.Empty):
-                event = self.wires.replies.get(timeout=left)
-                if event.cell == self._questions:  # others are too late
-                    return opened(event.data)
-        return None
+    def ask(self, ranks: Sequence[int], kind: str, value: Any, timeout_s: float) -> dict[int, Any]:
+        """Rank -> the answer of its side thread, also while a cell runs. Ranks that take too long are left out."""
+        until, found = time.monotonic() + timeout_s, dict[int, Any]()
+        if not self._asking.acquire(timeout=timeout_s):
+            return found
+        try:
+            self._questions -= 1
+            for rank in ranks:
+                self.wires.send(rank, kind, self._questions, pickle.dumps(value))
+            while len(found) < len(ranks) and (left := until - time.monotonic()) > 0 and not self.why_not():
+                with suppress(queue.Empty):
+                    event = self.wires.replies.get(timeout=min(left, 0.25))
+                    if event.cell == self._questions:  # others are too late
+                        found[event.rank] = opened(event.data)
+        finally:
+            self._asking.release()
+        return found
 
     def stop(self, patience_s: float = LEAVE_S) -> None:
-        """Ends every rank and all that they started; nothing is left of them."""
+        """Ends every rank and every process that they started."""
         self.wires.stop(0.0 if self.lost else patience_s)
         self._engine.close()
 
@@ -195,7 +203,7 @@ class World:
             self._windows[rank], self._names[rank] = outcome["windows"], outcome["names"]
 
     def _put_right(self, flight: Flight) -> str:
-        """What was done so that the next cell works, in a sentence."""
+        """Repairs the groups for the next cell. Returns one sentence about the outcome."""
         if flight.died:
             died = [failure for failure in flight.failures.values() if failure.kind == "died"]
             self.lost = "; ".join(f"rank {failure.rank} {failure.message}" for failure in died)
@@ -209,7 +217,7 @@ class World:
         return self._rebuild(flight)
 
     def _rebuild(self, after: Flight) -> str:
-        """Fresh connections inside the ranks' process groups. What still uses the old ones ends first."""
+        """Gives the process groups of the ranks new connections, after all users of the old ones have ended."""
         after.free()
         self._rebuilds += 1
         self.cell += 1
@@ -232,3 +240,16 @@ class World:
             self.lost = f"the process groups could not be rebuilt ({causes})"
             return f"{self.lost}. Start fresh ranks: %recshard_restart, or Ranks.restart()."
         return "Process groups were rebuilt; variables on the ranks are kept."
+
+
+@contextmanager
+def stop_button(pressed: Callable[[], object]) -> Iterator[None]:
+    """Within this context SIGINT calls `pressed`. No effect outside the main thread, which alone gets signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: pressed())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import recshard_lab
-from recshard_lab.comm import InterNodeLink, ShardingEnv, all_to_all
+from recshard_lab.comm import InterNodeLink, ReplicaGrid, ShardingEnv, all_reduce, all_to_all, sizes_env
 
 
 def sums_by_node() -> tuple[int, int, int, float, float]:
@@ -85,3 +85,29 @@ def test_without_a_link_nothing_waits_and_with_one_it_is_read_back() -> None:
 def test_a_link_that_cannot_be_is_refused(latency: float, gbps: float | None, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         InterNodeLink(latency, gbps)
+
+
+def groups_of_a_pair() -> tuple[list[str], list[float]]:
+    """Names of groups of ranks 2 and 1, of which rank 1 has made two more groups before, and a sum over each."""
+    rank = dist.get_rank()
+    pair = dist.new_group([2, 1], sort_ranks=False)
+    for _ in range(2 * (rank == 1)):
+        dist.new_group([1], use_local_synchronization=True)
+    if rank == 0:
+        return [], []
+    env = ShardingEnv.from_process_group(pair)
+    envs = [env, env.twin(), sizes_env(env), env.twin(), ReplicaGrid(env, 1).replicas, *env.node_envs()]
+    totals = []
+    for own in envs:
+        assert own.rank in (0, env.rank)
+        totals.append(float(all_reduce(torch.tensor([2.0**rank]), own, "test")))
+    return [own.pg.group_name for own in envs], totals
+
+
+def test_ranks_that_have_made_different_numbers_of_groups_make_further_ones() -> None:
+    with recshard_lab.launch(3) as ranks:
+        _, (names, totals), (same, other) = ranks.call(groups_of_a_pair, timeout_s=10)
+        assert totals[:-1] == other[:-1] == [6.0] * 6
+        assert (totals[-1], other[-1]) == (2.0, 4.0)  # a node of two
+        assert names[:-1] == same[:-1]
+        assert len({*names, *same}) == 8

@@ -27,7 +27,7 @@ import psutil
 import torch
 
 from recshard_lab.launcher import LaunchError, Printer, RankError, Ranks, RanksInterrupted, launch
-from recshard_lab.launcher.forkserver import forkserver
+from recshard_lab.launcher.engines.fork import forkserver
 
 __all__ = ["CELLS", "Chapter", "play"]
 

@@ -1,177 +1,199 @@
-"""The doctor on real ranks: who has not entered which collective, and where everybody is instead."""
+"""What the doctor says of a machine, this one and others made up piece by piece."""
 
 from __future__ import annotations
 
-import re
-import time
-from contextlib import ExitStack
+import os
+import resource
+import shutil
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 
-from recshard_lab.launcher import RankError, Ranks, launch
-from recshard_lab.launcher.collectives import RING, Entered, Line, Position, Window
-from recshard_lab.launcher.doctor import card, diagnose, disagreeing
-from recshard_lab.launcher.forkserver import forkserver
+from recshard_lab import cores
+from recshard_lab.launcher import doctor
+from recshard_lab.launcher.doctor import Finding, inspect
 
-pytestmark = pytest.mark.timeout(60)
-
-PAIR = {"0": [0, 1]}
+HERE = doctor.version_of
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _warm() -> None:
-    """Ranks import torch's own modules before they know lines. Forks of a warm zygote have imported them."""
-    assert forkserver().warmed.wait(50)
+def installed(monkeypatch: pytest.MonkeyPatch, **versions: str | None) -> None:
+    """Lets packages seem installed in other versions, or not at all; ``_`` for ``-``."""
+    other = {name.replace("_", "-"): version for name, version in versions.items()}
+    monkeypatch.setattr(doctor, "version_of", lambda name: other[name] if name in other else HERE(name))
 
 
-def spent(ranks: Ranks, source: str, capsys: pytest.CaptureFixture[str], timeout_s: float = 1.0) -> str:
-    """Runs a cell that hangs; what was shown meanwhile."""
-    capsys.readouterr()
-    with pytest.raises(RankError, match="time limit"):
-        ranks.exec(source, filename="<cell [7]>", timeout_s=timeout_s)
-    return capsys.readouterr().err
+def other_fbgemm(monkeypatch: pytest.MonkeyPatch, folder: Path, source: str) -> None:
+    """Puts another fbgemm_gpu before the installed one, for every Python started from here."""
+    (folder / "fbgemm_gpu.py").write_text(source)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
 
 
-def test_a_rank_that_skips_a_collective_is_named_with_its_line_and_that_of_the_others(
-    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+def only(findings: list[Finding]) -> Finding:
+    (finding,) = findings
+    return finding
+
+
+def test_on_the_machine_of_these_tests_nothing_needed_is_missing() -> None:
+    findings = inspect()
+    assert [finding for finding in findings if finding.ok is False] == []
+    assert len({finding.name for finding in findings}) == len(findings)
+    names = "system cores memory loopback torch Gloo NCCL fbgemm jupyterlab ipywidgets anywidget plotly ipykernel"
+    assert {*names.split(), "shared memory", "open files", "cache"} <= {finding.name for finding in findings}
+
+
+def test_every_finding_that_is_not_right_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "version_of", lambda name: None)
+    wrong = [finding for finding in inspect() if finding.ok is False]
+    assert {"jupyterlab", "ipywidgets", "anywidget", "plotly", "ipykernel"} <= {finding.name for finding in wrong}
+    assert all(finding.fix for finding in wrong)
+
+
+def test_a_check_that_raises_is_a_finding_and_the_others_still_run() -> None:
+    def strange_sensor() -> list[Finding]:
+        raise PermissionError("not yours")
+
+    broken, kept = inspect([strange_sensor, lambda: [Finding("next", "fine", True)]])
+    assert (broken.name, broken.value, broken.ok) == ("strange sensor", "PermissionError: not yours", False)
+    assert kept.ok
+
+
+def test_without_torch_the_finding_says_so_and_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # import torch raises ModuleNotFoundError
+    found = only(doctor.torch_and_backends())
+    assert found.ok is False
+    assert "ModuleNotFoundError" in found.value
+    assert "torch==" in str(found.fix)
+
+
+def test_fbgemm_may_be_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, torch="2.13.0+cpu", **dict.fromkeys(doctor.FBGEMM_BUILDS))
+    found = only(doctor.fbgemm())
+    assert found.ok is None
+    assert found.fix == "pip install fbgemm-gpu-cpu==1.8.0"
+
+
+def test_two_builds_of_fbgemm_overwrite_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, fbgemm_gpu="1.8.0", fbgemm_gpu_cpu="1.8.0")
+    found = only(doctor.fbgemm())
+    assert found.ok is False
+    assert "fbgemm-gpu 1.8.0 and fbgemm-gpu-cpu 1.8.0" in found.value
+    assert "pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu" in str(found.fix)
+
+
+@pytest.mark.parametrize(
+    ("torch", "build", "right"), [("2.11.0", "1.8.0", "1.6"), ("2.14.1", "1.8.0", "1.9"), ("2.13.0", "1.6.0", "1.8")]
+)
+def test_a_pair_that_does_not_match_is_named_with_the_one_that_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, torch: str, build: str, right: str
 ) -> None:
-    shown = spent(
-        ranks,
-        "import time\nt = torch.zeros(4096, dtype=torch.int64)\nif rank != 1:\n    dist.all_reduce(t)\n"
-        "else:\n    time.sleep(60)",
-        capsys,
-    )
-    assert re.search(r"rank 1 never entered all_reduce #2, int64\[4096\]; it is at cell \[7\] line 6: time", shown)
-    for rank in (0, 2):
-        assert f"rank {rank}: waits in all_reduce #2, int64[4096] at cell [7] line 4" in shown
-    assert ranks.run(dist.get_rank) == [0, 1, 2]
+    other_fbgemm(monkeypatch, tmp_path, "raise OSError('fbgemm_gpu_tbe.so: undefined symbol: _ZN3c105ErrorC2')")
+    installed(monkeypatch, torch=torch, fbgemm_gpu_cpu=build, fbgemm_gpu=None)
+    found = only(doctor.fbgemm())
+    assert found.ok is False
+    assert torch in found.value
+    assert "undefined symbol" in found.value
+    assert str(found.fix).endswith(f"pip install fbgemm-gpu-cpu=={right}.0")
 
 
-def test_a_rank_that_left_the_cell_is_said_to_have_finished(ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = spent(ranks, "if rank != 2: dist.barrier()", capsys)
-    assert "rank 2 never entered barrier #2; it has finished the cell" in shown
-
-
-def test_a_rank_that_calls_another_operation_is_named(ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = spent(
-        ranks,
-        "t = torch.ones(8)\nif rank == 0: dist.all_gather([torch.empty(8) for _ in range(3)], t)\n"
-        "else: dist.all_reduce(t)\nif rank: dist.barrier()\nelse: import time; time.sleep(60)",
-        capsys,
-        timeout_s=1.5,
-    )
-    assert "rank 0 entered all_gather #2, float32[8]" in shown
-    assert "ranks 1, 2 entered all_reduce #2, float32[8]" in shown
-
-
-def test_sizes_that_differ_are_told_even_when_the_cell_returns(
-    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("source", "tells"),
+    [
+        ("raise OSError('libcuda.so.1: cannot open shared object file')", "libcuda.so.1: cannot open"),
+        ("import os; os.abort()", "ended with code -6"),
+        ("", "asynchronous_complete_cumsum"),  # imports, but brings no operators
+    ],
+)
+def test_an_fbgemm_that_cannot_be_imported_is_shown_even_if_it_crashes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, tells: str
 ) -> None:
-    capsys.readouterr()
-    ranks.exec("dist.broadcast(torch.ones(4 if rank == 0 else 8), 0)", filename="<cell [3]>")
-    shown = capsys.readouterr().err
-    assert "The ranks have not entered the same collectives" in shown
-    assert "rank 0 entered broadcast #2, float32[4], ranks 1, 2 entered broadcast #2, float32[8]" in shown
-    assert "cell [3] line 1" in shown
+    other_fbgemm(monkeypatch, tmp_path, source)
+    installed(monkeypatch, torch="2.13.0", fbgemm_gpu_cpu="1.8.0", fbgemm_gpu=None)
+    found = only(doctor.fbgemm())
+    assert found.ok is False
+    assert tells in found.value
 
 
-def test_a_skipped_collective_that_nobody_waited_for_is_told_before_the_next_cell_hangs(
-    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+def test_a_package_that_is_too_old_is_compared_with_what_this_one_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, plotly="5.24.1", ipywidgets=None)
+    by_name = {finding.name: finding for finding in doctor.lab_packages()}
+    assert by_name["plotly"].value == "5.24.1, needs 6.0"
+    assert (by_name["ipywidgets"].ok, by_name["ipywidgets"].fix) == (False, "pip install ipywidgets")
+    assert by_name["jupyterlab"].ok is True
+
+
+@pytest.mark.parametrize(
+    ("version", "answers"), [("6.31.0", 0), ("7.0.0", 0), ("7.0.1", 1), ("7.3.2", 1), ("7.4.0", 1), ("7.4.0rc1", 1)]
+)
+def test_widgets_answer_during_a_busy_cell_in_some_releases_of_ipykernel(
+    monkeypatch: pytest.MonkeyPatch, version: str, answers: int
 ) -> None:
-    capsys.readouterr()
-    ranks.exec("t = torch.ones(4)\nif rank == 0: work = dist.all_reduce(t, async_op=True)", filename="<cell [2]>")
-    shown = capsys.readouterr().err
-    assert "ranks 1, 2 never entered all_reduce #2, float32[4]" in shown
-    assert "rank 0: waits in all_reduce #2, float32[4] at cell [2] line 2" in shown
-    ranks.exec("1")
-    assert capsys.readouterr().err == ""  # said once
-    ranks.exec("if rank: dist.all_reduce(t)\nelse: work.wait()")
-    assert ranks.pull("t.tolist()") == [[3.0] * 4] * 3
-    ranks.exec("dist.barrier()")
-    assert capsys.readouterr().err == ""
+    installed(monkeypatch, ipykernel=version)
+    found = only(doctor.busy_widgets())
+    assert found.ok is (True if answers else None)
+    assert (found.fix is None) is bool(answers)
 
 
-def test_a_stalled_cell_is_told_while_it_hangs_and_once(ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = spent(ranks, "import time\nif rank: dist.barrier()\nelse:\n    time.sleep(60)", capsys, timeout_s=6)
-    assert "No rank has moved on for 3 s" in shown
-    assert shown.count("rank 0 never entered barrier #2; it is at cell [7] line 4: time.sleep(60)") == 1
-
-
-def test_groups_are_told_apart_and_counted_again_after_they_were_rebuilt(
-    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+def test_a_cache_that_cannot_be_written_names_the_variable_that_moves_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    ranks.exec("pair = dist.new_group([0, 2])")
-    for _ in range(2):
-        shown = spent(ranks, "if rank == 2: dist.barrier(group=pair)", capsys, timeout_s=0.5)
-        assert re.search(r"rank 0 never entered barrier #1 of the group of ranks 0, 2", shown)
-    ranks.exec("dist.barrier()\nif rank != 1: dist.barrier(group=pair)")
-    assert capsys.readouterr().err == ""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    cache, temporary = doctor.folders()
+    assert cache.ok is False
+    assert "XDG_CACHE_HOME" in str(cache.fix)
+    assert temporary.ok is True
 
 
-def test_collectives_of_models_count_too(ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
-    ranks.exec("ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1)); x = torch.ones(4, 2)")
-    shown = spent(ranks, "loss = ddp(x).sum()\nif rank:\n    loss.backward()", capsys, timeout_s=1.5)
-    assert re.search(r"rank 0 never entered all_reduce #\d+, float32\[3\]; it has finished the cell", shown)
+def refuse(*args: object, **kwargs: object) -> None:
+    raise OSError(1, "Operation not permitted")
 
 
-def test_cells_whose_collectives_pair_up_say_nothing(ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
-    capsys.readouterr()
-    ranks.exec("for n in range(600): dist.all_reduce(torch.ones(n % 7 + 1))")  # more than the recorder's ring
-    ranks.exec(
-        "sent = [rank + 1, 2, 3]\ngot = [[1, 2, 3][rank] if r != 0 or rank else 1 for r in range(3)]\n"
-        "out = torch.empty([6, 6, 9][rank]) if rank else torch.empty(6)\n"
-        "box = [None] * 3\ndist.all_gather_object(box, 'x' * rank)\n"
-        "dist.gather(torch.ones(2), [torch.empty(2) for _ in range(3)] if rank == 0 else None)\n"
-        "dist.all_to_all_single(torch.empty(3), torch.ones(3))"
-    )
-    ranks.exec("if rank == 0: dist.send(torch.ones(1), 1)\nif rank == 1: dist.recv(torch.ones(1), 0)")
-    ranks.exec("dist.barrier()")
-    assert capsys.readouterr().err == ""
+@pytest.mark.parametrize(
+    ("check", "function"), [(doctor.loopback, "create_server"), (doctor.unix_sockets, "socketpair")]
+)
+def test_a_sandbox_without_sockets_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, check: Callable[[], list[Finding]], function: str
+) -> None:
+    monkeypatch.setattr(socket, function, refuse)
+    found = only(check())
+    assert found.ok is False
+    assert "Operation not permitted" in found.value
+    assert found.fix
 
 
-def test_recording_costs_under_20_microseconds_a_collective(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All-reduces in a group of one rank, where hardly anything but issuing is left to time.
-
-    CPU time of all threads, which other processes hardly add to, and the two ways in turn: a machine that becomes
-    slower does so for both.
-    """
-    best = {}
-    with ExitStack() as stack:
-        worlds = {}
-        for ring in ("0", RING):
-            monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", ring)
-            worlds[ring] = stack.enter_context(launch(1))
-            worlds[ring].exec("import time, timeit\none = torch.ones(1)")
-        for _ in range(15):
-            for ring, ranks in worlds.items():
-                timed = ranks.pull("timeit.timeit(lambda: dist.all_reduce(one), time.process_time, number=500) / 500")
-                best[ring] = min(best.get(ring, 1.0), timed[0])
-    assert best[RING] - best["0"] < 20e-6
+def test_small_shared_memory_and_few_open_files_are_told_with_the_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(total=2**26, free=2**26)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
+    assert "--shm-size=1g" in str(only(doctor.shared_memory(str(tmp_path))).fix)
+    assert only(doctor.shared_memory(str(tmp_path / "none"))).ok is None
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 4096))
+    assert (only(doctor.open_files()).ok, only(doctor.open_files()).value) == (None, "256 (at most 4096)")
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (64, 4096))
+    assert only(doctor.open_files()).ok is False
 
 
-def test_what_is_found_reads_well_without_ranks() -> None:
-    entered = Entered("all_to_all", 12, ("Long",), ((4096,),), Line("<cell [7]>", 9, ""), done=False)
-    positions = {
-        0: Position(5, Line("<cell [7]>", 9, "x"), PAIR, {"0": (entered,)}),
-        1: Position(5, Line("<cell [7]>", 3, "a < b"), PAIR, {"0": (entered._replace(number=11, done=True),)}),
-    }
-    (finding,) = diagnose(positions)
-    assert finding.missing == (1,)
-    bundle = card([finding], positions, "title", "advice")
-    assert "rank 1 never entered all_to_all #12, int64[4096]; it is at cell [7] line 3: a < b" in bundle["text/plain"]
-    assert "a &lt; b" in bundle["text/html"]
+def test_a_containers_limits_count_not_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {"memory.max": str(2**30), "memory.current": str(900 * 2**20)}
+    monkeypatch.setattr(cores, "_cgroup", lambda name: limits.get(name, ""))
+    monkeypatch.setattr(doctor, "quota", lambda: 0.5)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert only(doctor.cores()).value.endswith(" of 64 usable (0.5 by this container's quota)")
+    assert (only(doctor.memory()).value, only(doctor.memory()).ok) == ("0.1 of 1.0 GiB free", False)
+    limits["memory.stat"] = f"anon 7\ninactive_file {800 * 2**20}\nfile 9"  # given back when it is needed
+    assert (only(doctor.memory()).value, only(doctor.memory()).ok) == ("0.9 of 1.0 GiB free", True)
 
 
-def test_counts_and_digests_are_compared_only_where_they_can_be() -> None:
-    members = {0: PAIR, 1: PAIR}
-    same, more, other = Window(0, 3, "a"), Window(3, 4, "b"), Window(0, 3, "c")
-    assert not disagreeing(members, {0: {"0": same}, 1: {"0": same}})
-    assert disagreeing(members, {0: {"0": same}, 1: {"0": more}})
-    assert disagreeing(members, {0: {"0": same}, 1: {"0": other}})
-    assert not disagreeing(members, {0: {"0": same}, 1: {"0": Window(2, 3, "d")}})  # one ran an extra cell
-    assert not disagreeing({0: PAIR, 1: {}}, {0: {"0": same}, 1: {}})  # a group that one rank has destroyed
-    started = time.perf_counter()
-    many = {rank: {"0": list(range(64))} for rank in range(64)}
-    disagreeing(many, {rank: {"0": same} for rank in range(64)})
-    assert time.perf_counter() - started < 0.05
+def test_a_gpu_that_torch_cannot_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(doctor, "_nvidia_driver", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    found = next(finding for finding in doctor.torch_and_backends() if finding.name == "GPUs")
+    assert "CPU build" in found.value
+    assert "cuda" in str(found.fix)

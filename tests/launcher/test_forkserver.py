@@ -1,4 +1,4 @@
-"""The zygote: private, replaceable, and never outliving the process that started it."""
+"""The forkserver: private, replaceable, and never outliving the process that started it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from recshard_lab.launcher import LaunchError, RankError, Ranks, launch, zygote
+from recshard_lab.launcher import LaunchError, RankError, Ranks, launch
 from recshard_lab.launcher.channel import Channel, Message, socket_pair
 from recshard_lab.launcher.engines import engine_for
+from recshard_lab.launcher.engines import forkserver as forking
 from recshard_lab.launcher.engines.engine import kill_group
-from recshard_lab.launcher.forkserver import _BOOT, Forkserver, forkserver
+from recshard_lab.launcher.engines.fork import _BOOT, Forkserver, forkserver
 from recshard_lab.launcher.shape import Shape
 from recshard_lab.launcher.world import World
 
@@ -52,7 +53,7 @@ def test_killing_it_ends_its_ranks_and_the_next_launch_starts_another(ranks: Ran
 
 def test_one_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "recshard_lab.launcher.forkserver._BOOT", "raise ImportError('no torch here') # {path}{fd}{later}"
+        "recshard_lab.launcher.engines.fork._BOOT", "raise ImportError('no torch here') # {path}{fd}{later}"
     )
     server = Forkserver()
     with pytest.raises(LaunchError, match="no torch here"):
@@ -67,8 +68,9 @@ twice = subprocess.check_output(["sh", "-c", "setsid sleep 600 >/dev/null 2>&1 &
 
 SCRIPT = f"""
 import os, sys, time
-from recshard_lab.launcher import forkserver, launch
-server = forkserver._current = forkserver.Forkserver(later=())  # one that is not in the midst of an import
+from recshard_lab.launcher import launch
+from recshard_lab.launcher.engines import fork
+server = fork._current = fork.Forkserver(later=())  # one that is not in the midst of an import
 ranks = launch(2)
 ranks.exec({DAEMON!r})
 started = ranks.pull("child.pid") + ranks.pull("int(twice)")
@@ -141,11 +143,11 @@ def is_alive(process: psutil.Process) -> bool:
     return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
 
 
-def with_zygote(monkeypatch: pytest.MonkeyPatch, first: str, later: Sequence[str] = ()) -> Forkserver:
-    """A zygote of this test's own, which runs `first` before anything else."""
-    monkeypatch.setattr("recshard_lab.launcher.forkserver._BOOT", first + _BOOT)
+def with_forkserver(monkeypatch: pytest.MonkeyPatch, first: str, later: Sequence[str] = ()) -> Forkserver:
+    """A forkserver of this test's own, which runs `first` before anything else."""
+    monkeypatch.setattr("recshard_lab.launcher.engines.fork._BOOT", first + _BOOT)
     server = Forkserver(later)
-    monkeypatch.setattr("recshard_lab.launcher.forkserver._current", server)
+    monkeypatch.setattr("recshard_lab.launcher.engines.fork._current", server)
     return server
 
 
@@ -162,7 +164,7 @@ os.fork = limited
 
 
 def test_a_fork_that_fails_is_named_and_other_ranks_live_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = with_zygote(monkeypatch, THIRD_FORK_FAILS)
+    server = with_forkserver(monkeypatch, THIRD_FORK_FAILS)
     with launch(2) as ranks:
         with pytest.raises(LaunchError, match=r"rank 0 was not started: os\.fork\(\) failed: .*Resource temporarily"):
             World(Shape.checked(1))
@@ -178,11 +180,11 @@ helpers = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
 
 
 def test_processes_that_imports_start_are_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = with_zygote(monkeypatch, HELPERS)
+    server = with_forkserver(monkeypatch, HELPERS)
     with launch(1) as ranks:
         first, second = (p for p in psutil.Process(server.process.pid).children() if p.pid not in ranks.pids)
         first.kill()
-        assert not psutil.wait_procs([first], timeout=5)[1]  # the zygote reaps it, and reports no rank
+        assert not psutil.wait_procs([first], timeout=5)[1]  # the forkserver reaps it, and reports no rank
         assert ranks.run(dist.get_rank) == [0]
     assert is_alive(second)
     server.close()
@@ -201,7 +203,7 @@ def test_what_must_not_be_forked_is_not(
 ) -> None:
     (tmp_path / "imported_later.py").write_text(later)
     monkeypatch.syspath_prepend(tmp_path)
-    server = with_zygote(monkeypatch, first, ["imported_later"] if later else [])
+    server = with_forkserver(monkeypatch, first, ["imported_later"] if later else [])
     assert server.folder
     until = time.monotonic() + 30
     while not server.unsafe and time.monotonic() < until:
@@ -225,17 +227,17 @@ def test_what_must_not_be_forked_is_not(
 
 
 def test_a_rank_whose_zygote_has_ended_meanwhile_ends() -> None:
-    done = subprocess.run([sys.executable, "-c", "from recshard_lab.launcher.worker import *; die_with_parent(1)"])
+    done = subprocess.run([sys.executable, "-c", "from recshard_lab.launcher.rank import *; die_with_parent(1)"])
     assert done.returncode == -signal.SIGKILL
 
 
 def test_an_ended_rank_is_signalled_before_its_number_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     state: list[str] = []
-    monkeypatch.setattr(zygote, "kill_group", lambda pid, number: state.append(psutil.Process(pid).status()))
-    monkeypatch.setattr(zygote, "end_children", lambda **_: None)
+    monkeypatch.setattr(forking, "kill_group", lambda pid, number: state.append(psutil.Process(pid).status()))
+    monkeypatch.setattr(forking, "end_children", lambda **_: None)
     child = subprocess.Popen(["true"], start_new_session=True)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    here = zygote.Zygote.__new__(zygote.Zygote)
+    here = forking.Server.__new__(forking.Server)
     sent: list[Message] = []
     here.ranks = {child.pid}
     here.channel = SimpleNamespace(send=sent.append)  # type: ignore[assignment]
@@ -248,7 +250,7 @@ def test_an_ended_rank_is_signalled_before_its_number_is_free(monkeypatch: pytes
 
 def test_a_process_that_is_not_a_rank_is_not_signalled() -> None:
     ours, theirs = socket_pair()
-    here = zygote.Zygote.__new__(zygote.Zygote)
+    here = forking.Server.__new__(forking.Server)
     here.channel, here.ranks = Channel(theirs), set()
     kernel = Channel(ours)
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as child:

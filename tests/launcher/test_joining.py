@@ -1,4 +1,4 @@
-"""The same script under torchrun on two nodes, on launched ranks, and by itself."""
+"""The same script under torchrun on two hosts and on two nodes of one host, on launched ranks, and by itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from recshard_lab.launcher import LaunchError, Ranks, join, launch
-from tests.launcher import torchrun_job
+from tests.launcher import hosts, torchrun_job
+from tests.launcher.hosts_job import entries, unsharded
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -39,6 +40,34 @@ def torchrun(node: int, port: int, folder: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.fixture(scope="session")
+def can_make_hosts() -> None:
+    if reason := hosts.missing():
+        pytest.skip(reason)
+
+
+@pytest.mark.usefixtures("can_make_hosts")
+def test_two_hosts_train_to_the_losses_and_weights_of_the_unsharded_model(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with hosts.two_hosts() as pair:
+        agents = pair.torchrun("--module", "tests.launcher.hosts_job", str(tmp_path), "3", log=log)
+        codes = hosts.ended(agents, within=90)
+        assert codes == [0, 0], "".join(file.read_text() for file in tmp_path.glob("log.*"))
+        assert [host.pids() for host in pair] == [[], []]
+    losses, weights = unsharded(steps=3, world_size=2)
+    for rank, host in enumerate(pair):
+        first, *steps = entries(tmp_path, rank)
+        assert first["node"] == rank
+        assert first["GLOO_SOCKET_IFNAME"] == host.device
+        assert set(first["listening"]) == {host.address}  # not the loopback address that the host's own name has
+        assert [entry["loss"] for entry in steps] == pytest.approx([step[rank] for step in losses], rel=1e-6)
+        found = torch.load(tmp_path / f"{rank}.pt")
+        assert found.keys() == weights.keys()
+        for name, weight in weights.items():
+            torch.testing.assert_close(found[name], weight, rtol=1e-6, atol=1e-7, msg=name)
+
+
+@pytest.mark.sweep
 def test_two_nodes_of_torchrun_train_to_the_weights_of_launched_ranks(tmp_path: Path) -> None:
     port = free_port()
     agents = [torchrun(node, port, tmp_path) for node in range(2)]
@@ -103,7 +132,10 @@ def test_by_itself_it_is_a_world_of_one_on_loopback_and_leaves_nothing() -> None
 def test_half_an_environment_is_refused_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    with pytest.raises(LaunchError, match="set but not LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT"), join():
+    with (
+        pytest.raises(LaunchError, match="set but not LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT: torch"),
+        join(),
+    ):
         pass
 
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 
-from recshard_lab.launcher import LaunchError, RankError, Ranks, RanksInterrupted, launch, waiting, wires, world
+from recshard_lab.launcher import LaunchError, RankError, Ranks, RanksInterrupted, flight, launch, wires, world
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -77,7 +77,7 @@ def test_collectives_work_after_a_stop_that_was_swallowed(ranks: Ranks) -> None:
 def test_a_time_limit_kills_a_rank_that_cannot_answer_and_names_what_is_lost(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch, cell: str
 ) -> None:
-    monkeypatch.setattr(waiting, "KILL_S", 1.0)
+    monkeypatch.setattr(flight, "KILL_S", 1.0)
     ranks.exec("kept = 1")
     began = time.monotonic()
     with pytest.raises(RankError, match=r"rank 0 was killed by SIGKILL") as caught:
@@ -93,8 +93,8 @@ def test_a_time_limit_kills_a_rank_that_cannot_answer_and_names_what_is_lost(
 
 
 def test_a_failed_cell_kills_a_rank_that_does_not_answer(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "STRAGGLER_S", 0.3)
-    monkeypatch.setattr(waiting, "ABANDON_S", 0.5)
+    monkeypatch.setattr(flight, "STRAGGLER_S", 0.3)
+    monkeypatch.setattr(flight, "ABANDON_S", 0.5)
     with pytest.raises(RankError, match=r"rank 0 was killed by SIGKILL.*\n?.*") as caught:
         ranks.exec(HOLDS_THE_INTERPRETER + "\nelse: raise ValueError('boom')")
     assert {failure.rank: failure.kind for failure in caught.value.failures} == {0: "died", 1: "raised"}
@@ -102,8 +102,8 @@ def test_a_failed_cell_kills_a_rank_that_does_not_answer(ranks: Ranks, monkeypat
 
 
 def test_a_kill_that_does_not_end_the_rank_is_given_up(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "KILL_S", 0.2)
-    monkeypatch.setattr(waiting, "GONE_S", 0.3)
+    monkeypatch.setattr(flight, "KILL_S", 0.2)
+    monkeypatch.setattr(flight, "GONE_S", 0.3)
     with monkeypatch.context() as patched:
         patched.setattr(wires.Wires, "kill", lambda *_: None)  # as for a process that waits for a broken disk
         with pytest.raises(RankError, match=r"rank 0 was killed and has not ended after 0\.3 s"):
@@ -117,7 +117,7 @@ def test_a_launch_whose_ranks_do_not_come_up_ends_at_its_limit(ranks: Ranks, mon
     ranks.stop()
     before = set(psutil.Process().children(recursive=True))
     monkeypatch.setattr(world, "READY_S", 1.0)
-    monkeypatch.setattr(waiting, "KILL_S", 0.5)
+    monkeypatch.setattr(flight, "KILL_S", 0.5)
     original = wires.rank_spec
 
     def apart(shape: Any, rank: int, store: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from recshard_lab.launcher import LaunchError, RankError, current, launch
-from recshard_lab.launcher.forkserver import forkserver
+from recshard_lab.launcher.engines.fork import forkserver
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -40,7 +40,7 @@ def descriptors(more: int) -> Iterator[None]:
 def test_a_launch_with_few_descriptors_names_the_limit_and_leaves_nothing() -> None:
     with launch(2):  # starts the forkserver
         pass
-    me, zygote = psutil.Process(), psutil.Process(forkserver().process.pid)
+    me, server = psutil.Process(), psutil.Process(forkserver().process.pid)
     before = me.num_fds()
     came_up = []
     for more in range(16):
@@ -54,7 +54,7 @@ def test_a_launch_with_few_descriptors_names_the_limit_and_leaves_nothing() -> N
                 assert "Fix: run `ulimit -n 4096`" in str(error)  # noqa: PT017
         assert current() is None
         assert me.num_fds() == before
-        assert not psutil.wait_procs(zygote.children(), timeout=2)[1]
+        assert not psutil.wait_procs(server.children(), timeout=2)[1]
     assert came_up[0] == [0, 0]
     assert len(came_up) < 16
 
@@ -116,7 +116,7 @@ import os, subprocess, sys
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", sys.argv[1]], check=True)
 os.environ["TMPDIR"] = sys.argv[1]
 from recshard_lab.launcher import LaunchError, RankError, launch
-from recshard_lab.launcher.forkserver import forkserver
+from recshard_lab.launcher.engines.fork import forkserver
 def fill():
     with open(f"{sys.argv[1]}/fill", "wb", buffering=0) as file:
         try:

@@ -33,9 +33,9 @@ def spawned() -> Iterator[Ranks]:
         yield ranks
 
 
-def test_they_are_children_of_this_process_and_share_nothing_with_a_zygote(spawned: Ranks) -> None:
+def test_they_are_children_of_this_process_and_share_nothing_with_a_forkserver(spawned: Ranks) -> None:
     assert [psutil.Process(pid).ppid() for pid in spawned.pids] == [os.getpid()] * 2
-    assert spawned.run(lambda: "recshard_lab.launcher.zygote" in sys.modules) == [False, False]
+    assert spawned.run(lambda: "recshard_lab.launcher.engines.forkserver" in sys.modules) == [False, False]
     assert spawned.run(lambda: os.getsid(0) == os.getpid()) == [True, True]
     assert spawned.run(torch.get_num_threads) == [1, 1]
     assert "engine spawn" in str(spawned.shape)
@@ -144,7 +144,7 @@ def test_it_is_what_a_system_without_fork_gets(monkeypatch: pytest.MonkeyPatch) 
 
 def test_another_start_method_is_another_shape(spawned: Ranks) -> None:
     with pytest.raises(
-        LaunchError, match="asked for 2 ranks over gloo, but 2 ranks over gloo, engine spawn are running"
+        LaunchError, match="requested 2 ranks over gloo, but 2 ranks over gloo, engine spawn are running"
     ):
         launch(2)
     with pytest.raises(LaunchError, match="'fork', 'spawn' or None"):

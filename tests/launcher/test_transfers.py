@@ -119,7 +119,15 @@ def test_the_death_of_a_rank_above_255_is_reported() -> None:
 
         def __init__(self) -> None:
             self.shape = SimpleNamespace(
-                world_size=301, local_world_size=301, nodes=1, hosts=1, threads=1, backend="gloo", variables=dict
+                world_size=301,
+                local_world_size=301,
+                nodes=1,
+                hosts=1,
+                threads=1,
+                backend="gloo",
+                variables=dict,
+                devices=("cpu",) * 301,
+                memory_gb=None,
             )
             self.endings: list[tuple[Callable[[Any], None], int]] = []
 

@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from recshard_lab.launcher import LaunchError, RankError, Ranks, current, launch
-from recshard_lab.launcher.forkserver import forkserver
+from recshard_lab.launcher.engines.fork import forkserver
 
 pytestmark = pytest.mark.timeout(60)
 

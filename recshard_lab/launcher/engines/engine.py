@@ -1,4 +1,4 @@
-"""What the launcher asks of an engine, and how a local rank's process is looked at."""
+"""The interface of an engine, and functions for the processes of local ranks."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..shape import Shape
 
 __all__ = [
+    "THREAD_VARIABLES",
     "Ending",
     "Engine",
     "OnExit",
@@ -25,6 +26,7 @@ __all__ = [
     "children",
     "descendants",
     "end_children",
+    "has_ended",
     "kill_all",
     "kill_group",
     "resident_bytes",
@@ -32,47 +34,59 @@ __all__ = [
 
 ORPHANS_S = 1.0  # for processes that were killed to end
 
+# Read by a library when it is loaded: OpenMP, MKL, OpenBLAS, Apple's Accelerate.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
 Ending = int | str  # exit code, negative for a signal (as multiprocess has it); or a sentence where no code is known
 OnExit = Callable[[Ending], None]
 
 
 class RankProcess(Protocol):
-    """One rank's process, here or elsewhere."""
+    """One rank's process, on this machine or another."""
 
     @property
     def pid(self) -> int:
-        """Its number on its machine; waits until it is known. Raises LaunchError if it never will be."""
+        """The process id on its machine. Waits until it is known. Raises LaunchError if the process did not start."""
 
     def kill(self, number: int) -> None:
-        """Signals the rank and all that it started; one that is gone already is left in peace."""
+        """Signals the rank and all that it started. Does nothing if the rank has ended."""
 
     def memory_bytes(self) -> int:
-        """Its resident set; 0 when it is gone."""
+        """The resident set in bytes, 0 if the process has ended."""
 
 
 class Engine(Protocol):
     """Starts the ranks of one world.
 
-    shape: what was asked for, or what came of it where the engine decides (the nodes of a Ray cluster).
+    shape: the requested shape. On Ray, the engine chooses the nodes.
     """
 
     shape: Shape
 
     def store(self, generation: int) -> str:
-        """Where ranks meet to make their process groups, the `generation`-th time: a path or a tcp:// address."""
+        """The address of the store for the `generation`-th process groups: a path or a tcp:// address."""
 
     def start(self, rank: int, spec: dict[str, Any], fds: Sequence[int], on_exit: OnExit) -> RankProcess:
-        """Begins to start a rank. fds: its ends of control socket, stdout and stderr; the caller closes his copies.
+        """Begins to start a rank.
 
+        fds: the rank's ends of control socket, stdout and stderr. The caller closes its copies.
         on_exit: called once, from a thread, when the process has ended.
         """
 
     def close(self) -> None:
-        """After every rank has ended: lets go of what the world needed."""
+        """Frees what the world used. Call it after every rank has ended."""
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a child has ended. It is not reaped, so no other process can have its number yet."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident set of a process of this machine; 0 when it is gone."""
+    """The resident set in bytes of a process of this machine, 0 if it has ended."""
     try:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.NoSuchProcess:
@@ -80,9 +94,9 @@ def resident_bytes(pid: int) -> int:
 
 
 def kill_group(pid: int, number: int) -> None:
-    """Signals a rank's session, or the rank alone in the moment before it has one.
+    """Signals a rank's session, or the rank alone before it has one.
 
-    Only for a process that is not reaped yet: afterwards its number may be another process's.
+    Call it only before the process is reaped. Afterwards another process may have its number.
     """
     try:
         os.killpg(pid, number)
@@ -92,13 +106,13 @@ def kill_group(pid: int, number: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Linux: descendants of this process whose parent ends become its children, in whatever session they are."""
+    """On Linux, descendants of this process become its children when their parent ends, in any session."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
 def children() -> set[int]:
-    """The processes whose parent is this one, those that ended unreaped included."""
+    """The process ids of this process's children. On Linux with those that ended and are not reaped."""
     try:
         tasks = os.listdir("/proc/self/task")
         return {int(pid) for task in tasks for pid in _read(f"/proc/self/task/{task}/children").split()}
@@ -112,10 +126,10 @@ def _read(path: str) -> str:
 
 
 def end_children(kept: Collection[int] = (), elsewhere: bool = False) -> None:
-    """Kills the children of this process, then what these leave behind, until none is left but those in `kept`.
+    """Kills the children of this process and the orphans that they leave, except those in `kept`.
 
-    elsewhere: only those in other sessions than this process. Gives up after `ORPHANS_S`: a process in an
-    uninterruptible system call, or of another user, does not end.
+    elsewhere: kills only children in other sessions. Returns after `ORPHANS_S` at the latest: a process of another
+    user, or in an uninterruptible system call, does not end.
     """
     until = time.monotonic() + ORPHANS_S
     while left := {pid for pid in children() if pid not in kept and not (elsewhere and _session(pid) == os.getsid(0))}:
@@ -136,7 +150,7 @@ def _session(pid: int) -> int:
 
 
 def descendants(pid: int) -> list[psutil.Process]:
-    """All that a process of this machine has started and that is its descendant still."""
+    """The descendants of a process of this machine."""
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -144,7 +158,7 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def kill_all(processes: Sequence[psutil.Process]) -> None:
-    """SIGKILL to each that still is the process it was."""
+    """Sends SIGKILL to each process whose number was not reused."""
     for process in processes:
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             process.kill()

@@ -1,7 +1,7 @@
-"""What runs inside a Ray actor: one rank beside it, and the three streams between that rank and the notebook.
+"""A Ray actor that starts one rank, and carries the three streams between that rank and the notebook.
 
-The rank is a process of its own, because Ray runs an actor's methods on threads, where no signal and so no interrupt
-arrives; and because its output is then whatever it writes, not only what Ray's logs catch.
+The rank is a separate process, because Ray runs an actor's methods on threads, which receive no signals and so no
+interrupts. Its output is then all that the process writes, not only what Ray's logs contain.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-import psutil
-
 from .engine import Ending
 from .spawn import SpawnedRank
 
@@ -24,35 +22,31 @@ CHUNK = 1 << 20
 
 
 class RankActor:
-    """One rank's host. `read` and `write` each run on a thread of their own (Ray's concurrency groups)."""
+    """One rank's host. `read` and `write` run on separate threads (Ray's concurrency groups)."""
 
     def __init__(self) -> None:
         self._rank: SpawnedRank | None = None
         self._listener: socket.socket | None = None
         self._ending: Ending | None = None
         self._pipes: dict[str, int] = {}
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.PollSelector()
         self._wakeup, self._wake = socket.socketpair()
         self._selector.register(self._wakeup, selectors.EVENT_READ, "")
 
-    def place(self) -> tuple[str, str, list[str]]:
-        """(address of this machine, name of the network interface that has it, GPUs that Ray lent)."""
+    def place(self) -> tuple[str, list[str]]:
+        """The address of this machine, and the GPUs that Ray has given to this actor."""
         import ray
 
-        address = ray.util.get_node_ip_address()
-        return (
-            address,
-            interface_of(address),
-            [str(gpu) for gpu in ray.get_runtime_context().get_accelerator_ids()["GPU"]],
-        )
+        gpus = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+        return ray.util.get_node_ip_address(), [str(gpu) for gpu in gpus]
 
     def listen(self, host: str) -> int:
-        """Opens the port at which this rank will host the store."""
+        """Opens the port at which this rank will serve the store. Returns its number."""
         self._listener = socket.create_server((host, 0), backlog=1024)
         return int(self._listener.getsockname()[1])
 
     def start(self, spec: dict[str, Any]) -> int:
-        """Starts the rank; its pid. Its surroundings are this machine's, with the variables of the launch."""
+        """Starts the rank and returns its pid. Its environment is this machine's, with the variables of the launch."""
         spec = {**spec, "environment": {**os.environ, **spec["variables"]}}
         spec["path"] = [*sys.path, *(entry for entry in spec["path"] if entry not in sys.path)]
         self._control, theirs = socket.socketpair()
@@ -74,42 +68,42 @@ class RankActor:
         return self._rank.pid
 
     def read(self) -> list[tuple[str, Any]]:
-        """What the rank has sent since: (stream, bytes), then ("exit", Ending). Waits until there is something.
+        """New output of the rank as (stream, bytes), and ("exit", Ending) at the end. Waits until there is any.
 
-        What was printed before a message comes before it.
+        Output that was printed before a message precedes it.
         """
         self._selector.select()
         over = self._ending is not None
         control = self._take_control()
-        heard = [(name, self._take(name)) for name in ("stdout", "stderr")]
-        heard.append(("control", control))
-        found: list[tuple[str, Any]] = [(name, data) for name, data in heard if data]
-        if over and not found:
-            found.append(("exit", self._ending))
-        return found
+        received = [(name, self._take(name)) for name in ("stdout", "stderr")]
+        received.append(("control", control))
+        events: list[tuple[str, Any]] = [(name, data) for name, data in received if data]
+        if over and not events:
+            events.append(("exit", self._ending))
+        return events
 
     def write(self, data: bytes) -> None:
-        """To the rank's control socket; nothing happens when it is gone."""
+        """Sends data to the rank's control socket. Does nothing if the rank has ended."""
         with suppress(OSError):
             self._control.sendall(data)
 
     def hang_up(self) -> None:
-        """The notebook is gone: the rank notices and ends."""
+        """Ends the rank after the notebook has ended."""
         with suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
 
     def kill(self, number: int) -> None:
-        """Signals the rank and all that it started."""
+        """Sends a signal to the rank and to all processes that it started."""
         if self._rank is not None:
             self._rank.kill(number)
 
     def memory_bytes(self) -> int:
-        """The rank's resident set."""
+        """The rank's resident set in bytes."""
         return self._rank.memory_bytes() if self._rank is not None else 0
 
     def _on_exit(self, ending: Ending) -> None:
         self._ending = ending
-        self._wake.send(b"x")  # never read: from now on nobody need wait
+        self._wake.send(b"x")  # never read: later calls of `read` return at once
 
     def _take_control(self) -> bytes:
         try:
@@ -135,11 +129,3 @@ class RankActor:
                 break
             parts.append(data)
         return b"".join(parts)
-
-
-def interface_of(address: str) -> str:
-    """The network interface that has an address of this machine; empty when none does."""
-    for name, found in psutil.net_if_addrs().items():
-        if any(entry.address == address for entry in found):
-            return name
-    return ""

@@ -1,20 +1,20 @@
-"""Ranks on a Ray cluster: one actor a rank, the rank a process beside its actor (``pip install recshard-lab[ray]``).
+"""Ranks on a Ray cluster: one actor per rank, and the rank as a process beside it (``pip install recshard-lab[ray]``).
 
-Cells, calls, push and pull, output, displays, errors, deaths and all three stages of an interrupt are as with forked
-ranks, because the same process stands at the end of the same three streams. What is different:
+Cells, calls, push and pull, output, displays, errors, deaths and all three stages of an interrupt work as with forked
+ranks. The differences:
 
-- A launch takes seconds (actors, interpreters, torch), and so does ``%recshard_restart``; a cell costs some
-  milliseconds more, and large values go through Ray's object store.
-- Nodes are the cluster's: as few machines as hold the ranks in equal shares; ``nodes=k`` asks for k machines, and gives
-  virtual nodes where one machine has room for all. A link between real nodes cannot be emulated.
-- Process groups meet at a TCP port of rank 0's machine, on its loopback interface when all ranks live there and on the
-  address that Ray knows it by otherwise. Ray itself, even on one machine, listens on every interface; since 2.60 it
-  asks whoever connects for a token unless told otherwise (RAY_AUTH_MODE).
-- Ranks find recshard_lab, and the modules you wrote, only where their machine has them; what the notebook defines
-  travels. Their variables are their machine's, with torchrun's added.
-- Ray kills ranks without asking when a machine runs short of memory; that is a death like any other, but only the
-  signal is known. When a machine or an actor is lost, so is the exit code.
-- Stopping ranks leaves Ray running, whoever started it, until the notebook's kernel ends.
+- A launch and ``%recshard_restart`` take seconds (actors, interpreters, torch). A cell takes a few milliseconds more.
+  Large values pass through Ray's object store.
+- Nodes are the cluster's machines: the fewest that hold the ranks in equal shares. ``nodes=k`` requests k machines. If
+  one machine has room for all ranks and there are not k, nodes are virtual. A link between machines is not emulated.
+- Process groups meet at a TCP port of rank 0's machine. If all ranks are on one machine, ranks use its loopback
+  interface. Otherwise they use the interface that leads to the other machines.
+- Ray itself listens beyond loopback. With RAY_AUTH_MODE=token every connection to it needs a token.
+- Ranks import recshard_lab, and modules that you wrote, from their own machine. What the notebook defines is sent to
+  them. Their environment variables are those of their machine, and torchrun's.
+- Ray kills ranks if a machine runs short of memory. Such a death is reported with its signal. If a machine or an actor
+  is lost, its ranks' exit codes are unknown.
+- Ray keeps running when ranks stop. A cluster that `launch` has started ends with the notebook's kernel.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from .ray_actor import RankActor
 if TYPE_CHECKING:
     from ..shape import Shape
 
-__all__ = ["RayEngine", "cluster_backend"]
+__all__ = ["RayEngine", "cluster_gpus"]
 
-PLACE_S = 30.0  # for Ray to reserve what the ranks need
+PLACE_S = 30.0  # for Ray to reserve the resources of the ranks
 KNOCK_S = 5.0  # for a cluster's port to answer
-ACTORS_S = 120.0  # for the actors to be up
+ACTORS_S = 120.0  # for the actors to start
 
 
 def connected(address: str | None) -> Any:
-    """The ray module, connected: to `address`, to the cluster at hand, or to one started on this machine alone."""
+    """The ray module, connected to `address`, to the cluster of RAY_ADDRESS, or to a new one on this machine."""
     try:
         import ray
     except ImportError:
@@ -71,7 +71,7 @@ def connected(address: str | None) -> Any:
 
 
 def knock(address: str) -> None:
-    """OSError where nobody listens at ``host:port``: Ray itself would try for minutes."""
+    """Raises OSError if nothing listens at ``host:port``. Ray would try for minutes."""
     host, colon, port = address.rpartition(":")
     if colon and "://" not in address:
         socket.create_connection((host.strip("[]"), int(port)), KNOCK_S).close()
@@ -82,19 +82,14 @@ def machines(ray: Any) -> list[dict[str, float]]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def cluster_backend(address: str | None, backend: str | None, world_size: int) -> str:
-    """``gloo`` or ``nccl``; None takes NCCL where the cluster has a GPU for each rank."""
-    gpus = int(sum(machine.get("GPU", 0) for machine in machines(connected(address))))
-    if backend == "nccl" and gpus < world_size:
-        raise LaunchError(
-            f"launch(n={world_size}, backend='nccl', engine='ray'): NCCL needs one GPU a rank and the cluster has "
-            f"{gpus}. Fix: backend='gloo'."
-        )
-    return backend or ("nccl" if gpus >= world_size else "gloo")
+def cluster_gpus(address: str | None) -> tuple[str, ...]:
+    """The GPUs of all machines of the cluster, which Ray assigns to ranks."""
+    count = int(sum(machine.get("GPU", 0) for machine in machines(connected(address))))
+    return tuple(f"cuda:{index}" for index in range(count))
 
 
 def layout(shape: Shape, available: Sequence[dict[str, float]]) -> int:
-    """On how many machines the ranks go, an equal share on each; raises LaunchError when they do not fit."""
+    """The number of machines for the ranks, an equal share on each. Raises LaunchError if they do not fit."""
 
     def fits(hosts: int) -> bool:
         share = shape.world_size // hosts
@@ -107,8 +102,8 @@ def layout(shape: Shape, available: Sequence[dict[str, float]]) -> int:
         return len(enough) >= hosts
 
     divisors = [hosts for hosts in range(1, len(available) + 1) if shape.world_size % hosts == 0]
-    wanted = divisors if shape.nodes == 1 else [hosts for hosts in (shape.nodes, 1) if hosts in divisors]
-    for hosts in wanted:
+    candidates = divisors if shape.nodes == 1 else [hosts for hosts in (shape.nodes, 1) if hosts in divisors]
+    for hosts in candidates:
         if fits(hosts):
             if hosts > 1 and shape.link:
                 raise LaunchError(
@@ -126,12 +121,14 @@ def layout(shape: Shape, available: Sequence[dict[str, float]]) -> int:
 
 
 class RayEngine:
-    """One world's reservation and actors."""
+    """The reservation and actors of one world."""
 
     def __init__(self, shape: Shape) -> None:
         self._ray = ray = connected(shape.address)
         hosts = layout(shape, machines(ray))
-        self.shape = replace(shape, hosts=hosts, nodes=hosts if hosts > 1 else shape.nodes)
+        local = shape.world_size // hosts
+        devices = tuple(f"cuda:{rank % local}" for rank in range(shape.world_size)) if shape.backend == "nccl" else ()
+        self.shape = replace(shape, hosts=hosts, nodes=hosts if hosts > 1 else shape.nodes, devices=devices)
         self._actors: list[Any] = []
         self._group = ray.util.placement_group(
             [self._share(shape.world_size // hosts)] * hosts, strategy="STRICT_SPREAD" if hosts > 1 else "PACK"
@@ -159,18 +156,18 @@ class RayEngine:
 
     def start(self, rank: int, spec: dict[str, Any], fds: Sequence[int], on_exit: OnExit) -> RayRank:
         variables = dict(spec["variables"])
-        if self.shape.hosts > 1:
-            variables["GLOO_SOCKET_IFNAME"] = variables["NCCL_SOCKET_IFNAME"] = self._places[rank][1]
+        if self.shape.hosts > 1:  # a rank chooses the interface that leads to the other machines
+            del variables["GLOO_SOCKET_IFNAME"], variables["NCCL_SOCKET_IFNAME"]
         if self.shape.backend == "nccl":  # Ray shows each actor its own GPU; ranks count those of their node
             local = self.shape.world_size // self.shape.hosts
             first = rank // local * local
-            lent = [gpu for place in self._places[first : first + local] for gpu in place[2]]
+            lent = [gpu for place in self._places[first : first + local] for gpu in place[1]]
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(lent)
         return RayRank(self._ray, self._actors[rank], {**spec, "variables": variables}, fds, on_exit)
 
     def close(self) -> None:
-        """Ends the actors and gives the reservation back."""
-        with suppress(Exception):  # Ray was shut down, or its cluster is gone, and they with it
+        """Ends the actors and releases the reservation."""
+        with suppress(Exception):  # Ray was shut down, or its cluster has ended
             for actor in self._actors:
                 self._ray.kill(actor)
             self._ray.util.remove_placement_group(self._group)
@@ -192,7 +189,7 @@ class RayEngine:
 
 
 class RayRank:
-    """A rank behind an actor: two threads carry what passes between it and the launcher's descriptors."""
+    """A rank behind an actor. Two threads carry data between the actor and the launcher's descriptors."""
 
     def __init__(self, ray: Any, actor: Any, spec: dict[str, Any], fds: Sequence[int], on_exit: OnExit) -> None:
         self._ray, self._actor, self._on_exit = ray, actor, on_exit
@@ -201,7 +198,7 @@ class RayRank:
         self._started = actor.start.remote(spec)
         self._pid = 0
         self._known, self._over = threading.Event(), False
-        for work, name in ((self._hear, "hear"), (self._tell, "tell")):
+        for work, name in ((self._receive, "receive"), (self._send, "send")):
             threading.Thread(target=work, name=f"recshard-ray-{name}", daemon=True).start()
 
     @property
@@ -220,7 +217,7 @@ class RayRank:
             return int(self._ray.get(self._actor.memory_bytes.remote(), timeout=5))
         return 0
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         ending: Ending = "was lost"
         try:
             self._pid = self._ray.get(self._started)
@@ -235,7 +232,7 @@ class RayRank:
                     else:
                         write_all(self._streams[stream], data)
         except OSError:
-            ending = "was let go"  # the launcher closed its ends
+            ending = "was let go"  # the launcher closed its descriptors
         except Exception as error:  # of Ray's many
             ending = f"was lost with its Ray actor ({first_line(error)})"
         self._over = True
@@ -246,9 +243,9 @@ class RayRank:
             os.close(fd)
         self._on_exit(ending)
 
-    def _tell(self) -> None:
+    def _send(self) -> None:
         write = self._actor.write.options(concurrency_group="write")
-        with suppress(Exception):  # the actor's end is heard of in the other thread
+        with suppress(Exception):  # the other thread reports the end of the actor
             self._ray.get(self._started)
             while data := self._control.recv(1 << 20):
                 self._ray.get(write.remote(data))  # one at a time: order matters
@@ -258,11 +255,11 @@ class RayRank:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Every byte, however full the pipe is."""
+    """Writes all bytes, and waits while the pipe is full."""
     while data:
         data = data[os.write(fd, data) :]
 
 
 def first_line(error: Exception) -> str:
-    """What an exception says, without Ray's pages after it."""
+    """The first line of an exception's text; Ray's continue for pages."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

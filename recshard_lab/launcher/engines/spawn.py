@@ -1,9 +1,9 @@
-"""Ranks as clean interpreters, started by ``multiprocess``: slower than a fork, and possible where forks are not.
+"""Ranks as clean interpreters, started by ``multiprocess``: slower than a fork, and the default on macOS.
 
-Nothing of the notebook is in them but what is sent, and no library's state is shared with a parent: the way to
-find out whether an oddity comes from forking. The notebook's ``__main__`` is not imported again in a rank (functions
-travel by value), so scripts need no ``if __name__ == "__main__"``. The rest of a rank is as with ``fork``. It needs a
-POSIX system: interrupts are signals, and output comes through pipes.
+A rank shares no state of libraries with the notebook. Use this engine to test whether a fault comes from forking. A
+rank does not import the notebook's ``__main__`` (functions are sent by value), so scripts need no
+``if __name__ == "__main__"``. The rest of a rank is as with ``fork``. The engine needs a POSIX system: interrupts are
+signals, and output arrives through pipes.
 
 On Linux a rank adopts what its processes start and leave, and kills that when it is stopped or when the notebook ends.
 If the rank itself is killed by others than the launcher, or crashes, its processes in separate sessions live on.
@@ -11,6 +11,7 @@ If the rank itself is killed by others than the launcher, or crashes, its proces
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import shutil
@@ -18,20 +19,23 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import multiprocess
+import psutil
 from multiprocess import context, popen_spawn_posix, resource_tracker, spawn, util
 from multiprocess.connection import Connection
 
-from .engine import OnExit, descendants, kill_all, kill_group, resident_bytes
+from .engine import OnExit, descendants, has_ended, kill_all, kill_group, resident_bytes
 
 if TYPE_CHECKING:
     from ..shape import Shape
 
 __all__ = ["SpawnEngine", "SpawnedRank"]
+
+LOOK_S = 0.02  # between looks at a rank's process, on a system without waitid
 
 _starting = threading.Lock()
 
@@ -69,7 +73,7 @@ class SpawnedRank:
     def __init__(
         self, spec: dict[str, Any], fds: Sequence[int], on_exit: OnExit, listener: socket.socket | None = None
     ) -> None:
-        """listener: at which this rank is to host the ranks' store."""
+        """listener: the socket at which this rank hosts the store of all ranks."""
         control = socket.socket(fileno=os.dup(fds[0]))
         streams = [Connection(os.dup(fd), readable=False) for fd in fds[1:]]
         names = {"spec": spec, "control": control, "out": streams[0], "err": streams[1], "listener": listener}
@@ -82,11 +86,11 @@ class SpawnedRank:
         self.pid = int(self._process.pid)
         self._reaping = threading.Lock()
         self._ended = False
-        self._pidfd = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else None
+        self._pidfd = pidfd(self.pid)
         threading.Thread(target=self._wait, args=(on_exit,), name=f"recshard-wait-{self.pid}", daemon=True).start()
 
     def kill(self, number: int) -> None:
-        """Signals the rank and its session; SIGKILL ends all that it has started."""
+        """Signals the rank and its session. SIGKILL ends all that it has started."""
         with self._reaping:
             if not self._ended and self._unreaped():
                 started = descendants(self.pid) if number == signal.SIGKILL else []  # of any session: it adopts them
@@ -94,7 +98,7 @@ class SpawnedRank:
                 kill_all(started)
 
     def _unreaped(self) -> bool:
-        """Whether the number is still that process. Other code of this process may have reaped every child."""
+        """Whether no other process can have the rank's number. Other code may have reaped every child."""
         if self._pidfd is None:
             return True
         try:
@@ -114,7 +118,9 @@ class SpawnedRank:
             except ChildProcessError:
                 reaped = True
         else:  # macOS before Python 3.13
-            multiprocess.connection.wait([self._process.sentinel])
+            while not has_ended(self.pid):  # a sentinel stays open while a process that the rank forked holds it
+                time.sleep(LOOK_S)
+            reaped = not psutil.pid_exists(self.pid)
         with self._reaping:
             if not reaped:
                 kill_group(self.pid, signal.SIGKILL)  # what the rank itself had started
@@ -128,8 +134,20 @@ class SpawnedRank:
         on_exit("ended, and other code of this process took its exit code" if code is None else int(code))
 
 
+def pidfd(pid: int) -> int | None:
+    """A descriptor of a process; None on macOS, on Linux before 5.3, and in containers that forbid it."""
+    if not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EPERM):
+            raise
+        return None
+
+
 class _Popen(popen_spawn_posix.Popen):
-    """Starts a child as multiprocess does, but for ``__main__``: the child does not import the notebook or script."""
+    """Starts a child as multiprocess does, except that the child does not import the notebook or script."""
 
     def _launch(self, process_obj: Any) -> None:
         tracker = resource_tracker.getfd()
@@ -173,7 +191,7 @@ class _Process(context.SpawnProcess):
 
 @contextmanager
 def _no_interrupt() -> Iterator[None]:
-    """While a child is started: no interrupt reaches it before it can ignore them."""
+    """Blocks SIGINT while a child starts, until the child ignores it."""
     resource_tracker.ensure_running()  # it unblocks SIGINT when it has to start
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
@@ -185,15 +203,15 @@ def _no_interrupt() -> Iterator[None]:
 def become_rank(
     spec: dict[str, Any], control: socket.socket, out: Any, err: Any, listener: socket.socket | None
 ) -> None:
-    """What the child runs after `_BOOT`: a rank, and never back into multiprocess."""
+    """Runs a rank in the child, after `_BOOT`. Does not return."""
     status = 1
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         fds = [os.dup(stream.fileno()) for stream in (control, out, err)]
         for stream in (control, out, err):
             stream.close()
-        from ..stores import host_store
-        from ..worker import run_rank
+        from ..groups import host_store
+        from ..rank import run_rank
         from .engine import adopt_orphans
 
         adopt_orphans()

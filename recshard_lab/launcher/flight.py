@@ -1,15 +1,15 @@
-"""One cell or call in flight: from sent to answered, however the ranks, the reader or a time limit end it.
+"""One cell or call in flight: from the request until all ranks have answered, failed or been stopped.
 
-a rank raises        the others have FAILURE_GRACE_S to finish. Then they are freed from collectives, interrupted after
-                     STRAGGLER_S, and killed if they do not answer for ABANDON_S more
-a rank dies          the cell fails at once; the others are freed and stopped
-the time limit ends  ranks are interrupted, freed after INTERRUPT_GRACE_S, and killed after KILL_S
-the reader stops     1. ranks in Python code get KeyboardInterrupt
-                     2. after INTERRUPT_GRACE_S, or at a second stop (which interrupts again), ranks that are stuck in
-                        collectives are freed
+a rank raises        the others have FAILURE_GRACE_S to finish. Then their collectives are ended. They are interrupted
+                     after STRAGGLER_S, and killed ABANDON_S later if they do not answer
+a rank dies          the cell fails at once. The collectives of the others are ended and they are stopped
+the time limit ends  ranks are interrupted. Their collectives are ended after INTERRUPT_GRACE_S, and they are killed
+                     after KILL_S
+the user stops       1. ranks in Python code get KeyboardInterrupt
+                     2. after INTERRUPT_GRACE_S, or at a second stop (which interrupts again), collectives are ended
                      3. at a third stop the ranks are killed and started again
 
-A rank that is killed and does not end, because the kernel of the system holds it, is given up after GONE_S.
+A killed rank may stay in an uninterruptible system call. The cell then fails after GONE_S.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Any
 
 from .collectives import Line
 from .errors import Failure
+from .hangs import AFTERWARDS, STOPPED, Watch
 from .lines import Printer
-from .watch import AFTERWARDS, STOPPED, Watch
 from .wires import IDLE_CHARS, Event, Wires, exit_text, opened
 
 __all__ = ["Flight"]
@@ -34,9 +34,9 @@ TICK_S = 0.05
 FAILURE_GRACE_S = 0.2  # for the others to finish by themselves after one rank failed
 STRAGGLER_S = 2.0  # after that, ranks still at work in a failed cell are interrupted
 INTERRUPT_GRACE_S = 0.4  # between KeyboardInterrupt and freeing collectives
-CABLES_S = 0.3  # for the ranks to say how they are connected
+CABLES_S = 0.3  # for the ranks to report their connections
 DEATH_GRACE_S = 0.1  # for other deaths to be reported (a group killed together)
-PATIENCE_S = 3.0  # then the reader learns which rank does not answer, and how to go on
+PATIENCE_S = 3.0  # then a notice names the rank that does not answer, and the next step
 KILL_S = 5.0  # from the time limit's interrupt to SIGKILL
 ABANDON_S = 60.0  # from the interrupt in a failed cell to SIGKILL
 GONE_S = 5.0  # from SIGKILL to the end of the process
@@ -58,18 +58,18 @@ class Flight:
         self.waiting = set(ranks)
         self.outcomes: dict[int, dict[str, Any]] = {}
         self.failures: dict[int, Failure] = {}
-        self.stops = 0  # how often the reader asked to stop
+        self.stops = 0  # how often the user pressed stop
         self.freed = False  # connections were cut: groups must be rebuilt
-        self.killed = False  # the reader's third stop
+        self.killed = False  # the user's third stop
         self.timed_out = False
         self.overdue: list[int] = []  # ranks that were killed because they did not answer
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._since: dict[str, float] = {}  # when something happened first
         self._cables: dict[int, Any] | None = None
-        self._watch = Watch(wires, cell, printer)  # only cells are: a launch has no groups to compare yet
+        self._watch = Watch(wires, cell, printer)  # used for cells only: a launch has no groups to compare yet
         self._watched = watched
-        self._placed: set[int] = set()  # ranks that do not answer, whose line the reader was told
-        for rank in self.waiting & set(wires.buried):  # another reader took the event
+        self._placed: set[int] = set()  # unresponsive ranks whose line has been shown
+        for rank in self.waiting & set(wires.buried):  # an earlier cell took the event
             self._on(Event(rank, "died", 0, wires.buried[rank]))
 
     @property
@@ -78,7 +78,7 @@ class Flight:
         return any(failure.kind == "died" for failure in self.failures.values())
 
     def wait(self) -> None:
-        """Returns when every rank answered, or the cell cannot go on."""
+        """Returns when every rank has answered, or when the cell cannot continue."""
         while self.waiting and not self.killed:
             self._take(TICK_S)
             self.printer.flush()
@@ -90,7 +90,7 @@ class Flight:
         self.printer.close()
 
     def free(self) -> None:
-        """Cuts the connections between ranks, if that is not done yet: nothing waits in a collective afterwards."""
+        """Closes the connections between ranks, if they are open. No rank waits in a collective afterwards."""
         self._ask_for_cables()
         while not self.freed:
             with suppress(queue.Empty):
@@ -98,12 +98,12 @@ class Flight:
             self._cut_if_known()
 
     def compare(self) -> None:
-        """After a cell: a card that says where the ranks' collectives differ."""
+        """After a cell: shows where the collectives of the ranks differ."""
         self._watch.look(AFTERWARDS)
         self.settle()
 
     def settle(self) -> None:
-        """Waits for ranks that were asked where they are."""
+        """Waits for the positions that were requested from ranks."""
         while self._watch.expecting():
             with suppress(queue.Empty):
                 self._on(self.wires.take(TICK_S))
@@ -111,7 +111,7 @@ class Flight:
     # -- what arrives ------------------------------------------------------------------------------
 
     def _take(self, seconds: float) -> None:
-        """Waits so long for events, and takes them in for no longer: ranks that flood must not keep us from acting."""
+        """Handles events for at most `seconds`, so that a flood of output does not delay other actions."""
         end = time.monotonic() + seconds
         with suppress(queue.Empty):
             self._on(self.wires.take(seconds))
@@ -136,7 +136,7 @@ class Flight:
             self._mark("died")
             self._finish(rank)
         elif cell != self.cell:
-            return  # an answer that nobody waits for any more
+            return  # a late answer to an earlier cell
         elif kind == "done":
             outcome = opened(data)
             self.outcomes[rank] = outcome
@@ -152,8 +152,8 @@ class Flight:
                 self._cut()
         elif kind in ("pulse", "position", "lines"):
             self._watch.hear(rank, kind, data)
-            if kind == "pulse" and "told" in self._since:
-                self._tell_where(rank, opened(data)[-1])
+            if kind == "pulse" and "notified" in self._since:
+                self._show_line(rank, opened(data)[-1])
 
     def _finish(self, rank: int) -> None:
         self.waiting.discard(rank)
@@ -189,8 +189,8 @@ class Flight:
         if self._for("killed") > GONE_S:
             for rank in sorted(self.waiting & set(self.overdue)):
                 self._on(Event(rank, "died", 0, f"was killed and has not ended after {GONE_S:g} s"))
-        if self._for("interrupted") > PATIENCE_S and "told" not in self._since:
-            self._mark("told")
+        if self._for("interrupted") > PATIENCE_S and "notified" not in self._since:
+            self._mark("notified")
             for rank in self.waiting:
                 self.wires.send(rank, "pulse", self.cell)
         self._cut_if_known()
@@ -225,7 +225,7 @@ class Flight:
             self._ask_for_cables()
 
     def _ask_for_cables(self) -> None:
-        """Only the connections between two ranks are ours to cut."""
+        """Requests the list of connections between ranks. No other connection may be closed."""
         if self._cables is None:
             self._mark("freeing")
             self._cables = {}
@@ -248,16 +248,16 @@ class Flight:
             self.wires.send(rank, "cut", self.cell, pickle.dumps(between))
 
     def _abandon(self) -> None:
-        """A rank died, so the world is lost: the others are interrupted and not waited for."""
+        """A rank died, so the world is lost. Interrupts the others and does not wait for them."""
         self._interrupt()
         for rank in self.waiting:
-            self.failures[rank] = Failure(rank, "freed", "stopped", "the cell was given up")
+            self.failures[rank] = Failure(rank, "freed", "stopped", "the cell was abandoned")
 
-    def _tell_where(self, rank: int, line: Line | None) -> None:
+    def _show_line(self, rank: int, line: Line | None) -> None:
         if rank in self.waiting and rank not in self._placed:
             self._placed.add(rank)
             at = f"it is at {self.printer.place(Line(*line))}" if line else "it is in code that is not the notebook's"
             self.printer.notice(
                 f"rank {rank} does not answer; {at}\n"
-                "It may come back by itself. Stop once more to kill the ranks and start them again."
+                "It may still answer. Stop once more to kill the ranks and start them again."
             )

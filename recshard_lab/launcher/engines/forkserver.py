@@ -24,7 +24,6 @@ import signal
 import socket
 import sys
 import tempfile
-import threading
 import traceback
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -32,17 +31,17 @@ from typing import Any, NoReturn
 
 import psutil
 
-from .channel import Channel, Message
-from .engines.engine import adopt_orphans, end_children, kill_group
-from .worker import die_with_parent, run_rank
+from ..channel import Channel, Message
+from ..rank import die_with_parent, run_rank
+from .engine import adopt_orphans, end_children, has_ended, kill_group
 
 __all__ = ["main"]
 
-IDLE_S = 0.3  # without a request before imports go on: ranks that are just starting come first
-FDS_A_RANK = 3  # its control socket, its stdout, its stderr
+IDLE_S = 0.3  # without a request before the next import: ranks that are starting come first
+FDS_A_RANK = 3  # control socket, stdout, stderr
 
 
-class Zygote:
+class Server:
     """Serves one kernel until that kernel's end of `sock` closes."""
 
     def __init__(self, sock: socket.socket, later: Sequence[str]) -> None:
@@ -51,7 +50,7 @@ class Zygote:
         self.ranks: set[int] = set()
         self.unsafe = ""  # why nothing may be forked
         self.folder = tempfile.mkdtemp(prefix="recshard-")  # 0700
-        self.selector = selectors.DefaultSelector()
+        self.selector = selectors.PollSelector()  # has no descriptor: forks share an epoll and lose a kqueue
         self.wakeup, wake = socket.socketpair()
         for end in (self.wakeup, wake):
             end.setblocking(False)
@@ -81,7 +80,7 @@ class Zygote:
                 self.import_one()
 
     def import_one(self) -> None:
-        """One module of the list; what cannot be imported here a rank imports, or misses, itself."""
+        """Imports one module of the list. If it fails, ranks that need the module import it and raise."""
         name = self.later.pop(0)
         try:
             importlib.import_module(name)
@@ -93,14 +92,14 @@ class Zygote:
             self.channel.send(Message("warm"))
 
     def check(self, module: str) -> None:
-        """After an import: where forks would now be unsafe, reports it and ends the imports."""
+        """After an import: if forks are now unsafe, reports it and ends the imports."""
         why = why_unsafe()
         if why:
             self.unsafe, self.later = f"importing {module!r} {why}", []
             self.channel.send(Message("unsafe", 0, pickle.dumps(self.unsafe)))
 
     def request(self) -> bool:
-        """Answers one request; False when the kernel is gone."""
+        """Answers one request. Returns False if the kernel has ended."""
         try:
             tag, fds, _, _ = socket.recv_fds(self.channel.sock, 1, FDS_A_RANK)
             if not tag:
@@ -119,7 +118,7 @@ class Zygote:
     def fork(self, message: Message, fds: list[int]) -> None:
         spec, pid, why = pickle.loads(message.payload), 0, self.unsafe
         if len(fds) != FDS_A_RANK:
-            why = "its descriptors did not arrive: the process that ranks are forked from has no more (ulimit -n)"
+            why = "its descriptors did not arrive: the forkserver has no more (ulimit -n)"
         if not why:
             parent = os.getpid()
             try:
@@ -139,7 +138,7 @@ class Zygote:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for end in (self.selector, self.wakeup, self.wake):
+            for end in (self.wakeup, self.wake):
                 end.close()
             os.dup2(fds[2], 2)
             die_with_parent(parent)
@@ -147,15 +146,15 @@ class Zygote:
         except BaseException:
             os.write(2, traceback.format_exc().encode())
         finally:
-            os._exit(status)  # never back into the zygote's stack
+            os._exit(status)  # never back into the forkserver's stack
 
     def reap(self) -> None:
-        """Reports the ranks that have ended, after the end of what they had started."""
+        """Reports the ranks that have ended, after it has killed what they started."""
         while (pid := ended_child(self.ranks)) is not None:
             rank = pid in self.ranks
             if rank:
                 kill_group(pid, signal.SIGKILL)
-                end_children(kept=self.ranks, elsewhere=True)  # in our session is what imports have started
+                end_children(kept=self.ranks, elsewhere=True)  # imports may start some in our session
                 self.ranks.discard(pid)
             _, status = os.waitpid(pid, 0)
             if rank:
@@ -170,34 +169,34 @@ class Zygote:
 
 
 def why_unsafe() -> str:
-    """What this process has that a fork must not have, after "importing 'module' "; empty when it has nothing."""
+    """Why a fork of this process is unsafe, to follow "importing 'module' ". Empty if it is safe."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return "initialised CUDA, which does not work in a forked process"
-    threads = len(os.listdir("/proc/self/task")) if sys.platform == "linux" else threading.active_count()
+    threads = psutil.Process().num_threads()  # with those that Python does not know
     return f"left {threads} threads running, and a fork copies only one" if threads > 1 else ""
 
 
 def ended_child(known: Collection[int]) -> int | None:
-    """A child that has ended and still holds its number. Where the system has no waitid, one of `known`."""
+    """A child that has ended and is not reaped. On a system without waitid, one of `known`."""
     if hasattr(os, "waitid"):
         with suppress(ChildProcessError):
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             return None if ended is None else ended.si_pid
         return None
-    return next((pid for pid in known if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE), None)
+    return next((pid for pid in known if has_ended(pid)), None)
 
 
 def main(fd: int, later: Sequence[str]) -> None:
-    """Runs a zygote on an inherited socket; returns when the kernel is gone."""
-    zygote = Zygote(socket.socket(fileno=fd), later)
+    """Runs a forkserver on an inherited socket. Returns when the kernel has ended."""
+    server = Server(socket.socket(fileno=fd), later)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 2)  # from here on errors go over the channel; ranks have a separate stderr
     os.close(null)
     try:
-        zygote.serve()
+        server.serve()
     except BaseException:
         with suppress(OSError):  # the kernel has ended
-            zygote.channel.send(Message("broken", 0, pickle.dumps(traceback.format_exc())))
+            server.channel.send(Message("broken", 0, pickle.dumps(traceback.format_exc())))
     finally:
-        zygote.close()
+        server.close()

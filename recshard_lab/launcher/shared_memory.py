@@ -1,7 +1,7 @@
-"""Large tensors between notebook and ranks: written once into anonymous shared memory, mapped where they are needed.
+"""Sends large tensors between notebook and ranks through anonymous shared memory, which is written once.
 
-The memory has no name and no file: its descriptor travels over the control channel. Whoever maps it gets a private
-copy-on-write view, so that nobody sees what another writes, and pages that are only read exist once.
+The memory has no name and no file. Its descriptor is sent over the control channel. Each process maps a private
+copy-on-write view: writes stay private, and pages that are only read exist once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ shelving = sys.platform == "linux" and hasattr(os, "memfd_create")
 
 
 class Shelved(NamedTuple):
-    """Where a tensor lies in the shared memory, and what it is."""
+    """Offset and type of a tensor in the shared memory."""
 
     offset: int
     dtype: torch.dtype
@@ -50,7 +50,7 @@ def is_large(value: Any) -> bool:
 
 
 def placed(tensors: Sequence[torch.Tensor]) -> tuple[list[Shelved], int]:
-    """A place for each tensor, and the bytes of them all."""
+    """The place of each tensor, and the total size in bytes."""
     import torch
 
     found, end = [], 0
@@ -62,7 +62,7 @@ def placed(tensors: Sequence[torch.Tensor]) -> tuple[list[Shelved], int]:
 
 
 def shelve(tensors: Sequence[torch.Tensor]) -> tuple[int, list[Shelved]]:
-    """Copies tensors into fresh shared memory; its descriptor, which the caller closes, and what lies where."""
+    """Copies tensors into new shared memory. Returns its descriptor, which the caller closes, and their places."""
     places, size = placed(tensors)
     fd = os.memfd_create("recshard", os.MFD_CLOEXEC)
     try:
@@ -77,7 +77,7 @@ def shelve(tensors: Sequence[torch.Tensor]) -> tuple[int, list[Shelved]]:
 
 
 def take(fd: int, places: Sequence[Shelved]) -> list[torch.Tensor]:
-    """The tensors that lie there, writable and private. The memory lives as long as they do; `fd` may be closed."""
+    """The tensors at `places`, writable and private. They keep the memory alive, so `fd` may be closed."""
     import torch
 
     mapped = _mapping(fd, os.fstat(fd).st_size)

@@ -1,0 +1,233 @@
+"""Two hosts on one machine: network namespaces with their own addresses, names and ``/etc/hosts``, joined by a link.
+
+The namespaces have no names. Each exists as long as a process runs in it, so nothing is left even after ``kill -9``
+of the tests. Without root they are made inside a user namespace.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tests.launcher.slow_link import MTU
+
+ROOT = Path(__file__).parents[2]
+_ENTER = ("--net", "--uts", "--mount")
+_TOOLS = ("unshare", "nsenter", "ip", "tc", "ss", "mount", "hostname")
+
+
+class Host:
+    """One host. `name` resolves to a loopback address on the host itself, as Debian's installer sets it up.
+
+    Args:
+        number: 0 or 1. The address is ``10.77.0.<number + 1>``.
+        folder: for its ``/etc/hosts``.
+        first: the host whose user namespace this one shares.
+    """
+
+    def __init__(self, number: int, folder: Path, first: Host | None) -> None:
+        self.name, self.address, self.device = f"host{number}", f"10.77.0.{number + 1}", f"link{number}"
+        into = () if first is None else first._user_namespace()
+        mapped = ("--user", "--map-root-user") if os.getuid() and first is None else ()
+        command = [*into, "unshare", *mapped, *_ENTER, "sh", "-c", "echo up; exec cat"]
+        self.holder = subprocess.Popen(  # ends with this process: its input closes
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self.holder.stdout is not None
+        assert self.holder.stderr is not None
+        if self.holder.stdout.readline() != "up\n":
+            raise OSError(f"unshare: {self.holder.stderr.read().strip()}")
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._namespace = os.readlink(f"/proc/{self.holder.pid}/ns/net")
+        file = folder / f"{self.name}.hosts"
+        others = [f"10.77.0.{other + 1} host{other}" for other in range(2) if other != number]
+        file.write_text("\n".join(["127.0.0.1 localhost", f"127.0.1.1 {self.name}", *others, ""]))
+        self.run("mount", "--bind", str(file), "/etc/hosts")
+        self.run("hostname", self.name)
+        self.run("ip", "link", "set", "lo", "up")
+
+    def _user_namespace(self) -> tuple[str, ...]:
+        if not os.getuid():
+            return ()
+        return "nsenter", "--target", str(self.holder.pid), "--user", "--preserve-credentials"
+
+    def command(self, *command: str) -> list[str]:
+        """A command line that runs `command` on this host, in this process's working directory."""
+        enter = self._user_namespace() or ("nsenter", "--target", str(self.holder.pid))
+        return [*enter, *_ENTER, "--", "sh", "-c", 'cd "$0" && exec "$@"', os.getcwd(), *command]
+
+    def run(self, *command: str) -> str:
+        """Runs a command to its end; its output."""
+        done = subprocess.run(self.command(*command), capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode:
+            raise OSError(f"{' '.join(command)} on {self.name}: {done.stderr.strip()}")
+        return done.stdout
+
+    def start(self, *command: str, log: Path, **variables: str) -> subprocess.Popen[bytes]:
+        """Starts a command in its own session; its output goes to the end of `log`."""
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            if name not in variables:
+                environment.pop(name, None)
+        with log.open("ab") as out:
+            process = subprocess.Popen(
+                self.command(*command), env=environment, stdout=out, stderr=out, start_new_session=True
+            )
+        self._started.append(process)
+        return process
+
+    def pids(self) -> list[int]:
+        """Every process on this host."""
+        found = []
+        for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+            with suppress(OSError):  # ended meanwhile, or of another user
+                if os.readlink(f"/proc/{pid}/ns/net") == self._namespace and pid != self.holder.pid:
+                    found.append(pid)
+        return found
+
+    def listeners(self) -> dict[int, set[str]]:
+        """pid -> the addresses at which it listens for TCP connections."""
+        found: dict[int, set[str]] = {}
+        for line in self.run("ss", "-Hltnp").splitlines():
+            address = line.split()[3].rpartition(":")[0].partition("%")[0].strip("[]")
+            for part in line.split("pid=")[1:]:
+                found.setdefault(int(part.partition(",")[0]), set()).add(address)
+        return found
+
+    def kill(self) -> None:
+        """SIGKILL to every process on this host, and to its end of a link with a delay."""
+        deadline = time.monotonic() + 10
+        while pids := self.pids():
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            assert time.monotonic() < deadline, f"{self.name} keeps {pids}"
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        """Ends the host with all its processes."""
+        self.kill()
+        for process in self._started:
+            process.wait(10)
+        self.holder.kill()
+        self.holder.communicate()
+
+
+class TwoHosts:
+    """Two hosts and the link between them.
+
+    Args:
+        folder: for the hosts' files.
+        delay_ms: of a packet on its way from one host to the other.
+    """
+
+    def __init__(self, folder: Path, delay_ms: float = 0.0) -> None:
+        self.hosts: list[Host] = []
+        self._links: list[subprocess.Popen[str]] = []
+        try:
+            self.hosts.append(Host(0, folder, None))
+            self.hosts.append(Host(1, folder, self.hosts[0]))
+            self._join(delay_ms)
+            for host in self.hosts:
+                host.run("ip", "address", "add", f"{host.address}/24", "dev", host.device)
+                host.run("ip", "link", "set", host.device, "up")
+        except BaseException:
+            self.close()
+            raise
+
+    def _join(self, delay_ms: float) -> None:
+        here, there = self.hosts
+        if not delay_ms:
+            peer = ("peer", "name", there.device, "netns", str(there.holder.pid))
+            here.run("ip", "link", "add", here.device, "type", "veth", *peer)
+            return
+        ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for host, end in zip(self.hosts, ends, strict=True):
+            with end:
+                run = [sys.executable, "-m", "tests.launcher.slow_link", host.device, str(end.fileno()), str(delay_ms)]
+                process = subprocess.Popen(
+                    host.command(*run), cwd=ROOT, stdout=subprocess.PIPE, text=True, pass_fds=[end.fileno()]
+                )
+                self._links.append(process)
+                assert process.stdout is not None
+                if process.stdout.readline() != "up\n":
+                    raise OSError(f"{host.name} has no network device for a link with a delay")
+            host.run("ip", "link", "set", host.device, "mtu", str(MTU))
+
+    def __getitem__(self, number: int) -> Host:
+        return self.hosts[number]
+
+    def __iter__(self) -> Iterator[Host]:
+        return iter(self.hosts)
+
+    def shape(self, *discipline: str) -> None:
+        """Shapes both directions with a queueing discipline of ``tc``; none removes it."""
+        for host in self.hosts:
+            with suppress(OSError):  # had none
+                host.run("tc", "qdisc", "del", "dev", host.device, "root")
+            if discipline:
+                host.run("tc", "qdisc", "add", "dev", host.device, "root", *discipline)
+
+    def unplug(self) -> None:
+        """Packets between the hosts are lost from now on, without a word to either side."""
+        self.hosts[0].run("ip", "link", "set", self.hosts[0].device, "down")
+
+    def plug(self) -> None:
+        """Packets pass again."""
+        self.hosts[0].run("ip", "link", "set", self.hosts[0].device, "up")
+
+    def torchrun(
+        self, *command: str, log: Path, ranks: int = 1, rdzv: str = "host0:29500", **variables: str
+    ) -> list[subprocess.Popen[bytes]]:
+        """An agent of torchrun on each host, with `ranks` ranks each. They meet at host 0."""
+        options = ["--nnodes=2", f"--nproc-per-node={ranks}", "--rdzv-backend=c10d", f"--rdzv-endpoint={rdzv}"]
+        run = [sys.executable, "-m", "torch.distributed.run", *options, "--rdzv-id=hosts", *command]
+        return [host.start(*run, log=log.with_name(f"{log.name}.{host.name}"), **variables) for host in self.hosts]
+
+    def close(self) -> None:
+        """Ends both hosts with all their processes."""
+        for host in self.hosts:
+            host.close()
+        for link in self._links:
+            link.communicate()
+
+
+def missing() -> str:
+    """Why this machine can make no such hosts, in a sentence; empty if it can. Tries it."""
+    if absent := [tool for tool in _TOOLS if shutil.which(tool) is None]:
+        return f"two hosts need {', '.join(absent)} (Linux, packages util-linux and iproute2)"
+    try:
+        with two_hosts():
+            return ""
+    except OSError as error:
+        return f"this machine makes no network namespaces: {error}"
+
+
+@contextmanager
+def two_hosts(delay_ms: float = 0.0) -> Iterator[TwoHosts]:
+    """Two hosts until the end of the block, with a link on which a packet takes `delay_ms`."""
+    folder = Path(tempfile.mkdtemp(prefix="rs-hosts-"))
+    try:
+        hosts = TwoHosts(folder, delay_ms)
+        try:
+            yield hosts
+        finally:
+            hosts.close()
+    finally:
+        shutil.rmtree(folder)
+
+
+def ended(processes: list[subprocess.Popen[Any]], within: float) -> list[int]:
+    """Exit codes of processes that end in time."""
+    deadline = time.monotonic() + within
+    return [process.wait(max(deadline - time.monotonic(), 0.01)) for process in processes]

@@ -1,0 +1,624 @@
+"""What `launch` decides on machines with 0, 1, 2, 3 and 8 GPUs, slices of GPUs and hidden GPUs."""
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from recshard_lab import DistributedModelParallel, EmbeddingBagCollection, EmbeddingBagConfig, launcher
+from recshard_lab.comm import ShardingEnv, collectives, compute_device, host_env, message_device
+from recshard_lab.launcher import LaunchError, Ranks, devices, join, joining, launch
+from recshard_lab.launcher.devices import mig_slices, visible_gpus
+from recshard_lab.launcher.engines import fork
+from recshard_lab.launcher.shape import Shape
+from recshard_lab.launcher.wires import rank_spec
+from recshard_lab.planner.planner import running_topology
+
+NOTE = "shared GPU: bytes and results are real, times are not"
+GPUS, RANKS = (0, 1, 2, 3, 8), (1, 2, 3, 4, 8)
+UUIDS = [f"GPU-{index:08x}-aaaa" for index in range(8)]
+
+Machine = Callable[..., None]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Makes this a machine with so many GPUs, as NVML counts them. Starting CUDA fails the test."""
+
+    def refuse(*_: Any) -> int:
+        raise AssertionError("counting GPUs started CUDA")
+
+    def build(gpus: int, visible: str | None = None, slices: dict[int, list[str]] | None = None) -> None:
+        monkeypatch.setattr(devices, "mig_slices", lambda: slices or {})
+        monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: True)
+        monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+        monkeypatch.setattr(torch.cuda, "_raw_device_count_nvml", lambda: gpus)
+        monkeypatch.setattr(torch.cuda, "_raw_device_uuid_nvml", lambda: UUIDS[:gpus])
+        monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", refuse, raising=False)
+        monkeypatch.setattr(torch.cuda, "_lazy_init", refuse)
+        monkeypatch.setattr("recshard_lab.launcher.shape.usable_cores", lambda: 8)
+        if visible is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        else:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    return build
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def outcome(gpus: int, ranks: int, **asked: Any) -> tuple[str, tuple[str, ...], str] | str:
+    """(backend, devices, notice), or the text of the error."""
+    try:
+        shape = Shape.checked(ranks, **asked)
+    except LaunchError as error:
+        return str(error)
+    return shape.backend, shape.devices, shape.unused_gpus
+
+
+def expected(gpus: int, ranks: int, backend: str | None, share: bool) -> tuple[str, tuple[str, ...], str] | str:
+    """The rule, written again: whole GPUs if there are enough, and never a silent change of what was requested."""
+    cpu = ("cpu",) * ranks
+    has = "no GPU" if not gpus else plural(gpus, "GPU")
+    call = f"launch(n={ranks}"
+    if backend == "gloo" and not share:
+        return "gloo", cpu, ""
+    if share and not gpus:
+        return f"{call}, share_gpu=True): this machine has no GPU to share. Fix: leave out share_gpu to use the CPU."
+    if ranks <= gpus:
+        return backend or "nccl", tuple(f"cuda:{rank}" for rank in range(ranks)), ""
+    if backend == "nccl":
+        fix = f"share_gpu=True without backend, or n={gpus}" if gpus else "leave out backend"
+        return f"{call}, backend='nccl'): NCCL needs one GPU per rank, and this machine has {has}. Fix: {fix}."
+    if share:
+        return "gloo", tuple(f"cuda:{rank * gpus // ranks}" for rank in range(ranks)), ""
+    if not gpus:
+        return "gloo", cpu, ""
+    return (
+        "gloo",
+        cpu,
+        (
+            f"{plural(ranks, 'rank')} on the CPU over Gloo: NCCL needs one GPU per rank, and this machine has {has}. "
+            f"To compute on a GPU, pass n={gpus} or share_gpu=True."
+        ),
+    )
+
+
+@pytest.mark.parametrize("gpus", GPUS)
+def test_every_machine_backend_and_number_of_ranks_has_the_stated_result(gpus: int, machine: Machine) -> None:
+    machine(gpus)
+    for ranks, backend, share in product(RANKS, (None, "gloo", "nccl"), (False, True)):
+        found = outcome(gpus, ranks, backend=backend, share_gpu=share)
+        assert found == expected(gpus, ranks, backend, share), (ranks, backend, share)
+        if isinstance(found, tuple):
+            shape = Shape.checked(ranks, backend=backend, share_gpu=share)
+            assert shape == Shape.checked(ranks, backend=backend, share_gpu=share)
+            assert shape.share_gpu is (found[1][0] != "cpu" and ranks > gpus)
+            assert shape.times_note == (NOTE if shape.share_gpu else "")
+            lines = [line for line in (found[2], shape.times_note) if line]
+            assert shape.notice().splitlines()[: len(lines)] == lines
+            assert [rank_spec(shape, rank, "store")["device"] for rank in range(ranks)] == list(found[1])
+
+
+@pytest.mark.parametrize("gpus", GPUS)
+def test_the_same_result_where_only_torchs_count_is_known(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    for ranks, backend, share in product(RANKS, (None, "gloo", "nccl"), (False, True)):
+        found = outcome(gpus, ranks, backend=backend, share_gpu=share)
+        assert found == expected(gpus, ranks, backend, share), (ranks, backend, share)
+
+
+def test_neighbouring_ranks_share_a_gpu_and_every_gpu_has_equally_many(machine: Machine) -> None:
+    machine(2)
+    assert Shape.checked(4, share_gpu=True).devices == ("cuda:0", "cuda:0", "cuda:1", "cuda:1")
+    assert Shape.checked(3, share_gpu=True).devices == ("cuda:0", "cuda:0", "cuda:1")
+    assert str(Shape.checked(4, share_gpu=True)) == "4 ranks over gloo on cuda:0, cuda:0, cuda:1, cuda:1"
+    assert str(Shape.checked(2)) == "2 ranks over nccl on cuda:0, cuda:1"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "usable"),
+    [
+        (3, None, ("cuda:0", "cuda:1", "cuda:2")),
+        (3, "", ()),
+        (3, "-1", ()),
+        (3, "0,-1,2", ("cuda:0",)),  # CUDA stops at the first unknown entry
+        (3, "2,0", ("cuda:0", "cuda:1")),
+        (3, "0,7", ("cuda:0",)),
+        (3, "1,1", ()),  # CUDA shows nothing if an entry is repeated
+        (3, f"{UUIDS[2]},{UUIDS[0]}", ("cuda:0", "cuda:1")),
+        (8, "4", ("cuda:0",)),
+        (1, "MIG-aa", ("MIG-aa",)),
+        (1, "MIG-aa,MIG-bb", ("MIG-aa", "MIG-bb")),
+        (2, "MIG-GPU-77/1/0,MIG-GPU-77/2/0", ("MIG-GPU-77/1/0", "MIG-GPU-77/2/0")),
+    ],
+)
+def test_only_visible_gpus_are_used(gpus: int, visible: str | None, usable: tuple[str, ...], machine: Machine) -> None:
+    machine(gpus, visible)
+    assert visible_gpus() == usable
+    assert Shape.checked(1).devices == (usable or ("cpu",))[:1]
+
+
+def test_hidden_gpus_are_not_mentioned(machine: Machine) -> None:
+    machine(8, "")
+    assert Shape.checked(2).unused_gpus == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "backend", "placed"),
+    [
+        ({"n": 2, "devices": [2, 0]}, "nccl", ("cuda:2", "cuda:0")),
+        ({"n": 2, "devices": (1, 2)}, "nccl", ("cuda:1", "cuda:2")),
+        ({"n": 2, "devices": ["cuda:1", torch.device("cuda:0")]}, "nccl", ("cuda:1", "cuda:0")),
+        ({"n": 2, "devices": [UUIDS[1], UUIDS[2]]}, "nccl", ("cuda:1", "cuda:2")),
+        ({"n": 1, "devices": ["GPU-00000002"]}, "nccl", ("cuda:2",)),  # CUDA takes a unique beginning as well
+        ({"n": 2, "devices": [0], "share_gpu": True}, "gloo", ("cuda:0", "cuda:0")),
+        ({"n": 4, "devices": [2, 1], "share_gpu": True}, "gloo", ("cuda:2", "cuda:2", "cuda:1", "cuda:1")),
+        ({"n": 2, "devices": [0, 1], "backend": "gloo"}, "gloo", ("cuda:0", "cuda:1")),
+        ({"n": 2, "devices": "cpu"}, "gloo", ("cpu", "cpu")),
+        ({"n": 2, "devices": torch.device("cpu"), "backend": "gloo"}, "gloo", ("cpu", "cpu")),
+        ({"n": 2, "devices": [0, 1], "nodes": 2}, "nccl", ("cuda:0", "cuda:1")),
+    ],
+)
+def test_devices_are_named_by_index_or_uuid(
+    asked: dict[str, Any], backend: str, placed: tuple[str, ...], machine: Machine
+) -> None:
+    machine(3)
+    asked = dict(asked)
+    shape = Shape.checked(asked.pop("n"), asked.pop("nodes", 1), **asked)
+    assert (shape.backend, shape.devices, shape.unused_gpus) == (backend, placed, "")
+
+
+def test_uuids_are_found_among_the_visible_gpus_only(machine: Machine) -> None:
+    machine(3, "2,0")
+    assert Shape.checked(1, devices=[UUIDS[2]]).devices == ("cuda:0",)
+    with pytest.raises(LaunchError, match=f"{UUIDS[1]}' does not exist: this machine has 2 GPUs visible"):
+        Shape.checked(1, devices=[UUIDS[1]])
+    machine(3, f"{UUIDS[1]},GPU-00000000")
+    assert Shape.checked(2, devices=[UUIDS[0], UUIDS[1]]).devices == ("cuda:1", "cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (
+            {"n": 2, "devices": [0, 5]},
+            "launch(n=2, devices=[0, 5]): 5 does not exist: this machine has 2 GPUs visible: cuda:0, cuda:1. "
+            "Fix: devices=[0, 1].",
+        ),
+        (
+            {"n": 1, "devices": ["GPU-0000000"]},  # the beginning of both
+            "launch(n=1, devices=['GPU-0000000']): 'GPU-0000000' does not exist: this machine has 2 GPUs visible: "
+            "cuda:0, cuda:1. Fix: devices=[0, 1].",
+        ),
+        (
+            {"n": 2, "devices": [-1, 0]},
+            "launch(n=2, devices=[-1, 0]): -1 does not exist: this machine has 2 GPUs visible: cuda:0, cuda:1. "
+            "Fix: devices=[0, 1].",
+        ),
+        (
+            {"n": 2, "devices": [1, 1]},
+            "launch(n=2, devices=[1, 1]): 1 names a GPU that is listed already. "
+            "Fix: name each GPU once, and pass share_gpu=True to place several ranks on it.",
+        ),
+        (
+            {"n": 2, "devices": [1, UUIDS[1]]},
+            f"launch(n=2, devices=[1, '{UUIDS[1]}']): '{UUIDS[1]}' names a GPU that is listed already. "
+            "Fix: name each GPU once, and pass share_gpu=True to place several ranks on it.",
+        ),
+        (
+            {"n": 2, "devices": [0]},
+            "launch(n=2, devices=[0]): 2 ranks and 1 GPU. Fix: share_gpu=True, or n=1.",
+        ),
+        (
+            {"n": 1, "devices": [0, 1]},
+            "launch(n=1, devices=[0, 1]): 2 GPUs for 1 rank. Fix: devices=[0], or n=2.",
+        ),
+        (
+            {"n": 2, "devices": [0], "backend": "nccl"},
+            "launch(n=2, backend='nccl'): NCCL needs one GPU per rank, and devices names 1 GPU. "
+            "Fix: share_gpu=True without backend, or n=1.",
+        ),
+        (
+            {"n": 4, "backend": "nccl", "share_gpu": True},
+            "launch(n=4, backend='nccl'): NCCL needs one GPU per rank, and this machine has 2 GPUs. "
+            "Fix: share_gpu=True without backend, or n=2.",
+        ),
+        (
+            {"n": 1, "devices": []},
+            "launch(n=1, devices=[]): the list names no GPU. Fix: leave out devices, or devices='cpu'.",
+        ),
+        ({"n": 1, "devices": 0}, "launch(n=1, devices=0): expected a list of GPUs, or 'cpu'. Fix: devices=[0]."),
+        (
+            {"n": 1, "devices": "cuda:0"},
+            "launch(n=1, devices='cuda:0'): expected a list of GPUs, or 'cpu'. Fix: devices=[0].",
+        ),
+        (
+            {"n": 1, "devices": [True]},
+            "launch(n=1, devices=[True]): True is not a GPU. Expected an index such as 0, or a UUID such as 'GPU-...' "
+            "or 'MIG-...'. Fix: devices=[0, 1].",
+        ),
+        (
+            {"n": 1, "devices": "mps"},
+            "launch(n=1, devices='mps'): MPS (Apple's GPU) is not supported: torch.distributed has no backend for its "
+            "tensors. Fix: devices='cpu'.",
+        ),
+        (
+            {"n": 1, "devices": [torch.device("mps:0")]},
+            "launch(n=1, devices=[device(type='mps', index=0)]): MPS (Apple's GPU) is not supported: torch.distributed "
+            "has no backend for its tensors. Fix: devices='cpu'.",
+        ),
+        (
+            {"n": 1, "devices": "cpu", "backend": "nccl"},
+            "launch(n=1, backend='nccl', devices='cpu'): backend='nccl' needs a GPU. Fix: leave out backend.",
+        ),
+        (
+            {"n": 1, "devices": "cpu", "share_gpu": True},
+            "launch(n=1, share_gpu=True, devices='cpu'): share_gpu=True needs a GPU. Fix: leave out share_gpu.",
+        ),
+        ({"n": 1, "share_gpu": "yes"}, "launch(n=1, share_gpu='yes'): expected True or False. Fix: share_gpu=True."),
+        (
+            {"n": 1, "backend": "mpi"},
+            "launch(n=1, backend='mpi'): expected 'gloo', 'nccl' or None. Fix: leave out backend.",
+        ),
+        ({"n": 1, "memory_gb": 0}, "launch(memory_gb=0): expected a number above 0. Fix: memory_gb=2."),
+        ({"n": 1, "memory_gb": True}, "launch(memory_gb=True): expected a number above 0. Fix: memory_gb=2."),
+        (
+            {"n": 1, "engine": "ray", "share_gpu": True},
+            "launch(n=1, engine='ray', share_gpu=True): Ray assigns whole GPUs to ranks. Fix: leave out share_gpu.",
+        ),
+        (
+            {"n": 1, "engine": "ray", "devices": [0]},
+            "launch(n=1, engine='ray', devices=[0]): Ray assigns whole GPUs to ranks. Fix: leave out devices.",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_fix(asked: dict[str, Any], words: str, machine: Machine) -> None:
+    machine(2)
+    asked = dict(asked)
+    with pytest.raises(LaunchError) as caught:
+        Shape.checked(asked.pop("n"), **asked)
+    assert str(caught.value) == words
+
+
+def in_a_cell(shape: Shape) -> str:
+    """A shape as the README's table has it."""
+    warning = ", warning" if shape.unused_gpus else ""
+    if shape.devices[0] == "cpu":
+        return f"CPU{warning}"
+    per_gpu = shape.world_size // len(set(shape.devices))
+    return "NCCL" if shape.backend == "nccl" else f"Gloo, {per_gpu} ranks per GPU"
+
+
+def test_the_table_of_the_readme_is_what_launch_decides(machine: Machine) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    section = readme.partition("## Ranks and GPUs\n")[2].partition("\n## ")[0]
+    header, *rows = re.findall(r"^\| (call|`launch\(.*\)`) \| (.*) \|$", section, re.MULTILINE)
+    machines = [int(cell.split()[0]) for cell in header[1].split(" | ")]
+    assert machines == [0, 1, 2, 8]
+    assert len(rows) == 9
+    for call, cells in rows:
+        for gpus, cell in zip(machines, cells.split(" | "), strict=True):
+            machine(gpus)
+            try:
+                found = in_a_cell(eval(call.strip("`"), {"launch": Shape.checked}))
+            except LaunchError:
+                found = "error"
+            assert found == cell, (call, gpus)
+
+
+# -- slices of a GPU
+
+
+def test_each_rank_sees_its_own_slice_and_slices_count_as_one_gpu(machine: Machine) -> None:
+    machine(1, "MIG-aa,MIG-bb")
+    shape = Shape.checked(2, share_gpu=True)
+    assert (shape.backend, shape.devices, shape.times_note) == ("gloo", ("MIG-aa", "MIG-bb"), NOTE)
+    specs = [rank_spec(shape, rank, "store") for rank in range(2)]
+    assert [spec["environment"]["CUDA_VISIBLE_DEVICES"] for spec in specs] == ["MIG-aa", "MIG-bb"]
+    assert [spec["device"] for spec in specs] == ["cuda:0", "cuda:0"]
+    assert Shape.checked(4, share_gpu=True).devices == ("MIG-aa", "MIG-aa", "MIG-bb", "MIG-bb")
+    alone = Shape.checked(1)
+    assert (alone.backend, alone.devices, alone.times_note) == ("nccl", ("MIG-aa",), "")
+    unasked = Shape.checked(2)
+    assert unasked.devices == ("cpu", "cpu")
+    assert unasked.unused_gpus == (
+        "2 ranks on the CPU over Gloo: NCCL needs one GPU per rank, and this machine has 2 MIG slices, "
+        "which count as one GPU. To compute on a GPU, pass n=1 or share_gpu=True."
+    )
+    with pytest.raises(LaunchError, match=r"2 ranks and 2 MIG slices, which count as one GPU\..*share_gpu=True"):
+        Shape.checked(2, devices=["MIG-aa", "MIG-bb"])
+    assert Shape.checked(1, devices=["MIG-bb"]).devices == ("MIG-bb",)
+
+
+def test_gpus_in_mig_mode_are_their_slices(machine: Machine) -> None:
+    slices = {0: ["MIG-a", "MIG-b"], 1: ["MIG-c"]}
+    machine(2, slices=slices)
+    assert visible_gpus() == ("MIG-a", "MIG-b", "MIG-c")
+    machine(2, "1", slices=slices)
+    assert visible_gpus() == ("MIG-c",)
+    machine(2, "", slices=slices)
+    assert visible_gpus() == ()
+    machine(2, slices={0: ["MIG-a"]})  # GPU 1 is whole
+    assert visible_gpus() == ("cuda:0", "cuda:1")
+
+
+class Nvml:
+    """NVML of three GPUs: a whole one, one with slices 0 and 2, and one in MIG mode without a slice."""
+
+    slices: ClassVar[dict[int, dict[int, bytes]]] = {1: {0: b"MIG-aa", 2: b"MIG-bb"}, 2: {}}
+
+    def nvmlInit_v2(self) -> int:
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
+        count._obj.value = 3
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, gpu: int, card: Any) -> int:
+        card._obj.value = 100 + gpu
+        return 0
+
+    def nvmlDeviceGetMigMode(self, card: Any, enabled: Any, pending: Any) -> int:
+        enabled._obj.value = int(card.value - 100 in self.slices)
+        return 0
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, card: Any, most: Any) -> int:
+        most._obj.value = 7
+        return 0
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, card: Any, index: int, one: Any) -> int:
+        one._obj.value = 1000 * card.value + index
+        return 0 if index in self.slices[card.value - 100] else 6
+
+    def nvmlDeviceGetUUID(self, one: Any, text: Any, size: int) -> int:
+        text.value = self.slices[one.value // 1000 - 100][one.value % 1000]
+        return 0
+
+
+def test_slices_are_listed_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Nvml())
+    assert mig_slices() == {1: ["MIG-aa", "MIG-bb"], 2: []}
+    monkeypatch.setattr(Nvml, "nvmlDeviceGetMigMode", lambda *_: 3)  # not supported
+    assert mig_slices() == {}
+
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    assert mig_slices() == {}
+
+
+def test_whole_gpus_leave_the_variable_as_it_is(machine: Machine) -> None:
+    machine(3, "2,0")
+    spec = rank_spec(Shape.checked(2), 1, "store")
+    assert spec["environment"]["CUDA_VISIBLE_DEVICES"] == "2,0"
+    assert spec["device"] == spec["environment"]["RECSHARD_DEVICE"] == "cuda:1"
+
+
+def test_the_process_that_ranks_are_forked_from_sees_no_slice() -> None:
+    """With one, torch counts GPUs by starting CUDA, which does not work in a fork afterwards."""
+    assert "CUDA_VISIBLE_DEVICES" not in fork.environment({"CUDA_VISIBLE_DEVICES": "MIG-aa,MIG-bb"})
+    assert fork.environment({"CUDA_VISIBLE_DEVICES": "1"})["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+# -- real ranks on the CPU
+
+
+def exchange() -> list[float]:
+    """Sums of what every collective of the library returns for tensors on this rank's device."""
+    env = ShardingEnv.default()
+    device = compute_device(env)
+    assert message_device(env).type == "cpu"
+    assert host_env(env) is env
+    rank, size = env.rank, env.world_size
+    rows = torch.full((size * 4,), float(rank + 1), device=device)
+    uneven = torch.full((sum(range(1, size + 1)),), float(rank + 1), device=device, dtype=torch.bfloat16)
+    results = [
+        collectives.issue_all_to_all(uneven, range(1, size + 1), [rank + 1] * size, env, "test").wait(),
+        collectives.issue_reduce_scatter(rows, env, "test").wait(),
+        collectives.issue_all_gather(rows, env, "test").wait(),
+        collectives.all_reduce(rows, env, "test"),
+        collectives.broadcast(torch.full((2,), float(rank + 5), device=device), env, "test", source=1),
+    ]
+    assert {result.device for result in results} == {device}
+    assert collectives.all_gather_object(rank, env) == list(range(size))
+    return [float(result.float().sum()) for result in results]
+
+
+EXCHANGED = [[3.0, 12.0, 24.0, 24.0, 12.0], [6.0, 12.0, 24.0, 24.0, 12.0]]
+
+
+@pytest.fixture(scope="module")
+def on_cpu() -> Iterator[Ranks]:
+    with launch(2, devices="cpu") as ranks:
+        yield ranks
+
+
+def test_ranks_name_their_devices(on_cpu: Ranks) -> None:
+    assert on_cpu.devices == [torch.device("cpu")] * 2
+    assert on_cpu.pull("device") == on_cpu.devices
+    assert on_cpu.times_note == ""
+    assert [row.device for row in on_cpu.status()] == ["cpu", "cpu"]
+    assert on_cpu.run(lambda: os.environ["RECSHARD_DEVICE"]) == ["cpu", "cpu"]
+
+
+def test_every_collective_works_on_the_device_of_the_ranks(on_cpu: Ranks) -> None:
+    assert on_cpu.run(exchange) == EXCHANGED
+
+
+def test_the_planner_plans_for_the_devices_of_the_ranks(on_cpu: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    def planned() -> str:
+        torch.cuda.device_count = lambda: 1  # a GPU that these two ranks leave unused
+        return running_topology().compute_device
+
+    assert on_cpu.run(planned) == ["cpu", "cpu"]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert running_topology().compute_device == "cuda"
+    monkeypatch.setenv("RECSHARD_DEVICE", "cuda:0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert running_topology().compute_device == "cuda"
+
+
+def test_equal_requests_find_the_running_ranks(on_cpu: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    with launch(2, backend="gloo") as again:
+        assert again is on_cpu
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with warnings.catch_warnings(), launch(2) as again:  # the ranks are not new: no warning
+        warnings.simplefilter("error")
+        assert again is on_cpu
+    with pytest.raises(LaunchError, match=r"requested 2 ranks over gloo on cuda:0, cuda:0, but 2 ranks over gloo are"):
+        launch(2, share_gpu=True)
+
+
+def test_a_launch_that_leaves_a_gpu_unused_warns_at_the_callers_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    if (running := launcher.current()) is not None:
+        running.stop()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.warns(
+        RuntimeWarning, match=r"2 ranks on the CPU.*has 1 GPU\. To compute on a GPU, pass n=1 or"
+    ) as caught:
+        ranks = launch(2)
+    with ranks:
+        assert ranks.run(os.getpid) == ranks.pids
+        assert ranks.devices == [torch.device("cpu")] * 2
+    assert [os.path.basename(each.filename) for each in caught] == [os.path.basename(__file__)]
+
+
+# -- processes that were started by torchrun or alone
+
+
+@pytest.mark.parametrize(
+    ("gpus", "asked", "result"),
+    [
+        (0, {}, ("gloo", "cpu", "")),
+        (1, {"backend": "gloo"}, ("gloo", "cpu", "")),
+        (1, {"share_gpu": True}, ("gloo", "cuda:0", NOTE)),
+        (2, {}, ("cpu:gloo,cuda:nccl", "cuda:1", "")),
+        (2, {"backend": "gloo"}, ("gloo", "cpu", "")),
+        (3, {"devices": [2, 0]}, ("cpu:gloo,cuda:nccl", "cuda:0", "")),
+        (1, {}, ("gloo", "cpu", "")),
+        (
+            1,
+            {"backend": "nccl"},
+            "join(LOCAL_WORLD_SIZE=2, backend='nccl'): NCCL needs one GPU per rank, and this node "
+            "has 1 GPU. Fix: share_gpu=True without backend, or LOCAL_WORLD_SIZE=1.",
+        ),
+        (
+            0,
+            {"share_gpu": True},
+            "join(LOCAL_WORLD_SIZE=2, share_gpu=True): this node has no GPU to share. "
+            "Fix: leave out share_gpu to use the CPU.",
+        ),
+    ],
+)
+def test_join_decides_as_launch_does(
+    gpus: int, asked: dict[str, Any], result: Any, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(gpus)
+    as_torchrun(monkeypatch, local_rank=1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    created = []
+
+    def create(backend: str, **_: Any) -> None:
+        created.append((backend, os.environ["RECSHARD_DEVICE"], os.environ["RECSHARD_TIMES_NOTE"]))
+        raise InterruptedError
+
+    monkeypatch.setattr(sys.modules["torch.distributed.rendezvous"], "rendezvous", lambda method: iter([(None, 1, 2)]))
+    monkeypatch.setattr(joining, "network", lambda *_: ({}, {}))
+    monkeypatch.setattr(dist, "init_process_group", create)
+    before = dict(os.environ)
+    if isinstance(result, str):
+        with pytest.raises(LaunchError) as refused, join(**asked):
+            pass
+        assert str(refused.value) == result
+    else:
+        with pytest.raises(InterruptedError), join(**asked):
+            pass
+        assert created == [result]
+    assert dict(os.environ) == before
+
+
+def as_torchrun(monkeypatch: pytest.MonkeyPatch, local_rank: int) -> None:
+    """The environment of one of two ranks of torchrun."""
+    ranks = {"RANK": local_rank, "WORLD_SIZE": 2, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": 2}
+    for name, value in {**ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+
+
+def test_join_warns_on_one_rank_of_a_node_that_gpus_stay_unused(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(1)
+    as_torchrun(monkeypatch, local_rank=0)
+    monkeypatch.setattr(sys.modules["torch.distributed.rendezvous"], "rendezvous", lambda method: iter([]))
+    words = r"2 ranks on the CPU over Gloo: .* this node has 1 GPU\. To compute on a GPU, pass LOCAL_WORLD_SIZE=1 or"
+    with pytest.raises(RuntimeWarning, match=words), join():
+        pass
+
+
+def test_mps_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = EmbeddingBagConfig(4, 4, name="t", feature_names=["f"])
+    with pytest.raises(
+        ValueError, match=r"device='mps': MPS \(Apple's GPU\) is not supported: .*Fix: pass device='cpu'"
+    ):
+        DistributedModelParallel(EmbeddingBagCollection([table]), device="mps")
+    model = EmbeddingBagCollection([table])
+    there = SimpleNamespace(device=torch.device("mps", 0))
+    monkeypatch.setattr(model, "parameters", lambda recurse=True: iter([there]))
+    with pytest.raises(ValueError, match=r"a parameter of the module is on MPS: .*Fix: pass module.to\('cpu'\)"):
+        DistributedModelParallel(model)
+
+
+# -- real ranks on a GPU
+
+needs_gpu = pytest.mark.skipif(torch.cuda.device_count() == 0, reason="no NVIDIA GPU on this machine")
+
+
+@pytest.mark.cuda
+@needs_gpu
+def test_ranks_that_share_a_gpu_exchange_its_tensors_over_gloo() -> None:
+    with launch(2, share_gpu=True, devices=[0]) as ranks:
+        assert ranks.backend == "gloo"
+        assert ranks.devices == ranks.pull("device") == [torch.device("cuda:0")] * 2
+        assert ranks.times_note == NOTE
+        assert ranks.run(exchange) == EXCHANGED
+
+
+@pytest.mark.cuda
+@needs_gpu
+def test_one_rank_on_one_gpu_uses_nccl_and_the_kernel_does_not_start_cuda() -> None:
+    code = (
+        "import torch; from recshard_lab import launch\n"
+        "with launch(1) as ranks:\n"
+        "    print(ranks.backend, ranks.devices, ranks.pull('float(torch.ones(2, device=device).sum())'))\n"
+        "    print(torch.cuda.is_initialized())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["nccl [device(type='cuda', index=0)] [2.0]", "False"]
+
+
+@pytest.mark.cuda
+@needs_gpu
+def test_a_rank_sees_the_gpu_that_the_variable_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with launch(1) as ranks:
+        assert ranks.run(torch.cuda.device_count) == [1]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with launch(1) as ranks:
+        assert ranks.devices == [torch.device("cpu")]
+        assert ranks.run(torch.cuda.device_count) == [0]

@@ -11,34 +11,110 @@ from sklearn.metrics import roc_auc_score
 
 from recshard_lab.data import RatingsDataset, SyntheticRatings
 from recshard_lab.lab import demo, export
-from recshard_lab.lab.comparison import SAME_AUC, SPLITS, Comparison, compare_schemes, plans_to_train
+from recshard_lab.lab.comparison import (
+    PLANNER,
+    SAME_AUC,
+    SHORT_RECIPE,
+    SPLITS,
+    Comparison,
+    Progress,
+    Run,
+    compare_schemes,
+    plans_to_train,
+)
 from recshard_lab.lab.experiment import moved_bytes
 from recshard_lab.lab.theme import SCHEMES, look_of
+from recshard_lab.lab.time_left import TimeLeft
 from recshard_lab.sharding import scheme_names
 from recshard_lab.train import MOVIELENS_100K, Recipe, evaluate
 
-SMALL = Recipe(epochs=2, batch_size=256)
+SMALL = Recipe(epochs=1, batch_size=160)
+
+
+PROGRESS: list[Progress] = []
+OUTCOMES: list[tuple[str, str]] = []
 
 
 @pytest.fixture(scope="module")
 def found() -> Comparison:
     ratings = SyntheticRatings(4000, num_users=150, num_movies=200, why="a test")
-    return compare_schemes(ratings, 4, recipe=SMALL)
+
+    def on_outcome(run: Run, split: str) -> None:
+        assert 0.0 < run.outcomes[split].auc < 1.0
+        OUTCOMES.append((run.name, split))
+
+    return compare_schemes(ratings, 4, recipe=SMALL, on_progress=PROGRESS.append, on_outcome=on_outcome)
 
 
-def test_every_registered_scheme_is_compared_with_the_unsharded_truth(found: Comparison) -> None:
-    assert [run.name for run in found.runs] == ["unsharded", *scheme_names()]
+def test_every_registered_scheme_and_the_planners_plan_are_compared_with_the_unsharded_model(found: Comparison) -> None:
+    names = [run.name for run in found.runs]
+    assert names[: 1 + len(scheme_names())] == ["unsharded", *scheme_names()]
+    assert (PLANNER in names) != (PLANNER in found.same)
+    assert sum(found.planned.values()) == len(found.recipe.tables(found.ratings))
     assert found.shape == "4 ranks on 2 virtual nodes"
-    assert not found.left_out()
+    assert found.splits == [*SPLITS]
+    assert not [note for note in found.notes() if "short run" in note]
 
 
-def test_what_cuts_alike_is_trained_once_and_said(found: Comparison) -> None:
+def test_results_are_reported_as_they_come(found: Comparison) -> None:
+    assert [(run.name, split) for split in SPLITS for run in found.runs] == OUTCOMES
+
+
+def test_progress_grows_to_the_end_and_says_how_long_it_takes(found: Comparison) -> None:
+    unmeasured, measured = PROGRESS[:2], PROGRESS[2:]
+    assert [(progress.share, progress.left_s) for progress in unmeasured] == [(None, None)] * 2
+    shares = [progress.share for progress in measured]
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1], measured[-1].left_s) == (0.0, 1.0, 0.0)
+    assert all(progress.left_s is not None and progress.left_s >= 0 for progress in measured)
+    first, *actions = [f"{run.name}, {SPLITS[split]}" for split in SPLITS for run in found.runs]
+    assert unmeasured[0].action == first
+    assert [*dict.fromkeys(progress.action for progress in measured)][:-1] == actions
+
+
+@pytest.mark.parametrize("slower_by", [1.0, 1.3, 2.0])
+def test_the_time_left_is_right_to_30_percent_if_the_estimates_are_wrong_by_15(slower_by: float) -> None:
+    """Jobs take `slower_by` times their estimate, each 15% less or more, and start 0.3 s before their first step."""
+    estimates = [4.0, 6.0, 7.0, 5.0, 8.0]
+    starting = 0.3
+    seconds = [e * slower_by * own for e, own in zip(estimates, (1.0, 1.15, 0.85, 1.15, 0.85), strict=True)]
+    now = 0.0
+    left = TimeLeft(estimates, clock=lambda: now)
+    for job, took in enumerate(seconds):
+        left.at(job, 0.0)
+        now += starting
+        for step in range(100):
+            remains = sum(seconds[job:]) + starting * (len(seconds) - job - 1) - took * step / 100
+            predicted = left.at(job, step / 100)
+            if now > 10.0 or slower_by <= 1.3:  # the first 10 s show that the machine is slower than measured
+                assert predicted == pytest.approx(remains, rel=0.3), (job, step)
+            now += took / 100
+
+
+def test_a_short_run_says_what_it_does_not_cover(found: Comparison) -> None:
+    runs = tuple(
+        replace(run, outcomes={"random": run.outcomes["random"]})
+        for run in found.runs
+        if run.name in ("unsharded", "table_wise", "row_wise", "column_wise")
+    )
+    short = replace(found, runs=runs, same={})
+    note = next(note for note in short.notes() if "short run" in note)
+    assert "flex_shard, data_parallel, split by time. Run recshard demo --full." in note
+    assert "row_wise, " not in note.replace("table_row_wise, ", "")
+    assert [words for _, words in short.verdicts()] == [words for _, words in found.verdicts() if "random" in words]
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(demo.summary_table(short))
+    assert "AUC: random split. " in console.export_text()
+    console.file.close()
+
+
+def test_plans_with_the_same_shards_are_trained_once_and_said(found: Comparison) -> None:
     plans, same = plans_to_train(scheme_names(), SMALL.tables(found.ratings), 2)
     assert {*plans, *same} == set(scheme_names())
-    # on one node the node-aware schemes cut as those they refine
+    # on one node, schemes for several nodes give the shards of the schemes that they refine
     assert same == {"table_row_wise": "row_wise", "table_column_wise": "column_wise", "grid_shard": "row_wise"}
-    said = replace(found, world_size=2, nodes=1, same=same).left_out()
-    assert said[0] == "not trained again: table_row_wise, grid_shard, which on 2 ranks cut as row_wise does"
+    notes = replace(found, world_size=2, nodes=1, same=same).notes()
+    assert "Not trained again: table_row_wise, grid_shard. On 2 ranks, the shards are those of row_wise." in notes
 
 
 def test_losses_and_auc_are_the_unsharded_ones_under_every_scheme(found: Comparison) -> None:
@@ -78,8 +154,19 @@ def test_the_report_opens_offline_and_names_the_source_of_its_numbers(found: Com
     assert "<script src" not in page
     assert len(page.encode()) <= 3_000_000
     assert found.ratings.source in page
+    assert "Random split: test AUCs differ by" in page
     for run in found.runs:
         assert look_of(run.name, SCHEMES).label.lower() in page.lower()
+
+
+def test_the_least_auc_is_required_of_movielens_after_the_whole_recipe(found: Comparison) -> None:
+    ratings = SyntheticRatings(100, num_users=20, num_movies=20)
+    ratings.source = "MovieLens 100K, 100,000 ratings"
+    whole = replace(found, ratings=ratings, recipe=MOVIELENS_100K)
+    assert [good for good, words in whole.verdicts() if "required" in words] == [False, False]  # of synthetic ratings
+    short = replace(whole, recipe=SHORT_RECIPE)
+    assert not [words for _, words in short.verdicts() if "required" in words]
+    assert any(note.startswith("Trained for 2 epochs. recshard demo --full trains for 4") for note in short.notes())
 
 
 def test_a_scheme_that_learns_something_else_fails_the_demo(found: Comparison) -> None:

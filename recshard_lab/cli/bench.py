@@ -37,7 +37,7 @@ def bench(
     only: Annotated[
         list[str] | None, typer.Option(help="Run the cases whose name contains this text. Repeat it for more cases.")
     ] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="The source lines that cause what is counted.")] = False,
+    lines: Annotated[bool, typer.Option("--lines", help="Print the source lines behind each count.")] = False,
 ) -> None:
     """Measure the figures that this library promises. Needs a checkout of the repository."""
     benchmarks = find_benchmarks()
@@ -48,6 +48,7 @@ def bench(
             table.add_row(known, escape(benchmarks.benchmark_named(known).about))
         console.print(table)
         return
+    refuse_shared_gpu()
     figures = benchmarks.benchmark_named(name).run(with_torchrec=with_torchrec, quick=quick, only=only, lines=lines)
     if with_peers:
         figures += benchmarks.benchmark_named(f"{name}_peers").figures()
@@ -59,8 +60,17 @@ def bench(
         raise typer.Exit(1)
 
 
+def refuse_shared_gpu() -> None:
+    """Raises LaunchError if the ranks of a benchmark would share a GPU: it measures times."""
+    from recshard_lab.launcher import LaunchError
+    from recshard_lab.launcher.devices import SHARE_VARIABLE, TIMES_NOTE, shares_by_default, visible_gpus
+
+    if shares_by_default(None, None, visible_gpus()):
+        raise LaunchError(f"{SHARE_VARIABLE}=1: a benchmark measures times. {TIMES_NOTE}. Fix: unset {SHARE_VARIABLE}.")
+
+
 def find_benchmarks() -> ModuleType:
-    """The package ``benchmarks`` of the checkout that recshard_lab was imported from; its folder goes on `sys.path`.
+    """The package ``benchmarks`` of the checkout that recshard_lab was imported from. Adds its folder to `sys.path`.
 
     Raises:
         FileNotFoundError: recshard_lab was not imported from a checkout; wheels contain no benchmarks.

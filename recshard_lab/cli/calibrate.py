@@ -1,4 +1,4 @@
-"""``recshard calibrate``: what steps cost on this machine, as a file that ``recshard plan --topology`` reads."""
+"""``recshard calibrate``: measures this machine and writes a profile for ``recshard plan --topology``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import typer
 
 
 def calibrate(
-    ranks: Annotated[int, typer.Option(help="How many ranks to launch and measure.", min=1)] = 2,
-    out: Annotated[Path, typer.Option(help="Where the device profile goes, as JSON.")] = Path("device_profile.json"),
-    seconds: Annotated[float, typer.Option(help="How long it may take; more is more exact.")] = 50.0,
+    ranks: Annotated[int, typer.Option(help="Number of ranks to launch and measure.", min=1)] = 2,
+    out: Annotated[Path, typer.Option(help="Path of the device profile, JSON.")] = Path("device_profile.json"),
+    seconds: Annotated[float, typer.Option(help="Time budget in seconds. A longer run is more exact.")] = 50.0,
 ) -> None:
-    """Measure lookups, optimizers, collectives and steps on this machine, and fit the planner's figures to them."""
+    """Measure lookups, optimizers, collectives and steps on this machine, and fit the planner's cost model to them."""
     from recshard_lab.calibration import calibrate as run
     from recshard_lab.launcher import launch
 

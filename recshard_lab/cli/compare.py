@@ -1,4 +1,4 @@
-"""``recshard compare``: several plans of the same tables side by side, printed, and exported as a page or a picture."""
+"""``recshard compare``: prints several plans of the same tables side by side, and exports them."""
 
 from __future__ import annotations
 
@@ -17,47 +17,49 @@ def compare(
     source: Annotated[str, typer.Argument(help="Tables or a model, as `plan` reads them.")],
     plans: Annotated[
         list[str],
-        typer.Argument(help="'planner', a scheme, or a plan's JSON file; each may be named: mine=plan.json."),
+        typer.Argument(help="'planner', a scheme, or a plan's JSON file. NAME=PLAN gives it a name: mine=plan.json."),
     ],
     topology: Annotated[str, typer.Option(help="A machine by name, or a profile, as for `plan`.")] = "",
-    ranks: Annotated[int | None, typer.Option(help="World size, where the topology does not say it.", min=1)] = None,
-    batch_size: Annotated[int, typer.Option(help="Samples of one rank in a step.", min=1)] = 512,
+    ranks: Annotated[int | None, typer.Option(help="World size. Default: the topology's.", min=1)] = None,
+    batch_size: Annotated[int, typer.Option(help="Samples per rank and step.", min=1)] = 512,
     memory_gb: Annotated[float | None, typer.Option(help="Memory of one rank, in GB.")] = None,
-    optimizer: Annotated[str, typer.Option(help="Of the embeddings, fbgemm's name.")] = "exact_sgd",
+    optimizer: Annotated[str, typer.Option(help="Optimizer of the embeddings, by fbgemm's name.")] = "exact_sgd",
     to: Annotated[
         list[Path] | None,
-        typer.Option(help="Where it goes: .html, .svg, .png, .zip, or a folder; may be given again."),
+        typer.Option(help="Output: .html, .svg, .png, .zip, or a folder. Repeat it for more outputs."),
     ] = None,
-    plotly: Annotated[str, typer.Option(help="Of the page: embed (opens offline), cdn, none.")] = "embed",
+    plotly: Annotated[
+        str, typer.Option(help="Interactive pictures of the page: embed (opens offline), cdn, none.")
+    ] = "embed",
 ) -> None:
-    """Predict several plans for the same ranks, print their figures, and write them as one page."""
+    """Predict several plans for the same ranks, print their figures, write them as one page."""
     from recshard_lab.lab import export
     from recshard_lab.lab.plan_comparison import compare_plans
     from recshard_lab.planner import read_source
 
     read = read_source(source)
     machine = machine_of(topology, ranks, memory_gb)
-    wishes: dict[str, str | ShardingPlan] = {}
+    requested: dict[str, str | ShardingPlan] = {}
     for words in plans:
-        name, wish = _wish(words)
-        if name in wishes:
-            raise typer.BadParameter(f"two plans are called {name!r}: give one another name, as NAME={words}")
-        wishes[name] = wish
+        name, plan = _named_plan(words)
+        if name in requested:
+            raise typer.BadParameter(f"two plans are named {name!r}. Fix: rename one, as in OTHER={words}")
+        requested[name] = plan
     workload = read.workload(batch_size=batch_size, optimizer=optimizer)
-    found = compare_plans(read.configs, machine, wishes, workload)
-    print(found)
+    comparison = compare_plans(read.configs, machine, requested, workload)
+    print(comparison)
     for path in to or ():
-        export(found, path, plotly=plotly)
+        export(comparison, path, plotly=plotly)
     note_written(*(to or ()))
 
 
-def _wish(words: str) -> tuple[str, str | ShardingPlan]:
-    """A plan's name, and what `compare_plans` takes for it.
+def _named_plan(words: str) -> tuple[str, str | ShardingPlan]:
+    """A plan's name, and the plan in a form that `compare_plans` accepts.
 
-    >>> _wish("fast=row_wise"), _wish("planner")
+    >>> _named_plan("fast=row_wise"), _named_plan("planner")
     (('fast', 'row_wise'), ('planner', 'planner'))
     """
-    name, equals, wish = words.partition("=")
+    name, equals, plan = words.partition("=")
     if not equals:
-        name, wish = Path(words).stem, words
-    return name, _read_plan(Path(wish)) if wish.endswith(".json") else wish
+        name, plan = Path(words).stem, words
+    return name, _read_plan(Path(plan)) if plan.endswith(".json") else plan

@@ -1,4 +1,4 @@
-"""``recshard plan``: for tables in a file or a live module, a plan and everything that can be said or made of it."""
+"""``recshard plan``: plans the tables of a file or a model, explains the plan, and writes it to files."""
 
 from __future__ import annotations
 
@@ -25,54 +25,59 @@ def plan(
     topology: Annotated[
         str,
         typer.Option(
-            help="A machine by name: h100x8, cpu-laptop ... (recshard topologies), or a profile (recshard calibrate)."
+            help="A machine by name (recshard topologies): h100x8, cpu-laptop ... Or a profile (recshard calibrate)."
         ),
     ] = "",
-    ranks: Annotated[int | None, typer.Option(help="World size, where the topology does not say it.", min=1)] = None,
-    batch_size: Annotated[int, typer.Option(help="Samples of one rank in a step.", min=1)] = 512,
+    ranks: Annotated[int | None, typer.Option(help="World size. Default: the topology's.", min=1)] = None,
+    batch_size: Annotated[int, typer.Option(help="Samples per rank and step.", min=1)] = 512,
     memory_gb: Annotated[float | None, typer.Option(help="Memory of one rank, in GB.")] = None,
-    optimizer: Annotated[str, typer.Option(help="Of the embeddings, fbgemm's name.")] = "exact_sgd",
-    pipeline: Annotated[str, typer.Option(help="What overlaps in a step: none, sparse_dist, prefetch.")] = "none",
+    optimizer: Annotated[str, typer.Option(help="Optimizer of the embeddings, by fbgemm's name.")] = "exact_sgd",
+    pipeline: Annotated[
+        str, typer.Option(help="Training pipeline, which decides what overlaps: none, sparse_dist, prefetch.")
+    ] = "none",
     constraints: Annotated[
-        Path | None, typer.Option(help="Wishes: table -> ParameterConstraints, .yaml, .json.")
+        Path | None, typer.Option(help="Constraints: table -> ParameterConstraints, .yaml, .json.")
     ] = None,
-    solver: Annotated[str, typer.Option(help="greedy, or exact: a MILP that improves it.")] = "greedy",
-    cost_model: Annotated[str, typer.Option(help="recshard, or torchrec: TorchRec 1.8's own.")] = "recshard",
-    given: Annotated[
-        Path | None, typer.Option("--plan", help="A plan of these tables (JSON) in place of planning.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Where the plan goes, as JSON.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Where a report with pictures goes, as HTML.")] = None,
+    solver: Annotated[str, typer.Option(help="greedy, or exact (improves greedy's plan by a MILP).")] = "greedy",
+    cost_model: Annotated[str, typer.Option(help="recshard, or torchrec (the model of TorchRec 1.8).")] = "recshard",
+    given: Annotated[Path | None, typer.Option("--plan", help="Use this plan (JSON) instead of planning.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Path of the plan, JSON.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Path of a report with pictures, HTML.")] = None,
     plotly: Annotated[
-        str, typer.Option(help="Its interactive pictures: embed (opens offline), cdn, none.", rich_help_panel=_MORE)
+        str,
+        typer.Option(
+            help="Interactive pictures of the report: embed (opens offline), cdn, none.", rich_help_panel=_MORE
+        ),
     ] = "embed",
-    script: Annotated[Path | None, typer.Option(help="Where a torchrun script that trains under it goes.")] = None,
+    script: Annotated[Path | None, typer.Option(help="Path of a torchrun script that trains under the plan.")] = None,
     torchrec: Annotated[
-        Path | None, typer.Option(help="Where it goes as TorchRec's ShardingPlan (torch.save); needs torchrec.")
+        Path | None, typer.Option(help="Path of the plan as TorchRec's ShardingPlan (torch.save). Needs torchrec.")
     ] = None,
     explain: Annotated[
-        list[str] | None, typer.Option(help="A table: why it lies where it does.", rich_help_panel=_MORE)
+        list[str] | None, typer.Option(help="A table: explain its scheme and ranks.", rich_help_panel=_MORE)
     ] = None,
     why_not: Annotated[
-        list[str] | None, typer.Option(help="TABLE=SCHEME: what it would cost.", rich_help_panel=_MORE)
+        list[str] | None, typer.Option(help="TABLE=SCHEME: the cost of this change.", rich_help_panel=_MORE)
     ] = None,
     diff: Annotated[
-        Path | None, typer.Option(help="Another plan (JSON): what changes from it to this.", rich_help_panel=_MORE)
+        Path | None,
+        typer.Option(help="Another plan (JSON): print the changes from it to this plan.", rich_help_panel=_MORE),
     ] = None,
     check: Annotated[
-        Path | None, typer.Option(help="A plan (JSON) to check, against the tables where given.", rich_help_panel=_MORE)
+        Path | None,
+        typer.Option(help="A plan (JSON) to check. With tables: against their sizes.", rich_help_panel=_MORE),
     ] = None,
     schema: Annotated[
         bool,
         typer.Option(
-            "--schema", help="Print the JSON Schema of a plan; of tables: --schema tables.", rich_help_panel=_MORE
+            "--schema", help="Print the JSON Schema of a plan. For tables: --schema tables.", rich_help_panel=_MORE
         ),
     ] = False,
     example: Annotated[
-        bool, typer.Option("--example", help="Print a file of tables to begin with: recshard plan --example > t.yaml.")
+        bool, typer.Option("--example", help="Print an example file: recshard plan --example > tables.yaml.")
     ] = False,
 ) -> None:
-    """Choose scheme and ranks of every table, predict the step, explain it, and write it for others to run."""
+    """Choose each table's scheme and ranks, predict the step, explain and export the plan."""
     from recshard_lab.planner import EmbeddingShardingPlanner, read_constraints, read_source
     from recshard_lab.planner.table_files import EXAMPLE, SCHEMA
     from recshard_lab.planner.text import gigabytes
@@ -104,16 +109,18 @@ def plan(
             f"--ranks changes their number; --topology h100x8 plans for another machine."
         )
     workload = read.workload(batch_size=batch_size, optimizer=optimizer, pipeline=pipeline)
-    wishes = read_constraints(constraints, [t.name for t in read.configs]) if constraints is not None else None
+    table_constraints = (
+        read_constraints(constraints, [t.name for t in read.configs]) if constraints is not None else None
+    )
     planner = EmbeddingShardingPlanner(
-        machine, None, wishes, workload, solver=solver, cost_model=cost_model, keep_search=html is not None
+        machine, None, table_constraints, workload, solver=solver, cost_model=cost_model, keep_search=html is not None
     )
     if given is None:
         planned = read.plan(planner)
     else:
         planned = _read_plan(given).resolved(read.by_module, machine.world_size, machine.local_world_size)
         planned.planned = planner.knows(planned, read.by_module)
-    for part in _said(planned, planner, explain or (), why_not or (), diff):
+    for part in _printed(planned, planner, explain or (), why_not or (), diff):
         print(part, end="\n\n")
     search = planner.last_search
     files = {"out": out, "html": html, "script": script, "torchrec": torchrec}
@@ -121,9 +128,9 @@ def plan(
     note_written(*files.values())
 
 
-def note_on_stderr(words: str) -> None:
-    """A note that no pipe carries on."""
-    Console(stderr=True, highlight=False, emoji=False, soft_wrap=True).print(f"[yellow]note:[/] {escape(words)}")
+def note_on_stderr(note: str) -> None:
+    """Prints a note on stderr, so that pipes do not receive it."""
+    Console(stderr=True, highlight=False, emoji=False, soft_wrap=True).print(f"[yellow]note:[/] {escape(note)}")
 
 
 def note_written(*paths: Path | None) -> None:
@@ -149,23 +156,23 @@ def machine_of(topology: str, ranks: int | None, memory_gb: float | None = None)
     return machine if memory_gb is None else machine.with_memory(memory_gb)
 
 
-def _said(
+def _printed(
     planned: ShardingPlan, planner: EmbeddingShardingPlanner, explain: Any, why_not: Any, diff: Path | None
 ) -> list[Any]:
-    """What is printed: the plan, its estimate, and the answers to `--explain`, `--why-not` and `--diff`."""
-    asked: list[Any] = [planned.explain(table) for table in explain]
-    wishes: dict[str, str] = {}
-    for wish in why_not:
-        table, equals, scheme = wish.partition("=")
+    """The printed parts: the plan, its estimate, and the answers to `--explain`, `--why-not` and `--diff`."""
+    answers: list[Any] = [planned.explain(table) for table in explain]
+    schemes: dict[str, str] = {}
+    for change in why_not:
+        table, equals, scheme = change.partition("=")
         if not equals:
-            raise typer.BadParameter(f"--why-not takes TABLE=SCHEME, got {wish!r}")
-        wishes[table] = scheme
-    if wishes:
-        asked.append(planned.why_not(wishes))
+            raise typer.BadParameter(f"--why-not takes TABLE=SCHEME, got {change!r}")
+        schemes[table] = scheme
+    if schemes:
+        answers.append(planned.why_not(schemes))
     if diff is not None:
-        asked.append(_read_plan(diff).diff(planned))
+        answers.append(_read_plan(diff).diff(planned))
     assert planned.planned is not None
-    return [planned.show(), planner.last_estimate or planned.planned.estimate(planned), *asked]
+    return [planned.show(), planner.last_estimate or planned.planned.estimate(planned), *answers]
 
 
 def _read_plan(path: Path) -> ShardingPlan:
@@ -201,7 +208,9 @@ def _write(
 
         theirs = planned.to_torchrec(machine.world_size, machine.local_world_size, machine.compute_device)
         for entry in (entry for tables in theirs.plan.values() for entry in tables.values()):
-            vars(entry).pop("_recshard_lab", None)  # what from_torchrec knows it by: a class of this library
+            vars(entry).pop(
+                "_recshard_lab", None
+            )  # a class of this library, by which from_torchrec recognises the plan
         torch.save(theirs, torchrec)
     if html is not None:
         from recshard_lab.lab.exportable import Candidate

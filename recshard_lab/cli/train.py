@@ -1,4 +1,4 @@
-"""``recshard train``: a run that a file describes, alone or as one of torchrun's ranks."""
+"""``recshard train``: a run that a file describes, on one rank or as one of torchrun's ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,19 +14,24 @@ from recshard_lab.cli.plan import machine_of
 
 
 def train(
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="What to train on what, and how: .yaml or .json.")
-    ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Only read the config and say what is wrong.")] = False,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="The run: a .yaml or .json file.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Only check the config.")] = False,
     export: Annotated[
-        Path | None, typer.Option(help="A folder for config, plan and script, to train elsewhere; no training here.")
+        Path | None,
+        typer.Option(help="Train nothing. Write config, plan and script for other machines into this folder."),
+    ] = None,
+    launcher: Annotated[
+        str | None, typer.Option(help="With --export: what starts the script: torchrun, slurm or ray.")
     ] = None,
     topology: Annotated[str, typer.Option(help="With --export: the machine, by name (recshard topologies).")] = "",
     ranks: Annotated[int | None, typer.Option(help="With --export: how many ranks to plan for.", min=1)] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of a config.")] = False,
-    backend: Annotated[str | None, typer.Option(help="gloo or nccl; left out: nccl where GPUs are.")] = None,
+    backend: Annotated[str | None, typer.Option(help="gloo or nccl. Default: nccl if each rank has a GPU.")] = None,
+    share_gpu: Annotated[
+        bool, typer.Option("--share-gpu", help="Let several ranks compute on one GPU; their times are not real.")
+    ] = False,
 ) -> None:
-    """Train a model as a file says: alone, under torchrun on any number of nodes, going on where a run was killed.
+    """Train a model as a file describes, on one rank or under torchrun. An interrupted run resumes.
 
     Under torchrun: torchrun --nproc-per-node 4 --no-python recshard train --config run.yaml
     """
@@ -38,20 +43,21 @@ def train(
         print(json.dumps(TrainConfig.model_json_schema(), indent=2))
         return
     if config is None:
-        raise typer.BadParameter("which run? Give --config run.yaml.")
-    asked = read_config(config)
+        raise typer.BadParameter("no run is named. Fix: pass --config run.yaml.")
+    run = read_config(config)
     if check:
-        print(f"{config}: {asked.model.name} on {asked.data.name}, every field is right")
+        print(f"{config}: {run.model.name} on {run.data.name}, every field is right")
         return
     if export is not None:
-        for path in export_run(asked, export, topology=machine_of(topology, ranks)):
+        options: Any = {"launcher": launcher} if launcher is not None else {}
+        for path in export_run(run, export, topology=machine_of(topology, ranks), **options):
             print(path)
         return
-    if topology or ranks is not None:
-        raise typer.BadParameter("--topology and --ranks belong to --export; torchrun says how many ranks train.")
+    if topology or ranks is not None or launcher is not None:
+        raise typer.BadParameter("--topology, --ranks and --launcher need --export. Otherwise torchrun sets the ranks.")
     try:
-        with join(backend):
-            done = run_training(asked)
+        with join(backend, share_gpu=share_gpu):
+            done = run_training(run)
     except StageError as error:
         print(f"{'rank ' + os.environ['RANK'] + ': ' if 'RANK' in os.environ else ''}{error}", file=sys.stderr)
         raise typer.Exit(1) from None

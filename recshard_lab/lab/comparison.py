@@ -1,6 +1,6 @@
-"""One model trained unsharded and under every scheme, on real ratings: what the demo measures and must find.
+"""Trains one model unsharded and under several sharding plans, and compares the results.
 
-How one training runs lies in `experiment.py`; what is told of it in `demo.py`.
+`experiment.py` runs one training. `demo.py` prints the comparison and writes its report.
 """
 
 from __future__ import annotations
@@ -8,18 +8,28 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from recshard_lab.data import RatingsDataset
 from recshard_lab.embedding import EmbeddingBagConfig
-from recshard_lab.lab.experiment import Outcome, plan_of_scheme, run_under, run_unsharded, workload_of
+from recshard_lab.lab.experiment import (
+    COLLECTION,
+    Outcome,
+    first_steps,
+    plan_of_scheme,
+    run_under,
+    run_unsharded,
+    workload_of,
+)
+from recshard_lab.lab.time_left import TimeLeft
 from recshard_lab.launcher import launch
-from recshard_lab.planner import Estimate, Workload, estimate
+from recshard_lab.planner import EmbeddingShardingPlanner, Estimate, Workload, estimate
 from recshard_lab.sharding import ShardingPlan, Topology, scheme_names
 from recshard_lab.train import MOVIELENS_100K, Recipe
 
@@ -28,16 +38,26 @@ if TYPE_CHECKING:
 
 SPLITS = {"random": "random split", "time": "split by time"}
 UNSHARDED = "unsharded"
+PLANNER = "planner"
+SHORT_SCHEMES = ("table_wise", "row_wise", "column_wise")
+SHORT_SPLITS = ("random",)
+SHORT_RECIPE = replace(MOVIELENS_100K, epochs=2)
 SAME_AUC = 1e-3
 LEAST_AUC = {"random": 0.775, "time": 0.695}  # on MovieLens 100K, see Comparison.verdicts
+MEASURED_STEPS = 20
+"""Steps per plan that are measured first, to predict the time of its training."""
+
+
+Look = Callable[[int], object]
+"""Receives the number of steps done."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One way of training: the truth (no plan), or a plan with its prediction.
+    """One way of training: unsharded (no plan), or under a plan with its prediction.
 
     Args:
-        outcomes: split -> what came of it.
+        outcomes: split -> result.
     """
 
     name: str
@@ -47,17 +67,39 @@ class Run:
 
     @property
     def aucs(self) -> list[float]:
-        return [self.outcomes[split].auc for split in SPLITS]
+        """Test AUC of every split."""
+        return [outcome.auc for outcome in self.outcomes.values()]
+
+    @property
+    def first(self) -> Outcome:
+        """The result of the first split, whose times, memory and traffic are reported."""
+        return next(iter(self.outcomes.values()))
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a comparison is.
+
+    Args:
+        action: what runs now.
+        share: of the training time on ranks, in [0, 1]; None before a step of each plan is measured.
+        left_s: predicted seconds of training left; None as `share`.
+    """
+
+    action: str
+    share: float | None = None
+    left_s: float | None = None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything the demo found out; the unsharded truth comes first.
+    """The results of a comparison. The unsharded run comes first.
 
     Args:
-        nodes: virtual nodes that the ranks were told to live on.
-        same: scheme that was not trained -> the trained one that makes the same rectangles of these tables.
+        nodes: virtual nodes of the ranks.
+        same: plan that was not trained -> the trained plan with the same shards of these tables.
         workload: the step that was predicted.
+        planned: number of tables by the scheme that the planner chose.
     """
 
     ratings: RatingsDataset
@@ -67,9 +109,10 @@ class Comparison:
     nodes: int = 1
     same: Mapping[str, str] = field(default_factory=dict)
     workload: Workload = field(default_factory=Workload)
+    planned: Mapping[str, int] = field(default_factory=dict)
 
     def exportable(self) -> Exportable:
-        """What `lab.export` writes of it."""
+        """The page that `lab.export` writes."""
         from recshard_lab.lab.demo import demo_page
 
         return demo_page(self)
@@ -80,30 +123,53 @@ class Comparison:
         ranks = f"{self.world_size} rank{'s' if self.world_size > 1 else ''}"
         return ranks if self.nodes == 1 else f"{ranks} on {self.nodes} virtual nodes"
 
-    def left_out(self) -> list[str]:
-        """What was not trained, and why, in words."""
-        trained = dict.fromkeys(self.same.values())
-        return [
-            f"not trained again: {', '.join(n for n, o in self.same.items() if o == other)}, which on {self.shape} "
-            f"cut as {other} does"
-            for other in trained
-        ]
+    @property
+    def times_note(self) -> str:
+        """`Measured.times_note` of the runs on ranks."""
+        outcomes = (outcome for run in self.runs for outcome in run.outcomes.values())
+        return next((one.measured.times_note for one in outcomes if one.measured is not None), "")
+
+    @property
+    def splits(self) -> list[str]:
+        """The splits that were trained on."""
+        return list(self.runs[0].outcomes)
+
+    def notes(self) -> list[str]:
+        """The planner's choice, and what was not trained, with the reason."""
+        notes = []
+        if self.planned:
+            tables = (f"{scheme} for {count} table{'s' * (count > 1)}" for scheme, count in self.planned.items())
+            notes.append(f"The planner chose {', '.join(tables)}.")
+        for trained in dict.fromkeys(self.same.values()):
+            equal = ", ".join(name for name, other in self.same.items() if other == trained)
+            notes.append(f"Not trained again: {equal}. On {self.shape}, the shards are those of {trained}.")
+        known = {run.name for run in self.runs} | set(self.same)
+        missing = [name for name in scheme_names() if name not in known]
+        missing += [SPLITS[split] for split in SPLITS if split not in self.splits]
+        if missing:
+            notes.append(f"Not trained in this short run: {', '.join(missing)}. Run recshard demo --full.")
+        if self.recipe.epochs < MOVIELENS_100K.epochs:
+            notes.append(
+                f"Trained for {self.recipe.epochs} epochs. recshard demo --full trains for {MOVIELENS_100K.epochs}, "
+                f"reaches higher AUCs, and checks them against a minimum."
+            )
+        return notes
 
     def spread(self, split: str) -> float:
-        """Largest distance between the AUCs of any two runs."""
+        """Largest difference between the AUCs of two runs."""
         aucs = [run.outcomes[split].auc for run in self.runs]
         return max(aucs) - min(aucs)
 
     def verdicts(self) -> list[tuple[bool, str]]:
-        """What must be true of the numbers, in words: one AUC for all, and a good one on MovieLens 100K."""
-        found = []
-        for split, words in SPLITS.items():
-            apart = self.spread(split)
-            found.append((apart <= SAME_AUC, f"{words}: test AUCs differ by {apart:.1e} (allowed: {SAME_AUC:g})"))
-            if self.ratings.source.startswith("MovieLens 100K"):
-                least, wanted = min(run.outcomes[split].auc for run in self.runs), LEAST_AUC[split]
-                found.append((least >= wanted, f"{words}: lowest test AUC {least:.4f} (wanted: {wanted:g})"))
-        return found
+        """Whether each requirement holds: equal AUCs, and a lowest AUC after the whole recipe on MovieLens 100K."""
+        verdicts = []
+        for split in self.splits:
+            label, spread = SPLITS[split], self.spread(split)
+            verdicts.append((spread <= SAME_AUC, f"{label}: test AUCs differ by {spread:.1e} (allowed: {SAME_AUC:g})"))
+            if self.recipe == MOVIELENS_100K and self.ratings.source.startswith("MovieLens 100K"):
+                lowest, required = min(run.outcomes[split].auc for run in self.runs), LEAST_AUC[split]
+                verdicts.append((lowest >= required, f"{label}: lowest test AUC {lowest:.4f} (required: {required:g})"))
+        return verdicts
 
 
 def compare_schemes(
@@ -111,58 +177,88 @@ def compare_schemes(
     world_size: int,
     schemes: Sequence[str] | None = None,
     recipe: Recipe = MOVIELENS_100K,
-    on_progress: Callable[[str, int, int], object] = lambda what, done, total: None,
+    splits: Sequence[str] = tuple(SPLITS),
+    on_progress: Callable[[Progress], object] = lambda progress: None,
+    on_outcome: Callable[[Run, str], object] = lambda run, split: None,
 ) -> Comparison:
-    """Trains the same model unsharded and under each scheme, on both splits.
+    """Trains the same model unsharded, under each scheme and under the planner's plan, on each split.
 
     Args:
         ratings: the samples.
-        world_size: ranks to launch.
-        schemes: registered schemes; all when left out.
-        on_progress: told what runs now, and steps done of how many.
+        world_size: number of ranks to launch.
+        schemes: registered schemes; None takes all.
+        splits: names of `SPLITS`.
+        on_progress: called several times per second, from this thread or another.
+        on_outcome: called after each training with its run and split.
 
-    Ranks that can be halved live on two virtual nodes, so that schemes that know nodes show what they do. Of schemes
-    that cut these tables the same way, the first is trained, unless `schemes` names them.
+    If the ranks can be halved, they run on two virtual nodes, so that the schemes for several nodes differ from others.
+    Plans with the same shards are trained once, except schemes that `schemes` names.
 
     Raises:
-        LaunchError: as many ranks cannot be launched.
-        PlanError: a scheme that cannot cut one of the tables.
+        LaunchError: the ranks cannot be launched.
+        PlanError: a scheme cannot shard one of the tables.
     """
     tables = recipe.tables(ratings)
-    splits = {split: ratings.split(split, seed=recipe.seed) for split in SPLITS}
-    workload = workload_of(splits["random"][0], recipe, world_size)
+    data = {split: ratings.split(split, seed=recipe.seed) for split in splits}
+    workload = workload_of(data[splits[0]][0], recipe, world_size)
     nodes = nodes_of(world_size)
     plans, same = plans_to_train(schemes or scheme_names(), tables, world_size, keep_all=bool(schemes))
     flat = Topology(world_size)  # nodes are virtual: they share this machine's memory
+    planned = EmbeddingShardingPlanner(flat, workload=workload).plan_tables(tables, COLLECTION)
+    other = next((name for name, known in plans.items() if _same_rectangles(known, planned)), None)
+    if other is None:
+        plans[PLANNER] = planned
+    else:
+        same[PLANNER] = other
+    chosen = Counter(str(sharding.sharding_type) for sharding in planned.tables().values())
     runs = [Run(UNSHARDED), *(Run(n, plan, estimate(plan, tables, flat, workload)) for n, plan in plans.items())]
-    each = {split: recipe.epochs * train.num_batches(recipe.batch_size) for split, (train, _) in splits.items()}
-    done, total = 0, len(runs) * sum(each.values())
+    first, *jobs = [(run, split) for split in splits for run in runs]
+    steps = {split: recipe.epochs * data[split][0].num_batches(recipe.batch_size) for split in splits}
+
+    def finish(run: Run, split: str, outcome: Outcome) -> None:
+        run.outcomes[split] = outcome
+        on_outcome(run, split)
+
+    on_progress(Progress(_action(*first)))  # needs no ranks: the first result is there while they are prepared
+    finish(*first, run_unsharded(*data[splits[0]], recipe))
     with launch(world_size, nodes=nodes) as ranks, _counter() as (path, count):
-        for split, (train, test) in splits.items():
-            for run in runs:
-                what = f"{run.name}, {SPLITS[split]}"
-                on_progress(what, done, total)
-                if run.plan is None:
-                    outcome = run_unsharded(train, test, recipe, lambda n, w=what, d=done: on_progress(w, d + n, total))  # type: ignore[misc]
-                else:
-                    count[0] = 0
-                    with _watching(lambda w=what, d=done: on_progress(w, d + int(count[0]), total)):  # type: ignore[misc]
-                        outcome = run_under(ranks, run.plan, train, test, recipe, path)
-                run.outcomes[split] = outcome
-                done += each[split]
-        on_progress("done", done, total)
-    return Comparison(ratings, world_size, tuple(runs), recipe, nodes, same, workload)
+
+        def train(run: Run, train: RatingsDataset, test: RatingsDataset, recipe: Recipe, look: Look) -> Outcome:
+            count[0] = 0
+            if run.plan is None:
+                return run_unsharded(train, test, recipe, look)
+            with _watching(lambda: look(int(count[0]))):
+                return run_under(ranks, run.plan, train, test, recipe, path)
+
+        on_progress(Progress(f"measuring {MEASURED_STEPS} steps of each plan"))
+        few = first_steps(data[splits[0]][0], recipe, MEASURED_STEPS)
+        step_s = {run.name: train(run, *few, lambda step: None).step_ms / 1e3 for run in runs}
+        clock = TimeLeft([steps[split] * step_s[run.name] for run, split in jobs])
+        for job, (run, split) in enumerate(jobs):
+
+            def look(step: int, job: int = job, run: Run = run, split: str = split) -> None:
+                share = step / steps[split]
+                on_progress(Progress(_action(run, split), clock.share(job, share), clock.at(job, share)))
+
+            look(0)
+            finish(run, split, train(run, *data[split], recipe, look))
+        on_progress(Progress("trained", 1.0, 0.0))
+    return Comparison(ratings, world_size, tuple(runs), recipe, nodes, same, workload, chosen)
+
+
+def _action(run: Run, split: str) -> str:
+    return f"{run.name}, {SPLITS[split]}"
 
 
 def nodes_of(world_size: int) -> int:
-    """Virtual nodes for the demo's ranks: two, where each then has at least two ranks."""
+    """Number of virtual nodes: two if each then has at least two ranks, otherwise one."""
     return 2 if world_size >= 4 and world_size % 2 == 0 else 1
 
 
 def plans_to_train(
     schemes: Sequence[str], tables: list[EmbeddingBagConfig], world_size: int, keep_all: bool = False
 ) -> tuple[dict[str, ShardingPlan], dict[str, str]]:
-    """A plan for each scheme, without those that cut as an earlier one does; and of these, as which one.
+    """The plan of each scheme, and for schemes with the same shards as an earlier one, the earlier scheme.
 
     >>> table = EmbeddingBagConfig(8, 4, name="t", feature_names=["f"])
     >>> plans_to_train(["row_wise", "grid_shard"], [table], 2)[1]
@@ -202,7 +298,7 @@ def _counter() -> Iterator[tuple[str, np.memmap]]:
 
 @contextmanager
 def _watching(look: Callable[[], object], every_s: float = 0.2) -> Iterator[None]:
-    """Looks again and again while the block runs."""
+    """Calls `look` every `every_s` seconds while the block runs."""
     stop = threading.Event()
 
     def watch() -> None:

@@ -11,7 +11,7 @@ Every run starts from the same weights and sees the same global batches, so only
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -98,6 +98,12 @@ def workload_of(train: RatingsDataset, recipe: Recipe, world_size: int) -> Workl
     )
 
 
+def first_steps(train: RatingsDataset, recipe: Recipe, steps: int) -> tuple[RatingsDataset, RatingsDataset, Recipe]:
+    """Training data, test data and recipe of a training of at most `steps` steps, to measure a step."""
+    few = train.select(torch.arange(min(len(train), steps * recipe.batch_size)))
+    return few, few, replace(recipe, epochs=1)
+
+
 def train_on_rank(
     train: RatingsDataset,
     test: RatingsDataset,
@@ -152,7 +158,7 @@ def run_under(
 ) -> Outcome:
     """Trains on launched ranks (`recshard_lab.launch`) under a plan for as many."""
     found = ranks.run(train_on_rank, train, test, recipe, plan.to_json(), progress)
-    measured = Measured.of(found, len(found[0]["losses"]), found[0]["backends"])
+    measured = Measured.of(found, len(found[0]["losses"]), found[0]["backends"], ranks.times_note)
     return Outcome(found[0]["auc"], found[0]["losses"], measured.step_ms, measured, found[0]["collectives"])
 
 

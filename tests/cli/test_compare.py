@@ -49,7 +49,7 @@ def test_it_prints_what_python_predicts_and_writes_the_page(tables: Path, tmp_pa
 def test_two_plans_of_one_name_and_files_that_are_none_are_refused(tables: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["compare", str(tables), "planner", "planner", "--ranks", "2"])
     assert done.exit_code == 2
-    assert "two plans are called 'planner'" in " ".join(done.output.split())
+    assert "two plans are named 'planner'" in " ".join(done.output.split())
     odd = tmp_path / "odd.json"
     odd.write_text("{}")
     refused = CliRunner().invoke(app, ["compare", str(tables), str(odd), "planner", "--ranks", "2"]).exception

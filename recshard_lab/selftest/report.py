@@ -1,0 +1,156 @@
+"""The report of a self-test: the machine, one row per check, the figures."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+__all__ = ["Report", "Result", "Status", "facts"]
+
+Status = Literal["passed", "failed", "not applicable"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of one check.
+
+    Attributes:
+        name: the check, and the ranks that it ran on.
+        status: ``passed``, ``failed`` or ``not applicable``.
+        seconds: wall-clock time.
+        detail: what was seen; the reason if it failed or was not applicable.
+        figures: name -> value with its unit.
+    """
+
+    name: str
+    status: Status
+    seconds: float
+    detail: str = ""
+    figures: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Report:
+    """All results and the machine that they hold for.
+
+    Attributes:
+        facts: date, card, driver and versions.
+        results: one per check, in order.
+
+    >>> report = Report({"date": "2026-01-01"}, [Result("launch", "failed", 0.5, "no ranks")])
+    >>> report.ok
+    False
+    >>> print(report.markdown())
+    # recshard selftest: 1 of 1 checks failed
+    <BLANKLINE>
+    - date: 2026-01-01
+    <BLANKLINE>
+    | check | result | seconds | detail |
+    |---|---|---:|---|
+    | launch | **failed** | 0.5 | no ranks |
+    """
+
+    facts: Mapping[str, str]
+    results: Sequence[Result]
+
+    @property
+    def ok(self) -> bool:
+        """Whether no check failed."""
+        return all(result.status != "failed" for result in self.results)
+
+    @property
+    def title(self) -> str:
+        """How many checks failed, passed and were not applicable, in one line."""
+        count = {status: sum(r.status == status for r in self.results) for status in ("passed", "failed")}
+        if count["failed"]:
+            return f"recshard selftest: {count['failed']} of {len(self.results)} checks failed"
+        others = len(self.results) - count["passed"]
+        return f"recshard selftest: {count['passed']} checks passed, {others} not applicable"
+
+    def markdown(self) -> str:
+        """The report as Markdown, readable as plain text."""
+        lines = [f"# {self.title}", "", *(f"- {name}: {value}" for name, value in self.facts.items()), ""]
+        lines += ["| check | result | seconds | detail |", "|---|---|---:|---|"]
+        for result in self.results:
+            status = f"**{result.status}**" if result.status == "failed" else result.status
+            lines.append(f"| {_cell(result.name)} | {status} | {result.seconds:.1f} | {_cell(result.detail)} |")
+        figures = [(result.name, *pair) for result in self.results for pair in result.figures.items()]
+        if figures:
+            lines += ["", "| check | figure | value |", "|---|---|---:|"]
+            lines += [f"| {' | '.join(map(_cell, figure))} |" for figure in figures]
+        return "\n".join(lines)
+
+    def as_json(self) -> str:
+        """One object: ``ok``, ``facts`` and ``results``."""
+        results = [asdict(result) for result in self.results]
+        return json.dumps({"ok": self.ok, "facts": dict(self.facts), "results": results})
+
+
+def _cell(text: str) -> str:
+    """Text for a cell of a Markdown table."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def facts(command: str) -> dict[str, str]:
+    """Date, machine, cards, driver and versions.
+
+    Args:
+        command: how the self-test was started.
+    """
+    import torch
+
+    import recshard_lab
+    from recshard_lab.cores import free_memory, usable_cores
+    from recshard_lab.embedding import kernels
+    from recshard_lab.launcher.doctor import FBGEMM_BUILDS, version_of
+
+    nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
+    builds = [f"{name} {version}" for name in FBGEMM_BUILDS if (version := version_of(name))]
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": command,
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}, {usable_cores()} cores, "
+        f"{free_memory()[1] / 2**30:.0f} GiB",
+        "cards": cards(),
+        "driver": driver(),
+        "Python": ".".join(map(str, sys.version_info[:3])),
+        "torch": f"{torch.__version__}, CUDA {torch.version.cuda or 'none (CPU build)'}",
+        "NCCL": ".".join(map(str, torch.cuda.nccl.version())) if nccl else "not in this torch",
+        "recshard_lab": f"{version_of('recshard-lab') or 'not installed'}, {Path(recshard_lab.__file__).parent}",
+        "lookup kernels": f"{', '.join(kernels.available())} ({', '.join(builds) or 'fbgemm is not installed'})",
+    }
+
+
+def cards() -> str:
+    """Names and memory of the GPUs; why they cannot be read, if they cannot."""
+    import torch
+
+    try:
+        gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    except Exception as error:  # the report of a broken GPU is the one that is needed
+        return f"cannot be read: {type(error).__name__}: {error}"
+    return ", ".join(f"{gpu.name} ({gpu.total_memory / 2**30:.0f} GiB)" for gpu in gpus) or "none"
+
+
+def driver(proc: Path = Path("/proc/driver/nvidia/version")) -> str:
+    """Version of the NVIDIA driver.
+
+    >>> driver(Path("/nowhere"))
+    'none'
+    """
+    if proc.is_file() and (found := re.search(r"\s(\d{3,}\.[\d.]+)\s", proc.read_text())):
+        return found[1]
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return "none"
+    return done.stdout.split()[0] if done.stdout.split() else "none"

@@ -1,0 +1,130 @@
+"""Every ``--help`` appears at once, ``--version`` names the versions, shells complete the commands."""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import recshard_lab
+from recshard_lab.cli import app
+
+MAIN = "from recshard_lab.cli import main; main()"
+REPORT_MODULES = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
+MOST_S = 0.3
+HEAVY = {"torch", "numpy", "scipy", "pandas", "numba", "fbgemm_gpu", "plotly", "IPython", "ipywidgets", "pydantic"}
+"""Packages that no help text needs. pydantic is one that typer loads to parse options, in 0.1 s."""
+
+
+def commands(group: Any, *path: str) -> list[tuple[str, ...]]:
+    """The words of every command: () is recshard itself."""
+    below = getattr(group, "commands", {})
+    return [path, *(words for name in below for words in commands(below[name], *path, name))]
+
+
+COMMANDS = commands(typer.main.get_command(app))
+
+
+def run(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": "100", **environment},
+    )
+
+
+def test_all_commands_are_known_here() -> None:
+    assert {("plan",), ("demo",), ("data", "criteo"), ()} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_appears_within_three_tenths_of_a_second_and_loads_nothing_heavy(command: tuple[str, ...]) -> None:
+    seconds: list[float] = []
+    while len(seconds) < 3 and min(seconds, default=MOST_S) >= MOST_S:
+        began = time.perf_counter()
+        done = run(REPORT_MODULES + MAIN, *command, "--help")
+        seconds.append(time.perf_counter() - began)
+        assert done.returncode == 0, done.stderr
+        assert " ".join(("Usage: recshard", *command)) in done.stdout
+        assert "--help" in done.stdout
+        assert not HEAVY & set(done.stderr.split())
+    assert min(seconds) < MOST_S, seconds
+
+
+@pytest.mark.parametrize("words", [["nonsense", "--help"], ["plan", "tables.yaml", "--help"], ["data", "x", "--help"]])
+def test_help_among_other_words_is_what_typer_prints(words: list[str]) -> None:
+    direct = run("from recshard_lab.cli import app; app(prog_name='recshard')", *words)
+    done = run(MAIN, *words)
+    assert (done.returncode, done.stdout, done.stderr) == (direct.returncode, direct.stdout, direct.stderr)
+
+
+def test_the_help_of_a_command_is_what_typer_prints() -> None:
+    direct = run("from recshard_lab.cli import app; app(prog_name='recshard')", "plan", "--help")
+    assert run(MAIN, "plan", "--help").stdout.rstrip() == direct.stdout.rstrip()
+
+
+def test_version_names_the_installed_versions_without_importing_torch() -> None:
+    done = run(REPORT_MODULES + MAIN, "--version")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0
+    assert lines[0] == f"recshard {recshard_lab.__version__}"
+    assert f"torch {importlib.metadata.version('torch')}" in lines
+    assert any(line.startswith("fbgemm-gpu") for line in lines)
+    assert f"Python {platform.python_version()} on {platform.system()} {platform.machine()}" in lines
+    assert not {"torch", "numpy"} & set(done.stderr.split())
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> dict[str, str]:
+    """A PATH on which `recshard` is this checkout's, and a home folder of its own."""
+    path, home = tmp_path / "bin" / "recshard", tmp_path / "home"
+    path.parent.mkdir()
+    home.mkdir()
+    path.write_text(f"#!{sys.executable}\n{MAIN}\n")
+    path.chmod(0o755)
+    return {"PATH": f"{path.parent}:{os.environ['PATH']}", "HOME": str(home)}
+
+
+def in_shell(shell: str, script: str, environment: dict[str, str]) -> str:
+    done = subprocess.run(
+        [shell, "-c", script], capture_output=True, text=True, check=False, env={**os.environ, **environment}
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_bash_completes_commands_and_options_after_the_installation(program: dict[str, str]) -> None:
+    in_shell("bash", "recshard --install-completion; true", program)
+    complete = """
+    source ~/.bashrc
+    COMP_WORDS=(recshard {word}) COMP_CWORD={place}
+    "$(complete -p recshard | sed 's/.*-F \\([^ ]*\\).*/\\1/')" recshard
+    echo "${{COMPREPLY[@]}}"
+    """
+    assert in_shell("bash", complete.format(word="de", place=1), program).split() == ["demo"]
+    assert "--topology" in in_shell("bash", complete.format(word="plan --to", place=2), program).split()
+
+
+@pytest.mark.parametrize(("shell", "says"), [("bash", "COMP_WORDS"), ("zsh", "compdef"), ("fish", "complete")])
+def test_the_completion_script_of_a_shell_is_printed(shell: str, says: str) -> None:
+    done = run(MAIN, "--show-completion", shell, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert done.returncode == 0, done.stderr
+    assert says in done.stdout
+    assert "_RECSHARD_COMPLETE" in done.stdout
+    if shutil.which(shell):
+        assert subprocess.run([shell, "-n"], input=done.stdout, text=True, check=False).returncode == 0
+
+
+def test_zsh_is_offered_commands_with_their_help() -> None:
+    done = run(MAIN, _RECSHARD_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="recshard de")
+    assert '"demo":' in done.stdout
+    assert '"plan":' not in done.stdout

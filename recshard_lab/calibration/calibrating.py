@@ -51,6 +51,9 @@ class Ranks(Protocol):
     @property
     def backend(self) -> str: ...
 
+    @property
+    def devices(self) -> Sequence[Any]: ...
+
     def run(self, fn: Any, /, *args: Any) -> list[Any]: ...
 
 
@@ -159,7 +162,7 @@ def calibrate(ranks: Ranks, seconds: float = 50.0, *, progress: bool = True, see
     Raises:
         ValueError: ranks on several nodes or on GPUs, fewer seconds than `LEAST_S`.
     """
-    if not all(hasattr(ranks, name) for name in ("world_size", "nodes", "backend", "run")):
+    if not all(hasattr(ranks, name) for name in ("world_size", "nodes", "backend", "devices", "run")):
         raise ValueError(f"ranks must be launched ranks (recshard_lab.launch), got {ranks!r:.60}")
     if not isinstance(seconds, int | float) or not LEAST_S <= seconds < float("inf"):
         raise ValueError(f"seconds must be a number from {LEAST_S:g} on, got {seconds!r:.40}")
@@ -170,10 +173,10 @@ def calibrate(ranks: Ranks, seconds: float = 50.0, *, progress: bool = True, see
             f"the ranks live on {ranks.nodes} nodes: virtual nodes have no link of their own that could be measured. "
             f"Fix: launch({ranks.world_size}) without nodes."
         )
-    if ranks.backend != "gloo":
+    if ranks.devices[0].type != "cpu":
         raise ValueError(
-            f"the ranks use {ranks.backend}: calibration measures CPU ranks over gloo. Fix: "
-            f"launch({ranks.world_size}, backend='gloo'), or Topology.preset for published figures of GPUs."
+            f"the ranks compute on {ranks.devices[0]} over {ranks.backend}: calibration measures ranks on the CPU. "
+            f"Fix: launch({ranks.world_size}, devices='cpu'), or Topology.preset for published figures of GPUs."
         )
     begun, before = perf_counter(), Topology(ranks.world_size)
     warning = load_warning(load_before(ranks))

@@ -8,32 +8,27 @@ its optimizer does not step it, as in the unsharded model.
 import os
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
-    allreduce_hook,
-    bf16_compress_hook,
-    fp16_compress_hook,
-)
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from recshard_lab.arguments import checks_arguments
-from recshard_lab.comm import ShardingEnv, broadcast, ring_bytes
+from recshard_lab.comm import Failed, ShardingEnv, broadcast, raise_after_backward, ring_bytes
+from recshard_lab.comm.failing import error_for, mark, message_number, note_sent, raise_if_marked
 from recshard_lab.comm.trace import record
+from recshard_lab.comm.waiting import wait
 
 if TYPE_CHECKING:
     from recshard_lab.distributed.model_parallel import DistributedModelParallel
 
-_HOOKS: dict[str | None, tuple[int, Callable[..., Any]]] = {
-    None: (8, allreduce_hook),
-    "fp16": (2, fp16_compress_hook),
-    "bf16": (2, bf16_compress_hook),
-}
+_FORMATS: dict[str | None, torch.dtype | None] = {None: None, "fp16": torch.float16, "bf16": torch.bfloat16}
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
 
 
@@ -85,7 +80,7 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
         params_to_ignore: Sequence[str] | None = None,
         ddp_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        if allreduce_comm_precision not in _HOOKS:
+        if allreduce_comm_precision not in _FORMATS:
             raise ValueError(
                 f"allreduce_comm_precision={allreduce_comm_precision!r} is not supported. Supported: 'fp16', 'bf16', "
                 f"None"
@@ -111,8 +106,9 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
         if env.pg is None or not dense:
             return
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(dmp.module, sorted(ignored))
-        replicated = _Replicated(dmp.module, process_group=env.pg, **self.ddp_kwargs)
-        replicated.register_comm_hook((env, *_HOOKS[self.precision]), _recorded_all_reduce)
+        replicated = Replicated(dmp.module, process_group=env.pg, **self.ddp_kwargs)
+        replicated.all_reduce = DenseAllReduce(env, _FORMATS[self.precision])
+        replicated.register_comm_hook(replicated.all_reduce, DenseAllReduce.start)
         dmp.module = replicated
 
 
@@ -169,8 +165,55 @@ class FullyShardWrapper(DataParallelWrapper):
             fully_shard(module, mesh=mesh, ignored_params=tables, **self.fully_shard_kwargs)
 
 
-class _Replicated(DistributedDataParallel):
+@dataclass(frozen=True)
+class DenseAllReduce:
+    """DDP's average of a gradient bucket. Open traces record it, with the bytes of a ring.
+
+    On CPU the wait names a rank that ends. An error of another sharding group, which `error_for` keeps, marks the
+    message, and every rank raises the error when backward has ended.
+
+    Attributes:
+        env: the ranks.
+        dtype: number format on the wire. Default: that of the gradients.
+    """
+
+    env: ShardingEnv
+    dtype: torch.dtype | None
+
+    def start(self, bucket: torch.distributed.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+        """DDP's hook."""
+        buffer = bucket.buffer()
+        work, message, number = self.issue(buffer)
+        if number is not None:
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._wait(work, buffer, number))
+        received: torch.futures.Future[Any] = work.get_future()
+        return received.then(lambda reduced: buffer if message is buffer else buffer.copy_(reduced.value()[0]))
+
+    def issue(self, buffer: Tensor) -> tuple[Any, Tensor, int | None]:
+        """Issues the average of ``buffer``: torch's work, the message, and its number on CPU."""
+        message = (buffer if self.dtype is None else buffer.to(self.dtype)).div_(self.env.world_size)
+        record("all_reduce", "dense", ring_bytes(message.numel() * message.element_size(), self.env), self.env)
+        number = message_number(self.env) if buffer.device.type == "cpu" else None
+        if number is not None:
+            mark(message, self.env)
+            note_sent(number, self.env)
+        return dist.all_reduce(message, group=self.env.pg, async_op=True), message, number
+
+    def _wait(self, work: Any, buffer: Tensor, number: int) -> None:
+        """Waits in the thread of backward, which then raises errors. DDP's own wait does not end."""
+        wait(work, self.env, number, "dense")
+        try:
+            raise_if_marked(buffer, [buffer.numel()], number, self.env, summed=True)
+        except Failed as failed:
+            error_for(self.env)
+            buffer.zero_()
+            raise_after_backward(failed.error)
+
+
+class Replicated(DistributedDataParallel):
     """DistributedDataParallel that finds the tensors in any pytree that the model returns, such as a KeyedTensor."""
+
+    all_reduce: DenseAllReduce
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         specs: list[TreeSpec] = []
@@ -185,15 +228,32 @@ class _Replicated(DistributedDataParallel):
         hook = self.module.register_forward_hook(flatten)
         try:
             leaves = super().forward(*args, **kwargs)
+        except RuntimeError as error:
+            if "INTERNAL ASSERT" not in str(error) or "reducer.cpp" not in str(error):
+                raise
+            raise RuntimeError(
+                "an error ended an earlier backward before DistributedDataParallel had averaged the dense gradients, "
+                "so it cannot start another step. Fix: start the ranks again, or build the model again on all ranks"
+            ) from error
         finally:
             hook.remove()
         return tree_unflatten(leaves, specs[0])
 
+    def take_part(self) -> None:
+        """Issues the messages of a backward, without gradients, as torch's ``join`` does. They are not waited for."""
+        if not self.require_backward_grad_sync:
+            return
+        reducer = self.reducer
+        for bucket in reducer._get_zeros_like_grad_buckets():
+            self.all_reduce.issue(bucket.buffer())
+        if self.find_unused_parameters:
+            dist.all_reduce(reducer._get_local_used_map(), group=self.process_group, async_op=True)
+
     def _post_forward(self, output: Any) -> Any:
         """Searches the graph. The first search warns if the step uses all parameters, past Python's filters."""
-        if not self.find_unused_parameters or _Replicated._has_searched:
+        if not self.find_unused_parameters or Replicated._has_searched:
             return super()._post_forward(output)
-        _Replicated._has_searched = torch.is_grad_enabled()
+        Replicated._has_searched = torch.is_grad_enabled()
         with _without_lines_on_stderr("find_unused_parameters=True was specified"):
             return super()._post_forward(output)
 
@@ -233,15 +293,3 @@ def _refuse_hidden(leaves: Sequence[Any]) -> None:
             f"registered pytree nodes, or pass "
             f"data_parallel_wrapper=DefaultDataParallelWrapper(find_unused_parameters=False)"
         )
-
-
-def _recorded_all_reduce(
-    state: tuple[ShardingEnv, int, Callable[..., Any]],
-    bucket: torch.distributed.GradBucket,  # type: ignore[name-defined]
-) -> torch.futures.Future[Tensor]:
-    """DDP's averaging all-reduce, recorded in open traces with the bytes of a ring."""
-    env, max_bytes, hook = state
-    buffer = bucket.buffer()
-    record("all_reduce", "dense", ring_bytes(buffer.numel() * min(buffer.element_size(), max_bytes), env), env)
-    reduced: torch.futures.Future[Tensor] = hook(env.pg, bucket)
-    return reduced

@@ -24,6 +24,7 @@ from torch import distributed as dist
 
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.comm import (
+    RankLost,
     ReplicaGrid,
     ShardingEnv,
     agreed,
@@ -33,8 +34,10 @@ from recshard_lab.comm import (
     from_first_rank,
     gathered,
     refuse_differences,
+    sizes_env,
 )
-from recshard_lab.distributed.data_parallel import DataParallelWrapper
+from recshard_lab.comm.failing import error_for, keep_for_others
+from recshard_lab.distributed.data_parallel import DataParallelWrapper, Replicated
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
 from recshard_lab.distributed.rank_facts import plan_facts
 from recshard_lab.distributed.sharded_collections import ShardedCollection
@@ -73,6 +76,11 @@ class DMPCollection(DistributedModelParallel):
 
     All ranks start with rank 0's weights. State dicts contain the tables of this rank's sharding group under their
     ordinary names, as sharded tensors over the group. `save_checkpoint` requires equal replicas.
+
+    An error of one rank is raised on all ranks of its sharding group. The other groups raise it with the dense
+    all-reduce of the same step, or of the next one if that all-reduce is over. On a GPU, or without
+    DistributedDataParallel, they raise it with the next `sync`; on a GPU, the failing group's dense gradients of that
+    step are zeros.
 
     Args:
         module: the model. Its collections are replaced in place.
@@ -169,6 +177,8 @@ class DMPCollection(DistributedModelParallel):
         )
         self._custom_all_reduce = custom_all_reduce
         self._may_differ = False
+        #: connections of all ranks beside those of the dense part, which another group may still use after an error
+        self._everyone = sizes_env(self.grid.world)
         with torch.no_grad():
             for shards in self._tables():
                 for weight in shards.local_weights.values():
@@ -232,7 +242,21 @@ class DMPCollection(DistributedModelParallel):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward on this rank's batch."""
         self._may_differ |= torch.is_grad_enabled()
-        return super().forward(*args, **kwargs)
+        try:
+            return super().forward(*args, **kwargs)
+        except RankLost:
+            raise
+        except Exception as error:
+            self._send_to_other_groups(error)
+            raise
+
+    def _send_to_other_groups(self, error: Exception) -> None:
+        """Takes part in the dense all-reduce with marked messages, for which the other sharding groups wait."""
+        keep_for_others(error, self.env)
+        if self.grid.num_replicas > 1 and torch.is_grad_enabled() and isinstance(self.module, Replicated):
+            self.module.take_part()
+            if self.device.type == "cpu":  # elsewhere, messages are not marked
+                error_for(self.grid.world)
 
     def sync(
         self,
@@ -252,7 +276,9 @@ class DMPCollection(DistributedModelParallel):
         Raises:
             ValueError: states are requested and a table is on the dense kernel, but its optimizer is missing or has
                 different states on another replica. Nothing was changed.
+            Exception: an error of another sharding group that this one does not know yet. Nothing was changed.
         """
+        agreed(self._everyone, self._raise_unsent)
         dense_states: list[Tensor] = []
         dense = {s.config.name: list(s.parameters()) for s in self._tables() if s.sharding.compute_kernel == "dense"}
         if include_optimizer_state and dense and self.grid.num_replicas > 1:
@@ -273,6 +299,11 @@ class DMPCollection(DistributedModelParallel):
             self._average(states, "replicas/optimizer_state")
             dense_states = []
         self._may_differ &= not include_optimizer_state
+
+    def _raise_unsent(self) -> None:
+        error = error_for(self.grid.world)
+        if error is not None:
+            raise error
 
     def _average(self, tensors: "_Tensors", label: str) -> None:
         if self._custom_all_reduce is None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from recshard_lab.comm import all_reduce
 from recshard_lab.distributed.eager import eager
 from recshard_lab.distributed.sharded_collections import ShardedCollection
-from recshard_lab.distributed.state.forms import StateForm, check_form
+from recshard_lab.distributed.state.forms import StateForm, requested
 from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.distributed.state.parts import Part
 from recshard_lab.distributed.step.deferred import Deferred
@@ -96,20 +96,18 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         """Table -> state name -> sharded tensor (plain for one process or a replicated table)."""
         return {handle: handle.states() for handle in self._handles.values()}
 
-    def state_dict(self, form: StateForm = "sharded_tensor") -> dict[str, Any]:
+    def state_dict(self, form: StateForm | None = None) -> dict[str, Any]:
         """``{"state": {name: states}}``, with ``"param_groups"`` if requested by `save_param_groups`.
 
         Args:
-            form: ``"sharded_tensor"`` or ``"dtensor"``, as in `DistributedModelParallel.state_dict`.
+            form: ``"sharded_tensor"`` or ``"dtensor"``, as in `DistributedModelParallel.state_dict`. Default: that of
+                each table's sharder.
 
         Raises:
             ValueError: another form, or a table that a DTensor cannot describe.
         """
-        check_form(form)
-        saved = super().state_dict()
-        if form == "dtensor":
-            saved["state"] = {key: handle.states(form) for key, handle in self._handles.items()}
-        return saved
+        with requested(form):
+            return super().state_dict()
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -118,8 +116,9 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         Raises:
             ValueError: as `check_state_dict`; then nothing has changed.
         """
-        self.check_state_dict(state_dict)
-        current = self.state_dict()
+        with requested("sharded_tensor"):
+            self.check_state_dict(state_dict)
+            current = self.state_dict()
         for key, entry in current["state"].items():
             load_entry(entry, state_dict["state"][key])
         if self.defaults["_save_param_groups"]:
@@ -236,9 +235,9 @@ class TableHandle:
         """``movies.momentum1``."""
         return f"{self.shards.config.name}.{STATE_NAMES.get(part.name, part.name)}"
 
-    def states(self, form: StateForm = "sharded_tensor") -> dict[str, Any]:
+    def states(self) -> dict[str, Any]:
         """State name -> one tensor over all ranks, which shares memory with the kernels."""
-        return {self.state_name(part): self.shards.state(part, form) for part in self.shards.state_parts}
+        return {self.state_name(part): self.shards.state(part) for part in self.shards.state_parts}
 
     def spread(self, entry: Mapping[str, Any]) -> list[Move]:
         """After a load, fills the other copies of the states: local ones now, remote ones by the returned moves."""

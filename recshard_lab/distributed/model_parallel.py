@@ -9,18 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from recshard_lab.arguments import checks_arguments, device_named, names_wrong_arguments
+from recshard_lab.arguments import MPS, checks_arguments, device_named, names_wrong_arguments
 from recshard_lab.comm import ShardingEnv, agreed, compute_device, from_first_rank, refuse_differences
 from recshard_lab.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper
 from recshard_lab.distributed.fused_optimizer import EmbeddingFusedOptimizer
 from recshard_lab.distributed.rank_facts import dense_facts, plan_facts, sharder_facts, table_facts, weight_facts
 from recshard_lab.distributed.sharded_collections import ShardedCollection, create_route_groups, unsharded_weights
 from recshard_lab.distributed.sharders import CollectionSharder, default_sharders, first_weights, planned_workload
-from recshard_lab.distributed.state.forms import StateForm, check_form
+from recshard_lab.distributed.state.forms import StateForm, requested, torch_call
 from recshard_lab.distributed.state.live_reshard import Bound, Resharded, agreed_plan, migrate, recover
 from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.distributed.table_shards import TableShards
 from recshard_lab.embedding import FusedCollection
+from recshard_lab.optim import KeyedOptimizer
 from recshard_lab.planner import EmbeddingShardingPlanner
 from recshard_lab.sharding import PlanError, ShardingPlan, Topology
 from recshard_lab.sharding.plan.types import DDR
@@ -108,6 +109,8 @@ class DistributedModelParallel(nn.Module):
     ) -> tuple[list[_Collection], dict[str, dict[str, Any]]]:
         """The collections to shard, and facts that must be equal on all ranks because collectives depend on them."""
         self.device = device_named(device) if device is not None else compute_device(self.env)
+        if any(parameter.device.type == "mps" for parameter in module.parameters()):
+            raise ValueError(f"a parameter of the module is on MPS: {MPS}. Fix: pass module.to('cpu')")
         self.sharders = list(sharders) if sharders is not None else default_sharders()
         unsharded = list(self._find(module))
         model = dense_facts(module, {path for path, _, _ in unsharded})
@@ -120,9 +123,8 @@ class DistributedModelParallel(nn.Module):
         return unsharded, {"arguments": arguments, "plan": plan_facts(plan), "model": model, "sharders": settings}
 
     def _planned(self, module: nn.Module) -> ShardingPlan:
-        topology = Topology(
-            self.env.world_size, compute_device=self.device.type, local_world_size=self.env.local_world_size
-        )
+        kind = "cpu" if self.device.type == "cpu" else "cuda"  # every accelerator is planned as a GPU
+        topology = Topology(self.env.world_size, compute_device=kind, local_world_size=self.env.local_world_size)
         workload = planned_workload(module, self.sharders)
         return EmbeddingShardingPlanner(topology, workload=workload).plan(module, self.sharders)
 
@@ -234,6 +236,10 @@ class DistributedModelParallel(nn.Module):
             for path, collection in self.collections.items()
             for name, shards in collection.shards_by_weight().items()
         }
+
+    def _dense_tables(self) -> dict[str, TableShards]:
+        """Those that a torch optimizer steps."""
+        return {name: own for name, own in self.table_shards().items() if own.sharding.compute_kernel == "dense"}
 
     def sharded_parameter_names(self) -> set[str]:
         """Names of the parameters that are shards of tables; all others are dense."""
@@ -400,28 +406,67 @@ class DistributedModelParallel(nn.Module):
         """Table name -> its kernel."""
         return {name: kernel for c in self.collections.values() for name, kernel in c.backends.items()}
 
-    def state_dict(self, *args: Any, form: StateForm = "sharded_tensor", **kwargs: Any) -> Any:
+    def state_dict(self, *args: Any, form: StateForm | None = None, **kwargs: Any) -> Any:
         """The shards of this rank under the unsharded model's names. Tensors share memory with the model.
 
         `torch.distributed.checkpoint` saves and loads both forms, also under another plan or on other ranks. Its
-        ``async_save`` takes DTensors only.
+        ``async_save`` takes DTensors only. Its ``get_model_state_dict`` and ``set_model_state_dict`` work on this
+        model; with ``full_state_dict=True`` they use whole tables, as `full_state_dict` does.
 
         Args:
             args, kwargs: as in ``nn.Module.state_dict``.
             form: ``"sharded_tensor"``: tables are torch's sharded tensors. ``"dtensor"``: DTensors over torch's
                 ``LocalShardsWrapper``, as TorchRec returns them, for tables that are whole or split along one axis.
-                Replicated tables, and all tables of a single process, are plain tensors in both.
+                Replicated tables, and all tables of a single process, are plain tensors in both. Default: the form
+                of each table's sharder, ``"dtensor"`` with ``fused_params={"output_dtensor": True}``.
 
         Raises:
             ValueError: another form, or a table that a DTensor cannot describe (grid or custom shards, host memory).
         """
-        check_form(form)
-        state = self._bare.state_dict(*args, **kwargs)
-        if form == "dtensor":
-            prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
-            for name, shards in self.table_shards().items():
-                state[prefix + name] = shards.state(shards.parts()[0], form)
+        call = torch_call("_get_model_state_dict")
+        is_full = call is not None and call["info"].full_state_dict
+        with requested("sharded_tensor" if is_full else form):
+            state = self._bare.state_dict(*args, **kwargs)
+        if call is not None and is_full:  # torch would gather tables as equal row shards
+            prefix, on_cpu = kwargs.get("prefix", args[1] if len(args) > 1 else ""), call["info"].cpu_offload
+            whole = self.full_state_dict(rank0_only=on_cpu, cpu_offload=on_cpu)
+            for key in [key for key in state if key.startswith(prefix)]:
+                state[key] = whole.get(key.removeprefix(prefix))
+                if state[key] is None:  # only rank 0 receives it
+                    del state[key]
         return state
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        """torch's checkpoint functions read the names of a model's tensors through this method.
+
+        Raises:
+            ValueError: such a function has arguments that it cannot apply to sharded tables.
+        """
+        call = torch_call("_verify_options")
+        if call is not None:
+            self._check_torch_call(call["optims"], call["options"], call["optim_only"])
+        return {name: "_bare" for name, _ in self._bare.named_children()}
+
+    def _check_torch_call(self, optimizers: Sequence[torch.optim.Optimizer], options: Any, optim_only: bool) -> None:
+        keyed = next((type(each).__name__ for each in optimizers if isinstance(each, KeyedOptimizer)), None)
+        if keyed is not None:
+            raise ValueError(
+                f"torch.distributed.checkpoint.state_dict cannot read {keyed}: it requires an optimizer over the "
+                f"model's parameters, and each table has one state on all ranks. Fix: optimizer.state_dict() and "
+                f"optimizer.load_state_dict(), or save_checkpoint and load_checkpoint"
+            )
+        split = next((name for name, own in self._dense_tables().items() if not own.is_whole), None)
+        if optimizers and split is not None:
+            raise ValueError(
+                f"torch.distributed.checkpoint.state_dict cannot read the optimizer states of {split!r}, a sharded "
+                f"table on the dense kernel: each rank has states of its shards only. Fix: save_checkpoint(path, dmp, "
+                f"optimizer) and load_checkpoint(path, dmp, optimizer)"
+            )
+        if options.broadcast_from_rank0 and not optim_only:
+            raise ValueError(
+                "set_model_state_dict with broadcast_from_rank0=True cannot fill sharded tables: torch sends each rank "
+                "the names of its own shards only. Fix: pass the state dict on every rank, without broadcast_from_rank0"
+            )
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
         """Loads a ``state_dict`` in any form, or one of the unsharded model. Collective.
@@ -430,12 +475,21 @@ class DistributedModelParallel(nn.Module):
             ValueError, RuntimeError: the state dict does not match on any rank; raised on all ranks.
         """
 
+        call = torch_call("_load_model_state_dict")
+
+        def without_shards(state: Mapping[str, Any]) -> Mapping[str, Any]:
+            """The state dict without this rank's own shards, which torch adds to a full one."""
+            if call is None or not call["info"].full_state_dict:
+                return state
+            shards = {id(p) for table in self.table_shards().values() for p in table.parameters()}
+            return {name: value for name, value in state.items() if id(value) not in shards}
+
         def load() -> Any:
             if assign:
                 raise ValueError("assign=True would detach tables from their kernels. Fix: assign=False")
             if not isinstance(state_dict, Mapping) or not all(isinstance(name, str) for name in state_dict):
                 raise ValueError(f"state_dict must map names to tensors, got {type(state_dict).__name__}")
-            return self._bare.load_state_dict(self._as_distributed(state_dict), strict=strict)
+            return self._bare.load_state_dict(self._as_distributed(without_shards(state_dict)), strict=strict)
 
         return agreed(self.dense_env, load)
 
@@ -483,7 +537,9 @@ class DistributedModelParallel(nn.Module):
         with torch.no_grad():
             move(moves, self.env, self.device)
         state: dict[str, Tensor] = {}
-        for name, value in self._bare.state_dict().items():
+        with requested("sharded_tensor"):
+            local = self._bare.state_dict()
+        for name, value in local.items():
             if name not in whole:  # a DTensor under FSDP2
                 value = value.full_tensor() if hasattr(value, "full_tensor") else value
             else:

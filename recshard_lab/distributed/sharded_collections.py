@@ -5,7 +5,7 @@ Shape letters: B batch, D columns of an output block, N ids of a feature.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -15,6 +15,7 @@ from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.comm import Registry, ShardingEnv
 from recshard_lab.distributed.awaitable import LazyDict, LazyJaggedTensor, LazyKeyedTensor, NoWait
 from recshard_lab.distributed.eager import eager
+from recshard_lab.distributed.state.forms import StateForm
 from recshard_lab.distributed.state.moves import Move
 from recshard_lab.distributed.step.executor import Executor, Listener
 from recshard_lab.distributed.step.input_dist import PendingInput
@@ -25,12 +26,9 @@ from recshard_lab.distributed.step.types import LookupInput
 from recshard_lab.distributed.table_shards import TableShards
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
-    EmbeddingBagCollection,
     EmbeddingBagCollectionInterface,
     EmbeddingBagConfig,
-    EmbeddingCollection,
     EmbeddingCollectionInterface,
-    FusedCollection,
     OptimizerSpec,
     PoolingType,
     embedding_names_by_table,
@@ -64,6 +62,7 @@ class ShardedCollection(nn.Module):
         need_indices: whether sequences have their ids as weights.
         use_index_dedup: whether a sequence collection sends each distinct id of a shard feature once.
         output_dtype: format of outputs and their gradients. Default: that of looked-up rows, FP32.
+        state_form: form of the tables in state dicts: ``"sharded_tensor"`` or ``"dtensor"``.
     """
 
     pooled: bool
@@ -85,8 +84,10 @@ class ShardedCollection(nn.Module):
         need_indices: bool = False,
         use_index_dedup: bool = False,
         output_dtype: torch.dtype | None = None,
+        state_form: StateForm = "sharded_tensor",
     ) -> None:
         super().__init__()
+        self.state_form: StateForm = state_form
         self._need_indices, self.use_index_dedup = need_indices, use_index_dedup
         self.output_dtype = output_dtype
         self._policy = OutOfRange(out_of_range)
@@ -163,6 +164,7 @@ class ShardedCollection(nn.Module):
                 self.env,
                 self.kinds[table.name].state_parts(self.device),
                 self.device,
+                self.state_form,
             )
             for position, table in enumerate(self.tables)
         }
@@ -215,6 +217,10 @@ class ShardedCollection(nn.Module):
             counts[table] = counts.get(table, 0) + int(count)
         return counts
 
+    def exchange_bytes(self) -> int:
+        """Bytes of the buffers that the last step exchanged with other ranks; 0 before the first."""
+        return sum(self.executor.buffer_bytes.values())
+
     @property
     def out_of_range(self) -> str:
         """The out-of-range policy."""
@@ -257,7 +263,7 @@ class ShardedCollection(nn.Module):
 
     @property
     def _output_dists(self) -> list[Any]:
-        return [self.executor.route]
+        return [self.executor.paths.route]
 
     def input_dist(self, features: KeyedJaggedTensor) -> PendingInput | NoWait[LookupInput]:
         """Sends the local batch; ``.wait()`` returns the argument of ``compute_and_output_dist``."""
@@ -363,11 +369,5 @@ def blocks_of(tables: Sequence[BaseEmbeddingConfig]) -> list[Block]:
 
 
 def unsharded_weights(module: nn.Module) -> dict[str, Any]:
-    """Table name -> its parameter in an unsharded collection."""
-    if isinstance(module, FusedCollection):
-        tables = cast(nn.ModuleDict, module.get_submodule(module.tables_name))
-        return {name: table.weight for name, table in tables.items()}
-    if isinstance(module, EmbeddingBagCollection):
-        return {name: bag.weight for name, bag in module.embedding_bags.items()}
-    assert isinstance(module, EmbeddingCollection)
-    return {name: table.weight for name, table in module.embeddings.items()}
+    """Table name -> its parameter in an unsharded collection. Names are ``embedding_bags.{table}.weight``."""
+    return {name.split(".")[-2]: weight for name, weight in module.named_parameters(remove_duplicate=False)}

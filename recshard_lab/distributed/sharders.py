@@ -26,6 +26,7 @@ from recshard_lab.distributed.sharded_collections import (
     create_route_groups,
     unsharded_weights,
 )
+from recshard_lab.distributed.state.forms import StateForm
 from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
@@ -78,7 +79,8 @@ class CollectionSharder(ModuleSharder[nn.Module]):
             ``apply_optimizer_in_backward`` on a table's parameter takes precedence. Default: plain SGD with a learning
             rate of 0.01. ``"output_dtype"`` is the number format of outputs, of their gradients, and of both on the
             wire: ``torch.float16``, ``torch.bfloat16``, or a name such as ``"bf16"``. Sums are FP32, and tables keep
-            their format. A planner of yours predicts it with ``Workload(codecs="bf16")``.
+            their format. A planner of yours predicts it with ``Workload(codecs="bf16")``. ``"output_dtensor": True``
+            makes ``form="dtensor"`` the default of `DistributedModelParallel.state_dict`.
         qcomm_codecs_registry: message formats of rows and gradients, from `get_qcomm_codecs_registry`. Default: that of
             ``output_dtype``.
         backend: kernel for every table ("fbgemm", "native", ...). Default: the fastest that supports each table.
@@ -89,7 +91,7 @@ class CollectionSharder(ModuleSharder[nn.Module]):
 
     Raises:
         ValueError: an unsupported key in ``fused_params``, an unknown message type in the registry, or an unsupported
-            ``bounds_check_mode`` or ``output_dtype``.
+            ``bounds_check_mode``, ``output_dtype`` or ``output_dtensor``.
     """
 
     module_type: ClassVar[type[nn.Module]]
@@ -112,6 +114,13 @@ class CollectionSharder(ModuleSharder[nn.Module]):
             raise ValueError(f"backend must be the name of a kernel or None, got {backend!r}")
         self.fused_params = dict(fused_params or {})
         self.output_dtype = output_dtype_named(self.fused_params.pop("output_dtype", None))
+        output_dtensor = self.fused_params.pop("output_dtensor", False)
+        if not isinstance(output_dtensor, bool):
+            raise ValueError(
+                f"output_dtensor must be True or False, got {output_dtensor!r:.80}. "
+                f"Fix: pass output_dtensor=True for DTensors"
+            )
+        self.state_form: StateForm = "dtensor" if output_dtensor else "sharded_tensor"
         self.qcomm_codecs_registry = qcomm_codecs_registry
         for op in CommOp:
             codecs_for(op, qcomm_codecs_registry)
@@ -173,6 +182,7 @@ class CollectionSharder(ModuleSharder[nn.Module]):
             backend=self.backend,
             codecs=self.codecs,
             output_dtype=self.output_dtype,
+            state_form=self.state_form,
             out_of_range=self.out_of_range or str(getattr(module, "out_of_range", "error")),
             batch_tables=self.batch_tables,
             need_indices=bool(getattr(module, "need_indices", lambda: False)()),

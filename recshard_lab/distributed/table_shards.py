@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
+from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from recshard_lab.comm import ShardingEnv, gathered
-from recshard_lab.distributed.state.forms import StateForm, check_placements, dtensor, sharded_tensor
+from recshard_lab.distributed.state.forms import StateForm, check_placements, dtensor, form_of, sharded_tensor
 from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.distributed.state.parts import Part, primary_rows
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
@@ -37,7 +38,10 @@ class TableShards(nn.Module):
         env: the ranks.
         state_parts: the optimizer states of every shard, also if this rank stores no shard.
         device: the rank's device, for messages. Default: the device of the weights.
+        form: the form of the table in state dicts that request none.
     """
+
+    _state_names = SimpleNamespace(weight="the table's name in state dicts, on every rank")
 
     def __init__(
         self,
@@ -48,8 +52,10 @@ class TableShards(nn.Module):
         env: ShardingEnv,
         state_parts: Sequence[Part] = (),
         device: torch.device | None = None,
+        form: StateForm = "sharded_tensor",
     ) -> None:
         super().__init__()
+        self.form = form
         self.device = device or next((weight.device for weight in weights.values()), torch.device("cpu"))
         self.config, self.sharding, self.env = config, sharding, env
         self.state_parts = tuple(state_parts)
@@ -64,6 +70,10 @@ class TableShards(nn.Module):
         """(shard, weights) of the shards on this rank."""
         for position, weight in self.local_weights.items():
             yield self.sharding.shards[position], weight
+
+    def optimizer_tensors(self) -> list[Tensor]:
+        """The fused optimizer's states on this rank, for measured memory."""
+        return [tensor for state in self.states.values() for tensor in state.values()]
 
     @property
     def size(self) -> tuple[int, int]:
@@ -206,12 +216,10 @@ class TableShards(nn.Module):
                 at = block * _INIT_ROWS + start - shard.rows[0]
                 weight[at : at + end - start] = rows[start:, slice(*shard.cols)]
 
-    def state(self, part: Part, form: StateForm = "sharded_tensor") -> Any:
-        """A part of the whole table, as in state dicts. It shares memory with the kernels if possible.
+    def state(self, part: Part) -> Any:
+        """The weights or an optimizer state of the whole table, as in state dicts, in the requested form.
 
-        Args:
-            part: the weights or an optimizer state.
-            form: ``"sharded_tensor"`` or ``"dtensor"``, for a table without a whole copy on every rank.
+        It shares memory with the kernels if possible.
 
         Returns:
             torch's sharded tensor or DTensor ``[E, D]`` (or ``[E]`` or ``[1]``, see `Part`). A plain tensor for a
@@ -226,11 +234,15 @@ class TableShards(nn.Module):
             return whole if is_matrix else whole.view(-1)
         shards, tensors = self.primary_shards(part)
         size = part.size(*self.size)
-        if form == "sharded_tensor":
+        if form_of(self.form) == "sharded_tensor":
             return sharded_tensor(shards, tensors, size, self.env, part.dtype, is_matrix)
         primary, _ = self.primary_shards(self.parts()[0])
         check_placements(self.config.name, self.sharding.sharding_type, primary, self.device)
         return dtensor(shards, tensors, size, self.env, self.device, is_matrix)
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        """torch's checkpoint functions look up each name of a state dict; a rank may store no or several shards."""
+        return {"weight": "_state_names"}
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         destination[prefix + "weight"] = self.state(self.parts()[0])

@@ -101,6 +101,10 @@ class FusedCollection(nn.Module):
         states = self._kernel.optimizer_states()
         return {table.name: state for table, state in zip(self._on, states, strict=True)}
 
+    def optimizer_tensors(self) -> list[Tensor]:
+        """The tensors of `optimizer_states`, for measured memory."""
+        return [tensor for state in self._kernel.optimizer_states() for tensor in state.values()]
+
     def optimizer_type(self) -> type[torch.optim.Optimizer] | EmbOptimType:
         """The ``optimizer_type`` argument."""
         return self._optimizer_type

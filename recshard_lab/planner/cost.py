@@ -33,6 +33,7 @@ from recshard_lab.planner.loads import (
     ACROSS,
     BACK,
     CODED_ROWS,
+    DEDUP,
     DIRECT,
     DISTINCT,
     HOP,
@@ -45,6 +46,7 @@ from recshard_lab.planner.loads import (
     NORMS,
     OUT,
     PLAIN,
+    POOL,
     REDUCE_SCATTER,
     ROW_CUT,
     SCATTER,
@@ -170,7 +172,8 @@ class CostModel:
             loads[CODED_ROWS] = _by_route(back, replicated, share * cols / tables.cols[of], route)
         loads[IDS] = sent
         slow = host if host is not None and top.has_tiers and host.any() else None
-        self.lookups.fill(loads, of, (rows, cols), replicated, hits, sent, back, slow)
+        distinct = self._distinct(of, replicated, route)
+        self.lookups.fill(loads, of, (rows, cols), replicated, hits, sent, back, slow, distinct)
         loads[UPDATE] += dense * 3 * 4 * rows * cols / top.memory_bw
         loads[LANES] = tables.features[of]
         loads[ROW_CUT] = tables.features[of] * (rows < tables.rows[of])
@@ -203,15 +206,26 @@ class CostModel:
     ) -> tuple[Array, Array, Array]:
         """Ids that one rank sends, vectors whose gradients it sends, and lengths of bags, ``[n]`` each.
 
-        Replicas are sent bags, or touched rows and their summed gradients, whichever is smaller. Route "distinct_rows"
-        always sends touched rows.
+        Replicas are sent bags, or touched rows and their summed gradients, whichever is smaller. Deduplicated ids are
+        touched rows.
         """
         bags = self.tables.bags[of]
         smaller = (self.tables.pooled[of] == 0.0) | (touched * (cols + 1) < bags * (cols + 1) + ids)
         as_rows = (replicated > 0) & smaller & (self.topology.world_size > 1)
-        if route is not None:
-            as_rows |= route == DISTINCT
-        return np.where(as_rows, touched, ids), np.where(as_rows, touched, vectors), np.where(as_rows, 0.0, bags)
+        if (distinct := self._distinct(of, replicated, route)) is not None:
+            as_rows |= distinct > 0
+        return (
+            np.where(as_rows, touched, ids),
+            np.where(as_rows, touched, vectors),
+            np.where(as_rows, 0.0, bags * self.tables.pooled[of]),
+        )
+
+    def _distinct(self, of: Array, replicated: Array, route: Array | None) -> Array | None:
+        """``[n]`` 1.0 for those whose ids travel once: route "distinct_rows", or `Workload.index_dedup`."""
+        found = np.zeros(len(of)) if route is None else 1.0 * (route == DISTINCT)
+        if self.workload.index_dedup:
+            found = np.maximum(found, (1 - self.tables.pooled[of]) * (1 - replicated))
+        return found if self.topology.world_size > 1 and found.any() else None
 
     def phases(self, loads: Array) -> Array:
         """Milliseconds ``[P, ..., W]`` of ranks that hold `loads` ``[K, ..., W]``."""
@@ -230,9 +244,11 @@ class CostModel:
         ms[0] += host_ms + lanes_ms + (row_cut > 0) * (top.row_split_ms * slow) + loads[SORT] * slow
         kernels, launched = loads[LANES] * top.shard_feature_ms, (loads[LANES] > 0) * (top.launch_ms * slow)
         ms[1] = self.lookups.shared(loads[LOOKUP] + kernels) + launched
-        ms[2] = self.routes.ms(loads, totals, host_ms, lanes_ms, backward=False)
+        dedup, pool = loads[DEDUP : POOL + 1].sum(axis=-1, keepdims=True) * slow  # on every source rank
+        ms[0] += dedup
+        ms[2] = self.routes.ms(loads, totals, host_ms, lanes_ms, backward=False) + pool
         ms[3] = self.dense_ms
-        ms[4] = self.routes.ms(loads, totals, host_ms, lanes_ms, backward=True)
+        ms[4] = self.routes.ms(loads, totals, host_ms, lanes_ms, backward=True) + pool
         ms[4] += loads[SUM] * slow
         if top.replicas_ms:
             ms[4] += (loads[SUM].sum(axis=-1, keepdims=True) > SOME) * (top.replicas_ms * slow)
@@ -269,6 +285,7 @@ class CostModel:
         self.lookups.add_terms(own, everyone, 0, IDS, top.world_size * top.route_ns_per_id * 1e-6)
         everyone[0, LANES] = top.shard_feature_ms * slow
         own[0, SORT] = own[4, SUM] = slow
+        everyone[0, DEDUP] = everyone[2, POOL] = everyone[4, POOL] = slow
         for phase, load in ((1, LOOKUP), (5, UPDATE)):
             self.lookups.add_terms(own, everyone, phase, load, 1.0)
             self.lookups.add_terms(own, everyone, phase, LANES, top.shard_feature_ms)

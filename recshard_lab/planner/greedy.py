@@ -40,7 +40,7 @@ from recshard_lab.planner.options import DoesNotFit, Placement, kernels_for, opt
 from recshard_lab.planner.state import Problem
 from recshard_lab.planner.ways import CannotAnneal
 from recshard_lab.sharding import ROUTES, EmbeddingComputeKernel, ParameterConstraints, PlanError
-from recshard_lab.sharding.plan.types import DDR
+from recshard_lab.sharding.plan.types import DDR, DISTINCT_ROWS
 
 if TYPE_CHECKING:
     from recshard_lab.planner.search_record import Recorder
@@ -354,7 +354,7 @@ class Search:
     def _reroute(self) -> None:
         """All tables under another route at once, since some costs only go away together; what helps is improved."""
         assert self.best is not None
-        for route in ROUTES:
+        for route in (*ROUTES, DISTINCT_ROWS):
             state = self._rerouted(self.best, route)
             if state is not None and self.step_ms(state) < self.best_ms * LEAST:
                 improve(self.problem, state, 0.0, *self._watches())

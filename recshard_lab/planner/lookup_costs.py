@@ -13,7 +13,7 @@ Shape letters: T tables, n rectangles, W ranks.
 
 import numpy as np
 
-from recshard_lab.planner.loads import LOOKUP, NORMS, SORT, SUM, UPDATE
+from recshard_lab.planner.loads import DEDUP, LOOKUP, NORMS, POOL, SORT, SUM, UPDATE
 from recshard_lab.planner.row_hits import RowHits
 from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES, ROW_SUMS, Array, TableLoads
 from recshard_lab.sharding import Topology
@@ -45,8 +45,9 @@ class LookupCosts:
         sent: Array,
         back: Array,
         host: Array | None = None,
+        distinct: Array | None = None,
     ) -> None:
-        """Writes the loads LOOKUP, UPDATE, SORT, SUM and NORMS of n rectangles.
+        """Writes the loads LOOKUP, UPDATE, SORT, SUM, DEDUP, POOL and NORMS of n rectangles.
 
         Args:
             loads: ``[K, n]``.
@@ -56,11 +57,19 @@ class LookupCosts:
             back: ``[n]`` vectors whose gradients it sends.
             host: ``[n]`` 1.0 for those in the host's memory, whose rows all come over the link: no cache lies between,
                 as TorchRec reckons; None for none.
+            distinct: ``[n]`` 1.0 for those whose ids are deduplicated at the source, which pools; None for none.
         """
         top, tables, ranks = self.topology, self.tables, self.topology.world_size
         rows, cols = sizes
         ids, unique, pooled = tables.ids[of] * hits.share, hits.unique, tables.pooled[of]
         vectors = pooled * tables.bags[of] + (1 - pooled) * ids
+        loads[DEDUP] = loads[POOL] = 0.0
+        if distinct is not None:  # a pass over ids, and one over rows, cost at least what routing and reading cost
+            loads[DEDUP] = distinct * ids * (max(top.sort_ns_per_id, top.route_ns_per_id) * 1e-6)
+            loads[POOL] = distinct * ids * cols * max(top.sum_ns_per_number * 1e-6, 4 / top.cache_bw)
+            used = ids * ranks * unique
+            ids, vectors = np.where(distinct > 0, sent, ids), np.where(distinct > 0, back, vectors)
+            unique = np.minimum(1.0, used / np.maximum(ids * ranks, 1e-9))
         row_bytes = np.maximum(CACHE_LINE, cols * tables.element_bytes[of])
         missed = self._missed(of, rows, ids * ranks * unique)
         first_ms = missed / top.memory_bw + (1 - missed) / top.cache_bw  # of a byte

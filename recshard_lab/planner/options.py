@@ -35,7 +35,7 @@ from recshard_lab.sharding import (
     scheme_names,
     usable_ranks,
 )
-from recshard_lab.sharding.plan.types import DDR
+from recshard_lab.sharding.plan.types import DDR, DISTINCT_ROWS
 from recshard_lab.sharding.plan.validate import check_shards, replica_flags
 from recshard_lab.sharding.schemes.column_wise import unit_of
 from recshard_lab.sharding.schemes.even_tiling import EvenTiling
@@ -147,6 +147,7 @@ def options_of(
         names = allowed_schemes(table, wish)
         kernels = kernels_for(model, table, wish)
         usable = _as_set(_usable(table, model.topology, wish))
+        dedup = _may_dedup(model, index, table, wish)
         before = len(drafts)
         asked = wish.route if wish and wish.route else (route if is_pooled(table) else "direct")
         check_route_applies(table, asked or "direct")
@@ -158,7 +159,7 @@ def options_of(
                     f"table {table.name!r}: its shards lie on ranks {outside}, outside device_group "
                     f"{wish.device_group!r} (ranks {sorted(usable)}). Fix: leave device_group out"
                 )
-            for name_of_route in _routes(model, table, pinned, asked, False):
+            for name_of_route in _routes(model, table, pinned, asked, False, dedup):
                 drafts.append((index, pinned, usable, kernels[0], False, name_of_route))
             continue
         for name in names:
@@ -171,7 +172,7 @@ def options_of(
                     proposal = (
                         proposal if len(kept) == len(proposal.assignments) else replace(proposal, assignments=kept)
                     )
-                ways = _routes(model, table, proposal, asked, scheme.replicated)
+                ways = _routes(model, table, proposal, asked, scheme.replicated, dedup)
                 own = kernels if proposal.tiers is None else [str(EmbeddingComputeKernel.FUSED)]
                 drafts += [(index, proposal, usable, k, scheme.replicated, way) for k in own for way in ways]
         if len(drafts) == before:
@@ -342,8 +343,25 @@ def _pinned(table: BaseEmbeddingConfig, shards: Sequence[Shard], topology: Topol
     return Proposal("custom", rects, (ranks,), tiers if DDR in tiers else None)
 
 
+def _may_dedup(model: CostModel, index: int, table: BaseEmbeddingConfig, wish: ParameterConstraints | None) -> bool:
+    """Whether to try route "distinct_rows": it carries no per-sample weights or variable batches.
+
+    Its cost is known only if the workload states how often ids repeat, and the topology what finding and adding them up
+    costs.
+    """
+    top = model.topology
+    varies = wish is not None and (wish.num_poolings is not None or wish.batch_sizes is not None)
+    return (
+        min(top.sort_ns_per_id, top.sum_ns_per_number, top.world_size - 1) > 0
+        and is_pooled(table)
+        and model.workload.knows_repeats(table.name)
+        and not model.tables.weighted[index]
+        and not varies
+    )
+
+
 def _routes(
-    model: CostModel, table: BaseEmbeddingConfig, proposal: Proposal, asked: str | None, replicated: bool
+    model: CostModel, table: BaseEmbeddingConfig, proposal: Proposal, asked: str | None, replicated: bool, dedup: bool
 ) -> list[str]:
     """The routes to try: the one asked for where it applies; else those that may pay.
 
@@ -359,6 +377,8 @@ def _routes(
     found = ["direct"]
     if not model.has_routes:
         return found
+    if dedup:
+        found.append(DISTINCT_ROWS)
     if cut and is_pooled(table) and proposal.assignments is None and top.num_nodes > 1:
         found.append("two_hop")
     if cut and is_pooled(table) and proposal.assignments is not None:

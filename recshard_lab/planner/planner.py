@@ -1,5 +1,6 @@
 """The planner that TorchRec users call: ``EmbeddingShardingPlanner(topology=..., constraints=...).plan(module)``."""
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -130,23 +131,27 @@ class EmbeddingShardingPlanner:
         """
         if not callable(getattr(module, "named_modules", None)):
             raise PlanError(f"plan takes a torch module, got {module!r}. Fix: plan_tables for table configs")
-        found = tables_of(module)
+        found, submodules = tables_of(module), dict(module.named_modules())
         kinds = tuple(s.module_type for s in sharders or () if getattr(s, "module_type", None) is not None)
         if kinds:
-            submodules = dict(module.named_modules())
             found = {path: tables for path, tables in found.items() if isinstance(submodules[path], kinds)}
         if not found:
             raise PlanError(
                 f"{type(module).__name__} holds no embedding collection to shard. Fix: pass a module with "
                 f"an EmbeddingBagCollection or EmbeddingCollection in it"
             )
-        constraints = self.constraints
+        constraints, workload = dict(self.constraints), self.workload
+        for path, tables in found.items():
+            if getattr(submodules[path], "is_weighted", bool)():
+                weighted = {t.name: constraints.get(t.name) or ParameterConstraints() for t in tables}
+                constraints |= {name: replace(own, is_weighted=True) for name, own in weighted.items()}
         if kinds:
             able = [s for s in sharders or () if getattr(s, "module_type", None) is not None]
             for path, tables in found.items():
                 sharder = next(s for s in able if isinstance(submodules[path], s.module_type))
                 constraints = within(sharder, tables, constraints, self.topology.compute_device)
-        workload = self.workload
+                if getattr(sharder, "use_index_dedup", False):
+                    workload = replace(workload, index_dedup=True)
         if self.reservation is not None:
             workload = self.reservation.workload(workload, module, found)
         return self._plan(found, constraints, workload)
@@ -291,9 +296,13 @@ def tables_of(module: Any) -> dict[str, list[BaseEmbeddingConfig]]:
 
 
 def running_topology() -> Topology:
-    """The ranks of the running process group (1 where none runs), on cuda where there is a GPU."""
+    """The ranks of the running process group, 1 without a group, on the devices where they compute.
+
+    The launcher names a rank's device. Without a launcher it is cuda if each rank of the node can have a GPU.
+    """
     import torch
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     world_size = running_world_size()
-    return Topology(world_size, compute_device=device, local_world_size=local_world_size(world_size))
+    local = local_world_size(world_size)
+    device = os.environ.get("RECSHARD_DEVICE") or ("cuda" if torch.cuda.device_count() >= local else "cpu")
+    return Topology(world_size, compute_device=device.partition(":")[0], local_world_size=local)

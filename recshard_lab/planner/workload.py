@@ -54,6 +54,13 @@ class Workload:
         pipeline: what runs beside a batch's compute, see `planner/overlap.py`: "none"; "sparse_dist", the next batch's
             ids (`TrainPipelineSparseDist`); "prefetch", two batches ahead.
         dense_features: numbers of a sample that are copied to the device, for pipelines.
+        index_dedup: whether sequence collections send each distinct id once, as with
+            ``EmbeddingCollectionSharder(use_index_dedup=True)``. `EmbeddingShardingPlanner.plan` reads it from the
+            sharders.
+
+    With `unique_fraction`, `access` or a `zipf_alpha` above 0, on a calibrated topology, the planner also considers the
+    output path "distinct_rows" for pooled tables without per-sample weights. It does not apply to variable batches: for
+    these, set ``ParameterConstraints(route="direct")``.
 
     Raises:
         ValueError: a negative number, an optimizer that the cost model does not know, an `access` of another kind, a
@@ -78,6 +85,7 @@ class Workload:
     dense_features: int = 0
     frequency_ordered: bool | Collection[str] = False
     dense_launches: int = 0
+    index_dedup: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "codecs", codec_names(self.codecs))
@@ -91,6 +99,10 @@ class Workload:
             raise ValueError(f"pipeline must be one of {', '.join(PIPELINES)}, got {self.pipeline!r:.80}")
         if not isinstance(self.weighted, numbers.Integral | np.bool_):
             raise ValueError(f"weighted must be True or False, got {self.weighted!r}")
+        if not isinstance(self.index_dedup, bool):
+            raise ValueError(
+                f"index_dedup must be True or False, got {self.index_dedup!r:.80}. Fix: pass index_dedup=True"
+            )
         ordered = self.frequency_ordered
         if isinstance(ordered, str) or not isinstance(ordered, bool | Collection):
             raise ValueError(f"frequency_ordered must be True, False or names of tables, got {ordered!r:.60}")
@@ -142,6 +154,14 @@ class Workload:
         found = self.access.get(table) if isinstance(self.access, Mapping) else self.access
         assert not isinstance(found, str)  # __post_init__ replaced names
         return found
+
+    def knows_repeats(self, table: str) -> bool:
+        """Whether this workload states how often the ids of `table` repeat, by any of three arguments."""
+        given, alpha = self.unique_fraction, self.zipf_alpha
+        if given is not None and (not isinstance(given, Mapping) or table in given):
+            return True
+        own = alpha.get(table, 0.0) if isinstance(alpha, Mapping) else alpha
+        return float(own) > 0 or self.profile(table) is not None
 
     def row_shares(self, table: BaseEmbeddingConfig) -> RowShares | None:
         """How the lookups of a table with sorted ids spread over its rows; None where the workload knows no skew."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from recshard_lab.comm import Trace
+from recshard_lab.comm import Trace, times_note
 
 COMPUTE = ("forward", "backward", "optimizer")
 """The stages that a step cannot do without: what others hide behind."""
@@ -38,6 +38,7 @@ class StageEvent:
         stage: ``load``, ``copy``, ``input_dist``, ``lookup``, ``wait``, ``forward``, ``backward``, ``optimizer``.
         batch: its number, from 0.
         start_s, end_s: ``time.perf_counter``, which ranks of one machine share.
+        times_note: what to print beside the times, `comm.times_note` of the rank.
     """
 
     rank: int
@@ -45,6 +46,7 @@ class StageEvent:
     batch: int
     start_s: float
     end_s: float
+    times_note: str = ""
 
     @property
     def ms(self) -> float:
@@ -66,7 +68,7 @@ class StageLog:
     """
 
     def __init__(self, rank: int = 0, kept: int = KEPT) -> None:
-        self.rank = rank
+        self.rank, self._times_note = rank, times_note()
         self._events: deque[StageEvent] = deque(maxlen=kept)
 
     @property
@@ -91,7 +93,7 @@ class StageLog:
 
     def note(self, name: str, batch: int, begun: float) -> None:
         """Notes a stage that ends now."""
-        self._events.append(StageEvent(self.rank, name, batch, begun, perf_counter()))
+        self._events.append(StageEvent(self.rank, name, batch, begun, perf_counter(), self._times_note))
 
 
 def events_from_chrome_trace(trace: str | Path | dict[str, Any], rank: int | None = None) -> list[StageEvent]:
@@ -149,7 +151,9 @@ def events_from_collectives(trace: Trace, rank: int) -> list[StageEvent]:
         number = counts.get(event.label, 0)
         counts[event.label] = number + 1
         if event.ms:
-            found.append(StageEvent(rank, event.label, number, event.start_s, event.start_s + event.ms / 1e3))
+            found.append(
+                StageEvent(rank, event.label, number, event.start_s, event.start_s + event.ms / 1e3, trace.times_note)
+            )
     return found
 
 

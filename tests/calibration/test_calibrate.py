@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import recshard_lab
@@ -91,15 +92,15 @@ def test_bad_arguments_are_refused_before_anything_runs(ranks: Any, given: dict[
 
 def test_virtual_nodes_and_gpus_are_refused() -> None:
     class Elsewhere:
-        world_size, nodes, backend = 4, 2, "gloo"
+        world_size, nodes, backend, devices = 4, 2, "gloo", [torch.device("cpu")] * 4
 
         def run(self, fn: Any, /, *args: Any) -> list[Any]:
             raise AssertionError("nothing may run")
 
     class OnGpus(Elsewhere):
-        nodes, backend = 1, "nccl"
+        nodes, backend, devices = 1, "nccl", [torch.device("cuda", 0)] * 4
 
     with pytest.raises(ValueError, match="no link of their own"):
         calibrate(Elsewhere())
-    with pytest.raises(ValueError, match="the ranks use nccl"):
+    with pytest.raises(ValueError, match="the ranks compute on cuda:0 over nccl"):
         calibrate(OnGpus())

@@ -57,7 +57,8 @@ def test_the_warning_comes_before_the_measuring(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr("recshard_lab.calibration.calibrating.load_before", lambda ranks: 0.8)
     monkeypatch.setattr("recshard_lab.calibration.calibrating.time_collectives", measured)
-    ranks = SimpleNamespace(world_size=2, nodes=1, backend="gloo", run=lambda fn: [0.0, 0.0])
+    own = {"world_size": 2, "nodes": 1, "backend": "gloo", "devices": [SimpleNamespace(type="cpu")] * 2}
+    ranks: Any = SimpleNamespace(**own, run=lambda fn: [0.0, 0.0])
     with pytest.raises(RuntimeError, match="measuring began"):
         calibrate(ranks, 9.0)
     assert "Other programs use 80% of the cores: these figures will be off. Fix: " in capsys.readouterr().out

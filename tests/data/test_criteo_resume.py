@@ -129,7 +129,7 @@ def test_two_runs_on_one_folder_are_refused(tmp_path: Path) -> None:
     def second(_: object) -> None:
         preprocess_criteo(inputs, tmp_path / "out", resume=True)
 
-    with pytest.raises(ValueError, match="another run is filling"):
+    with pytest.raises(ValueError, match="another run writes to it"):
         preprocess_criteo(inputs, tmp_path / "out", on_progress=second)
 
 

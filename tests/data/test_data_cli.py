@@ -27,7 +27,7 @@ def test_planted_text_becomes_the_planted_samples(tmp_path: Path, zipped: bool) 
     told = run("criteo", *(tmp_path / "in" / name for name in names), "--out", tmp_path / "out", "--threshold", 1)
     assert "day_1 450" in told
     assert "num_embeddings: " in told
-    assert "whole and right" in run("check", tmp_path / "out")
+    assert "complete and correct" in run("check", tmp_path / "out")
     planted = SyntheticClicks(900, memory_bytes=10_000_000, seed=5)
     batch, own = CriteoClicks.open(tmp_path / "out").batch(range(900)), planted.batch(range(900))
     assert batch.labels.tolist() == own.labels.tolist()

@@ -1,14 +1,20 @@
 """What ranks run in the tests of the forms of a state dict: whole on chosen ranks, and as DTensors."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+import torch.distributed.checkpoint.state_dict as dcp_state
 from torch import Tensor
 
-from recshard_lab import ShardingEnv
+from recshard_lab import EmbeddingModuleShardingPlan, ShardingEnv, ShardingPlan
+from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
+from recshard_lab.distributed.state.pretrained import load_pretrained
+from recshard_lab.optim import CombinedOptimizer
 from recshard_lab.optim.state import local_shards
 from tests.distributed import state_jobs, two_dimensional_jobs
+from tests.distributed.cases import PATH
 from tests.distributed.jobs import Case, Model
 
 
@@ -166,14 +172,98 @@ def refusals(case: Case, grid: str, other: str) -> list[str]:
         lambda: dmp.load_state_dict(moved.state_dict(form="dtensor")),
         lambda: dmp.fused_optimizer.load_state_dict(moved.fused_optimizer.state_dict(form="dtensor")),
     ]
-    errors = []
-    for attempt in attempts:
-        try:
-            attempt()
-            errors.append("")
-        except (ValueError, RuntimeError) as error:
-            errors.append(f"{type(error).__name__}: {error}")
-    return errors
+    return [attempted(attempt) for attempt in attempts]
+
+
+# ---- torch.distributed.checkpoint.state_dict ----
+
+
+def through_torchs_functions(saved: Case, loaded: Case, path: str, is_dtensor: bool) -> tuple[list[str], list[str]]:
+    """What differs after torch's functions read one model and filled others, and the types of sharded tensors."""
+    dmp, other, third = (state_jobs.build(case, output_dtensor=is_dtensor) for case in (saved, loaded, loaded))
+    state_jobs.scramble(dmp)
+    truth = dmp.full_state_dict()
+    dcp.save(state := dcp_state.get_model_state_dict(dmp), checkpoint_id=path)
+    types = sorted({type(value).__name__ for value in state.values()} - {"Tensor"})
+    wrong = differing(dict.fromkeys(dmp.state_dict(), torch.empty(0)), dict.fromkeys(state, torch.empty(0)))
+    dcp.load(target := dcp_state.get_model_state_dict(other), checkpoint_id=path)
+    dcp_state.set_model_state_dict(other, target)
+    wrong += differing(truth, other.full_state_dict())
+    is_full = dcp_state.StateDictOptions(full_state_dict=True)
+    wrong += differing(truth, whole := dcp_state.get_model_state_dict(dmp, options=is_full))
+    dcp_state.set_model_state_dict(third, whole, options=is_full)
+    wrong += differing(truth, third.full_state_dict())
+    on_rank_0 = dcp_state.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    whole = dcp_state.get_model_state_dict(dmp, options=on_rank_0)
+    wrong += differing(truth if torch.distributed.get_rank() == 0 else {}, whole)
+    return wrong + _dense_optimizer(dmp, third), types
+
+
+def _dense_optimizer(dmp: Any, other: Any) -> list[str]:
+    """What differs after torch's functions read the states of a dense optimizer and filled another one."""
+    states = []
+    for model in (dmp, other):
+        adam = torch.optim.Adam(model.dense_parameters())
+        if model is dmp:
+            for parameter in model.dense_parameters():
+                parameter.grad = torch.ones_like(parameter)
+            adam.step()
+            read = dcp_state.get_optimizer_state_dict(model, adam)
+        else:
+            dcp_state.set_optimizer_state_dict(model, adam, read)
+        entries = adam.state_dict()["state"]
+        states.append({f"{n}/{key}": value for n, entry in entries.items() for key, value in entry.items()})
+    names = sorted(read["state"])
+    return differing(*states) + [name for name in ("dense.bias", "dense.weight") if name not in names]
+
+
+def refused_by_torchs_functions(case: Case) -> list[str]:
+    """Errors of torch's functions with fused optimizers, a sharded table on the dense kernel, and a broadcast."""
+    dmp = state_jobs.build(case)
+    plan = ShardingPlan.from_json(case.plan).plan[PATH]
+    by_torch = {name: replace(sharding, compute_kernel="dense") for name, sharding in plan.items()}
+    dense = state_jobs.build(case, ShardingPlan({PATH: EmbeddingModuleShardingPlan(by_torch)}).to_json())
+    combined = CombinedOptimizer([("fused", dmp.fused_optimizer)])
+    adam = torch.optim.Adam(dense.dense_parameters())
+    broadcast = dcp_state.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    return [
+        attempted(attempt)
+        for attempt in (
+            lambda: dcp_state.get_optimizer_state_dict(dmp, dmp.fused_optimizer),
+            lambda: dcp_state.get_state_dict(dmp, combined),
+            lambda: dcp_state.set_optimizer_state_dict(dmp, dmp.fused_optimizer, {"state": {}, "param_groups": []}),
+            lambda: dcp_state.get_optimizer_state_dict(dense, adam),
+            lambda: dcp_state.set_model_state_dict(dmp, dmp.full_state_dict(), options=broadcast),
+        )
+    ]
+
+
+def attempted(attempt: Any) -> str:
+    """The error of a call as text."""
+    try:
+        attempt()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def dtensors_by_default(case: Case, path: str) -> tuple[list[str], str]:
+    """What differs after whole copies, checkpoints and pretrained rows of a tiling that DTensors cannot describe, and
+    the error of its state dict."""
+    dmp, other = (state_jobs.build(case, output_dtensor=True) for _ in range(2))
+    state_jobs.scramble(dmp)
+    truth = dmp.full_state_dict()
+    save_checkpoint(path, dmp)
+    load_checkpoint(path, other)
+    wrong = differing(truth, other.full_state_dict())
+    third = state_jobs.build(case, output_dtensor=True)
+    name = case.tables[0]["name"]
+    load_pretrained(third, {name: path})
+    key = f"{PATH}.embedding_bags.{name}.weight"
+    wrong += differing({key: truth[key]}, {key: third.full_state_dict()[key]})
+    third.load_state_dict(truth)
+    third.fused_optimizer.load_state_dict(dmp.fused_optimizer.state_dict("sharded_tensor"))
+    return wrong + differing(truth, third.full_state_dict()), attempted(dmp.state_dict)
 
 
 def swapped(case: Case, plan: str) -> list[str]:

@@ -28,9 +28,11 @@ from recshard_lab.distributed.state.pretrained import load_pretrained
 from tests.distributed.jobs import Case, Model, batch_of, labels_of
 
 
-def build(case: Case, plan: str | None = None, env: ShardingEnv | None = None) -> DistributedModelParallel:
+def build(
+    case: Case, plan: str | None = None, env: ShardingEnv | None = None, **fused_params: Any
+) -> DistributedModelParallel:
     """The case's model under its plan or another one."""
-    fused = {"optimizer": case.optimizer, "learning_rate": case.learning_rate, "eps": case.eps}
+    fused = {"optimizer": case.optimizer, "learning_rate": case.learning_rate, "eps": case.eps, **fused_params}
     sharders = [
         EmbeddingBagCollectionSharder(fused_params=fused, backend=case.backend),
         EmbeddingCollectionSharder(fused_params=fused, backend=case.backend),

@@ -43,6 +43,17 @@ def test_every_scheme_on_gpus_equals_the_unsharded_model(scheme: str, optimizer:
 
 @pytest.mark.cuda
 @needs_gpu
+@pytest.mark.parametrize("scheme", scheme_names())
+def test_every_scheme_on_a_shared_gpu_equals_the_unsharded_model(scheme: str) -> None:
+    plan = cases.plan_of(cases.TABLES, [scheme], 2)
+    steps = cases.random_steps(1, cases.TABLES, 2, steps=5, samples=6)
+    with recshard_lab.launch(2, share_gpu=True, devices=[0]) as ranks:
+        assert (ranks.backend, {str(device) for device in ranks.devices}) == ("gloo", {"cuda:0"})
+        check(Case(cases.TABLES, plan.to_json(), steps, "exact_sgd", backend="native", device="cuda"), ranks)
+
+
+@pytest.mark.cuda
+@needs_gpu
 def test_sequences_on_gpus_equal_the_unsharded_model() -> None:
     tables = cases.sequence_tables()
     plan = cases.plan_of(tables, ["row_wise", "column_wise", "table_wise", "data_parallel"], GPUS)
@@ -93,12 +104,13 @@ def replicas_after_steps(device: str, backend: str | None, optimizer: str) -> di
 @pytest.mark.parametrize("optimizer", ["exact_sgd", "exact_row_wise_adagrad"])
 @pytest.mark.parametrize("backend", ["native", None])
 def test_replicas_on_gpus_are_equal_to_the_last_bit(backend: str | None, optimizer: str) -> None:
-    with recshard_lab.launch(2, backend="gloo") as ranks:  # both on one GPU
+    with recshard_lab.launch(2, share_gpu=True, devices=[0]) as ranks:
         one, other = ranks.run(replicas_after_steps, "cuda:0", backend, optimizer)
     for name, value in one.items():
         assert torch.equal(value, other[name]), name
 
 
 def test_more_nccl_ranks_than_gpus_are_refused_with_the_number_of_gpus() -> None:
-    with pytest.raises(LaunchError, match=rf"n={GPUS + 1}.*has {GPUS}\b.*backend='gloo'"):
+    has = f"{GPUS} GPU" if GPUS else "no GPU"
+    with pytest.raises(LaunchError, match=rf"n={GPUS + 1}, backend='nccl'.*this machine has {has}.*Fix: "):
         recshard_lab.launch(GPUS + 1, backend="nccl")

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
 import recshard_lab
 from recshard_lab import EmbeddingModuleShardingPlan, ParameterSharding, Shard, ShardingPlan
@@ -31,19 +30,6 @@ def plan_text(schemes: list[str], world: int = 2) -> str:
 
 def case_of(schemes: list[str], optimizer: str = "exact_row_wise_adagrad") -> Case:
     return Case(cases.TABLES, plan_text(schemes), [], optimizer=optimizer)
-
-
-def test_torchs_private_wrapper_is_what_this_library_relies_on() -> None:
-    """A canary: if it fails, torch changed the class, and `dtensor` in state/forms.py must follow."""
-    tensors = [torch.arange(6.0).view(3, 2), torch.arange(3.0).view(3, 1)]
-    wrapper = LocalShardsWrapper(tensors, [(0, 2), (0, 7)])
-    assert wrapper.local_shards()[1].data_ptr() == tensors[1].data_ptr()
-    assert [tuple(offset) for offset in wrapper.local_offsets()] == [(0, 2), (0, 7)]
-    empty = LocalShardsWrapper([], [])
-    assert empty.local_shards() == []
-    assert [tuple(chunk.sizes) for chunk in empty.storage_metadata().chunks] == [(0, 0)]
-    empty.storage_metadata().chunks.clear()
-    assert empty.local_offsets() == []
 
 
 @pytest.mark.parametrize("optimizer", ["exact_row_wise_adagrad", "adam"])
@@ -75,6 +61,35 @@ def test_torchs_checkpoints_reshard_them_onto_another_plan_and_world(
         other = replace(case, plan=plan_text(FLAT[turn:] + FLAT[:turn], ranks))
         path = str(tmp_path / str(turn))
         assert two.run(state_form_jobs.through_torch, case, other, path, forms, ranks) == [[], []]
+
+
+@pytest.mark.parametrize(("form", "tables"), [("ShardedTensor", "row_wise"), ("DTensor", "column_wise")])
+def test_torchs_state_dict_functions_read_and_fill_sharded_models(
+    two: Any, tmp_path: Path, form: str, tables: str
+) -> None:
+    saved, loaded = case_of([*FLAT[:3], tables]), case_of(FLAT[::-1])
+    job = state_form_jobs.through_torchs_functions
+    for wrong, types in two.run(job, saved, loaded, str(tmp_path / "run"), form == "DTensor"):
+        assert wrong == []
+        assert types == [form]
+
+
+def test_torchs_state_dict_functions_refuse_what_they_would_read_wrongly(two: Any) -> None:
+    for errors in two.run(state_form_jobs.refused_by_torchs_functions, case_of(["row_wise"])):
+        assert [error.partition(": ")[0] for error in errors] == ["ValueError"] * 5, errors
+        fused, combined, filled, dense, broadcast = errors
+        assert "cannot read EmbeddingFusedOptimizer" in fused
+        assert fused == filled
+        assert "cannot read CombinedOptimizer" in combined
+        assert "Fix: optimizer.state_dict() and optimizer.load_state_dict()" in combined
+        assert "'collection.embedding_bags.movies.weight', a sharded table on the dense kernel" in dense
+        assert "Fix: save_checkpoint(path, dmp, optimizer)" in dense
+        assert "Fix: pass the state dict on every rank, without broadcast_from_rank0" in broadcast
+
+
+def test_output_dtensor_must_be_a_truth_value() -> None:
+    with pytest.raises(ValueError, match=r"output_dtensor must be True or False, got 'yes'. Fix: "):
+        recshard_lab.EmbeddingBagCollectionSharder({"output_dtensor": "yes"})
 
 
 def test_shards_in_host_memory_beside_a_gpu_are_refused() -> None:
@@ -127,7 +142,7 @@ def test_other_tilings_other_forms_and_other_plans_are_refused_by_name_on_all_ra
     ):
         expected = (
             "ValueError: table 'users' (custom) is split along rows and columns, which the placements of a DTensor "
-            "cannot describe. Fix: state_dict() without form=, whose sharded tensors describe any tiling"
+            'cannot describe. Fix: state_dict(form="sharded_tensor"), which describes any tiling'
         )
         assert weights == states == expected
         assert (
@@ -136,6 +151,14 @@ def test_other_tilings_other_forms_and_other_plans_are_refused_by_name_on_all_ra
         )
         assert "the state has another sharding. Fix: load it with torch.distributed.checkpoint" in loaded
         assert "momentum1' has local shards" in loaded_states
+
+
+def test_with_dtensors_by_default_a_grid_is_refused_only_by_state_dict(two: Any, tmp_path: Path) -> None:
+    shards = EmbeddingModuleShardingPlan({table["name"]: cases.pinwheel(table, 2) for table in cases.TABLES[1:2]})
+    case = Case(cases.TABLES[1:2], ShardingPlan({cases.PATH: shards}).to_json(), [], optimizer="adam")
+    for wrong, error in two.run(state_form_jobs.dtensors_by_default, case, str(tmp_path / "run")):
+        assert wrong == []
+        assert 'Fix: state_dict(form="sharded_tensor")' in error
 
 
 def test_states_of_equal_shards_on_swapped_ranks_are_refused(two: Any) -> None:

@@ -1,26 +1,33 @@
 """A rank that leaves a step in the middle: the others raise within seconds, and name it."""
 
+import os
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 import recshard_lab
-from recshard_lab import RankError
+from recshard_lab import RankError, ShardingEnv
+from recshard_lab.comm import all_reduce, broadcast
 from tests.distributed.failure_jobs import attempted, batch, build
 
 LIMIT_S = 2.5
+UNFINISHED = (
+    "an error ended an earlier backward before DistributedDataParallel had averaged the dense gradients, so it cannot "
+    "start another step. Fix: start the ranks again, or build the model again on all ranks"
+)
 
 SCRIPT = """
 import os, sys, time, torch
 from tests.distributed.failure_jobs import batch, build
-how, rank, port = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+how, rank, port, groups = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-dmp, dense = build()
+dmp, dense = build(groups or None)
 for step in range(2):
     loss = dmp(batch(step))
     loss.item()
@@ -37,14 +44,18 @@ for step in range(2):
 """
 
 
-@pytest.mark.parametrize("how", ["an exception", "SIGKILL"])
-def test_a_process_that_ends_between_forward_and_backward_is_named(how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "groups"), [("an exception", 0), ("SIGKILL", 0), ("an exception", 1)], ids=["raises", "killed", "replicas"]
+)
+def test_a_process_that_ends_between_forward_and_backward_is_named(how: str, groups: int) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, how, str(rank), str(port)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [sys.executable, "-c", SCRIPT, how, str(rank), str(port), str(groups)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         for rank in range(2)
     ]
@@ -78,7 +89,7 @@ def step_without_backward(catches: bool) -> tuple[list[str], float]:
         errors.append(attempted(lambda: step(1, True)))
     else:
         step(1, True)
-    if rank == 1:
+    if catches:
         errors.append(attempted(lambda: step(2, False)))
     return errors, time.perf_counter() - begun
 
@@ -89,22 +100,60 @@ def test_ranks_that_wait_for_each_other_raise_an_error_that_names_both() -> None
         assert "rank 0 waits for 'output_dist_backward/rows' of rank 1, which waits for 'input_dist/sizes'" in errors[0]
         assert errors_of_1[0].startswith("ZeroDivisionError")
         assert "rank 1 waits for 'input_dist/sizes' of rank 0, which waits for 'output_dist_back" in errors_of_1[1]
+        assert errors[1] == f"RuntimeError: {UNFINISHED}"
         assert max(seconds, seconds_of_1) < LIMIT_S
 
 
-def test_a_launched_rank_that_raises_between_forward_and_backward_frees_the_others_and_is_named() -> None:
+@pytest.fixture(scope="module")
+def two() -> Iterator[Any]:
     with recshard_lab.launch(2) as ranks:
-        begun = time.perf_counter()
-        ranks.run(step_without_backward_once)
-        usual = time.perf_counter() - begun
-        begun = time.perf_counter()
-        with pytest.raises(RankError, match=r"rank 1 raised ZeroDivisionError: a mistake(?s:.*)rank 0 was waiting"):
-            ranks.run(step_without_backward, False)
-        assert time.perf_counter() - begun < usual + LIMIT_S
-        assert ranks.run(torch.distributed.get_rank) == [0, 1]
+        yield ranks
+
+
+def test_a_launched_rank_that_raises_between_forward_and_backward_frees_the_others_and_is_named(two: Any) -> None:
+    begun = time.perf_counter()
+    two.run(step_without_backward_once)
+    usual = time.perf_counter() - begun
+    begun = time.perf_counter()
+    with pytest.raises(RankError, match=r"rank 1 raised ZeroDivisionError: a mistake(?s:.*)rank 0 was waiting"):
+        two.run(step_without_backward, False)
+    assert time.perf_counter() - begun < usual + LIMIT_S
+    assert two.run(torch.distributed.get_rank) == [0, 1]
 
 
 def step_without_backward_once() -> Any:
     """A model and one step, as a measure of time."""
     dmp, _ = build()
     dmp(batch(0)).backward()
+
+
+def descriptors_of_a_wait() -> list[int]:
+    """Numbers of open file descriptors of rank 0 before and after it waits 1.6 s for rank 1."""
+    dmp, _ = build()
+    dmp(batch(0)).backward()
+    counts = [len(os.listdir("/dev/fd"))]
+    torch.distributed.barrier()
+    time.sleep(1.6 * torch.distributed.get_rank())
+    dmp(batch(1)).backward()
+    return [*counts, len(os.listdir("/dev/fd"))]
+
+
+def test_a_rank_that_waits_opens_no_files(two: Any) -> None:
+    before, after = two.call(descriptors_of_a_wait, timeout_s=20)[0]
+    assert after <= before + 1
+
+
+def different_collectives() -> str:
+    """The error of a rank that sums over one group while the other broadcasts over a second one. Ends connections."""
+    one, two = (ShardingEnv.default().twin() for _ in range(2))
+    for env in (one, two):
+        all_reduce(torch.zeros(1), env, "first")
+    if one.rank:
+        return attempted(lambda: broadcast(torch.zeros(1), two, "weights", source=0))
+    return attempted(lambda: all_reduce(torch.zeros(1), one, "sum"))
+
+
+def test_ranks_that_call_different_collectives_raise_an_error_that_names_both(two: Any) -> None:
+    first, second = two.call(different_collectives, timeout_s=20)
+    assert first.startswith("RankLost: rank 0 waits for 'sum' of rank 1, which waits for 'weights' of this rank")
+    assert second.startswith("RankLost: rank 1 waits for 'weights' of rank 0, which waits for 'sum' of this rank")

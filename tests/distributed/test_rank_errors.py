@@ -132,7 +132,7 @@ def test_an_error_at_any_place_of_a_step_is_raised_on_all_ranks_at_the_latest_wi
         assert re.search("rank 1: .*says the test", errors_of_1[0]), place
         assert re.search("rank 1: .*says the test", errors[0] or errors[1]), place
         assert errors[2] == errors_of_1[2] == "", place
-        if place.startswith(("lookup", "message")):  # the other rank knows before tables step
+        if place.startswith(("ids", "lookup", "message")):  # the other rank knows before tables step
             assert errors[0], place
             assert unchanged, place
             assert unchanged_on_1, place
@@ -145,3 +145,11 @@ def test_a_pipeline_names_the_rank_of_an_error_inside_a_step(two: Any) -> None:
                 f"StageError: stage {stage!r} of batch 2 failed on rank 1: MemoryError: rank 1: "
             )
             assert errors[1:] == ["", ""]
+
+
+@pytest.mark.parametrize("place", ["ids", "ids' arrival"])
+def test_a_pipeline_raises_an_error_of_the_exchange_of_ids_on_all_ranks(two: Any, place: str) -> None:
+    (own, other) = two.call(pipeline_failing, (STEPS["all schemes"], PLACES[place]), timeout_s=20)
+    for errors in (own, other):
+        (error,) = [error for error in errors if error]
+        assert re.match(r"StageError: stage 'forward' of batch \d failed on rank 1: MemoryError: rank 1: ", error)

@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import recshard_lab
 from recshard_lab import EmbeddingModuleShardingPlan, ParameterSharding, RankError, Shard, ShardingPlan
-from recshard_lab.comm import CommType, QCommsConfig, ShardingEnv, get_qcomm_codecs_registry, trace
+from recshard_lab.comm import CommType, QCommsConfig, get_qcomm_codecs_registry, trace
 from recshard_lab.comm.codec_formats import Int8Codec
-from recshard_lab.distributed.step.output_dist.columns import ColumnMap, Run, starts_of
-from recshard_lab.distributed.step.output_dist.wire import Parcels, Wire
+from recshard_lab.distributed.step.output_dist.columns import ColumnMap, Run
+from recshard_lab.distributed.step.output_dist.wire import Parcels
 from recshard_lab.sharding import ROUTES
 from recshard_lab.sharding.plan.types import DISTINCT_ROWS
 from tests.distributed import cases
@@ -201,10 +201,10 @@ def test_columns_joined_and_taken_apart_are_sums_and_copies() -> None:
     for run in runs:
         truth[:, run.target : run.target + run.width] += parts[run.sender][:, run.source : run.source + run.width]
     widths, flat = [4, 8, 7], torch.cat([part.view(-1) for part in parts])
-    out = ColumnMap(runs, widths, [12])(flat, starts_of([3] * 3, widths), [3]).view(3, 12)
+    out = ColumnMap(runs, widths, [12])(flat, [3] * 3, [3]).view(3, 12)
     torch.testing.assert_close(out, truth)
     split = ColumnMap([run.reversed() for run in runs], [12], widths)
-    sends = split(truth.view(-1), [0], [3] * 3, scale=0.5).split([3 * width for width in widths])
+    sends = split(truth.view(-1), [3], [3] * 3, scale=0.5).split([3 * width for width in widths])
     for run in runs:
         expected = 0.5 * truth[:, run.target : run.target + run.width]
         sent = sends[run.sender].view(3, widths[run.sender])
@@ -226,21 +226,20 @@ class Kernels(TorchDispatchMode):
 def test_int8_rows_of_several_widths_take_equally_many_kernels_for_any_number_of_ranks() -> None:
     counts = []
     for ranks in (2, 16):
-        parcels = Parcels([[(8, 4, 8) if rank % 2 else (4, 12)] for rank in range(ranks)])
-        load = parcels, np.arange(3, 3 + ranks)
-        sizes = parcels.sizes(load[1])
+        parcels = Parcels([[(8, 4, 8) if rank % 2 else (4, 12)] for rank in range(ranks)], Int8Codec())
+        rows = np.arange(3, 3 + ranks)
+        sizes = parcels.sizes(rows)
         flat = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(0))
-        wire = Wire(ShardingEnv(1, 0), "rows", Int8Codec())
-        decoded = wire.decode(wire.encode(flat, load), load, torch.float32)  # computes the indices
+        decoded = parcels.decode(parcels.encode(flat, rows), rows, torch.float32)  # computes the indices
         with Kernels() as kernels:
-            again = wire.decode(wire.encode(flat, load), load, torch.float32)
+            again = parcels.decode(parcels.encode(flat, rows), rows, torch.float32)
         assert torch.equal(decoded, again)
         counts.append(kernels.count)
         parts = zip(flat.split(sizes), decoded.split(sizes), parcels.widths, strict=True)
         for plain, coded, widths in parts:
-            rows = plain.view(-1, sum(widths)).split(list(widths), 1)
+            own = plain.view(-1, sum(widths)).split(list(widths), 1)
             codec = Int8Codec()
-            expected = [codec.decode(codec.encode(part.contiguous()), part.shape[1]) for part in rows]
+            expected = [codec.decode(codec.encode(part.contiguous()), part.shape[1]) for part in own]
             assert torch.equal(coded.view(-1, sum(widths)), torch.cat(expected, 1))
     assert counts[0] == counts[1]
 
@@ -249,7 +248,7 @@ def kernels_of_exchanges(case: Case) -> int:
     """Operators, views left out, of the output exchange in a step and its backward, on this rank."""
     dmp, model = sharded_model(case)
     executor, rank, kernels = model.collection.executor, torch.distributed.get_rank(), Kernels()
-    exchange = executor.variable if case.inverse else executor.route
+    exchange = executor.paths.variable if case.inverse else executor.paths.route
 
     def counted(half: Any) -> Any:
         def run(*arguments: Any) -> Any:

@@ -7,12 +7,21 @@ import pytest
 import torch
 
 import recshard_lab
+from recshard_lab.embedding import kernels
+from recshard_lab.embedding.kernels import fbgemm
 
 GPUS = torch.cuda.device_count()
 DEVICES = [
     "ledger",
     pytest.param("cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(GPUS == 0, reason="no NVIDIA GPU here")]),
 ]
+
+
+def skip_without_fbgemm() -> None:
+    """Skips a test of fbgemm's CUDA kernels where they are not installed."""
+    reason = fbgemm._why_no_cuda() if "fbgemm" in kernels.available() else "fbgemm-gpu is not installed"
+    if reason:
+        pytest.skip(f"needs fbgemm's CUDA kernels: {reason}")
 
 
 @pytest.fixture(scope="module", params=DEVICES)
@@ -23,15 +32,17 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module", params=[1, 2], ids=lambda n: f"W{n}")
 def ranks(request: pytest.FixtureRequest, device: str) -> Iterator[Any]:
-    """Launched ranks. Only they register the ledger device: this process stays as it is."""
-    if device == "cuda" and request.param > GPUS:
-        pytest.skip(f"{request.param} ranks need as many GPUs, here is {GPUS}")
-    with recshard_lab.launch(request.param) as launched:
+    """Launched ranks; more of them than GPUs share a GPU.
+
+    Only they register the ledger device: this process stays as it is.
+    """
+    options: dict[str, Any] = {"share_gpu": request.param > GPUS} if device == "cuda" else {"devices": "cpu"}
+    with recshard_lab.launch(request.param, **options) as launched:
         yield launched
 
 
 @pytest.fixture(scope="module")
 def one_rank() -> Iterator[Any]:
     """A process in which the ledger device may be registered."""
-    with recshard_lab.launch(1) as launched:
+    with recshard_lab.launch(1, devices="cpu") as launched:
         yield launched

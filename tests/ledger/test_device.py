@@ -210,6 +210,20 @@ def test_addresses_tell_tensors_apart_and_numba_never_reads_them(one_rank: Any) 
     assert chosen == "ledger"
 
 
+def test_what_ranks_return_from_their_device_arrives_on_the_cpu(one_rank: Any) -> None:
+    def tensors(_: Any) -> Any:
+        weight = torch.nn.Parameter(torch.arange(3.0).to("ledger"))
+        large = torch.arange(1 << 20).to("ledger")  # through shared memory
+        return {"weight": weight, "again": weight, "large": [large]}
+
+    ((_, found),) = one_rank.run(counted, tensors)
+    assert {value.device.type for value in (found["weight"], *found["large"])} == {"cpu"}
+    assert isinstance(found["weight"], torch.nn.Parameter)
+    assert found["weight"] is found["again"]
+    assert torch.equal(found["weight"].detach(), torch.arange(3.0))
+    assert torch.equal(found["large"][0], torch.arange(1 << 20))
+
+
 def test_importing_the_room_registers_nothing() -> None:
     assert "ledger" not in kernel_names()
     assert torch.accelerator.current_accelerator() is None or torch.cuda.is_available()

@@ -23,6 +23,7 @@ from recshard_lab.embedding import (
 from recshard_lab.embedding.kernels import RowNorms, Slot, kernel_named
 from recshard_lab.sparse import KeyedJaggedTensor, KeyedTensor
 from tests.embedding.lookups import SPECS, Shape
+from tests.ledger.conftest import skip_without_fbgemm
 from tests.ledger.jobs import register, without_waiting
 
 SHAPES = [
@@ -147,7 +148,7 @@ def compare_fbgemm(spec: OptimizerSpec) -> None:
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: str(spec.optimizer))
 def test_fbgemms_cuda_kernels_are_the_native_kernel(one_rank: Any, spec: OptimizerSpec, decay: float) -> None:
-    """Written without a GPU at hand: not run before it reached one."""
+    skip_without_fbgemm()
     if decay and spec.optimizer in (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD):
         pytest.skip("fbgemm has no weight decay for this optimizer: the native kernel serves it")
     one_rank.run(compare_fbgemm, replace(spec, weight_decay=decay, weight_decay_mode=None))

@@ -14,7 +14,7 @@ from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases
 from tests.distributed.jobs import Case, Result
 from tests.ledger import jobs
-from tests.ledger.conftest import DEVICES
+from tests.ledger.conftest import DEVICES, skip_without_fbgemm
 
 FLAT = ["table_wise", "row_wise", "column_wise", "data_parallel"]
 SPLIT = [table for table in cases.TABLES if table["num_embeddings"] > 3]
@@ -154,6 +154,8 @@ def test_the_dense_kernel(ranks: Any, device: str) -> None:
 @pytest.mark.parametrize("optimizer", ["exact_sgd", "exact_row_wise_adagrad"])
 @pytest.mark.parametrize("kernel", ["native", "fbgemm"])
 def test_the_librarys_own_kernels_on_the_device(ranks: Any, device: str, kernel: str, optimizer: str) -> None:
+    if (device, kernel) == ("cuda", "fbgemm"):
+        skip_without_fbgemm()
     backend = f"ledger_{kernel}" if (device, kernel) == ("ledger", "fbgemm") else kernel
     flat = FLAT if kernel == "native" else ["table_wise", "row_wise", "data_parallel"]
     for sequence in (False, True):

@@ -6,9 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recshard_lab.distributed import EmbeddingCollectionSharder
+from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingCollection
 from recshard_lab.embedding.configs import EmbeddingBagConfig, EmbeddingConfig
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload, estimate
 from recshard_lab.planner.loads import across_shares
@@ -201,6 +204,56 @@ def test_no_route_is_cheaper_than_the_one_that_was_chosen(route: str) -> None:
         assert free.last_estimate is not None
         forced = estimate(plan.with_route(route), HUGE, top, HEAVY)
         assert free.last_estimate.step_ms <= forced.step_ms * (1 + 1e-9)
+
+
+SKEWED = Workload(1024, 1.0, unique_fraction=0.1)
+FITTED = Topology(8, cores_per_host=8, ddr_cap=10**9, sort_ns_per_id=40.0, sum_ns_per_number=0.3)
+
+
+def test_distinct_rows_are_planned_where_the_estimate_is_less() -> None:
+    planner = EmbeddingShardingPlanner(FITTED, workload=SKEWED, constraints=ROWS)
+    plan = planner.plan_tables(HUGE)
+    assert {sharding.route for sharding in plan.tables().values()} == {"distinct_rows"}
+    assert planner.last_estimate is not None
+    np.testing.assert_allclose(planner.last_estimate.ms, estimate(plan, HUGE, FITTED, SKEWED).ms, rtol=1e-9)
+    for route in ROUTES:
+        assert planner.last_estimate.step_ms < estimate(plan.with_route(route), HUGE, FITTED, SKEWED).step_ms
+    many = replace(SKEWED, pooling_factors=40.0, unique_fraction=0.9)  # more distinct ids than bags
+    assert set(routes(FITTED, workload=many, constraints=ROWS).values()) == {"direct"}
+
+
+@pytest.mark.parametrize("reason", ["repeats unknown", "costs unknown", "weighted", "variable", "one rank", "sequence"])
+def test_distinct_rows_are_not_planned_where_they_do_not_apply_or_their_cost_is_unknown(reason: str) -> None:
+    top, load, tables = FITTED, SKEWED, list(HUGE)
+    wish = dict(ROWS)
+    if reason == "repeats unknown":
+        load = replace(load, unique_fraction=None)
+    elif reason == "costs unknown":
+        top = replace(top, sort_ns_per_id=0.0)
+    elif reason == "weighted":
+        load = replace(load, weighted=True)
+    elif reason == "variable":
+        wish = {name: replace(own, num_poolings=[0.5]) for name, own in ROWS.items()}
+    elif reason == "one rank":
+        top = Topology(1, ddr_cap=10**10, sort_ns_per_id=40.0, sum_ns_per_number=0.3)
+    else:
+        tables = [EmbeddingConfig(t.num_embeddings, t.embedding_dim, t.name, feature_names=[t.name]) for t in HUGE]
+    plan = EmbeddingShardingPlanner(top, workload=load, constraints=wish).plan_tables(tables)
+    assert "distinct_rows" not in {sharding.route for sharding in plan.tables().values()}
+
+
+def test_the_planner_reads_weights_and_deduplication_from_the_model() -> None:
+    tables = [replace(t, num_embeddings=3000) for t in HUGE]
+    planner = EmbeddingShardingPlanner(FITTED, workload=SKEWED, constraints=ROWS)
+    plan = planner.plan(EmbeddingBagCollection(tables, is_weighted=True, device=torch.device("meta")))
+    assert {sharding.route for sharding in plan.tables().values()} == {"direct"}
+    words = [EmbeddingConfig(3000, 64, t.name, feature_names=[t.name]) for t in HUGE]
+    model, bytes_of = EmbeddingCollection(words, device=torch.device("meta")), {}
+    for dedup in (False, True):
+        planner.plan(model, [EmbeddingCollectionSharder(use_index_dedup=dedup)])
+        assert planner.last_estimate is not None
+        bytes_of[dedup] = planner.last_estimate.traffic_by_phase["output_dist/rows"].sum()
+    assert bytes_of[True] < 0.6 * bytes_of[False]
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -95,7 +95,7 @@ def test_every_format_says_the_same_tables(tmp_path: Path, name: str, text: str)
         ("t.yaml", "tables: 3", "must be a list of tables"),
         ("t.yaml", "", "must be a list of tables"),
         ("t.yaml", "[]", "holds no tables"),
-        ("t.json", '[{"name": "a"},\n]', "t.json, line 2: not JSON"),
+        ("t.json", '[{"name": "a"},\n}]', "t.json, line 2: not JSON"),
         (
             "t.json",
             json.dumps([TABLES[0], {**TABLES[1], "embedding_dim": 0}]),

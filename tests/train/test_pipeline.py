@@ -1,6 +1,8 @@
 """A pipeline's steps are the plain loop's."""
 
 import copy
+import gc
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ import torch
 from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig
 from recshard_lab.data import RandomRecDataset
 from recshard_lab.models import DLRM, DLRMTrain
-from recshard_lab.train import EvalPipelineSparseDist, TrainPipelineBase, TrainPipelineSparseDist
+from recshard_lab.train import EvalPipelineSparseDist, StageError, TrainPipelineBase, TrainPipelineSparseDist
 
 CPU = torch.device("cpu")
 
@@ -38,6 +40,38 @@ def test_a_pipeline_trains_the_weights_of_the_plain_loop(kind: type[TrainPipelin
         pipeline.progress(batches)
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+class Python(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor) -> torch.Tensor:
+        return rows.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+def test_no_thread_collects_garbage_while_a_step_is_in_autograd() -> None:
+    """What the collector sees of a graph changes without the GIL, so that a live node may look like garbage."""
+    output = Python.apply(torch.ones(2, requires_grad=True))
+    assert output.grad_fn in gc.get_referents(output)
+    total = output.sum()
+    assert output.grad_fn not in gc.get_referents(output), total
+
+    seen = []
+    model = a_model()
+    model.register_forward_hook(lambda *_: seen.append(gc.isenabled()))
+    next(model.parameters()).register_post_accumulate_grad_hook(lambda _: seen.append(gc.isenabled()))
+    pipeline = TrainPipelineSparseDist(model, torch.optim.SGD(model.parameters(), lr=0.5), CPU)
+    pipeline.progress(iter(data()))
+    assert seen == [False, False]
+    assert gc.isenabled()
+
+    model.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(StageError, match="ZeroDivisionError"):
+        pipeline.progress(iter(data()))
+    assert gc.isenabled()
 
 
 @pytest.mark.parametrize(("kind", "training"), [(TrainPipelineSparseDist, False), (EvalPipelineSparseDist, True)])

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import recshard_lab as rs
 from recshard_lab.comm import ShardingEnv
 from recshard_lab.data import Batch, SyntheticClicks, register_dataset
 from recshard_lab.data.registry import Splits
+from recshard_lab.distributed.state.checkpoint.writer import BlockWriter
 from recshard_lab.train.job import TrainConfig, Trained, run_training
 from recshard_lab.train.job.build import build_sources, build_unsharded
 from recshard_lab.train.job.progress import Reporter
@@ -41,21 +43,57 @@ def config_of(folder: Path, **changes: Any) -> dict[str, Any]:
     return {**run, **changes}
 
 
-class Killer(Reporter):
-    """Kills its own process without warning when a step is done."""
+def wait_for_saves() -> None:
+    """Waits for the saves that run in this process."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("saving "):
+            thread.join(60)
 
-    def __init__(self, at: int) -> None:
-        self.at = at
+
+class SlowSaves(Reporter):
+    """Holds each save until step 6 is done, for at most 5 s. Records the threads that write, and whether they waited
+    in vain. Raises in step 7 if requested."""
+
+    def __init__(self, monkeypatch: Any, raises: bool = False) -> None:
+        self.step_6, self.raises = threading.Event(), raises
+        self.writers: list[tuple[str, bool]] = []
+        self.notes: list[str] = []
+        write = BlockWriter.write
+
+        def held(*args: Any) -> Any:
+            done = self.step_6.wait(5)
+            self.writers.append((threading.current_thread().name.partition(" ")[0], done))
+            return write(*args)
+
+        monkeypatch.setattr(BlockWriter, "write", held)
+
+    def advance(self, step: int) -> None:
+        if step == 6:
+            self.step_6.set()
+        if step == 7 and self.raises:
+            raise RuntimeError("step 7")
+
+    def note(self, words: str) -> None:
+        self.notes.append(words.partition(":")[0])
+
+
+class Killer(Reporter):
+    """Kills its own process without warning when a step is done, if requested after the saves that run."""
+
+    def __init__(self, at: int, after_saves: bool) -> None:
+        self.at, self.after_saves = at, after_saves
 
     def advance(self, step: int) -> None:
         if step == self.at:
+            if self.after_saves:
+                wait_for_saves()
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def on_rank(config: dict[str, Any], kill_at: int | None = None, victim: int = 0) -> Trained:
+def on_rank(config: dict[str, Any], kill_at: int | None = None, victim: int = 0, after_saves: bool = False) -> Trained:
     """What a rank runs; the victim dies."""
     mine = kill_at is not None and ShardingEnv.default().rank == victim
-    return run_training(TrainConfig.model_validate(config), Killer(kill_at or 0) if mine else None)
+    return run_training(TrainConfig.model_validate(config), Killer(kill_at or 0, after_saves) if mine else None)
 
 
 def weights_of(config: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:

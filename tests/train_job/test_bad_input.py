@@ -23,7 +23,7 @@ from recshard_lab.distributed.state.checkpoint.files import CheckpointError
 from recshard_lab.train.job import TrainConfig, export_run, read_config, run_training
 from recshard_lab.train.job.config import Schedule
 from recshard_lab.train.job.progress import Reporter, Told
-from tests.train_job.runs import config_of, told_on_rank
+from tests.train_job.runs import config_of, told_on_rank, wait_for_saves
 
 
 def trained(folder: Path, reporter: Reporter | None = None, **changes: Any) -> Any:
@@ -229,6 +229,7 @@ class SmallDisk(Reporter):
         self.folder = Path()
 
     def advance(self, step: int) -> None:
+        wait_for_saves()
         most = resource.RLIM_INFINITY if step not in self.steps else 2048
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
         if step in self.steps:
@@ -245,6 +246,7 @@ def test_a_disk_that_fills_in_mid_save_is_named_and_training_goes_on(tmp_path: P
         done = trained(tmp_path, disk)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert not [words for words in disk.notes if "saved at step 8" in words and "NOT" not in words]
     assert disk.saved_then == [4, 4, 4, 4]  # at 8 it could not be saved, and what was saved at 4 stood
     (told,) = [words for words in disk.notes if "NOT SAVED" in words]
     assert "at step 8" in told

@@ -21,7 +21,7 @@ from recshard_lab.models import model_names
 from recshard_lab.train.job import TrainConfig, run_training
 from tests.data import criteo_files
 from tests.train_job import runs
-from tests.train_job.runs import config_of, on_rank, weights_of
+from tests.train_job.runs import SlowSaves, config_of, on_rank, weights_of
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -33,9 +33,9 @@ def launched(world_size: int, config: dict[str, Any], **kill: int) -> Any:
         return ranks.run(on_rank, config, **kill)
 
 
-def killed(world_size: int, config: dict[str, Any], at: int, victim: int = 0) -> None:
+def killed(world_size: int, config: dict[str, Any], at: int, victim: int = 0, after_saves: bool = False) -> None:
     with rs.launch(world_size) as ranks, pytest.raises(RankError):
-        ranks.run(on_rank, config, kill_at=at, victim=victim)
+        ranks.run(on_rank, config, kill_at=at, victim=victim, after_saves=after_saves)
 
 
 def apart(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
@@ -61,8 +61,9 @@ def test_a_run_killed_at_a_random_step_ends_with_the_weights_of_one_never_killed
     config = config_of(tmp_path, pipeline={"name": pipeline})
     at = random.randrange(1, STEPS)
     killed(2, config, at, victim=random.randrange(2))
-    saved = rs.distributed.state.checkpoint.read_extra(config["checkpoint"]["path"])["step"] if at > 4 else 0
-    assert at - saved <= 4 + 1
+    # the save of the last multiple of 4 may have been running; each save waits for the one before
+    saved = rs.distributed.state.checkpoint.read_extra(config["checkpoint"]["path"])["step"] if at > 8 else 0
+    assert at - saved <= 2 * 4
     assert launched(2, config)[0].step == STEPS
     found, told = weights_of(config)
     assert apart(found, expected) == 0.0, f"killed at {at}"
@@ -84,7 +85,7 @@ def test_it_goes_on_with_another_number_of_ranks(never_killed: Any, tmp_path: Pa
 
 def test_what_is_killed_while_it_is_saved_goes_on_from_the_save_before(never_killed: Any, tmp_path: Path) -> None:
     config = config_of(tmp_path)
-    killed(2, config, at=9)
+    killed(2, config, at=9, after_saves=True)
     leftover = tmp_path / ".checkpoint.saving-0123abcd"
     leftover.mkdir()
     (leftover / "__0_0.distcp").write_bytes(b"half of it")
@@ -92,6 +93,29 @@ def test_what_is_killed_while_it_is_saved_goes_on_from_the_save_before(never_kil
     launched(2, config)
     assert apart(weights_of(config)[0], never_killed[0]) == 0.0
     assert not leftover.exists()
+
+
+def test_training_continues_while_a_save_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saves = SlowSaves(monkeypatch)
+    done = run_training(TrainConfig.model_validate(config_of(tmp_path, max_steps=8)), saves)
+    assert saves.writers == [("saving", True), ("MainThread", True)]  # the last save is not in the background
+    assert [words for words in saves.notes if "save" in words.lower()] == ["saved at step 4", "saved at step 8"]
+    assert done.unsaved is None
+
+
+def test_without_memory_for_a_copy_the_loop_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saves = SlowSaves(monkeypatch)
+    saves.step_6.set()
+    monkeypatch.setattr("recshard_lab.train.job.run.free_memory", lambda: (1000, 10**12))
+    run_training(TrainConfig.model_validate(config_of(tmp_path, max_steps=8)), saves)
+    assert saves.writers == [("MainThread", True)] * 2
+
+
+def test_a_run_that_fails_completes_the_save_that_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saves = SlowSaves(monkeypatch, raises=True)
+    with pytest.raises(RuntimeError, match="step 7"):
+        run_training(TrainConfig.model_validate(config_of(tmp_path)), saves)
+    assert rs.distributed.state.checkpoint.read_extra(tmp_path / "checkpoint")["step"] == 4
 
 
 def test_stale_rows_and_random_layers_repeat_bit_for_bit_too(tmp_path: Path) -> None:

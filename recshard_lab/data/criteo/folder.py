@@ -7,9 +7,9 @@ one step as well, names it with its size and checksum. Whatever stops a run, the
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
+import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -186,13 +186,31 @@ def naming_full_disk(path: Path) -> Iterator[None]:
 
 @contextmanager
 def only_user(folder: Path) -> Iterator[None]:
-    """Refuses a second run on a folder."""
+    """Prevents a second run on the same folder.
+
+    Raises:
+        ValueError: another run holds the lock.
+    """
     with (folder / "lock").open("w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"another run is filling {folder}: wait for it, or give another folder") from None
+            _lock(lock.fileno())
+        except (BlockingIOError, PermissionError):
+            raise ValueError(
+                f"{folder} is in use: another run writes to it. Fix: wait for its end, or choose another folder."
+            ) from None
         yield
+
+
+def _lock(file: int) -> None:
+    """Locks an open file. Raises BlockingIOError, on Windows PermissionError, if another process holds the lock."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def check_sizes(folder: Path, entries: list[FileEntry]) -> None:

@@ -1,6 +1,6 @@
 """Moves the torch optimizer's states of tables on the dense kernel when the tables move."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,17 +11,6 @@ from recshard_lab.comm import ShardingEnv, all_gather_object
 from recshard_lab.distributed.state.moves import Move
 from recshard_lab.distributed.state.parts import Part
 from recshard_lab.distributed.table_shards import TableShards
-
-
-def states_of(optimizer: torch.optim.Optimizer, name: str, shards: TableShards) -> Iterator[tuple[int, Part, Tensor]]:
-    """(position of the shard, part, tensor) of each state in a torch optimizer of this rank's shards of a table.
-
-    Raises:
-        ValueError: a state that is not a tensor, or whose shape does not fit its shard.
-    """
-    for (position, weight), parameter in zip(shards.local_weights.items(), shards.parameters(), strict=True):
-        for key, value in optimizer.state.get(parameter, {}).items():
-            yield position, Part.of(key, tensor_state(value, name, key), weight.shape[0], weight.shape[1]), value
 
 
 def tensor_state(value: Any, name: str, key: str) -> Tensor:
@@ -106,10 +95,12 @@ class DenseStates:
 
     def _read(self, name: str, shards: TableShards, optimizer: torch.optim.Optimizer) -> list[tuple[Part, int, str]]:
         states: list[tuple[Part, int, str]] = []
-        for position, part, value in states_of(optimizer, name, shards):
-            if all(part.name != other.name for other, _, _ in states):
-                states.append((part, value.dim(), value.device.type))
-            self.sources.setdefault((name, part.name), {})[position] = part.matrix(value)
+        for (position, weight), parameter in zip(shards.local_weights.items(), shards.parameters(), strict=True):
+            for key, value in optimizer.state.get(parameter, {}).items():
+                part = Part.of(key, tensor_state(value, name, key), weight.shape[0], weight.shape[1])
+                if all(part.name != other.name for other, _, _ in states):
+                    states.append((part, value.dim(), value.device.type))
+                self.sources.setdefault((name, part.name), {})[position] = part.matrix(value)
         return states
 
     def moves(self, tables: Mapping[str, TableShards], device: torch.device) -> list[Move]:

@@ -3,7 +3,10 @@
 Both share memory with the kernels, and `torch.distributed.checkpoint` saves, loads and reshards both.
 """
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -14,6 +17,7 @@ from recshard_lab.sharding import Shard
 from recshard_lab.sharding.plan.types import DDR
 
 StateForm: TypeAlias = Literal["sharded_tensor", "dtensor"]
+_requested: ContextVar[StateForm | None] = ContextVar("requested form", default=None)
 
 
 def check_form(form: str) -> None:
@@ -30,13 +34,52 @@ def check_form(form: str) -> None:
         )
 
 
+@contextmanager
+def requested(form: StateForm | None) -> Iterator[None]:
+    """State dicts have this form inside the block. None leaves each table its sharder's form.
+
+    Raises:
+        ValueError: ``form`` is not a form of state dicts.
+    """
+    if form is None:
+        yield
+        return
+    check_form(form)
+    token = _requested.set(form)
+    try:
+        yield
+    finally:
+        _requested.reset(token)
+
+
+def form_of(default: StateForm) -> StateForm:
+    """The form that `requested` sets, otherwise ``default``."""
+    return _requested.get() or default
+
+
+def torch_call(function: str) -> Mapping[str, Any] | None:
+    """Arguments and variables of a running function of ``torch.distributed.checkpoint.state_dict``, or None.
+
+    torch passes the ``StateDictOptions`` of its callers to no method of a model, so they are read from its frame.
+    """
+    frame = sys._getframe(1).f_back
+    while frame is not None:
+        if (
+            frame.f_code.co_name == function
+            and frame.f_globals["__name__"] == "torch.distributed.checkpoint.state_dict"
+        ):
+            return frame.f_locals
+        frame = frame.f_back
+    return None
+
+
 def check_placements(table: str, scheme: str, shards: Sequence[Shard], device: torch.device) -> None:
     """Checks that a DTensor can describe the shards of a table's weights. All ranks return or raise alike.
 
     Raises:
         ValueError: shards that are split along both axes, or that are in host memory beside a GPU.
     """
-    fix = "Fix: state_dict() without form=, whose sharded tensors describe any tiling"
+    fix = 'Fix: state_dict(form="sharded_tensor"), which describes any tiling'
     if _axis(shards) is None:
         raise ValueError(
             f"table {table!r} ({scheme}) is split along rows and columns, which the placements of a "

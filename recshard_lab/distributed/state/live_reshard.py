@@ -15,29 +15,33 @@ If a step fails on any rank, every rank restores its old kernels (from the file 
 """
 
 import gc
+import mmap
+import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from recshard_lab.comm import ShardingEnv, agreed, all_gather_object, gathered, refuse_differences
+from recshard_lab.comm import ShardingEnv, agreed, all_gather_object, gathered, refuse_differences, times_note
 from recshard_lab.distributed.fused_optimizer import EmbeddingFusedOptimizer
 from recshard_lab.distributed.rank_facts import plan_facts
 from recshard_lab.distributed.sharded_collections import ShardedCollection, create_route_groups
 from recshard_lab.distributed.state.dense_tables import DenseStates
 from recshard_lab.distributed.state.moves import DEFAULT_ROUND_BYTES, Move, move
-from recshard_lab.distributed.state.parking import parked
 from recshard_lab.distributed.state.regroup import Regrouping, by_rank
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, ParameterSharding, PlanError, ShardingPlan
 
 MESSAGES = 2  # in memory at the same time: one sent, one received
 _MIN_ROUND_BYTES = 2**18
+_CHUNK_BYTES = 8 * 2**20  # of a parked tensor
 
+_K = TypeVar("_K")
+_T = TypeVar("_T")
 Shardings: TypeAlias = Mapping[str, ParameterSharding]
 
 
@@ -60,9 +64,10 @@ class Resharded:
     def __repr__(self) -> str:
         moved = f"{len(self.tables)} tables" if len(self.tables) != 1 else f"table {self.tables[0]!r}"
         rate = self.bytes_moved / self.seconds / 1e9 if self.seconds else 0.0
+        times = f"; {times_note()}" if times_note() else ""
         return (
             f"Resharded({moved}: {self.bytes_moved / 1e6:.1f} MB between ranks in {self.seconds:.3f} s "
-            f"({rate:.2f} GB/s), at most {self.peak_extra_bytes / 1e6:.1f} MB of extra memory)"
+            f"({rate:.2f} GB/s{times}), at most {self.peak_extra_bytes / 1e6:.1f} MB of extra memory)"
         )
 
 
@@ -152,12 +157,7 @@ def agreed_plan(
     facts = {"plan": plan_facts(whole), "arguments of reshard": others}
     refuse_differences(everyone, facts, PlanError, "Nothing was moved. ")
     create_route_groups(whole, env)
-
-    def routed() -> None:
-        for path, shardings in changed.items():
-            collections[path].check(shardings, env)
-
-    agreed(everyone, routed)
+    agreed(everyone, lambda: _each(changed, lambda path: collections[path].check(changed[path], env)))
     return whole, changed
 
 
@@ -221,11 +221,7 @@ def migrate(
     everyone = everyone or env
     start = time.perf_counter()
 
-    def settled() -> None:
-        for collection in collections.values():
-            collection.settle()
-
-    agreed(everyone, settled)
+    agreed(everyone, lambda: _each(collections.values(), lambda collection: collection.settle()))
     steps = agreed(
         everyone, lambda: [_Migration(collections[p], changed[p], env, device, optimizers, regrouping) for p in changed]
     )
@@ -271,9 +267,9 @@ def migrate(
     return Resharded(sum(sent), max(seconds), max(peaks), tables)
 
 
-def _each(steps: "Sequence[_Migration]", action: "Callable[[_Migration], None]") -> None:
-    for step in steps:
-        action(step)
+def _each(items: Iterable[_T], action: Callable[[_T], None]) -> None:
+    for item in items:
+        action(item)
 
 
 def _restore(
@@ -355,7 +351,7 @@ class _Migration:
 
     def park(self, folder: str | Path | None) -> None:
         """Copies this rank's tensors to a file. Changes nothing else."""
-        flat: dict[Any, torch.Tensor] = {
+        flat: dict[Any, Tensor] = {
             (*key, n): tensor for key, tensors in self.tensors.items() for n, tensor in tensors.items()
         }
         try:
@@ -468,6 +464,44 @@ class _Snapshot:
             shards._parameters.update(parameters)
             for parameter, data, grad in contents:
                 parameter.data, parameter.grad = data, grad
+
+
+def parked(tensors: Mapping[_K, Tensor], folder: str | Path | None = None) -> dict[_K, Tensor]:
+    """Copies of the tensors on disk; do not write to them. The file is deleted with the last copy.
+
+    Args:
+        tensors: contiguous along their rows.
+        folder: folder of the file. Default: the system's folder for temporary files.
+
+    Raises:
+        OSError: the disk is full, or the folder does not exist.
+
+    >>> parked({"t": torch.arange(3)})["t"].tolist()
+    [0, 1, 2]
+    """
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    if not total:
+        return {key: tensor.cpu() for key, tensor in tensors.items()}
+    with tempfile.TemporaryFile(dir=folder, prefix="recshard-parked-") as file:
+        for tensor in tensors.values():
+            rows = max(1, _CHUNK_BYTES * max(1, tensor.shape[0]) // max(1, tensor.nbytes)) if tensor.dim() else 1
+            for chunk in tensor.detach().split(rows) if tensor.dim() else [tensor.detach().view(1)]:
+                file.write(chunk.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        file.flush()
+        mapped = mmap.mmap(file.fileno(), total)
+    copies, position = {}, 0
+    for key, tensor in tensors.items():
+        count = tensor.numel()
+        copies[key] = tensor.new_empty(tensor.shape, device="cpu") if not count else _mapped(mapped, tensor, position)
+        position += tensor.nbytes
+    return copies
+
+
+def _mapped(mapped: mmap.mmap, tensor: Tensor, position: int) -> Tensor:
+    flat = torch.frombuffer(mapped, dtype=torch.uint8, count=tensor.nbytes, offset=position)
+    if position % tensor.element_size():
+        flat = flat.clone()  # unaligned: after an odd number of half-precision numbers
+    return flat.view(tensor.dtype).view(tensor.shape)
 
 
 _IN_FILE = (

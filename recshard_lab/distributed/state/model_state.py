@@ -22,7 +22,7 @@ from recshard_lab.comm import ShardingEnv, agreed, all_gather_object
 from recshard_lab.distributed.fused_optimizer import STATE_NAMES
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
 from recshard_lab.distributed.state.dense_tables import DenseStates, tensor_state
-from recshard_lab.distributed.state.forms import sharded_tensor
+from recshard_lab.distributed.state.forms import requested, sharded_tensor
 from recshard_lab.distributed.state.moves import move
 from recshard_lab.distributed.state.parts import Part
 from recshard_lab.distributed.table_shards import TableShards
@@ -55,12 +55,13 @@ class ModelState:
         """Reads this rank's tensors. Not collective."""
         model, optimizer = self.model, self.optimizer
         bare = self.sharded._bare if self.sharded else model
-        self.tables = _dense_tables(self.sharded)
+        self.tables: dict[str, TableShards] = self.sharded._dense_tables() if self.sharded else {}
         #: parameter -> its name in the unsharded model
         self.names = {id(parameter): name for name, parameter in bare.named_parameters()}
         for key, shards in self.tables.items():
             self.names |= {id(parameter): key for parameter in shards.parameters()}
-        self.weights: dict[str, Any] = dict(model.state_dict())
+        with requested("sharded_tensor"):  # describes every tiling
+            self.weights: dict[str, Any] = dict(model.state_dict())
         self.fused = self._fused()
         if optimizer is not None:
             foreign = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in self.names]
@@ -86,7 +87,7 @@ class ModelState:
 
     def _fused(self) -> Entries:
         if self.sharded is not None:
-            return dict(self.sharded.fused_optimizer.state_dict()["state"])
+            return dict(self.sharded.fused_optimizer.state_dict("sharded_tensor")["state"])
         entries: Entries = {}
         for path, collection in _fused_collections(self.model):
             for table, states in collection.optimizer_states().items():
@@ -235,7 +236,7 @@ class ModelState:
                     continue
                 whole = tuple(self.tables[name].size) if name in self.tables else tuple(parameter.shape)
                 size = tuple(entry.size)
-                if name in self.tables and not self.tables[name].sharding.replicated and self.env.pg is not None:
+                if name in self.tables and self._is_split(self.tables[name]):
                     size = tuple(parameter.shape) if size == whole else ()
                 scalar, dtype = len(size) == 0 or key == "step", entry.properties.dtype
                 if not scalar and size == tuple(parameter.shape):
@@ -243,12 +244,6 @@ class ModelState:
                 else:
                     state = torch.zeros(size, dtype=dtype, device="cpu" if scalar else parameter.device)
                 self.optimizer.state[parameter][key] = state
-
-
-def _dense_tables(model: DistributedModelParallel | None) -> dict[str, TableShards]:
-    """Name of the weight -> table, for the tables that a torch optimizer steps."""
-    tables = model.table_shards() if model is not None else {}
-    return {name: shards for name, shards in tables.items() if shards.sharding.compute_kernel == "dense"}
 
 
 def _fused_collections(model: nn.Module) -> list[tuple[str, FusedCollection]]:

@@ -11,6 +11,7 @@ from recshard_lab.comm import ShardingEnv, agreed, all_gather_object
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
 from recshard_lab.distributed.sharded_collections import ShardedCollection
 from recshard_lab.distributed.state.checkpoint.load import read_into
+from recshard_lab.distributed.state.forms import requested
 from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.distributed.state.pretrained_sources import CheckpointSource, Pretrained, Source, source_of
 from recshard_lab.distributed.table_shards import TableShards
@@ -116,7 +117,8 @@ class _Load:
 
     def from_checkpoint(self, model: nn.Module, env: ShardingEnv) -> None:
         assert isinstance(self.source, CheckpointSource)
-        value = model.state_dict()[self.key]
+        with requested("sharded_tensor"):
+            value = model.state_dict()[self.key]
         read_into({self.source.key: value}, self.source.folder, self.source.metadata, env)
         model.load_state_dict({self.key: value}, strict=False)  # several shards in one process are read as one matrix
 
@@ -187,11 +189,8 @@ def _tables_of(model: nn.Module) -> dict[str, _Load]:
                 key, dtype = prefix + name, shards.parts()[0].dtype
                 loads[key] = _Load(key, dtype, shards.size, list(shards.shards()), shards, None)
         elif isinstance(module, EmbeddingBagCollection | EmbeddingCollection | FusedCollection):
-            tables = "embedding_bags" if isinstance(module, EmbeddingBagCollection) else "embeddings"
-            tables = module.tables_name if isinstance(module, FusedCollection) else tables
-            for name, table in getattr(module, tables).items():
-                rows, cols = table.weight.shape
-                shard = (Shard(0, (0, rows), (0, cols)), table.weight.detach())
-                key = f"{prefix}{tables}.{name}.weight"
-                loads[key] = _Load(key, table.weight.dtype, (rows, cols), [shard], None, None)
+            for name, weight in module.named_parameters(remove_duplicate=False):
+                key, (rows, cols) = prefix + name, weight.shape
+                shard = (Shard(0, (0, rows), (0, cols)), weight.detach())
+                loads[key] = _Load(key, weight.dtype, (rows, cols), [shard], None, None)
     return loads

@@ -84,7 +84,7 @@ class RowSplits:
     def _with_fbgemm(
         self, lengths: Tensor, ids: Tensor, weights: Tensor | None, bags: list[int], want_order: bool
     ) -> Bucketized:
-        # fbgemm reads memory from the first element on, whatever the strides
+        # fbgemm ignores strides
         lengths, ids = lengths.contiguous(), ids.contiguous()
         weights = None if weights is None else weights.contiguous()
         sizes, edges = self._for_fbgemm(ids.device, ids.dtype)

@@ -42,7 +42,7 @@ from recshard_lab.distributed.step.deferred import Deferred, KernelGradients
 from recshard_lab.distributed.step.input_dist import InputDist, PendingInput
 from recshard_lab.distributed.step.layout import Layout
 from recshard_lab.distributed.step.lookup import Bags, GroupKind, KernelGroup, RankLookup
-from recshard_lab.distributed.step.output_dist import PooledOutput, SequenceOutput, VariableOutput
+from recshard_lab.distributed.step.output_dist import PooledOutput, SequenceOutput
 from recshard_lab.distributed.step.output_dist.base import Columns, OutputExchange, PendingOutput
 from recshard_lab.distributed.step.output_dist.local import LocalOutput, is_enough
 from recshard_lab.distributed.step.row_norms import RowNormExchange
@@ -105,7 +105,7 @@ class OutputPaths:
     """The output exchanges over one set of connections: for batches of one size, and for variable ones."""
 
     route: PooledOutput | SequenceOutput
-    variable: VariableOutput
+    variable: PooledOutput
 
 
 class Executor:
@@ -142,8 +142,7 @@ class Executor:
         self.input_dist = InputDist(layout, env, pooled=pooled, weighted=weighted, policy=policy, distinct=distinct)
         self.output_dtype = output_dtype or layout.rows_dtype
         self.lookup = RankLookup(layout, kinds, env.rank, pooled, device)
-        self.route = PooledOutput(layout, env, codecs) if pooled else SequenceOutput(layout, env, codecs)
-        self.variable = VariableOutput(layout, env, codecs)
+        self.paths = self.output_paths(env)
         self.local = LocalOutput() if is_enough(layout, len(self.lookup.groups)) else None
         self.anchor = torch.zeros((), device=device, requires_grad=True)
         #: for each kind whose column shards add their squares: this rank's group, if any, rounds a step, the exchange
@@ -205,17 +204,18 @@ class Executor:
 
     def _to_samples(self, flat: Tensor, lookup_input: LookupInput) -> Tensor:
         """``[B, output width]`` of a variable batch, or of a batch that is variable on another rank."""
-        if lookup_input.local_batch.inverse is not None:
-            return self.variable.to_samples(flat, lookup_input.local_batch)
-        batch, dims = lookup_input.local_batch.batch_size, [block.dim for block in self.layout.blocks]
-        parts = flat.split([batch * dim for dim in dims])
-        return torch.cat([part.view(batch, dim) for part, dim in zip(parts, dims, strict=True)], 1)
+        local_batch, dims = lookup_input.local_batch, [block.dim for block in self.layout.blocks]
+        sizes = [lengths.numel() * dim for lengths, dim in zip(local_batch.lengths, dims, strict=True)]
+        blocks = [part.view(-1, dim) for part, dim in zip(flat.split(sizes), dims, strict=True)]
+        if local_batch.inverse is not None:
+            blocks = [rows.index_select(0, bag) for rows, bag in zip(blocks, local_batch.inverse, strict=True)]
+        return torch.cat(blocks, 1)
 
     def output_paths(self, env: ShardingEnv) -> OutputPaths:
         """Output exchanges over other connections between the same ranks."""
         return OutputPaths(
             (PooledOutput if self.pooled else SequenceOutput)(self.layout, env, self.codecs),
-            VariableOutput(self.layout, env, self.codecs),
+            PooledOutput(self.layout, env, self.codecs, variable=True),
         )
 
     def read(self, lookup_input: LookupInput, training: bool) -> Rows:
@@ -230,6 +230,8 @@ class Executor:
             return Rows(exchanged, replicated, _Saved(lookup_input, []) if training else None, error)
 
     def _read(self, lookup_input: LookupInput, training: bool) -> Rows:
+        if lookup_input.error is not None:
+            raise lookup_input.error
         kept, exchanged, replicated = [], [], []
         for group in self.lookup.exchanged:
             bags = group.bags(lookup_input)
@@ -262,7 +264,7 @@ class Executor:
         self, rows: Rows, lookup_input: LookupInput, output_paths: OutputPaths | None = None
     ) -> IssuedOutput:
         """Sends rows to the ranks of their samples, over these paths or the collection's."""
-        path = self._path(lookup_input, output_paths or OutputPaths(self.route, self.variable))
+        path = self._path(lookup_input, output_paths or self.paths)
         pending: list[PendingOutput] = []
 
         def issue(exchanged: list[Tensor], replicated: list[Tensor]) -> None:
@@ -329,7 +331,7 @@ class Executor:
                 "rows that were left behind. Fix: call backward before dmp.reshard"
             )
         lookup_input, grad = saved.lookup_input, grad.to(self.layout.rows_dtype)
-        path = self._path(lookup_input, OutputPaths(self.route, self.variable))
+        path = self._path(lookup_input, self.paths)
         saved.grad, saved.path = grad, path
 
         def issue(gradient: Tensor) -> None:

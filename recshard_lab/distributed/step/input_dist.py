@@ -1,6 +1,6 @@
 """input_dist: every id goes to the ranks whose shards store its row.
 
-A batch costs one read of the device (`HostRead`) and two messages, whatever the plan: the sizes (`sizes.py`), then one
+Under every plan, a batch costs one read of the device (`HostRead`) and two messages: the sizes (`sizes.py`), then one
 flat integer tensor for each destination rank::
 
     to rank k:   lengths of its shard features  |  their ids, counted from its shards' first rows  |  weights
@@ -15,16 +15,17 @@ N ids, W ranks.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recshard_lab.comm import Pending, ShardingEnv, issue_all_to_all, raise_first_error, sizes_env
+from recshard_lab.comm import Pending, RankLost, ShardingEnv, issue_all_to_all, raise_first_error, sizes_env
 from recshard_lab.distributed.awaitable import NoWait
 from recshard_lab.distributed.step.check_ids import (
     Checked,
@@ -48,6 +49,7 @@ from recshard_lab.sparse import KeyedJaggedTensor
 from recshard_lab.sparse.variable_batch import inverse_of
 
 Array = NDArray[np.int64]
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -66,11 +68,6 @@ class Packed:
     sizes: Array
     local_batch: LocalBatch
 
-    def message(self, wire: torch.dtype, device: torch.device) -> Tensor:
-        """The parts of all ranks, one after the other."""
-        parts = [part for own in self.parts for part in own]
-        return torch.cat(parts) if parts else torch.empty(0, dtype=wire, device=device)
-
 
 @dataclass(slots=True)
 class PendingInput:
@@ -80,10 +77,11 @@ class PendingInput:
     input_dist: InputDist
     sizes: Sizes
     local_batch: LocalBatch
+    error: Exception | None = None
 
     def wait(self) -> LookupInput:
         """Blocks until the ids of every rank have arrived."""
-        return self.input_dist.unpack(self.payload.wait(), self.sizes, self.local_batch)
+        return self.input_dist.arrived(self.payload.wait(), self.sizes, self.local_batch, self.error)
 
 
 class InputDist:
@@ -123,15 +121,18 @@ class InputDist:
         self.router = IdRouter(layout, self._distinct.tolist(), pooled=pooled)
         self.format = SizesFormat(layout, weighted)
         self._exchanged = [len(features) for features in layout.exchanged_features]
-        self._slots, self._rank_ends, self._kinds = self._message_slots()
+        self._slots, self._rank_ends, kinds = self._message_slots()
+        self._bag_slots, self._id_slots = np.flatnonzero(kinds == 0), np.flatnonzero(kinds == 1)
+        self._rank_of = np.repeat(np.arange(env.world_size), np.diff(self._rank_ends))
+        self._same_rank = self._rank_of[1:] == self._rank_of[:-1]
         own = layout.rank_features[env.rank]
         whole = all(feature.shard.num_rows == layout.tables[feature.table].num_embeddings for feature in own)
         self._in_order = whole and not routed and [feature.block for feature in own] == list(range(len(layout.blocks)))
-        self._positions: dict[tuple[str, ...], list[int]] = {}
+        self._known_keys: dict[tuple[str, ...], tuple[list[int], list[int]]] = {}
         #: an error of the last step that other ranks do not know; sent with the next sizes message
         self.error: Exception | None = None
 
-    def _message_slots(self) -> tuple[Array, list[int], Array]:
+    def _message_slots(self) -> tuple[Array, Array, Array]:
         """The elements of all messages in order: (kind * (E + R) + shard feature, ends of ranks, kinds).
 
         Kinds are 0 for lengths, 1 for ids, 2 for weights.
@@ -147,7 +148,7 @@ class InputDist:
                 slots.append(kind * (first_copy + replicated) + features)
                 kinds.append(np.full(len(features), kind))
             ends.append(ends[-1] + (3 if self.weighted else 2) * len(features))
-        return np.concatenate(slots).astype(np.int64), ends, np.concatenate(kinds)
+        return np.concatenate(slots).astype(np.int64), np.array(ends), np.concatenate(kinds)
 
     # ---- sending
 
@@ -172,19 +173,23 @@ class InputDist:
         own_sizes = self.format.write(FAILED) if packed is None else packed.sizes
         pending = issue_sizes([(self.format, own_sizes)], self.host_env, "input_dist/sizes")
         device = features.device()
-        message = None if packed is None else packed.message(self.wire, device)  # while the sizes travel
+        message = None
+        if packed is not None:
+            message, error = _shared(lambda: _joined([packed], self.wire, device))  # while the sizes travel
         states, (received,) = pending.wait()
         if FAILED in states:
             raise_first_error(error, self.host_env)
         assert packed is not None
         assert message is not None
         sizes = self.format.read(received)
-        payload = issue_all_to_all(message, packed.elements, sizes.elements, self.env, "input_dist/ids")
-        return PendingInput(payload, self, sizes, packed.local_batch)
+        payload, also = _shared(
+            lambda: issue_all_to_all(message, packed.elements, sizes.elements, self.env, "input_dist/ids")
+        )
+        return PendingInput(payload, self, sizes, packed.local_batch, error or also)
 
     def _without_exchange(self, features: KeyedJaggedTensor) -> LookupInput | None:
         """On one rank, the batch itself, if its keys are in the order of the tables and all its ids are rows."""
-        position = self._key_positions(features.keys())
+        position, limits = self._positions(features.keys())
         variable = features.variable_stride_per_key() or features.inverse_indices_or_none() is not None
         if variable or not self._in_order or position != list(range(len(features.keys()))):
             return None
@@ -193,7 +198,6 @@ class InputDist:
         values, batch = features.values(), features.stride()
         check_dtype(values)
         lengths = features.lengths().view(len(position), batch).to(self.wire)
-        limits = row_limits(len(position), position, self.layout)
         if values.device.type == "cpu":
             counts = features.length_per_key()
             if not all_are_rows(values, features.offset_per_key(), limits):
@@ -241,14 +245,14 @@ class InputDist:
         if self.error is not None:
             error, self.error = self.error, None
             raise error
-        position = self._key_positions(features.keys())
+        position, limits = self._positions(features.keys())
         values = features.values()
         check_dtype(values)
         batch = Checked(features, position)
         try:
             if values.device.type != "cpu":
                 return self._pack(batch, features, check=True)
-            if all_are_rows(values, features.offset_per_key(), row_limits(len(features.keys()), position, self.layout)):
+            if all_are_rows(values, features.offset_per_key(), limits):
                 return self._pack(batch, features)
         except _IdsOutOfRange:
             pass
@@ -325,7 +329,7 @@ class InputDist:
         starts = np.concatenate([[0], np.cumsum(where.counts[0])]).tolist()
         spans = given = [(starts[key], starts[key + 1]) for key in position]
         if original is not features:  # ids were left out
-            offsets, keys = original.offset_per_key(), self._key_positions(original.keys())
+            offsets, (keys, _) = original.offset_per_key(), self._positions(original.keys())
             given = [(offsets[key], offsets[key + 1]) for key in keys]
         sent = where.ids[1][:first_copy] - where.ids[0][:first_copy]
         copies = range(first_copy, first_copy + len(self.layout.replicated_features))
@@ -356,50 +360,57 @@ class InputDist:
     ) -> Packed:
         """Adjacent runs of one tensor become one part of the message, found for all ranks at once."""
         total, first_copy = len(where.wiring.segment), sum(self._exchanged)
-        starts, ends = np.zeros((3, total), np.int64), np.zeros((3, total), np.int64)
-        tensors = np.stack([3 * where.wiring.source + kind for kind in range(3)])
-        if self.pooled:
-            starts[0], ends[0] = where.bags
-            ends[0, self._distinct] = starts[0, self._distinct]
-        starts[1:], ends[1:] = where.ids[0], where.ids[1]
+        starts, ends = (np.concatenate([bags, ids, ids]) for bags, ids in zip(where.bags, where.ids, strict=True))
+        tensors = where.wiring.tensors
+        without_bags = self._distinct if self.pooled else np.arange(total)
+        ends[without_bags] = starts[without_bags]
         table: list[Tensor | None] = []
         for source in sources:
             bits = None if source.weights is None else _to_wire(source.weights, self.wire)
             table += [source.lengths, source.ids, bits]
         for place, touched in enumerate(local.touched):
             if touched is not None:
-                number = first_copy + place
-                starts[:, number], ends[:, number] = 0, (0, touched.rows.numel(), touched.rows.numel())
-                tensors[:, number] = len(table)
+                if tensors is where.wiring.tensors:
+                    tensors = tensors.copy()
+                number, rows = first_copy + place, touched.rows.numel()
+                starts[number::total], ends[number::total] = 0, (0, rows, rows)
+                tensors[number::total] = len(table), len(table), len(table) + 1
                 bits = None
                 if self.weight_dtype is not None:
                     bits = _to_wire(torch.ones_like(touched.rows, dtype=self.weight_dtype), self.wire)
-                tensors[2, number] += 1
                 table += [touched.rows, bits]
-        order, rank_ends = self._slots, self._rank_ends
-        starts, ends, tensors = starts.reshape(-1)[order], ends.reshape(-1)[order], tensors.reshape(-1)[order]
-        sizes = ends - starts
-        elements = np.diff(np.concatenate([[0], np.cumsum(sizes)])[rank_ends])
-        rank_of = np.repeat(np.arange(self.env.world_size), np.diff(rank_ends))
-        filled = np.flatnonzero(sizes)
-        starts, ends, tensors, rank_of = starts[filled], ends[filled], tensors[filled], rank_of[filled]
-        new = np.ones(len(filled), bool)
-        new[1:] = (tensors[1:] != tensors[:-1]) | (starts[1:] != ends[:-1]) | (rank_of[1:] != rank_of[:-1])
-        first = np.flatnonzero(new)
-        last = np.append(first[1:], len(filled)) - 1 if len(first) else first
+        starts, ends, tensors = starts[self._slots], ends[self._slots], tensors[self._slots]
+        joined = (starts[1:] == ends[:-1]) & (tensors[1:] == tensors[:-1]) & self._same_rank
+        first = np.concatenate([[0], np.flatnonzero(~joined) + 1])[: len(starts)]
+        last = np.concatenate([first[1:], [len(starts)]])[: len(starts)] - 1
         parts: list[list[Tensor]] = [[] for _ in range(self.env.world_size)]
-        for rank, tensor, start, end in zip(
-            rank_of[first].tolist(), tensors[first].tolist(), starts[first].tolist(), ends[last].tolist(), strict=True
-        ):
+        runs = (self._rank_of[first], tensors[first], starts[first], ends[last])
+        for rank, tensor, start, end in zip(*(own.tolist() for own in runs), strict=True):
             whole = table[tensor]
-            assert whole is not None
-            parts[rank].append(whole[start:end])
-        segments = features.stride() if self.pooled else 1
-        bags, ids = sizes[self._kinds == 0], sizes[self._kinds == 1]
+            if whole is not None and start < end:
+                parts[rank].append(whole[start:end])
+        segments, sizes = features.stride() if self.pooled else 1, ends - starts
+        totals = np.zeros(len(sizes) + 1, dtype=np.int64)
+        sizes.cumsum(out=totals[1:])
+        totals = totals[self._rank_ends]
+        bags, ids = sizes[self._bag_slots], sizes[self._id_slots]
         message = self.format.write(READY, segments, variable, weight_gradients, bags, ids)
-        return Packed(parts, elements.tolist(), message, local)
+        return Packed(parts, (totals[1:] - totals[:-1]).tolist(), message, local)
 
     # ---- receiving
+
+    def arrived(
+        self,
+        received: Tensor,
+        sizes: Sizes,
+        local: LocalBatch,
+        error: Exception | None,
+        offsets: Array | None = None,
+    ) -> LookupInput:
+        """`unpack`. The lookup raises ``error``, or an error of `unpack`, on all ranks."""
+        lookup_input, also = _shared(lambda: self.unpack(received, sizes, local, offsets))
+        lookup_input.error = error or also
+        return lookup_input
 
     def unpack(self, received: Tensor, sizes: Sizes, local: LocalBatch, offsets: Array | None = None) -> LookupInput:
         """The ids in what all ranks have sent.
@@ -410,29 +421,24 @@ class InputDist:
             local: this rank's batch.
             offsets: ``[W]`` where each rank's part begins in ``received``; one after the other when left out.
         """
-        if offsets is None:
-            offsets = np.concatenate([[0], np.cumsum(sizes.elements)])[:-1]
-        world, first = self.env.world_size, self._exchanged[self.env.rank]
-        kinds = [sizes.bags, *[sizes.ids] * sizes.parts]
-        counts = np.concatenate(kinds, 1)
-        starts = (offsets[:, None] + np.cumsum(counts, 1) - counts).reshape(world, len(kinds), -1)
-        moved = gather_runs(
-            received,
-            np.concatenate([own.T.reshape(-1) for own in starts.transpose(1, 0, 2)]),
-            np.concatenate([own.T.reshape(-1) for own in kinds]),
-        )
+        first = self._exchanged[self.env.rank]
+        counts = np.concatenate([sizes.bags, *[sizes.ids] * sizes.parts], 1)
+        starts = counts.cumsum().reshape(counts.shape) - counts
+        if offsets is not None and starts.size:
+            starts += (offsets - starts[:, 0])[:, None]
+        moved = gather_runs(received, starts.T.reshape(-1), counts.T.reshape(-1))
         num_ids = int(sizes.ids.sum())
         num_lengths = moved.numel() - sizes.parts * num_ids
-        exchanged_lengths = int(sizes.bags[:, :first].sum())
+        exchanged_lengths = num_lengths - int(sizes.bags[:, first:].sum())
         weights = None
         if self.weight_dtype is not None:
             weights = _from_wire(moved[num_lengths + num_ids :], self.weight_dtype)
         segments, bags = sizes.segments.tolist(), None
-        as_rows = (sizes.bags == 0) & (sizes.ids > 0)
-        copy_bags = np.where(as_rows, sizes.ids, sizes.bags)[:, first:]
+        copy_bags, copy_ids = sizes.bags[:, first:], sizes.ids[:, first:]
+        copy_bags = np.where((copy_bags == 0) & (copy_ids > 0), copy_ids, copy_bags)
         if not self.pooled:
             lengths = copies = moved[:0].view(0, 0)
-            copy_bags = sizes.ids[:, first:]
+            copy_bags = copy_ids
         else:
             if sizes.variable:
                 bags = sizes.bags[:, : self.layout.pooled_counts[self.env.rank]]
@@ -479,9 +485,9 @@ class InputDist:
         weights = features.weights_or_none() if self.weighted and torch.is_grad_enabled() else None
         return weights if weights is not None and weights.requires_grad else None
 
-    def _key_positions(self, keys: list[str]) -> list[int]:
-        """For each block, the position of its feature in the batch."""
-        known = self._positions.get(tuple(keys))
+    def _positions(self, keys: list[str]) -> tuple[list[int], list[int]]:
+        """For each block, the position of its feature in the batch; and what `row_limits` returns."""
+        known = self._known_keys.get(tuple(keys))
         if known is None:
             for block in self.layout.blocks:
                 if block.feature not in keys:
@@ -490,8 +496,8 @@ class InputDist:
                         f"feature {block.feature!r} of table {table!r} is missing from the batch: its features are "
                         f"{list(keys)}. Fix: add the feature, with empty bags if it has no ids"
                     )
-            known = [keys.index(block.feature) for block in self.layout.blocks]
-            self._positions[tuple(keys)] = known
+            position = [keys.index(block.feature) for block in self.layout.blocks]
+            known = self._known_keys[tuple(keys)] = position, row_limits(len(keys), position, self.layout)
         return known
 
 
@@ -511,31 +517,58 @@ def exchange_ids(
 
     Args:
         dists: the collections' input dists, over the same ranks.
-        packed: one for each collection.
-        sizes: one for each collection.
+        packed: what each collection sends.
+        sizes: what each collection receives.
         device: of the batch.
         env: the connections to send over.
-        fused: one message for all collections whose ids have one dtype; else one for each collection.
+        fused: whether collections whose ids have the same dtype share a message.
     """
     by_wire: dict[object, list[int]] = {}
     for number, dist in enumerate(dists):
         by_wire.setdefault(dist.wire if fused else number, []).append(number)
     pending = []
     for numbers in by_wire.values():
-        parts = [part for rank in range(env.world_size) for n in numbers for part in packed[n].parts[rank]]
-        message = torch.cat(parts) if parts else torch.empty(0, dtype=dists[numbers[0]].wire, device=device)
-        sends = np.sum([packed[n].elements for n in numbers], 0)
+        sends = np.sum([packed[n].elements for n in numbers], 0).tolist()
         receives = np.array([sizes[n].elements for n in numbers])
-        payload = issue_all_to_all(message, sends.tolist(), receives.sum(0).tolist(), env, "input_dist/ids")
+
+        def issue(numbers: list[int] = numbers, sends: list[int] = sends, receives: Array = receives) -> Pending:
+            message = _joined([packed[n] for n in numbers], dists[numbers[0]].wire, device)
+            return issue_all_to_all(message, sends, receives.sum(0).tolist(), env, "input_dist/ids")
+
+        payload, error = _shared(issue)
         starts = (np.cumsum(receives.T) - receives.T.reshape(-1)).reshape(receives.T.shape)  # by rank, then collection
-        pending.append((numbers, payload, starts))
+        pending.append((numbers, payload, error, starts))
     yield
     found = {}
-    for numbers, payload, starts in pending:
+    for numbers, payload, error, starts in pending:
         received = payload.wait()
         for place, n in enumerate(numbers):
-            found[n] = dists[n].unpack(received, sizes[n], packed[n].local_batch, starts[:, place])
+            found[n] = dists[n].arrived(received, sizes[n], packed[n].local_batch, error, starts[:, place])
     return [found[n] for n in range(len(dists))]
+
+
+def _joined(packed: Sequence[Packed], wire: torch.dtype, device: torch.device) -> Tensor:
+    """The parts for all ranks, one after the other, of several collections."""
+    parts = [part for rank in zip(*(own.parts for own in packed), strict=True) for own in rank for part in own]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=wire, device=device)
+
+
+def _shared(action: Callable[[], T]) -> tuple[T, Exception | None]:
+    """Runs a part of the exchange. If it raises, once more: the other ranks wait for the messages of this step.
+
+    Returns:
+        The result, and the error of the first attempt. The caller must pass it to the lookup, which raises it on all
+        ranks.
+
+    Raises:
+        Exception: the second attempt failed, too. The other ranks then raise RankLost.
+    """
+    try:
+        return action(), None
+    except RankLost:
+        raise
+    except Exception as error:
+        return action(), error
 
 
 class _IdsOutOfRange(Exception):

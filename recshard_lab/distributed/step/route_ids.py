@@ -46,7 +46,7 @@ class Source:
         order: the place of each id in the joined input of the bucketization; None unless requested. Of distinct ids:
             the place in their source of each id that they stand for, sorted.
         bags: bags of each segment. Of distinct ids: 1.
-        uses: of distinct ids, how many ids each stands for.
+        uses: of distinct ids, how often each occurs in its segment.
     """
 
     lengths: Tensor
@@ -105,6 +105,7 @@ class Wiring:
         source: ``[E + R]`` its source.
         first_segment: the first segment of each source, and at last their number.
         distinct: the segments whose distinct ids are sent; one further source for each entry.
+        tensors: ``[3 * (E + R)]`` 3 * source + kind, of the lengths (kind 0), the ids (1) and the weights (2).
     """
 
     position: list[int]
@@ -114,6 +115,7 @@ class Wiring:
     source: Array
     first_segment: list[int]
     distinct: list[DistinctSegments]
+    tensors: Array
 
 
 class IdRouter:
@@ -195,7 +197,9 @@ class IdRouter:
             number = key if place is None else place[1] * len(keys[place[0]]) + keys[place[0]].index(key)
             segment.append(first[source[-1]] + number)
         distinct = self._read_distinct(source, segment, first)
-        found = Wiring(list(position), keys, splits, np.array(segment, int), np.array(source, int), first, distinct)
+        sources = np.array(source, int)
+        tensors = np.concatenate([3 * sources + kind for kind in range(3)])
+        found = Wiring(list(position), keys, splits, np.array(segment, int), sources, first, distinct, tensors)
         if len(self._wirings) >= 16:  # batches come with few orders of keys
             self._wirings.clear()
         self._wirings[cache_key] = found

@@ -39,8 +39,10 @@ class Segments:
         self.bags = self._runs([source.bags for source in sources])
 
     def _runs(self, sizes: Sequence[Array]) -> tuple[Array, Array]:
-        ends = np.concatenate([np.cumsum(own) for own in sizes])[self.wiring.segment]
-        return ends - np.concatenate(list(sizes))[self.wiring.segment], ends
+        flat = sizes[0] if len(sizes) == 1 else np.concatenate(sizes)
+        ends = flat.cumsum() if len(sizes) == 1 else np.concatenate([own.cumsum() for own in sizes])
+        ends = ends[self.wiring.segment]
+        return ends - flat[self.wiring.segment], ends
 
     def places(self, sources: Sequence[Source], shard_features: Array) -> tuple[Tensor, Array, Tensor | None]:
         """``places``, ``num_places`` and ``uses`` of the local batch, for some of its shard features."""
@@ -97,6 +99,8 @@ def gather_runs(flat: Tensor, starts: Array, sizes: Array) -> Tensor:
     >>> gather_runs(torch.arange(10), np.array([7, 0]), np.array([2, 3])).tolist()
     [7, 8, 0, 1, 2]
     """
+    if 0 < len(starts) <= _FEW_RUNS:
+        return join([(flat, start, start + size) for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)])
     filled = np.flatnonzero(sizes)
     if not len(filled):
         return flat[:0]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -118,7 +118,7 @@ class PendingSizes:
     def wait(self) -> tuple[list[int], list[NDArray[np.int64]]]:
         """The state of each rank, and for each collection what `SizesFormat.read` takes."""
         received = self.payload.wait().view(self.world_size, -1).numpy()
-        ends = np.cumsum([0, *self.widths])
+        ends = list(accumulate(self.widths, initial=0))
         return received[:, 0].tolist(), [received[:, start:end] for start, end in pairwise(ends)]
 
 

@@ -102,13 +102,9 @@ def split_rows(
         counts: ids of each feature.
     """
     device, total, used = ordered.ids.device, int(sum(distinct)), int(sum(counts))
-    starts = torch.searchsorted(ordered.row, torch.arange(total + 1, device=device))
-    rows = ordered.ids.index_select(0, starts[:-1])
-    features = np.repeat(np.arange(len(distinct)), np.asarray(distinct, dtype=np.int64) + 1)
-    first_member = np.concatenate([[0], np.cumsum(counts)])[:-1]
-    pairs = np.stack([np.arange(total + len(distinct)) - features, first_member[features]])
-    index, shift = host_list(pairs, device)
-    starts = starts.index_select(0, index) - shift
+    starts = torch.searchsorted(ordered.row, torch.arange(total, device=device))
+    rows = ordered.ids.index_select(0, starts)
+    starts = starts - host_list(np.repeat(np.cumsum(counts) - counts, distinct), device)
     order = ordered.order[:used]
     sorted_members = members.index_select(0, order)
     sorted_weights = None if weights is None else weights.index_select(0, order)
@@ -116,7 +112,7 @@ def split_rows(
         TouchedRows(r, s, m, w)
         for r, s, m, w in zip(
             rows.split(list(distinct)),
-            starts.split([number + 1 for number in distinct]),
+            starts.split(list(distinct)),
             sorted_members.split(list(counts)),
             [None] * len(counts) if sorted_weights is None else sorted_weights.split(list(counts)),
             strict=True,

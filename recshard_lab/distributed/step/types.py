@@ -59,7 +59,7 @@ class TouchedRows:
 
     Attributes:
         rows: ``[U]`` distinct ids, ascending.
-        starts: ``[U + 1]`` where each row's members begin.
+        starts: ``[U]`` where each row's members begin.
         members: ``[n]`` the bags (of sequence collections, the ids) that read each row, row after row.
         weights: ``[n]`` per-sample weights of the members, or None.
     """
@@ -132,6 +132,7 @@ class LookupInput:
         bags: ``[W, L]`` in a variable batch, bags of exchanged shard features by source rank; else None.
         looked_up: the returned rows, where they were looked up before the forward.
         weight_gradients: for each rank, whether its weights require a gradient; None if no rank's do.
+        error: of this rank while the ids were exchanged. The lookup raises it, on all ranks.
     """
 
     ids: Tensor
@@ -145,6 +146,7 @@ class LookupInput:
     bags: NDArray[np.int64] | None = None
     looked_up: Tensor | None = None
     weight_gradients: list[bool] | None = None
+    error: Exception | None = None
 
 
 def host_list(

@@ -158,8 +158,8 @@ class Topology:
         update_cost: optimizer -> factor on reading and writing the distinct rows.
         update_id_ns, update_row_ns: optimizer -> ns per id, in place of `update_ns_per_id`, and ns per distinct row.
         bag_ns: ns per bag of one feature of one shard, in forward and in backward.
-        sort_ns_per_id, sum_ns_per_number: for replicas that send touched rows: ns per sorted id of the batch, and per
-            added number of a gradient.
+        sort_ns_per_id, sum_ns_per_number: for ids that travel once (replicas that send touched rows, "distinct_rows",
+            deduplicated sequences): ns per sorted id of the batch, and per added number of a row or gradient.
         replica_ms, replicas_ms: host cost of one feature of a replica, in input_dist and in output_dist_backward; and
             the fixed cost per step of having replicas.
         cache_bytes: cache of one rank that keeps rows from step to step; 0 if it keeps none.

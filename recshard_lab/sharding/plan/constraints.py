@@ -28,7 +28,7 @@ class ParameterConstraints:
         batch_sizes: samples per rank, one per feature. Default: the workload's.
         is_weighted: whether the table's ids have per-sample weights.
         ranks: the only ranks that may store a shard of the table.
-        route: its output path, one of `ROUTES`. Default: the cheapest.
+        route: its output path, one of `ROUTES` or "distinct_rows". Default: the cheapest.
         shards: the exact shards. The planner keeps them and plans the other tables around them.
         forbidden_sharding_types: schemes that are not allowed.
         forbidden_ranks: ranks that must not store a shard of the table.

@@ -109,9 +109,11 @@ them. two_hop: partial rows are added inside each node first, then each node sen
 """
 
 DISTINCT_ROWS = "distinct_rows"
-"""The output path that plans must ask for: each distinct id of a batch travels once, without its bag, and its row
-returns unpooled. The source rank pools. It moves fewer bytes where a shard sees fewer distinct ids than bags: small or
-skewed tables, and row shards on many ranks. It does not apply to per-sample weights or variable batches.
+"""The output path on which each distinct id of a batch travels once, without its bag, and its row returns unpooled.
+
+The source rank pools. It moves fewer bytes where a shard sees fewer distinct ids than bags: small or skewed tables, and
+row shards on many ranks. It does not apply to per-sample weights or variable batches. The planner considers it if it
+knows how often ids repeat, see `Workload`.
 """
 
 

@@ -171,7 +171,8 @@ def _topology(said: PlanSection, env: ShardingEnv, device: torch.device) -> Topo
                 f"for as many"
             )
     else:
-        machine = Topology(env.world_size, compute_device=device.type, local_world_size=env.local_world_size)
+        kind = "cpu" if device.type == "cpu" else "cuda"  # every accelerator is planned as a GPU
+        machine = Topology(env.world_size, compute_device=kind, local_world_size=env.local_world_size)
     return machine if said.memory_gb is None else machine.with_memory(said.memory_gb)
 
 

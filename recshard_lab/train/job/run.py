@@ -1,16 +1,20 @@
-"""A training run: begun, killed, gone on with on any number of ranks, finished.
+"""A training run: started, killed, resumed on any number of ranks, finished.
 
-A run is cut into *segments*: it is saved, scored and its pipeline empty only between two of them. A segment ends
-at every multiple of the checkpoint's and the evaluation's steps, and at the end. What a run does after a checkpoint
-is a function of the checkpoint and the config alone (the order of samples is one of the seed, schedules are of the
-step, torch's generator is seeded anew at the beginning of a segment), so that one that is killed and started again
-ends with the weights of one that never was: bit for bit on as many ranks, else as near as sums in another order are.
+A run is split into *segments*. Only between two segments, it is saved and scored, and its pipeline is empty. A segment
+ends at every multiple of the checkpoint's and the evaluation's steps, and at the end. A save copies the state to host
+memory. Its files are written during the next segment.
+
+What a run does after a checkpoint is a function of the checkpoint and the config alone. The order of samples depends on
+the seed, schedules depend on the step, and torch's generator gets a new seed at the start of a segment. So a run
+that is killed and resumed ends with the weights of one that was not: bit for bit on the same number of ranks, otherwise
+up to the order of sums.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -20,10 +24,16 @@ import torch
 from torch import Tensor
 
 from recshard_lab.arguments import checks_arguments
-from recshard_lab.comm import ShardingEnv, agreed, all_reduce, compute_device
+from recshard_lab.comm import ShardingEnv, agreed, all_reduce, compute_device, gathered, times_note
+from recshard_lab.cores import free_memory
 from recshard_lab.data import Batch, BatchLoader
 from recshard_lab.distributed import DistributedModelParallel
-from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
+from recshard_lab.distributed.state.checkpoint import (
+    PendingSave,
+    async_save_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 from recshard_lab.planner import tables_of
 from recshard_lab.sharding import PlanError, ShardingPlan
 from recshard_lab.train.job.build import (
@@ -89,7 +99,7 @@ def run_training(config: TrainConfig, reporter: Reporter | None = None) -> Train
     Raises:
         ValueError: data, model, plan or checkpoint that do not belong together, by name; a label that is not 0 or 1.
         StageError: a stage of the pipeline failed, with its batch and rank.
-        OSError: data that cannot be read. A checkpoint that cannot be written is told and tried again at the next one.
+        OSError: data that cannot be read. A checkpoint that cannot be written is reported, and the next one is tried.
 
     >>> from recshard_lab.train.job import TrainConfig
     >>> data = {"name": "synthetic-criteo", "num_samples": 64, "test_samples": 64, "rows": [20, 30]}
@@ -147,6 +157,7 @@ class TrainingRun:
         self._losses: list[Tensor] = []
         self._untold = [0.0, 0.0]  # seconds and samples
         self.unsaved: str | None = None
+        self._saving: tuple[int, PendingSave] | None = None  # its step, and the save that is running
         self._resumed = self._resume()
         self._reporter = self._who_tells(reporter)
 
@@ -201,18 +212,52 @@ class TrainingRun:
             "config": self.config.model_dump(exclude_none=True),
         }
 
-    def save(self) -> None:
-        """Writes the checkpoint, where the config has one; a disk that is full is told, and the run goes on."""
+    def save(self, in_background: bool = False) -> None:
+        """Writes the checkpoint, if the config has one. A full disk is reported, and the run continues.
+
+        Args:
+            in_background: whether to copy the state to host memory and to write it while training continues. The next
+                call waits for it and reports its error. Without memory for the copies, this call writes it.
+        """
         if self.config.checkpoint is None:
             return
+        self._finish_save()
+        path, step = self.config.checkpoint.path, self.step
         try:
-            save_checkpoint(self.config.checkpoint.path, self.model, self.dense, extra=self._state())
+            if in_background and self._has_room():
+                self._saving = step, async_save_checkpoint(path, self.model, self.dense, extra=self._state())
+            else:
+                save_checkpoint(path, self.model, self.dense, extra=self._state())
+                self._report_saved(step)
         except OSError as error:
-            self.unsaved = str(error)
-            self._reporter.note(f"NOT SAVED at step {self.step:,}: {error}. Training goes on")
-        else:
-            self.unsaved = None
-            self._reporter.note(f"saved at step {self.step:,}: {self.config.checkpoint.path}")
+            self._report_saved(step, error)
+
+    def _has_room(self) -> bool:
+        """Whether each host has free memory for a copy of its ranks' weights and states. Collective."""
+        stored = self.model.memory_bytes()
+        needed = stored["weights"] + stored["optimizer_state"] + 2 * stored["dense"]
+        needed += sum(self.model.host_memory_bytes().values())
+        return all(gathered(self.env, lambda: needed * self.env.local_world_size < free_memory()[0]))
+
+    def _finish_save(self) -> None:
+        """Waits for the save that is running in the background, and reports its result."""
+        if self._saving is not None:
+            step, pending = self._saving
+            self._saving = None
+            try:
+                pending.result()
+                self._report_saved(step)
+            except OSError as error:
+                self._report_saved(step, error)
+
+    def _report_saved(self, step: int, error: OSError | None = None) -> None:
+        self.unsaved = None if error is None else str(error)
+        assert self.config.checkpoint is not None
+        self._reporter.note(
+            f"saved at step {step:,}: {self.config.checkpoint.path}"
+            if error is None
+            else f"NOT SAVED at step {step:,}: {error}. Training continues"
+        )
 
     # ---- training ----
 
@@ -283,7 +328,7 @@ class TrainingRun:
         """What is due between two segments; the test's metrics where they were scored."""
         every = self.config.checkpoint.every_steps if self.config.checkpoint is not None else None
         if self.step == total or (every is not None and self.step % every == 0):
-            self.save()
+            self.save(in_background=self.step < total)
         due = self.config.evaluation.every_steps
         if (due is not None and self.step % due == 0) or (self.step == total and self.config.evaluation.at_end):
             return self._evaluate()
@@ -358,8 +403,11 @@ class TrainingRun:
     def _about(self) -> str:
         ranks = f"{self.env.world_size} rank{'s' * (self.env.world_size != 1)} on {self.device.type}"
         begun = f"going on at {self._resumed}" if self._resumed else "from the beginning"
-        return f"{self.config.model.name} on {self.source.source}; {ranks}, {begun}"
+        note = f"; {times_note()}" if times_note() else ""
+        return f"{self.config.model.name} on {self.source.source}; {ranks}, {begun}{note}"
 
     def close(self) -> None:
-        """Lets go of files."""
+        """Waits for a save that is running, and closes files."""
+        if self._saving is not None:
+            wait([self._saving[1]])  # its error is logged
         self._reporter.close()

@@ -12,6 +12,7 @@ Nothing is computed in another order than in a plain loop, so that all of these 
 
 from __future__ import annotations
 
+import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from recshard_lab.arguments import device_named
-from recshard_lab.comm import ShardingEnv, all_reduce, failing_rank, uses_nccl
+from recshard_lab.comm import ShardingEnv, all_reduce, compute_device, failing_rank
 from recshard_lab.cores import usable_cores
 from recshard_lab.distributed import DMPCollection
 from recshard_lab.train.pipelines.calls import Fed, PipelineReport, Watch
@@ -166,7 +167,8 @@ class Pipeline(Runway, TrainPipeline):
         self._fill(dataloader_iter)
         flight, sent = self._next()
         try:
-            return self._step(flight, sent)
+            with no_garbage_collection():
+                return self._step(flight, sent)
         except StageError:
             raise
         except Exception as error:
@@ -240,6 +242,27 @@ class Pipeline(Runway, TrainPipeline):
                 collection.feed = None
 
 
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Python's cycle collector is off inside; if it was on, it is on again afterwards.
+
+    A collection in another thread may destroy an autograd node that is written in Python, such as those of
+    DistributedDataParallel, while this thread is in an operator: torch shows the collector the node of a tensor only
+    as long as no other node refers to it, and the operator adds such a reference without holding the GIL.
+
+    >>> with no_garbage_collection():
+    ...     gc.isenabled()
+    False
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class _Feed:
     """Hands the collections what was sent ahead for them."""
 
@@ -280,8 +303,8 @@ def _one_of(name: str, value: Any, known: Sequence[str]) -> str:
 def _threads(asked: Any, env: ShardingEnv) -> bool:
     if asked is not None:
         return flag("threads", asked)
-    # maintainers of NCCL call two communicators of one device at a time unsafe, and threads keep two busy
-    return not uses_nccl(env) and usable_cores() >= 2 * env.local_world_size
+    # NCCL's maintainers call two communicators on one device at a time unsafe. A new thread's GPU is GPU 0.
+    return compute_device(env).type == "cpu" and usable_cores() >= 2 * env.local_world_size
 
 
 def _interval(value: Any) -> int | None:

@@ -14,7 +14,6 @@ other save removes it. Renames are serialized by a lock on the parent folder; th
 """
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -25,6 +24,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 MANIFEST = "manifest.json"
 FORMAT = "recshard_lab checkpoint"
@@ -131,8 +135,13 @@ def _locked(folder: Path) -> Iterator[None]:
     """Prevents other processes of this library from renaming checkpoints in the same parent folder.
 
     Raises:
-        CheckpointError: another process holds the lock for 60 s.
+        CheckpointError: another process holds the lock for 60 s, or the system is Windows.
     """
+    if fcntl is None:
+        raise CheckpointError(
+            f"{folder} could not be saved: Windows cannot lock folders. "
+            "Fix: run in WSL 2, or torch.save(model.state_dict(), path)"
+        )
     handle = os.open(folder.parent, os.O_RDONLY)
     try:
         end = time.monotonic() + _LOCK_S

@@ -18,9 +18,14 @@ not by bag and shard: fewer where a shard sees fewer distinct ids than bags.
 
 All give the same result, up to the order of additions. Sequence collections, whose rows are not added, use `direct`.
 
+Pooled rows, rows of a variable batch and rows of sequences share the exchange (`wire.Exchange`): its parcels, sizes,
+messages, and the gradients of replicas behind them. They differ in what a parcel is: the rows of all shard features of
+a rank, the bags of one, or its ids. What joins the rows that arrive is separate for sequences: pooled rows are added
+by column (`ColumnMap`), and rows of ids are placed by id (`Chunks`), whose number changes with every batch.
+
 Files in walking order: ``base`` (the interface), ``pooled`` and its paths ``direct``, ``reduce_scatter``, ``two_hop``,
-``distinct_rows``; ``variable_batch``; ``sequence``; what they share: ``columns``, ``chunks``, ``stacks``, ``means``,
-``replica_gradients``, ``wire``.
+``distinct_rows``; ``sequence``; what they share: ``wire``, ``columns``, ``kernel_orders``, ``chunks``, ``means``,
+``replica_gradients``; ``local`` for one rank.
 """
 
 from recshard_lab.distributed.step.output_dist.base import Columns as Columns
@@ -28,4 +33,3 @@ from recshard_lab.distributed.step.output_dist.base import OutputExchange as Out
 from recshard_lab.distributed.step.output_dist.base import PendingOutput as PendingOutput
 from recshard_lab.distributed.step.output_dist.pooled import PooledOutput as PooledOutput
 from recshard_lab.distributed.step.output_dist.sequence import SequenceOutput as SequenceOutput
-from recshard_lab.distributed.step.output_dist.variable_batch import VariableOutput as VariableOutput

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from recshard_lab.comm import CommOp, QuantizedCommCodecs, ShardingEnv
 from recshard_lab.distributed.step.layout import Layout, ShardFeature
-from recshard_lab.distributed.step.output_dist.columns import Run
-from recshard_lab.distributed.step.types import LookupInput
-
-FORWARD, BACKWARD = "output_dist/rows", "output_dist_backward/rows"
+from recshard_lab.distributed.step.output_dist.columns import Ints, Run
+from recshard_lab.distributed.step.output_dist.wire import Arriving
+from recshard_lab.distributed.step.types import LocalBatch, LookupInput
 
 
 @dataclass(slots=True)
@@ -96,42 +95,44 @@ class OutputPath(ABC):
         width: columns of this rank's shard features.
         area_widths: columns of each area that arrives.
         runs: from the areas to the columns of the output.
-        buffer_bytes: bytes of the messages of the last pass.
     """
 
     name: ClassVar[str]
     op: ClassVar[CommOp] = CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL
     """The kind of message whose codecs this path uses."""
-    joins: ClassVar[int] = 1
-    """Along which dimension the rows of its kernels are joined."""
     area_widths: list[int]
     runs: list[Run]
 
-    def __init__(self, layout: Layout, env: ShardingEnv, codecs: QuantizedCommCodecs) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        env: ShardingEnv,
+        codecs: QuantizedCommCodecs,
+        features: list[list[ShardFeature]] | None = None,
+    ) -> None:
         self.layout, self.env, self.codecs = layout, env, codecs
-        self.features = layout.features_of(self.name)
+        self.features = features or layout.features_of(self.name)
         self.width = sum(widths_of(self.features[env.rank]))
-        self.buffer_bytes = 0
 
     @abstractmethod
-    def begin(self, rows: Tensor, lookup_input: LookupInput) -> Any:
-        """Sends this rank's partial rows ``[sum of B, width]``, which are ordered by source rank."""
+    def begin(self, rows: Tensor, lookup_input: LookupInput) -> Arriving:
+        """Sends this rank's partial rows ``[T, width]``, which are ordered by source rank."""
 
-    @abstractmethod
-    def finish(self, begun: Any, lookup_input: LookupInput) -> Tensor:
+    def finish(self, begun: Arriving, lookup_input: LookupInput) -> Tensor:
         """The areas for the local batch, flat."""
+        return begun.wait()
 
     @abstractmethod
-    def area_rows(self, lookup_input: LookupInput) -> list[int]:
+    def area_rows(self, lookup_input: LookupInput) -> Ints:
         """Rows of each area; the first B of them are samples."""
 
     @abstractmethod
-    def begin_backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> Any:
-        """Sends this path's columns of ``grad [B, output width]``, times ``scale``."""
+    def begin_backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> Arriving:
+        """Sends this path's columns of the output's gradient, times ``scale``."""
 
     @abstractmethod
-    def finish_backward(self, begun: Any, lookup_input: LookupInput) -> Tensor:
-        """``[sum of B, width]``: the gradient of the rows that `begin` sent."""
+    def finish_backward(self, begun: Arriving, lookup_input: LookupInput) -> tuple[Tensor, ...]:
+        """``[T, width]``: the gradient of the rows that `begin` sent; then that of replicas, if this path sends it."""
 
 
 def widths_of(features: Sequence[ShardFeature]) -> tuple[int, ...]:
@@ -139,10 +140,37 @@ def widths_of(features: Sequence[ShardFeature]) -> tuple[int, ...]:
     return tuple(feature.shard.num_cols for feature in features)
 
 
-def runs_of(features: Sequence[ShardFeature], sender: int, starts: Sequence[int] | Mapping[int, int]) -> list[Run]:
-    """From an area with these features side by side to columns that begin, for each block, at ``starts[block]``."""
-    ends = accumulate(widths_of(features), initial=0)
-    return [
-        Run(sender, source, starts[feature.block] + feature.shard.cols[0], feature.shard.num_cols)
-        for feature, source in zip(features, ends, strict=False)
-    ]
+class Target:
+    """Where the columns of blocks are in the output.
+
+    Side by side in one area ``[B, output width]``. In a variable batch, blocks have different numbers of bags: each is
+    an area ``[bags, columns]``, one after the other.
+
+    Args:
+        layout: the wiring.
+        variable: whether batches are variable.
+
+    Attributes:
+        widths: columns of each area.
+        places: for each block, its area, and its first column there.
+    """
+
+    def __init__(self, layout: Layout, variable: bool) -> None:
+        self.variable, blocks = variable, layout.blocks
+        self.widths = [block.dim for block in blocks] if variable else [layout.output_width]
+        self.places = [(n, 0) if variable else (0, block.start) for n, block in enumerate(blocks)]
+
+    def rows(self, local_batch: LocalBatch) -> list[int]:
+        """Rows of each area."""
+        return [bags.numel() for bags in local_batch.lengths] if self.variable else [local_batch.batch_size]
+
+
+def runs_of(
+    features: Sequence[ShardFeature], sender: int, places: Sequence[tuple[int, int]] | Mapping[int, tuple[int, int]]
+) -> list[Run]:
+    """From an area with these features side by side to the area and first column of each block in ``places``."""
+    runs = []
+    for feature, source in zip(features, accumulate(widths_of(features), initial=0), strict=False):
+        receiver, start = places[feature.block]
+        runs.append(Run(sender, source, start + feature.shard.cols[0], feature.shard.num_cols, receiver))
+    return runs

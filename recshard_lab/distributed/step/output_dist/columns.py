@@ -11,7 +11,7 @@ and adds. Its indices are computed once for each set of area sizes. Its addition
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Generic, TypeAlias, TypeVar
 
@@ -71,7 +71,8 @@ class Indices:
 
 def gather(flat: Tensor, chunk: int, indices: Indices) -> Tensor:
     """Chunks of ``flat``, or sums of them, end to end."""
-    table = flat[: flat.numel() // chunk * chunk].view(-1, chunk)
+    rest = flat.numel() % chunk
+    table = (flat[:-rest] if rest else flat).view(-1, chunk)
     if indices.bags is None:
         return table.index_select(0, indices.chunks).view(-1)
     summed: Tensor = torch.embedding_bag(
@@ -93,7 +94,7 @@ class ColumnMap:
         keep: number of sets of sizes whose indices are kept.
 
     >>> join = ColumnMap([Run(0, 0, 0, 2), Run(1, 0, 0, 2), Run(1, 2, 2, 1)], [2, 3], [3])
-    >>> join(torch.tensor([1.0, 2.0, 10.0, 20.0, 30.0]), [0, 2], [1])
+    >>> join(torch.tensor([1.0, 2.0, 10.0, 20.0, 30.0]), [1, 1], [1])
     tensor([11., 22., 30.])
     """
 
@@ -109,8 +110,11 @@ class ColumnMap:
         self.source_widths, self.target_widths = tuple(source_widths), tuple(target_widths)
         edges = [edge for run in merged for edge in (run.source, run.target, run.width)]
         self.chunk = gcd(*source_widths, *target_widths, *edges, *steps) or 1
-        self._whole = len(target_widths) == 1 and merged == [Run(0, 0, 0, target_widths[0])]
-        self._whole = self._whole and source_widths[0] == target_widths[0]
+        width = max(target_widths, default=0) if len({*source_widths, *target_widths}) == 1 else 0
+        #: whether every target area is the source area
+        self._whole = width > 0 and merged == [Run(0, 0, 0, width, area) for area in range(len(target_widths))]
+        #: whether the target area is the sum of two source areas
+        self._sums_two = width > 0 and merged == [Run(area, 0, 0, width) for area in range(2)]
         self._tabulate(merged)
         self._memo = Memo[Indices](keep)
 
@@ -135,28 +139,41 @@ class ColumnMap:
         #: whether rows are single chunks at one distance
         self._steady = self._copies and bool((self._entries == 1).all() and (self._stride == self._stride[:1]).all())
 
-    def __call__(self, flat: Tensor, starts: Numbers, rows: Numbers, scale: float = 1.0) -> Tensor:
+    def __call__(
+        self, flat: Tensor, source_rows: Numbers, rows: Numbers, scale: float = 1.0, starts: Ints | None = None
+    ) -> Tensor:
         """The target areas, flat, end to end.
 
         Args:
             flat: holds the source areas.
-            starts: where each source area begins in ``flat``.
+            source_rows: of each source area.
             rows: of each target area.
             scale: multiplies them.
+            starts: where each source area begins in ``flat``. Default: the areas are end to end.
         """
         rows = np.asarray(rows, dtype=np.int64)
         total = int(rows @ self._widths)
-        if self._whole and flat.numel() == total:
-            return flat if scale == 1.0 else flat * scale
+        if self._whole and flat.numel() * len(self.target_widths) == total:
+            return _copies(flat, len(self.target_widths), scale)
+        if self._sums_two and flat.numel() == 2 * total and scale == 1.0:
+            return torch.add(*flat.view(2, total))
         if not total or not len(self._sender):
             return flat.new_zeros(total)
-        return gather(flat, self.chunk, self.indices(starts, rows, flat, scale))
+        return gather(flat, self.chunk, self.indices(source_rows, rows, flat, scale, starts))
 
-    def indices(self, starts: Numbers, rows: Numbers, like: Tensor, scale: float = 1.0) -> Indices:
-        """What the call gathers, for areas that begin at ``starts`` of a tensor ``like`` this one."""
-        begins, counts = np.asarray(starts, dtype=np.int64), np.asarray(rows, dtype=np.int64)
-        key = begins.tobytes(), counts.tobytes(), scale, like.dtype, like.device
-        return self._memo.get(key, lambda: self._compute(begins, counts, scale, like.dtype, like.device))
+    def indices(
+        self, source_rows: Numbers, rows: Numbers, like: Tensor, scale: float = 1.0, starts: Ints | None = None
+    ) -> Indices:
+        """What the call gathers from a tensor ``like`` this one."""
+        before, counts = np.asarray(source_rows, dtype=np.int64), np.asarray(rows, dtype=np.int64)
+        begins = None if starts is None else starts.tobytes()
+        key = before.tobytes(), counts.tobytes(), begins, scale, like.dtype, like.device
+
+        def compute() -> Indices:
+            first = starts_of(before, self.source_widths) if starts is None else starts
+            return self._compute(first, counts, scale, like.dtype, like.device)
+
+        return self._memo.get(key, compute)
 
     def _compute(self, starts: Ints, counts: Ints, scale: float, dtype: torch.dtype, device: torch.device) -> Indices:
         first = starts[self._sender] // self.chunk + self._offset
@@ -202,7 +219,7 @@ def _expand_steady(first: Ints, step: int, rows: Ints, device: torch.device) -> 
     return shifts.add_(torch.arange(0, total * step, step, device=device))
 
 
-def starts_of(rows: Numbers, widths: Numbers) -> Ints:
+def starts_of(rows: Numbers, widths: Numbers = (1,)) -> Ints:
     """Where areas begin that stand end to end.
 
     >>> starts_of([2, 3, 1], [4, 1, 5]).tolist()
@@ -221,18 +238,21 @@ def _starts(sizes: Ints) -> Ints:
     return np.cumsum(sizes) - sizes
 
 
+def _copies(flat: Tensor, number: int, scale: float) -> Tensor:
+    """Copies of ``flat`` times ``scale``, end to end; itself where there is nothing to do."""
+    if number == 1:
+        return flat if scale == 1.0 else flat * scale
+    return flat.repeat(number) if scale == 1.0 else (flat.expand(number, -1) * scale).view(-1)
+
+
 def _merge_runs(runs: Iterable[Run]) -> list[Run]:
     """Joins runs that are adjacent in both source and target."""
     merged: list[Run] = []
     for run in runs:
-        last = merged[-1] if merged else None
-        if (
-            last is not None
-            and (last.sender, last.receiver) == (run.sender, run.receiver)
-            and last.source + last.width == run.source
-            and last.target + last.width == run.target
-        ):
-            merged[-1] = Run(last.sender, last.source, last.target, last.width + run.width, last.receiver)
+        last = merged[-1] if merged else Run(-1, 0, 0, 0)
+        end = last.sender, last.receiver, last.source + last.width, last.target + last.width
+        if end == (run.sender, run.receiver, run.source, run.target):
+            merged[-1] = replace(last, width=last.width + run.width)
         else:
             merged.append(run)
     return merged

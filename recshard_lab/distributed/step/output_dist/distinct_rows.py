@@ -9,8 +9,6 @@
 Bytes grow with distinct ids, not with bags and shards.
 """
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -18,11 +16,11 @@ from torch.nn.functional import pad
 
 from recshard_lab.comm import QuantizedCommCodecs, ShardingEnv
 from recshard_lab.distributed.step.layout import Layout
-from recshard_lab.distributed.step.output_dist.base import BACKWARD, FORWARD, OutputPath, widths_of
+from recshard_lab.distributed.step.output_dist.base import OutputPath, widths_of
 from recshard_lab.distributed.step.output_dist.chunks import Chunks, first_ids, inverse_of
 from recshard_lab.distributed.step.output_dist.columns import Indices, Ints, Run, gather, starts_of, to_device
-from recshard_lab.distributed.step.output_dist.sequence import Transposed
-from recshard_lab.distributed.step.output_dist.wire import Parcels, Wire
+from recshard_lab.distributed.step.output_dist.kernel_orders import Transposed
+from recshard_lab.distributed.step.output_dist.wire import Arriving, Exchange
 from recshard_lab.distributed.step.types import LocalBatch, LookupInput
 from recshard_lab.sharding.plan.types import DISTINCT_ROWS
 from recshard_lab.sparse.ops import complete_cumsum
@@ -32,7 +30,6 @@ class DistinctRowsPath(OutputPath):
     """Rows of distinct ids, flat, by rank and shard feature. Pooled, they make an area for each block."""
 
     name = DISTINCT_ROWS
-    joins = 0
 
     def __init__(self, layout: Layout, env: ShardingEnv, codecs: QuantizedCommCodecs) -> None:
         super().__init__(layout, env, codecs)
@@ -48,32 +45,27 @@ class DistinctRowsPath(OutputPath):
         self.block_starts = np.array([block.start for block in layout.blocks], dtype=np.int64) // self.chunks.size
         self.strides = np.full(len(dims), layout.output_width // self.chunks.size)
         self.turned = Transposed(widths_of(self.features[env.rank]), env.world_size)
-        here = [[(width,) for width in widths_of(own)] for own in self.features]
-        self.here, self.there = Parcels(here), Parcels([here[env.rank]] * env.world_size)
-        self.forward_wire = Wire(env, FORWARD, codecs.forward)
-        self.backward_wire = Wire(env, BACKWARD, codecs.backward)
+        self.exchange = Exchange([[(width,) for width in widths_of(own)] for own in self.features], env, codecs)
 
-    def begin(self, rows: Tensor, lookup_input: LookupInput) -> Any:
+    def begin(self, rows: Tensor, lookup_input: LookupInput) -> Arriving:
         counts = self._counts(lookup_input)
         message = self.turned.by_source(rows.reshape(-1), counts)
-        receives = self.here, self._sent(lookup_input.local_batch)
-        arriving = self.forward_wire.send(message, (self.there, counts.T.reshape(-1)), receives)
-        self.buffer_bytes = arriving.buffer_bytes
-        return arriving, self._bags_of_rows(lookup_input.local_batch)  # computed while the rows travel
+        arriving = self.exchange.send(message, counts, self._sent(lookup_input.local_batch))
+        arriving.kept = self._bags_of_rows(lookup_input.local_batch)  # computed while the rows travel
+        return arriving
 
-    def finish(self, begun: Any, lookup_input: LookupInput) -> Tensor:
-        arriving, bags = begun
-        received, batch = arriving.wait(), lookup_input.local_batch
+    def finish(self, begun: Arriving, lookup_input: LookupInput) -> Tensor:
+        received, batch = begun.wait(), lookup_input.local_batch
         if not received.numel():
             return received.new_zeros(batch.batch_size * sum(self.area_widths))
         if self.has_replicas:  # their ids read a chunk of zeros
             received = pad(received, (0, self.chunks.size))
-        return gather(received, self.chunks.size, bags)
+        return gather(received, self.chunks.size, begun.kept)
 
-    def area_rows(self, lookup_input: LookupInput) -> list[int]:
-        return [lookup_input.local_batch.batch_size] * len(self.blocks)
+    def area_rows(self, lookup_input: LookupInput) -> Ints:
+        return np.full(len(self.blocks), lookup_input.local_batch.batch_size)
 
-    def begin_backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> Any:
+    def begin_backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> Arriving:
         batch, sent = lookup_input.local_batch, self._sent(lookup_input.local_batch)
         assert batch.places is not None
         assert batch.num_places is not None
@@ -85,18 +77,15 @@ class DistinctRowsPath(OutputPath):
         place = batch.places + torch.repeat_interleave(shift, sizes, output_size=len(batch.places))
         index = self.chunks.of(bag_of_id[place], self.block_starts, self.strides, sent, batch)
         message = gather(grad.reshape(-1), self.chunks.size, index).mul_(scale)
-        receives = self.there, self._counts(lookup_input).T.reshape(-1)
-        arriving = self.backward_wire.send(message, (self.here, sent), receives)
-        self.buffer_bytes = arriving.buffer_bytes
-        return arriving
+        return self.exchange.send_back(message, sent, self._counts(lookup_input))
 
-    def finish_backward(self, begun: Any, lookup_input: LookupInput) -> Tensor:
+    def finish_backward(self, begun: Arriving, lookup_input: LookupInput) -> tuple[Tensor, ...]:
         """Flat, by shard feature of this rank."""
-        return self.turned.by_feature(begun.wait(), self._counts(lookup_input))
+        return (self.turned.by_kernel(begun.wait(), self._counts(lookup_input)),)
 
     def _counts(self, lookup_input: LookupInput) -> Ints:
-        """``[shard features here, W]`` rows for each rank."""
-        return lookup_input.counts[self.first : self.first + self.turned.features]
+        """``[W, shard features here]`` rows for each rank."""
+        return lookup_input.counts[self.first : self.first + self.turned.features].T
 
     def _sent(self, batch: LocalBatch) -> Ints:
         """Rows of each shard feature, rank after rank."""

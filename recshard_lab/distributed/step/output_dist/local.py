@@ -10,7 +10,7 @@ from recshard_lab.distributed.step.types import LookupInput
 
 
 class LocalOutput(OutputExchange):
-    """Passes rows on, where `is_enough` says so."""
+    """Returns the rows of the kernel. Used if `is_enough` returns True."""
 
     def begin(
         self, exchanged: Sequence[Tensor], replicated: Sequence[Tensor], lookup_input: LookupInput

@@ -17,26 +17,12 @@ from torch import Tensor
 
 from recshard_lab.comm import CommOp, Registry, ShardingEnv, codecs_for
 from recshard_lab.distributed.step.layout import Layout
-from recshard_lab.distributed.step.output_dist.base import (
-    BACKWARD,
-    FORWARD,
-    Columns,
-    OutputExchange,
-    PendingOutput,
-    widths_of,
-)
+from recshard_lab.distributed.step.output_dist.base import Columns, OutputExchange, PendingOutput, widths_of
 from recshard_lab.distributed.step.output_dist.chunks import Chunks, first_ids, inverse_of
-from recshard_lab.distributed.step.output_dist.columns import (
-    ColumnMap,
-    Indices,
-    Ints,
-    Run,
-    gather,
-    starts_of,
-)
-from recshard_lab.distributed.step.output_dist.direct import behind_each
+from recshard_lab.distributed.step.output_dist.columns import Indices, gather, starts_of
+from recshard_lab.distributed.step.output_dist.kernel_orders import Transposed
 from recshard_lab.distributed.step.output_dist.replica_gradients import sum_touched
-from recshard_lab.distributed.step.output_dist.wire import Parcels, Wire
+from recshard_lab.distributed.step.output_dist.wire import Exchange
 from recshard_lab.distributed.step.types import LocalBatch, LookupInput
 from recshard_lab.sharding import PlanError
 
@@ -51,8 +37,6 @@ class SequenceOutput(OutputExchange):
     def __init__(self, layout: Layout, env: ShardingEnv, registry: Registry | None = None) -> None:
         self.layout, self.env = layout, env
         codecs = codecs_for(CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL, registry)
-        self.forward_wire = Wire(env, FORWARD, codecs.forward)
-        self.backward_wire = Wire(env, BACKWARD, codecs.backward)
         for table, route in zip(layout.tables, layout.table_routes, strict=True):
             if route != "direct":
                 raise PlanError(
@@ -60,13 +44,8 @@ class SequenceOutput(OutputExchange):
                     f"collection, whose rows are not added. Fix: route='direct' for this table"
                 )
         self.features, self.replicated = layout.exchanged_features, layout.replicated_features
-        there = [(width,) for width in widths_of(self.features[env.rank])]
-        here = [[(width,) for width in widths_of(features)] for features in self.features]
-        copies = [(width,) for width in widths_of(self.replicated)]
-        self.there, self.here = Parcels([there] * env.world_size), Parcels(here)
-        self.there_back = Parcels([[*there, *copies]] * env.world_size)
-        self.here_back = Parcels([[*own, *copies] for own in here])
-        self.ends = np.cumsum([len(own) for own in here])[:-1]
+        parcels = [[(width,) for width in widths_of(own)] for own in self.features]
+        self.exchange = Exchange(parcels, env, codecs, widths_of(self.replicated))
         self.pack = Transposed(widths_of(self.features[env.rank]), env.world_size)
         self.unpack = Transposed(widths_of(layout.rank_features[env.rank]), env.world_size)
         features = [feature for stored in self.features for feature in stored]
@@ -78,10 +57,8 @@ class SequenceOutput(OutputExchange):
     ) -> PendingOutput:
         empty = lookup_input.ids.new_empty(0, dtype=self.layout.rows_dtype)
         rows = torch.cat(list(exchanged)).to(empty.dtype) if exchanged else empty
-        counts = lookup_input.counts[: self.pack.features]
-        message = self.pack.by_source(rows, counts)
-        receives = self.here, lookup_input.local_batch.sent
-        arriving = self.forward_wire.send(message, (self.there, counts.T.reshape(-1)), receives)
+        counts = lookup_input.counts[: self.pack.features].T
+        arriving = self.exchange.send(self.pack.by_source(rows, counts), counts, lookup_input.local_batch.sent)
         places = self._places(lookup_input.local_batch)  # while the rows travel
         order = inverse_of(places, len(places.chunks))
         copies = [rows.to(empty.dtype) for rows in replicated]
@@ -98,15 +75,14 @@ class SequenceOutput(OutputExchange):
         local_batch, sends = lookup_input.local_batch, lookup_input.local_batch.sent
         grad = (grad * scale if scale != 1.0 else grad).contiguous().view(-1)
         message = gather(grad, self.chunks.size, self._places(local_batch))
+        sent = list[int]()
         if self.replicated:
-            sizes = self.here.sizes(sends)
-            rows, touched = _copied(local_batch), local_batch.touched
-            widths, own = widths_of(self.replicated), sum(sizes)
-            message = behind_each(message[:own], sizes, sum_touched(message[own:], rows, widths, touched))
+            rows, touched, own = _copied(local_batch), local_batch.touched, sum(self.exchange.received.sizes(sends))
+            tail = sum_touched(message[own:], rows, widths_of(self.replicated), touched)
+            message = self.exchange.with_tails(message[:own], sends, tail)
             sent = [n if touch is None else touch.rows.numel() for n, touch in zip(rows, touched, strict=True)]
-            sends = np.concatenate([part for own in np.split(sends, self.ends) for part in (own, sent)])
-        receives = self.there_back, lookup_input.counts.T.reshape(-1)
-        arriving = self.backward_wire.send(message, (self.here_back, sends), receives)
+            del tail
+        arriving = self.exchange.send_back(message, sends, lookup_input.counts.T, sent)
         return PendingOutput(lookup_input, arriving, arriving.buffer_bytes)
 
     def _places(self, local_batch: LocalBatch) -> Indices:
@@ -120,38 +96,7 @@ class SequenceOutput(OutputExchange):
 
     def finish_backward(self, pending: PendingOutput) -> Columns:
         """Flat, by shard feature of this rank, exchanged and replicated."""
-        return Columns([self.unpack.by_feature(pending.state.wait(), pending.lookup_input.counts)])
-
-
-class Transposed:
-    """Rows by shard feature, then source <-> rows by source, then shard feature; flat.
-
-    Args:
-        widths: columns of each shard feature.
-        sources: number of source ranks.
-    """
-
-    def __init__(self, widths: Sequence[int], sources: int) -> None:
-        self.features = count = len(widths)
-        areas = [width for width in widths for _ in range(sources)]
-        runs = [
-            Run(n * sources + source, 0, 0, width, source * count + n)
-            for n, width in enumerate(widths)
-            for source in range(sources)
-        ]
-        turned = [*widths] * sources
-        self._there = ColumnMap(runs, areas, turned, keep=1)
-        self._back = ColumnMap([run.reversed() for run in runs], turned, areas, keep=1)
-
-    def by_source(self, flat: Tensor, counts: Ints) -> Tensor:
-        """From an order by shard feature. ``counts`` are rows by shard feature and source."""
-        before = counts.reshape(-1)
-        return self._there(flat, starts_of(before, self._there.source_widths), counts.T.reshape(-1))
-
-    def by_feature(self, flat: Tensor, counts: Ints) -> Tensor:
-        """From an order by source."""
-        before = counts.T.reshape(-1)
-        return self._back(flat, starts_of(before, self._back.source_widths), counts.reshape(-1))
+        return Columns([self.unpack.by_kernel(pending.state.wait(), pending.lookup_input.counts.T)])
 
 
 def _copied(local_batch: LocalBatch) -> list[int]:

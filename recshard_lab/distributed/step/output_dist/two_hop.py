@@ -15,25 +15,22 @@ The message across nodes travels while other work runs, in both directions. `beg
 hop inside the node, which is the faster one.
 """
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from recshard_lab.comm import QuantizedCommCodecs, ShardingEnv
 from recshard_lab.distributed.step.layout import Layout, ShardFeature
-from recshard_lab.distributed.step.output_dist.base import BACKWARD, FORWARD, OutputPath, widths_of
+from recshard_lab.distributed.step.output_dist.base import OutputPath, widths_of
 from recshard_lab.distributed.step.output_dist.columns import (
     ColumnMap,
     Ints,
     Memo,
     Run,
     expand,
-    starts_of,
     to_device,
 )
-from recshard_lab.distributed.step.output_dist.wire import Parcels, Wire
+from recshard_lab.distributed.step.output_dist.wire import Arriving, Exchange
 from recshard_lab.distributed.step.types import LookupInput
 
 
@@ -47,12 +44,11 @@ class TwoHopPath(OutputPath):
         self.local = env.local_world_size
         self.nodes, self.node, self.place = env.world_size // self.local, env.node, env.rank % self.local
         intra, inter = env.node_envs()
-        node_columns = [_NodeColumns(self._features_on(node)) for node in range(self.nodes)]
+        dims = [block.dim for block in layout.blocks]
+        node_columns = [_NodeColumns(self._features_on(node), dims) for node in range(self.nodes)]
         inside_widths = [widths_of(features) for features in self._features_on(self.node)]
-        self.own_inside = Parcels([[inside_widths[self.place]]] * self.local)
-        self.all_inside = Parcels([[widths] for widths in inside_widths])
-        self.own_across = Parcels([[node_columns[self.node].widths]] * self.nodes)
-        self.all_across = Parcels([[columns.widths] for columns in node_columns])
+        self.inside = Exchange([[widths] for widths in inside_widths], intra, codecs, hop="/inside")
+        self.across = Exchange([[columns.widths] for columns in node_columns], inter, codecs, hop="/across")
         self.area_widths = [sum(columns.widths) for columns in node_columns]
         self.runs = [
             Run(node, run.source, layout.blocks[block].start + run.target, run.width)
@@ -63,47 +59,34 @@ class TwoHopPath(OutputPath):
         self.add = ColumnMap(runs, widths, [self.area_widths[self.node]])
         self.spread = ColumnMap([run.reversed() for run in runs], [self.area_widths[self.node]], widths)
         self.split = ColumnMap([run.reversed() for run in self.runs], [layout.output_width], self.area_widths)
-        self.hop_1 = Wire(intra, f"{FORWARD}/inside", codecs.forward)
-        self.hop_2 = Wire(inter, f"{FORWARD}/across", codecs.forward)
-        self.back_2 = Wire(inter, f"{BACKWARD}/across", codecs.backward)
-        self.back_1 = Wire(intra, f"{BACKWARD}/inside", codecs.backward)
         self._memo = Memo[Tensor]()
 
-    def begin(self, rows: Tensor, lookup_input: LookupInput) -> Any:
+    def begin(self, rows: Tensor, lookup_input: LookupInput) -> Arriving:
         by_place = self._by_place(lookup_input)
         message, batches = self._reorder(rows, lookup_input, to_places=True), by_place[self.place]
         samples = np.full(self.local, batches.sum())
-        inside = self.hop_1.send(message.reshape(-1), (self.own_inside, by_place.sum(1)), (self.all_inside, samples))
-        summed = self.add(inside.wait(), starts_of(samples, self.add.source_widths), samples[:1])
-        across = self.hop_2.send(
-            summed, (self.own_across, batches), (self.all_across, np.array(self.area_rows(lookup_input)))
-        )
-        self.buffer_bytes = inside.buffer_bytes + across.buffer_bytes
+        inside = self.inside.send(message.reshape(-1), by_place.sum(1), samples)
+        summed = self.add(inside.wait(), samples, samples[:1])
+        across = self.across.send(summed, batches, self.area_rows(lookup_input))
+        across.buffer_bytes += inside.buffer_bytes
         return across
 
-    def finish(self, begun: Any, lookup_input: LookupInput) -> Tensor:
-        received: Tensor = begun.wait()
-        return received
+    def area_rows(self, lookup_input: LookupInput) -> Ints:
+        return np.full(self.nodes, lookup_input.local_batch.batch_size)
 
-    def area_rows(self, lookup_input: LookupInput) -> list[int]:
-        return [lookup_input.local_batch.batch_size] * self.nodes
+    def begin_backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> Arriving:
+        samples = self.area_rows(lookup_input)
+        message = self.split(grad.view(-1), samples[:1], samples, scale)
+        return self.across.send_back(message, samples, self._by_place(lookup_input)[self.place])
 
-    def begin_backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> Any:
-        samples = np.full(self.nodes, grad.shape[0])
-        message = self.split(grad.view(-1), [0], samples, scale)
-        batches = self._by_place(lookup_input)[self.place]
-        arriving = self.back_2.send(message, (self.all_across, samples), (self.own_across, batches))
-        self.buffer_bytes = arriving.buffer_bytes
-        return arriving
-
-    def finish_backward(self, begun: Any, lookup_input: LookupInput) -> Tensor:
+    def finish_backward(self, begun: Arriving, lookup_input: LookupInput) -> tuple[Tensor, ...]:
         by_place = self._by_place(lookup_input)
         rows = np.full(self.local, by_place[self.place].sum())
-        message = self.spread(begun.wait(), [0], rows)
-        inside = self.back_1.send(message, (self.all_inside, rows), (self.own_inside, by_place.sum(1)))
-        self.buffer_bytes += inside.buffer_bytes
+        message = self.spread(begun.wait(), rows[:1], rows)
+        inside = self.inside.send_back(message, rows, by_place.sum(1))
+        begun.buffer_bytes += inside.buffer_bytes
         arrived = inside.wait().view(sum(lookup_input.segments), self.width)
-        return self._reorder(arrived, lookup_input, to_places=False)
+        return (self._reorder(arrived, lookup_input, to_places=False),)
 
     def _features_on(self, node: int) -> list[list[ShardFeature]]:
         return self.features[node * self.local : (node + 1) * self.local]
@@ -136,18 +119,18 @@ class _NodeColumns:
         onward: (block, run) from the node's columns to columns of the block.
     """
 
-    def __init__(self, features_of_places: list[list[ShardFeature]]) -> None:
-        covered: dict[int, list[tuple[int, int]]] = {}
-        for features in features_of_places:
-            for feature in features:
-                covered.setdefault(feature.block, []).append(feature.shard.cols)
+    def __init__(self, features_of_places: list[list[ShardFeature]], dims: list[int]) -> None:
+        stored = [feature for features in features_of_places for feature in features]
+        covered = {block: np.zeros(dims[block], dtype=bool) for block in sorted({own.block for own in stored})}
+        for feature in stored:
+            covered[feature.block][slice(*feature.shard.cols)] = True
         self.onward: list[tuple[int, Run]] = []
-        starts: dict[int, list[tuple[int, int, int]]] = {}  # block -> (first, end, place in the node's columns)
-        width = 0
-        for block in sorted(covered):
-            for first, end in _union(covered[block]):
+        places, width = {}, 0  # of each block's columns among the node's
+        for block, columns in covered.items():
+            places[block] = width + np.cumsum(columns) - 1
+            edges = np.flatnonzero(np.diff(columns, prepend=False, append=False)).tolist()
+            for first, end in zip(edges[::2], edges[1::2], strict=True):
                 self.onward.append((block, Run(0, width, first, end - first)))
-                starts.setdefault(block, []).append((first, end, width))
                 width += end - first
         self.widths = tuple(run.width for _, run in self.onward)
         self.runs: list[Run] = []
@@ -155,16 +138,5 @@ class _NodeColumns:
             source = 0
             for feature in features:
                 low, high = feature.shard.cols
-                first, _, at = next(span for span in starts[feature.block] if span[0] <= low and high <= span[1])
-                self.runs.append(Run(place, source, at + low - first, high - low))
+                self.runs.append(Run(place, source, int(places[feature.block][low]), high - low))
                 source += high - low
-
-
-def _union(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for first, end in sorted(set(intervals)):
-        if merged and first <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((first, end))
-    return merged

@@ -1,15 +1,27 @@
-"""A message of rows: the number and widths of rows for each rank, and their encoding."""
+"""Messages of rows: the number and widths of rows for each rank, their encoding, and the exchange that sends them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recshard_lab.comm import Codec, CommType, Pending, ShardingEnv, issue_all_gather, issue_all_to_all
-from recshard_lab.distributed.step.output_dist.columns import ColumnMap, Ints, Memo, Run, starts_of
+from recshard_lab.comm import (
+    Codec,
+    CommType,
+    Pending,
+    QuantizedCommCodecs,
+    ShardingEnv,
+    issue_all_gather,
+    issue_all_to_all,
+)
+from recshard_lab.distributed.step.output_dist.columns import ColumnMap, Ints, Memo, Run
+
+FORWARD, BACKWARD = "output_dist/rows", "output_dist_backward/rows"
 
 
 class Parcels:
@@ -17,124 +29,182 @@ class Parcels:
 
     Args:
         widths: for each rank and parcel, the widths of the embedding rows that stand side by side in a row of it.
+        codec: the format on the wire.
 
     >>> Parcels([[(4,), (8, 8)], []]).sizes(np.array([3, 2]))
     [44, 0]
     """
 
-    def __init__(self, widths: Sequence[Sequence[tuple[int, ...]]]) -> None:
+    def __init__(self, widths: Sequence[Sequence[tuple[int, ...]]], codec: Codec | None = None) -> None:
         self.widths = [parcel for own in widths for parcel in own]
         self.columns = np.array([sum(parcel) for parcel in self.widths], dtype=np.int64)
-        self._ends = np.cumsum([0, *map(len, widths)])
+        self.codec = None if codec is None or codec.comm_type is CommType.FP32 else codec
         distinct = {width for parcel in self.widths for width in parcel}
-        self.one_width = distinct.pop() if len(distinct) == 1 else None
+        #: the width with which the codec can encode the whole message at once
+        self._one_width = next(iter(distinct)) if len(distinct) == 1 else None
+        self._wire_columns = self.columns
+        if self.codec is not None and self.codec.row_wise:
+            encoded = [sum(map(self.codec.encoded_width, parcel)) for parcel in self.widths]
+            self._wire_columns = np.array(encoded, dtype=np.int64)
+        elif self.codec is not None:
+            self._one_width = 1
+        self._ends = np.cumsum([0, *map(len, widths)])
+        self._memo = Memo[list[int]](keep=2)
 
-    def sizes(self, rows: Ints, columns: Ints | None = None) -> list[int]:
-        """Elements for each rank, before encoding.
+    def sizes(self, rows: Ints) -> list[int]:
+        """Elements for each rank, before encoding; ``rows`` are those of each parcel."""
+        return self._sum(rows * self.columns)
 
-        Args:
-            rows: of each parcel.
-            columns: of each parcel, if it has others than before encoding.
-        """
-        ends = np.zeros(len(rows) + 1, dtype=np.int64)
-        np.cumsum(rows * (self.columns if columns is None else columns), out=ends[1:])
-        sizes: list[int] = np.diff(ends[self._ends]).tolist()
+    def wire_sizes(self, rows: Ints) -> list[int]:
+        """The same, encoded."""
+        return self._memo.get(rows.tobytes(), lambda: self._sum(rows * self._wire_columns))
+
+    def _sum(self, elements: Ints) -> list[int]:
+        sizes: list[int] = np.diff(np.concatenate([[0], elements.cumsum()])[self._ends]).tolist()
         return sizes
 
+    def encode(self, flat: Tensor, rows: Ints) -> Tensor:
+        """Encoded rows, flat; ``rows`` are those of each parcel."""
+        codec, width = self.codec, self._one_width
+        if codec is None or flat.numel() == 0:
+            return flat if codec is None else flat.new_empty(0, dtype=codec.wire_dtype)
+        if width is not None:
+            return codec.encode(flat.view(-1, width)).view(-1)
+        return self._by_width.encode(flat, rows)
 
-Load = tuple[Parcels, Ints]
-"""Parcels, and the rows of each."""
+    def decode(self, flat: Tensor, rows: Ints, dtype: torch.dtype) -> Tensor:
+        """The rows that `encode` received, within the codec's error."""
+        codec, width = self.codec, self._one_width
+        if codec is None or flat.numel() == 0:
+            return flat.to(dtype)
+        if width is not None:
+            return codec.decode(flat.view(-1, codec.encoded_width(width)), width, dtype).view(-1)
+        return self._by_width.decode(flat, rows, dtype)
+
+    @cached_property
+    def _by_width(self) -> "_ByWidth":
+        assert self.codec is not None
+        return _ByWidth(self.widths, self.codec)
+
+
+_NO_PARCELS = Parcels([])
 
 
 @dataclass(slots=True)
 class Arriving:
-    """A message that was issued."""
+    """A message that was issued.
+
+    Attributes:
+        pending: the collective.
+        parcels: the layout of what arrives.
+        rows: of each parcel.
+        dtype: of the decoded rows.
+        buffer_bytes: sent and received.
+        kept: what the receiver needs besides.
+    """
 
     pending: Pending
-    wire: "Wire"
-    load: Load
+    parcels: Parcels
+    rows: Ints
     dtype: torch.dtype
     buffer_bytes: int
+    kept: Any = None
+
+    @classmethod
+    def nothing(cls, like: Tensor) -> "Arriving":
+        """No message."""
+        return cls(Pending(like.new_empty(0)), _NO_PARCELS, np.empty(0, np.int64), like.dtype, 0)
 
     def wait(self) -> Tensor:
         """The received rows, flat, sender after sender."""
-        return self.wire.decode(self.pending.wait(), self.load, self.dtype)
+        return self.parcels.decode(self.pending.wait(), self.rows, self.dtype)
 
 
-class Wire:
-    """Encodes, sends and decodes the rows of one direction.
+def gather_rows(flat: Tensor, own: Parcels, every: Parcels, rows: int, env: ShardingEnv, label: str) -> Arriving:
+    """Sends a parcel to every rank.
 
     Args:
+        flat: the parcel.
+        own: its layout.
+        every: the layout of what arrives, such a parcel from each rank.
+        rows: of each parcel.
         env: the ranks.
         label: the name in traces.
-        codec: the format on the wire.
+    """
+    message = own.encode(flat, np.array([rows]))
+    held = message.numel() * (1 + env.world_size) * message.element_size()
+    return Arriving(issue_all_gather(message, env, label), every, np.full(env.world_size, rows), flat.dtype, held)
+
+
+class Exchange:
+    """Sends rows to the ranks of their samples, and their gradients back, which gradients of replicas follow.
+
+    Args:
+        parcels: for each rank, the widths in each of its parcels.
+        env: the ranks.
+        codecs: number formats of both directions.
+        copies: columns of each replicated shard feature.
+        hop: the end of both labels in traces.
     """
 
-    def __init__(self, env: ShardingEnv, label: str, codec: Codec) -> None:
-        self.env, self.label = env, label
-        self.codec = None if codec.comm_type is CommType.FP32 else codec
-        self._by_width, self._columns = Memo[_ByWidth](keep=2), Memo[Ints](keep=2)
+    def __init__(
+        self,
+        parcels: Sequence[Sequence[tuple[int, ...]]],
+        env: ShardingEnv,
+        codecs: QuantizedCommCodecs,
+        copies: Sequence[int] = (),
+        hop: str = "",
+    ) -> None:
+        own, tail, ranks = parcels[env.rank], [(width,) for width in copies], env.world_size
+        self.sent, self.received = Parcels([own] * ranks, codecs.forward), Parcels(parcels, codecs.forward)
+        self.sent_back = Parcels([[*there, *tail] for there in parcels], codecs.backward)
+        self.received_back = Parcels([[*own, *tail]] * ranks, codecs.backward)
+        self._env, self._hop = env, hop
+        self._edges = np.cumsum([len(there) for there in parcels])[:-1]
+        self._own = len(own)
 
-    def send(self, flat: Tensor, sends: Load, receives: Load) -> Arriving:
-        """Sends the parcels of ``flat`` to their ranks."""
-        message = self.encode(flat, sends)
-        out, back = self._sizes(*sends), self._sizes(*receives)
-        pending = issue_all_to_all(message, out, back, self.env, self.label)
-        held = (sum(out) + sum(back)) * message.element_size()
-        return Arriving(pending, self, receives, flat.dtype, held)
-
-    def gather(self, flat: Tensor, own: Parcels, every: Parcels, rows: int) -> Arriving:
-        """Sends a parcel to every rank.
+    def send(self, flat: Tensor, counts: Ints, arriving: Ints) -> Arriving:
+        """Sends ``flat``.
 
         Args:
-            flat: the parcel.
-            own: its layout.
-            every: the layout of what arrives, such a parcel from each rank.
-            rows: of each parcel.
+            flat: the parcels, rank after rank.
+            counts: ``[W, parcels]`` their rows.
+            arriving: the rows of each parcel that arrives.
         """
-        message = self.encode(flat, (own, np.array([rows])))
-        held = message.numel() * (1 + self.env.world_size) * message.element_size()
-        load = every, np.full(self.env.world_size, rows)
-        return Arriving(issue_all_gather(message, self.env, self.label), self, load, flat.dtype, held)
+        return self._send(flat, self.sent, counts.reshape(-1), self.received, arriving, FORWARD)
 
-    def encode(self, flat: Tensor, load: Load) -> Tensor:
-        """Encoded rows, flat."""
-        codec = self.codec
-        if codec is None or flat.numel() == 0:
-            return flat if codec is None else flat.new_empty(0, dtype=codec.wire_dtype)
-        width = self._one_width(load[0])
-        if width is not None:
-            return codec.encode(flat.view(-1, width)).view(-1)
-        return self._grouped(load[0]).encode(flat, load[1])
+    def with_tails(self, flat: Tensor, rows: Ints, tail: Tensor) -> Tensor:
+        """``flat``, parcels of so many ``rows``, with ``tail`` behind those of each rank."""
+        sizes = self.received.sizes(rows)
+        if len(set(sizes)) == 1:
+            return torch.cat([flat.view(len(sizes), sizes[0]), tail.expand(len(sizes), -1)], 1).view(-1)
+        return torch.cat([part for own in flat.split(sizes) for part in (own, tail)])
 
-    def decode(self, flat: Tensor, load: Load, dtype: torch.dtype) -> Tensor:
-        """The rows that `encode` received, within the codec's error."""
-        codec = self.codec
-        if codec is None or flat.numel() == 0:
-            return flat.to(dtype)
-        width = self._one_width(load[0])
-        if width is not None:
-            return codec.decode(flat.view(-1, codec.encoded_width(width)), width, dtype).view(-1)
-        return self._grouped(load[0]).decode(flat, load[1], dtype)
+    def send_back(self, flat: Tensor, rows: Ints, counts: Ints, tail_rows: Sequence[int] = ()) -> Arriving:
+        """Sends the gradients of what arrived.
 
-    def _grouped(self, parcels: Parcels) -> "_ByWidth":
-        codec = self.codec
-        assert codec is not None
-        return self._by_width.get(parcels, lambda: _ByWidth(parcels.widths, codec))
+        Args:
+            flat: the gradients, parcel after parcel; with replicas, as `with_tails` returns it.
+            rows: of each parcel.
+            counts: ``[W, parcels + copies]`` the rows that arrive.
+            tail_rows: rows of each replicated shard feature.
+        """
+        if tail_rows:
+            rows = np.concatenate([part for own in np.split(rows, self._edges) for part in (own, tail_rows)])
+        return self._send(flat, self.sent_back, rows, self.received_back, counts.reshape(-1), BACKWARD)
 
-    def _sizes(self, parcels: Parcels, rows: Ints) -> list[int]:
-        codec = self.codec
-        if codec is None or not codec.row_wise:
-            return parcels.sizes(rows)
-        widths = parcels.widths
-        encoded = self._columns.get(
-            parcels, lambda: np.array([sum(map(codec.encoded_width, parcel)) for parcel in widths], dtype=np.int64)
-        )
-        return parcels.sizes(rows, encoded)
+    def _send(
+        self, flat: Tensor, sends: Parcels, rows: Ints, receives: Parcels, arriving: Ints, label: str
+    ) -> Arriving:
+        message, out, back = sends.encode(flat, rows), sends.wire_sizes(rows), receives.wire_sizes(arriving)
+        pending = issue_all_to_all(message, out, back, self._env, label + self._hop)
+        return Arriving(pending, receives, arriving, flat.dtype, (sum(out) + sum(back)) * message.element_size())
 
-    def _one_width(self, parcels: Parcels) -> int | None:
-        """The width with which the codec can encode the whole message at once."""
-        return 1 if self.codec is not None and not self.codec.row_wise else parcels.one_width
+    def begins(self, counts: Ints) -> Ints:
+        """``[2, W]``: where the parcels of each rank begin among the gradients that arrive, and those of replicas."""
+        sizes = counts * self.received_back.columns[: counts.shape[1]]
+        parts = np.column_stack([sizes[:, : self._own].sum(1), sizes[:, self._own :].sum(1)]).reshape(-1)
+        return (np.cumsum(parts) - parts).reshape(-1, 2).T
 
 
 class _ByWidth:
@@ -151,8 +221,7 @@ class _ByWidth:
         place = {area: number for number, area in enumerate(areas)}
         self.parcels = np.array([n for _, n in areas], dtype=np.int64)  # of each area
         self.begins = [next(i for i, area in enumerate(areas) if area[0] == width) for width in self.distinct]
-        self.sizes, self.parcel_sizes = [], []  # columns of each area and of each parcel: plain, encoded
-        self.group, self.ungroup = [], []
+        self.group, self.ungroup = [], []  # plain, encoded
         for size_of_row in (lambda width: width, codec.encoded_width):
             columns, runs = [0] * len(areas), []
             for n, parcel in enumerate(widths):
@@ -162,8 +231,6 @@ class _ByWidth:
                     runs.append(Run(n, source, columns[area], size, area))
                     columns[area] += size
             totals = [sum(map(size_of_row, parcel)) for parcel in widths]
-            self.sizes.append(np.array(columns, dtype=np.int64))
-            self.parcel_sizes.append(np.array(totals, dtype=np.int64))
             self.group.append(ColumnMap(runs, totals, columns, keep=1))
             self.ungroup.append(ColumnMap([run.reversed() for run in runs], columns, totals, keep=1))
 
@@ -183,8 +250,8 @@ class _ByWidth:
         self, flat: Tensor, rows: Ints, before: int, after: int, change: Callable[[Tensor, int], Tensor]
     ) -> Tensor:
         area_rows = rows[self.parcels]
-        grouped = self.group[before](flat, starts_of(rows, self.parcel_sizes[before]), area_rows)
-        totals = np.add.reduceat(area_rows * self.sizes[before], self.begins).tolist()
+        grouped = self.group[before](flat, rows, area_rows)
+        totals = np.add.reduceat(area_rows * self.group[before].target_widths, self.begins).tolist()
         parts = zip(grouped.split(totals), self.distinct, strict=True)
         changed = torch.cat([change(part, width).view(-1) for part, width in parts])
-        return self.ungroup[after](changed, starts_of(area_rows, self.sizes[after]), rows)
+        return self.ungroup[after](changed, area_rows, rows)

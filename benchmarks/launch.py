@@ -29,7 +29,7 @@ def figures() -> list[Figure]:
     seconds after ``%load_ext recshard_lab``.
     """
     from recshard_lab.launcher import launch
-    from recshard_lab.launcher.forkserver import forkserver
+    from recshard_lab.launcher.engines.fork import forkserver
 
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
     cold = median(seconds_in_new_python(_COLD) for _ in range(3))

@@ -28,7 +28,7 @@ TARGETS = {
 _CYCLES = f"""
 import gc, json, os, time, psutil
 from recshard_lab.launcher import launch
-from recshard_lab.launcher.forkserver import forkserver
+from recshard_lab.launcher.engines.fork import forkserver
 
 def count():
     gc.collect()

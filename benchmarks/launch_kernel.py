@@ -38,7 +38,7 @@ def figures() -> list[Figure]:
     """Medians, but for memory, which is measured once, before any cell ran."""
     with Kernel() as kernel:
         start(kernel)
-        idle_mb, with_zygote_mb = idle_memory(kernel)
+        idle_mb, with_forkserver_mb = idle_memory(kernel)
         cell_ms = round_trip_ms(kernel, "%%recshard\npass")
         plain_ms = round_trip_ms(kernel, "pass")
         stops = [stop_s(kernel) for _ in range(TRIES)]
@@ -50,14 +50,14 @@ def figures() -> list[Figure]:
         Figure("a rank killed to the error shown", median(deaths), "s"),
         Figure(f"%recshard_restart of {RANKS} ranks, warm", median(restarts), "s"),
         Figure(f"{RANKS} idle ranks, PSS", idle_mb, "MB"),
-        Figure(f"{RANKS} idle ranks and the process they are forked from, PSS", with_zygote_mb, "MB"),
+        Figure(f"{RANKS} idle ranks and the process they are forked from, PSS", with_forkserver_mb, "MB"),
     ]
 
 
 def start(kernel: Kernel) -> None:
     """Ranks from a forkserver that has imported all it will."""
     kernel.ok("import torch\n%load_ext recshard_lab")
-    kernel.ok("from recshard_lab.launcher.forkserver import forkserver\nforkserver().warmed.wait(120)")
+    kernel.ok("from recshard_lab.launcher.engines.fork import forkserver\nforkserver().warmed.wait(120)")
     kernel.ok(f"%recshard_launch -n {RANKS}")
 
 

@@ -8,7 +8,7 @@ allow its ratings to be passed on, in an image neither; the notebook fetches the
 from importlib import import_module
 
 from recshard_lab.embedding.kernels.numba.compiled import why_absent
-from recshard_lab.launcher.forkserver import LATER
+from recshard_lab.launcher.engines.fork import LATER
 
 for name in (*LATER, "recshard_lab.lab.widgets", "plotly.graph_objects"):
     import_module(name)

@@ -1,7 +1,7 @@
 """Learn, explore and decide embedding sharding.
 
-The public names, each imported from its room when first touched, so that ``import recshard_lab``
-costs nothing beyond ``import torch`` and a rank never loads a widget.
+Each public name is imported from its room on first use. ``import recshard_lab`` imports no other package, not even
+torch, and a rank never loads a widget.
 
 >>> import recshard_lab
 >>> "KeyedJaggedTensor" in dir(recshard_lab)
@@ -11,8 +11,6 @@ True
 import os as _os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-import torch as _torch  # noqa: F401  (every room stands on it; the cost is paid here, once, visibly)
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell

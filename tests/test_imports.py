@@ -25,9 +25,12 @@ def loaded_beyond_torch(code: str) -> set[str]:
     return set(run_python(program).split())
 
 
-def test_importing_the_library_loads_nothing_heavy() -> None:
-    loaded = {module.partition(".")[0] for module in loaded_beyond_torch("import recshard_lab")}
-    assert loaded == {"recshard_lab"}
+def test_importing_the_library_loads_no_other_package() -> None:
+    loaded = run_python(
+        "import os, typing, sys; before = set(sys.modules); import recshard_lab; "
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    assert loaded.split() == ["recshard_lab"]
 
 
 def test_importing_the_rooms_that_a_rank_needs_loads_no_notebook_library() -> None:

@@ -84,7 +84,7 @@ shell.run_cell_magic("distributed", "", "{_ALL_REDUCE}")
 """
 
 _WARM = f"""%load_ext recshard_lab
-from recshard_lab.launcher.forkserver import forkserver
+from recshard_lab.launcher.engines.fork import forkserver
 forkserver().warmed.wait(120)
 %recshard_launch -n {RANKS}
 %recshard_stop"""

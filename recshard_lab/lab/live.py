@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from recshard_lab.comm import trace
-from recshard_lab.lab.measure import TIMED, random_batch, sent_by_label, timed_steps, took_by_label
+from recshard_lab.lab.measure import TIMED, peak_of, random_batch, sent_by_label, timed_steps, took_by_label
 from recshard_lab.planner import Workload
 from recshard_lab.sharding import ShardingPlan
 
@@ -211,6 +211,7 @@ def run_beside_truth(plan_json: str, tables: list[Any], workload: Workload, step
         "took": took_by_label(sent),
         "memory": model.memory_bytes(),
         "host_memory": model.host_memory_bytes(),
+        "in_use": peak_of(lambda: step(0), model.device),
         "backends": model.backends(),
     }
 

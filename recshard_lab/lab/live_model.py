@@ -127,7 +127,7 @@ class LiveModel:
             del spent[: -WARM_UP - TIMED]
         timed = [spent[WARM_UP:] or spent for spent in self._spent]
         found = [{**one, "step_ms": float(np.median(ms))} for one, ms in zip(found, timed, strict=True)]
-        self.measured = replace(Measured.of(found, steps, self.backends), others=others())
+        self.measured = replace(Measured.of(found, steps, self.backends, self.ranks.times_note), others=others())
         return list(found[0]["losses"])
 
     def _on_ranks(self, function: str, *arguments: str) -> list[dict[str, Any]]:

@@ -1,14 +1,16 @@
-"""The magics: parse a line, hand it to the launcher, show what comes back."""
+"""The notebook magics: each parses its line, calls the launcher and shows the result."""
 
 from __future__ import annotations
 
 import math
+import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
 from typing import Any
 
+from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, needs_local_scope
@@ -16,7 +18,6 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 
 from recshard_lab import launcher
 from recshard_lab.lab.autoreload import Autoreload
-from recshard_lab.lab.completion import rank_names
 from recshard_lab.lab.output import NotebookPrinter, time_bars
 from recshard_lab.lab.ranks_gone import lost_text
 from recshard_lab.lab.theme import bytes_text
@@ -26,6 +27,7 @@ __all__ = ["RecshardMagics", "load", "unload"]
 
 
 _autoreload = Autoreload()
+_NAME = re.compile(r"[^\W\d]\w*(?:\.\w*)*$")
 
 
 def rank_list(text: str) -> list[int]:
@@ -43,6 +45,17 @@ def rank_list(text: str) -> list[int]:
     return ranks
 
 
+def device_list(text: str) -> str | list[int | str]:
+    """``0,1`` as indices, ``MIG-5c1b`` as UUIDs, ``cpu`` and ``mps`` as they are.
+
+    >>> device_list("0,1"), device_list("cpu"), device_list("MIG-5c1b,MIG-77aa")
+    ([0, 1], 'cpu', ['MIG-5c1b', 'MIG-77aa'])
+    """
+    if text in ("cpu", "mps"):
+        return text
+    return [int(part) if part.isdecimal() else part for part in text.split(",")]
+
+
 def seconds(text: str) -> float:
     """A time limit.
 
@@ -55,11 +68,11 @@ def seconds(text: str) -> float:
     raise ArgumentTypeError(f"{text!r} is not a time limit: expected seconds above 0")
 
 
-def told_plainly(magic: Callable[..., Any]) -> Callable[..., Any]:
-    """Errors of the launcher show their own words in the notebook, not the way through this package."""
+def plain_errors(magic: Callable[..., Any]) -> Callable[..., Any]:
+    """Errors of the launcher show their message in the notebook, without this package's traceback."""
 
     @wraps(magic)
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
             return magic(*args, **kwargs)
         except (LaunchError, RankError, RanksInterrupted) as error:
@@ -68,46 +81,56 @@ def told_plainly(magic: Callable[..., Any]) -> Callable[..., Any]:
             error._render_traceback_ = lambda: lines  # type: ignore[union-attr]  # IPython asks for it
             raise
 
-    return told
+    return wrapped
 
 
 @magics_class
 class RecshardMagics(Magics):
-    """``%recshard_launch``, ``%%recshard`` and what belongs to them."""
+    """``%recshard_launch``, ``%%recshard`` and the other magics of ranks."""
 
     @magic_arguments()
-    @argument("-n", type=int, default=None, help="how many ranks; required")
-    @argument("--nodes", type=int, default=1, help="virtual nodes they are spread over")
-    @argument("--backend", default=None, help="gloo or nccl; left out: nccl where GPUs are, gloo otherwise")
-    @argument("--threads", type=int, default=1, help="torch threads a rank")
+    @argument("-n", type=int, default=None, help="number of ranks; required")
+    @argument("--nodes", type=int, default=1, help="number of virtual nodes; default: 1")
+    @argument("--backend", default=None, help="gloo or nccl; default: nccl if each rank can have a GPU, otherwise gloo")
+    @argument("--share-gpu", action="store_true", help="let several ranks compute on one GPU; times are not real")
+    @argument("--devices", type=device_list, default=None, help="GPUs to use, as 0,1 or UUIDs; or cpu; default: all")
+    @argument("--memory-gb", type=float, default=None, metavar="GB", help="device memory that each rank may use")
+    @argument("--threads", type=int, default=1, help="threads per rank of torch and numpy")
     @argument("--inter-node-latency", type=float, metavar="MS", help="emulated link between nodes: milliseconds")
-    @argument("--inter-node-gbps", type=float, metavar="G", help="emulated link between nodes: Gbit/s a rank")
-    @argument("--start-method", default=None, help="fork or spawn (a clean interpreter a rank); left out: fork")
-    @argument("--engine", default=None, help="local, or ray for ranks on a Ray cluster; left out: local")
-    @argument("--address", default=None, help="of the Ray cluster; auto: the one at hand; left out: on this machine")
+    @argument("--inter-node-gbps", type=float, metavar="G", help="emulated link between nodes: Gbit/s per rank")
+    @argument(
+        "--start-method",
+        default=None,
+        help="fork or spawn (a clean interpreter per rank); default: fork on Linux, spawn on macOS",
+    )
+    @argument("--engine", default=None, help="local or ray (ranks on a Ray cluster); default: local")
+    @argument("--address", default=None, help="address of the Ray cluster, or auto for the running one")
     @line_magic
-    @told_plainly
+    @plain_errors
     def recshard_launch(self, line: str) -> None:
         """Start ranks that stay until %recshard_stop."""
         asked = parse_argstring(self.recshard_launch, line)
         if asked.n is None:
             raise UsageError("%recshard_launch needs the number of ranks. Fix: %recshard_launch -n 4")
-        already = launcher.current()
-        ranks = launcher.launch(
+        shape = launcher.Shape.checked(
             asked.n,
             asked.nodes,
             asked.backend,
-            threads=asked.threads,
-            start_method=asked.start_method,
+            asked.threads,
+            asked.start_method,
             inter_node_latency_ms=asked.inter_node_latency,
             inter_node_gbps=asked.inter_node_gbps,
             engine=asked.engine,
             address=asked.address,
+            share_gpu=asked.share_gpu,
+            devices=asked.devices,
+            memory_gb=asked.memory_gb,
         )
-        if ranks is already:
-            print(f"{ranks.shape} are running already; their variables are kept. %recshard_restart for fresh ones.")
-        else:
+        ranks, fresh = launcher.start(shape)
+        if fresh:
             _announce(ranks)
+        else:
+            print(f"{ranks.shape} are running already; their variables are kept. %recshard_restart for fresh ones.")
 
     @magic_arguments()
     @argument("--ranks", type=rank_list, default=None, help="which ranks, as 0,2 or 0-3; left out: all")
@@ -121,7 +144,7 @@ class RecshardMagics(Magics):
     @argument("--quiet", action="store_true", help="show no output, only errors")
     @argument("--time", action="store_true", help="show how long each rank took")
     @cell_magic
-    @told_plainly
+    @plain_errors
     def recshard(self, line: str, cell: str) -> None:
         """Run the cell on every rank, in the rank's own namespace."""
         asked = parse_argstring(self.recshard, line)
@@ -144,10 +167,10 @@ class RecshardMagics(Magics):
             _autoreload.after(ranks, chosen)
         printer.results(results)
         if asked.time:
-            print(time_bars(results))
+            print(time_bars(results, ranks.times_note))
 
     @line_magic
-    @told_plainly
+    @plain_errors
     def recshard_status(self, line: str) -> None:
         """Show each rank's process, state and memory."""
         _refuse_arguments("recshard_status", line)
@@ -158,10 +181,12 @@ class RecshardMagics(Magics):
         print(repr(ranks)[1:-1])
         for row in ranks.status():
             node = f"  node {row.node}" if ranks.nodes > 1 else ""
-            print(f"[{row.rank}] pid {row.pid}{node}  {row.state}  {bytes_text(row.memory_bytes)} resident")
+            print(
+                f"[{row.rank}] pid {row.pid}{node}  {row.state}  {row.device}  {bytes_text(row.memory_bytes)} resident"
+            )
 
     @line_magic
-    @told_plainly
+    @plain_errors
     def recshard_stop(self, line: str) -> None:
         """Stop the ranks."""
         _refuse_arguments("recshard_stop", line)
@@ -174,7 +199,7 @@ class RecshardMagics(Magics):
         print(f"{ranks.shape} stopped.{lost}")
 
     @line_magic
-    @told_plainly
+    @plain_errors
     def recshard_restart(self, line: str) -> None:
         """Replace the ranks by fresh ones of the same shape."""
         _refuse_arguments("recshard_restart", line)
@@ -188,7 +213,7 @@ class RecshardMagics(Magics):
     @argument("--ranks", type=rank_list, default=None, help="to which ranks; left out: all")
     @needs_local_scope
     @line_magic
-    @told_plainly
+    @plain_errors
     def recshard_push(self, line: str, local_ns: dict[str, Any] | None = None) -> None:
         """Copy variables of the notebook to the ranks."""
         asked = parse_argstring(self.recshard_push, line)
@@ -202,7 +227,7 @@ class RecshardMagics(Magics):
     @argument("name", help="a variable on the ranks")
     @argument("--rank", type=int, default=None, help="from which rank; left out: a list, one value a rank")
     @line_magic
-    @told_plainly
+    @plain_errors
     def recshard_pull(self, line: str) -> Any:
         """Give back a variable of the ranks: ``losses = %recshard_pull losses --rank 0``."""
         asked = parse_argstring(self.recshard_pull, line)
@@ -243,8 +268,24 @@ def _refuse_notebook_syntax(shell: InteractiveShell, cell: str) -> None:
         if "get_ipython()" in after and "get_ipython()" not in before:
             raise UsageError(
                 f"line {number} of the cell, {before.strip()!r}, is a notebook command and ranks run plain Python. "
-                "Move it to a cell of its own without %%recshard."
+                "Fix: move it to a separate cell without %%recshard."
             )
+
+
+@context_matcher()  # type: ignore[misc, unused-ignore]
+def rank_names(context: CompletionContext) -> SimpleMatcherResult:
+    """Completes names and attributes of rank 0 in ``%%recshard`` cells. Empty while the ranks are busy."""
+    nothing: Any = {"completions": []}
+    ranks = launcher.current()
+    if ranks is None or not context.full_text.lstrip().startswith("%%recshard") or context.cursor_line == 0:
+        return nothing
+    word = _NAME.search(context.text_until_cursor)
+    if word is None:
+        return nothing
+    fragment = word[0]
+    kept = fragment[: len(fragment) - len(context.token)] if fragment.endswith(context.token) else ""
+    found = [SimpleCompletion(text=name[len(kept) :], type="rank 0") for name in ranks.complete(fragment)]
+    return {"completions": found, "matched_fragment": fragment[len(kept) :], "suppress": bool(found)}
 
 
 def load(shell: InteractiveShell) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -22,12 +22,15 @@ from recshard_lab.sharding import ShardingPlan, Topology
 from recshard_lab.sharding.hardware.topology import DEVICE_DEFAULTS
 
 if TYPE_CHECKING:
+    import torch
+
     from recshard_lab.comm.trace import Trace
+    from recshard_lab.launcher.device_memory import RankMemory
     from recshard_lab.sparse import KeyedJaggedTensor
 
 WARM_UP = 3  # steps before the clock runs: kernels are built, buffers grow
 TIMED = 10  # steps of which the median is reported
-FAR_APART = 1.5  # times: beyond, a reader is told why predicted and measured differ
+FAR_APART = 1.5  # times: above it, a note explains why predicted and measured differ
 BUSY = 0.15  # share of the cores: from there on, other programs count as a reason
 _CALIBRATED = ("bag_ns", "sort_ns_per_id", "sum_ns_per_number", "cache_bytes", "contention", "half_duplex")
 
@@ -39,16 +42,18 @@ class Measured:
     Attributes:
         step_ms_by_rank: ``[W]`` median of the timed steps.
         memory_categories: names of the C categories, those of the `Estimate`.
-        memory_bytes: ``[W, C]`` bytes held after the last step.
+        memory_bytes: ``[W, C]`` bytes of tables, optimizer state and buffers, as the model counts them.
         traffic_bytes: ``[W, W]`` counted, from row to column, in one step.
         backends: table -> the kernel that served it.
         steps: how many steps were timed.
         host_memory_bytes: ``[W, 2]`` bytes of weights and of optimizer state in the host's memory, apart from the
-            ranks' own; None where nothing lies there.
+            ranks' own; None if they have none there.
+        in_use: by rank, the device memory in one step as measured, see `peak_of`. Empty if it was not measured.
         traffic_by_phase: `traffic_bytes` taken apart by the label of the collective, as `Estimate.traffic_by_phase`.
         waited_ms: label -> ``[W]`` how much longer a rank was in such collectives of a step than the rank that came
             last, which waits least; the median over steps. Only of collectives of all ranks that were waited for.
         others: share of this machine's cores that other programs used meanwhile, 0 to 1; None if that is not known.
+        times_note: `Ranks.times_note` of the ranks, which is shown beside the times.
     """
 
     step_ms_by_rank: np.ndarray
@@ -59,11 +64,15 @@ class Measured:
     steps: int
     traffic_by_phase: dict[str, np.ndarray] = field(default_factory=dict)
     host_memory_bytes: np.ndarray | None = None
+    in_use: tuple[RankMemory, ...] = ()
     waited_ms: dict[str, np.ndarray] = field(default_factory=dict)
     others: float | None = None
+    times_note: str = ""
 
     @classmethod
-    def of(cls, found: Sequence[Mapping[str, Any]], steps: int, backends: dict[str, str]) -> Measured:
+    def of(
+        cls, found: Sequence[Mapping[str, Any]], steps: int, backends: dict[str, str], times_note: str = ""
+    ) -> Measured:
         """From what every rank reported: ``step_ms``, ``memory`` by category, ``sent`` as `sent_by_label` counts it,
         and where it was taken ``took`` as `took_by_label` gives it."""
         labels = dict.fromkeys(label for one in found for label in one["sent"])
@@ -80,7 +89,9 @@ class Measured:
             steps=steps,
             traffic_by_phase=phases,
             host_memory_bytes=host if host.any() else None,
+            in_use=tuple(one["in_use"] for one in found) if all("in_use" in one for one in found) else (),
             waited_ms=waited([one.get("took", {}) for one in found], steps),
+            times_note=times_note,
         )
 
     @property
@@ -90,7 +101,8 @@ class Measured:
 
     def __str__(self) -> str:
         held = bytes_text(float(self.memory_bytes.sum(axis=1).max()))
-        return f"{ms_text(self.step_ms)} a step (median of {self.steps}), at most {held} on a rank"
+        note = f" ({self.times_note})" if self.times_note else ""
+        return f"{ms_text(self.step_ms)} a step (median of {self.steps}), at most {held} on a rank{note}"
 
 
 def measure_plan(
@@ -108,7 +120,7 @@ def measure_plan(
 
     Args:
         ranks: a launched session, as `recshard_lab.launch` gives it.
-        plan: for as many ranks as were launched; module paths are not looked at.
+        plan: for as many ranks as were launched; its module paths are ignored.
         tables: the configs of all its tables, all pooled or none.
         workload: batch size, pooling factors, skew and optimizer; `Workload()` when left out.
         steps: how many are timed, after `WARM_UP` untimed ones.
@@ -121,11 +133,12 @@ def measure_plan(
     if len({is_pooled(table) for table in tables}) != 1:
         raise ValueError("the tables must be all pooled (EmbeddingBagConfig) or all not: measure one collection")
     named = ShardingPlan({"": dict(plan.tables())}).resolved(tables, ranks.world_size, ranks.local_world_size)  # type: ignore[dict-item]
-    _check_room(named, tables)
+    if ranks.devices[0].type == "cpu":
+        _check_room(named, tables)
     workload = workload or Workload()
     with other_programs(ranks) as others:
         found = ranks.run(steps_on_rank, named.to_json(), list(tables), workload, steps, seed)
-    return replace(Measured.of(found, steps, found[0]["backends"]), others=others())
+    return replace(Measured.of(found, steps, found[0]["backends"], ranks.times_note), others=others())
 
 
 @contextmanager
@@ -231,7 +244,7 @@ def took_by_label(sent: Trace) -> dict[str, list[float]]:
 def waited(took: Sequence[Mapping[str, Sequence[float]]], steps: int) -> dict[str, np.ndarray]:
     """Label -> ``[W]`` ms that each rank waited in a step for the last to come, from what every rank saw.
 
-    The last to come to a collective is in it for the shortest time, whatever the clocks of the ranks say.
+    The last rank of a collective spends the shortest time in it. The clocks of the ranks need not agree.
 
     >>> waited([{"ids": [5.0, 5.0]}, {"ids": [1.0, 2.0]}], steps=2)["ids"].tolist()
     [3.5, 0.0]
@@ -292,10 +305,25 @@ def steps_on_rank(
         "step_ms": float(np.median(timed)),
         "memory": model.memory_bytes(),
         "host_memory": model.host_memory_bytes(),
+        "in_use": peak_of(lambda: step(batches[0]), model.device),
         "sent": sent_by_label(sent, world_size, steps),
         "took": took_by_label(sent),
         "backends": model.backends(),
     }
+
+
+def peak_of(step: Callable[[], Any], device: torch.device) -> RankMemory:
+    """Runs one more step and measures this rank's device memory at its peak. Collective if the step is.
+
+    On CUDA the allocator reports the peak. On CPU torch reports none, so every operator of this step is followed
+    and the living tensors are counted. The peak of `Ranks.memory` counts anew from this step.
+    """
+    from recshard_lab.launcher.device_memory import counting, measure, reset_peak
+
+    with counting() if device.type == "cpu" else nullcontext():
+        reset_peak(device)
+        step()
+        return measure(device)
 
 
 def timed_steps(step: Callable[[int], Any], steps: int) -> tuple[list[float], Trace]:
@@ -326,12 +354,9 @@ def timed_steps(step: Callable[[int], Any], steps: int) -> tuple[list[float], Tr
 
 
 def _check_room(plan: ShardingPlan, tables: Sequence[BaseEmbeddingConfig]) -> None:
-    """Refuses before any rank allocates: the plan may be for machines larger than this one."""
+    """Raises ValueError for a plan of CPU ranks that needs more memory than this machine has, before ranks allocate."""
     import psutil
-    import torch
 
-    if torch.cuda.is_available():
-        return
     needed = sum(
         table.data_type.bytes_per_element * sum(shard.num_elements for shard in sharding.shards)
         for table, sharding in plan.pairs(tables)

@@ -18,8 +18,8 @@ class Tier:
     """One memory of every rank.
 
     Args:
-        name: what it is; nothing where nobody said.
-        stacks: "predicted", "measured" -> categories and bytes ``[W, C]``.
+        name: of the memory; empty if unknown.
+        stacks: "predicted", "counted", "measured" -> categories and bytes ``[W, C]``.
         capacity, usable: ``[W]``.
     """
 
@@ -33,7 +33,10 @@ def own_memory(estimate: Any, measured: Any, topology: Any) -> Tier:
     """What a rank computes on: HBM of a GPU; of a CPU the host's memory."""
     stacks = {"predicted": _stack(estimate)}
     if measured is not None:
-        stacks["measured"] = _stack(measured)
+        stacks["counted"] = _stack(measured)
+    if in_use := getattr(measured, "in_use", ()):
+        parts = np.array([list(one.parts.values()) for one in in_use], dtype=float)
+        stacks["measured"] = (list(in_use[0].parts), parts)
     capacity = np.asarray(estimate.capacity_bytes, dtype=float)
     device = getattr(topology, "compute_device", None)
     name = "HBM" if device == "cuda" else "host memory, shared by a node's ranks" if device == "cpu" else ""
@@ -43,7 +46,7 @@ def own_memory(estimate: Any, measured: Any, topology: Any) -> Tier:
 
 
 def host_memory(estimate: Any, measured: Any) -> Tier | None:
-    """Weights and optimizer state in the host's memory, apart from the ranks' own; None where nothing is there."""
+    """Weights and optimizer state in host memory beside GPU ranks; None if the plan stores none there."""
     held, counted = getattr(estimate, "host_bytes", None), getattr(measured, "host_memory_bytes", None)
     if held is None and counted is None:
         return None
@@ -54,17 +57,17 @@ def host_memory(estimate: Any, measured: Any) -> Tier | None:
     names = ("weights", "optimizer_state")
     stacks: Stacks = {"predicted": (names, np.stack([weights, total - weights], axis=1))}
     if measured is not None:
-        stacks["measured"] = (names, np.zeros((ranks, 2)) if counted is None else np.asarray(counted, dtype=float))
+        stacks["counted"] = (names, np.zeros((ranks, 2)) if counted is None else np.asarray(counted, dtype=float))
     room = np.full(ranks, float(getattr(estimate, "host_room_bytes", 0.0)))
     return Tier("host memory", stacks, room, room)
 
 
 def problem_of(tier: Tier) -> str:
-    """Why there is no picture, where there is none."""
+    """Why a tier cannot be drawn; empty if it can."""
     ranks = len(tier.stacks["predicted"][1])
     for kind, (_, values) in tier.stacks.items():
         if len(values) != ranks:
-            return f"{len(values)} ranks were measured, {ranks} predicted: not the same plan."
+            return f"{len(values)} ranks were {kind}, {ranks} predicted: not the same plan."
         good = np.isfinite(values).all(axis=1) & np.isfinite(tier.usable)
         if not good.all():
             return f"The {kind} memory of rank {int(np.argmin(good))} is not a number."
@@ -72,15 +75,15 @@ def problem_of(tier: Tier) -> str:
 
 
 def words_on_sharing(topology: Any) -> str:
-    """What is to be known of CPU ranks: they have no memory of their own."""
+    """A note on CPU ranks, which share the host's memory."""
     if getattr(topology, "compute_device", None) != "cpu":
         return ""
     local, share = topology.local_world_size, topology.memory_cap_bytes
     if local == 1:
-        return "CPU ranks live in their host's memory; rows meant for the host's memory lie in the same."
+        return "A CPU rank uses the host's memory. Rows with the tier ddr are in the same memory."
     return (
-        f"CPU ranks have no memory of their own: {local} ranks of a node share {bytes_text(local * share)}, and "
-        f"{bytes_text(share)} is the share of one. Rows meant for the host's memory lie in the same."
+        f"The {local} CPU ranks of a node share the host's memory: {bytes_text(local * share)}, "
+        f"{bytes_text(share)} per rank. Rows with the tier ddr are in the same memory."
     )
 
 

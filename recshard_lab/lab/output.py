@@ -86,8 +86,8 @@ class NotebookPrinter(Printer):
             self._block.update(bundle, raw=True)
 
 
-def time_bars(results: Sequence[CellResult], width: int = 40) -> str:
-    """A bar a rank, as long as its share of the slowest rank's time.
+def time_bars(results: Sequence[CellResult], note: str = "", width: int = 40) -> str:
+    """One bar per rank, scaled to the slowest rank's time; note: a last line about the times (`Ranks.times_note`).
 
     >>> print(time_bars([CellResult(0, {}, 0.5), CellResult(1, {}, 1.0)], width=8))
     [0] ████       500.0 ms
@@ -98,4 +98,4 @@ def time_bars(results: Sequence[CellResult], width: int = 40) -> str:
     for result in results:
         bar = "█" * max(1, round(width * result.seconds / slowest))
         rows.append(f"[{result.rank}] {bar:{width}} {result.seconds * 1e3:7.1f} ms")
-    return "\n".join(rows)
+    return "\n".join([*rows, note] if note else rows)

@@ -224,7 +224,12 @@ class PlanComparison:
         lines = [[row.label, *(self._cell(row, name) for name in self.answers)] for row in ROWS]
         fits = ["Memory", *("fits" if shown.fits else "does not fit" for shown in self.answers.values())]
         ran = [self.measured.get(name) for name in self.answers]
-        more = [["Step, measured", *("" if one is None else ms_text(one.step_ms) for one in ran)]] if any(ran) else []
+        notes = "".join(f" ({note})" for note in dict.fromkeys(one.times_note for one in ran if one) if note)
+        more = (
+            [[f"Step, measured{notes}", *("" if one is None else ms_text(one.step_ms) for one in ran)]]
+            if any(ran)
+            else []
+        )
         return Numbers(["", *self.answers], [*lines, *more, fits])
 
     def _cell(self, row: Row, name: str) -> str:

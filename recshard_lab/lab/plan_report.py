@@ -15,7 +15,7 @@ from recshard_lab.lab.exportable import Candidate, Exportable
 from recshard_lab.lab.plan_comparison import PlanComparison
 from recshard_lab.lab.question import Answer, Question
 from recshard_lab.lab.report import Folded, Part, Picture, Section
-from recshard_lab.lab.theme import SCHEMES, bytes_text, counted, look_of, ms_text, number
+from recshard_lab.lab.theme import SCHEMES, bytes_text, counted, look_of, ms_text, number, with_notes
 from recshard_lab.lab.view import Numbers, View
 from recshard_lab.planner.answers import sharding_text
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, ShardingPlan
@@ -248,4 +248,5 @@ def _note(candidates: Sequence[Candidate]) -> str:
     measured = [each.name for each in candidates if each.measured is not None]
     if not measured:
         return "Predicted, not measured."
-    return f"Measured on this machine: {', '.join(measured)}; all else is predicted."
+    words = f"Measured on this machine: {', '.join(measured)}; all else is predicted."
+    return with_notes(words, (getattr(each.measured, "times_note", "") for each in candidates))

@@ -8,6 +8,7 @@ Fills are light enough for black labels on either page; everything outside a fil
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 LABEL_INK = "#14181d"  # text on a fill, in both themes
@@ -55,6 +56,11 @@ MEMORY: dict[str, Look] = {
     "dense": Look("dense layers", "#d3bdea", "dots"),
     "input_buffers": Look("input buffers", "#9ad6ae", "rows"),
     "output_buffers": Look("output buffers", "#f1d774", "columns"),
+    "gradients": Look("gradients", "#8fd6d6", "cross"),
+    "exchange_buffers": Look("exchange buffers", "#c9d68a", "grid"),
+    "activations": Look("activations", "#f0a9b8", "falling"),
+    "allocator_cache": Look("allocator's cache", "#dcc8a0", "dots"),
+    "process": Look("Python and libraries", "#c9ced6", "plain"),
 }
 
 PHASES: dict[str, Look] = {
@@ -210,6 +216,15 @@ def as_sentence(words: str) -> str:
     'Synthetic ratings.'
     """
     return words[:1].upper() + words[1:]
+
+
+def with_notes(words: str, notes: Iterable[str]) -> str:
+    """Sentences, followed by each note as a sentence, once.
+
+    >>> with_notes("Two ranks.", ["shared GPU: times are not real", "", "shared GPU: times are not real"])
+    'Two ranks. Shared GPU: times are not real.'
+    """
+    return " ".join([*filter(None, [words]), *(f"{as_sentence(note)}." for note in dict.fromkeys(notes) if note)])
 
 
 def ticks(low: float, high: float) -> list[float]:

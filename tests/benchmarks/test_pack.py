@@ -14,7 +14,7 @@ SMALL = replace(pack.CASES[0], tables=3, rows=400, dim=4, batch=8, ranks=16, loc
 def test_both_halves_are_timed_without_the_collectives_and_leave_no_traces() -> None:
     threads, copied = torch.get_num_threads(), MirrorGroup.wall_s
     packed, unpacked = pack.measure(SMALL, rounds=3)
-    assert (packed.name, unpacked.name) == ("pack, W=16, pooling 1", "unpack, W=16, pooling 1")
+    assert (packed.name, unpacked.name) == ("pack, W=16, batch 8, pooling 1", "unpack, W=16, batch 8, pooling 1")
     assert 0 < packed.beside["CPU"] < 1000
     assert 0 < unpacked.beside["CPU"] < 1000
     assert MirrorGroup.wall_s > copied

@@ -88,7 +88,7 @@ SHOWN = (
     Shown(
         "ranks_panel",
         "RanksPanel()",
-        "tr[data-state=idle]",
+        ".rs-bar span",
         ("td", "pre"),
         {"Export as": ""},  # a single kind of file, nothing to change
     ),

@@ -67,6 +67,16 @@ def wait_for_step(page: Any, side: str, step_ms: float) -> None:
     )
 
 
+def wait_for_code(page: Any, side: str, code: str) -> None:
+    """Steps of two plans may be equal, so a card's step does not show that its code is the new one."""
+    page.wait_for_function(
+        """([selector, code]) => { const pre = document.querySelector(selector);
+        return pre && pre.textContent.trim() === code.trim(); }""",
+        arg=[f'{WIDGET} details[data-side="{side}"] pre', code],
+        timeout=10_000,
+    )
+
+
 def picture(page: Any, name: str) -> None:
     folder = ROOT / "test-artifacts"
     folder.mkdir(exist_ok=True)
@@ -79,8 +89,7 @@ def test_the_page_shows_what_python_computes(page: Any) -> None:
     widget.get_by_label("movie", exact=True).select_option(label="row-wise")
     wait_for_step(page, "mine", expected({"movie": "row_wise"}, 4)[0])
     wait_for_step(page, "auto", expected({}, 4)[0])
-    code = widget.locator('details[data-side="mine"] pre')
-    assert code.text_content().strip() == expected({"movie": "row_wise"}, 4)[1]
+    wait_for_code(page, "mine", expected({"movie": "row_wise"}, 4)[1])
     picture(page, "light")
 
 
@@ -137,7 +146,7 @@ def test_run_on_ranks_measures_beside_the_prediction(page: Any) -> None:
     run.click()
     page.wait_for_selector(f'{WIDGET} .rs-card[data-side="mine"][data-measured-ms]', timeout=60_000)
     widget.get_by_role("button", name="Memory", exact=True).click()
-    page.wait_for_selector(f'{WIDGET} svg[aria-label*="predicted | measured"]')
+    page.wait_for_selector(f'{WIDGET} svg[aria-label*="predicted | counted"]')
     command(page, "apputils:change-theme", theme="JupyterLab Dark")
     page.wait_for_selector('body[data-jp-theme-light="false"]', state="attached")
     page.wait_for_timeout(500)

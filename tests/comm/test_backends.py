@@ -2,6 +2,7 @@
 
 import gc
 import os
+import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,16 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from recshard_lab import DistributedModelParallel, EmbeddingBagCollection, EmbeddingBagConfig, ShardingEnv
-from recshard_lab.comm import ReplicaGrid, backends_of, compute_device, host_env, message_device, uses_nccl
+from recshard_lab.comm import (
+    ReplicaGrid,
+    all_reduce,
+    backends_of,
+    compute_device,
+    host_env,
+    message_device,
+    sizes_env,
+    uses_nccl,
+)
 from recshard_lab.launcher import groups as launched_groups
 from recshard_lab.launcher import join
 from recshard_lab.train.pipelines import base
@@ -69,6 +79,13 @@ def test_one_process_has_no_backend() -> None:
     assert compute_device(env) == message_device(env) == torch.device("cpu")
 
 
+def test_the_device_of_the_launched_rank_is_that_of_its_models(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RECSHARD_DEVICE", "cuda:1")
+    assert compute_device(ShardingEnv.from_local(1, 0)) == torch.device("cuda", 1)
+
+
 def test_models_metrics_and_join_default_to_the_gpu_of_a_group_with_both_backends(group: Any, monkeypatch: Any) -> None:
     group("cpu:gloo,cuda:nccl")
     table = EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])
@@ -81,11 +98,13 @@ def test_models_metrics_and_join_default_to_the_gpu_of_a_group_with_both_backend
         assert place.device == GPU
 
 
-def test_pipelines_use_threads_by_default_over_gloo_and_not_over_nccl(group: Any, monkeypatch: Any) -> None:
+def test_pipelines_use_threads_by_default_on_the_cpu_and_not_on_a_gpu(group: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(base, "usable_cores", lambda: 64)
     for backend, threads in (("gloo", True), ("cpu:gloo,cuda:nccl", False), ("nccl", False)):
         assert base._threads(None, group(backend)) is threads
         assert base._threads(True, group(backend)) is True
+    monkeypatch.setenv("RECSHARD_DEVICE", "cuda:0")  # Gloo carries the tensors of a shared GPU
+    assert base._threads(None, group("gloo")) is False
 
 
 def test_a_rank_without_a_batch_uses_the_same_connections_as_ranks_with_one(group: Any, monkeypatch: Any) -> None:
@@ -141,6 +160,32 @@ def test_a_twin_has_the_backends_of_its_group(group: Any) -> None:
     env = ShardingEnv.from_process_group(dist.new_group([0], backend="cpu:gloo"))
     assert backends_of(env.twin().pg) == {"cpu": "gloo"}
     assert backends_of(ShardingEnv.default().twin().pg) == backends_of(dist.group.WORLD)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
+def test_one_thread_serves_the_connections_of_rows_and_of_sizes(group: Any) -> None:
+    earlier = set(os.listdir("/proc/self/task"))
+
+    def loops() -> int:
+        new = set(os.listdir("/proc/self/task")) - earlier
+        return [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in new].count("gloo_tcp_loop")
+
+    def wait_for(count: int) -> None:
+        """A new thread has its creator's name until it names itself."""
+        until = time.monotonic() + 10
+        while loops() < count and time.monotonic() < until:
+            time.sleep(0.01)
+
+    env = group("gloo")
+    wait_for(1)
+    sizes = sizes_env(env)
+    assert sizes.pg is not env.pg
+    assert sizes_env(env).pg is sizes.pg
+    assert all_reduce(torch.ones(2), sizes, "x").tolist() == [1, 1]
+    assert loops() == 1
+    env.twin()
+    wait_for(2)
+    assert loops() == 2
 
 
 def test_ranks_over_nccl_have_a_gloo_group_for_messages_of_hosts(group: Any) -> None:

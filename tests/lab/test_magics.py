@@ -103,7 +103,7 @@ def notebook(kernel: Notebook) -> Iterator[Notebook]:
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """A kernel's zygote and ranks."""
+    """A kernel's forkserver and ranks."""
     return psutil.Process(pid).children(recursive=True)
 
 

@@ -86,7 +86,7 @@ def test_measured_bytes_of_the_hosts_memory_stand_beside_predicted_ones() -> Non
         host_memory_bytes=np.array([[0.0, 0.0], [50_000.0, 4_000.0]]),
     )
     told = [row for row in views.memory(found, measured).numbers.rows if row[0] == "host memory"]
-    assert [(row[1], row[2], row[3]) for row in told][2:] == [("1", "predicted", "51.2 KB"), ("1", "measured", "50 KB")]
+    assert [(row[1], row[2], row[3]) for row in told][2:] == [("1", "predicted", "51.2 KB"), ("1", "counted", "50 KB")]
     measured.host_memory_bytes = np.full((2, 2), np.nan)
     assert "is not a number" in views.memory(found, measured).problem
     measured.host_memory_bytes = np.zeros((3, 2))
@@ -138,7 +138,7 @@ def test_cpu_ranks_have_one_memory_which_they_share_and_the_picture_says_so(rank
     np.testing.assert_array_equal(measured.memory_bytes[:, :2], found.memory_bytes[:, :2])
     view = views.memory(found, measured, topology=top)
     told = " ".join(texts(view.svg))
-    assert "2 ranks of a node share 2 MB, and 1 MB is the share of one." in told
+    assert "The 2 CPU ranks of a node share the host's memory: 2 MB, 1 MB per rank." in told
     assert "HBM" not in told
 
 

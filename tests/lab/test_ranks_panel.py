@@ -39,6 +39,11 @@ def states(panel: RanksPanel) -> list[str]:
     return re.findall(r'data-state="([^"]*)"', panel.table.value)
 
 
+def who_prints(panel: RanksPanel) -> set[str]:
+    """Equal lines of all ranks are one line of "all", if they come at one time."""
+    return set(re.findall(r"\[(\w+)\] at work", panel.printed.value))
+
+
 def talk_and_wait() -> None:
     print("at work", flush=True)
     time.sleep(60)
@@ -64,8 +69,8 @@ def test_it_shows_work_output_and_death_and_its_buttons_interrupt_restart_and_st
 
     work = threading.Thread(target=cell)
     work.start()
-    until(lambda: states(panel) == ["running", "running"] and "[all] at work" in panel.printed.value)
-    assert ranks.output(1) == ["[all] at work"]
+    until(lambda: states(panel) == ["running", "running"] and who_prints(panel) in ({"all"}, {"0", "1"}))
+    assert ranks.output(1)[0].endswith("] at work")
     panel.interrupt_button.click()
     work.join(20)
     assert not work.is_alive()
@@ -104,3 +109,32 @@ def test_nothing_to_interrupt_is_said(panel: RanksPanel) -> None:
 def test_it_refuses_to_look_without_pause() -> None:
     with pytest.raises(ValueError, match="every_s"):
         RanksPanel(every_s=0)
+
+
+def test_it_shows_memory_by_use_and_the_capacity_of_ranks_that_have_one(panel: RanksPanel) -> None:
+    ranks = launch(2, memory_gb=0.05)
+    ranks.exec("layer = torch.nn.Linear(999, 1000)\nrest = torch.zeros(1_000_000)")
+    cell = threading.Thread(target=ranks.exec, args=("import time; time.sleep(2)",))
+    cell.start()  # memory is read while a cell runs
+    until(lambda: ">activations</th>" in panel.table.value)
+    assert cell.is_alive()
+    for words in ("<td>8 MB</td>", "<td>50 MB</td>", "weights: 4 MB", "activations: 4 MB", "counted as on a GPU"):
+        assert words in panel.table.value
+    assert "Memory: all tensors of a rank" in panel.exportable().sections[0].parts[1]
+    cell.join(10)
+    ranks.stop()
+    until(lambda: "No ranks are running" in panel.table.value)
+    launch(1)
+    until(lambda: "memory (PSS)" in panel.table.value)
+    assert ">capacity</th>" not in panel.table.value
+
+
+def test_ranks_on_one_gpu_share_one_line_about_it() -> None:
+    from recshard_lab.lab.widgets.ranks_panel import _notes
+    from recshard_lab.launcher.device_memory import RankMemory, with_rest
+
+    one = RankMemory(0, "cuda:0", "allocator", 10**9, 2 * 10**9, gpu="a", gpu_used=5 * 10**9, gpu_total=8 * 10**9)
+    source, whole, process = _notes(with_rest([one, RankMemory(**{**vars(one), "rank": 1, "process": 2 * 10**9})]))
+    assert "torch's allocator" in source
+    assert whole.startswith("cuda:0: 5 GB of 8 GB in use, of which 3 GB outside the allocators of ranks 0-1:")
+    assert process == "Rank 1's process uses 2 GB of cuda:0."

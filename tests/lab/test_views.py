@@ -175,7 +175,7 @@ def test_measured_numbers_stand_beside_predicted_ones() -> None:
         step_ms_by_rank=np.full(4, 12.5),
         traffic_bytes=found.traffic_bytes + 1000,
     )
-    assert "predicted | measured" in views.memory(found, measured).title
+    assert "predicted | counted" in views.memory(found, measured).title
     assert "12.5 ms" in views.phases(found, measured).svg
     assert "Below: counted." in views.traffic(found, measured).svg
 

@@ -183,15 +183,15 @@ MUTANTS = [
     Mutant(
         "input: ids stay by source rank",
         "distributed/step/input_dist.py",
-        "for n in lanes for part, end in zip(parts, ends, strict=True)]",
-        "for part, end in zip(parts, ends, strict=True) for n in lanes]",
+        "moved = gather_runs(received, starts.T.reshape(-1), counts.T.reshape(-1))",
+        "moved = gather_runs(received, starts.reshape(-1), counts.reshape(-1))",
         "distributed/test_hot_rows.py",
     ),
     Mutant(
         "input: gradients of weights only where all ranks ask",
         "distributed/step/input_dist.py",
-        "asked=asked if any(asked) else None",
-        "asked=asked if all(asked) else None",
+        "if sizes.weight_gradients.any() else None",
+        "if sizes.weight_gradients.all() else None",
         "distributed/test_weight_gradients.py -k whoever",
     ),
     Mutant(
@@ -209,31 +209,31 @@ MUTANTS = [
         "distributed/test_bucketize.py",
     ),
     Mutant(
-        "input: the last row of a range belongs to two ranks",
-        "distributed/step/route_ids.py",
-        "chosen = (ids >= start) & (ids < end)",
-        "chosen = (ids >= start) & (ids <= end)",
-        "distributed/test_parity.py -k 'pinwheel and W1 and exact_sgd'",
+        "input: the first row of a range belongs to the range before it",
+        "distributed/step/bucketize.py",
+        "edge = torch.searchsorted(edges, rows, right=True) - 1",
+        "edge = torch.searchsorted(edges, rows).sub(1).clamp(min=0)",
+        "distributed/test_bucketize.py",
     ),
     # ---- routes ----
     Mutant(
         "routes: reduce-scatter forgets to scale gradients",
         "distributed/step/output_dist/reduce_scatter.py",
-        "self.split(grad.view(-1), [0], [samples], scale)",
-        "self.split(grad.view(-1), [0], [samples])",
+        "self.split(grad.view(-1), [samples], [samples], scale)",
+        "self.split(grad.view(-1), [samples], [samples])",
         "distributed/test_routes.py -k all_summed",
     ),
     Mutant(
-        "routes: columns that touch are two messages' worth",
+        "routes: the last column of a shard does not cross nodes",
         "distributed/step/output_dist/two_hop.py",
-        "if merged and first <= merged[-1][1]:",
-        "if merged and first < merged[-1][1]:",
+        "covered[feature.block][slice(*feature.shard.cols)] = True",
+        "covered[feature.block][slice(*feature.shard.cols)][:-1] = True",
         "distributed/test_routes.py -k columns_of_one_node",
     ),
     Mutant(
-        "routes: the buffers of the second hop are forgotten",
+        "routes: the buffers of the first hop are forgotten",
         "distributed/step/output_dist/two_hop.py",
-        "        self.buffer_bytes += across.buffer_bytes\n",
+        "        across.buffer_bytes += inside.buffer_bytes\n",
         "",
         "distributed/test_route_buffers.py",
     ),
@@ -448,21 +448,21 @@ MUTANTS = [
     ),
     Mutant(
         "launcher: a late answer ends the next cell",
-        "launcher/waiting.py",
-        "        elif cell != self.cell:\n            return  # an answer that nobody waits for any more\n",
+        "launcher/flight.py",
+        "        elif cell != self.cell:\n            return  # a late answer to an earlier cell\n",
         "",
         "launcher/test_ranks.py -k next_cell",
     ),
     Mutant(
         "launcher: a time limit is met a second late",
-        "launcher/waiting.py",
+        "launcher/flight.py",
         "time.monotonic() > self._deadline and not self.timed_out",
         "time.monotonic() > self._deadline + 1 and not self.timed_out",
         "launcher/test_restart.py -k soon_after",
     ),
     Mutant(
         "launcher: ranks in different collectives of one number agree",
-        "launcher/doctor.py",
+        "launcher/hangs.py",
         "if len({window.since for window in told}) == 1 and len({window.digest for window in told}) > 1:",
         "if False:",
         "launcher/test_doctor.py -k 'compared_only'",
@@ -499,7 +499,7 @@ MUTANTS = [
     Mutant(
         "cli: two plans of one name are one",
         "cli/compare.py",
-        "        if name in wishes:\n",
+        "        if name in requested:\n",
         "        if False:\n",
         "cli/test_compare.py -k two_plans",
     ),
@@ -597,28 +597,28 @@ MUTANTS = [
     ),
     # ---- forkserver and spawn ----
     Mutant(
-        "forkserver: every child of the zygote is a rank",
-        "launcher/zygote.py",
+        "forkserver: every child of the forkserver is a rank",
+        "launcher/engines/forkserver.py",
         "            rank = pid in self.ranks\n",
         "            rank = True\n",
         "launcher/test_forkserver.py -k are_no_ranks",
     ),
     Mutant(
         "forkserver: a number that is no rank's any more is signalled",
-        "launcher/zygote.py",
+        "launcher/engines/forkserver.py",
         "            if pid in self.ranks:  # not reaped yet",
         "            if pid:  # not reaped yet",
         "launcher/test_forkserver.py -k not_a_rank",
     ),
     Mutant(
         "forkserver: an ended rank is signalled after its number is free",
-        "launcher/zygote.py",
+        "launcher/engines/forkserver.py",
         "                kill_group(pid, signal.SIGKILL)\n"
-        "                end_children(kept=self.ranks, elsewhere=True)  # in our session is what imports have started\n"
+        "                end_children(kept=self.ranks, elsewhere=True)  # imports may start some in our session\n"
         "                self.ranks.discard(pid)\n"
         "            _, status = os.waitpid(pid, 0)\n"
         "            if rank:\n",
-        "                end_children(kept=self.ranks, elsewhere=True)  # in our session is what imports have started\n"
+        "                end_children(kept=self.ranks, elsewhere=True)  # imports may start some in our session\n"
         "                self.ranks.discard(pid)\n"
         "            _, status = os.waitpid(pid, 0)\n"
         "            if rank:\n"
@@ -627,35 +627,35 @@ MUTANTS = [
     ),
     Mutant(
         "forkserver: the end of a rank also ends what imports have started",
-        "launcher/zygote.py",
+        "launcher/engines/forkserver.py",
         "end_children(kept=self.ranks, elsewhere=True)",
         "end_children(kept=self.ranks)",
         "launcher/test_forkserver.py -k are_no_ranks",
     ),
     Mutant(
-        "forkserver: a fork that fails ends the zygote",
-        "launcher/zygote.py",
+        "forkserver: a fork that fails ends the forkserver",
+        "launcher/engines/forkserver.py",
         "            except OSError as error:  # the limit on processes, or memory\n",
         "            except ValueError as error:  # the limit on processes, or memory\n",
         "launcher/test_forkserver.py -k fork_that_fails",
     ),
     Mutant(
         "forkserver: a rank that was not started never ends",
-        "launcher/forkserver.py",
+        "launcher/engines/fork.py",
         '            fork.on_exit(f"was not started: {why}")\n',
         "",
         "launcher/test_forkserver.py -k 'fork_that_fails or must_not_be_forked'",
     ),
     Mutant(
         "forkserver: a fork with two threads is safe",
-        "launcher/zygote.py",
+        "launcher/engines/forkserver.py",
         'and a fork copies only one" if threads > 1 else',
         'and a fork copies only one" if threads > 2 else',
         "launcher/test_forkserver.py -k must_not_be_forked",
     ),
     Mutant(
-        "forkserver: a rank whose zygote has ended meanwhile lives on",
-        "launcher/worker.py",
+        "forkserver: a rank whose forkserver has ended meanwhile lives on",
+        "launcher/rank.py",
         "if os.getppid() != parent:",
         "if os.getppid() == 0:",
         "launcher/test_forkserver.py -k ended_meanwhile",
@@ -713,8 +713,8 @@ MUTANTS = [
     Mutant(
         "parity: gradients are summed over ranks",
         "distributed/step/executor.py",
-        "route.begin_backward(grad, 1.0 / self.env.world_size, lookup_input)",
-        "route.begin_backward(grad, 1.0, lookup_input)",
+        "path.begin_backward(gradient, 1.0 / self.env.world_size, lookup_input)",
+        "path.begin_backward(gradient, 1.0, lookup_input)",
         "benchmarks/test_parity.py -k ours_trains",
     ),
     Mutant(

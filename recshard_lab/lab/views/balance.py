@@ -16,7 +16,7 @@ import numpy as np
 from recshard_lab.lab.balance_picture import LOST, WAIT, WORK, draw_balance
 from recshard_lab.lab.plots import GRID, figure, marker, up_to
 from recshard_lab.lab.svg import Svg
-from recshard_lab.lab.theme import PHASES, as_sentence, bytes_text, look_of, ms_text, number
+from recshard_lab.lab.theme import PHASES, as_sentence, bytes_text, look_of, ms_text, number, with_notes
 from recshard_lab.lab.traffic_phases import words_of
 from recshard_lab.lab.view import Numbers, View, message_view
 from recshard_lab.lab.views.phases import unshowable
@@ -50,7 +50,7 @@ def balance(estimate: Any, measured: Any = None, *, note: str = "", width: int =
     title = f"Balance: {ms_text(found.saved)} of a step of {ms_text(found.step)} lost to imbalance"
     if overlap is not None:
         note = f"Without the pipeline ({overlap.pipeline}), which hides a part of both. {as_sentence(note)}".strip()
-    summary = found.summary()
+    summary = with_notes(found.summary(), [getattr(measured, "times_note", "")])
 
     def draw(uid: str) -> Svg:
         return draw_balance(found, title, summary, note, width, uid, extent)

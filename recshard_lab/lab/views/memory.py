@@ -1,9 +1,13 @@
-"""Memory: per rank a stack of what it holds, by category, against its capacity; measured beside predicted.
+"""Memory: one stack of bytes by category for each rank, against its capacity.
 
-Where a plan keeps rows in the host's memory, that is a second picture below, with a capacity of its own. Ranks on CPUs
-have one memory, their host's, which they share.
+Up to three stacks stand side by side for each rank:
 
-The reserve is no bytes in use: it hangs as a band below the capacity, and what fits must stay under the band.
+    predicted  what the planner computes for the plan
+    counted    the sizes of the tables and buffers that the ranks allocated
+    measured   the peak in one step: the CUDA allocator's figure, on CPU all tensors that live
+
+If a plan stores rows in host memory, a second picture below shows it with its own capacity. Ranks on CPU share the
+host's memory. The reserve is a band below the capacity: a plan fits if its stack ends under the band.
 """
 
 from __future__ import annotations
@@ -43,22 +47,23 @@ def memory(
         estimate: has ``memory_categories`` (C names), ``memory_bytes`` ``[W, C]``, ``capacity_bytes`` and
             ``usable_bytes`` ``[W]``; where the plan keeps rows in the host's memory also ``host_bytes`` and
             ``host_weight_bytes`` ``[W]``, and ``host_room_bytes``.
-        measured: has ``memory_categories`` and ``memory_bytes`` of its own; drawn beside, ranks in the same order; its
-            ``host_memory_bytes`` ``[W, 2]`` beside the predicted ones.
-        topology: says what the memories are called, and which ranks share a node.
+        measured: what ranks reported, ranks in the same order: ``memory_categories``, ``memory_bytes`` ``[W, C]`` and
+            ``host_memory_bytes`` ``[W, 2]`` for the stack "counted"; ``in_use``, one `RankMemory` per rank, for the
+            stack "measured". Both ``host_memory_bytes`` and ``in_use`` may be missing.
+        topology: for the names of the memories, and for the ranks of each node.
         note: a sentence under the picture.
         width: of the static picture, in pixels.
         extent: bytes of the stack that fills the picture, where several are to one scale; 0 for its own tallest.
     """
     tiers = [own_memory(estimate, measured, topology)]
     if tiers[0].stacks["predicted"][1].size == 0:
-        return message_view("memory", "Memory", "There is no rank and no byte to show.")
+        return message_view("memory", "Memory", "The estimate has no ranks or no bytes.")
     host = host_memory(estimate, measured)
     tiers += [host] if host is not None else []
     for tier in tiers:
         if problem := problem_of(tier):
             return message_view("memory", "Memory", problem)
-    title = "Memory per rank, predicted" + (" | measured" if measured is not None else "")
+    title = f"Memory per rank, {' | '.join(tiers[0].stacks)}"
     summary = _summary(tiers)
     notes = [words for words in (words_on_sharing(topology), note) if words]
     nodes = nodes_of(len(tiers[0].capacity), getattr(topology, "local_world_size", None))
@@ -155,10 +160,10 @@ def _panel(
         svg.text(MARGIN, key, words, soft=True)
     columns.label_ranks(svg, floor + 15)
     below = floor + 26 + (14 if columns.each < 44 else 0)
-    if len(stacks) > 1 and columns.each >= 90:
+    if len(stacks) > 1 and columns.each >= 45 * len(stacks):
         for rank in range(len(capacity)):
             for place, kind in enumerate(stacks):
-                middle = columns.left(rank) + place * columns.each / 2 + each / 2
+                middle = columns.left(rank) + place * columns.each / len(stacks) + each / 2
                 svg.text(middle, floor + 29, kind, anchor="middle", size=10, soft=True)
         below += 14
     return below
@@ -266,7 +271,7 @@ def _numbers(tiers: list[Tier]) -> Numbers:
 
 
 def _plot(tiers: list[Tier], title: str, most: float) -> Any:
-    """Grouped stacks; a second memory has axes of its own below.
+    """Grouped stacks. A second memory has separate axes below.
 
     Args:
         most: bytes at the top of the first axis, unless the usable capacity is near.

@@ -14,7 +14,7 @@ import numpy as np
 from recshard_lab.lab.columns import MARGIN
 from recshard_lab.lab.plots import figure, marker, up_to
 from recshard_lab.lab.svg import Svg, fit
-from recshard_lab.lab.theme import LABEL_INK, MISSING, PHASES, as_sentence, look_of, ms_text, number, ticks
+from recshard_lab.lab.theme import LABEL_INK, MISSING, PHASES, as_sentence, look_of, ms_text, number, ticks, with_notes
 from recshard_lab.lab.view import Numbers, View, message_view
 from recshard_lab.lab.views.registry import register_view
 
@@ -52,6 +52,7 @@ def phases(estimate: Any, measured: Any = None, *, note: str = "", width: int = 
         summary += f" {str(overlap)[0].upper()}{str(overlap)[1:]}."
     if steps is not None:
         title += f", measured: {ms_text(float(np.nanmax(steps)) if np.isfinite(steps).any() else float('nan'))}"
+    summary = with_notes(summary, [getattr(measured, "times_note", "")])
     rows, longest = _rows(busy, critical), float(_starts(ms)[-1])
     if steps is not None and np.isfinite(steps).any():
         longest = max(longest, float(np.nanmax(steps)))

@@ -15,7 +15,7 @@ from typing import Any
 from recshard_lab.lab.columns import MARGIN
 from recshard_lab.lab.plots import figure, marker
 from recshard_lab.lab.svg import Svg, fit
-from recshard_lab.lab.theme import LABEL_INK, STAGES, as_sentence, look_of, ms_text, number, ticks
+from recshard_lab.lab.theme import LABEL_INK, STAGES, as_sentence, look_of, ms_text, number, ticks, with_notes
 from recshard_lab.lab.view import Numbers, View, message_view
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.train.stages import COMPUTE, hidden_share, stage_ms
@@ -65,7 +65,7 @@ def timeline(
     whose = f"{name}: batches" if name else "Timeline of batches"
     title = f"{whose} {first} to {last}" + (f": {ms_text(step)} a step" if step else "")
     hidden = {stage: hidden_share(events, stage) for stage in stages if stage not in STEP}
-    summary = _summary(hidden, len(stages), step, waited)
+    summary = with_notes(_summary(hidden, len(stages), step, waited), (event.times_note for event in events))
     if len(ranks) > MOST_RANKS:
         note = f"The first {MOST_RANKS} of {len(ranks)} ranks. {as_sentence(note)}".strip()
     lanes = [

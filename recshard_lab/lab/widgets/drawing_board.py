@@ -20,7 +20,7 @@ from recshard_lab.lab.measure import Measured, other_programs
 from recshard_lab.lab.plan_report import plan_page
 from recshard_lab.lab.question import Answer, Question
 from recshard_lab.lab.ranks_gone import LOOK_S, BoundRanks
-from recshard_lab.lab.theme import bytes_text, counted, ms_text, number
+from recshard_lab.lab.theme import bytes_text, counted, ms_text, number, with_notes
 from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import controls, page
 from recshard_lab.lab.widgets.base import LabWidget
@@ -119,8 +119,8 @@ class DrawingBoard(Exports, LabWidget):
             found = ranks.run(run_beside_truth, asked.to_json(), [self.table], self.workload, steps)
         outcome = {key: max(one[key] for one in found) for key in ("outputs_apart", "weights_apart", "step_ms")}
         if self.plan is asked:  # the drawing may have changed meanwhile
-            self.measured = replace(Measured.of(found, steps, found[0]["backends"]), others=others())
-            self._bound, self._badge, self._ended = BoundRanks.of(ranks), _badge(outcome, steps), ""
+            self.measured = replace(Measured.of(found, steps, found[0]["backends"], ranks.times_note), others=others())
+            self._bound, self._badge, self._ended = BoundRanks.of(ranks), _badge(outcome, steps, ranks.times_note), ""
             self._show()
             threading.Thread(target=self._follow, args=(self._bound,), name="recshard-board-ranks", daemon=True).start()
         return outcome
@@ -355,13 +355,14 @@ def without(tile: list[int], hole: list[int]) -> list[list[int]]:
     return [part for part in parts if part[1] < part[2] and part[3] < part[4]]
 
 
-def _badge(outcome: dict[str, float], steps: int) -> str:
-    """What running it showed."""
+def _badge(outcome: dict[str, float], steps: int, times_note: str = "") -> str:
+    """The result of running the drawn plan beside the unsharded table."""
     same = max(outcome["outputs_apart"], outcome["weights_apart"]) <= EQUAL
     sign = "✓ equal to the unsharded table" if same else "✗ not equal to the unsharded table"
     apart = f"outputs apart by {number(outcome['outputs_apart'], 2)}, weights by {number(outcome['weights_apart'], 2)}"
     style = "border:1px solid currentColor;border-radius:5px;padding:3px 9px;display:inline-block"
+    took = with_notes(f"{ms_text(outcome['step_ms'])} a step.", [times_note])
     return (
         f'<div role="status" class="rs-badge" data-same="{str(same).lower()}" style="{style}"><b>{sign}</b> after '
-        f"{steps} steps: {apart} of the largest. {ms_text(outcome['step_ms'])} a step.</div>"
+        f"{steps} steps: {apart} of the largest. {took}</div>"
     )

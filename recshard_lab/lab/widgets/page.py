@@ -13,7 +13,7 @@ from recshard_lab.lab.measure import why_apart
 from recshard_lab.lab.plan_comparison import ROWS
 from recshard_lab.lab.question import Answer
 from recshard_lab.lab.scaling import Choice
-from recshard_lab.lab.theme import SCHEMES, bytes_text, count_text, look_of, ms_text, number
+from recshard_lab.lab.theme import SCHEMES, bytes_text, count_text, look_of, ms_text, number, with_notes
 from recshard_lab.launcher.errors import ranks_text
 from recshard_lab.planner import PlanDiff
 from recshard_lab.planner.answers import LEAST_MS, TableChange, sharding_text
@@ -115,6 +115,7 @@ def card(
         if shown.question.plan is None:
             problem += note("Shown is what would be planned without a memory limit.")
     words = [why_apart(estimate.step_ms, measured, shown.topology, more) if measured is not None else ""]
+    words.append(with_notes("", [getattr(measured, "times_note", "")]))
     words.append(_chosen_ranks(shown) if planned else "")
     why = "".join(f'<div class="rs-why">{escape(line)}</div>' for line in words if line)
     data = "".join(f' data-{name.replace("_", "-")}="{value!r}"' for name, value in values.items())

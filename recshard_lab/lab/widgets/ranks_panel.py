@@ -1,7 +1,7 @@
-"""RanksPanel: how the launched ranks are doing, kept up to date, with interrupt, restart and stop.
+"""RanksPanel: shows state, memory and output of the launched ranks, with buttons to interrupt, restart and stop them.
 
-It reads the ranks from a thread of its own, so it goes on while a cell is running. Its buttons do too with an ipykernel
-that has subshells (7.0.1 and later); with an older one JupyterLab's own stop button interrupts a running cell.
+Separate threads read the ranks, so the panel also updates while a cell runs. Its buttons work then too, with an
+ipykernel that has subshells (7.0.1 and later). With an older one, JupyterLab's stop button interrupts a running cell.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import threading
 from collections.abc import Callable
 from html import escape
 from time import monotonic, strftime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ipywidgets as ipw
 
 from recshard_lab.lab.exportable import Exportable
 from recshard_lab.lab.ranks_gone import lost_text
 from recshard_lab.lab.report import Code, Part, Section
-from recshard_lab.lab.theme import bytes_text
+from recshard_lab.lab.theme import MEMORY, bytes_text
 from recshard_lab.lab.view import Numbers
 from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import controls, page
@@ -25,22 +25,34 @@ from recshard_lab.lab.widgets.base import LabWidget
 from recshard_lab.lab.widgets.export_control import ExportControl, Exports
 from recshard_lab.launcher import LaunchError, current
 from recshard_lab.launcher.world import named
+from recshard_lab.planner.text import ranks_word
+
+if TYPE_CHECKING:
+    from recshard_lab.launcher.device_memory import RankMemory
 
 LINES = 12  # of output shown
+MEASURE_S = 1.0  # between two measurements of memory, each of which takes a rank 10 ms
+MODULES_S = 5.0  # for which a running rank reuses its list of modules
 CONFIRM_S = 15.0  # seconds within which a second click confirms the first
 _SIGNS = {"idle": "○", "running": "●"}
+_SOURCES = {
+    "allocator": "Memory: tensors on the GPU, from torch's allocator.",
+    "counted": "Memory: all tensors of a rank, counted as on a GPU with this capacity.",
+    "process": "Memory: the rank's share of the host's memory (PSS), with Python and its libraries.",
+}
 
 STYLE = """<style>
 .recshard-ranks table{border-collapse:collapse;font-variant-numeric:tabular-nums}
-.recshard-ranks th,.recshard-ranks td{padding:2px 14px 2px 0;text-align:left;white-space:nowrap;min-width:52px;
+.recshard-ranks th,.recshard-ranks td{padding:2px 14px 2px 0;text-align:left;white-space:nowrap;min-width:62px;
  color:var(--jp-ui-font-color1,inherit)}
 .recshard-ranks th{font-weight:600;border-bottom:1px solid var(--jp-border-color1,#c4c9d0)}
-.recshard-ranks td:nth-last-child(2){min-width:84px}
-.recshard-ranks .rs-bytes{display:inline-block;min-width:74px}
-.recshard-ranks .rs-bar{display:inline-block;height:9px;background:currentColor;opacity:.55;vertical-align:middle}
+.recshard-ranks .rs-wide{overflow-x:auto}
+.recshard-ranks .rs-bar span{display:inline-block;height:11px;vertical-align:middle;box-sizing:border-box;
+ border-right:1px solid #1b1f24}
 .recshard-ranks .rs-alert{border-left:4px solid #d9480f;padding:4px 10px;line-height:1.4;white-space:pre-wrap;
  overflow-wrap:anywhere}
-.recshard-ranks .widget-html-content{white-space:normal;line-height:1.4}
+.recshard-ranks .widget-html,.recshard-ranks .widget-html-content{min-width:0;max-width:100%}
+.recshard-ranks .widget-html-content{white-space:normal;line-height:1.4;width:100%}
 .recshard-ranks pre{margin:4px 0 0;padding:6px 10px;max-height:230px;overflow:auto;line-height:1.35;
  color:var(--jp-content-font-color1,inherit);background:var(--jp-cell-editor-background,transparent);
  border:1px solid var(--jp-border-color2,#d8dce1)}
@@ -49,7 +61,8 @@ STYLE = """<style>
 PYTHON = (
     "from recshard_lab.launcher import current\n"
     "ranks = current()\n"
-    "ranks.status()     # process, state, memory of each rank\n"
+    "ranks.status()     # process and state of each rank\n"
+    "ranks.memory()     # bytes by use, now and at the peak; reset_peak=True: the peak counts anew\n"
     "ranks.output()     # the last lines they printed\n"
     "ranks.interrupt()  # what runs ends, variables stay\n"
     "ranks.restart()    # fresh ranks, variables gone\n"
@@ -72,6 +85,7 @@ class RanksPanel(Exports, LabWidget):
         if not every_s > 0:
             raise ValueError(f"every_s must be positive, got {every_s!r}")
         self.every_s = every_s
+        self._measured: tuple[list[int], list[RankMemory]] = ([], [])  # process ids, and the memory of these ranks
         self._working: threading.Thread | None = None
         self._asked: ipw.Button | None = None  # the button whose second click loses variables
         self._asked_until = 0.0
@@ -93,12 +107,14 @@ class RanksPanel(Exports, LabWidget):
         self.refresh()
         self._watch = threading.Thread(target=self._look, name="recshard-ranks-panel", daemon=True)
         self._watch.start()
+        self._gauge = threading.Thread(target=self._measure, name="recshard-ranks-memory", daemon=True)
+        self._gauge.start()
 
     def refresh(self) -> None:
         """Looks once, now."""
         ranks = current()
         states = [] if ranks is None else ranks.status()
-        self._set(self.table, _table(ranks, states))
+        self._set(self.table, _table(ranks, states, self._memory_of(ranks, states)))
         lines = [] if ranks is None else ranks.output(LINES)
         self._set(
             self.printed, f"<pre aria-label='output of the ranks'>{escape(chr(10).join(lines))}</pre>" if lines else ""
@@ -114,9 +130,11 @@ class RanksPanel(Exports, LabWidget):
         """The ranks as they are now, and what they printed last, for `export`."""
         ranks = current()
         states = [] if ranks is None else ranks.status()
-        heads = ("rank", "node", "process", "state", "memory")
-        rows = [(str(r.rank), str(r.node), str(r.pid), r.state, bytes_text(r.memory_bytes)) for r in states]
-        told: list[Part] = [Numbers(heads, rows)] if rows else ["No ranks are running."]
+        told: list[Part] = ["No ranks are running."]
+        if ranks is not None and states:
+            memory = self._memory_of(ranks, states)
+            heads, rows = _columns(ranks, states, memory)
+            told = [Numbers(tuple(heads), rows), *_notes(memory)]
         lines = [] if ranks is None else ranks.output(10 * LINES)
         sections = [
             Section("Ranks", told),
@@ -124,6 +142,21 @@ class RanksPanel(Exports, LabWidget):
         ]
         about = "No ranks are running." if ranks is None else repr(ranks)[1:-1]
         return Exportable("Ranks", sections, f"{about}, {strftime('%Y-%m-%d %H:%M:%S')}", python=PYTHON)
+
+    def _memory_of(self, ranks: Any, states: list[Any]) -> list[RankMemory]:
+        """The last measurement, if it is of these ranks and all of them run."""
+        measured, memory = self._measured
+        return memory if ranks is not None and ranks.usable and measured == [one.pid for one in states] else []
+
+    def _measure(self) -> None:
+        while not self._over.wait(MEASURE_S):
+            ranks = current()
+            try:
+                if ranks is not None:
+                    busy = any(one.state == "running" for one in ranks.status())
+                    self._measured = ranks.pids, ranks.memory(max_age_s=MODULES_S if busy else 0.0)
+            except LaunchError:  # the ranks end, or one is in a call that lets no other thread run
+                continue
 
     def close(self) -> None:
         """Stops looking and takes the panel off the page; the ranks go on."""
@@ -185,7 +218,7 @@ class RanksPanel(Exports, LabWidget):
 
     @staticmethod
     def _set(html: ipw.HTML, value: str) -> None:
-        """Nothing is sent to the page where nothing changed."""
+        """Sends a value to the page if it changed."""
         if html.value != value:
             html.value = value
 
@@ -214,21 +247,66 @@ def _stop(ranks: Any) -> str:
     return f"The ranks are stopped.{lost}"
 
 
-def _table(ranks: Any, states: list[Any]) -> str:
-    """One row a rank: state by sign and word, memory by number and bar."""
+def _table(ranks: Any, states: list[Any], memory: list[RankMemory]) -> str:
+    """One row per rank: state by sign and word, device memory by use in numbers and as a bar."""
     if ranks is None:
         return '<div role="status">No ranks are running. Start some in a cell: <code>%recshard_launch -n 4</code></div>'
-    most = max((one.memory_bytes for one in states), default=0) or 1
-    heads = ["rank", *(["node"] if ranks.nodes > 1 else []), "process", "state", "memory"]
-    rows = ""
-    for one in states:
-        sign = _SIGNS.get(one.state, "✗")
-        bar = f'<span class="rs-bar" style="width:{120 * one.memory_bytes / most:.0f}px"></span>'
-        memory = f'<span class="rs-bytes">{bytes_text(one.memory_bytes)}</span>{bar}' if one.memory_bytes else ""
-        cells = [str(one.rank), *([str(one.node)] if ranks.nodes > 1 else []), str(one.pid)]
-        cells += [f"{sign} {escape(one.state)}", memory]
-        rows += f'<tr data-rank="{one.rank}" data-state="{escape(one.state)}">'
-        rows += "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
-    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
+    heads, rows = _columns(ranks, states, memory)
+    parts = [one.parts for one in memory]
+    most = max((one.capacity or sum(part.values()) for one, part in zip(memory, parts, strict=True)), default=0) or 1
+    body = ""
+    for one, cells in zip(states, rows, strict=True):
+        bar = "".join(
+            f'<span title="{MEMORY[name].label}: {bytes_text(size)}" '
+            f'style="width:{160 * size / most:.1f}px;background:{MEMORY[name].fill}"></span>'
+            for name, size in (parts[one.rank] if memory else {}).items()
+            if size
+        )
+        body += f'<tr data-rank="{one.rank}" data-state="{escape(one.state)}">'
+        body += "".join(f"<td>{escape(cell)}</td>" for cell in cells) + f'<td class="rs-bar">{bar}</td></tr>'
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in [*heads, "at the peak"])
+    notes = "".join(f"<div>{escape(line)}</div>" for line in [*_notes(memory), ranks.times_note] if line)
     caption = escape(repr(ranks)[1:-1])
-    return f"<div>{caption}</div><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    region = 'class="rs-wide" role="region" aria-label="state and memory of the ranks" tabindex="0"'
+    return f"<div>{caption}</div><div {region}>{table}</div>{notes}"
+
+
+def _columns(ranks: Any, states: list[Any], memory: list[RankMemory]) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows of the table, in words. Memory has a column for each use that any rank has."""
+    parts = [one.parts for one in memory]
+    used = [name for name in (parts[0] if parts else ()) if any(part[name] for part in parts)]
+    limited = any(one.capacity for one in memory)
+    on_gpus = any(one.device != "cpu" for one in states)
+    heads = ["rank", *(["node"] if ranks.nodes > 1 else []), "process", "state", *(["device"] if on_gpus else [])]
+    heads += ["in use", "peak", *(["capacity"] if limited else []), *(MEMORY[name].label for name in used)]
+    rows = []
+    for one in states:
+        row = [str(one.rank), *([str(one.node)] if ranks.nodes > 1 else []), str(one.pid)]
+        row += [f"{_SIGNS.get(one.state, '✗')} {one.state}", *([one.device] if on_gpus else [])]
+        if memory:
+            held, part = memory[one.rank], parts[one.rank]
+            row += [bytes_text(held.in_use), "" if held.peak is None else bytes_text(held.peak)]
+            row += [bytes_text(held.capacity or 0)] if limited else []
+            row += [bytes_text(part[name]) for name in used]
+        else:
+            row += [bytes_text(one.memory_bytes) if one.memory_bytes else "", ""]
+        rows.append(row)
+    return heads, rows
+
+
+def _notes(memory: list[RankMemory]) -> list[str]:
+    """Where the figures come from, and what each GPU holds beside the ranks' tensors."""
+    lines = [_SOURCES[source] for source in dict.fromkeys(one.source for one in memory)]
+    for gpu in dict.fromkeys(one.gpu for one in memory if one.gpu):
+        there = [one for one in memory if one.gpu == gpu]
+        held = there[0]
+        lines.append(
+            f"{held.device}: {bytes_text(held.gpu_used)} of {bytes_text(held.gpu_total)} in use, of which "
+            f"{bytes_text(held.gpu_rest)} outside the allocators of {ranks_word([one.rank for one in there])}: CUDA "
+            "contexts, NCCL, CUDA graphs, other programs."
+        )
+        for one in there:
+            if one.process is not None:
+                lines.append(f"Rank {one.rank}'s process uses {bytes_text(one.process)} of {one.device}.")
+    return lines

@@ -13,8 +13,8 @@ from benchmarks import Figure
 from recshard_lab import mlperf
 from recshard_lab.embedding import EmbeddingBagConfig
 from recshard_lab.planner import Workload
-from recshard_lab.planner.mlperf_dense import dlrm_dcn_launches
-from recshard_lab.planner.mlperf_example import SPARSE_LAUNCHES
+from recshard_lab.planner.sweep.mlperf_dense import dlrm_dcn_launches
+from recshard_lab.planner.sweep.mlperf_example import SPARSE_LAUNCHES
 from recshard_lab.sharding import ShardingPlan, Topology, scheme_named
 
 MOST_ROWS = 2000

@@ -15,7 +15,7 @@ import pytest
 
 from recshard_lab.documents import MOST_BYTES, read_document
 from recshard_lab.planner import read_constraints, read_tables
-from recshard_lab.planner.table_files import EXAMPLE
+from recshard_lab.planner.read.table_files import EXAMPLE
 from recshard_lab.sharding import ShardingPlan, Topology, row_wise
 from recshard_lab.sharding.hardware.device_profile import DeviceProfile
 from recshard_lab.train.job import read_config

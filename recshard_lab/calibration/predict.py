@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recshard_lab.calibration.cases import Case
-from recshard_lab.planner.cost import PHASES, CostModel
-from recshard_lab.planner.estimate import PlanRects, plan_rects
+from recshard_lab.planner.model.cost import PHASES, CostModel
+from recshard_lab.planner.model.estimate import PlanRects, plan_rects
 from recshard_lab.planner.workload import Array, TableLoads
 from recshard_lab.sharding import Topology
 

@@ -150,7 +150,7 @@ def main() -> None:
         if not _print_help(sys.argv[1:]):
             app(prog_name="recshard")
     except (ValueError, OSError, ImportError) as error:
-        from recshard_lab.planner.explain import Refusal
+        from recshard_lab.planner.answers.refusals import Refusal
 
         stderr = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
         message = error.worded("command line") if isinstance(error, Refusal) else str(error)

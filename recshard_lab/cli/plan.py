@@ -12,7 +12,7 @@ from rich.markup import escape
 
 if TYPE_CHECKING:
     from recshard_lab.planner import EmbeddingShardingPlanner, Source, Workload
-    from recshard_lab.planner.search_trace import SearchTrace
+    from recshard_lab.planner.search.trace import SearchTrace
     from recshard_lab.sharding import ShardingPlan, Topology
 
 _MORE = "More of the plan"
@@ -79,8 +79,8 @@ def plan(
 ) -> None:
     """Choose each table's scheme and ranks, predict the step, explain and export the plan."""
     from recshard_lab.planner import EmbeddingShardingPlanner, read_constraints, read_source
-    from recshard_lab.planner.table_files import EXAMPLE, SCHEMA
-    from recshard_lab.planner.text import gigabytes
+    from recshard_lab.planner.answers.text import gigabytes
+    from recshard_lab.planner.read.table_files import EXAMPLE, SCHEMA
     from recshard_lab.sharding import ShardingPlan
 
     if example:
@@ -138,7 +138,7 @@ def note_written(*paths: Path | None) -> None:
     written = [path for path in paths if path is not None]
     if not written:
         return
-    from recshard_lab.planner.text import gigabytes
+    from recshard_lab.planner.answers.text import gigabytes
 
     names = [str(p) if p.is_dir() or not p.is_file() else f"{p} ({gigabytes(p.stat().st_size)})" for p in written]
     Console(stderr=True, highlight=False, emoji=False, soft_wrap=True).print(escape(f"Wrote {', '.join(names)}"))

@@ -17,7 +17,7 @@ from recshard_lab.lab.question import Answer, Question
 from recshard_lab.lab.report import Folded, Part, Picture, Section
 from recshard_lab.lab.theme import SCHEMES, bytes_text, counted, look_of, ms_text, number, with_notes
 from recshard_lab.lab.view import Numbers, View
-from recshard_lab.planner.answers import sharding_text
+from recshard_lab.planner.answers.answers import sharding_text
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, ShardingPlan
 
 MOST_EXPLAINED = 40

@@ -17,10 +17,10 @@ from typing import Any
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner import EmbeddingShardingPlanner, Estimate, Workload, estimate
-from recshard_lab.planner.explain import Refusal
-from recshard_lab.planner.search_trace import SearchTrace
-from recshard_lab.planner.text import gigabytes, ranks_word, usable_text
-from recshard_lab.planner.why import wished
+from recshard_lab.planner.answers.refusals import Refusal
+from recshard_lab.planner.answers.text import gigabytes, ranks_word, usable_text
+from recshard_lab.planner.answers.why import wished
+from recshard_lab.planner.search.trace import SearchTrace
 from recshard_lab.sharding import ParameterConstraints, PlanError, ShardingPlan, Topology
 
 AUTO = "auto"

@@ -18,7 +18,7 @@ from recshard_lab.lab.question import Answer, Question, topology_for
 from recshard_lab.lab.question_code import imported, topology_argument, workload_argument
 from recshard_lab.lab.theme import SCHEMES, look_of, ms_text
 from recshard_lab.planner import AccessProfile, Workload
-from recshard_lab.planner.answers import LEAST_MS
+from recshard_lab.planner.answers.answers import LEAST_MS
 from recshard_lab.sharding import PlanError, Topology, scheme_names
 from recshard_lab.sharding.hardware.presets import preset_names
 

@@ -17,7 +17,7 @@ from recshard_lab.lab.svg import Svg, text_width
 from recshard_lab.lab.theme import SCHEMES, WARNING, bytes_text, bytes_unit, look_of, ms_text, number, ticks
 
 if TYPE_CHECKING:
-    from recshard_lab.planner.search_trace import Candidate, SearchTrace
+    from recshard_lab.planner.search.trace import Candidate, SearchTrace
 
 PLAIN, FRONTIER, CHOSEN = "#1f83d6", "#2b9a57", "#a763d1"
 LEFT, HEIGHT, GAP = 76.0, 280.0, 34.0

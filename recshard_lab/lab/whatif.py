@@ -16,10 +16,10 @@ from recshard_lab.lab.exporting import write_page
 from recshard_lab.lab.report import Section
 from recshard_lab.lab.view import Numbers, View
 from recshard_lab.planner import Workload, read_tables
-from recshard_lab.planner.mlperf_example import WORLD_SIZES, mlperf_dlrm_dcnv2_tables, mlperf_dlrm_dcnv2_workload
-from recshard_lab.planner.mlperf_shown import mlperf_example
-from recshard_lab.planner.sweep_points import Sweep, write_csv
-from recshard_lab.planner.whatif import sweep
+from recshard_lab.planner.sweep.mlperf_example import WORLD_SIZES, mlperf_dlrm_dcnv2_tables, mlperf_dlrm_dcnv2_workload
+from recshard_lab.planner.sweep.mlperf_shown import mlperf_example
+from recshard_lab.planner.sweep.points import Sweep, write_csv
+from recshard_lab.planner.sweep.whatif import sweep
 from recshard_lab.sharding import preset_table
 
 SIMULATED_NOTE = "Simulated, not measured: nothing was launched; every number follows from the figures above."

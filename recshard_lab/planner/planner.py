@@ -12,14 +12,14 @@ from recshard_lab.arguments import checks_arguments, names_wrong_arguments
 from recshard_lab.cores import local_world_size
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.allowed import within
-from recshard_lab.planner.cost_models import cost_model_named
-from recshard_lab.planner.estimate import Estimate, estimate_loads
-from recshard_lab.planner.explain import Refused, refusal
-from recshard_lab.planner.greedy import solve_in_host
-from recshard_lab.planner.loads import K
-from recshard_lab.planner.options import DoesNotFit
+from recshard_lab.planner.answers.refusals import Refused, refusal
+from recshard_lab.planner.answers.why import Planned
+from recshard_lab.planner.model.cost_models import cost_model_named
+from recshard_lab.planner.model.estimate import Estimate, estimate_loads
+from recshard_lab.planner.model.loads import K
 from recshard_lab.planner.reservations import FixedPercentageStorageReservation
-from recshard_lab.planner.why import Planned
+from recshard_lab.planner.search.greedy import solve_in_host
+from recshard_lab.planner.search.options import DoesNotFit
 from recshard_lab.planner.workload import Workload
 from recshard_lab.sharding import (
     EmbeddingModuleShardingPlan,
@@ -34,8 +34,8 @@ from recshard_lab.sharding.plan.sharding_plan import Tables
 from recshard_lab.sharding.plan.types import check_route, nearest
 
 if TYPE_CHECKING:
-    from recshard_lab.planner.search_record import Recorder
-    from recshard_lab.planner.search_trace import SearchTrace
+    from recshard_lab.planner.search.record import Recorder
+    from recshard_lab.planner.search.trace import SearchTrace
 
 SOLVERS = ("greedy", "exact")
 
@@ -60,7 +60,7 @@ class EmbeddingShardingPlanner:
             the best it is.
         time_limit_s: seconds for the MILP.
         cost_model: what a plan is scored by: "recshard", or "torchrec", the formulas of TorchRec 1.8's own estimator
-            (see `planner/torchrec_cost.py`), for comparison with its plans.
+            (see `planner/model/torchrec_cost.py`), for comparison with its plans.
         keep_search: keep every plan that is looked at as `last_search`, which ``lab.views.planner_search`` draws. The
             plan chosen is the same; under "exact" keeping is part of the time limit.
 
@@ -279,7 +279,7 @@ class EmbeddingShardingPlanner:
         self.last_search = None
         if not self.keep_search:
             return None
-        from recshard_lab.planner.search_record import Recorder  # not even loaded where it is not asked for
+        from recshard_lab.planner.search.record import Recorder  # not even loaded where it is not asked for
 
         return Recorder()
 

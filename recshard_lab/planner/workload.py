@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
 from recshard_lab.planner.access import AccessProfile
-from recshard_lab.planner.codecs import codec_names
+from recshard_lab.planner.model.codecs import codec_names
 from recshard_lab.sharding import ParameterConstraints, PlanError
 from recshard_lab.sharding.plan.row_shares import RowShares
 
@@ -51,8 +51,8 @@ class Workload:
             that Meta published. It gives the distinct ids at every batch size.
         codecs: number formats of rows, and of their gradients, on the wire: "fp16" for both, "fp16/bf16", a pair, or
             the `QCommsConfig` that sharders are given; kept as a pair of names.
-        pipeline: what runs beside a batch's compute, see `planner/overlap.py`: "none"; "sparse_dist", the next batch's
-            ids (`TrainPipelineSparseDist`); "prefetch", two batches ahead.
+        pipeline: what runs beside a batch's compute, see `planner/model/overlap.py`: "none"; "sparse_dist", the next
+            batch's ids (`TrainPipelineSparseDist`); "prefetch", two batches ahead.
         dense_features: numbers of a sample that are copied to the device, for pipelines.
         index_dedup: whether sequence collections send each distinct id once, as with
             ``EmbeddingCollectionSharder(use_index_dedup=True)``. `EmbeddingShardingPlanner.plan` reads it from the

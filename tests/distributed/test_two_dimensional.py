@@ -23,7 +23,7 @@ from recshard_lab import (
 )
 from recshard_lab.comm import ReplicaGrid, ShardingEnv
 from recshard_lab.planner import Workload, estimate
-from recshard_lab.planner.replicas import Replicated
+from recshard_lab.planner.sweep.replicas import Replicated
 from recshard_lab.sharding import Topology
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases

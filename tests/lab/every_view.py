@@ -27,7 +27,7 @@ from recshard_lab.planner import (
     Workload,
     estimate,
 )
-from recshard_lab.planner.search_trace import SearchTrace
+from recshard_lab.planner.search.trace import SearchTrace
 from recshard_lab.sharding import ShardingPlan, Topology
 from recshard_lab.sparse import KeyedJaggedTensor
 from recshard_lab.train.stages import StageEvent

@@ -15,7 +15,7 @@ from recshard_lab.lab import PlanCompare, export, views
 from recshard_lab.lab.plan_comparison import compare_plans
 from recshard_lab.lab.theme import bytes_text
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload, sweep
-from recshard_lab.planner.text import gigabytes
+from recshard_lab.planner.answers.text import gigabytes
 from recshard_lab.sharding import Topology
 from tests.lab.plans import table
 

@@ -17,7 +17,7 @@ from recshard_lab.lab.widgets import page
 from recshard_lab.launcher import launch
 from recshard_lab.launcher.errors import ranks_text
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload, estimate
-from recshard_lab.planner.explain import Refusal
+from recshard_lab.planner.answers.refusals import Refusal
 from recshard_lab.sharding import ParameterConstraints, Topology
 from tests.lab.plans import many, movielens
 

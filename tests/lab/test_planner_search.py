@@ -13,7 +13,7 @@ import pytest
 from recshard_lab.cli import app
 from recshard_lab.lab import views
 from recshard_lab.planner import EmbeddingShardingPlanner
-from recshard_lab.planner.search_trace import SearchTrace
+from recshard_lab.planner.search.trace import SearchTrace
 from recshard_lab.sharding import PlanError, Topology
 from tests.planner.problems import random_tables
 

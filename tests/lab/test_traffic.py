@@ -18,7 +18,7 @@ from recshard_lab.lab.links import links_of
 from recshard_lab.lab.traffic_phases import PHASES, parts_of, phase_of, phases_in
 from recshard_lab.launcher import Ranks, launch
 from recshard_lab.planner import Estimate, Workload, estimate
-from recshard_lab.planner.replicas import Replicated
+from recshard_lab.planner.sweep.replicas import Replicated
 from recshard_lab.sharding import ShardingPlan, Topology, scheme_named, scheme_names
 from recshard_lab.sharding.plan.types import ROUTES
 from tests.lab.plans import many, plan_of, table

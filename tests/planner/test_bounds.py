@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 
 from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, Workload, estimate
-from recshard_lab.planner.loads import MEMORY
-from recshard_lab.planner.options import options_of
+from recshard_lab.planner.model.loads import MEMORY
+from recshard_lab.planner.search.options import options_of
 from recshard_lab.sharding import ParameterConstraints, PlanError, Topology, scheme_names
 from tests.planner.problems import random_problem, random_tables, table
 from tests.planner.test_plan_quality import exhaustive

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from recshard_lab.planner import CostModel
-from recshard_lab.planner.bounds import mode_bounds
-from recshard_lab.planner.exact import solve_exactly
-from recshard_lab.planner.greedy import Search
-from recshard_lab.planner.options import options_of
-from recshard_lab.planner.packing_bound import packing_bound
-from recshard_lab.planner.state import Problem
+from recshard_lab.planner.search.bounds import mode_bounds
+from recshard_lab.planner.search.exact import solve_exactly
+from recshard_lab.planner.search.greedy import Search
+from recshard_lab.planner.search.options import options_of
+from recshard_lab.planner.search.packing_bound import packing_bound
+from recshard_lab.planner.search.problem import Problem
 from tests.planner.test_bounds import small_problem
 from tests.planner.test_packing_bound import whole_tables
 

@@ -12,8 +12,8 @@ from recshard_lab.comm import CommType, QCommsConfig, make_codec
 from recshard_lab.embedding.configs import EmbeddingBagConfig
 from recshard_lab.launcher import launch
 from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, Workload, estimate
-from recshard_lab.planner.codecs import WIRE_FORMATS, codec_names
-from recshard_lab.planner.estimate import plan_loads
+from recshard_lab.planner.model.codecs import WIRE_FORMATS, codec_names
+from recshard_lab.planner.model.estimate import plan_loads
 from recshard_lab.sharding import ROUTES, ParameterConstraints, PlanError, ShardingPlan, Topology, scheme_named
 from tests.planner.problems import random_tables
 from tests.planner.test_routes import FREE, LOAD, plans, table

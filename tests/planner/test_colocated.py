@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, Workload, estimate
-from recshard_lab.planner.colocated import Bundle, bundled, groups_of
-from recshard_lab.planner.options import Placement, options_of
+from recshard_lab.planner.search.colocated import Bundle, bundled, groups_of
+from recshard_lab.planner.search.options import Placement, options_of
 from recshard_lab.sharding import ParameterConstraints, PlanError, Shard, Topology, scheme_names
 from tests.planner.problems import random_problem, random_tables, table
 

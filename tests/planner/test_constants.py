@@ -9,7 +9,7 @@ import pytest
 
 from recshard_lab.embedding.configs import EmbeddingBagConfig
 from recshard_lab.planner import CostModel, Workload
-from recshard_lab.planner.estimate import plan_loads
+from recshard_lab.planner.model.estimate import plan_loads
 from recshard_lab.sharding import (
     EmbeddingModuleShardingPlan,
     ParameterSharding,

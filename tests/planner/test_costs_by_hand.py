@@ -10,7 +10,7 @@ import pytest
 
 from recshard_lab.embedding.configs import EmbeddingBagConfig
 from recshard_lab.planner import Estimate, Workload, estimate
-from recshard_lab.planner.cost import dense_step
+from recshard_lab.planner.model.cost import dense_step
 from recshard_lab.sharding import ParameterSharding, Shard, ShardingPlan, Topology, scheme_named
 
 FREE_BW = ("hbm_mem_bw", "ddr_mem_bw", "cache_bw", "intra_host_bw", "inter_host_bw", "flops_per_ms")

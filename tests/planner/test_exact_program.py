@@ -8,10 +8,10 @@ import scipy.optimize
 import scipy.sparse
 
 from recshard_lab.planner import CostModel, Workload
-from recshard_lab.planner.exact import _program
-from recshard_lab.planner.greedy import Solution, _better
-from recshard_lab.planner.options import Placement, options_of
-from recshard_lab.planner.state import Problem
+from recshard_lab.planner.search.exact import _program
+from recshard_lab.planner.search.greedy import Solution, _better
+from recshard_lab.planner.search.options import Placement, options_of
+from recshard_lab.planner.search.problem import Problem
 from recshard_lab.sharding import ParameterConstraints, Topology
 from tests.planner.problems import table
 

@@ -16,9 +16,9 @@ from recshard_lab.planner import (
     mlperf_dlrm_dcnv2_workload,
     mlperf_example,
 )
-from recshard_lab.planner.cost import PHASES, dense_step
-from recshard_lab.planner.mlperf_dense import dlrm_dcn_dense, dlrm_dcn_launches
-from recshard_lab.planner.mlperf_example import IDEAS, SPARSE_LAUNCHES, UNCERTAIN, simulate, spread, with_ideas
+from recshard_lab.planner.model.cost import PHASES, dense_step
+from recshard_lab.planner.sweep.mlperf_dense import dlrm_dcn_dense, dlrm_dcn_launches
+from recshard_lab.planner.sweep.mlperf_example import IDEAS, SPARSE_LAUNCHES, UNCERTAIN, simulate, spread, with_ideas
 from recshard_lab.sharding import Topology
 from recshard_lab.sparse import KeyedJaggedTensor
 

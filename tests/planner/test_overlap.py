@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 
 from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, Workload, estimate
-from recshard_lab.planner.estimate import plan_loads
-from recshard_lab.planner.overlap import FREE
+from recshard_lab.planner.model.estimate import plan_loads
+from recshard_lab.planner.model.overlap import FREE
 from recshard_lab.planner.workload import PIPELINES
 from recshard_lab.sharding import ParameterConstraints, PlanError, ShardingPlan, Topology, scheme_named, scheme_names
 from tests.planner.problems import random_problem, random_tables, table

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recshard_lab.planner import CostModel, Workload
-from recshard_lab.planner.anneal import Anneal
-from recshard_lab.planner.greedy import Search
-from recshard_lab.planner.options import options_of
-from recshard_lab.planner.packing_bound import dual_feasible, packing_bound
-from recshard_lab.planner.state import Problem
+from recshard_lab.planner.search.anneal import Anneal
+from recshard_lab.planner.search.greedy import Search
+from recshard_lab.planner.search.options import options_of
+from recshard_lab.planner.search.packing_bound import dual_feasible, packing_bound
+from recshard_lab.planner.search.problem import Problem
 from recshard_lab.sharding import ParameterConstraints, Topology
 from tests.planner.problems import table
 from tests.sweep import cases

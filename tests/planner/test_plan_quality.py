@@ -9,8 +9,8 @@ import pytest
 
 from recshard_lab.embedding.configs import EmbeddingBagConfig
 from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, Workload, estimate
-from recshard_lab.planner.loads import MEMORY
-from recshard_lab.planner.options import options_of
+from recshard_lab.planner.model.loads import MEMORY
+from recshard_lab.planner.search.options import options_of
 from recshard_lab.sharding import (
     ParameterConstraints,
     PlanError,

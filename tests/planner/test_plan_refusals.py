@@ -10,7 +10,7 @@ import pytest
 
 from recshard_lab.embedding.configs import EmbeddingBagConfig
 from recshard_lab.planner import EmbeddingShardingPlanner
-from recshard_lab.planner.explain import Refusal
+from recshard_lab.planner.answers.refusals import Refusal
 from recshard_lab.sharding import (
     ParameterConstraints,
     PlanError,

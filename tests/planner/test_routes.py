@@ -14,7 +14,7 @@ from recshard_lab.distributed import EmbeddingCollectionSharder
 from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingCollection
 from recshard_lab.embedding.configs import EmbeddingBagConfig, EmbeddingConfig
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload, estimate
-from recshard_lab.planner.loads import across_shares
+from recshard_lab.planner.model.loads import across_shares
 from recshard_lab.sharding import (
     ROUTES,
     ParameterConstraints,

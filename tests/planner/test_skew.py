@@ -20,9 +20,9 @@ from recshard_lab import (
     row_wise,
     tiling,
 )
-from recshard_lab.planner.cost import CostModel
-from recshard_lab.planner.estimate import plan_loads
-from recshard_lab.planner.loads import IDS
+from recshard_lab.planner.model.cost import CostModel
+from recshard_lab.planner.model.estimate import plan_loads
+from recshard_lab.planner.model.loads import IDS
 
 GPUS = Topology.preset("h100x8")
 ALPHA = 1.1

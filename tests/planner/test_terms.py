@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 
 from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, Workload
-from recshard_lab.planner.estimate import plan_loads
-from recshard_lab.planner.terms import modes
+from recshard_lab.planner.model.estimate import plan_loads
+from recshard_lab.planner.model.terms import modes
 from recshard_lab.sharding import ROUTES, PlanError, Topology, scheme_names
 from tests.planner.problems import random_tables
 from tests.planner.test_planner import problems

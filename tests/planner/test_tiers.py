@@ -17,9 +17,9 @@ from recshard_lab import (
     estimate,
     row_wise,
 )
-from recshard_lab.planner.constraint_files import read_constraints
-from recshard_lab.planner.cost import CostModel
-from recshard_lab.planner.loads import HOST, LOOKUP, MEMORY, UPDATE
+from recshard_lab.planner.model.cost import CostModel
+from recshard_lab.planner.model.loads import HOST, LOOKUP, MEMORY, UPDATE
+from recshard_lab.planner.read.constraint_files import read_constraints
 
 BOTH = ["fused", "fused_uvm"]
 GIB = 1 << 30

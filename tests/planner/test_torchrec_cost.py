@@ -11,9 +11,9 @@ from benchmarks.apparatus.plan_sides import NoPlan, asked, plan_of, put_to_torch
 from recshard_lab.embedding import EmbeddingBagConfig, EmbeddingConfig
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload, estimate
-from recshard_lab.planner.estimate import plan_loads
-from recshard_lab.planner.loads import BACK, BY_NODE, LOOKUP, MEMORY, OUT, UPDATE
-from recshard_lab.planner.torchrec_cost import TorchRecCostModel
+from recshard_lab.planner.model.estimate import plan_loads
+from recshard_lab.planner.model.loads import BACK, BY_NODE, LOOKUP, MEMORY, OUT, UPDATE
+from recshard_lab.planner.model.torchrec_cost import TorchRecCostModel
 from recshard_lab.sharding import ParameterSharding, PlanError, Shard, ShardingPlan, Topology, scheme_names
 from tests.planner.problems import random_tables
 

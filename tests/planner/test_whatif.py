@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from recshard_lab.comm import ReplicaGrid
 from recshard_lab.planner import EmbeddingShardingPlanner, Sweep, SweepPoint, Workload, estimate, sweep
-from recshard_lab.planner.cost import dense_step
-from recshard_lab.planner.pareto import OBJECTIVES, undominated
-from recshard_lab.planner.replicas import Replicated
+from recshard_lab.planner.model.cost import dense_step
+from recshard_lab.planner.sweep.pareto import OBJECTIVES, undominated
+from recshard_lab.planner.sweep.replicas import Replicated
 from recshard_lab.sharding import Topology
 from tests.planner.problems import random_tables, table
 

@@ -8,11 +8,11 @@ import pytest
 
 from recshard_lab.embedding.configs import DataType, EmbeddingBagConfig
 from recshard_lab.planner import AccessProfile, CostModel, Workload, estimate
-from recshard_lab.planner.cost import dense_step
-from recshard_lab.planner.estimate import norm_traffic
-from recshard_lab.planner.lookup_costs import CACHE_LINE
-from recshard_lab.planner.route_costs import RouteCosts
-from recshard_lab.planner.row_hits import row_hits
+from recshard_lab.planner.model.cost import dense_step
+from recshard_lab.planner.model.estimate import norm_traffic
+from recshard_lab.planner.model.lookup_costs import CACHE_LINE
+from recshard_lab.planner.model.route_costs import RouteCosts
+from recshard_lab.planner.model.row_hits import row_hits
 from recshard_lab.sharding import (
     EmbeddingModuleShardingPlan,
     ParameterConstraints,

@@ -25,7 +25,7 @@ from recshard_lab.lab.svg import Svg, fit
 from recshard_lab.lab.theme import LABEL_INK, MEMORY, MIDDLE_INK, WARNING, bytes_text, bytes_unit, look_of, number
 from recshard_lab.lab.view import Numbers, View, message_view
 from recshard_lab.lab.views.registry import register_view
-from recshard_lab.planner.text import ranks_word
+from recshard_lab.planner.answers.text import ranks_word
 
 TALLEST = 210.0
 FAR = 2.5  # a capacity beyond this many times the largest stack is written instead of drawn

@@ -20,7 +20,7 @@ from recshard_lab.lab.svg import Svg
 from recshard_lab.lab.theme import LINES, WARNING, counted, ms_text, number, ticks
 from recshard_lab.lab.view import Numbers, View, message_view
 from recshard_lab.lab.views.registry import register_view
-from recshard_lab.planner.sweep_points import Sweep, SweepPoint, axis_label, axis_text
+from recshard_lab.planner.sweep.points import Sweep, SweepPoint, axis_label, axis_text
 
 LEFT, HEIGHT, STRIP = 76.0, 260.0, 26.0
 MOST_SERIES = 8

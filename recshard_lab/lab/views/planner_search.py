@@ -19,7 +19,7 @@ from recshard_lab.lab.view import Numbers, View, message_view
 from recshard_lab.lab.views.registry import register_view
 
 if TYPE_CHECKING:
-    from recshard_lab.planner.search_trace import Candidate, SearchTrace
+    from recshard_lab.planner.search.trace import Candidate, SearchTrace
 
 MOST_LINES = 60  # of the numbers
 

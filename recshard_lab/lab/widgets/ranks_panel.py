@@ -25,7 +25,7 @@ from recshard_lab.lab.widgets.base import LabWidget
 from recshard_lab.lab.widgets.export_control import ExportControl, Exports
 from recshard_lab.launcher import LaunchError, current
 from recshard_lab.launcher.world import named
-from recshard_lab.planner.text import ranks_word
+from recshard_lab.planner.answers.text import ranks_word
 
 if TYPE_CHECKING:
     from recshard_lab.launcher.device_memory import RankMemory

@@ -26,8 +26,8 @@ from recshard_lab.sharding.plan.types import ShardingType, nearest
 from recshard_lab.sharding.plan.validate import check_shards, check_spans
 
 if TYPE_CHECKING:
-    from recshard_lab.planner.answers import Explained, PlanDiff, WhyNot
-    from recshard_lab.planner.why import Planned
+    from recshard_lab.planner.answers.answers import Explained, PlanDiff, WhyNot
+    from recshard_lab.planner.answers.why import Planned
 
 Tables: TypeAlias = Sequence[BaseEmbeddingConfig] | Mapping[str, Sequence[BaseEmbeddingConfig]]
 

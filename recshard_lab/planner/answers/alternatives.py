@@ -1,0 +1,108 @@
+"""The best place for one table while all others stay: every way tried is scored by the cost model itself.
+
+Shape letters: K loads, W ranks, C candidates, n rectangles.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recshard_lab.planner.model.cost import CostModel
+from recshard_lab.planner.search.options import Option, Placement
+from recshard_lab.planner.workload import Array
+from recshard_lab.sharding import ParameterSharding
+
+EACH = 128  # ranks on which a single piece is tried: all, or the least busy and the emptiest
+PIECE_BY_PIECE = 1 << 18  # pieces x ranks x ranks up to which pieces go one by one to where each costs least
+BATCH = 1 << 16  # candidates x ranks that are scored at once
+
+
+def best_placement(
+    model: CostModel, option: Option, rest: Array, but: ParameterSharding | None = None
+) -> tuple[tuple[bool, float, float], Placement] | None:
+    """The best placement of an option beside `rest` ``[K, W]``, with its score: (False, ms, bytes of the fullest rank).
+
+    One that does not fit is ``(True, bytes, ms)``: where none does, the best is the one that lacks least.
+
+    Args:
+        but: where the table lies now, which is left out, as is every placement that gives each rank the same sizes.
+    """
+    tried = list(dict.fromkeys(_candidates(model, option, rest)))
+    if but is not None and but.route == option.route:
+        sizes = [(rows[1] - rows[0], cols[1] - cols[0]) for rows, cols in option.proposal.rects]
+        now = sorted((shard.rank, (shard.num_rows, shard.num_cols)) for shard in but.shards)
+        if sorted(sizes) == sorted(size for _, size in now):
+            tried = [ranks for ranks in tried if sorted(zip(ranks, sizes, strict=True)) != now]
+    best: tuple[tuple[bool, float, float], Placement] | None = None
+    size = max(1, BATCH // model.topology.world_size)
+    for start in range(0, len(tried), size):
+        some = [Placement(option, ranks) for ranks in tried[start : start + size]]
+        scores = _scores(model, rest[:, None] + np.stack([each.loads(model.topology) for each in some], axis=1))
+        at = min(range(len(some)), key=scores.__getitem__)
+        if best is None or scores[at] < best[0]:
+            best = scores[at], some[at]
+    return best
+
+
+def _scores(model: CostModel, loads: Array) -> list[tuple[bool, float, float]]:
+    """Of plans with loads ``[K, C, W]``."""
+    ms = model.step_ms(loads)
+    held = model.memory_total(loads).max(axis=-1)
+    late = held > model.usable_bytes
+    return [
+        (bool(full), *((has, took) if full else (took, has)))
+        for full, took, has in zip(late.tolist(), ms.tolist(), held.tolist(), strict=True)
+    ]
+
+
+def _candidates(model: CostModel, option: Option, rest: Array) -> Iterator[tuple[int, ...]]:
+    """Ranks for the option's rectangles: all listed ways, or the quietest ranks, the emptiest, and one by one."""
+    if option.proposal.assignments is not None:
+        yield from option.proposal.assignments
+        return
+    usable = np.array(sorted(option.usable))
+    busy, held = model.phases(rest).sum(axis=0)[usable], model.memory_total(rest)[usable]
+    quietest, emptiest = usable[busy.argsort(kind="stable")], usable[held.argsort(kind="stable")]
+    n = len(option.of)
+    if n == 1:
+        yield from ((rank,) for order in (quietest, emptiest) for rank in order[:EACH].tolist())
+        return
+    nodes = model.topology.num_nodes
+    of_node = np.array([model.topology.node_of(rank) for rank in quietest.tolist()])
+    work = np.bincount(of_node, weights=np.sort(busy), minlength=nodes)
+    for order in (quietest, emptiest, quietest[np.argsort(work[of_node], kind="stable")]):
+        yield _dealt(option, order)
+    if n <= len(usable) and n * len(usable) ** 2 <= PIECE_BY_PIECE:
+        yield _one_by_one(model, option, rest, usable)
+
+
+def _dealt(option: Option, order: NDArray[np.intp]) -> tuple[int, ...]:
+    """The heaviest rectangle on the first rank, and so on, in turns."""
+    ranks = np.empty(len(option.of), dtype=np.intp)
+    ranks[option.heavy_first] = order[np.arange(len(option.of)) % len(order)]
+    return tuple(ranks.tolist())
+
+
+def _one_by_one(model: CostModel, option: Option, rest: Array, usable: NDArray[np.intp]) -> tuple[int, ...]:
+    """Each rectangle, the heaviest first, on the rank where it costs least, no two on one."""
+    ranks, open_, loads, pieces = [0] * len(option.of), usable.tolist(), rest, option.loads
+    for i in option.heavy_first.tolist():
+        tries = np.repeat(loads[:, None], len(open_), axis=1)
+        tries[:, np.arange(len(open_)), open_] += pieces[:, i : i + 1]
+        scores = _scores(model, tries)
+        best = min(range(len(open_)), key=scores.__getitem__)
+        loads = tries[:, best]
+        ranks[i] = open_.pop(best)
+    return tuple(ranks)
+
+
+def could_be(option: Option, now: ParameterSharding) -> bool:
+    """Whether a table lies as this option proposes."""
+    sizes = sorted((rows[1] - rows[0], cols[1] - cols[0]) for rows, cols in option.proposal.rects)
+    ranks, listed = tuple(shard.rank for shard in now.shards), option.proposal.assignments
+    return (
+        (option.proposal.scheme, option.route, option.kernel) == (now.sharding_type, now.route, now.compute_kernel)
+        and sizes == sorted((shard.num_rows, shard.num_cols) for shard in now.shards)
+        and (option.usable.issuperset(ranks) if listed is None else ranks in listed)
+    )

@@ -1,0 +1,379 @@
+"""Refusals: which table does not fit, how many bytes are missing, and the smallest changes that help."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+
+from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
+from recshard_lab.planner.answers.text import gigabytes
+from recshard_lab.planner.model.cost import CostModel
+from recshard_lab.planner.model.cost_models import cost_model_named
+from recshard_lab.planner.model.loads import MEMORY
+from recshard_lab.planner.search.colocated import groups_of
+from recshard_lab.planner.search.greedy import solve, solve_in_host
+from recshard_lab.planner.search.options import DoesNotFit, Placement, allowed_schemes, options_of
+from recshard_lab.planner.workload import Workload
+from recshard_lab.sharding import ParameterConstraints, PlanError, Topology, scheme_names
+
+TRIES = 8  # doublings of the step while looking for the first value that fits
+MOST_MORE_RANKS = 2_500  # tables x ranks up to which more ranks are tried
+LOOSER = {
+    "shards": "leave its shards to the planner",
+    "ranks": "allow other ranks than {}",
+    "forbidden_ranks": "allow a rank of forbidden_ranks={}",
+    "forbidden_sharding_types": "allow a scheme of forbidden_sharding_types={}",
+    "device_group": "allow ranks outside device_group {!r}",
+}
+"""The fix for a constraint without which the table fits."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change with which the planner finds a plan; 10% less of it is not enough.
+
+    Attributes:
+        kind: "memory" or "host_memory" (bytes of one rank), "reserve" (a share), "ranks", "min_partition", or "other",
+            which `text` says.
+        value: the new value.
+        argument: of `Topology`, for "memory" and "host_memory".
+        text: the change in words, for kinds that read the same everywhere.
+    """
+
+    kind: str
+    value: float = 0.0
+    argument: str = ""
+    text: str = ""
+
+    def worded(self, place: str) -> str | None:
+        """The change in the words of "python", "command line" or "widget"; None where it has no control for it.
+
+        >>> memory = Change("memory", 16e9, "hbm_cap")
+        >>> memory.worded("python"), memory.worded("command line"), memory.worded("widget")
+        ('Topology(hbm_cap=16_000_000_000)', '--memory-gb 16', 'Memory per rank: 16 GB or more')
+        """
+        if self.text:
+            return self.text
+        if self.kind == "ranks":
+            count = f"{self.value:.0f}"
+            return {"python": f"Topology(world_size={count})", "command line": f"--ranks {count}"}.get(
+                place, f"Ranks: {count} or more"
+            )
+        if self.kind == "reserve":
+            return f"Topology(reserve_fraction={self.value:g})" if place == "python" else None
+        if place == "python":
+            return f"Topology({self.argument}={int(self.value):_})"
+        if self.kind == "host_memory":
+            return None
+        if place == "command line":
+            return f"--memory-gb {_rounded_up(self.value / 1e9, 3):g}"
+        for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+            if self.value >= size:
+                return f"Memory per rank: {self.value / size:g} {unit} or more"
+        return f"Memory per rank: {self.value:g} B or more"
+
+
+class Refusal(PlanError):
+    """Tables that do not fit, with the changes that help: `str` is worded for Python, `worded` for other places.
+
+    Attributes:
+        what: which table does not fit and what is missing.
+        changes: each was planned; the likeliest first. None where they were not looked for.
+    """
+
+    def __init__(self, what: str, changes: Sequence[Change] | None = None) -> None:
+        super().__init__(what, changes)
+        self.what, self.changes = what, changes
+
+    def worded(self, place: str) -> str:
+        """The message in the words of "python", "command line" or "widget"."""
+        if self.changes is None:
+            return self.what
+        words = [text for change in self.changes if (text := change.worded(place)) is not None]
+        words = words or [text for change in self.changes if (text := change.worded("python")) is not None]
+        return f"{self.what} Fix: {', or '.join(words) or 'use more ranks, more memory or smaller tables'}."
+
+    def __str__(self) -> str:
+        return self.worded("python")
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The request that was refused.
+
+    Attributes:
+        stuck: position in `tables` of the table that fits nowhere.
+        host: as of `DoesNotFit`.
+    """
+
+    tables: Sequence[BaseEmbeddingConfig]
+    stuck: int
+    topology: Topology
+    workload: Workload
+    constraints: Mapping[str, ParameterConstraints]
+    route: str | None = None
+    cost_model: str = "recshard"
+    passes: int = 3
+    host: tuple[int, float, float] | None = None
+
+    @property
+    def table(self) -> BaseEmbeddingConfig:
+        return self.tables[self.stuck]
+
+    @property
+    def together(self) -> list[BaseEmbeddingConfig]:
+        """The other tables that must be placed on its ranks."""
+        (group,) = (group for group in groups_of(self.tables, self.constraints) if self.stuck in group)
+        return [self.tables[at] for at in group if at != self.stuck]
+
+    def model(self) -> CostModel:
+        return cost_model_named(self.cost_model)(self.tables, self.topology, self.workload, self.constraints)
+
+    def placements(self) -> list[Placement] | None:
+        """A plan without local search, None where there is none."""
+        try:
+            return solve(self.model(), self.tables, self.constraints, passes=0, route=self.route).placements
+        except (DoesNotFit, PlanError):
+            return None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the planner finds a plan."""
+        try:
+            solve_in_host(self.model(), self.tables, self.constraints, self.passes, self.route, any_plan=True)
+        except (DoesNotFit, PlanError):
+            return False
+        return True
+
+    def on(self, **figures: object) -> "Refused":
+        """The same tables on another topology."""
+        return replace(self, topology=replace(self.topology, **figures))  # type: ignore[arg-type]
+
+
+def refusal(refused: Refused, explain: bool = True) -> Refusal:
+    """Says what does not fit; with `explain` also what is missing and the changes that help, each of them planned."""
+    if not explain:
+        return Refusal(_stuck_text(refused))
+    memory = _smallest_memory(refused)
+    changes = [memory]
+    if refused.host is None:
+        changes = [_allow_more(refused), *_loosened(refused), _half(refused), memory]
+        changes += [_largest_reserve(refused, memory), _fewest_ranks(refused)]
+    return Refusal(_stuck_text(refused) + _missing_text(refused), [change for change in changes if change is not None])
+
+
+def _stuck_text(refused: Refused) -> str:
+    if refused.host is not None:
+        rank, held, _ = refused.host
+        room = refused.topology.ddr_cap * (1 - refused.topology.reserve_fraction)
+        return (
+            f"rank {rank} would hold {gigabytes(held)} in the host's memory, of which it has {gigabytes(room)} "
+            f"(ddr_cap without the reserve)."
+        )
+    table, wish = refused.table, refused.constraints.get(refused.table.name)
+    where = f"on any rank under {', '.join(allowed_schemes(table, wish))}"
+    if wish is not None and wish.shards is not None:
+        where = "where its constraint places it"
+    size = f"{table.num_embeddings:,} x {table.embedding_dim:,}, {gigabytes(table.weight_bytes)}"
+    count = len(refused.tables) - 1
+    others = f" beside the other {count:,} table{'s' * (count > 1)}" if count else ""
+    shared, named = refused.together, ""
+    if shared:
+        total = gigabytes(sum(each.weight_bytes for each in (table, *shared)))
+        named = f", with {', '.join(repr(each.name) for each in shared)} on the same ranks ({total} together),"
+    return (
+        f"table {table.name!r} ({size}){named} does not fit {where}{others} "
+        f"(a rank has {gigabytes(_free(refused.topology))} after the reserve)."
+    )
+
+
+def _missing_text(refused: Refused) -> str:
+    """How many bytes are missing over all ranks, and what they are for; empty where no bytes are missing in total."""
+    if refused.host is not None:
+        return ""
+    ranks = refused.topology.world_size
+    held, buffers, dense = (each * ranks for each in _least_bytes(refused))
+    needed, limit = held + buffers + dense, float(_free(refused.topology)) * ranks
+    if needed <= limit:
+        return ""
+    parts = [f"{gigabytes(held)} of weights and optimizer state", f"{gigabytes(buffers)} of buffers"]
+    parts += [f"{gigabytes(dense)} of dense layers"] if dense else []
+    return (
+        f" All tables need at least {gigabytes(needed)} ({', '.join(parts)}); {ranks:,} rank{'s' * (ranks > 1)} "
+        f"{'have' if ranks > 1 else 'has'} {gigabytes(limit)}: {gigabytes(needed - limit)} too little."
+    )
+
+
+def _free(topology: Topology) -> int:
+    return max(0, topology.free_memory_bytes())
+
+
+def _allow_more(refused: Refused) -> Change | None:
+    name = refused.table.name
+    wish = refused.constraints.get(name)
+    if wish is None or wish.sharding_types is None:
+        return None
+    for scheme in scheme_names():
+        if scheme in [*wish.sharding_types, *(wish.forbidden_sharding_types or ())]:
+            continue
+        more = {**refused.constraints, name: replace(wish, sharding_types=[*wish.sharding_types, scheme])}
+        found = replace(refused, constraints=more).placements()
+        if found is not None:
+            ranks = len(set(found[refused.stuck].ranks))
+            return Change("other", text=f"allow {scheme} over {ranks} rank{'s' * (ranks > 1)}")
+    return None
+
+
+def _loosened(refused: Refused) -> list[Change]:
+    """Constraints of the table without which a plan is found."""
+    name, found = refused.table.name, []
+    wish = refused.constraints.get(name)
+    shared = refused.together
+    if shared:
+        apart = dict(refused.constraints)
+        for each in {name, *(each.name for each in shared)} & apart.keys():
+            apart[each] = replace(apart[each], colocate_with=None)
+        if replace(refused, constraints=apart).fits:
+            found.append(f"leave colocate_with of {name!r} and its partners out")
+    for field, text in LOOSER.items():
+        if wish is not None and getattr(wish, field) is not None:
+            without = copy(wish)
+            setattr(without, field, None)
+            if replace(refused, constraints={**refused.constraints, name: without}).fits:
+                found.append(text.format(getattr(wish, field)))
+    if wish is not None and wish.min_partition is not None and wish.min_partition > 1:
+
+        def with_partition(columns: int) -> Refused:
+            looser = {**refused.constraints, name: replace(wish, min_partition=columns)}
+            return replace(refused, constraints=looser)
+
+        most = _largest(1, wish.min_partition - 1, lambda columns: with_partition(columns).fits)
+        if most is not None:
+            found.append(f"min_partition={most} for {name!r}")
+    return [Change("other", text=text) for text in found]
+
+
+def _half(refused: Refused) -> Change | None:
+    table = refused.table
+    if table.data_type is not DataType.FP32:
+        return None
+    halved = [replace(t, data_type=DataType.FP16) if t is table else t for t in refused.tables]
+    return Change("other", text=f"fp16 weights for {table.name!r}") if replace(refused, tables=halved).fits else None
+
+
+def _smallest_memory(refused: Refused) -> Change | None:
+    """The smallest memory of a rank, to two significant digits, with which a plan is found."""
+    top = refused.topology
+    if refused.host is not None:  # the plans tried are the same whatever ddr_cap is
+        return Change("host_memory", _value(_grid(refused.host[2] / (1 - top.reserve_fraction)) + 1), "ddr_cap")
+    name = "hbm_cap" if top.compute_device == "cuda" else "ddr_cap"
+    least = sum(_least_bytes(refused)) / (1 - top.reserve_fraction)
+    found = _first(_grid(max(top.memory_cap_bytes, least, 10.0)), lambda at: refused.on(**{name: _value(at)}).fits)
+    while found is not None and refused.on(**{name: int(0.9 * _value(found))}).fits:  # a search is not quite monotone
+        found = _grid(0.9 * _value(found))
+    return None if found is None else Change("memory", _value(found), name)
+
+
+def _largest_reserve(refused: Refused, memory: Change | None) -> Change | None:
+    """The largest reserve below the present one, to a tenth of a percent, with which a plan is found.
+
+    Args:
+        memory: the smallest memory with which one is found, which says where to look.
+    """
+    top = refused.topology
+    if memory is None or not top.memory_cap_bytes:
+        return None
+    enough = 1 - memory.value * (1 - top.reserve_fraction) / top.memory_cap_bytes
+    low, high = math.floor(1000 * enough), math.ceil(1000 * top.reserve_fraction) - 1
+    if high < 0:
+        return None
+    most = _largest(max(0, low), high, lambda share: refused.on(reserve_fraction=share / 1000).fits)
+    return None if most is None else Change("reserve", most / 1000)
+
+
+def _fewest_ranks(refused: Refused) -> Change | None:
+    """The fewest ranks, in whole hosts, with which a plan is found."""
+    top = refused.topology
+    step = 1 if top.num_nodes == 1 else top.local_world_size
+    hosts, free = top.world_size // step, _free(top)
+    if not free or any(wish.shards is not None for wish in refused.constraints.values()):
+        return None
+
+    def fits(count: int) -> bool:
+        size = count * step
+        local = size if top.num_nodes == 1 else step
+        more = replace(top, world_size=size, local_world_size=local, device_groups=top.device_groups)
+        return replace(refused, topology=more).fits
+
+    held = _least_bytes(refused)[0] * top.world_size
+    low = max(hosts, math.ceil(held / free / step) - 1)
+    high = MOST_MORE_RANKS // len(refused.tables) // step
+    found = _first(low, fits, high) if low < high else None
+    return None if found is None else Change("ranks", found * step)
+
+
+def _least_bytes(refused: Refused) -> tuple[float, float, float]:
+    """Bytes per rank, on average, that no plan can do without: weights and optimizer state, buffers, dense layers."""
+    model, ranks = refused.model(), refused.topology.world_size
+    options = options_of(model, refused.tables, refused.constraints, refused.route)
+    best = [
+        min((option.loads[MEMORY:].sum(axis=1) for option in choices), key=lambda each: each.sum())
+        for choices in options
+    ]
+    held = sum(float(each[:2].sum()) for each in best) / ranks
+    buffers = sum(float(each[2:].sum()) for each in best) / ranks
+    dense = float(model.fixed_memory[2])
+    return held, buffers + float(model.fixed_memory.sum()) - dense, dense
+
+
+def _first(low: int, fits: Callable[[int], bool], most: float = math.inf) -> int | None:
+    """The least integer above `low` that fits, when `low` does not; None where none up to `most` was found."""
+    high, step = low + 1, 1
+    for _ in range(TRIES):
+        if high > most:
+            return None
+        if fits(high):
+            break
+        low, high, step = high, high + 2 * step, 2 * step
+    else:
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def _largest(low: int, high: int, fits: Callable[[int], bool]) -> int | None:
+    """The largest integer from `low` to `high` that fits; None where `low` does not."""
+    if high < low or not fits(low):
+        return None
+    while low < high:
+        middle = -(-(low + high) // 2)
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def _grid(value: float) -> int:
+    """The position of the largest number of two significant digits that is at most `value`, from 10 up.
+
+    >>> [_value(_grid(x)) for x in (10, 10.9, 99.9, 100, 449_999)]
+    [10, 10, 99, 100, 440000]
+    """
+    exponent = 0
+    while value >= 100 * 10**exponent:
+        exponent += 1
+    return 90 * exponent + max(10, int(value // 10**exponent)) - 10
+
+
+def _value(at: int) -> int:
+    return (10 + at % 90) * 10 ** (at // 90)
+
+
+def _rounded_up(value: float, digits: int) -> float:
+    """`value` to so many significant digits, never less.
+
+    >>> _rounded_up(14.9012, 3)
+    15.0
+    """
+    scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
+    return math.ceil(value * scale - 1e-9) / scale

@@ -1,0 +1,409 @@
+"""What a plan costs on each rank and in each phase of a step.
+
+Every rectangle adds a fixed vector of loads to the rank it lies on; the phases follow from the sums::
+
+    input_dist            each rank sends its ids to the ranks whose rectangles cover them: lengths, then ids
+    lookup                each rank looks up all its rectangles for the global batch, replicas for its own batch
+    output_dist           partial pooled rows go home, by their route (nothing for replicas)
+    dense                 the rest of the model, its all-reduce, and what a step costs around its phases
+    output_dist_backward  the gradient of every pooled row goes back (of replicas, to every rank)
+    lookup_backward       segment sums and the optimizer; with a row-wise optimizer on column pieces, the norms
+
+Collectives wait for the slowest rank, so a step is the **sum over phases of the slowest rank**.
+
+Pipelines hide a part of that (`overlap.py`). Codecs (`codecs.py`) make rows and gradients smaller on the wire, and cost
+passes over memory at both ends.
+
+The host's fixed costs (packing, a kernel's launch, a message to each peer) come on top of what grows with ids and
+bytes.
+
+Shape letters: K loads, W ranks, P phases, C candidates, n rectangles.
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.planner.model.loads import (
+    ACROSS,
+    BACK,
+    CODED_ROWS,
+    DEDUP,
+    DIRECT,
+    DISTINCT,
+    HOP,
+    HOST,
+    IDS,
+    IN,
+    LANES,
+    LOOKUP,
+    MEMORY,
+    NORMS,
+    OUT,
+    PLAIN,
+    POOL,
+    REDUCE_SCATTER,
+    ROW_CUT,
+    SCATTER,
+    SORT,
+    SUM,
+    TWO_HOP,
+    UPDATE,
+    K,
+)
+from recshard_lab.planner.model.lookup_costs import LookupCosts
+from recshard_lab.planner.model.memory import MEMORY_CATEGORIES, fixed_memory, rect_memory
+from recshard_lab.planner.model.overlap import OverlapCosts
+from recshard_lab.planner.model.route_costs import RouteCosts
+from recshard_lab.planner.model.row_hits import row_hits, row_shares_of
+from recshard_lab.planner.model.terms import SOME, Switch, Terms
+from recshard_lab.planner.workload import Array, Workload, table_loads
+from recshard_lab.sharding import ParameterConstraints, PlanError, Proposal, Topology
+
+SIZES_BYTES = 32, 16  # of the sizes message to a rank, for each collection and for each of its shard features
+PHASES = ("input_dist", "lookup", "output_dist", "dense", "output_dist_backward", "lookup_backward")
+
+_MEMORY_AT = [MEMORY_CATEGORIES.index(c) for c in ("weights", "optimizer_state", "input_buffers", "output_buffers")]
+
+
+class CostModel:
+    """Costs of rectangles of `tables` on `topology` under `workload`.
+
+    Attributes:
+        name: by which the planner and `estimate` are asked for it.
+        phase_names: of `phases`.
+        waits: whether every phase takes as long as its slowest rank; else a step is the busiest rank's sum.
+        has_routes: whether a table's route changes its cost.
+        has_tiers: whether it knows the host's memory from the rank's own.
+
+    Raises:
+        ValueError: an optimizer for which the topology states no `update_cost`.
+    """
+
+    name = "recshard"
+    phase_names: tuple[str, ...] = PHASES
+    waits = True
+    has_routes = True
+    has_tiers = True
+
+    def __init__(
+        self,
+        tables: Sequence[BaseEmbeddingConfig],
+        topology: Topology,
+        workload: Workload,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+    ) -> None:
+        if workload.optimizer not in topology.update_cost:
+            raise ValueError(
+                f"topology.update_cost has no entry for {workload.optimizer!r} (it has: "
+                f"{', '.join(topology.update_cost)}). Fix: add one"
+            )
+        self.workload = workload
+        self.tables = table_loads(tables, topology.world_size, workload, constraints)
+        self.row_shares = row_shares_of(tables, workload, constraints)
+        self.set_topology(topology)
+        self.usable_bytes = float(topology.free_memory_bytes())
+        self.fixed_memory = fixed_memory(self.tables, workload)
+
+    def set_topology(self, topology: Topology) -> None:
+        """Costs on other ranks than before; as many, with as much memory."""
+        self.topology = topology
+        self.dense_ms, self.dense_bytes = dense_step(self.workload, topology)
+        self.routes = RouteCosts(topology, self.workload.codecs)
+        self.latency_ms = self.routes.latency_ms
+        self.lookups = LookupCosts(topology, self.tables, self.workload.optimizer)
+
+    def on(self, topology: Topology) -> Self:
+        """The same tables and step on other ranks, as many with as much memory: much quicker made than a new model."""
+        found = copy(self)
+        for name in ("terms", "overlapped"):
+            found.__dict__.pop(name, None)
+        found.set_topology(topology)
+        return found
+
+    def takes(self, proposal: Proposal) -> bool:
+        """Whether the planner may choose this cut; here every one."""
+        return True
+
+    def rect_loads(
+        self,
+        of: Array,
+        rows: Array,
+        cols: Array,
+        replicated: Array,
+        dense: Array,
+        route: Array | None = None,
+        by_node: Array | None = None,
+        first: Array | None = None,
+        host: Array | None = None,
+    ) -> Array:
+        """The loads ``[K, n]`` of n rectangles.
+
+        Args:
+            of: ``[n]`` table of each rectangle; rows, cols: its sizes.
+            replicated: ``[n]`` 1.0 for a replica: no row leaves it in forward.
+            dense: ``[n]`` 1.0 for kernel "dense": a gradient of the whole rectangle, and an optimizer over it.
+            route: ``[n]`` DIRECT, REDUCE_SCATTER, TWO_HOP or DISTINCT of `loads`; all direct when left out. The load
+                ACROSS is that of a rectangle alone on its node, to be scaled by `across_shares`.
+            by_node: ``[n]`` 1.0 for a piece of a scheme whose row stripes fill one node; not looked at here.
+            first: ``[n]`` first row of each rectangle, which matters where lookups spread unevenly over the rows; 0
+                when left out.
+            host: ``[n]`` 1.0 for those in the host's memory; none when left out, and on ranks that have no other.
+        """
+        top, tables, ranks = self.topology, self.tables, self.topology.world_size
+        loads = np.empty((K, len(of)))
+        if route is not None:
+            route = np.where(replicated > 0, DIRECT, route)  # what every rank holds sends gradients alone, to all
+        hits = row_hits(tables, self.row_shares, of, rows, first, ranks)
+        ids, pooled = tables.ids[of] * hits.share, tables.pooled[of]
+        vectors = pooled * tables.bags[of] + (1 - pooled) * ids
+        sent, back, lengths = self._sent(of, ids, vectors, cols, replicated, hits.touched, route)
+        loads[IN] = 4 * (sent * (1 + tables.weighted[of]) + lengths)
+        scattered = self._summed(route)
+        share = rows / tables.rows[of]
+        loads[PLAIN] = _by_route(4 * back * cols, replicated, share, route)
+        loads[CODED_ROWS] = 0.0
+        if self.routes.adds_to_rows:  # a row stripe's share of each row in the sum
+            loads[CODED_ROWS] = _by_route(back, replicated, share * cols / tables.cols[of], route)
+        loads[IDS] = sent
+        slow = host if host is not None and top.has_tiers and host.any() else None
+        distinct = self._distinct(of, replicated, route)
+        self.lookups.fill(loads, of, (rows, cols), replicated, hits, sent, back, slow, distinct)
+        loads[UPDATE] += dense * 3 * 4 * rows * cols / top.memory_bw
+        loads[LANES] = tables.features[of]
+        loads[ROW_CUT] = tables.features[of] * (rows < tables.rows[of])
+        loads[HOST] = 0.0
+        arrives = sent, back, lengths
+        loads[MEMORY:] = rect_memory(tables, of, rows, cols, dense, ranks, self.workload.optimizer, arrives)
+        if slow is not None:
+            loads[HOST] = slow * loads[MEMORY : MEMORY + 2].sum(axis=0)
+            loads[MEMORY : MEMORY + 2] *= 1 - slow
+        if scattered is not None:
+            loads[-1] *= ~scattered  # every rank puts all columns into the sum: `RouteCosts.buffer_bytes`
+        if self.routes.widest is not None:  # beside the rows, their coded copy
+            copies = self.routes.coded(loads, self.routes.widest)
+            loads[-1] += ranks * (copies[BACK - OUT] + copies[HOP - OUT])
+        return loads
+
+    def _summed(self, route: Array | None) -> NDArray[np.bool_] | None:
+        """``[n]`` whose rows are added on the way, None for nobody's."""
+        if route is None or not (route == REDUCE_SCATTER).any():
+            return None
+        if not self.routes.forward.adds:
+            raise PlanError(
+                f"route 'reduce_scatter' adds rows on the way, and rows coded as {self.workload.codecs[0]} cannot be "
+                f"added. Fix: codecs='fp16/{self.workload.codecs[1]}', or route 'direct' or 'two_hop'"
+            )
+        return np.asarray(route == REDUCE_SCATTER)
+
+    def _sent(
+        self, of: Array, ids: Array, vectors: Array, cols: Array, replicated: Array, touched: Array, route: Array | None
+    ) -> tuple[Array, Array, Array]:
+        """Ids that one rank sends, vectors whose gradients it sends, and lengths of bags, ``[n]`` each.
+
+        Replicas are sent bags, or touched rows and their summed gradients, whichever is smaller. Deduplicated ids are
+        touched rows.
+        """
+        bags = self.tables.bags[of]
+        smaller = (self.tables.pooled[of] == 0.0) | (touched * (cols + 1) < bags * (cols + 1) + ids)
+        as_rows = (replicated > 0) & smaller & (self.topology.world_size > 1)
+        if (distinct := self._distinct(of, replicated, route)) is not None:
+            as_rows |= distinct > 0
+        return (
+            np.where(as_rows, touched, ids),
+            np.where(as_rows, touched, vectors),
+            np.where(as_rows, 0.0, bags * self.tables.pooled[of]),
+        )
+
+    def _distinct(self, of: Array, replicated: Array, route: Array | None) -> Array | None:
+        """``[n]`` 1.0 for those whose ids travel once: route "distinct_rows", or `Workload.index_dedup`."""
+        found = np.zeros(len(of)) if route is None else 1.0 * (route == DISTINCT)
+        if self.workload.index_dedup:
+            found = np.maximum(found, (1 - self.tables.pooled[of]) * (1 - replicated))
+        return found if self.topology.world_size > 1 and found.any() else None
+
+    def phases(self, loads: Array) -> Array:
+        """Milliseconds ``[P, ..., W]`` of ranks that hold `loads` ``[K, ..., W]``."""
+        top = self.topology
+        ranks, slow = top.world_size, top.slowdown
+        totals = loads[: IDS + 1].sum(axis=-1, keepdims=True)
+        ms = np.empty((len(PHASES), *loads.shape[1:]))
+        route = top.route_ns_per_id * 1e-6
+        lanes, row_cut = loads[LANES : ROW_CUT + 1].sum(axis=-1, keepdims=True)
+        host_ms, lanes_ms = (
+            top.host_ms * slow,
+            lanes * (top.shard_feature_ms * slow),
+        )  # a rank packs and unpacks all lanes
+        ms[0] = self.routes.wire(loads[IN], totals[IN]) + 2 * self.latency_ms
+        ms[0] += self.lookups.shared(loads[IDS] * (ranks * route)) + totals[IDS] * (route * slow)
+        ms[0] += host_ms + lanes_ms + (row_cut > 0) * (top.row_split_ms * slow) + loads[SORT] * slow
+        kernels, launched = loads[LANES] * top.shard_feature_ms, (loads[LANES] > 0) * (top.launch_ms * slow)
+        ms[1] = self.lookups.shared(loads[LOOKUP] + kernels) + launched
+        dedup, pool = loads[DEDUP : POOL + 1].sum(axis=-1, keepdims=True) * slow  # on every source rank
+        ms[0] += dedup
+        ms[2] = self.routes.ms(loads, totals, host_ms, lanes_ms, backward=False) + pool
+        ms[3] = self.dense_ms
+        ms[4] = self.routes.ms(loads, totals, host_ms, lanes_ms, backward=True) + pool
+        ms[4] += loads[SUM] * slow
+        if top.replicas_ms:
+            ms[4] += (loads[SUM].sum(axis=-1, keepdims=True) > SOME) * (top.replicas_ms * slow)
+        ms[5] = self.lookups.shared(loads[UPDATE] + kernels) + launched
+        norms = loads[NORMS]
+        if ranks > 1 and norms.any():
+            link = top.intra_host_bw if top.num_nodes == 1 else top.inter_host_bw
+            ms[5] += norms * (slow / link)
+            ms[5] += (norms.sum(axis=-1, keepdims=True) > 0) * (self.latency_ms + top.norm_ms * slow)
+        return ms
+
+    @cached_property
+    def overlapped(self) -> OverlapCosts:
+        """What the workload's pipeline hides."""
+        return OverlapCosts(self)
+
+    def step_ms(self, loads: Array) -> Array:
+        """``[...]`` the step of ranks that hold `loads` ``[K, ..., W]``, under the workload's pipeline."""
+        if self.workload.pipeline == "none":
+            return self.step_of(self.phases(loads))
+        return self.overlapped.step_ms(loads)
+
+    @cached_property
+    def terms(self) -> Terms:
+        """The same costs as linear terms, for solvers and bounds; under a pipeline, those of its chain.
+
+        No step under a pipeline is shorter than its chain, so that a bound on the terms stays one on the step.
+        """
+        top, phases = self.topology, len(PHASES)
+        slow = top.slowdown
+        own, node, everyone = (np.zeros((phases + 1, K)) for _ in range(3))
+        fixed = np.zeros(phases + 1)
+        everyone[0, IDS] = top.route_ns_per_id * 1e-6 * slow
+        self.lookups.add_terms(own, everyone, 0, IDS, top.world_size * top.route_ns_per_id * 1e-6)
+        everyone[0, LANES] = top.shard_feature_ms * slow
+        own[0, SORT] = own[4, SUM] = slow
+        everyone[0, DEDUP] = everyone[2, POOL] = everyone[4, POOL] = slow
+        for phase, load in ((1, LOOKUP), (5, UPDATE)):
+            self.lookups.add_terms(own, everyone, phase, load, 1.0)
+            self.lookups.add_terms(own, everyone, phase, LANES, top.shard_feature_ms)
+        fixed[:] = 2 * self.latency_ms + top.host_ms * slow, top.launch_ms * slow, 0, self.dense_ms, 0, 0, 0
+        fixed[5] = fixed[1]
+        own[0, IN] = self.routes.wire_ms
+        everyone[0, IN] = self.routes.shared_wire_ms
+        cut, norms = np.zeros(phases + 1), np.zeros(phases + 1)
+        cut[0] = top.row_split_ms * slow
+        if top.world_size > 1:
+            own[5, NORMS] = slow / self.routes.link
+            norms[5] = self.latency_ms + top.norm_ms * slow
+        if self.workload.pipeline != "none":
+            self.overlapped.leave_exposed(own, node, everyone, fixed, cut)
+        own[-1, MEMORY:] = 1.0
+        fixed[-1] = self.fixed_memory.sum()
+        ways = self.routes.add_terms(own, node, everyone, phases_of_ways=(2, 4))
+        if top.replicas_ms:
+            ways.append(Switch((SUM,), np.where(np.arange(phases + 1) == 4, top.replicas_ms * slow, 0.0)))
+        return Terms(own, node, everyone, fixed, (Switch((ROW_CUT,), cut), Switch((NORMS,), norms), *ways))
+
+    def step_of(self, ms: Array) -> Array:
+        """``[...]`` the step, without a pipeline, in which ranks take `ms` ``[P, ..., W]``."""
+        return np.asarray(ms.max(axis=-1).sum(axis=0) if self.waits else ms.sum(axis=0).max(axis=-1))
+
+    def caused(self, loads: Array, whole: Array) -> Array:
+        """``[P, W]`` what `loads` ``[K, W]`` cause in a plan of loads `whole`: linear, what is paid once left out."""
+        found = self.terms.caused(loads, self.topology.num_nodes, self.terms.switched(whole))
+        return np.asarray(found[:-1])
+
+    def memory(self, loads: Array) -> Array:
+        """Bytes ``[5, ..., W]`` that each rank holds, by category."""
+        found = np.zeros((len(MEMORY_CATEGORIES), *loads.shape[1:]))
+        found += self.fixed_memory.reshape(-1, *[1] * (loads.ndim - 1))
+        found[_MEMORY_AT] += loads[MEMORY:]
+        # a home's end of the exchange: rows received in forward, gradients sent in backward, to replicas too
+        found[MEMORY_CATEGORIES.index("output_buffers")] += self.buffer_bytes(loads)
+        return found
+
+    def memory_total(self, loads: Array) -> Array:
+        """Bytes ``[..., W]`` that each rank holds, all categories together."""
+        needed = loads[MEMORY:].sum(axis=0) + self.buffer_bytes(loads)
+        return np.asarray(needed + self.fixed_memory.sum())
+
+    @property
+    def host_room(self) -> float:
+        """Bytes of the host's memory that one rank has for weights and optimizer state, without the reserve."""
+        return self.topology.ddr_cap * (1 - self.topology.reserve_fraction)
+
+    def buffer_bytes(self, loads: Array) -> Array:
+        """Bytes ``[..., W]`` of a home's end of the exchanges, beside those of its own rectangles."""
+        return self.routes.buffer_bytes(loads)
+
+    def traffic(self, loads: Array, norms: Array | None = None, collections: int = 1) -> dict[str, Array]:
+        """Bytes ``[W, W]`` from rank to rank in one step, by the label that a trace gives them, in a step's order.
+
+        What stays on a rank is not in it. The all-reduce of the dense gradient is drawn as a ring.
+
+        Args:
+            loads: ``[K, W]``.
+            norms: ``[W, W]`` of row norms, where columns are cut (see `norm_traffic`).
+            collections: of the plan; each has its sizes message.
+        """
+        ranks = self.topology.world_size
+        sizes = SIZES_BYTES[0] * collections + SIZES_BYTES[1] * loads[LANES]
+        found = {"input_dist/sizes": np.repeat(sizes[None, :], ranks, axis=0)}
+        found["input_dist/ids"] = np.repeat(loads[IN][None, :], ranks, axis=0)
+        found |= self.routes.traffic(loads)
+        if norms is not None:
+            found["row_norms"] = norms
+        if self.dense_bytes:
+            around = np.arange(ranks)
+            found["dense"] = np.zeros((ranks, ranks))
+            found["dense"][around, (around + 1) % ranks] = 2 * (ranks - 1) / ranks * self.dense_bytes
+        for sent in found.values():
+            np.fill_diagonal(sent, 0.0)
+        return found
+
+
+def dense_step(workload: Workload, topology: Topology) -> tuple[float, float]:
+    """ms of the rest of the model with the average of its gradient over all ranks, and bytes of that gradient.
+
+    The device computes while the host launches: what takes longer counts. On GPUs of several nodes the sum goes by all
+    of a node's links at once: an L-th of it over each rank's, while the node's own links spread it.
+    """
+    each = workload.dense_flops_per_sample
+    flops = workload.batch_size * (6.0 * workload.dense_parameters if each is None else each)
+    size = 4.0 * workload.dense_parameters
+    launches_ms = workload.dense_launches * topology.launch_ms
+    ms = topology.step_ms + max(launches_ms, flops / topology.flops_per_ms)
+    if topology.world_size > 1 and size:
+        flat = topology.num_nodes == 1
+        link = topology.intra_host_bw if flat else topology.inter_host_bw
+        wait = topology.intra_host_latency_ms if flat else topology.inter_host_latency_ms
+        others = topology.world_size - 1
+        wire = 2 * others / topology.world_size * size / link
+        if not flat and topology.compute_device == "cuda":
+            nodes, local = topology.num_nodes, topology.local_world_size
+            wire = 2 * (nodes - 1) / nodes * size / local / link
+            wire = max(wire, 2 * (local - 1) / local * size / topology.intra_host_bw)
+        ms += wire + 2 * wait + others * topology.peer_ms
+    return ms * topology.slowdown, size
+
+
+def _by_route(back: Array, replicated: Array, share: Array, route: Array | None) -> Array:
+    """``[5, n]`` of OUT, BACK, HOP, ACROSS and SCATTER, of what a home sends back.
+
+    Args:
+        back: ``[n]``.
+        share: ``[n]`` of each row of the sum that a reduce-scatter makes.
+    """
+    found = np.zeros((5, len(back)))
+    out = back * (1 - replicated)
+    if route is None or not route.any():
+        found[OUT - OUT], found[BACK - OUT] = out, back
+        return found
+    direct = (route == DIRECT) | (route == DISTINCT)
+    found[OUT - OUT], found[BACK - OUT] = out * direct, back * direct
+    found[HOP - OUT] = found[ACROSS - OUT] = out * (route == TWO_HOP)
+    found[SCATTER - OUT] = out * share * (route == REDUCE_SCATTER)
+    return found

@@ -1,0 +1,349 @@
+"""Predicts a plan: milliseconds per rank and phase, bytes per rank and category, bytes from rank to rank."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.planner.answers.text import estimate_text
+from recshard_lab.planner.model.cost import CostModel
+from recshard_lab.planner.model.cost_models import cost_model_named
+from recshard_lab.planner.model.loads import (
+    ACROSS_BOTH,
+    BY_NODE,
+    HOST,
+    NORMS,
+    ROUTE_NUMBERS,
+    SCATTER_BOTH,
+    across_shares,
+)
+from recshard_lab.planner.model.memory import MEMORY_CATEGORIES
+from recshard_lab.planner.model.overlap import Overlap
+from recshard_lab.planner.search.rect_kinds import summed_rows
+from recshard_lab.planner.workload import Array, Workload, check_route_applies
+from recshard_lab.sharding import (
+    EmbeddingComputeKernel,
+    ParameterConstraints,
+    ParameterSharding,
+    PlanError,
+    ShardingPlan,
+    ShardingType,
+    Topology,
+)
+from recshard_lab.sharding.plan.sharding_plan import Tables
+from recshard_lab.sharding.plan.types import DDR
+from recshard_lab.sharding.plan.validate import check_shards
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """What a plan is predicted to cost.
+
+    Attributes:
+        phases: names of the P phases, in the order of a step.
+        ms: ``[W, P]`` milliseconds.
+        memory_categories: names of the C categories.
+        memory_bytes: ``[W, C]`` that each rank holds; the reserve is not in it.
+        capacity_bytes: ``[W]`` of each rank's memory.
+        usable_bytes: ``[W]`` of it that a plan may use: the capacity without the reserve.
+        host_bytes: ``[W]`` of weights and optimizer state in the host's memory; None where there are none.
+        host_room_bytes: what one rank has of it for them.
+        host_weight_bytes: ``[W]`` of `host_bytes` the weights; None where there are none.
+        traffic_bytes: ``[W, W]`` from row to column, in one step; NaN where the cost model does not say.
+        traffic_parts: gives `traffic_by_phase`; None where the cost model does not say.
+        lower_bound: ms; no plan that the planner may choose has a shorter step. None where nobody computed it.
+        waits: whether every phase takes as long as its slowest rank, as collectives do; else a step is the busiest
+            rank's own sum.
+        overlap: what the workload's pipeline makes of the step; None without one.
+    """
+
+    phases: tuple[str, ...]
+    ms: Array
+    memory_categories: tuple[str, ...]
+    memory_bytes: Array
+    capacity_bytes: Array
+    usable_bytes: Array
+    traffic_bytes: Array
+    lower_bound: float | None = None
+    waits: bool = True
+    overlap: Overlap | None = None
+    host_bytes: Array | None = None
+    host_room_bytes: float = 0.0
+    host_weight_bytes: Array | None = None
+    traffic_parts: Callable[[], dict[str, Array]] | None = field(default=None, repr=False)
+
+    @cached_property
+    def traffic_by_phase(self) -> dict[str, Array]:
+        """`traffic_bytes` taken apart, ``[W, W]`` each, by the label that a trace gives what is counted
+        (``input_dist/ids``, ``output_dist/rows/inside``, ``dense``, ...); empty where nobody can tell."""
+        return {} if self.traffic_parts is None else self.traffic_parts()
+
+    @property
+    def gap(self) -> float | None:
+        """How much longer the step is than `lower_bound`, as a share of it: 0.02 is at most 2% from the best."""
+        if self.lower_bound is None:
+            return None
+        if not self.lower_bound > 0:
+            return 0.0 if self.step_ms <= 0 else float("inf")
+        return max(0.0, self.step_ms / self.lower_bound - 1)
+
+    @property
+    def step_ms(self) -> float:
+        """What a step takes, under the workload's pipeline where it has one."""
+        return self.plain_step_ms if self.overlap is None else self.overlap.step_ms
+
+    @property
+    def plain_step_ms(self) -> float:
+        """Without a pipeline, the sum over phases of the slowest rank: collectives wait (where it `waits`)."""
+        if not self.waits:
+            return self.max_rank_ms
+        return float(self.ms.max(axis=0).sum())
+
+    @property
+    def max_rank_ms(self) -> float:
+        """The busiest rank's own sum, which other planners report; never more than `plain_step_ms`."""
+        return float(self.ms.sum(axis=1).max())
+
+    @property
+    def critical_rank(self) -> int:
+        """The rank with the most work."""
+        return int(self.ms.sum(axis=1).argmax())
+
+    @property
+    def held_bytes(self) -> Array:
+        """``[W]`` bytes that each rank holds, all categories together."""
+        return np.asarray(self.memory_bytes.sum(axis=1))
+
+    @property
+    def fullest_bytes(self) -> float:
+        """Bytes that the fullest rank holds. Every summary, table and picture that names the fullest rank shows it."""
+        return float(self.held_bytes.max(initial=0.0))
+
+    @property
+    def fits(self) -> bool:
+        """Whether no rank holds more than its usable memory, nor more than its share of the host's memory."""
+        return not self.overfull_ranks and not self.host_overfull_ranks
+
+    @property
+    def overfull_ranks(self) -> list[int]:
+        """Ranks that hold more than their usable memory."""
+        return np.flatnonzero(self.held_bytes > self.usable_bytes).tolist()
+
+    @property
+    def host_overfull_ranks(self) -> list[int]:
+        """Ranks that hold more than their share of the host's memory there."""
+        return [] if self.host_bytes is None else np.flatnonzero(self.host_bytes > self.host_room_bytes).tolist()
+
+    def __str__(self) -> str:
+        return estimate_text(self)
+
+
+@names_wrong_arguments
+def estimate(
+    plan: ShardingPlan,
+    tables: Tables,
+    topology: Topology,
+    workload: Workload | None = None,
+    constraints: Mapping[str, ParameterConstraints] | None = None,
+    cost_model: str = "recshard",
+) -> Estimate:
+    """Predicts `plan`.
+
+    Args:
+        plan: where every table lies; replicas and bare schemes may be left to `ShardingPlan.resolved`.
+        tables: their configs, or module path -> configs.
+        topology: the ranks.
+        workload: the step; `Workload()` when left out.
+        constraints: table -> constraints; only what they say of the workload (pooling factors) is read.
+        cost_model: "recshard", or "torchrec": the formulas of TorchRec 1.8's own estimator.
+
+    Raises:
+        PlanError: tables and plan do not name the same tables, or a shard lies on a rank that does not exist.
+
+    >>> from recshard_lab.sharding import Shard
+    >>> movies = BaseEmbeddingConfig(name="movies", num_embeddings=1000, embedding_dim=16, feature_names=["movie"])
+    >>> plan = ShardingPlan({"": {"movies": ParameterSharding("table_wise", shards=[Shard(0, (0, 1000), (0, 16))])}})
+    >>> int(estimate(plan, [movies], Topology(2)).memory_bytes[0, 0])
+    64000
+    """
+    pairs = plan.pairs(tables)
+    made_by = cost_model_named(cost_model)
+    model = made_by([config for config, _ in pairs], topology, workload or Workload(), constraints)
+    return estimate_loads(model, plan_loads(model, pairs), pairs, sum(map(bool, plan.plan.values())))
+
+
+@dataclass(frozen=True, eq=False)
+class PlanRects:
+    """The n rectangles of a plan as `CostModel.rect_loads` takes them, and where they lie.
+
+    Attributes:
+        of, first, rows, cols, replicated, dense, route, node_rows: ``[n]``, see there; of are integers.
+        ranks: ``[n]`` integers.
+        shares: ``[n]`` of ACROSS, see `across_shares`.
+        summed: ``[n]`` the share of its table's rows that are no replicas.
+        host: ``[n]`` 1.0 for those in the host's memory.
+    """
+
+    of: Any
+    ranks: Any
+    first: Array
+    rows: Array
+    cols: Array
+    replicated: Array
+    dense: Array
+    route: Array
+    node_rows: Array
+    shares: Array
+    summed: Array
+    host: Array
+
+    @property
+    def where(self) -> tuple[Array, Array]:
+        """First rows, and which are in the host's memory."""
+        return self.first, self.host
+
+    def loads(self, model: CostModel) -> Array:
+        """``[K, n]``."""
+        sizes = (self.rows, self.cols)
+        found = model.rect_loads(self.of, *sizes, self.replicated, self.dense, self.route, self.node_rows, *self.where)
+        if not model.has_tiers and self.host.any():
+            raise PlanError(
+                f"cost_model={model.name!r} has no formulas for shards in the host's memory. Fix: cost_model='recshard'"
+            )
+        found[ACROSS_BOTH] *= self.shares
+        found[SCATTER_BOTH] /= np.maximum(self.summed, 1e-9)
+        return found
+
+
+def plan_loads(model: CostModel, pairs: list[tuple[BaseEmbeddingConfig, ParameterSharding]]) -> Array:
+    """The loads ``[K, W]`` of a plan.
+
+    Raises:
+        PlanError: a shard on a rank that does not exist; a route that does not apply.
+    """
+    rects = plan_rects(model.topology, pairs)
+    ranks = model.topology.world_size
+    return np.stack([np.bincount(rects.ranks, weights=row, minlength=ranks) for row in rects.loads(model)])
+
+
+def loads_by_table(model: CostModel, pairs: list[tuple[BaseEmbeddingConfig, ParameterSharding]]) -> Array:
+    """As `plan_loads`, table by table: ``[T, K, W]``, which add up to it.
+
+    Raises:
+        PlanError: as `plan_loads`.
+    """
+    rects = plan_rects(model.topology, pairs)
+    ranks, cells = model.topology.world_size, rects.of * model.topology.world_size + rects.ranks
+    flat: Array = np.stack([np.bincount(cells, row, len(pairs) * ranks) for row in rects.loads(model)])
+    return flat.reshape(len(flat), len(pairs), ranks).transpose(1, 0, 2)
+
+
+def plan_rects(topology: Topology, pairs: list[tuple[BaseEmbeddingConfig, ParameterSharding]]) -> PlanRects:
+    """The rectangles of a plan.
+
+    Raises:
+        PlanError: a shard on a rank that does not exist; a route that does not apply.
+    """
+    world_size = topology.world_size
+    flat: list[tuple[float, ...]] = []
+    shares: list[float] = []
+    summed: list[float] = []
+    for index, (config, sharding) in enumerate(pairs):
+        full = sharding.resolved(config, world_size, topology.local_world_size)
+        highest = max(shard.rank for shard in full.shards)
+        if highest >= world_size:
+            check_shards(
+                config, full.shards, full.sharding_type == ShardingType.DATA_PARALLEL, world_size
+            )  # says which, and the fix
+        dense_kernel = float(full.compute_kernel == EmbeddingComputeKernel.DENSE)
+        by_node = float(full.sharding_type in BY_NODE)
+        flags = (dense_kernel, ROUTE_NUMBERS[taken_route(config, full)], by_node)
+        copies = full.replica_flags
+        flat += [
+            (index, s.rank, s.rows[0], s.rows[1] - s.rows[0], s.cols[1] - s.cols[0], copy, s.tier == DDR, *flags)
+            for s, copy in zip(full.shards, copies, strict=True)
+        ]
+        if full.route == "two_hop":
+            cold = [shard for shard, copy in zip(full.shards, copies, strict=True) if not copy]
+            found = iter(across_shares([s.cols for s in cold], [topology.node_of(s.rank) for s in cold]))
+            shares += [1.0 if copy else next(found) for copy in copies]
+        else:
+            shares += [1.0] * len(full.shards)
+        summed += [summed_rows([s.rect for s in full.shards], config.num_embeddings)] * len(full.shards)
+    columns = np.array(flat, dtype=float).reshape(-1, 10).T
+    of, ranks, first, rows, cols, replicated, host, dense, route, node_rows = columns
+    at = (of.astype(np.intp), ranks.astype(np.intp))
+    sums = (np.array(shares), np.array(summed))
+    return PlanRects(*at, first, rows, cols, replicated, dense, route, node_rows, *sums, host)
+
+
+def taken_route(config: BaseEmbeddingConfig, sharding: ParameterSharding) -> str:
+    """The route that a table's rows take: there is nothing to reduce where no row is cut.
+
+    Raises:
+        PlanError: a table that is not pooled, whose rows are never added, under another route than the direct one.
+    """
+    check_route_applies(config, sharding.route)
+    cut = any(shard.num_rows != config.num_embeddings for shard in sharding.shards)
+    return sharding.route if cut or sharding.route != "reduce_scatter" else "direct"
+
+
+def estimate_loads(
+    model: CostModel,
+    loads: Array,
+    pairs: Sequence[tuple[BaseEmbeddingConfig, ParameterSharding]] = (),
+    collections: int = 1,
+) -> Estimate:
+    """The estimate of loads ``[K, W]``, which these tables so sharded cause, in the model's order."""
+    parts = partial(model.traffic, loads, norm_traffic(model, pairs) if loads[NORMS].any() else None, collections)
+    nobody_knows = np.full((model.topology.world_size,) * 2, np.nan)
+    traffic = list(parts().values())
+    return Estimate(
+        phases=model.phase_names,
+        ms=model.phases(loads).T,
+        memory_categories=MEMORY_CATEGORIES,
+        memory_bytes=model.memory(loads).T,
+        capacity_bytes=np.full(model.topology.world_size, float(model.topology.memory_cap_bytes)),
+        usable_bytes=np.full(model.topology.world_size, model.usable_bytes),
+        traffic_bytes=np.sum(traffic, axis=0) if traffic else nobody_knows,
+        waits=model.waits,
+        overlap=None if model.workload.pipeline == "none" else model.overlapped.overlap(loads),
+        host_bytes=loads[HOST] if loads[HOST].any() else None,
+        host_room_bytes=model.host_room,
+        host_weight_bytes=host_weights(model.topology, pairs) if loads[HOST].any() else None,
+        traffic_parts=parts if traffic else None,
+    )
+
+
+def host_weights(topology: Topology, pairs: Sequence[tuple[BaseEmbeddingConfig, ParameterSharding]]) -> Array:
+    """Bytes ``[W]`` of weights in the host's memory."""
+    held = np.zeros(topology.world_size)
+    for config, sharding in pairs:
+        for shard in sharding.resolved(config, topology.world_size, topology.local_world_size).shards:
+            if shard.tier == DDR:
+                held[shard.rank] += shard.num_elements * config.data_type.bytes_per_element
+    return held
+
+
+def norm_traffic(model: CostModel, pairs: Sequence[tuple[BaseEmbeddingConfig, ParameterSharding]]) -> Array:
+    """Bytes ``[W, W]`` of row norms: every piece of a table's columns tells all others that share rows with it."""
+    top = model.topology
+    sent = np.zeros((top.world_size, top.world_size))
+    for index, (config, sharding) in enumerate(pairs):
+        shards = sharding.resolved(config, top.world_size, top.local_world_size).shards
+        if all(shard.num_cols == config.embedding_dim for shard in shards):
+            continue
+        first, end = np.array([shard.rows for shard in shards], dtype=float).T
+        cols = np.array([shard.num_cols for shard in shards], dtype=float)
+        at, none = np.full(len(shards), index), np.zeros(len(shards))
+        loads = model.rect_loads(at, end - first, cols, none, none, first=first)[NORMS]
+        each = loads / np.maximum(config.embedding_dim / cols - 1, 1e-9)  # to another piece of all its rows
+        shared = np.minimum(end[:, None], end) - np.maximum(first[:, None], first)
+        told = each[:, None] * np.maximum(shared, 0) / (end - first)[:, None]
+        ranks = [shard.rank for shard in shards]
+        np.add.at(sent, (np.array(ranks)[:, None], np.array(ranks)), told)
+    return sent

@@ -1,0 +1,196 @@
+"""What a plan costs by the estimator that TorchRec 1.8 publishes: the same numbers, so that plans can be compared.
+
+Times are bytes over a bandwidth, per rectangle; a rank's are their sum, and the step is the **busiest rank's sum** (no
+collective waits). With B' ids and V vectors of one rank's batch, W ranks, L a node, c columns, e bytes an element, bw
+of device memory (half of it for replicas and kernel "dense")::
+
+    columns   ids B' W          penalty(c) (8 ids + ids max(c, 32) e + V W c e) / bw       a rectangle of all rows
+    rows      ids B'                       (8 ids + ids c e          + V W c e) / bw       stripes over all ranks
+    node rows ids B' W / L      the same                                                   stripes over one node
+    replica   ids B'                       (8 ids + ids c e          + V c e)   / bw
+
+    backward  twice the forward; weighted ids count double, and add 1.1 of it
+    there and back   V W c e over the link (node rows: over the node's link, and V (W / L) c e over the network);
+                     rows and node rows also copy the gradients: 2.455 V W c e / bw
+    replicas, back   an all-reduce over W NICs of the whole table, and 9.22 of its bytes / bw for a dense optimizer
+
+    memory    weights, optimizer state (0 for SGD, one number a row for row-wise Adagrad, two an element for Adam, else
+              one), 8-byte ids and V W c e of rows; free stay the reserve, the dense part, and 160 bytes for each id of
+              a batch
+
+What it leaves out: input dist, latencies, launches, how often ids repeat, waiting. Prefetch is nothing for the
+kernels "fused" and "dense". Where it differs from TorchRec: of a table with fewer rows than there are ranks TorchRec
+charges also ranks whose stripes have no rows, which here are no rectangles; on CPUs, where TorchRec keeps no share of
+memory free, the topology's reserve is kept. A stripe larger than E / W (or E / L), which TorchRec cannot make, is not
+planned, and in a plan made otherwise it is charged for its share of the ids.
+
+Shape letters: K loads, W ranks, P phases, n rectangles.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.planner.model.cost import CostModel
+from recshard_lab.planner.model.loads import BACK, LOOKUP, MEMORY, OUT, UPDATE, K
+from recshard_lab.planner.model.memory import MEMORY_CATEGORIES
+from recshard_lab.planner.model.terms import Terms
+from recshard_lab.planner.workload import Array, Workload
+from recshard_lab.sharding import ParameterConstraints, Proposal, Topology
+from recshard_lab.sharding.plan.validate import replica_flags
+from recshard_lab.sharding.schemes.even_tiling import EvenTiling
+
+TORCHREC_PHASES = ("lookup", "output_dist", "output_dist_backward", "lookup_backward")
+_LOADS = [LOOKUP, OUT, BACK, UPDATE]  # ms of each phase
+
+ID_BYTES = 8
+LEAST_COLUMNS = 32  # that a lookup of all rows reads
+COPY_FACTOR, DENSE_OPTIMIZER_FACTOR = 2.455, 9.22
+BACKWARD_FACTOR, WEIGHTED_FACTOR = 2.0, 1.1
+COPIES_OF_A_BATCH = 20
+
+
+class TorchRecCostModel(CostModel):
+    """`CostModel` by TorchRec's formulas; times are loads, in milliseconds.
+
+    >>> tables = [BaseEmbeddingConfig(name="movies", num_embeddings=1000, embedding_dim=128, feature_names=["movie"])]
+    >>> model = TorchRecCostModel(tables, Topology(2, "cuda"), Workload(512))
+    >>> whole = [np.array([x]) for x in (0, 1000.0, 128.0, 0.0, 0.0)]
+    >>> [f"{ms:.6f}" for ms in model.phases(model.rect_loads(*whole))[:, 0]]
+    ['0.001097', '0.000814', '0.000814', '0.002194']
+    """
+
+    name = "torchrec"
+    phase_names = TORCHREC_PHASES
+    waits = False
+    has_routes = False
+    has_tiers = False
+
+    def __init__(
+        self,
+        tables: Sequence[BaseEmbeddingConfig],
+        topology: Topology,
+        workload: Workload,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+    ) -> None:
+        if workload.codecs != ("fp32", "fp32") or workload.pipeline != "none":
+            raise ValueError(
+                f"cost_model='torchrec' knows rows and gradients in fp32 and no pipeline, and the workload has codecs "
+                f"{'/'.join(workload.codecs)} and pipeline {workload.pipeline!r}. Fix: cost_model='recshard', "
+                f"or codecs='fp32' and pipeline='none'"
+            )
+        super().__init__(tables, topology, workload, constraints)
+        at = MEMORY_CATEGORIES.index
+        self.fixed_memory[at("output_buffers")] = 0.0
+        self.fixed_memory[at("input_buffers")] = np.ceil(self.tables.ids.sum() * ID_BYTES) * COPIES_OF_A_BATCH
+
+    def takes(self, proposal: Proposal) -> bool:
+        """All but replicas of some rows, and row stripes over some of the ranks or of sizes of their own: TorchRec
+        cannot make these and so has no number for them."""
+        if proposal.tiers is not None:
+            return False
+        if proposal.scheme == "row_wise" and (
+            proposal.assignments is None or not isinstance(proposal.rects, EvenTiling)
+        ):
+            return False
+        return (
+            isinstance(proposal.rects, EvenTiling) or len(set(flags := replica_flags(proposal.rects))) == 1 or not flags
+        )
+
+    def rect_loads(
+        self,
+        of: Array,
+        rows: Array,
+        cols: Array,
+        replicated: Array,
+        dense: Array,
+        route: Array | None = None,
+        by_node: Array | None = None,
+        first: Array | None = None,
+        host: Array | None = None,
+    ) -> Array:
+        """The loads ``[K, n]`` of n rectangles; what `CostModel.rect_loads` takes. All routes cost the same."""
+        top, tables = self.topology, self.tables
+        ranks, local, nodes = top.world_size, top.local_world_size, top.num_nodes
+        replica = replicated > 0
+        node_rows = np.zeros(len(of), dtype=bool) if by_node is None else (by_node > 0) & ~replica
+        cut = ~replica & ~node_rows & (rows < tables.rows[of])
+        whole = ~(replica | node_rows | cut)
+        size, pooled = tables.element_bytes[of], tables.pooled[of] > 0
+        stripes = np.where(node_rows, local, np.where(cut, ranks, 1.0))
+        share = np.where(rows <= np.ceil(tables.rows[of] / stripes), 1.0 / stripes, rows / tables.rows[of])
+        homes = np.where(replica, 1.0, ranks)
+        ids = tables.ids[of] * share * homes
+        vectors = np.where(pooled, tables.filled[of], tables.ids[of] * share)
+        moved = vectors * homes * cols * size
+        bw = top.memory_bw * np.where(replica | (dense > 0), 0.5, 1.0)
+
+        read = np.ceil(ids * ID_BYTES) * (1 + tables.weighted[of])
+        looked_up = ids * np.where(whole, np.maximum(cols, LEAST_COLUMNS), cols) * size
+        forward = (read + looked_up + moved) * np.where(whole, _penalty(cols), 1.0) / bw
+
+        link = top.intra_host_bw if nodes == 1 else top.inter_host_bw
+        wire = moved / np.where(node_rows, top.intra_host_bw, link)
+        if nodes > 1:
+            across = np.where(pooled, tables.filled[of], tables.ids[of]) * nodes * cols * size
+            wire += node_rows * across / top.inter_host_bw
+        loads = np.zeros((K, len(of)))
+        loads[LOOKUP] = forward
+        loads[UPDATE] = forward * (BACKWARD_FACTOR + WEIGHTED_FACTOR * tables.weighted[of])
+        loads[OUT] = np.where(replica, 0.0, wire)
+        copied = (node_rows | cut) * moved * COPY_FACTOR / bw
+        loads[BACK] = np.where(replica, self._all_reduce(rows * cols * size, bw), wire + copied)
+
+        weights = np.ceil(rows * cols * size)
+        loads[MEMORY] = weights
+        loads[MEMORY + 1] = np.ceil(weights * self._state_factor(of))
+        loads[MEMORY + 2] = np.ceil(ids * ID_BYTES)
+        loads[MEMORY + 3] = np.ceil(moved)
+        return loads
+
+    def phases(self, loads: Array) -> Array:
+        """Milliseconds ``[P, ..., W]`` of ranks that hold `loads` ``[K, ..., W]``."""
+        return np.asarray(loads[_LOADS])
+
+    def caused(self, loads: Array, whole: Array) -> Array:
+        """``[P, W]`` what `loads` ``[K, W]`` cause, whatever else there is: nothing is paid once."""
+        return self.phases(loads)
+
+    @cached_property
+    def terms(self) -> Terms:
+        """One phase, whose value on a rank is the sum: the slowest rank of it is the busiest rank."""
+        own, nothing, fixed = np.zeros((2, K)), np.zeros((2, K)), np.zeros(2)
+        own[0, _LOADS] = 1.0
+        own[1, MEMORY:] = 1.0
+        fixed[1] = self.fixed_memory.sum()
+        return Terms(own, nothing, nothing.copy(), fixed)
+
+    def buffer_bytes(self, loads: Array) -> Array:
+        """``[..., W]`` zeros: what a rectangle sends and receives is its own load."""
+        return np.zeros(loads.shape[1:])
+
+    def traffic(self, loads: Array, norms: Array | None = None, collections: int = 1) -> dict[str, Array]:
+        """Nothing: the formulas are of times and do not say who sends what to whom."""
+        return {}
+
+    def _all_reduce(self, table_bytes: Array, bw: Array) -> Array:
+        top = self.topology
+        nodes = min(top.num_nodes, 2)
+        ms = table_bytes * (2 * nodes - 1) / nodes / (top.inter_host_bw * top.local_world_size)
+        if top.world_size > 2 * top.local_world_size:
+            ms = ms * 2
+        return np.asarray(ms + table_bytes * DENSE_OPTIMIZER_FACTOR / bw)
+
+    def _state_factor(self, of: Array) -> Array:
+        """``[n]`` bytes of optimizer state for a byte of weights."""
+        optimizer = self.workload.optimizer
+        if optimizer == "exact_row_wise_adagrad":
+            return np.asarray(1.0 / self.tables.cols[of])
+        return np.full(len(of), {"exact_sgd": 0.0, "adam": 2.0}.get(optimizer, 1.0))
+
+
+def _penalty(cols: Array) -> Array:
+    """Of lookups whose rows fill only a part of a kernel's block."""
+    return np.where(cols >= 128, 1.0, np.where(cols >= 64, 1.15, 1.75))

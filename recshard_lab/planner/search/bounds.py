@@ -1,0 +1,243 @@
+"""A true lower bound on the predicted step, over all placements that a planner may choose from.
+
+Every plan turns on some set of switches (`Terms`), pays their fixed costs, and then, whatever its placements are:
+
+- **averaging**: in each phase the slowest rank takes at least the mean, so the step is at least the sum over tables
+  of what the option taken puts on all ranks, divided by W, plus what it costs everyone;
+- **indivisible pieces**: a rectangle lies on one rank, so a step of Z ms holds no option whose largest piece takes,
+  with the least that all other tables cost everyone, more than Z. The bound is the least Z for which the cheapest
+  options that are left add up to at most Z; it is found by bisection;
+- **memory**: no piece is larger than a rank; and for any price nu >= 0 of a byte,
+  ``sum over tables of min over options (ms + nu bytes) - nu (bytes of all ranks)`` is a bound (the Lagrangian dual).
+
+The bound is the least over all sets of switches. It is weak where few indivisible pieces share few ranks (bin packing)
+and where the phases' slowest ranks must differ; `exact.py` knows both.
+
+Shape letters: R rows (phases that ranks differ in, and memory), O all options of all tables, W ranks, X extras.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recshard_lab.planner.model.cost import CostModel
+from recshard_lab.planner.model.terms import modes
+from recshard_lab.planner.search.options import Option
+from recshard_lab.planner.workload import Array
+
+HALVINGS = 24  # of the interval of a bisection
+
+
+@dataclass(frozen=True, eq=False)
+class Priced:
+    """What each option costs, all options of all tables in a row.
+
+    Attributes:
+        rows: the phases in which ranks differ.
+        starts: ``[T]`` position of each table's first option.
+        heaviest: ``[O, R]`` what a piece adds to its rank, at most, and bytes.
+        mean: ``[O, R]`` what it adds to the mean rank.
+        cost: ``[O]`` ms that it adds to the sum over phases of the mean rank.
+        over: ``[O]`` the same, less what it costs everyone and less the least of its table.
+        piece_ms, piece_bytes: ``[O]`` at least, of its largest piece.
+        shared_ms, shared_bytes: ``[O]`` of all ranks each.
+        total_bytes: ``[O]`` of all ranks together.
+        extra: ``[O, X]`` ms of all ranks each, while the switch is on.
+        extra_switches: ``[X]``.
+        flags: ``[O]`` switches that it turns on.
+        own: ``[R, sizes]`` what a rectangle of each size adds to its rank; kind_starts: where options begin.
+    """
+
+    rows: list[int]
+    starts: NDArray[np.intp]
+    heaviest: Array
+    mean: Array
+    cost: Array
+    over: Array
+    piece_ms: Array
+    piece_bytes: Array
+    shared_ms: Array
+    shared_bytes: Array
+    total_bytes: Array
+    extra: Array
+    extra_switches: list[int]
+    flags: NDArray[np.intp]
+    own: Array
+    kind_starts: NDArray[np.intp]
+
+    def own_of(self, option: int) -> Array:
+        """``[R, c]`` what a rectangle of each size adds to its rank."""
+        return self.own[:, self.kind_starts[option] : self.kind_starts[option + 1]]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A bound, and the set of switches and the options that it holds for.
+
+    Attributes:
+        ms: no plan's step is shorter.
+        floor: ``[R - 1]`` ms of each phase that the cheapest options need on average.
+        paid: ``[O]`` ms, memory's price included; needs: ``[O]`` ms of any plan that takes it.
+        credit, fixed: ms of all memory at its price, and of what is paid once.
+    """
+
+    ms: float
+    bits: int
+    allowed: NDArray[np.bool_]
+    floor: Array
+    paid: Array
+    needs: Array
+    credit: float
+    fixed: float
+
+    def worth(self, priced: Priced, step_ms: float) -> NDArray[np.bool_]:
+        """``[O]`` the options that a plan of this set with a step below `step_ms` may take (reduced cost fixing)."""
+        among = self.allowed & (self.needs <= step_ms - self.fixed)
+        paid = np.where(among, self.paid, np.inf)
+        least = np.minimum.reduceat(paid, priced.starts)
+        base = float(least.sum()) - self.credit + self.fixed
+        if not base < step_ms:
+            return np.zeros(len(paid), dtype=bool)
+        per = np.diff(np.append(priced.starts, len(paid)))
+        return np.asarray(base + paid - np.repeat(least, per) < step_ms)
+
+
+def price(model: CostModel, options: Sequence[Sequence[Option]]) -> Priced:
+    """The options of all tables in the terms of `model`."""
+    terms, top = model.terms, model.topology
+    flat = [option for choices in options for option in choices]
+    kinds = np.concatenate([option.kinds for option in flat], axis=1)  # [K, sizes]
+    counts = np.concatenate([option.counts for option in flat])
+    each = np.array([option.kinds.shape[1] for option in flat])
+    kind_starts = np.concatenate([[0], np.cumsum(each)]).astype(np.intp)
+    first = kind_starts[:-1]
+    rows = [row for row in range(len(terms.own) - 1) if terms.own[row].any() or terms.node[row].any()]
+    own, node = terms.own[[*rows, -1]] @ kinds, terms.node[[*rows, -1]] @ kinds  # [R, sizes]
+    totals = np.add.reduceat(kinds * counts, first, axis=1)  # [K, O]
+    everyone = terms.everyone @ totals
+    shared_ms, shared_bytes = everyone[:-1].sum(axis=0), everyone[-1]
+    mean = np.add.reduceat((own + node * top.local_world_size) * counts, first, axis=1).T  # [O, R]
+    piece = own + node
+    heaviest = np.maximum.reduceat(own, first, axis=1).T
+    hops = [i for i, option in enumerate(flat) if option.route == "two_hop"]
+    if hops:
+        on_node = np.maximum.reduceat(node, first, axis=1).T
+        heaviest = heaviest.copy()
+        for i in hops:
+            heaviest[i] += on_node[i] * _most_on_a_node(flat[i], top.local_world_size)
+    charged = [(i, s.everyone) for i, s in enumerate(terms.switches) if s.everyone is not None and s.everyone.any()]
+    extra = np.stack([everyone.sum(axis=0) @ totals for _, everyone in charged], axis=1) if charged else None
+    starts = np.concatenate([[0], np.cumsum([len(choices) for choices in options])[:-1]]).astype(np.intp)
+    ranks = top.world_size
+    cost = mean[:, :-1].sum(axis=1) / ranks + shared_ms
+    own_cost = mean[:, :-1].sum(axis=1) / ranks
+    least = np.minimum.reduceat(cost, starts)
+    per = np.array([len(choices) for choices in options])
+    return Priced(
+        rows=rows,
+        starts=starts,
+        heaviest=heaviest,
+        mean=mean / ranks,
+        cost=cost,
+        over=own_cost - np.repeat(least, per),
+        piece_ms=np.maximum.reduceat(piece[:-1].sum(axis=0), first),
+        piece_bytes=np.maximum.reduceat(piece[-1], first) + shared_bytes,
+        shared_ms=shared_ms,
+        shared_bytes=shared_bytes,
+        total_bytes=mean[:, -1] + ranks * shared_bytes,
+        extra=np.zeros((len(flat), 0)) if extra is None else extra,
+        extra_switches=[i for i, _ in charged],
+        flags=terms.flags(totals),
+        own=own,
+        kind_starts=kind_starts,
+    )
+
+
+def _most_on_a_node(option: Option, local: int) -> int:
+    listed = option.proposal.assignments
+    if listed is None:
+        return 1
+    return int(np.bincount(np.asarray(listed[0]) // local).max())
+
+
+def mode_bounds(model: CostModel, priced: Priced) -> list[Bound]:
+    """A bound for every set of switches that plans can turn on, least first; those that no plan fits are left out."""
+    found = []
+    for bits in modes(np.unique(priced.flags).tolist()):
+        allowed = (priced.flags & ~bits) == 0
+        bound = bound_of(model, priced, allowed, bits)
+        if bound is not None:
+            found.append(bound)
+    return sorted(found, key=lambda bound: bound.ms)
+
+
+def bound_of(model: CostModel, priced: Priced, allowed: NDArray[np.bool_], bits: int = 0) -> Bound | None:
+    """A bound for plans of the allowed options that turn on these switches; None where there is no such plan."""
+    terms, ranks = model.terms, model.topology.world_size
+    room = model.usable_bytes - float(terms.fixed[-1])
+    on = np.array([bits >> i & 1 for i in priced.extra_switches], dtype=float)
+    everyone = priced.shared_ms + priced.extra @ on
+    cost = priced.cost + priced.extra @ on
+    allowed = allowed & (priced.piece_bytes <= room)
+    starts = priced.starts
+    per = np.diff(np.append(starts, len(cost)))
+
+    def least(values: Array, among: NDArray[np.bool_]) -> Array:
+        return np.asarray(np.minimum.reduceat(np.where(among, values, np.inf), starts))
+
+    shared = least(everyone, allowed)
+    if not np.isfinite(shared).all():
+        return None
+    needs = priced.piece_ms + everyone + float(shared.sum()) - np.repeat(shared, per)  # a plan with it takes that long
+    price = _price_of_a_byte(cost, np.where(allowed, priced.total_bytes, np.inf), starts, room * ranks)
+    if price is None:
+        return None
+    paid = cost + price * priced.total_bytes
+    credit = price * room * ranks
+
+    def f(z: float) -> float:
+        return float(least(paid, allowed & (needs <= z)).sum()) - credit
+
+    low = f(np.inf)
+    high = max(low, float(least(np.maximum(needs, paid), allowed).max()))
+    high = max(high, f(high))
+    if f(low) > low:
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if f(middle) <= middle else (middle, high)
+    taken = np.where(allowed & (needs <= high), paid, np.inf)
+    chosen = _argmins(taken, starts)
+    floor = priced.mean[chosen][:, :-1].sum(axis=0)
+    fixed = float(terms.paid(bits)[:-1].sum())
+    return Bound(low * (1 - 1e-12) + fixed, bits, allowed, floor, paid, needs, credit, fixed)
+
+
+def _argmins(values: Array, starts: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Position of each table's least value."""
+    per = np.diff(np.append(starts, len(values)))
+    equal = np.flatnonzero(values == np.repeat(np.minimum.reduceat(values, starts), per))
+    return np.asarray(equal[np.searchsorted(equal, starts)])
+
+
+def _price_of_a_byte(cost: Array, nbytes: Array, starts: NDArray[np.intp], room: float) -> float | None:
+    """The price at which the cheapest options just fit into all memory; 0 where they do, None where nothing does."""
+    if float(np.minimum.reduceat(nbytes, starts).sum()) > room:
+        return None
+    allowed = np.isfinite(nbytes)
+    cost = np.where(allowed, cost, np.inf)
+
+    def held(price: float) -> float:
+        return float(nbytes[_argmins(cost + price * np.where(allowed, nbytes, 0.0), starts)].sum())
+
+    if held(0.0) <= room:
+        return 0.0
+    span = float(cost[allowed].max() - cost[allowed].min()) or 1.0
+    low, high = 0.0, span  # ms for a single byte: more than any option is worth
+    low_exponent = np.log(span) - 60.0
+    low, high = low_exponent, float(np.log(span))
+    for _ in range(HALVINGS + 8):
+        middle = (low + high) / 2
+        low, high = (low, middle) if held(float(np.exp(middle))) <= room else (middle, high)
+    return float(np.exp(low))

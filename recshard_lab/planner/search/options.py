@@ -1,0 +1,390 @@
+"""What the planner chooses from: every proposal of every allowed scheme, with the loads of its rectangles.
+
+Shape letters: K loads, W ranks, n rectangles, c sizes of rectangles.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.planner.model.cost import CostModel
+from recshard_lab.planner.model.loads import (
+    ACROSS_BOTH,
+    BY_NODE,
+    LOOKUP,
+    ROUTE_NUMBERS,
+    SCATTER_BOTH,
+    UPDATE,
+    across_shares,
+)
+from recshard_lab.planner.search.rect_kinds import RectKinds, rect_kinds, summed_rows
+from recshard_lab.planner.workload import Array, check_route_applies, is_pooled
+from recshard_lab.sharding import (
+    EmbeddingComputeKernel,
+    ParameterConstraints,
+    ParameterSharding,
+    PlanError,
+    Proposal,
+    Shard,
+    Topology,
+    scheme_named,
+    scheme_names,
+    usable_ranks,
+)
+from recshard_lab.sharding.plan.types import DDR, DISTINCT_ROWS
+from recshard_lab.sharding.plan.validate import check_shards, replica_flags
+from recshard_lab.sharding.schemes.column_wise import unit_of
+from recshard_lab.sharding.schemes.even_tiling import EvenTiling
+
+LISTED = 16  # ranks that a message lists
+
+MOST_SPELLED = 256  # rectangles of all assignments of one proposal, up to which each is looked at
+
+
+@dataclass(frozen=True, eq=False)
+class Option:
+    """One proposal for one table, under one kernel and route.
+
+    Attributes:
+        kinds: ``[K, c]`` loads of a rectangle of each size that occurs; under two hops ACROSS is the least it can be,
+            with as many rectangles on one node as the proposal allows.
+        counts: ``[c]`` how many there are.
+        of: ``[n]`` the size of each rectangle.
+        usable: the ranks that a rectangle may lie on.
+        kernel: name of the compute kernel.
+        distinct: no rank ever holds two of the rectangles.
+        route: how its rows come home.
+        alone: ``[2, c]`` ACROSS of a rectangle alone on its node, and its rows.
+        twins: the same with other routes.
+    """
+
+    proposal: Proposal
+    kinds: Array
+    counts: Array
+    of: NDArray[np.intp]
+    usable: frozenset[int]
+    kernel: str
+    distinct: bool
+    route: str
+    alone: Array
+    twins: list["Option"] = field(default_factory=list, repr=False)
+
+    @property
+    def loads(self) -> Array:
+        """``[K, n]`` of its rectangles, each alone on its node."""
+        loads = self.kinds[:, self.of]
+        loads[ACROSS_BOTH] = self.alone[:, self.of]
+        return loads
+
+    @property
+    def heavy_first(self) -> NDArray[np.intp]:
+        """``[n]`` positions of the rectangles, most work first."""
+        work = self.kinds[LOOKUP] + self.kinds[UPDATE]
+        return np.argsort(-work[self.of], kind="stable")
+
+    def placed_loads(self, ranks: Sequence[int], topology: Topology) -> Array:
+        """``[K, n]`` with the rectangles on these ranks: what two hops send on depends on who shares a node."""
+        loads = self.loads
+        if self.route == "two_hop":
+            loads[ACROSS_BOTH] *= _shares(self.proposal, ranks, topology)
+        return loads
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """An option with its i-th rectangle on ``ranks[i]``."""
+
+    option: Option
+    ranks: tuple[int, ...]
+
+    def loads(self, topology: Topology) -> Array:
+        """``[K, W]`` what it adds to each rank."""
+        rects = self.option.placed_loads(self.ranks, topology)
+        return np.stack([np.bincount(self.ranks, weights=row, minlength=topology.world_size) for row in rects])
+
+    def sharding(self) -> ParameterSharding:
+        return self.option.proposal.placed(self.ranks, self.option.kernel, self.option.route)
+
+
+class DoesNotFit(Exception):
+    """No candidate of table number `table` fits beside what is placed.
+
+    Attributes:
+        host: the rank whose share of the host's memory is exceeded, the bytes it would hold, and the least such bytes
+            of the plans tried; None where device memory is what is missing.
+    """
+
+    def __init__(self, table: int, host: tuple[int, float, float] | None = None) -> None:
+        super().__init__(table, host)
+        self.table, self.host = table, host
+
+
+def options_of(
+    model: CostModel,
+    tables: Sequence[BaseEmbeddingConfig],
+    constraints: Mapping[str, ParameterConstraints],
+    route: str | None = None,
+) -> list[list[Option]]:
+    """Every proposal of every allowed scheme, under every route that may pay, per table.
+
+    Args:
+        route: the only one, for every table to which it applies and that has no wish of its own.
+
+    Raises:
+        PlanError: a table that no allowed scheme can cut under its constraints; an unknown scheme; a wish for a route
+            that does not apply.
+    """
+    drafts: list[tuple[int, Proposal, frozenset[int], str, bool, str]] = []
+    for index, table in enumerate(tables):
+        wish = constraints.get(table.name)
+        curve = model.row_shares[index]
+        if curve is not None and (wish is None or wish.row_shares is None):
+            wish = replace(wish or ParameterConstraints(), row_shares=curve)
+        names = allowed_schemes(table, wish)
+        kernels = kernels_for(model, table, wish)
+        usable = _as_set(_usable(table, model.topology, wish))
+        dedup = _may_dedup(model, index, table, wish)
+        before = len(drafts)
+        asked = wish.route if wish and wish.route else (route if is_pooled(table) else "direct")
+        check_route_applies(table, asked or "direct")
+        if wish is not None and wish.shards is not None:
+            pinned = _pinned(table, wish.shards, model.topology)
+            outside = sorted({shard.rank for shard in wish.shards} - usable)
+            if outside:
+                raise PlanError(
+                    f"table {table.name!r}: its shards lie on ranks {outside}, outside device_group "
+                    f"{wish.device_group!r} (ranks {sorted(usable)}). Fix: leave device_group out"
+                )
+            for name_of_route in _routes(model, table, pinned, asked, False, dedup):
+                drafts.append((index, pinned, usable, kernels[0], False, name_of_route))
+            continue
+        for name in names:
+            scheme = scheme_named(name)
+            for proposal in filter(model.takes, scheme.propose(table, model.topology, wish)):
+                if proposal.assignments is not None and len(usable) < model.topology.world_size:
+                    kept = tuple(ranks for ranks in proposal.assignments if usable.issuperset(ranks))
+                    if not kept:
+                        continue
+                    proposal = (
+                        proposal if len(kept) == len(proposal.assignments) else replace(proposal, assignments=kept)
+                    )
+                ways = _routes(model, table, proposal, asked, scheme.replicated, dedup)
+                own = kernels if proposal.tiers is None else [str(EmbeddingComputeKernel.FUSED)]
+                drafts += [(index, proposal, usable, k, scheme.replicated, way) for k in own for way in ways]
+        if len(drafts) == before:
+            raise PlanError(
+                f"table {table.name!r} ({table.num_embeddings:,} x {table.embedding_dim:,}) cannot be split by "
+                f"{', '.join(names)} on {_ranks_text(sorted(usable))}. Fix: {_narrower(table, wish, len(usable))}allow "
+                f"table_wise"
+            )
+    cuts: dict[int, RectKinds] = {}  # twins share a proposal
+    for draft in drafts:
+        if id(draft[1]) not in cuts:
+            by_place = model.row_shares[draft[0]] is not None
+            cuts[id(draft[1])] = rect_kinds(draft[1].rects, draft[4], by_place, draft[1].tiers)
+    sizes = [cuts[id(draft[1])] for draft in drafts]
+    counts = [len(own.rows) for own in sizes]
+    loads = model.rect_loads(
+        np.repeat([draft[0] for draft in drafts], counts),
+        np.concatenate([own.rows for own in sizes]),
+        np.concatenate([own.cols for own in sizes]),
+        np.concatenate([own.copies for own in sizes]),
+        np.repeat([float(draft[3] == EmbeddingComputeKernel.DENSE) for draft in drafts], counts),
+        np.repeat([ROUTE_NUMBERS[draft[5]] for draft in drafts], counts),
+        np.repeat([float(draft[1].scheme in BY_NODE) for draft in drafts], counts),
+        np.concatenate([own.first for own in sizes]),
+        np.maximum(
+            np.concatenate([own.host for own in sizes]),
+            np.repeat([float(draft[3] == EmbeddingComputeKernel.FUSED_UVM) for draft in drafts], counts),
+        ),
+    )
+    found: list[list[Option]] = [[] for _ in tables]
+    at = 0
+    for (index, proposal, usable, kernel, _, taken), count in zip(drafts, counts, strict=True):
+        of, listed = cuts[id(proposal)].of, proposal.assignments
+        distinct = len(of) <= len(usable) if listed is None else _distinct(listed, len(of))
+        kinds = loads[:, at : at + count]
+        if taken == "reduce_scatter" and not isinstance(proposal.rects, EvenTiling):
+            kinds = kinds.copy()
+            kinds[SCATTER_BOTH] /= max(1e-9, summed_rows(proposal.rects, tables[index].num_embeddings))
+        alone = kinds[ACROSS_BOTH]  # a copy
+        if taken == "two_hop":
+            kinds = kinds.copy()
+            kinds[ACROSS_BOTH] *= _least_shares(proposal, of, count, len(usable), model.topology)
+        many = np.bincount(of, minlength=count).astype(float)
+        option = Option(proposal, kinds, many, of, usable, kernel, distinct, taken, alone)
+        before_it = found[index][-1] if found[index] else None
+        if before_it is not None and before_it.proposal is proposal and before_it.kernel == kernel:
+            for twin in (before_it, *before_it.twins):
+                twin.twins.append(option)
+                option.twins.append(twin)
+        found[index].append(option)
+        at += count
+    return found
+
+
+def _usable(table: BaseEmbeddingConfig, topology: Topology, wish: ParameterConstraints | None) -> tuple[int, ...]:
+    try:
+        return usable_ranks(topology, wish)
+    except PlanError as error:
+        raise PlanError(f"table {table.name!r}: {error}") from None
+
+
+def kernels_for(model: CostModel, table: BaseEmbeddingConfig, wish: ParameterConstraints | None) -> list[str]:
+    """The kernels to choose among: the best of those allowed, and both memories of a rank where both are allowed.
+
+    Raises:
+        PlanError: only the host's memory is allowed, and the cost model knows none.
+    """
+    named = [str(getattr(kernel, "value", kernel)) for kernel in (wish.compute_kernels if wish else None) or ["fused"]]
+    tiers = [str(EmbeddingComputeKernel.FUSED), str(EmbeddingComputeKernel.FUSED_UVM)]
+    if not model.has_tiers and named[0] == tiers[1]:
+        named = named[1:]
+        if not named:
+            raise PlanError(
+                f"table {table.name!r} may only be on kernel 'fused_uvm', for which cost_model={model.name!r} has no "
+                f"formulas here. Fix: allow 'fused' too"
+            )
+    if named[0] not in tiers or not model.has_tiers or not model.topology.has_tiers:
+        return named[:1]
+    return [kernel for kernel in named if kernel in tiers]
+
+
+@lru_cache(maxsize=64)
+def _as_set(ranks: tuple[int, ...]) -> frozenset[int]:
+    return frozenset(ranks)
+
+
+@lru_cache(maxsize=512)
+def _distinct(listed: tuple[tuple[int, ...], ...], count: int) -> bool:
+    return all(len(set(ranks)) == count for ranks in listed)
+
+
+@lru_cache(maxsize=512)
+def _nodes(ranks: tuple[int, ...], local: int) -> int:
+    """On how many nodes these ranks are."""
+    return len({rank // local for rank in ranks})
+
+
+def _shares(proposal: Proposal, ranks: Sequence[int], topology: Topology) -> Array:
+    """``[n]`` the share of its columns that the node of each rectangle sends on for it."""
+    nodes = np.asarray(ranks, dtype=np.intp) // topology.local_world_size
+    if isinstance(proposal.rects, EvenTiling):  # stripes of one piece that share a node become one message
+        cell = proposal.rects.column_slices() * topology.num_nodes + nodes
+        return np.asarray(1.0 / np.bincount(cell)[cell])
+    copies = np.array(replica_flags(proposal.rects))
+    found = np.ones(len(copies))
+    cold = [cols for (_, cols), copy in zip(proposal.rects, copies, strict=True) if not copy]
+    found[~copies] = across_shares(cold, nodes[~copies].tolist())
+    return found
+
+
+def _least_shares(proposal: Proposal, of: NDArray[np.intp], count: int, usable: int, topology: Topology) -> Array:
+    """``[count]`` the least `_shares` of a rectangle of each size, wherever the proposal may lie."""
+    least = np.ones(count)
+    if proposal.assignments is None or len(of) * len(proposal.assignments) > MOST_SPELLED:
+        if not isinstance(proposal.rects, EvenTiling):
+            return np.full(count, 1.0 / len(of))
+        listed = proposal.assignments
+        distinct = len(of) <= usable if listed is None else _distinct(listed, len(of))
+        together = min(proposal.rects.num_row_slices, topology.local_world_size if distinct else len(of))
+        return np.full(count, 1.0 / together)
+    for ranks in proposal.assignments:
+        np.minimum.at(least, of, _shares(proposal, ranks, topology))
+    return least
+
+
+def _cuts_rows(proposal: Proposal, table: BaseEmbeddingConfig) -> bool:
+    if isinstance(proposal.rects, EvenTiling):
+        return proposal.rects.num_row_slices > 1
+    return any(rows != (0, table.num_embeddings) for rows, _ in proposal.rects)
+
+
+def _ranks_text(ranks: Sequence[int]) -> str:
+    return f"ranks {list(ranks)}" if len(ranks) <= LISTED else f"{len(ranks):,} ranks"
+
+
+def _narrower(table: BaseEmbeddingConfig, wish: ParameterConstraints | None, ranks: int) -> str:
+    """The widest `min_partition` with which the columns are split in two, where a wider one is what prevents it."""
+    widest = table.embedding_dim // 2 // unit_of(table.embedding_dim) * unit_of(table.embedding_dim)
+    if wish is None or wish.min_partition is None or wish.min_partition <= widest or not widest or ranks < 2:
+        return ""
+    return f"min_partition={widest}, or "
+
+
+def allowed_schemes(table: BaseEmbeddingConfig, wish: ParameterConstraints | None) -> list[str]:
+    """Names of the schemes that a table may lie under.
+
+    Raises:
+        PlanError: all are forbidden.
+    """
+    named = [str(getattr(n, "value", n)) for n in (wish.sharding_types if wish else None) or scheme_names()]
+    forbidden = [str(getattr(n, "value", n)) for n in (wish.forbidden_sharding_types if wish else None) or ()]
+    for name in forbidden:
+        scheme_named(name)
+    allowed = [name for name in named if name not in forbidden]
+    if not allowed:
+        raise PlanError(
+            f"table {table.name!r}: every scheme that is allowed ({', '.join(named)}) is forbidden. Fix: "
+            f"leave {named[0]} out of forbidden_sharding_types"
+        )
+    return allowed
+
+
+def _pinned(table: BaseEmbeddingConfig, shards: Sequence[Shard], topology: Topology) -> Proposal:
+    """The one proposal of a table whose shards are given."""
+    check_shards(table, shards, False, topology.world_size)
+    tiers = tuple(shard.tier for shard in shards)
+    rects, ranks = tuple(shard.rect for shard in shards), tuple(shard.rank for shard in shards)
+    return Proposal("custom", rects, (ranks,), tiers if DDR in tiers else None)
+
+
+def _may_dedup(model: CostModel, index: int, table: BaseEmbeddingConfig, wish: ParameterConstraints | None) -> bool:
+    """Whether to try route "distinct_rows": it carries no per-sample weights or variable batches.
+
+    Its cost is known only if the workload states how often ids repeat, and the topology what finding and adding them up
+    costs.
+    """
+    top = model.topology
+    varies = wish is not None and (wish.num_poolings is not None or wish.batch_sizes is not None)
+    return (
+        min(top.sort_ns_per_id, top.sum_ns_per_number, top.world_size - 1) > 0
+        and is_pooled(table)
+        and model.workload.knows_repeats(table.name)
+        and not model.tables.weighted[index]
+        and not varies
+    )
+
+
+def _routes(
+    model: CostModel, table: BaseEmbeddingConfig, proposal: Proposal, asked: str | None, replicated: bool, dedup: bool
+) -> list[str]:
+    """The routes to try: the one asked for where it applies; else those that may pay.
+
+    Only where row stripes lie on every rank does a reduce-scatter move no more than it must, and only where they share
+    a node do two hops add up anything before it crosses the network. Rows in a format that does not add are not summed
+    on the way.
+    """
+    top, cut = model.topology, _cuts_rows(proposal, table)
+    if replicated or (asked == "reduce_scatter" and not cut):
+        return ["direct"]
+    if asked is not None:
+        return [asked]
+    found = ["direct"]
+    if not model.has_routes:
+        return found
+    if dedup:
+        found.append(DISTINCT_ROWS)
+    if cut and is_pooled(table) and proposal.assignments is None and top.num_nodes > 1:
+        found.append("two_hop")
+    if cut and is_pooled(table) and proposal.assignments is not None:
+        everywhere = len(proposal.rects) >= top.world_size and len(set(proposal.assignments[0])) == top.world_size
+        if everywhere and model.routes.forward.adds:
+            found.append("reduce_scatter")
+        if top.num_nodes > 1 and _nodes(proposal.assignments[0], top.local_world_size) < len(proposal.rects):
+            found.append("two_hop")
+    return found

@@ -1,0 +1,254 @@
+"""What a table may become, by position in an order of the ranks, and the orders, which differ from plan to plan.
+
+One piece may go to each rank. Several go to the first ranks of an order: the quietest; the quietest by a noisy
+measure; where memory is tight, the emptiest; and for two hops, the quietest of the quietest node. Listed assignments
+are as they are.
+
+Shape letters: R rows (phases that ranks differ in, and memory), W ranks, B plans, C ways, Q orders, X extras.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from recshard_lab.planner.search.problem import Problem
+from recshard_lab.planner.search.state import Index, Put
+from recshard_lab.planner.workload import Array
+
+QUIET, NOISY, EMPTY, NEAR = range(4)
+TIGHT = 0.4  # share of the memory from which the emptiest ranks are tried too
+NOISE = 0.3  # of the busiest rank's work
+MOST_SETS = 64  # sets of ranks of listed assignments, beyond which there is too much to look at
+OUTSIDE = 1e30  # work of a rank that may not be used
+SEED, NOISES = 4, 16
+
+
+class CannotAnneal(Exception):
+    """A table whose ways are not of the kinds above, or too many."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ways:
+    """What one table may become.
+
+    Attributes:
+        option: ``[C]`` its option; column: ``[C]`` where `Orders.peaks` finds its ranks; order: ``[C]`` their order.
+        kind: ``[C]``, and pieces: ``[R, W, kinds]`` what the k-th rank of that order gets.
+        heaviest: ``[R, C, 1]`` the most that a rank gets; twice, square: ``[C, 1]`` of the squares of their work.
+        shared: ``[2 + X, C]`` ms and bytes of all ranks each, and ms that count while a switch is on; the same as
+            ms, nbytes ``[C, 1]`` and extra ``[C, 1, X]``.
+        over: ``[C, 1]`` ms on the mean rank beyond the least of the table.
+        flags: ``[C, 1]`` switches turned on.
+        listed: the ranks of listed assignments, None for others.
+        usable: the ranks allowed, None for all.
+    """
+
+    option: Index
+    column: Index
+    order: Index
+    kind: Index
+    pieces: Array
+    heaviest: Array
+    twice: Array
+    square: Array
+    shared: Array
+    ms: Array
+    nbytes: Array
+    extra: Array
+    over: Array
+    flags: Index
+    listed: list[tuple[int, ...] | None]
+    usable: Index | None
+
+
+class Orders:
+    """Orders of the ranks of B plans: W that begin with a rank, one as they are numbered, and Q by measures.
+
+    Attributes:
+        of: ``[W + 1 + Q, W, B]`` the ranks in order; work: ``[W, B]`` of each rank, all phases together.
+    """
+
+    def __init__(self, problem: Problem, copies: int) -> None:
+        self.ranks, self.nodes, self.local, self.copies = problem.num_ranks, problem.num_nodes, problem.local, copies
+        priced = problem.priced
+        needed = float(np.minimum.reduceat(priced.total_bytes, priced.starts).sum()) / self.ranks
+        tight = max(needed, float(priced.piece_bytes.max())) > TIGHT * problem.capacity
+        hops = self.nodes > 1 and any(choices.hops.size for choices in problem.choices)
+        self.count = NEAR + 1 if hops else EMPTY + 1 if tight else NOISY + 1
+        at = np.arange(self.ranks)
+        self.of: Index = np.empty((self.ranks + 1 + self.count, self.ranks, copies), dtype=np.intp)
+        self.of[: self.ranks] = ((at[:, None] + at) % self.ranks)[:, :, None]
+        self.of[self.ranks] = at[:, None]
+        self.sets: dict[tuple[int, ...], int] = {}
+        self._noise: Array = np.random.default_rng(SEED).standard_normal((NOISES, self.ranks, copies)) * NOISE
+        self._turn, self._each, self._lower = 0, np.arange(copies), np.tri(self.ranks)
+        self._columns: Array | None = None
+        self.work: Array = np.zeros((self.ranks, copies))
+
+    def by(self, measure: int) -> int:
+        """The number of the order by a measure."""
+        return self.ranks + 1 + measure
+
+    def first(self, measure: int, count: int) -> int:
+        """The column of the first ranks of the order by a measure."""
+        return self.ranks + (count - 1) * self.count + measure
+
+    def set_of(self, ranks: tuple[int, ...]) -> int:
+        """The column of a set of ranks.
+
+        Raises:
+            CannotAnneal: there are too many sets.
+        """
+        members = tuple(sorted(set(ranks)))
+        if len(members) == 1:
+            return members[0]
+        if len(members) == self.ranks:
+            return self.first(QUIET, self.ranks)
+        found = self.ranks * (1 + self.count) + self.sets.setdefault(members, len(self.sets))
+        if len(self.sets) > MOST_SETS:
+            raise CannotAnneal
+        return found
+
+    def peaks(self, used: Array, ways: Ways) -> tuple[Array, Array]:
+        """Of ``[R, W, B]``: the most that any rank of each way has, ``[R, C, B]``, and their work, ``[C, B]``."""
+        rows, ranks, copies = used.shape
+        count, width = self.count, ranks * (1 + self.count)
+        if self._columns is None:
+            self._columns = np.empty((rows + 1, width + len(self.sets), copies))
+        columns = self._columns
+        order = self._sorted(used, ways)  # [W, Q, B]
+        places = (order * copies + self._each).ravel()
+        by_order = used.reshape(rows, -1).take(places, axis=1).reshape(rows, ranks, count * copies)
+        columns[:rows, :ranks] = used
+        columns[rows, :ranks] = self.work
+        spread = columns[:, ranks:width].reshape(rows + 1, ranks, count * copies)
+        np.matmul(self._lower, self.work.ravel().take(places).reshape(ranks, -1), out=spread[rows])
+        step = 1
+        while step < ranks:  # maxima of the first ones, of twice as many each time
+            longer = np.empty_like(by_order) if 2 * step < ranks else spread[:rows]
+            longer[:, :step] = by_order[:, :step]
+            np.maximum(by_order[:, step:], by_order[:, :-step], out=longer[:, step:])
+            by_order, step = longer, 2 * step
+        for at, members in enumerate(self.sets, width):
+            mine = used[:, list(members)]
+            columns[:rows, at] = mine.max(axis=1)
+            columns[rows, at] = self.work[list(members)].sum(axis=0)
+        found = columns.take(ways.column, axis=1)
+        return found[:rows], found[rows]
+
+    def _sorted(self, used: Array, ways: Ways) -> Index:
+        """``[W, Q, B]`` the ranks by each measure, which are kept in `of`."""
+        ranks, copies = used.shape[1:]
+        work, held = used[:-1].sum(axis=0), used[-1]
+        self.work = work
+        if ways.usable is not None:
+            barred = np.full((ranks, 1), OUTSIDE)
+            barred[ways.usable] = 0.0
+            work, held = work + barred, held + barred
+        self._turn = (self._turn + 1) % NOISES
+        measures = np.empty((self.count, ranks, copies))
+        measures[QUIET] = work
+        np.multiply(self._noise[self._turn], self.work[:, 0].max(), out=measures[NOISY])
+        measures[NOISY] += work
+        if self.count > EMPTY:
+            measures[EMPTY] = held
+        if self.count > NEAR:
+            by_node = work.reshape(self.nodes, self.local, copies).sum(axis=1).argsort(axis=0).argsort(axis=0)
+            measures[NEAR] = np.repeat(by_node, self.local, axis=0) * (2 * work.max() + 1) + work
+        order = measures.argsort(axis=1)
+        self.of[ranks + 1 :] = order
+        return order.transpose(1, 0, 2)
+
+
+def ways_of(problem: Problem, table: int, orders: Orders) -> Ways:
+    """The ways of one table.
+
+    Raises:
+        CannotAnneal: there are none of these kinds, or too many.
+    """
+    choices, priced = problem.choices[table], problem.priced
+    ranks, rows = problem.num_ranks, len(problem.rows) + 1
+    usable = list(range(ranks)) if choices.usable is None else choices.usable.tolist()
+    option: list[int] = []
+    column: list[int] = []
+    order: list[int] = []
+    kind: list[int] = []
+    pieces: list[Array] = []
+    counts: list[int] = []
+    exact: dict[int, tuple[float, float]] = {}
+
+    def add(at: int, columns: list[int], by: list[int], own: Array, count: int = 1) -> None:
+        option.extend([at] * len(columns))
+        column.extend(columns)
+        order.extend(by)
+        kind.extend([len(pieces)] * len(columns))
+        counts.extend([min(count, ranks)] * len(columns))
+        pieces.append(own)
+
+    for at in choices.single.tolist():
+        own = np.zeros((rows, ranks))
+        own[:, 0] = priced.heaviest[choices.first + at]
+        add(at, usable, usable, own)
+    hops = set(choices.many[choices.hops].tolist())
+    measures = range(min(orders.count, NEAR))
+    for at, count in zip(choices.many.tolist(), choices.pieces.tolist(), strict=True):
+        chosen, last = problem.options[table][at], min(count, len(usable))
+        in_order = np.empty(count, dtype=np.intp)
+        in_order[chosen.heavy_first] = np.arange(count) % len(usable)
+        if at not in hops:
+            own = np.zeros((rows, ranks))
+            by_piece = priced.own_of(choices.first + at)[:, chosen.of]
+            if count <= len(usable):
+                own[:, in_order] = by_piece
+            else:
+                np.add.at(own.T, in_order, by_piece.T)
+            add(at, [orders.first(m, last) for m in measures], [orders.by(m) for m in measures], own, count)
+        elif len(usable) == ranks and count <= ranks:  # nodes are next to one another in the order
+            put = problem.made(table, at, in_order)
+            exact[len(option)] = put.ms, put.nbytes
+            add(at, [orders.first(NEAR, last)], [orders.by(NEAR)], _spread(put, rows, ranks), count)
+    listed: list[tuple[int, ...] | None] = [None] * len(option)
+    for at in dict.fromkeys(choices.listed_of.tolist()):
+        for chosen_ranks in problem.options[table][at].proposal.assignments or ():
+            put = problem.made(table, at, chosen_ranks)
+            exact[len(option)] = put.ms, put.nbytes
+            add(at, [orders.set_of(chosen_ranks)], [ranks], _spread(put, rows, ranks), len(chosen_ranks))
+            listed.append(chosen_ranks)
+    if not option:
+        raise CannotAnneal
+    of = np.array(option, dtype=np.intp)
+    index, held = choices.first + of, np.array(kind, dtype=np.intp)
+    by_kind = np.stack(pieces, axis=2)
+    heaviest = by_kind.max(axis=1)[:, held, None]
+    shared = np.empty((2 + priced.extra.shape[1], len(of)))
+    shared[0], shared[1], shared[2:] = priced.shared_ms[index], priced.shared_bytes[index], priced.extra[index].T
+    for way, told in exact.items():
+        shared[:2, way] = told
+    return Ways(
+        of,
+        np.array(column, dtype=np.intp),
+        np.array(order, dtype=np.intp),
+        held,
+        by_kind,
+        heaviest,
+        2 * heaviest[:-1].sum(axis=0),
+        np.array(counts)[:, None] * heaviest[:-1].sum(axis=0) ** 2,
+        shared,
+        shared[0][:, None],
+        shared[1][:, None],
+        np.ascontiguousarray(shared[2:].T)[:, None],
+        priced.over[index][:, None],
+        priced.flags[index][:, None],
+        listed,
+        choices.usable,
+    )
+
+
+def _spread(put: Put, rows: int, ranks: int) -> Array:
+    """``[R, W]`` what a placement adds to each rank."""
+    own = np.zeros((rows, ranks))
+    if put.distinct:
+        own[:, put.ranks] = put.own
+    else:
+        np.add.at(own.T, put.ranks, put.own.T)
+    return own if put.node is None else own + put.node

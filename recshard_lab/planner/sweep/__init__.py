@@ -1,0 +1,1 @@
+"""Plans over many machines: numbers of ranks, memories, links and batch sizes."""

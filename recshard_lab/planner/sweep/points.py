@@ -1,0 +1,261 @@
+"""Points of a what-if sweep, as text of at most 100 columns, HTML, CSV, dicts and for pandas."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.planner.answers.shown import Shown
+from recshard_lab.planner.answers.text import gigabytes
+from recshard_lab.planner.sweep.pareto import OBJECTIVES, check_objectives, undominated
+from recshard_lab.sharding.export.text_table import WIDTH
+
+SIMULATED = "simulated"
+NAN = float("nan")
+AXES = (
+    "topology",
+    "world_size",
+    "sharding_group_size",
+    "batch_size",
+    "global_batch_size",
+    "hbm_cap",
+    "codecs",
+    "optimizer",
+    "pipeline",
+)
+_HEADS = {
+    "topology": "topology",
+    "world_size": "ranks",
+    "sharding_group_size": "group",
+    "batch_size": "batch/rank",
+    "global_batch_size": "batch",
+    "hbm_cap": "memory",
+    "codecs": "codecs",
+    "optimizer": "optimizer",
+    "pipeline": "pipeline",
+}
+_NARROW = 7  # of a column of words that gives way
+_REASONS = 6  # told under a text table; HTML and `records` have all
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """One combination, its plan's predicted step, or why there is none.
+
+    Attributes:
+        topology: preset, or kind of ranks.
+        world_size: ranks; sharding_group_size: of them, that share one copy of the tables, None for all.
+        batch_size: samples of one rank; global_batch_size: of all.
+        hbm_cap: bytes of memory of one rank.
+        codecs: formats of rows and gradients on the wire.
+        optimizer, pipeline: as of `Workload`.
+        fits: whether there is a plan; else `problem` is "does not fit" or "cannot be", and `reason` says why.
+        step_ms: simulated, under the pipeline, with its share of syncs; plain_step_ms: without the pipeline.
+        bound_by: the resource that bounds a pipelined step.
+        sync_ms: of one sync of the copies.
+        lower_bound: ms; no plan's step is shorter, syncs aside.
+        memory_bytes: that the fullest rank holds.
+        phases_ms: slowest rank of each phase.
+        plan_s: seconds that planning took.
+    """
+
+    topology: str
+    world_size: int
+    batch_size: int
+    global_batch_size: int
+    hbm_cap: int
+    codecs: str
+    optimizer: str
+    pipeline: str
+    sharding_group_size: int | None = None
+    fits: bool = False
+    problem: str = ""
+    reason: str = ""
+    step_ms: float = NAN
+    plain_step_ms: float = NAN
+    bound_by: str = ""
+    sync_ms: float = NAN
+    lower_bound: float | None = None
+    memory_bytes: float = NAN
+    phases_ms: dict[str, float] = field(default_factory=dict)
+    plan_s: float = 0.0
+
+    @property
+    def samples_per_s(self) -> float:
+        """Of all ranks."""
+        return self.global_batch_size / self.step_ms * 1000 if self.step_ms > 0 else NAN
+
+    @property
+    def samples_per_s_per_rank(self) -> float:
+        """Of one rank."""
+        return self.samples_per_s / self.world_size if self.world_size else NAN
+
+    def record(self) -> dict[str, Any]:
+        """One flat dict, labelled."""
+        own = {spec.name: getattr(self, spec.name) for spec in fields(self) if spec.name != "phases_ms"}
+        rates = {name: getattr(self, name) for name in ("samples_per_s", "samples_per_s_per_rank")}
+        phases = {f"{name}_ms": ms for name, ms in self.phases_ms.items()}
+        return {SIMULATED: True, **own, **rates, **phases}
+
+
+@dataclass(frozen=True)
+class Sweep(Shown):
+    """What a sweep found.
+
+    Attributes:
+        points: in the order of the arguments, the last one changing fastest.
+        num_tables: planned in each.
+        seconds: it took.
+        strong: whether the global batch was given, and ranks shared it.
+        sync_every: steps between two syncs of replicas.
+    """
+
+    points: tuple[SweepPoint, ...]
+    num_tables: int
+    seconds: float = 0.0
+    strong: bool = False
+    sync_every: int = 1
+
+    @property
+    def varied(self) -> tuple[str, ...]:
+        """The axes on which points differ."""
+        found = [name for name in AXES if len({getattr(point, name) for point in self.points}) > 1]
+        other = "batch_size" if self.strong else "global_batch_size"
+        return tuple(name for name in found if name != other)
+
+    @property
+    def objectives(self) -> tuple[str, ...]:
+        """What `pareto` weighs where nothing is asked for: ranks, memory of a rank, and samples a second."""
+        return (*(name for name in ("world_size", "hbm_cap") if name in self.varied), "samples_per_s")
+
+    @property
+    def objectives_text(self) -> str:
+        """The same in words."""
+        return ", ".join({"world_size": "fewer ranks", "hbm_cap": "less memory"}.get(n, "more samples/s")
+                         for n in self.objectives)  # fmt: skip
+
+    @names_wrong_arguments
+    def pareto(self, *objectives: str) -> tuple[SweepPoint, ...]:
+        """The points that no other is better than in everything.
+
+        Args:
+            objectives: of ``world_size``, ``step_ms``, ``samples_per_s``, ``samples_per_s_per_rank``, ``hbm_cap``,
+                ``memory_bytes``, ``batch_size``, ``global_batch_size``; each in the direction that is better. Left
+                out: `objectives`.
+
+        Raises:
+            ValueError: an unknown objective.
+        """
+        names = check_objectives(objectives or self.objectives)
+        values = [[OBJECTIVES[name] * float(getattr(point, name)) for name in names] for point in self.points]
+        fitting = np.array([point.fits for point in self.points])
+        table = np.where(fitting[:, None], np.array(values, dtype=float), np.nan)
+        return tuple(point for point, kept in zip(self.points, undominated(table), strict=True) if kept)
+
+    def records(self) -> list[dict[str, Any]]:
+        """One dict a point, each labelled as simulated, numbers unrounded."""
+        best = {id(point) for point in self.pareto()}
+        columns = dict.fromkeys(name for point in self.points for name in point.record())
+        return [{**dict.fromkeys(columns), **point.record(), "pareto": id(point) in best} for point in self.points]
+
+    def to_csv(self, path: str | Path) -> Path:
+        """Writes `records` as a CSV file.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        return write_csv(path, self.records())
+
+    def fixed_text(self) -> str:
+        """What all points share, in words."""
+        first = self.points[0]
+        said = [
+            f"{_HEADS[name]} {axis_text(name, first)}"
+            for name in AXES
+            if name not in self.varied and name not in ("global_batch_size", "sharding_group_size")
+            if not (name == "batch_size" and self.strong)
+        ]
+        if self.strong and "global_batch_size" not in self.varied:
+            said.append(f"batch {first.global_batch_size:,} of all ranks")
+        return ", ".join(said)
+
+    def _sentences(self) -> list[str]:
+        fit = sum(point.fits for point in self.points)
+        words = [
+            f"Simulated, not measured: {len(self.points)} point{'s' * (len(self.points) != 1)} of {self.num_tables:,} "
+            f"table{'s' * (self.num_tables != 1)}, {fit} with a plan, in "
+            f"{self.seconds:.1f} s. All: {self.fixed_text()}."
+        ]
+        if fit:
+            words.append(f"* on the Pareto frontier: no other point is better in all of {self.objectives_text}.")
+        if any(point.sharding_group_size for point in self.points):
+            every = "every step" if self.sync_every == 1 else f"every {self.sync_every} steps"
+            words.append(f"Replicas of sharding groups are brought together {every}; the step holds its share.")
+        reasons = dict.fromkeys(f"{point.problem}: {point.reason}" for point in self.points if not point.fits)
+        words += [f"{text[0].upper()}{text[1:]}" for text in list(reasons)[:_REASONS]]
+        if len(reasons) > _REASONS:
+            words.append(f"... and {len(reasons) - _REASONS} more reasons: records() has them all")
+        return words
+
+    def _tables(self) -> list[tuple[Sequence[int], Sequence[Sequence[str]]]]:
+        axes, best = self.varied, {id(point) for point in self.pareto()}
+        columns: dict[str, list[str]] = {
+            _HEADS[name]: [axis_text(name, point) for point in self.points] for name in axes
+        }
+        columns["simulated step"] = [f"{p.step_ms:.3f} ms" if p.fits else p.problem for p in self.points]
+        columns["*"] = ["*" if id(point) in best else "" for point in self.points]
+        columns["samples/s"] = [f"{p.samples_per_s:,.0f}" if p.fits else "" for p in self.points]
+        columns["fullest rank"] = [gigabytes(p.memory_bytes) if p.fits else "" for p in self.points]
+        if any(point.bound_by for point in self.points):
+            columns["bound by"] = [point.bound_by for point in self.points]
+        widths = {head: max(map(len, [head, *cells])) for head, cells in columns.items()}
+        for head in ("fullest rank", "bound by", "samples/s"):  # what gives way where much is swept
+            if sum(widths.values()) + 2 * (len(widths) - 1) > WIDTH:
+                columns.pop(head, None), widths.pop(head, None)
+        over = sum(widths.values()) + 2 * (len(widths) - 1) - WIDTH
+        for head in ("optimizer", "topology", "pipeline", "codecs"):
+            cut = max(0, min(over, widths.get(head, 0) - _NARROW))
+            if cut:
+                widths[head] -= cut
+                over -= cut
+        lines = [list(columns), *(list(cells) for cells in zip(*columns.values(), strict=True))]
+        return [(list(widths.values()), lines)]
+
+
+def write_csv(path: str | Path, records: Sequence[dict[str, Any]]) -> Path:
+    """Writes dicts as lines of a CSV file, each key of any of them a column.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path, text = Path(path), io.StringIO()
+    columns = dict.fromkeys(name for record in records for name in record)
+    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    path.write_text(text.getvalue(), encoding="utf-8")
+    return path
+
+
+def axis_label(name: str) -> str:
+    """What an axis is called.
+
+    >>> axis_label("world_size")
+    'ranks'
+    """
+    return _HEADS[name]
+
+
+def axis_text(name: str, point: SweepPoint) -> str:
+    """Where a point stands on an axis."""
+    value = getattr(point, name)
+    if name == "hbm_cap":
+        return gigabytes(value)
+    if name == "sharding_group_size":
+        return "all" if value is None else f"{value:,}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

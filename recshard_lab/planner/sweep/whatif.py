@@ -1,0 +1,265 @@
+"""What if there were more ranks, larger batches, less memory, other codecs: a plan and its predicted step for each.
+
+Nothing is launched and nothing is measured: every number of a sweep is **simulated**, and shown as such. A point that
+cannot be, because tables do not fit or ranks do not fill hosts, stays in the sweep with its reason.
+"""
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, TypeAlias
+
+from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.planner.model.codecs import codec_names, codecs_text
+from recshard_lab.planner.model.estimate import Estimate
+from recshard_lab.planner.planner import EmbeddingShardingPlanner
+from recshard_lab.planner.sweep.points import Sweep, SweepPoint
+from recshard_lab.planner.sweep.replicas import Replicated
+from recshard_lab.planner.workload import Workload
+from recshard_lab.sharding import ParameterConstraints, PlanError, Topology
+
+Progress: TypeAlias = bool | Callable[[int, int, SweepPoint], None]
+MOST_POINTS = 100_000
+
+
+@names_wrong_arguments
+def sweep(
+    tables: Sequence[BaseEmbeddingConfig],
+    workload: Workload | None = None,
+    *,
+    topology: str | Topology | Sequence[str | Topology] = "h100",
+    world_size: int | Sequence[int] | None = None,
+    batch_size: int | Sequence[int] | None = None,
+    global_batch_size: int | Sequence[int] | None = None,
+    hbm_cap: int | Sequence[int] | None = None,
+    codecs: Any = None,
+    optimizer: str | Sequence[str] | None = None,
+    pipeline: str | Sequence[str] | None = None,
+    sharding_group_size: int | Sequence[int | None] | None = None,
+    sync_every: int = 1,
+    use_inter_host_allreduce: bool = False,
+    constraints: Mapping[str, ParameterConstraints] | None = None,
+    solver: str = "greedy",
+    local_search_passes: int = 3,
+    explain: bool = False,
+    progress: Progress = False,
+) -> Sweep:
+    """Plans for every combination of what is given, and predicts each.
+
+    Args:
+        tables: their configs.
+        workload: the step; what is swept takes the place of its own figures.
+        topology: presets by name, or topologies; a world size takes the place of their own.
+        world_size: ranks; the topology's own when left out.
+        batch_size: samples of one rank: with more ranks a step has more samples (weak scaling).
+        global_batch_size: samples of all ranks: with more ranks each has fewer (strong scaling). Not both.
+        hbm_cap: bytes of memory of one rank, of host memory where ranks run on CPUs.
+        codecs: formats on the wire, as `Workload` takes them, or a list of such.
+        optimizer, pipeline: as `Workload` takes them, one or several.
+        sharding_group_size: ranks that share one copy of the tables, as of `DMPCollection`; all of them when None.
+        sync_every: steps between two syncs of the copies; the step is charged its share.
+        use_inter_host_allreduce: as of `DMPCollection`.
+        constraints, solver, local_search_passes: as of `EmbeddingShardingPlanner`.
+        explain: whether a point that does not fit says what would (up to a second each).
+        progress: True for a bar in the terminal, or what is called with (points done, points in all, the last one).
+
+    Raises:
+        ValueError: an argument that is wrong whatever the others are; both batch sizes; more than 100,000 points.
+
+    >>> from recshard_lab.embedding.configs import EmbeddingBagConfig
+    >>> movies = EmbeddingBagConfig(name="movies", num_embeddings=10**6, embedding_dim=64, feature_names=["movie"])
+    >>> found = sweep([movies], topology="h100", world_size=[8, 16], codecs=["fp32", "fp16"])
+    >>> [(point.world_size, point.codecs, point.fits) for point in found.points]
+    [(8, 'fp32', True), (8, 'fp16', True), (16, 'fp32', True), (16, 'fp16', True)]
+    """
+    load = workload or Workload()
+    if batch_size is not None and global_batch_size is not None:
+        raise ValueError("give batch_size (of one rank) or global_batch_size (of all ranks), not both")
+    if not isinstance(sync_every, int) or sync_every < 1:
+        raise ValueError(f"sync_every must be a positive integer, got {sync_every!r}")
+    if not isinstance(progress, bool) and not callable(progress):
+        raise ValueError(f"progress must be True, False, or what is called with each point, got {progress!r:.80}")
+    _check_counts(world_size=world_size, batch_size=batch_size, global_batch_size=global_batch_size, hbm_cap=hbm_cap)
+    _check_counts(sharding_group_size=sharding_group_size)
+    strong = global_batch_size is not None
+    tops = _listed(topology)
+    for each in tops:
+        if isinstance(each, str):
+            Topology.preset(each)  # an unknown name is the same mistake in every point
+        elif not isinstance(each, Topology):
+            raise ValueError(f"topology must be presets by name or Topology, got {each!r:.80}")
+    formats = [codecs_text(codec_names(one)) for one in _codec_list(load.codecs if codecs is None else codecs)]
+    axes: list[Sequence[Any]] = [
+        tops,
+        _listed(world_size),
+        _listed(global_batch_size if strong else load.batch_size if batch_size is None else batch_size),
+        _listed(hbm_cap),
+        formats,
+        [replace(load, optimizer=name).optimizer for name in _listed(optimizer or load.optimizer)],
+        [replace(load, pipeline=name).pipeline for name in _listed(pipeline or load.pipeline)],
+        _listed(sharding_group_size),
+    ]
+    count = 1
+    for axis in axes:
+        count *= len(axis)
+    if not 1 <= count <= MOST_POINTS:
+        raise ValueError(f"a sweep has 1 to {MOST_POINTS:,} points, and these arguments make {count:,}")
+    made = _Maker(tables, load, dict(constraints or {}), solver, local_search_passes, explain, strong)
+    made.sync_every, made.use_inter_host_allreduce = sync_every, use_inter_host_allreduce
+    made.planner(Topology(1), load)  # a wrong solver is told before the first point
+    begun = perf_counter()
+    points = [made.point(*values) for values in _told(list(itertools.product(*axes)), progress, made)]
+    return Sweep(tuple(points), len(tables), perf_counter() - begun, strong, sync_every)
+
+
+class _Maker:
+    """Makes points of one sweep."""
+
+    def __init__(
+        self,
+        tables: Sequence[BaseEmbeddingConfig],
+        workload: Workload,
+        constraints: dict[str, ParameterConstraints],
+        solver: str,
+        passes: int,
+        explain: bool,
+        strong: bool,
+    ) -> None:
+        self.tables, self.workload, self.constraints = list(tables), workload, constraints
+        self.solver, self.passes, self.explain, self.strong = solver, passes, explain, strong
+        self.sync_every, self.use_inter_host_allreduce = 1, False
+        self.last: SweepPoint | None = None
+
+    def planner(self, topology: Topology, workload: Workload) -> EmbeddingShardingPlanner:
+        return EmbeddingShardingPlanner(
+            topology,
+            constraints=self.constraints,
+            workload=workload,
+            solver=self.solver,
+            local_search_passes=self.passes,
+        )
+
+    def point(
+        self,
+        topology: str | Topology,
+        ranks: int | None,
+        batch: int,
+        hbm_cap: int | None,
+        codecs: str,
+        optimizer: str,
+        pipeline: str,
+        group_size: int | None,
+    ) -> SweepPoint:
+        name = topology if isinstance(topology, str) else f"{topology.compute_device} ranks"
+        begun = perf_counter()
+        base = SweepPoint(
+            topology=name,
+            world_size=ranks or 0,
+            batch_size=0 if self.strong else batch,
+            global_batch_size=batch if self.strong else batch * (ranks or 0),
+            hbm_cap=hbm_cap or _host(topology).memory_cap_bytes,
+            codecs=codecs,
+            optimizer=optimizer,
+            pipeline=pipeline,
+            sharding_group_size=group_size,
+        )
+        try:
+            top = _ranks(topology, ranks, hbm_cap)
+            ranks = top.world_size
+            base = replace(base, world_size=ranks, hbm_cap=top.memory_cap_bytes)
+            if self.strong and batch % ranks:
+                raise ValueError(f"{batch:,} samples do not divide among {ranks:,} ranks")
+            each = batch // ranks if self.strong else batch
+            base = replace(base, batch_size=each, global_batch_size=each * ranks)
+            replicas = Replicated(top, group_size or ranks, self.use_inter_host_allreduce)
+            load = replace(self.workload, batch_size=each, codecs=codecs, optimizer=optimizer, pipeline=pipeline)
+            found = self._planned(replicas, load)
+        except ValueError as error:  # of this combination alone; PlanError is one
+            kind = "does not fit" if isinstance(error, PlanError) else "cannot be"
+            self.last = replace(base, problem=kind, reason=str(error), plan_s=perf_counter() - begun)
+        else:
+            self.last = self._told(base, found, replicas, load, perf_counter() - begun)
+        return self.last
+
+    def _planned(self, replicas: Replicated, load: Workload) -> Estimate:
+        planner = self.planner(replicas.group, load)
+        planner.plan_tables(self.tables, explain=self.explain)
+        assert planner.last_estimate is not None
+        return planner.last_estimate
+
+    def _told(
+        self, base: SweepPoint, found: Estimate, replicas: Replicated, load: Workload, plan_s: float
+    ) -> SweepPoint:
+        sync_ms = replicas.sync_ms(found)
+        more = replicas.more_dense_ms(load) + sync_ms / self.sync_every
+        overlap = found.overlap
+        slowest = found.ms.max(axis=0).tolist()
+        phases = dict(zip(found.phases, slowest, strict=True))
+        phases["dense"] += replicas.more_dense_ms(load)
+        return replace(
+            base,
+            fits=True,
+            step_ms=found.step_ms + more,
+            plain_step_ms=found.plain_step_ms + more,
+            bound_by="" if overlap is None else overlap.bound_by,
+            sync_ms=sync_ms,
+            lower_bound=None if found.lower_bound is None else found.lower_bound + replicas.more_dense_ms(load),
+            memory_bytes=found.fullest_bytes,
+            phases_ms=phases,
+            plan_s=plan_s,
+        )
+
+
+def _host(topology: str | Topology) -> Topology:
+    """What is known of a topology whatever the ranks."""
+    return Topology.preset(re.sub(r"x\d+$", "", topology)) if isinstance(topology, str) else topology
+
+
+def _ranks(topology: str | Topology, ranks: int | None, hbm_cap: int | None) -> Topology:
+    """The topology with so many ranks, each with so much memory."""
+    if isinstance(topology, str):
+        top = Topology.preset(topology, **({} if ranks is None else {"world_size": ranks}))
+    elif ranks is None or ranks == topology.world_size:
+        top = topology
+    else:
+        local = min(topology.local_world_size, ranks)
+        top = replace(topology, world_size=ranks, local_world_size=local)
+    if hbm_cap is None:
+        return top
+    return replace(top, hbm_cap=hbm_cap) if top.compute_device == "cuda" else replace(top, ddr_cap=hbm_cap)
+
+
+def _told(values: list[tuple[Any, ...]], progress: Progress, made: _Maker) -> Iterator[tuple[Any, ...]]:
+    """The points to make, with what shows how many there are."""
+    if progress is True:
+        from rich.progress import track
+
+        yield from track(values, description=f"simulating {len(values)} plans")
+        return
+    for done, value in enumerate(values, 1):
+        yield value
+        if callable(progress):
+            assert made.last is not None
+            progress(done, len(values), made.last)
+
+
+def _check_counts(**given: Any) -> None:
+    for name, values in given.items():
+        for value in _listed(values):
+            whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
+            if value is not None and not whole:
+                raise ValueError(f"{name} must be a positive integer or several of them, got {value!r:.80}")
+
+
+def _listed(given: Any) -> Sequence[Any]:
+    if isinstance(given, (str, Topology)) or not isinstance(given, (Sequence, range)):
+        return [given]
+    return list(given)
+
+
+def _codec_list(given: Any) -> Sequence[Any]:
+    """Formats for `codec_names`: a tuple is a pair of them, a list several."""
+    return list(given) if isinstance(given, list) else [given]

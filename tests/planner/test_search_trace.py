@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recshard_lab.planner import EmbeddingShardingPlanner, Workload, estimate, search_record
+from recshard_lab.planner import EmbeddingShardingPlanner, Workload, estimate
+from recshard_lab.planner.search import record as search_record
 from recshard_lab.planner.search.trace import STAGES, SearchTrace
 from recshard_lab.planner.sweep.pareto import undominated
 from recshard_lab.sharding import ParameterConstraints, PlanError, ShardingPlan, Topology

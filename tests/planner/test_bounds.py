@@ -125,7 +125,8 @@ def test_solvers_that_do_not_exist_are_refused() -> None:
 
 def test_only_the_exact_solver_loads_scipy() -> None:
     code = (
-        "import sys; from recshard_lab import *; import recshard_lab as rs; from recshard_lab.planner.search import exact;"
+        "import sys; from recshard_lab import *; import recshard_lab as rs;"
+        "from recshard_lab.planner.search import exact;"
         "t=[rs.EmbeddingBagConfig(name=n, num_embeddings=10**5, embedding_dim=64, feature_names=[n]) for n in 'abc'];"
         "rs.EmbeddingShardingPlanner(rs.Topology(2)).plan_tables(t); assert 'scipy' not in sys.modules;"
         "rs.EmbeddingShardingPlanner(rs.Topology(2), solver='exact').plan_tables(t)"

@@ -80,7 +80,7 @@ def _figure(of: Any, name: str) -> str:
         return ", ".join(shown) + (f", and {more:,} more" if more else "") or "none"
     if isinstance(of, Topology) and isinstance(value, float | int) and not isinstance(value, bool):
         whole = name.endswith(("world_size", "_host"))
-        known = name.endswith(("_bw", "_cap", "_ms")) or name == "flops_per_ms"
+        known = name.endswith(("_bw", "_cap", "_ms"))
         return f"{value:,}" if whole else amount(name, value) if known else number(value)
     return _plain(value)
 

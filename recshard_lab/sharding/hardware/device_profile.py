@@ -16,7 +16,7 @@ from recshard_lab.arguments import checks_arguments, names_wrong_arguments
 from recshard_lab.documents import json_content, read_text, with_fix
 from recshard_lab.sharding.hardware.topology import DEVICE_DEFAULTS, Topology
 
-FORMAT, VERSION = "recshard_lab device profile", 3
+FORMAT, VERSION = "recshard_lab device profile", 4
 PER_OPTIMIZER = ("update_cost", "update_id_ns", "update_row_ns")
 
 

@@ -230,7 +230,7 @@ def amount(field: str, value: float) -> str:
         return f"{value / 1e6:,.0f} GB/s" if value >= 1e10 else f"{value / 1e6:,.4g} GB/s"
     if field.endswith("_cap"):
         return f"{value / 1e9:,.4g} GB"
-    if field == "flops_per_ms":
+    if field.endswith("flops_per_ms"):
         return f"{value / TFLOPS:,.4g} TFLOPS"
     if field.endswith("_ms"):
         return f"{value * 1000:,.4g} us"

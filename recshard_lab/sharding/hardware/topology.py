@@ -47,6 +47,7 @@ _DEFAULT: Any = None  # replaced from DEVICE_DEFAULTS on construction, so no fie
 
 _CALIBRATED_ONLY: dict[str, Any] = {  # figures without a general value
     **dict.fromkeys(("norm_ns_per_row", "replica_ms", "replicas_ms", "cache_bytes", "contention", "half_duplex"), 0.0),
+    **dict.fromkeys(("sync_ms", "kernel_ms", "gather_row_bytes", "matrix_half_batch", "straggler_sigma"), 0.0),
     **dict.fromkeys(("bag_ns", "sort_ns_per_id", "sum_ns_per_number"), 0.0),
     **{"update_id_ns": {}, "update_row_ns": {}},
 }
@@ -61,6 +62,7 @@ DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
         "intra_host_latency_ms": 0.0,
         "inter_host_latency_ms": 0.1,
         "peer_ms": 0.26,
+        "inter_host_peer_ms": 0.26,
         "reduce_scatter_cost": 4.7,
         "lookup_ns_per_id": 2.0,
         "update_ns_per_id": 10.0,
@@ -72,6 +74,7 @@ DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
         "norm_ms": 0.38,
         "step_ms": 0.23,
         "flops_per_ms": 20e6,
+        "tf32_flops_per_ms": 20e6,
         **_CALIBRATED_ONLY,
         "update_cost": {
             "exact_sgd": 1.15,
@@ -96,6 +99,7 @@ DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
         "intra_host_latency_ms": 0.02,
         "inter_host_latency_ms": 0.04,
         "peer_ms": 0.0,
+        "inter_host_peer_ms": 0.0,
         "reduce_scatter_cost": 1.0,
         "lookup_ns_per_id": 0.0,
         "update_ns_per_id": 0.1,
@@ -107,6 +111,7 @@ DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
         "norm_ms": 0.0,
         "step_ms": 0.0,
         "flops_per_ms": 10e9,
+        "tf32_flops_per_ms": 10e9,
         **_CALIBRATED_ONLY,
         "update_cost": {
             "exact_sgd": 1.0,
@@ -142,19 +147,30 @@ class Topology:
             bandwidth of a device to host memory.
         intra_host_bw, inter_host_bw: bytes per ms that one rank sends (and receives) inside and between hosts.
         intra_host_latency_ms, inter_host_latency_ms: fixed cost of one collective.
-        peer_ms: cost of one collective per peer rank, independent of its bytes.
+        peer_ms, inter_host_peer_ms: cost of one collective per peer rank on the same host and on another host,
+            independent of its bytes.
         reduce_scatter_cost: time of a reduce-scatter relative to an all-to-all of the same bytes.
+        gather_row_bytes: a random read of a row takes the time of its bytes plus this many: rows of as many bytes reach
+            half of the memory's bandwidth.
         cache_bw: bandwidth of rows read again within a batch, and of copies between buffers.
         lookup_ns_per_id, update_ns_per_id: per id in forward, and in backward (sorting, segment sums).
         route_ns_per_id: per id sent or received: choosing its rank, packing, unpacking.
-        launch_ms: fixed cost of one table-batched kernel.
-        host_ms: fixed cost of packing and unpacking, in each of the three exchanges of a step.
+        launch_ms: host time of one kernel launch. On cuda every launch of a step counts (see
+            `planner.model.launch_counts`). On cpu only the table-batched kernels count: `host_ms`, `row_split_ms`,
+            `norm_ms` and `step_ms` include the others.
+        host_ms: host time of one exchange: on cuda the enqueued collective, on cpu its packing and unpacking too.
+        sync_ms: time that the host waits for the device to read the sizes of the ids' messages, once a step.
+        kernel_ms: least device time of one kernel.
         shard_feature_ms: host cost of one feature of one shard, in each phase that processes it.
         row_split_ms: fixed cost of choosing ids by row, if any table is split by rows.
         norm_ms, norm_ns_per_row: cost of exchanging row norms, for column shards under a row-wise optimizer: fixed,
             and per touched row of a shard.
         step_ms: fixed cost of a step outside its phases: module calls, autograd.
-        flops_per_ms: dense floating-point operations per ms of one rank.
+        flops_per_ms, tf32_flops_per_ms: dense floating-point operations per ms of one rank, in float32 and in TF32.
+        matrix_half_batch: batch size at which dense layers reach half of these rates: at batch B they reach the share
+            ``B / (B + matrix_half_batch)``.
+        straggler_sigma: relative standard deviation of a rank's time in a phase; W ranks wait for the slowest, which
+            takes ``1 + straggler_sigma * sqrt(2 ln W)`` as long as the mean.
         update_cost: optimizer -> factor on reading and writing the distinct rows.
         update_id_ns, update_row_ns: optimizer -> ns per id, in place of `update_ns_per_id`, and ns per distinct row.
         bag_ns: ns per bag of one feature of one shard, in forward and in backward.
@@ -189,13 +205,17 @@ class Topology:
     intra_host_latency_ms: float = _DEFAULT
     inter_host_latency_ms: float = _DEFAULT
     peer_ms: float = _DEFAULT
+    inter_host_peer_ms: float = _DEFAULT
     reduce_scatter_cost: float = _DEFAULT
+    gather_row_bytes: float = _DEFAULT
     cache_bw: float = _DEFAULT
     lookup_ns_per_id: float = _DEFAULT
     update_ns_per_id: float = _DEFAULT
     route_ns_per_id: float = _DEFAULT
     launch_ms: float = _DEFAULT
     host_ms: float = _DEFAULT
+    sync_ms: float = _DEFAULT
+    kernel_ms: float = _DEFAULT
     shard_feature_ms: float = _DEFAULT
     row_split_ms: float = _DEFAULT
     norm_ms: float = _DEFAULT
@@ -210,6 +230,9 @@ class Topology:
     half_duplex: float = _DEFAULT
     step_ms: float = _DEFAULT
     flops_per_ms: float = _DEFAULT
+    tf32_flops_per_ms: float = _DEFAULT
+    matrix_half_batch: float = _DEFAULT
+    straggler_sigma: float = _DEFAULT
     update_cost: Mapping[str, float] = _DEFAULT
     update_id_ns: Mapping[str, float] = _DEFAULT
     update_row_ns: Mapping[str, float] = _DEFAULT

@@ -106,7 +106,7 @@ _ROOM_OF = {
     "mlperf_dlrm_dcnv2_workload": "planner",
     "mlperf_example": "planner",
     "read_constraints": "planner",
-    "read_source": "planner",
+    "read_source": "sources",
     "read_tables": "planner",
     "sweep": "planner",
     # comm

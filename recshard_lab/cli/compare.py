@@ -35,7 +35,7 @@ def compare(
     """Predict several plans for the same ranks, print their figures, write them as one page."""
     from recshard_lab.lab import export
     from recshard_lab.lab.plan_comparison import compare_plans
-    from recshard_lab.planner import read_source
+    from recshard_lab.sources import read_source
 
     read = read_source(source)
     machine = machine_of(topology, ranks, memory_gb)

@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 
 if TYPE_CHECKING:
-    from recshard_lab.planner import EmbeddingShardingPlanner, Source, Workload
+    from recshard_lab.planner import EmbeddingShardingPlanner, Workload
     from recshard_lab.planner.search.trace import SearchTrace
     from recshard_lab.sharding import ShardingPlan, Topology
+    from recshard_lab.sources import Source
 
 _MORE = "More of the plan"
 
@@ -78,10 +79,11 @@ def plan(
     ] = False,
 ) -> None:
     """Choose each table's scheme and ranks, predict the step, explain and export the plan."""
-    from recshard_lab.planner import EmbeddingShardingPlanner, read_constraints, read_source
+    from recshard_lab.planner import EmbeddingShardingPlanner, read_constraints
     from recshard_lab.planner.answers.text import gigabytes
     from recshard_lab.planner.read.table_files import EXAMPLE, SCHEMA
     from recshard_lab.sharding import ShardingPlan
+    from recshard_lab.sources import read_source
 
     if example:
         print(EXAMPLE, end="")
@@ -224,8 +226,8 @@ def _write(
 
 def _check(path: Path, source: str, ranks: int | None) -> None:
     """Checks that a plan tiles its tables; without tables, that no shard is missing between or before others."""
-    from recshard_lab.planner import read_source
     from recshard_lab.sharding import PlanError
+    from recshard_lab.sources import read_source
 
     found = _read_plan(path)
     count = sum(map(len, found.plan.values()))

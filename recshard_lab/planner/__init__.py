@@ -1,4 +1,4 @@
-"""Predicts and chooses plans: numpy and scipy only, nothing launched.
+"""Predicts and chooses plans. It imports numpy and scipy, never torch, and launches no ranks.
 
 Read `planner.py` (the class that users call) and `workload.py` (the step to plan for), then the rooms: `model` (costs),
 `search` (the choice), `answers` (questions about plans), `sweep` (many machines), `read` (files and modules).
@@ -17,8 +17,6 @@ from recshard_lab.planner.model.torchrec_cost import TorchRecCostModel as TorchR
 from recshard_lab.planner.planner import EmbeddingShardingPlanner as EmbeddingShardingPlanner
 from recshard_lab.planner.planner import tables_of as tables_of
 from recshard_lab.planner.read.constraint_files import read_constraints as read_constraints
-from recshard_lab.planner.read.sources import Source as Source
-from recshard_lab.planner.read.sources import read_source as read_source
 from recshard_lab.planner.read.table_files import TableFile as TableFile
 from recshard_lab.planner.read.table_files import read_tables as read_tables
 from recshard_lab.planner.reservations import FixedPercentageStorageReservation as FixedPercentageStorageReservation

@@ -1,6 +1,6 @@
 """The planner that TorchRec users call: ``EmbeddingShardingPlanner(topology=..., constraints=...).plan(module)``."""
 
-import os
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recshard_lab.arguments import checks_arguments, names_wrong_arguments
-from recshard_lab.cores import local_world_size
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.allowed import within
 from recshard_lab.planner.answers.refusals import Refused, refusal
@@ -28,7 +27,7 @@ from recshard_lab.sharding import (
     ShardingPlan,
     Topology,
     configs_of,
-    running_world_size,
+    running_topology,
 )
 from recshard_lab.sharding.plan.sharding_plan import Tables
 from recshard_lab.sharding.plan.types import check_route, nearest
@@ -162,9 +161,8 @@ class EmbeddingShardingPlanner:
         Raises:
             PlanError: on every rank, if `plan` raised any error on the first.
         """
-        import torch.distributed as dist
-
-        if not (dist.is_available() and dist.is_initialized()):
+        dist: Any = sys.modules.get("torch.distributed")  # a running group has loaded it
+        if dist is None or not (dist.is_available() and dist.is_initialized()):
             return self.plan(module, sharders)
         box: list[Any] = [None]
         cause: Exception | None = None
@@ -293,16 +291,3 @@ def tables_of(module: Any) -> dict[str, list[BaseEmbeddingConfig]]:
         if tables:
             found[path] = tables
     return found
-
-
-def running_topology() -> Topology:
-    """The ranks of the running process group, 1 without a group, on the devices where they compute.
-
-    The launcher names a rank's device. Without a launcher it is cuda if each rank of the node can have a GPU.
-    """
-    import torch
-
-    world_size = running_world_size()
-    local = local_world_size(world_size)
-    device = os.environ.get("RECSHARD_DEVICE") or ("cuda" if torch.cuda.device_count() >= local else "cpu")
-    return Topology(world_size, compute_device=device.partition(":")[0], local_world_size=local)

@@ -40,4 +40,5 @@ from recshard_lab.sharding.schemes.generators import tiling as tiling
 from recshard_lab.sharding.schemes.module_plan import apply_to_all as apply_to_all
 from recshard_lab.sharding.schemes.module_plan import configs_of as configs_of
 from recshard_lab.sharding.schemes.module_plan import construct_module_sharding_plan as construct_module_sharding_plan
+from recshard_lab.sharding.schemes.module_plan import running_topology as running_topology
 from recshard_lab.sharding.schemes.module_plan import running_world_size as running_world_size

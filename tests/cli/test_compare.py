@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import recshard_lab as rs
 from recshard_lab.cli import app
-from recshard_lab.planner import read_source
+from recshard_lab.sources import read_source
 
 TABLES = """\
 - {name: movies, num_embeddings: 9000, embedding_dim: 16, feature_names: [seen], pooling_factor: [2.5]}

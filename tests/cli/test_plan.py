@@ -21,8 +21,9 @@ import recshard_lab as rs
 from recshard_lab.cli import app
 from recshard_lab.cli.plan import machine_of
 from recshard_lab.documents import read_document
-from recshard_lab.planner import read_constraints, read_source
+from recshard_lab.planner import read_constraints
 from recshard_lab.sharding import PlanError, ShardingPlan
+from recshard_lab.sources import read_source
 from tests.cli import models
 from tests.lab.plans import many
 

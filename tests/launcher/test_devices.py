@@ -23,7 +23,7 @@ from recshard_lab.launcher.devices import mig_slices, visible_gpus
 from recshard_lab.launcher.engines import fork
 from recshard_lab.launcher.shape import Shape
 from recshard_lab.launcher.wires import rank_spec
-from recshard_lab.planner.planner import running_topology
+from recshard_lab.sharding import running_topology
 
 NOTE = "shared GPU: bytes and results are real, times are not"
 GPUS, RANKS = (0, 1, 2, 3, 8), (1, 2, 3, 4, 8)

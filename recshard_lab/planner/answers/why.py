@@ -181,8 +181,8 @@ class Planned:
 
     def script(self, plan: ShardingPlan, model: str | None = None) -> str:
         """See `ShardingPlan.to_script`."""
-        from recshard_lab.planner.read.sources import read_source
         from recshard_lab.sharding.export.script import Live, Step, script_of
+        from recshard_lab.sources import read_source
 
         top, load = self.planner.topology, self.planner.workload
         features = [feature for own in self.tables.values() for table in own for feature in table.feature_names]

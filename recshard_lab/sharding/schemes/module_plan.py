@@ -1,5 +1,6 @@
 """TorchRec's hand-written plans: ``construct_module_sharding_plan(ebc, {"movies": row_wise(), ...})``."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -83,3 +84,16 @@ def running_world_size() -> int:
     import torch.distributed as dist
 
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def running_topology() -> Topology:
+    """The ranks of the running process group, 1 without a group, on the devices where they compute.
+
+    The launcher names a rank's device. Without a launcher it is cuda if each rank of the node can have a GPU.
+    """
+    import torch
+
+    world_size = running_world_size()
+    local = local_world_size(world_size)
+    device = os.environ.get("RECSHARD_DEVICE") or ("cuda" if torch.cuda.device_count() >= local else "cpu")
+    return Topology(world_size, compute_device=device.partition(":")[0], local_world_size=local)

@@ -20,8 +20,8 @@ from recshard_lab.distributed import (
 from recshard_lab.documents import read_text
 from recshard_lab.models import ModelKind, build_model, model_named, train_task
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload, read_constraints, tables_of
-from recshard_lab.planner.read.sources import named_object
 from recshard_lab.sharding import ParameterSharding, PlanError, ShardingPlan, Topology, scheme_named
+from recshard_lab.sources import named_object
 from recshard_lab.train.job.config import ModelSection, PlanSection, TrainConfig
 from recshard_lab.train.job.sources import CheckedSource, check_features
 from recshard_lab.train.job.tables import TABLE_SETTINGS, of_the_model, tables_for

@@ -1,13 +1,13 @@
-"""What ``recshard plan`` plans for: a file of tables, or a live module by the name of what makes it.
+"""Reads the tables to plan for: from a file, or from a model that Python can import.
 
 ::
 
     tables.yaml, .json, .csv     `read_tables`
-    package.module:factory       a function, a class or a module, imported as Python would from the working folder
+    package.module:factory       a function, class, module or list, imported as Python would from the working folder
     path/to/file.py:factory      the same from a file
 
-A factory is called without arguments under ``torch.device("meta")``, so that a model larger than this machine costs
-nothing; one that cannot run there is called again without, which `Source.notes` says.
+A factory is called without arguments under ``torch.device("meta")``, so a model larger than this machine needs no
+memory. A factory that fails there is called again without it, and `Source.notes` reports this.
 """
 
 import importlib
@@ -32,16 +32,16 @@ from recshard_lab.sharding.plan.types import nearest
 
 @dataclass(frozen=True)
 class Source:
-    """Tables to plan for, and what is known of the step beside them.
+    """Tables to plan for, and the facts about the training step that came with them.
 
     Attributes:
-        name: as it was given.
+        name: the source as passed to `read_source`.
         tables: module path -> configs; the path of a file's tables is ``""``.
-        file: what the file said, where it was one.
-        module: the model, where it was one; on ``meta`` where it could be built there.
-        called: whether the name stands for what makes the model, not for the model itself.
-        dense_parameters: of the model outside its tables.
-        notes: what a reader should know of how it was read.
+        file: the file's contents; None for a model.
+        module: the model, on ``meta`` where possible; None for a file or a list of configs.
+        called: whether the name is a factory of the model, rather than the model.
+        dense_parameters: number of the model's parameters outside its tables.
+        notes: remarks on how the source was read.
     """
 
     name: str
@@ -54,22 +54,22 @@ class Source:
 
     @property
     def configs(self) -> list[BaseEmbeddingConfig]:
-        """All tables, of all modules."""
-        return [table for own in self.tables.values() for table in own]
+        """All tables of all modules."""
+        return [table for tables in self.tables.values() for table in tables]
 
     @property
     def by_module(self) -> Tables:
-        """What a plan's ``tables=`` takes: by module where there are modules; a file's tables may be of any."""
+        """The ``tables=`` argument of a plan's methods: by module for a model, a list for a file."""
         return self.configs if self.file is not None else self.tables
 
     def workload(self, **arguments: Any) -> Workload:
-        """The step of these tables; `arguments` are `Workload`'s, and win over what the source says."""
+        """The training step of these tables. `arguments` are `Workload`'s and override the source's own figures."""
         if self.file is not None:
             return self.file.workload(**arguments)
         return Workload(**{"dense_parameters": self.dense_parameters, **arguments})
 
     def plan(self, planner: EmbeddingShardingPlanner) -> ShardingPlan:
-        """What `planner` plans for it."""
+        """The plan that `planner` makes for this source."""
         if self.module is not None:
             return planner.plan(self.module)
         return planner.plan_tables(self.configs)
@@ -80,13 +80,12 @@ def read_source(source: str | Path) -> Source:
     """Reads tables from a file, or from a model that Python can import.
 
     Args:
-        source: ``tables.yaml`` (.yml, .json, .csv), ``package.module:factory`` or ``path/file.py:factory``. What the
-            name stands for may be a torch module, a list of table configs, or a callable without arguments that gives
-            one of them.
+        source: ``tables.yaml`` (.yml, .json, .csv), ``package.module:factory`` or ``path/file.py:factory``. The name
+            may be a torch module, a list of table configs, or a callable without arguments that returns one of them.
 
     Raises:
-        ValueError: what is wrong: no such file, module or name (with the nearest there is), a factory that raises or
-            gives something else.
+        ValueError: no such file, module or name (with the nearest match); a factory that raises or returns another
+            type.
         PlanError: a module without embedding collections.
 
     >>> from tempfile import mkdtemp
@@ -107,35 +106,43 @@ def read_source(source: str | Path) -> Source:
         return Source(text, {"": file.tables}, file)
     if ":" not in text:
         raise ValueError(
-            f"{text!r} is neither a file of tables ({', '.join(FILE_TYPES)}) nor a model: write package.module:factory "
-            f"or path/file.py:factory"
+            f"{text!r} is neither a file of tables ({', '.join(FILE_TYPES)}) nor a model. Fix: write "
+            f"package.module:factory or path/file.py:factory"
         )
-    return _from_object(text, text.rpartition(":")[2], named_object(text))
+    return _from_object(text, named_object(text))
 
 
 def named_object(text: str) -> Any:
-    """What ``package.module:name`` or ``path/file.py:name`` stands for, imported as Python would from here.
+    """The object named ``package.module:name`` or ``path/file.py:name``, imported from the working folder.
 
     Raises:
-        ValueError: no such module, file or name, or one that raises when it is imported.
+        ValueError: no such module, file or name; a module that raises on import.
 
     >>> named_object("math:pi")
     3.14159...
     """
     place, _, name = text.rpartition(":")
     if not place or not name:
-        raise ValueError(f"{text!r}: write package.module:name or path/file.py:name")
-    return _found(_imported(place, text), place, name)
+        raise ValueError(f"{text!r} names no object. Fix: write package.module:name or path/file.py:name")
+    found: Any = _imported(place, text)
+    for attribute in name.split("."):
+        if not hasattr(found, attribute):
+            public = [entry for entry in getattr(found, "__dict__", {}) if not entry.startswith("_")]
+            raise ValueError(f"{place} has no {name!r}{nearest(attribute, public)}")
+        found = getattr(found, attribute)
+    return found
 
 
-def _from_object(text: str, name: str, found: Any) -> Source:
+def _from_object(text: str, found: Any) -> Source:
+    from torch import nn
+
     notes: tuple[str, ...] = ()
-    called = not _is_module(found) and callable(found)
+    called = not isinstance(found, nn.Module) and callable(found)
     if called:
-        found, notes = _called(found, text, name)
-    if isinstance(found, Sequence) and found and all(isinstance(each, BaseEmbeddingConfig) for each in found):
+        found, notes = _called(found, text)
+    if isinstance(found, Sequence) and found and all(isinstance(entry, BaseEmbeddingConfig) for entry in found):
         return Source(text, {"": list(found)}, notes=notes)
-    if not _is_module(found):
+    if not isinstance(found, nn.Module):
         raise ValueError(
             f"{text} gives a {type(found).__name__}, expected a torch.nn.Module or a list of table configs"
         )
@@ -150,20 +157,15 @@ def _from_object(text: str, name: str, found: Any) -> Source:
     return Source(text, tables, None, found, called, dense, notes)
 
 
-def _is_module(found: Any) -> bool:
-    from torch import nn
-
-    return isinstance(found, nn.Module)
-
-
-def _called(factory: Callable[[], Any], text: str, name: str) -> tuple[Any, tuple[str, ...]]:
-    """What the factory gives, on meta where it can."""
+def _called(factory: Callable[[], Any], text: str) -> tuple[Any, tuple[str, ...]]:
+    """The factory's result, on meta where possible, and notes."""
     import torch
 
+    name = text.rpartition(":")[2]
     try:
         with torch.device("meta"):
             return factory(), ()
-    except Exception as error:  # a factory may do anything
+    except Exception as error:  # a factory may raise anything
         on_meta = error
     try:
         made = factory()
@@ -173,22 +175,12 @@ def _called(factory: Callable[[], Any], text: str, name: str) -> tuple[Any, tupl
     return made, (f"{name}() cannot build on the meta device ({why}), so it was built in memory",)
 
 
-def _found(module: ModuleType, place: str, name: str) -> Any:
-    found: Any = module
-    for part in name.split("."):
-        if not hasattr(found, part):
-            known = [each for each in vars(found) if not each.startswith("_")] if hasattr(found, "__dict__") else []
-            raise ValueError(f"{place} has no {name!r}{nearest(part, known)}")
-        found = getattr(found, part)
-    return found
-
-
 def _imported(place: str, text: str) -> ModuleType:
     if place.endswith(".py"):
         path = Path(place)
         if not path.is_file():
             raise ValueError(f"{text}: there is no file {place}")
-        with _on_path(path.resolve().parent), _told(text):
+        with _on_path(path.resolve().parent), _errors_named(text):
             name = f"recshard_plan_{path.stem}"
             spec = importlib.util.spec_from_file_location(name, path)
             assert spec is not None
@@ -198,18 +190,20 @@ def _imported(place: str, text: str) -> ModuleType:
             return module
     if not all(part.isidentifier() for part in place.split(".")):
         raise ValueError(f"{text}: {place!r} is neither a .py file nor the name of a module")
-    with _on_path(Path.cwd()), _told(text):
+    with _on_path(Path.cwd()), _errors_named(text):
         try:
             return importlib.import_module(place)
         except ModuleNotFoundError as error:
             if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
-                raise ValueError(f"{text}: there is no module {error.name!r} here or among what is installed") from None
+                raise ValueError(
+                    f"{text}: there is no module {error.name!r}, neither here nor among the installed packages"
+                ) from None
             raise
 
 
 @contextmanager
-def _told(text: str) -> Iterator[None]:
-    """Whatever running a reader's module raises, as one error that says so."""
+def _errors_named(text: str) -> Iterator[None]:
+    """Raises any error of the user's module as a ValueError that names the source."""
     try:
         yield
     except ValueError as error:

@@ -32,6 +32,9 @@ def test_every_figure_says_where_and_when_it_was_published_or_that_it_is_assumed
 @pytest.mark.parametrize(
     ("name", "field", "whole"),
     [  # what the makers print for the whole machine, NVLink in both directions
+        ("v100", "hbm_cap", 256e9),
+        ("dgx-2", "hbm_cap", 512e9),
+        ("dgx-2", "hbm_mem_bw", 14.4e12 / 1000),
         ("a100", "hbm_cap", 640e9),
         ("h100", "hbm_cap", 640e9),
         ("h200", "hbm_cap", 1128e9),

@@ -6,7 +6,7 @@ Rates are per direction and per rank, in the units of `Topology` (bytes, bytes p
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 GB, TB = 1e9, 1e12
 GB_S = 1e6  # one GB/s in bytes per ms
@@ -101,6 +101,11 @@ def _gpu(
     )
 
 
+_V100 = _gpu("NVIDIA V100 32GB SXM data sheet, 2018", 32, 900, 150, 15.7, 16, _STREAM_ASSUMED)
+_CUBE_MESH = "assumed: as on H100, times 7/10, as three of the seven other GPUs are two NVLinks away"
+_V100_CUBE_MESH = tuple(
+    replace(each, share=0.57, share_source=_CUBE_MESH) if each.field == "intra_host_bw" else each for each in _V100
+)
 _A100_80 = _gpu("NVIDIA A100 80GB SXM data sheet, 2021", 80, 2039, 300, 19.5, 32, _STREAM_ASSUMED)
 _A100_40 = _gpu("NVIDIA A100 40GB SXM data sheet, 2020", 40, 1555, 300, 19.5, 32, _STREAM_ASSUMED)
 _H100 = _gpu("NVIDIA H100 SXM data sheet, 2023", 80, 3350, 450, 67, 64, _STREAM_ASSUMED)
@@ -135,6 +140,23 @@ _GCE = "Google Compute Engine, GPU machine types and their bandwidth, 2025"
 _AZURE = "Microsoft Azure VM sizes, ND family, 2025"
 
 MACHINES: tuple[Machine, ...] = (
+    _server(
+        "v100",
+        "DGX-1, 8 x V100 32GB",
+        _V100_CUBE_MESH,
+        (50, "NVIDIA DGX-1 white paper, 2017: four InfiniBand cards of 100 Gb/s for 8 GPUs", _NDR_ASSUMED),
+        (512 * GB, "assumed: 512 GB"),
+        named="V100-SXM2-32GB",
+    ),
+    _server(
+        "dgx-2",
+        "DGX-2, 16 x V100 32GB behind NVSwitch",
+        _V100,
+        (50, "NVIDIA DGX-2, 2018: eight InfiniBand cards of 100 Gb/s for 16 GPUs", _NDR_ASSUMED),
+        (1.5 * TB, "NVIDIA DGX-2, 2018: 1.5 TB"),
+        ranks=16,
+        named="V100-SXM3-32GB",
+    ),
     _server(
         "a100",
         "DGX A100, 8 x A100 80GB",
@@ -267,6 +289,7 @@ MACHINES: tuple[Machine, ...] = (
 )
 
 ALIASES: dict[str, str] = {
+    "dgx-1": "v100",
     "dgx-a100": "a100",
     "a100-80gb": "a100",
     "dgx-h100": "h100",

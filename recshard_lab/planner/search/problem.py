@@ -21,7 +21,6 @@ from recshard_lab.planner.search.state import Choices, Groups, Index, Put, State
 from recshard_lab.planner.workload import Array
 
 Weights: TypeAlias = tuple[Array, Array, float, bool, float]
-TRIES = 8  # ways that are tried in earnest where the best turn out not to fit
 
 
 class Problem:
@@ -150,20 +149,26 @@ class Problem:
         if ways is not None:
             scores.append(self._scored(v, shared, room, weights, *ways[:4]))
         flat = np.concatenate([score.ravel() for score in scores])
-        for _ in range(TRIES):
-            c = int(flat.argmin())
-            if not np.isfinite(flat[c]):
-                return None
+        best, best_score = None, np.inf
+        while flat[c := int(flat.argmin())] < best_score:  # under two hops a score is optimistic: others may be better
             put = self._put(table, choices, c, ways)
-            if put.node is None:
-                return float(flat[c]), put
-            self.put(state, table, put)  # what two hops add to a node is known only now
-            score, good = self.score(state), self.fits(state)
-            self.take(state, table)
-            if good:
-                return (float(flat[c]) if state.floor is not None else score), put
+            score = float(flat[c]) if put.node is None else self._score_with(state, put, choices.first, memory_first)
+            if score < best_score:
+                best, best_score = put, score
             flat[c] = np.inf
-        return None
+        return None if best is None else (best_score, best)
+
+    def _score_with(self, state: State, put: Put, first: int, memory_first: bool) -> float:
+        """The exact score of a plan with `put` added; infinite if it does not fit."""
+        self._change(state, put, 1)
+        score, held = self.score(state), float(state.used[-1].max() + state.nbytes)
+        if state.floor is not None:
+            most = state.used[:-1].max(axis=1)
+            score += float((np.maximum(most, state.floor) - most).sum() + self.priced.over[first + put.at])
+        if memory_first:
+            score += 1e6 * held / max(1.0, self.capacity)
+        self._change(state, put, -1)
+        return score if held <= self.capacity else np.inf
 
     def _singles(self, choices: Choices, v: Array, used: Array, shared: Array, room: Array, weights: Weights) -> Array:
         """``[singles, W]`` scores of one piece on every rank."""

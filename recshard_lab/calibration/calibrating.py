@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import platform
-import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from html import escape
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
@@ -25,8 +23,8 @@ from recshard_lab.calibration.steps import BUSY, Timed, time_cases, usual_ms
 from recshard_lab.cores import usable_cores
 from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES
 from recshard_lab.sharding import Topology
-from recshard_lab.sharding.export.text_table import WIDTH
 from recshard_lab.sharding.hardware.device_profile import DeviceProfile
+from recshard_lab.text_table import Printable, TextTable, wrapped
 
 OTHER_OPTIMIZERS = tuple(name for name in OPTIMIZER_STATE_BYTES if name not in MAIN_OPTIMIZERS)
 OTHER_LAYOUTS = ("table_wise", "row_wise")
@@ -59,7 +57,7 @@ class Ranks(Protocol):
 
 @checks_arguments
 @dataclass(frozen=True, eq=False)
-class Calibration:
+class Calibration(Printable):
     """What was found.
 
     Attributes:
@@ -91,21 +89,25 @@ class Calibration:
         """Writes the device profile, which `Topology.from_profile` and ``recshard plan --topology`` read."""
         self.profile.save(path)
 
-    def rows(self) -> list[tuple[str, str, str, str]]:
-        """Figure, default, calibrated, spread."""
+    def parts(self) -> list[str | TextTable]:
         after = self.topology
-        told = [("figure", "default", "calibrated", "spread")]
-        for name in ("flops_per_ms", "reduce_scatter_cost"):
-            told.append((name, f"{getattr(self.before, name):,.4g}", f"{getattr(after, name):,.4g}", ""))
+        rows = [
+            (name, f"{getattr(self.before, name):,.4g}", f"{getattr(after, name):,.4g}", "")
+            for name in ("flops_per_ms", "reduce_scatter_cost")
+        ]
         for figure in self.figures:
             value = getattr(self.before, figure.field)
             default = value if figure.optimizer is None else value.get(figure.optimizer, 0.0)
             spread = self.profile.spread.get(figure.name, float("nan"))
-            told.append((figure.name, f"{default:,.4g}", f"{figure.of(after):,.4g}", f"x or / {spread:.2f}"))
-        return told
+            rows.append((figure.name, f"{default:,.4g}", f"{figure.of(after):,.4g}", f"x or / {spread:.2f}"))
+        table = TextTable(("figure", "default", "calibrated", "spread"), rows, right=(1, 2, 3))
+        return [*self._sentences(), table]
 
     def summary(self) -> str:
-        """What the figures are worth, in at most 100 columns a line; it depends on what the check found."""
+        """The error of predictions before and after calibration, in lines of at most 100 characters."""
+        return "\n".join(map(wrapped, self._sentences()))
+
+    def _sentences(self) -> list[str]:
         profile = self.profile
         new = f"{self.new_error:.1%} with the calibrated figures, {self.new_before_error:.1%} with the defaults"
         verdict = (
@@ -121,26 +123,7 @@ class Calibration:
             f"Error on a new model: {new}. {verdict}",
             load_warning(profile.other_load),
         ]
-        return "\n".join(part for line in lines if line for part in textwrap.wrap(line, WIDTH))
-
-    def __str__(self) -> str:
-        rows = self.rows()
-        wide = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = [
-            "  ".join(
-                [row[0].ljust(wide[0]), *(cell.rjust(size) for cell, size in zip(row[1:], wide[1:], strict=True))]
-            )
-            for row in rows
-        ]
-        return "\n".join([self.summary(), "", *(line.rstrip() for line in lines)])
-
-    def _repr_html_(self) -> str:
-        head, *rows = (
-            "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row)
-            for row, tag in zip(self.rows(), ["th", *["td"] * len(self.rows())], strict=False)
-        )
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
-        return f"<p>{escape(self.summary()).replace(chr(10), '<br>')}</p><table><tr>{head}</tr>{body}</table>"
+        return [line for line in lines if line]
 
 
 def calibrate(ranks: Ranks, seconds: float = 50.0, *, progress: bool = True, seed: int = 0) -> Calibration:

@@ -10,11 +10,11 @@ from typing import Any
 
 from recshard_lab.lab.report import Folded, Part, Section
 from recshard_lab.lab.theme import number
-from recshard_lab.lab.view import Numbers
 from recshard_lab.planner import Workload
 from recshard_lab.sharding import Topology, preset_table
 from recshard_lab.sharding.hardware.device_profile import DeviceProfile
 from recshard_lab.sharding.hardware.presets import amount
+from recshard_lab.text_table import TextTable
 
 _FIRST = (  # of a topology's figures, those that a plan depends on most
     "world_size",
@@ -40,9 +40,9 @@ def assumptions(topology: Topology, workload: Workload, preset: str = "") -> Sec
     """
     rest = [each.name for each in fields(topology) if each.name not in _FIRST]
     parts: list[Part] = [
-        Numbers(("figure", "of one rank"), [(name, _figure(topology, name)) for name in _FIRST]),
-        Folded("Every other figure of the machine", Numbers(("figure", "value"), _rows(topology, rest))),
-        Numbers(("of the step", "value"), _rows(workload, [each.name for each in fields(workload)])),
+        TextTable(("figure", "of one rank"), [(name, _figure(topology, name)) for name in _FIRST]),
+        Folded("Every other figure of the machine", TextTable(("figure", "value"), _rows(topology, rest))),
+        TextTable(("of the step", "value"), _rows(workload, [each.name for each in fields(workload)])),
     ]
     if preset.endswith(".json"):
         parts.append(_calibrated(DeviceProfile.load(preset)))

@@ -31,8 +31,8 @@ from recshard_lab.lab.exportable import Candidate, Exportable
 from recshard_lab.lab.exporting import write_page
 from recshard_lab.lab.report import Section
 from recshard_lab.lab.theme import SCHEMES, bytes_text, look_of, with_notes
-from recshard_lab.lab.view import Numbers
 from recshard_lab.sharding import Topology
+from recshard_lab.text_table import TextTable
 from recshard_lab.train import MOVIELENS_100K
 
 PREDICTED = (
@@ -152,7 +152,7 @@ def demo_page(found: Comparison) -> Exportable:
     losses = {split: {run.name: run.outcomes[split].losses for run in found.runs} for split in found.splits}
     verdicts = ". ".join(words[0].upper() + words[1:] for _, words in found.verdicts()) + "."
     sections = [
-        Section(f"The same model, {len(found.runs)} ways", [Numbers(heads, rows), legend, *found.notes(), verdicts]),
+        Section(f"The same model, {len(found.runs)} ways", [TextTable(heads, rows), legend, *found.notes(), verdicts]),
         Section(
             "Loss curves",
             [views.curves(losses[split], note=f"{note}, {SPLITS[split]}") for split in found.splits],

@@ -16,11 +16,12 @@ from recshard_lab.embedding.configs import BaseEmbeddingConfig, check_tables
 from recshard_lab.lab.measure import Measured
 from recshard_lab.lab.question import Answer, Question, answer, searched
 from recshard_lab.lab.theme import bytes_text, ms_text
-from recshard_lab.lab.view import Numbers, View, message_view
+from recshard_lab.lab.view import View, message_view
 from recshard_lab.lab.views.registry import draw_alike, view_label, views_of
 from recshard_lab.planner import EmbeddingShardingPlanner, PlanDiff, Workload
 from recshard_lab.sharding import ParameterConstraints, PlanError, ShardingPlan, Topology, scheme_names
 from recshard_lab.sharding.plan.types import nearest
+from recshard_lab.text_table import TextTable
 
 if TYPE_CHECKING:
     from recshard_lab.lab.exportable import Exportable
@@ -219,7 +220,7 @@ class PlanComparison:
         return found
 
     @property
-    def numbers(self) -> Numbers:
+    def numbers(self) -> TextTable:
         """The table: a line a row, a column a plan; the best of a line says so."""
         lines = [[row.label, *(self._cell(row, name) for name in self.answers)] for row in ROWS]
         fits = ["Memory", *("fits" if shown.fits else "does not fit" for shown in self.answers.values())]
@@ -230,7 +231,7 @@ class PlanComparison:
             if any(ran)
             else []
         )
-        return Numbers(["", *self.answers], [*lines, *more, fits])
+        return TextTable(["", *self.answers], [*lines, *more, fits])
 
     def _cell(self, row: Row, name: str) -> str:
         if name not in self.values:

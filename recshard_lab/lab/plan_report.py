@@ -16,9 +16,10 @@ from recshard_lab.lab.plan_comparison import PlanComparison
 from recshard_lab.lab.question import Answer, Question
 from recshard_lab.lab.report import Folded, Part, Picture, Section
 from recshard_lab.lab.theme import SCHEMES, bytes_text, counted, look_of, ms_text, number, with_notes
-from recshard_lab.lab.view import Numbers, View
-from recshard_lab.planner.answers.answers import sharding_text
+from recshard_lab.lab.view import View
+from recshard_lab.planner.answers.text import sharding_text
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, ShardingPlan
+from recshard_lab.text_table import TextTable
 
 MOST_EXPLAINED = 40
 MOST_DIFFERENCES, MOST_OPEN = 60, 12  # tables listed; beyond, behind a click
@@ -139,7 +140,7 @@ def _side_by_side(candidates: Sequence[Candidate]) -> PlanComparison:
     return PlanComparison(tables, answers, measured)
 
 
-def _figures(found: PlanComparison) -> Numbers:
+def _figures(found: PlanComparison) -> TextTable:
     """The figures of each plan, a column each, and how many tables each scheme has."""
     numbers = found.numbers
     counts = [
@@ -148,7 +149,7 @@ def _figures(found: PlanComparison) -> Numbers:
     told = [", ".join(f"{n} {look_of(scheme, SCHEMES).label}" for scheme, n in each.items()) for each in counts]
     caps = [bytes_text(a.topology.memory_cap_bytes) for a in found.answers.values()]
     rows = [*numbers.rows, ["Memory of a rank", *caps], ["Schemes", *told]]
-    return Numbers(numbers.heads, rows, wraps=True)
+    return TextTable(numbers.heads, rows, wraps=True)
 
 
 def _differences(candidates: Sequence[Candidate]) -> list[Section]:
@@ -169,7 +170,7 @@ def _differences(candidates: Sequence[Candidate]) -> list[Section]:
     if len(differing) > MOST_DIFFERENCES:
         words += f"; the first {MOST_DIFFERENCES} are listed"
     rows = [[name, *(own.get(name, "") for own in shardings)] for name in differing[:MOST_DIFFERENCES]]
-    table = Numbers(("table", *(each.name for each in planned)), rows, wraps=True)
+    table = TextTable(("table", *(each.name for each in planned)), rows, wraps=True)
     parts: list[Part] = [f"{words}.", table] if len(rows) <= MOST_OPEN else [Folded(words, table)]
     return [Section("What differs", parts)]
 

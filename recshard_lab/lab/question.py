@@ -19,7 +19,7 @@ from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner import EmbeddingShardingPlanner, Estimate, Workload, estimate
 from recshard_lab.planner.answers.refusals import Refusal
 from recshard_lab.planner.answers.text import gigabytes, ranks_word, usable_text
-from recshard_lab.planner.answers.why import wished
+from recshard_lab.planner.answers.why import requested
 from recshard_lab.planner.search.trace import SearchTrace
 from recshard_lab.sharding import ParameterConstraints, PlanError, ShardingPlan, Topology
 
@@ -217,5 +217,5 @@ def constraints_of(question: Question, tables: Sequence[str]) -> dict[str, Param
             if own.sharding_types is None and own.shards is None:
                 found[name] = replace(own, sharding_types=list(question.allowed))
     for name, scheme in question.chosen.items():
-        found[name] = wished(found.get(name) or ParameterConstraints(), scheme)
+        found[name] = requested(found.get(name) or ParameterConstraints(), scheme)
     return found

@@ -20,11 +20,12 @@ from typing import Any, TypeAlias
 from recshard_lab.lab.report_page import STYLE, check_plotly, controls_of, head_of, scripts_of
 from recshard_lab.lab.svg import without_tooltips
 from recshard_lab.lab.theme import bytes_text
-from recshard_lab.lab.view import Numbers, View
+from recshard_lab.lab.view import View
+from recshard_lab.text_table import TextTable
 
 LARGEST = 3_000_000  # bytes
 LONG = 50_000  # bytes of a file inside a page, from which it is gzipped
-Part: TypeAlias = "View | Numbers | Folded | Picture | Code | Attachment | str"
+Part: TypeAlias = "View | TextTable | Folded | Picture | Code | Attachment | str"
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Section:
 
     Args:
         heading: of the section.
-        parts: views, tables (`Numbers`), answers to be opened (`Folded`), captioned views (`Picture`), `Code`, files
+        parts: views, tables (`TextTable`), answers to be opened (`Folded`), captioned views (`Picture`), `Code`, files
             (`Attachment`), or paragraphs of plain text; text that begins with ">>>" or "$" is shown as code.
     """
 
@@ -170,7 +171,7 @@ class _Drawn:
 
 
 def _listed(parts: Part | Sequence[Part]) -> Sequence[Part]:
-    return [parts] if isinstance(parts, (View, Numbers, Folded, Picture, Code, Attachment, str)) else parts
+    return [parts] if isinstance(parts, (View, TextTable, Folded, Picture, Code, Attachment, str)) else parts
 
 
 def _section(number: int, section: Section, drawn: _Drawn) -> str:
@@ -187,7 +188,7 @@ def _part(part: Part, uid: str, drawn: _Drawn) -> str:
             return _figure(part, "", uid, drawn)
         case Picture():
             return _figure(part.view, part.caption, uid, drawn)
-        case Numbers():
+        case TextTable():
             return f'<div class="wide">{part.html}</div>'
         case Code():
             return f'<pre tabindex="0">{escape(part.text)}</pre>'

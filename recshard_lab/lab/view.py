@@ -15,46 +15,16 @@ not part of an output: JupyterLab's plotly renderer saves a bitmap of 40 to 120 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from html import escape
 from secrets import token_hex
 from typing import Any
 
 from recshard_lab.lab.svg import Svg, img_tag
+from recshard_lab.text_table import TextTable
 
 WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """The numbers of a view: column heads and rows, all of them text; ``wraps`` where cells may take several lines."""
-
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    wraps: bool = False
-
-    @property
-    def html(self) -> str:
-        head = "".join(f'<th scope="col" style="text-align:left">{escape(name)}</th>' for name in self.heads)
-        body = "".join(
-            "<tr>" + "".join(f'<td style="text-align:left">{escape(cell)}</td>' for cell in row) + "</tr>"
-            for row in self.rows
-        )
-        kind = ' class="wraps"' if self.wraps else ""
-        return f"<table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-    def _repr_html_(self) -> str:
-        return self.html
-
-    @property
-    def text(self) -> str:
-        lines = [list(self.heads), *map(list, self.rows)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(self.heads))]
-        return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-        )
 
 
 @dataclass(frozen=True)
@@ -76,7 +46,7 @@ class View:
     name: str
     title: str
     summary: str
-    numbers: Numbers
+    numbers: TextTable
     draw: Callable[[str], Svg] = field(repr=False)
     plot: Callable[[], Any] = field(repr=False)
     problem: str = ""
@@ -169,7 +139,7 @@ def message_view(name: str, title: str, problem: str) -> View:
 
         return blank(title, problem)
 
-    return View(name, title, problem, Numbers((), ()), draw, plot, problem)
+    return View(name, title, problem, TextTable((), ()), draw, plot, problem)
 
 
 def _wrapped(words: str, width: int) -> list[str]:

@@ -14,13 +14,14 @@ from recshard_lab.lab import views
 from recshard_lab.lab.exportable import Exportable
 from recshard_lab.lab.exporting import write_page
 from recshard_lab.lab.report import Section
-from recshard_lab.lab.view import Numbers, View
+from recshard_lab.lab.view import View
 from recshard_lab.planner import Workload, read_tables
 from recshard_lab.planner.sweep.mlperf_example import WORLD_SIZES, mlperf_dlrm_dcnv2_tables, mlperf_dlrm_dcnv2_workload
 from recshard_lab.planner.sweep.mlperf_shown import mlperf_example
 from recshard_lab.planner.sweep.points import Sweep, write_csv
 from recshard_lab.planner.sweep.whatif import sweep
 from recshard_lab.sharding import preset_table
+from recshard_lab.text_table import TextTable
 
 SIMULATED_NOTE = "Simulated, not measured: nothing was launched; every number follows from the figures above."
 
@@ -46,10 +47,10 @@ def sweep_page(found: Sweep, workload: Workload, title: str = "What if", more: S
     sections = [
         *more,
         Section("Simulated points", pictures),
-        Section("All points", [Numbers(heads, rows)]),
+        Section("All points", [TextTable(heads, rows)]),
         Section("What they were simulated from", figures),
     ]
-    subtitle, stem = found._sentences()[0], "sweep"
+    subtitle, stem = found.sentences()[0], "sweep"
     return Exportable(f"{title} (simulated)", sections, subtitle, SIMULATED_NOTE, pictures={"": pictures}, name=stem)
 
 
@@ -144,9 +145,9 @@ def run_mlperf(
             for name, value, source in found.assumptions()
             for i, line in enumerate(wrap(source, 78))
         ]
-        parts = [Section("Every figure", [Numbers(("figure", "value", "source"), rows)])]
+        parts = [Section("Every figure", [TextTable(("figure", "value", "source"), rows)])]
         for heading, table, below in found.sections():
-            numbers: list[View | Numbers | str] = [Numbers(table[0], table[1:])] if table else []
+            numbers: list[View | TextTable | str] = [TextTable(table[0], table[1:])] if table else []
             parts.append(Section(heading, [*numbers, *below]))
         machines = ["a100", "h100", "gb200nvl72"] if topology == "h100" else words(topology)
         load = mlperf_dlrm_dcnv2_workload()
@@ -158,7 +159,7 @@ def run_mlperf(
             global_batch_size=mlperf.GLOBAL_BATCH_SIZE,
             pipeline=["none", "sparse_dist"],
         )
-        intro = "\n\n".join(found._sentences())
+        intro = "\n\n".join(found.sentences())
         told = (
             "Below, the same tables and batch on other machines, by the presets' own figures: arithmetic in float32, "
             "not TF32 as above, and 20 us a launch."

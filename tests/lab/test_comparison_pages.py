@@ -11,9 +11,9 @@ from recshard_lab.lab import Candidate, compare_plans, views
 from recshard_lab.lab.plan_report import MOST_DIFFERENCES, MOST_EXPLAINED, MOST_OPEN, comparison_page, plan_page
 from recshard_lab.lab.report import Folded, Picture, Section
 from recshard_lab.lab.theme import number
-from recshard_lab.lab.view import Numbers
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, ShardingPlan, Topology, scheme_named
+from recshard_lab.text_table import TextTable
 from tests.lab.plans import many, plan_of
 
 RANKS = 4
@@ -37,7 +37,7 @@ def section(page: Any, heading: str) -> Section:
     return found
 
 
-def listed(page: Any) -> tuple[str, Numbers, bool]:
+def listed(page: Any) -> tuple[str, TextTable, bool]:
     """The words over the tables that differ, the list, and whether it is behind a click."""
     parts = section(page, "What differs").parts
     if isinstance(parts[0], Folded):

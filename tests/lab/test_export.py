@@ -28,8 +28,9 @@ from recshard_lab.lab.assumptions import assumptions
 from recshard_lab.lab.export_kinds import KINDS, kinds_for
 from recshard_lab.lab.exporting import exportable
 from recshard_lab.lab.plan_report import comparison_page
-from recshard_lab.lab.view import Numbers, message_view
+from recshard_lab.lab.view import message_view
 from recshard_lab.sharding import ParameterConstraints, PlanError, ShardingPlan, Topology
+from recshard_lab.text_table import TextTable
 from tests.lab.plans import SCHEMES, many, movielens, plan_of
 from tests.test_bad_arguments import JUNK
 
@@ -93,7 +94,7 @@ def test_a_page_names_every_figure_that_it_was_predicted_from(page: Path) -> Non
 
 def test_figures_are_told_as_they_are() -> None:
     parts = assumptions(Topology.preset("h100x8"), rs.Workload(zipf_alpha=1.2)).parts
-    rows = dict(row for part in parts if isinstance(part, Numbers) for row in part.rows)
+    rows = dict(row for part in parts if isinstance(part, TextTable) for row in part.rows)
     assert rows["hbm_mem_bw"] == "3,082 GB/s"
     assert rows["world_size"] == "8"
     assert rows["zipf_alpha"] == "1.2"
@@ -170,7 +171,7 @@ def test_plans_that_differ_in_one_table_are_told_apart_by_it() -> None:
     found = comparison_page([Candidate.of("one", one), Candidate.of("other", other)])
     section = next(each for each in found.sections if each.heading == "What differs")
     assert section.parts[0] == "1 of 6 tables differ between the plans."
-    assert isinstance(section.parts[1], Numbers)
+    assert isinstance(section.parts[1], TextTable)
     assert section.parts[1].rows == [["movie", "table_wise on rank 0", "table_wise on rank 1"]]
 
 

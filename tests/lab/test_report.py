@@ -10,7 +10,7 @@ import pytest
 
 from recshard_lab.lab import views, write_report
 from recshard_lab.lab.report import Section
-from recshard_lab.lab.view import Numbers
+from recshard_lab.text_table import TextTable
 from tests.lab.plans import movielens, plan_of
 
 
@@ -20,7 +20,7 @@ def written(path: Path, plotly: str = "none") -> str:
     sections = {
         "Plans": ["Four schemes, one model.", placed, placed],
         "Loss": views.curves({"row_wise": [0.7, 0.5], "table_wise": [0.7, 0.5]}),
-        "AUC": Numbers(("scheme", "AUC"), [("row-wise", "0.781")]),
+        "AUC": TextTable(("scheme", "AUC"), [("row-wise", "0.781")]),
     }
     return write_report(
         path / "report.html", "Plans & losses", sections, note="synthetic <ratings>", plotly=plotly

@@ -273,14 +273,14 @@ def test_a_view_that_fails_shows_its_error_and_wrong_arguments_still_raise() -> 
 
 
 def test_a_new_view_is_one_function_and_its_drawing_may_fail_too() -> None:
-    from recshard_lab.lab.view import Numbers
+    from recshard_lab.text_table import TextTable
 
     @views.register_view("Balance")
     def my_balance(estimate: Any) -> View:
         def draw(uid: str) -> Any:
             raise RuntimeError("no ink")
 
-        return View("my_balance", "Balance", "", Numbers((), ()), draw, lambda: None)
+        return View("my_balance", "Balance", "", TextTable((), ()), draw, lambda: None)
 
     try:
         assert views.view_names()[-1] == "my_balance"

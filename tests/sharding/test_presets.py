@@ -50,14 +50,14 @@ def test_every_figure_says_where_and_when_it_was_published_or_that_it_is_assumed
     ],
 )
 def test_the_ranks_of_a_host_add_up_to_what_is_printed_for_the_host(name: str, field: str, whole: float) -> None:
-    peaks = {row["field"]: row["peak"] for row in preset_table(name).rows}
+    peaks = {row["field"]: row["peak"] for row in preset_table(name).records()}
     assert peaks[field] * Topology.preset(name).world_size == pytest.approx(whole, rel=0.005)
 
 
 @pytest.mark.parametrize("name", [machine.name for machine in MACHINES if not machine.one_host])
 def test_the_table_holds_what_the_topology_was_given(name: str) -> None:
     topology = Topology.preset(name)
-    for row in preset_table(name).rows:
+    for row in preset_table(name).records():
         assert getattr(topology, row["field"]) == row["value"]
         assert row["value"] <= row["peak"]
 

@@ -13,8 +13,9 @@ from recshard_lab.lab.columns import MARGIN
 from recshard_lab.lab.plots import figure
 from recshard_lab.lab.svg import Svg, fit
 from recshard_lab.lab.theme import LABEL_INK, Look, number
-from recshard_lab.lab.view import Numbers, View, message_view
+from recshard_lab.lab.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
+from recshard_lab.text_table import TextTable
 
 if TYPE_CHECKING:
     from recshard_lab.sparse import KeyedJaggedTensor
@@ -209,7 +210,7 @@ def _row_name(svg: Svg, y: float, words: str) -> None:
     svg.text(LEFT - 10, y + 16, words, anchor="end", bold=True)
 
 
-def _numbers(bags: list[_Bag]) -> Numbers:
+def _numbers(bags: list[_Bag]) -> TextTable:
     rows, start = [], 0
     for place, bag in enumerate(bags):
         told = " ".join(map(str, bag.ids))
@@ -217,7 +218,7 @@ def _numbers(bags: list[_Bag]) -> Numbers:
         rows.append([str(place), bag.key, str(bag.sample), str(len(bag.ids)), str(start), told, *weights])
         start += len(bag.ids)
     heads = ["bag", "feature", "sample", "length", "offset", "values"]
-    return Numbers(heads if bags[0].weights is None else [*heads, "weights"], rows)
+    return TextTable(heads if bags[0].weights is None else [*heads, "weights"], rows)
 
 
 def _plot(bags: list[_Bag], title: str) -> Any:

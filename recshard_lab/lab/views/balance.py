@@ -18,9 +18,10 @@ from recshard_lab.lab.plots import GRID, figure, marker, up_to
 from recshard_lab.lab.svg import Svg
 from recshard_lab.lab.theme import PHASES, as_sentence, bytes_text, look_of, ms_text, number, with_notes
 from recshard_lab.lab.traffic_phases import words_of
-from recshard_lab.lab.view import Numbers, View, message_view
+from recshard_lab.lab.view import View, message_view
 from recshard_lab.lab.views.phases import unshowable
 from recshard_lab.lab.views.registry import register_view
+from recshard_lab.text_table import TextTable
 
 
 @register_view("Balance", place=4)
@@ -169,7 +170,7 @@ def _held_and_sent(source: Any) -> dict[str, np.ndarray]:
     return {name: values for name, values in found.items() if np.isfinite(values).all() and values.any()}
 
 
-def _numbers(found: Balance) -> Numbers:
+def _numbers(found: Balance) -> TextTable:
     rows: list[list[str]] = []
 
     def line(what: str, rank: int, values: np.ndarray, text: Any, lost: str = "") -> None:
@@ -188,7 +189,7 @@ def _numbers(found: Balance) -> Numbers:
         line(f"measured waiting: {name}", int(values.argmax()), values, ms_text)
     for name, values in found.counted.items():
         line(f"measured bytes {name}", int(values.argmax()), values, bytes_text)
-    return Numbers(("", "most on", "most", "mean", "least", "lost to imbalance"), rows)
+    return TextTable(("", "most on", "most", "mean", "least", "lost to imbalance"), rows)
 
 
 def _plot(found: Balance, title: str, extent: float) -> Any:

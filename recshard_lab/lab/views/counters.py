@@ -10,8 +10,9 @@ from recshard_lab.lab.columns import MARGIN
 from recshard_lab.lab.plots import figure
 from recshard_lab.lab.svg import Svg, fit
 from recshard_lab.lab.theme import LINES, as_sentence, bytes_text, count_text, number
-from recshard_lab.lab.view import Numbers, View, message_view
+from recshard_lab.lab.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
+from recshard_lab.text_table import TextTable
 
 MOST_LINES = 12  # tables, or ranks of one, that are drawn; the others are named by number
 MOST_TOLD = 64  # lines of numbers
@@ -206,7 +207,7 @@ def _thinned(samples: list[Any]) -> list[Any]:
     return [samples[round(i * step)] for i in range(MOST_POINTS)]
 
 
-def _numbers(last: Any, keys: list[tuple[str, int | None]], columns: list[Column]) -> Numbers:
+def _numbers(last: Any, keys: list[tuple[str, int | None]], columns: list[Column]) -> TextTable:
     """A line a table and rank where they can be read one by one, else a line a table, of those looked up most."""
     of_ranks = keys[0][1] is not None
     ranked = of_ranks or len(keys) * len(last.ranks) <= MOST_TOLD
@@ -224,7 +225,7 @@ def _numbers(last: Any, keys: list[tuple[str, int | None]], columns: list[Column
         rows.append([name, *([str(rank)] if ranked else []), *cells])
     if not ranked and len(keys) > MOST_TOLD:
         rows.append([f"and {len(keys) - MOST_TOLD} more, looked up less", *[""] * (len(heads) - 1)])
-    return Numbers(heads, rows)
+    return TextTable(heads, rows)
 
 
 def _plot(samples: list[Any], keys: list[tuple[str, int | None]], columns: list[Column], title: str) -> Any:

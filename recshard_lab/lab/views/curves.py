@@ -14,8 +14,9 @@ from recshard_lab.lab.columns import MARGIN
 from recshard_lab.lab.plots import figure
 from recshard_lab.lab.svg import Svg
 from recshard_lab.lab.theme import LINES, MIDDLE_INK, SCHEMES, as_sentence, look_of, number, ticks
-from recshard_lab.lab.view import Numbers, View, message_view
+from recshard_lab.lab.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
+from recshard_lab.text_table import TextTable
 
 MOST_POINTS = 240  # per curve in the static picture
 FEW_POINTS = 12  # so few are marked one by one
@@ -184,12 +185,12 @@ def _label(name: str) -> str:
     return look_of(name, SCHEMES).label if name in SCHEMES else name
 
 
-def _numbers(lines: Lines, x_label: str, y_label: str) -> Numbers:
+def _numbers(lines: Lines, x_label: str, y_label: str) -> TextTable:
     rows = [
         [_label(name), number(float(x[-1])), number(float(y[0]), 5), number(float(y[-1]), 5)]
         for name, (x, y) in lines.items()
     ]
-    return Numbers(("curve", f"last {x_label}", f"first {y_label}", f"last {y_label}"), rows)
+    return TextTable(("curve", f"last {x_label}", f"first {y_label}", f"last {y_label}"), rows)
 
 
 def _plot(lines: Lines, title: str, x_label: str, y_label: str, marks: list[float]) -> Any:

@@ -11,9 +11,10 @@ from recshard_lab.lab.columns import MARGIN
 from recshard_lab.lab.plots import figure
 from recshard_lab.lab.svg import Svg, fit
 from recshard_lab.lab.theme import LABEL_INK, SCHEMES, as_sentence, bytes_text, count_text, look_of
-from recshard_lab.lab.view import Numbers, View, message_view
+from recshard_lab.lab.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.sharding import ShardingPlan, Topology
+from recshard_lab.text_table import TextTable
 
 ID_BYTES, ELEMENT_BYTES = 4, 4  # as they travel: int32 and fp32
 MOST_STOPS = 9  # shards drawn one by one
@@ -91,7 +92,7 @@ def follow_id(
     named = label if config.name in known else f"{config.name}, {label}"
     title = f"Follow id {id:,} of {feature} from rank {home_rank} ({named})"
     summary = _summary(stops, away, home_rank, sharding.route, config)
-    numbers = Numbers(
+    numbers = TextTable(
         ("shard", "rank", "rows", "columns", "local row", "sent", "back"),
         [
             [

@@ -23,9 +23,10 @@ from recshard_lab.lab.memory_tiers import Stacks, Tier, host_memory, own_memory,
 from recshard_lab.lab.plots import figure, marker, up_to
 from recshard_lab.lab.svg import Svg, fit
 from recshard_lab.lab.theme import LABEL_INK, MEMORY, MIDDLE_INK, WARNING, bytes_text, bytes_unit, look_of, number
-from recshard_lab.lab.view import Numbers, View, message_view
+from recshard_lab.lab.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.planner.answers.text import ranks_word
+from recshard_lab.text_table import TextTable
 
 TALLEST = 210.0
 FAR = 2.5  # a capacity beyond this many times the largest stack is written instead of drawn
@@ -255,7 +256,7 @@ def _used(tiers: Sequence[Stacks]) -> list[str]:
     return [name for name in MEMORY if name in found] + [name for name in found if name not in MEMORY]
 
 
-def _numbers(tiers: list[Tier]) -> Numbers:
+def _numbers(tiers: list[Tier]) -> TextTable:
     used = _used([tier.stacks for tier in tiers])
     named = len(tiers) > 1
     rows = []
@@ -267,7 +268,7 @@ def _numbers(tiers: list[Tier]) -> Numbers:
                 cells += [bytes_text(values[rank].sum()), bytes_text(tier.usable[rank])]
                 rows.append([*([tier.name] if named else []), str(rank), kind, *cells])
     heads = ("rank", "", *(look_of(name, MEMORY).label for name in used), "total", "usable")
-    return Numbers(("memory", *heads) if named else heads, rows)
+    return TextTable(("memory", *heads) if named else heads, rows)
 
 
 def _plot(tiers: list[Tier], title: str, most: float) -> Any:

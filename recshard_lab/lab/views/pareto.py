@@ -18,9 +18,10 @@ from recshard_lab.lab.columns import MARGIN
 from recshard_lab.lab.plots import figure
 from recshard_lab.lab.svg import Svg
 from recshard_lab.lab.theme import LINES, WARNING, counted, ms_text, number, ticks
-from recshard_lab.lab.view import Numbers, View, message_view
+from recshard_lab.lab.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.planner.sweep.points import Sweep, SweepPoint, axis_label, axis_text
+from recshard_lab.text_table import TextTable
 
 LEFT, HEIGHT, STRIP = 76.0, 260.0, 26.0
 MOST_SERIES = 8
@@ -256,7 +257,7 @@ def _short(value: float) -> str:
     return number(value)
 
 
-def _numbers(sweep: Sweep) -> Numbers:
+def _numbers(sweep: Sweep) -> TextTable:
     axes, best = sweep.varied, {id(point) for point in sweep.pareto()}
     heads = [*(axis_label(name) for name in axes), "simulated step", "samples/s", "Pareto", "bound by or reason"]
     rows = []
@@ -272,7 +273,7 @@ def _numbers(sweep: Sweep) -> Numbers:
         else:
             cells += [point.problem, "", "", point.reason]
         rows.append(cells)
-    return Numbers(heads, rows)
+    return TextTable(heads, rows)
 
 
 def _plot(drawn: _Drawn, title: str) -> Any:

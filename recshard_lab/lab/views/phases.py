@@ -15,8 +15,9 @@ from recshard_lab.lab.columns import MARGIN
 from recshard_lab.lab.plots import figure, marker, up_to
 from recshard_lab.lab.svg import Svg, fit
 from recshard_lab.lab.theme import LABEL_INK, MISSING, PHASES, as_sentence, look_of, ms_text, number, ticks, with_notes
-from recshard_lab.lab.view import Numbers, View, message_view
+from recshard_lab.lab.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
+from recshard_lab.text_table import TextTable
 
 MOST_ROWS = 16  # ranks drawn one by one
 LEFT = 92
@@ -186,14 +187,14 @@ def _axis(svg: Svg, y: float, longest: float, scale: float) -> float:
     return y + 18
 
 
-def _numbers(names: Sequence[str], ms: np.ndarray, critical: int, steps: np.ndarray | None) -> Numbers:
+def _numbers(names: Sequence[str], ms: np.ndarray, critical: int, steps: np.ndarray | None) -> TextTable:
     heads = ["rank", *(look_of(name, PHASES).label for name in names), "busy"]
     heads += ["measured step"] if steps is not None else []
     rows = []
     for rank, row in enumerate(ms):
         cells = [f"{rank} (critical)" if rank == critical else str(rank), *map(ms_text, row), ms_text(row.sum())]
         rows.append([*cells, ms_text(float(steps[rank]))] if steps is not None else cells)
-    return Numbers(heads, rows)
+    return TextTable(heads, rows)
 
 
 def _plot(

@@ -17,9 +17,10 @@ from recshard_lab.lab.columns import MARGIN, Columns, nodes_of
 from recshard_lab.lab.plots import figure, marker, up_to
 from recshard_lab.lab.svg import Svg, fit
 from recshard_lab.lab.theme import LABEL_INK, SCHEMES, as_sentence, bytes_text, look_of
-from recshard_lab.lab.view import Numbers, View, message_view
+from recshard_lab.lab.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.sharding import ShardingPlan, Topology
+from recshard_lab.text_table import TextTable
 
 THINNEST = 2.0  # pixels: what is lower is listed, not drawn
 LABELLED = 12.0  # pixels: what is lower has no room for its name and is listed too
@@ -293,7 +294,7 @@ def _in_host(ranks: list[list[Block]]) -> str:
     return f" In the host's memory lie {bytes_text(held)}." if held else ""
 
 
-def _numbers(ranks: list[list[Block]], totals: list[float], row: Row) -> Numbers:
+def _numbers(ranks: list[list[Block]], totals: list[float], row: Row) -> TextTable:
     """A row per shard where they can be read one by one, else a row per rank."""
     if sum(map(len, ranks)) <= 64:
         routed = any(b.route != "direct" for blocks in ranks for b in blocks)
@@ -314,9 +315,9 @@ def _numbers(ranks: list[list[Block]], totals: list[float], row: Row) -> Numbers
         ]
         heads = ("rank", "table", "scheme", *(["route"] if routed else []), *(["memory"] if tiers else []))
         heads = (*heads, "rows", "cols", "bytes")
-        return Numbers(heads, rows)
+        return TextTable(heads, rows)
     rows = [[str(row.numbers[rank]), f"{len(b):,}", bytes_text(totals[rank])] for rank, b in enumerate(ranks)]
-    return Numbers(("rank", "shards", "bytes"), rows)
+    return TextTable(("rank", "shards", "bytes"), rows)
 
 
 def _plot(ranks: list[list[Block]], title: str, by_scheme: bool, most: float) -> Any:

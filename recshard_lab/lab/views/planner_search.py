@@ -15,8 +15,9 @@ from recshard_lab.lab.plots import figure
 from recshard_lab.lab.search_picture import CHOSEN, FRONTIER, PLAIN, Seen, draw_search, scheme_label
 from recshard_lab.lab.svg import Svg
 from recshard_lab.lab.theme import WARNING, bytes_text, ms_text, number
-from recshard_lab.lab.view import Numbers, View, message_view
+from recshard_lab.lab.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
+from recshard_lab.text_table import TextTable
 
 if TYPE_CHECKING:
     from recshard_lab.planner.search.trace import Candidate, SearchTrace
@@ -92,7 +93,7 @@ def _summary(search: SearchTrace, seen: Seen) -> str:
     return " ".join(words)
 
 
-def _numbers(seen: Seen) -> Numbers:
+def _numbers(seen: Seen) -> TextTable:
     """The bound, the cap, the plans that have a name, and the best so far."""
     best, frontier = set(map(id, seen.best)), set(map(id, seen.frontier))
     rows: list[list[str]] = []
@@ -114,7 +115,7 @@ def _numbers(seen: Seen) -> Numbers:
     rows += [line("", one) for one in others[: MOST_LINES - len(rows)]]
     if left > 0:
         rows.append([f"and {left:,} more", "", "", "", "", "", "records() has all"])
-    return Numbers(("plan", "no.", "found by", "step", "fullest rank", "", "tables under"), rows)
+    return TextTable(("plan", "no.", "found by", "step", "fullest rank", "", "tables under"), rows)
 
 
 def _plot(seen: Seen, title: str) -> Any:

@@ -16,9 +16,10 @@ from recshard_lab.lab.columns import MARGIN
 from recshard_lab.lab.plots import figure, marker
 from recshard_lab.lab.svg import Svg, fit
 from recshard_lab.lab.theme import LABEL_INK, LINES, Look, count_text, number
-from recshard_lab.lab.view import Numbers, View, message_view
+from recshard_lab.lab.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.planner import AccessProfile
+from recshard_lab.text_table import TextTable
 
 MOST_TABLES = 10  # curves drawn one by one
 MOST_RANKS = 32  # bars with a place of their own
@@ -234,13 +235,13 @@ def _shown(curves: dict[str, _Curve], chosen: str) -> list[str]:
     return [chosen, *others[: MOST_TABLES - 1]]
 
 
-def _numbers(curves: dict[str, _Curve]) -> Numbers:
+def _numbers(curves: dict[str, _Curve]) -> TextTable:
     heads = ("table", "rows", *(f"lookups of hottest {share:.3g}%" for share in (0.1, 1.0, 10.0, 50.0)))
     rows = [
         [name, count_text(curve.rows), *(_percent(curve.share(share)) for share in (0.001, 0.01, 0.1, 0.5))]
         for name, curve in curves.items()
     ]
-    return Numbers(heads, rows)
+    return TextTable(heads, rows)
 
 
 def _plot(

@@ -16,8 +16,9 @@ from recshard_lab.lab.columns import MARGIN
 from recshard_lab.lab.plots import figure, marker
 from recshard_lab.lab.svg import Svg, fit
 from recshard_lab.lab.theme import LABEL_INK, STAGES, as_sentence, look_of, ms_text, number, ticks, with_notes
-from recshard_lab.lab.view import Numbers, View, message_view
+from recshard_lab.lab.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
+from recshard_lab.text_table import TextTable
 from recshard_lab.train.stages import COMPUTE, hidden_share, stage_ms
 
 STEP = ("wait", *COMPUTE)
@@ -130,13 +131,13 @@ def _summary(hidden: Mapping[str, float], stages: int, step: float, waited: floa
     return " ".join(words) or f"{stages} stages."
 
 
-def _numbers(events: Sequence[Any], stages: Sequence[str], hidden: Mapping[str, float]) -> Numbers:
+def _numbers(events: Sequence[Any], stages: Sequence[str], hidden: Mapping[str, float]) -> TextTable:
     rows = []
     for stage in stages:
         behind = f"{number(100 * hidden[stage])}%" if stage in hidden else ""
         longest = max(event.ms for event in events if event.stage == stage)
         rows.append([look_of(stage, STAGES).label, ms_text(stage_ms(events, stage)), ms_text(longest), behind])
-    return Numbers(["stage", "a batch", "longest", "behind computing"], rows)
+    return TextTable(["stage", "a batch", "longest", "behind computing"], rows)
 
 
 def _draw(

@@ -18,8 +18,9 @@ from recshard_lab.lab.plots import figure
 from recshard_lab.lab.svg import Svg, fit, text_width
 from recshard_lab.lab.theme import bytes_text, bytes_unit, number
 from recshard_lab.lab.traffic_phases import PHASES, Part, parts_of
-from recshard_lab.lab.view import Numbers, View, message_view
+from recshard_lab.lab.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
+from recshard_lab.text_table import TextTable
 
 NUMBERED = 16  # cells a side up to which each carries its number
 PALE, DEEP = (232, 241, 250), (12, 74, 132)
@@ -313,7 +314,7 @@ def _totals(svg: Svg, cells: np.ndarray, left: float, top: float, across: float,
         svg.text(left + (i + 0.5) * across, top + (side + 0.5) * down + 4, words, anchor="middle", size=10.5, bold=True)
 
 
-def _numbers(away: np.ndarray, counted: np.ndarray | None, parts: list[Part], links: Links) -> Numbers:
+def _numbers(away: np.ndarray, counted: np.ndarray | None, parts: list[Part], links: Links) -> TextTable:
     """By phase where they are told apart, then the matrix where it is small, else what each rank sends and receives."""
     if len(away) <= 8:
         heads = ["from \\ to", *(f"rank {j}" for j in range(len(away)))]
@@ -325,7 +326,7 @@ def _numbers(away: np.ndarray, counted: np.ndarray | None, parts: list[Part], li
         pairs = zip(away.sum(axis=1), away.sum(axis=0), strict=True)
         rows = [[str(i), bytes_text(a), bytes_text(b)] for i, (a, b) in enumerate(pairs)]
     if not parts:
-        return Numbers(heads, rows)
+        return TextTable(heads, rows)
     wide = max(len(heads), 4)
     told = []
     for part in parts:
@@ -333,7 +334,7 @@ def _numbers(away: np.ndarray, counted: np.ndarray | None, parts: list[Part], li
         source = part.predicted if part.predicted is not None else part.counted
         told.append([part.words, total, found, _share(links, source) if links.nodes.max() > 0 else ""])
     first, *rest = _padded([["by phase", "predicted", "counted", "between nodes"], *told, heads, *rows], wide)
-    return Numbers(first, rest)
+    return TextTable(first, rest)
 
 
 def _padded(rows: Sequence[Sequence[str]], wide: int) -> list[list[str]]:

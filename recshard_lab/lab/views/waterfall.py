@@ -15,8 +15,9 @@ from recshard_lab.lab.columns import MARGIN
 from recshard_lab.lab.plots import figure, marker
 from recshard_lab.lab.svg import Svg, fit, text_width
 from recshard_lab.lab.theme import LABEL_INK, Look, as_sentence, ms_text, number, ticks
-from recshard_lab.lab.view import Numbers, View, message_view
+from recshard_lab.lab.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
+from recshard_lab.text_table import TextTable
 
 LOOKS = {True: Look("simulated step", "#9cc4ee", "dots"), False: Look("measured step", "#9ad6ae", "plain")}
 SAVED, ADDED = Look("taken away", "#eceff3", "falling"), Look("added", "#f0a9b8", "cross")
@@ -66,7 +67,7 @@ def waterfall(
     def plot() -> Any:
         return _plot(changes, others, simulated, title)
 
-    return View("waterfall", title, summary, Numbers(heads, rows), draw, plot)
+    return View("waterfall", title, summary, TextTable(heads, rows), draw, plot)
 
 
 def _told(others: Mapping[str, float], name: str) -> str:

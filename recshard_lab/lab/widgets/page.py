@@ -16,7 +16,8 @@ from recshard_lab.lab.scaling import Choice
 from recshard_lab.lab.theme import SCHEMES, bytes_text, count_text, look_of, ms_text, number, with_notes
 from recshard_lab.launcher.errors import ranks_text
 from recshard_lab.planner import PlanDiff
-from recshard_lab.planner.answers.answers import LEAST_MS, TableChange, sharding_text
+from recshard_lab.planner.answers.answers import LEAST_MS, TableChange
+from recshard_lab.planner.answers.text import sharding_text
 
 MOST_NAMED = 3  # tables in a card's sentence
 HEADS = {"live": "Now on the ranks", "asked": "What you ask for"}

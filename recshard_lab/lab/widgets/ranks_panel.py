@@ -18,7 +18,6 @@ from recshard_lab.lab.exportable import Exportable
 from recshard_lab.lab.ranks_gone import lost_text
 from recshard_lab.lab.report import Code, Part, Section
 from recshard_lab.lab.theme import MEMORY, bytes_text
-from recshard_lab.lab.view import Numbers
 from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import controls, page
 from recshard_lab.lab.widgets.base import LabWidget
@@ -26,6 +25,7 @@ from recshard_lab.lab.widgets.export_control import ExportControl, Exports
 from recshard_lab.launcher import LaunchError, current
 from recshard_lab.launcher.world import named
 from recshard_lab.planner.answers.text import ranks_word
+from recshard_lab.text_table import TextTable
 
 if TYPE_CHECKING:
     from recshard_lab.launcher.device_memory import RankMemory
@@ -134,7 +134,7 @@ class RanksPanel(Exports, LabWidget):
         if ranks is not None and states:
             memory = self._memory_of(ranks, states)
             heads, rows = _columns(ranks, states, memory)
-            told = [Numbers(tuple(heads), rows), *_notes(memory)]
+            told = [TextTable(tuple(heads), rows), *_notes(memory)]
         lines = [] if ranks is None else ranks.output(10 * LINES)
         sections = [
             Section("Ranks", told),

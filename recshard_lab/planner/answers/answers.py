@@ -1,29 +1,26 @@
-"""What the planner answers: why a table lies where it does, what two plans differ in, what a wish would cost."""
+"""Answers about a plan: why a table is placed where it is, what differs from another plan, what a change would cost."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
-from recshard_lab.planner.answers.shown import Shown
-from recshard_lab.planner.answers.text import gigabytes
+from recshard_lab.planner.answers.text import gigabytes, milliseconds, sharding_text
 from recshard_lab.planner.model.estimate import Estimate
 from recshard_lab.sharding import ParameterSharding, ShardingPlan
-from recshard_lab.sharding.export.text_table import ranks_text, shards_text
+from recshard_lab.sharding.export.plan_table import ranks_text, shards_text
+from recshard_lab.text_table import Printable, TextTable
 
-Tables: TypeAlias = list[tuple[Sequence[int], Sequence[Sequence[str]]]]
-LONGEST_RANKS = 24  # of a list of ranks in a sentence; a longer one is counted
-LEAST_MS = 1e-6  # steps that differ by less are as long as each other
+LEAST_MS = 1e-6  # a smaller difference between two steps counts as none
 
 
 @dataclass(frozen=True)
 class PhaseShare:
-    """One phase of a step on its slowest rank, and what a table causes of it.
+    """One phase of a step on its slowest rank, and the share that one table causes.
 
     Attributes:
         phase: its name.
-        rank: the slowest; every other waits for it. Under a cost model in which none waits, the busiest of all.
-        ms: how long it takes there.
-        table_ms: what grows with this table's ids and bytes there; the rest is other tables' and fixed costs.
+        rank: the slowest; all others wait for it. If the cost model has no waiting, the rank with the most work.
+        ms: its time on that rank.
+        table_ms: the part that grows with this table's ids and bytes. The rest is other tables' and fixed costs.
     """
 
     phase: str
@@ -39,14 +36,14 @@ class PhaseShare:
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another way to place one table, all other tables where they are.
+    """Another way to place one table, with all other tables where they are.
 
     Attributes:
-        sharding: the best placement found of this scheme and route.
-        step_ms: predicted step of the plan with it; more_ms: beyond the plan's own, negative where it is shorter.
-        memory_bytes: that the fullest rank holds.
+        sharding: the best placement found for this scheme and output path.
+        step_ms: predicted step of the plan with it; more_ms: its difference from the plan's own step.
+        memory_bytes: held by the fullest rank.
         fits: whether every rank has room.
-        allowed: whether the planner might choose it under its constraints.
+        allowed: whether the planner's constraints allow it.
     """
 
     sharding: ParameterSharding
@@ -58,24 +55,23 @@ class Alternative:
 
     @property
     def text(self) -> str:
-        """Scheme, ranks and route in a few words."""
+        """Scheme, ranks and output path in a few words."""
         return sharding_text(self.sharding)
 
 
 @dataclass(frozen=True)
-class Explained(Shown):
-    """Why one table lies where it does; `print` it.
+class Explained(Printable):
+    """Why one table is placed where it is; `print` it.
 
     Attributes:
         table: its name.
-        sharding: where it lies.
+        sharding: its placement.
         step_ms: predicted step of the plan.
-        memory_bytes: that the fullest rank holds.
+        memory_bytes: held by the fullest rank.
         usable_bytes: of a rank, its capacity without the reserve.
-        critical: the longest phase that a plan can change ("dense" it cannot), on its slowest rank.
+        critical: the longest phase that a plan can change (all but "dense"), on its slowest rank.
         phases: all phases.
-        alternatives: the best other placement of every scheme and route, the cheapest first, those that fit before
-            those that do not.
+        alternatives: the best other placement of every scheme and output path: those that fit first, then by step.
     """
 
     table: str
@@ -89,39 +85,37 @@ class Explained(Shown):
 
     @property
     def share(self) -> float:
-        """Of the step, what this table causes on the slowest ranks of all phases."""
+        """The share of the step that this table causes on the slowest ranks of all phases."""
         return sum(phase.table_ms for phase in self.phases) / self.step_ms if self.step_ms > 0 else 0.0
 
     @property
     def why(self) -> str:
-        """The reason in a sentence."""
-        open_ = [way for way in self.alternatives if way.fits and way.allowed]
-        if open_ and open_[0].more_ms < -LEAST_MS:
-            reason = (
-                f"found by a search that stops near the best: {open_[0].text} would be {_ms(-open_[0].more_ms)} shorter"
-            )
-        elif open_:
-            cost = f"costs {_ms(open_[0].more_ms)} more" if open_[0].more_ms > LEAST_MS else "is as fast"
-            reason = (
-                "no other way that is allowed is faster while the other tables stay where they are; the next best, "
-            )
-            reason += f"{open_[0].text}, {cost}"
+        """The reason, in a sentence or two."""
+        possible = [way for way in self.alternatives if way.fits and way.allowed]
+        if possible:
+            best, fastest = possible[0], "No allowed alternative is faster while the other tables stay."
+            more = milliseconds(abs(best.more_ms))
+            if best.more_ms < -LEAST_MS:
+                reason = f"The search stopped near the best: {best.text} would be {more} shorter."
+            elif best.more_ms > LEAST_MS:
+                reason = f"{fastest} The next best, {best.text}, costs {more} more."
+            else:
+                reason = f"{fastest} {best.text} is as fast."
         elif any(way.allowed for way in self.alternatives):
-            reason = "every other way that is allowed does not fit"
+            reason = "No allowed alternative fits."
         else:
-            reason = "its constraints allow nothing else"
+            reason = "Its constraints allow no alternative."
         barred = [way for way in self.alternatives if way.more_ms < -LEAST_MS and not (way.fits and way.allowed)]
         if barred:
             best = min(barred, key=lambda way: way.more_ms)
             bar = "does not fit" if not best.fits else "is not allowed"
-            reason += f"; {best.text} would be {_ms(-best.more_ms)} shorter but {bar}"
+            reason += f" {best.text} would be {milliseconds(-best.more_ms)} shorter but {bar}."
         return reason
 
     def records(self) -> list[dict[str, Any]]:
         """The chosen way and its alternatives, one dict each."""
-        chosen = Alternative(
-            self.sharding, self.step_ms, 0.0, self.memory_bytes, self.memory_bytes <= self.usable_bytes, True
-        )
+        fits = self.memory_bytes <= self.usable_bytes
+        chosen = Alternative(self.sharding, self.step_ms, 0.0, self.memory_bytes, fits, True)
         return [
             {
                 "scheme": way.sharding.sharding_type,
@@ -138,39 +132,40 @@ class Explained(Shown):
             for way in (chosen, *self.alternatives)
         ]
 
-    def _sentences(self) -> list[str]:
+    def parts(self) -> list[str | TextTable]:
         at = self.critical
-        return [
-            f"{self.table}: {sharding_text(self.sharding)}. {self.why[0].upper()}{self.why[1:]}.",
-            f"Predicted step {_ms(self.step_ms)}; critical: {at.phase} on rank {at.rank}, {_ms(at.ms)}, of which "
-            f"{self.table} causes {at.share:.0%}; of the whole step {self.share:.0%}.",
-            f"The fullest rank holds {gigabytes(self.memory_bytes)} of {gigabytes(self.usable_bytes)} usable.",
-        ]
-
-    def _tables(self) -> Tables:
-        phases = [("phase", "slowest rank", "ms", f"{self.table} ms", "share")]
-        phases += [(p.phase, str(p.rank), f"{p.ms:.3f}", f"{p.table_ms:.3f}", f"{p.share:.0%}") for p in self.phases]
-        ways = [("instead", "ranks", "more ms", "fullest rank", "", "shards")]
+        phases = [(p.phase, str(p.rank), f"{p.ms:.3f}", f"{p.table_ms:.3f}", f"{p.share:.0%}") for p in self.phases]
+        ways = []
         for way, line in zip(self.alternatives, self.records()[1:], strict=True):
             note = "does not fit" if not way.fits else "" if way.allowed else "not allowed"
             name = line["scheme"] if line["route"] == "direct" else f"{line['scheme']} by {line['route']}"
             more = f"{way.more_ms:+.3f}"
             ways.append((name, line["ranks"], more, gigabytes(way.memory_bytes), note, line["shards"]))
-        return [((20, 12, 12, 28, 5), phases), ((34, 14, 10, 12, 12, 28), ways)]
+        return [
+            f"{self.table}: {sharding_text(self.sharding)}. {self.why}",
+            f"The step takes {milliseconds(self.step_ms)} (predicted). Its longest phase is {at.phase}, "
+            f"{milliseconds(at.ms)} on rank {at.rank}. {self.table} causes {at.share:.0%} of that phase and "
+            f"{self.share:.0%} of the step.",
+            f"The fullest rank holds {gigabytes(self.memory_bytes)} of {gigabytes(self.usable_bytes)} usable.",
+            TextTable(("phase", "slowest rank", "ms", f"{self.table} ms", "share"), phases, widest=(20, 12, 12, 28, 5)),
+            TextTable(
+                ("instead", "ranks", "more ms", "fullest rank", "", "shards"), ways, widest=(34, 14, 10, 12, 12, 28)
+            ),
+        ]
 
 
 @dataclass(frozen=True)
 class TableChange:
-    """What two plans say of one table.
+    """One table in two plans.
 
     Attributes:
-        table: its name, with its module's path where there are several modules.
-        before, after: where it lies; None in the plan that does not name it.
-        changed: of "scheme", "ranks", "shards", "route", "kernel" those that differ; empty where nothing does.
-        moved_bytes: weights and optimizer state that go from one rank to another, over all ranks.
-        more_ms: how much longer the first plan's step would be with this table alone where the second has it, negative
-            where shorter; None where that cannot be said: only one plan names it, or they are for other ranks. Tables
-            share phases, of which the slowest rank counts, so these do not add up to what all changes cost together.
+        table: its name, with its module's path if there are several modules.
+        before, after: its placement; None in a plan that does not name it.
+        changed: what differs, of "scheme", "ranks", "shards", "route", "kernel"; empty if nothing does.
+        moved_bytes: weights and optimizer state that move from one rank to another, over all ranks.
+        more_ms: difference of the first plan's step if only this table were placed as in the second. None if only one
+            plan names the table, or if the plans have different numbers of ranks. These differences do not add up to
+            the cost of all changes: tables share phases, and only the slowest rank counts.
     """
 
     table: str
@@ -182,12 +177,12 @@ class TableChange:
 
 
 @dataclass(frozen=True)
-class PlanDiff(Shown):
+class PlanDiff(Printable):
     """What changes from one plan to another; `print` it.
 
     Attributes:
         tables: every table of either plan.
-        before, after: what the plans are predicted to cost.
+        before, after: predicted costs of the plans.
     """
 
     tables: tuple[TableChange, ...]
@@ -201,7 +196,7 @@ class PlanDiff(Shown):
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes from one rank to another, of all tables."""
+        """Bytes that move from one rank to another, of all tables."""
         return sum(change.moved_bytes for change in self.tables)
 
     def records(self) -> list[dict[str, Any]]:
@@ -218,37 +213,43 @@ class PlanDiff(Shown):
             for change in self.changed
         ]
 
-    def _sentences(self) -> list[str]:
-        if not self.changed:
-            return [f"No table changes. {costs_text(self.before, self.after)}"]
-        return [
-            f"{len(self.changed)} of {len(self.tables)} tables change, {gigabytes(self.moved_bytes)} move between "
-            f"ranks. {costs_text(self.before, self.after)}"
+    def parts(self) -> list[str | TextTable]:
+        more = self.after.step_ms / self.before.step_ms - 1 if self.before.step_ms > 0 else 0.0
+        full = "" if self.after.fits else " The second plan DOES NOT FIT."
+        count = f"{len(self.changed)} of {len(self.tables)} tables change"
+        lines = [
+            (
+                line["table"],
+                gigabytes(line["moved_bytes"]),
+                "" if line["more_ms"] is None else f"{line['more_ms']:+.3f}",
+                line["before"] or "-",
+                line["after"] or "-",
+            )
+            for line in self.records()
         ]
-
-    def _tables(self) -> Tables:
-        lines = [("table", "moves", "alone, ms", "before", "after")]
-        for line in self.records():
-            more = "" if line["more_ms"] is None else f"{line['more_ms']:+.3f}"
-            where = (line["before"] or "-", line["after"] or "-")
-            lines.append((line["table"], gigabytes(line["moved_bytes"]), more, *where))
-        return [((24, 10, 10, 30, 30), lines)]
+        return [
+            f"{count}, {gigabytes(self.moved_bytes)} move between ranks." if self.changed else "No table changes.",
+            f"Predicted step {milliseconds(self.before.step_ms)} -> {milliseconds(self.after.step_ms)} ({more:+.1%}); "
+            f"the fullest rank holds {gigabytes(self.before.fullest_bytes)} -> {gigabytes(self.after.fullest_bytes)}."
+            f"{full}",
+            TextTable(("table", "moves", "alone, ms", "before", "after"), lines, widest=(24, 10, 10, 30, 30)),
+        ]
 
 
 @dataclass(frozen=True)
-class WhyNot(Shown):
-    """What a wish would cost; `print` it.
+class WhyNot(Printable):
+    """What a change of constraints would cost; `print` it.
 
     Attributes:
-        wishes: table -> what was asked for, in words.
-        plan: the shorter of the plan that the planner makes with them and this plan with no other table moved; None
-            where neither fits.
-        refusal: why there is none.
-        before: what the plan without them is predicted to cost; after: with them.
-        diff: from the one plan to the other.
+        requested: table -> the requested constraint in words.
+        plan: the shorter of two plans: the planner's under these constraints, and this plan with only these tables
+            moved. None if neither fits.
+        refusal: why there is no plan.
+        before, after: predicted costs without and with the change.
+        diff: the changes from the one plan to the other.
     """
 
-    wishes: dict[str, str]
+    requested: dict[str, str]
     plan: ShardingPlan | None = field(repr=False)
     refusal: str | None
     before: Estimate = field(repr=False)
@@ -257,26 +258,26 @@ class WhyNot(Shown):
 
     @property
     def fits(self) -> bool:
-        """Whether there is such a plan."""
+        """Whether a plan exists."""
         return self.plan is not None
 
     @property
     def more_ms(self) -> float | None:
-        """How much longer the step is, negative where it is shorter; None where there is no such plan."""
+        """Difference of the steps, negative if the requested plan is shorter; None if no plan exists."""
         return None if self.after is None else self.after.step_ms - self.before.step_ms
 
     def records(self) -> list[dict[str, Any]]:
-        """The two plans, one dict each, or the one there is."""
+        """The two plans, one dict each; one if no plan meets the constraints."""
         found = []
-        for name, each in (("now", self.before), ("with the wish", self.after)):
-            if each is not None:
-                phase, rank, ms = critical_of(each)
+        for name, costs in (("now", self.before), ("as requested", self.after)):
+            if costs is not None:
+                phase, rank, ms = critical_of(costs)
                 found.append(
                     {
                         "plan": name,
-                        "step_ms": each.step_ms,
-                        "memory_bytes": each.fullest_bytes,
-                        "usable_bytes": float(each.usable_bytes.max()),
+                        "step_ms": costs.step_ms,
+                        "memory_bytes": costs.fullest_bytes,
+                        "usable_bytes": float(costs.usable_bytes.max()),
                         "critical_phase": phase,
                         "critical_rank": rank,
                         "critical_ms": ms,
@@ -284,61 +285,32 @@ class WhyNot(Shown):
                 )
         return found
 
-    def _sentences(self) -> list[str]:
-        asked = ", ".join(f"{table} {wish}" for table, wish in self.wishes.items())
-        if self.after is None or self.diff is None:
-            return [f"With {asked} there is no plan: {self.refusal}"]
-        more = self.after.step_ms - self.before.step_ms
+    def parts(self) -> list[str | TextTable]:
+        names = ", ".join(f"{table} {wanted}" for table, wanted in self.requested.items())
+        lines = [
+            (
+                line["plan"],
+                milliseconds(line["step_ms"]),
+                f"{gigabytes(line['memory_bytes'])} of {gigabytes(line['usable_bytes'])}",
+                f"{line['critical_phase']} on rank {line['critical_rank']}, {milliseconds(line['critical_ms'])}",
+            )
+            for line in self.records()
+        ]
+        costs = TextTable(("plan", "step", "fullest rank", "longest phase"), lines, widest=(13, 14, 24, 40))
+        if self.diff is None or self.more_ms is None:
+            return [f"No plan has {names}: {self.refusal}", costs]
+        sentences, changes = self.diff.parts()[:-1], self.diff.parts()[-1]
         if not self.diff.changed:
-            return [f"The plan is as asked: {asked}."]
-        verdict = (
-            "is as long" if abs(more) <= LEAST_MS else f"is {_ms(abs(more))} {'longer' if more > 0 else 'shorter'}"
-        )
-        if more < -LEAST_MS:
-            verdict += " (the search for this plan stopped short of that)"
-        return [f"With {asked} the predicted step {verdict}.", *self.diff._sentences()]
-
-    def _tables(self) -> Tables:
-        lines = [("plan", "step", "fullest rank", "critical phase")]
-        for line in self.records():
-            held = f"{gigabytes(line['memory_bytes'])} of {gigabytes(line['usable_bytes'])}"
-            slow = f"{line['critical_phase']} on rank {line['critical_rank']}, {_ms(line['critical_ms'])}"
-            lines.append((line["plan"], _ms(line["step_ms"]), held, slow))
-        return [((13, 14, 24, 40), lines), *(self.diff._tables() if self.diff is not None else [])]
+            return [f"The plan already has {names}.", costs]
+        more = milliseconds(abs(self.more_ms))
+        verdict = f"{more} longer" if self.more_ms > 0 else f"{more} shorter. The search stopped before this plan"
+        verdict = "as long as now" if abs(self.more_ms) <= LEAST_MS else verdict
+        return [f"With {names} the predicted step is {verdict}.", *sentences, costs, changes]
 
 
-def critical_of(found: Estimate) -> tuple[str, int, float]:
-    """The longest phase that a plan can change, its slowest rank, and its ms there."""
-    busiest = found.critical_rank
-    most = found.ms.max(axis=0) if found.waits else found.ms[busiest]
-    at = max((i for i, phase in enumerate(found.phases) if phase != "dense"), key=lambda i: most[i])
-    return found.phases[at], int(found.ms[:, at].argmax()) if found.waits else busiest, float(most[at])
-
-
-def costs_text(before: Estimate, after: Estimate) -> str:
-    """Step and memory of two plans in a sentence."""
-    more = after.step_ms / before.step_ms - 1 if before.step_ms > 0 else 0.0
-    late = "" if after.fits else ", which DOES NOT FIT"
-    return (
-        f"Predicted step {_ms(before.step_ms)} -> {_ms(after.step_ms)} ({more:+.1%}); the fullest rank holds "
-        f"{gigabytes(before.fullest_bytes)} -> {gigabytes(after.fullest_bytes)}{late}."
-    )
-
-
-def sharding_text(sharding: ParameterSharding) -> str:
-    """Scheme, ranks, and the route where it is not the direct one.
-
-    >>> sharding_text(ParameterSharding("row_wise", ranks=[0, 1], route="two_hop"))
-    'row_wise on ranks 0-1 by two_hop'
-    """
-    ranks = set(sharding.ranks or [])
-    where = f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(sorted(ranks))}"
-    if len(where) > LONGEST_RANKS:
-        where = f"{len(ranks)} ranks"
-    where = "all ranks" if sharding.replicated else where
-    return f"{sharding.sharding_type} on {where}{'' if sharding.route == 'direct' else f' by {sharding.route}'}"
-
-
-def _ms(ms: float) -> str:
-    """Milliseconds that stay readable when they are small."""
-    return f"{ms:.2f} ms" if ms >= 1 else f"{ms:.3g} ms"
+def critical_of(costs: Estimate) -> tuple[str, int, float]:
+    """The longest phase that a plan can change (all but "dense"), its slowest rank, and its ms there."""
+    busiest = costs.critical_rank
+    most = costs.ms.max(axis=0) if costs.waits else costs.ms[busiest]
+    at = max((i for i, phase in enumerate(costs.phases) if phase != "dense"), key=lambda i: most[i])
+    return costs.phases[at], int(costs.ms[:, at].argmax()) if costs.waits else busiest, float(most[at])

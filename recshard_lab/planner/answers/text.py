@@ -1,19 +1,20 @@
-"""An estimate as text."""
+"""Bytes, milliseconds, ranks, placements and estimates as text."""
 
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from recshard_lab.sharding.export.text_table import WIDTH, ranks_text, shortened
+from recshard_lab.sharding.export.plan_table import ranks_text
+from recshard_lab.text_table import TextTable, shortened, wrapped
 
 if TYPE_CHECKING:
     from recshard_lab.planner.model.estimate import Estimate
+    from recshard_lab.sharding import ParameterSharding
 
 UNITS = {"GB": 1e9, "MB": 1e6, "KB": 1e3}
 MOST_LETTERS = 26  # of a list of ranks
-MOST_RANKS = 8  # lines of a text table; the slowest ranks are kept
+MOST_RANKS = 8  # rows of an estimate's table; the slowest ranks are kept
 
 
 def gigabytes(num_bytes: float) -> str:
@@ -28,8 +29,17 @@ def gigabytes(num_bytes: float) -> str:
     return f"{num_bytes:,.0f} B"
 
 
+def milliseconds(ms: float) -> str:
+    """Three digits, or two decimals from 1 ms on.
+
+    >>> milliseconds(27.3456), milliseconds(0.0273456)
+    ('27.35 ms', '0.0273 ms')
+    """
+    return f"{ms:.2f} ms" if ms >= 1 else f"{ms:.3g} ms"
+
+
 def usable_text(usable: float, capacity: float) -> str:
-    """What a plan may use of a rank's memory.
+    """The memory of a rank that a plan may use.
 
     >>> usable_text(68e9, 80e9)
     '68.0 of 80.0 GB usable'
@@ -39,7 +49,7 @@ def usable_text(usable: float, capacity: float) -> str:
 
 
 def ranks_word(ranks: Sequence[int]) -> str:
-    """Ranks by name; a list that is too long to read is counted and cut.
+    """Ranks by name; a list that is too long to read is counted and shortened.
 
     >>> ranks_word([3]), ranks_word([0, 1, 2, 5])
     ('rank 3', 'ranks 0-2,5')
@@ -52,35 +62,41 @@ def ranks_word(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {runs}"
 
 
-def estimate_text(found: "Estimate") -> str:
-    """At most 100 columns: the step, then a line a rank (the slowest eight)."""
-    order = np.argsort(-found.ms.sum(axis=1), kind="stable")[:MOST_RANKS]
-    header = f"{'rank':>4} " + " ".join(
-        f"{name.replace('output_dist_backward', 'output_bwd'):>15}" for name in found.phases
-    )
-    piped = [] if found.overlap is None else textwrap.wrap(str(found.overlap), WIDTH)
-    in_host = []
-    if found.host_bytes is not None:
-        most = gigabytes(found.host_bytes.max())
-        in_host = [f"in the host's memory: {most} of {gigabytes(found.host_room_bytes)} a rank"]
-    too_full = [
-        f"too full{where}: {ranks_word(ranks)}"
-        for where, ranks in (("", found.overfull_ranks), (" in the host's memory", found.host_overfull_ranks))
-        if ranks
-    ]
-    bound = [] if found.gap is None else [f"no plan is shorter than {found.lower_bound:.2f} ms: gap {found.gap:.1%}"]
+def sharding_text(sharding: "ParameterSharding") -> str:
+    """Scheme, ranks, and the output path if it is not the direct one.
+
+    >>> from recshard_lab.sharding import ParameterSharding
+    >>> sharding_text(ParameterSharding("row_wise", ranks=[0, 1], route="two_hop"))
+    'row_wise on ranks 0-1 by two_hop'
+    """
+    ranks = sorted(set(sharding.ranks or []))
+    named = ranks_word(ranks)
+    where = "all ranks" if sharding.replicated else named if len(named) <= MOST_LETTERS else f"{len(ranks)} ranks"
+    return f"{sharding.sharding_type} on {where}{'' if sharding.route == 'direct' else f' by {sharding.route}'}"
+
+
+def estimate_text(costs: "Estimate") -> str:
+    """The step, the memory, and a row per rank (the slowest eight), in lines of at most 100 characters."""
     lines = [
-        f"predicted step {found.step_ms:.2f} ms (busiest rank {found.critical_rank}: {found.max_rank_ms:.2f} ms)",
-        f"{'fits' if found.fits else 'DOES NOT FIT'}: the fullest rank holds {gigabytes(found.fullest_bytes)}, "
-        f"{usable_text(found.usable_bytes[0], found.capacity_bytes[0])}",
-        *in_host,
-        *too_full,
-        *piped,
-        *bound,
-        header,
+        f"predicted step {costs.step_ms:.2f} ms (rank with the most work: {costs.critical_rank}, "
+        f"{costs.max_rank_ms:.2f} ms)",
+        f"{'fits' if costs.fits else 'DOES NOT FIT'}: the fullest rank holds {gigabytes(costs.fullest_bytes)}, "
+        f"{usable_text(costs.usable_bytes[0], costs.capacity_bytes[0])}",
     ]
-    for rank in sorted(order.tolist()):
-        lines.append(f"{rank:>4} " + " ".join(f"{ms:>15.3f}" for ms in found.ms[rank]))
-    if len(order) < len(found.ms):
-        lines.append(f"  ... and {len(found.ms) - len(order)} ranks with less work")
-    return "\n".join(lines)
+    if costs.host_bytes is not None:
+        most = gigabytes(costs.host_bytes.max())
+        lines.append(f"in the host's memory: {most} of {gigabytes(costs.host_room_bytes)} per rank")
+    for where, ranks in (("", costs.overfull_ranks), (" in the host's memory", costs.host_overfull_ranks)):
+        if ranks:
+            lines.append(f"too full{where}: {ranks_word(ranks)}")
+    if costs.overlap is not None:
+        lines.append(str(costs.overlap))
+    if costs.gap is not None:
+        lines.append(f"no plan of the proposed shards is shorter than {costs.lower_bound:.2f} ms: gap {costs.gap:.1%}")
+    slowest = np.argsort(-costs.ms.sum(axis=1), kind="stable")[:MOST_RANKS]
+    names = [name.replace("output_dist_backward", "output_bwd") for name in costs.phases]
+    rows = [[str(rank), *(f"{ms:.3f}" for ms in costs.ms[rank])] for rank in sorted(slowest.tolist())]
+    text = [*map(wrapped, lines), TextTable(["rank", *names], rows, right=range(1 + len(names))).text]
+    if len(slowest) < len(costs.ms):
+        text.append(f"... and {len(costs.ms) - len(slowest)} ranks with less work")
+    return "\n".join(text)

@@ -1,12 +1,12 @@
-"""Answers about plans: why a table lies where it does, what differs between two plans, what a wish would cost.
+"""Computes answers about plans: `explain`, `diff`, `why_not` and `script`.
 
 A planner attaches a `Planned` to every plan it makes: the tables, and itself with its topology, workload and
-constraints. All answers come from the plan as it stands, so one that was edited by hand is explained too.
+constraints. Answers are computed from the plan as it is now, so a plan that was edited by hand is explained too.
 
-What a table causes of a phase is what the cost model's linear terms (`terms.py`) give for its rectangles on the
-phase's slowest rank; what all tables cause, and what is paid once whatever they are, add up to the phase.
+The part of a phase that one table causes is given by the cost model's linear terms (`terms.py`) for its shards on the
+phase's slowest rank. The parts of all tables and the fixed costs add up to the phase.
 
-Shape letters: K loads, W ranks, P phases, C candidates, n rectangles.
+Shape letters: K loads, W ranks, P phases.
 """
 
 from collections import Counter
@@ -41,16 +41,16 @@ from recshard_lab.sharding.plan.types import nearest
 if TYPE_CHECKING:
     from recshard_lab.planner.planner import EmbeddingShardingPlanner
 
-Wish: TypeAlias = str | Sequence[str] | ParameterConstraints
+Request: TypeAlias = str | Sequence[str] | ParameterConstraints
 _Named: TypeAlias = dict[str, tuple[BaseEmbeddingConfig, ParameterSharding]]
 
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """What is known of a plan: plain data, which travels with it.
+    """The planner and the tables of a plan: plain data, pickled with it.
 
     Attributes:
-        planner: the settings it was made under; its constraints and workload are those that were used.
+        planner: the settings that the plan was made with, constraints and workload included.
         tables: module path -> configs, without functions.
     """
 
@@ -65,16 +65,16 @@ class Planned:
         workload: Workload,
         constraints: Mapping[str, ParameterConstraints],
     ) -> "Planned":
-        """What `planner` knows of `tables`; what it is set to later does not show."""
+        """A copy of the settings of `planner`: later changes to it have no effect here."""
         settings = copy(planner)
         settings.constraints, settings.debug, settings.reservation = dict(constraints), False, None
         settings.workload = workload
         settings.last_estimate = settings.last_planned = settings.last_search = None
         settings.keep_search = False
-        return cls(settings, {path: [_bare(table) for table in own] for path, own in tables.items()})
+        return cls(settings, {path: [_bare(table) for table in configs] for path, configs in tables.items()})
 
     def estimate(self, plan: ShardingPlan) -> Estimate:
-        """What `plan` is predicted to cost."""
+        """The predicted costs of `plan`."""
         pairs = plan.pairs(self.tables)
         model = self._model([table for table, _ in pairs])
         return estimate_loads(model, plan_loads(model, pairs), pairs, len(self.tables))
@@ -88,69 +88,85 @@ class Planned:
         ...     name="movies", num_embeddings=10**6, embedding_dim=16, feature_names=["movie"]
         ... )
         >>> plan = EmbeddingShardingPlanner(topology=Topology(2)).plan_tables([movies])
-        >>> found = plan.explain("movies")
-        >>> found.sharding == plan.tables()["movies"], all(way.more_ms > -1e-6 for way in found.alternatives)
+        >>> answer = plan.explain("movies")
+        >>> answer.sharding == plan.tables()["movies"], all(way.more_ms > -1e-6 for way in answer.alternatives)
         (True, True)
         """
         path, config = self._position(table)
         model, alone, sharding, rest, own = self._without(plan, path, config)
-        ms, step_ms = self._shares(model, rest + own, own)
-        used = float(model.memory_total(rest + own).max())
-        ways = self._alternatives(model, alone, config, sharding, rest, step_ms)
-        critical = max((share for share in ms if share.phase != "dense"), key=lambda share: share.ms)
-        return Explained(table, sharding, step_ms, used, model.usable_bytes, critical, ms, ways)
+        loads = rest + own
+        ms, caused = model.phases(loads), model.caused(own, loads)  # [P, W]
+        slowest = ms.argmax(axis=1) if model.waits else np.full(len(ms), ms.sum(axis=0).argmax())
+        phases = tuple(
+            PhaseShare(phase, rank, float(ms[p, rank]), float(caused[p, rank]))
+            for p, (phase, rank) in enumerate(zip(model.phase_names, slowest.tolist(), strict=True))
+        )
+        step_ms = float(model.step_ms(loads))
+        return Explained(
+            table,
+            sharding,
+            step_ms,
+            float(model.memory_total(loads).max()),
+            model.usable_bytes,
+            max((share for share in phases if share.phase != "dense"), key=lambda share: share.ms),
+            phases,
+            self._alternatives(model, alone, config, sharding, rest, step_ms),
+        )
 
     def diff(self, plan: ShardingPlan, other: ShardingPlan, theirs: "Planned") -> PlanDiff:
         """See `ShardingPlan.diff`.
 
         Args:
-            theirs: what is known of `other`.
+            theirs: the planner and the tables of `other`.
         """
         old, new = self.named(plan), theirs.named(other)
-        optimizer = self.planner.workload.optimizer
+        more_ms = self._moved_ms(old, new, theirs)
         changes = []
         for name in dict.fromkeys([*old, *new]):
-            (table, before), (grown, after) = old.get(name, (None, None)), new.get(name, (None, None))
+            (table, before), (their_table, after) = old.get(name, (None, None)), new.get(name, (None, None))
             moved = 0
-            if table is not None and grown is not None and before is not None and after is not None:
-                sizes = [(each.num_embeddings, each.embedding_dim, each.data_type.name) for each in (table, grown)]
+            if table is not None and their_table is not None and before is not None and after is not None:
+                sizes = [(t.num_embeddings, t.embedding_dim, t.data_type.name) for t in (table, their_table)]
                 if sizes[0] != sizes[1]:
-                    raise PlanError(f"table {name!r} is {sizes[0]} in one plan and {sizes[1]} in the other")
-                moved = moved_bytes(table, before.shards, after.shards, optimizer)
-            changes.append(TableChange(name, before, after, _changed(before, after), moved))
-        alone = self._moved_ms(old, new, theirs)
-        told = tuple(replace(change, more_ms=alone.get(change.table)) for change in changes)
-        return PlanDiff(told, self.estimate(plan), theirs.estimate(other))
+                    raise PlanError(
+                        f"table {name!r} is {sizes[0]} in one plan and {sizes[1]} in the other. Fix: compare plans of "
+                        f"the same tables"
+                    )
+                moved = moved_bytes(table, before.shards, after.shards, self.planner.workload.optimizer)
+            changes.append(TableChange(name, before, after, _changed(before, after), moved, more_ms.get(name)))
+        return PlanDiff(tuple(changes), self.estimate(plan), theirs.estimate(other))
 
     def _moved_ms(self, old: _Named, new: _Named, theirs: "Planned") -> dict[str, float]:
-        """How much longer the step of `old` is with one table as in `new`, for every table that both name."""
+        """The difference of the step of `old` with one table placed as in `new`, for every table that both name."""
         if theirs.planner.topology.world_size != self.planner.topology.world_size:
             return {}
         model = self._model([table for table, _ in old.values()])
         before = loads_by_table(model, list(old.values()))
-        after = loads_by_table(model, [(own[0], new.get(name, own)[1]) for name, own in old.items()])
+        after = loads_by_table(model, [(table, new.get(name, (table, now))[1]) for name, (table, now) in old.items()])
         whole = before.sum(axis=0)
-        now = float(model.step_ms(whole))
-        moved = [(i, name) for i, name in enumerate(old) if name in new and old[name][1] != new[name][1]]
-        return {name: float(model.step_ms(whole - before[i] + after[i])) - now for i, name in moved}
+        step_ms = float(model.step_ms(whole))
+        return {
+            name: float(model.step_ms(whole - before[i] + after[i])) - step_ms if old[name][1] != new[name][1] else 0.0
+            for i, name in enumerate(old)
+            if name in new
+        }
 
-    def why_not(self, plan: ShardingPlan, wishes: Mapping[str, Wish]) -> WhyNot:
+    def why_not(self, plan: ShardingPlan, requests: Mapping[str, Request]) -> WhyNot:
         """See `ShardingPlan.why_not`."""
-        if not isinstance(wishes, Mapping) or not wishes:
-            raise PlanError(f"why_not takes {{table: scheme, ...}}, got {wishes!r}. Fix: name one table")
+        if not isinstance(requests, Mapping) or not requests:
+            raise PlanError(f"why_not takes {{table: scheme, ...}}, got {requests!r}. Fix: name one table")
         planner = copy(self.planner)
-        names = [table.name for own in self.tables.values() for table in own]
-        said: dict[str, str] = {}
-        for name, wish in wishes.items():
+        names = [table.name for configs in self.tables.values() for table in configs]
+        for name, request in requests.items():
             if name not in names:
-                raise PlanError(f"there is no table {name!r}{nearest(str(name), names)}; tables: {', '.join(names)}")
-            own = self.planner.constraints.get(name) or ParameterConstraints()
-            planner.constraints = {**planner.constraints, name: wished(own, wish)}
-            said[name] = wish_text(wish)
-        made, refusal = self._moved_alone(plan, planner, list(wishes)), None
-        if made is not None and made.plan == plan.plan:  # it is as asked
+                raise _no_table(name, names)
+            now = self.planner.constraints.get(name) or ParameterConstraints()
+            planner.constraints = {**planner.constraints, name: requested(now, request)}
+        words = {name: request_text(request) for name, request in requests.items()}
+        made, refusal = self._moved_alone(plan, planner, list(requests)), None
+        if made is not None and made.plan == plan.plan:  # the plan already meets the request
             before = self.estimate(plan)
-            return WhyNot(said, made, None, before, before, self.diff(plan, made, self))
+            return WhyNot(words, made, None, before, before, self.diff(plan, made, self))
         try:
             fresh = planner._plan(self.tables, planner.constraints, planner.workload)
             if made is None or self.estimate(fresh).step_ms < self.estimate(made).step_ms:
@@ -158,24 +174,24 @@ class Planned:
         except PlanError as error:
             refusal = str(error)
         if made is None:
-            return WhyNot(said, None, refusal, self.estimate(plan), None, None)
+            return WhyNot(words, None, refusal, self.estimate(plan), None, None)
         diff = self.diff(plan, made, self)
-        return WhyNot(said, made, None, diff.before, diff.after, diff)
+        return WhyNot(words, made, None, diff.before, diff.after, diff)
 
     def _moved_alone(
         self, plan: ShardingPlan, planner: "EmbeddingShardingPlanner", names: Sequence[str]
     ) -> ShardingPlan | None:
-        """`plan` with these tables, one after the other, where they cost least under the planner's constraints."""
-        made = ShardingPlan({path: EmbeddingModuleShardingPlan(own) for path, own in plan.plan.items()})
-        for path, own in self.tables.items():
-            for config in (table for table in own if table.name in names):
+        """`plan` with these tables moved, one after the other, to the cheapest place that the planner allows."""
+        made = ShardingPlan({path: EmbeddingModuleShardingPlan(tables) for path, tables in plan.plan.items()})
+        for path, configs in self.tables.items():
+            for config in (table for table in configs if table.name in names):
                 model, alone, now, rest, _ = self._without(made, path, config)
                 options = options_of(alone, [config], planner.constraints, planner.route)[0]
-                tried = [each for option in options if (each := best_placement(model, option, rest)) is not None]
+                tried = [found for option in options if (found := best_placement(model, option, rest)) is not None]
                 if not tried:
                     return None
                 if not any(could_be(option, now) for option in options):
-                    made.plan[path][config.name] = min(tried, key=lambda each: each[0])[1].sharding()
+                    made.plan[path][config.name] = min(tried, key=lambda found: found[0])[1].sharding()
         apart = lie_apart(made, planner.constraints)
         return made if not apart and self.estimate(made).fits else None
 
@@ -185,27 +201,25 @@ class Planned:
         from recshard_lab.sources import read_source
 
         top, load = self.planner.topology, self.planner.workload
-        features = [feature for own in self.tables.values() for table in own for feature in table.feature_names]
+        features = [feature for configs in self.tables.values() for table in configs for feature in table.feature_names]
         ids = {feature: load.pooling_factor(feature) for feature in features}
         source = None if model is None else read_source(model)
-        if source is not None and {path: [t.name for t in own] for path, own in source.tables.items()} != {
-            path: list(own) for path, own in plan.plan.items()
+        if source is not None and {path: [t.name for t in configs] for path, configs in source.tables.items()} != {
+            path: list(tables) for path, tables in plan.plan.items()
         }:
             raise PlanError(f"{model} has other tables than this plan. Fix: plan for it again")
-        live = None
-        tables = self.tables
+        live, tables = None, self.tables
         if source is not None and source.module is not None:
             live, tables = Live(source.name, source.module, source.called), source.tables
         step = Step(load.batch_size, ids, load.optimizer, load.weighted, top.local_world_size)
-        return script_of(
-            plan.resolved(tables, top.world_size, top.local_world_size), tables, top.world_size, step, live
-        )
+        full = plan.resolved(tables, top.world_size, top.local_world_size)
+        return script_of(full, tables, top.world_size, step, live)
 
     def named(self, plan: ShardingPlan) -> _Named:
-        """Every table of `plan` with its rectangles, by its name, with its module's path where several have it."""
+        """Name -> config and shards of every table; a name that several modules use has its module's path in front."""
         top = self.planner.topology
         full = plan.resolved(self.tables, top.world_size, top.local_world_size)
-        keys = [(path, table) for path, own in self.tables.items() for table in own]
+        keys = [(path, table) for path, configs in self.tables.items() for table in configs]
         times = Counter(table.name for _, table in keys)
         return {
             table.name if times[table.name] == 1 else f"{path}.{table.name}": (table, full.plan[path][table.name])
@@ -213,44 +227,33 @@ class Planned:
         }
 
     def _model(self, tables: Sequence[BaseEmbeddingConfig]) -> CostModel:
-        made_by = cost_model_named(self.planner.cost_model)
-        return made_by(tables, self.planner.topology, self.planner.workload, self.planner.constraints)
+        model = cost_model_named(self.planner.cost_model)
+        return model(tables, self.planner.topology, self.planner.workload, self.planner.constraints)
 
     def _without(
         self, plan: ShardingPlan, path: str, config: BaseEmbeddingConfig
     ) -> tuple[CostModel, CostModel, ParameterSharding, Array, Array]:
-        """Costs of the plan's tables and of this one, where it lies, and the loads ``[K, W]`` of the others and its."""
+        """Cost models of all tables and of this one, its shards, and the loads ``[K, W]`` of the others and its own."""
         top = self.planner.topology
-        pairs, now = plan.pairs(self.tables), plan.plan[path][config.name]
-        homes = [home for home, own in self.tables.items() for _ in own]
-        others = [pair for home, pair in zip(homes, pairs, strict=True) if home != path or pair[0] is not config]
+        pairs = plan.pairs(self.tables)
+        paths = [path for path, configs in self.tables.items() for _ in configs]
+        others = [pair for at, pair in zip(paths, pairs, strict=True) if at != path or pair[0] is not config]
         model, alone = self._model([table for table, _ in pairs]), self._model([config])
-        rest = plan_loads(self._model([table for table, _ in others]), others) if others else None
-        now = now.resolved(config, top.world_size, top.local_world_size)
+        now = plan.plan[path][config.name].resolved(config, top.world_size, top.local_world_size)
         own = plan_loads(alone, [(config, now)])
-        return model, alone, now, np.zeros_like(own) if rest is None else rest, own
+        rest = plan_loads(self._model([table for table, _ in others]), others) if others else np.zeros_like(own)
+        return model, alone, now, rest, own
 
     def _position(self, table: str) -> tuple[str, BaseEmbeddingConfig]:
-        """Module and config of a table that is named alone, or with its module's path where another has its name."""
-        keys = [(path, config) for path, own in self.tables.items() for config in own]
-        found = [key for key in keys if table in (key[1].name, f"{key[0]}.{key[1].name}")]
-        if len(found) == 1:
-            return found[0]
-        names = [config.name for _, config in keys]
-        if found:
-            spelled = " or ".join(repr(f"{path}.{config.name}") for path, config in found)
-            raise PlanError(f"several modules have a table {table!r}. Fix: name it {spelled}")
-        raise PlanError(f"there is no table {table!r}{nearest(str(table), names)}; tables: {', '.join(names)}")
-
-    def _shares(self, model: CostModel, loads: Array, own: Array) -> tuple[tuple[PhaseShare, ...], float]:
-        """Each phase's slowest rank and what the loads `own` cause there; and the step."""
-        ms, caused = model.phases(loads), model.caused(own, loads)  # [P, W]
-        slowest = ms.argmax(axis=1) if model.waits else np.full(len(ms), ms.sum(axis=0).argmax())
-        shares = tuple(
-            PhaseShare(phase, rank, float(ms[p, rank]), float(caused[p, rank]))
-            for p, (phase, rank) in enumerate(zip(model.phase_names, slowest.tolist(), strict=True))
-        )
-        return shares, float(model.step_ms(loads))
+        """Module path and config of a table, by its name or by its path and name."""
+        keys = [(path, config) for path, configs in self.tables.items() for config in configs]
+        matches = [key for key in keys if table in (key[1].name, f"{key[0]}.{key[1].name}")]
+        if not matches:
+            raise _no_table(table, [config.name for _, config in keys])
+        if len(matches) > 1:
+            paths = " or ".join(repr(f"{path}.{config.name}") for path, config in matches)
+            raise PlanError(f"several modules have a table {table!r}. Fix: name it {paths}")
+        return matches[0]
 
     def _alternatives(
         self,
@@ -261,34 +264,30 @@ class Planned:
         rest: Array,
         step_ms: float,
     ) -> tuple[Alternative, ...]:
-        """The best other placement of every scheme and route beside the loads `rest`."""
-        planner, wish = self.planner, self.planner.constraints.get(config.name)
-        may = options_of(alone, [config], planner.constraints, planner.route)[0]
-        allowed = {(option.proposal.scheme, option.route) for option in may}
-        loose = replace(
-            wish or ParameterConstraints(), shards=None, route=None, sharding_types=None, forbidden_sharding_types=None
-        )
-        ways: dict[tuple[str, str], list[Option]] = {}
+        """The best other placement of every scheme and output path beside the loads `rest`."""
+        planner, constraint = self.planner, self.planner.constraints.get(config.name) or ParameterConstraints()
+        loose = replace(constraint, shards=None, route=None, sharding_types=None, forbidden_sharding_types=None)
+        allowed: dict[tuple[str, str], list[Option]] = {}
+        for option in options_of(alone, [config], planner.constraints, planner.route)[0]:
+            allowed.setdefault((option.proposal.scheme, option.route), []).append(option)
+        every: dict[tuple[str, str], list[Option]] = {}
         for option in options_of(alone, [config], {config.name: loose}, None)[0]:
-            ways.setdefault((option.proposal.scheme, option.route), []).append(option)
-        for key in allowed - ways.keys():
-            ways[key] = [option for option in may if (option.proposal.scheme, option.route) == key]
+            every.setdefault((option.proposal.scheme, option.route), []).append(option)
         found = []
-        for key, options in ways.items():
-            tried = [best_placement(model, option, rest, now) for option in options]
-            best = min((each for each in tried if each is not None), key=lambda each: each[0], default=None)
-            if best is not None:
-                (late, first, second), placement = best
-                ms, held = (second, first) if late else (first, second)
-                found.append(Alternative(placement.sharding(), ms, ms - step_ms, held, not late, key in allowed))
+        for key, options in {**allowed, **every}.items():
+            tried = [best for option in options if (best := best_placement(model, option, rest, now)) is not None]
+            if tried:
+                (too_full, first, second), placement = min(tried, key=lambda best: best[0])
+                ms, held = (second, first) if too_full else (first, second)
+                found.append(Alternative(placement.sharding(), ms, ms - step_ms, held, not too_full, key in allowed))
         return tuple(sorted(found, key=lambda way: (not way.fits, way.step_ms)))
 
 
 def moved_bytes(table: BaseEmbeddingConfig, before: Sequence[Shard], after: Sequence[Shard], optimizer: str) -> int:
-    """Bytes of a table's weights and optimizer state that go from one rank to another.
+    """Bytes of a table's weights and optimizer state that move from one rank to another.
 
-    What a rank's old rectangles hold of its new ones stays; state that a row has once lies beside every piece of it.
-    A number that a table has once, such as a count of steps, is left out.
+    Rows and columns that a rank holds before and after do not move. State per row is stored beside every shard of that
+    row. State per table, such as a count of steps, is left out.
 
     >>> movies = BaseEmbeddingConfig(name="movies", num_embeddings=10, embedding_dim=4)
     >>> whole, halves = [Shard(0, (0, 10), (0, 4))], [Shard(0, (0, 5), (0, 4)), Shard(1, (5, 10), (0, 4))]
@@ -305,37 +304,45 @@ def moved_bytes(table: BaseEmbeddingConfig, before: Sequence[Shard], after: Sequ
     return round(moved)
 
 
-def wished(own: ParameterConstraints, wish: Wish) -> ParameterConstraints:
-    """A table's constraint with a wish in place of what it says of where the table lies.
+def requested(now: ParameterConstraints, request: Request) -> ParameterConstraints:
+    """A table's constraint with the request in place of its schemes and ranks.
 
     Raises:
         PlanError: a scheme that does not exist.
     """
-    if isinstance(wish, ParameterConstraints):
+    if isinstance(request, ParameterConstraints):
         kept = {
-            name: getattr(own, name)
+            name: getattr(now, name)
             for name in ("pooling_factors", "num_poolings", "batch_sizes", "is_weighted")
-            if not getattr(wish, name)
+            if not getattr(request, name)
         }
-        return replace(wish, **kept)
-    names = [wish] if isinstance(wish, str) else wish
+        return replace(request, **kept)
+    names = [request] if isinstance(request, str) else request
     if not isinstance(names, Sequence) or not names:
-        raise PlanError(f"a wish is a scheme, a list of schemes or ParameterConstraints, got {wish!r}")
+        raise PlanError(
+            f"why_not takes a scheme, a list of schemes or ParameterConstraints per table, got {request!r}. Fix: "
+            f"'row_wise'"
+        )
     schemes = [scheme_named(str(getattr(name, "value", name))).name for name in names]
-    forbidden = [name for name in own.forbidden_sharding_types or () if name not in schemes]
-    return replace(own, shards=None, sharding_types=schemes, forbidden_sharding_types=forbidden or None)
+    forbidden = [name for name in now.forbidden_sharding_types or () if name not in schemes]
+    return replace(now, shards=None, sharding_types=schemes, forbidden_sharding_types=forbidden or None)
 
 
-def wish_text(wish: Wish) -> str:
-    """A wish in words.
+def request_text(request: Request) -> str:
+    """A request in words.
 
-    >>> wish_text(["row_wise", "column_wise"]), wish_text(ParameterConstraints(ranks=[0]))
+    >>> request_text(["row_wise", "column_wise"]), request_text(ParameterConstraints(ranks=[0]))
     ('row_wise or column_wise', '(ranks=[0])')
     """
-    if isinstance(wish, ParameterConstraints):
-        said = [f"{name}={value!r}" for name, value in vars(wish).items() if value not in (None, [], False)]
-        return f"({', '.join(said) or 'no constraint'})"
-    return str(wish) if isinstance(wish, str) else " or ".join(map(str, wish))
+    if isinstance(request, ParameterConstraints):
+        fields = [f"{name}={value!r}" for name, value in vars(request).items() if value not in (None, [], False)]
+        return f"({', '.join(fields) or 'no constraint'})"
+    return str(request) if isinstance(request, str) else " or ".join(map(str, request))
+
+
+def _no_table(name: str, names: Sequence[str]) -> PlanError:
+    listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+    return PlanError(f"the plan has no table {name!r}{nearest(str(name), names)}. Fix: use one of {listed}")
 
 
 def _changed(before: ParameterSharding | None, after: ParameterSharding | None) -> tuple[str, ...]:
@@ -353,7 +360,7 @@ def _changed(before: ParameterSharding | None, after: ParameterSharding | None) 
 
 
 def left_behind(weight: object) -> None:
-    """Stands in a plan for a table's ``init_fn``, which may not travel.
+    """Takes the place of a table's ``init_fn``, which pickle may not accept.
 
     Raises:
         PlanError: it is called.
@@ -362,7 +369,7 @@ def left_behind(weight: object) -> None:
 
 
 def _bare(table: BaseEmbeddingConfig) -> BaseEmbeddingConfig:
-    """A table without its function, but still known to have one."""
+    """A copy of a table with `left_behind` as its ``init_fn`` if it has one."""
     if table.init_fn is None:
         return table
     bare = copy(table)

@@ -4,16 +4,15 @@ Step and memory of every plan kept are the cost model's own, those that `estimat
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from recshard_lab.planner.answers.shown import Shown
 from recshard_lab.planner.answers.text import gigabytes
 from recshard_lab.planner.search.options import Placement
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, ShardingPlan
+from recshard_lab.text_table import Printable, TextTable
 
 STAGES = {
     "placed": "tables placed one after the other",
@@ -61,7 +60,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, eq=False)
-class SearchTrace(Shown):
+class SearchTrace(Printable):
     """The plans that a planner looked at, as ``EmbeddingShardingPlanner(keep_search=True).last_search``.
 
     Whole plans are kept: those after each placement of all tables, each sweep of annealing, each move and each
@@ -140,25 +139,32 @@ class SearchTrace(Shown):
             for one in (*self.candidates, *self.single_schemes.values())
         ]
 
-    def _sentences(self) -> list[str]:
+    def parts(self) -> list[str | TextTable]:
         fitting = sum(one.fits for one in self.candidates)
-        found = [f"{self.thinned} {fitting:,} of them fit the {gigabytes(self.usable_bytes)} usable per rank."]
-        if self.chosen is not None:
-            bound = f"; no plan is shorter than {self.lower_bound:.3f} ms" if self.lower_bound else ""
-            found.append(f"Chosen: no. {self.chosen.number:,}, {self.chosen.step_ms:.3f} ms{bound}.")
-        return found
-
-    def _tables(self) -> list[tuple[Sequence[int], Sequence[Sequence[str]]]]:
-        lines = [("best so far", "found by", "ms", "fullest rank", "tables under")]
-        for one in self.best_so_far():
-            held = gigabytes(one.memory_bytes)
-            lines.append((f"no. {one.number:,}", one.stage, f"{one.step_ms:.3f}", held, one.text))
-        alone = [("every table under", "", "ms", "fullest rank", "")]
-        for scheme, one in self.single_schemes.items():
-            note = f"{one.elsewhere} tables under others" if one.elsewhere else ""
-            fits = "" if one.fits else "does not fit"
-            alone.append((scheme, fits, f"{one.step_ms:.3f}", gigabytes(one.memory_bytes), note))
-        return [((14, 14, 12, 14, 46), lines), ((20, 14, 12, 14, 30), alone)]
+        found = f"{self.thinned} {fitting:,} of them fit the {gigabytes(self.usable_bytes)} usable per rank."
+        chosen = [] if self.chosen is None else [f"Chosen: no. {self.chosen.number:,}, {self.chosen.step_ms:.3f} ms."]
+        if chosen and self.lower_bound:
+            chosen.append(f"No plan of the proposed shards is shorter than {self.lower_bound:.3f} ms.")
+        best = [
+            (f"no. {one.number:,}", one.stage, f"{one.step_ms:.3f}", gigabytes(one.memory_bytes), one.text)
+            for one in self.best_so_far()
+        ]
+        alone = [
+            (
+                scheme,
+                "" if one.fits else "does not fit",
+                f"{one.step_ms:.3f}",
+                gigabytes(one.memory_bytes),
+                f"{one.elsewhere} tables under others" if one.elsewhere else "",
+            )
+            for scheme, one in self.single_schemes.items()
+        ]
+        heads = ("best so far", "found by", "ms", "fullest rank", "tables under")
+        return [
+            " ".join([found, *chosen]),
+            TextTable(heads, best, widest=(14, 14, 12, 14, 46)),
+            TextTable(("every table under", "", "ms", "fullest rank", ""), alone, widest=(20, 14, 12, 14, 30)),
+        ]
 
 
 def frontier_of(values: np.ndarray) -> list[int]:

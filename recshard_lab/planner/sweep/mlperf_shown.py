@@ -1,12 +1,10 @@
 """The worked example as text of at most 100 columns, HTML and dicts."""
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from recshard_lab import mlperf
-from recshard_lab.planner.answers.shown import Shown
 from recshard_lab.planner.answers.text import gigabytes
 from recshard_lab.planner.model.cost import PHASES
 from recshard_lab.planner.model.overlap import WORDS
@@ -26,14 +24,13 @@ from recshard_lab.planner.sweep.mlperf_example import (
     with_ideas,
 )
 from recshard_lab.sharding import preset_table
-from recshard_lab.sharding.export.text_table import WIDTH, align
+from recshard_lab.text_table import Printable, TextTable
 
-Tables = list[tuple[Sequence[int], Sequence[Sequence[str]]]]
 NO_CHANGE, ALL = "before", "all four"
 
 
 @dataclass(frozen=True)
-class MLPerfExample(Shown):
+class MLPerfExample(Printable):
     """The benchmark's step on several numbers of H100s, before and after each of NVIDIA's ideas.
 
     Attributes:
@@ -111,7 +108,8 @@ class MLPerfExample(Shown):
             for name, step in by_idea.items()
         ]
 
-    def _sentences(self) -> list[str]:
+    def sentences(self) -> list[str]:
+        """What was simulated and what NVIDIA published."""
         ranks = " and ".join(", ".join(f"{n}" for n in self.steps).rsplit(", ", 1))
         words = [
             f"Simulated, not measured: MLPerf DLRM-DCNv2, {mlperf.GLOBAL_BATCH_SIZE:,} samples a step, on {ranks} "
@@ -183,26 +181,14 @@ class MLPerfExample(Shown):
         found.append(("What the simulation misses", [], list(MISSED)))
         return found
 
-    def __str__(self) -> str:
-        text = ["\n".join(line for words in self._sentences() for line in textwrap.wrap(words, WIDTH))]
-        lines = ["Every figure, its value, and where it comes from"]
-        for name, value, source in self.assumptions():
-            said = f"{name:<20} {value:<28} {source}"
-            lines += textwrap.wrap(said, WIDTH, subsequent_indent=" " * 50, break_on_hyphens=False)
-        lines += ["", *str(preset_table("h100")).splitlines()]
-        text.append("\n".join(lines))
+    def parts(self) -> list[str | TextTable]:
+        caption = "Every figure, its value, and where it comes from"
+        figures = TextTable(("figure", "value", "source"), self.assumptions(), caption=caption, wraps=True)
+        parts: list[str | TextTable] = [*self.sentences(), figures, *preset_table("h100").parts()]
         for heading, table, words in self.sections():
-            parts = [heading]
-            if table:
-                parts.append(align(table, [40] * len(table[0]), WIDTH))
-            parts += ["\n".join(textwrap.wrap(sentence, WIDTH, subsequent_indent="  ")) for sentence in words]
-            text.append("\n".join(parts))
-        return "\n\n".join(text)
-
-    def _tables(self) -> Tables:
-        """For HTML."""
-        first = [("figure", "value", "source"), *self.assumptions()]
-        return [([40] * 3, first), *(([40] * len(table[0]), table) for _, table, _ in self.sections() if table)]
+            parts += [TextTable(table[0], table[1:], caption=heading)] if table else [f"{heading}:"]
+            parts += words
+        return parts
 
 
 def mlperf_example(world_sizes: Sequence[int] = WORLD_SIZES) -> MLPerfExample:

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from recshard_lab.arguments import names_wrong_arguments
-from recshard_lab.planner.answers.shown import Shown
 from recshard_lab.planner.answers.text import gigabytes
 from recshard_lab.planner.sweep.pareto import OBJECTIVES, check_objectives, undominated
-from recshard_lab.sharding.export.text_table import WIDTH
+from recshard_lab.text_table import WIDTH, Printable, TextTable
 
 SIMULATED = "simulated"
 NAN = float("nan")
@@ -104,7 +103,7 @@ class SweepPoint:
 
 
 @dataclass(frozen=True)
-class Sweep(Shown):
+class Sweep(Printable):
     """What a sweep found.
 
     Attributes:
@@ -184,7 +183,8 @@ class Sweep(Shown):
             said.append(f"batch {first.global_batch_size:,} of all ranks")
         return ", ".join(said)
 
-    def _sentences(self) -> list[str]:
+    def sentences(self) -> list[str]:
+        """What was simulated, what all points share, and why points have no plan."""
         fit = sum(point.fits for point in self.points)
         words = [
             f"Simulated, not measured: {len(self.points)} point{'s' * (len(self.points) != 1)} of {self.num_tables:,} "
@@ -202,7 +202,7 @@ class Sweep(Shown):
             words.append(f"... and {len(reasons) - _REASONS} more reasons: records() has them all")
         return words
 
-    def _tables(self) -> list[tuple[Sequence[int], Sequence[Sequence[str]]]]:
+    def parts(self) -> list[str | TextTable]:
         axes, best = self.varied, {id(point) for point in self.pareto()}
         columns: dict[str, list[str]] = {
             _HEADS[name]: [axis_text(name, point) for point in self.points] for name in axes
@@ -223,8 +223,8 @@ class Sweep(Shown):
             if cut:
                 widths[head] -= cut
                 over -= cut
-        lines = [list(columns), *(list(cells) for cells in zip(*columns.values(), strict=True))]
-        return [(list(widths.values()), lines)]
+        rows = list(zip(*columns.values(), strict=True))
+        return [*self.sentences(), TextTable(list(columns), rows, widest=list(widths.values()))]
 
 
 def write_csv(path: str | Path, records: Sequence[dict[str, Any]]) -> Path:

@@ -4,8 +4,6 @@ import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
-from textwrap import wrap
 from typing import Any
 
 from recshard_lab.arguments import checks_arguments
@@ -19,9 +17,9 @@ from recshard_lab.sharding.hardware.machines import (
     Published,
     machine_of_gpu,
 )
+from recshard_lab.text_table import Printable, TextTable
 
 THIS = "this"
-_WIDTH = 100
 
 
 def preset_names() -> list[str]:
@@ -72,8 +70,8 @@ def preset_arguments(name: str, world_size: int | None = None, local_world_size:
 
 
 @dataclass(frozen=True)
-class PresetTable:
-    """Presets as text of at most 100 columns (``print``), as HTML, and as `rows` for pandas.
+class PresetTable(Printable):
+    """Presets as text of at most 100 columns (``print``), as HTML, as `records` and for pandas.
 
     Attributes:
         machines: the machines in the table.
@@ -83,8 +81,7 @@ class PresetTable:
     machines: tuple[Machine, ...]
     detailed: bool
 
-    @property
-    def rows(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, Any]]:
         """One dictionary per figure: preset, field, peak, share, value, source, share_source; units of `Topology`."""
         return [
             {
@@ -100,11 +97,8 @@ class PresetTable:
             for figure in machine.figures
         ]
 
-    def __str__(self) -> str:
-        return _details(self.machines) if self.detailed else _overview(self.machines)
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+    def parts(self) -> list[str | TextTable]:
+        return _details(self.machines[0]) if self.detailed else _overview(self.machines)
 
 
 @checks_arguments
@@ -169,38 +163,32 @@ def _this_machine(ranks: int | None, local_world_size: int | None) -> dict[str, 
     }
 
 
-def _overview(machines: Sequence[Machine]) -> str:
-    heads = ("preset", "ranks/host", "memory", "bandwidth", "inside a host", "between hosts")
-    lines: list[tuple[str, ...]] = [heads]
+def _overview(machines: Sequence[Machine]) -> list[str | TextTable]:
+    rows = []
     for machine in machines:
         by_field = {figure.field: figure for figure in machine.figures}
-        gpu = machine.device == "cuda"
-        memory = by_field["hbm_cap" if gpu else "ddr_cap"]
+        memory = by_field["hbm_cap" if machine.device == "cuda" else "ddr_cap"]
         rates = [_used(by_field.get(name)) for name in ("hbm_mem_bw", "intra_host_bw", "inter_host_bw")]
-        lines.append((machine.name, str(machine.ranks), amount(memory.field, memory.value), *rates))
-    widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
-    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    note = (
+        rows.append((machine.name, str(machine.ranks), amount(memory.field, memory.value), *rates))
+    return [
+        TextTable(("preset", "ranks/host", "memory", "bandwidth", "inside a host", "between hosts"), rows),
         "Per rank and direction: achievable of published. NAMExN is N ranks in hosts of this size. "
-        "preset_table(NAME) or `recshard topologies NAME` shows every figure with its source."
-    )
-    return "\n".join([*text, "", *wrap(note, _WIDTH)])
+        "preset_table(NAME) or `recshard topologies NAME` shows every figure with its source.",
+    ]
 
 
-def _details(machines: Sequence[Machine]) -> str:
-    lines = []
-    for machine in machines:
-        lines += wrap(f"{machine.name}: {machine.about}; {machine.ranks} ranks per host", _WIDTH)
-        for figure in machine.figures:
-            lines.append(f"  {figure.field:<15}  {_used(figure)}")
-            lines += wrap(
-                _sentence("published", figure.source), _WIDTH, initial_indent=" " * 19, subsequent_indent=" " * 21
-            )
-            if figure.share != 1:
-                share = _sentence(f"share {figure.share:g}", figure.share_source)
-                lines += wrap(share, _WIDTH, initial_indent=" " * 19, subsequent_indent=" " * 21)
-        lines.append("  everything else  the defaults of its device, see recshard_lab.sharding.hardware.topology")
-    return "\n".join(lines)
+def _details(machine: Machine) -> list[str | TextTable]:
+    rows = []
+    for figure in machine.figures:
+        sources = [_sentence("published", figure.source)]
+        if figure.share != 1:
+            sources.append(_sentence(f"share {figure.share:g}", figure.share_source))
+        rows += [(figure.field, _used(figure), sources[0]), *(("", "", source) for source in sources[1:])]
+    return [
+        f"{machine.name}: {machine.about}; {machine.ranks} ranks per host.",
+        TextTable(("figure", "value", "source"), rows, wraps=True),
+        "All other figures are the defaults of the device, see recshard_lab.sharding.hardware.topology.",
+    ]
 
 
 def _sentence(what: str, source: str) -> str:

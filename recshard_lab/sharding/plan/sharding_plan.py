@@ -343,17 +343,17 @@ class ShardingPlan:
 
     def show(self) -> str:
         """The plan as a text table of at most 100 columns."""
-        from recshard_lab.sharding.export.text_table import text_table
+        from recshard_lab.sharding.export.plan_table import plan_table
 
-        return text_table(self)
+        return plan_table(self).text
 
     def __str__(self) -> str:
         return self.show()
 
     def _repr_html_(self) -> str:
-        from recshard_lab.sharding.export.text_table import html_table
+        from recshard_lab.sharding.export.plan_table import plan_table
 
-        return html_table(self)
+        return plan_table(self).html
 
 
 def _planned(plan: ShardingPlan, planner: Any, tables: Tables | None) -> "Planned":

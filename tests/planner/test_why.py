@@ -319,7 +319,7 @@ def test_tables_go_to_pandas_where_it_is_installed_and_its_absence_is_named(monk
     monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=lambda records: ("frame", records)))  # type: ignore[arg-type]
     assert found.to_pandas() == ("frame", found.records())
     monkeypatch.setitem(sys.modules, "pandas", None)  # type: ignore[arg-type]
-    with pytest.raises(ModuleNotFoundError, match="to_pandas needs the package pandas. Fix: pip install pandas"):
+    with pytest.raises(ModuleNotFoundError, match=r"to_pandas needs the package pandas\. Fix: pip install pandas"):
         found.to_pandas()
 
 

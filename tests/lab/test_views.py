@@ -16,7 +16,7 @@ import pytest
 
 from recshard_lab.lab import views
 from recshard_lab.lab.view import WIDGET_MIME, View
-from recshard_lab.planner import Estimate, Workload, estimate
+from recshard_lab.planner import EmbeddingShardingPlanner, Estimate, Workload, estimate
 from recshard_lab.sharding import ParameterSharding, Shard, ShardingPlan, Topology
 from tests.lab.plans import many, movielens, plan_of, table
 
@@ -270,6 +270,17 @@ def test_a_view_that_fails_shows_its_error_and_wrong_arguments_still_raise() -> 
     assert "rank 5" in views.placement(stray, [table("a", 10)], Topology(2)).problem
     with pytest.raises(TypeError, match="estimat"):
         views.memory(estimat=predicted())
+
+
+@pytest.mark.parametrize("name", ["memory", "balance", "phases", "traffic"])
+def test_a_view_of_an_estimate_takes_a_plan_too(name: str) -> None:
+    tables = [table("a", 10), table("b", 300)]
+    plan = EmbeddingShardingPlanner(topology=Topology(2)).plan_tables(tables)
+    view = views.view_named(name)(plan)
+    assert not view.problem
+    assert view.text == views.view_named(name)(estimate(plan, tables, Topology(2))).text
+    by_hand = ShardingPlan({"": {"a": ParameterSharding("row_wise", ranks=[0, 1])}})  # type: ignore[dict-item]
+    assert "Fix: pass estimate(plan, tables, topology)" in views.view_named(name)(by_hand).problem
 
 
 def test_a_new_view_is_one_function_and_its_drawing_may_fail_too() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from recshard_lab.lab.svg import Svg
 from recshard_lab.lab.view import View, message_view
+from recshard_lab.sharding import PlanError, ShardingPlan
 
 ViewFunction = Callable[..., View]
 
@@ -29,7 +30,8 @@ _VIEWS: dict[str, _Entry] = {}
 def register_view(label: str, *, place: int = 100) -> Callable[[ViewFunction], ViewFunction]:
     """Makes a function a view under its own name.
 
-    The registered function answers an exception of the drawing with a message view; wrong arguments still raise.
+    The registered function answers an exception of the drawing with a message view; wrong arguments still raise. An
+    argument `estimate` may also be a plan that a planner made.
 
     Args:
         label: what a reader sees on a button or a heading.
@@ -53,9 +55,11 @@ def register_view(label: str, *, place: int = 100) -> Callable[[ViewFunction], V
 
         @functools.wraps(function)
         def guarded(*args: Any, **kwargs: Any) -> View:
-            signature.bind(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
             try:
-                return _guarded(function(*args, **kwargs), label)
+                if isinstance(bound.arguments.get("estimate"), ShardingPlan):
+                    bound.arguments["estimate"] = _estimate_of(bound.arguments["estimate"])
+                return _guarded(function(*bound.args, **bound.kwargs), label)
             except Exception as error:
                 return message_view(name, label, reason(error))
 
@@ -133,6 +137,20 @@ def reason(error: Exception) -> str:
     if not words:
         return type(error).__name__
     return words if isinstance(error, ValueError) else f"{type(error).__name__}: {words}"
+
+
+def _estimate_of(plan: ShardingPlan) -> Any:
+    """The predicted costs of a plan that a planner made.
+
+    Raises:
+        PlanError: no planner made it.
+    """
+    if plan.planned is None:
+        raise PlanError(
+            "this plan has no tables or topology attached, so its costs are unknown. Fix: pass "
+            "estimate(plan, tables, topology) instead of the plan"
+        )
+    return plan.planned.estimate(plan)
 
 
 def _entry(name: str) -> _Entry:

@@ -141,8 +141,8 @@ def test_wishes_of_a_file_are_those_of_parameter_constraints(tables: Path, tmp_p
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("movie: {ranks: [0]}", r"line 1, field 'movie': there is no such table \(did you mean 'movies'\?\)"),
-        ("movies:\n  ranks: [0]\n  rank: 1", r"line 3, field 'movies.rank': there is no such field \(did you mean 'r"),
+        ("movie: {ranks: [0]}", r"line 1, field 'movie': unknown table \(did you mean 'movies'\?\)"),
+        ("movies:\n  ranks: [0]\n  rank: 1", r"line 3, field 'movies.rank': unknown field \(did you mean 'r"),
         ("movies: {ranks: [0, 0]}", "line 1, field 'movies.ranks': ranks must be distinct"),
         ("movies: {shards: [[0, 1]]}", r"must be a list of \[rank, r0, r1, c0, c1\]"),
         ("movies: 3", "field 'movies': must be an object"),

@@ -52,7 +52,7 @@ ROW = "name,num_embeddings,embedding_dim,feature_names\n"
 @pytest.mark.parametrize(
     ("name", "text"), [("t.json", json.dumps(TABLES)), ("t.csv", CSV), ("t.yaml", YAML), ("t.YML", YAML)]
 )
-def test_every_format_says_the_same_tables(tmp_path: Path, name: str, text: str) -> None:
+def test_every_format_gives_the_same_tables(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     found = read_tables(tmp_path / name)
     assert found.tables == [
@@ -77,7 +77,7 @@ def test_every_format_says_the_same_tables(tmp_path: Path, name: str, text: str)
     ("name", "text", "words"),
     [
         ("t.yaml", YAML.replace("40_000", "many"), "t.yaml, line 2 (table 'movies'), field 'num_embeddings'"),
-        ("t.yaml", YAML.replace("pooling: mean", "poling: mean"), "no field 'poling' (did you mean 'pooling'?)"),
+        ("t.yaml", YAML.replace("pooling: mean", "poling: mean"), "unknown field 'poling' (did you mean 'pooling'?)"),
         ("t.yaml", YAML.replace("FP16", "FP17"), "field 'data_type': 'FP17' is not one of"),
         ("t.yaml", YAML.replace("[20, 2.5]", "[20]"), "field 'pooling_factor': 2 features need one number or 2, got 1"),
         ("t.yaml", YAML.replace("1.05", "-1"), "field 'zipf_alpha': must be a finite number from 0 up"),
@@ -102,10 +102,10 @@ def test_every_format_says_the_same_tables(tmp_path: Path, name: str, text: str)
             "entry 2 (table 'history'), field 'embedding_dim'",
         ),
         ("t.json", '[{"name": "a", "name": "b"}]', "field 'name' occurs twice"),
-        ("t.json", '[{"nme": "a"}]', "entry 1: there is no field 'nme'"),
+        ("t.json", '[{"nme": "a"}]', "entry 1: unknown field 'nme'"),
         ("t.json", "[" * 100_000, "t.json"),
         ("t.json", json.dumps([{**TABLES[0], "name": "a.b"}]), "entry 1 (table 'a.b')"),
-        ("t.json", json.dumps({"tables": TABLES, "batch": 3}), "'tables' and nothing else, got tables, batch"),
+        ("t.json", json.dumps({"tables": TABLES, "batch": 3}), "'tables' and no other key, got tables, batch"),
         ("t.csv", ROW + "movies,4x,64,seen\n", "t.csv, line 2, field 'num_embeddings': must be a number, got '4x'"),
         ("t.csv", ROW + "movies,4,64\n", "t.csv, line 2: the header has 4 columns"),
         ("t.csv", ROW + "a,4,64,f\nmovies,4,,f\n", "line 3 (table 'movies'): field 'embedding_dim' is missing"),
@@ -114,7 +114,7 @@ def test_every_format_says_the_same_tables(tmp_path: Path, name: str, text: str)
         ("t.toml", "", "expected .yaml, .yml, .json, .csv"),
     ],
 )
-def test_what_is_wrong_is_named_with_file_place_and_field(tmp_path: Path, name: str, text: str, words: str) -> None:
+def test_errors_name_file_line_and_field(tmp_path: Path, name: str, text: str, words: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=re.escape(words)) as refused:
         read_tables(tmp_path / name)
@@ -124,5 +124,5 @@ def test_what_is_wrong_is_named_with_file_place_and_field(tmp_path: Path, name: 
 def test_one_feature_read_by_two_tables_has_one_pooling_factor(tmp_path: Path) -> None:
     other = {**TABLES[1], "feature_names": ["seen"]}
     (tmp_path / "t.json").write_text(json.dumps([TABLES[0], other]))
-    with pytest.raises(ValueError, match="'seen' has 7 ids a bag here and 20 in another table"):
+    with pytest.raises(ValueError, match="'seen' has 7 ids per sample here and 20 in another table"):
         read_tables(tmp_path / "t.json")

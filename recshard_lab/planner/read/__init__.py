@@ -1,1 +1,1 @@
-"""Reads tables and constraints from files and from modules."""
+"""Reads tables and constraints from files."""

@@ -1,4 +1,4 @@
-"""Wishes for tables from a file, YAML or JSON: table name -> fields of `ParameterConstraints`.
+"""Reads constraints from YAML or JSON: table name -> fields of `ParameterConstraints`.
 
 ::
 
@@ -6,7 +6,7 @@
       sharding_types: [row_wise, column_wise]
       ranks: [0, 1]
     users:
-      shards: [[0, 0, 500, 0, 64], [1, 500, 1000, 0, 64]]   # rank, first and last row, first and last column: a pin
+      shards: [[0, 0, 500, 0, 64], [1, 500, 1000, 0, 64]]   # rank, rows [r0, r1), columns [c0, c1)
 """
 
 from collections.abc import Sequence
@@ -24,18 +24,18 @@ FIELDS = tuple(each.name for each in fields(ParameterConstraints))
 
 @checks_arguments
 def read_constraints(path: str | Path, tables: Sequence[str] | None = None) -> dict[str, ParameterConstraints]:
-    """Reads constraints from a file.
+    """Reads constraints from a file: .yaml, .yml or .json.
 
     Args:
-        path: of the file, .yaml, .yml or .json.
-        tables: the names there are; any name when left out.
+        path: of the file.
+        tables: the known table names. Default: any name is accepted.
 
     Raises:
-        ValueError: what is wrong, with file, line and field.
+        ValueError: the mistake, with file, line and field.
         OSError: the file cannot be read.
 
     >>> from tempfile import mkdtemp
-    >>> file = Path(mkdtemp()) / "wishes.yaml"
+    >>> file = Path(mkdtemp()) / "constraints.yaml"
     >>> _ = file.write_text("movies: {sharding_types: [row_wise], ranks: [0, 1]}")
     >>> read_constraints(file)["movies"].ranks
     [0, 1]
@@ -50,11 +50,13 @@ def read_constraints(path: str | Path, tables: Sequence[str] | None = None) -> d
     found = {}
     for name, entry in document.content.items():
         if not isinstance(name, str):
-            raise ValueError(f"{document.where()}: {shown(name)} is no name of a table. Fix: write it in quotes.")
+            raise ValueError(
+                f"{document.where()}: a table name must be text, got {shown(name)}. Fix: write it in quotes."
+            )
         if known is not None and name not in known:
             near = nearest(name, known)
             listed = ", ".join(known[:10]) + (", ..." if len(known) > 10 else "")
-            raise ValueError(f"{document.where([name])}: there is no such table{near}. Fix: use one of {listed:.500}.")
+            raise ValueError(f"{document.where([name])}: unknown table{near}. Fix: use one of {listed:.500}.")
         found[name] = _constraint(document, name, entry)
     return found
 
@@ -68,7 +70,7 @@ def _constraint(document: Document, name: str, entry: Any) -> ParameterConstrain
         if key not in FIELDS:
             near = nearest(str(key)[:80], FIELDS)
             raise ValueError(
-                f"{document.where([name, key])}: there is no such field{near}. Fix: use one of {', '.join(FIELDS)}."
+                f"{document.where([name, key])}: unknown field{near}. Fix: use one of {', '.join(FIELDS)}."
             )
     given = dict(entry)
     if given.get("shards") is not None:

@@ -1,15 +1,15 @@
-"""Tables from a file: YAML, JSON or CSV, with errors that name file, line or entry, and field.
+"""Reads tables from YAML, JSON or CSV. Errors name the file, the line (in JSON the entry) and the field.
 
-YAML and JSON: a list of tables, or an object whose ``tables`` is that list. CSV: a header of field names, a table a
-line, several features of one table divided by semicolons. One table::
+YAML and JSON hold a list of tables, or an object whose ``tables`` is that list. CSV has a header of field names and one
+table per line; semicolons separate the features of a table. One table::
 
     - name: movies
       num_embeddings: 40_000
       embedding_dim: 64
       feature_names: [seen, liked]
-      pooling: MEAN            # SUM where left out; NONE keeps the rows apart (EmbeddingConfig)
-      data_type: FP16          # FP32 where left out
-      pooling_factor: [20, 3]  # ids a bag, one number or one a feature
+      pooling: MEAN            # default SUM; NONE returns every row (EmbeddingConfig)
+      data_type: FP16          # default FP32
+      pooling_factor: [20, 3]  # ids per sample: one number, or one per feature
       zipf_alpha: 1.05         # or unique_fraction: 0.2, or access: meta_2021
 """
 
@@ -40,20 +40,20 @@ MEANT = dict.fromkeys(("rows", "num_rows", "size", "num_embedding", "cardinality
 MEANT |= dict.fromkeys(("dim", "cols", "columns", "embedding_size", "emb_dim", "d"), "embedding_dim")
 MEANT |= dict.fromkeys(("feature", "features", "keys"), "feature_names")
 MEANT |= dict.fromkeys(("table", "table_name"), "name") | dict.fromkeys(("dtype", "type"), "data_type")
-"""What a field of another name is called here."""
+"""Common other names of a field -> its name here."""
 EXAMPLE_ENTRY = """\
 - {name: movies, num_embeddings: 40000, embedding_dim: 64, feature_names: [seen]}
 - {name: users, num_embeddings: 900, embedding_dim: 64, feature_names: [user]}"""
 EXAMPLE = f"""\
-# Tables for recshard plan. name to feature_names are needed, the rest may be left out.
+# Tables for recshard plan. name to feature_names are required, all other fields are optional.
 {EXAMPLE_ENTRY}
 - name: genres
   num_embeddings: 20        # rows
   embedding_dim: 16         # columns
   feature_names: [genre]    # ids of these features are looked up in this table
-  pooling: MEAN             # SUM if left out; "NONE" keeps the rows apart
-  data_type: FP16           # FP32 if left out
-  pooling_factor: 3         # ids per sample, 1 if left out
+  pooling: MEAN             # default SUM; "NONE" returns every row
+  data_type: FP16           # default FP32
+  pooling_factor: 3         # ids per sample, default 1
   zipf_alpha: 1.05          # skew of the ids; or unique_fraction: 0.2, or access: meta_2021
 """
 _ONE_OR_MORE = {"type": "array", "minItems": 1}
@@ -97,12 +97,12 @@ FIELDS = (*_NEEDED, "pooling", "data_type", "weight_init_max", "weight_init_min"
 
 @dataclass(frozen=True)
 class TableFile:
-    """What a file of tables says.
+    """The contents of a file of tables.
 
     Attributes:
         tables: configs, in the file's order.
-        pooling_factors: feature -> ids a bag, for features that say it.
-        zipf_alpha, unique_fraction, access: table -> what `Workload` takes, for tables that say it.
+        pooling_factors: feature -> ids per sample, if the file has them.
+        zipf_alpha, unique_fraction, access: table -> the value for `Workload`, if the file has one.
     """
 
     tables: list[BaseEmbeddingConfig]
@@ -112,21 +112,18 @@ class TableFile:
     access: dict[str, str] = field(default_factory=dict)
 
     def workload(self, **arguments: Any) -> Workload:
-        """The `Workload` of these tables; `arguments` are its others, and win."""
-        said = {name: getattr(self, name) for name in ("pooling_factors", *_LOADS) if getattr(self, name)}
-        return Workload(**{**said, **arguments})
+        """The `Workload` of these tables. `arguments` are its other arguments, and override the file."""
+        own = {name: getattr(self, name) for name in ("pooling_factors", *_LOADS) if getattr(self, name)}
+        return Workload(**{**own, **arguments})
 
 
 @checks_arguments
 def read_tables(path: str | Path) -> TableFile:
-    """Reads tables from a file; its ending says the format: .yaml or .yml, .json, .csv.
-
-    Args:
-        path: of the file.
+    """Reads tables from a file: .yaml or .yml, .json, .csv.
 
     Raises:
-        ValueError: what is wrong, as ``FILE, line 7 (table 'movies'), field 'num_embeddings': ...``; JSON tells the
-            number of the entry in place of the line.
+        ValueError: the mistake, as ``FILE, line 7 (table 'movies'), field 'num_embeddings': ...``; for JSON with the
+            number of the entry instead of the line.
         OSError: the file cannot be read.
 
     >>> from tempfile import mkdtemp
@@ -144,12 +141,12 @@ def read_tables(path: str | Path) -> TableFile:
             name = found.tables[-1].name
             if name in named:
                 raise ValueError(
-                    f"{where} (table {name!r}), field 'name': it is the name of {named[name]} already. Fix: rename one "
-                    f"of the two."
+                    f"{where} (table {name!r}), field 'name': another table has this name ({named[name]}). Fix: rename "
+                    f"one of the two."
                 )
             named[name] = where
         if not found.tables:
-            raise ValueError(f"{path} holds no tables: it must be a list of tables")
+            raise ValueError(f"{path} holds no tables")
     except ValueError as error:
         raise ValueError(with_fix(error, f"write each table as\n{EXAMPLE_ENTRY}")) from None
     return found
@@ -164,7 +161,7 @@ def _add(found: TableFile, where: str, entry: Any) -> None:
         if key not in FIELDS:
             meant = MEANT.get(str(key).lower())
             near = f" (did you mean {meant!r}?)" if meant else nearest(str(key)[:80], FIELDS)
-            raise ValueError(f"{where}: there is no field {shown(key)}{near}; fields: {', '.join(FIELDS)}")
+            raise ValueError(f"{where}: unknown field {shown(key)}{near}; fields: {', '.join(FIELDS)}")
     for key in _NEEDED:
         if entry.get(key) in (None, "", []):
             raise ValueError(f"{where}: field {key!r} is missing")
@@ -201,8 +198,8 @@ def _add_loads(found: TableFile, where: str, entry: dict[str, Any], features: li
             value = _number(number, spot)
             if found.pooling_factors.setdefault(feature, value) != value:
                 raise ValueError(
-                    f"{spot}: feature {feature!r} has {value:g} ids a bag here and "
-                    f"{found.pooling_factors[feature]:g} in another table"
+                    f"{spot}: feature {feature!r} has {value:g} ids per sample here and "
+                    f"{found.pooling_factors[feature]:g} in another table. Fix: write the same number in both."
                 )
     for key in ("zipf_alpha", "unique_fraction"):
         if entry.get(key) is not None:
@@ -218,7 +215,9 @@ def _member(kind: Any, given: Any, where: str) -> Any:
     if spelled in kind.__members__:
         return kind[spelled]
     if given is None and "NONE" in kind.__members__:  # YAML's null
-        raise ValueError(f"{where}: write NONE in quotes, or leave the field out")
+        raise ValueError(
+            f"{where}: must be one of {', '.join(kind.__members__)}, got null. Fix: write 'NONE' in quotes."
+        )
     names = list(kind.__members__)
     raise ValueError(f"{where}: {shown(given)} is not one of {', '.join(names)}{nearest(spelled, names)}")
 
@@ -235,7 +234,7 @@ def _listed(document: Any, where: str) -> list[Any]:
         extra = [key for key in document if key != "tables"]
         if "tables" not in document or extra:
             names = ", ".join(map(str, list(document)[:8]))
-            raise ValueError(f"{where}: the object must have 'tables' and nothing else, got {names:.200}")
+            raise ValueError(f"{where}: the object must have 'tables' and no other key, got {names:.200}")
         document = document["tables"]
     if not isinstance(document, list):
         raise ValueError(f"{where}: must be a list of tables with {', '.join(_NEEDED)}, got {shown(document)}")
@@ -243,7 +242,7 @@ def _listed(document: Any, where: str) -> list[Any]:
 
 
 def _entries(path: Path, text: str) -> list[tuple[str, Any]]:
-    """The tables of a YAML or JSON file, each with where it stands."""
+    """The tables of a YAML or JSON file, each with its file and line."""
     document = parsed(path, text)
     keys = ("tables",) if isinstance(document.content, dict) else ()
     listed = _listed(document.content, str(path))
@@ -258,12 +257,14 @@ def _csv(text: str, where: str) -> list[tuple[str, Any]]:
     try:
         names = [name.strip() for name in reader.fieldnames or ()]
         if len(set(names)) < len(names):
-            raise ValueError(f"{where}, line 1: a column occurs twice in the header: {', '.join(names)}")
+            raise ValueError(
+                f"{where}, line 1: a column occurs twice in the header {', '.join(names)}. Fix: remove one."
+            )
         reader.fieldnames = names
         for row in reader:
             spot = f"{where}, line {reader.line_num}"
             if None in row or None in row.values():
-                raise ValueError(f"{spot}: the header has {len(names)} columns and this line another number")
+                raise ValueError(f"{spot}: the header has {len(names)} columns and this line has another number")
             found.append((spot, {key: _cell(key, value.strip(), spot) for key, value in row.items() if value.strip()}))
     except csv.Error as error:
         raise ValueError(f"{where}, line {reader.line_num}: not CSV: {error}") from None

@@ -60,7 +60,7 @@ def test_ranks_without_a_limit_report_their_process_and_follow_no_operator() -> 
 
 def test_a_plan_that_the_planner_refuses_runs_out_of_memory_and_the_plans_that_it_makes_run(small: Ranks) -> None:
     told = Topology(2).with_memory(GB)
-    with pytest.raises(PlanError, match=r"does not fit on any rank under table_wise.*Fix: allow row_wise over 2 ranks"):
+    with pytest.raises(PlanError, match=r"does not fit on any rank with table_wise.*Fix: allow row_wise on 2 ranks"):
         plan("table_wise", told)
     with pytest.raises(RankError) as raised:
         measure_plan(small, plan("table_wise", Topology(2)), MOVIES, LOAD, steps=1)

@@ -1,4 +1,4 @@
-"""What the planner says when nothing fits or a wish cannot be met, and that it says so quickly."""
+"""Errors of the planner if no plan fits or a constraint cannot be met, and how fast they come."""
 
 import pickle
 import re
@@ -19,15 +19,18 @@ from recshard_lab.sharding import (
 from tests.planner.problems import random_tables, table
 
 
-def test_what_does_not_fit_is_said_with_a_change_that_makes_it_fit() -> None:
+def test_an_error_names_the_table_and_changes_with_which_it_fits() -> None:
     movies = [table("movies", 40_000_000, 128)]
     topology = Topology(2, "cuda", hbm_cap=16 * 10**9, reserve_fraction=0)
     only = {"movies": ParameterConstraints(sharding_types=["table_wise"])}
     with pytest.raises(PlanError) as caught:
         EmbeddingShardingPlanner(topology, constraints=only).plan_tables(movies)
     text = str(caught.value)
-    assert "table 'movies' (40,000,000 x 128, 20.5 GB) does not fit on any rank under table_wise" in text
-    assert "allow row_wise over 2 ranks" in text
+    assert (
+        "table 'movies' (40,000,000 x 128, 20.5 GB) does not fit on any rank with table_wise: a rank has 16.0 GB free"
+        in text
+    )
+    assert "allow row_wise on 2 ranks" in text
     assert "fp16 weights" in text
     more = {"movies": ParameterConstraints(sharding_types=["table_wise", "row_wise"])}
     EmbeddingShardingPlanner(topology, constraints=more).plan_tables(movies)
@@ -37,24 +40,24 @@ def test_what_does_not_fit_is_said_with_a_change_that_makes_it_fit() -> None:
     EmbeddingShardingPlanner(larger, constraints=only).plan_tables(movies)
 
 
-def test_a_refusal_may_be_had_at_once() -> None:
+def test_an_error_without_explanation_is_fast() -> None:
     tables, workload = random_tables(26, 1)
     topology = Topology(8, "cuda", hbm_cap=10**9)
     spent = []
     for _ in range(3):
         start = time.process_time()
-        with pytest.raises(PlanError, match=r"does not fit on any rank under table_wise, .* after the reserve\)\.$"):
+        with pytest.raises(PlanError, match=r"does not fit on any rank with any scheme .* after the reserve\.$"):
             EmbeddingShardingPlanner(topology, workload=workload).plan_tables(tables, explain=False)
         spent.append(1e3 * (time.process_time() - start))
     assert min(spent) < 50
 
 
-def test_ranks_without_memory_are_refused_with_a_change() -> None:
+def test_ranks_without_memory_are_refused_with_a_fix() -> None:
     with pytest.raises(PlanError, match=r"does not fit .*Fix: .*hbm_cap="):
         EmbeddingShardingPlanner(Topology(2, "cuda", hbm_cap=0)).plan_tables([table("t", 100, 64)])
 
 
-def test_too_much_for_all_ranks_says_by_how_much() -> None:
+def test_the_missing_memory_of_all_ranks_is_named() -> None:
     tables = [table(f"t{i}", 1_000_000, 64) for i in range(4)]  # 1.02 GB
     with pytest.raises(
         PlanError, match=r"All tables need at least 1.0 GB \(.*\); 2 ranks have 400.0 MB: 6\d\d.\d MB too little"
@@ -62,7 +65,7 @@ def test_too_much_for_all_ranks_says_by_how_much() -> None:
         EmbeddingShardingPlanner(Topology(2, ddr_cap=2 * 10**8, reserve_fraction=0)).plan_tables(tables)
 
 
-def test_impossible_wishes_are_refused() -> None:
+def test_impossible_constraints_are_refused() -> None:
     movies = [table("movies", 100, 8)]
     for wish, said in [
         (
@@ -170,14 +173,14 @@ def test_host_memory_that_is_too_small_names_the_smallest_that_fits() -> None:
     wish = {each.name: ParameterConstraints(compute_kernels=["fused_uvm"]) for each in tables}
     top = Topology(2, "cuda", hbm_cap=10**9, ddr_cap=2 * 10**8)
     planner = EmbeddingShardingPlanner(top, constraints=wish)
-    with pytest.raises(Refusal, match=r"would hold .* in the host's memory, of which it has") as caught:
+    with pytest.raises(Refusal, match=r"would hold .* in host memory: it has 170.0 MB") as caught:
         planner.plan_tables(tables)
     (cap,) = re.findall(r"Topology\(ddr_cap=([\d_]+)\)", str(caught.value))
     assert fits(planner, tables, ddr_cap=int(cap))
     assert not fits(planner, tables, ddr_cap=int(0.9 * int(cap)))
 
 
-def test_what_all_tables_need_is_said_part_by_part() -> None:
+def test_the_needed_memory_is_named_part_by_part() -> None:
     error, planner, _ = refused("dense layers")
     found = re.search(
         r"All tables need at least ([\d.]+) GB \(([\d.]+) GB of weights and optimizer state, ([\d.]+) MB of "

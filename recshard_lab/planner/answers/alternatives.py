@@ -1,6 +1,6 @@
-"""The best place for one table while all others stay: every way tried is scored by the cost model itself.
+"""The best place for one table while all others stay. The cost model scores every candidate.
 
-Shape letters: K loads, W ranks, C candidates, n rectangles.
+Shape letters: K loads, W ranks, C candidates, n shards.
 """
 
 from collections.abc import Iterator
@@ -13,20 +13,21 @@ from recshard_lab.planner.search.options import Option, Placement
 from recshard_lab.planner.workload import Array
 from recshard_lab.sharding import ParameterSharding
 
-EACH = 128  # ranks on which a single piece is tried: all, or the least busy and the emptiest
-PIECE_BY_PIECE = 1 << 18  # pieces x ranks x ranks up to which pieces go one by one to where each costs least
+EACH = 128  # ranks on which a single shard is tried: all, or those with the least work and the most free memory
+ONE_BY_ONE = 1 << 18  # shards x ranks x ranks up to which shards are placed one by one on the cheapest rank
 BATCH = 1 << 16  # candidates x ranks that are scored at once
 
 
 def best_placement(
     model: CostModel, option: Option, rest: Array, but: ParameterSharding | None = None
 ) -> tuple[tuple[bool, float, float], Placement] | None:
-    """The best placement of an option beside `rest` ``[K, W]``, with its score: (False, ms, bytes of the fullest rank).
+    """The best placement of an option beside the loads `rest` ``[K, W]``, with its score.
 
-    One that does not fit is ``(True, bytes, ms)``: where none does, the best is the one that lacks least.
+    The score is ``(False, ms, bytes of the fullest rank)``, or ``(True, bytes, ms)`` if the placement does not fit. So
+    the best placement is the one that exceeds the memory least if none fits.
 
     Args:
-        but: where the table lies now, which is left out, as is every placement that gives each rank the same sizes.
+        but: the present placement. It is left out, and every placement that gives each rank shards of the same sizes.
     """
     tried = list(dict.fromkeys(_candidates(model, option, rest)))
     if but is not None and but.route == option.route:
@@ -46,7 +47,7 @@ def best_placement(
 
 
 def _scores(model: CostModel, loads: Array) -> list[tuple[bool, float, float]]:
-    """Of plans with loads ``[K, C, W]``."""
+    """Scores of plans with loads ``[K, C, W]``."""
     ms = model.step_ms(loads)
     held = model.memory_total(loads).max(axis=-1)
     late = held > model.usable_bytes
@@ -57,35 +58,36 @@ def _scores(model: CostModel, loads: Array) -> list[tuple[bool, float, float]]:
 
 
 def _candidates(model: CostModel, option: Option, rest: Array) -> Iterator[tuple[int, ...]]:
-    """Ranks for the option's rectangles: all listed ways, or the quietest ranks, the emptiest, and one by one."""
+    """Ranks for the option's shards: the listed ones, or those with the least work, with the most free memory, and one
+    by one."""
     if option.proposal.assignments is not None:
         yield from option.proposal.assignments
         return
     usable = np.array(sorted(option.usable))
     busy, held = model.phases(rest).sum(axis=0)[usable], model.memory_total(rest)[usable]
-    quietest, emptiest = usable[busy.argsort(kind="stable")], usable[held.argsort(kind="stable")]
+    least_work, emptiest = usable[busy.argsort(kind="stable")], usable[held.argsort(kind="stable")]
     n = len(option.of)
     if n == 1:
-        yield from ((rank,) for order in (quietest, emptiest) for rank in order[:EACH].tolist())
+        yield from ((rank,) for order in (least_work, emptiest) for rank in order[:EACH].tolist())
         return
     nodes = model.topology.num_nodes
-    of_node = np.array([model.topology.node_of(rank) for rank in quietest.tolist()])
+    of_node = np.array([model.topology.node_of(rank) for rank in least_work.tolist()])
     work = np.bincount(of_node, weights=np.sort(busy), minlength=nodes)
-    for order in (quietest, emptiest, quietest[np.argsort(work[of_node], kind="stable")]):
+    for order in (least_work, emptiest, least_work[np.argsort(work[of_node], kind="stable")]):
         yield _dealt(option, order)
-    if n <= len(usable) and n * len(usable) ** 2 <= PIECE_BY_PIECE:
+    if n <= len(usable) and n * len(usable) ** 2 <= ONE_BY_ONE:
         yield _one_by_one(model, option, rest, usable)
 
 
 def _dealt(option: Option, order: NDArray[np.intp]) -> tuple[int, ...]:
-    """The heaviest rectangle on the first rank, and so on, in turns."""
+    """The heaviest shard on the first rank, and so on, in turns."""
     ranks = np.empty(len(option.of), dtype=np.intp)
     ranks[option.heavy_first] = order[np.arange(len(option.of)) % len(order)]
     return tuple(ranks.tolist())
 
 
 def _one_by_one(model: CostModel, option: Option, rest: Array, usable: NDArray[np.intp]) -> tuple[int, ...]:
-    """Each rectangle, the heaviest first, on the rank where it costs least, no two on one."""
+    """Each shard, the heaviest first, on the cheapest rank; one shard per rank."""
     ranks, open_, loads, pieces = [0] * len(option.of), usable.tolist(), rest, option.loads
     for i in option.heavy_first.tolist():
         tries = np.repeat(loads[:, None], len(open_), axis=1)
@@ -98,7 +100,7 @@ def _one_by_one(model: CostModel, option: Option, rest: Array, usable: NDArray[n
 
 
 def could_be(option: Option, now: ParameterSharding) -> bool:
-    """Whether a table lies as this option proposes."""
+    """Whether a table is placed as this option proposes."""
     sizes = sorted((rows[1] - rows[0], cols[1] - cols[0]) for rows, cols in option.proposal.rects)
     ranks, listed = tuple(shard.rank for shard in now.shards), option.proposal.assignments
     return (

@@ -1,4 +1,4 @@
-"""Refusals: which table does not fit, how many bytes are missing, and the smallest changes that help."""
+"""Errors if no plan fits: the table that does not fit, the missing bytes, and the smallest changes that help."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,28 +16,27 @@ from recshard_lab.planner.search.options import DoesNotFit, Placement, allowed_s
 from recshard_lab.planner.workload import Workload
 from recshard_lab.sharding import ParameterConstraints, PlanError, Topology, scheme_names
 
-TRIES = 8  # doublings of the step while looking for the first value that fits
-MOST_MORE_RANKS = 2_500  # tables x ranks up to which more ranks are tried
+TRIES = 8  # doublings of the step in the search for the first value that fits
+MOST_MORE_RANKS = 2_500  # tables x ranks up to which larger numbers of ranks are tried
 LOOSER = {
-    "shards": "leave its shards to the planner",
-    "ranks": "allow other ranks than {}",
+    "shards": "remove its shards=",
+    "ranks": "allow more ranks than {}",
     "forbidden_ranks": "allow a rank of forbidden_ranks={}",
     "forbidden_sharding_types": "allow a scheme of forbidden_sharding_types={}",
     "device_group": "allow ranks outside device_group {!r}",
 }
-"""The fix for a constraint without which the table fits."""
+"""Field of a constraint -> the fix, if the table fits without it."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One change with which the planner finds a plan; 10% less of it is not enough.
+    """One change with which the planner finds a plan. With 10% less of it, the planner finds none.
 
     Attributes:
-        kind: "memory" or "host_memory" (bytes of one rank), "reserve" (a share), "ranks", "min_partition", or "other",
-            which `text` says.
+        kind: "memory" or "host_memory" (bytes of one rank), "reserve" (a share), "ranks", or "other".
         value: the new value.
         argument: of `Topology`, for "memory" and "host_memory".
-        text: the change in words, for kinds that read the same everywhere.
+        text: the change in words, for kind "other".
     """
 
     kind: str
@@ -46,7 +45,7 @@ class Change:
     text: str = ""
 
     def worded(self, place: str) -> str | None:
-        """The change in the words of "python", "command line" or "widget"; None where it has no control for it.
+        """The change as an argument for "python", "command line" or "widget"; None if that place has no such control.
 
         >>> memory = Change("memory", 16e9, "hbm_cap")
         >>> memory.worded("python"), memory.worded("command line"), memory.worded("widget")
@@ -74,11 +73,11 @@ class Change:
 
 
 class Refusal(PlanError):
-    """Tables that do not fit, with the changes that help: `str` is worded for Python, `worded` for other places.
+    """No plan fits. `str` names fixes as Python arguments, `worded` as options of other places.
 
     Attributes:
-        what: which table does not fit and what is missing.
-        changes: each was planned; the likeliest first. None where they were not looked for.
+        what: the table that does not fit, and the missing memory.
+        changes: fixes, the most likely first. The planner found a plan with each of them. None if none were tried.
     """
 
     def __init__(self, what: str, changes: Sequence[Change] | None = None) -> None:
@@ -86,7 +85,7 @@ class Refusal(PlanError):
         self.what, self.changes = what, changes
 
     def worded(self, place: str) -> str:
-        """The message in the words of "python", "command line" or "widget"."""
+        """The message with fixes for "python", "command line" or "widget"."""
         if self.changes is None:
             return self.what
         words = [text for change in self.changes if (text := change.worded(place)) is not None]
@@ -99,11 +98,11 @@ class Refusal(PlanError):
 
 @dataclass(frozen=True)
 class Refused:
-    """The request that was refused.
+    """A planning problem without a solution.
 
     Attributes:
-        stuck: position in `tables` of the table that fits nowhere.
-        host: as of `DoesNotFit`.
+        stuck: index of the table that fits on no rank.
+        host: as in `DoesNotFit`.
     """
 
     tables: Sequence[BaseEmbeddingConfig]
@@ -122,7 +121,7 @@ class Refused:
 
     @property
     def together(self) -> list[BaseEmbeddingConfig]:
-        """The other tables that must be placed on its ranks."""
+        """The other tables that must be on the same ranks."""
         (group,) = (group for group in groups_of(self.tables, self.constraints) if self.stuck in group)
         return [self.tables[at] for at in group if at != self.stuck]
 
@@ -130,7 +129,7 @@ class Refused:
         return cost_model_named(self.cost_model)(self.tables, self.topology, self.workload, self.constraints)
 
     def placements(self) -> list[Placement] | None:
-        """A plan without local search, None where there is none."""
+        """Placements found without local search; None if there are none."""
         try:
             return solve(self.model(), self.tables, self.constraints, passes=0, route=self.route).placements
         except (DoesNotFit, PlanError):
@@ -151,7 +150,7 @@ class Refused:
 
 
 def refusal(refused: Refused, explain: bool = True) -> Refusal:
-    """Says what does not fit; with `explain` also what is missing and the changes that help, each of them planned."""
+    """The error for a problem. With `explain`, it also has the missing memory and fixes, each tried by planning."""
     if not explain:
         return Refusal(_stuck_text(refused))
     memory = _smallest_memory(refused)
@@ -167,13 +166,14 @@ def _stuck_text(refused: Refused) -> str:
         rank, held, _ = refused.host
         room = refused.topology.ddr_cap * (1 - refused.topology.reserve_fraction)
         return (
-            f"rank {rank} would hold {gigabytes(held)} in the host's memory, of which it has {gigabytes(room)} "
-            f"(ddr_cap without the reserve)."
+            f"rank {rank} would hold {gigabytes(held)} in host memory: it has {gigabytes(room)} there (ddr_cap less "
+            f"the reserve)."
         )
-    table, wish = refused.table, refused.constraints.get(refused.table.name)
-    where = f"on any rank under {', '.join(allowed_schemes(table, wish))}"
-    if wish is not None and wish.shards is not None:
-        where = "where its constraint places it"
+    table, constraint = refused.table, refused.constraints.get(refused.table.name)
+    schemes = allowed_schemes(table, constraint)
+    where = f"on any rank with {', '.join(schemes)}" if len(schemes) < 4 else "on any rank with any scheme"
+    if constraint is not None and constraint.shards is not None:
+        where = "on the ranks of its constraint"
     size = f"{table.num_embeddings:,} x {table.embedding_dim:,}, {gigabytes(table.weight_bytes)}"
     count = len(refused.tables) - 1
     others = f" beside the other {count:,} table{'s' * (count > 1)}" if count else ""
@@ -182,13 +182,13 @@ def _stuck_text(refused: Refused) -> str:
         total = gigabytes(sum(each.weight_bytes for each in (table, *shared)))
         named = f", with {', '.join(repr(each.name) for each in shared)} on the same ranks ({total} together),"
     return (
-        f"table {table.name!r} ({size}){named} does not fit {where}{others} "
-        f"(a rank has {gigabytes(_free(refused.topology))} after the reserve)."
+        f"table {table.name!r} ({size}){named} does not fit {where}{others}: "
+        f"a rank has {gigabytes(_free(refused.topology))} free after the reserve."
     )
 
 
 def _missing_text(refused: Refused) -> str:
-    """How many bytes are missing over all ranks, and what they are for; empty where no bytes are missing in total."""
+    """The missing bytes of all ranks together, and what needs memory; empty if the ranks have enough in total."""
     if refused.host is not None:
         return ""
     ranks = refused.topology.world_size
@@ -210,44 +210,44 @@ def _free(topology: Topology) -> int:
 
 def _allow_more(refused: Refused) -> Change | None:
     name = refused.table.name
-    wish = refused.constraints.get(name)
-    if wish is None or wish.sharding_types is None:
+    constraint = refused.constraints.get(name)
+    if constraint is None or constraint.sharding_types is None:
         return None
     for scheme in scheme_names():
-        if scheme in [*wish.sharding_types, *(wish.forbidden_sharding_types or ())]:
+        if scheme in [*constraint.sharding_types, *(constraint.forbidden_sharding_types or ())]:
             continue
-        more = {**refused.constraints, name: replace(wish, sharding_types=[*wish.sharding_types, scheme])}
+        more = {**refused.constraints, name: replace(constraint, sharding_types=[*constraint.sharding_types, scheme])}
         found = replace(refused, constraints=more).placements()
         if found is not None:
             ranks = len(set(found[refused.stuck].ranks))
-            return Change("other", text=f"allow {scheme} over {ranks} rank{'s' * (ranks > 1)}")
+            return Change("other", text=f"allow {scheme} on {ranks} rank{'s' * (ranks > 1)}")
     return None
 
 
 def _loosened(refused: Refused) -> list[Change]:
-    """Constraints of the table without which a plan is found."""
+    """Fixes: constraints of the table without which the planner finds a plan."""
     name, found = refused.table.name, []
-    wish = refused.constraints.get(name)
+    constraint = refused.constraints.get(name)
     shared = refused.together
     if shared:
         apart = dict(refused.constraints)
         for each in {name, *(each.name for each in shared)} & apart.keys():
             apart[each] = replace(apart[each], colocate_with=None)
         if replace(refused, constraints=apart).fits:
-            found.append(f"leave colocate_with of {name!r} and its partners out")
+            found.append(f"remove colocate_with= of {name!r} and its partners")
     for field, text in LOOSER.items():
-        if wish is not None and getattr(wish, field) is not None:
-            without = copy(wish)
+        if constraint is not None and getattr(constraint, field) is not None:
+            without = copy(constraint)
             setattr(without, field, None)
             if replace(refused, constraints={**refused.constraints, name: without}).fits:
-                found.append(text.format(getattr(wish, field)))
-    if wish is not None and wish.min_partition is not None and wish.min_partition > 1:
+                found.append(text.format(getattr(constraint, field)))
+    if constraint is not None and constraint.min_partition is not None and constraint.min_partition > 1:
 
         def with_partition(columns: int) -> Refused:
-            looser = {**refused.constraints, name: replace(wish, min_partition=columns)}
+            looser = {**refused.constraints, name: replace(constraint, min_partition=columns)}
             return replace(refused, constraints=looser)
 
-        most = _largest(1, wish.min_partition - 1, lambda columns: with_partition(columns).fits)
+        most = _largest(1, constraint.min_partition - 1, lambda columns: with_partition(columns).fits)
         if most is not None:
             found.append(f"min_partition={most} for {name!r}")
     return [Change("other", text=text) for text in found]
@@ -262,9 +262,9 @@ def _half(refused: Refused) -> Change | None:
 
 
 def _smallest_memory(refused: Refused) -> Change | None:
-    """The smallest memory of a rank, to two significant digits, with which a plan is found."""
+    """The smallest memory of a rank, to two significant digits, with which the planner finds a plan."""
     top = refused.topology
-    if refused.host is not None:  # the plans tried are the same whatever ddr_cap is
+    if refused.host is not None:  # ddr_cap does not change the plans that are tried
         return Change("host_memory", _value(_grid(refused.host[2] / (1 - top.reserve_fraction)) + 1), "ddr_cap")
     name = "hbm_cap" if top.compute_device == "cuda" else "ddr_cap"
     least = sum(_least_bytes(refused)) / (1 - top.reserve_fraction)
@@ -275,10 +275,10 @@ def _smallest_memory(refused: Refused) -> Change | None:
 
 
 def _largest_reserve(refused: Refused, memory: Change | None) -> Change | None:
-    """The largest reserve below the present one, to a tenth of a percent, with which a plan is found.
+    """The largest smaller reserve, to a tenth of a percent, with which the planner finds a plan.
 
     Args:
-        memory: the smallest memory with which one is found, which says where to look.
+        memory: the smallest memory with which it finds one: the start of this search.
     """
     top = refused.topology
     if memory is None or not top.memory_cap_bytes:
@@ -292,11 +292,11 @@ def _largest_reserve(refused: Refused, memory: Change | None) -> Change | None:
 
 
 def _fewest_ranks(refused: Refused) -> Change | None:
-    """The fewest ranks, in whole hosts, with which a plan is found."""
+    """The fewest ranks, in whole hosts, with which the planner finds a plan."""
     top = refused.topology
     step = 1 if top.num_nodes == 1 else top.local_world_size
     hosts, free = top.world_size // step, _free(top)
-    if not free or any(wish.shards is not None for wish in refused.constraints.values()):
+    if not free or any(constraint.shards is not None for constraint in refused.constraints.values()):
         return None
 
     def fits(count: int) -> bool:
@@ -313,7 +313,7 @@ def _fewest_ranks(refused: Refused) -> Change | None:
 
 
 def _least_bytes(refused: Refused) -> tuple[float, float, float]:
-    """Bytes per rank, on average, that no plan can do without: weights and optimizer state, buffers, dense layers."""
+    """Bytes per rank, on average, that every plan needs: weights and optimizer state, buffers, dense layers."""
     model, ranks = refused.model(), refused.topology.world_size
     options = options_of(model, refused.tables, refused.constraints, refused.route)
     best = [
@@ -327,7 +327,7 @@ def _least_bytes(refused: Refused) -> tuple[float, float, float]:
 
 
 def _first(low: int, fits: Callable[[int], bool], most: float = math.inf) -> int | None:
-    """The least integer above `low` that fits, when `low` does not; None where none up to `most` was found."""
+    """The least integer above `low` that fits, if `low` does not; None if none was found up to `most`."""
     high, step = low + 1, 1
     for _ in range(TRIES):
         if high > most:
@@ -344,7 +344,7 @@ def _first(low: int, fits: Callable[[int], bool], most: float = math.inf) -> int
 
 
 def _largest(low: int, high: int, fits: Callable[[int], bool]) -> int | None:
-    """The largest integer from `low` to `high` that fits; None where `low` does not."""
+    """The largest integer from `low` to `high` that fits; None if `low` does not."""
     if high < low or not fits(low):
         return None
     while low < high:

@@ -6,10 +6,11 @@ import math
 import os
 import platform
 import re
+import subprocess
 from functools import cache
 from pathlib import Path
 
-__all__ = ["free_memory", "local_world_size", "machine", "quota", "usable_cores"]
+__all__ = ["driver", "free_memory", "local_world_size", "machine", "quota", "usable_cores"]
 
 
 def machine() -> str:
@@ -117,3 +118,19 @@ def _share(group: Path) -> float | None:
     except ValueError:  # "max"
         return None
     return allowed / period if allowed > 0 and period > 0 else None
+
+
+def driver(proc: Path = Path("/proc/driver/nvidia/version")) -> str:
+    """Version of the NVIDIA driver.
+
+    >>> driver(Path("/nowhere"))
+    'none'
+    """
+    if proc.is_file() and (found := re.search(r"\s(\d{3,}\.[\d.]+)\s", proc.read_text())):
+        return found[1]
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return "none"
+    return done.stdout.split()[0] if done.stdout.split() else "none"

@@ -1,8 +1,20 @@
-"""Measures what steps cost on launched ranks and fits the planner's figures to it.
+"""Measures operators and steps on launched ranks and fits the planner's figures to them.
 
-Read `cases.py` first (what is run), then `steps.py` (how it is timed), `fit.py`, and `calibrating.py`, which does all
-of it. `held_out.py` tells how right the predictions are.
+::
+
+    clock.py         how a function on a device is timed
+    operators.py     one rank's operators alone: launches, reads, lookups, dense layers, copies
+    collectives.py   collectives by size and group
+    cases.py         random models and plans; batches.py: their batches
+    steps.py         the steps of a case
+    predict.py       the planner's predictions of many cases
+    fit.py           the figures that make predictions and measurements agree
+    calibrating.py   all of these in one call
+    drift.py         whether a stored profile still describes the machine
+    held_out.py      errors on models outside the fit
 """
 
 from recshard_lab.calibration.calibrating import Calibration as Calibration
 from recshard_lab.calibration.calibrating import calibrate as calibrate
+from recshard_lab.calibration.drift import Drift as Drift
+from recshard_lab.calibration.drift import check as check

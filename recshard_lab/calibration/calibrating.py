@@ -1,4 +1,4 @@
-"""Calibrates launched ranks: measures for a while, fits, and says what was found."""
+"""Calibrates launched ranks: measures operators and whole steps, and fits the figures of a `Topology` to them."""
 
 from __future__ import annotations
 
@@ -14,31 +14,34 @@ from typing import Any, Protocol
 import numpy as np
 
 from recshard_lab.arguments import checks_arguments
+from recshard_lab.calibration import operators
 from recshard_lab.calibration.cases import LAYOUTS, MAIN_OPTIMIZERS, Case, draw_cases, draw_model
-from recshard_lab.calibration.collectives import as_dicts, dense_flops_per_ms, figures_of, time_collectives
-from recshard_lab.calibration.fit import PER_OPTIMIZER, Fit, Fitted, Measurements, errors, figures_for, fit
+from recshard_lab.calibration.clock import TimedOperator, as_dicts
+from recshard_lab.calibration.collectives import figures_of, time_collectives
+from recshard_lab.calibration.fit import Fit, Fitted, Measurements, errors, figures_for, fit
 from recshard_lab.calibration.load import OtherLoad, load_before, load_warning
 from recshard_lab.calibration.predict import Predictions
 from recshard_lab.calibration.steps import BUSY, Timed, time_cases, usual_ms
-from recshard_lab.cores import usable_cores
+from recshard_lab.cores import driver, usable_cores
 from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES
 from recshard_lab.sharding import Topology
-from recshard_lab.sharding.hardware.device_profile import DeviceProfile
+from recshard_lab.sharding.hardware.device_profile import PER_OPTIMIZER, DeviceProfile
 from recshard_lab.text_table import Printable, TextTable, wrapped
 
 OTHER_OPTIMIZERS = tuple(name for name in OPTIMIZER_STATE_BYTES if name not in MAIN_OPTIMIZERS)
 OTHER_LAYOUTS = ("table_wise", "row_wise")
-NEW_SEEDS = 500  # first number of the seed of the model that nothing is fitted to
-SEEDS = 7  # first number of the seeds of the models that are calibrated with; benchmarks draw from others
-MOST_NUMBERS = 2e6  # of a model here: many short steps say more than a few long ones
+NEW_SEEDS = 500  # first number of the seed of the model that is measured last
+SEEDS = 7  # first number of the seeds of fitted models; benchmarks draw from others
+MOST_NUMBERS = {"cpu": 2e6, "cuda": 2e8}  # ids x columns of a step: many short steps are better than a few long ones
 TURNS, TURN_MS = 5, 12.0
-FIT_S = 5.0  # kept back for the fit
+REFERENCE = "reference_step"  # the operator of that name in a profile
+FIT_S = 5.0  # reserved for the fit
 LEAST_S = 5.0
-MEASURED_APART = {"peer_ms": 1.5, "intra_host_bw": 1.5}  # how far whole steps may move what was timed alone
+TIMED_ALONE = {"peer_ms": 1.5, "intra_host_bw": 1.5}  # priors of figures that are timed alone too
 
 
 class Ranks(Protocol):
-    """What is needed of launched ranks."""
+    """The part of launched ranks that calibration uses."""
 
     @property
     def world_size(self) -> int: ...
@@ -58,14 +61,14 @@ class Ranks(Protocol):
 @checks_arguments
 @dataclass(frozen=True, eq=False)
 class Calibration(Printable):
-    """What was found.
+    """The result of `calibrate`.
 
     Attributes:
-        profile: to save, and to load as a `Topology`.
-        before: the topology of so many ranks by the defaults.
-        before_error: geometric mean of its errors on the cases that were fitted to; `profile.error` is that after.
-        figures: those that were fitted.
-        new_error, new_before_error: the same two on a model that nothing was fitted to, measured last.
+        profile: the device profile, to save.
+        before: the topology of these ranks with default figures.
+        before_error: error of its predictions on the fitted cases, geometric mean; `profile.error` is `topology`'s.
+        figures: the fitted figures.
+        new_error, new_before_error: the same errors on a model outside the fit, measured last.
     """
 
     profile: DeviceProfile
@@ -77,23 +80,25 @@ class Calibration(Printable):
 
     @property
     def helps(self) -> bool:
-        """Whether the calibrated figures are nearer than the defaults on the model that nothing was fitted to."""
+        """Whether the calibrated figures predict the model outside the fit better than the defaults."""
         return self.new_error < self.new_before_error
 
     @property
     def topology(self) -> Topology:
-        """The ranks as the planner should see them."""
+        """The calibrated topology, for the planner."""
         return self.profile.topology()
 
     def save(self, path: str | Path) -> None:
-        """Writes the device profile, which `Topology.from_profile` and ``recshard plan --topology`` read."""
+        """Writes the device profile for `Topology.from_profile` and ``recshard plan --topology``."""
         self.profile.save(path)
 
     def parts(self) -> list[str | TextTable]:
         after = self.topology
+        fitted = {figure.field for figure in self.figures}
         rows = [
-            (name, f"{getattr(self.before, name):,.4g}", f"{getattr(after, name):,.4g}", "")
-            for name in ("flops_per_ms", "reduce_scatter_cost")
+            (name, f"{getattr(self.before, name):,.4g}", f"{value:,.4g}", "timed alone")
+            for name, value in self.profile.figures.items()
+            if name not in fitted and name not in PER_OPTIMIZER
         ]
         for figure in self.figures:
             value = getattr(self.before, figure.field)
@@ -104,7 +109,7 @@ class Calibration(Printable):
         return [*self._sentences(), table]
 
     def summary(self) -> str:
-        """The error of predictions before and after calibration, in lines of at most 100 characters."""
+        """Errors before and after, on fitted cases and on a new model, in lines of at most 100 characters."""
         return "\n".join(map(wrapped, self._sentences()))
 
     def _sentences(self) -> list[str]:
@@ -116,8 +121,8 @@ class Calibration(Printable):
             else ("Calibration did not help. Fix: calibrate again on a quiet machine, or for more seconds.")
         )
         lines = [
-            f"{profile.world_size} rank{'s' * (profile.world_size > 1)} on {profile.cores_per_host} "
-            f"core{'s' * (profile.cores_per_host > 1)}, {profile.cases} cases in {profile.seconds:.0f} s.",
+            f"{profile.world_size} rank{'s' * (profile.world_size > 1)} on {self._hardware()}, {profile.cases} cases "
+            f"in {profile.seconds:.0f} s.",
             f"Error of predicted steps on these cases (geometric mean): {profile.error:.1%}, "
             f"{self.before_error:.1%} with the defaults.",
             f"Error on a new model: {new}. {verdict}",
@@ -125,53 +130,47 @@ class Calibration(Printable):
         ]
         return [line for line in lines if line]
 
+    def _hardware(self) -> str:
+        cores, device = self.profile.cores_per_host, self.profile.machine.get("device", "")
+        return device if self.profile.compute_device != "cpu" else f"{cores} core{'s' * (cores > 1)}"
+
 
 def calibrate(ranks: Ranks, seconds: float = 50.0, *, progress: bool = True, seed: int = 0) -> Calibration:
-    """Measures what steps cost on launched ranks and fits the planner's figures to it.
+    """Measures operators and whole steps on launched ranks and fits the planner's figures to them.
 
-    Collectives and dense arithmetic are timed alone, then random models under random plans are trained for a few steps
-    each: every optimizer, table-wise, row-wise, column-wise, replicated and mixed. The figures follow by `fit`. One
-    more model, which nothing is fitted to, is measured last and says whether the figures help.
+    1. Every rank times operators alone: launches, random reads, lookups, dense layers, copies (`operators.py`).
+    2. The ranks time collectives by size and, on GPUs, by group (`collectives.py`).
+    3. The ranks train random models under table-wise, row-wise, column-wise, replicated and mixed plans with every
+       optimizer (`steps.py`). `fit` fits the other figures to these steps.
+    4. One more model, outside the fit, gives the error before and after.
 
-    The load of other programs on the cores is measured before and meanwhile; it is kept as
-    `DeviceProfile.other_load`, and a warning is printed where it is large.
+    On CPUs, the load of other programs is measured before and meanwhile. `DeviceProfile.other_load` has it, and a
+    warning is printed above 10%.
 
     Args:
-        ranks: as `launch` returns them: Gloo on CPU, one node.
-        seconds: how long it may take; a model or two more if it is too short for every optimizer once.
+        ranks: launched ranks on one node: CPUs with Gloo, or one GPU per rank with NCCL.
+        seconds: time budget. A budget too short for every optimizer once is exceeded by a model or two.
         progress: draw a bar.
         seed: of the models.
 
     Raises:
-        ValueError: ranks on several nodes or on GPUs, fewer seconds than `LEAST_S`.
+        ValueError: ranks on several nodes, ranks that share a GPU, fewer seconds than `LEAST_S`.
     """
-    if not all(hasattr(ranks, name) for name in ("world_size", "nodes", "backend", "devices", "run")):
-        raise ValueError(f"ranks must be launched ranks (recshard_lab.launch), got {ranks!r:.60}")
+    check_ranks(ranks)
     if not isinstance(seconds, int | float) or not LEAST_S <= seconds < float("inf"):
         raise ValueError(f"seconds must be a number from {LEAST_S:g} on, got {seconds!r:.40}")
     if not isinstance(seed, int) or seed < 0:
         raise ValueError(f"seed must be a whole number that is not negative, got {seed!r:.40}")
-    if ranks.nodes != 1:
-        raise ValueError(
-            f"the ranks live on {ranks.nodes} nodes: virtual nodes have no link of their own that could be measured. "
-            f"Fix: launch({ranks.world_size}) without nodes."
-        )
-    if ranks.devices[0].type != "cpu":
-        raise ValueError(
-            f"the ranks compute on {ranks.devices[0]} over {ranks.backend}: calibration measures ranks on the CPU. "
-            f"Fix: launch({ranks.world_size}, devices='cpu'), or Topology.preset for published figures of GPUs."
-        )
-    begun, before = perf_counter(), Topology(ranks.world_size)
+    begun, before = perf_counter(), default_topology(ranks)
     warning = load_warning(load_before(ranks))
     if warning and progress:
         print(warning)
-    load = OtherLoad(ranks)
-    with _bar(progress, seconds) as tell:
-        tell("collectives", 0.0)
-        timed = time_collectives(ranks)
-        alone = figures_of(timed, before)
-        alone["flops_per_ms"] = dense_flops_per_ms(ranks) * before.slowdown
-        start = replace(before, **alone)  # type: ignore[arg-type]
+    load, most = OtherLoad(ranks), MOST_NUMBERS[before.compute_device] / before.slowdown
+    with _bar(progress, seconds) as report:
+        report("operators", 0.0)
+        alone = time_alone(ranks)
+        figures_alone = alone_figures(alone, before)
+        start = replace(before, **figures_alone)
         cases: list[Case] = []
         found: list[Timed] = []
         for number, (optimizer, layouts) in enumerate(_turns()):
@@ -179,46 +178,110 @@ def calibrate(ranks: Ranks, seconds: float = 50.0, *, progress: bool = True, see
             each = spent / max(1, number)
             if number >= len(OPTIMIZER_STATE_BYTES) and spent + each + FIT_S > seconds:
                 break
-            tell(f"{optimizer} ({len(cases)} cases)", spent)
-            model = draw_model((SEEDS, seed, number), optimizer, MOST_NUMBERS / before.slowdown)
-            own = draw_cases(model, layouts, ranks.world_size)
-            found += time_cases(ranks, own, turns=TURNS, turn_ms=TURN_MS, seed=number)
-            cases += own
-        tell(f"fit to {len(cases)} cases", perf_counter() - begun)
+            report(f"{optimizer} ({len(cases)} cases)", spent)
+            model = draw_model((SEEDS, seed, number), optimizer, most)
+            drawn = draw_cases(model, layouts, ranks.world_size)
+            found += time_cases(ranks, drawn, turns=TURNS, turn_ms=TURN_MS, seed=number)
+            cases += drawn
+        report(f"fit to {len(cases)} cases", perf_counter() - begun)
         measured = measurements(cases, found)
-        figures = [_narrowed(figure, alone) for figure in figures_for(_optimizers(measured.cases), ranks.world_size)]
-        fitted = fit(measured, start, figures)
-        tell("a new model", perf_counter() - begun)
-        new = draw_cases(draw_model((NEW_SEEDS, seed), None, MOST_NUMBERS / before.slowdown), LAYOUTS, ranks.world_size)
+        optimizers = _optimizers(measured.cases)
+        figures = figures_for(optimizers, ranks.world_size, before.compute_device)
+        fitted = fit(measured, start, [_narrowed(figure, figures_alone) for figure in figures])
+        report("a new model", perf_counter() - begun)
+        new = draw_cases(draw_model((NEW_SEEDS, seed), None, most), LAYOUTS, ranks.world_size)
         new_ms = np.array([one.step_ms for one in time_cases(ranks, new, turns=TURNS, turn_ms=TURN_MS, seed=seed)])
     predict = Predictions(new, before)
-    checked = [errors(predict.step_ms(top), new_ms)["error"] for top in (fitted.topology, before)]
-    kernels = _kernels(cases, found)
-    spent, share = perf_counter() - begun, load.share()
-    return _calibration(fitted, measured, kernels, alone, before, as_dicts(timed), spent, share, checked)
+    new_errors = [errors(predict.step_ms(top), new_ms)["error"] for top in (fitted.topology, before)]
+    predictions = Predictions(measured.cases, before)
+    profile = DeviceProfile(
+        world_size=before.world_size,
+        local_world_size=before.local_world_size,
+        compute_device=before.compute_device,
+        cores_per_host=before.cores_per_host,
+        figures=_measured_figures(fitted, figures_alone, optimizers),
+        machine=ranks.run(machine)[0],
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        seconds=round(perf_counter() - begun, 1),
+        spread={figure.name: float(spread) for figure, spread in zip(fitted.figures, fitted.spread, strict=True)},
+        kernels=_kernels(cases, found),
+        operators=tuple(as_dicts([*alone, TimedOperator(REFERENCE, (), usual_ms(found))])),
+        cases=len(measured.cases),
+        error=errors(predictions.step_ms(fitted.topology), measured.step_ms)["error"],
+        other_load=round(load.share(), 3),
+    )
+    before_error = errors(predictions.step_ms(before), measured.step_ms)["error"]
+    return Calibration(profile, before, before_error, fitted.figures, *new_errors)
+
+
+def check_ranks(ranks: Any) -> None:
+    """Raises ValueError for ranks whose times cannot be measured."""
+    if not all(hasattr(ranks, name) for name in ("world_size", "nodes", "backend", "devices", "run")):
+        raise ValueError(f"ranks must be launched ranks (recshard_lab.launch), got {ranks!r:.60}")
+    if ranks.nodes != 1:
+        raise ValueError(
+            f"the ranks live on {ranks.nodes} nodes: virtual nodes have no link that could be measured. "
+            f"Fix: launch({ranks.world_size}) without nodes."
+        )
+    if ranks.devices[0].type != "cpu" and len(set(map(str, ranks.devices))) < ranks.world_size:
+        raise ValueError(
+            f"{ranks.world_size} ranks share {ranks.devices[0]}: each waits for the others' kernels, so no rank's time "
+            f"can be measured. Fix: launch({len(set(map(str, ranks.devices)))}), or launch({ranks.world_size}, "
+            f"devices='cpu')"
+        )
+
+
+def default_topology(ranks: Ranks) -> Topology:
+    """The topology of these ranks with default figures; on GPUs, with their memory in bytes."""
+    if ranks.devices[0].type == "cpu":
+        return Topology(ranks.world_size)
+    return Topology(ranks.world_size, compute_device="cuda", hbm_cap=min(ranks.run(_memory_bytes)))
+
+
+def _memory_bytes() -> int:
+    import torch
+
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+
+
+def time_alone(ranks: Ranks) -> list[TimedOperator]:
+    """Times operators and collectives on the ranks."""
+    return [*operators.slowest(ranks.run(operators.on_rank, MAIN_OPTIMIZERS)), *time_collectives(ranks)]
+
+
+def alone_figures(timed: Sequence[TimedOperator], before: Topology) -> dict[str, Any]:
+    """Figures that follow from `time_alone`, for a topology of these ranks."""
+    found = {**figures_of(timed, before), **operators.figures_alone(timed, before.compute_device)}
+    found["flops_per_ms"] *= before.slowdown  # the model divides by it, ranks that share cores were timed together
+    for name in PER_OPTIMIZER:
+        if name in found:
+            found[name] = {**getattr(before, name), **found[name]}
+    if before.compute_device != "cpu":
+        found["hbm_cap"] = before.hbm_cap
+    return found
 
 
 def measurements(cases: Sequence[Case], timed: Sequence[Timed]) -> Measurements:
-    """What cases took, as `fit` wants it; those of busy moments are left out, unless nothing else is there."""
+    """Measured cases for `fit`, without those of busy moments unless an optimizer has no others."""
     usual = usual_ms(timed)
-    quiet = [i for i, one in enumerate(timed) if one.reference_ms <= BUSY * usual]
-    missing = {case.model.workload.optimizer for case in cases} - {cases[i].model.workload.optimizer for i in quiet}
-    kept = [i for i in range(len(cases)) if i in set(quiet) or cases[i].model.workload.optimizer in missing]
-    phases = np.array([_parts(cases[i], timed[i]) for i in kept])
-    return Measurements([cases[i] for i in kept], np.array([timed[i].step_ms for i in kept]), phases)
+    quiet = {i for i, one in enumerate(timed) if one.reference_ms <= BUSY * usual}
+    missing = set(_optimizers(cases)) - set(_optimizers([cases[i] for i in quiet]))
+    kept = [i for i in range(len(cases)) if i in quiet or cases[i].model.workload.optimizer in missing]
+    parts = np.array([_parts(cases[i], timed[i]) for i in kept])
+    return Measurements([cases[i] for i in kept], np.array([timed[i].step_ms for i in kept]), parts)
 
 
 def _parts(case: Case, timed: Timed) -> list[float]:
-    """ms of `PARTS`: kernels' of the slowest rank, exchanges' of the last rank to join them, which waits for nobody."""
+    """Milliseconds of `PARTS`: kernels of the slowest rank; exchanges of the rank that joins last and never waits."""
     ms = timed.phases_ms
     parts = [ms[:, 0].min(), ms[:, 1].max(), ms[:, 2:5].sum(axis=1).min(), ms[:, 5].max()]
-    if len(ms) == 1 or case.layout == "data_parallel":  # nothing is sent between lookup and gradients
+    if len(ms) == 1 or case.layout == "data_parallel":  # no message between lookup and gradients
         parts[1] = parts[2] = np.nan
     return [float(part) if part > 0 else np.nan for part in parts]
 
 
 def _turns() -> Iterator[tuple[str, Sequence[str]]]:
-    """Optimizers and layouts of one model after the other: each optimizer once, then mostly the main ones."""
+    """Optimizer and layouts of each model: each optimizer once, then mostly the main ones."""
     for optimizer in MAIN_OPTIMIZERS:
         yield optimizer, LAYOUTS
     for optimizer in OTHER_OPTIMIZERS:
@@ -235,49 +298,17 @@ def _optimizers(cases: Sequence[Case]) -> list[str]:
     return list(dict.fromkeys(case.model.workload.optimizer for case in cases))
 
 
-def _narrowed(figure: Fitted, alone: dict[str, float]) -> Fitted:
-    if figure.field in alone and figure.field in MEASURED_APART:
-        return replace(figure, factor=MEASURED_APART[figure.field])
-    return figure
+def _narrowed(figure: Fitted, alone: dict[str, Any]) -> Fitted:
+    return replace(figure, factor=TIMED_ALONE.get(figure.field, figure.factor)) if figure.field in alone else figure
 
 
-def _calibration(
-    fitted: Fit,
-    measured: Measurements,
-    kernels: dict[str, list[str]],
-    alone: dict[str, float],
-    before: Topology,
-    collectives: list[dict[str, Any]],
-    seconds: float,
-    other_load: float,
-    checked: Sequence[float],
-) -> Calibration:
-    predictions = Predictions(measured.cases, before)
-    figures = dict(alone)
-    per_optimizer = {figure.field for figure in PER_OPTIMIZER}
-    for figure in fitted.figures:
-        value = getattr(fitted.topology, figure.field)
-        if figure.field in per_optimizer:
-            value = {name: own for name, own in value.items() if name in _optimizers(measured.cases)}
-        figures[figure.field] = value
-    profile = DeviceProfile(
-        world_size=before.world_size,
-        local_world_size=before.local_world_size,
-        compute_device=before.compute_device,
-        cores_per_host=before.cores_per_host,
-        figures=figures,
-        machine=machine(),
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        seconds=round(seconds, 1),
-        spread={figure.name: float(spread) for figure, spread in zip(fitted.figures, fitted.spread, strict=True)},
-        kernels=kernels,
-        collectives=tuple(collectives),
-        cases=len(measured.cases),
-        error=errors(predictions.step_ms(fitted.topology), measured.step_ms)["error"],
-        other_load=round(other_load, 3),
-    )
-    before_error = errors(predictions.step_ms(before), measured.step_ms)["error"]
-    return Calibration(profile, before, before_error, fitted.figures, *checked)
+def _measured_figures(fitted: Fit, alone: dict[str, Any], optimizers: Sequence[str]) -> dict[str, Any]:
+    """Timed and fitted figures; of mappings, only the measured optimizers."""
+    values = {**alone, **{figure.field: getattr(fitted.topology, figure.field) for figure in fitted.figures}}
+    return {
+        name: {key: value[key] for key in optimizers if key in value} if name in PER_OPTIMIZER else value
+        for name, value in values.items()
+    }
 
 
 def _kernels(cases: Sequence[Case], timed: Sequence[Timed]) -> dict[str, list[str]]:
@@ -289,22 +320,33 @@ def _kernels(cases: Sequence[Case], timed: Sequence[Timed]) -> dict[str, list[st
 
 
 def machine() -> dict[str, str]:
-    """What was measured on, and with."""
+    """System, processor, device, driver and versions of this rank."""
     import torch
+    import torch.distributed as dist
 
-    return {
+    from recshard_lab.comm import ShardingEnv, compute_device, uses_nccl
+
+    env = ShardingEnv.default()
+    found = {
         "system": f"{platform.system()} {platform.release()}",
         "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         "cores": str(usable_cores()),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "backend": "gloo",
+        "backend": "nccl" if uses_nccl(env) else "gloo",
     }
+    if compute_device(env).type == "cuda":
+        found["device"] = torch.cuda.get_device_name()
+        found["driver"] = driver()
+        found["cuda"] = str(torch.version.cuda)
+        if dist.is_nccl_available():
+            found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return found
 
 
 @contextmanager
 def _bar(progress: bool, seconds: float) -> Iterator[Any]:
-    """Gives what is called with what is going on, and the seconds spent."""
+    """Yields a function of the current work and the seconds spent, which updates the bar."""
     if not progress:
         yield lambda what, spent: None
         return

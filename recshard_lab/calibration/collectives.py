@@ -1,133 +1,127 @@
-"""How long collectives and dense arithmetic take on launched ranks: milliseconds by size.
+"""Times collectives by size and group, and the figures of a `Topology` that follow.
 
-Shape letters: W ranks.
+``sizes`` of a timed collective: the bytes that a rank sends to each other rank of the group (all_reduce: of the tensor,
+divided by the ranks), and the ranks of the group.
+
+On GPUs the collectives of one size follow each other on the stream, as in nccl-tests (``doc/PERFORMANCE.md`` of
+NVIDIA/nccl-tests), between two events. Groups of 2, 4, ... ranks separate a collective's latency from the cost of a
+message to each peer. Gloo on CPUs is timed with all ranks, after a barrier, by the wall clock.
+
+Shape letters: W ranks, g ranks of a group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from recshard_lab.calibration.clock import Clock, TimedOperator, by_op, faster_half, line_through
 from recshard_lab.sharding import Topology
 
-SIZES = (1 << 8, 1 << 12, 1 << 16, 1 << 18, 1 << 20)  # bytes that a rank sends to each other
-WARM_UP, REPEATS = 2, 9
-DENSE_WIDTH, DENSE_BATCH = 512, 512
+SIZES = (1 << 8, 1 << 12, 1 << 16, 1 << 18, 1 << 20)  # bytes, on a CPU
+GPU_SIZES = (1 << 8, 1 << 12, 1 << 16, 1 << 20, 1 << 23)
+LARGE = 1 << 16  # bytes from which a reduce-scatter is compared with an all-to-all
+ISSUES = 32
+Times = tuple[str, tuple[int, ...], list[float]]
 
 
-@dataclass(frozen=True)
-class TimedCollective:
-    """One collective of one size.
+def time_collectives(ranks: Any, *, short: bool = False) -> list[TimedOperator]:
+    """Times all_to_all, reduce_scatter and all_reduce of each size on launched ranks. Returns [] on one rank.
 
-    Attributes:
-        op: its name.
-        nbytes: that a rank sends to each other rank (all_reduce: of the tensor, through W).
-        ms: of the slowest rank: the mean of the faster half of the repeats.
+    Args:
+        ranks: launched ranks.
+        short: only the smallest and the largest size, of all ranks, for `drift`.
     """
-
-    op: str
-    nbytes: int
-    ms: float
+    return [] if ranks.world_size == 1 else joined(ranks.run(collectives_on_rank, short))
 
 
-def time_collectives(ranks: Any, sizes: Sequence[int] = SIZES) -> list[TimedCollective]:
-    """Times all_to_all, reduce_scatter and all_reduce of each size on launched ranks; nothing on one rank."""
-    from recshard_lab.calibration.steps import faster_half
-
-    if ranks.world_size == 1:
-        return []
-    told = ranks.run(collectives_on_rank, list(sizes))
+def joined(by_rank: Sequence[Sequence[Times]]) -> list[TimedOperator]:
+    """Of the times of each rank, those of the slowest rank in each repeat."""
     return [
-        TimedCollective(op, nbytes, faster_half(np.array([rank[number][2] for rank in told]).max(axis=0)))
-        for number, (op, nbytes, _) in enumerate(told[0])
+        TimedOperator(op, sizes, faster_half(np.array([rank[number][2] for rank in by_rank]).max(axis=0)))
+        for number, (op, sizes, _) in enumerate(by_rank[0])
     ]
 
 
-def collectives_on_rank(sizes: Sequence[int]) -> list[tuple[str, int, list[float]]]:
-    """What one rank runs: (op, bytes, ms of each repeat). Collective."""
+def collectives_on_rank(short: bool = False) -> list[Times]:
+    """Runs on each rank: op, sizes, ms of each repeat. Collective."""
+    from recshard_lab.comm import ShardingEnv, compute_device
+
+    return times_on(Clock(compute_device(ShardingEnv.default())), short=short)
+
+
+def times_on(clock: Clock, *, short: bool = False) -> list[Times]:
+    """`collectives_on_rank`, with a clock."""
     import torch
     import torch.distributed as dist
 
     from recshard_lab.comm.collectives import all_reduce, all_to_all, issue_reduce_scatter
     from recshard_lab.comm.groups import ShardingEnv
 
-    env = ShardingEnv.from_process_group(dist.group.WORLD)
-    found = []
-    for nbytes in sizes:
-        each = nbytes // 4
-        values, splits = torch.zeros(each * env.world_size), [each] * env.world_size
-        ways: dict[str, Callable[[], object]] = {
-            "all_to_all": partial(all_to_all, values, splits, splits, env, "calibrate"),
-            "reduce_scatter": lambda: issue_reduce_scatter(values, env, "calibrate").wait(),  # noqa: B023, run in here
-            "all_reduce": partial(all_reduce, values, env, "calibrate"),
-        }
-        for op, run in ways.items():
-            taken = []
-            for _ in range(WARM_UP + REPEATS):
-                dist.barrier()
-                begun = perf_counter()
-                run()
-                taken.append(1000 * (perf_counter() - begun))
-            found.append((op, nbytes, taken[WARM_UP:]))
+    on_gpu, whole = clock.device.type != "cpu", ShardingEnv.default()
+    found: list[Times] = []
+    sizes = GPU_SIZES if on_gpu else SIZES
+    for env in _groups(whole) if on_gpu and not short else [whole]:
+        for nbytes in sizes[:: len(sizes) - 1] if short else sizes:
+            each = nbytes // 4
+            values, splits = torch.zeros(each * env.world_size, device=clock.device), [each] * env.world_size
+            ways: dict[str, Callable[[], object]] = {
+                "all_to_all": partial(all_to_all, values, splits, splits, env, "calibrate"),
+                "reduce_scatter": lambda: issue_reduce_scatter(values, env, "calibrate").wait(),  # noqa: B023, run here
+                "all_reduce": partial(all_reduce, values, env, "calibrate"),
+            }
+            found += [
+                (op, (nbytes, env.world_size), clock.times(op, (nbytes, env.world_size), run, before=dist.barrier))
+                for op, run in ways.items()
+            ]
+    if on_gpu:
+        few = torch.zeros(whole.world_size, device=clock.device)
+        ones = [1] * whole.world_size
+        issue = partial(all_to_all, few, ones, ones, whole, "calibrate")
+        found.append(("issue", (ISSUES,), clock.host_times("issue", (ISSUES,), issue, ISSUES)))
     return found
 
 
-def dense_flops_per_ms(ranks: Any) -> float:
-    """Arithmetic of one rank's linear layers, forward and backward, while all ranks are at it."""
-    return float(np.median(ranks.run(dense_on_rank)))
+def _groups(whole: Any) -> list[Any]:
+    """Groups of 2, 4, ... consecutive ranks that fill the world, then all ranks. Collective."""
+    from recshard_lab.comm.groups import ShardingEnv, group_among
+
+    found, size = [], 2
+    while size < whole.world_size:
+        if whole.world_size % size == 0:
+            subsets = [range(first, first + size) for first in range(0, whole.world_size, size)]
+            found.append(ShardingEnv.from_process_group(group_among(whole.process_group, subsets)))
+        size *= 2
+    return [*found, whole]
 
 
-def dense_on_rank() -> float:
-    """Operations per ms of one rank."""
-    import torch
-    import torch.distributed as dist
-    from torch import nn
+def figures_of(timed: Sequence[TimedOperator], topology: Topology) -> dict[str, float]:
+    """Figures of a `Topology` that follow from collectives, by non-negative least squares of relative errors::
 
-    layers = nn.Sequential(nn.Linear(DENSE_WIDTH, DENSE_WIDTH), nn.ReLU(), nn.Linear(DENSE_WIDTH, DENSE_WIDTH))
-    values, taken = torch.ones(DENSE_BATCH, DENSE_WIDTH, requires_grad=True), []
-    for _ in range(WARM_UP + REPEATS):
-        dist.barrier()
-        begun = perf_counter()
-        layers(values).sum().backward()
-        taken.append(1000 * (perf_counter() - begun))
-    operations = 6.0 * DENSE_BATCH * sum(p.numel() for p in layers.parameters())
-    return operations / float(np.median(taken[WARM_UP:]))
+        all_to_all  intra_host_latency_ms + (g - 1) peer_ms + (g - 1) bytes / intra_host_bw
+        issue       host_ms
 
-
-def figures_of(timed: Sequence[TimedCollective], topology: Topology) -> dict[str, float]:
-    """The figures of a `Topology` that say what was timed: ``ms = latency + bytes / rate``, least relative squares.
+    The right side is that of `planner.model.route_costs`, times `Topology.slowdown`. One group alone cannot separate
+    latency from peers: all of it then counts as `peer_ms`.
 
     Args:
         timed: of all sizes.
         topology: of as many ranks, all on one host.
     """
-    from scipy.optimize import nnls
-
-    others = topology.world_size - 1
-    if not others:
+    if topology.world_size == 1:
         return {}
-    ways: dict[str, list[TimedCollective]] = {}
-    for one in timed:
-        ways.setdefault(one.op, []).append(one)
-    direct = ways["all_to_all"]
-    costs = np.array([[1.0, one.nbytes] for one in direct]) / np.array([[one.ms] for one in direct])
-    scale = costs.max(axis=0)
-    latency, per_byte = nnls(costs / scale, np.ones(len(direct)))[0] / scale
-    pairs = zip(ways["reduce_scatter"], direct, strict=True)
-    large = [np.log(summed.ms / sent.ms) for summed, sent in pairs if sent.nbytes >= SIZES[2]]
-    found = {"peer_ms": latency / others / topology.slowdown}
-    if large:
+    ops, slow = by_op(timed), topology.slowdown
+    direct = ops["all_to_all"]
+    several = len({one.sizes[1] for one in direct}) > 1
+    terms = [[float(several), g - 1, (g - 1) * nbytes] for nbytes, g in (one.sizes for one in direct)]
+    latency, peer, per_byte = line_through(terms, [one.ms / slow for one in direct])
+    found = {"intra_host_latency_ms": latency, "peer_ms": peer, "intra_host_bw": 1 / per_byte if per_byte else 0.0}
+    pairs = zip(ops["reduce_scatter"], direct, strict=True)
+    if large := [np.log(summed.ms / sent.ms) for summed, sent in pairs if sent.sizes[0] >= LARGE]:
         found["reduce_scatter_cost"] = float(np.exp(np.mean(large)))
-    if per_byte:
-        found["intra_host_bw"] = others * topology.slowdown / per_byte
+    if issued := ops.get("issue"):
+        found["host_ms"] = issued[0].ms
     return {name: float(value) for name, value in found.items() if value > 0}
-
-
-def as_dicts(timed: Sequence[TimedCollective]) -> list[dict[str, Any]]:
-    """For a profile."""
-    return [asdict(one) for one in timed]

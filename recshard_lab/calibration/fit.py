@@ -1,9 +1,8 @@
 """Fits the figures of a `Topology` to measured steps, by least squares of logarithms.
 
-Every figure is searched as its logarithm and held near where it starts (its prior), the more so the less the
-measurements say about it; a measured time counts as ``log(predicted / measured)``, so that short steps count like long
-ones. The cost model itself predicts: no formula is written a second time. One disturbed measurement does not bend the
-fit: beyond two deviations, residuals count linearly (Huber).
+Every figure is fitted as its logarithm, with a prior around its start. A residual is ``log(predicted / measured)``, so
+short steps count like long ones. The predictions are those of `planner.model`. Residuals beyond two standard
+deviations count linearly (Huber loss), so one disturbed measurement has little effect.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from recshard_lab.calibration.predict import Predictions
 from recshard_lab.planner.workload import Array
 from recshard_lab.sharding import Topology
 
-STEP_DEVIATION, PHASE_DEVIATION = 0.08, 0.3  # of measured logarithms
-PARTS = ((0,), (1,), (2, 3, 4), (5,))  # of a step that are told apart: ids, lookup, rows and gradients, update
+STEP_DEVIATION, PHASE_DEVIATION = 0.08, 0.3  # standard deviations of measured logarithms
+PARTS = ((0,), (1,), (2, 3, 4), (5,))  # phases that are measured together: ids, lookup, rows and gradients, update
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A figure that is fitted.
+    """A fitted figure and its prior, a log-normal distribution.
 
     Args:
         field: of `Topology`.
-        start: where it starts on "cpu" if the topology says 0, and is held.
-        factor: how far from there it may well lie, up or down.
-        optimizer: whose, where the field is a mapping.
+        start: median of the prior if the topology has 0; otherwise the topology's figure is.
+        factor: one standard deviation of the prior, up or down.
+        optimizer: key of the figure, if the field is a mapping.
     """
 
     field: str
@@ -41,18 +40,18 @@ class Fitted:
 
     @property
     def name(self) -> str:
-        """As people read it."""
+        """``field`` or ``field[optimizer]``."""
         return self.field if self.optimizer is None else f"{self.field}[{self.optimizer}]"
 
     def of(self, topology: Topology) -> float:
-        """Its value, or where it starts."""
+        """The topology's figure, or `start`."""
         found = getattr(topology, self.field)
         value = found if self.optimizer is None else found.get(self.optimizer, 0.0)
         return float(value or self.start)
 
 
-#: what one number describes; the starts are of the machine that the defaults of `Topology` were measured on
-SHARED = (
+#: on CPUs; the starts are of the machine that the defaults of `Topology` were measured on
+CPU = (
     Fitted("ddr_mem_bw", 6.5e6, 2.0),
     Fitted("cache_bw", 60e6, 2.0),
     Fitted("cache_bytes", 16e6, 3.0),
@@ -76,6 +75,19 @@ SHARED = (
     Fitted("row_split_ms", 0.38, 2.0),
     Fitted("step_ms", 0.23, 2.0),
 )
+#: on GPUs; rates are timed alone (`operators.py`, `collectives.py`), so steps may change them little
+GPU = (
+    Fitted("hbm_mem_bw", 1e9, 1.3),
+    Fitted("cache_bw", 3e9, 1.5),
+    Fitted("intra_host_bw", 1e8, 1.5),
+    Fitted("lookup_ns_per_id", 0.02, 2.0),
+    Fitted("route_ns_per_id", 0.05, 3.0),
+    Fitted("launch_ms", 0.01, 2.0),
+    Fitted("sync_ms", 0.02, 2.0),
+    Fitted("host_ms", 0.03, 2.0),
+    Fitted("peer_ms", 0.002, 2.0),
+    Fitted("step_ms", 0.2, 3.0),
+)
 OF_SENDING = (
     "replica_ms",
     "replicas_ms",
@@ -88,18 +100,18 @@ OF_SENDING = (
     "half_duplex",
     "contention",
 )
-#: one for each optimizer
 PER_OPTIMIZER = (Fitted("update_cost", 2.0, 2.5), Fitted("update_row_ns", 20.0, 4.0))
+GPU_PER_OPTIMIZER = (Fitted("update_cost", 2.0, 1.5),)
 
 
 @dataclass(frozen=True, eq=False)
 class Measurements:
-    """Measured cases, of C.
+    """Measured cases.
 
     Attributes:
-        cases: models under plans.
+        cases: C models under plans.
         step_ms: ``[C]``.
-        parts_ms: ``[C, 4]`` of `PARTS`, without waiting for slower ranks; NaN where they cannot be told apart.
+        parts_ms: ``[C, 4]`` of `PARTS`, without waits for slower ranks; NaN if they were not separated.
     """
 
     cases: Sequence[Case]
@@ -109,12 +121,12 @@ class Measurements:
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """What came of a fit.
+    """The result of a fit.
 
     Attributes:
         topology: with the fitted figures.
-        figures: which were fitted.
-        spread: for each, the factor up or down within which the measurements leave it (one deviation).
+        figures: the fitted figures.
+        spread: uncertainty of each as a factor, up or down (one standard deviation).
     """
 
     topology: Topology
@@ -122,10 +134,15 @@ class Fit:
     spread: tuple[float, ...]
 
 
-def figures_for(optimizers: Sequence[str], world_size: int) -> tuple[Fitted, ...]:
-    """Every figure that is fitted where these optimizers were measured; without those of sending on one rank."""
-    each = [replace(figure, optimizer=name) for name in optimizers for figure in PER_OPTIMIZER]
-    return (*(figure for figure in SHARED if world_size > 1 or figure.field not in OF_SENDING), *each)
+def figures_for(optimizers: Sequence[str], world_size: int, compute_device: str = "cpu") -> tuple[Fitted, ...]:
+    """The figures to fit after these optimizers were measured. On one rank, figures of exchanges are left out.
+
+    >>> [figure.name for figure in figures_for(["exact_sgd"], 1, "cuda")][-2:]
+    ['step_ms', 'update_cost[exact_sgd]']
+    """
+    shared, per_optimizer = (CPU, PER_OPTIMIZER) if compute_device == "cpu" else (GPU, GPU_PER_OPTIMIZER)
+    each = [replace(figure, optimizer=name) for name in optimizers for figure in per_optimizer]
+    return (*(figure for figure in shared if world_size > 1 or figure.field not in OF_SENDING), *each)
 
 
 def with_figures(topology: Topology, figures: Sequence[Fitted], values: Iterable[float]) -> Topology:
@@ -140,25 +157,25 @@ def with_figures(topology: Topology, figures: Sequence[Fitted], values: Iterable
 
 
 def fit(measured: Measurements, topology: Topology, figures: Sequence[Fitted]) -> Fit:
-    """The figures with which the cost model says what was measured.
+    """Fits figures to measured cases.
 
     Args:
         measured: the cases.
-        topology: of as many ranks; figures that are not fitted stay, the others start from it.
-        figures: to be fitted.
+        topology: of the same ranks. Figures that are not fitted stay; the others start from it.
+        figures: to fit.
     """
     from scipy.optimize import least_squares
 
     predictions = Predictions(measured.cases, topology)
     start = np.log([figure.of(topology) for figure in figures])
     reach = np.log([figure.factor for figure in figures])
-    told = np.isfinite(measured.parts_ms)
+    separated = np.isfinite(measured.parts_ms)
 
     def residuals(at: Array) -> Array:
         phases = predictions.phases(with_figures(topology, figures, np.exp(start + at * reach))).max(axis=-1)
         steps = np.log(phases.sum(axis=0) / measured.step_ms) / STEP_DEVIATION
         sums = np.stack([phases[list(part)].sum(axis=0) for part in PARTS], axis=1)
-        parts = np.log(sums[told] / measured.parts_ms[told]) / PHASE_DEVIATION
+        parts = np.log(sums[separated] / measured.parts_ms[separated]) / PHASE_DEVIATION
         return np.concatenate([_huber(steps), _huber(parts), at])
 
     found = least_squares(residuals, np.zeros(len(start)), method="trf", x_scale=1.0, max_nfev=40, xtol=1e-4, ftol=1e-5)
@@ -176,7 +193,7 @@ def _huber(residuals: Array, limit: float = 2.0) -> Array:
 
 
 def errors(predicted: Array, measured: Array) -> Mapping[str, float]:
-    """How far predictions are from what was measured: geometric means of the ratio, and of its size.
+    """Errors of predictions: geometric mean of predicted / measured, and of the size of the error (0.1 is 10%).
 
     >>> errors(np.array([2.0, 0.5]), np.array([1.0, 1.0]))
     {'ratio': 1.0, 'error': 1.0}

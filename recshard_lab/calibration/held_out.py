@@ -18,9 +18,10 @@ import numpy as np
 
 from recshard_lab.calibration.calibrating import OTHER_OPTIMIZERS
 from recshard_lab.calibration.cases import LAYOUTS, Case, draw_cases, draw_model
+from recshard_lab.calibration.clock import faster_half
 from recshard_lab.calibration.fit import errors
 from recshard_lab.calibration.predict import Predictions
-from recshard_lab.calibration.steps import BUSY, Timed, faster_half, time_cases, usual_ms
+from recshard_lab.calibration.steps import BUSY, Timed, time_cases, usual_ms
 from recshard_lab.planner.workload import Array
 from recshard_lab.sharding import Topology
 

@@ -1,14 +1,18 @@
-"""Trains cases on launched ranks and brings back how long a step takes.
+"""Trains cases on launched ranks and measures the milliseconds of a step.
 
-All plans of one model take turns, a few steps each, so that a busy second hits all of them alike. With them runs a
-small step that is always the same, the *reference*: where it is slower than at other times, the machine was busy with
-something else, and what was measured beside it is not what the machine can do.
+All plans of one model take turns, a few steps each, so a busy second affects all of them alike. A small step that is
+always the same, the *reference step*, runs beside them. A slow reference step shows that other programs used the
+machine during a measurement.
+
+On a GPU the host waits for the device before and after each turn, so a step includes both the host's and the device's
+time. Phases are not separated there: that would take a wait after each, which changes the step.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -17,26 +21,27 @@ from typing import Any
 import numpy as np
 
 from recshard_lab.calibration.cases import Case, Model, draw_cases
+from recshard_lab.calibration.clock import Clock, faster_half
 from recshard_lab.embedding.configs import EmbeddingBagConfig
 from recshard_lab.planner import Workload
 
-WARM_UP = 2  # steps before the clock runs: kernels are built, buffers grow
-BATCHES = 8  # that are trained on in turn: as many rows are used from one step to the next as in training, or nearly
+WARM_UP = 2  # untimed steps, in which kernels are compiled and buffers grow
+BATCHES = 8  # trained on in turn, so that steps share about as many rows as in training
 MOST_STEPS = 8  # of a turn
-BUSY = 1.3  # times its usual duration: the reference step of a busy moment
+BUSY = 1.3  # a reference step this many times as long as usual marks a busy moment
 
 
 @dataclass(frozen=True, eq=False)
 class Timed:
-    """What a case took.
+    """The measured time of a case.
 
     Attributes:
-        step_ms: of the slowest rank: the mean of the faster half of the turns.
-        turns_ms: ``[turns]``, a step of the slowest rank in each.
-        phases_ms: ``[W, 6]`` of each rank, medians: from the step's begin to the ids' arrival, to the rows' departure,
-            their arrival, the gradients' departure, their arrival, the end. Waiting for others is part of it.
-        reference_ms: what the reference step took beside it.
-        kernels: that served its tables.
+        step_ms: mean of the faster half of `turns_ms`.
+        turns_ms: ``[turns]`` step of the slowest rank in each turn.
+        phases_ms: ``[W, 6]`` medians of each rank, waits for other ranks included: start to arrival of ids, to sending
+            of rows, to their arrival, to sending of gradients, to their arrival, to the end. Zeros on a GPU.
+        reference_ms: the reference step in the same turns.
+        kernels: lookup kernels of its tables.
     """
 
     step_ms: float
@@ -55,26 +60,26 @@ def time_cases(
         ranks: a launched session.
         cases: of one model.
         turns: of each case.
-        turn_ms: how long a turn is, but at least two steps.
+        turn_ms: length of a turn, which has 2 to `MOST_STEPS` steps.
         seed: of weights and ids.
     """
-    told = ranks.run(time_on_rank, [*cases, reference(ranks.world_size)], turns, turn_ms, seed)
-    slowest = [np.array([rank[number]["ms"] for rank in told]).max(axis=0) for number in range(len(cases) + 1)]
+    by_rank = ranks.run(time_on_rank, [*cases, reference(ranks.world_size)], turns, turn_ms, seed)
+    slowest = [np.array([rank[number]["ms"] for rank in by_rank]).max(axis=0) for number in range(len(cases) + 1)]
     beside = faster_half(slowest.pop())
     return [
         Timed(
             faster_half(each),
             each,
-            np.array([rank[number]["phases"] for rank in told]),
+            np.array([rank[number]["phases"] for rank in by_rank]),
             beside,
-            tuple(told[0][number]["kernels"]),
+            tuple(by_rank[0][number]["kernels"]),
         )
         for number, each in enumerate(slowest)
     ]
 
 
 def reference(world_size: int) -> Case:
-    """A small step, always the same."""
+    """The reference step: four tables of 5,000 x 32, row-wise, batch 256, 4 ids a bag."""
     tables = tuple(
         EmbeddingBagConfig(name=f"r{i}", num_embeddings=5000, embedding_dim=32, feature_names=[f"f{i}"])
         for i in range(4)
@@ -82,46 +87,42 @@ def reference(world_size: int) -> Case:
     return draw_cases(Model("reference", tables, Workload(256, 4.0)), ["row_wise"], world_size)[0]
 
 
-def faster_half(turns_ms: np.ndarray) -> float:
-    """The mean of the faster half.
-
-    >>> faster_half(np.array([3.0, 1.0, 9.0]))
-    2.0
-    """
-    return float(np.sort(turns_ms)[: len(turns_ms) // 2 + 1].mean())
-
-
 def usual_ms(timed: Sequence[Timed]) -> float:
-    """What the reference step takes when the machine is not busy: the first quartile."""
+    """The reference step on a quiet machine: the first quartile of `reference_ms`."""
     return float(np.percentile([each.reference_ms for each in timed], 25))
 
 
 def time_on_rank(cases: Sequence[Case], turns: int, turn_ms: float, seed: int) -> list[dict[str, Any]]:
-    """What one rank runs: for each case the ms of one step in each turn, phases, and kernels. Collective."""
+    """Runs on each rank: for each case the ms of one step in each turn, phases, and kernels. Collective."""
     import torch
     import torch.distributed as dist
 
-    from recshard_lab.comm import trace
+    from recshard_lab.comm import ShardingEnv, compute_device, trace
 
+    clock = Clock(compute_device(ShardingEnv.default()))
+    on_gpu = clock.device.type != "cpu"
     torch.manual_seed(seed)
     rng = np.random.default_rng([seed, dist.get_rank()])
-    drawn = {case.model.name: _batches(case.model, rng) for case in cases}
+    drawn = {case.model.name: _batches(case.model, rng, clock.device) for case in cases}
     built = [_built(case) for case in cases]
     counts: list[int] = []
     done: list[int] = []
     found: list[dict[str, Any]] = []
 
     def steps(number: int, count: int) -> tuple[float, list[list[float]]]:
-        """Milliseconds of one of so many steps, and the phases of each."""
+        """Milliseconds of one of ``count`` steps, and the phases of each."""
         module, (batches, grad) = built[number], drawn[cases[number].model.name]
+        clock.synchronize()
         at, phases = [perf_counter()], []
         for _ in range(count):
             batch = batches[done[number] % BATCHES]
             done[number] += 1
-            with trace() as sent:
+            with nullcontext() if on_gpu else trace() as sent:
                 module(batch).values().backward(grad)
             at.append(perf_counter())
-            phases.append(_phases(at[-2], sent.events, at[-1]))
+            phases.append([0.0] * 6 if sent is None else _phases(at[-2], sent.events, at[-1]))
+        clock.synchronize()
+        at[-1] = perf_counter() if on_gpu else at[-1]
         return 1000 * (at[-1] - at[0]) / count, phases
 
     for number, module in enumerate(built):
@@ -145,14 +146,14 @@ def time_on_rank(cases: Sequence[Case], turns: int, turn_ms: float, seed: int) -
     return found
 
 
-def _batches(model: Model, rng: np.random.Generator) -> tuple[list[Any], Any]:
+def _batches(model: Model, rng: np.random.Generator, device: Any) -> tuple[list[Any], Any]:
     import torch
 
     from recshard_lab.calibration.batches import random_batch
 
     width = sum(table.embedding_dim for table in model.tables)
-    batches = [random_batch(model.tables, model.workload, rng) for _ in range(BATCHES)]
-    return batches, torch.full((model.workload.batch_size, width), 1e-3)
+    batches = [random_batch(model.tables, model.workload, rng).to(device) for _ in range(BATCHES)]
+    return batches, torch.full((model.workload.batch_size, width), 1e-3, device=device)
 
 
 def _built(case: Case) -> Any:
@@ -168,7 +169,7 @@ def _built(case: Case) -> Any:
 
 
 def _phases(begun: float, events: Sequence[Any], ended: float) -> list[float]:
-    """Milliseconds between what was sent and received, in the order of a step."""
+    """Milliseconds between the messages of a step, in their order."""
     at = [begun]
     for label in ("input_dist/ids", "output_dist/rows", "output_dist_backward/rows"):
         own = [event for event in events if event.label.startswith(label)]

@@ -1,4 +1,4 @@
-"""``recshard calibrate``: measures this machine and writes a profile for ``recshard plan --topology``."""
+"""``recshard calibrate``: measures this machine and writes or checks a device profile."""
 
 from __future__ import annotations
 
@@ -12,13 +12,28 @@ def calibrate(
     ranks: Annotated[int, typer.Option(help="Number of ranks to launch and measure.", min=1)] = 2,
     out: Annotated[Path, typer.Option(help="Path of the device profile, JSON.")] = Path("device_profile.json"),
     seconds: Annotated[float, typer.Option(help="Time budget in seconds. A longer run is more exact.")] = 50.0,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Measure CPU ranks even if every rank has a GPU.")] = False,
+    check: Annotated[
+        Path | None,
+        typer.Option(help="Measure for a few seconds, compare with this device profile, and exit with 1 on drift."),
+    ] = None,
+    threshold: Annotated[float, typer.Option(help="With --check: relative change that counts as drift.")] = 0.25,
 ) -> None:
-    """Measure lookups, optimizers, collectives and steps on this machine, and fit the planner's cost model to them."""
+    """Measure operators, collectives and steps on this machine, and fit the planner's cost model to them."""
     from recshard_lab.calibration import calibrate as run
+    from recshard_lab.calibration import check as check_drift
     from recshard_lab.launcher import launch
+    from recshard_lab.sharding.hardware.device_profile import DeviceProfile
 
-    with launch(ranks, backend="gloo") as launched:
+    if check is not None:
+        profile = DeviceProfile.load(check)
+        with launch(profile.world_size, devices="cpu" if profile.compute_device == "cpu" else None) as launched:
+            drift = check_drift(launched, profile, threshold)
+        print(drift)
+        raise typer.Exit(1 if drift.moved else 0)
+    with launch(ranks, devices="cpu" if cpu else None) as launched:
         found = run(launched, seconds)
     found.save(out)
     print(found)
     print(f"\nWrote {out}. Plan with it: recshard plan TABLES --topology {out}, or Topology.from_profile({str(out)!r})")
+    print(f"Later, check whether it still holds: recshard calibrate --check {out}")

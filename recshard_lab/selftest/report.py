@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import re
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -108,7 +106,7 @@ def facts(command: str) -> dict[str, str]:
     import torch
 
     import recshard_lab
-    from recshard_lab.cores import free_memory, usable_cores
+    from recshard_lab.cores import driver, free_memory, usable_cores
     from recshard_lab.embedding import kernels
     from recshard_lab.launcher.doctor import FBGEMM_BUILDS, version_of
 
@@ -138,19 +136,3 @@ def cards() -> str:
     except Exception as error:  # the report of a broken GPU is the one that is needed
         return f"cannot be read: {type(error).__name__}: {error}"
     return ", ".join(f"{gpu.name} ({gpu.total_memory / 2**30:.0f} GiB)" for gpu in gpus) or "none"
-
-
-def driver(proc: Path = Path("/proc/driver/nvidia/version")) -> str:
-    """Version of the NVIDIA driver.
-
-    >>> driver(Path("/nowhere"))
-    'none'
-    """
-    if proc.is_file() and (found := re.search(r"\s(\d{3,}\.[\d.]+)\s", proc.read_text())):
-        return found[1]
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
-    except (OSError, subprocess.SubprocessError):
-        return "none"
-    return done.stdout.split()[0] if done.stdout.split() else "none"

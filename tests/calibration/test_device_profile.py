@@ -25,7 +25,7 @@ def profile(**changes: Any) -> DeviceProfile:
         "machine": {"processor": "x"},
         "date": "2026-01-01T00:00:00+00:00",
         "spread": {"ddr_mem_bw": 1.1},
-        "collectives": ({"op": "all_to_all", "nbytes": 256, "ms": 0.1},),
+        "operators": ({"op": "all_to_all", "sizes": [256, 2], "ms": 0.1},),
     }
     return DeviceProfile(**{**given, **changes})
 
@@ -61,7 +61,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
         ({"figures": [1]}, "figures must "),
         ({"world_size": 0}, "world_size must be a positive integer"),
         ({"compute_device": "tpu"}, "'cpu' or 'cuda'"),
-        ({"collectives": 3}, "collectives must be a list"),
+        ({"operators": 3}, "operators must be a list"),
         ({"colour": "red"}, "field 'colour', unknown"),
     ],
 )

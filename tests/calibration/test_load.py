@@ -56,7 +56,7 @@ def test_the_warning_comes_before_the_measuring(monkeypatch: pytest.MonkeyPatch,
         raise RuntimeError("measuring began")
 
     monkeypatch.setattr("recshard_lab.calibration.calibrating.load_before", lambda ranks: 0.8)
-    monkeypatch.setattr("recshard_lab.calibration.calibrating.time_collectives", measured)
+    monkeypatch.setattr("recshard_lab.calibration.calibrating.time_alone", measured)
     own = {"world_size": 2, "nodes": 1, "backend": "gloo", "devices": [SimpleNamespace(type="cpu")] * 2}
     ranks: Any = SimpleNamespace(**own, run=lambda fn: [0.0, 0.0])
     with pytest.raises(RuntimeError, match="measuring began"):

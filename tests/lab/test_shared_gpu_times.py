@@ -62,9 +62,9 @@ def test_what_ranks_of_a_shared_gpu_report_is_labelled(ranks: Ranks, monkeypatch
     assert "over gloo on cuda:0, cuda:0, ready in" in repr(ranks)
 
 
-def test_calibration_refuses_a_gpu(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calibration_refuses_a_shared_gpu(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     as_if_shared(ranks, monkeypatch)
-    with pytest.raises(ValueError, match=r"compute on cuda:0 over gloo: calibration measures ranks on the CPU. Fix: "):
+    with pytest.raises(ValueError, match=r"2 ranks share cuda:0: .*Fix: launch\(1\)"):
         calibrate(ranks)
 
 

@@ -31,10 +31,10 @@ class DeviceProfile:
         cores_per_host: cores that the ranks shared.
         figures: argument of `Topology` -> value; for `PER_OPTIMIZER`, optimizer -> value.
         spread: figure -> uncertainty as a factor, up or down.
-        machine: processor, system, versions of Python and torch, the ranks' backend.
+        machine: processor, system, versions of Python and torch, the ranks' backend; of GPUs also device, driver, CUDA.
         date: start, ISO 8601. seconds: duration.
         kernels: optimizer -> lookup kernels in use.
-        collectives: timed collectives: op, nbytes, ms.
+        operators: operators that were timed alone: op, sizes, ms. `calibration.drift` times them again.
         cases: number of fitted cases (a model under a plan). error: geometric mean of their errors; 0.1 is 10%.
         other_load: share of the cores that other programs used, from 0 to 1.
 
@@ -52,7 +52,7 @@ class DeviceProfile:
     seconds: float = 0.0
     spread: Mapping[str, float] = field(default_factory=dict)
     kernels: Mapping[str, Any] = field(default_factory=dict)
-    collectives: tuple[Mapping[str, Any], ...] = ()
+    operators: tuple[Mapping[str, Any], ...] = ()
     cases: int = 0
     error: float = 0.0
     other_load: float = 0.0
@@ -147,9 +147,9 @@ class DeviceProfile:
             raise ValueError(f"the device profile has the field {unknown[0]!r:.40}, unknown in version {VERSION}")
         if missing := [name for name in known if name not in values]:
             raise ValueError(f"the device profile lacks {', '.join(missing)}: it is truncated or was edited")
-        if not isinstance(values["collectives"], list):
-            raise ValueError(f"collectives must be a list, got {values['collectives']!r:.60}")
-        return cls(**{**values, "collectives": tuple(values["collectives"])})
+        if not isinstance(values["operators"], list):
+            raise ValueError(f"operators must be a list, got {values['operators']!r:.60}")
+        return cls(**{**values, "operators": tuple(values["operators"])})
 
     @classmethod
     @names_wrong_arguments

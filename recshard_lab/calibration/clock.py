@@ -1,0 +1,163 @@
+"""Times functions on one device: CUDA events on a GPU, the wall clock on a CPU.
+
+The method on a GPU, that of Triton's ``triton.testing.do_bench`` and of ``nvbench`` (cold mode):
+
+- 25 ms of warm-up, synchronised, so that kernels are compiled and clocks have risen;
+- before each repeat, 256 MB are overwritten: the L2 cache holds nothing of the repeat before, and the host gets a lead,
+  so that the interval contains no launch;
+- an event before and after each repeat on the current stream, all repeats enqueued before one synchronisation. The
+  events' resolution is about 0.5 us (CUDA runtime API, ``cudaEventElapsedTime``).
+
+The reported time is the mean of the faster half of the repeats. Clocks are not locked: that takes administrator rights,
+and training runs without. A drift of the clocks is a drift of the figures (`drift.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+WARM_UP, REPEATS = 2, 9
+WARM_UP_S = 0.025  # on a GPU
+FLUSH_BYTES = 256 << 20  # more than any L2 cache: 50 MB on an H200, 126 MB on a B200
+
+
+@dataclass(frozen=True)
+class TimedOperator:
+    """One operator at one size.
+
+    Attributes:
+        op: name of the operator.
+        sizes: as the function that times it documents them.
+        ms: milliseconds of one call; of the slowest rank, if ranks run it together.
+    """
+
+    op: str
+    sizes: tuple[int, ...]
+    ms: float
+
+
+class Clock:
+    """Times functions on ``device``.
+
+    Args:
+        device: of the tensors that the functions use.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._flush: torch.Tensor | None = None
+
+    def synchronize(self) -> None:
+        """Waits for the device; returns at once on a CPU."""
+        import torch
+
+        if self.device.type != "cpu":
+            torch.get_device_module(self.device).synchronize()
+
+    def times(
+        self, op: str, sizes: tuple[int, ...], run: Callable[[], object], before: Callable[[], object] | None = None
+    ) -> list[float]:
+        """Milliseconds of each of `REPEATS` calls of ``run``.
+
+        Args:
+            op, sizes: the work, as in `TimedOperator`. A clock with simulated times reads them.
+            run: the work.
+            before: called before each repeat on a CPU, outside the interval, such as a barrier. A GPU's collectives
+                follow each other on the stream without one, as in nccl-tests.
+        """
+        if self.device.type == "cpu":
+            return self._wall_times(run, before or (lambda: None))
+        import torch
+
+        if self._flush is None:
+            self._flush = torch.empty(FLUSH_BYTES // 4, device=self.device)
+        begun = perf_counter()
+        for number in range(1000):
+            run()
+            self.synchronize()
+            if number + 1 >= WARM_UP and perf_counter() - begun > WARM_UP_S:
+                break
+        pairs = [[torch.Event(device=self.device, enable_timing=True) for _ in range(2)] for _ in range(REPEATS)]
+        for start, end in pairs:
+            self._flush.zero_()
+            start.record()
+            run()
+            end.record()
+        self.synchronize()
+        return [start.elapsed_time(end) for start, end in pairs]
+
+    def host_times(self, op: str, sizes: tuple[int, ...], run: Callable[[], object], count: int) -> list[float]:
+        """Milliseconds of the host for one of ``count`` calls of ``run``, which only enqueue work, `REPEATS` times.
+
+        The device is idle at the start. ``count`` must stay below the 1,024 launches that CUDA enqueues before it
+        blocks the host.
+        """
+        found = []
+        for _ in range(WARM_UP + REPEATS):
+            self.synchronize()
+            begun = perf_counter()
+            for _ in range(count):
+                run()
+            found.append(1000 * (perf_counter() - begun) / count)
+        self.synchronize()
+        return found[WARM_UP:]
+
+    def time(self, op: str, sizes: tuple[int, ...], run: Callable[[], object]) -> TimedOperator:
+        """`times`, as one number."""
+        return TimedOperator(op, sizes, faster_half(np.array(self.times(op, sizes, run))))
+
+    def time_host(self, op: str, sizes: tuple[int, ...], run: Callable[[], object], count: int) -> TimedOperator:
+        """`host_times`, as one number."""
+        return TimedOperator(op, sizes, faster_half(np.array(self.host_times(op, sizes, run, count))))
+
+    def _wall_times(self, run: Callable[[], object], before: Callable[[], object]) -> list[float]:
+        found = []
+        for _ in range(WARM_UP + REPEATS):
+            before()
+            begun = perf_counter()
+            run()
+            found.append(1000 * (perf_counter() - begun))
+        return found[WARM_UP:]
+
+
+def faster_half(ms: np.ndarray) -> float:
+    """The mean of the faster half.
+
+    >>> faster_half(np.array([3.0, 1.0, 9.0]))
+    2.0
+    """
+    return float(np.sort(ms)[: len(ms) // 2 + 1].mean())
+
+
+def by_op(timed: Sequence[TimedOperator]) -> dict[str, list[TimedOperator]]:
+    """Operators by name, in order."""
+    found: dict[str, list[TimedOperator]] = {}
+    for one in timed:
+        found.setdefault(one.op, []).append(one)
+    return found
+
+
+def line_through(sizes: Sequence[Sequence[float]], ms: Sequence[float]) -> list[float]:
+    """Non-negative factors of ``ms = sizes @ factors``, by least squares of relative errors.
+
+    >>> line_through([[1, 10], [1, 1000]], [1.2, 3.18])  # doctest: +ELLIPSIS
+    [1.18, 0.002...]
+    """
+    from scipy.optimize import nnls
+
+    rows = np.array(sizes, dtype=float) / np.array(ms)[:, None]
+    scale = np.where(rows.max(axis=0) > 0, rows.max(axis=0), 1.0)
+    return [float(factor) for factor in nnls(rows / scale, np.ones(len(rows)))[0] / scale]
+
+
+def as_dicts(timed: Sequence[TimedOperator]) -> list[dict[str, Any]]:
+    """For a device profile."""
+    return [{**asdict(one), "sizes": list(one.sizes)} for one in timed]

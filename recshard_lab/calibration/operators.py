@@ -1,0 +1,275 @@
+"""Times one rank's operators alone, and the figures of a `Topology` that follow from them.
+
+==================  ==============================  ==================================================================
+operator            sizes                           work of one call
+==================  ==============================  ==================================================================
+launch              calls                           the host enqueues one kernel on one number
+kernel              1                               the device runs it
+read                1                               the host waits for the device and reads one number
+gather              ids, columns                    reads distinct random rows, fp32, and writes them (index_select)
+reread              ids, columns                    the same with few rows, each of them many times
+lookup              ids, columns, ids a bag         forward of the lookup kernel in use, distinct random ids
+train/OPTIMIZER     ids, columns, ids a bag         the same with backward and the optimizer
+dense, dense_tf32   batch, width                    forward and backward of two linear layers, in fp32 and in TF32
+copy_to_device      bytes                           from pinned host memory
+copy_to_host        bytes                           into pinned host memory
+==================  ==============================  ==================================================================
+
+All ranks run them at the same time, as in training. Lookups use the kernel that training uses: fbgemm's where it is
+installed, otherwise the native one. `clock.py` has the method of timing.
+
+Shape letters: B batch, N ids, d columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from recshard_lab.calibration.cases import MAIN_OPTIMIZERS
+from recshard_lab.calibration.clock import Clock, TimedOperator, by_op, line_through
+
+CALLS = 256
+BAG = 32
+PARAMETERS = 2  # matrices of a dense operator
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of the operators on one kind of device.
+
+    Attributes:
+        table_bytes: of a table that no cache holds. few_bytes: of one that every cache holds.
+        ids: of a lookup.
+        columns: of rows.
+        batches, width: of dense layers.
+        copies: bytes.
+    """
+
+    table_bytes: int
+    few_bytes: int
+    ids: int
+    columns: tuple[int, ...]
+    batches: tuple[int, ...]
+    width: int
+    copies: tuple[int, ...] = ()
+
+
+CPU_SIZES = Sizes(64 << 20, 1 << 16, 1 << 13, (16, 64, 256), (32, 256), 512)
+GPU_SIZES = Sizes(
+    1 << 30, 1 << 18, 1 << 18, (8, 16, 32, 64, 128, 256), (64, 256, 1024, 4096), 1024, (1 << 16, 1 << 20, 1 << 24)
+)
+
+
+def time_operators(
+    clock: Clock, optimizers: Sequence[str] = MAIN_OPTIMIZERS, sizes: Sizes | None = None
+) -> list[TimedOperator]:
+    """Times all operators of the table above on this rank.
+
+    Args:
+        clock: of the rank's device.
+        optimizers: for ``train``; a kernel is built for each.
+        sizes: default: `CPU_SIZES` or `GPU_SIZES`.
+    """
+    sizes = sizes or (CPU_SIZES if clock.device.type == "cpu" else GPU_SIZES)
+    return [
+        *_launches(clock),
+        *_gathers(clock, sizes),
+        *_lookups(clock, optimizers, sizes),
+        *_dense(clock, sizes),
+        *_copies(clock, sizes),
+    ]
+
+
+def on_rank(optimizers: Sequence[str]) -> list[TimedOperator]:
+    """`time_operators` on this rank's device."""
+    from recshard_lab.comm import ShardingEnv, compute_device
+
+    return time_operators(Clock(compute_device(ShardingEnv.default())), optimizers)
+
+
+def slowest(by_rank: Sequence[Sequence[TimedOperator]]) -> list[TimedOperator]:
+    """Of the same operators on all ranks, those of the slowest rank."""
+    return [max(same, key=lambda one: one.ms) for same in zip(*by_rank, strict=True)]
+
+
+def _launches(clock: Clock) -> Iterator[TimedOperator]:
+    import torch
+
+    number = torch.zeros(1, device=clock.device)
+
+    def add() -> object:
+        return number.add_(1)
+
+    yield clock.time_host("launch", (CALLS,), add, CALLS)
+    yield clock.time("kernel", (1,), add)
+    yield clock.time_host("read", (1,), number.item, 1)
+
+
+def _gathers(clock: Clock, sizes: Sizes) -> Iterator[TimedOperator]:
+    import torch
+
+    for op, nbytes in (("gather", sizes.table_bytes), ("reread", sizes.few_bytes)):
+        for cols in sizes.columns:
+            rows = nbytes // (4 * cols)
+            table = torch.zeros(rows, cols, device=clock.device)
+            ids = _ids(rows, sizes.ids, clock, distinct=op == "gather")
+            out = torch.empty(len(ids), cols, device=clock.device)
+            yield clock.time(op, (len(ids), cols), _call(torch.index_select, table, 0, ids, out=out))
+
+
+def _lookups(clock: Clock, optimizers: Sequence[str], sizes: Sizes) -> Iterator[TimedOperator]:
+    import torch
+
+    from recshard_lab.embedding.configs import DataType
+    from recshard_lab.embedding.kernels import Slot, choose_kernel
+    from recshard_lab.embedding.optimizers import EmbOptimType, OptimizerSpec
+
+    for optimizer in optimizers:
+        for cols in sizes.columns:
+            rows = sizes.table_bytes // (4 * cols)
+            slots, spec = [Slot("calibrate", rows, cols, DataType.FP32, cols)], OptimizerSpec(EmbOptimType(optimizer))
+            options: dict[str, Any] = {"pooled": True, "device": clock.device}
+            chosen = choose_kernel(slots, spec, weighted=False, exchanges_row_norms=False, **options)
+            kernel = chosen(slots, [0], spec, **options)
+            ids = _ids(rows, sizes.ids, clock, distinct=True)
+            counts = [len(ids)]
+            offsets = torch.arange(0, len(ids) + 1, BAG, device=clock.device)
+            grad = torch.full((len(offsets) - 1, cols), 1e-3, device=clock.device)
+            if optimizer == optimizers[0]:
+                forward = _call(kernel.forward, ids, offsets, None, counts)
+                yield clock.time("lookup", (len(ids), cols, BAG), forward)
+            train = _train(kernel, ids, offsets, counts, grad)
+            yield clock.time(f"train/{optimizer}", (len(ids), cols, BAG), train)
+
+
+def _train(kernel: Any, ids: Any, offsets: Any, counts: list[int], grad: Any) -> Callable[[], object]:
+    def run() -> object:
+        return kernel.backward(kernel.forward(ids, offsets, None, counts)[1], grad)
+
+    return run
+
+
+def _dense(clock: Clock, sizes: Sizes) -> Iterator[TimedOperator]:
+    import torch
+    from torch import nn
+
+    layers = [nn.Linear(sizes.width, sizes.width, bias=False, device=clock.device) for _ in range(PARAMETERS)]
+    model = nn.Sequential(layers[0], nn.ReLU(), layers[1])
+
+    def run(values: torch.Tensor) -> None:
+        model(values).sum().backward()
+
+    was = torch.get_float32_matmul_precision()
+    kinds = {"dense": "highest"} | ({"dense_tf32": "high"} if clock.device.type != "cpu" else {})
+    try:
+        for op, precision in kinds.items():
+            torch.set_float32_matmul_precision(precision)
+            for batch in sizes.batches:
+                values = torch.ones(batch, sizes.width, device=clock.device, requires_grad=True)
+                yield clock.time(op, (batch, sizes.width), _call(run, values))
+    finally:
+        torch.set_float32_matmul_precision(was)
+
+
+def _copies(clock: Clock, sizes: Sizes) -> Iterator[TimedOperator]:
+    import torch
+
+    for nbytes in sizes.copies:
+        host = torch.zeros(nbytes // 4).pin_memory(clock.device)
+        there = torch.zeros(nbytes // 4, device=clock.device)
+        yield clock.time("copy_to_device", (nbytes,), _call(there.copy_, host, non_blocking=True))
+        yield clock.time("copy_to_host", (nbytes,), _call(host.copy_, there, non_blocking=True))
+
+
+def _ids(rows: int, count: int, clock: Clock, *, distinct: bool) -> Any:
+    """``count`` random rows; distinct ones at most a quarter of the rows, a multiple of `BAG`."""
+    import torch
+
+    rng = np.random.default_rng(rows)
+    if distinct:
+        count = min(count, rows // 4) // BAG * BAG
+        ids = rng.permutation(np.unique(rng.integers(0, rows, 2 * count)))[:count]
+    else:
+        ids = rng.integers(0, rows, count)
+    return torch.from_numpy(ids).to(clock.device)
+
+
+def _call(fn: Callable[..., Any], *args: Any, **options: Any) -> Callable[[], object]:
+    return lambda: fn(*args, **options)
+
+
+def figures_alone(timed: Sequence[TimedOperator], compute_device: str) -> dict[str, Any]:
+    """Figures of a `Topology` that follow from operators of one rank, by non-negative least squares of relative errors.
+
+    With d columns, N ids, B samples, P dense parameters, and bw for the memory's bandwidth::
+
+        gather          N (8 d + gather_row_bytes) / bw
+        reread          N 8 d / cache_bw
+        lookup          N (lookup_ns_per_id + (4 d + gather_row_bytes) / bw + 4 d / (bag cache_bw))
+        train - lookup  N (update_id_ns + (4 d + 4 d / bag) / cache_bw + 2 update_cost (4 d + gather_row_bytes) / bw)
+        dense           6 P (B + matrix_half_batch) / flops_per_ms
+        copy_to_device  latency + bytes / ddr_mem_bw
+
+    The right sides are those of `planner.model`. On a CPU only the figures of dense
+    layers are returned: caches and threads make whole steps the better source of the others there (`fit.py`).
+
+    Args:
+        timed: from `time_operators`.
+        compute_device: "cpu" or "cuda".
+    """
+    ops = by_op(timed)
+    found = _dense_figures(ops)
+    if compute_device == "cpu":
+        return found
+    found["launch_ms"], found["kernel_ms"], found["sync_ms"] = (ops[op][0].ms for op in ("launch", "kernel", "read"))
+    per_byte, per_row = line_through([[8 * d * n, n] for n, d in _sizes(ops["gather"])], _ms(ops["gather"]))
+    (cached,) = line_through([[8 * d * n] for n, d in _sizes(ops["reread"])], _ms(ops["reread"]))
+    found |= {"hbm_mem_bw": 1 / per_byte, "gather_row_bytes": per_row / per_byte, "cache_bw": 1 / cached}
+
+    def row_ms(d: int) -> float:
+        return float(4 * d * per_byte + per_row)
+
+    lookups = {one.sizes: one.ms for one in ops["lookup"]}
+    left = [ms / n - row_ms(d) - 4 * d / bag * cached for (n, d, bag), ms in lookups.items()]
+    found["lookup_ns_per_id"] = max(0.0, 1e6 * float(np.mean(left)))
+    found["update_id_ns"], found["update_cost"] = {}, {}
+    for op, own in ops.items():
+        if op.startswith("train/"):
+            optimizer = op.removeprefix("train/")
+            rows = [[1.0, 2 * row_ms(d)] for _, d, _ in _sizes(own)]
+            ms = [(one.ms - lookups[one.sizes]) / one.sizes[0] for one in own]
+            ms = [one - (4 * d + 4 * d / bag) * cached for one, (_, d, bag) in zip(ms, _sizes(own), strict=True)]
+            if min(ms) <= 0:
+                raise ValueError(
+                    f"backward with {optimizer} took {min(ms) * 1e6:.3g} ns per id less than copies in the cache: the "
+                    f"times vary too much. Fix: end other programs on this device and calibrate again"
+                )
+            per_id, found["update_cost"][optimizer] = line_through(rows, ms)
+            found["update_id_ns"][optimizer] = 1e6 * per_id
+    if copies := ops.get("copy_to_device"):
+        found["ddr_mem_bw"] = 1 / line_through([[1.0, one.sizes[0]] for one in copies], _ms(copies))[1]
+    return found
+
+
+def _dense_figures(ops: dict[str, list[TimedOperator]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for op, field in (("dense", "flops_per_ms"), ("dense_tf32", "tf32_flops_per_ms")):
+        if own := ops.get(op):
+            flops = [6.0 * PARAMETERS * width**2 for _, width in _sizes(own)]
+            sizes = [[each, each * one.sizes[0]] for each, one in zip(flops, own, strict=True)]
+            fixed, per_flop = line_through(sizes, _ms(own))
+            found[field] = 1 / per_flop
+            found["matrix_half_batch"] = fixed / per_flop  # the last: of the precision that training uses
+    return found
+
+
+def _sizes(timed: Sequence[TimedOperator]) -> list[tuple[int, ...]]:
+    return [one.sizes for one in timed]
+
+
+def _ms(timed: Sequence[TimedOperator]) -> list[float]:
+    return [one.ms for one in timed]

@@ -1,0 +1,130 @@
+"""Figures from operators and collectives: exact on simulated times, and measured on a GPU where there is one."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import recshard_lab
+from recshard_lab.calibration import calibrating, clock, collectives, operators
+from recshard_lab.calibration.calibrating import alone_figures, calibrate, default_topology, time_alone
+from recshard_lab.calibration.predict import Predictions
+from recshard_lab.calibration.steps import Timed
+from recshard_lab.sharding import Topology
+from tests.calibration import simulated
+from tests.calibration.simulated import FIGURES
+
+OF_EXCHANGES = ("host_ms", "intra_host_latency_ms", "peer_ms", "intra_host_bw", "reduce_scatter_cost")
+GPUS = torch.cuda.device_count()
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Any]:
+    with recshard_lab.launch(4, devices="cpu") as launched:
+        yield launched
+
+
+def test_operators_on_a_device_give_back_the_figures_that_made_their_times(ranks: Any) -> None:
+    timed = operators.slowest(ranks.run(simulated.operators_on_ledger))
+    found = operators.figures_alone(timed, "cuda")
+    assert set(found) == set(FIGURES) - set(OF_EXCHANGES)
+    for name, value in found.items():
+        assert value == pytest.approx(FIGURES[name], rel=1e-6), name
+
+
+def test_collectives_of_several_groups_separate_latency_from_peers(ranks: Any) -> None:
+    timed = collectives.joined(ranks.run(simulated.collectives_on_ledger))
+    assert {one.sizes[1] for one in timed if one.op == "all_to_all"} == {2, 4}
+    found = collectives.figures_of(timed, Topology(4, compute_device="cuda"))
+    assert found == pytest.approx({name: FIGURES[name] for name in OF_EXCHANGES}, rel=1e-6)
+
+
+def test_the_hosts_launches_are_timed_without_a_wait_for_the_device(ranks: Any) -> None:
+    waits, kernels = ranks.run(simulated.waits_of_real_clock)[0]
+    assert waits == ["synchronize"] * (clock.WARM_UP + clock.REPEATS + 1)  # between repeats of four launches
+    assert kernels == 4 * (clock.WARM_UP + clock.REPEATS)
+
+
+def test_device_times_come_from_events_with_one_wait_at_the_end(ranks: Any) -> None:
+    order, times = ranks.run(simulated.order_of_real_clock)[0]
+    assert order == ["event", "run", "event"] * clock.REPEATS + ["wait"]
+    assert times == [0.5] * clock.REPEATS
+
+
+def test_times_too_short_for_the_copies_in_them_are_an_error() -> None:
+    timed = [
+        clock.TimedOperator(op, sizes, simulated.ms_of(op, sizes))
+        for op, sizes in [
+            *(("launch", (1,)), ("kernel", (1,)), ("read", (1,)), ("dense", (8, 8)), ("dense", (64, 8))),
+            *((op, (64, cols)) for op in ("gather", "reread") for cols in (8, 64)),
+            *((op, (64, cols, 32)) for op in ("lookup", "train/exact_sgd") for cols in (8, 64)),
+        ]
+    ]
+    assert operators.figures_alone(timed, "cuda")["update_cost"]["exact_sgd"] == pytest.approx(1.1)
+    broken = [clock.TimedOperator(one.op, one.sizes, 1e-9) if "train" in one.op else one for one in timed]
+    with pytest.raises(ValueError, match=r"backward with exact_sgd took .* Fix: end other programs"):
+        operators.figures_alone(broken, "cuda")
+
+
+def test_a_cpu_times_the_same_operators(ranks: Any) -> None:
+    timed = time_alone(ranks)
+    assert {one.op for one in timed} >= {"launch", "gather", "lookup", "train/exact_sgd", "dense", "all_to_all"}
+    assert all(one.ms > 0 for one in timed)
+    found = alone_figures(timed, default_topology(ranks))
+    assert {"flops_per_ms", "intra_host_bw", "reduce_scatter_cost"} <= set(found) <= set(vars(Topology(4)))
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(GPUS == 0, reason="no NVIDIA GPU here")
+def test_a_gpu_calibrates() -> None:
+    with recshard_lab.launch(GPUS) as launched:
+        timed = time_alone(launched)
+        found = alone_figures(timed, default_topology(launched))
+        assert 1e8 < found["hbm_mem_bw"] < 2e10
+        assert found["hbm_mem_bw"] < found["cache_bw"]
+        assert 1e-3 < found["launch_ms"] < 0.1
+        assert found["flops_per_ms"] < found["tf32_flops_per_ms"]
+        done = calibrate(launched, 20.0, progress=False)
+    assert done.profile.compute_device == "cuda"
+    assert done.profile.machine["device"] == torch.cuda.get_device_name()
+    assert done.profile.machine["driver"] != "none"
+    assert done.profile.error < done.before_error
+    assert done.topology.hbm_cap == torch.cuda.get_device_properties(0).total_memory
+
+
+class SimulatedGpus:
+    """Ranks whose steps take what the cost model gives on a machine with known figures."""
+
+    world_size, nodes, backend = 2, 1, "nccl"
+    devices = (torch.device("cuda", 0), torch.device("cuda", 1))
+
+    def __init__(self, truth: Topology) -> None:
+        self.truth, self.answers = truth, {"_memory_bytes": truth.hbm_cap, "machine": {"device": "simulated"}}
+
+    def run(self, fn: Any, /, *args: Any) -> list[Any]:
+        return [self.answers.get(fn.__name__, 0.0)] * 2
+
+    def time_cases(self, ranks: Any, cases: Any, **options: Any) -> list[Timed]:
+        steps = Predictions(cases, self.truth).step_ms(self.truth)
+        return [Timed(float(ms), np.full(5, ms), np.zeros((2, 6)), 1.0, ("simulated",)) for ms in steps]
+
+
+def test_calibrating_simulated_gpus_gives_back_their_steps(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = [*ranks.run(simulated.operators_on_ledger)[0]]
+    alone += collectives.joined(ranks.run(simulated.collectives_on_ledger))
+    before = Topology(2, compute_device="cuda", hbm_cap=141 * 10**9)
+    truth = replace(replace(before, **alone_figures(alone, before)), step_ms=0.4, sync_ms=0.06, route_ns_per_id=0.09)
+    gpus = SimulatedGpus(truth)
+    monkeypatch.setattr(calibrating, "time_alone", lambda ranks: alone)
+    monkeypatch.setattr(calibrating, "time_cases", gpus.time_cases)
+    found = calibrate(gpus, 5.0, progress=False)
+    assert found.profile.error < 0.02
+    assert found.new_error < 0.02 < found.new_before_error
+    for name in ("hbm_mem_bw", "intra_host_bw", "step_ms"):
+        assert getattr(found.topology, name) == pytest.approx(getattr(truth, name), rel=0.2), name
+    assert found.topology.hbm_cap == truth.hbm_cap
+    assert found.topology.compute_device == "cuda"
+    assert "2 ranks on simulated" in found.summary()

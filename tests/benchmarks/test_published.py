@@ -1,0 +1,110 @@
+"""Published points: every one is cited, every step is derived as stated, and every prediction stays in its band."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import pytest
+
+from benchmarks import published
+from recshard_lab import mlperf
+from recshard_lab.embedding import EmbeddingBagConfig
+
+ENTRIES = published.content()["points"]
+MODELS = published.content()["models"]
+CITATION = re.compile(r"^(https://\S+|arXiv \d{4}\.\d{5}), .+")
+
+
+def test_at_least_five_points_of_three_sources_are_cited() -> None:
+    fused = [entry for entry in ENTRIES if entry["executor"] == "fused"]
+    assert len(fused) >= 5
+    assert len({"/".join(urlparse(entry["source"]).path.split("/")[:3]) for entry in fused}) >= 3
+    assert len({entry["name"] for entry in ENTRIES}) == len(ENTRIES)
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["name"])
+def test_every_point_names_its_page_and_every_model_its_source(entry: dict[str, Any]) -> None:
+    assert CITATION.match(entry["source"]), entry["source"]
+    assert MODELS[entry["model"]]["source"]
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["name"])
+def test_every_prediction_stays_in_its_recorded_band(entry: dict[str, Any]) -> None:
+    ratio, recorded = published.point(entry).ratio, published.content()["recorded"][entry["name"]]
+    assert math.isclose(ratio, recorded, rel_tol=published.MARGIN), (
+        f"{entry['name']}: predicted / published is {ratio:.3f}, recorded {recorded}. If the cost model was meant to "
+        f"change: python -m benchmarks.published"
+    )
+
+
+def test_a_step_follows_from_time_rate_or_log() -> None:
+    entry: dict[str, Any] = {"batch_size": 1000, "ranks": 4}
+    log = {"eval_stop_ms": [0, 900], "eval_start_ms": [-100, 600], "epoch": [0.0, 1200_000 / published.TRAIN_SAMPLES]}
+    for figure in ({"ms": 2.0}, {"samples_per_s": 2_000_000}, {"log": log}):
+        assert published.published_ms(entry | {"published": figure}) == pytest.approx(2.0)
+
+
+def test_a_log_gives_less_than_the_rate_with_evaluations() -> None:
+    (entry,) = (entry for entry in ENTRIES if entry["name"].endswith("8 H200"))
+    with_evaluations = 1e3 * 55_296 / 15_041_521  # tracked_stats of that log
+    assert 0.8 * with_evaluations < published.published_ms(entry) < with_evaluations
+
+
+def test_the_benchmarks_tables_are_those_of_mlperf() -> None:
+    assert tuple(MODELS["dlrm_dcnv2"]["rows"]) == mlperf.ROWS
+    assert tuple(MODELS["dlrm_dcnv2"]["ids"]) == mlperf.MULTI_HOT_SIZES
+
+
+@pytest.mark.parametrize(
+    ("size", "tables", "gib"), [("tiny", 55, 4.2), ("medium", 311, 206.2), ("jumbo", 1022, 3109.5)]
+)
+def test_synthetic_models_have_the_published_tables_and_bytes(size: str, tables: int, gib: float) -> None:
+    found, _ = published.tables_of(MODELS[f"synthetic_{size}"])
+    assert len(found) == tables
+    assert sum(table.weight_bytes for table in found) / 2**30 == pytest.approx(gib, abs=0.05)
+
+
+@pytest.mark.parametrize(("name", "gib"), [("criteo_t15", 15.6), ("criteo_t3", 84.9), ("criteo_t0", 421)])
+def test_criteo_models_have_the_published_bytes(name: str, gib: float) -> None:
+    found, _ = published.tables_of(MODELS[name])
+    assert sum(table.weight_bytes for table in found) / 2**30 == pytest.approx(gib, abs=0.3)
+
+
+def test_dense_parts_have_the_parameters_of_their_layers() -> None:
+    model = {"interaction": "dot", "rows": [5, 5], "columns": 4, "dense_features": 3, "bottom": [4], "top": [2, 1]}
+    dense = published.dense_of(model)
+    width = 3 + 4  # pairs of three vectors, and the dense vector
+    assert dense.parameters == (3 * 4 + 4) + (width * 2 + 2) + (2 * 1 + 1)
+    assert dense.flops == 6 * (3 * 4 + width * 2 + 2) + 2 * 7 + 3 * 2 * 9 * 4
+
+
+def test_by_memory_deals_slices_forwards_and_backwards() -> None:
+    sizes = [50, 40, 30, 20, 10]
+    tables = [EmbeddingBagConfig(name=f"t{n}", num_embeddings=n, embedding_dim=4) for n in sizes]
+    placed = published.layout("by_memory", tables, ranks=2)
+    assert [placed[f"t{n}"].shards[0].rank for n in sizes] == [0, 1, 1, 0, 0]  # type: ignore[index]
+    wide = [EmbeddingBagConfig(name="w", num_embeddings=published.COLUMN_SLICE // 4, embedding_dim=8)]
+    shards = published.layout("by_memory", wide, ranks=2)["w"].shards
+    assert {(shard.rank, shard.cols) for shard in shards or ()} == {(0, (4, 8)), (1, (0, 4))}
+
+
+def test_the_table_states_predicted_published_error_and_source() -> None:
+    rows = published.figures(only=["8 V100 (DGX-2)"])
+    assert list(rows[0].beside) == ["published ms", "error %"]
+    assert "DGX-2, FP32" in rows[0].note
+    assert rows[0].value / rows[0].beside["published ms"] - 1 == pytest.approx(rows[0].beside["error %"] / 100)
+    assert [row.name for row in rows[1:]] == list(published.TARGETS)
+
+
+def test_recording_writes_ratios_and_keeps_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = published.content() | {"points": ENTRIES[6:7]}
+    monkeypatch.setattr(published, "FILE", tmp_path / "published.json")
+    monkeypatch.setattr(published, "content", lambda: few)
+    (tmp_path / "published.json").write_text('{\n "left_out": [],\n "recorded": {"old": 1}\n}\n')
+    published.record()
+    written = json.loads((tmp_path / "published.json").read_text())
+    assert written["left_out"] == []
+    assert written["recorded"] == {ENTRIES[6]["name"]: round(published.point(ENTRIES[6]).ratio, 3)}

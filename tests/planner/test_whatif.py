@@ -65,11 +65,14 @@ def test_weak_scaling_grows_the_batch_and_strong_scaling_shares_it() -> None:
 def test_points_without_a_plan_stay_with_their_reason() -> None:
     huge = [table("huge", 400_000_000, 128), table("small", 1000, 16)]
     found = sweep(huge, topology="h100", world_size=[2, 8, 12], global_batch_size=4096, hbm_cap=[80 * 10**9])
-    assert [(p.fits, p.problem) for p in found.points] == [(False, "does not fit"), (True, ""), (False, "cannot be")]
+    assert [(p.fits, p.problem) for p in found.points] == [(False, "does not fit"), (True, ""), (False, "impossible")]
     assert "'huge' (400,000,000 x 128, 204.8 GB) does not fit" in found.points[0].reason
     assert "12 ranks do not fill hosts of 8" in found.points[2].reason
     (uneven,) = sweep(huge, topology="h100", world_size=24, global_batch_size=4096).points
-    assert (uneven.problem, uneven.reason) == ("cannot be", "4,096 samples do not divide among 24 ranks")
+    assert (uneven.problem, uneven.reason) == (
+        "impossible",
+        "4,096 samples do not divide among 24 ranks. Fix: use a multiple of 24",
+    )
     assert len(found.records()) == 3
     text = " ".join(str(found).split())
     assert "3 points of 2 tables, 1 with a plan" in text
@@ -145,7 +148,7 @@ def test_pareto_knows_which_way_is_better_and_leaves_out_what_has_no_plan() -> N
         made(8, 2.0, 40),
         made(8, 1.0, 80),
     )
-    with pytest.raises(ValueError, match=r"no objective is named 'price'.*known: world_size"):
+    with pytest.raises(ValueError, match=r"no objective is named 'price'.*Fix: use one of world_size"):
         found.pareto("price")
     assert set(OBJECTIVES) <= set(dir(points[0]))
 

@@ -1,4 +1,4 @@
-"""Which of many points no other is better than in everything that is asked for."""
+"""The Pareto frontier: points that no other point beats in all objectives."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from recshard_lab.planner.workload import Array
 from recshard_lab.sharding.plan.types import nearest
 
-# what may be asked for -> 1 where less is better, -1 where more is
+# objective -> 1 if less is better, -1 if more is better
 OBJECTIVES: dict[str, int] = {
     "world_size": 1,
     "step_ms": 1,
@@ -22,23 +22,24 @@ OBJECTIVES: dict[str, int] = {
 
 
 def check_objectives(names: Sequence[str]) -> tuple[str, ...]:
-    """The names, known ones.
+    """The names as a tuple.
 
     Raises:
-        ValueError: an unknown one, or none.
+        ValueError: an unknown name, or no name.
     """
     for name in names:
         if not isinstance(name, str) or name not in OBJECTIVES:
             raise ValueError(
-                f"no objective is named {name!r:.60}{nearest(str(name), OBJECTIVES)}; known: {', '.join(OBJECTIVES)}"
+                f"no objective is named {name!r:.60}{nearest(str(name), OBJECTIVES)}. Fix: use one of "
+                f"{', '.join(OBJECTIVES)}"
             )
     if not names:
-        raise ValueError(f"give at least one objective of {', '.join(OBJECTIVES)}")
+        raise ValueError(f"pareto needs at least one objective. Fix: use one of {', '.join(OBJECTIVES)}")
     return tuple(names)
 
 
 def undominated(values: Array) -> NDArray[np.bool_]:
-    """``[n]`` the points that no other is at least as good as in all columns, and better in one.
+    """``[n]`` True for each point that no other point dominates: as good in all columns and better in one.
 
     Args:
         values: ``[n, d]``, less is better. A point with a NaN is dominated by definition.

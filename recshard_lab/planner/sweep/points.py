@@ -1,4 +1,4 @@
-"""Points of a what-if sweep, as text of at most 100 columns, HTML, CSV, dicts and for pandas."""
+"""The points of a sweep, as text, HTML, CSV, dicts and for pandas."""
 
 import csv
 import io
@@ -38,29 +38,29 @@ _HEADS = {
     "optimizer": "optimizer",
     "pipeline": "pipeline",
 }
-_NARROW = 7  # of a column of words that gives way
-_REASONS = 6  # told under a text table; HTML and `records` have all
+_NARROW = 7  # characters of a column that is shortened
+_REASONS = 6  # that are printed; `records` has all
 
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One combination, its plan's predicted step, or why there is none.
+    """One configuration: its plan's predicted step, or the reason why no plan exists.
 
     Attributes:
-        topology: preset, or kind of ranks.
-        world_size: ranks; sharding_group_size: of them, that share one copy of the tables, None for all.
-        batch_size: samples of one rank; global_batch_size: of all.
+        topology: a preset, or the device of the ranks.
+        world_size: number of ranks; sharding_group_size: ranks that share one copy of the tables, None for all.
+        batch_size: samples per rank; global_batch_size: samples of all ranks.
         hbm_cap: bytes of memory of one rank.
-        codecs: formats of rows and gradients on the wire.
-        optimizer, pipeline: as of `Workload`.
-        fits: whether there is a plan; else `problem` is "does not fit" or "cannot be", and `reason` says why.
+        codecs: formats of rows and gradients in messages.
+        optimizer, pipeline: as in `Workload`.
+        fits: whether a plan exists. If not, `problem` is "does not fit" or "impossible", and `reason` is the error.
         step_ms: simulated, under the pipeline, with its share of syncs; plain_step_ms: without the pipeline.
-        bound_by: the resource that bounds a pipelined step.
-        sync_ms: of one sync of the copies.
+        bound_by: the resource that limits a pipelined step.
+        sync_ms: time of one sync of the copies.
         lower_bound: ms; no plan's step is shorter, syncs aside.
-        memory_bytes: that the fullest rank holds.
-        phases_ms: slowest rank of each phase.
-        plan_s: seconds that planning took.
+        memory_bytes: held by the fullest rank.
+        phases_ms: phase -> ms of its slowest rank.
+        plan_s: seconds of planning.
     """
 
     topology: str
@@ -86,16 +86,16 @@ class SweepPoint:
 
     @property
     def samples_per_s(self) -> float:
-        """Of all ranks."""
+        """Samples per second of all ranks."""
         return self.global_batch_size / self.step_ms * 1000 if self.step_ms > 0 else NAN
 
     @property
     def samples_per_s_per_rank(self) -> float:
-        """Of one rank."""
+        """Samples per second of one rank."""
         return self.samples_per_s / self.world_size if self.world_size else NAN
 
     def record(self) -> dict[str, Any]:
-        """One flat dict, labelled."""
+        """One flat dict, labelled as simulated."""
         own = {spec.name: getattr(self, spec.name) for spec in fields(self) if spec.name != "phases_ms"}
         rates = {name: getattr(self, name) for name in ("samples_per_s", "samples_per_s_per_rank")}
         phases = {f"{name}_ms": ms for name, ms in self.phases_ms.items()}
@@ -104,13 +104,13 @@ class SweepPoint:
 
 @dataclass(frozen=True)
 class Sweep(Printable):
-    """What a sweep found.
+    """The points of a sweep.
 
     Attributes:
-        points: in the order of the arguments, the last one changing fastest.
-        num_tables: planned in each.
-        seconds: it took.
-        strong: whether the global batch was given, and ranks shared it.
+        points: in the order of the arguments; the last argument changes fastest.
+        num_tables: number of tables.
+        seconds: duration of the sweep.
+        strong: whether the global batch was fixed (strong scaling).
         sync_every: steps between two syncs of replicas.
     """
 
@@ -129,23 +129,23 @@ class Sweep(Printable):
 
     @property
     def objectives(self) -> tuple[str, ...]:
-        """What `pareto` weighs where nothing is asked for: ranks, memory of a rank, and samples a second."""
+        """The default objectives of `pareto`: ranks, memory of a rank (if they vary), and samples per second."""
         return (*(name for name in ("world_size", "hbm_cap") if name in self.varied), "samples_per_s")
 
     @property
     def objectives_text(self) -> str:
-        """The same in words."""
+        """`objectives` in words."""
         return ", ".join({"world_size": "fewer ranks", "hbm_cap": "less memory"}.get(n, "more samples/s")
                          for n in self.objectives)  # fmt: skip
 
     @names_wrong_arguments
     def pareto(self, *objectives: str) -> tuple[SweepPoint, ...]:
-        """The points that no other is better than in everything.
+        """The points on the Pareto frontier: no other point is better in all objectives.
 
         Args:
-            objectives: of ``world_size``, ``step_ms``, ``samples_per_s``, ``samples_per_s_per_rank``, ``hbm_cap``,
-                ``memory_bytes``, ``batch_size``, ``global_batch_size``; each in the direction that is better. Left
-                out: `objectives`.
+            objectives: any of ``world_size``, ``step_ms``, ``samples_per_s``, ``samples_per_s_per_rank``, ``hbm_cap``,
+                ``memory_bytes``, ``batch_size``, ``global_batch_size``; each in the better direction.
+                Default: `objectives`.
 
         Raises:
             ValueError: an unknown objective.
@@ -157,7 +157,7 @@ class Sweep(Printable):
         return tuple(point for point, kept in zip(self.points, undominated(table), strict=True) if kept)
 
     def records(self) -> list[dict[str, Any]]:
-        """One dict a point, each labelled as simulated, numbers unrounded."""
+        """One dict per point, labelled as simulated, numbers unrounded."""
         best = {id(point) for point in self.pareto()}
         columns = dict.fromkeys(name for point in self.points for name in point.record())
         return [{**dict.fromkeys(columns), **point.record(), "pareto": id(point) in best} for point in self.points]
@@ -171,20 +171,20 @@ class Sweep(Printable):
         return write_csv(path, self.records())
 
     def fixed_text(self) -> str:
-        """What all points share, in words."""
+        """The values that all points share, in words."""
         first = self.points[0]
-        said = [
+        shared = [
             f"{_HEADS[name]} {axis_text(name, first)}"
             for name in AXES
             if name not in self.varied and name not in ("global_batch_size", "sharding_group_size")
             if not (name == "batch_size" and self.strong)
         ]
         if self.strong and "global_batch_size" not in self.varied:
-            said.append(f"batch {first.global_batch_size:,} of all ranks")
-        return ", ".join(said)
+            shared.append(f"batch {first.global_batch_size:,} of all ranks")
+        return ", ".join(shared)
 
     def sentences(self) -> list[str]:
-        """What was simulated, what all points share, and why points have no plan."""
+        """A summary: the points, the values that they share, and why points have no plan."""
         fit = sum(point.fits for point in self.points)
         words = [
             f"Simulated, not measured: {len(self.points)} point{'s' * (len(self.points) != 1)} of {self.num_tables:,} "
@@ -195,7 +195,7 @@ class Sweep(Printable):
             words.append(f"* on the Pareto frontier: no other point is better in all of {self.objectives_text}.")
         if any(point.sharding_group_size for point in self.points):
             every = "every step" if self.sync_every == 1 else f"every {self.sync_every} steps"
-            words.append(f"Replicas of sharding groups are brought together {every}; the step holds its share.")
+            words.append(f"Copies of the tables are averaged {every}. Each step includes its share.")
         reasons = dict.fromkeys(f"{point.problem}: {point.reason}" for point in self.points if not point.fits)
         words += [f"{text[0].upper()}{text[1:]}" for text in list(reasons)[:_REASONS]]
         if len(reasons) > _REASONS:
@@ -214,7 +214,7 @@ class Sweep(Printable):
         if any(point.bound_by for point in self.points):
             columns["bound by"] = [point.bound_by for point in self.points]
         widths = {head: max(map(len, [head, *cells])) for head, cells in columns.items()}
-        for head in ("fullest rank", "bound by", "samples/s"):  # what gives way where much is swept
+        for head in ("fullest rank", "bound by", "samples/s"):  # left out if lines get too long
             if sum(widths.values()) + 2 * (len(widths) - 1) > WIDTH:
                 columns.pop(head, None), widths.pop(head, None)
         over = sum(widths.values()) + 2 * (len(widths) - 1) - WIDTH
@@ -228,7 +228,7 @@ class Sweep(Printable):
 
 
 def write_csv(path: str | Path, records: Sequence[dict[str, Any]]) -> Path:
-    """Writes dicts as lines of a CSV file, each key of any of them a column.
+    """Writes dicts as lines of a CSV file. Columns are the keys of all dicts.
 
     Raises:
         OSError: it cannot be written.
@@ -243,7 +243,7 @@ def write_csv(path: str | Path, records: Sequence[dict[str, Any]]) -> Path:
 
 
 def axis_label(name: str) -> str:
-    """What an axis is called.
+    """The name of an axis for readers.
 
     >>> axis_label("world_size")
     'ranks'
@@ -252,7 +252,7 @@ def axis_label(name: str) -> str:
 
 
 def axis_text(name: str, point: SweepPoint) -> str:
-    """Where a point stands on an axis."""
+    """A point's value on an axis, in words."""
     value = getattr(point, name)
     if name == "hbm_cap":
         return gigabytes(value)

@@ -1,12 +1,14 @@
-"""What replicas of a sharded model cost (2D parallelism, `DMPCollection`): W ranks as R sharding groups of S.
+"""The cost of 2D parallelism (`DMPCollection`): W ranks are R sharding groups of S ranks.
 
-A step's exchanges stay inside a sharding group, the dense gradient is averaged over all W ranks, and every n-th step a
-sync averages weights and optimizer state over the R ranks that hold the same part::
+Every sharding group has a copy of the tables.
+
+The exchanges of a step stay inside a sharding group. The dense gradient is averaged over all W ranks. Every n-th step a
+sync averages weights and optimizer state over the R ranks that hold the same shards::
 
     sync ms   2 (R - 1) / R * bytes of weights and optimizer state on a rank / link  +  2 latencies
-    link      inside a node where all R ranks are on one, between nodes otherwise
+    link      inside a node if all R ranks are on one node, between nodes otherwise
 
-The bytes are those that `DMPCollection.sync` sends. A sync in rounds and the scratch memory for them are left out.
+`DMPCollection.sync` sends these bytes. Syncs in rounds and their scratch memory are left out.
 
 Shape letters: W ranks, S of a sharding group, R = W / S replicas, L ranks of a node.
 """
@@ -34,8 +36,8 @@ class Replicated:
     Args:
         world: all ranks.
         group_size: S.
-        use_inter_host_allreduce: as of `DMPCollection`: neighbouring ranks share a sharding group, so that steps stay
-            inside nodes and syncs cross them; else replicas of a part are neighbours, and steps cross.
+        use_inter_host_allreduce: as for `DMPCollection`. If True, neighbouring ranks share a sharding group: steps stay
+            inside nodes and syncs cross them. If False, ranks with the same shards are neighbours, and steps cross.
 
     Raises:
         ValueError: S does not divide W.
@@ -53,7 +55,7 @@ class Replicated:
         if not isinstance(size, int) or isinstance(size, bool) or size < 1 or ranks % size:
             fits = ", ".join(str(n) for n in range(1, min(ranks, 4096) + 1) if ranks % n == 0)
             raise ValueError(
-                f"sharding_group_size={size!r} does not divide {ranks} ranks into whole groups: use one of {fits}"
+                f"sharding_group_size={size!r} does not divide {ranks} ranks into whole groups. Fix: use one of {fits}"
             )
 
     @property
@@ -69,7 +71,7 @@ class Replicated:
 
     @property
     def group(self) -> Topology:
-        """The ranks of one sharding group. As many of them count as one node as always lie on one."""
+        """One sharding group as a topology. Its nodes have the largest size that holds for all groups."""
         local = self.world.local_world_size
         runs = [
             len(list(run))
@@ -78,13 +80,13 @@ class Replicated:
         ]
         together = gcd(*runs)
         made = replace(self.world, world_size=self.group_size, local_world_size=together)
-        if self.world.compute_device == "cpu":  # cores are shared with the other groups' ranks
+        if self.world.compute_device == "cpu":  # other groups use the same cores
             return replace(made, cores_per_host=together / self.world.slowdown)  # type: ignore[arg-type]
         return made
 
     @property
     def inside_a_node(self) -> bool:
-        """Whether replicas of a part always meet inside a node."""
+        """Whether all ranks with the same shards are on one node."""
         local = self.world.local_world_size
         return all(
             len({self.rank_of(group, place) // local for group in range(self.replicas)}) == 1
@@ -92,13 +94,13 @@ class Replicated:
         )
 
     def sync_bytes(self, found: Estimate) -> float:
-        """What one rank sends in a sync, at most: of weights and optimizer state."""
+        """The most bytes of weights and optimizer state that a rank sends in one sync."""
         at = [found.memory_categories.index(name) for name in ("weights", "optimizer_state")]
         held = float(found.memory_bytes[:, at].sum(axis=1).max())
         return 2 * (self.replicas - 1) / self.replicas * held
 
     def sync_ms(self, found: Estimate) -> float:
-        """One sync of a plan for a sharding group, estimated as `found`."""
+        """Milliseconds of one sync, for the estimate `found` of a sharding group."""
         if self.replicas == 1:
             return 0.0
         top = self.world
@@ -113,11 +115,11 @@ class Replicated:
         """Predicts a plan for ranks ``0 .. S - 1`` of a sharding group on all W ranks.
 
         Args:
-            plan, tables, workload: as of `planner.estimate`.
-            sync_every: steps from one sync to the next; a step bears its share of it.
+            plan, tables, workload: as for `planner.estimate`.
+            sync_every: steps from one sync to the next. Each step includes its share of a sync.
 
         Returns:
-            The estimate of W ranks, whose traffic has the phases ``replicas/weights`` and ``replicas/optimizer_state``.
+            The estimate of W ranks. Its traffic also has ``replicas/weights`` and ``replicas/optimizer_state``.
 
         Raises:
             PlanError: as `planner.estimate`. ValueError: `sync_every` is not at least 1.
@@ -130,7 +132,7 @@ class Replicated:
         [0.0, 6400.0, 0.0, 0.0]
         """
         if sync_every < 1:
-            raise ValueError(f"sync_every must be at least 1 step, got {sync_every!r}")
+            raise ValueError(f"sync_every must be at least 1 step, got {sync_every!r}. Fix: sync_every=1")
         load = workload or Workload()
         found = estimate(plan, tables, self.group, load)
         place = np.empty(self.world.world_size, dtype=int)
@@ -159,7 +161,7 @@ class Replicated:
         workload: Workload,
         sync_every: int,
     ) -> dict[str, Array]:
-        """Steps inside every sharding group, the dense ring around all ranks, syncs among ranks of one place."""
+        """Bytes ``[W, W]`` of steps inside each sharding group, of the dense ring over all ranks, and of syncs."""
         ranks, size = self.world.world_size, self.group_size
         groups = [[self.rank_of(group, place) for place in range(size)] for group in range(self.replicas)]
         traffic = {}
@@ -189,8 +191,11 @@ class Replicated:
     def _held(
         self, pairs: Sequence[tuple[BaseEmbeddingConfig, ParameterSharding]], workload: Workload
     ) -> dict[str, Array]:
-        """``[2, S]`` bytes of weights and of states: what a group holds once (all-reduced), and what it may hold
-        several times, replicas and one number a row, which `distributed.replica_sync` adds up in one order."""
+        """``[2, S]`` bytes of weights and of states.
+
+        Row 0: bytes that a group stores once, which are all-reduced. Row 1: replicas and state per row, which a group
+        may store several times; `distributed.replica_sync` sends these.
+        """
         per_row, per_element = OPTIMIZER_STATE_BYTES[workload.optimizer]
         weights, states = np.zeros((2, self.group_size)), np.zeros((2, self.group_size))
         for config, sharding in pairs:
@@ -203,5 +208,5 @@ class Replicated:
         return {"weights": weights, "optimizer_state": states}
 
     def more_dense_ms(self, workload: Workload) -> float:
-        """By how much averaging the dense gradient over all ranks takes longer than over a sharding group."""
+        """Extra milliseconds of averaging the dense gradient over all ranks instead of a sharding group."""
         return dense_step(workload, self.world)[0] - dense_step(workload, self.group)[0]

@@ -1,7 +1,7 @@
-"""What if there were more ranks, larger batches, less memory, other codecs: a plan and its predicted step for each.
+"""Plans and predicts for many configurations: ranks, batches, memory, codecs, optimizers, pipelines.
 
-Nothing is launched and nothing is measured: every number of a sweep is **simulated**, and shown as such. A point that
-cannot be, because tables do not fit or ranks do not fill hosts, stays in the sweep with its reason.
+Nothing is launched and nothing is measured: every number of a sweep is **simulated** and labelled so. A point without a
+plan, because tables do not fit or ranks do not fill hosts, stays in the sweep with its reason.
 """
 
 import itertools
@@ -47,27 +47,27 @@ def sweep(
     explain: bool = False,
     progress: Progress = False,
 ) -> Sweep:
-    """Plans for every combination of what is given, and predicts each.
+    """Plans every combination of the arguments and predicts its step.
 
     Args:
         tables: their configs.
-        workload: the step; what is swept takes the place of its own figures.
-        topology: presets by name, or topologies; a world size takes the place of their own.
-        world_size: ranks; the topology's own when left out.
-        batch_size: samples of one rank: with more ranks a step has more samples (weak scaling).
-        global_batch_size: samples of all ranks: with more ranks each has fewer (strong scaling). Not both.
-        hbm_cap: bytes of memory of one rank, of host memory where ranks run on CPUs.
-        codecs: formats on the wire, as `Workload` takes them, or a list of such.
-        optimizer, pipeline: as `Workload` takes them, one or several.
-        sharding_group_size: ranks that share one copy of the tables, as of `DMPCollection`; all of them when None.
-        sync_every: steps between two syncs of the copies; the step is charged its share.
-        use_inter_host_allreduce: as of `DMPCollection`.
-        constraints, solver, local_search_passes: as of `EmbeddingShardingPlanner`.
-        explain: whether a point that does not fit says what would (up to a second each).
-        progress: True for a bar in the terminal, or what is called with (points done, points in all, the last one).
+        workload: the step. The swept arguments override its values.
+        topology: presets by name, or topologies. `world_size` overrides their number of ranks.
+        world_size: ranks. Default: the topology's.
+        batch_size: samples per rank: more ranks process more samples per step (weak scaling).
+        global_batch_size: samples of all ranks together: more ranks process fewer samples each (strong scaling).
+        hbm_cap: bytes of memory of one rank; of host memory if ranks run on CPUs.
+        codecs: formats in messages, as for `Workload`, or a list of these.
+        optimizer, pipeline: as for `Workload`, one or several.
+        sharding_group_size: ranks that share one copy of the tables, as for `DMPCollection`. None: all ranks.
+        sync_every: steps between two syncs of the copies. Each step includes its share of a sync.
+        use_inter_host_allreduce: as for `DMPCollection`.
+        constraints, solver, local_search_passes: as for `EmbeddingShardingPlanner`.
+        explain: add fixes to the reason of a point without a plan (up to a second per point).
+        progress: True for a bar in the terminal, or a callback with (points done, all points, the last point).
 
     Raises:
-        ValueError: an argument that is wrong whatever the others are; both batch sizes; more than 100,000 points.
+        ValueError: an argument that is wrong for every point; both batch sizes; more than 100,000 points.
 
     >>> from recshard_lab.embedding.configs import EmbeddingBagConfig
     >>> movies = EmbeddingBagConfig(name="movies", num_embeddings=10**6, embedding_dim=64, feature_names=["movie"])
@@ -77,20 +77,23 @@ def sweep(
     """
     load = workload or Workload()
     if batch_size is not None and global_batch_size is not None:
-        raise ValueError("give batch_size (of one rank) or global_batch_size (of all ranks), not both")
+        raise ValueError(
+            f"sweep got batch_size={batch_size!r} (per rank) and global_batch_size={global_batch_size!r} (all ranks). "
+            f"Fix: pass one of them, not both"
+        )
     if not isinstance(sync_every, int) or sync_every < 1:
-        raise ValueError(f"sync_every must be a positive integer, got {sync_every!r}")
+        raise ValueError(f"sync_every must be a positive integer, got {sync_every!r}. Fix: sync_every=1")
     if not isinstance(progress, bool) and not callable(progress):
-        raise ValueError(f"progress must be True, False, or what is called with each point, got {progress!r:.80}")
+        raise ValueError(f"progress must be True, False or a callback, got {progress!r:.80}. Fix: progress=True")
     _check_counts(world_size=world_size, batch_size=batch_size, global_batch_size=global_batch_size, hbm_cap=hbm_cap)
     _check_counts(sharding_group_size=sharding_group_size)
     strong = global_batch_size is not None
     tops = _listed(topology)
     for each in tops:
         if isinstance(each, str):
-            Topology.preset(each)  # an unknown name is the same mistake in every point
+            Topology.preset(each)  # an unknown name would fail in every point
         elif not isinstance(each, Topology):
-            raise ValueError(f"topology must be presets by name or Topology, got {each!r:.80}")
+            raise ValueError(f"topology must be presets by name or Topology, got {each!r:.80}. Fix: topology='h100'")
     formats = [codecs_text(codec_names(one)) for one in _codec_list(load.codecs if codecs is None else codecs)]
     axes: list[Sequence[Any]] = [
         tops,
@@ -106,17 +109,19 @@ def sweep(
     for axis in axes:
         count *= len(axis)
     if not 1 <= count <= MOST_POINTS:
-        raise ValueError(f"a sweep has 1 to {MOST_POINTS:,} points, and these arguments make {count:,}")
+        raise ValueError(
+            f"a sweep has 1 to {MOST_POINTS:,} points, these arguments make {count:,}. Fix: pass shorter lists"
+        )
     made = _Maker(tables, load, dict(constraints or {}), solver, local_search_passes, explain, strong)
     made.sync_every, made.use_inter_host_allreduce = sync_every, use_inter_host_allreduce
-    made.planner(Topology(1), load)  # a wrong solver is told before the first point
+    made.planner(Topology(1), load)  # raises for a wrong solver before the first point
     begun = perf_counter()
-    points = [made.point(*values) for values in _told(list(itertools.product(*axes)), progress, made)]
+    points = [made.point(*values) for values in _reporting(list(itertools.product(*axes)), progress, made)]
     return Sweep(tuple(points), len(tables), perf_counter() - begun, strong, sync_every)
 
 
 class _Maker:
-    """Makes points of one sweep."""
+    """Plans the points of one sweep."""
 
     def __init__(
         self,
@@ -171,17 +176,19 @@ class _Maker:
             ranks = top.world_size
             base = replace(base, world_size=ranks, hbm_cap=top.memory_cap_bytes)
             if self.strong and batch % ranks:
-                raise ValueError(f"{batch:,} samples do not divide among {ranks:,} ranks")
+                raise ValueError(
+                    f"{batch:,} samples do not divide among {ranks:,} ranks. Fix: use a multiple of {ranks:,}"
+                )
             each = batch // ranks if self.strong else batch
             base = replace(base, batch_size=each, global_batch_size=each * ranks)
             replicas = Replicated(top, group_size or ranks, self.use_inter_host_allreduce)
             load = replace(self.workload, batch_size=each, codecs=codecs, optimizer=optimizer, pipeline=pipeline)
             found = self._planned(replicas, load)
-        except ValueError as error:  # of this combination alone; PlanError is one
-            kind = "does not fit" if isinstance(error, PlanError) else "cannot be"
+        except ValueError as error:  # this combination has no plan; PlanError is a ValueError
+            kind = "does not fit" if isinstance(error, PlanError) else "impossible"
             self.last = replace(base, problem=kind, reason=str(error), plan_s=perf_counter() - begun)
         else:
-            self.last = self._told(base, found, replicas, load, perf_counter() - begun)
+            self.last = self._predicted(base, found, replicas, load, perf_counter() - begun)
         return self.last
 
     def _planned(self, replicas: Replicated, load: Workload) -> Estimate:
@@ -190,7 +197,7 @@ class _Maker:
         assert planner.last_estimate is not None
         return planner.last_estimate
 
-    def _told(
+    def _predicted(
         self, base: SweepPoint, found: Estimate, replicas: Replicated, load: Workload, plan_s: float
     ) -> SweepPoint:
         sync_ms = replicas.sync_ms(found)
@@ -214,12 +221,12 @@ class _Maker:
 
 
 def _host(topology: str | Topology) -> Topology:
-    """What is known of a topology whatever the ranks."""
+    """The topology of one host: its figures per rank hold for any number of ranks."""
     return Topology.preset(re.sub(r"x\d+$", "", topology)) if isinstance(topology, str) else topology
 
 
 def _ranks(topology: str | Topology, ranks: int | None, hbm_cap: int | None) -> Topology:
-    """The topology with so many ranks, each with so much memory."""
+    """The topology with this number of ranks and this memory per rank."""
     if isinstance(topology, str):
         top = Topology.preset(topology, **({} if ranks is None else {"world_size": ranks}))
     elif ranks is None or ranks == topology.world_size:
@@ -232,8 +239,8 @@ def _ranks(topology: str | Topology, ranks: int | None, hbm_cap: int | None) -> 
     return replace(top, hbm_cap=hbm_cap) if top.compute_device == "cuda" else replace(top, ddr_cap=hbm_cap)
 
 
-def _told(values: list[tuple[Any, ...]], progress: Progress, made: _Maker) -> Iterator[tuple[Any, ...]]:
-    """The points to make, with what shows how many there are."""
+def _reporting(values: list[tuple[Any, ...]], progress: Progress, made: _Maker) -> Iterator[tuple[Any, ...]]:
+    """Yields the values of each point, and reports progress."""
     if progress is True:
         from rich.progress import track
 
@@ -251,7 +258,9 @@ def _check_counts(**given: Any) -> None:
         for value in _listed(values):
             whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
             if value is not None and not whole:
-                raise ValueError(f"{name} must be a positive integer or several of them, got {value!r:.80}")
+                raise ValueError(
+                    f"{name} must be a positive integer or a list of them, got {value!r:.80}. Fix: {name}=8"
+                )
 
 
 def _listed(given: Any) -> Sequence[Any]:
@@ -261,5 +270,5 @@ def _listed(given: Any) -> Sequence[Any]:
 
 
 def _codec_list(given: Any) -> Sequence[Any]:
-    """Formats for `codec_names`: a tuple is a pair of them, a list several."""
+    """Formats for `codec_names`: a tuple is a pair of formats, a list has several."""
     return list(given) if isinstance(given, list) else [given]

@@ -150,10 +150,10 @@ def main() -> None:
         if not _print_help(sys.argv[1:]):
             app(prog_name="recshard")
     except (ValueError, OSError, ImportError) as error:
-        from recshard_lab.planner.answers.refusals import Refusal
+        from recshard_lab.planner.answers.refusals import PlanDoesNotFit
 
         stderr = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
-        message = error.worded("command line") if isinstance(error, Refusal) else str(error)
+        message = error.worded("command line") if isinstance(error, PlanDoesNotFit) else str(error)
         if isinstance(error, FileNotFoundError) and error.filename is not None:
             message = f"{str(error.filename)!r} does not exist in {Path.cwd()}. Fix: correct the path"
         stderr.print(f"[bold red]{type(error).__name__}:[/] {escape(message)}")

@@ -17,7 +17,7 @@ from typing import Any
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner import EmbeddingShardingPlanner, Estimate, Workload, estimate
-from recshard_lab.planner.answers.refusals import Refusal
+from recshard_lab.planner.answers.refusals import PlanDoesNotFit
 from recshard_lab.planner.answers.text import gigabytes, ranks_word, usable_text
 from recshard_lab.planner.answers.why import requested
 from recshard_lab.planner.search.trace import SearchTrace
@@ -180,7 +180,7 @@ def explained(shown: Answer, tables: Sequence[BaseEmbeddingConfig]) -> Answer:
         return shown
     try:
         _planner(shown.question, tables, shown.topology, shown.workload).plan_tables(tables)
-    except Refusal as refusal:
+    except PlanDoesNotFit as refusal:
         return replace(shown, problem=refusal.worded("widget"))
     except PlanError as refusal:
         return replace(shown, problem=str(refusal))

@@ -17,7 +17,7 @@ from recshard_lab.lab.widgets import page
 from recshard_lab.launcher import launch
 from recshard_lab.launcher.errors import ranks_text
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload, estimate
-from recshard_lab.planner.answers.refusals import Refusal
+from recshard_lab.planner.answers.refusals import PlanDoesNotFit
 from recshard_lab.sharding import ParameterConstraints, Topology
 from tests.lab.plans import many, movielens
 
@@ -95,7 +95,7 @@ def test_a_plan_that_does_not_fit_is_shown_with_the_planners_refusal() -> None:
     assert "Traceback" not in widget.cards["mine"].value
     widget.explain()
     constraints = {"movie": ParameterConstraints(sharding_types=["table_wise"])}
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(PlanDoesNotFit) as refusal:
         EmbeddingShardingPlanner(widget.mine.topology, constraints=constraints).plan_tables(movielens())
     assert widget.mine.problem == refusal.value.worded("widget")
     assert "Fix: " in widget.cards["mine"].value

@@ -42,7 +42,7 @@ def test_codecs_are_given_as_sharders_take_them() -> None:
     for given_as in ("FP16/bf16", ("fp16", "bf16"), QCommsConfig(CommType.FP16, CommType.BF16)):
         assert Workload(codecs=given_as).codecs == ("fp16", "bf16")
     assert codec_names(CommType.INT8) == ("int8", "int8")
-    with pytest.raises(ValueError, match=r"'fp61' is no number format.*known: fp32"):
+    with pytest.raises(ValueError, match=r"'fp61' is not a number format.*Fix: use one of fp32"):
         Workload(codecs="fp61")
 
 
@@ -64,7 +64,7 @@ def test_half_precision_halves_what_rows_send_and_leaves_the_ids(route: str) -> 
     load = Workload(128, 10.0)
     plain, half = (estimate(plan, [MOVIES], top, coded(load, (name, name))) for name in ("fp32", "fp16"))
     off = ~np.eye(8, dtype=bool)
-    ids = 48 + 4 * (1280 / 8 + 128)  # sizes; to each of 8 stripes
+    ids = 48 + 4 * (1280 / 8 + 128)  # sizes; to each of 8 row shards
     np.testing.assert_allclose((half.traffic_bytes - ids)[off], (plain.traffic_bytes - ids)[off] / 2)
     one = plain.memory_categories.index("output_buffers")
     extra = half.memory_bytes[:, one] / plain.memory_bytes[:, one]

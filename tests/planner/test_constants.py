@@ -45,7 +45,7 @@ FASTER_IF_MORE = {
     "cache_bytes",
     "flops_per_ms",
 }
-MEMORY_ALONE = {"hbm_cap", "ddr_cap", "reserve_fraction"}  # say what fits, not how long it takes
+MEMORY_ALONE = {"hbm_cap", "ddr_cap", "reserve_fraction"}  # limit memory, not time
 LOAD = Workload(64, 8.0, optimizer=OPTIMIZER, dense_parameters=10_000)
 
 

@@ -1,4 +1,4 @@
-"""Wishes for one table: each is kept, and one that cannot be is refused with what would fit."""
+"""Constraints of one table: each is met, and an impossible one raises an error with a fix."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ GPUS = Topology(8, "cuda", hbm_cap=80 * 10**9, local_world_size=4)
 
 
 def planned(topology: Topology = GPUS, count: int = 12, **wish: Any) -> tuple[Any, Any]:
-    """The plan of one table under a wish, among others; and of all of them."""
+    """The shards of one constrained table among others, and of all tables."""
     tables, workload = random_tables(count, 1)
     planner = EmbeddingShardingPlanner(topology, workload=workload, constraints={"t3": ParameterConstraints(**wish)})
     plan = planner.plan_tables(tables)
@@ -74,20 +74,20 @@ def test_wishes_that_exclude_each_other_are_refused() -> None:
         ParameterConstraints(shards=[Shard(0, (0, 1), (0, 4))], ranks=[0])
 
 
-def test_a_wish_in_the_way_is_named_with_what_fits_without_it() -> None:
+def test_a_constraint_without_which_the_table_fits_is_named() -> None:
     movies = [table("movies", 10_000_000, 128)]  # 5.1 GB
     small = Topology(4, "cuda", hbm_cap=3 * 10**9, reserve_fraction=0)
     whole = (0, 10_000_000), (0, 128)
     for wish, said in [
         (
             {"shards": [Shard(0, *whole)]},
-            "does not fit where its constraint places it .*leave its shards to the planner",
+            "does not fit on the ranks of its constraint: .*Fix: remove its shards=",
         ),
-        ({"ranks": [2]}, r"allow other ranks than \[2\]"),
+        ({"ranks": [2]}, r"allow more ranks than \[2\]"),
         ({"forbidden_ranks": [0, 1, 2]}, r"allow a rank of forbidden_ranks=\[0, 1, 2\]"),
         (
             {"forbidden_sharding_types": [name for name in scheme_names() if name != "table_wise"]},
-            "under table_wise .*allow a scheme of forbidden_sharding_types=",
+            "with table_wise: .*allow a scheme of forbidden_sharding_types=",
         ),
     ]:
         with pytest.raises(PlanError, match=said):

@@ -43,7 +43,7 @@ def test_memory_is_what_counting_by_hand_gives() -> None:
     assert category(found, "optimizer_state") == [250 * 4] * 4
     # a quarter of every rank's 1280 ids, and all its 128 lengths, int32
     assert category(found, "input_buffers") == [4 * 4 * (320 + 128)] * 4
-    # partial rows of the global batch, what comes home from four ranks, and the joined output
+    # partial rows of the global batch, the rows returned by four ranks, and the joined output
     assert category(found, "output_buffers") == [4 * 64 * (4 * 128 + 4 * 128 + 128)] * 4
     replicas = predicted("data_parallel")
     assert category(replicas, "weights") == [1000 * 64 * 4] * 4

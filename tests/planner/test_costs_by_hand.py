@@ -181,7 +181,7 @@ def test_the_dense_gradient_is_averaged_around_a_ring() -> None:
 
 
 def test_distinct_rows_are_sent_without_bags_and_return_unpooled() -> None:
-    """12 rows, of which 1,280 lookups of each rank touch every one: 3 rows of each shard, whatever the batch."""
+    """12 rows, all of them touched by the 1,280 lookups of each rank: 3 rows of each shard, for any batch."""
     table = EmbeddingBagConfig(name="small", num_embeddings=12, embedding_dim=8, feature_names=["f"])
     made = scheme_named("row_wise").default(table, bare(), list(range(W)))
     sent = {}

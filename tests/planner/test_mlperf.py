@@ -1,4 +1,4 @@
-"""MLPerf's DLRM-DCNv2: its sums, its dense part against the real modules, and a worked example that says what it is."""
+"""MLPerf's DLRM-DCNv2: its sums, its dense part against the real modules, and a worked example with its sources."""
 
 import numpy as np
 import pytest

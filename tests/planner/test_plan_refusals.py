@@ -10,7 +10,7 @@ import pytest
 
 from recshard_lab.embedding.configs import EmbeddingBagConfig
 from recshard_lab.planner import EmbeddingShardingPlanner
-from recshard_lab.planner.answers.refusals import Refusal
+from recshard_lab.planner.answers.refusals import PlanDoesNotFit
 from recshard_lab.sharding import (
     ParameterConstraints,
     PlanError,
@@ -104,7 +104,7 @@ TIGHT = {
 }  # fmt: skip
 
 
-def refused(name: str, **more: Any) -> tuple[Refusal, EmbeddingShardingPlanner, list[EmbeddingBagConfig]]:
+def refused(name: str, **more: Any) -> tuple[PlanDoesNotFit, EmbeddingShardingPlanner, list[EmbeddingBagConfig]]:
     """A planner whose memory is too small, its tables and its refusal."""
     count, ranks, device, share, constraints, rest = TIGHT[name]
     tables, workload = random_tables(count, 3)
@@ -114,7 +114,7 @@ def refused(name: str, **more: Any) -> tuple[Refusal, EmbeddingShardingPlanner, 
     cap = int(share * sum(table.weight_bytes for table in tables) / ranks)
     top = Topology(ranks, device, **{"hbm_cap": cap, "ddr_cap": cap, "cores_per_host": 4, **rest, **more})
     planner = EmbeddingShardingPlanner(top, constraints=constraints, workload=workload)
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(PlanDoesNotFit) as caught:
         planner.plan_tables(tables)
     return caught.value, planner, tables
 
@@ -173,7 +173,7 @@ def test_host_memory_that_is_too_small_names_the_smallest_that_fits() -> None:
     wish = {each.name: ParameterConstraints(compute_kernels=["fused_uvm"]) for each in tables}
     top = Topology(2, "cuda", hbm_cap=10**9, ddr_cap=2 * 10**8)
     planner = EmbeddingShardingPlanner(top, constraints=wish)
-    with pytest.raises(Refusal, match=r"would hold .* in host memory: it has 170.0 MB") as caught:
+    with pytest.raises(PlanDoesNotFit, match=r"would hold .* in host memory: it has 170.0 MB") as caught:
         planner.plan_tables(tables)
     (cap,) = re.findall(r"Topology\(ddr_cap=([\d_]+)\)", str(caught.value))
     assert fits(planner, tables, ddr_cap=int(cap))

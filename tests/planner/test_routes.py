@@ -38,7 +38,7 @@ def table(name: str, rows: int, cols: int) -> EmbeddingBagConfig:
 
 @st.composite
 def plans(draw: st.DrawFn) -> tuple[list[EmbeddingBagConfig], ShardingPlan, Topology]:
-    """Tables cut into random stripes of random stripes, on random ranks of up to three nodes, by random routes."""
+    """Tables split into random row and column shards, on random ranks of up to three nodes, random output paths."""
     local = draw(st.integers(1, 3))
     top = Topology(
         local * draw(st.integers(1, 3)),
@@ -102,7 +102,7 @@ class Exchanges:
         return both
 
     def buffers(self, top: Topology) -> np.ndarray:
-        """Per rank: what it sends, from where it lies, and what it receives."""
+        """Bytes per rank: sent by the rank that holds the shard, and received."""
         hops = sum(m.sum(axis=1) + m.sum(axis=0) for m in (self.inside, self.across))
         return self.direct.sum(axis=1) + self.direct.sum(axis=0) + hops + (top.world_size + 1) * self.summed
 
@@ -180,7 +180,7 @@ def test_two_hops_over_slow_links_between_nodes_and_direct_inside_one() -> None:
     assert set(routes(slow, constraints=ROWS).values()) == {"two_hop"}
     one_node = Topology(8, cores_per_host=8, ddr_cap=10**9)  # Gloo
     assert set(routes(one_node, constraints=ROWS).values()) == {"direct"}
-    # where the plan is made freely, too: row stripes share nodes, or rows are not cut at all
+    # in free plans too, row shards share nodes, or rows are not split
     planner = EmbeddingShardingPlanner(slow, workload=HEAVY)
     for config, sharding in planner.plan_tables(HUGE).pairs(HUGE):
         cut = any(shard.num_rows < config.num_embeddings for shard in sharding.shards)
@@ -188,7 +188,7 @@ def test_two_hops_over_slow_links_between_nodes_and_direct_inside_one() -> None:
 
 
 def test_a_network_that_adds_on_the_way_gets_a_reduce_scatter() -> None:
-    adding = Topology(8, "cuda", hbm_cap=170_000_000)  # a stripe on every rank is all that fits
+    adding = Topology(8, "cuda", hbm_cap=170_000_000)  # only a row shard on every rank fits
     for cost, route in ((1.0, "reduce_scatter"), (5.0, "direct")):
         planner = EmbeddingShardingPlanner(replace(adding, reduce_scatter_cost=cost), workload=HEAVY, constraints=ROW)
         (sharding,) = planner.plan_tables(HUGE[:1]).tables().values()

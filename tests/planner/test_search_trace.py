@@ -181,7 +181,7 @@ def test_a_search_that_is_not_kept_loads_and_remembers_nothing() -> None:
 
 
 def test_a_search_that_is_not_kept_calls_what_it_called_before_and_nothing_else() -> None:
-    """Calls of every function of the planner, but those that only ask whether there is somebody to tell."""
+    """Number of calls of each function of the planner, without those that only check for a recorder."""
 
     def calls(keep: bool) -> dict[str, int]:
         found: dict[str, int] = {}

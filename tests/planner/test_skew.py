@@ -1,4 +1,4 @@
-"""Skewed ids: estimates price rows by their use, plans follow it, and nothing is assumed that nobody said."""
+"""Skewed ids: estimates price rows by their lookups, and plans use this. Without a given skew, none is assumed."""
 
 from typing import Any
 
@@ -128,7 +128,7 @@ def test_equal_lookups_give_way_to_memory() -> None:
 
 
 def test_measured_shares_need_no_order_of_the_ids() -> None:
-    """The hot rows lie in the middle; the stripes follow them."""
+    """The hot rows are in the middle. The row shards follow them."""
     draw = np.random.default_rng(0)
     ids = (500_000 + draw.normal(0, 2000, 100_000)).astype(np.int64)
     curve = RowShares.of_ids([ids], 1_000_000)
@@ -172,8 +172,8 @@ def test_the_planner_and_the_estimate_agree_on_hot_rows_under_every_route(route:
 
 def test_wrong_curves_and_names_are_refused() -> None:
     configs = tables()
-    with pytest.raises(PlanError, match="frequency_ordered names 'nobody', which is no table"):
-        EmbeddingShardingPlanner(GPUS, workload=load(["nobody"])).plan_tables(configs)
+    with pytest.raises(PlanError, match="frequency_ordered names 'unknown', which is not a table"):
+        EmbeddingShardingPlanner(GPUS, workload=load(["unknown"])).plan_tables(configs)
     wish = {"t0": ParameterConstraints(row_shares=RowShares.zipf(10, 1.0))}
     with pytest.raises(PlanError, match="table 't0' has 5,000,000 rows, its row_shares are those of 10"):
         EmbeddingShardingPlanner(GPUS, workload=load(), constraints=wish).plan_tables(configs)

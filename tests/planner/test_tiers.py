@@ -1,4 +1,4 @@
-"""Two memories of a rank: the host's is slower, has a capacity of its own, and is used where it pays."""
+"""Two memories of a rank: host memory is slower, has a separate capacity, and is used if that shortens the step."""
 
 from pathlib import Path
 from typing import Any
@@ -158,8 +158,8 @@ def test_on_cpus_both_memories_are_one() -> None:
 
 
 def test_constraint_files_say_where_shards_lie(tmp_path: Path) -> None:
-    (tmp_path / "wishes.yaml").write_text("t3: {shards: [[0, 0, 100, 0, 128], [1, 100, 50000, 0, 128, ddr]]}")
-    wish = read_constraints(tmp_path / "wishes.yaml")
+    (tmp_path / "constraints.yaml").write_text("t3: {shards: [[0, 0, 100, 0, 128], [1, 100, 50000, 0, 128, ddr]]}")
+    wish = read_constraints(tmp_path / "constraints.yaml")
     planner = EmbeddingShardingPlanner(topology(80), workload=load(), constraints=wish)
     plan = planner.plan_tables(tables()[3:])
     assert [shard.tier for shard in plan.tables()["t3"].shards] == ["hbm", "ddr"]

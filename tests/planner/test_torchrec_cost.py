@@ -127,7 +127,7 @@ TOLD = {
     ("table_row_wise", "fused", 250_001, 256): (0.02283141008654034, 0.1708984375, 0.21098975752508362, 272_778_206),
     ("grid_shard", "fused", 250_001, 128): (0.011440902665971779, 0.08544921875, 0.10549487876254181, 136_413_372),
 }
-"""What TorchRec 1.8 says of the first stripes of one table: ms of forward, there, back; and bytes."""
+"""TorchRec 1.8's figures for the first shards of one table: ms of forward and communication, and bytes."""
 
 
 @pytest.mark.parametrize("option", TOLD)

@@ -1,4 +1,4 @@
-"""Sweeps: every point is a plan of its own, nothing is dropped, and all that is shown says that it is simulated."""
+"""Sweeps: every point has its plan, no point is dropped, and all output is labelled as simulated."""
 
 import csv
 import random

@@ -113,7 +113,7 @@ class Explained(Printable):
         return reason
 
     def records(self) -> list[dict[str, Any]]:
-        """The chosen way and its alternatives, one dict each."""
+        """The chosen placement and its alternatives, as dicts."""
         fits = self.memory_bytes <= self.usable_bytes
         chosen = Alternative(self.sharding, self.step_ms, 0.0, self.memory_bytes, fits, True)
         return [
@@ -200,7 +200,7 @@ class PlanDiff(Printable):
         return sum(change.moved_bytes for change in self.tables)
 
     def records(self) -> list[dict[str, Any]]:
-        """The tables that differ, one dict each."""
+        """The tables that differ, as dicts."""
         return [
             {
                 "table": change.table,
@@ -244,7 +244,7 @@ class WhyNot(Printable):
         requested: table -> the requested constraint in words.
         plan: the shorter of two plans: the planner's under these constraints, and this plan with only these tables
             moved. None if neither fits.
-        refusal: why there is no plan.
+        refusal: the error if no plan exists.
         before, after: predicted costs without and with the change.
         diff: the changes from the one plan to the other.
     """
@@ -267,7 +267,7 @@ class WhyNot(Printable):
         return None if self.after is None else self.after.step_ms - self.before.step_ms
 
     def records(self) -> list[dict[str, Any]]:
-        """The two plans, one dict each; one if no plan meets the constraints."""
+        """The two plans as dicts. Only the present plan if no plan meets the constraints."""
         found = []
         for name, costs in (("now", self.before), ("as requested", self.after)):
             if costs is not None:
@@ -286,7 +286,7 @@ class WhyNot(Printable):
         return found
 
     def parts(self) -> list[str | TextTable]:
-        names = ", ".join(f"{table} {wanted}" for table, wanted in self.requested.items())
+        names = ", ".join(f"{table} {words}" for table, words in self.requested.items())
         lines = [
             (
                 line["plan"],

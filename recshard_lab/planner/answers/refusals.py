@@ -45,7 +45,7 @@ class Change:
     text: str = ""
 
     def worded(self, place: str) -> str | None:
-        """The change as an argument for "python", "command line" or "widget"; None if that place has no such control.
+        """The change as an argument for "python", "command line" or "widget"; None if it cannot be set there.
 
         >>> memory = Change("memory", 16e9, "hbm_cap")
         >>> memory.worded("python"), memory.worded("command line"), memory.worded("widget")
@@ -72,7 +72,7 @@ class Change:
         return f"Memory per rank: {self.value:g} B or more"
 
 
-class Refusal(PlanError):
+class PlanDoesNotFit(PlanError):
     """No plan fits. `str` names fixes as Python arguments, `worded` as options of other places.
 
     Attributes:
@@ -149,16 +149,18 @@ class Refused:
         return replace(self, topology=replace(self.topology, **figures))  # type: ignore[arg-type]
 
 
-def refusal(refused: Refused, explain: bool = True) -> Refusal:
+def refusal(refused: Refused, explain: bool = True) -> PlanDoesNotFit:
     """The error for a problem. With `explain`, it also has the missing memory and fixes, each tried by planning."""
     if not explain:
-        return Refusal(_stuck_text(refused))
+        return PlanDoesNotFit(_stuck_text(refused))
     memory = _smallest_memory(refused)
     changes = [memory]
     if refused.host is None:
         changes = [_allow_more(refused), *_loosened(refused), _half(refused), memory]
         changes += [_largest_reserve(refused, memory), _fewest_ranks(refused)]
-    return Refusal(_stuck_text(refused) + _missing_text(refused), [change for change in changes if change is not None])
+    return PlanDoesNotFit(
+        _stuck_text(refused) + _missing_text(refused), [change for change in changes if change is not None]
+    )
 
 
 def _stuck_text(refused: Refused) -> str:

@@ -62,12 +62,14 @@ def codec_names(given: Any) -> tuple[str, str]:
     elif hasattr(given, "value"):
         given = (given, given)
     if not isinstance(given, Sequence) or len(given) != 2:
-        raise ValueError(f"codecs must be a format, or a pair (of rows, of gradients), got {given!r:.80}")
+        raise ValueError(f"codecs must be a format, or a pair (of rows, of gradients), got {given!r:.80}. Fix: 'fp16'")
     names = [str(getattr(one, "value", one)).strip().lower() for one in given]
     for name in names:
         if name not in WIRE_FORMATS:
             known = ", ".join(WIRE_FORMATS)
-            raise ValueError(f"codecs: {name!r:.40} is no number format{nearest(name, WIRE_FORMATS)}; known: {known}")
+            raise ValueError(
+                f"codecs: {name!r:.40} is not a number format{nearest(name, WIRE_FORMATS)}. Fix: use one of {known}"
+            )
     return names[0], names[1]
 
 

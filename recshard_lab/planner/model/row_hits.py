@@ -81,10 +81,11 @@ def row_shares_of(
     ordered = workload.frequency_ordered
     names = {table.name for table in tables}
     if not isinstance(ordered, bool):
-        strangers = [name for name in ordered if name not in names]
-        if strangers:
+        unknown = [name for name in ordered if name not in names]
+        if unknown:
             raise PlanError(
-                f"frequency_ordered names {strangers[0]!r}, which is no table; tables: {', '.join(sorted(names))}"
+                f"frequency_ordered names {unknown[0]!r}, which is not a table. Fix: use any of "
+                f"{', '.join(sorted(names))}"
             )
     found: list[RowShares | None] = []
     for table in tables:

@@ -66,18 +66,22 @@ class ParameterConstraints:
         for name in ("sharding_types", "compute_kernels", "ranks", "shards"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, str) or not len(value)):
-                raise ValueError(f"{name} must be a list with at least one entry or None, got {shown(value)}")
+                raise ValueError(
+                    f"{name} must be a list with at least one entry or None, got {shown(value)}. Fix: leave {name} out"
+                )
         for name in ("sharding_types", "compute_kernels"):
             value = getattr(self, name)
             if value is not None and not all(isinstance(entry, str) for entry in value):
-                raise ValueError(f"{name} must be names, got {shown(value)}")
+                raise ValueError(f"{name} must be names, got {shown(value)}. Fix: write them as strings")
         for name in ("ranks", "forbidden_ranks"):
             value = getattr(self, name)
             if value is None:
                 continue
             ranks = [int(rank) for rank in value if _whole(rank)]
             if len(ranks) < len(value) or min(ranks, default=0) < 0 or len(set(ranks)) < len(ranks):
-                raise ValueError(f"{name} must be distinct whole numbers from 0 up, got {shown(value)}")
+                raise ValueError(
+                    f"{name} must be distinct whole numbers from 0 up, got {shown(value)}. Fix: {name}=[0]"
+                )
             setattr(self, name, ranks)
         if self.shards is not None:
             self.shards = as_shards(self.shards)
@@ -87,28 +91,36 @@ class ParameterConstraints:
         if self.colocate_with is not None:
             names = self.colocate_with
             if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-                raise ValueError(f"colocate_with must be a list of names of tables, got {names!r:.80}")
+                raise ValueError(
+                    f"colocate_with must be a list of names of tables, got {names!r:.80}. Fix: colocate_with=['movies']"
+                )
             self.colocate_with = list(names)
         if self.device_group is not None and not isinstance(self.device_group, str):
-            raise ValueError(f"device_group must be a name, got {self.device_group!r:.80}")
+            raise ValueError(f"device_group must be a name, got {self.device_group!r:.80}. Fix: device_group='fast'")
         if self.row_shares is not None and not isinstance(self.row_shares, RowShares):
-            raise ValueError(f"row_shares must be RowShares, got {self.row_shares!r:.60}")
+            raise ValueError(f"row_shares must be RowShares, got {self.row_shares!r:.60}. Fix: RowShares.of_ids(...)")
         if not isinstance(self.is_weighted, numbers.Integral | np.bool_):
-            raise ValueError(f"is_weighted must be True or False, got {self.is_weighted!r}")
+            raise ValueError(f"is_weighted must be True or False, got {self.is_weighted!r}. Fix: is_weighted=True")
         if self.min_partition is not None and (not _whole(self.min_partition) or self.min_partition < 1):
-            raise ValueError(f"min_partition must be a whole number of at least 1 column, got {self.min_partition!r}")
+            raise ValueError(
+                f"min_partition must be a whole number of at least 1 column, got {self.min_partition!r}. Fix: "
+                f"min_partition=32"
+            )
         if self.route is not None:
             self.route = check_route(self.route)
         known = [kernel.value for kernel in EmbeddingComputeKernel]
         for kernel in self.compute_kernels or ():
             if kernel not in known:
-                raise ValueError(f"compute_kernels: kernel {kernel!r:.60} does not exist; known: {', '.join(known)}")
+                raise ValueError(
+                    f"compute_kernels: kernel {kernel!r:.60} does not exist. Fix: use one of {', '.join(known)}"
+                )
         for name in ("pooling_factors", "num_poolings", "batch_sizes"):
             for value in getattr(self, name) or ():
                 real = isinstance(value, numbers.Real) and not isinstance(value, bool)
                 if not real or not 0 <= value < float("inf") or (name == "batch_sizes" and not _whole(value)):
                     kind = "whole numbers" if name == "batch_sizes" else "finite numbers"
-                    raise ValueError(f"{name} must be {kind} from 0 up, got {shown(getattr(self, name))}")
+                    given = shown(getattr(self, name))
+                    raise ValueError(f"{name} must be {kind} from 0 up, got {given}. Fix: {name}=[10]")
 
 
 def _whole(value: object) -> bool:

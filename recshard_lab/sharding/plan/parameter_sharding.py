@@ -182,14 +182,21 @@ def shards_from_spec(spec: Any) -> tuple[Shard, ...]:
     """
     entries = getattr(spec, "shards", None)
     if entries is None:
-        raise PlanError(f"sharding_spec must be an EnumerableShardingSpec, got {type(spec).__name__}")
+        raise PlanError(
+            f"sharding_spec must be an EnumerableShardingSpec, got {type(spec).__name__}. Fix: pass shards="
+        )
     shards = []
     for entry in entries:
         if len(entry.shard_offsets) != 2:
-            raise PlanError(f"sharding_spec has a shard of {len(entry.shard_offsets)} dimensions, expected 2")
+            raise PlanError(
+                f"sharding_spec has a shard of {len(entry.shard_offsets)} dimensions, expected 2. Fix: give row and "
+                f"column offsets"
+            )
         rank = entry.placement.rank() if entry.placement is not None else None
         if rank is None:
-            raise PlanError(f"sharding_spec places a shard on {entry.placement!r}, expected 'rank:k/device'")
+            raise PlanError(
+                f"sharding_spec places a shard on {entry.placement!r}, expected 'rank:k/device'. Fix: 'rank:0/cpu'"
+            )
         (r0, c0), (rows, cols) = entry.shard_offsets, entry.shard_sizes
         if rows and cols:  # TorchRec writes ranks without rows as empty shards
             shards.append(Shard(int(rank), (int(r0), int(r0 + rows)), (int(c0), int(c0 + cols))))

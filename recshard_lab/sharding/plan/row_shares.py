@@ -45,11 +45,14 @@ class RowShares:
     def __post_init__(self) -> None:
         edges, shares = np.array(self.edges, dtype=float), np.array(self.shares, dtype=float)
         if len(edges) != len(shares) or len(edges) < 2:
-            raise ValueError(f"edges and shares must be of one length, two at least; got {len(edges)}, {len(shares)}")
+            raise ValueError(
+                f"edges and shares must have one length of at least 2, got {len(edges)} and {len(shares)}. Fix: give "
+                f"one share for each edge"
+            )
         if edges[0] != 0 or not (np.diff(edges) > 0).all() or not np.isfinite(edges).all():
-            raise ValueError(f"edges must ascend from 0 to the table's rows, got {self.edges!r:.80}")
+            raise ValueError(f"edges must ascend from 0 to the table's rows, got {self.edges!r:.80}. Fix: sort them")
         if shares[0] != 0 or abs(shares[-1] - 1) > 1e-6 or not (np.diff(shares) >= 0).all():
-            raise ValueError(f"shares must rise from 0 to 1, got {self.shares!r:.80}")
+            raise ValueError(f"shares must rise from 0 to 1, got {self.shares!r:.80}. Fix: divide by the last")
 
     @classmethod
     def of_curve(cls, edges: Sequence[float] | Array, mass: Sequence[float] | Array) -> "RowShares":
@@ -79,25 +82,32 @@ class RowShares:
         try:
             uses = np.zeros(num_embeddings)
         except MemoryError:
-            raise ValueError(f"num_embeddings={num_embeddings}: counts of these rows do not fit in memory") from None
+            raise ValueError(
+                f"num_embeddings={num_embeddings}: counts of these rows do not fit in memory. Fix: RowShares.zipf"
+            ) from None
         try:
             iterator = iter(batches)
         except TypeError as error:
-            raise ValueError(f"batches must be iterable: {error}") from None
+            raise ValueError(f"batches must be iterable: {error}. Fix: pass a list of tensors") from None
         for batch in iterator:
             try:
                 ids = np.asarray(batch.detach().cpu() if hasattr(batch, "detach") else batch).reshape(-1)
             except (TypeError, RuntimeError, ValueError) as error:
-                raise ValueError(f"ids must be an array or a tensor of whole numbers: {error}") from None
+                raise ValueError(
+                    f"ids must be an array or a tensor of whole numbers: {error}. Fix: torch.tensor(ids)"
+                ) from None
             if ids.size and not np.issubdtype(ids.dtype, np.integer):
-                raise ValueError(f"ids must be whole numbers, got {ids.dtype}")
+                raise ValueError(f"ids must be whole numbers, got {ids.dtype}. Fix: ids.long()")
             if ids.size and not 0 <= ids.min() <= ids.max() < num_embeddings:
-                raise ValueError(f"ids must be rows 0 to {num_embeddings - 1:,}, got {ids.min()} to {ids.max()}")
+                raise ValueError(
+                    f"ids must be rows 0 to {num_embeddings - 1:,}, got {ids.min()} to {ids.max()}. Fix: pass the "
+                    f"table's num_embeddings"
+                )
             rows, times = np.unique(ids, return_counts=True)
             uses[rows] += times
         total = uses.cumsum()
         if not total[-1]:
-            raise ValueError("the batches contain 0 ids, at least 1 is required")
+            raise ValueError("the batches contain 0 ids, at least 1 is required. Fix: pass batches of this feature")
         even = np.searchsorted(total, np.linspace(0, total[-1], MAX_SEGMENTS // 2)[1:-1]) + 1
         edges = np.unique(
             [0, *np.geomspace(1, num_embeddings, MAX_SEGMENTS // 2).round().astype(int), *even, num_embeddings]
@@ -115,7 +125,7 @@ class RowShares:
         """
         _check_rows(num_embeddings)
         if not 0 <= alpha < 100:
-            raise ValueError(f"alpha must be from 0 to 100, got {alpha!r}")
+            raise ValueError(f"alpha must be from 0 to 100, got {alpha!r}. Fix: alpha=1.05")
         first = np.arange(0.0, min(16, num_embeddings) + 1)
         edges, mass = first, first[1:] ** -alpha
         if num_embeddings > 16:
@@ -140,7 +150,7 @@ class RowShares:
     def rows_for(self, share: float) -> int:
         """The minimum number of rows, from row 0, that receive this share of the lookups."""
         if not 0 <= float(share) <= 1:
-            raise ValueError(f"share must be from 0 to 1, got {share!r}")
+            raise ValueError(f"share must be from 0 to 1, got {share!r}. Fix: 0.9 is 90%")
         shares, keep = np.unique(self.shares, return_index=True)
         return int(np.ceil(np.interp(share, shares, np.array(self.edges)[keep]) - 1e-9))
 
@@ -151,7 +161,7 @@ class RowShares:
         ``sum over rows of 1 - exp(-N p)``: ids are assumed to be drawn independently.
         """
         if not 0 <= num_ids < float("inf"):
-            raise ValueError(f"num_ids must be finite and not negative, got {num_ids!r}")
+            raise ValueError(f"num_ids must be finite and not negative, got {num_ids!r}. Fix: num_ids=1000")
         edges, mass = np.array(self.edges), np.diff(self.shares)
         width = np.diff(edges)
         touched = np.concatenate([[0.0], np.cumsum(width * -np.expm1(-num_ids * mass / width))])
@@ -181,7 +191,7 @@ class RowShares:
         if count < 1 or not 0 <= first_row < end <= self.num_rows or not 0 <= evenness <= 1:
             raise PlanError(
                 f"sizes(count={count!r}, first_row={first_row!r}, end_row={end_row!r}, evenness={evenness!r}): "
-                f"expected count >= 1, rows within [0, {self.num_rows:,}), and an evenness from 0 to 1"
+                f"expected count >= 1, rows within [0, {self.num_rows:,}), and an evenness from 0 to 1. Fix: sizes(4)"
             )
         edges = np.array([first_row, *(edge for edge in self.edges if first_row < edge < end), end])
         lookups = np.interp(edges, self.edges, self.shares) - np.interp(first_row, self.edges, self.shares)
@@ -194,4 +204,4 @@ class RowShares:
 
 def _check_rows(num_embeddings: int) -> None:
     if not 1 <= num_embeddings < 2**63:
-        raise ValueError(f"num_embeddings must be at least 1, and less than 2 ** 63, got {num_embeddings!r}")
+        raise ValueError(f"num_embeddings must be from 1 to 2 ** 63 - 1, got {num_embeddings!r}. Fix: the table's rows")

@@ -46,7 +46,10 @@ class EmbeddingModuleShardingPlan(dict[str, ParameterSharding]):
             raise PlanError(f"a module's plan is table name -> ParameterSharding: {error}") from error
         for name, sharding in self.items():
             if not isinstance(name, str) or not isinstance(sharding, ParameterSharding):
-                raise PlanError(f"a module's plan is table name -> ParameterSharding, got {name!r}: {sharding!r}")
+                raise PlanError(
+                    f"a module's plan is table name -> ParameterSharding, got {name!r}: {sharding!r}. Fix: "
+                    f"{{'movies': ParameterSharding('row_wise')}}"
+                )
 
     def __str__(self) -> str:
         return ShardingPlan({"": self}).show()
@@ -250,7 +253,7 @@ class ShardingPlan:
             PlanError: no planner made either plan, and you passed none; a table has another size in `other`.
         """
         if not isinstance(other, ShardingPlan):
-            raise PlanError(f"diff takes another ShardingPlan, got {other!r}")
+            raise PlanError(f"diff takes another ShardingPlan, got {other!r}. Fix: plan.diff(other_plan)")
         source = self if planner is not None or self.planned is not None or other.planned is None else other
         planned = _planned(source, planner, tables)
         return planned.diff(self, other, other.planned or planned)
@@ -364,7 +367,7 @@ def _planned(plan: ShardingPlan, planner: Any, tables: Tables | None) -> "Planne
     """
     if planner is not None:
         if not callable(getattr(planner, "knows", None)):
-            raise PlanError(f"planner must be an EmbeddingShardingPlanner, got {planner!r}")
+            raise PlanError(f"planner must be an EmbeddingShardingPlanner, got {planner!r}. Fix: leave it out")
         planned: Planned = planner.knows(plan, tables)
         return planned
     if plan.planned is None:

@@ -51,7 +51,9 @@ def transfers(sources: Sequence[Shard], targets: Sequence[Shard]) -> list[Transf
             if not missing:
                 break
         if missing:
-            raise ValueError(f"no source shard has rows {missing[0][0]}, columns {missing[0][1]}")
+            raise ValueError(
+                f"no source shard has rows {missing[0][0]}, columns {missing[0][1]}. Fix: run plan.validate on it"
+            )
     return moves
 
 

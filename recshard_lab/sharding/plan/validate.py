@@ -43,7 +43,7 @@ def check_spans(shard: Shard) -> None:
     if not pairs or not all(isinstance(number, Integral) for number in (shard.rank, *spans[0], *spans[1])):
         raise PlanError(
             f"a Shard is a rank, rows=(r0, r1) and cols=(c0, c1), all integers; got rank={shard.rank!r}, "
-            f"rows={shard.rows!r}, cols={shard.cols!r}"
+            f"rows={shard.rows!r}, cols={shard.cols!r}. Fix: Shard(0, (0, 100), (0, 64))"
         )
 
 
@@ -56,10 +56,12 @@ def as_shards(values: Iterable[Shard]) -> tuple[Shard, ...]:
     try:
         shards = tuple(values)
     except TypeError:
-        raise PlanError(f"shards must be a list of Shard, got {values!r}") from None
+        raise PlanError(f"shards must be a list of Shard, got {values!r}. Fix: [Shard(0, (0, 100), (0, 64))]") from None
     for shard in shards:
         if not isinstance(shard, Shard):
-            raise PlanError(f"shards must be a list of Shard, but it contains {shard!r}")
+            raise PlanError(
+                f"shards must be a list of Shard, but it contains {shard!r}. Fix: Shard(0, (0, 100), (0, 64))"
+            )
         if shard.tier not in TIERS:
             raise PlanError(f"the shard {shard} has the unknown tier {shard.tier!r}. Fix: use {' or '.join(TIERS)}")
     return shards

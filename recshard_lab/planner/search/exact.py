@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recshard_lab.planner.search.anneal import Anneal
+from recshard_lab.planner.search.bounds import worth_of
 from recshard_lab.planner.search.greedy import ANNEALED, COPIES, STARTED, Search, Solution
 from recshard_lab.planner.search.moves import exchange
 from recshard_lab.planner.search.packing_bound import packing_bound
@@ -96,7 +97,7 @@ def solve_exactly(problem: Problem, search: Search, time_limit_s: float) -> Solu
     bound_ms = search.bound_ms
     best = _annealed(problem, search, time_limit_s)
     now = problem.step_ms(best)
-    worth = np.logical_or.reduce([bound.worth(problem.priced, now) for bound in search.bounds])
+    worth = worth_of(search.bounds, problem.priced, now)
     if now <= bound_ms * (1 + 1e-9) or not worth.any():
         return Solution(best.placements(), min(now, max(bound_ms, now if not worth.any() else 0.0)))
     bound_ms = packing_bound(problem, worth, bound_ms, now, PACKING * time_limit_s)

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 def random_batch(
     tables: Sequence[BaseEmbeddingConfig], workload: Workload, rng: np.random.Generator
 ) -> KeyedJaggedTensor:
-    """One rank's batch as the workload describes it: B bags a feature, Poisson lengths, ids of its skew.
+    """One rank's random batch: B bags a feature, Poisson lengths, ids with the workload's skew.
 
-    Hot ids are scattered over the rows, as hashing does, so that no row shard is hot by its place.
+    Hot ids are scattered over the rows, as hashing does, so no row shard is hot by its position.
     """
     import torch
 
@@ -61,12 +61,13 @@ def _ids(rows: int, count: int, alpha: float, rng: np.random.Generator) -> np.nd
 
 
 def _used_as(profile: AccessProfile, rows: int, count: int, rng: np.random.Generator) -> np.ndarray:
-    """``count`` ids whose rows are used as in `profile`; a table with fewer rows uses each for several of its.
+    """``count`` ids whose rows are used as in `profile`. In a table with fewer rows, several of its rows share one.
 
-    Its ids without replacement; beyond their number, as many new rows as it extrapolates, the rest drawn again.
+    The profile's ids are drawn without replacement. Beyond their number, as many new rows are drawn as it extrapolates;
+    the remaining ids are drawn a second time.
     """
-    held, uses = np.array(profile.rows)[::-1], np.array(profile.uses)[::-1]
-    ends, lookups = (np.concatenate([[0.0], np.cumsum(each)]) for each in (held, held * uses))
+    counts, uses = np.array(profile.rows)[::-1], np.array(profile.uses)[::-1]
+    ends, lookups = (np.concatenate([[0.0], np.cumsum(each)]) for each in (counts, counts * uses))
     sample = int(lookups[-1])
     slots = rng.choice(sample, min(count, sample), replace=False) + 0.5
     more = count - len(slots)
@@ -77,6 +78,6 @@ def _used_as(profile: AccessProfile, rows: int, count: int, rng: np.random.Gener
 
 
 def _scattered(order: np.ndarray, rows: int) -> np.ndarray:
-    """The hottest rows, which come first, anywhere in the table."""
+    """Row numbers, hottest first, mapped to positions all over the table."""
     step = next(p for p in (2_654_435_761, 2_147_483_647, 999_999_937) if rows % p)  # a prime: a bijection
     return (order * step) % rows

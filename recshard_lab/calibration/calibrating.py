@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import cycle
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
@@ -15,8 +16,8 @@ import numpy as np
 
 from recshard_lab.arguments import checks_arguments
 from recshard_lab.calibration import operators
-from recshard_lab.calibration.cases import LAYOUTS, MAIN_OPTIMIZERS, Case, draw_cases, draw_model
-from recshard_lab.calibration.clock import TimedOperator, as_dicts
+from recshard_lab.calibration.cases import LAYOUTS, MAIN_OPTIMIZERS, Case, draw_cases, draw_model, lookup_case
+from recshard_lab.calibration.clock import TimedOperator, as_dicts, by_op
 from recshard_lab.calibration.collectives import figures_of, time_collectives
 from recshard_lab.calibration.fit import Fit, Fitted, Measurements, errors, figures_for, fit
 from recshard_lab.calibration.load import OtherLoad, load_before, load_warning
@@ -140,8 +141,8 @@ def calibrate(ranks: Ranks, seconds: float = 50.0, *, progress: bool = True, see
 
     1. Every rank times operators alone: launches, random reads, lookups, dense layers, copies (`operators.py`).
     2. The ranks time collectives by size and, on GPUs, by group (`collectives.py`).
-    3. The ranks train random models under table-wise, row-wise, column-wise, replicated and mixed plans with every
-       optimizer (`steps.py`). `fit` fits the other figures to these steps.
+    3. The ranks train random models under table-wise, row-wise, column-wise, replicated and mixed plans (`steps.py`).
+       `fit` fits the other figures to these steps.
     4. One more model, outside the fit, gives the error before and after.
 
     On CPUs, the load of other programs is measured before and meanwhile. `DeviceProfile.other_load` has it, and a
@@ -149,7 +150,7 @@ def calibrate(ranks: Ranks, seconds: float = 50.0, *, progress: bool = True, see
 
     Args:
         ranks: launched ranks on one node: CPUs with Gloo, or one GPU per rank with NCCL.
-        seconds: time budget. A budget too short for every optimizer once is exceeded by a model or two.
+        seconds: time budget. A budget too short for the main optimizers is exceeded by a model or two.
         progress: draw a bar.
         seed: of the models.
 
@@ -176,7 +177,7 @@ def calibrate(ranks: Ranks, seconds: float = 50.0, *, progress: bool = True, see
         for number, (optimizer, layouts) in enumerate(_turns()):
             spent = perf_counter() - begun
             each = spent / max(1, number)
-            if number >= len(OPTIMIZER_STATE_BYTES) and spent + each + FIT_S > seconds:
+            if number >= len(MAIN_OPTIMIZERS) and spent + each + FIT_S > seconds:
                 break
             report(f"{optimizer} ({len(cases)} cases)", spent)
             model = draw_model((SEEDS, seed, number), optimizer, most)
@@ -185,9 +186,10 @@ def calibrate(ranks: Ranks, seconds: float = 50.0, *, progress: bool = True, see
             cases += drawn
         report(f"fit to {len(cases)} cases", perf_counter() - begun)
         measured = measurements(cases, found)
-        optimizers = _optimizers(measured.cases)
+        optimizers = operators.OPTIMIZERS
         figures = figures_for(optimizers, ranks.world_size, before.compute_device)
-        fitted = fit(measured, start, [_narrowed(figure, figures_alone) for figure in figures])
+        lookups = _lookup_measurements(alone, ranks.world_size) if before.compute_device == "cpu" else None
+        fitted = fit(measured, start, [_narrowed(figure, figures_alone) for figure in figures], lookups)
         report("a new model", perf_counter() - begun)
         new = draw_cases(draw_model((NEW_SEEDS, seed), None, most), LAYOUTS, ranks.world_size)
         new_ms = np.array([one.step_ms for one in time_cases(ranks, new, turns=TURNS, turn_ms=TURN_MS, seed=seed)])
@@ -204,7 +206,7 @@ def calibrate(ranks: Ranks, seconds: float = 50.0, *, progress: bool = True, see
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=round(perf_counter() - begun, 1),
         spread={figure.name: float(spread) for figure, spread in zip(fitted.figures, fitted.spread, strict=True)},
-        kernels=_kernels(cases, found),
+        kernels=ranks.run(operators.kernels_on_rank)[0],
         operators=tuple(as_dicts([*alone, TimedOperator(REFERENCE, (), usual_ms(found))])),
         cases=len(measured.cases),
         error=errors(predictions.step_ms(fitted.topology), measured.step_ms)["error"],
@@ -246,7 +248,7 @@ def _memory_bytes() -> int:
 
 def time_alone(ranks: Ranks) -> list[TimedOperator]:
     """Times operators and collectives on the ranks."""
-    return [*operators.slowest(ranks.run(operators.on_rank, MAIN_OPTIMIZERS)), *time_collectives(ranks)]
+    return [*operators.slowest(ranks.run(operators.on_rank)), *time_collectives(ranks)]
 
 
 def alone_figures(timed: Sequence[TimedOperator], before: Topology) -> dict[str, Any]:
@@ -271,6 +273,19 @@ def measurements(cases: Sequence[Case], timed: Sequence[Timed]) -> Measurements:
     return Measurements([cases[i] for i in kept], np.array([timed[i].step_ms for i in kept]), parts)
 
 
+def _lookup_measurements(alone: Sequence[TimedOperator], world_size: int) -> Measurements:
+    """Lookups that were timed alone, as cases: each rank holds one table and looks up the ids of all ranks.
+
+    Random models cannot separate an optimizer's time per row from that per byte; rows of two widths can.
+    """
+    ops, cases, parts = by_op(alone), [], []
+    forward = {one.sizes: one.ms for one in ops["lookup"]}
+    for one in (one for op, timed in ops.items() if op.startswith("train/") for one in timed):
+        cases.append(lookup_case(one.op.removeprefix("train/"), world_size, *one.sizes))
+        parts.append([np.nan, forward[one.sizes], np.nan, max(one.ms - forward[one.sizes], 1e-6)])
+    return Measurements(cases, np.full(len(cases), np.nan), np.array(parts))
+
+
 def _parts(case: Case, timed: Timed) -> list[float]:
     """Milliseconds of `PARTS`: kernels of the slowest rank; exchanges of the rank that joins last and never waits."""
     ms = timed.phases_ms
@@ -281,17 +296,11 @@ def _parts(case: Case, timed: Timed) -> list[float]:
 
 
 def _turns() -> Iterator[tuple[str, Sequence[str]]]:
-    """Optimizer and layouts of each model: each optimizer once, then mostly the main ones."""
-    for optimizer in MAIN_OPTIMIZERS:
-        yield optimizer, LAYOUTS
-    for optimizer in OTHER_OPTIMIZERS:
-        yield optimizer, OTHER_LAYOUTS
-    number = 0
-    while True:
+    """Optimizer and layouts of each model: rounds of the main optimizers and one of the others."""
+    for other in cycle(OTHER_OPTIMIZERS):
         for optimizer in MAIN_OPTIMIZERS:
             yield optimizer, LAYOUTS
-        yield OTHER_OPTIMIZERS[number % len(OTHER_OPTIMIZERS)], OTHER_LAYOUTS
-        number += 1
+        yield other, OTHER_LAYOUTS
 
 
 def _optimizers(cases: Sequence[Case]) -> list[str]:
@@ -309,14 +318,6 @@ def _measured_figures(fitted: Fit, alone: dict[str, Any], optimizers: Sequence[s
         name: {key: value[key] for key in optimizers if key in value} if name in PER_OPTIMIZER else value
         for name, value in values.items()
     }
-
-
-def _kernels(cases: Sequence[Case], timed: Sequence[Timed]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for case, one in zip(cases, timed, strict=True):
-        known = found.setdefault(case.model.workload.optimizer, [])
-        known += [name for name in one.kernels if name not in known]
-    return found
 
 
 def machine() -> dict[str, str]:

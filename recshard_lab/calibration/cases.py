@@ -1,6 +1,6 @@
-"""Random models and plans that are run to calibrate, and others to judge the calibration by.
+"""Random models and plans: those that calibration runs, and those that judge it. The seed determines them.
 
-A `Model` is tables and a workload; under one plan of it, it is a `Case`. Which are drawn follows from the seed alone.
+A `Model` is tables and a workload. A `Case` is a model under a plan.
 """
 
 from __future__ import annotations
@@ -10,22 +10,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from recshard_lab.calibration import operators
 from recshard_lab.embedding.configs import EmbeddingBagConfig
 from recshard_lab.planner import Workload
 from recshard_lab.sharding import ShardingPlan, Topology, scheme_named
 
 LAYOUTS = ("table_wise", "row_wise", "column_wise", "data_parallel", "mixed")
 MAIN_OPTIMIZERS = ("exact_sgd", "exact_row_wise_adagrad", "exact_adagrad")
-_MOST_BYTES = 96e6  # of a model's weights, of which data parallelism and the optimizer make a multiple
-MOST_NUMBERS = 6e6  # read in one rank's lookups, ids x columns, so that a step is a matter of milliseconds
+_MOST_BYTES = 96e6  # of a model's weights, which replicas and the optimizer multiply
+MOST_NUMBERS = 6e6  # ids x columns of one rank's lookups, so that a step takes milliseconds
+FAMILIES = ("wide", "tall", "large_batch")  # beyond the range of `draw_model`
 
 
 @dataclass(frozen=True)
 class Model:
-    """What a step trains.
+    """Tables and a workload.
 
     Attributes:
-        name: tells the draw.
+        name: of the draw.
         tables: all pooled.
         workload: batch of one rank, ids a bag, skew, optimizer.
     """
@@ -37,7 +39,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Case:
-    """A model under a plan, of which `layout` is the name."""
+    """A model under a plan with the name `layout`."""
 
     model: Model
     layout: str
@@ -47,13 +49,13 @@ class Case:
 def draw_model(seed: Sequence[int], optimizer: str | None = None, most_numbers: float = MOST_NUMBERS) -> Model:
     """A model: 1 to 26 tables of 300 to 500k rows and 8 to 128 columns, batches of 128 to 4096, 1 to 20 ids a bag.
 
-    Sizes are log-uniform, each table has its own; ids are uniform or as skewed as Zipf 1.2. Models whose step would
-    take a second or fill the memory get smaller batches, and fewer rows.
+    Sizes are log-uniform and differ by table. Ids are uniform or Zipf-distributed with an exponent up to 1.2. Models
+    whose step would take a second or fill the memory get smaller batches and fewer rows.
 
     Args:
         seed: numbers.
-        optimizer: of it; one of SGD, row-wise Adagrad and Adagrad when left out.
-        most_numbers: that one rank's lookups read, ids x columns; larger batches are cut down to it.
+        optimizer: default: SGD, row-wise Adagrad or Adagrad, drawn.
+        most_numbers: ids x columns of one rank's lookups; larger batches are reduced to it.
     """
     rng = np.random.default_rng(list(seed))
     count = int(np.exp(rng.uniform(0, np.log(26.99))))
@@ -83,16 +85,62 @@ def draw_model(seed: Sequence[int], optimizer: str | None = None, most_numbers: 
     return Model(name, tables, workload)
 
 
+def draw_family(family: str, seed: Sequence[int]) -> Model:
+    """A model beyond the range of `draw_model`, to test extrapolation.
+
+    "wide" has 2 to 6 tables of 256 columns, "tall" one or two tables of a million rows, "large_batch" a batch of
+    16,384 with one id a bag. The optimizer is one of `MAIN_OPTIMIZERS`.
+
+    >>> [table.embedding_dim for table in draw_family("wide", [0]).tables][:2]
+    [256, 256]
+    """
+    rng = np.random.default_rng([FAMILIES.index(family), *seed])
+    count = int(rng.integers(1, 3) if family == "tall" else rng.integers(2, 7))
+    rows = np.full(count, 1_000_000) if family == "tall" else np.exp(rng.uniform(np.log(1e3), np.log(5e4), count))
+    cols = 256 if family == "wide" else int(rng.choice([16, 32]))
+    bag = 1.0 if family == "large_batch" else float(np.exp(rng.uniform(0, np.log(10))).round(1))
+    batch = 16_384 if family == "large_batch" else int(2 ** rng.uniform(8, 10))
+    name = "_".join([family, *map(str, seed)])
+    tables = tuple(
+        EmbeddingBagConfig(
+            name=f"t{name}_{i}", num_embeddings=int(rows[i]), embedding_dim=cols, feature_names=[f"f{i}"]
+        )
+        for i in range(count)
+    )
+    alpha = float(rng.choice([0.0, 0.7, 1.05]))
+    return Model(name, tables, Workload(batch, bag, zipf_alpha=alpha, optimizer=str(rng.choice(MAIN_OPTIMIZERS))))
+
+
+def lookup_case(optimizer: str, world_size: int, count: int, cols: int, bag: int) -> Case:
+    """A lookup that was timed alone (`operators.py`) as a case: one table on each rank, uniform ids.
+
+    Args:
+        optimizer: of it.
+        world_size: ranks, each of which looks up the ids of all.
+        count, cols, bag: ids, columns and ids a bag of each rank's lookup.
+    """
+    rows, topology = operators.CPU_SIZES.table_bytes // (4 * cols), Topology(world_size)
+    tables = tuple(
+        EmbeddingBagConfig(name=f"t{i}", num_embeddings=rows, embedding_dim=cols, feature_names=[f"f{i}"])
+        for i in range(world_size)
+    )
+    scheme = scheme_named("table_wise")
+    plan = {table.name: scheme.default(table, topology, [rank]) for rank, table in enumerate(tables)}
+    batch = max(1, round(count / bag / world_size))
+    model = Model(f"{optimizer}_{cols}", tables, Workload(batch, count / batch / world_size, optimizer=optimizer))
+    return Case(model, "table_wise", ShardingPlan({"": plan}))  # type: ignore[dict-item]
+
+
 def draw_cases(
     model: Model, layouts: Sequence[str], world_size: int, local_world_size: int | None = None
 ) -> list[Case]:
-    """The model under plans of these layouts: every table as its scheme cuts it when nothing else is said.
+    """The model under plans of these layouts. Every table is sharded by its scheme's default.
 
     Args:
         model: the tables.
         layouts: schemes by name; "mixed" draws one of the first four of `LAYOUTS` for each table.
         world_size: ranks.
-        local_world_size: of a node; all of them when left out.
+        local_world_size: ranks of a node. Default: all.
     """
     rng = np.random.default_rng([len(model.tables), model.workload.batch_size, model.tables[0].num_embeddings])
     topology = Topology(world_size, local_world_size=local_world_size or world_size)

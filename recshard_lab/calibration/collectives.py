@@ -22,7 +22,7 @@ from recshard_lab.calibration.clock import Clock, TimedOperator, by_op, faster_h
 from recshard_lab.sharding import Topology
 
 SIZES = (1 << 8, 1 << 12, 1 << 16, 1 << 18, 1 << 20)  # bytes, on a CPU
-GPU_SIZES = (1 << 8, 1 << 12, 1 << 16, 1 << 20, 1 << 23)
+GPU_SIZES: tuple[int, ...] = (1 << 8, 1 << 12, 1 << 16, 1 << 20, 1 << 23)
 LARGE = 1 << 16  # bytes from which a reduce-scatter is compared with an all-to-all
 ISSUES = 32
 Times = tuple[str, tuple[int, ...], list[float]]

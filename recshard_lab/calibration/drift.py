@@ -16,7 +16,6 @@ import numpy as np
 from recshard_lab.arguments import checks_arguments
 from recshard_lab.calibration import operators
 from recshard_lab.calibration.calibrating import REFERENCE, Ranks, check_ranks, machine
-from recshard_lab.calibration.cases import MAIN_OPTIMIZERS
 from recshard_lab.calibration.clock import TimedOperator, by_op
 from recshard_lab.calibration.collectives import time_collectives
 from recshard_lab.calibration.load import OtherLoad, load_warning
@@ -50,7 +49,7 @@ class Drift(Printable):
     """The result of `check`.
 
     Attributes:
-        rows: one for each operator of the profile.
+        rows: the operators of the profile.
         date: of the profile.
         changed: facts of the machine that differ from the profile's, as "torch 2.13.0 -> 2.14.0".
         other_load: share of the cores that other programs used during the check, 0 to 1.
@@ -106,7 +105,7 @@ def check(ranks: Ranks, profile: DeviceProfile, threshold: float = THRESHOLD) ->
         raise ValueError("the profile has no operators to time again. Fix: calibrate again")
     stored = [TimedOperator(one["op"], tuple(one["sizes"]), one["ms"]) for one in profile.operators]
     load = OtherLoad(ranks)
-    now = [*operators.slowest(ranks.run(operators.on_rank, MAIN_OPTIMIZERS)), *time_collectives(ranks, short=True)]
+    now = [*operators.slowest(ranks.run(operators.on_rank)), *time_collectives(ranks, short=True)]
     step = [time_cases(ranks, [reference(ranks.world_size)], turns=5)[0] for _ in range(ROUNDS)]
     now.append(TimedOperator(REFERENCE, (), usual_ms(step)))
     facts = ranks.run(machine)[0]

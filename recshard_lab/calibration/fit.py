@@ -156,24 +156,33 @@ def with_figures(topology: Topology, figures: Sequence[Fitted], values: Iterable
     return replace(topology, **changed)
 
 
-def fit(measured: Measurements, topology: Topology, figures: Sequence[Fitted]) -> Fit:
+def fit(
+    measured: Measurements, topology: Topology, figures: Sequence[Fitted], alone: Measurements | None = None
+) -> Fit:
     """Fits figures to measured cases.
 
     Args:
         measured: the cases.
         topology: of the same ranks. Figures that are not fitted stay; the others start from it.
         figures: to fit.
+        alone: cases of which only parts were measured; their ``step_ms`` is NaN.
     """
     from scipy.optimize import least_squares
 
+    if alone is not None:
+        measured = Measurements(
+            [*measured.cases, *alone.cases],
+            np.concatenate([measured.step_ms, alone.step_ms]),
+            np.concatenate([measured.parts_ms, alone.parts_ms]),
+        )
     predictions = Predictions(measured.cases, topology)
     start = np.log([figure.of(topology) for figure in figures])
     reach = np.log([figure.factor for figure in figures])
-    separated = np.isfinite(measured.parts_ms)
+    whole, separated = np.isfinite(measured.step_ms), np.isfinite(measured.parts_ms)
 
     def residuals(at: Array) -> Array:
         phases = predictions.phases(with_figures(topology, figures, np.exp(start + at * reach))).max(axis=-1)
-        steps = np.log(phases.sum(axis=0) / measured.step_ms) / STEP_DEVIATION
+        steps = np.log(phases.sum(axis=0)[whole] / measured.step_ms[whole]) / STEP_DEVIATION
         sums = np.stack([phases[list(part)].sum(axis=0) for part in PARTS], axis=1)
         parts = np.log(sums[separated] / measured.parts_ms[separated]) / PHASE_DEVIATION
         return np.concatenate([_huber(steps), _huber(parts), at])

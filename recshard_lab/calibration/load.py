@@ -1,4 +1,4 @@
-"""How much of the cores other programs use, while something is measured."""
+"""The load of other programs on the cores during a measurement."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-BUSY_SHARE = 0.1  # of the cores in other hands; beyond, measured figures are off
-LOOK_S = 0.3  # how long is looked before measuring begins
+BUSY_SHARE = 0.1  # share of the cores above which measured figures are wrong
+LOOK_S = 0.3  # length of `load_before`
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,10 @@ class _Read:
 
 
 class OtherLoad:
-    """The share of the cores that processes other than this one and its ranks use, from construction on.
+    """The share of the cores that other processes than this one and its ranks use, since construction.
 
     Args:
-        ranks: launched ranks, whose CPU time is not counted as another program's; None for none.
+        ranks: launched ranks, whose CPU time does not count. None: no ranks.
 
     >>> 0 <= OtherLoad(None).share() <= 1
     True
@@ -32,7 +32,7 @@ class OtherLoad:
         self._begun = self._read()
 
     def share(self) -> float:
-        """Since construction, from 0 to 1."""
+        """The share since construction, 0 to 1."""
         import psutil
 
         now, then = self._read(), self._begun
@@ -50,14 +50,14 @@ class OtherLoad:
 
 
 def load_before(ranks: Any) -> float:
-    """The share of the cores that other programs use now; takes `LOOK_S` seconds."""
+    """The share of the cores that other programs use now, 0 to 1. Takes `LOOK_S` seconds."""
     found = OtherLoad(ranks)
     time.sleep(LOOK_S)
     return found.share()
 
 
 def load_warning(share: float) -> str:
-    """The warning for a share of the cores; empty where it is small.
+    """A warning if the share is above `BUSY_SHARE`, otherwise "".
 
     >>> load_warning(0.8), load_warning(0.02)
     ('Other programs use 80% of the cores: these figures will be off. Fix: end them and calibrate again.', '')

@@ -25,15 +25,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 
-from recshard_lab.calibration.cases import MAIN_OPTIMIZERS
 from recshard_lab.calibration.clock import Clock, TimedOperator, by_op, line_through
+from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES
 
+OPTIMIZERS = tuple(OPTIMIZER_STATE_BYTES)
 CALLS = 256
 BAG = 32
+CPU_BATCHES = 8  # batches of a lookup, used in turn; equal ones would find their rows in the cache
 PARAMETERS = 2  # matrices of a dense operator
 
 
@@ -58,14 +61,14 @@ class Sizes:
     copies: tuple[int, ...] = ()
 
 
-CPU_SIZES = Sizes(64 << 20, 1 << 16, 1 << 13, (16, 64, 256), (32, 256), 512)
+CPU_SIZES = Sizes(64 << 20, 1 << 16, 1 << 12, (16, 128), (32, 256), 512)
 GPU_SIZES = Sizes(
     1 << 30, 1 << 18, 1 << 18, (8, 16, 32, 64, 128, 256), (64, 256, 1024, 4096), 1024, (1 << 16, 1 << 20, 1 << 24)
 )
 
 
 def time_operators(
-    clock: Clock, optimizers: Sequence[str] = MAIN_OPTIMIZERS, sizes: Sizes | None = None
+    clock: Clock, optimizers: Sequence[str] = OPTIMIZERS, sizes: Sizes | None = None
 ) -> list[TimedOperator]:
     """Times all operators of the table above on this rank.
 
@@ -84,11 +87,21 @@ def time_operators(
     ]
 
 
-def on_rank(optimizers: Sequence[str]) -> list[TimedOperator]:
+def on_rank() -> list[TimedOperator]:
     """`time_operators` on this rank's device."""
+    return time_operators(_rank_clock())
+
+
+def _rank_clock() -> Clock:
     from recshard_lab.comm import ShardingEnv, compute_device
 
-    return time_operators(Clock(compute_device(ShardingEnv.default())), optimizers)
+    return Clock(compute_device(ShardingEnv.default()))
+
+
+def kernels_on_rank() -> dict[str, list[str]]:
+    """Optimizer -> the name of its lookup kernel, in a list, as a device profile keeps it."""
+    clock = _rank_clock()
+    return {optimizer: [_kernel(optimizer, BAG, 16, clock).name] for optimizer in OPTIMIZERS}
 
 
 def slowest(by_rank: Sequence[Sequence[TimedOperator]]) -> list[TimedOperator]:
@@ -115,7 +128,7 @@ def _gathers(clock: Clock, sizes: Sizes) -> Iterator[TimedOperator]:
     for op, nbytes in (("gather", sizes.table_bytes), ("reread", sizes.few_bytes)):
         for cols in sizes.columns:
             rows = nbytes // (4 * cols)
-            table = torch.zeros(rows, cols, device=clock.device)
+            table = torch.ones(rows, cols, device=clock.device)  # of zeros, a CPU would store one page
             ids = _ids(rows, sizes.ids, clock, distinct=op == "gather")
             out = torch.empty(len(ids), cols, device=clock.device)
             yield clock.time(op, (len(ids), cols), _call(torch.index_select, table, 0, ids, out=out))
@@ -124,31 +137,42 @@ def _gathers(clock: Clock, sizes: Sizes) -> Iterator[TimedOperator]:
 def _lookups(clock: Clock, optimizers: Sequence[str], sizes: Sizes) -> Iterator[TimedOperator]:
     import torch
 
+    for optimizer in optimizers:
+        for cols in sizes.columns:
+            rows = sizes.table_bytes // (4 * cols)
+            kernel = _kernel(optimizer, rows, cols, clock)
+            for stored in [*kernel.weights(), *(one for own in kernel.optimizer_states() for one in own.values())]:
+                stored.fill_(0.01)  # as in training, every page of memory has been written
+            batches = [
+                _ids(rows, sizes.ids, clock, distinct=True, seed=seed)
+                for seed in range(1 if clock.device.type != "cpu" else CPU_BATCHES)
+            ]
+            offsets = torch.arange(0, len(batches[0]) + 1, BAG, device=clock.device)
+            grad = torch.full((len(offsets) - 1, cols), 1e-3, device=clock.device)
+            size = (len(batches[0]), cols, BAG)
+            if optimizer == optimizers[0]:
+                yield clock.time("lookup", size, _lookup(kernel, batches, offsets, None))
+            yield clock.time(f"train/{optimizer}", size, _lookup(kernel, batches, offsets, grad))
+
+
+def _kernel(optimizer: str, rows: int, cols: int, clock: Clock) -> Any:
+    """The lookup kernel that training uses on this device, with one table."""
     from recshard_lab.embedding.configs import DataType
     from recshard_lab.embedding.kernels import Slot, choose_kernel
     from recshard_lab.embedding.optimizers import EmbOptimType, OptimizerSpec
 
-    for optimizer in optimizers:
-        for cols in sizes.columns:
-            rows = sizes.table_bytes // (4 * cols)
-            slots, spec = [Slot("calibrate", rows, cols, DataType.FP32, cols)], OptimizerSpec(EmbOptimType(optimizer))
-            options: dict[str, Any] = {"pooled": True, "device": clock.device}
-            chosen = choose_kernel(slots, spec, weighted=False, exchanges_row_norms=False, **options)
-            kernel = chosen(slots, [0], spec, **options)
-            ids = _ids(rows, sizes.ids, clock, distinct=True)
-            counts = [len(ids)]
-            offsets = torch.arange(0, len(ids) + 1, BAG, device=clock.device)
-            grad = torch.full((len(offsets) - 1, cols), 1e-3, device=clock.device)
-            if optimizer == optimizers[0]:
-                forward = _call(kernel.forward, ids, offsets, None, counts)
-                yield clock.time("lookup", (len(ids), cols, BAG), forward)
-            train = _train(kernel, ids, offsets, counts, grad)
-            yield clock.time(f"train/{optimizer}", (len(ids), cols, BAG), train)
+    slots, spec = [Slot("calibrate", rows, cols, DataType.FP32, cols)], OptimizerSpec(EmbOptimType(optimizer))
+    options: dict[str, Any] = {"pooled": True, "device": clock.device}
+    return choose_kernel(slots, spec, weighted=False, exchanges_row_norms=False, **options)(slots, [0], spec, **options)
 
 
-def _train(kernel: Any, ids: Any, offsets: Any, counts: list[int], grad: Any) -> Callable[[], object]:
+def _lookup(kernel: Any, batches: Sequence[Any], offsets: Any, grad: Any) -> Callable[[], object]:
+    """Forward on one batch after the other, with backward if there is a gradient."""
+    counts, turns = [len(batches[0])], cycle(batches)
+
     def run() -> object:
-        return kernel.backward(kernel.forward(ids, offsets, None, counts)[1], grad)
+        _, saved = kernel.forward(next(turns), offsets, None, counts)
+        return None if grad is None else kernel.backward(saved, grad)
 
     return run
 
@@ -185,11 +209,11 @@ def _copies(clock: Clock, sizes: Sizes) -> Iterator[TimedOperator]:
         yield clock.time("copy_to_host", (nbytes,), _call(host.copy_, there, non_blocking=True))
 
 
-def _ids(rows: int, count: int, clock: Clock, *, distinct: bool) -> Any:
+def _ids(rows: int, count: int, clock: Clock, *, distinct: bool, seed: int = 0) -> Any:
     """``count`` random rows; distinct ones at most a quarter of the rows, a multiple of `BAG`."""
     import torch
 
-    rng = np.random.default_rng(rows)
+    rng = np.random.default_rng([rows, seed])
     if distinct:
         count = min(count, rows // 4) // BAG * BAG
         ids = rng.permutation(np.unique(rng.integers(0, rows, 2 * count)))[:count]

@@ -1,6 +1,6 @@
-"""The planner's predictions of many cases under many machines at once: what a fit asks thousands of times.
+"""The planner's predictions of many cases for many topologies, which a fit needs thousands of times.
 
-Cases of one optimizer become one cost model, whose tables are those of all cases and whose loads have one more axis.
+Cases of one optimizer become one cost model. Its tables are those of all cases, and its loads have one more axis.
 
 Shape letters: C cases, P phases, W ranks, K loads, n rectangles.
 """
@@ -25,11 +25,11 @@ from recshard_lab.sharding import Topology
 class _Group:
     """Cases of one optimizer."""
 
-    cases: NDArray[np.intp]  # [c] their numbers among all
-    model: CostModel  # of all their tables
-    step_bytes: Array  # of each table, those of its own case
-    rects: PlanRects  # [n] of all of them, tables counted on
-    at: NDArray[np.intp]  # [n] the rank, W times the case on
+    cases: NDArray[np.intp]  # [c] their indices among all cases
+    model: CostModel  # of the tables of all cases
+    step_bytes: Array  # [T] of each table's case
+    rects: PlanRects  # [n] of all cases; their tables are numbered consecutively
+    at: NDArray[np.intp]  # [n] rank + W * case
 
     def phases(self, topology: Topology) -> Array:
         """``[P, c, W]``."""
@@ -40,11 +40,11 @@ class _Group:
 
 
 class Predictions:
-    """What the cost model says of cases.
+    """The cost model's predictions of cases.
 
     Args:
-        cases: for the same number of ranks.
-        topology: of so many ranks; its figures do not matter.
+        cases: all for the same number of ranks.
+        topology: of these ranks; its figures do not matter.
     """
 
     def __init__(self, cases: Sequence[Case], topology: Topology) -> None:

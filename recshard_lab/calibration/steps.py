@@ -26,7 +26,7 @@ from recshard_lab.embedding.configs import EmbeddingBagConfig
 from recshard_lab.planner import Workload
 
 WARM_UP = 2  # untimed steps, in which kernels are compiled and buffers grow
-BATCHES = 8  # trained on in turn, so that steps share about as many rows as in training
+BATCHES = 8  # trained on in turn, so successive steps share rows about as in training
 MOST_STEPS = 8  # of a turn
 BUSY = 1.3  # a reference step this many times as long as usual marks a busy moment
 
@@ -41,14 +41,12 @@ class Timed:
         phases_ms: ``[W, 6]`` medians of each rank, waits for other ranks included: start to arrival of ids, to sending
             of rows, to their arrival, to sending of gradients, to their arrival, to the end. Zeros on a GPU.
         reference_ms: the reference step in the same turns.
-        kernels: lookup kernels of its tables.
     """
 
     step_ms: float
     turns_ms: np.ndarray
     phases_ms: np.ndarray
     reference_ms: float
-    kernels: tuple[str, ...]
 
 
 def time_cases(
@@ -72,7 +70,6 @@ def time_cases(
             each,
             np.array([rank[number]["phases"] for rank in by_rank]),
             beside,
-            tuple(by_rank[0][number]["kernels"]),
         )
         for number, each in enumerate(slowest)
     ]
@@ -125,14 +122,14 @@ def time_on_rank(cases: Sequence[Case], turns: int, turn_ms: float, seed: int) -
         at[-1] = perf_counter() if on_gpu else at[-1]
         return 1000 * (at[-1] - at[0]) / count, phases
 
-    for number, module in enumerate(built):
+    for number in range(len(built)):
         done.append(0)
         steps(number, WARM_UP)
         taken = torch.tensor(steps(number, 1)[0])
         if dist.get_world_size() > 1:
             dist.all_reduce(taken, dist.ReduceOp.MAX)
         counts.append(min(max(int(turn_ms / float(taken)), 2), MOST_STEPS))
-        found.append({"ms": [], "phases": [], "kernels": sorted(set(module.backends().values()))})
+        found.append({"ms": [], "phases": []})
     for _ in range(turns):
         for number, count in enumerate(counts):
             dist.barrier()

@@ -1,4 +1,4 @@
-"""Device profiles: what is written is what is read, and what is no profile is refused by name."""
+"""Device profiles: saving and loading keep every field, and invalid files are refused with a reason."""
 
 import json
 from pathlib import Path

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from recshard_lab.calibration.calibrating import OTHER_OPTIMIZERS
-from recshard_lab.calibration.cases import LAYOUTS, Case, draw_cases, draw_model
+from recshard_lab.calibration.cases import LAYOUTS, Case, draw_cases, draw_family, draw_model, lookup_case
 from recshard_lab.calibration.clock import TimedOperator
 from recshard_lab.calibration.collectives import figures_of
 from recshard_lab.calibration.fit import PARTS, Measurements, errors, figures_for, fit, with_figures
@@ -66,6 +66,29 @@ def test_a_few_disturbed_times_do_not_bend_the_fit() -> None:
     found = fit(measured, start, figures)
     expected = Predictions(cases, truth).step_ms(truth)
     assert errors(Predictions(cases, start).step_ms(found.topology), expected)["error"] < 0.05
+
+
+def test_lookups_of_two_widths_separate_an_optimizers_time_per_row_from_that_per_byte() -> None:
+    start = Topology(2, cores_per_host=2)
+    figures = figures_for(["exact_sgd", "adam"], 2)
+    plain = with_figures(start, figures, [figure.of(start) for figure in figures])
+    slow = {"update_cost": {**plain.update_cost, "adam": 9.0}, "update_row_ns": {**plain.update_row_ns, "adam": 250.0}}
+    truth = replace(plain, **slow)  # type: ignore[arg-type]
+    narrow = [case for case in drawn(6, 2) if case.model.workload.optimizer == "exact_sgd"]
+    narrow += draw_cases(
+        replace(draw_model((5, 5), "adam"), tables=draw_family("large_batch", (1,)).tables), LAYOUTS, 2
+    )
+    lookups = [lookup_case(name, 2, 4096, cols, 32) for name in ("exact_sgd", "adam") for cols in (16, 128)]
+    alone = made_up(lookups, truth, 0.03)
+    alone.parts_ms[:, [0, 2]], alone.step_ms[:] = np.nan, np.nan
+    measured = made_up(narrow, truth, 0.03)
+    wide = draw_cases(draw_model((8, 3), "adam"), LAYOUTS, 2)
+    expected = Predictions(wide, truth).step_ms(truth)
+    without, found = fit(measured, start, figures), fit(measured, start, figures, alone)
+    error = errors(Predictions(wide, start).step_ms(found.topology), expected)["error"]
+    assert error < 0.05
+    assert error < 0.5 * errors(Predictions(wide, start).step_ms(without.topology), expected)["error"]
+    assert found.topology.update_cost["adam"] == pytest.approx(9.0, rel=0.3)
 
 
 def test_many_predictions_at_once_are_those_of_the_planner() -> None:

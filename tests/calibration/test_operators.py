@@ -102,14 +102,15 @@ class SimulatedGpus:
     devices = (torch.device("cuda", 0), torch.device("cuda", 1))
 
     def __init__(self, truth: Topology) -> None:
-        self.truth, self.answers = truth, {"_memory_bytes": truth.hbm_cap, "machine": {"device": "simulated"}}
+        self.truth = truth
+        self.answers = {"_memory_bytes": truth.hbm_cap, "machine": {"device": "simulated"}, "kernels_on_rank": {}}
 
     def run(self, fn: Any, /, *args: Any) -> list[Any]:
         return [self.answers.get(fn.__name__, 0.0)] * 2
 
     def time_cases(self, ranks: Any, cases: Any, **options: Any) -> list[Timed]:
         steps = Predictions(cases, self.truth).step_ms(self.truth)
-        return [Timed(float(ms), np.full(5, ms), np.zeros((2, 6)), 1.0, ("simulated",)) for ms in steps]
+        return [Timed(float(ms), np.full(5, ms), np.zeros((2, 6)), 1.0) for ms in steps]
 
 
 def test_calibrating_simulated_gpus_gives_back_their_steps(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:

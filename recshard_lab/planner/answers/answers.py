@@ -147,9 +147,17 @@ class Explained(Printable):
             f"{milliseconds(at.ms)} on rank {at.rank}. {self.table} causes {at.share:.0%} of that phase and "
             f"{self.share:.0%} of the step.",
             f"The fullest rank holds {gigabytes(self.memory_bytes)} of {gigabytes(self.usable_bytes)} usable.",
-            TextTable(("phase", "slowest rank", "ms", f"{self.table} ms", "share"), phases, widest=(20, 12, 12, 28, 5)),
             TextTable(
-                ("instead", "ranks", "more ms", "fullest rank", "", "shards"), ways, widest=(34, 14, 10, 12, 12, 28)
+                ("phase", "slowest rank", "ms", f"of {self.table}, ms", "share"),
+                phases,
+                caption="Phases of the step",
+                widest=(20, 12, 12, 28, 5),
+            ),
+            TextTable(
+                ("alternative", "ranks", "step, ms", "fullest rank", "", "shards"),
+                ways,
+                caption=f"Other placements of {self.table}, and how they change the step",
+                widest=(34, 14, 10, 12, 12, 28),
             ),
         ]
 
@@ -232,7 +240,12 @@ class PlanDiff(Printable):
             f"Predicted step {milliseconds(self.before.step_ms)} -> {milliseconds(self.after.step_ms)} ({more:+.1%}); "
             f"the fullest rank holds {gigabytes(self.before.fullest_bytes)} -> {gigabytes(self.after.fullest_bytes)}."
             f"{full}",
-            TextTable(("table", "moves", "alone, ms", "before", "after"), lines, widest=(24, 10, 10, 30, 30)),
+            TextTable(
+                ("table", "moves", "step, ms", "before", "after"),
+                lines,
+                caption="How each change alone changes the step (tables share phases, so these do not add up)",
+                widest=(24, 10, 10, 30, 30),
+            ),
         ]
 
 

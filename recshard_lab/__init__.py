@@ -105,6 +105,7 @@ _ROOM_OF = {
     "mlperf_dlrm_dcnv2_tables": "planner",
     "mlperf_dlrm_dcnv2_workload": "planner",
     "mlperf_example": "planner",
+    "plan": "planner",
     "read_constraints": "planner",
     "read_source": "sources",
     "read_tables": "planner",

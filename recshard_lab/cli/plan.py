@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 if TYPE_CHECKING:
-    from recshard_lab.planner import EmbeddingShardingPlanner, Workload
+    from recshard_lab.planner import Workload
     from recshard_lab.planner.search.trace import SearchTrace
     from recshard_lab.sharding import ShardingPlan, Topology
     from recshard_lab.sources import Source
@@ -121,10 +121,10 @@ def plan(
         planned = read.plan(planner)
     else:
         planned = _read_plan(given).resolved(read.by_module, machine.world_size, machine.local_world_size)
-        planned.planned = planner.knows(planned, read.by_module)
-    for part in _printed(planned, planner, explain or (), why_not or (), diff):
+        planned.planned = planner.record(planned, read.by_module)
+    for part in _printed(planned, explain or (), why_not or (), diff):
         print(part, end="\n\n")
-    search = planner.last_search
+    search = planned.search
     files = {"out": out, "html": html, "script": script, "torchrec": torchrec}
     _write(planned, read, machine, workload, topology, search, **files, plotly=plotly)
     note_written(*files.values())
@@ -158,9 +158,7 @@ def machine_of(topology: str, ranks: int | None, memory_gb: float | None = None)
     return machine if memory_gb is None else machine.with_memory(memory_gb)
 
 
-def _printed(
-    planned: ShardingPlan, planner: EmbeddingShardingPlanner, explain: Any, why_not: Any, diff: Path | None
-) -> list[Any]:
+def _printed(planned: ShardingPlan, explain: Any, why_not: Any, diff: Path | None) -> list[Any]:
     """The printed parts: the plan, its estimate, and the answers to `--explain`, `--why-not` and `--diff`."""
     answers: list[Any] = [planned.explain(table) for table in explain]
     schemes: dict[str, str] = {}
@@ -173,8 +171,7 @@ def _printed(
         answers.append(planned.why_not(schemes))
     if diff is not None:
         answers.append(_read_plan(diff).diff(planned))
-    assert planned.planned is not None
-    return [planned.show(), planner.last_estimate or planned.planned.estimate(planned), *answers]
+    return [planned.show(), planned.estimate, *answers]
 
 
 def _read_plan(path: Path) -> ShardingPlan:

@@ -57,7 +57,7 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
     (
         r".*\.(\w*Stats|round_to_one_sigfig|MIN_WIDTH|IMBALANCE\w*)$|torchrec\.distributed\.planner\.stats$",
         "reporting on a plan",
-        "print(planner.last_estimate) and plan.show()",
+        "print(plan.estimate) and plan.show()",
     ),
     (
         r"torchrec\.distributed\.planner\.constants.*|torchrec\.distributed\.planner\.types\.[A-Z_]+$|.*\.(CustomTopologyData|DeviceHardware|\w*Bandwidths?|TopologyFactory|TopologyConfigBase|HardwareConfig)$",

@@ -144,7 +144,7 @@ class PlanComparison:
         assert after.plan is not None
         knows = [EmbeddingShardingPlanner(each.topology, workload=each.workload) for each in (before, after)]
         mine, theirs = (
-            planner.knows(plan, self.tables) for planner, plan in zip(knows, (before.plan, after.plan), strict=True)
+            planner.record(plan, self.tables) for planner, plan in zip(knows, (before.plan, after.plan), strict=True)
         )
         return mine.diff(before.plan, after.plan, theirs)
 

@@ -10,7 +10,6 @@ not fit; the planner's refusal stands beside it. How a question reads in Python 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -137,8 +136,8 @@ def _planned(
 ) -> tuple[ShardingPlan, Estimate]:
     planner = _planner(question, tables, topology, workload)
     plan = planner.plan_tables(tables, explain=False)
-    found = planner.last_estimate
-    if found is None or planner.cost_model != "recshard":  # chosen by other formulas, compared by the same ones
+    found = plan.estimate
+    if planner.cost_model != "recshard":  # chosen by other formulas, compared by the same ones
         found = estimate(plan, tables, topology, workload)
     return plan, found
 
@@ -194,9 +193,10 @@ def searched(shown: Answer, tables: Sequence[BaseEmbeddingConfig]) -> SearchTrac
         if shown.question.plan is None:
             planner = _planner(shown.question, tables, shown.topology, shown.workload)
             planner.keep_search = True
-            with contextlib.suppress(PlanError):  # what was tried is kept where nothing fits, too
-                planner.plan_tables(tables, explain=False)
-            found = planner.last_search
+            try:
+                found = planner.plan_tables(tables, explain=False).search
+            except PlanError as refusal:
+                found = refusal.search
         shown.kept.append(found)
     return shown.search
 

@@ -37,14 +37,14 @@ def python_for(question: Question, base: Topology, workload: Workload, num_table
         },
     )
     plan = planner.plan_tables(tables)
-    planner.last_estimate.step_ms, planner.last_estimate.fits
+    plan.estimate.step_ms, plan.estimate.fits
     """
     step = step_arguments(question, base, workload)
     if question.plan is not None:
         return _given(question, step)
     wishes = _wishes(question, num_tables)
     own_formulas = question.options.get("cost_model", "recshard") == "recshard"
-    last = "planner.last_estimate.step_ms, planner.last_estimate.fits"
+    last = "plan.estimate.step_ms, plan.estimate.fits"
     if not own_formulas:
         last = "found = estimate(plan, tables, planner.topology, planner.workload)\nfound.step_ms, found.fits"
     more = [f"    {_arguments({name: value})}," for name, value in question.options.items()]

@@ -1,6 +1,7 @@
 """Predicts and chooses plans. It imports numpy and scipy, never torch, and launches no ranks.
 
-Read `planner.py` (the class that users call) and `workload.py` (the step to plan for), then the rooms: `model` (costs),
+Read `planner.py` (the class that users call), `parts.py` (its replaceable parts) and `workload.py` (the training step),
+then the rooms: `model` (costs),
 `search` (the choice), `answers` (questions about plans), `sweep` (many machines), `read` (files and modules).
 """
 
@@ -14,13 +15,15 @@ from recshard_lab.planner.model.estimate import Estimate as Estimate
 from recshard_lab.planner.model.estimate import estimate as estimate
 from recshard_lab.planner.model.memory import MEMORY_CATEGORIES as MEMORY_CATEGORIES
 from recshard_lab.planner.model.torchrec_cost import TorchRecCostModel as TorchRecCostModel
+from recshard_lab.planner.parts import FixedPercentageStorageReservation as FixedPercentageStorageReservation
+from recshard_lab.planner.parts import HeuristicalStorageReservation as HeuristicalStorageReservation
+from recshard_lab.planner.parts import PlanRequest as PlanRequest
 from recshard_lab.planner.planner import EmbeddingShardingPlanner as EmbeddingShardingPlanner
+from recshard_lab.planner.planner import plan as plan
 from recshard_lab.planner.planner import tables_of as tables_of
 from recshard_lab.planner.read.constraint_files import read_constraints as read_constraints
 from recshard_lab.planner.read.table_files import TableFile as TableFile
 from recshard_lab.planner.read.table_files import read_tables as read_tables
-from recshard_lab.planner.reservations import FixedPercentageStorageReservation as FixedPercentageStorageReservation
-from recshard_lab.planner.reservations import HeuristicalStorageReservation as HeuristicalStorageReservation
 from recshard_lab.planner.sweep.mlperf_example import mlperf_dlrm_dcnv2_tables as mlperf_dlrm_dcnv2_tables
 from recshard_lab.planner.sweep.mlperf_example import mlperf_dlrm_dcnv2_workload as mlperf_dlrm_dcnv2_workload
 from recshard_lab.planner.sweep.mlperf_shown import mlperf_example as mlperf_example

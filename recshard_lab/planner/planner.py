@@ -1,28 +1,42 @@
-"""The planner that TorchRec users call: ``EmbeddingShardingPlanner(topology=..., constraints=...).plan(module)``."""
+"""Makes plans: ``EmbeddingShardingPlanner(topology=...).plan(module)``, or ``rs.plan(tables, 8)`` in one call."""
 
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from time import perf_counter
+from typing import Any
 
 import numpy as np
 
 from recshard_lab.arguments import checks_arguments, names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
-from recshard_lab.planner.allowed import within
 from recshard_lab.planner.answers.refusals import Refused, refusal
-from recshard_lab.planner.answers.why import Planned
+from recshard_lab.planner.answers.why import Planned, Request, requested
+from recshard_lab.planner.model.cost import CostModel
 from recshard_lab.planner.model.cost_models import cost_model_named
-from recshard_lab.planner.model.estimate import Estimate, estimate_loads
+from recshard_lab.planner.model.estimate import estimate_loads
 from recshard_lab.planner.model.loads import K
-from recshard_lab.planner.reservations import FixedPercentageStorageReservation
+from recshard_lab.planner.parts import (
+    ModelMaker,
+    PlanRequest,
+    PlanSearch,
+    Proposer,
+    Rater,
+    Reporter,
+    StorageReservation,
+    checked_part,
+    rated,
+    searched,
+    within_sharder,
+)
 from recshard_lab.planner.search.greedy import solve_in_host
 from recshard_lab.planner.search.options import DoesNotFit
 from recshard_lab.planner.workload import Workload
 from recshard_lab.sharding import (
     EmbeddingModuleShardingPlan,
     ParameterConstraints,
+    ParameterSharding,
     PlanError,
     ShardingPlan,
     Topology,
@@ -32,51 +46,46 @@ from recshard_lab.sharding import (
 from recshard_lab.sharding.plan.sharding_plan import Tables
 from recshard_lab.sharding.plan.types import check_route, nearest
 
-if TYPE_CHECKING:
-    from recshard_lab.planner.search.record import Recorder
-    from recshard_lab.planner.search.trace import SearchTrace
-
 SOLVERS = ("greedy", "exact")
+RATED = 64  # plans at most that a rater compares
 
 
 @checks_arguments
 class EmbeddingShardingPlanner:
-    """Chooses scheme and ranks of every table so that the predicted step is short and every rank fits.
+    """Chooses scheme and ranks of every table: the shortest predicted step for which every rank's memory suffices.
+
+    The plan carries the results: ``plan.estimate``, ``plan.bound_ms``, ``plan.gap``, ``plan.explain(table)``.
 
     Args:
-        topology: the ranks; left out, as many as the running process group has (1 where none runs), on cuda where
-            there is a GPU.
-        batch_size: samples of one rank; the workload's (512) when left out.
+        topology: the ranks. Default: those of the running process group (1 without a group), on cuda if each can have
+            a GPU.
+        batch_size: samples per rank. Default: the workload's (512).
         constraints: table name -> `ParameterConstraints`.
-        workload: the step to plan for.
+        workload: the training step.
         local_search_passes: rounds of improvement after the greedy starts, at most 3; 0 for none.
-        storage_reservation: memory to leave free; ``topology.reserve_fraction`` when left out.
-        debug: print every plan made, with its estimate.
-        route: the only route ("direct", "reduce_scatter", "two_hop") for every table to which it applies: two hops for
-            pooled tables that are not replicated, a reduce-scatter for those of them whose rows are cut. A table's own
-            constraint wins. Left out, each table's is the cheapest.
-        solver: "greedy" (milliseconds), or "exact": the greedy plan, then a MILP that improves it or proves how near
-            the best it is.
+        storage_reservation: memory to leave free. Default: ``topology.reserve_fraction``.
+        debug: print every plan and its estimate.
+        route: the only output path ("direct", "reduce_scatter", "two_hop") of every table to which it applies: two
+            hops to pooled tables that are not replicated, a reduce-scatter to those of them with row shards. A table's
+            own constraint overrides it. Default: the cheapest path per table.
+        solver: "greedy" (milliseconds), or "exact": the greedy plan, then a MILP that improves it or proves its gap.
         time_limit_s: seconds for the MILP.
-        cost_model: what a plan is scored by: "recshard", or "torchrec", the formulas of TorchRec 1.8's own estimator
-            (see `planner/model/torchrec_cost.py`), for comparison with its plans.
-        keep_search: keep every plan that is looked at as `last_search`, which ``lab.views.planner_search`` draws. The
-            plan chosen is the same; under "exact" keeping is part of the time limit.
-
-    Attributes:
-        last_estimate: `Estimate` of the last plan made, None before; its `lower_bound` and `gap` say how far from the
-            best of all placements the plan can be.
-        last_planned: what it knows of the last plan made, which `ShardingPlan.explain` reads; None before.
-        last_search: `SearchTrace` of the last plan asked for, made or refused; None without `keep_search`, and on all
-            ranks but the first of a `collective_plan`.
+        cost_model: "recshard"; "torchrec", the formulas of TorchRec 1.8's estimator, to compare with its plans; or a
+            subclass of `CostModel`.
+        keep_search: keep the plans that the search compares as ``plan.search``, which ``lab.views.planner_search``
+            draws. The chosen plan is the same. Under "exact", keeping them is part of the time limit.
+        proposers: replace the registered schemes (`Proposer`).
+        search: replaces `solver` (`PlanSearch`).
+        rater: picks among the plans that the search found (`Rater`).
+        reporters: receive every plan (`Reporter`).
 
     Raises:
-        ValueError: a solver or a cost model that does not exist; a time limit that is not positive.
+        ValueError: an unknown solver or cost model, a time limit that is not positive, a part without its method.
 
     >>> tables = [BaseEmbeddingConfig(name="movies", num_embeddings=1000, embedding_dim=16, feature_names=["movie"])]
-    >>> planner = EmbeddingShardingPlanner(topology=Topology(2))
-    >>> planner.plan_tables(tables).tables()["movies"].sharding_type in ("table_wise", "data_parallel")
-    True
+    >>> plan = EmbeddingShardingPlanner(topology=Topology(2)).plan_tables(tables)
+    >>> plan.tables()["movies"].sharding_type in ("table_wise", "data_parallel"), plan.estimate.fits, plan.gap < 0.1
+    (True, True, True)
     """
 
     def __init__(
@@ -88,17 +97,22 @@ class EmbeddingShardingPlanner:
         *,
         local_search_passes: int = 3,
         route: str | None = None,
-        storage_reservation: FixedPercentageStorageReservation | None = None,
+        storage_reservation: StorageReservation | None = None,
         debug: bool = False,
         solver: str = "greedy",
         time_limit_s: float = 60.0,
-        cost_model: str = "recshard",
+        cost_model: str | type[CostModel] = "recshard",
         keep_search: bool = False,
+        proposers: Sequence[Proposer] | None = None,
+        search: PlanSearch | None = None,
+        rater: Rater | None = None,
+        reporters: Sequence[Reporter] = (),
     ) -> None:
         self.topology = topology or running_topology()
         self.reservation, self.debug = storage_reservation, debug
         if storage_reservation is not None:
-            self.topology = storage_reservation.topology(self.topology)
+            checked_part("storage_reservation", storage_reservation, "workload")
+            self.topology = checked_part("storage_reservation", storage_reservation, "topology").topology(self.topology)
         workload = workload or Workload()
         self.workload = workload if batch_size is None else replace(workload, batch_size=batch_size)
         self.constraints = dict(constraints or {})
@@ -109,30 +123,39 @@ class EmbeddingShardingPlanner:
         if not time_limit_s > 0:
             raise ValueError(f"time_limit_s must be positive, got {time_limit_s!r}")
         self.solver, self.time_limit_s = solver, time_limit_s
-        self.cost_model = cost_model_named(cost_model).name
-        self.last_estimate: Estimate | None = None
-        self.last_planned: Planned | None = None
+        self.cost_model = cost_model
+        cost_model_named(cost_model)
         self.keep_search = keep_search
-        self.last_search: SearchTrace | None = None
+        self.proposers = (
+            None if proposers is None else tuple(checked_part("proposers", p, "propose") for p in proposers)
+        )
+        self.search = None if search is None else checked_part("search", search, "search")
+        if search is not None and (solver != "greedy" or keep_search or rater is not None):
+            raise ValueError(
+                f"search={type(search).__name__} replaces the built-in search, so solver, keep_search and rater do not "
+                f"apply. Fix: pass search= alone"
+            )
+        self.rater = None if rater is None else checked_part("rater", rater, "rate")
+        self.reporters = tuple(checked_part("reporters", reporter, "report") for reporter in reporters)
 
     @names_wrong_arguments
     def plan(self, module: Any, sharders: Sequence[Any] | None = None) -> ShardingPlan:
         """A plan for every embedding collection inside `module`.
 
         Args:
-            module: a torch module; collections are found by ``embedding_bag_configs()``/``embedding_configs()``.
-            sharders: where given, only collections are planned whose type is the `module_type` of one of them, within
-                the ``sharding_types`` and ``compute_kernels`` that it allows.
+            module: a torch module. Collections have ``embedding_bag_configs()`` or ``embedding_configs()``.
+            sharders: plan only collections whose type is the `module_type` of a sharder, with the ``sharding_types``
+                and ``compute_kernels`` that it allows. Default: all collections.
 
         Raises:
-            PlanError: there is no collection, the tables do not fit, or a sharder allows nothing of what a table's
-                constraint does.
+            PlanError: no collection; the tables do not fit; a sharder and a table's constraint have nothing in common.
         """
         if not callable(getattr(module, "named_modules", None)):
             raise PlanError(f"plan takes a torch module, got {module!r}. Fix: plan_tables for table configs")
         found, submodules = tables_of(module), dict(module.named_modules())
-        kinds = tuple(s.module_type for s in sharders or () if getattr(s, "module_type", None) is not None)
-        if kinds:
+        able = [sharder for sharder in sharders or () if getattr(sharder, "module_type", None) is not None]
+        if able:
+            kinds = tuple(sharder.module_type for sharder in able)
             found = {path: tables for path, tables in found.items() if isinstance(submodules[path], kinds)}
         if not found:
             raise PlanError(
@@ -143,14 +166,12 @@ class EmbeddingShardingPlanner:
         for path, tables in found.items():
             if getattr(submodules[path], "is_weighted", bool)():
                 weighted = {t.name: constraints.get(t.name) or ParameterConstraints() for t in tables}
-                constraints |= {name: replace(own, is_weighted=True) for name, own in weighted.items()}
-        if kinds:
-            able = [s for s in sharders or () if getattr(s, "module_type", None) is not None]
-            for path, tables in found.items():
-                sharder = next(s for s in able if isinstance(submodules[path], s.module_type))
-                constraints = within(sharder, tables, constraints, self.topology.compute_device)
-                if getattr(sharder, "use_index_dedup", False):
-                    workload = replace(workload, index_dedup=True)
+                constraints |= {name: replace(entry, is_weighted=True) for name, entry in weighted.items()}
+        for path, tables in found.items() if able else ():
+            sharder = next(sharder for sharder in able if isinstance(submodules[path], sharder.module_type))
+            constraints = within_sharder(sharder, tables, constraints, self.topology.compute_device)
+            if getattr(sharder, "use_index_dedup", False):
+                workload = replace(workload, index_dedup=True)
         if self.reservation is not None:
             workload = self.reservation.workload(workload, module, found)
         return self._plan(found, constraints, workload)
@@ -166,9 +187,10 @@ class EmbeddingShardingPlanner:
             return self.plan(module, sharders)
         box: list[Any] = [None]
         cause: Exception | None = None
+        mine: ShardingPlan | None = None
         if dist.get_rank(pg) == 0:
             try:
-                box[0] = (self.plan(module, sharders), self.last_estimate)
+                box[0] = mine = self.plan(module, sharders)
             except PlanError as error:
                 box[0] = error
             except Exception as error:
@@ -176,31 +198,32 @@ class EmbeddingShardingPlanner:
         dist.broadcast_object_list(box, src=dist.get_global_rank(pg, 0) if pg is not None else 0, group=pg)
         if isinstance(box[0], PlanError):
             raise box[0] from cause
-        plan, self.last_estimate = box[0]
-        self.last_planned = plan.planned
+        plan: ShardingPlan = mine or box[0]  # the first rank's has the search
         return plan
 
     @names_wrong_arguments
-    def knows(self, plan: ShardingPlan, tables: Tables | None = None) -> Planned:
-        """What this planner knows of a plan that need not be its own, for `ShardingPlan.explain`.
+    def record(self, plan: ShardingPlan, tables: Tables | None = None) -> Planned:
+        """This planner's settings and the tables of a plan, which another planner may have made.
+
+        Set it as ``plan.planned`` to give a plan from a file an estimate and explanations.
 
         Args:
-            tables: their configs, or module path -> configs; those it planned last when left out.
+            tables: configs, or module path -> configs. Default: those that `plan` was made for.
 
         Raises:
-            PlanError: it has planned nothing yet, and there are no `tables`.
+            PlanError: no planner made `plan`, and there are no `tables`.
         """
         if tables is None:
-            if self.last_planned is None:
+            if plan.planned is None:
                 raise PlanError(
-                    "this planner has planned nothing yet, so it knows no tables. Fix: pass tables=[...] too"
+                    "no planner made this plan, so its tables are unknown. Fix: pass tables=[...] beside planner="
                 )
-            return self.last_planned
+            tables = plan.planned.tables
         if not isinstance(tables, Mapping):
-            home = {name: path for path, own in plan.plan.items() for name in own}
+            path_of = {name: path for path, entries in plan.plan.items() for name in entries}
             grouped: dict[str, list[BaseEmbeddingConfig]] = {}
             for table in tables:
-                grouped.setdefault(home.get(table.name, ""), []).append(table)
+                grouped.setdefault(path_of.get(table.name, ""), []).append(table)
             tables = grouped
         return Planned.by(self, tables, self.workload, self.constraints)
 
@@ -212,14 +235,24 @@ class EmbeddingShardingPlanner:
 
         Args:
             tables: their configs.
-            module_path: of the collection that will hold them.
-            explain: whether a refusal says what would fit, for which several plans are tried (up to a second);
-                False only says what does not fit, in the time of a plan.
+            module_path: path of the collection that will hold them.
+            explain: whether a refusal names changes that help, for which several plans are tried (up to a second).
+                With False it names only the table that does not fit.
 
         Raises:
-            PlanError: they do not fit, or a constraint names an unknown table.
+            PlanError: the tables do not fit, or a constraint names an unknown table.
         """
         return self._plan({module_path: list(tables)}, self.constraints, self.workload, explain)
+
+    def model(
+        self,
+        tables: Sequence[BaseEmbeddingConfig],
+        workload: Workload | None = None,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+    ) -> CostModel:
+        """The cost model of `tables` under this planner's settings."""
+        maker, load = ModelMaker(self.cost_model, self.proposers), workload or self.workload
+        return maker(tables, self.topology, load, self.constraints if constraints is None else constraints)
 
     def _plan(
         self,
@@ -228,62 +261,137 @@ class EmbeddingShardingPlanner:
         workload: Workload,
         explain: bool = True,
     ) -> ShardingPlan:
+        begun = perf_counter()
         owners = [(path, table) for path, tables in found.items() for table in tables]
         tables = [table for _, table in owners]
-        names = [table.name for table in tables]
-        for path, own in found.items():
-            twice = [name for name, count in Counter(table.name for table in own).items() if count > 1]
-            if twice:
-                where = f" of module {path!r}" if path else ""
-                raise PlanError(f"two tables{where} are named {twice[0]!r}: plans know tables by name. Fix: rename one")
-        for name in constraints:
-            if name not in names:
-                listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-                raise PlanError(
-                    f"constraints name a table {name!r} that does not exist{nearest(name, names)}. Fix: use one of "
-                    f"{listed}"
-                )
-        model = cost_model_named(self.cost_model)(tables, self.topology, workload, constraints)
-        record = self._recorder()
-        owned = [(path, table.name) for path, table in owners]
+        _check_names(found, constraints)
+        model = self.model(tables, workload, constraints)
+        planned = Planned.by(self, found, workload, constraints)
+        if self.search is not None:
+            request = PlanRequest(tuple(tables), self.topology, workload, constraints, model, self.route)
+            plan = _plan_of(owners, searched(self.search, request))
+            plan.validate(found, self.topology.world_size)
+            plan.planned = planned
+        else:
+            plan = self._solved(model, owners, planned, explain)
+        if self.debug:
+            print(plan.show(), plan.estimate, sep="\n\n")
+        for reporter in self.reporters:
+            reporter.report(plan, perf_counter() - begun)
+        return plan
+
+    def _solved(
+        self, model: CostModel, owners: list[tuple[str, BaseEmbeddingConfig]], planned: Planned, explain: bool
+    ) -> ShardingPlan:
+        """The built-in search's plan."""
+        tables = [table for _, table in owners]
+        constraints, workload = planned.planner.constraints, model.workload
+        record = None
+        if self.keep_search or self.rater is not None:
+            from recshard_lab.planner.search.record import Recorder  # loaded only if required
+
+            record = Recorder()
+        names = [(path, table.name) for path, table in owners]
         exact_s = self.time_limit_s if self.solver == "exact" else None
         try:
             solution = solve_in_host(model, tables, constraints, self.local_search_passes, self.route, exact_s, record)
         except (DoesNotFit, PlanError) as stuck:
-            if record is not None and record.begun:
-                self.last_search = record.trace(model, owned)
+            error: PlanError
             if isinstance(stuck, PlanError):
-                raise
-            request = (self.topology, workload, constraints, self.route, self.cost_model, self.local_search_passes)
-            raise refusal(Refused(tables, stuck.table, *request, stuck.host), explain) from None
-        if record is not None:
-            self.last_search = record.trace(model, owned, solution.placements, solution.bound_ms)
-        plan: dict[str, EmbeddingModuleShardingPlan] = {path: EmbeddingModuleShardingPlan() for path in found}
-        pairs = [(table, placed.sharding()) for table, placed in zip(tables, solution.placements, strict=True)]
-        for (path, table), (_, sharding) in zip(owners, pairs, strict=True):
-            plan[path][table.name] = sharding
-        loads = np.zeros((K, self.topology.world_size))
-        for placement in solution.placements:
-            loads += placement.loads(self.topology)
-        self.last_estimate = replace(estimate_loads(model, loads, pairs, len(found)), lower_bound=solution.bound_ms)
-        made = ShardingPlan(plan)
-        made.validate(found, self.topology.world_size)  # a registered scheme may propose what is no tiling
-        made.planned = self.last_planned = Planned.by(self, found, workload, constraints)
-        if self.debug:
-            print(made.show(), self.last_estimate, sep="\n\n")
-        return made
+                error = stuck
+            else:
+                maker = ModelMaker(self.cost_model, self.proposers)
+                settings = (self.topology, workload, constraints, self.route, maker, self.local_search_passes)
+                error = refusal(Refused(tables, stuck.table, *settings, stuck.host), explain)
+            if record is not None and record.begun and self.keep_search:
+                error.search = record.trace(model, names)
+            raise error from None
+        trace = None if record is None else record.trace(model, names, solution.placements, solution.bound_ms)
+        shardings = [placed.sharding() for placed in solution.placements]
+        plan = _plan_of(owners, shardings)
+        plan.validate(planned.tables, self.topology.world_size)  # a registered scheme may propose what is no tiling
+        plan.planned = replace(planned, search_bound_ms=solution.bound_ms)
+        if self.rater is not None and trace is not None:
+            others = sorted((one for one in trace.candidates if one.fits), key=lambda one: one.step_ms)[:RATED]
+            plans = [plan, *(trace.plan(one) for one in (*others, *trace.single_schemes.values()) if one.fits)]
+            for other in plans[1:]:
+                other.planned = plan.planned
+            plan = rated(self.rater, plans)
+        else:
+            loads = np.zeros((K, self.topology.world_size))  # the search's own, which takes less time than from shards
+            for placement in solution.placements:
+                loads += placement.loads(self.topology)
+            found = estimate_loads(model, loads, list(zip(tables, shardings, strict=True)), len(planned.tables))
+            plan.remember("estimate", replace(found, lower_bound=solution.bound_ms))
+        plan.search = trace if self.keep_search else None
+        return plan
 
-    def _recorder(self) -> "Recorder | None":
-        self.last_search = None
-        if not self.keep_search:
-            return None
-        from recshard_lab.planner.search.record import Recorder  # not even loaded where it is not asked for
 
-        return Recorder()
+def plan(
+    tables: Any,
+    topology: Topology | str | int | None = None,
+    /,
+    *,
+    workload: Workload | None = None,
+    constraints: Mapping[str, Request] | None = None,
+    **schemes: Request,
+) -> ShardingPlan:
+    """Plans tables in one call: ``rs.plan(tables, "h100x64", movies="row_wise")``.
+
+    Args:
+        tables: configs; module path -> configs; a torch module; or a source for `read_source` ("tables.yaml",
+            "package.module:factory").
+        topology: a `Topology`, a preset's name ("h100x64"), or a number of CPU ranks. Default: the running ranks.
+        workload: the training step. Default: the source's own figures.
+        constraints: table -> a scheme, a list of schemes, or `ParameterConstraints`; for table names that are no Python
+            identifiers.
+        schemes: the same as keyword arguments.
+
+    Returns:
+        The plan; ``plan.estimate`` has its costs. `EmbeddingShardingPlanner` has more options.
+
+    Raises:
+        PlanError: an unknown table or scheme, or tables that do not fit. ValueError: an unknown topology or source.
+
+    >>> from recshard_lab import EmbeddingBagConfig
+    >>> sizes = {"movies": 40_000, "users": 20_000}
+    >>> tables = [EmbeddingBagConfig(n, 64, name=name, feature_names=[name]) for name, n in sizes.items()]
+    >>> print(plan(tables, 2, movies="row_wise", users=["table_wise", "column_wise"]).tables()["movies"].sharding_type)
+    row_wise
+    """
+    module, source = None, None
+    if isinstance(tables, str) or hasattr(tables, "__fspath__"):
+        from recshard_lab.sources import read_source
+
+        source = read_source(tables)
+        module, tables = source.module, source.tables
+        workload = source.workload() if workload is None else workload
+    elif callable(getattr(tables, "named_modules", None)):
+        module, tables = tables, tables_of(tables)
+    elif not isinstance(tables, Mapping):
+        if not isinstance(tables, Sequence) or not all(isinstance(table, BaseEmbeddingConfig) for table in tables):
+            raise PlanError(
+                f"plan takes table configs, a torch module or a source such as 'tables.yaml', got {tables!r:.80}. "
+                f"Fix: pass [EmbeddingBagConfig(...), ...]"
+            )
+        tables = {"": list(tables)}
+    names = [table.name for configs in tables.values() for table in configs]
+    limits: dict[str, ParameterConstraints] = {}
+    for name, request in [*(constraints or {}).items(), *schemes.items()]:
+        if name not in names:
+            raise PlanError(
+                f"plan got {name}={request!r:.60}, but there is no table {name!r}{nearest(name, names)}. Fix: use one "
+                f"of {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"
+            )
+        if name in limits:
+            raise PlanError(f"table {name!r} is in constraints= and a keyword argument. Fix: pass it once")
+        limits[name] = requested(ParameterConstraints(), request)
+    planner = EmbeddingShardingPlanner(_topology_of(topology), constraints=limits, workload=workload)
+    return planner.plan(module) if module is not None else planner._plan(tables, limits, planner.workload)
 
 
 def tables_of(module: Any) -> dict[str, list[BaseEmbeddingConfig]]:
-    """Module path -> tables, of every embedding collection inside a torch module (the root's path is ``""``)."""
+    """Module path -> tables of every embedding collection inside a torch module. The root's path is ``""``."""
     found: dict[str, list[BaseEmbeddingConfig]] = {}
     for path, part in module.named_modules():
         inside_another = any(path.startswith(f"{outer}." if outer else "") for outer in found)
@@ -291,3 +399,40 @@ def tables_of(module: Any) -> dict[str, list[BaseEmbeddingConfig]]:
         if tables:
             found[path] = tables
     return found
+
+
+def _topology_of(topology: Topology | str | int | None) -> Topology | None:
+    if isinstance(topology, str):
+        return Topology.preset(topology)
+    if isinstance(topology, int) and not isinstance(topology, bool):
+        return Topology(topology)
+    if topology is None or isinstance(topology, Topology):
+        return topology
+    raise ValueError(
+        f"topology={topology!r:.80} is no Topology, preset or number of ranks. Fix: pass Topology(8), 'h100x8' or 8"
+    )
+
+
+def _check_names(
+    found: Mapping[str, Sequence[BaseEmbeddingConfig]], constraints: Mapping[str, ParameterConstraints]
+) -> None:
+    """Raises a `PlanError` for two tables of one name in a module, and for constraints of unknown tables."""
+    for path, tables in found.items():
+        twice = [name for name, count in Counter(table.name for table in tables).items() if count > 1]
+        if twice:
+            where = f" of module {path!r}" if path else ""
+            raise PlanError(f"two tables{where} are named {twice[0]!r}: plans refer to tables by name. Fix: rename one")
+    names = [table.name for tables in found.values() for table in tables]
+    for name in constraints:
+        if name not in names:
+            listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+            raise PlanError(
+                f"constraints name a table {name!r} that does not exist{nearest(name, names)}. Fix: use one of {listed}"
+            )
+
+
+def _plan_of(owners: Sequence[tuple[str, BaseEmbeddingConfig]], shardings: Sequence[ParameterSharding]) -> ShardingPlan:
+    plan: dict[str, EmbeddingModuleShardingPlan] = {path: EmbeddingModuleShardingPlan() for path, _ in owners}
+    for (path, table), sharding in zip(owners, shardings, strict=True):
+        plan[path][table.name] = sharding
+    return ShardingPlan(plan)

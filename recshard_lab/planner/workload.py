@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
-from recshard_lab.planner.access import AccessProfile
+from recshard_lab.planner.access import AccessProfile, measure
 from recshard_lab.planner.model.codecs import codec_names
 from recshard_lab.sharding import ParameterConstraints, PlanError
 from recshard_lab.sharding.plan.row_shares import RowShares
@@ -145,8 +145,6 @@ class Workload:
         >>> load.batch_size, load.pooling_factor("seen"), load.profile("movies").unique_fraction
         (2, 2.0, 0.5)
         """
-        from recshard_lab.planner.measured import measure
-
         return cls(**{**measure(batches, tables), **arguments})
 
     def profile(self, table: str) -> AccessProfile | None:

@@ -110,9 +110,8 @@ def planned_ms(tables: list[Any], topology: Any, load: Any, schemes: dict[str, s
     """The step that this process plans, past every widget."""
     wishes = {name: rs.ParameterConstraints(sharding_types=[scheme]) for name, scheme in schemes.items()}
     planner = rs.EmbeddingShardingPlanner(topology, workload=load, constraints=wishes)
-    planner.plan_tables(tables)
-    assert planner.last_estimate is not None
-    return planner.last_estimate.step_ms
+    plan = planner.plan_tables(tables)
+    return plan.estimate.step_ms
 
 
 def stop_the_ranks(page: Any) -> None:

@@ -172,9 +172,8 @@ def test_sliders_of_skew_and_scale_show_what_python_computes(page: Any) -> None:
     made = Scaled.by(Setting(96, 2048, 1.05, 4.0, machine="h100"), TABLES, TOP, LOAD)
     assert widget.get_by_role("slider", name="Ranks").get_attribute("aria-valuetext") == "96"
     planned = EmbeddingShardingPlanner(made.topology, workload=made.workload)
-    planned.plan_tables(made.tables)
-    assert planned.last_estimate is not None
-    wait_for_card(page, SKEW, "planner", planned.last_estimate.step_ms)
+    planned_plan = planned.plan_tables(made.tables)
+    wait_for_card(page, SKEW, "planner", planned_plan.estimate.step_ms)
     page.wait_for_selector(f"{SKEW} :text('Simulated: 96 ranks of h100')")
     page.wait_for_selector(f"{SKEW} :text('computing')", state="hidden", timeout=60_000)
     page.wait_for_selector(

@@ -37,8 +37,7 @@ def test_it_prints_what_python_predicts_and_writes_the_page(tables: Path, tmp_pa
     assert done.exit_code == 0, done.output
     heads, step = done.stdout.splitlines()[:2]
     assert heads.split() == ["mine", "planner", "cut"]
-    assert planner.last_estimate is not None
-    wanted = f"{planner.last_estimate.step_ms:.3g} ms"
+    wanted = f"{mine.estimate.step_ms:.3g} ms"
     assert step.startswith("Step")
     assert step.count(wanted) == 2  # the file holds what the planner makes
     assert page.read_text().startswith("<!doctype html>")

@@ -105,7 +105,7 @@ def test_the_python_under_a_column_runs_and_gives_its_numbers(name: str) -> None
     widget, names = six(), {"tables": movielens()}
     assert re.sub("<[^>]*>", "", widget.codes[name].value)
     exec(widget.python_of(name), names)
-    found: Any = names.get("found") or names["planner"].last_estimate  # type: ignore[attr-defined]
+    found: Any = names.get("found") or names["plan"].estimate  # type: ignore[attr-defined]
     assert found.step_ms == float(shown(widget, name)["step-ms"])
     assert truth(plans()[name]) == names["plan"] or name == "loaded"
 

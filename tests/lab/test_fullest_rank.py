@@ -16,7 +16,7 @@ from recshard_lab.lab.plan_comparison import compare_plans
 from recshard_lab.lab.theme import bytes_text
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload, sweep
 from recshard_lab.planner.answers.text import gigabytes
-from recshard_lab.sharding import Topology
+from recshard_lab.sharding import ShardingPlan, Topology
 from tests.lab.plans import table
 
 TOP = Topology(2, "cuda", hbm_cap=80 * 10**9)  # 68 GB usable
@@ -24,19 +24,16 @@ TABLES = [table("movies", 300_000_000, 16), table("users", 90_000_000, 16), tabl
 
 
 @pytest.fixture(scope="module")
-def planner() -> EmbeddingShardingPlanner:
-    found = EmbeddingShardingPlanner(TOP, keep_search=True)
-    found.plan_tables(TABLES)
-    return found
+def made() -> ShardingPlan:
+    return EmbeddingShardingPlanner(TOP, keep_search=True).plan_tables(TABLES)
 
 
-def test_core_lab_html_and_command_line_show_one_number(planner: EmbeddingShardingPlanner, tmp_path: Path) -> None:
-    estimate, search = planner.last_estimate, planner.last_search
-    assert estimate is not None
+def test_core_lab_html_and_command_line_show_one_number(made: ShardingPlan, tmp_path: Path) -> None:
+    estimate, search = made.estimate, made.search
     assert search is not None
     assert search.chosen is not None
     plan = search.plan(search.chosen)
-    plan.planned = planner.last_planned
+    plan.planned = made.planned
     held = estimate.fullest_bytes
     assert held == estimate.memory_bytes.sum(axis=1).max() > 0.15 * TOP.memory_cap_bytes
     assert "reserve" not in estimate.memory_categories
@@ -80,9 +77,8 @@ def test_core_lab_html_and_command_line_show_one_number(planner: EmbeddingShardi
     assert re.search(r"usable per rank +68 GB", views.planner_search(search).text)
 
 
-def test_a_plan_fits_exactly_up_to_the_usable_bytes(planner: EmbeddingShardingPlanner) -> None:
-    estimate = planner.last_estimate
-    assert estimate is not None
+def test_a_plan_fits_exactly_up_to_the_usable_bytes(made: ShardingPlan) -> None:
+    estimate = made.estimate
     just = replace(estimate, usable_bytes=estimate.held_bytes.copy())
     assert just.fits
     assert not replace(just, usable_bytes=just.usable_bytes - 1).fits

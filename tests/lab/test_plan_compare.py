@@ -75,7 +75,7 @@ def test_the_python_under_it_makes_the_same_plan(scheme: str) -> None:
     exec(widget.python, names)
     assert names["plan"] == widget.mine.plan
     assert widget.mine.estimate is not None
-    assert names["planner"].last_estimate.step_ms == widget.mine.estimate.step_ms
+    assert names["plan"].estimate.step_ms == widget.mine.estimate.step_ms
 
 
 def test_the_python_of_set_all_is_one_line() -> None:

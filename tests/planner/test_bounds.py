@@ -45,8 +45,8 @@ def test_bounds_lie_below_the_best_of_all_placements_and_exact_plans_are_that_be
                 with pytest.raises(PlanError):
                     planner.plan_tables(tables)
                 continue
-            planner.plan_tables(tables)
-            found = planner.last_estimate
+            plan = planner.plan_tables(tables)
+            found = plan.estimate
             assert found is not None
             assert found.lower_bound is not None
             assert found.gap is not None
@@ -64,26 +64,23 @@ def test_a_bound_is_below_every_plan(problem: Any) -> None:
     tables, topology, constraints, workload = problem
     planner = EmbeddingShardingPlanner(topology, constraints=constraints, workload=workload)
     try:
-        planner.plan_tables(tables, explain=False)
+        plan = planner.plan_tables(tables, explain=False)
     except PlanError:
         return
-    assert planner.last_estimate is not None
-    bound = planner.last_estimate.lower_bound
+    bound = plan.estimate.lower_bound
     assert bound is not None
-    assert 0 <= bound <= planner.last_estimate.step_ms * (1 + 1e-9)
+    assert 0 <= bound <= plan.estimate.step_ms * (1 + 1e-9)
     for name in scheme_names():
         wish = {config.name: ParameterConstraints(sharding_types=[name]) for config in tables}
         other = EmbeddingShardingPlanner(topology, constraints=wish, workload=workload)
         try:
-            other.plan_tables(tables, explain=False)
+            other_plan = other.plan_tables(tables, explain=False)
         except PlanError:
             continue
         free = EmbeddingShardingPlanner(topology, workload=workload)
-        free.plan_tables(tables, explain=False)
-        assert free.last_estimate is not None
-        assert other.last_estimate is not None
+        free_plan = free.plan_tables(tables, explain=False)
         if name not in ("table_row_wise", "table_column_wise", "grid_shard"):  # asked for by name, they propose more
-            assert (free.last_estimate.lower_bound or 0) <= other.last_estimate.step_ms * (1 + 1e-9)
+            assert (free_plan.estimate.lower_bound or 0) <= other_plan.estimate.step_ms * (1 + 1e-9)
         return
 
 
@@ -97,9 +94,8 @@ def test_exact_is_never_worse_than_greedy_and_its_bound_never_weaker(seed: int) 
         plan.validate(tables, topology.world_size)
         again = estimate(plan, tables, topology, workload)
         assert again.fits
-        found[solver] = planner.last_estimate
-        assert planner.last_estimate is not None
-        assert planner.last_estimate.step_ms == pytest.approx(again.step_ms)
+        found[solver] = plan.estimate
+        assert plan.estimate.step_ms == pytest.approx(again.step_ms)
     assert found["exact"].step_ms <= found["greedy"].step_ms * (1 + 1e-9)
     assert found["exact"].lower_bound >= found["greedy"].lower_bound * (1 - 1e-9)
 
@@ -109,7 +105,7 @@ def test_the_gap_is_told_and_a_hand_made_plan_has_none() -> None:
     topology = Topology(8, "cuda", hbm_cap=80 * 10**9)
     planner = EmbeddingShardingPlanner(topology, workload=workload)
     plan = planner.plan_tables(tables)
-    assert "no plan of the proposed shards is shorter than" in str(planner.last_estimate)
+    assert "no plan of the proposed shards is shorter than" in str(plan.estimate)
     by_hand = estimate(plan, tables, topology, workload)
     assert by_hand.lower_bound is None
     assert by_hand.gap is None

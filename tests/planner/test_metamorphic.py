@@ -14,9 +14,7 @@ def step_ms(count: int, ranks: int, **constraint: list[str]) -> float:
     tables, topology, workload = plan.fitting(count, ranks, seed=0)
     constraints = {table.name: ParameterConstraints(**constraint) for table in tables} if constraint else None
     planner = EmbeddingShardingPlanner(topology, constraints=constraints, workload=workload)
-    planner.plan_tables(tables, explain=False)
-    assert planner.last_estimate is not None
-    return planner.last_estimate.step_ms
+    return planner.plan_tables(tables, explain=False).estimate.step_ms
 
 
 @pytest.mark.parametrize(("count", "ranks"), [(100, 64), (125, 256)])

@@ -139,8 +139,8 @@ def test_no_plan_is_shorter_than_the_bound_and_the_planners_is_near_the_best(dev
     load = replace(load, pipeline=pipeline)
     top = Topology(2, device, hbm_cap=10**12, ddr_cap=10**12, cores_per_host=2)
     planner = EmbeddingShardingPlanner(top, workload=load)
-    planner.plan_tables(tables)
-    found = planner.last_estimate
+    plan = planner.plan_tables(tables)
+    found = plan.estimate
     assert found is not None
     ways = []
     for t in tables:
@@ -165,7 +165,7 @@ def test_a_plan_for_a_pipeline_is_no_worse_under_it_than_one_made_without(seed: 
         pytest.fail("these problems have room")
     planner = EmbeddingShardingPlanner(top, workload=piped)
     plan = planner.plan_tables(tables)
-    found = planner.last_estimate
+    found = plan.estimate
     assert found is not None
     assert found.step_ms <= estimate(other, tables, top, piped).step_ms * 1.03
     assert found.gap is not None
@@ -178,8 +178,8 @@ def test_the_milp_keeps_a_bound_under_a_pipeline() -> None:
     planner = EmbeddingShardingPlanner(
         Topology(4, "cuda", hbm_cap=10**12), workload=replace(load, pipeline="prefetch"), solver="exact", time_limit_s=5
     )
-    planner.plan_tables(tables)
-    found = planner.last_estimate
+    plan = planner.plan_tables(tables)
+    found = plan.estimate
     assert found is not None
     assert found.gap is not None
     assert 0 <= found.gap < 0.2

@@ -69,9 +69,8 @@ def test_every_plan_tiles_fits_and_keeps_the_constraints(problem: Any) -> None:
     plan.validate(tables, topology.world_size)
     found = estimate(plan, tables, topology, workload, constraints)
     assert found.fits
-    assert planner.last_estimate is not None
-    np.testing.assert_allclose(planner.last_estimate.ms, found.ms, rtol=1e-9)
-    np.testing.assert_allclose(planner.last_estimate.memory_bytes, found.memory_bytes, rtol=1e-9, atol=1e-3)
+    np.testing.assert_allclose(plan.estimate.ms, found.ms, rtol=1e-9)
+    np.testing.assert_allclose(plan.estimate.memory_bytes, found.memory_bytes, rtol=1e-9, atol=1e-3)
     for name, sharding in plan.tables().items():
         wish = constraints.get(name, ParameterConstraints())
         assert sharding.sharding_type in (wish.sharding_types or scheme_names())
@@ -163,8 +162,7 @@ def test_a_schemes_own_assignments_are_kept_pinned_and_counted() -> None:
         planner = EmbeddingShardingPlanner(Topology(2), constraints={"movies": wish})
         plan = planner.plan_tables(movies)
         assert [shard.rank for shard in plan.tables()["movies"].shards] == [0, 0]
-        assert planner.last_estimate is not None
-        np.testing.assert_allclose(planner.last_estimate.ms, estimate(plan, movies, Topology(2)).ms)
+        np.testing.assert_allclose(plan.estimate.ms, estimate(plan, movies, Topology(2)).ms)
         wish = ParameterConstraints(sharding_types=["forgets"])
         with pytest.raises(PlanError, match=r"no shard covers rows \[98, 99\)"):
             EmbeddingShardingPlanner(Topology(2), constraints={"movies": wish}).plan_tables(movies)
@@ -182,7 +180,6 @@ def test_a_collective_plan_is_the_first_ranks_plan_or_its_error(tmp_path: Any) -
         assert planner.topology.world_size == 1
         plan = planner.collective_plan(fake_module(), pg=dist.group.WORLD)
         plan.validate(tables_of(fake_module()), 1)
-        assert planner.last_estimate is not None
         with pytest.raises(PlanError, match="holds no embedding collection"):
             planner.collective_plan(SimpleNamespace(named_modules=lambda: []))
     finally:

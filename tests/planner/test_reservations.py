@@ -34,7 +34,7 @@ def test_a_plan_is_printed_with_its_estimate_where_that_is_asked_for(capsys: pyt
     plan = planner.plan(EmbeddingBagCollection([TABLE], device="meta"))
     printed = capsys.readouterr().out
     assert plan.show() in printed
-    assert str(planner.last_estimate) in printed
+    assert str(plan.estimate) in printed
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, 15])

@@ -201,9 +201,8 @@ def test_no_route_is_cheaper_than_the_one_that_was_chosen(route: str) -> None:
         top = replace(top, ddr_cap=10**9, hbm_cap=10**9)
         free = EmbeddingShardingPlanner(top, workload=HEAVY, constraints=ROWS)
         plan = free.plan_tables(HUGE)
-        assert free.last_estimate is not None
         forced = estimate(plan.with_route(route), HUGE, top, HEAVY)
-        assert free.last_estimate.step_ms <= forced.step_ms * (1 + 1e-9)
+        assert plan.estimate.step_ms <= forced.step_ms * (1 + 1e-9)
 
 
 SKEWED = Workload(1024, 1.0, unique_fraction=0.1)
@@ -214,10 +213,9 @@ def test_distinct_rows_are_planned_where_the_estimate_is_less() -> None:
     planner = EmbeddingShardingPlanner(FITTED, workload=SKEWED, constraints=ROWS)
     plan = planner.plan_tables(HUGE)
     assert {sharding.route for sharding in plan.tables().values()} == {"distinct_rows"}
-    assert planner.last_estimate is not None
-    np.testing.assert_allclose(planner.last_estimate.ms, estimate(plan, HUGE, FITTED, SKEWED).ms, rtol=1e-9)
+    np.testing.assert_allclose(plan.estimate.ms, estimate(plan, HUGE, FITTED, SKEWED).ms, rtol=1e-9)
     for route in ROUTES:
-        assert planner.last_estimate.step_ms < estimate(plan.with_route(route), HUGE, FITTED, SKEWED).step_ms
+        assert plan.estimate.step_ms < estimate(plan.with_route(route), HUGE, FITTED, SKEWED).step_ms
     many = replace(SKEWED, pooling_factors=40.0, unique_fraction=0.9)  # more distinct ids than bags
     assert set(routes(FITTED, workload=many, constraints=ROWS).values()) == {"direct"}
 
@@ -250,9 +248,8 @@ def test_the_planner_reads_weights_and_deduplication_from_the_model() -> None:
     words = [EmbeddingConfig(3000, 64, t.name, feature_names=[t.name]) for t in HUGE]
     model, bytes_of = EmbeddingCollection(words, device=torch.device("meta")), {}
     for dedup in (False, True):
-        planner.plan(model, [EmbeddingCollectionSharder(use_index_dedup=dedup)])
-        assert planner.last_estimate is not None
-        bytes_of[dedup] = planner.last_estimate.traffic_by_phase["output_dist/rows"].sum()
+        plan = planner.plan(model, [EmbeddingCollectionSharder(use_index_dedup=dedup)])
+        bytes_of[dedup] = plan.estimate.traffic_by_phase["output_dist/rows"].sum()
     assert bytes_of[True] < 0.6 * bytes_of[False]
 
 
@@ -264,9 +261,8 @@ def test_a_route_can_be_asked_for(route: str) -> None:
     assert routes(top, constraints=wish)["huge1"] == route
     planner = EmbeddingShardingPlanner(top, route=route, workload=HEAVY)
     plan = planner.plan_tables([*HUGE, table("tiny", 3, 4)])
-    assert planner.last_estimate is not None
     again = estimate(plan, [*HUGE, table("tiny", 3, 4)], top, HEAVY)
-    np.testing.assert_allclose(planner.last_estimate.ms, again.ms, rtol=1e-9)
+    np.testing.assert_allclose(plan.estimate.ms, again.ms, rtol=1e-9)
     for sharding in plan.tables().values():
         cut = len({shard.rows for shard in sharding.shards}) > 1
         applies = not sharding.replicated and (cut or route != "reduce_scatter")
@@ -282,11 +278,10 @@ def test_a_plan_under_every_scheme_and_route_is_estimated_as_planned(scheme: str
     planner = EmbeddingShardingPlanner(top, constraints=wish, workload=HEAVY)
     plan = planner.plan_tables(tables)
     assert {sharding.sharding_type for sharding in plan.tables().values()} == {scheme}
-    assert planner.last_estimate is not None
     found = estimate(plan, tables, top, HEAVY)
-    np.testing.assert_allclose(planner.last_estimate.ms, found.ms, rtol=1e-9)
-    np.testing.assert_allclose(planner.last_estimate.traffic_bytes, found.traffic_bytes, rtol=1e-9)
-    np.testing.assert_allclose(planner.last_estimate.memory_bytes, found.memory_bytes, rtol=1e-9)
+    np.testing.assert_allclose(plan.estimate.ms, found.ms, rtol=1e-9)
+    np.testing.assert_allclose(plan.estimate.traffic_bytes, found.traffic_bytes, rtol=1e-9)
+    np.testing.assert_allclose(plan.estimate.memory_bytes, found.memory_bytes, rtol=1e-9)
 
 
 def test_two_hops_send_a_fraction_across_nodes() -> None:

@@ -1,5 +1,6 @@
 """What a planner keeps of its search: real plans at their real cost, bounded; nothing where it is not asked."""
 
+import pickle
 import subprocess
 import sys
 from typing import Any
@@ -42,15 +43,15 @@ def planned(
     return planner, planner.plan_tables(tables), tables
 
 
-def kept(planner: EmbeddingShardingPlanner) -> SearchTrace:
-    assert planner.last_search is not None
-    return planner.last_search
+def kept(plan: ShardingPlan) -> SearchTrace:
+    assert plan.search is not None
+    return plan.search
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_candidate_costs_what_estimate_says_of_its_plan(case: str) -> None:
-    planner, _, tables = planned(case)
-    found = kept(planner)
+    planner, made, tables = planned(case)
+    found = kept(made)
     sample = [*found.candidates[:: max(1, len(found.candidates) // 12)], *found.single_schemes.values()]
     for one in sample:
         plan = found.plan(one)
@@ -66,24 +67,23 @@ def test_a_candidate_costs_what_estimate_says_of_its_plan(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_plan_is_the_one_that_is_made_without_keeping(case: str) -> None:
-    planner, plan, _ = planned(case)
+    _, plan, _ = planned(case)
     _, plain, _ = planned(case, keep_search=False)
     assert plan == plain
-    found = kept(planner)
+    found = kept(plan)
     assert found.chosen is not None
     assert found.chosen in found.candidates
     assert found.plan(found.chosen) == plan
-    assert planner.last_estimate is not None
-    assert found.chosen.step_ms == pytest.approx(planner.last_estimate.step_ms, rel=1e-9)
-    assert found.lower_bound == planner.last_estimate.lower_bound
+    assert found.chosen.step_ms == pytest.approx(plan.estimate.step_ms, rel=1e-9)
+    assert found.lower_bound == plan.estimate.lower_bound
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_no_plan_that_fits_is_below_the_bound_and_the_frontier_is_that_of_all_pairs(seed: int) -> None:
     tables, topology, workload = random_problem(seed)
     planner = EmbeddingShardingPlanner(topology, workload=workload, keep_search=True)
-    planner.plan_tables(tables)
-    found = kept(planner)
+    plan = planner.plan_tables(tables)
+    found = kept(plan)
     assert found.lower_bound is not None
     assert all(one.step_ms >= found.lower_bound * (1 - 1e-9) for one in found.candidates if one.fits)
     fitting = [one for one in (*found.candidates, *found.single_schemes.values()) if one.fits]
@@ -96,8 +96,8 @@ def test_no_plan_that_fits_is_below_the_bound_and_the_frontier_is_that_of_all_pa
 
 
 def test_a_single_scheme_is_every_table_under_it_where_it_can_cut_them() -> None:
-    planner, _, _ = planned("annealed", constraints={"t3": ParameterConstraints(sharding_types=["row_wise"])})
-    found = kept(planner).single_schemes
+    _, plan, _ = planned("annealed", constraints={"t3": ParameterConstraints(sharding_types=["row_wise"])})
+    found = kept(plan).single_schemes
     assert {"table_wise", "row_wise", "column_wise", "data_parallel"} <= set(found)
     for scheme, one in found.items():
         others = [place.option.proposal.scheme for place in one.placements if place.option.proposal.scheme != scheme]
@@ -108,9 +108,9 @@ def test_a_single_scheme_is_every_table_under_it_where_it_can_cut_them() -> None
 def test_a_long_search_is_thinned_and_says_so_and_loses_neither_the_best_nor_the_frontier(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = kept(planned("tight")[0])
+    whole = kept(planned("tight")[1])
     monkeypatch.setattr(search_record, "MOST", 40)
-    thin = kept(planned("tight")[0])
+    thin = kept(planned("tight")[1])
     assert whole.every == 1
     assert whole.thinned == f"All {whole.seen:,} plans looked at."
     assert thin.seen == whole.seen
@@ -129,9 +129,9 @@ def test_a_long_search_is_thinned_and_says_so_and_loses_neither_the_best_nor_the
 
 def test_where_nothing_fits_the_search_is_kept_and_none_of_it_fits() -> None:
     planner = EmbeddingShardingPlanner(Topology(2, "cuda", hbm_cap=10**6), keep_search=True)
-    with pytest.raises(PlanError, match="does not fit"):
+    with pytest.raises(PlanError, match="does not fit") as refused:
         planner.plan_tables([table("a", 10**6, 64)], explain=False)
-    found = kept(planner)
+    found = refused.value.search
     assert found.chosen is None
     assert found.lower_bound is None
     assert not any(one.fits for one in (*found.candidates, *found.single_schemes.values()))
@@ -141,17 +141,17 @@ def test_where_nothing_fits_the_search_is_kept_and_none_of_it_fits() -> None:
 def test_a_search_by_local_moves_is_kept_move_by_move() -> None:
     tables, workload = random_tables(70, 1)
     planner = EmbeddingShardingPlanner(Topology(16, "cuda"), workload=workload, keep_search=True)
-    planner.plan_tables(tables)
-    stages = {one.stage for one in kept(planner).candidates}
+    plan = planner.plan_tables(tables)
+    stages = {one.stage for one in kept(plan).candidates}
     assert {"placed", "moved"} <= stages
-    steps = [one.step_ms for one in kept(planner).best_so_far()]
+    steps = [one.step_ms for one in kept(plan).best_so_far()]
     assert len(steps) > 3
 
 
 def test_the_exact_solver_tells_its_own_plans_too() -> None:
-    planner, plan, _ = planned("tight", solver="exact", time_limit_s=1.5)
-    greedy = kept(planned("tight")[0])
-    found = kept(planner)
+    _, plan, _ = planned("tight", solver="exact", time_limit_s=1.5)
+    greedy = kept(planned("tight")[1])
+    found = kept(plan)
     assert found.seen > greedy.seen
     assert found.chosen is not None
     assert found.plan(found.chosen) == plan
@@ -159,7 +159,8 @@ def test_the_exact_solver_tells_its_own_plans_too() -> None:
 
 def test_what_is_kept_does_not_travel_with_the_plan() -> None:
     _, plan, _ = planned("annealed")
-    assert plan.planned.planner.last_search is None
+    assert plan.search is not None
+    assert pickle.loads(pickle.dumps(plan)).search is None
     assert not plan.planned.planner.keep_search
 
 
@@ -171,8 +172,8 @@ def test_a_search_that_is_not_kept_loads_and_remembers_nothing() -> None:
         "from tests.planner.problems import random_tables\n"
         "tables, workload = random_tables(12, 0)\n"
         "planner = EmbeddingShardingPlanner(Topology(4, 'cuda'), workload=workload)\n"
-        "planner.plan_tables(tables)\n"
-        "assert planner.last_search is None\n"
+        "plan = planner.plan_tables(tables)\n"
+        "assert plan.search is None\n"
         "kept = {'recshard_lab.planner.search.record', 'recshard_lab.planner.search.trace'}\n"
         "print(sorted(kept & set(sys.modules)))\n"
     )

@@ -121,8 +121,7 @@ def test_equal_lookups_give_way_to_memory() -> None:
             constraints={"t": ParameterConstraints(sharding_types=["row_wise"])},
         )
         plan = planner.plan_tables([config])
-        assert planner.last_estimate is not None
-        assert planner.last_estimate.fits
+        assert plan.estimate.fits
         most.append(max(shard.num_rows for shard in plan.tables()["t"].shards))
     assert most[1] * 64 * 4 < 2 << 30 < most[0] * 64 * 4  # most rows are cold
 
@@ -153,9 +152,9 @@ def test_replicas_drawn_by_hand_cost_what_a_scheme_of_them_does() -> None:
     assert one.ms == pytest.approx(other.ms)
     pinned = {"t3": ParameterConstraints(shards=by_hand.tables()["t3"].shards)}
     planner = EmbeddingShardingPlanner(GPUS, workload=load(), constraints=pinned)
-    assert planner.plan_tables([config]).tables()["t3"].shards == by_hand.tables()["t3"].shards
-    assert planner.last_estimate is not None
-    assert planner.last_estimate.step_ms == pytest.approx(one.step_ms)
+    plan = planner.plan_tables([config])
+    assert plan.tables()["t3"].shards == by_hand.tables()["t3"].shards
+    assert plan.estimate.step_ms == pytest.approx(one.step_ms)
 
 
 @pytest.mark.parametrize("route", ["direct", "reduce_scatter", "two_hop"])
@@ -166,8 +165,7 @@ def test_the_planner_and_the_estimate_agree_on_hot_rows_under_every_route(route:
     planner = EmbeddingShardingPlanner(topology, workload=load(), constraints=wish)
     plan = planner.plan_tables(configs)
     assert {s.sharding_type for s in plan.tables().values()} == {"flex_shard"}
-    assert planner.last_estimate is not None
-    assert planner.last_estimate.ms == pytest.approx(estimate(plan, configs, topology, load(), wish).ms)
+    assert plan.estimate.ms == pytest.approx(estimate(plan, configs, topology, load(), wish).ms)
 
 
 def test_wrong_curves_and_names_are_refused() -> None:

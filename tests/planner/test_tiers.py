@@ -46,7 +46,7 @@ def planned(where: Topology, kernels: list[str] | None, workload: Workload | Non
     wish = {t.name: ParameterConstraints(compute_kernels=kernels, **more) for t in tables()}
     planner = EmbeddingShardingPlanner(where, workload=workload or load(), constraints=wish)
     plan = planner.plan_tables(tables())
-    return plan, planner.last_estimate
+    return plan, plan.estimate
 
 
 def test_rows_of_the_hosts_memory_all_come_over_its_link() -> None:
@@ -139,10 +139,9 @@ def test_the_exact_solver_chooses_memories_too() -> None:
     steps = []
     for solver in ("greedy", "exact"):
         planner = EmbeddingShardingPlanner(where, workload=load(), constraints=wish, solver=solver, time_limit_s=10)
-        planner.plan_tables(small)
-        assert planner.last_estimate is not None
-        assert planner.last_estimate.host_bytes is not None
-        steps.append(planner.last_estimate.step_ms)
+        plan = planner.plan_tables(small)
+        assert plan.estimate.host_bytes is not None
+        steps.append(plan.estimate.step_ms)
     assert steps[1] <= steps[0] * 1.001
 
 
@@ -163,9 +162,8 @@ def test_constraint_files_say_where_shards_lie(tmp_path: Path) -> None:
     planner = EmbeddingShardingPlanner(topology(80), workload=load(), constraints=wish)
     plan = planner.plan_tables(tables()[3:])
     assert [shard.tier for shard in plan.tables()["t3"].shards] == ["hbm", "ddr"]
-    assert planner.last_estimate is not None
-    assert planner.last_estimate.host_bytes is not None
-    assert planner.last_estimate.host_bytes[1] == 49_900 * 128 * 4
+    assert plan.estimate.host_bytes is not None
+    assert plan.estimate.host_bytes[1] == 49_900 * 128 * 4
     (tmp_path / "wrong.yaml").write_text("t3: {shards: [[0, 0, 50000, 0, 128, nvme]]}")
     with pytest.raises(ValueError, match=r"shards': must be a list of \[rank, r0, r1, c0, c1\]"):
         read_constraints(tmp_path / "wrong.yaml")

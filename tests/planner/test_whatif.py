@@ -192,8 +192,8 @@ def test_a_sync_costs_what_counting_its_bytes_gives_and_steps_are_charged_their_
     assert whole.sync_ms == 0
     top = Topology.preset("h100x32")
     planner = EmbeddingShardingPlanner(Replicated(top, 8).group, workload=load)
-    planner.plan_tables(TABLES)
-    alone = planner.last_estimate
+    plan = planner.plan_tables(TABLES)
+    alone = plan.estimate
     assert alone is not None
     held = alone.memory_bytes[:, :2].sum(axis=1).max()  # weights and states
     sync = 2 * 3 / 4 * held / top.intra_host_bw + 2 * top.intra_host_latency_ms  # 4 replicas, neighbours

@@ -30,7 +30,7 @@ def planner_search(search: SearchTrace | None, *, note: str = "", width: int = 8
     """Every plan that a planner looked at: step time, memory of the fullest rank, and when it came by it.
 
     Args:
-        search: ``last_search`` of an ``EmbeddingShardingPlanner(keep_search=True)``.
+        search: ``plan.search`` of a plan by an ``EmbeddingShardingPlanner(keep_search=True)``.
         note: a sentence under the picture.
         width: of the static picture, in pixels.
 
@@ -40,7 +40,7 @@ def planner_search(search: SearchTrace | None, *, note: str = "", width: int = 8
     >>> tables = [EmbeddingBagConfig(1000, 16, name, feature_names=[name]) for name in ("movies", "users")]
     >>> planner = EmbeddingShardingPlanner(Topology(2), keep_search=True)
     >>> plan = planner.plan_tables(tables)
-    >>> planner_search(planner.last_search).problem
+    >>> planner_search(plan.search).problem
     ''
     """
     if search is None:

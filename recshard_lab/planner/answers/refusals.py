@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from typing import Any
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
 from recshard_lab.planner.answers.text import gigabytes
@@ -111,7 +112,7 @@ class Refused:
     workload: Workload
     constraints: Mapping[str, ParameterConstraints]
     route: str | None = None
-    cost_model: str = "recshard"
+    cost_model: Any = "recshard"
     passes: int = 3
     host: tuple[int, float, float] | None = None
 

@@ -21,10 +21,11 @@ from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.answers.alternatives import best_placement, could_be
 from recshard_lab.planner.answers.answers import Alternative, Explained, PhaseShare, PlanDiff, TableChange, WhyNot
 from recshard_lab.planner.model.cost import CostModel
-from recshard_lab.planner.model.cost_models import cost_model_named
 from recshard_lab.planner.model.estimate import Estimate, estimate_loads, loads_by_table, plan_loads
-from recshard_lab.planner.search.colocated import lie_apart
+from recshard_lab.planner.search.bounds import mode_bounds
+from recshard_lab.planner.search.colocated import bundled, groups_of, lie_apart
 from recshard_lab.planner.search.options import Option, options_of
+from recshard_lab.planner.search.problem import Problem
 from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES, Array, Workload
 from recshard_lab.sharding import (
     EmbeddingModuleShardingPlan,
@@ -52,10 +53,12 @@ class Planned:
     Attributes:
         planner: the settings that the plan was made with, constraints and workload included.
         tables: module path -> configs, without functions.
+        search_bound_ms: the bound that the search proved; None without a search.
     """
 
     planner: "EmbeddingShardingPlanner"
     tables: dict[str, list[BaseEmbeddingConfig]]
+    search_bound_ms: float | None = None
 
     @classmethod
     def by(
@@ -69,15 +72,27 @@ class Planned:
         settings = copy(planner)
         settings.constraints, settings.debug, settings.reservation = dict(constraints), False, None
         settings.workload = workload
-        settings.last_estimate = settings.last_planned = settings.last_search = None
-        settings.keep_search = False
+        settings.keep_search, settings.reporters = False, ()
         return cls(settings, {path: [_bare(table) for table in configs] for path, configs in tables.items()})
 
     def estimate(self, plan: ShardingPlan) -> Estimate:
         """The predicted costs of `plan`."""
         pairs = plan.pairs(self.tables)
         model = self._model([table for table, _ in pairs])
-        return estimate_loads(model, plan_loads(model, pairs), pairs, len(self.tables))
+        found = estimate_loads(model, plan_loads(model, pairs), pairs, len(self.tables))
+        return replace(found, lower_bound=self.search_bound_ms)
+
+    def bound_ms(self) -> float:
+        """A step time in ms that no plan within the planner's constraints is below."""
+        if self.search_bound_ms is not None:
+            return self.search_bound_ms
+        tables = [table for configs in self.tables.values() for table in configs]
+        constraints = self.planner.constraints
+        model = self._model(tables)
+        options = options_of(model, tables, constraints, self.planner.route)
+        problem = Problem(model, bundled(tables, options, groups_of(tables, constraints)))
+        bounds = mode_bounds(model, problem.priced)
+        return bounds[0].ms if bounds else 0.0
 
     def explain(self, plan: ShardingPlan, table: str) -> Explained:
         """See `ShardingPlan.explain`.
@@ -227,8 +242,7 @@ class Planned:
         }
 
     def _model(self, tables: Sequence[BaseEmbeddingConfig]) -> CostModel:
-        model = cost_model_named(self.planner.cost_model)
-        return model(tables, self.planner.topology, self.planner.workload, self.planner.constraints)
+        return self.planner.model(tables)
 
     def _without(
         self, plan: ShardingPlan, path: str, config: BaseEmbeddingConfig

@@ -23,7 +23,7 @@ Shape letters: K loads, W ranks, P phases, C candidates, n rectangles.
 from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +90,7 @@ class CostModel:
     waits = True
     has_routes = True
     has_tiers = True
+    proposers: Sequence[Any] | None = None  # the planner's `Proposer`s; None: the registered schemes
 
     def __init__(
         self,

@@ -1,5 +1,8 @@
 """The cost models by name."""
 
+from collections.abc import Callable
+from typing import Any
+
 from recshard_lab.planner.model.cost import CostModel
 from recshard_lab.planner.model.torchrec_cost import TorchRecCostModel
 from recshard_lab.sharding.plan.types import nearest
@@ -7,17 +10,20 @@ from recshard_lab.sharding.plan.types import nearest
 COST_MODELS: dict[str, type[CostModel]] = {model.name: model for model in (CostModel, TorchRecCostModel)}
 
 
-def cost_model_named(name: str) -> type[CostModel]:
-    """The cost model of that name.
+def cost_model_named(cost_model: Any) -> Callable[..., CostModel]:
+    """The cost model of this name; a class (or a function) with `CostModel`'s arguments is returned unchanged.
 
     Raises:
-        ValueError: there is none.
+        ValueError: an unknown name, or an instance.
 
-    >>> cost_model_named("torchrec").waits
-    False
+    >>> cost_model_named("torchrec").__name__
+    'TorchRecCostModel'
     """
-    if not isinstance(name, str) or name not in COST_MODELS:
-        raise ValueError(
-            f"cost_model {name!r} does not exist{nearest(str(name), COST_MODELS)}; known: {', '.join(COST_MODELS)}"
-        )
-    return COST_MODELS[name]
+    if isinstance(cost_model, str) and cost_model in COST_MODELS:
+        return COST_MODELS[cost_model]
+    if not isinstance(cost_model, str) and callable(cost_model):
+        return cost_model
+    raise ValueError(
+        f"cost_model {cost_model!r:.80} does not exist{nearest(str(cost_model)[:80], COST_MODELS)}; known: "
+        f"{', '.join(COST_MODELS)}. Fix: use one of these names, or pass a subclass of CostModel"
+    )

@@ -144,7 +144,7 @@ def options_of(
         curve = model.row_shares[index]
         if curve is not None and (wish is None or wish.row_shares is None):
             wish = replace(wish or ParameterConstraints(), row_shares=curve)
-        names = allowed_schemes(table, wish)
+        names = allowed_schemes(table, wish) if model.proposers is None else [type(p).__name__ for p in model.proposers]
         kernels = kernels_for(model, table, wish)
         usable = _as_set(_usable(table, model.topology, wish))
         dedup = _may_dedup(model, index, table, wish)
@@ -162,9 +162,11 @@ def options_of(
             for name_of_route in _routes(model, table, pinned, asked, False, dedup):
                 drafts.append((index, pinned, usable, kernels[0], False, name_of_route))
             continue
-        for name in names:
-            scheme = scheme_named(name)
+        for scheme in map(scheme_named, names) if model.proposers is None else model.proposers:
+            replicated = bool(getattr(scheme, "replicated", False))
             for proposal in filter(model.takes, scheme.propose(table, model.topology, wish)):
+                if model.proposers is not None and not _allows(wish, proposal.scheme):
+                    continue
                 if proposal.assignments is not None and len(usable) < model.topology.world_size:
                     kept = tuple(ranks for ranks in proposal.assignments if usable.issuperset(ranks))
                     if not kept:
@@ -172,9 +174,9 @@ def options_of(
                     proposal = (
                         proposal if len(kept) == len(proposal.assignments) else replace(proposal, assignments=kept)
                     )
-                ways = _routes(model, table, proposal, asked, scheme.replicated, dedup)
+                ways = _routes(model, table, proposal, asked, replicated, dedup)
                 own = kernels if proposal.tiers is None else [str(EmbeddingComputeKernel.FUSED)]
-                drafts += [(index, proposal, usable, k, scheme.replicated, way) for k in own for way in ways]
+                drafts += [(index, proposal, usable, k, replicated, way) for k in own for way in ways]
         if len(drafts) == before:
             raise PlanError(
                 f"table {table.name!r} ({table.num_embeddings:,} x {table.embedding_dim:,}) cannot be split by "
@@ -314,6 +316,14 @@ def _narrower(table: BaseEmbeddingConfig, wish: ParameterConstraints | None, ran
     if wish is None or wish.min_partition is None or wish.min_partition <= widest or not widest or ranks < 2:
         return ""
     return f"min_partition={widest}, or "
+
+
+def _allows(wish: ParameterConstraints | None, scheme: str) -> bool:
+    """Whether constraints allow a custom proposer's scheme, which need not be registered."""
+    if wish is None:
+        return True
+    allowed, forbidden = wish.sharding_types or (scheme,), wish.forbidden_sharding_types or ()
+    return scheme in map(str, allowed) and scheme not in map(str, forbidden)
 
 
 def allowed_schemes(table: BaseEmbeddingConfig, wish: ParameterConstraints | None) -> list[str]:

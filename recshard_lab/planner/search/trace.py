@@ -61,7 +61,7 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class SearchTrace(Printable):
-    """The plans that a planner looked at, as ``EmbeddingShardingPlanner(keep_search=True).last_search``.
+    """The plans that a planner looked at, as ``plan.search`` of an ``EmbeddingShardingPlanner(keep_search=True)``.
 
     Whole plans are kept: those after each placement of all tables, each sweep of annealing, each move and each
     exchange. Ways to place one table that were scored and not taken are not among them.

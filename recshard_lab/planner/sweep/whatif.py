@@ -193,9 +193,7 @@ class _Maker:
 
     def _planned(self, replicas: Replicated, load: Workload) -> Estimate:
         planner = self.planner(replicas.group, load)
-        planner.plan_tables(self.tables, explain=self.explain)
-        assert planner.last_estimate is not None
-        return planner.last_estimate
+        return planner.plan_tables(self.tables, explain=self.explain).estimate
 
     def _predicted(
         self, base: SweepPoint, found: Estimate, replicas: Replicated, load: Workload, plan_s: float

@@ -28,6 +28,8 @@ from recshard_lab.sharding.plan.validate import check_shards, check_spans
 if TYPE_CHECKING:
     from recshard_lab.planner.answers.answers import Explained, PlanDiff, WhyNot
     from recshard_lab.planner.answers.why import Planned
+    from recshard_lab.planner.model.estimate import Estimate
+    from recshard_lab.planner.search.trace import SearchTrace
 
 Tables: TypeAlias = Sequence[BaseEmbeddingConfig] | Mapping[str, Sequence[BaseEmbeddingConfig]]
 
@@ -61,8 +63,9 @@ class ShardingPlan:
     """The plan of a model: module path -> plan of that collection. The root module's path is ``""``.
 
     Attributes:
-        planned: the planner's record of this plan, for `explain`, `diff` and `why_not`; None without a planner. It is
-            neither compared nor written to JSON.
+        planned: the planner's record of this plan, for `estimate`, `explain`, `diff` and `why_not`; None without a
+            planner. It is neither compared nor written to JSON.
+        search: the plans that the planner compared, if it has ``keep_search=True``. It is not pickled.
 
     >>> movies = ParameterSharding("row_wise", shards=[Shard(0, (0, 50), (0, 8)), Shard(1, (50, 100), (0, 8))])
     >>> plan = ShardingPlan({"ebc": EmbeddingModuleShardingPlan(movies=movies)})
@@ -75,12 +78,72 @@ class ShardingPlan:
 
     plan: dict[str, EmbeddingModuleShardingPlan]
     planned: "Planned | None" = field(default=None, init=False, compare=False, repr=False)
+    search: "SearchTrace | None" = field(default=None, init=False, compare=False, repr=False)
+    _facts: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _facts_of: list[Any] = field(default_factory=list, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         self.plan = {
             path: tables if isinstance(tables, EmbeddingModuleShardingPlan) else EmbeddingModuleShardingPlan(tables)
             for path, tables in self.plan.items()
         }
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "search": None, "_facts": {}, "_facts_of": []}
+
+    @property
+    def estimate(self) -> "Estimate":
+        """The predicted costs: ms per rank and phase, bytes per rank, traffic. It follows changes of the plan.
+
+        Raises:
+            PlanError: no planner made this plan. Use ``rs.estimate(plan, tables, topology)``.
+
+        >>> from recshard_lab import EmbeddingBagConfig, EmbeddingShardingPlanner, Topology
+        >>> table = EmbeddingBagConfig(100, 8, name="movies", feature_names=["seen"])
+        >>> plan = EmbeddingShardingPlanner(Topology(2)).plan_tables([table])
+        >>> plan.bound_ms <= plan.estimate.step_ms, plan.estimate.fits
+        (True, True)
+        """
+        return self._fact("estimate", lambda record: record.estimate(self))
+
+    @property
+    def bound_ms(self) -> float:
+        """A lower bound: no plan within the planner's constraints has a shorter predicted step.
+
+        Raises:
+            PlanError: as `estimate`.
+        """
+        return self._fact("bound_ms", lambda record: record.bound_ms())
+
+    @property
+    def gap(self) -> float:
+        """How much longer the predicted step is than `bound_ms`, as a share: 0.02 is at most 2% from the best plan.
+
+        Raises:
+            PlanError: as `estimate`.
+        """
+        bound_ms, step_ms = self.bound_ms, self.estimate.step_ms
+        if bound_ms <= 0:
+            return 0.0 if step_ms <= 0 else float("inf")
+        return max(0.0, step_ms / bound_ms - 1)
+
+    def remember(self, name: str, value: Any) -> None:
+        """Stores an attribute computed elsewhere, until the plan changes."""
+        self._fact(name, lambda _: value)
+
+    def _fact(self, name: str, compute: "Callable[[Planned], Any]") -> Any:
+        if self.planned is None:
+            raise PlanError(
+                f"this plan has no {name}: no planner made it, so its tables, topology and workload are unknown. Fix: "
+                f"call rs.estimate(plan, tables, topology), or set plan.planned = planner.record(plan, tables)"
+            )
+        now: list[Any] = [self.planned]
+        now += [part for path, tables in self.plan.items() for item in tables.items() for part in (path, *item)]
+        if len(now) != len(self._facts_of) or any(a is not b for a, b in zip(now, self._facts_of, strict=True)):
+            self._facts, self._facts_of = {}, now
+        if name not in self._facts:
+            self._facts[name] = compute(self.planned)
+        return self._facts[name]
 
     @names_wrong_arguments
     def get_plan_for_module(self, module_path: str) -> EmbeddingModuleShardingPlan | None:
@@ -366,9 +429,9 @@ def _planned(plan: ShardingPlan, planner: Any, tables: Tables | None) -> "Planne
         PlanError: no planner made it, and `planner` is None.
     """
     if planner is not None:
-        if not callable(getattr(planner, "knows", None)):
+        if not callable(getattr(planner, "record", None)):
             raise PlanError(f"planner must be an EmbeddingShardingPlanner, got {planner!r}. Fix: leave it out")
-        planned: Planned = planner.knows(plan, tables)
+        planned: Planned = planner.record(plan, tables)
         return planned
     if plan.planned is None:
         raise PlanError(

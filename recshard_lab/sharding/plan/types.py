@@ -8,12 +8,19 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum, unique
+from typing import Any
 
 from recshard_lab.sharding.plan.tiling import Rect
 
 
 class PlanError(ValueError):
-    """An invalid plan: it has a hole or an overlap, names an unknown table or rank, or exceeds memory."""
+    """An invalid plan: it has a hole or an overlap, names an unknown table or rank, or exceeds memory.
+
+    Attributes:
+        search: the plans that a planner with ``keep_search=True`` compared before it found that none fits; else None.
+    """
+
+    search: Any = None
 
 
 HBM, DDR = "hbm", "ddr"

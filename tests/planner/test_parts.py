@@ -1,0 +1,239 @@
+"""A planner's parts are replaced by any object with the right method; a wrong part is named with its fix."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+import recshard_lab as rs
+from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, PlanRequest, Workload
+from recshard_lab.planner.model.loads import LOOKUP
+from recshard_lab.planner.parts import FixedPercentageStorageReservation
+from recshard_lab.sharding import ParameterConstraints, ParameterSharding, PlanError, Proposal, ShardingPlan, Topology
+from tests.planner.problems import random_tables, table
+
+GPUS = Topology(4, "cuda", hbm_cap=20 * 10**9, local_world_size=4)
+
+
+class LargestFirst:
+    """A whole search: tables from the largest down, each whole on the rank with the least bytes."""
+
+    def search(self, request: PlanRequest) -> list[ParameterSharding]:
+        held = [0] * request.topology.world_size
+        chosen: dict[int, ParameterSharding] = {}
+        for at, config in sorted(enumerate(request.tables), key=lambda pair: -pair[1].weight_bytes):
+            whole = next(p for p in request.proposals(config) if len(p.rects) == 1)
+            rank = int(np.argmin(held))
+            held[rank] += config.weight_bytes
+            chosen[at] = whole.placed([rank])
+        return [chosen[at] for at in range(len(request.tables))]
+
+
+class SlowLookups(CostModel):
+    """A cost estimator: every lookup takes a thousand times as long."""
+
+    name = "slow lookups"
+
+    def rect_loads(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        loads = super().rect_loads(*args, **kwargs)
+        loads[LOOKUP] *= 1000
+        return loads
+
+
+def test_a_search_of_one_file_makes_plans_with_estimate_bound_and_explanations() -> None:
+    tables, workload = random_tables(6, 0)
+    plan = EmbeddingShardingPlanner(GPUS, workload=workload, search=LargestFirst()).plan_tables(tables)
+    assert {sharding.sharding_type for sharding in plan.tables().values()} == {"table_wise"}
+    best = EmbeddingShardingPlanner(GPUS, workload=workload).plan_tables(tables)
+    assert plan.estimate.step_ms == pytest.approx(rs.estimate(plan, tables, GPUS, workload).step_ms)
+    assert 0 < plan.bound_ms <= best.estimate.step_ms <= plan.estimate.step_ms
+    assert plan.gap == pytest.approx(plan.estimate.step_ms / plan.bound_ms - 1)
+    assert plan.explain("t0").alternatives
+
+
+def test_a_cost_model_of_ones_own_is_what_plans_are_scored_by_everywhere() -> None:
+    tables, workload = random_tables(6, 0)
+    settings: dict[str, Any] = {"workload": workload, "cost_model": SlowLookups}
+    plan = EmbeddingShardingPlanner(GPUS, **settings).plan_tables(tables)
+    found = rs.estimate(plan, tables, GPUS, workload, cost_model=SlowLookups)
+    lookup, plain = found.phases.index("lookup"), rs.estimate(plan, tables, GPUS, workload)
+    launches = GPUS.launch_ms * GPUS.slowdown
+    work = plain.ms[:, lookup] - launches * (plain.ms[:, lookup] > 0)
+    assert (found.ms[:, lookup] > 100 * work).all()
+    assert plan.estimate.ms == pytest.approx(found.ms)
+    assert plan.explain("t0").step_ms == pytest.approx(found.step_ms)
+    usual = EmbeddingShardingPlanner(GPUS, workload=workload).plan_tables(tables)
+    assert found.step_ms <= rs.estimate(usual, tables, GPUS, workload, cost_model=SlowLookups).step_ms * (1 + 1e-9)
+
+
+def test_a_rater_picks_among_the_plans_that_the_search_found() -> None:
+    tables, workload = random_tables(8, 1)
+
+    class FewestShards:
+        def __init__(self) -> None:
+            self.rated: list[float] = []
+
+        def rate(self, plan: ShardingPlan) -> float:
+            assert plan.estimate.fits
+            self.rated.append(float(sum(len(sharding.shards) for sharding in plan.tables().values())))
+            return self.rated[-1]
+
+    rater = FewestShards()
+    plan = EmbeddingShardingPlanner(GPUS, workload=workload, rater=rater).plan_tables(tables)
+    assert len(rater.rated) > 5
+    assert sum(len(sharding.shards) for sharding in plan.tables().values()) == min(rater.rated)
+    assert plan.gap >= 0
+
+
+def test_proposers_replace_the_schemes_in_the_plan_and_in_its_answers() -> None:
+    class Thirds:
+        def propose(self, config: Any, topology: Topology, constraints: Any = None) -> Any:
+            edges = [0, config.num_embeddings // 3, 2 * config.num_embeddings // 3, config.num_embeddings]
+            rows = pairwise(edges)
+            yield Proposal("thirds", tuple((span, (0, config.embedding_dim)) for span in rows))
+            yield Proposal("whole", (((0, config.num_embeddings), (0, config.embedding_dim)),))
+
+    tables = [table("a", 1000, 16), table("b", 500, 16)]
+    only = {"a": ParameterConstraints(sharding_types=["thirds"])}
+    plan = EmbeddingShardingPlanner(GPUS, constraints=only, proposers=[Thirds()]).plan_tables(tables)
+    assert plan.tables()["a"].sharding_type == "thirds"
+    assert {way.sharding.sharding_type for way in plan.explain("a").alternatives} == {"whole"}
+    assert {way.sharding.sharding_type for way in plan.explain("b").alternatives} <= {"thirds", "whole"}
+    forbidden = {"a": ParameterConstraints(forbidden_sharding_types=["thirds", "whole"])}
+    with pytest.raises(PlanError, match=r"table 'a' .* cannot be split by Thirds"):
+        EmbeddingShardingPlanner(GPUS, constraints=forbidden, proposers=[Thirds()]).plan_tables(tables)
+
+
+def test_reporters_receive_every_plan_once() -> None:
+    seen: list[tuple[ShardingPlan, float]] = []
+
+    class Log:
+        def report(self, plan: ShardingPlan, seconds: float) -> None:
+            seen.append((plan, seconds))
+
+    plan = EmbeddingShardingPlanner(GPUS, reporters=[Log(), Log()]).plan_tables([table("a", 100, 8)])
+    assert [made for made, _ in seen] == [plan, plan]
+    assert all(0 < seconds < 60 for _, seconds in seen)
+    plan.why_not({"a": "row_wise"})
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"search": "greedy"}, r"search='greedy' has no method search\(\.\.\.\)\. Fix: pass an object that has it"),
+        ({"search": LargestFirst}, r"search=LargestFirst is a class\. Fix: pass an instance, search=LargestFirst\(\)"),
+        ({"search": LargestFirst(), "solver": "exact"}, r"search=LargestFirst replaces.*Fix: pass search= alone"),
+        ({"proposers": [3]}, r"proposers=3 has no method propose"),
+        ({"rater": object()}, r"rater=<object .* has no method rate"),
+        ({"reporters": [print]}, r"reporters=<built-in function print> has no method report"),
+        ({"storage_reservation": 0.1}, r"storage_reservation=0\.1 has no method workload"),
+        ({"cost_model": "torchreck"}, r"'torchreck' does not exist \(did you mean 'torchrec'\?\).*Fix: use one of"),
+    ],
+)
+def test_a_part_that_does_not_fit_is_named_with_its_fix(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        EmbeddingShardingPlanner(GPUS, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("shardings", "words"),
+    [
+        (None, r"Bad\.search returned None, expected a list of ParameterSharding"),
+        ([], r"Bad\.search returned 0 shardings for 1 tables"),
+        ([ParameterSharding("custom", shards=[rs.Shard(0, (0, 5), (0, 8))])], r"no shard covers rows \[5, 100\)"),
+        ([ParameterSharding("table_wise", shards=[rs.Shard(9, (0, 100), (0, 8))])], r"rank 9"),
+    ],
+)
+def test_a_wrong_result_of_a_search_is_named(shardings: Any, words: str) -> None:
+    class Bad:
+        def search(self, request: PlanRequest) -> Any:
+            return shardings
+
+    with pytest.raises(PlanError, match=words):
+        EmbeddingShardingPlanner(GPUS, search=Bad()).plan_tables([table("a", 100, 8)])
+
+
+def test_plans_of_a_search_that_exceed_memory_and_ratings_that_are_no_numbers_are_refused() -> None:
+    big = [table("a", 10**6, 64), table("b", 10**6, 64)]
+
+    class AllOnZero:
+        def search(self, request: PlanRequest) -> Sequence[ParameterSharding]:
+            return [next(p for p in request.proposals(t) if len(p.rects) == 1).placed([0]) for t in request.tables]
+
+    small = Topology(4, "cuda", hbm_cap=500 * 10**6)
+    with pytest.raises(PlanError, match=r"AllOnZero\.search returned a plan that does not fit: rank 0 holds .*Fix:"):
+        EmbeddingShardingPlanner(small, search=AllOnZero()).plan_tables(big)
+
+    class NaN:
+        def rate(self, plan: ShardingPlan) -> float:
+            return float("nan")
+
+    with pytest.raises(ValueError, match=r"NaN\.rate returned nan\. Fix: return a number"):
+        EmbeddingShardingPlanner(GPUS, rater=NaN()).plan_tables(big)
+    reserved = EmbeddingShardingPlanner(GPUS, storage_reservation=FixedPercentageStorageReservation(0.5))
+    assert reserved.plan_tables(big).estimate.usable_bytes.tolist() == [1e10] * 4
+
+
+def test_a_plan_has_its_estimate_and_follows_changes_of_it() -> None:
+    tables, workload = random_tables(4, 2)
+    plan = EmbeddingShardingPlanner(GPUS, workload=workload).plan_tables(tables)
+    first = plan.estimate
+    assert plan.estimate is first
+    assert first.lower_bound == plan.bound_ms
+    plan.plan[""]["t0"] = ParameterSharding("row_wise").resolved(tables[0], 4, 4)
+    assert plan.estimate.step_ms == pytest.approx(rs.estimate(plan, tables, GPUS, workload).step_ms)
+    assert plan.estimate is not first
+
+
+def test_a_plan_that_no_planner_made_says_how_to_estimate_it() -> None:
+    tables, workload = random_tables(4, 2)
+    planner = EmbeddingShardingPlanner(GPUS, workload=workload)
+    plan = planner.plan_tables(tables)
+    read = ShardingPlan.from_json(plan.to_json())
+    for name in ("estimate", "gap", "bound_ms"):
+        with pytest.raises(
+            PlanError, match=rf"no (bound_ms|{name}): no planner made it.*Fix: call rs\.estimate\(plan, tables"
+        ):
+            getattr(read, name)
+    read.planned = planner.record(read, tables)
+    assert read.estimate.step_ms == pytest.approx(plan.estimate.step_ms)
+    assert read.bound_ms == pytest.approx(plan.bound_ms, rel=1e-6)
+    assert read.gap == pytest.approx(plan.gap, abs=1e-6)
+
+
+def test_one_call_plans_configs_modules_and_files(tmp_path: Any) -> None:
+    tables = [rs.EmbeddingBagConfig(1000, 16, name=name, feature_names=[name]) for name in ("movies", "user id")]
+    plan = rs.plan(tables, 2, movies="row_wise", constraints={"user id": ["table_wise", "column_wise"]})
+    assert plan.tables()["movies"].sharding_type == "row_wise"
+    assert plan.tables()["user id"].sharding_type in ("table_wise", "column_wise")
+    assert len(plan.estimate.ms) == 2
+    assert len(rs.plan(tables, "h100x8").estimate.ms) == 8
+    assert rs.plan(tables, Topology(2, ddr_cap=10**8), workload=Workload(64)).planned.planner.workload.batch_size == 64  # type: ignore[union-attr]
+    with_module = rs.plan(rs.EmbeddingBagCollection(tables), 2, movies=ParameterConstraints(ranks=[1]))
+    assert with_module.tables()["movies"].ranks == [1]
+    file = tmp_path / "tables.csv"
+    file.write_text("name,num_embeddings,embedding_dim,feature_names\nmovies,1000,16,seen\n")
+    assert rs.plan(file, 2, movies="column_wise").tables()["movies"].sharding_type == "column_wise"
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda tables: rs.plan(tables, 2, moveis="row_wise"), r"no table 'moveis' \(did you mean 'movies'\?\).*Fix"),
+        (lambda tables: rs.plan(tables, 2, movies="rowwise"), r"'rowwise' is registered \(did you mean 'row_wise'\?\)"),
+        (
+            lambda tables: rs.plan(tables, 2, constraints={"movies": "row_wise"}, movies="row_wise"),
+            r"Fix: pass it once",
+        ),
+        (lambda tables: rs.plan(tables, 2.5), r"topology=2\.5 is no Topology, preset or number of ranks\. Fix:"),
+        (lambda tables: rs.plan(tables, "h1000"), r"h1000"),
+        (lambda tables: rs.plan(3, 2), r"got 3\. Fix: pass \[EmbeddingBagConfig"),
+        (lambda tables: rs.plan("tables.toml", 2), r"neither a file of tables"),
+    ],
+)
+def test_wrong_arguments_of_the_one_call_are_named(call: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        call([rs.EmbeddingBagConfig(100, 8, name="movies", feature_names=["seen"])])

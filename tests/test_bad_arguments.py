@@ -759,6 +759,15 @@ def calls() -> dict[str, Call]:
                 "constraints": table,
             },
         ),
+        "plan": (
+            lambda tables, topology, **own: rl.plan(tables, topology, **own),
+            {
+                "tables": [bags()],
+                "topology": rl.Topology(2),
+                "workload": rl.Workload(8),
+                "constraints": {bags().name: "row_wise"},
+            },
+        ),
         "sweep": (
             lambda **own: str(rl.sweep(**own)),
             {

@@ -327,6 +327,7 @@ class EmbeddingShardingPlanner:
         return plan
 
 
+@names_wrong_arguments
 def plan(
     tables: Any,
     topology: Topology | str | int | None = None,
@@ -368,13 +369,15 @@ def plan(
         workload = source.workload() if workload is None else workload
     elif callable(getattr(tables, "named_modules", None)):
         module, tables = tables, tables_of(tables)
-    elif not isinstance(tables, Mapping):
-        if not isinstance(tables, Sequence) or not all(isinstance(table, BaseEmbeddingConfig) for table in tables):
-            raise PlanError(
-                f"plan takes table configs, a torch module or a source such as 'tables.yaml', got {tables!r:.80}. "
-                f"Fix: pass [EmbeddingBagConfig(...), ...]"
-            )
-        tables = {"": list(tables)}
+    else:
+        grouped = tables if isinstance(tables, Mapping) else {"": tables}
+        for configs in grouped.values():
+            if not isinstance(configs, Sequence) or not all(isinstance(each, BaseEmbeddingConfig) for each in configs):
+                raise PlanError(
+                    f"plan takes table configs, a torch module or a source such as 'tables.yaml', got {tables!r:.80}. "
+                    f"Fix: pass [EmbeddingBagConfig(...), ...]"
+                )
+        tables = {path: list(configs) for path, configs in grouped.items()}
     names = [table.name for configs in tables.values() for table in configs]
     limits: dict[str, ParameterConstraints] = {}
     for name, request in [*(constraints or {}).items(), *schemes.items()]:

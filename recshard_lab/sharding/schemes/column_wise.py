@@ -6,6 +6,9 @@
     +----+    +----+    +---+
     |    |    |    |    |   |     E rows each, D columns in all
     +----+    +----+    +---+
+
+Bytes between ranks per step: ``4 * (W - 1) * B * (W * (L + 1) + 2 * D)`` with a shard on every rank, derived in
+`schemes/__init__.py`. Every id goes to all ranks, W times the ids of table-wise. The rows are those of table-wise.
 """
 
 from collections.abc import Iterator, Sequence

@@ -5,6 +5,11 @@
     rank 0:  +---------+    rank 1:  +---------+    rank 2:  +---------+
              |  E x D  |             |  E x D  |             |  E x D  |
              +---------+             +---------+             +---------+
+
+Bytes between ranks per step: ``4 * W * (W - 1) * min(B * (L + 1 + D), U * (1 + D))``, where U is the number of
+distinct rows in a rank's batch, ``E * (1 - (1 - 1 / E) ** (B * L))`` for equally likely rows. Every rank sends to
+every other rank what the update needs: its bags and their gradients, or its distinct rows and their summed gradients,
+whichever is smaller.
 """
 
 from collections.abc import Iterator, Sequence

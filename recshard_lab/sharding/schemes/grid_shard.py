@@ -8,6 +8,9 @@
              +------+   +------+              ceil(E/L)      L ranks a node
     rank 1:  +------+   +------+  :rank 3
              +------+   +------+              E
+
+Bytes between ranks per step: ``4 * (W - 1) * B * (W / N * L + W + 2 * N * D)`` with N ranks per node and columns over
+all W / N nodes, derived in `schemes/__init__.py`. It has the ids of W / N column shards and the rows of N row shards.
 """
 
 import zlib

@@ -8,6 +8,9 @@
              +-----------+ 2 ceil(E/W)
     rank 2:  +-----------+          the last shard may be shorter, and later ranks may have none
              +-----------+ E
+
+Bytes between ranks per step: ``4 * (W - 1) * B * (L + W + 2 * W * D)``, derived in `schemes/__init__.py`. Every id
+goes to one rank. Every rank sends a partial sum per sample to every other rank, W times the rows of table-wise.
 """
 
 from collections.abc import Iterator, Sequence

@@ -7,6 +7,9 @@
     (nothing) (nothing)            +----+    +---+
                                    |    |    |   |     E rows each, D columns in all
                                    +----+    +---+
+
+Bytes between ranks per step: ``4 * (W - 1) * B * (N * (L + 1) + 2 * D)`` with N ranks per node, derived in
+`schemes/__init__.py`. It is column-wise with N shards instead of W.
 """
 
 from collections.abc import Iterator, Sequence

@@ -7,6 +7,9 @@
     (nothing) (nothing)                     +-----------+ ceil(E/L)      L ranks a node
                                    rank 3:  +-----------+
                                             +-----------+ E
+
+Bytes between ranks per step: ``4 * (W - 1) * B * (L + N + 2 * N * D)`` with N ranks per node, derived in
+`schemes/__init__.py`. It is row-wise with N shards instead of W.
 """
 
 from collections.abc import Iterator, Sequence

@@ -155,9 +155,7 @@ def predicted_ms(entry: dict[str, Any]) -> float:
     )
     constraints = layout(entry.get("layout", ""), tables, entry["ranks"])
     planner = EmbeddingShardingPlanner(topology_of(entry), workload=workload, constraints=constraints)
-    planner.plan_tables(tables, explain=False)
-    found = planner.last_estimate
-    assert found is not None
+    found = planner.plan_tables(tables, explain=False).estimate
     unused = found.ms[:, PHASES.index("input_dist")].max() if entry.get("ids_in_place") else 0.0
     return found.step_ms - float(unused)
 

@@ -84,8 +84,6 @@ def test_no_plan_of_a_constrained_search_is_below_the_bound(count: int, ranks: i
     for scheme in (None, "row_wise", "column_wise", "grid_shard", "table_row_wise", "table_wise"):
         wish = ParameterConstraints(forbidden_sharding_types=[scheme] if scheme else None)
         planner = EmbeddingShardingPlanner(top, constraints={t.name: wish for t in tables}, workload=workload)
-        planner.plan_tables(tables)
-        assert planner.last_estimate is not None
-        steps.append(planner.last_estimate.step_ms)
+        steps.append(planner.plan_tables(tables).estimate.step_ms)
     bound = strong_bound(problem, max(steps), 1.0)
     assert mode_bounds(model, problem.priced)[0].ms <= bound <= min(steps) * (1 + 1e-9)

@@ -22,7 +22,7 @@ from recshard_lab.planner.answers.alternatives import best_placement, could_be
 from recshard_lab.planner.answers.answers import Alternative, Explained, PhaseShare, PlanDiff, TableChange, WhyNot
 from recshard_lab.planner.model.cost import CostModel
 from recshard_lab.planner.model.estimate import Estimate, estimate_loads, loads_by_table, plan_loads
-from recshard_lab.planner.search.bounds import mode_bounds
+from recshard_lab.planner.search.bounds import strong_bound
 from recshard_lab.planner.search.colocated import bundled, groups_of, lie_apart
 from recshard_lab.planner.search.options import Option, options_of
 from recshard_lab.planner.search.problem import Problem
@@ -41,6 +41,8 @@ from recshard_lab.sharding.plan.types import nearest
 
 if TYPE_CHECKING:
     from recshard_lab.planner.planner import EmbeddingShardingPlanner
+
+BOUND_S = 1.0  # seconds of `ShardingPlan.bound_ms`, beside those of the linear program
 
 Request: TypeAlias = str | Sequence[str] | ParameterConstraints
 _Named: TypeAlias = dict[str, tuple[BaseEmbeddingConfig, ParameterSharding]]
@@ -82,17 +84,13 @@ class Planned:
         found = estimate_loads(model, plan_loads(model, pairs), pairs, len(self.tables))
         return replace(found, lower_bound=self.search_bound_ms)
 
-    def bound_ms(self) -> float:
-        """A step time in ms that no plan within the planner's constraints is below."""
-        if self.search_bound_ms is not None:
-            return self.search_bound_ms
+    def bound_ms(self, plan: ShardingPlan) -> float:
+        """A step time in ms that no plan within the planner's constraints is below, by `strong_bound`."""
         tables = [table for configs in self.tables.values() for table in configs]
-        constraints = self.planner.constraints
-        model = self._model(tables)
+        constraints, model = self.planner.constraints, self._model(tables)
         options = options_of(model, tables, constraints, self.planner.route)
         problem = Problem(model, bundled(tables, options, groups_of(tables, constraints)))
-        bounds = mode_bounds(model, problem.priced)
-        return bounds[0].ms if bounds else 0.0
+        return max(self.search_bound_ms or 0.0, strong_bound(problem, plan.estimate.step_ms, BOUND_S))
 
     def explain(self, plan: ShardingPlan, table: str) -> Explained:
         """See `ShardingPlan.explain`.

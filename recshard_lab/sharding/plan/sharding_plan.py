@@ -110,10 +110,12 @@ class ShardingPlan:
     def bound_ms(self) -> float:
         """A lower bound: no plan within the planner's constraints has a shorter predicted step.
 
+        It is computed on first use, in 0.5 to 5 s. ``plan.estimate.lower_bound`` is the search's own, weaker bound.
+
         Raises:
             PlanError: as `estimate`.
         """
-        return self._fact("bound_ms", lambda record: record.bound_ms())
+        return self._fact("bound_ms", lambda record: record.bound_ms(self))
 
     @property
     def gap(self) -> float:

@@ -153,7 +153,7 @@ def main() -> None:
         from recshard_lab.planner.answers.refusals import PlanDoesNotFit
 
         stderr = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
-        message = error.worded("command line") if isinstance(error, PlanDoesNotFit) else str(error)
+        message = error.worded("command_line") if isinstance(error, PlanDoesNotFit) else str(error)
         if isinstance(error, FileNotFoundError) and error.filename is not None:
             message = f"{str(error.filename)!r} does not exist in {Path.cwd()}. Fix: correct the path"
         stderr.print(f"[bold red]{type(error).__name__}:[/] {escape(message)}")

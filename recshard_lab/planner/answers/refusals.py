@@ -1,6 +1,7 @@
 """Errors if no plan fits: the table that does not fit, the missing bytes, and the smallest changes that help."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -34,43 +35,32 @@ class Change:
     """One change with which the planner finds a plan. With 10% less of it, the planner finds none.
 
     Attributes:
-        kind: "memory" or "host_memory" (bytes of one rank), "reserve" (a share), "ranks", or "other".
-        value: the new value.
-        argument: of `Topology`, for "memory" and "host_memory".
-        text: the change in words, for kind "other".
+        kind: "memory", "host_memory", "reserve", "ranks" or "constraint".
+        python: the change as Python code or in words.
+        command_line, widget: the same as an option of ``recshard plan`` and as a control; None if there is none.
     """
 
     kind: str
-    value: float = 0.0
-    argument: str = ""
-    text: str = ""
+    python: str
+    command_line: str | None = None
+    widget: str | None = None
 
-    def worded(self, place: str) -> str | None:
-        """The change as an argument for "python", "command line" or "widget"; None if it cannot be set there.
 
-        >>> memory = Change("memory", 16e9, "hbm_cap")
-        >>> memory.worded("python"), memory.worded("command line"), memory.worded("widget")
-        ('Topology(hbm_cap=16_000_000_000)', '--memory-gb 16', 'Memory per rank: 16 GB or more')
-        """
-        if self.text:
-            return self.text
-        if self.kind == "ranks":
-            count = f"{self.value:.0f}"
-            return {"python": f"Topology(world_size={count})", "command line": f"--ranks {count}"}.get(
-                place, f"Ranks: {count} or more"
-            )
-        if self.kind == "reserve":
-            return f"Topology(reserve_fraction={self.value:g})" if place == "python" else None
-        if place == "python":
-            return f"Topology({self.argument}={int(self.value):_})"
-        if self.kind == "host_memory":
-            return None
-        if place == "command line":
-            return f"--memory-gb {_rounded_up(self.value / 1e9, 3):g}"
-        for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
-            if self.value >= size:
-                return f"Memory per rank: {self.value / size:g} {unit} or more"
-        return f"Memory per rank: {self.value:g} B or more"
+def memory_change(argument: str, num_bytes: int) -> Change:
+    """A larger memory of each rank.
+
+    >>> memory_change("hbm_cap", 16 * 10**9)
+    Change(kind='memory', python='Topology(hbm_cap=16_000_000_000)', command_line='--memory-gb 16', widget='Memory per \
+rank: 16.0 GB or more')
+    """
+    option = f"--memory-gb {_rounded_up(num_bytes / 1e9, 3):g}"
+    widget = f"Memory per rank: {gigabytes(num_bytes)} or more"
+    return Change("memory", f"Topology({argument}={num_bytes:_})", option, widget)
+
+
+def constraint_change(words: str) -> Change:
+    """A change of constraints or tables, in the same words everywhere."""
+    return Change("constraint", words, words, words)
 
 
 class PlanDoesNotFit(PlanError):
@@ -86,11 +76,11 @@ class PlanDoesNotFit(PlanError):
         self.what, self.changes = what, changes
 
     def worded(self, place: str) -> str:
-        """The message with fixes for "python", "command line" or "widget"."""
+        """The message with fixes for "python", "command_line" or "widget"."""
         if self.changes is None:
             return self.what
-        words = [text for change in self.changes if (text := change.worded(place)) is not None]
-        words = words or [text for change in self.changes if (text := change.worded("python")) is not None]
+        words = [text for change in self.changes if (text := getattr(change, place)) is not None]
+        words = words or [change.python for change in self.changes]
         return f"{self.what} Fix: {', or '.join(words) or 'use more ranks, more memory or smaller tables'}."
 
     def __str__(self) -> str:
@@ -154,14 +144,17 @@ def refusal(refused: Refused, explain: bool = True) -> PlanDoesNotFit:
     """The error for a problem. With `explain`, it also has the missing memory and fixes, each tried by planning."""
     if not explain:
         return PlanDoesNotFit(_stuck_text(refused))
-    memory = _smallest_memory(refused)
-    changes = [memory]
-    if refused.host is None:
-        changes = [_allow_more(refused), *_loosened(refused), _half(refused), memory]
-        changes += [_largest_reserve(refused, memory), _fewest_ranks(refused)]
-    return PlanDoesNotFit(
-        _stuck_text(refused) + _missing_text(refused), [change for change in changes if change is not None]
-    )
+    changes: list[Change | None]
+    if refused.host is not None:  # ddr_cap does not change the plans that are tried
+        needed = _value(_grid(refused.host[2] / (1 - refused.topology.reserve_fraction)) + 1)
+        changes = [Change("host_memory", f"Topology(ddr_cap={needed:_})")]
+    else:
+        memory = _smallest_memory(refused)
+        changes = [_allow_more(refused), *_loosened(refused), _half(refused)]
+        changes += [memory_change(*memory), _largest_reserve(refused, memory[1])] if memory is not None else []
+        changes += [_fewest_ranks(refused)]
+    what = _stuck_text(refused) + _missing_text(refused)
+    return PlanDoesNotFit(what, [change for change in changes if change is not None])
 
 
 def _stuck_text(refused: Refused) -> str:
@@ -223,7 +216,7 @@ def _allow_more(refused: Refused) -> Change | None:
         found = replace(refused, constraints=more).placements()
         if found is not None:
             ranks = len(set(found[refused.stuck].ranks))
-            return Change("other", text=f"allow {scheme} on {ranks} rank{'s' * (ranks > 1)}")
+            return constraint_change(f"allow {scheme} on {ranks} rank{'s' * (ranks > 1)}")
     return None
 
 
@@ -253,7 +246,7 @@ def _loosened(refused: Refused) -> list[Change]:
         most = _largest(1, constraint.min_partition - 1, lambda columns: with_partition(columns).fits)
         if most is not None:
             found.append(f"min_partition={most} for {name!r}")
-    return [Change("other", text=text) for text in found]
+    return [constraint_change(text) for text in found]
 
 
 def _half(refused: Refused) -> Change | None:
@@ -261,37 +254,33 @@ def _half(refused: Refused) -> Change | None:
     if table.data_type is not DataType.FP32:
         return None
     halved = [replace(t, data_type=DataType.FP16) if t is table else t for t in refused.tables]
-    return Change("other", text=f"fp16 weights for {table.name!r}") if replace(refused, tables=halved).fits else None
+    return constraint_change(f"fp16 weights for {table.name!r}") if replace(refused, tables=halved).fits else None
 
 
-def _smallest_memory(refused: Refused) -> Change | None:
-    """The smallest memory of a rank, to two significant digits, with which the planner finds a plan."""
+def _smallest_memory(refused: Refused) -> tuple[str, int] | None:
+    """The smallest memory of a rank with which a plan is found: argument of `Topology`, bytes to two digits."""
     top = refused.topology
-    if refused.host is not None:  # ddr_cap does not change the plans that are tried
-        return Change("host_memory", _value(_grid(refused.host[2] / (1 - top.reserve_fraction)) + 1), "ddr_cap")
     name = "hbm_cap" if top.compute_device == "cuda" else "ddr_cap"
     least = sum(_least_bytes(refused)) / (1 - top.reserve_fraction)
     found = _first(_grid(max(top.memory_cap_bytes, least, 10.0)), lambda at: refused.on(**{name: _value(at)}).fits)
     while found is not None and refused.on(**{name: int(0.9 * _value(found))}).fits:  # a search is not quite monotone
         found = _grid(0.9 * _value(found))
-    return None if found is None else Change("memory", _value(found), name)
+    return None if found is None else (name, _value(found))
 
 
-def _largest_reserve(refused: Refused, memory: Change | None) -> Change | None:
+def _largest_reserve(refused: Refused, memory: int) -> Change | None:
     """The largest smaller reserve, to a tenth of a percent, with which the planner finds a plan.
 
     Args:
-        memory: the smallest memory with which it finds one: the start of this search.
+        memory: bytes of a rank with which it finds one: the start of this search.
     """
     top = refused.topology
-    if memory is None or not top.memory_cap_bytes:
+    if not top.memory_cap_bytes:
         return None
-    enough = 1 - memory.value * (1 - top.reserve_fraction) / top.memory_cap_bytes
+    enough = 1 - memory * (1 - top.reserve_fraction) / top.memory_cap_bytes
     low, high = math.floor(1000 * enough), math.ceil(1000 * top.reserve_fraction) - 1
-    if high < 0:
-        return None
     most = _largest(max(0, low), high, lambda share: refused.on(reserve_fraction=share / 1000).fits)
-    return None if most is None else Change("reserve", most / 1000)
+    return None if most is None else Change("reserve", f"Topology(reserve_fraction={most / 1000:g})")
 
 
 def _fewest_ranks(refused: Refused) -> Change | None:
@@ -312,7 +301,10 @@ def _fewest_ranks(refused: Refused) -> Change | None:
     low = max(hosts, math.ceil(held / free / step) - 1)
     high = MOST_MORE_RANKS // len(refused.tables) // step
     found = _first(low, fits, high) if low < high else None
-    return None if found is None else Change("ranks", found * step)
+    if found is None:
+        return None
+    ranks = found * step
+    return Change("ranks", f"Topology(world_size={ranks})", f"--ranks {ranks}", f"Ranks: {ranks} or more")
 
 
 def _least_bytes(refused: Refused) -> tuple[float, float, float]:
@@ -340,20 +332,14 @@ def _first(low: int, fits: Callable[[int], bool], most: float = math.inf) -> int
         low, high, step = high, high + 2 * step, 2 * step
     else:
         return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
+    return low + 1 + bisect_left(range(low + 1, high), True, key=fits)
 
 
 def _largest(low: int, high: int, fits: Callable[[int], bool]) -> int | None:
     """The largest integer from `low` to `high` that fits; None if `low` does not."""
     if high < low or not fits(low):
         return None
-    while low < high:
-        middle = -(-(low + high) // 2)
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
+    return low + bisect_left(range(low + 1, high + 1), True, key=lambda at: not fits(at))
 
 
 def _grid(value: float) -> int:

@@ -7,12 +7,12 @@ import pytest
 import scipy.optimize
 import scipy.sparse
 
-from recshard_lab.planner import CostModel, Workload
+from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, Workload, estimate
 from recshard_lab.planner.search.exact import _program
 from recshard_lab.planner.search.greedy import Solution, _better
 from recshard_lab.planner.search.options import Placement, options_of
 from recshard_lab.planner.search.problem import Problem
-from recshard_lab.sharding import ParameterConstraints, Topology
+from recshard_lab.sharding import ParameterConstraints, PlanError, Topology
 from tests.planner.problems import table
 
 
@@ -60,3 +60,20 @@ def test_the_shorter_plan_and_the_higher_bound_are_kept_whichever_search_found_t
     found = _better(model, second, first) if swapped else _better(model, first, second)
     assert found.placements == apart
     assert found.bound_ms == 0.5
+
+
+def test_the_exact_solver_fits_tables_that_the_greedy_search_refuses() -> None:
+    """Two of 3 GB and three of 2 GB into two ranks of 6 GB: largest first on the emptier rank ends at 5 + 5 GB."""
+    tables = [table(f"t{i}", rows, 125) for i, rows in enumerate([6 * 10**6] * 2 + [4 * 10**6] * 3)]
+    top = Topology(2, "cuda", hbm_cap=6 * 10**9 + 5 * 10**7, reserve_fraction=0.0)
+    only = {t.name: ParameterConstraints(sharding_types=["table_wise"]) for t in tables}
+    load = Workload(64, optimizer="exact_sgd")
+    with pytest.raises(PlanError, match="does not fit"):
+        EmbeddingShardingPlanner(top, constraints=only, workload=load).plan_tables(tables)
+    exact = EmbeddingShardingPlanner(top, constraints=only, workload=load, solver="exact", time_limit_s=20)
+    plan = exact.plan_tables(tables)
+    assert estimate(plan, tables, top, load).fits
+    assert {plan.tables()[f"t{i}"].shards[0].rank for i in (0, 1)} in ({0}, {1})
+    too_small = Topology(2, "cuda", hbm_cap=5 * 10**9, reserve_fraction=0.0)
+    with pytest.raises(PlanError, match="does not fit"):
+        EmbeddingShardingPlanner(too_small, constraints=only, workload=load, solver="exact").plan_tables(tables)

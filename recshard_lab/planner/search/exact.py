@@ -82,28 +82,33 @@ class Program:
         self.values.append(np.asarray(values, dtype=float))
 
 
-def solve_exactly(problem: Problem, search: Search, time_limit_s: float) -> Solution:
+def solve_exactly(problem: Problem, search: Search, time_limit_s: float) -> Solution | None:
     """The best plan that HiGHS finds in the time, never worse than `search`'s, and the better of both bounds.
 
     Args:
         problem: what `search` searched.
-        search: has run.
+        search: has run. If it found no plan, HiGHS looks for any.
         time_limit_s: seconds for HiGHS; building the program comes on top.
+
+    Returns:
+        None if neither `search` nor HiGHS found a plan.
     """
     import scipy.optimize  # heavy, and only needed here
     import scipy.sparse
 
     begun = time.monotonic()
-    bound_ms = search.bound_ms
-    best = _annealed(problem, search, time_limit_s)
-    now = problem.step_ms(best)
-    worth = worth_of(search.bounds, problem.priced, now)
-    if now <= bound_ms * (1 + 1e-9) or not worth.any():
-        return Solution(best.placements(), min(now, max(bound_ms, now if not worth.any() else 0.0)))
-    bound_ms = packing_bound(problem, worth, bound_ms, now, PACKING * time_limit_s)
+    bound_ms, now, best = search.bound_ms, np.inf, search.best
+    worth = np.ones(len(problem.priced.cost), dtype=bool)
+    if best is not None:
+        best = _annealed(problem, search, time_limit_s)
+        now = problem.step_ms(best)
+        worth = worth_of(search.bounds, problem.priced, now)
+        if now <= bound_ms * (1 + 1e-9) or not worth.any():
+            return Solution(best.placements(), min(now, max(bound_ms, now if not worth.any() else 0.0)))
+        bound_ms = packing_bound(problem, worth, bound_ms, now, PACKING * time_limit_s)
     program, ways = _program(problem, worth, now)
     if len(program.cost) > MOST_VARIABLES:
-        return Solution(best.placements(), bound_ms)
+        return None if best is None else Solution(best.placements(), bound_ms)
     shape = (len(program.low), len(program.cost))
     at = (np.concatenate(program.rows), np.concatenate(program.columns))
     matrix = scipy.sparse.csc_matrix((np.concatenate(program.values), at), shape=shape)
@@ -115,7 +120,7 @@ def solve_exactly(problem: Problem, search: Search, time_limit_s: float) -> Solu
         options={"time_limit": max(0.1, time_limit_s - (time.monotonic() - begun)), "mip_rel_gap": 1e-6},
     )
     if result.status == 2:  # nothing is better than what it started from
-        return Solution(best.placements(), now)
+        return None if best is None else Solution(best.placements(), now)
     if result.mip_dual_bound is not None and np.isfinite(result.mip_dual_bound):
         bound_ms = max(bound_ms, min(now, float(result.mip_dual_bound) + problem.fixed_ms) * (1 - 1e-6))
     if result.x is not None:
@@ -124,7 +129,7 @@ def solve_exactly(problem: Problem, search: Search, time_limit_s: float) -> Solu
             search.watch("proven", state)
         if state is not None and search.step_ms(state) < search.best_ms:
             best = state
-    return Solution(best.placements(), bound_ms)
+    return None if best is None else Solution(best.placements(), bound_ms)
 
 
 def _annealed(problem: Problem, search: Search, seconds: float) -> State:

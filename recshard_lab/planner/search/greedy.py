@@ -101,15 +101,20 @@ def solve(
     search = Search(problem, passes, record)
     if record is not None:
         record.begin(problem, groups)
+    solution, refused = None, None
     try:
         solution = search.run(any_plan)
     except DoesNotFit as stuck:
         largest = max(groups[stuck.table], key=lambda at: tables[at].weight_bytes)
-        raise DoesNotFit(largest) from None
+        refused = DoesNotFit(largest)
     if exact_s is not None:
         from recshard_lab.planner.search.exact import solve_exactly
 
-        solution = _better(model, solution, solve_exactly(problem, search, exact_s))
+        proven = solve_exactly(problem, search, exact_s)
+        solution = proven if solution is None or proven is None else _better(model, solution, proven)
+    if solution is None:
+        assert refused is not None
+        raise refused
     return Solution(unbundled(solution.placements, groups), solution.bound_ms)
 
 

@@ -276,7 +276,8 @@ def measurements(cases: Sequence[Case], timed: Sequence[Timed]) -> Measurements:
 def _lookup_measurements(alone: Sequence[TimedOperator], world_size: int) -> Measurements:
     """Lookups that were timed alone, as cases: each rank holds one table and looks up the ids of all ranks.
 
-    Random models cannot separate an optimizer's time per row from that per byte; rows of two widths can.
+    Random models cannot separate an optimizer's time for memory from that for arithmetic. A large table and one that a
+    cache holds can.
     """
     ops, cases, parts = by_op(alone), [], []
     forward = {one.sizes: one.ms for one in ops["lookup"]}

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recshard_lab.calibration import operators
 from recshard_lab.embedding.configs import EmbeddingBagConfig
 from recshard_lab.planner import Workload
 from recshard_lab.sharding import ShardingPlan, Topology, scheme_named
@@ -111,15 +110,15 @@ def draw_family(family: str, seed: Sequence[int]) -> Model:
     return Model(name, tables, Workload(batch, bag, zipf_alpha=alpha, optimizer=str(rng.choice(MAIN_OPTIMIZERS))))
 
 
-def lookup_case(optimizer: str, world_size: int, count: int, cols: int, bag: int) -> Case:
+def lookup_case(optimizer: str, world_size: int, count: int, cols: int, bag: int, rows: int) -> Case:
     """A lookup that was timed alone (`operators.py`) as a case: one table on each rank, uniform ids.
 
     Args:
         optimizer: of it.
         world_size: ranks, each of which looks up the ids of all.
-        count, cols, bag: ids, columns and ids a bag of each rank's lookup.
+        count, cols, bag, rows: ids, columns, ids a bag and rows of each rank's lookup.
     """
-    rows, topology = operators.CPU_SIZES.table_bytes // (4 * cols), Topology(world_size)
+    topology = Topology(world_size)
     tables = tuple(
         EmbeddingBagConfig(name=f"t{i}", num_embeddings=rows, embedding_dim=cols, feature_names=[f"f{i}"])
         for i in range(world_size)
@@ -127,7 +126,9 @@ def lookup_case(optimizer: str, world_size: int, count: int, cols: int, bag: int
     scheme = scheme_named("table_wise")
     plan = {table.name: scheme.default(table, topology, [rank]) for rank, table in enumerate(tables)}
     batch = max(1, round(count / bag / world_size))
-    model = Model(f"{optimizer}_{cols}", tables, Workload(batch, count / batch / world_size, optimizer=optimizer))
+    model = Model(
+        f"{optimizer}_{cols}_{rows}", tables, Workload(batch, count / batch / world_size, optimizer=optimizer)
+    )
     return Case(model, "table_wise", ShardingPlan({"": plan}))  # type: ignore[dict-item]
 
 

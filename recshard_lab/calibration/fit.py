@@ -18,7 +18,7 @@ from recshard_lab.calibration.predict import Predictions
 from recshard_lab.planner.workload import Array
 from recshard_lab.sharding import Topology
 
-STEP_DEVIATION, PHASE_DEVIATION = 0.08, 0.3  # standard deviations of measured logarithms
+STEP_DEVIATION, PHASE_DEVIATION, ALONE_DEVIATION = 0.08, 0.3, 0.1  # standard deviations of measured logarithms
 PARTS = ((0,), (1,), (2, 3, 4), (5,))  # phases that are measured together: ids, lookup, rows and gradients, update
 
 
@@ -100,7 +100,7 @@ OF_SENDING = (
     "half_duplex",
     "contention",
 )
-PER_OPTIMIZER = (Fitted("update_cost", 2.0, 2.5), Fitted("update_row_ns", 20.0, 4.0))
+PER_OPTIMIZER = (Fitted("update_cost", 2.0, 2.5), Fitted("update_number_ns", 1.0, 6.0))
 GPU_PER_OPTIMIZER = (Fitted("update_cost", 2.0, 1.5),)
 
 
@@ -178,13 +178,15 @@ def fit(
     predictions = Predictions(measured.cases, topology)
     start = np.log([figure.of(topology) for figure in figures])
     reach = np.log([figure.factor for figure in figures])
+    of_case = np.where(np.isfinite(measured.step_ms), PHASE_DEVIATION, ALONE_DEVIATION)
+    deviations = np.broadcast_to(of_case[:, None], measured.parts_ms.shape)
     whole, separated = np.isfinite(measured.step_ms), np.isfinite(measured.parts_ms)
 
     def residuals(at: Array) -> Array:
         phases = predictions.phases(with_figures(topology, figures, np.exp(start + at * reach))).max(axis=-1)
         steps = np.log(phases.sum(axis=0)[whole] / measured.step_ms[whole]) / STEP_DEVIATION
         sums = np.stack([phases[list(part)].sum(axis=0) for part in PARTS], axis=1)
-        parts = np.log(sums[separated] / measured.parts_ms[separated]) / PHASE_DEVIATION
+        parts = np.log(sums[separated] / measured.parts_ms[separated]) / deviations[separated]
         return np.concatenate([_huber(steps), _huber(parts), at])
 
     found = least_squares(residuals, np.zeros(len(start)), method="trf", x_scale=1.0, max_nfev=40, xtol=1e-4, ftol=1e-5)

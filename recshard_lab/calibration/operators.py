@@ -8,8 +8,8 @@ kernel              1                               the device runs it
 read                1                               the host waits for the device and reads one number
 gather              ids, columns                    reads distinct random rows, fp32, and writes them (index_select)
 reread              ids, columns                    the same with few rows, each of them many times
-lookup              ids, columns, ids a bag         forward of the lookup kernel in use, distinct random ids
-train/OPTIMIZER     ids, columns, ids a bag         the same with backward and the optimizer
+lookup              ids, columns, ids a bag, rows   forward of the lookup kernel in use, random ids
+train/OPTIMIZER     ids, columns, ids a bag, rows   the same with backward and the optimizer
 dense, dense_tf32   batch, width                    forward and backward of two linear layers, in fp32 and in TF32
 copy_to_device      bytes                           from pinned host memory
 copy_to_host        bytes                           into pinned host memory
@@ -47,6 +47,7 @@ class Sizes:
     Attributes:
         table_bytes: of a table that no cache holds. few_bytes: of one that every cache holds.
         ids: of a lookup.
+        hot_rows: of a lookup's table that a cache holds; 0: none.
         columns: of rows.
         batches, width: of dense layers.
         copies: bytes.
@@ -55,15 +56,16 @@ class Sizes:
     table_bytes: int
     few_bytes: int
     ids: int
+    hot_rows: int
     columns: tuple[int, ...]
     batches: tuple[int, ...]
     width: int
     copies: tuple[int, ...] = ()
 
 
-CPU_SIZES = Sizes(64 << 20, 1 << 16, 1 << 12, (16, 128), (32, 256), 512)
+CPU_SIZES = Sizes(64 << 20, 1 << 16, 1 << 12, 1 << 14, (16, 128), (32, 256), 512)
 GPU_SIZES = Sizes(
-    1 << 30, 1 << 18, 1 << 18, (8, 16, 32, 64, 128, 256), (64, 256, 1024, 4096), 1024, (1 << 16, 1 << 20, 1 << 24)
+    1 << 30, 1 << 18, 1 << 18, 0, (8, 16, 32, 64, 128, 256), (64, 256, 1024, 4096), 1024, (1 << 16, 1 << 20, 1 << 24)
 )
 
 
@@ -137,19 +139,21 @@ def _gathers(clock: Clock, sizes: Sizes) -> Iterator[TimedOperator]:
 def _lookups(clock: Clock, optimizers: Sequence[str], sizes: Sizes) -> Iterator[TimedOperator]:
     import torch
 
+    tables = [(cols, sizes.table_bytes // (4 * cols)) for cols in sizes.columns]
+    if sizes.hot_rows:
+        tables.append((sizes.columns[-1], sizes.hot_rows))
     for optimizer in optimizers:
-        for cols in sizes.columns:
-            rows = sizes.table_bytes // (4 * cols)
+        for cols, rows in tables:
             kernel = _kernel(optimizer, rows, cols, clock)
             for stored in [*kernel.weights(), *(one for own in kernel.optimizer_states() for one in own.values())]:
                 stored.fill_(0.01)  # as in training, every page of memory has been written
             batches = [
-                _ids(rows, sizes.ids, clock, distinct=True, seed=seed)
+                _ids(rows, sizes.ids, clock, distinct=rows != sizes.hot_rows, seed=seed)
                 for seed in range(1 if clock.device.type != "cpu" else CPU_BATCHES)
             ]
             offsets = torch.arange(0, len(batches[0]) + 1, BAG, device=clock.device)
             grad = torch.full((len(offsets) - 1, cols), 1e-3, device=clock.device)
-            size = (len(batches[0]), cols, BAG)
+            size = (len(batches[0]), cols, BAG, rows)
             if optimizer == optimizers[0]:
                 yield clock.time("lookup", size, _lookup(kernel, batches, offsets, None))
             yield clock.time(f"train/{optimizer}", size, _lookup(kernel, batches, offsets, grad))
@@ -258,15 +262,15 @@ def figures_alone(timed: Sequence[TimedOperator], compute_device: str) -> dict[s
         return float(4 * d * per_byte + per_row)
 
     lookups = {one.sizes: one.ms for one in ops["lookup"]}
-    left = [ms / n - row_ms(d) - 4 * d / bag * cached for (n, d, bag), ms in lookups.items()]
+    left = [ms / n - row_ms(d) - 4 * d / bag * cached for (n, d, bag, _), ms in lookups.items()]
     found["lookup_ns_per_id"] = max(0.0, 1e6 * float(np.mean(left)))
     found["update_id_ns"], found["update_cost"] = {}, {}
     for op, own in ops.items():
         if op.startswith("train/"):
             optimizer = op.removeprefix("train/")
-            rows = [[1.0, 2 * row_ms(d)] for _, d, _ in _sizes(own)]
+            rows = [[1.0, 2 * row_ms(d)] for _, d, _, _ in _sizes(own)]
             ms = [(one.ms - lookups[one.sizes]) / one.sizes[0] for one in own]
-            ms = [one - (4 * d + 4 * d / bag) * cached for one, (_, d, bag) in zip(ms, _sizes(own), strict=True)]
+            ms = [one - (4 * d + 4 * d / bag) * cached for one, (_, d, bag, _) in zip(ms, _sizes(own), strict=True)]
             if min(ms) <= 0:
                 raise ValueError(
                     f"backward with {optimizer} took {min(ms) * 1e6:.3g} ns per id less than copies in the cache: the "

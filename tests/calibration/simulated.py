@@ -36,7 +36,7 @@ FIGURES: dict[str, Any] = {
     "intra_host_bw": 2.4e8,
     "reduce_scatter_cost": 1.25,
 }
-SMALL = operators.Sizes(1 << 20, 1 << 14, 1 << 9, (8, 32, 128), (16, 64, 256), 32, (1 << 10, 1 << 14))
+SMALL = operators.Sizes(1 << 20, 1 << 14, 1 << 9, 0, (8, 32, 128), (16, 64, 256), 32, (1 << 10, 1 << 14))
 
 
 def ms_of(op: str, sizes: tuple[int, ...], figures: dict[str, Any] = FIGURES) -> float:
@@ -50,7 +50,7 @@ def ms_of(op: str, sizes: tuple[int, ...], figures: dict[str, Any] = FIGURES) ->
             return float(count * 8 * cols / f["cache_bw"])
         return float(count * (8 * cols + f["gather_row_bytes"]) / f["hbm_mem_bw"])
     if op == "lookup" or op.startswith("train/"):
-        count, cols, bag = sizes
+        count, cols, bag, _ = sizes
         row_ms = (4 * cols + f["gather_row_bytes"]) / f["hbm_mem_bw"]
         ms = f["lookup_ns_per_id"] * 1e-6 + row_ms + 4 * cols / bag / f["cache_bw"]
         if op != "lookup":

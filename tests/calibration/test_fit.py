@@ -68,17 +68,21 @@ def test_a_few_disturbed_times_do_not_bend_the_fit() -> None:
     assert errors(Predictions(cases, start).step_ms(found.topology), expected)["error"] < 0.05
 
 
-def test_lookups_of_two_widths_separate_an_optimizers_time_per_row_from_that_per_byte() -> None:
+def test_lookups_alone_separate_an_optimizers_arithmetic_from_its_memory() -> None:
     start = Topology(2, cores_per_host=2)
     figures = figures_for(["exact_sgd", "adam"], 2)
     plain = with_figures(start, figures, [figure.of(start) for figure in figures])
-    slow = {"update_cost": {**plain.update_cost, "adam": 9.0}, "update_row_ns": {**plain.update_row_ns, "adam": 250.0}}
+    slow = {
+        "update_cost": {**plain.update_cost, "adam": 9.0},
+        "update_number_ns": {**plain.update_number_ns, "adam": 20.0},
+    }
     truth = replace(plain, **slow)  # type: ignore[arg-type]
     narrow = [case for case in drawn(6, 2) if case.model.workload.optimizer == "exact_sgd"]
     narrow += draw_cases(
         replace(draw_model((5, 5), "adam"), tables=draw_family("large_batch", (1,)).tables), LAYOUTS, 2
     )
-    lookups = [lookup_case(name, 2, 4096, cols, 32) for name in ("exact_sgd", "adam") for cols in (16, 128)]
+    tables = [(16, 1 << 20), (128, 1 << 17), (128, 1 << 14)]
+    lookups = [lookup_case(name, 2, 4096, cols, 32, rows) for name in ("exact_sgd", "adam") for cols, rows in tables]
     alone = made_up(lookups, truth, 0.03)
     alone.parts_ms[:, [0, 2]], alone.step_ms[:] = np.nan, np.nan
     measured = made_up(narrow, truth, 0.03)

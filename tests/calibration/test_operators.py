@@ -60,7 +60,7 @@ def test_times_too_short_for_the_copies_in_them_are_an_error() -> None:
         for op, sizes in [
             *(("launch", (1,)), ("kernel", (1,)), ("read", (1,)), ("dense", (8, 8)), ("dense", (64, 8))),
             *((op, (64, cols)) for op in ("gather", "reread") for cols in (8, 64)),
-            *((op, (64, cols, 32)) for op in ("lookup", "train/exact_sgd") for cols in (8, 64)),
+            *((op, (64, cols, 32, 4096)) for op in ("lookup", "train/exact_sgd") for cols in (8, 64)),
         ]
     ]
     assert operators.figures_alone(timed, "cuda")["update_cost"]["exact_sgd"] == pytest.approx(1.1)

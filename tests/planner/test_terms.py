@@ -28,7 +28,7 @@ CALIBRATED: dict[str, Any] = {
     "norm_ms": 0.9,
     "norm_ns_per_row": 45.0,
     "update_id_ns": {"exact_row_wise_adagrad": 7.0},
-    "update_row_ns": {"exact_row_wise_adagrad": 30.0},
+    "update_number_ns": {"exact_row_wise_adagrad": 1.0},
 }
 
 

@@ -81,7 +81,7 @@ class LookupCosts:
         lookup += vectors * vector_ms
         id_ms = top.update_id_ns.get(self.optimizer, top.update_ns_per_id) * 1e-6
         row_ms = 2 * row_bytes * first_ms * top.update_cost[self.optimizer]
-        row_ms += top.update_row_ns.get(self.optimizer, 0.0) * 1e-6
+        row_ms += top.update_number_ns.get(self.optimizer, 0.0) * 1e-6 * cols
         update = sent * (id_ms + 4 * cols / top.cache_bw) + back * vector_ms + row_ms * unique * ids
         # a replica looks up its own batch, and all that was sent in backward
         update += replicated * lookup * sent / np.maximum(ids, 1e-9)

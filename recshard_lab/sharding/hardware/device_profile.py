@@ -17,7 +17,7 @@ from recshard_lab.documents import json_content, read_text, with_fix
 from recshard_lab.sharding.hardware.topology import DEVICE_DEFAULTS, Topology
 
 FORMAT, VERSION = "recshard_lab device profile", 4
-PER_OPTIMIZER = ("update_cost", "update_id_ns", "update_row_ns")
+PER_OPTIMIZER = ("update_cost", "update_id_ns", "update_number_ns")
 
 
 @checks_arguments

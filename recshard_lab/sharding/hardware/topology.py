@@ -49,7 +49,7 @@ _CALIBRATED_ONLY: dict[str, Any] = {  # figures without a general value
     **dict.fromkeys(("norm_ns_per_row", "replica_ms", "replicas_ms", "cache_bytes", "contention", "half_duplex"), 0.0),
     **dict.fromkeys(("sync_ms", "kernel_ms", "gather_row_bytes", "matrix_half_batch", "straggler_sigma"), 0.0),
     **dict.fromkeys(("bag_ns", "sort_ns_per_id", "sum_ns_per_number"), 0.0),
-    **{"update_id_ns": {}, "update_row_ns": {}},
+    **{"update_id_ns": {}, "update_number_ns": {}},
 }
 DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
     "cpu": {
@@ -172,7 +172,8 @@ class Topology:
         straggler_sigma: relative standard deviation of a rank's time in a phase; W ranks wait for the slowest, which
             takes ``1 + straggler_sigma * sqrt(2 ln W)`` as long as the mean.
         update_cost: optimizer -> factor on reading and writing the distinct rows.
-        update_id_ns, update_row_ns: optimizer -> ns per id, in place of `update_ns_per_id`, and ns per distinct row.
+        update_id_ns, update_number_ns: optimizer -> ns per id, in place of `update_ns_per_id`, and ns of arithmetic per
+            number of a distinct row, wherever the row is stored.
         bag_ns: ns per bag of one feature of one shard, in forward and in backward.
         sort_ns_per_id, sum_ns_per_number: for ids that travel once (replicas that send touched rows, "distinct_rows",
             deduplicated sequences): ns per sorted id of the batch, and per added number of a row or gradient.
@@ -235,7 +236,7 @@ class Topology:
     straggler_sigma: float = _DEFAULT
     update_cost: Mapping[str, float] = _DEFAULT
     update_id_ns: Mapping[str, float] = _DEFAULT
-    update_row_ns: Mapping[str, float] = _DEFAULT
+    update_number_ns: Mapping[str, float] = _DEFAULT
     reserve_fraction: float = _DEFAULT
     cores_per_host: int = _DEFAULT
     device_groups: Mapping[str, Sequence[int]] = field(default_factory=dict)

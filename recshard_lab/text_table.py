@@ -139,6 +139,10 @@ class Printable:
             above = part
         return "\n\n".join(blocks)
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What IPython shows in a terminal."""
+        printer.text(str(self))
+
     def _repr_html_(self) -> str:
         return "".join(f"<p>{escape(part)}</p>" if isinstance(part, str) else part.html for part in self._shown())
 

@@ -1,5 +1,7 @@
 """Tables and answers as text and HTML."""
 
+from IPython.lib.pretty import pretty
+
 from recshard_lab.text_table import MOST_ROWS, WIDTH, Printable, TextTable
 
 
@@ -28,6 +30,7 @@ class Answer(Printable):
 def test_sentences_stand_together_tables_apart_and_empty_tables_are_left_out() -> None:
     assert str(Answer(1)) == "One.\nTwo.\n\nSquares\nn  square\n0  0\n\nThree."
     assert Answer(2)._repr_html_().count("<tr>") == 3
+    assert pretty(Answer(1)) == str(Answer(1))
     assert "Nothing" not in Answer(1)._repr_html_()
     assert Answer(3).records()[2] == {"n": "2", "square": "4"}
 

@@ -79,14 +79,14 @@ class AccessProfile:
     def __post_init__(self) -> None:
         if len(self.uses) != len(self.rows) or not self.uses:
             raise ValueError(
-                f"uses and rows must be lists of one length, at least one entry; got {len(self.uses)} and "
-                f"{len(self.rows)}"
+                f"uses and rows must be lists of one length of at least 1, got {len(self.uses)} and "
+                f"{len(self.rows)} entries. Fix: give one number of rows for each number of uses"
             )
         uses, rows = np.array(self.uses, dtype=float), np.array(self.rows, dtype=float)
         if not (np.isfinite(uses).all() and (uses > 0).all() and (np.diff(uses) > 0).all()):
-            raise ValueError(f"uses must be positive and ascending, got {self.uses!r:.80}")
+            raise ValueError(f"uses must be positive and ascending, got {self.uses!r:.80}. Fix: sort them")
         if not (np.isfinite(rows).all() and (rows > 0).all()):
-            raise ValueError(f"rows must be positive, got {self.rows!r:.80}")
+            raise ValueError(f"rows must be positive, got {self.rows!r:.80}. Fix: leave out uses without rows")
 
     @classmethod
     def meta_2021(cls, pooling_factor: float = META_2021_POOLING, batch_size: int = META_2021_BATCH) -> "AccessProfile":
@@ -134,13 +134,13 @@ class AccessProfile:
         for batch in in_turn(batches):
             ids = as_array(batch)
             if ids.size and ids.min() < 0:
-                raise ValueError(f"ids must be whole numbers from 0 up, got {ids.min()}")
+                raise ValueError(f"ids must be whole numbers from 0 up, got {ids.min()}. Fix: remove negative ids")
             rows, used = np.unique(ids, return_counts=True)
             seen.append(rows)
             counts.append(used)
             sizes.append(ids.size)
         if not sum(sizes):
-            raise ValueError(f"no ids in {len(sizes)} batches: there is nothing to measure")
+            raise ValueError(f"{len(sizes)} batches contain no ids. Fix: pass batches with ids")
         _, place = np.unique(np.concatenate(seen), return_inverse=True)
         total = np.bincount(place, weights=np.concatenate(counts))
         uses, rows = np.unique(total, return_counts=True)
@@ -171,7 +171,7 @@ class AccessProfile:
             num_embeddings: rows of the table, which no batch has more of.
         """
         if not num_ids >= 0:
-            raise ValueError(f"num_ids must not be negative, got {num_ids!r}")
+            raise ValueError(f"num_ids must not be negative, got {num_ids!r}. Fix: num_ids=1000")
         seen, uses, rows = self.num_ids, np.array(self.uses), np.array(self.rows)
         share = min(1.0, num_ids / seen)
         if share < 1:
@@ -194,7 +194,7 @@ class AccessProfile:
         0.6
         """
         if not rows >= 0:
-            raise ValueError(f"rows must not be negative, got {rows!r}")
+            raise ValueError(f"rows must not be negative, got {rows!r}. Fix: rows=1000")
         uses, held = np.array(self.uses)[::-1], np.array(self.rows)[::-1]
         taken = np.clip(float(rows) - np.concatenate([[0.0], np.cumsum(held)[:-1]]), 0.0, held)
         return float(np.dot(taken, uses)) / self.num_ids
@@ -234,7 +234,7 @@ def in_turn(batches: Any) -> Iterator[Any]:
     try:
         return iter(batches)
     except TypeError:
-        raise ValueError(f"batches must be a list, or what else can be iterated, got {batches!r:.60}") from None
+        raise ValueError(f"batches must be a list or another iterable, got {batches!r:.60}. Fix: [batch]") from None
 
 
 def as_array(ids: Any) -> NDArray[Any]:
@@ -246,9 +246,11 @@ def as_array(ids: Any) -> NDArray[Any]:
     try:
         found = np.asarray(ids.detach().cpu() if hasattr(ids, "detach") else ids).reshape(-1)
     except (TypeError, RuntimeError, ValueError) as error:
-        raise ValueError(f"ids must be an array or a tensor of whole numbers: {error}") from None
+        raise ValueError(
+            f"ids must be an array or a tensor of whole numbers: {error}. Fix: torch.tensor(ids)"
+        ) from None
     if found.size and not np.issubdtype(found.dtype, np.integer):
-        raise ValueError(f"ids must be whole numbers, got {found.dtype}")
+        raise ValueError(f"ids must be whole numbers, got {found.dtype}. Fix: ids.long()")
     return found
 
 
@@ -263,8 +265,8 @@ def bags_by_feature(batch: Any) -> Mapping[str, Any]:
         return features
     if not callable(getattr(features, "to_dict", None)):
         raise ValueError(
-            f"a batch must be a KeyedJaggedTensor, have one as sparse_features, or map features to JaggedTensors; "
-            f"got a {type(batch).__name__}"
+            f"a batch must be a KeyedJaggedTensor, have one as sparse_features, or map features to JaggedTensors, "
+            f"got a {type(batch).__name__}. Fix: pass the sparse features"
         )
     found: Mapping[str, Any] = features.to_dict()
     return found
@@ -278,7 +280,7 @@ def measure(batches: Iterable[Any], tables: Sequence[BaseEmbeddingConfig]) -> di
             size than the first.
     """
     if not tables:
-        raise ValueError("tables is empty: name the tables whose ids are counted")
+        raise ValueError("tables is empty. Fix: pass the tables whose ids are counted")
     ids: dict[str, list[Any]] = {table.name: [] for table in tables}
     found: dict[str, int] = {}
     sizes: list[int] = []
@@ -290,15 +292,15 @@ def measure(batches: Iterable[Any], tables: Sequence[BaseEmbeddingConfig]) -> di
             for feature in table.feature_names:
                 if feature not in bags:
                     raise ValueError(
-                        f"batch {number} has no feature {feature!r}, which table {table.name!r} reads; it has "
-                        f"{', '.join(map(str, bags))}"
+                        f"batch {number} has no feature {feature!r}, which table {table.name!r} reads. Fix: add it "
+                        f"to the batch, which has {', '.join(map(str, bags))}"
                     )
                 values, lengths = _ids_of(bags[feature], feature)
                 if values.size and not 0 <= values.min() <= values.max() < table.num_embeddings:
                     bad = values.min() if values.min() < 0 else values.max()
                     raise ValueError(
-                        f"batch {number}: feature {feature!r} has the id {bad}, table {table.name!r} has rows 0 to "
-                        f"{table.num_embeddings - 1:,}"
+                        f"batch {number}: feature {feature!r} has the id {bad}, but table {table.name!r} has rows 0 "
+                        f"to {table.num_embeddings - 1:,}. Fix: increase num_embeddings"
                     )
                 parts.append(values)
                 counted[feature] = (values.size, len(lengths))
@@ -308,13 +310,13 @@ def measure(batches: Iterable[Any], tables: Sequence[BaseEmbeddingConfig]) -> di
         if wrong:
             feature, size = next(iter(wrong.items()))
             raise ValueError(
-                f"batch {number}: feature {feature!r} has {size} bags where the first batch has {sizes[0]}: measure "
-                f"batches of one size"
+                f"batch {number}: feature {feature!r} has {size} samples, the first batch has {sizes[0]}. Fix: "
+                f"pass batches of one size"
             )
         for feature, (count, _) in counted.items():
             found[feature] = found.get(feature, 0) + count
     if not sizes:
-        raise ValueError("no batches: give at least one")
+        raise ValueError("got no batches. Fix: pass at least one")
     samples = sum(sizes)
     access = {}
     for table in tables:
@@ -332,5 +334,8 @@ def measure(batches: Iterable[Any], tables: Sequence[BaseEmbeddingConfig]) -> di
 
 def _ids_of(bags: Any, feature: str) -> tuple[Any, Any]:
     if not (callable(getattr(bags, "values", None)) and callable(getattr(bags, "lengths", None))):
-        raise ValueError(f"feature {feature!r} must be a JaggedTensor, with values() and lengths(), got {bags!r:.60}")
+        raise ValueError(
+            f"feature {feature!r} must be a JaggedTensor with values() and lengths(), got {bags!r:.60}. Fix: "
+            f"JaggedTensor(values, lengths)"
+        )
     return as_array(bags.values()), as_array(bags.lengths())

@@ -119,9 +119,10 @@ class EmbeddingShardingPlanner:
         self.local_search_passes = local_search_passes
         self.route = None if route is None else check_route(route)
         if solver not in SOLVERS:
-            raise ValueError(f"solver {solver!r} does not exist{nearest(solver, SOLVERS)}; known: {', '.join(SOLVERS)}")
+            known = " or ".join(map(repr, SOLVERS))
+            raise ValueError(f"solver {solver!r} does not exist{nearest(solver, SOLVERS)}. Fix: use {known}")
         if not time_limit_s > 0:
-            raise ValueError(f"time_limit_s must be positive, got {time_limit_s!r}")
+            raise ValueError(f"time_limit_s must be positive, got {time_limit_s!r}. Fix: time_limit_s=60")
         self.solver, self.time_limit_s = solver, time_limit_s
         self.cost_model = cost_model
         cost_model_named(cost_model)

@@ -94,18 +94,22 @@ class Workload:
         optimizer = str(getattr(self.optimizer, "value", self.optimizer))
         object.__setattr__(self, "optimizer", optimizer)
         if optimizer not in OPTIMIZER_STATE_BYTES:
-            raise ValueError(f"optimizer {optimizer!r} is not one of {', '.join(OPTIMIZER_STATE_BYTES)}")
+            known = ", ".join(OPTIMIZER_STATE_BYTES)
+            raise ValueError(f"optimizer {optimizer!r} is not supported. Fix: use one of {known}")
         if not isinstance(self.pipeline, str) or self.pipeline not in PIPELINES:
-            raise ValueError(f"pipeline must be one of {', '.join(PIPELINES)}, got {self.pipeline!r:.80}")
+            known = ", ".join(PIPELINES)
+            raise ValueError(f"pipeline must be one of {known}, got {self.pipeline!r:.80}. Fix: pipeline='none'")
         if not isinstance(self.weighted, numbers.Integral | np.bool_):
-            raise ValueError(f"weighted must be True or False, got {self.weighted!r}")
+            raise ValueError(f"weighted must be True or False, got {self.weighted!r}. Fix: weighted=True")
         if not isinstance(self.index_dedup, bool):
             raise ValueError(
                 f"index_dedup must be True or False, got {self.index_dedup!r:.80}. Fix: pass index_dedup=True"
             )
         ordered = self.frequency_ordered
         if isinstance(ordered, str) or not isinstance(ordered, bool | Collection):
-            raise ValueError(f"frequency_ordered must be True, False or names of tables, got {ordered!r:.60}")
+            raise ValueError(
+                f"frequency_ordered must be True, False or names of tables, got {ordered!r:.60}. Fix: ['movies']"
+            )
         if not isinstance(ordered, bool):
             object.__setattr__(self, "frequency_ordered", frozenset(ordered))
         whole = isinstance(self.batch_size, numbers.Integral) and not isinstance(self.batch_size, bool)
@@ -119,7 +123,7 @@ class Workload:
                 if value is None and name in ("unique_fraction", "dense_flops_per_sample"):
                     continue
                 if not isinstance(value, numbers.Real) or not 0 <= value < float("inf"):
-                    raise ValueError(f"{name} must be a finite number and not be negative, got {given!r}")
+                    raise ValueError(f"{name} must be a finite number and not negative, got {given!r}. Fix: {name}=0")
         object.__setattr__(self, "dense_bytes_per_parameter", float(self.dense_bytes_per_parameter))
 
     @classmethod
@@ -371,7 +375,10 @@ def _profile(given: object) -> AccessProfile:
         return given
     if given == "meta_2021":
         return AccessProfile.meta_2021()
-    raise ValueError(f"access must be an AccessProfile, 'meta_2021', or one of them for each table, got {given!r:.80}")
+    raise ValueError(
+        f"access must be an AccessProfile, 'meta_2021', or one of them for each table, got {given!r:.80}. Fix: "
+        f"access='meta_2021'"
+    )
 
 
 def _per_feature(

@@ -280,7 +280,7 @@ def test_a_view_of_an_estimate_takes_a_plan_too(name: str) -> None:
     assert not view.problem
     assert view.text == views.view_named(name)(estimate(plan, tables, Topology(2))).text
     by_hand = ShardingPlan({"": {"a": ParameterSharding("row_wise", ranks=[0, 1])}})  # type: ignore[dict-item]
-    assert "Fix: pass estimate(plan, tables, topology)" in views.view_named(name)(by_hand).problem
+    assert "Fix: call rs.estimate(plan, tables, topology)" in views.view_named(name)(by_hand).problem
 
 
 def test_a_new_view_is_one_function_and_its_drawing_may_fail_too() -> None:

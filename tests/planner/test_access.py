@@ -144,9 +144,9 @@ def test_the_python_of_a_comparison_names_the_profiles_instead_of_spelling_them(
     [
         ([], "no batches"),
         ([{"other": None}], "no feature 'a_f', which table 'a' reads"),
-        ([batch({"a_f": np.array([3, ROWS])}, 1)], "the id 5000, table 'a' has rows 0 to 4,999"),
+        ([batch({"a_f": np.array([3, ROWS])}, 1)], "the id 5000, but table 'a' has rows 0 to 4,999"),
         ([batch({"a_f": np.array([3, -1])}, 1)], "the id -1"),
-        ([batch({"a_f": zipf(8)}, 2), batch({"a_f": zipf(8)}, 4)], "4 bags where the first batch has 2"),
+        ([batch({"a_f": zipf(8)}, 2), batch({"a_f": zipf(8)}, 4)], "4 samples, the first batch has 2"),
         (["nothing"], "must be a KeyedJaggedTensor"),
         ([{"a_f": 3}], "must be a JaggedTensor"),
         (7, "batches must be"),
@@ -160,7 +160,7 @@ def test_batches_that_cannot_be_counted_are_refused_by_name(batches, words: str)
 @pytest.mark.parametrize(
     ("uses", "rows", "words"),
     [
-        ((), (), "at least one"),
+        ((), (), "length of at least 1"),
         ((1.0,), (1.0, 2.0), "one length"),
         ((2.0, 1.0), (1.0, 1.0), "ascending"),
         ((1.0,), (0.0,), "rows"),

@@ -10,7 +10,7 @@ from typing import Any
 
 from recshard_lab.lab.svg import Svg
 from recshard_lab.lab.view import View, message_view
-from recshard_lab.sharding import PlanError, ShardingPlan
+from recshard_lab.sharding import ShardingPlan
 
 ViewFunction = Callable[..., View]
 
@@ -58,7 +58,7 @@ def register_view(label: str, *, place: int = 100) -> Callable[[ViewFunction], V
             bound = signature.bind(*args, **kwargs)
             try:
                 if isinstance(bound.arguments.get("estimate"), ShardingPlan):
-                    bound.arguments["estimate"] = _estimate_of(bound.arguments["estimate"])
+                    bound.arguments["estimate"] = bound.arguments["estimate"].estimate
                 return _guarded(function(*bound.args, **bound.kwargs), label)
             except Exception as error:
                 return message_view(name, label, reason(error))
@@ -137,20 +137,6 @@ def reason(error: Exception) -> str:
     if not words:
         return type(error).__name__
     return words if isinstance(error, ValueError) else f"{type(error).__name__}: {words}"
-
-
-def _estimate_of(plan: ShardingPlan) -> Any:
-    """The predicted costs of a plan that a planner made.
-
-    Raises:
-        PlanError: no planner made it.
-    """
-    if plan.planned is None:
-        raise PlanError(
-            "this plan has no tables or topology attached, so its costs are unknown. Fix: pass "
-            "estimate(plan, tables, topology) instead of the plan"
-        )
-    return plan.planned.estimate(plan)
 
 
 def _entry(name: str) -> _Entry:

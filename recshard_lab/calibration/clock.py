@@ -2,7 +2,8 @@
 
 The method on a GPU, that of Triton's ``triton.testing.do_bench`` and of ``nvbench`` (cold mode):
 
-- 25 ms of warm-up, synchronised, so that kernels are compiled and clocks have risen;
+- 25 ms of warm-up, synchronised, so that kernels are compiled and clocks have risen; of collectives a fixed number of
+  calls, because all ranks must make equally many;
 - before each repeat, 256 MB are overwritten: the L2 cache holds nothing of the repeat before, and the host gets a lead,
   so that the interval contains no launch;
 - an event before and after each repeat on the current stream, all repeats enqueued before one synchronisation. The
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 WARM_UP, REPEATS = 2, 9
 WARM_UP_S = 0.025  # on a GPU
+COLLECTIVE_WARM_UP = 20  # calls on a GPU
 FLUSH_BYTES = 256 << 20  # more than any L2 cache: 50 MB on an H200, 126 MB on a B200
 
 
@@ -70,8 +72,8 @@ class Clock:
         Args:
             op, sizes: the work, as in `TimedOperator`. A clock with simulated times reads them.
             run: the work.
-            before: called before each repeat on a CPU, outside the interval, such as a barrier. A GPU's collectives
-                follow each other on the stream without one, as in nccl-tests.
+            before: for collectives, their barrier. It is called before each repeat on a CPU, outside the interval. On a
+                GPU collectives follow each other on the stream without one, as in nccl-tests.
         """
         if self.device.type == "cpu":
             return self._wall_times(run, before or (lambda: None))
@@ -79,12 +81,11 @@ class Clock:
 
         if self._flush is None:
             self._flush = torch.empty(FLUSH_BYTES // 4, device=self.device)
-        begun = perf_counter()
-        for number in range(1000):
+        begun, calls = perf_counter(), 0
+        while calls < COLLECTIVE_WARM_UP if before else calls < WARM_UP or perf_counter() - begun < WARM_UP_S:
             run()
             self.synchronize()
-            if number + 1 >= WARM_UP and perf_counter() - begun > WARM_UP_S:
-                break
+            calls += 1
         pairs = [[torch.Event(device=self.device, enable_timing=True) for _ in range(2)] for _ in range(REPEATS)]
         for start, end in pairs:
             self._flush.zero_()

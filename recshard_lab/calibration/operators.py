@@ -207,7 +207,7 @@ def _copies(clock: Clock, sizes: Sizes) -> Iterator[TimedOperator]:
     import torch
 
     for nbytes in sizes.copies:
-        host = torch.zeros(nbytes // 4).pin_memory(clock.device)
+        host = torch.zeros(nbytes // 4).pin_memory()
         there = torch.zeros(nbytes // 4, device=clock.device)
         yield clock.time("copy_to_device", (nbytes,), _call(there.copy_, host, non_blocking=True))
         yield clock.time("copy_to_host", (nbytes,), _call(host.copy_, there, non_blocking=True))
@@ -291,7 +291,7 @@ def _dense_figures(ops: dict[str, list[TimedOperator]]) -> dict[str, Any]:
             sizes = [[each, each * one.sizes[0]] for each, one in zip(flops, own, strict=True)]
             fixed, per_flop = line_through(sizes, _ms(own))
             found[field] = 1 / per_flop
-            found["matrix_half_batch"] = fixed / per_flop  # the last: of the precision that training uses
+            found.setdefault("matrix_half_batch", fixed / per_flop)  # of fp32, torch's default precision
     return found
 
 

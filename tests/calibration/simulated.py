@@ -6,6 +6,8 @@ Every operator still runs once, on the device that a test chooses, so a wrong sh
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from time import sleep
 from typing import Any
 from unittest.mock import patch
 
@@ -148,3 +150,23 @@ def order_of_real_clock() -> tuple[list[str], list[float]]:
         times = clock.times("add", (1,), run)
     assert counts.operators["zero_"] == module.REPEATS
     return order[2 * module.WARM_UP :], times
+
+
+def warm_up_calls(seconds: float) -> int:
+    """Calls of a collective by `Clock.times` on the ledger device before the repeats, on a rank this slow."""
+    ledger.register()
+    calls: list[int] = []
+
+    class Stopped(Exception):
+        pass
+
+    def event(**options: Any) -> None:
+        raise Stopped
+
+    def run() -> None:
+        calls.append(1)
+        sleep(seconds)
+
+    with patch.object(torch, "Event", event), patch.object(module, "FLUSH_BYTES", 64), suppress(Stopped):
+        Clock(torch.device(ledger.DEVICE)).times("all_to_all", (4, 2), run, before=run)
+    return len(calls)

@@ -54,6 +54,12 @@ def test_device_times_come_from_events_with_one_wait_at_the_end(ranks: Any) -> N
     assert times == [0.5] * clock.REPEATS
 
 
+def test_fast_and_slow_ranks_warm_a_collective_up_with_equally_many_calls(ranks: Any) -> None:
+    """Otherwise they wait for each other forever."""
+    found = [ranks.run(simulated.warm_up_calls, seconds)[0] for seconds in (0.0, 0.003)]
+    assert found == [clock.COLLECTIVE_WARM_UP] * 2
+
+
 def test_times_too_short_for_the_copies_in_them_are_an_error() -> None:
     timed = [
         clock.TimedOperator(op, sizes, simulated.ms_of(op, sizes))

@@ -13,7 +13,9 @@ from recshard_lab.cli.plan import note_written
 
 def whatif(
     tables: Annotated[Path | None, typer.Argument(help="Tables: .yaml, .json or .csv, as `plan` reads them.")] = None,
-    example: Annotated[str, typer.Option(help="Built-in tables instead of a file: mlperf-dlrm-dcnv2.")] = "",
+    example: Annotated[
+        str, typer.Option(help="Built-in tables instead of a file: mlperf-dlrm-dcnv2, meta-1.25t, meta-3t.")
+    ] = "",
     topology: Annotated[str, typer.Option(help="Machines by name, separated by commas: h100,a100.")] = "h100",
     world_size: Annotated[str, typer.Option(help="World sizes, separated by commas: 8,16,64.")] = "",
     batch_size: Annotated[str, typer.Option(help="Samples per rank (weak scaling).")] = "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -19,6 +20,8 @@ from recshard_lab.planner import Workload, read_tables
 from recshard_lab.planner.sweep.mlperf_example import WORLD_SIZES, mlperf_dlrm_dcnv2_tables, mlperf_dlrm_dcnv2_workload
 from recshard_lab.planner.sweep.mlperf_shown import mlperf_example
 from recshard_lab.planner.sweep.points import Sweep, write_csv
+from recshard_lab.planner.sweep.trillions import MODELS, trillion_example, trillion_workload
+from recshard_lab.planner.sweep.trillions import WORLD_SIZES as WORLD_SIZES_OF_TRILLIONS
 from recshard_lab.planner.sweep.whatif import sweep
 from recshard_lab.sharding import preset_table
 from recshard_lab.text_table import TextTable
@@ -168,7 +171,43 @@ def run_mlperf(
         write_page(html, sweep_page(compared, load, "MLPerf DLRM-DCNv2", first), plotly)
 
 
-EXAMPLES: dict[str, Callable[..., None]] = {"mlperf-dlrm-dcnv2": run_mlperf}
+def run_trillions(
+    name: str,
+    topology: str,
+    axes: Mapping[str, str],
+    html: Path | None,
+    csv: Path | None,
+    console: Any,
+    plotly: str = "embed",
+) -> None:
+    """The worked example of a model with trillions of parameters, in groups of GPUs and tiers of memory.
+
+    Raises:
+        ValueError: an option that the example fixes.
+    """
+    for option in axes:
+        if option != "world_size":
+            fixed = option.replace("_", " ")
+            raise ValueError(f"--example {name} fixes {fixed}. Fix: leave --{option.replace('_', '-')} out")
+    sizes = integers(axes["world_size"], "--world-size") if "world_size" in axes else list(WORLD_SIZES_OF_TRILLIONS)
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("simulating")
+        found = trillion_example(
+            name, sizes, topology, progress=lambda done, count, point: bar.update(task, completed=done, total=count)
+        )
+    console.print(str(found), markup=False, soft_wrap=True)
+    if csv is not None:
+        write_csv(csv, found.records())
+    if html is not None:
+        parts = found.parts()
+        more = [Section("Memory and copies", parts[:-1]), Section("Every figure", parts[-1:])]
+        write_page(html, sweep_page(found.hbm, trillion_workload(), f"{name} on {topology}", more), plotly)
+
+
+EXAMPLES: dict[str, Callable[..., None]] = {
+    "mlperf-dlrm-dcnv2": run_mlperf,
+    **{name: partial(run_trillions, name) for name in MODELS},
+}
 
 
 def workload_text(workload: Workload) -> str:

@@ -59,6 +59,7 @@ class SweepPoint:
         sync_ms: time of one sync of the copies.
         lower_bound: ms; no plan's step is shorter, syncs aside.
         memory_bytes: held by the fullest rank.
+        host_bytes: of weights and optimizer state in host memory, of the rank with the most.
         phases_ms: phase -> ms of its slowest rank.
         plan_s: seconds of planning.
     """
@@ -81,6 +82,7 @@ class SweepPoint:
     sync_ms: float = NAN
     lower_bound: float | None = None
     memory_bytes: float = NAN
+    host_bytes: float = 0.0
     phases_ms: dict[str, float] = field(default_factory=dict)
     plan_s: float = 0.0
 

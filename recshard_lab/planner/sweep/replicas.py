@@ -96,8 +96,8 @@ class Replicated:
     def sync_bytes(self, found: Estimate) -> float:
         """The most bytes of weights and optimizer state that a rank sends in one sync."""
         at = [found.memory_categories.index(name) for name in ("weights", "optimizer_state")]
-        held = float(found.memory_bytes[:, at].sum(axis=1).max())
-        return 2 * (self.replicas - 1) / self.replicas * held
+        held = found.memory_bytes[:, at].sum(axis=1) + (0.0 if found.host_bytes is None else found.host_bytes)
+        return 2 * (self.replicas - 1) / self.replicas * float(held.max())
 
     def sync_ms(self, found: Estimate) -> float:
         """Milliseconds of one sync, for the estimate `found` of a sharding group."""

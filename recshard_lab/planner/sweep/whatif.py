@@ -136,6 +136,7 @@ class _Maker:
         self.tables, self.workload, self.constraints = list(tables), workload, constraints
         self.solver, self.passes, self.explain, self.strong = solver, passes, explain, strong
         self.sync_every, self.use_inter_host_allreduce = 1, False
+        self.known: list[tuple[Topology, Workload, Estimate | PlanError]] = []
         self.last: SweepPoint | None = None
 
     def planner(self, topology: Topology, workload: Workload) -> EmbeddingShardingPlanner:
@@ -192,8 +193,19 @@ class _Maker:
         return self.last
 
     def _planned(self, replicas: Replicated, load: Workload) -> Estimate:
-        planner = self.planner(replicas.group, load)
-        return planner.plan_tables(self.tables, explain=self.explain).estimate
+        """The estimate of one copy. Points that differ only in the number of copies share it, or its refusal."""
+        group = replicas.group
+        known = (found for topology, workload, found in self.known if topology == group and workload == load)
+        result = next(known, None)
+        if result is None:
+            try:
+                result = self.planner(group, load).plan_tables(self.tables, explain=self.explain).estimate
+            except PlanError as refusal:
+                result = refusal
+            self.known.append((group, load, result))
+        if isinstance(result, PlanError):
+            raise result
+        return result
 
     def _predicted(
         self, base: SweepPoint, found: Estimate, replicas: Replicated, load: Workload, plan_s: float
@@ -213,6 +225,7 @@ class _Maker:
             sync_ms=sync_ms,
             lower_bound=None if found.lower_bound is None else found.lower_bound + replicas.more_dense_ms(load),
             memory_bytes=found.fullest_bytes,
+            host_bytes=0.0 if found.host_bytes is None else float(found.host_bytes.max()),
             phases_ms=phases,
             plan_s=plan_s,
         )

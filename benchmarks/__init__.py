@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import pkgutil
 import subprocess
 import sys
@@ -125,7 +126,7 @@ def as_json(figures: Sequence[Figure]) -> str:
     """
     return json.dumps(
         {
-            f.name: {**f.beside, "value": f.value if f.value == f.value else None, "unit": f.unit}
+            f.name: {**f.beside, "value": f.value if math.isfinite(f.value) else None, "unit": f.unit}
             | {"target": f.target, "ok": f.ok}
             | ({"note": f.note} if f.note else {})
             for f in figures

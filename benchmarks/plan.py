@@ -96,8 +96,8 @@ def live_module(
 def times(sizes: Iterable[tuple[int, int]]) -> list[Figure]:
     """Milliseconds of ``planner.plan(module)`` for each size: the median over three models, one beyond 1,000 ranks.
 
-    Every plan has a new planner. The module lies on device ``meta`` and is not built in the time. CPU is the least CPU
-    time of a model's plans in ms.
+    Every plan has a new planner. The module is on device ``meta``, and its construction is not timed. CPU is the least
+    CPU time of a model's plans in ms.
     """
     found = []
     for count, ranks in sizes:

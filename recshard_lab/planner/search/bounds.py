@@ -1,17 +1,18 @@
-"""A true lower bound on the predicted step, over all placements that a planner may choose from.
+"""Lower bounds on the predicted step, over all plans of the options that the planner proposes.
 
-Every plan turns on some set of switches (`Terms`), pays their fixed costs, and then, whatever its placements are:
+A plan turns on a set of switches (`Terms`) and pays their fixed costs. Beyond these, three facts hold for every plan:
 
-- **averaging**: in each phase the slowest rank takes at least the mean, so the step is at least the sum over tables
-  of what the option taken puts on all ranks, divided by W, plus what it costs everyone;
-- **indivisible pieces**: a rectangle lies on one rank, so a step of Z ms holds no option whose largest piece takes,
-  with the least that all other tables cost everyone, more than Z. The bound is the least Z for which the cheapest
-  options that are left add up to at most Z; it is found by bisection;
-- **memory**: no piece is larger than a rank; and for any price nu >= 0 of a byte,
+- **averaging**: in each phase the slowest rank takes at least the mean. The step is therefore at least the sum over
+  tables of what the chosen option adds to all ranks, divided by W, plus what it costs every rank;
+- **indivisible shards**: a shard is placed on one rank. A plan of Z ms therefore holds no option whose largest shard
+  takes more than Z, with the least that all other tables cost every rank. The bound is the least Z for which the
+  cheapest of the remaining options add up to at most Z. Bisection finds it;
+- **memory**: a shard must fit into a rank. For any price nu >= 0 of a byte,
   ``sum over tables of min over options (ms + nu bytes) - nu (bytes of all ranks)`` is a bound (the Lagrangian dual).
 
-The bound is the least over all sets of switches. It is weak where few indivisible pieces share few ranks (bin packing)
-and where the phases' slowest ranks must differ; `exact.py` knows both.
+The bound is the least over all sets of switches, and takes milliseconds, so that it can steer the search. It is weak
+if few indivisible shards share few ranks (bin packing), or if the slowest ranks of the phases must differ.
+`strong_bound` covers part of that, `exact.py` all of it.
 
 Shape letters: R rows (phases that ranks differ in, and memory), O all options of all tables, W ranks, X extras.
 """
@@ -40,23 +41,24 @@ CLOSE = 1e-3  # share of a step; a bound that near is good enough
 
 @dataclass(frozen=True, eq=False)
 class Priced:
-    """What each option costs, all options of all tables in a row.
+    """The costs of the options of all tables, concatenated.
 
     Attributes:
         rows: the phases in which ranks differ.
         starts: ``[T]`` position of each table's first option.
-        heaviest: ``[O, R]`` what a piece adds to its rank, at most, and bytes.
-        mean: ``[O, R]`` what it adds to the mean rank.
-        cost: ``[O]`` ms that it adds to the sum over phases of the mean rank.
-        over: ``[O]`` the same, less what it costs everyone and less the least of its table.
+        heaviest: ``[O, R]`` ms, and bytes, that a shard adds to its rank, at most.
+        mean: ``[O, R]`` the same for the mean rank.
+        cost: ``[O]`` ms that the option adds to the sum over phases of the mean rank.
+        over: ``[O]`` the same, less what it costs every rank and less the least of its table.
         alone: ``[O, R - 1]`` ms of each phase that some rank takes at least, with nothing but this table in the plan.
-        piece_ms, piece_bytes: ``[O]`` at least, of its largest piece.
-        shared_ms, shared_bytes: ``[O]`` of all ranks each.
+        piece_ms, piece_bytes: ``[O]`` of its largest shard, at least.
+        shared_ms, shared_bytes: ``[O]`` added to every rank.
         total_bytes: ``[O]`` of all ranks together.
-        extra: ``[O, X]`` ms of all ranks each, while the switch is on.
-        extra_switches: ``[X]``.
-        flags: ``[O]`` switches that it turns on.
-        own: ``[R, sizes]`` what a rectangle of each size adds to its rank; kind_starts: where options begin.
+        extra: ``[O, X]`` ms added to every rank while the switch is on.
+        extra_switches: ``[X]`` the switch of each extra.
+        flags: ``[O]`` switches that the option turns on, one bit each.
+        own: ``[R, sizes]`` ms, and bytes, that a shard of each size adds to its rank.
+        kind_starts: ``[O + 1]`` position of each option's first size in `own`.
     """
 
     rows: list[int]
@@ -78,19 +80,23 @@ class Priced:
     kind_starts: NDArray[np.intp]
 
     def own_of(self, option: int) -> Array:
-        """``[R, c]`` what a rectangle of each size adds to its rank."""
+        """``[R, c]`` ms, and bytes, that a shard of each of the option's sizes adds to its rank."""
         return self.own[:, self.kind_starts[option] : self.kind_starts[option + 1]]
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A bound, and the set of switches and the options that it holds for.
+    """A bound for plans with a set of switches and of options.
 
     Attributes:
-        ms: no plan's step is shorter.
+        ms: the bound.
+        bits: the switches, one bit each.
+        allowed: ``[O]`` the options.
         floor: ``[R - 1]`` ms of each phase that the cheapest options need on average.
-        paid: ``[O]`` ms, memory's price included; needs: ``[O]`` ms of any plan that takes it.
-        credit, fixed: ms of all memory at its price, and of what is paid once.
+        paid: ``[O]`` ms, the price of memory included.
+        needs: ``[O]`` ms of any plan with the option, without `fixed`.
+        credit: ms of all memory at its price.
+        fixed: ms of costs that are paid once.
     """
 
     ms: float
@@ -103,7 +109,7 @@ class Bound:
     fixed: float
 
     def worth(self, priced: Priced, step_ms: float) -> NDArray[np.bool_]:
-        """``[O]`` the options that a plan of this set with a step below `step_ms` may take (reduced cost fixing)."""
+        """``[O]`` the options that such a plan with a step below `step_ms` may hold (reduced cost fixing)."""
         among = self.allowed & (self.needs <= step_ms - self.fixed)
         paid = np.where(among, self.paid, np.inf)
         least = np.minimum.reduceat(paid, priced.starts)
@@ -115,7 +121,7 @@ class Bound:
 
 
 def price(model: CostModel, options: Sequence[Sequence[Option]]) -> Priced:
-    """The options of all tables in the terms of `model`."""
+    """The costs of `options`, by the terms of `model`."""
     terms, top = model.terms, model.topology
     flat = [option for choices in options for option in choices]
     kinds = np.concatenate([option.kinds for option in flat], axis=1)  # [K, sizes]
@@ -175,7 +181,7 @@ def _most_on_a_node(option: Option, local: int) -> int:
 
 
 def mode_bounds(model: CostModel, priced: Priced) -> list[Bound]:
-    """A bound for every set of switches that plans can turn on, least first; those that no plan fits are left out."""
+    """A bound for every set of switches that a plan can turn on, least first. Sets without a plan are left out."""
     found = []
     for bits in modes(np.unique(priced.flags).tolist()):
         allowed = (priced.flags & ~bits) == 0
@@ -218,13 +224,13 @@ def strong_bound(problem: "Problem", step_ms: float, seconds: float = STRONG_S) 
 
 
 def worth_of(bounds: Sequence[Bound], priced: Priced, step_ms: float) -> NDArray[np.bool_]:
-    """``[O]`` the options that a plan with a step below `step_ms` may hold, whatever switches it turns on."""
+    """``[O]`` the options that a plan with a step below `step_ms` may hold, under any set of switches."""
     none = np.zeros(len(priced.cost), dtype=bool)
     return np.logical_or.reduce([none, *(bound.worth(priced, step_ms) for bound in bounds)])
 
 
 def bound_of(model: CostModel, priced: Priced, allowed: NDArray[np.bool_], bits: int = 0) -> Bound | None:
-    """A bound for plans of the allowed options that turn on these switches; None where there is no such plan."""
+    """A bound for plans of the allowed options that turn on these switches. None if no plan does."""
     terms, ranks = model.terms, model.topology.world_size
     room = model.usable_bytes - float(terms.fixed[-1])
     on = np.array([bits >> i & 1 for i in priced.extra_switches], dtype=float)
@@ -240,7 +246,7 @@ def bound_of(model: CostModel, priced: Priced, allowed: NDArray[np.bool_], bits:
     shared = least(everyone, allowed)
     if not np.isfinite(shared).all():
         return None
-    needs = priced.piece_ms + everyone + float(shared.sum()) - np.repeat(shared, per)  # a plan with it takes that long
+    needs = priced.piece_ms + everyone + float(shared.sum()) - np.repeat(shared, per)
     price = _price_of_a_byte(cost, np.where(allowed, priced.total_bytes, np.inf), starts, room * ranks)
     if price is None:
         return None
@@ -265,14 +271,14 @@ def bound_of(model: CostModel, priced: Priced, allowed: NDArray[np.bool_], bits:
 
 
 def _argmins(values: Array, starts: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Position of each table's least value."""
+    """``[T]`` the position of each table's least value."""
     per = np.diff(np.append(starts, len(values)))
     equal = np.flatnonzero(values == np.repeat(np.minimum.reduceat(values, starts), per))
     return np.asarray(equal[np.searchsorted(equal, starts)])
 
 
 def _price_of_a_byte(cost: Array, nbytes: Array, starts: NDArray[np.intp], room: float) -> float | None:
-    """The price at which the cheapest options just fit into all memory; 0 where they do, None where nothing does."""
+    """The price in ms per byte at which the cheapest options fit into all memory. None if no options fit."""
     if float(np.minimum.reduceat(nbytes, starts).sum()) > room:
         return None
     allowed = np.isfinite(nbytes)

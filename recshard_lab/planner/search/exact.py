@@ -4,21 +4,20 @@ In the terms of the cost model (`terms.py`)::
 
     minimise    sum over phases of peak[p]  +  what placements cost everyone  +  what is paid once
     x[t, o]     option o of table t is taken               sum over o of x[t, o] = 1
-    y[o, c, r]  rectangles of size c on rank r             sum over r of y = count of c * x       (free assignments)
-    z[o, a]     assignment a is taken                      sum over a of z = x                    (listed ones)
+    y[o, c, r]  shards of size c on rank r                 sum over r of y = count of c * x       (free assignments)
+    z[o, a]     assignment a is taken                      sum over a of z = x                    (listed assignments)
     s[k]        switch k is on                             x[t, o] <= s[k] for options that turn it on
-    peak[p]  >= what lies on rank r, for every r;          bytes on rank r + everyone's <= capacity
-    the step <= that of the plan it starts from
+    peak[p]  >= ms of rank r, for every r                  bytes of rank r + bytes of every rank <= capacity
+    the step <= that of the first plan
 
-Before, the search goes on for a while, and a bound from packing (`packing_bound.py`) is tried, which knows that
-rectangles are indivisible where HiGHS's relaxation does not.
+The first plan is the greedy search's, annealed for longer. `packing_bound.py` then improves the bound: HiGHS's own
+relaxation splits shards. Options that a better plan cannot hold are left out (reduced costs of the dual bound, see
+`bounds.py`). If ranks are interchangeable, rank 0 holds the table with most work if it is one shard, which removes
+symmetric solutions.
 
-Options that no better plan can hold are left out first (reduced costs of the dual bound, see `bounds.py`). Where ranks
-are alike, the first rank holds the table with most work, among those of one piece (a cut of the symmetry).
-
-What is not linear is relaxed, so HiGHS's bound is a bound on the cost model's step: switches that change what others
-cost count nothing extra, and under two hops a rectangle sends on the least that it can. The plan that is returned is
-the better of HiGHS's and the one it started from, by the cost model itself.
+Nonlinear costs are relaxed, so HiGHS's bound is a bound on the cost model's step: extras of switches cost nothing, and
+a two-hop shard sends the least possible to other nodes. The result is the better of HiGHS's plan and the first plan, by
+the cost model. Without a first plan, HiGHS looks for any plan.
 
 Source of the idea of a MILP over row splits: RecShard (Sethi et al., ASPLOS 2022, section 4).
 """
@@ -50,7 +49,7 @@ BYTES = 1e-6  # memory in megabytes, so that coefficients are of one magnitude
 
 @dataclass(eq=False)
 class Program:
-    """Rows and columns of a MILP in the making."""
+    """Rows and columns of a MILP, added one at a time."""
 
     cost: list[float] = field(default_factory=list)
     upper: list[float] = field(default_factory=list)
@@ -119,7 +118,7 @@ def solve_exactly(problem: Problem, search: Search, time_limit_s: float) -> Solu
         constraints=scipy.optimize.LinearConstraint(matrix, np.array(program.low), np.array(program.high)),
         options={"time_limit": max(0.1, time_limit_s - (time.monotonic() - begun)), "mip_rel_gap": 1e-6},
     )
-    if result.status == 2:  # nothing is better than what it started from
+    if result.status == 2:  # no plan is better than the first
         return None if best is None else Solution(best.placements(), now)
     if result.mip_dual_bound is not None and np.isfinite(result.mip_dual_bound):
         bound_ms = max(bound_ms, min(now, float(result.mip_dual_bound) + problem.fixed_ms) * (1 - 1e-6))
@@ -133,7 +132,7 @@ def solve_exactly(problem: Problem, search: Search, time_limit_s: float) -> Solu
 
 
 def _annealed(problem: Problem, search: Search, seconds: float) -> State:
-    """The best plan of `search`, which goes on from there: many plans are annealed for longer."""
+    """The best plan of `search` after annealing many plans for longer."""
     assert search.best is not None
     if len(problem.options) * problem.num_ranks > ANNEALED or not search.bounds:
         return search.best
@@ -156,7 +155,7 @@ def _annealed(problem: Problem, search: Search, seconds: float) -> State:
 
 @dataclass(frozen=True, eq=False)
 class Way:
-    """The columns of one option: `taken`, and ``[c, W]`` of free pieces, or those of listed assignments."""
+    """The columns of one option: `taken`, and those of its shards ``[c, W]`` or of its listed assignments."""
 
     table: int
     at: int
@@ -235,7 +234,7 @@ def _program(problem: Problem, worth: NDArray[np.bool_], now: float) -> tuple[Pr
 
 
 def _break_symmetry(problem: Problem, program: Program, ways: list[Way]) -> None:
-    """Where nothing tells ranks apart, the table with most work lies, if it is one piece, on rank 0."""
+    """If all ranks are interchangeable, places the table with most work on rank 0, if it is one shard."""
     if any(way.listed is not None for way in ways) or any(
         len(option.usable) < problem.num_ranks for choices in problem.options for option in choices
     ):
@@ -249,7 +248,7 @@ def _break_symmetry(problem: Problem, program: Program, ways: list[Way]) -> None
 
 
 def _state(problem: Problem, ways: list[Way], x: Array) -> State | None:
-    """The plan that HiGHS found; None where its rounding does not fit."""
+    """The plan that HiGHS found. None if it does not fit after rounding."""
     state = problem.start()
     for way in ways:
         if x[way.taken] < 0.5:

@@ -129,7 +129,7 @@ class Packing(Relaxation):
         return np.asarray(made[most > self.problem.num_ranks])
 
     def _least(self, goal: Array, cuts: Array, upper: Array, room: float) -> float | None:
-        """The least of a goal ``[V]`` at cost `room`; None where nothing is possible."""
+        """The least of a goal ``[V]`` at cost `room`; None if no solution exists."""
         rows: Any = np.concatenate([cuts, self.cost[None]])
         high = np.append(np.full(len(cuts), float(self.problem.num_ranks)), room)
         result = self.solve(goal, upper, (rows, high))

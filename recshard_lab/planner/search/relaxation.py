@@ -116,7 +116,7 @@ class Relaxation:
         return scipy.sparse.csr_array((numbers, (rows, columns)), shape=(self.tables, self.width))
 
     def _rows(self) -> tuple[Any, Array]:
-        """What holds whatever the step is: sparse rows ``[n, V]``, and the most that each may be."""
+        """The constraints that hold for any step: sparse rows ``[n, V]``, and the most that each may be."""
         import scipy.sparse
 
         priced, problem, none = self.problem.priced, self.problem, np.zeros(self.tables)

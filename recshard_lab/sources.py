@@ -84,7 +84,7 @@ def read_source(source: str | Path) -> Source:
             may be a torch module, a list of table configs, or a callable without arguments that returns one of them.
 
     Raises:
-        ValueError: no such file, module or name (with the nearest match); a factory that raises or returns another
+        ValueError: an unknown file, module or name (with the nearest match); a factory that raises or returns another
             type.
         PlanError: a module without embedding collections.
 
@@ -116,7 +116,7 @@ def named_object(text: str) -> Any:
     """The object named ``package.module:name`` or ``path/file.py:name``, imported from the working folder.
 
     Raises:
-        ValueError: no such module, file or name; a module that raises on import.
+        ValueError: an unknown module, file or name; a module that raises on import.
 
     >>> named_object("math:pi")
     3.14159...
@@ -179,7 +179,7 @@ def _imported(place: str, text: str) -> ModuleType:
     if place.endswith(".py"):
         path = Path(place)
         if not path.is_file():
-            raise ValueError(f"{text}: there is no file {place}")
+            raise ValueError(f"{text}: file {place} does not exist")
         with _on_path(path.resolve().parent), _errors_named(text):
             name = f"recshard_plan_{path.stem}"
             spec = importlib.util.spec_from_file_location(name, path)
@@ -196,7 +196,7 @@ def _imported(place: str, text: str) -> ModuleType:
         except ModuleNotFoundError as error:
             if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
                 raise ValueError(
-                    f"{text}: there is no module {error.name!r}, neither here nor among the installed packages"
+                    f"{text}: module {error.name!r} exists neither here nor among the installed packages"
                 ) from None
             raise
 

@@ -1,16 +1,16 @@
-"""How often a table's rows are used: what decides how many of a batch's ids are distinct, at any batch size.
+"""Reuse of a table's rows: it determines how many of a batch's ids are distinct, at any batch size.
 
-Notation: N ids in the sample that a profile was made of, a row used c times in it, n ids in the batch asked for.
+Notation: a profile's sample has N ids, and c of them are one row; a batch has n ids.
 
-- **n <= N**, by rarefaction: a batch of n ids keeps each of the N with probability n / N, so a row used c times is in
-  it with probability ``1 - (1 - n/N) ** c`` and ``U(n) = sum over rows of that`` (Hurlbert, Ecology 52, 1971; kept
-  independently instead of n exactly, which differs by O(1/N)). ``U(N)`` is the count itself.
-- **n > N**, no count says it; extrapolated: the chance that the next id is a row not seen yet is ``f1 / N`` with f1 the
-  rows used once (Good, Biometrika 40, 1953), which is the slope of U at N. U goes on as the power law through (N, U(N))
-  with that slope (Heaps' law): ``U(n) = U(N) * (n / N) ** (f1 / U(N))``, and never above the table's rows.
+- **n <= N**, by rarefaction: a batch of n ids keeps each of the N with probability n / N, so the batch has a row
+  of c uses with probability ``1 - (1 - n/N) ** c`` and ``U(n) = sum over rows of that`` (Hurlbert, Ecology 52, 1971;
+  ids are kept independently instead of exactly n of them, which differs by O(1/N)). ``U(N)`` is the count of the sample.
+- **n > N**, by extrapolation: the probability that the next id is a new row is ``f1 / N`` with f1 the
+  rows used once (Good, Biometrika 40, 1953), which is the slope of U at N. U continues as the power law through
+  (N, U(N)) with that slope (Heaps' law): ``U(n) = U(N) * (n / N) ** (f1 / U(N))``, at most the table's rows.
 
-Both take the ids as exchangeable: where neighbours in time resemble each other, a real batch has fewer distinct ids;
-`AccessProfile.unique_fraction` is what was counted and says by how much.
+Both treat ids as exchangeable. If ids that are close in time resemble each other, a real batch has fewer distinct ids.
+`AccessProfile.unique_fraction` is the counted share.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,22 +44,22 @@ META_2021_REUSE: dict[int, float] = {
     32768: 0.02,
     65536: 0.02,
 }
-META_2021_POOLING = 15.8  # mean ids a bag there
+META_2021_POOLING = 15.8  # mean ids per bag in these tables
 META_2021_BATCH = 65_536
 
 
 @checks_arguments
 @dataclass(frozen=True)
 class AccessProfile:
-    """How many rows of one table were used how often in a sample of its ids.
+    """A histogram of uses: how many rows of one table occur how often in a sample of its ids.
 
     Args:
-        uses: uses c, ascending, each above 0; need not be whole where they come from a histogram's bins.
-        rows: how many rows were used so often; as long as `uses`.
-        pooling_factor: mean ids a bag in the sample, where known.
-        ids_per_batch: mean ids of one batch, where the sample was batches.
-        unique_fraction: mean distinct ids / ids of one batch as counted, where the sample was batches.
-        source: where it comes from, in words.
+        uses: numbers of uses c, ascending, positive; fractions are allowed, for the bins of a histogram.
+        rows: number of rows with that many uses; as long as `uses`.
+        pooling_factor: mean ids per bag in the sample; None if unknown.
+        ids_per_batch: mean ids per batch; None if the sample has no batches.
+        unique_fraction: counted mean of distinct ids / ids per batch; None if the sample has no batches.
+        source: the origin of the sample, for readers.
 
     Raises:
         ValueError: lists of different lengths, nothing used, numbers that are not positive or not ascending.
@@ -90,13 +90,13 @@ class AccessProfile:
 
     @classmethod
     def meta_2021(cls, pooling_factor: float = META_2021_POOLING, batch_size: int = META_2021_BATCH) -> "AccessProfile":
-        """The histogram of reuse that Meta published over 856 production tables, as that of one table.
+        """The histogram of reuse that Meta published for 856 production tables, as the profile of one table.
 
-        A bin's rows are taken to be used as often as its geometric mean; the shares, which are rounded, are scaled to
-        one. So 14.4% of a batch's ids are distinct; the published count is 14.5%.
+        All rows of a bin get the bin's geometric mean as their uses. The published shares are rounded, and are scaled
+        to a sum of one. With this, 14.4% of a batch's ids are distinct; the published count is 14.5%.
 
         Args:
-            pooling_factor: of the table; the mean over all tables when left out.
+            pooling_factor: of the table. Default: the mean of all tables.
             batch_size: of the sample, in samples.
 
         >>> meta = AccessProfile.meta_2021()
@@ -121,8 +121,8 @@ class AccessProfile:
         """Counts ids.
 
         Args:
-            batches: arrays or tensors of ids, one a batch.
-            source: where they come from, in words.
+            batches: arrays or tensors of ids, one per batch.
+            source: the origin of the sample, for readers.
 
         Raises:
             ValueError: no ids; ids that are negative or not whole numbers.
@@ -168,7 +168,7 @@ class AccessProfile:
 
         Args:
             num_ids: n, from 0 up.
-            num_embeddings: rows of the table, which no batch has more of.
+            num_embeddings: rows of the table, an upper bound of the result.
         """
         if not num_ids >= 0:
             raise ValueError(f"num_ids must not be negative, got {num_ids!r}. Fix: num_ids=1000")
@@ -201,12 +201,12 @@ class AccessProfile:
 
     @names_wrong_arguments
     def row_shares(self, num_embeddings: int) -> RowShares:
-        """How the lookups of a table whose ids are sorted by use spread over its rows.
+        """The distribution of lookups over the rows of a table whose ids are sorted by use.
 
-        Rows that the sample never met share what Good's formula (above) leaves them, ``f1 / N`` of the lookups.
+        Rows that are not in the sample share ``f1 / N`` of the lookups, by Good's formula above.
 
         Args:
-            num_embeddings: rows of the table; of a sample with more rows the most used count.
+            num_embeddings: rows of the table. If the sample has more rows, only the most used count.
 
         >>> AccessProfile(uses=(1.0, 6.0), rows=(4.0, 1.0)).row_shares(9).rows_for(0.36)  # 4 in 10 may be new rows
         1
@@ -230,7 +230,7 @@ class AccessProfile:
 
 
 def in_turn(batches: Any) -> Iterator[Any]:
-    """The batches one after the other."""
+    """An iterator over the batches."""
     try:
         return iter(batches)
     except TypeError:
@@ -238,7 +238,7 @@ def in_turn(batches: Any) -> Iterator[Any]:
 
 
 def as_array(ids: Any) -> NDArray[Any]:
-    """Whole numbers as a flat numpy array; tensors come from wherever they are.
+    """Whole numbers as a flat numpy array. Tensors may be on any device.
 
     Raises:
         ValueError: something else.
@@ -255,7 +255,7 @@ def as_array(ids: Any) -> NDArray[Any]:
 
 
 def bags_by_feature(batch: Any) -> Mapping[str, Any]:
-    """Feature -> object with ``values()`` and ``lengths()``, of a KeyedJaggedTensor or of what carries one.
+    """Feature -> object with ``values()`` and ``lengths()``, of a KeyedJaggedTensor or a batch with one.
 
     Raises:
         ValueError: neither.
@@ -273,7 +273,7 @@ def bags_by_feature(batch: Any) -> Mapping[str, Any]:
 
 
 def measure(batches: Iterable[Any], tables: Sequence[BaseEmbeddingConfig]) -> dict[str, Any]:
-    """The arguments of `Workload` that batches say: batch_size, pooling_factors, access.
+    """The arguments of `Workload` measured from batches: batch_size, pooling_factors, access.
 
     Raises:
         ValueError: no batch; one that lacks a table's feature, holds an id outside its table, or has another batch

@@ -212,7 +212,7 @@ class EmbeddingShardingPlanner:
             tables: configs, or module path -> configs. Default: those that `plan` was made for.
 
         Raises:
-            PlanError: no planner made `plan`, and there are no `tables`.
+            PlanError: no planner made `plan`, and `tables` is None.
         """
         if tables is None:
             if plan.planned is None:
@@ -310,7 +310,9 @@ class EmbeddingShardingPlanner:
         trace = None if record is None else record.trace(model, names, solution.placements, solution.bound_ms)
         shardings = [placed.sharding() for placed in solution.placements]
         plan = _plan_of(owners, shardings)
-        plan.validate(planned.tables, self.topology.world_size)  # a registered scheme may propose what is no tiling
+        plan.validate(
+            planned.tables, self.topology.world_size
+        )  # a custom scheme may propose shards that do not tile the table
         plan.planned = replace(planned, search_bound_ms=solution.bound_ms)
         if self.rater is not None and trace is not None:
             others = sorted((one for one in trace.candidates if one.fits), key=lambda one: one.step_ms)[:RATED]
@@ -345,8 +347,8 @@ def plan(
             "package.module:factory").
         topology: a `Topology`, a preset's name ("h100x64"), or a number of CPU ranks. Default: the running ranks.
         workload: the training step. Default: the source's own figures.
-        constraints: table -> a scheme, a list of schemes, or `ParameterConstraints`; for table names that are no Python
-            identifiers.
+        constraints: table -> a scheme, a list of schemes, or `ParameterConstraints`; for table names that a keyword
+            cannot have.
         schemes: the same as keyword arguments.
 
     Returns:
@@ -384,8 +386,8 @@ def plan(
     for name, request in [*(constraints or {}).items(), *schemes.items()]:
         if name not in names:
             raise PlanError(
-                f"plan got {name}={request!r:.60}, but there is no table {name!r}{nearest(name, names)}. Fix: use one "
-                f"of {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"
+                f"plan got {name}={request!r:.60}, but table {name!r} does not exist{nearest(name, names)}. Fix: use "
+                f"one of {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"
             )
         if name in limits:
             raise PlanError(f"table {name!r} is in constraints= and a keyword argument. Fix: pass it once")
@@ -413,7 +415,7 @@ def _topology_of(topology: Topology | str | int | None) -> Topology | None:
     if topology is None or isinstance(topology, Topology):
         return topology
     raise ValueError(
-        f"topology={topology!r:.80} is no Topology, preset or number of ranks. Fix: pass Topology(8), 'h100x8' or 8"
+        f"topology must be a Topology, a preset's name or a number of ranks, got {topology!r:.80}. Fix: pass topology=8"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a training step asks of the tables: batch, ids a bag, how often ids repeat, optimizer.
+"""The training step to plan for: batch size, ids per bag, reuse of rows, optimizer.
 
 Shape letters: B batch (samples of one rank), E rows, W ranks, T tables.
 """
@@ -33,27 +33,27 @@ class Workload:
 
     Args:
         batch_size: samples of one rank, B.
-        pooling_factors: mean ids a bag: one number, or feature -> number (features left out have 1).
-        unique_fraction: distinct ids / ids of a table in the global batch, one number or table -> number. Left out,
-            it follows from `access`, and where that says nothing from `zipf_alpha`.
+        pooling_factors: mean ids per bag: one number, or feature -> number (1 for other features).
+        unique_fraction: distinct ids / ids of a table in the global batch, one number or table -> number. Default:
+            from `access`, otherwise from `zipf_alpha`.
         zipf_alpha: skew of the ids, ``p(k) ~ k ** -alpha``: one number, or table -> number; 0 is uniform.
         optimizer: fbgemm's name of the embedding optimizer.
         weighted: ids carry per-sample weights.
         dense_parameters: parameters outside the tables.
-        dense_flops_per_sample: forward and backward; 6 a parameter when left out (2 forward, 4 backward).
+        dense_flops_per_sample: forward and backward; Default: 6 per parameter (2 forward, 4 backward).
         dense_bytes_per_parameter: weight and gradient; more for an optimizer with state.
-        frequency_ordered: whether ids are sorted by use, row 0 the most used: True for all tables, or the names of
-            those that are. Then the skew of `access` or `zipf_alpha` says which rows are hot, and the planner may cut
-            a table by it. Never assumed: `FrequencyOrder` makes ids so.
-        dense_launches: kernels that the host launches for the dense part in a step, each `Topology.launch_ms`: where
-            they take longer than the arithmetic, the dense part takes as long as they do.
-        access: how often rows are used: one `AccessProfile`, or table -> profile; "meta_2021" stands for the histogram
-            that Meta published. It gives the distinct ids at every batch size.
-        codecs: number formats of rows, and of their gradients, on the wire: "fp16" for both, "fp16/bf16", a pair, or
-            the `QCommsConfig` that sharders are given; kept as a pair of names.
-        pipeline: what runs beside a batch's compute, see `planner/model/overlap.py`: "none"; "sparse_dist", the next
-            batch's ids (`TrainPipelineSparseDist`); "prefetch", two batches ahead.
-        dense_features: numbers of a sample that are copied to the device, for pipelines.
+        frequency_ordered: whether ids are sorted by use, row 0 the most used: True for all tables, or names of
+            tables. The planner may then split rows by the skew of `access` or `zipf_alpha`. `FrequencyOrder` sorts
+            ids this way.
+        dense_launches: kernels that the host launches for the dense part in a step, `Topology.launch_ms` each. The
+            dense part takes as long as its launches or its arithmetic, whichever is longer.
+        access: how often rows are used: one `AccessProfile`, or table -> profile; "meta_2021" is the histogram that
+            Meta published. It determines the distinct ids at every batch size.
+        codecs: number formats of rows, and of their gradients, in messages: "fp16" for both, "fp16/bf16", a pair, or
+            a `QCommsConfig`; stored as a pair of names.
+        pipeline: the work that overlaps with a batch's compute (`planner/model/overlap.py`): "none"; "sparse_dist", the
+            next batch's ids (`TrainPipelineSparseDist`); "prefetch", two batches ahead.
+        dense_features: numbers per sample that pipelines copy to the device.
         index_dedup: whether sequence collections send each distinct id once, as with
             ``EmbeddingCollectionSharder(use_index_dedup=True)``. `EmbeddingShardingPlanner.plan` reads it from the
             sharders.
@@ -63,8 +63,8 @@ class Workload:
     these, set ``ParameterConstraints(route="direct")``.
 
     Raises:
-        ValueError: a negative number, an optimizer that the cost model does not know, an `access` of another kind, a
-            format that does not exist.
+        ValueError: a negative number, an optimizer without a cost, an `access` of another type, an unknown
+            format.
 
     >>> Workload(batch_size=64, pooling_factors={"genres": 2.5}).pooling_factor("genres")
     2.5
@@ -129,13 +129,13 @@ class Workload:
     @classmethod
     @names_wrong_arguments
     def measured(cls, batches: Iterable[Any], tables: Sequence[BaseEmbeddingConfig], **arguments: Any) -> "Workload":
-        """The step that batches of a data set make: their size, ids a bag, and how often rows are used.
+        """The training step that batches of a data set need: their size, ids per bag, and the reuse of rows.
 
         Args:
-            batches: KeyedJaggedTensors, or batches that have one as ``sparse_features``, of one size. The first is one
-                rank's batch; the more there are, the larger the batches that `access` knows without extrapolating.
-            tables: whose ids are counted.
-            arguments: of `Workload`, in place of what was measured (``batch_size``) or beside it.
+            batches: KeyedJaggedTensors, or batches that have one as ``sparse_features``, of one size. Each is one
+                rank's batch. With more of them, `access` covers larger batches without extrapolation.
+            tables: the tables whose ids are counted.
+            arguments: of `Workload`; they override measured values.
 
         Raises:
             ValueError: no batches, features missing from them, ids outside their table, batches of several sizes.
@@ -191,7 +191,7 @@ OPTIMIZER_STATE_BYTES: dict[str, tuple[int, int]] = {
     "partial_row_wise_lamb": (4, 4),
     "lars_sgd": (0, 4),
 }
-# optimizer -> sums over a row's columns that its step needs, which column pieces exchange
+# optimizer -> sums over a row's columns that its step needs; column shards exchange them
 ROW_SUMS: dict[str, int] = {
     "exact_row_wise_adagrad": 1,
     "partial_row_wise_adam": 1,
@@ -203,15 +203,15 @@ ROW_SUMS: dict[str, int] = {
 
 @dataclass(frozen=True)
 class TableLoads:
-    """What each table costs before anything is cut; arrays of T.
+    """The loads of each table before it is split; arrays of T.
 
     Attributes:
-        ids: ids of one rank's batch; bags: bags of it; filled: those of them with ids, at most.
+        ids: ids of one rank's batch; bags: bags of it; filled: an upper bound of the bags with ids.
         unique: distinct ids / ids in the global batch.
-        touched: distinct rows that each feature of one rank's batch reads, added up over features.
+        touched: distinct rows that each feature of one rank's batch reads, summed over features.
         rows, cols: E and D. element_bytes: of the weights.
-        pooled: 1.0 where a bag is one vector, 0.0 where every id keeps its own.
-        weighted: 1.0 where ids carry weights.
+        pooled: 1.0 if a bag becomes one vector, 0.0 if every id keeps its vector.
+        weighted: 1.0 if ids have weights.
     """
 
     ids: Array
@@ -233,7 +233,7 @@ def table_loads(
     workload: Workload,
     constraints: Mapping[str, ParameterConstraints] | None = None,
 ) -> TableLoads:
-    """The loads of `tables`; constraints' pooling_factors, num_poolings and batch_sizes win over the workload.
+    """The loads of `tables`; constraints' pooling_factors, num_poolings and batch_sizes override the workload's.
 
     Raises:
         PlanError: a constraint whose lists are not one entry per feature.
@@ -243,8 +243,8 @@ def table_loads(
     filled: list[float] = []
     weighted: list[bool] = []
     for table in tables:
-        wish = constraints.get(table.name) if constraints else None
-        if wish is None:
+        constraint = constraints.get(table.name) if constraints else None
+        if constraint is None:
             plain = [workload.pooling_factor(feature) for feature in table.feature_names]
             ids.append(workload.batch_size * sum(plain))
             bags.append(float(workload.batch_size * len(plain)))
@@ -252,14 +252,14 @@ def table_loads(
             weighted.append(workload.weighted)
             continue
         default = [workload.pooling_factor(feature) for feature in table.feature_names]
-        factors = _per_feature(table, "pooling_factors", wish.pooling_factors, default)
-        poolings = _per_feature(table, "num_poolings", wish.num_poolings, [1.0] * len(default))
-        samples = _per_feature(table, "batch_sizes", wish.batch_sizes, [workload.batch_size] * len(default))
+        factors = _per_feature(table, "pooling_factors", constraint.pooling_factors, default)
+        poolings = _per_feature(table, "num_poolings", constraint.num_poolings, [1.0] * len(default))
+        samples = _per_feature(table, "batch_sizes", constraint.batch_sizes, [workload.batch_size] * len(default))
         per_feature = [s * k for s, k in zip(samples, poolings, strict=True)]
         bags.append(sum(per_feature))
         filled.append(sum(b * min(1.0, factor) for b, factor in zip(per_feature, factors, strict=True)))
         ids.append(sum(b * factor for b, factor in zip(per_feature, factors, strict=True)))
-        weighted.append(workload.weighted or wish.is_weighted)
+        weighted.append(workload.weighted or constraint.is_weighted)
     rows = np.array([table.num_embeddings for table in tables], dtype=float)
     sent = np.array(ids, dtype=float)
     features = np.array([max(1, table.num_features()) for table in tables], dtype=float)
@@ -288,7 +288,7 @@ def is_pooled(table: BaseEmbeddingConfig) -> bool:
 
 
 def check_route_applies(config: BaseEmbeddingConfig, route: str) -> None:
-    """Refuses another route than the direct one for rows that are not pooled."""
+    """Raises a `PlanError` for an output path other than "direct" if the table is not pooled."""
     if route != "direct" and not is_pooled(config):
         raise PlanError(
             f"table {config.name!r} is not pooled, so its rows are not added on any route, and {route!r} does not "
@@ -316,10 +316,10 @@ def expected_unique(rows: Array, ids: Array, alpha: Array) -> Array:
 
 
 def distinct_in_part(unique: Array, ids: Array, parts: Array) -> Array:
-    """Distinct rows in one of `parts` equal parts of a batch in which ``unique * ids`` of `ids` ids are distinct.
+    """Distinct rows in one of `parts` equal parts of a batch with `ids` ids, of which ``unique * ids`` are distinct.
 
-    As if all rows that occur were equally likely, ``u = (1 - exp(-x)) / x`` with x ids a row: solved for x by halving
-    its logarithm. Skewed ids have somewhat fewer.
+    All rows that occur are taken as equally likely: ``u = (1 - exp(-x)) / x`` with x ids per row, solved for x by
+    bisection of its logarithm. Skewed ids have fewer distinct rows.
 
     >>> whole, half = (distinct_in_part(*(np.array([x]) for x in (0.6, 100.0, parts))) for parts in (1.0, 2.0))
     >>> round(float(whole[0]), 3), round(float(half[0]), 1)
@@ -353,7 +353,7 @@ def _unique(tables: Sequence[BaseEmbeddingConfig], rows: Array, ids: Array, work
 
 
 def _profiled(tables: Sequence[BaseEmbeddingConfig], workload: Workload) -> list[tuple[int, AccessProfile]]:
-    """The places of tables whose distinct ids `access` decides."""
+    """Indices and profiles of the tables whose distinct ids follow from `access`."""
     if workload.access is None:
         return []
     known = workload.unique_fraction
@@ -364,7 +364,7 @@ def _profiled(tables: Sequence[BaseEmbeddingConfig], workload: Workload) -> list
 
 
 def _profiles(given: object) -> AccessProfile | dict[str, AccessProfile]:
-    """What `Workload.access` was given, with profiles in place of their names."""
+    """The value of `Workload.access`, with profiles instead of names."""
     if isinstance(given, Mapping):
         return {name: _profile(each) for name, each in given.items()}
     return _profile(given)

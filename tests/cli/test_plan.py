@@ -81,8 +81,8 @@ def test_what_a_name_stands_for_may_be_a_model_a_class_a_function_or_a_list(name
     ("source", "words"),
     [
         ("nothing.yaml", "nothing.yaml"),
-        ("nothing.py:model", "there is no file nothing.py"),
-        ("no_such_package.x:model", "there is no module 'no_such_package'"),
+        ("nothing.py:model", "file nothing.py does not exist"),
+        ("no_such_package.x:model", "module 'no_such_package' exists neither here"),
         (f"{MODELS}:dlmr", r"has no 'dlmr' \(did you mean 'dlrm'\?\)"),
         (f"{MODELS}:broken", r"broken\(\) raised KeyError: 'no such layer'"),
         (f"{MODELS}:plain", "Linear that holds no embedding collection"),

@@ -223,13 +223,16 @@ def test_one_call_plans_configs_modules_and_files(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda tables: rs.plan(tables, 2, moveis="row_wise"), r"no table 'moveis' \(did you mean 'movies'\?\).*Fix"),
+        (
+            lambda tables: rs.plan(tables, 2, moveis="row_wise"),
+            r"table 'moveis' does not exist \(did you mean 'movies'\?\).*Fix",
+        ),
         (lambda tables: rs.plan(tables, 2, movies="rowwise"), r"'rowwise' is registered \(did you mean 'row_wise'\?\)"),
         (
             lambda tables: rs.plan(tables, 2, constraints={"movies": "row_wise"}, movies="row_wise"),
             r"Fix: pass it once",
         ),
-        (lambda tables: rs.plan(tables, 2.5), r"topology=2\.5 is no Topology, preset or number of ranks\. Fix:"),
+        (lambda tables: rs.plan(tables, 2.5), r"topology must be .*got 2\.5\. Fix: pass topology=8"),
         (lambda tables: rs.plan(tables, "h1000"), r"h1000"),
         (lambda tables: rs.plan(3, 2), r"got 3\. Fix: pass \[EmbeddingBagConfig"),
         (lambda tables: rs.plan("tables.toml", 2), r"neither a file of tables"),

@@ -1,4 +1,4 @@
-"""Predicts a plan: milliseconds per rank and phase, bytes per rank and category, bytes from rank to rank."""
+"""Predicts the costs of a plan: ms per rank and phase, bytes per rank and category, bytes from rank to rank."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,24 +41,24 @@ from recshard_lab.sharding.plan.validate import check_shards
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """What a plan is predicted to cost.
+    """The predicted costs of a plan.
 
     Attributes:
         phases: names of the P phases, in the order of a step.
         ms: ``[W, P]`` milliseconds.
         memory_categories: names of the C categories.
-        memory_bytes: ``[W, C]`` that each rank holds; the reserve is not in it.
-        capacity_bytes: ``[W]`` of each rank's memory.
-        usable_bytes: ``[W]`` of it that a plan may use: the capacity without the reserve.
-        host_bytes: ``[W]`` of weights and optimizer state in the host's memory; None where there are none.
-        host_room_bytes: what one rank has of it for them.
-        host_weight_bytes: ``[W]`` of `host_bytes` the weights; None where there are none.
-        traffic_bytes: ``[W, W]`` from row to column, in one step; NaN where the cost model does not say.
-        traffic_parts: gives `traffic_by_phase`; None where the cost model does not say.
-        lower_bound: ms; no plan that the planner may choose has a shorter step. None where nobody computed it.
-        waits: whether every phase takes as long as its slowest rank, as collectives do; else a step is the busiest
-            rank's own sum.
-        overlap: what the workload's pipeline makes of the step; None without one.
+        memory_bytes: ``[W, C]`` held by each rank, without the reserve.
+        capacity_bytes: ``[W]`` memory of each rank.
+        usable_bytes: ``[W]`` the capacity without the reserve.
+        host_bytes: ``[W]`` weights and optimizer state in host memory; None if there are none.
+        host_room_bytes: host memory of one rank for them.
+        host_weight_bytes: ``[W]`` the weights among `host_bytes`; None if there are none.
+        traffic_bytes: ``[W, W]`` from rank (row) to rank (column) in one step; NaN if the cost model has no traffic.
+        traffic_parts: returns `traffic_by_phase`; None if the cost model has no traffic.
+        lower_bound: ms that no plan within the planner's constraints is below; None if it was not computed.
+        waits: whether every phase takes as long as its slowest rank, as with collectives. If not, a step is the sum
+            of the busiest rank's phases.
+        overlap: the step under the workload's pipeline; None without one.
     """
 
     phases: tuple[str, ...]
@@ -78,13 +78,13 @@ class Estimate:
 
     @cached_property
     def traffic_by_phase(self) -> dict[str, Array]:
-        """`traffic_bytes` taken apart, ``[W, W]`` each, by the label that a trace gives what is counted
-        (``input_dist/ids``, ``output_dist/rows/inside``, ``dense``, ...); empty where nobody can tell."""
+        """`traffic_bytes` by the labels of a trace (``input_dist/ids``, ``output_dist/rows/inside``, ``dense``, ...),
+        ``[W, W]`` each. Empty if the cost model has no traffic."""
         return {} if self.traffic_parts is None else self.traffic_parts()
 
     @property
     def gap(self) -> float | None:
-        """How much longer the step is than `lower_bound`, as a share of it: 0.02 is at most 2% from the best."""
+        """How much longer the step is than `lower_bound`, as a share: 0.02 is at most 2% from the best plan."""
         if self.lower_bound is None:
             return None
         if not self.lower_bound > 0:
@@ -93,19 +93,19 @@ class Estimate:
 
     @property
     def step_ms(self) -> float:
-        """What a step takes, under the workload's pipeline where it has one."""
+        """Milliseconds of a step, under the workload's pipeline if it has one."""
         return self.plain_step_ms if self.overlap is None else self.overlap.step_ms
 
     @property
     def plain_step_ms(self) -> float:
-        """Without a pipeline, the sum over phases of the slowest rank: collectives wait (where it `waits`)."""
+        """The step without a pipeline: the sum over phases of the slowest rank, since collectives wait for it."""
         if not self.waits:
             return self.max_rank_ms
         return float(self.ms.max(axis=0).sum())
 
     @property
     def max_rank_ms(self) -> float:
-        """The busiest rank's own sum, which other planners report; never more than `plain_step_ms`."""
+        """The sum of the busiest rank's phases, which other planners report; at most `plain_step_ms`."""
         return float(self.ms.sum(axis=1).max())
 
     @property
@@ -115,27 +115,27 @@ class Estimate:
 
     @property
     def held_bytes(self) -> Array:
-        """``[W]`` bytes that each rank holds, all categories together."""
+        """``[W]`` bytes of each rank, all categories together."""
         return np.asarray(self.memory_bytes.sum(axis=1))
 
     @property
     def fullest_bytes(self) -> float:
-        """Bytes that the fullest rank holds. Every summary, table and picture that names the fullest rank shows it."""
+        """Bytes of the fullest rank. Every summary, table and picture of the fullest rank shows this number."""
         return float(self.held_bytes.max(initial=0.0))
 
     @property
     def fits(self) -> bool:
-        """Whether no rank holds more than its usable memory, nor more than its share of the host's memory."""
+        """Whether every rank stays within its usable memory and its share of the host's memory."""
         return not self.overfull_ranks and not self.host_overfull_ranks
 
     @property
     def overfull_ranks(self) -> list[int]:
-        """Ranks that hold more than their usable memory."""
+        """Ranks that exceed their usable memory."""
         return np.flatnonzero(self.held_bytes > self.usable_bytes).tolist()
 
     @property
     def host_overfull_ranks(self) -> list[int]:
-        """Ranks that hold more than their share of the host's memory there."""
+        """Ranks that exceed their share of the host's memory."""
         return [] if self.host_bytes is None else np.flatnonzero(self.host_bytes > self.host_room_bytes).tolist()
 
     def __str__(self) -> str:
@@ -149,20 +149,20 @@ def estimate(
     topology: Topology,
     workload: Workload | None = None,
     constraints: Mapping[str, ParameterConstraints] | None = None,
-    cost_model: str = "recshard",
+    cost_model: str | type[CostModel] = "recshard",
 ) -> Estimate:
-    """Predicts `plan`.
+    """The predicted costs of `plan`.
 
     Args:
-        plan: where every table lies; replicas and bare schemes may be left to `ShardingPlan.resolved`.
+        plan: the plan. Shards may be omitted as in `ShardingPlan.resolved`.
         tables: their configs, or module path -> configs.
         topology: the ranks.
-        workload: the step; `Workload()` when left out.
-        constraints: table -> constraints; only what they say of the workload (pooling factors) is read.
-        cost_model: "recshard", or "torchrec": the formulas of TorchRec 1.8's own estimator.
+        workload: the training step. Default: `Workload()`.
+        constraints: table -> constraints; only their workload fields (pooling factors, batch sizes) are used.
+        cost_model: "recshard", "torchrec" (the formulas of TorchRec 1.8's estimator), or a subclass of `CostModel`.
 
     Raises:
-        PlanError: tables and plan do not name the same tables, or a shard lies on a rank that does not exist.
+        PlanError: tables and plan do not name the same tables, or a shard is on a rank that does not exist.
 
     >>> from recshard_lab.sharding import Shard
     >>> movies = BaseEmbeddingConfig(name="movies", num_embeddings=1000, embedding_dim=16, feature_names=["movie"])
@@ -178,14 +178,14 @@ def estimate(
 
 @dataclass(frozen=True, eq=False)
 class PlanRects:
-    """The n rectangles of a plan as `CostModel.rect_loads` takes them, and where they lie.
+    """The n shards of a plan in the form of `CostModel.rect_loads`, and their ranks.
 
     Attributes:
-        of, first, rows, cols, replicated, dense, route, node_rows: ``[n]``, see there; of are integers.
+        of, first, rows, cols, replicated, dense, route, node_rows: ``[n]``, as in `rect_loads`; `of` are integers.
         ranks: ``[n]`` integers.
         shares: ``[n]`` of ACROSS, see `across_shares`.
-        summed: ``[n]`` the share of its table's rows that are no replicas.
-        host: ``[n]`` 1.0 for those in the host's memory.
+        summed: ``[n]`` the share of the table's rows that are not replicated.
+        host: ``[n]`` 1.0 for shards in host memory.
     """
 
     of: Any
@@ -203,7 +203,7 @@ class PlanRects:
 
     @property
     def where(self) -> tuple[Array, Array]:
-        """First rows, and which are in the host's memory."""
+        """First rows, and the shards in host memory."""
         return self.first, self.host
 
     def loads(self, model: CostModel) -> Array:
@@ -231,7 +231,7 @@ def plan_loads(model: CostModel, pairs: list[tuple[BaseEmbeddingConfig, Paramete
 
 
 def loads_by_table(model: CostModel, pairs: list[tuple[BaseEmbeddingConfig, ParameterSharding]]) -> Array:
-    """As `plan_loads`, table by table: ``[T, K, W]``, which add up to it.
+    """The loads ``[T, K, W]`` of each table. Their sum is `plan_loads`.
 
     Raises:
         PlanError: as `plan_loads`.
@@ -243,7 +243,7 @@ def loads_by_table(model: CostModel, pairs: list[tuple[BaseEmbeddingConfig, Para
 
 
 def plan_rects(topology: Topology, pairs: list[tuple[BaseEmbeddingConfig, ParameterSharding]]) -> PlanRects:
-    """The rectangles of a plan.
+    """The shards of a plan as arrays.
 
     Raises:
         PlanError: a shard on a rank that does not exist; a route that does not apply.
@@ -258,7 +258,7 @@ def plan_rects(topology: Topology, pairs: list[tuple[BaseEmbeddingConfig, Parame
         if highest >= world_size:
             check_shards(
                 config, full.shards, full.sharding_type == ShardingType.DATA_PARALLEL, world_size
-            )  # says which, and the fix
+            )  # raises, with the shard and the fix
         dense_kernel = float(full.compute_kernel == EmbeddingComputeKernel.DENSE)
         by_node = float(full.sharding_type in BY_NODE)
         flags = (dense_kernel, ROUTE_NUMBERS[taken_route(config, full)], by_node)
@@ -282,10 +282,10 @@ def plan_rects(topology: Topology, pairs: list[tuple[BaseEmbeddingConfig, Parame
 
 
 def taken_route(config: BaseEmbeddingConfig, sharding: ParameterSharding) -> str:
-    """The route that a table's rows take: there is nothing to reduce where no row is cut.
+    """The output path of a table. A table without row shards has nothing to reduce-scatter, and uses "direct".
 
     Raises:
-        PlanError: a table that is not pooled, whose rows are never added, under another route than the direct one.
+        PlanError: a table that is not pooled, with an output path other than "direct".
     """
     check_route_applies(config, sharding.route)
     cut = any(shard.num_rows != config.num_embeddings for shard in sharding.shards)
@@ -298,9 +298,9 @@ def estimate_loads(
     pairs: Sequence[tuple[BaseEmbeddingConfig, ParameterSharding]] = (),
     collections: int = 1,
 ) -> Estimate:
-    """The estimate of loads ``[K, W]``, which these tables so sharded cause, in the model's order."""
+    """The estimate of the loads ``[K, W]`` of these tables and shardings, in the model's order."""
     parts = partial(model.traffic, loads, norm_traffic(model, pairs) if loads[NORMS].any() else None, collections)
-    nobody_knows = np.full((model.topology.world_size,) * 2, np.nan)
+    unknown = np.full((model.topology.world_size,) * 2, np.nan)
     traffic = list(parts().values())
     return Estimate(
         phases=model.phase_names,
@@ -309,7 +309,7 @@ def estimate_loads(
         memory_bytes=model.memory(loads).T,
         capacity_bytes=np.full(model.topology.world_size, float(model.topology.memory_cap_bytes)),
         usable_bytes=np.full(model.topology.world_size, model.usable_bytes),
-        traffic_bytes=np.sum(traffic, axis=0) if traffic else nobody_knows,
+        traffic_bytes=np.sum(traffic, axis=0) if traffic else unknown,
         waits=model.waits,
         overlap=None if model.workload.pipeline == "none" else model.overlapped.overlap(loads),
         host_bytes=loads[HOST] if loads[HOST].any() else None,
@@ -320,7 +320,7 @@ def estimate_loads(
 
 
 def host_weights(topology: Topology, pairs: Sequence[tuple[BaseEmbeddingConfig, ParameterSharding]]) -> Array:
-    """Bytes ``[W]`` of weights in the host's memory."""
+    """Bytes ``[W]`` of weights in host memory."""
     held = np.zeros(topology.world_size)
     for config, sharding in pairs:
         for shard in sharding.resolved(config, topology.world_size, topology.local_world_size).shards:
@@ -330,7 +330,7 @@ def host_weights(topology: Topology, pairs: Sequence[tuple[BaseEmbeddingConfig, 
 
 
 def norm_traffic(model: CostModel, pairs: Sequence[tuple[BaseEmbeddingConfig, ParameterSharding]]) -> Array:
-    """Bytes ``[W, W]`` of row norms: every piece of a table's columns tells all others that share rows with it."""
+    """Bytes ``[W, W]`` of row norms: every column shard sends them to all shards with the same rows."""
     top = model.topology
     sent = np.zeros((top.world_size, top.world_size))
     for index, (config, sharding) in enumerate(pairs):
@@ -341,7 +341,7 @@ def norm_traffic(model: CostModel, pairs: Sequence[tuple[BaseEmbeddingConfig, Pa
         cols = np.array([shard.num_cols for shard in shards], dtype=float)
         at, none = np.full(len(shards), index), np.zeros(len(shards))
         loads = model.rect_loads(at, end - first, cols, none, none, first=first)[NORMS]
-        each = loads / np.maximum(config.embedding_dim / cols - 1, 1e-9)  # to another piece of all its rows
+        each = loads / np.maximum(config.embedding_dim / cols - 1, 1e-9)  # to another shard of the same rows
         shared = np.minimum(end[:, None], end) - np.maximum(first[:, None], first)
         told = each[:, None] * np.maximum(shared, 0) / (end - first)[:, None]
         ranks = [shard.rank for shard in shards]

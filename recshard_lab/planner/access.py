@@ -4,7 +4,7 @@ Notation: a profile's sample has N ids, and c of them are one row; a batch has n
 
 - **n <= N**, by rarefaction: a batch of n ids keeps each of the N with probability n / N, so the batch has a row
   of c uses with probability ``1 - (1 - n/N) ** c`` and ``U(n) = sum over rows of that`` (Hurlbert, Ecology 52, 1971;
-  ids are kept independently instead of exactly n of them, which differs by O(1/N)). ``U(N)`` is the count of the sample.
+  ids are kept independently instead of exactly n of them, which differs by O(1/N)). ``U(N)`` is the sample's count.
 - **n > N**, by extrapolation: the probability that the next id is a new row is ``f1 / N`` with f1 the
   rows used once (Good, Biometrika 40, 1953), which is the slope of U at N. U continues as the power law through
   (N, U(N)) with that slope (Heaps' law): ``U(n) = U(N) * (n / N) ** (f1 / U(N))``, at most the table's rows.

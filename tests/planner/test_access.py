@@ -77,7 +77,7 @@ def test_metas_histogram_gives_the_share_of_distinct_ids_that_was_published_with
     assert once == pytest.approx(0.07, abs=0.002)
 
 
-def test_a_measured_workload_says_what_was_counted() -> None:
+def test_a_measured_workload_has_the_counted_figures() -> None:
     found = tables("a", "b")
     batches = [batch({"a_f": zipf(600, i), "b_f": zipf(150, 10 + i)}, samples=50) for i in range(4)]
     load = Workload.measured(batches, found, optimizer="adam")
@@ -122,7 +122,7 @@ def test_metas_name_stands_for_its_histogram() -> None:
 
 
 @pytest.mark.parametrize("samples", [200, 2_000, 9_000])
-def test_drawn_batches_are_used_as_the_profile_says(samples: int) -> None:
+def test_drawn_batches_have_the_reuse_of_the_profile(samples: int) -> None:
     profile = AccessProfile.of_ids([zipf(50_000)])
     load = Workload(samples, 10.0, access=profile)
     drawn = random_batch(tables("a"), load, np.random.default_rng(0))["a_f"].values()

@@ -19,10 +19,12 @@ from tests.planner.problems import random_tables, table
 GPUS = Topology(8, "cuda", hbm_cap=80 * 10**9, local_world_size=4)
 
 
-def planned(topology: Topology = GPUS, count: int = 12, **wish: Any) -> tuple[Any, Any]:
+def planned(topology: Topology = GPUS, count: int = 12, **constraint: Any) -> tuple[Any, Any]:
     """The shards of one constrained table among others, and of all tables."""
     tables, workload = random_tables(count, 1)
-    planner = EmbeddingShardingPlanner(topology, workload=workload, constraints={"t3": ParameterConstraints(**wish)})
+    planner = EmbeddingShardingPlanner(
+        topology, workload=workload, constraints={"t3": ParameterConstraints(**constraint)}
+    )
     plan = planner.plan_tables(tables)
     assert estimate(plan, tables, topology, workload).fits
     return plan.tables()["t3"], plan.tables()
@@ -33,8 +35,8 @@ def test_given_shards_stay_where_they_are(solver: str) -> None:
     tables, workload = random_tables(6, 1)
     rows, cols = tables[3].num_embeddings, tables[3].embedding_dim
     shards = [Shard(5, (0, 10), (0, cols)), Shard(2, (10, rows), (0, 8)), Shard(5, (10, rows), (8, cols))]
-    wish = {"t3": ParameterConstraints(shards=shards)}
-    planner = EmbeddingShardingPlanner(GPUS, workload=workload, constraints=wish, solver=solver, time_limit_s=1)
+    constraint = {"t3": ParameterConstraints(shards=shards)}
+    planner = EmbeddingShardingPlanner(GPUS, workload=workload, constraints=constraint, solver=solver, time_limit_s=1)
     plan = planner.plan_tables(tables)
     assert list(plan.tables()["t3"].shards) == shards
     plan.validate(tables, 8)
@@ -43,8 +45,8 @@ def test_given_shards_stay_where_they_are(solver: str) -> None:
 def test_forbidden_ranks_hold_nothing_and_forbidden_schemes_are_not_taken() -> None:
     everywhere = {"data_parallel", "flex_shard"}
     for scheme in (None, *(name for name in scheme_names() if name not in everywhere)):
-        wish = {} if scheme is None else {"sharding_types": [scheme]}
-        mine, _ = planned(forbidden_ranks=[0, 1, 2, 6], **wish)
+        constraint = {} if scheme is None else {"sharding_types": [scheme]}
+        mine, _ = planned(forbidden_ranks=[0, 1, 2, 6], **constraint)
         assert not {shard.rank for shard in mine.shards} & {0, 1, 2, 6}, scheme
     taken = set()
     for _ in {*scheme_names()} - everywhere:
@@ -59,7 +61,7 @@ def test_the_device_group_is_the_topologys() -> None:
         planned(device_group="cpu")
 
 
-def test_wishes_that_exclude_each_other_are_refused() -> None:
+def test_constraints_that_exclude_each_other_are_refused() -> None:
     with pytest.raises(PlanError, match=r"'t3': every scheme that is allowed .row_wise. is forbidden"):
         planned(sharding_types=["row_wise"], forbidden_sharding_types=["row_wise"])
     with pytest.raises(PlanError, match=r"all of the ranks \[1\].* are forbidden"):
@@ -78,7 +80,7 @@ def test_a_constraint_without_which_the_table_fits_is_named() -> None:
     movies = [table("movies", 10_000_000, 128)]  # 5.1 GB
     small = Topology(4, "cuda", hbm_cap=3 * 10**9, reserve_fraction=0)
     whole = (0, 10_000_000), (0, 128)
-    for wish, said in [
+    for constraint, said in [
         (
             {"shards": [Shard(0, *whole)]},
             "does not fit on the ranks of its constraint: .*Fix: remove its shards=",
@@ -92,7 +94,7 @@ def test_a_constraint_without_which_the_table_fits_is_named() -> None:
     ]:
         with pytest.raises(PlanError, match=said):
             EmbeddingShardingPlanner(
-                small, constraints={"movies": ParameterConstraints(**wish)}, workload=Workload()
+                small, constraints={"movies": ParameterConstraints(**constraint)}, workload=Workload()
             ).plan_tables(movies)
 
 

@@ -67,7 +67,7 @@ def test_the_missing_memory_of_all_ranks_is_named() -> None:
 
 def test_impossible_constraints_are_refused() -> None:
     movies = [table("movies", 100, 8)]
-    for wish, said in [
+    for constraint, said in [
         (
             ParameterConstraints(sharding_types=["data_parallel"], ranks=[0]),
             "cannot be split by data_parallel on ranks",
@@ -76,7 +76,7 @@ def test_impossible_constraints_are_refused() -> None:
         (ParameterConstraints(sharding_types=["row_wide"]), "did you mean 'row_wise'"),
     ]:
         with pytest.raises(PlanError, match=said):
-            EmbeddingShardingPlanner(Topology(2), constraints={"movies": wish}).plan_tables(movies)
+            EmbeddingShardingPlanner(Topology(2), constraints={"movies": constraint}).plan_tables(movies)
     with pytest.raises(PlanError, match="'movie' that does not exist"):
         EmbeddingShardingPlanner(Topology(2), constraints={"movie": ParameterConstraints()}).plan_tables(movies)
     with pytest.raises(PlanError, match="no tables"):
@@ -157,8 +157,8 @@ def test_the_change_that_a_refusal_names_fits_and_10_percent_less_does_not(name:
         assert f"Ranks: {ranks} or more" in error.worded("widget")
     for columns in map(int, re.findall(r"min_partition=(\d+)", text)):
         for tried, good in ((columns, True), (columns + 1, False)):
-            wish = replace(planner.constraints["t0"], min_partition=tried)
-            other = EmbeddingShardingPlanner(top, constraints={"t0": wish}, workload=planner.workload)
+            constraint = replace(planner.constraints["t0"], min_partition=tried)
+            other = EmbeddingShardingPlanner(top, constraints={"t0": constraint}, workload=planner.workload)
             assert fits(other, tables) is good
 
 
@@ -170,9 +170,9 @@ def test_the_kinds_of_change_all_occur() -> None:
 
 def test_host_memory_that_is_too_small_names_the_smallest_that_fits() -> None:
     tables = [table(f"t{i}", 1_000_000, 64) for i in range(3)]  # 256 MB each
-    wish = {each.name: ParameterConstraints(compute_kernels=["fused_uvm"]) for each in tables}
+    constraint = {each.name: ParameterConstraints(compute_kernels=["fused_uvm"]) for each in tables}
     top = Topology(2, "cuda", hbm_cap=10**9, ddr_cap=2 * 10**8)
-    planner = EmbeddingShardingPlanner(top, constraints=wish)
+    planner = EmbeddingShardingPlanner(top, constraints=constraint)
     with pytest.raises(PlanDoesNotFit, match=r"would hold .* in host memory: it has 170.0 MB") as caught:
         planner.plan_tables(tables)
     (cap,) = re.findall(r"Topology\(ddr_cap=([\d_]+)\)", str(caught.value))

@@ -24,7 +24,7 @@ from tests.planner.problems import random_tables, table
 TABLES, LOAD = random_tables(8, 2)
 
 
-def test_every_point_is_what_the_planner_says_of_that_combination() -> None:
+def test_every_point_is_the_planners_estimate_of_that_combination() -> None:
     found = sweep(
         TABLES,
         LOAD,
@@ -77,11 +77,11 @@ def test_points_without_a_plan_stay_with_their_reason() -> None:
     text = " ".join(str(found).split())
     assert "3 points of 2 tables, 1 with a plan" in text
     assert "12 ranks do not fill hosts of 8" in text
-    (told,) = sweep(huge, world_size=2, hbm_cap=80 * 10**9, explain=True).points
-    assert "Fix: " in told.reason
+    (seen,) = sweep(huge, world_size=2, hbm_cap=80 * 10**9, explain=True).points
+    assert "Fix: " in seen.reason
 
 
-def test_everything_shown_says_that_it_is_simulated(tmp_path: Path) -> None:
+def test_all_output_is_labelled_as_simulated(tmp_path: Path) -> None:
     from recshard_lab.lab import export, views
 
     found = sweep(TABLES, LOAD, topology=["h100", "a100"], world_size=[8, 16, 9], batch_size=64)
@@ -162,11 +162,11 @@ def test_many_tables_on_2048_ranks_are_simulated() -> None:
 
 
 def test_progress_is_told_point_by_point() -> None:
-    told: list[tuple[int, int, int]] = []
+    seen: list[tuple[int, int, int]] = []
     found = sweep(
-        TABLES, LOAD, world_size=[8, 16, 17], progress=lambda i, n, point: told.append((i, n, point.world_size))
+        TABLES, LOAD, world_size=[8, 16, 17], progress=lambda i, n, point: seen.append((i, n, point.world_size))
     )
-    assert told == [(1, 3, 8), (2, 3, 16), (3, 3, 17)]
+    assert seen == [(1, 3, 8), (2, 3, 16), (3, 3, 17)]
     assert found.seconds > 0
     assert f"in {found.seconds:.1f} s" in " ".join(str(found).split())
 

@@ -1,24 +1,24 @@
-"""Greedy planning: choose scheme and ranks of every table together, then improve one and two tables at a time.
+"""Greedy planning: chooses scheme and ranks of all tables together, then improves one and two tables at a time.
 
-1. Every registered scheme that the constraints allow proposes rectangles; each rectangle's loads are computed once,
-   for all tables in one go (`options.py`), and turned into linear terms (`terms.py`, `bounds.py`).
-2. A start is a set of options: those that turn on some set of switches (costs that are paid once: a collective, a
-   row-cut), those of one scheme, or all. Each has a lower bound.
-3. Up to `ANNEALED` tables x ranks, some plans for each of the most promising starts are annealed all at once
-   (`anneal.py`), and tables of the best are exchanged (`local_search.py`).
-4. Beyond, and where that found no room for every table, starts are tried one after the other, the most promising
-   first; one whose bound is not below the best plan's step is skipped, as are options that no better plan can hold.
-   Tables are placed from the largest down (`state.py`), where what is below a phase's fair share costs nothing but
-   what it adds to the fair share, so that early tables are not cut without need. A plan in which a table fits nowhere
-   is started again with memory first: largest bytes first, on the emptiest ranks. Then local search, first with a
-   large weight on balance, which looks past local optima in which no table alone can shorten the slowest ranks of all
-   phases.
-5. All tables under another route at once, since some costs only go away together.
+1. Every registered scheme that the constraints allow proposes shards. Their loads are computed once, for all tables
+   together (`options.py`), and turned into linear terms (`model/terms.py`, `bounds.py`).
+2. A start is a set of options: those that turn on one set of switches (costs that are paid once, such as a collective),
+   those of one scheme, or all. Each has a lower bound.
+3. Up to `ANNEALED` tables x ranks, several plans for each of the most promising starts are annealed together
+   (`anneal.py`), and tables of the best are exchanged (`moves.py`).
+4. On several nodes, beyond that size, or if that found no plan, the tables are placed one after the other under the
+   most promising starts, from the largest down (`problem.py`). Up to a floor in each phase, work costs nothing, so that
+   early tables are not split without need. The floor is at first a little above the mean of the bound. If a table does
+   not fit, the tables are placed again by size, on the emptiest ranks.
+5. The best of these plans are filled up: all tables are placed again, with a floor between the mean and the slowest
+   rank of the plan before, while that shortens the step.
+6. Local search moves and exchanges tables of the best plans (`moves.py`).
+7. All tables try another output path together, because some costs only vanish together.
 
-Under a pipeline the search works on the chain of one batch's phases, whose bound is one on the step, and keeps, of the
-plans that it finishes, the one with the shortest step.
+Under a pipeline the search minimises the chain of one batch's phases, whose bound is also one on the step. Among the
+plans that it finishes, it keeps the one with the shortest step.
 
-It stops as soon as the plan is within `NEAR` of the bound. The result depends on the input alone (no clock, one seed).
+The search stops if a plan is within `NEAR` of the bound. The result depends on the input alone (no clock, fixed seeds).
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,19 +45,23 @@ from recshard_lab.sharding.plan.types import DDR, DISTINCT_ROWS
 if TYPE_CHECKING:
     from recshard_lab.planner.search.record import Recorder
 
-ROUNDS = (1.0, 0.3, TIE)
-"""Weight of the balance term in each round of local search; beyond `SMALL` a round is left out."""
+ROUNDS = (0.3, 0.1, TIE)  # weight of the balance term in each round of local search
 BALANCE = 0.1  # the same while placing
+HOPELESS = 1.02  # times the best step so far; a plan that long is improved no more
 SMALL = 64  # tables x ranks up to which every start is improved to the end
-HOPELESS = 1.1  # times the best step so far; a start that long is not improved
 NEAR, NEAR_MANY = 2e-3, 5e-3  # share of the bound; a plan that near is good enough (of many tables on many ranks)
 ANNEALED = 1_000  # tables x ranks up to which many plans are annealed
 COPIES, STARTED = 16, 16  # plans annealed (twice as many on several nodes), and their sets of options
 SWEEPS, MOVES = 4, 110  # at least so many sweeps, and so many moves of a table
-MANY = 3_000  # tables x ranks beyond which the best start alone is improved
-PLACED = 200_000  # tables x ranks x starts that are placed there
+MANY = 3_000  # tables x ranks beyond which `NEAR_MANY` holds
+PLACED, LEAST_PLACED, MOST_PLACED = 4_000, 3, 24  # tables placed before the best plans are improved; plans placed
+RANKS = 512  # ranks on which placing a table takes twice as long as on one
+PLACINGS = ((1.2, BALANCE), (1.0, BALANCE), (1.5, 1.0))
+"""How the first plans are placed: times the floor of a bound, which each phase may take without cost; balance."""
+DIFFERENT = 4  # starts that are tried in one of these ways before the next way
+SLACKS = (0.7, 0.9)  # of the way from the mean rank to the slowest, in each phase: the floor of the next plan
+IMPROVED, MOST_IMPROVED = 2_000, 4  # tables of the plans that are filled up and improved, and plans at most
 FUSED_UVM = str(EmbeddingComputeKernel.FUSED_UVM)
-STARTS = 1_250  # tables x ranks x starts that are improved, where there is more than that
 
 
 @dataclass(frozen=True)
@@ -85,8 +89,8 @@ def solve(
         tables: what to place.
         constraints: table name -> what is allowed.
         passes: rounds of local search, at most `ROUNDS`; with 0 the best start as it is.
-        route: the only one, where it applies; the cheapest for each table when left out.
-        exact_s: seconds in which a MILP may find a better plan and a better bound; None: it is not tried.
+        route: the only output path, where it applies. Default: the cheapest for each table.
+        exact_s: seconds in which a MILP may find a better plan and a better bound. Default: no MILP.
         record: is passed every plan looked at.
         any_plan: return the first plan found. There is one exactly where the whole search finds one.
 
@@ -188,7 +192,6 @@ class Search:
         self.small = len(problem.options) * problem.num_ranks <= SMALL
         self.many = len(problem.options) * problem.num_ranks > MANY
         self.near = NEAR_MANY if self.many else NEAR
-        self.most_starts = max(2, STARTS // (len(problem.options) * problem.num_ranks))
         self.best: State | None = None
         self.best_ms = np.inf
 
@@ -196,7 +199,8 @@ class Search:
         stuck: list[int] = []
         starts = self.starts()
         if any_plan:
-            state = next((state for start in starts if (state := self._placed(start, stuck)) is not None), None)
+            placed = (self._placed(*attempt, stuck) for attempt in _attempts(starts))
+            state = next((state for state in placed if state is not None), None)
             if state is not None:
                 return Solution(state.placements(), self.bound_ms)
         if self.passes and starts and len(self.problem.options) * self.problem.num_ranks <= ANNEALED:
@@ -204,51 +208,52 @@ class Search:
         more = self.best is None or (self.passes and self.problem.num_nodes > 1 and not self._near())
         if more and not any_plan:  # else every start was placed above
             self.prune()
-            (self._best_of if self.many else self._one_by_one)(starts, stuck)
+            self._place_all(starts, stuck)
         if self.best is None:
             raise DoesNotFit(stuck[0] if stuck else self.problem.by_bytes[0])
         if self.passes and not any_plan and not self._near():
             self._reroute()
         return Solution(self.best.placements(), self.bound_ms)
 
-    def _one_by_one(self, starts: list[Bound], stuck: list[int]) -> None:
-        """Places and improves one plan after the other, the most promising sets of options first."""
-        improved, pruned_at = 0, np.inf
-        for start in starts:
-            if start.ms >= self.best_ms * LEAST or self._near():
+    def _place_all(self, starts: list[Bound], stuck: list[int]) -> None:
+        """Places all tables under the most promising starts, fills up the best of these plans, improves the best."""
+        size = len(self.problem.options) * (1 + self.problem.num_ranks / RANKS)
+        left = min(MOST_PLACED, max(LEAST_PLACED, int(PLACED / size)))
+        count = max(1, left // 3)
+        plans: dict[float, tuple[State, Bound]] = {}  # by step: different starts often give the same plan
+        for number, (start, room, balance) in enumerate(_attempts(starts)):
+            if (plans and (number >= count or start.ms >= self.best_ms * LEAST)) or self._near():
                 break
-            state = self._placed(start, stuck)
-            if state is None:
-                continue
-            self.watch("placed", state)
-            self.keep(state)
-            if self._near():
-                break
-            if self.best_ms < pruned_at * LEAST:
-                self.prune()
-                pruned_at = self.best_ms
-            hopeless = not self.small and self.step_ms(state) > self.best_ms * HOPELESS
-            if not self.passes or hopeless:
-                continue
-            self._improved(state)
-            improved += 1
-            if improved >= self.most_starts:
-                break
-
-    def _best_of(self, starts: list[Bound], stuck: list[int]) -> None:
-        """Places several plans, and improves the best of them."""
-        left = max(2, PLACED // (len(self.problem.options) * self.problem.num_ranks))
-        for start in starts:
-            if left == 0 or start.ms >= self.best_ms * LEAST or self._near():
-                break
-            state = self._placed(start, stuck)
+            state = self._placed(start, room, balance, stuck)
+            left -= 1
             if state is not None:
-                left -= 1
-                self.watch("placed", state)
-                self.keep(state)
-        if self.best is not None and self.passes and not self._near():
-            self.prune()
-            self._improved(self.best.copy())
+                plans.setdefault(self.step_ms(state), (state, start))
+        filled: dict[float, State] = {}
+        for ms in sorted(plans)[: min(MOST_IMPROVED, max(1, int(IMPROVED / size)))]:
+            state, start = plans[ms]
+            if self.passes and left > 0:
+                state, tries = self._filled(state, start, left // 2 + 1, stuck)
+                left -= tries
+            filled[self.step_ms(state)] = state
+        for ms in sorted(filled):
+            if self.passes and not self._near():
+                self._improved(filled[ms])
+
+    def _filled(self, state: State, start: Bound, most: int, stuck: list[int]) -> tuple[State, int]:
+        """Places all tables again, at most `most` times, below what the slowest ranks take, while that helps."""
+        failed = 0
+        for tries in range(most):
+            if self._near():
+                return state, tries
+            phases = state.used[:-1]
+            mean = phases.mean(axis=1)
+            floor = mean + SLACKS[failed] * (phases.max(axis=1) - mean)
+            other = self._placed(replace(start, floor=floor), 1.0, BALANCE, stuck)
+            if other is not None and self.step_ms(other) < self.step_ms(state) * LEAST:
+                state, failed = other, 0
+            elif (failed := failed + 1) == len(SLACKS):
+                return state, tries + 1
+        return state, most
 
     def _anneal(self, starts: list[Bound]) -> None:
         """Many plans at once, and exchanges in the best of them."""
@@ -295,12 +300,17 @@ class Search:
             unique.setdefault(bound.allowed.tobytes(), bound)
         return list(unique.values())
 
-    def _placed(self, start: Bound, stuck: list[int]) -> State | None:
-        """Every table placed under the options of `start`, with memory first where they do not fit otherwise."""
+    def _placed(self, start: Bound, room: float, balance: float, stuck: list[int]) -> State | None:
+        """Every table placed under the options of `start`, with memory first where they do not fit otherwise.
+
+        Args:
+            room: times the floor of `start`: what a plan may take in each phase without cost.
+            balance: weight of the balance term.
+        """
         problem = self.problem
         for memory_first, order in ((False, problem.by_work), (True, problem.by_bytes)):
-            state = problem.start(start.allowed, None if memory_first else start.floor)
-            state.balance = BALANCE
+            state = problem.start(start.allowed, None if memory_first else start.floor * room)
+            state.balance = balance
             for table in order:
                 found = problem.best(state, table, memory_first)
                 if found is None and memory_first:
@@ -313,30 +323,31 @@ class Search:
                 problem.put(state, table, found[1])
             else:
                 state.allowed, state.floor, state.balance = None, None, TIE
+                self.watch("placed", state)
+                self.keep(state)
                 return state
         return None
 
     def _improved(self, state: State) -> None:
         """Rounds of local search with ever less weight on balance; the last until nothing helps."""
-        rounds = ROUNDS if self.small else (ROUNDS[-2:] if self.many else (ROUNDS[0], ROUNDS[-1]))
-        for balance in rounds[-self.passes :]:
+        for balance in ROUNDS[-self.passes :]:
             state.balance = balance
             for _ in range(3 if self.small else 1):
                 again = improve(self.problem, state, self.bound_ms * (1 + self.near), *self._watches())
                 self.keep(state)
-                if self._near():
+                if self._near() or self.step_ms(state) > self.best_ms * HOPELESS:
                     return
                 if not again:
                     break
 
     def watch(self, stage: str, *looked_at: State) -> Watch | None:
-        """What is told each plan, where the search is recorded; and tells it some."""
+        """A callback that records each plan, after it has recorded `looked_at`; None without a record."""
         if self.record is None:
             return None
-        told = self.record.watch(self.problem, stage)
+        record = self.record.watch(self.problem, stage)
         for state in looked_at:
-            told(state)
-        return told
+            record(state)
+        return record
 
     def _watches(self) -> tuple[Watch | None, Watch | None]:
         return self.watch("moved"), self.watch("exchanged")
@@ -380,3 +391,9 @@ class Search:
         if changed:
             self.watch("rerouted", other)
         return other if changed and problem.fits(other) else None
+
+
+def _attempts(starts: Sequence[Bound]) -> list[tuple[Bound, float, float]]:
+    """Ways to place all tables, the most promising first: the start, the room, and the weight of balance."""
+    first = [(start, *way) for way in PLACINGS for start in starts[:DIFFERENT]]
+    return first + [(start, 1.0, BALANCE) for start in starts]

@@ -1,8 +1,9 @@
-"""Local search: take one table out and put it back in the best way; exchange two; until nothing helps.
+"""Local search: moves one table to its best place, and exchanges two, until neither shortens the step.
 
-Every step keeps the plan valid and within memory and shortens the score, so it can stop at any time.
+Every step keeps the plan valid and within memory and shortens the score, so the search can stop at any time.
 
-Shape letters: R rows (phases that ranks differ in, and memory), W ranks, C pairs of tables.
+Shape letters: R rows (phases that ranks differ in, and memory), T tables, C pairs of tables, U units (nodes, or ranks
+if there is one node), L ranks of a unit.
 """
 
 from collections.abc import Callable
@@ -30,13 +31,13 @@ def improve(
     """One pass over all tables; whether the plan gained enough to go on. Ends where the step is down to `bound_ms`.
 
     Args:
-        moved, exchanged: told each plan that comes of it.
+        moved, exchanged: callbacks, called with each new plan.
     """
     now = before = problem.score(state)
     for table in problem.by_work:
         was = problem.take(state, table)
         found = problem.best(state, table)
-        # nothing found: rounding at the last byte of a full rank
+        # None: rounding at the last byte of a full rank
         if found is None or found[0] >= now * LEAST:
             problem.put(state, table, was)
             continue
@@ -52,51 +53,29 @@ def improve(
 
 
 def exchange(problem: Problem, state: State, bound_ms: float = 0.0, exchanged: Watch | None = None) -> None:
-    """Exchanges one-piece tables of the busiest ranks with those of others while that helps and pays."""
-    now = problem.score(state)
-    single = [(t, put) for t, put in enumerate(state.placed) if put is not None and len(put.ranks) == 1]
-    single = [(t, put) for t, put in single if put.node is None]
-    if len(single) < 2:
+    """Exchanges tables of the busiest nodes (ranks, if there is one node) with those of others while that helps.
+
+    Only tables of one node take part. Each keeps its option, on the least busy ranks of the other's node.
+    """
+    movable = _Movable.of(problem, state)
+    if len(movable.tables) < 2:
         return
-    allowed = [_may_go(problem, t, put) for t, put in single]
-    free = all(ranks is None for ranks in allowed)
-    rank_of = np.array([put.ranks[0] for _, put in single], dtype=np.intp)
-    own = np.concatenate([put.own for _, put in single], axis=1)  # [R, singles]
-    for _ in range(min(len(single), MOST_EXCHANGES)):
+    now = problem.score(state)
+    for _ in range(min(len(movable.tables), MOST_EXCHANGES)):
         if problem.step_ms(state) <= bound_ms:
             return
-        busiest = list(
-            dict.fromkeys([int(state.used[:-1].sum(axis=0).argmax()), *state.used[:-1].argmax(axis=1).tolist()])
-        )
-        for rank in busiest:
-            mine, others = np.flatnonzero(rank_of == rank), np.flatnonzero(rank_of != rank)
-            if not len(mine) or not len(others):
+        busiest = [state.used[:-1].sum(axis=0).argmax(), *state.used[:-1].argmax(axis=1)]
+        for unit in dict.fromkeys((np.array(busiest) // movable.width).tolist()):
+            i, j, score = movable.scores(unit)
+            if not len(j) or not score.min() < now * LEAST:
                 continue
-            i, j = (pairs.ravel() for pairs in np.meshgrid(mine, others, indexing="ij"))
-            if len(i) > MOST_PAIRS:  # those whose work differs least, but gains something
-                gain = own[:-1, i].sum(axis=0) - own[:-1, j].sum(axis=0)
-                near = np.argsort(np.where(gain > 0, gain, np.inf), kind="stable")[:MOST_PAIRS]
-                i, j = i[near], j[near]
-            score = _scores(problem, state, own[:, j] - own[:, i], rank, rank_of[j])
-            if not free:
-                ok = [
-                    _goes(allowed[a], int(rank_of[b])) and _goes(allowed[b], rank)
-                    for a, b in zip(i.tolist(), j.tolist(), strict=True)
-                ]
-                score = np.where(ok, score, np.inf)
             c = int(score.argmin())
-            if not score[c] < now * LEAST:
+            before = movable.swap(int(i[c]), int(j[c]))
+            found = problem.score(state)
+            if not found < now * LEAST or not problem.fits(state):  # uneven shards: the scores are not exact
+                movable.restore(before)
                 continue
-            a, b = int(i[c]), int(j[c])
-            there = int(rank_of[b])
-            for k, to in ((a, there), (b, rank)):
-                table, put = single[k]
-                problem.take(state, table)
-                moved = problem.made(table, put.at, [to])
-                problem.put(state, table, moved)
-                single[k] = (table, moved)
-                rank_of[k] = to
-            now = float(score[c])
+            now = found
             if exchanged is not None:
                 exchanged(state)
             break
@@ -104,37 +83,125 @@ def exchange(problem: Problem, state: State, bound_ms: float = 0.0, exchanged: W
             return
 
 
-def _scores(problem: Problem, state: State, gain: Array, rank: int, there: Index) -> Array:
-    """``[C]`` scores where `gain` ``[R, C]`` goes to `rank` and comes from ranks `there` ``[C]``."""
-    used = state.used
-    new_here, new_there = used[:, rank, None] + gain, used[:, there] - gain
-    first = np.argsort(-used, axis=1)[:, :3] if used.shape[1] <= 64 else _top_three(used)  # [R, 3] ranks
-    rest = np.full(gain.shape, -np.inf)
-    for k in range(first.shape[1] - 1, -1, -1):  # the most that any third rank has
-        at = first[:, k, None]
-        value = np.take_along_axis(used, at, axis=1)
-        rest = np.where((at != rank) & (at != there[None, :]), value, rest)
-    most = np.maximum(np.maximum(new_here, new_there), rest)
-    squares = np.einsum("rw,rw->r", used[:-1], used[:-1])[:, None]
-    squares = squares + gain[:-1] * (2 * (used[:-1, rank, None] - used[:-1, there]) + 2 * gain[:-1])
-    spread = np.sqrt(np.maximum(squares, 0.0) / problem.num_ranks).sum(axis=0)
-    shared = problem.step_ms(state) - float(used[:-1].max(axis=1).sum())
-    score = most[:-1].sum(axis=0) + shared + state.balance * spread
-    return np.asarray(np.where(most[-1] + state.nbytes <= problem.capacity, score, np.inf))
+class _Movable:
+    """The tables of a plan with all shards on one unit: on one node, or on one rank if there is one node.
 
+    Attributes:
+        tables: their numbers; unit: ``[T]`` that each is on; width: ranks of a unit, L.
+        whole: ``[T, R, L]`` what each adds to its unit, of which `own` ``[T, R]`` to the rank of each of its `shards`
+            ``[T]``, and `node` ``[T, R]`` to all.
+        fixed: ``[T]`` whether its shards are on the first ranks of a unit; else on the least busy ones.
+        allowed: ``[T, U]`` units that are allowed.
+    """
 
-def _top_three(used: Array) -> Index:
-    found = np.argpartition(-used, 2, axis=1)[:, :3]
-    return np.asarray(np.take_along_axis(found, np.argsort(-np.take_along_axis(used, found, axis=1), axis=1), axis=1))
+    def __init__(self, problem: Problem, state: State, tables: list[int], width: int) -> None:
+        self.problem, self.state, self.tables, self.width = problem, state, tables, width
+        puts = [state.placed[table] for table in tables]
+        rows, units = len(state.used), problem.num_ranks // width
+        self.unit = np.array([put.ranks[0] // width for put in puts if put], dtype=np.intp)
+        self.shards = np.array([len(put.ranks) for put in puts if put], dtype=np.intp)
+        self.whole, self.own, self.node = np.zeros((len(tables), rows, width)), *np.zeros((2, len(tables), rows))
+        self.fixed = np.zeros(len(tables), dtype=bool)
+        self.allowed = np.ones((len(tables), units), dtype=bool)
+        for at, put in enumerate(puts):
+            assert put is not None
+            self.own[at] = put.own.max(axis=1)
+            self._refresh(at, put)
+            option = put.placement.option
+            listed = option.proposal.assignments
+            if put.node is not None:
+                self.node[at] = put.node[1][:, 0]
+            if listed is not None or len(option.usable) < problem.num_ranks:
+                self.fixed[at] = listed is not None
+                ways = [ranks for ranks in listed or [] if len({rank // width for rank in ranks}) == 1]
+                free = np.bincount(np.array(sorted(option.usable)) // width, minlength=units) == width
+                self.allowed[at] = False if listed is not None else free
+                self.allowed[at, [ranks[0] // width for ranks in ways]] = True
 
+    @classmethod
+    def of(cls, problem: Problem, state: State) -> "_Movable":
+        width = problem.local if problem.num_nodes > 1 else 1
+        tables = []
+        for table, put in enumerate(state.placed):
+            if put is not None and put.distinct and len(put.ranks) <= width and (put.node is None or width > 1):
+                nodes = put.ranks // width
+                if (nodes == nodes[0]).all():
+                    tables.append(table)
+        return cls(problem, state, tables, width)
 
-def _may_go(problem: Problem, table: int, put: Put) -> frozenset[int] | None:
-    """Where a one-piece table may lie; None: anywhere."""
-    option = problem.options[table][put.at]
-    if option.proposal.assignments is not None:
-        return frozenset(rank for (rank,) in option.proposal.assignments)
-    return None if len(option.usable) == problem.num_ranks else option.usable
+    def scores(self, unit: int) -> tuple[Index, Index, Array]:
+        """Pairs of a table on `unit` and one elsewhere, and the score of the plan with these exchanged."""
+        used = self.state.used.reshape(len(self.state.used), -1, self.width)  # [R, U, L]
+        mine, others = np.flatnonzero(self.unit == unit), np.flatnonzero(self.unit != unit)
+        others = others[self.allowed[others, unit]]
+        i, j = (pairs.ravel() for pairs in np.meshgrid(mine, others, indexing="ij"))
+        ok = self.allowed[i, self.unit[j]]
+        i, j = i[ok], j[ok]
+        if len(i) > MOST_PAIRS:  # those whose work differs least, but gains something
+            work = self.whole[:, :-1].sum(axis=(1, 2))
+            gain = work[i] - work[j]
+            near = np.sort(np.argpartition(np.where(gain > 0, gain, np.inf), MOST_PAIRS)[:MOST_PAIRS])
+            i, j = i[near], j[near]
+        if not len(i):
+            return i, j, np.zeros(0)
+        there = self.unit[j]
+        here = self._with(used[:, unit] - self.whole[i], j)
+        other = self._with(used[:, there].transpose(1, 0, 2) - self.whole[j], i)  # [C, R, L]
+        peaks = used.max(axis=2)
+        first = np.argsort(-peaks, axis=1)[:, :3]  # [R, 3] units
+        rest = np.full((len(peaks), len(i)), -np.inf)
+        for k in range(first.shape[1] - 1, -1, -1):  # the most that any third unit has
+            at = first[:, k, None]
+            rest = np.where((at != unit) & (at != there), np.take_along_axis(peaks, at, axis=1), rest)
+        most = np.maximum(np.maximum(here.max(axis=2), other.max(axis=2)).T, rest)
+        squares = np.einsum("rul,rul->ru", used[:-1], used[:-1])
+        changed = np.einsum("crl,crl->rc", here[:, :-1], here[:, :-1]) + np.einsum(
+            "crl,crl->rc", other[:, :-1], other[:, :-1]
+        )
+        squares = squares.sum(axis=1)[:, None] - squares[:, unit, None] - squares[:, there] + changed
+        spread = np.sqrt(np.maximum(squares, 0.0) / self.problem.num_ranks).sum(axis=0)
+        shared = self.problem.step_ms(self.state) - float(peaks[:-1].max(axis=1).sum())
+        score = most[:-1].sum(axis=0) + shared + self.state.balance * spread
+        return i, j, np.asarray(np.where(most[-1] + self.state.nbytes <= self.problem.capacity, score, np.inf))
 
+    def _with(self, used: Array, tables: Index) -> Array:
+        """``[C, R, L]`` of units with `used`, with one more table on each."""
+        place = used[:, :-1].sum(axis=1).argsort(axis=1, kind="stable").argsort(axis=1, kind="stable")
+        place = np.where(self.fixed[tables, None], np.arange(self.width), place)
+        shards = place < self.shards[tables, None]
+        return np.asarray(used + self.own[tables][:, :, None] * shards[:, None] + self.node[tables][:, :, None])
 
-def _goes(ranks: frozenset[int] | None, rank: int) -> bool:
-    return ranks is None or rank in ranks
+    def swap(self, i: int, j: int) -> list[tuple[int, Put]]:
+        """Exchanges two tables, and gives their placements before."""
+        problem, state = self.problem, self.state
+        before = [(at, problem.take(state, self.tables[at])) for at in (i, j)]
+        units = [int(self.unit[j]), int(self.unit[i])]
+        for (at, put), unit in zip(before, units, strict=True):
+            option = put.placement.option
+            ranks = np.arange(unit * self.width, (unit + 1) * self.width)
+            if self.fixed[at]:
+                chosen = next(one for one in option.proposal.assignments or () if one[0] // self.width == unit)
+                ranks = np.array(chosen)
+            else:
+                order = ranks[state.used[:-1, ranks].sum(axis=0).argsort(kind="stable")][: len(put.ranks)]
+                ranks = np.empty(len(order), dtype=np.intp)
+                ranks[option.heavy_first] = order
+            self._put(at, problem.made(self.tables[at], put.at, ranks))
+        return before
+
+    def restore(self, before: list[tuple[int, Put]]) -> None:
+        """Takes an exchange back."""
+        for at, put in before:
+            self.problem.take(self.state, self.tables[at])
+            self._put(at, put)
+
+    def _put(self, at: int, put: Put) -> None:
+        self.problem.put(self.state, self.tables[at], put)
+        self.unit[at] = put.ranks[0] // self.width
+        self._refresh(at, put)
+
+    def _refresh(self, at: int, put: Put) -> None:
+        self.whole[at] = 0.0
+        self.whole[at][:, put.ranks % self.width] = put.own
+        if put.node is not None:
+            self.whole[at] += put.node[1]

@@ -54,10 +54,10 @@ class Option:
             with as many rectangles on one node as the proposal allows.
         counts: ``[c]`` how many there are.
         of: ``[n]`` the size of each rectangle.
-        usable: the ranks that a rectangle may lie on.
+        usable: the ranks that may store a shard.
         kernel: name of the compute kernel.
         distinct: no rank ever holds two of the rectangles.
-        route: how its rows come home.
+        route: the output path.
         alone: ``[2, c]`` ACROSS of a rectangle alone on its node, and its rows.
         twins: the same with other routes.
     """
@@ -132,7 +132,7 @@ def options_of(
     """Every proposal of every allowed scheme, under every route that may pay, per table.
 
     Args:
-        route: the only one, for every table to which it applies and that has no wish of its own.
+        route: the only output path, where it applies, of tables without a route constraint.
 
     Raises:
         PlanError: a table that no allowed scheme can cut under its constraints; an unknown scheme; a wish for a route
@@ -206,9 +206,10 @@ def options_of(
     )
     found: list[list[Option]] = [[] for _ in tables]
     at = 0
+    known = _Known(model.topology)
     for (index, proposal, usable, kernel, _, taken), count in zip(drafts, counts, strict=True):
         of, listed = cuts[id(proposal)].of, proposal.assignments
-        distinct = len(of) <= len(usable) if listed is None else _distinct(listed, len(of))
+        distinct = len(of) <= len(usable) if listed is None else known.distinct(listed, len(of))
         kinds = loads[:, at : at + count]
         if taken == "reduce_scatter" and not isinstance(proposal.rects, EvenTiling):
             kinds = kinds.copy()
@@ -216,7 +217,7 @@ def options_of(
         alone = kinds[ACROSS_BOTH]  # a copy
         if taken == "two_hop":
             kinds = kinds.copy()
-            kinds[ACROSS_BOTH] *= _least_shares(proposal, of, count, len(usable), model.topology)
+            kinds[ACROSS_BOTH] *= known.least_shares(proposal, of, count, len(usable))
         many = np.bincount(of, minlength=count).astype(float)
         option = Option(proposal, kinds, many, of, usable, kernel, distinct, taken, alone)
         before_it = found[index][-1] if found[index] else None
@@ -262,11 +263,6 @@ def _as_set(ranks: tuple[int, ...]) -> frozenset[int]:
 
 
 @lru_cache(maxsize=512)
-def _distinct(listed: tuple[tuple[int, ...], ...], count: int) -> bool:
-    return all(len(set(ranks)) == count for ranks in listed)
-
-
-@lru_cache(maxsize=512)
 def _nodes(ranks: tuple[int, ...], local: int) -> int:
     """On how many nodes these ranks are."""
     return len({rank // local for rank in ranks})
@@ -275,7 +271,7 @@ def _nodes(ranks: tuple[int, ...], local: int) -> int:
 def _shares(proposal: Proposal, ranks: Sequence[int], topology: Topology) -> Array:
     """``[n]`` the share of its columns that the node of each rectangle sends on for it."""
     nodes = np.asarray(ranks, dtype=np.intp) // topology.local_world_size
-    if isinstance(proposal.rects, EvenTiling):  # stripes of one piece that share a node become one message
+    if isinstance(proposal.rects, EvenTiling):  # row shards of one column shard that share a node become one message
         cell = proposal.rects.column_slices() * topology.num_nodes + nodes
         return np.asarray(1.0 / np.bincount(cell)[cell])
     copies = np.array(replica_flags(proposal.rects))
@@ -285,19 +281,38 @@ def _shares(proposal: Proposal, ranks: Sequence[int], topology: Topology) -> Arr
     return found
 
 
-def _least_shares(proposal: Proposal, of: NDArray[np.intp], count: int, usable: int, topology: Topology) -> Array:
-    """``[count]`` the least `_shares` of a rectangle of each size, wherever the proposal may lie."""
-    least = np.ones(count)
-    if proposal.assignments is None or len(of) * len(proposal.assignments) > MOST_SPELLED:
-        if not isinstance(proposal.rects, EvenTiling):
-            return np.full(count, 1.0 / len(of))
-        listed = proposal.assignments
-        distinct = len(of) <= usable if listed is None else _distinct(listed, len(of))
-        together = min(proposal.rects.num_row_slices, topology.local_world_size if distinct else len(of))
-        return np.full(count, 1.0 / together)
-    for ranks in proposal.assignments:
-        np.minimum.at(least, of, _shares(proposal, ranks, topology))
-    return least
+class _Known:
+    """What listed assignments, which schemes share among tables, have been computed to be."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self._distinct: dict[tuple[int, int], bool] = {}
+        self._shares: dict[tuple[int, int, int], Array] = {}
+
+    def distinct(self, listed: tuple[tuple[int, ...], ...], count: int) -> bool:
+        """Whether no assignment names a rank twice."""
+        key = id(listed), count
+        if key not in self._distinct:
+            self._distinct[key] = all(len(set(ranks)) == count for ranks in listed)
+        return self._distinct[key]
+
+    def least_shares(self, proposal: Proposal, of: NDArray[np.intp], count: int, usable: int) -> Array:
+        """``[count]`` the least `_shares` of a shard of each size, wherever the proposal may be placed."""
+        listed, rects, local = proposal.assignments, proposal.rects, self.topology.local_world_size
+        even = isinstance(rects, EvenTiling)
+        if listed is None or len(of) * len(listed) > MOST_SPELLED:
+            if not isinstance(rects, EvenTiling):
+                return np.full(count, 1.0 / len(of))
+            distinct = len(of) <= usable if listed is None else self.distinct(listed, len(of))
+            return np.full(count, 1.0 / min(rects.num_row_slices, local if distinct else len(of)))
+        key = id(listed), len(rects.widths) if isinstance(rects, EvenTiling) else 0, len(of)
+        shares = self._shares.get(key) if even else None
+        if shares is None:
+            shares = np.min([_shares(proposal, ranks, self.topology) for ranks in listed], axis=0)
+            self._shares[key] = shares
+        least = np.ones(count)
+        np.minimum.at(least, of, shares)
+        return least
 
 
 def _cuts_rows(proposal: Proposal, table: BaseEmbeddingConfig) -> bool:
@@ -327,7 +342,7 @@ def _allows(wish: ParameterConstraints | None, scheme: str) -> bool:
 
 
 def allowed_schemes(table: BaseEmbeddingConfig, wish: ParameterConstraints | None) -> list[str]:
-    """Names of the schemes that a table may lie under.
+    """Names of the schemes that a table may use.
 
     Raises:
         PlanError: all are forbidden.
@@ -375,9 +390,8 @@ def _routes(
 ) -> list[str]:
     """The routes to try: the one asked for where it applies; else those that may pay.
 
-    Only where row stripes lie on every rank does a reduce-scatter move no more than it must, and only where they share
-    a node do two hops add up anything before it crosses the network. Rows in a format that does not add are not summed
-    on the way.
+    A reduce-scatter only pays if every rank has a row shard. Two hops only pay if row shards share a node, which adds
+    them up before they cross the network. Rows in a format that cannot be added are not summed on the way.
     """
     top, cut = model.topology, _cuts_rows(proposal, table)
     if replicated or (asked == "reduce_scatter" and not cut):

@@ -1,15 +1,22 @@
-"""A planning problem in the terms of its cost model, and the plans that are being made of it.
+"""A planning problem in the terms of its cost model, and every way to place one table in a plan.
 
-Every way to place one table in a plan is scored in a few array operations. What a rectangle adds to its rank is the
-column ``v [R]`` of its option (the heaviest of its sizes); of ranks that may be chosen freely the quietest are taken,
-so all numbers of pieces are scored from one running maximum over the ranks, quietest first; of listed assignments the
-busiest rank decides, whatever the table is.
+All ways to place a table are scored in a few array operations. A shard adds at most the column ``own [R]`` of its
+option to its rank. Under two hops, an option also adds ``on_node [R]`` to every rank of each node that it uses. The
+ways come in five kinds, each with the ranks that it uses:
 
-Shape letters: R rows (phases that ranks differ in, and memory), W ranks, C ways, O options of one table.
+- one shard: any rank (beyond `EACH_RANK` ranks, the least busy one of each node);
+- several shards: the least busy ranks of all;
+- several shards of one node, under two hops: the least busy ranks of any node;
+- shards that fill nodes, under two hops: the least busy nodes;
+- listed assignments: as they are.
+
+Shape letters: R rows (phases that ranks differ in, and memory), W ranks, N nodes, L ranks of a node, C ways, O options.
 """
 
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +24,31 @@ from numpy.typing import NDArray
 from recshard_lab.planner.model.cost import CostModel
 from recshard_lab.planner.search.bounds import Priced, price
 from recshard_lab.planner.search.options import Option, Placement
-from recshard_lab.planner.search.state import Choices, Groups, Index, Put, State
+from recshard_lab.planner.search.state import Choices, Groups, Index, Nodes, Put, State
 from recshard_lab.planner.workload import Array
 
-Weights: TypeAlias = tuple[Array, Array, float, bool, float]
+EACH_RANK = 256  # ranks up to which one shard is tried on each
+
+
+class _Ways(NamedTuple):
+    """Ways to place a table: their options, their scores, and a function from a way's number to its ranks."""
+
+    of: Index
+    scores: Array
+    ranks: Callable[[int], Index]
+
+
+class _Beside(NamedTuple):
+    """What a table is placed beside: what every score of its ways needs."""
+
+    state: State
+    nodes: Nodes
+    top: Array
+    squares: Array
+    shared: Array
+    room: Array
+    most_bytes: float
+    memory_first: bool
 
 
 class Problem:
@@ -45,13 +73,35 @@ class Problem:
         self.extra_on: Array = bits[:, self.priced.extra_switches].astype(float)  # [2 ** S, X]
         self.bit_values = 1 << np.arange(count)
         self.fixed_ms = float(self.terms.fixed[:-1].sum())
+        self.own, self.on_node = self._own_and_on_node()
         self._groups: dict[tuple[int, ...], Groups] = {}
-        self._listed: dict[int, tuple[Index, Index]] = {}
+        self._listed: dict[int, tuple[Groups, bool]] = {}
         self.choices = [self._choices(table, range(len(choices))) for table, choices in enumerate(options)]
         least = np.minimum.reduceat(self.priced.cost, self.priced.starts)
         self.by_work: list[int] = np.argsort(-least, kind="stable").tolist()
+        self.packs = any(choices.packed.size for choices in self.choices)
         need = np.minimum.reduceat(self.priced.total_bytes, self.priced.starts)
         self.by_bytes: list[int] = np.argsort(-need, kind="stable").tolist()
+
+    def _own_and_on_node(self) -> tuple[Array, Array]:
+        """``[O, R]`` each: what a shard adds to its rank, and what an option adds to every rank of each node it uses.
+
+        Shards whose nodes are not known yet count as `Priced.heaviest`, which is the least that they add.
+        """
+        own, flat = self.priced.heaviest.copy(), [option for choices in self.options for option in choices]
+        on_node = np.zeros_like(own)
+        hops = [i for i, option in enumerate(flat) if option.route == "two_hop" and _by_node(option)]
+        self.together = dict(zip(hops, (_shards_of_a_node(flat[i], self.local) for i in hops), strict=True))
+        self.node_kinds: dict[int, Array] = {}
+        if hops:
+            kinds = np.concatenate([flat[i].kinds for i in hops], axis=1)
+            first = np.cumsum([0, *(flat[i].kinds.shape[1] for i in hops)])
+            rows = [*self.rows, -1]
+            node = self.terms.node[rows] @ kinds
+            own[hops] = np.maximum.reduceat(self.terms.own[rows] @ kinds, first[:-1], axis=1).T
+            on_node[hops] = (np.maximum.reduceat(node, first[:-1], axis=1) * list(self.together.values())).T
+            self.node_kinds = {i: node[:, first[n] : first[n + 1]] for n, i in enumerate(hops)}
+        return own, on_node
 
     def start(self, allowed: NDArray[np.bool_] | None = None, floor: Array | None = None) -> State:
         """A plan with nothing placed."""
@@ -91,6 +141,7 @@ class Problem:
         """Sums of differences drift by rounding: adds up afresh."""
         state.used[:], state.extra[:], state.on[:] = 0.0, 0.0, 0
         state.ms = state.nbytes = 0.0
+        state.nodes = None
         for put in state.placed:
             if put is not None:
                 self._change(state, put, 1)
@@ -107,17 +158,29 @@ class Problem:
             return Put(
                 placement, at, chosen, own, None, option.distinct, *shared, priced.extra[index], self._flags(index)
             )
-        loads = option.placed_loads(chosen.tolist(), self.model.topology)
         rows = [*self.rows, -1]
-        by_rect = self.terms.node[rows] @ loads
-        nodes = chosen // self.local
-        by_node: Array = np.stack([np.bincount(nodes, weights=row, minlength=self.num_nodes) for row in by_rect])
-        everyone = self.terms.everyone @ loads.sum(axis=1)
-        node: Array = np.repeat(by_node, self.local, axis=1)
-        ms, nbytes = float(everyone[:-1].sum()), float(everyone[-1])
-        own = self.terms.own[rows] @ loads
+        nodes, of_shard, counts = np.unique(chosen // self.local, return_inverse=True, return_counts=True)
+        shared_ms, shared_bytes = float(priced.shared_ms[index]), float(priced.shared_bytes[index])
+        if (counts == self.together.get(index, 0)).all():  # as many shards on each node as `Option.kinds` assumes
+            own, by_shard = priced.own_of(index)[:, option.of], self.node_kinds[index][:, option.of]
+        else:
+            loads = option.placed_loads(chosen.tolist(), self.model.topology)
+            own, by_shard = self.terms.own[rows] @ loads, self.terms.node[rows] @ loads
+            everyone = self.terms.everyone @ loads.sum(axis=1)
+            shared_ms, shared_bytes = float(everyone[:-1].sum()), float(everyone[-1])
+        added: Array = np.zeros((len(rows), len(nodes)))
+        np.add.at(added.T, of_shard, by_shard.T)
         return Put(
-            placement, at, chosen, own, node, option.distinct, ms, nbytes, priced.extra[index], self._flags(index)
+            placement,
+            at,
+            chosen,
+            own,
+            (nodes, added),
+            option.distinct,
+            shared_ms,
+            shared_bytes,
+            priced.extra[index],
+            self._flags(index),
         )
 
     def best(
@@ -126,9 +189,8 @@ class Problem:
         """The best way to place `table` beside what is placed, and its score; None where it does not fit."""
         choices, priced = self.choices[table], self.priced
         span = slice(choices.first, choices.first + len(self.options[table]))
-        v = priced.heaviest[span]  # [O, R]
-        used = state.used
-        most, squares = used.max(axis=1), self._squares(state)
+        nodes = self.nodes_of(state)
+        most = nodes.peak.max(axis=1)
         top = most[:-1] if state.floor is None else np.maximum(most[:-1], state.floor)
         bits = int(self.bit_values @ (state.on > 0)) | priced.flags[span]
         shared = state.ms + priced.shared_ms[span] + self.paid[bits] + self.fixed_ms
@@ -141,156 +203,224 @@ class Problem:
         if allowed is not None:
             mine = allowed[span]
             room = np.where(mine, room, -np.inf) if mine.any() else room
-        weights = (top, squares, state.balance, memory_first, most[-1])
-        scores: list[Array] = []
-        if choices.single.size:
-            scores.append(self._singles(choices, v, used, shared, room, weights))
-        ways = self._ways(choices, v, used, room)
-        if ways is not None:
-            scores.append(self._scored(v, shared, room, weights, *ways[:4]))
-        flat = np.concatenate([score.ravel() for score in scores])
+        beside = _Beside(state, nodes, top, nodes.squares.sum(axis=1), shared, room, float(most[-1]), memory_first)
+        ways = self._ways(choices, beside)
+        flat = np.concatenate([kind.scores for kind in ways])
         best, best_score = None, np.inf
-        while flat[c := int(flat.argmin())] < best_score:  # under two hops a score is optimistic: others may be better
-            put = self._put(table, choices, c, ways)
-            score = float(flat[c]) if put.node is None else self._score_with(state, put, choices.first, memory_first)
+        while flat[c := int(flat.argmin())] < best_score:  # scores of two hops may be optimistic: others may be better
+            put = self._put(table, ways, c)
+            over = 0.0 if state.floor is None else float(priced.over[choices.first + put.at])
+            score = float(flat[c]) if put.node is None else self._score_with(put, beside, over)
             if score < best_score:
                 best, best_score = put, score
             flat[c] = np.inf
         return None if best is None else (best_score, best)
 
-    def _score_with(self, state: State, put: Put, first: int, memory_first: bool) -> float:
+    def _score_with(self, put: Put, beside: _Beside, over: float) -> float:
         """The exact score of a plan with `put` added; infinite if it does not fit."""
-        self._change(state, put, 1)
-        score, held = self.score(state), float(state.used[-1].max() + state.nbytes)
-        if state.floor is not None:
-            most = state.used[:-1].max(axis=1)
-            score += float((np.maximum(most, state.floor) - most).sum() + self.priced.over[first + put.at])
-        if memory_first:
-            score += 1e6 * held / max(1.0, self.capacity)
-        self._change(state, put, -1)
-        return score if held <= self.capacity else np.inf
+        state, nodes = beside.state, beside.nodes
+        assert put.node is not None
+        at, added = put.node
+        block = state.used.reshape(len(added), self.num_nodes, self.local)[:, at] + added[:, :, None]
+        place = np.searchsorted(at, put.ranks // self.local), put.ranks % self.local
+        if put.distinct:
+            block[:, *place] += put.own
+        else:
+            np.add.at(block.transpose(1, 2, 0), place, put.own.T)
+        peak = nodes.peak.copy()
+        peak[:, at] = block.max(axis=2)
+        most = peak.max(axis=1)
+        squares = beside.squares - nodes.squares[:, at].sum(axis=1) + np.einsum("rnl,rnl->r", block[:-1], block[:-1])
+        bits = int(self.bit_values @ (state.on > 0)) | put.flags
+        shared = state.ms + put.ms + self.paid[bits] + self.fixed_ms + over
+        shared += float(self.extra_on[bits] @ (state.extra + put.extra))
+        score = float(np.maximum(most[:-1], beside.top).sum() + shared)
+        score += state.balance * float(self._spread(squares).sum())
+        if beside.memory_first:
+            score += 1e6 * max(float(most[-1]), beside.most_bytes) / max(1.0, self.capacity)
+        return score if most[-1] + state.nbytes + put.nbytes <= self.capacity else np.inf
 
-    def _singles(self, choices: Choices, v: Array, used: Array, shared: Array, room: Array, weights: Weights) -> Array:
-        """``[singles, W]`` scores of one piece on every rank."""
-        top, squares, balance, memory_first, full = weights
-        mine = v[choices.single][:, :, None]
+    def _ways(self, choices: Choices, beside: _Beside) -> list[_Ways]:
+        """All ways to place a table, by kind."""
+        found: list[_Ways] = []
+        used = beside.state.used
+        if choices.single.size:
+            found.append(self._one_shard(choices, beside))
+        if choices.spread.size:
+            found.append(self._spread_out(choices, beside))
+        if not (choices.packed.size or choices.wide.size or choices.nodes is not None or choices.ranks is not None):
+            return found
+        nodes = beside.nodes
+        if choices.packed.size:
+            found.append(self._on_one_node(choices, beside, nodes))
+        if choices.wide.size:
+            found.append(self._on_whole_nodes(choices, beside, nodes))
+        for groups, by_rank in ((choices.nodes, False), (choices.ranks, True)):
+            if groups is None:
+                continue
+            peaks = np.maximum.reduceat(nodes.peak[:, groups.nodes], groups.node_starts, axis=1)[:, groups.way]
+            sums = np.add.reduceat(nodes.total[:, groups.nodes], groups.node_starts, axis=1)[:, groups.way]
+            rest = peaks, sums
+            if by_rank:
+                gathered = used[:, groups.ranks]
+                peaks = np.maximum.reduceat(gathered, groups.starts, axis=1)[:, groups.way]
+                sums = np.add.reduceat(gathered[:-1], groups.starts, axis=1)[:, groups.way]
+            sizes, counts = groups.sizes[groups.way], groups.num_nodes[groups.way]
+            scores = self._scored(choices, beside, groups.of, peaks, sums, sizes, (*rest, counts))
+            found.append(_Ways(groups.of, scores, groups.ranks_of))
+        return found
+
+    def nodes_of(self, state: State) -> Nodes:
+        """The nodes of a plan, brought up to date."""
+        if state.nodes is None:
+            state.nodes, state.changed = self._nodes(state.used), []
+        elif state.changed:
+            at = np.unique(np.concatenate(state.changed))
+            by_node = state.used.reshape(len(state.used), self.num_nodes, self.local)
+            state.nodes.replace(at, self._nodes(by_node[:, at], at))
+            state.changed = []
+        return state.nodes
+
+    def _nodes(self, used: Array, at: Index | None = None, barred: Array | None = None) -> Nodes:
+        """Nodes number `at`, or all, whose ranks have `used`; `barred` ``[N, L]``: infinite for ranks to come last."""
+        by_node = used.reshape(len(used), -1, self.local)
+        peak, total = by_node.max(axis=2), by_node[:-1].sum(axis=2)
+        squares = np.einsum("rnl,rnl->rn", by_node[:-1], by_node[:-1])
+        if not self.packs:
+            none = np.zeros((0, 0, 0))
+            return Nodes(peak, total, squares, np.zeros((0, 0), dtype=np.intp), none, none)
+        work = by_node[:-1].sum(axis=0)
+        order = (work if barred is None else work + barred).argsort(axis=1, kind="stable")
+        in_order = np.take_along_axis(by_node, order[None], axis=2)
+        first = self.local * (np.arange(self.num_nodes) if at is None else at)[:, None]
+        peaks, totals = np.maximum.accumulate(in_order, axis=2), np.cumsum(in_order[:-1], axis=2)
+        return Nodes(peak, total, squares, order + first, peaks, totals)
+
+    def _one_shard(self, choices: Choices, beside: _Beside) -> _Ways:
+        """One shard on every rank."""
+        used, of = beside.state.used, choices.single
+        mine = self.own[choices.first + of][:, :, None]
         new = used + mine  # [singles, R, W]
-        score = np.maximum(new[:, :-1], top[:, None]).sum(axis=1) + shared[choices.single][:, None]
+        score = np.maximum(new[:, :-1], beside.top[:, None]).sum(axis=1) + beside.shared[of][:, None]
         gained = mine[:, :-1] * (2 * used[:-1] + mine[:, :-1])
-        score += balance * np.sqrt((squares[:, None] + gained) / self.num_ranks).sum(axis=1)
-        held = np.maximum(new[:, -1], full)
-        if memory_first:
+        score += beside.state.balance * np.sqrt((beside.squares[:, None] + gained) / self.num_ranks).sum(axis=1)
+        held = np.maximum(new[:, -1], beside.most_bytes)
+        if beside.memory_first:
             score += 1e6 * held / max(1.0, self.capacity)
-        score[held > room[choices.single][:, None]] = np.inf
+        score[held > beside.room[of][:, None]] = np.inf
         if choices.usable is not None:
             outside = np.ones(self.num_ranks, dtype=bool)
             outside[choices.usable] = False
             score[:, outside] = np.inf
-        return np.asarray(score)
+        ranks = self.num_ranks
+        return _Ways(np.repeat(of, ranks), score.ravel(), lambda c: np.array([c % ranks]))
 
-    def _ways(
-        self, choices: Choices, v: Array, used: Array, room: Array
-    ) -> tuple[Index, Array, Array, Array, list[Index]] | None:
-        """Several pieces: the option of each way, the busiest of its ranks, their sums, the pieces; and the orders."""
-        of: list[Index] = []
-        peaks: list[Array] = []
-        sums: list[Array] = []
-        pieces: list[Array] = []
-        orders: list[Index] = []
+    def _spread_out(self, choices: Choices, beside: _Beside) -> _Ways:
+        """Several shards on the least busy ranks; where memory is short, on those with room, and on the emptiest."""
+        used, pieces = beside.state.used, choices.pieces
+        order = used[:-1].sum(axis=0).argsort(kind="stable")
+        if choices.usable is not None:
+            order = order[np.isin(order, choices.usable)]
+        at = np.minimum(pieces, len(order)) - 1
+        in_order = used[:, order]
+        peaks, sums = np.maximum.accumulate(in_order, axis=1)[:, at], np.cumsum(in_order[:-1], axis=1)[:, at]
+        orders, of = [order] * len(at), choices.spread
+        added = self.own[choices.first + of, -1] * -(-pieces // len(order))
+        full = (peaks[-1] + added > beside.room[of]) & (beside.room[of] > 0)
+        more = full.nonzero()[0].tolist()
+        if more:
+            emptiest = order[np.argsort(used[-1, order], kind="stable")]
+            tried = [
+                (i, other)
+                for i in more
+                for other in (order[used[-1, order] + added[i] <= beside.room[of[i]]], emptiest)
+                if len(other) > at[i]
+            ]
+            chosen = [used[:, other[: pieces[i]]] for i, other in tried]
+            peaks = np.concatenate([peaks, *(one.max(axis=1, keepdims=True) for one in chosen)], axis=1)
+            sums = np.concatenate([sums, *(one[:-1].sum(axis=1, keepdims=True) for one in chosen)], axis=1)
+            numbers = np.array([i for i, _ in tried], dtype=np.intp)
+            of, pieces = np.append(of, of[numbers]), np.append(pieces, pieces[numbers])
+            orders += [other for _, other in tried]
+        scores = self._scored(choices, beside, of, peaks, sums, pieces.astype(float))
+        return _Ways(of, scores, lambda c: orders[c])
 
-        def add(i: int, order: Index) -> None:
-            ranks = order[: choices.pieces[i]]
-            of.append(choices.many[i : i + 1])
-            pieces.append(choices.pieces[i : i + 1].astype(float))
-            peaks.append(used[:, ranks].max(axis=1, keepdims=True))
-            sums.append(used[:-1, ranks].sum(axis=1, keepdims=True))
-            orders.append(order)
+    def _on_one_node(self, choices: Choices, beside: _Beside, nodes: Nodes) -> _Ways:
+        """Several shards, or one, on the least busy ranks of every node."""
+        if choices.usable is not None:
+            barred = np.full(self.num_ranks, np.inf)
+            barred[choices.usable] = 0.0
+            nodes = self._nodes(beside.state.used, barred=barred.reshape(self.num_nodes, self.local))
+        last, count = choices.packed_pieces - 1, len(choices.packed)
+        of, pieces = np.tile(choices.packed, self.num_nodes), np.tile(choices.packed_pieces, self.num_nodes)
+        rows = len(nodes.peak)
+        peaks, sums = nodes.peaks[:, :, last].reshape(rows, -1), nodes.totals[:, :, last].reshape(rows - 1, -1)
+        rest = np.repeat(nodes.peak, count, axis=1), np.repeat(nodes.total, count, axis=1), np.ones(1)
+        scores = self._scored(choices, beside, of, peaks, sums, pieces.astype(float), rest)
+        if choices.usable is not None:
+            many = np.bincount(choices.usable // self.local, minlength=self.num_nodes)
+            scores[np.repeat(many, count) < pieces] = np.inf
+        return _Ways(of, scores, lambda c: nodes.order[c // count, : pieces[c]])
 
-        if choices.many.size:
-            work = used[:-1].sum(axis=0)
-            order = work.argsort(kind="stable")
-            if choices.usable is not None:
-                order = order[np.isin(order, choices.usable)]
-            at = np.minimum(choices.pieces, len(order)) - 1
-            turns = -(-choices.pieces // len(order))
-            sorted_by = used[:, order]
-            peak, total = np.maximum.accumulate(sorted_by, axis=1)[:, at], np.cumsum(sorted_by[:-1], axis=1)[:, at]
-            for_many = v[choices.many]
-            full = (peak[-1] + for_many[:, -1] * turns > room[choices.many]) & (room[choices.many] > 0)
-            of.append(choices.many)
-            peaks.append(peak)
-            sums.append(total)
-            pieces.append(choices.pieces.astype(float))
-            orders += [order] * len(choices.many)
-            if choices.hops.size:  # the ranks of the quietest node, then those of the next
-                nodes = work.reshape(self.num_nodes, self.local).sum(axis=1)
-                near = order[np.argsort(nodes[order // self.local], kind="stable")]
-                sorted_by, at = used[:, near], at[choices.hops]
-                of.append(choices.many[choices.hops])
-                peaks.append(np.maximum.accumulate(sorted_by, axis=1)[:, at])
-                sums.append(np.cumsum(sorted_by[:-1], axis=1)[:, at])
-                pieces.append(choices.pieces[choices.hops].astype(float))
-                orders += [near] * len(choices.hops)
-            for i in full.nonzero()[0]:  # memory is tight: the quietest ranks with room, and the emptiest
-                option = choices.many[i]
-                fitting = order[used[-1, order] + for_many[i, -1] * turns[i] <= room[option]]
-                emptiest = order[np.argsort(used[-1, order], kind="stable")]
-                for other in (fitting, emptiest):
-                    if len(other) >= min(choices.pieces[i], len(order)):
-                        add(i, other)
-        if choices.groups is not None:
-            groups = choices.groups
-            gathered = used[:, groups.ranks]
-            of.append(choices.listed_of)
-            pieces.append(groups.sizes)
-            peaks.append(np.maximum.reduceat(gathered, groups.starts, axis=1))
-            sums.append(np.add.reduceat(gathered[:-1], groups.starts, axis=1))
-        if not of:
-            return None
-        joined = np.concatenate(peaks, axis=1), np.concatenate(sums, axis=1), np.concatenate(pieces)
-        return np.concatenate(of), *joined, orders
+    def _on_whole_nodes(self, choices: Choices, beside: _Beside, nodes: Nodes) -> _Ways:
+        """Shards that fill the least busy nodes; and, where memory is short, the emptiest."""
+        of, pieces, counts = choices.wide, choices.wide_pieces, -(-choices.wide_pieces // self.local)
+        orders = [nodes.total.sum(axis=0).argsort(kind="stable")]
+        if beside.most_bytes > 0.5 * self.capacity:
+            orders.append(nodes.peak[-1].argsort(kind="stable"))
+        every, scores = np.arange(self.num_ranks).reshape(self.num_nodes, self.local), []
+        for order in orders:
+            peaks = np.maximum.accumulate(nodes.peak[:, order], axis=1)[:, counts - 1]
+            sums = np.cumsum(nodes.total[:, order], axis=1)[:, counts - 1]
+            scores.append(self._scored(choices, beside, of, peaks, sums, pieces.astype(float), (peaks, sums, counts)))
+        many = len(of)
+        return _Ways(np.tile(of, len(orders)), np.concatenate(scores), lambda c: every[orders[c // many]].ravel())
 
     def _scored(
         self,
-        v: Array,
-        shared: Array,
-        room: Array,
-        weights: Weights,
+        choices: Choices,
+        beside: _Beside,
         of: Index,
         peaks: Array,
         sums: Array,
         pieces: Array,
+        rest: tuple[Array, Array, Array | Index] | None = None,
     ) -> Array:
-        """``[C]`` scores of ways of several pieces."""
-        top, squares, balance, memory_first, full = weights
-        turns = np.maximum(1.0, np.ceil(pieces / self.num_ranks))
-        mine = v[of].T * turns  # [R, C]
-        new = peaks + mine
-        score = np.maximum(new[:-1], top[:, None]).sum(axis=0) + shared[of]
-        gained = mine[:-1] * (2 * sums + pieces * mine[:-1])
-        score += balance * np.sqrt((squares[:, None] + gained) / self.num_ranks).sum(axis=0)
-        held = np.maximum(new[-1], full)
-        if memory_first:
+        """``[C]`` scores of ways of several shards.
+
+        Args:
+            of: ``[C]`` options.
+            peaks, sums: ``[R, C]`` and ``[R - 1, C]`` of the ranks that get a shard; pieces: ``[C]`` the shards.
+            rest: `peaks` and `sums` of all ranks of their nodes, and how many nodes these are.
+        """
+        mine = self.own[choices.first + of].T  # [R, C]
+        if pieces.max() > self.num_ranks:
+            mine = mine * np.maximum(1.0, np.ceil(pieces / self.num_ranks))
+        new, phases = peaks + mine, mine[:-1]
+        gained = phases * (2 * sums + pieces * phases)
+        if rest is not None:
+            on_node = self.on_node[choices.first + of].T
+            new = np.maximum(new, rest[0]) + on_node
+            on_node = on_node[:-1]
+            gained += on_node * (2 * rest[1] + (self.local * rest[2]) * on_node + (2 * pieces) * phases)
+        score = np.maximum(new[:-1], beside.top[:, None]).sum(axis=0) + beside.shared[of]
+        score += beside.state.balance * np.sqrt((beside.squares[:, None] + gained) / self.num_ranks).sum(axis=0)
+        held = np.maximum(new[-1], beside.most_bytes)
+        if beside.memory_first:
             score += 1e6 * held / max(1.0, self.capacity)
-        score[held > room[of]] = np.inf
+        score[held > beside.room[of]] = np.inf
         return np.asarray(score)
 
-    def _put(
-        self, table: int, choices: Choices, c: int, ways: tuple[Index, Array, Array, Array, list[Index]] | None
-    ) -> Put:
-        """Way number `c` of those that were scored."""
-        singles = len(choices.single) * self.num_ranks
-        if c < singles:
-            return self.made(table, int(choices.single[c // self.num_ranks]), [c % self.num_ranks])
-        assert ways is not None
-        c -= singles
-        at, orders = int(ways[0][c]), ways[4]
-        if c >= len(orders):
-            groups, c = choices.groups, c - len(orders)
-            assert groups is not None
-            start = groups.starts[c]
-            return self.made(table, at, groups.ranks[start : start + len(self.options[table][at].of)])
-        option, order = self.options[table][at], orders[c]
+    def _put(self, table: int, ways: list[_Ways], c: int) -> Put:
+        """Way number `c` of all."""
+        for kind in ways:
+            if c < len(kind.scores):
+                break
+            c -= len(kind.scores)
+        at, order = int(kind.of[c]), kind.ranks(c)
+        option = self.options[table][at]
+        if option.proposal.assignments is not None:
+            return self.made(table, at, order)
         ranks = np.empty(len(option.of), dtype=np.intp)
         ranks[option.heavy_first] = order[np.arange(len(option.of)) % len(order)]
         return self.made(table, at, ranks)
@@ -304,37 +434,50 @@ class Problem:
     def _choices(self, table: int, kept: Sequence[int]) -> Choices:
         options = self.options[table]
         free = [i for i in kept if options[i].proposal.assignments is None]
-        single = [i for i in free if len(options[i].of) == 1]
-        many = [i for i in free if len(options[i].of) > 1]
         listed = [i for i in kept if options[i].proposal.assignments is not None]
-        lists = [options[i].proposal.assignments or () for i in listed]
         usable = options[0].usable
-        return Choices(
-            int(self.priced.starts[table]),
-            np.array(single, dtype=np.intp),
-            np.array(many, dtype=np.intp),
-            np.array([len(options[i].of) for i in many], dtype=np.intp),
-            np.array([i for i, option in enumerate(many) if options[option].route == "two_hop"], dtype=np.intp),
-            self._grouped(lists) if listed else None,
-            np.repeat(np.array(listed, dtype=np.intp), [len(ways) for ways in lists]),
-            None if len(usable) == self.num_ranks else np.array(sorted(usable), dtype=np.intp),
-        )
+        limited = len(usable) < self.num_ranks
+        single, spread, packed, wide = list[int](), list[int](), list[int](), list[int]()
+        for i in free:
+            option = options[i]
+            count, hops = len(option.of), option.route == "two_hop" and _by_node(option)
+            if count == 1 and not hops:
+                (single if self.num_ranks <= EACH_RANK else packed).append(i)
+            elif hops and count <= self.local:
+                packed.append(i)
+            elif hops and not limited and count <= self.num_ranks:
+                wide.append(i)
+            if count > 1 and (not hops or limited):
+                spread.append(i)
 
-    def _grouped(self, lists: list[tuple[tuple[int, ...], ...]]) -> Groups:
-        """Listed assignments end to end; schemes give all tables the same ones, so they are joined once."""
-        key = tuple(id(ways) for ways in lists)
-        if key not in self._groups:
-            flat = [self._flat(ways) for ways in lists]
-            sizes = np.concatenate([sizes for _, sizes in flat])
-            starts = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.intp)
-            self._groups[key] = Groups(np.concatenate([ranks for ranks, _ in flat]), starts, sizes.astype(float))
-        return self._groups[key]
+        def of(chosen: list[int]) -> tuple[Index, Index]:
+            return np.array(chosen, dtype=np.intp), np.array([len(options[i].of) for i in chosen], dtype=np.intp)
 
-    def _flat(self, ways: tuple[tuple[int, ...], ...]) -> tuple[Index, Index]:
-        """The ranks of listed assignments end to end, and how many each has."""
+        first = int(self.priced.starts[table])
+        where = np.array(sorted(usable), dtype=np.intp) if limited else None
+        return Choices(first, of(single)[0], *of(spread), *of(packed), *of(wide), *self._grouped(table, listed), where)
+
+    def _grouped(self, table: int, listed: list[int]) -> tuple[Groups | None, Groups | None]:
+        """Listed assignments end to end: those that fill their nodes, and the others."""
+        found: list[Groups | None] = []
+        flat = [(i, *self._flat(self.options[table][i].proposal.assignments or ())) for i in listed]
+        for whole in (True, False):
+            chosen = [(i, groups) for i, groups, fills in flat if fills == whole]
+            key = (int(whole), *(x for i, groups in chosen for x in (i, id(groups))))
+            if chosen and key not in self._groups:
+                self._groups[key] = _joined(chosen)
+            found.append(self._groups[key] if chosen else None)
+        return found[0], found[1]
+
+    def _flat(self, ways: tuple[tuple[int, ...], ...]) -> tuple[Groups, bool]:
+        """Listed assignments, and whether they fill their nodes; schemes give all tables the same ones."""
         if id(ways) not in self._listed:
-            sizes = np.array([len(ranks) for ranks in ways], dtype=np.intp)
-            self._listed[id(ways)] = np.concatenate([np.array(ranks, dtype=np.intp) for ranks in ways]), sizes
+            nodes = [sorted({rank // self.local for rank in ranks}) for ranks in ways]
+            whole = all(
+                len(ranks) == len(set(ranks)) == len(at) * self.local for ranks, at in zip(ways, nodes, strict=True)
+            )
+            groups = Groups.of_lists(ways, nodes)
+            self._listed[id(ways)] = groups, whole
         return self._listed[id(ways)]
 
     def _flags(self, index: int) -> int:
@@ -342,13 +485,15 @@ class Problem:
 
     def _change(self, state: State, put: Put, sign: int) -> None:
         own = put.own if sign > 0 else -put.own
+        state.changed.append(put.ranks // self.local)
         if put.distinct:
             state.used[:, put.ranks] += own
         else:  # a rank holds several rectangles
             for i, rank in enumerate(put.ranks):
                 state.used[:, rank] += own[:, i]
         if put.node is not None:
-            state.used += sign * put.node
+            nodes, added = put.node
+            state.used.reshape(len(added), self.num_nodes, self.local)[:, nodes] += sign * added[:, :, None]
         state.ms += sign * put.ms
         state.nbytes += sign * put.nbytes
         state.extra += sign * put.extra
@@ -359,3 +504,26 @@ class Problem:
 
     def _spread(self, squares: Array) -> Array:
         return np.asarray(np.sqrt(np.maximum(squares, 0.0) / self.num_ranks))
+
+
+def _by_node(option: Option) -> bool:
+    """Whether what an option adds to the nodes that it uses is known before it is placed: it is cut by rows alone."""
+    rects = option.proposal.rects
+    return option.proposal.assignments is not None or rects[0][1] == rects[-1][1]
+
+
+def _shards_of_a_node(option: Option, local: int) -> int:
+    listed = option.proposal.assignments
+    if listed is None:
+        return min(len(option.of), local)
+    return int(np.bincount(np.asarray(listed[0]) // local).max())
+
+
+def _joined(chosen: Sequence[tuple[int, Groups]]) -> Groups:
+    """The assignments of several options, each list once."""
+    lists = {id(groups): groups for _, groups in chosen}
+    before = dict(zip(lists, accumulate((len(each.starts) for each in lists.values()), initial=0), strict=False))
+    joined = Groups.joined(list(lists.values()))
+    of = np.concatenate([np.full(len(groups.starts), i, dtype=np.intp) for i, groups in chosen])
+    way = np.concatenate([before[id(groups)] + np.arange(len(groups.starts)) for _, groups in chosen])
+    return replace(joined, of=of, way=way)

@@ -60,7 +60,7 @@ class Recorder:
         self._whole.choices = list(problem.choices)  # the search leaves out what no better plan can hold
 
     def watch(self, problem: Problem, stage: str) -> Callable[[State], None]:
-        """What local search tells each plan that it makes."""
+        """A callback for local search that records each plan."""
 
         def looked_at(state: State) -> None:
             ms, nbytes = problem.step_ms(state), float(state.used[-1].max() + state.nbytes)
@@ -94,7 +94,7 @@ class Recorder:
         Args:
             model: of all tables.
             owners: module path and name of each.
-            chosen: their placements in the plan that was made; None where nothing fits.
+            chosen: their placements in the chosen plan; None if no plan fits.
             bound_ms: what the search proved in the end.
         """
         kept = self._kept

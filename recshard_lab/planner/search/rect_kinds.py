@@ -43,7 +43,7 @@ def rect_kinds(
     Args:
         replicated: all are replicas; else those are of which there are several.
         tiers: the memory of each; all in the rank's own when left out.
-        by_place: rows further down are looked up less or more often, so that equal sizes are no equal loads.
+        by_place: rows are looked up at different rates, so that shards of equal size have unequal loads.
 
     >>> kinds = rect_kinds([((0, 2), (0, 4)), ((0, 2), (0, 4)), ((2, 6), (0, 4)), ((6, 10), (0, 4))], False, False)
     >>> kinds.rows.tolist(), kinds.copies.tolist(), kinds.of.tolist()
@@ -68,7 +68,7 @@ def rect_kinds(
 
 
 def summed_rows(rects: Sequence[Rect], num_rows: int) -> float:
-    """Of a table's rows, the share that is no replica: what a reduce-scatter adds up."""
+    """The share of a table's rows that is not replicated: what a reduce-scatter adds up."""
     if isinstance(rects, EvenTiling):
         return 1.0
     hot = {rows for (rows, _), copy in zip(rects, replica_flags(rects), strict=True) if copy}

@@ -37,7 +37,7 @@ class Candidate:
         memory_bytes: that the fullest rank holds.
         fits: whether every rank has room, in both of its memories where it has two.
         placements: of every table, in the order of the planner's tables.
-        elsewhere: of a plan under a single scheme, how many tables it cannot cut, which lie under others.
+        elsewhere: of a plan under a single scheme, the number of tables that it cannot split, which use other schemes.
     """
 
     number: int
@@ -50,7 +50,7 @@ class Candidate:
 
     @property
     def schemes(self) -> dict[str, int]:
-        """Scheme -> how many tables lie under it, most first."""
+        """Scheme -> number of tables, in descending order."""
         return dict(Counter(placement.option.proposal.scheme for placement in self.placements).most_common())
 
     @property
@@ -68,10 +68,10 @@ class SearchTrace(Printable):
 
     Attributes:
         candidates: in the order in which they were found; the chosen plan is one of them.
-        chosen: None where nothing fits.
+        chosen: None if no plan fits.
         single_schemes: scheme -> every table under it, placed as the planner places, for comparison; where that does
             not fit, as if there were room. The search need not have come by it.
-        lower_bound: ms; no plan that fits has a shorter step. None where nothing fits.
+        lower_bound: ms, of every plan that fits. None if no plan fits.
         usable_bytes: of a rank, its capacity without the reserve.
         seen: how many plans were looked at.
         every: of those, each one of this many was kept, with all that were the best so far or that no other was better
@@ -120,7 +120,7 @@ class SearchTrace(Printable):
         )
 
     def records(self) -> list[dict[str, Any]]:
-        """Every plan kept, one dict each, in the order in which they were found; then the single schemes."""
+        """One dict for each plan kept, in the order of the search, then the single schemes."""
         best, frontier = set(map(id, self.best_so_far())), set(map(id, self.frontier()))
         named = {id(one): scheme for scheme, one in self.single_schemes.items()}
         return [

@@ -73,7 +73,8 @@ class Orders:
         priced = problem.priced
         needed = float(np.minimum.reduceat(priced.total_bytes, priced.starts).sum()) / self.ranks
         tight = max(needed, float(priced.piece_bytes.max())) > TIGHT * problem.capacity
-        hops = self.nodes > 1 and any(choices.hops.size for choices in problem.choices)
+        free = (option for options in problem.options for option in options if option.proposal.assignments is None)
+        hops = any(option.route == "two_hop" for option in free)
         self.count = NEAR + 1 if hops else EMPTY + 1 if tight else NOISY + 1
         at = np.arange(self.ranks)
         self.of: Index = np.empty((self.ranks + 1 + self.count, self.ranks, copies), dtype=np.intp)
@@ -189,30 +190,30 @@ def ways_of(problem: Problem, table: int, orders: Orders) -> Ways:
         own = np.zeros((rows, ranks))
         own[:, 0] = priced.heaviest[choices.first + at]
         add(at, usable, usable, own)
-    hops = set(choices.many[choices.hops].tolist())
     measures = range(min(orders.count, NEAR))
-    for at, count in zip(choices.many.tolist(), choices.pieces.tolist(), strict=True):
-        chosen, last = problem.options[table][at], min(count, len(usable))
+    several = np.concatenate([choices.spread, choices.packed, choices.wide])
+    for at in dict.fromkeys(several.tolist()):
+        chosen = problem.options[table][at]
+        count = len(chosen.of)
+        last = min(count, len(usable))
         in_order = np.empty(count, dtype=np.intp)
         in_order[chosen.heavy_first] = np.arange(count) % len(usable)
-        if at not in hops:
+        if chosen.route != "two_hop":
             own = np.zeros((rows, ranks))
-            by_piece = priced.own_of(choices.first + at)[:, chosen.of]
-            if count <= len(usable):
-                own[:, in_order] = by_piece
-            else:
-                np.add.at(own.T, in_order, by_piece.T)
+            np.add.at(own.T, in_order, priced.own_of(choices.first + at)[:, chosen.of].T)
             add(at, [orders.first(m, last) for m in measures], [orders.by(m) for m in measures], own, count)
         elif len(usable) == ranks and count <= ranks:  # nodes are next to one another in the order
             put = problem.made(table, at, in_order)
             exact[len(option)] = put.ms, put.nbytes
-            add(at, [orders.first(NEAR, last)], [orders.by(NEAR)], _spread(put, rows, ranks), count)
+            own = _spread(put, rows, ranks, problem.local)
+            add(at, [orders.first(NEAR, last)], [orders.by(NEAR)], own, count)
     listed: list[tuple[int, ...] | None] = [None] * len(option)
-    for at in dict.fromkeys(choices.listed_of.tolist()):
+    groups = [groups for groups in (choices.nodes, choices.ranks) if groups is not None]
+    for at in dict.fromkeys(at for each in groups for at in each.of.tolist()):
         for chosen_ranks in problem.options[table][at].proposal.assignments or ():
             put = problem.made(table, at, chosen_ranks)
             exact[len(option)] = put.ms, put.nbytes
-            add(at, [orders.set_of(chosen_ranks)], [ranks], _spread(put, rows, ranks), len(chosen_ranks))
+            add(at, [orders.set_of(chosen_ranks)], [ranks], _spread(put, rows, ranks, problem.local), len(chosen_ranks))
             listed.append(chosen_ranks)
     if not option:
         raise CannotAnneal
@@ -244,11 +245,10 @@ def ways_of(problem: Problem, table: int, orders: Orders) -> Ways:
     )
 
 
-def _spread(put: Put, rows: int, ranks: int) -> Array:
+def _spread(put: Put, rows: int, ranks: int, local: int) -> Array:
     """``[R, W]`` what a placement adds to each rank."""
     own = np.zeros((rows, ranks))
-    if put.distinct:
-        own[:, put.ranks] = put.own
-    else:
-        np.add.at(own.T, put.ranks, put.own.T)
-    return own if put.node is None else own + put.node
+    np.add.at(own.T, put.ranks, put.own.T)
+    if put.node is not None:
+        own.reshape(rows, -1, local)[:, put.node[0]] += put.node[1][:, :, None]
+    return own

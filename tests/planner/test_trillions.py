@@ -1,7 +1,6 @@
 """The example of models with trillions of parameters: total, tiers, copies, reasons; the whole of it in the sweep."""
 
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -96,9 +95,7 @@ def test_the_command_prints_and_writes_the_example(tmp_path: Path, monkeypatch: 
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", MODELS)
 def test_all_sizes_up_to_4096_gpus_have_plans_near_the_bound(name: str) -> None:
-    begun = time.process_time()
     found = trillion_example(name)
-    assert time.process_time() - begun < 400
     assert {point.world_size for _, point in found.shown} == {64, 128, 256, 512, 1024, 2048, 4096}
     for tier, point in found.shown:
         assert point.fits

@@ -84,6 +84,8 @@ class StepCounts:
         collectives: of the step.
         extra_bytes: peak bytes above those at the start of the step.
         sent_bytes: bytes sent in collectives, this rank's own share included.
+        by_phase: operators that launch kernels, by name, in each phase of `recshard_lab.planner.model.cost.PHASES`; the
+            dense phase is empty.
     """
 
     forward: dict[str, int]
@@ -95,6 +97,7 @@ class StepCounts:
     collectives: int
     extra_bytes: int
     sent_bytes: int
+    by_phase: list[dict[str, int]]
 
     @property
     def lines(self) -> list[str]:
@@ -200,7 +203,20 @@ def count_second_step(case: StepCase) -> StepCounts:
         collectives=len(traced.events),  # those of CPU tensors, too
         extra_bytes=step.peak_extra_bytes,
         sent_bytes=traced.bytes_sent(),
+        by_phase=[dict(Counter(names)) for names in _by_phase(forward.events, backward.events)],
     )
+
+
+def _by_phase(forward: Sequence[str], backward: Sequence[str]) -> list[list[str]]:
+    """Names of kernels by phase. Input distribution ends before the first lookup; in backward, gradients have arrived
+    before the first lookup or update."""
+    lookups = ("lookup_forward", "lookup_backward")
+    first = next(i for i, name in enumerate(forward) if name in lookups)
+    update = next(i for i, name in enumerate(backward) if name in lookups)
+    looked_up = [name for name in forward if name in lookups]
+    others = [name for name in forward[first:] if name not in lookups]
+    phases = [forward[:first], looked_up, others, [], backward[:update], backward[update:]]
+    return [[name for name in names if not name.startswith("c10d::")] for names in phases]
 
 
 # ---- beside TorchRec ----

@@ -41,6 +41,8 @@ class Workload:
         weighted: ids carry per-sample weights.
         dense_parameters: parameters outside the tables.
         dense_flops_per_sample: forward and backward; Default: 6 per parameter (2 forward, 4 backward).
+        matmul_precision: of dense layers, as in ``torch.set_float32_matmul_precision``: "highest" is float32 and "high"
+            is TF32 (`Topology.tf32_flops_per_ms`).
         dense_bytes_per_parameter: weight and gradient; more for an optimizer with state.
         frequency_ordered: whether ids are sorted by use, row 0 the most used: True for all tables, or names of
             tables. The planner may then split rows by the skew of `access` or `zipf_alpha`. `FrequencyOrder` sorts
@@ -86,6 +88,7 @@ class Workload:
     frequency_ordered: bool | Collection[str] = False
     dense_launches: int = 0
     index_dedup: bool = False
+    matmul_precision: str = "highest"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "codecs", codec_names(self.codecs))
@@ -99,6 +102,11 @@ class Workload:
         if not isinstance(self.pipeline, str) or self.pipeline not in PIPELINES:
             known = ", ".join(PIPELINES)
             raise ValueError(f"pipeline must be one of {known}, got {self.pipeline!r:.80}. Fix: pipeline='none'")
+        if self.matmul_precision not in ("highest", "high"):
+            raise ValueError(
+                f"matmul_precision must be 'highest' (float32) or 'high' (TF32), got {self.matmul_precision!r:.80}. "
+                f"Fix: matmul_precision='highest'"
+            )
         if not isinstance(self.weighted, numbers.Integral | np.bool_):
             raise ValueError(f"weighted must be True or False, got {self.weighted!r}. Fix: weighted=True")
         if not isinstance(self.index_dedup, bool):

@@ -3,6 +3,8 @@
 On a bare machine everything is free but what a test switches on.
 """
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,14 +13,24 @@ import pytest
 from recshard_lab.embedding.configs import EmbeddingBagConfig
 from recshard_lab.planner import Estimate, Workload, estimate
 from recshard_lab.planner.model.cost import dense_step
+from recshard_lab.planner.model.launch_counts import LAUNCHES
 from recshard_lab.sharding import ParameterSharding, Shard, ShardingPlan, Topology, scheme_named
 
-FREE_BW = ("hbm_mem_bw", "ddr_mem_bw", "cache_bw", "intra_host_bw", "inter_host_bw", "flops_per_ms")
+FREE_BW = (
+    "hbm_mem_bw",
+    "ddr_mem_bw",
+    "cache_bw",
+    "intra_host_bw",
+    "inter_host_bw",
+    "flops_per_ms",
+    "tf32_flops_per_ms",
+)
 NO_COST = (
     "intra_host_latency_ms", "inter_host_latency_ms", "peer_ms", "lookup_ns_per_id", "update_ns_per_id",
     "route_ns_per_id", "launch_ms", "host_ms", "shard_feature_ms", "row_split_ms", "norm_ms", "norm_ns_per_row",
     "bag_ns", "sort_ns_per_id", "sum_ns_per_number", "replica_ms", "replicas_ms", "cache_bytes", "contention",
-    "half_duplex", "step_ms",
+    "half_duplex", "step_ms", "inter_host_peer_ms", "sync_ms", "kernel_ms", "gather_row_bytes", "matrix_half_batch",
+    "straggler_sigma",
 )  # fmt: skip
 
 W, B, BAG, E, D = 4, 128, 10, 10_000, 64
@@ -166,6 +178,78 @@ def test_the_dense_part_computes_six_operations_a_parameter_and_sample() -> None
     assert dense_step(DENSE, bare(1, flops_per_ms=M)) == (6 * P * B / M, 4 * P)
     named = Workload(B, dense_parameters=P, dense_flops_per_sample=1000)
     assert dense_step(named, bare(1, flops_per_ms=M))[0] == 1000 * B / M
+
+
+def test_small_matrices_reach_a_part_of_the_rate_and_tf32_has_its_own() -> None:
+    top = bare(1, "cuda", flops_per_ms=M, tf32_flops_per_ms=8 * M, matrix_half_batch=float(B))
+    assert dense_step(DENSE, top)[0] == pytest.approx(2 * 6 * P * B / M)  # half of the rate
+    assert dense_step(replace(DENSE, batch_size=3 * B), top)[0] == pytest.approx(4 / 3 * 3 * 6 * P * B / M)
+    assert dense_step(replace(DENSE, matmul_precision="high"), top)[0] == pytest.approx(2 * 6 * P * B / (8 * M))
+    starts = bare(1, "cuda", kernel_ms=0.1, launch_ms=0.01)
+    assert dense_step(replace(DENSE, dense_launches=5), starts)[0] == pytest.approx(0.5)
+
+
+# ---- launches, messages, random reads, stragglers ----
+
+
+def ms_of(top: Topology, scheme: str = "table_wise", route: str = "direct") -> list[float]:
+    """ms of each phase on the slowest rank."""
+    made = scheme_named(scheme).default(TABLE, top, [0] if scheme == "table_wise" else None).with_route(route)
+    plan = ShardingPlan({"": {"movies": made}})  # type: ignore[dict-item]
+    found: list[float] = estimate(plan, [TABLE], top, LOAD).ms.max(axis=0).tolist()
+    return found
+
+
+@pytest.mark.parametrize(("figure", "counts"), [("launch_ms", 0), ("kernel_ms", 1)])
+def test_a_gpus_phases_take_the_launches_that_are_counted(figure: str, counts: int) -> None:
+    whole, rows, replicas = (LAUNCHES[name][counts] for name in ("table_wise", "row_shards", "replicas"))
+    top = bare(4, "cuda", local_world_size=2, **{figure: 1.0})
+    assert ms_of(top) == pytest.approx(list(whole))
+    assert ms_of(top, "row_wise") == pytest.approx([a + b for a, b in zip(whole, rows, strict=True)])
+    hops = [a + b + c for a, b, c in zip(whole, rows, LAUNCHES["two_hop"][counts], strict=True)]
+    assert ms_of(top, "row_wise", "two_hop") == pytest.approx(hops)
+    alone = [a + b for a, b in zip(whole, replicas, strict=True)]
+    alone[2] -= whole[2]  # no rows travel
+    assert ms_of(top, "data_parallel") == pytest.approx(alone)
+    assert ms_of(bare(launch_ms=1.0)) == pytest.approx([0, 1, 0, 0, 0, 1])  # on a CPU, the table-batched kernels
+
+
+def test_host_and_device_start_kernels_at_the_same_time() -> None:
+    operators, kernels = LAUNCHES["table_wise"]
+    expected = [max(2.0 * host, 0.5 * device) for host, device in zip(operators, kernels, strict=True)]
+    assert ms_of(bare(2, "cuda", launch_ms=2.0, kernel_ms=0.5)) == pytest.approx(expected)
+
+
+def test_every_exchange_costs_the_host_and_the_read_of_sizes_once() -> None:
+    assert ms_of(bare(4, "cuda", host_ms=1.0)) == pytest.approx([2, 0, 1, 0, 1, 0])
+    assert ms_of(bare(4, "cuda", host_ms=1.0, local_world_size=2), "row_wise", "two_hop") == pytest.approx(
+        [2, 0, 2, 0, 2, 0]
+    )
+    assert ms_of(bare(4, "cuda", sync_ms=1.0)) == pytest.approx([1, 0, 0, 0, 0, 0])
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_messages_to_other_hosts_have_their_own_cost_and_two_hops_send_fewer(device: str) -> None:
+    top = bare(64, device, local_world_size=8, peer_ms=1.0, inter_host_peer_ms=10.0)
+    direct, hops = 7 * 1.0 + 56 * 10.0, 7 * 1.0 + 7 * 10.0
+    assert ms_of(top, "row_wise") == pytest.approx([2 * direct, 0, direct, 0, direct, 0])
+    assert ms_of(top, "row_wise", "two_hop") == pytest.approx([2 * direct, 0, hops, 0, hops, 0])
+    if device == "cuda":  # a tree of 8 nodes, of 8 ranks each, there and back
+        assert dense_step(DENSE, top)[0] == pytest.approx(2 * (7 * 1.0 + 3 * 10.0))
+
+
+def test_random_rows_are_read_with_an_overhead_and_rows_of_as_many_bytes_at_half_the_rate() -> None:
+    plain, half = (bare(1, "cuda", hbm_mem_bw=M, gather_row_bytes=size) for size in (0.0, 4.0 * D))
+    assert ms_of(plain)[1] == pytest.approx(0.5 * IDS * 4 * D / M)  # of which half are first uses
+    assert ms_of(half)[1] == pytest.approx(2 * ms_of(plain)[1])
+    assert ms_of(half)[5] == pytest.approx(2 * ms_of(plain)[5])
+
+
+def test_ranks_wait_for_the_slowest_which_grows_with_their_number() -> None:
+    for ranks in (1, 2, 64):
+        plain, slower = (ms_of(bare(ranks, "cuda", launch_ms=1.0, straggler_sigma=s)) for s in (0.0, 0.02))
+        factor = 1 + 0.02 * math.sqrt(2 * math.log(ranks))
+        assert slower == pytest.approx([factor * each for each in plain])
 
 
 def test_the_dense_gradient_is_averaged_around_a_ring() -> None:

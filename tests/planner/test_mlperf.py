@@ -89,7 +89,8 @@ def test_a_step_is_the_sum_of_its_parts() -> None:
     assert found.overlap.plain_ms == pytest.approx(by_hand)
     flops = 1024 * (dlrm_dcn_dense().forward_flops + dlrm_dcn_dense().backward_flops)
     assert found.device_ms[dense] == pytest.approx(flops / (494.5e9 * UNCERTAIN["tf32_share"].value))
-    first = Topology.preset("h100x64").inter_host_latency_ms
+    top = Topology.preset("h100x64")
+    first = top.inter_host_latency_ms + 7 * top.peer_ms + 56 * top.inter_host_peer_ms
     assert found.overlap.needs_ms["chain"] == pytest.approx(by_hand - found.phases_ms[0] + first)
 
 
@@ -116,12 +117,13 @@ def test_the_spread_holds_the_middle_and_moves_with_what_matters() -> None:
         assert max(ends) >= middle * (1 - 1e-9), name
     widest = max(UNCERTAIN, key=lambda name: abs(found[name][1] - found[name][0]))
     assert widest == "launch_us"
-    assert found["all together"][0] <= min(min(ends) for ends in found.values())
+    assert found["all together"][0] <= 1.02 * min(min(ends) for ends in found.values())  # each has its own plan
 
 
 def test_the_dense_gradient_goes_by_all_links_of_a_node() -> None:
     load, top = mlperf_dlrm_dcnv2_workload(512, dense_launches=0), Topology.preset("h100x128")
-    size, latency = 4 * dlrm_dcn_dense().parameters, 2 * top.inter_host_latency_ms
+    size = 4 * dlrm_dcn_dense().parameters
+    latency = 2 * (top.inter_host_latency_ms + 7 * top.peer_ms + 4 * top.inter_host_peer_ms)  # a tree of 16 nodes
     alone = dense_step(load, Topology.preset("h100x1"))[0]
     across = 2 * 15 / 16 * size / 8 / top.inter_host_bw
     inside = 2 * 7 / 8 * size / top.intra_host_bw

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, Workload, estimate
 from recshard_lab.planner.model.estimate import plan_loads
-from recshard_lab.planner.model.overlap import FREE
+from recshard_lab.planner.model.parts import FIGURES, FREE
 from recshard_lab.planner.workload import PIPELINES
 from recshard_lab.sharding import ParameterConstraints, PlanError, ShardingPlan, Topology, scheme_named, scheme_names
 from tests.planner.problems import random_problem, random_tables, table
@@ -30,6 +30,7 @@ def under(top: Topology, pipeline: str, load: Workload = LOADED, scheme: str = "
 
 
 GPUS = Topology.preset("h100x16", host_ms=0.01, step_ms=0.05, peer_ms=0.001)
+NO_HOST = dict.fromkeys(FIGURES["host"], 0.0)
 CORES = Topology(4, cores_per_host=4, ddr_cap=10**12)
 
 
@@ -45,9 +46,11 @@ def test_without_a_pipeline_no_number_changes(top: Topology) -> None:
 
 
 def test_the_chain_on_gpus_is_the_step_without_the_input_side() -> None:
-    plain = under(GPUS, "none")
+    top = replace(GPUS, **NO_HOST)
+    plain = under(top, "none")
     rest = plain.step_ms - plain.ms[:, 0].max()
-    one = GPUS.inter_host_latency_ms + GPUS.peer_ms * 15  # the first exchange, which the host waits for
+    # the first exchange, which the host waits for
+    one = top.inter_host_latency_ms + top.peer_ms * 7 + top.inter_host_peer_ms * 8
     assert under(GPUS, "sparse_dist").overlap.needs_ms["chain"] == pytest.approx(rest + one)
     assert under(GPUS, "prefetch").overlap.needs_ms["chain"] == pytest.approx(rest)
 
@@ -55,10 +58,10 @@ def test_the_chain_on_gpus_is_the_step_without_the_input_side() -> None:
 def test_resources_are_what_is_left_when_all_else_is_free() -> None:
     """Each resource beside a topology on which everything else costs nothing, and the copy counted by hand."""
     found = under(GPUS, "prefetch").overlap.needs_ms
-    host = dict.fromkeys(("launch_ms", "host_ms", "shard_feature_ms", "row_split_ms", "step_ms"), 0.0)
-    wires = dict.fromkeys(("inter_host_latency_ms", "intra_host_latency_ms", "peer_ms"), 0.0)
+    host = NO_HOST
+    wires = dict.fromkeys(("inter_host_latency_ms", "intra_host_latency_ms", "peer_ms", "inter_host_peer_ms"), 0.0)
     wires |= dict.fromkeys(("intra_host_bw", "inter_host_bw"), FREE)
-    compute = {"cache_bw": FREE, "hbm_mem_bw": FREE, "flops_per_ms": FREE, "route_ns_per_id": 0.0}
+    compute = {"cache_bw": FREE, "hbm_mem_bw": FREE, "flops_per_ms": FREE, "route_ns_per_id": 0.0, "kernel_ms": 0.0}
     compute |= {"lookup_ns_per_id": 0.0, "update_ns_per_id": 0.0}
 
     def alone(**free: Any) -> float:
@@ -137,7 +140,8 @@ def test_no_plan_is_shorter_than_the_bound_and_the_planners_is_near_the_best(dev
     """Every way to put three tables on two ranks, each under the schemes that need no choice of cuts."""
     tables, load = random_tables(3, 11)
     load = replace(load, pipeline=pipeline)
-    top = Topology(2, device, hbm_cap=10**12, ddr_cap=10**12, cores_per_host=2)
+    figures = NO_HOST if device == "cuda" else {}
+    top = Topology(2, device, hbm_cap=10**12, ddr_cap=10**12, cores_per_host=2, **figures)
     planner = EmbeddingShardingPlanner(top, workload=load)
     plan = planner.plan_tables(tables)
     found = plan.estimate
@@ -176,7 +180,10 @@ def test_a_plan_for_a_pipeline_is_no_worse_under_it_than_one_made_without(seed: 
 def test_the_milp_keeps_a_bound_under_a_pipeline() -> None:
     tables, load = random_tables(4, 5)
     planner = EmbeddingShardingPlanner(
-        Topology(4, "cuda", hbm_cap=10**12), workload=replace(load, pipeline="prefetch"), solver="exact", time_limit_s=5
+        Topology(4, "cuda", hbm_cap=10**12, kernel_ms=0.0, **NO_HOST),
+        workload=replace(load, pipeline="prefetch"),
+        solver="exact",
+        time_limit_s=5,
     )
     plan = planner.plan_tables(tables)
     found = plan.estimate

@@ -29,7 +29,9 @@ from recshard_lab.sharding import (
 
 BATCH = 16
 LOAD = Workload(BATCH, 3.0)
-FREE = dict.fromkeys(("peer_ms", "host_ms", "shard_feature_ms", "row_split_ms", "step_ms", "launch_ms"), 0.0)
+FREE = dict.fromkeys(
+    ("peer_ms", "inter_host_peer_ms", "host_ms", "shard_feature_ms", "row_split_ms", "step_ms", "launch_ms"), 0.0
+)
 
 
 def table(name: str, rows: int, cols: int) -> EmbeddingBagConfig:

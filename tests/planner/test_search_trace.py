@@ -139,7 +139,7 @@ def test_where_nothing_fits_the_search_is_kept_and_none_of_it_fits() -> None:
 
 
 def test_a_search_by_local_moves_is_kept_move_by_move() -> None:
-    tables, workload = random_tables(70, 1)
+    tables, workload = random_tables(90, 1)
     planner = EmbeddingShardingPlanner(Topology(16, "cuda"), workload=workload, keep_search=True)
     plan = planner.plan_tables(tables)
     stages = {one.stage for one in kept(plan).candidates}

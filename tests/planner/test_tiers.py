@@ -56,9 +56,10 @@ def test_rows_of_the_hosts_memory_all_come_over_its_link() -> None:
     fast, slow = model.rect_loads(of, rows, cols, nothing, nothing, host=host).T
     ids, unique, size = model.tables.ids[0] * 8, model.tables.unique[0], 128 * 4
     top = model.topology
-    here = unique / top.hbm_mem_bw + (1 - unique) / top.cache_bw  # no cache is modelled there
-    assert slow[LOOKUP] - fast[LOOKUP] == pytest.approx(ids * size * (1 / top.ddr_mem_bw - here))
-    update = 2 * ids * unique * size * (1 / top.ddr_mem_bw - 1 / top.hbm_mem_bw)
+    read = size + top.gather_row_bytes
+    here = unique * read / top.hbm_mem_bw + (1 - unique) * size / top.cache_bw  # no cache is modelled there
+    assert slow[LOOKUP] - fast[LOOKUP] == pytest.approx(ids * (read / top.ddr_mem_bw - here))
+    update = 2 * ids * unique * read * (1 / top.ddr_mem_bw - 1 / top.hbm_mem_bw)
     assert slow[UPDATE] - fast[UPDATE] == pytest.approx(update)
     assert slow[HOST] == fast[MEMORY : MEMORY + 2].sum() == 50e6 * size
     assert slow[MEMORY : MEMORY + 2].sum() == fast[HOST] == 0

@@ -196,7 +196,9 @@ def test_a_sync_costs_what_counting_its_bytes_gives_and_steps_are_charged_their_
     alone = plan.estimate
     assert alone is not None
     held = alone.memory_bytes[:, :2].sum(axis=1).max()  # weights and states
-    sync = 2 * 3 / 4 * held / top.intra_host_bw + 2 * top.intra_host_latency_ms  # 4 replicas, neighbours
+    sync = 2 * 3 / 4 * held / top.intra_host_bw + 2 * (
+        top.intra_host_latency_ms + 3 * top.peer_ms
+    )  # 4 replicas, neighbours
     dense = dense_step(load, top)[0] - dense_step(load, Replicated(top, 8).group)[0]
     assert dense < 0  # all ranks of a node share its links, of a group only two a node
     assert group.sync_ms == pytest.approx(sync)
@@ -207,7 +209,7 @@ def test_a_sync_costs_what_counting_its_bytes_gives_and_steps_are_charged_their_
 
 
 def test_launches_of_the_dense_part_count_where_they_take_longer_than_its_arithmetic() -> None:
-    top = Topology.preset("h100x8", launch_ms=0.01)
+    top = Topology.preset("h100x8", launch_ms=0.01, kernel_ms=0.0, matrix_half_batch=0.0)
     few, many = (dense_step(Workload(512, dense_parameters=10**7, dense_launches=count), top)[0] for count in (1, 1000))
     plain = dense_step(Workload(512, dense_parameters=10**7), top)[0]
     assert few == plain

@@ -132,7 +132,7 @@ def test_shares_of_all_tables_and_what_is_fixed_add_up_to_each_phase() -> None:
 
 
 def test_without_fixed_costs_the_tables_cause_all_of_the_lookups() -> None:
-    free = Topology(4, "cuda", hbm_cap=80 * 10**9, launch_ms=0.0)
+    free = Topology(4, "cuda", hbm_cap=80 * 10**9, launch_ms=0.0, kernel_ms=0.0, straggler_sigma=0.0)
     tables, workload, _, plan = problem(6, free)
     shares = [plan.explain(config.name).phases[PHASES.index("lookup")] for config in tables]
     assert sum(share.share for share in shares) == pytest.approx(1.0)

@@ -1,25 +1,33 @@
 """What a plan costs on each rank and in each phase of a step.
 
-Every rectangle adds a fixed vector of loads to the rank it lies on; the phases follow from the sums::
+Every shard adds a fixed vector of loads to its rank. The phases follow from the sums::
 
-    input_dist            each rank sends its ids to the ranks whose rectangles cover them: lengths, then ids
-    lookup                each rank looks up all its rectangles for the global batch, replicas for its own batch
-    output_dist           partial pooled rows go home, by their route (nothing for replicas)
+    input_dist            each rank sends its ids to the ranks whose shards have their rows: sizes, then ids
+    lookup                each rank looks up all its shards for the global batch, replicas for its own batch
+    output_dist           partial pooled rows return to the source ranks, by their output path (not for replicas)
     dense                 the rest of the model, its all-reduce, and what a step costs around its phases
     output_dist_backward  the gradient of every pooled row goes back (of replicas, to every rank)
-    lookup_backward       segment sums and the optimizer; with a row-wise optimizer on column pieces, the norms
+    lookup_backward       segment sums and the optimizer; with a row-wise optimizer on column shards, the norms
 
-Collectives wait for the slowest rank, so a step is the **sum over phases of the slowest rank**.
+Collectives wait for the slowest rank, so a step is the **sum over phases of the slowest rank**. W ranks that vary by
+chance with the relative deviation s wait for the largest of W draws, about ``1 + s sqrt(2 ln W)`` times the mean.
 
-Pipelines hide a part of that (`overlap.py`). Codecs (`codecs.py`) make rows and gradients smaller on the wire, and cost
-passes over memory at both ends.
+A phase is the sum of the network's time, of the time that grows with ids and bytes, and of a fixed time. On a GPU the
+fixed time is the larger of the host's time for launches and exchanges and the device's time to start kernels
+(`launch_counts.py`). A GPU's host also launches while the device works on ids and bytes. This sum ignores that, and is
+too long by at most the smaller of the two in each phase. In exchange every cost is linear in the loads, which the
+bounds of the search need. Pipelines, where the host runs ahead most, have their own model (`overlap.py`).
 
-The host's fixed costs (packing, a kernel's launch, a message to each peer) come on top of what grows with ids and
-bytes.
+The sum over shards is an assumption. One fused kernel looks up all tables of a rank, and is faster than the sum of
+separate lookups where small tables share its start, and slower where tables compete for the cache. `LookupCosts` keeps
+the shared cache in the sum; `recshard bench calibration` measures what remains, as the error of held-out models.
 
-Shape letters: K loads, W ranks, P phases, C candidates, n rectangles.
+Codecs (`codecs.py`) make rows and gradients smaller on the wire, and cost passes over memory at both ends.
+
+Shape letters: K loads, W ranks, P phases, C candidates, n shards.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import cached_property
@@ -29,10 +37,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.planner.model.launch_counts import fixed_costs
 from recshard_lab.planner.model.loads import (
     ACROSS,
     BACK,
     CODED_ROWS,
+    COPIES,
     DEDUP,
     DIRECT,
     DISTINCT,
@@ -59,6 +69,7 @@ from recshard_lab.planner.model.loads import (
 from recshard_lab.planner.model.lookup_costs import LookupCosts
 from recshard_lab.planner.model.memory import MEMORY_CATEGORIES, fixed_memory, rect_memory
 from recshard_lab.planner.model.overlap import OverlapCosts
+from recshard_lab.planner.model.parts import only
 from recshard_lab.planner.model.route_costs import RouteCosts
 from recshard_lab.planner.model.row_hits import row_hits, row_shares_of
 from recshard_lab.planner.model.terms import SOME, Switch, Terms
@@ -118,6 +129,9 @@ class CostModel:
         self.routes = RouteCosts(topology, self.workload.codecs)
         self.latency_ms = self.routes.latency_ms
         self.lookups = LookupCosts(topology, self.tables, self.workload.optimizer)
+        self.once = fixed_costs(topology)
+        self.input_ms = 2 * self.latency_ms + topology.sync_ms
+        self.straggle = 1 + topology.straggler_sigma * math.sqrt(2 * math.log(topology.world_size))
 
     def on(self, topology: Topology) -> Self:
         """The same tables and step on other ranks, as many with as much memory: much quicker made than a new model."""
@@ -230,36 +244,29 @@ class CostModel:
 
     def phases(self, loads: Array) -> Array:
         """Milliseconds ``[P, ..., W]`` of ranks that hold `loads` ``[K, ..., W]``."""
-        top = self.topology
+        top, once = self.topology, self.once
         ranks, slow = top.world_size, top.slowdown
-        totals = loads[: IDS + 1].sum(axis=-1, keepdims=True)
+        totals = loads[:HOST].sum(axis=-1, keepdims=True)
         ms = np.empty((len(PHASES), *loads.shape[1:]))
+        lanes_ms = totals[LANES] * (top.shard_feature_ms * slow)  # a rank packs and unpacks all of them
         route = top.route_ns_per_id * 1e-6
-        lanes, row_cut = loads[LANES : ROW_CUT + 1].sum(axis=-1, keepdims=True)
-        host_ms, lanes_ms = (
-            top.host_ms * slow,
-            lanes * (top.shard_feature_ms * slow),
-        )  # a rank packs and unpacks all lanes
-        ms[0] = self.routes.wire(loads[IN], totals[IN]) + 2 * self.latency_ms
+        ms[0] = self.routes.wire(loads[IN], totals[IN]) + self.input_ms + once["table_wise"][0]
         ms[0] += self.lookups.shared(loads[IDS] * (ranks * route)) + totals[IDS] * (route * slow)
-        ms[0] += host_ms + lanes_ms + (row_cut > 0) * (top.row_split_ms * slow) + loads[SORT] * slow
-        kernels, launched = loads[LANES] * top.shard_feature_ms, (loads[LANES] > 0) * (top.launch_ms * slow)
-        ms[1] = self.lookups.shared(loads[LOOKUP] + kernels) + launched
-        dedup, pool = loads[DEDUP : POOL + 1].sum(axis=-1, keepdims=True) * slow  # on every source rank
-        ms[0] += dedup
-        ms[2] = self.routes.ms(loads, totals, host_ms, lanes_ms, backward=False) + pool
+        ms[0] += lanes_ms + loads[SORT] * slow + totals[DEDUP] * slow  # DEDUP and POOL: on every source rank
+        kernels, used = loads[LANES] * top.shard_feature_ms, loads[LANES] > 0
+        ms[1] = self.lookups.shared(loads[LOOKUP] + kernels) + used * once["table_wise"][1]
+        ms[2] = self.routes.ms(loads, totals, once, lanes_ms, backward=False) + totals[POOL] * slow
         ms[3] = self.dense_ms
-        ms[4] = self.routes.ms(loads, totals, host_ms, lanes_ms, backward=True) + pool
+        ms[4] = self.routes.ms(loads, totals, once, lanes_ms, backward=True) + totals[POOL] * slow
         ms[4] += loads[SUM] * slow
-        if top.replicas_ms:
-            ms[4] += (loads[SUM].sum(axis=-1, keepdims=True) > SOME) * (top.replicas_ms * slow)
-        ms[5] = self.lookups.shared(loads[UPDATE] + kernels) + launched
+        ms[5] = self.lookups.shared(loads[UPDATE] + kernels) + used * once["table_wise"][5]
+        for load, name in ((ROW_CUT, "row_shards"), (COPIES, "replicas"), (DEDUP, "distinct_rows"), (NORMS, "norms")):
+            for phase in np.flatnonzero(once[name]):
+                ms[phase] += (totals[load] > SOME) * once[name][phase]
         norms = loads[NORMS]
         if ranks > 1 and norms.any():
-            link = top.intra_host_bw if top.num_nodes == 1 else top.inter_host_bw
-            ms[5] += norms * (slow / link)
-            ms[5] += (norms.sum(axis=-1, keepdims=True) > 0) * (self.latency_ms + top.norm_ms * slow)
-        return ms
+            ms[5] += norms * (slow / self.routes.link) + (totals[NORMS] > SOME) * self.latency_ms
+        return np.asarray(ms * self.straggle)
 
     @cached_property
     def overlapped(self) -> OverlapCosts:
@@ -276,12 +283,24 @@ class CostModel:
     def terms(self) -> Terms:
         """The same costs as linear terms, for solvers and bounds; under a pipeline, those of its chain.
 
-        No step under a pipeline is shorter than its chain, so that a bound on the terms stays one on the step.
+        No step under a pipeline is shorter than its chain, so that a bound on the terms stays one on the step. On a GPU
+        the host is not in the chain.
         """
-        top, phases = self.topology, len(PHASES)
+        if self.workload.pipeline != "none" and self.topology.compute_device == "cuda":
+            found = self.on(only(self.topology, "network", "device"))._added_terms()
+        else:
+            found = self._added_terms()
+        if self.workload.pipeline != "none":
+            self.overlapped.leave_exposed(found.own, found.node, found.everyone, found.fixed, found.switches[0].fixed)
+            if self.topology.compute_device == "cuda":
+                for switch in found.switches:
+                    switch.fixed[0] = 0.0
+        return found
+
+    def _added_terms(self) -> Terms:
+        top, once, phases = self.topology, self.once, len(PHASES)
         slow = top.slowdown
         own, node, everyone = (np.zeros((phases + 1, K)) for _ in range(3))
-        fixed = np.zeros(phases + 1)
         everyone[0, IDS] = top.route_ns_per_id * 1e-6 * slow
         self.lookups.add_terms(own, everyone, 0, IDS, top.world_size * top.route_ns_per_id * 1e-6)
         everyone[0, LANES] = top.shard_feature_ms * slow
@@ -290,23 +309,24 @@ class CostModel:
         for phase, load in ((1, LOOKUP), (5, UPDATE)):
             self.lookups.add_terms(own, everyone, phase, load, 1.0)
             self.lookups.add_terms(own, everyone, phase, LANES, top.shard_feature_ms)
-        fixed[:] = 2 * self.latency_ms + top.host_ms * slow, top.launch_ms * slow, 0, self.dense_ms, 0, 0, 0
-        fixed[5] = fixed[1]
+        fixed = np.append(once["table_wise"], 0.0)
+        fixed[[2, 4]] = 0.0  # with the routes
+        fixed[0] += self.input_ms
+        fixed[3] = self.dense_ms
         own[0, IN] = self.routes.wire_ms
         everyone[0, IN] = self.routes.shared_wire_ms
-        cut, norms = np.zeros(phases + 1), np.zeros(phases + 1)
-        cut[0] = top.row_split_ms * slow
+        cut, norms, replicas = (np.append(once[name], 0.0) for name in ("row_shards", "norms", "replicas"))
         if top.world_size > 1:
             own[5, NORMS] = slow / self.routes.link
-            norms[5] = self.latency_ms + top.norm_ms * slow
-        if self.workload.pipeline != "none":
-            self.overlapped.leave_exposed(own, node, everyone, fixed, cut)
-        own[-1, MEMORY:] = 1.0
-        fixed[-1] = self.fixed_memory.sum()
-        ways = self.routes.add_terms(own, node, everyone, phases_of_ways=(2, 4))
-        if top.replicas_ms:
-            ways.append(Switch((SUM,), np.where(np.arange(phases + 1) == 4, top.replicas_ms * slow, 0.0)))
-        return Terms(own, node, everyone, fixed, (Switch((ROW_CUT,), cut), Switch((NORMS,), norms), *ways))
+            norms[5] += self.latency_ms
+        ways = self.routes.add_terms(own, node, everyone, once)
+        switches = [Switch((ROW_CUT,), cut), Switch((NORMS,), norms), *ways]
+        if replicas.any():
+            switches.append(Switch((COPIES,), replicas))
+        found = Terms(own, node, everyone, fixed, tuple(switches)).times(self.straggle)
+        found.own[-1, MEMORY:] = 1.0
+        found.fixed[-1] = self.fixed_memory.sum()
+        return found
 
     def step_of(self, ms: Array) -> Array:
         """``[...]`` the step, without a pipeline, in which ranks take `ms` ``[P, ..., W]``."""
@@ -369,25 +389,31 @@ class CostModel:
 def dense_step(workload: Workload, topology: Topology) -> tuple[float, float]:
     """ms of the rest of the model with the average of its gradient over all ranks, and bytes of that gradient.
 
-    The device computes while the host launches: what takes longer counts. On GPUs of several nodes the sum goes by all
-    of a node's links at once: an L-th of it over each rank's, while the node's own links spread it.
+    The device computes while the host launches: what takes longer counts. At batch B, matrices reach the share
+    ``B / (B + matrix_half_batch)`` of the rate. On GPUs of several nodes the sum goes by all of a node's links at once:
+    an L-th of it over each rank's, while the node's own links spread it; a tree of N nodes is log2(N) messages deep.
     """
     each = workload.dense_flops_per_sample
     flops = workload.batch_size * (6.0 * workload.dense_parameters if each is None else each)
     size = 4.0 * workload.dense_parameters
-    launches_ms = workload.dense_launches * topology.launch_ms
-    ms = topology.step_ms + max(launches_ms, flops / topology.flops_per_ms)
+    rate = topology.flops_per_ms if workload.matmul_precision == "highest" else topology.tf32_flops_per_ms
+    compute_ms = flops / rate * (1 + topology.matrix_half_batch / workload.batch_size)
+    compute_ms += workload.dense_launches * topology.kernel_ms
+    ms = topology.step_ms + max(workload.dense_launches * topology.launch_ms, compute_ms)
     if topology.world_size > 1 and size:
         flat = topology.num_nodes == 1
         link = topology.intra_host_bw if flat else topology.inter_host_bw
         wait = topology.intra_host_latency_ms if flat else topology.inter_host_latency_ms
         others = topology.world_size - 1
+        messages_ms = others * topology.peer_ms
         wire = 2 * others / topology.world_size * size / link
-        if not flat and topology.compute_device == "cuda":
+        if topology.compute_device == "cuda":
             nodes, local = topology.num_nodes, topology.local_world_size
+            messages_ms = 2 * ((local - 1) * topology.peer_ms + math.log2(nodes) * topology.inter_host_peer_ms)
+        if not flat and topology.compute_device == "cuda":
             wire = 2 * (nodes - 1) / nodes * size / local / link
             wire = max(wire, 2 * (local - 1) / local * size / topology.intra_host_bw)
-        ms += wire + 2 * wait + others * topology.peer_ms
+        ms += wire + 2 * wait + messages_ms
     return ms * topology.slowdown, size
 
 

@@ -13,7 +13,7 @@ Shape letters: T tables, n rectangles, W ranks.
 
 import numpy as np
 
-from recshard_lab.planner.model.loads import DEDUP, LOOKUP, NORMS, POOL, SORT, SUM, UPDATE
+from recshard_lab.planner.model.loads import COPIES, DEDUP, LOOKUP, NORMS, POOL, SORT, SUM, UPDATE
 from recshard_lab.planner.model.row_hits import RowHits
 from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES, ROW_SUMS, Array, TableLoads
 from recshard_lab.sharding import Topology
@@ -47,7 +47,7 @@ class LookupCosts:
         host: Array | None = None,
         distinct: Array | None = None,
     ) -> None:
-        """Writes the loads LOOKUP, UPDATE, SORT, SUM, DEDUP, POOL and NORMS of n rectangles.
+        """Writes the loads LOOKUP, UPDATE, SORT, SUM, DEDUP, POOL, COPIES and NORMS of n rectangles.
 
         Args:
             loads: ``[K, n]``.
@@ -72,15 +72,16 @@ class LookupCosts:
             unique = np.minimum(1.0, used / np.maximum(ids * ranks, 1e-9))
         row_bytes = np.maximum(CACHE_LINE, cols * tables.element_bytes[of])
         missed = self._missed(of, rows, ids * ranks * unique)
-        first_ms = missed / top.memory_bw + (1 - missed) / top.cache_bw  # of a byte
-        again_ms: Array | float = 1 / top.cache_bw
+        read_bytes = row_bytes + top.gather_row_bytes
+        first_ms = missed * read_bytes / top.memory_bw + (1 - missed) * row_bytes / top.cache_bw  # of a row
+        again_ms: Array | float = row_bytes / top.cache_bw
         if host is not None:
-            first_ms, again_ms = (np.where(host > 0, 1 / top.ddr_mem_bw, ms) for ms in (first_ms, again_ms))
+            first_ms, again_ms = (np.where(host > 0, read_bytes / top.ddr_mem_bw, ms) for ms in (first_ms, again_ms))
         vector_ms = 4 * cols / top.cache_bw + top.bag_ns * 1e-6
-        lookup = ids * (top.lookup_ns_per_id * 1e-6 + row_bytes * (unique * first_ms + (1 - unique) * again_ms))
+        lookup = ids * (top.lookup_ns_per_id * 1e-6 + unique * first_ms + (1 - unique) * again_ms)
         lookup += vectors * vector_ms
         id_ms = top.update_id_ns.get(self.optimizer, top.update_ns_per_id) * 1e-6
-        row_ms = 2 * row_bytes * first_ms * top.update_cost[self.optimizer]
+        row_ms = 2 * first_ms * top.update_cost[self.optimizer]
         row_ms += top.update_number_ns.get(self.optimizer, 0.0) * 1e-6 * cols
         update = sent * (id_ms + 4 * cols / top.cache_bw) + back * vector_ms + row_ms * unique * ids
         # a replica looks up its own batch, and all that was sent in backward
@@ -92,7 +93,8 @@ class LookupCosts:
         loads[UPDATE] = update * ranks + (sums > 0) * split * used * (top.norm_ns_per_row * 1e-6)
         loads[NORMS] = 4 * sums * used * (tables.cols[of] / cols - 1)  # to each other piece
         as_rows = (replicated > 0) & (sent < ids) & (ranks > 1)
-        fixed = (replicated > 0) * (ranks > 1) * tables.features[of] * top.replica_ms
+        loads[COPIES] = (replicated > 0) * (ranks > 1) * tables.features[of]
+        fixed = loads[COPIES] * top.replica_ms
         loads[SORT] = as_rows * ids * (top.sort_ns_per_id * 1e-6) + fixed
         loads[SUM] = as_rows * ids * cols * (top.sum_ns_per_number * 1e-6) + fixed
 

@@ -25,23 +25,18 @@ Shape letters: K loads, P phases, W ranks.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from recshard_lab.planner.model.loads import COMPUTED, K
+from recshard_lab.planner.model.parts import only
 from recshard_lab.planner.workload import Array
 
 if TYPE_CHECKING:
     from recshard_lab.planner.model.cost import CostModel
 
-FREE = 1e30  # bytes or operations per ms of what costs nothing
-_NO_HOST = dict.fromkeys(("launch_ms", "host_ms", "shard_feature_ms", "row_split_ms", "norm_ms", "step_ms"), 0.0)
-_NO_DEVICE = {"cache_bw": FREE, "flops_per_ms": FREE, "route_ns_per_id": 0.0}
-_NO_NETWORK = dict.fromkeys(("intra_host_bw", "inter_host_bw"), FREE) | dict.fromkeys(
-    ("intra_host_latency_ms", "inter_host_latency_ms", "peer_ms"), 0.0
-)
 INPUT = 0  # the phase that is hidden
 WORDS = {
     "chain": "the chain of one batch's phases",
@@ -105,9 +100,7 @@ class OverlapCosts:
         self.on_gpu = top.compute_device == "cuda"
         self.shared_cores = top.slowdown > 1
         self.first_ms = model.latency_ms if load.pipeline == "sparse_dist" else 0.0
-        self.network = _with_figures(model, {**_NO_HOST, **_NO_DEVICE})
-        self.host = _with_figures(model, {**_NO_NETWORK, **_NO_DEVICE})
-        self.device = _with_figures(model, {**_NO_NETWORK, **_NO_HOST})
+        self.network, self.host, self.device = (_alone(model, part) for part in ("network", "host", "device"))
         ids, bags = model.tables.ids, model.tables.bags
         numbers = 8 * ids.sum() + 4 * (ids @ model.tables.weighted) + 4 * bags.sum()  # int64 ids, int32 lengths
         numbers += 4 * load.batch_size * (load.dense_features + 1)  # and a label
@@ -116,7 +109,7 @@ class OverlapCosts:
     def split(self, loads: Array) -> tuple[Array, Array, Array, Array]:
         """``[P, ..., W]`` ms of each phase, and of it the network's, the host's and the device's.
 
-        They add up but for the dense part, where the device computes while the host launches.
+        They add up but for the dense part and for launches on a GPU, where the device works while the host launches.
         """
         bare = loads.copy()
         bare[COMPUTED] = 0.0
@@ -134,7 +127,8 @@ class OverlapCosts:
         if not self.on_gpu:
             exposed = ms[INPUT] if self.shared_cores else exposed + ms[INPUT] - network[INPUT]
         slowest = ms.max(axis=-1)
-        found = {"chain": exposed.max(axis=-1) + slowest.sum(axis=0) - slowest[INPUT]}
+        linked = (network + device).max(axis=-1) if self.on_gpu else slowest  # a GPU's host launches ahead
+        found = {"chain": exposed.max(axis=-1) + linked.sum(axis=0) - linked[INPUT]}
         found["network"] = network.sum(axis=0).max(axis=-1)
         if self.on_gpu:
             found["device"] = device.sum(axis=0).max(axis=-1)
@@ -170,13 +164,8 @@ class OverlapCosts:
             fixed[INPUT] += self.first_ms
 
 
-def _with_figures(model: "CostModel", figures: dict[str, Any]) -> "CostModel":
-    """The same model where some things cost nothing and nothing is hidden."""
-    from dataclasses import replace
-
-    made = type(model).__new__(type(model))
-    kept = {name: value for name, value in vars(model).items() if name not in ("terms", "overlapped")}
-    made.__dict__.update(kept)
+def _alone(model: "CostModel", part: str) -> "CostModel":
+    """The same model where everything but a part costs nothing, without a pipeline."""
+    made = model.on(only(model.topology, part))
     made.workload = replace(model.workload, pipeline="none")
-    made.set_topology(replace(model.topology, **figures))
     return made

@@ -12,6 +12,8 @@ what replicas need, gradients to every rank. What a codec does to a load is the 
 columns of a rectangle are coded by themselves, one feature's row after another, on every hop.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from recshard_lab.planner.model.codecs import WIRE_FORMATS, WireFormat
@@ -30,6 +32,7 @@ class RouteCosts:
 
     def __init__(self, topology: Topology, codecs: tuple[str, str] = ("fp32", "fp32")) -> None:
         top = self.topology = topology
+        self.codecs = codecs
         self.forward, self.backward = (WIRE_FORMATS[name] for name in codecs)
         self.adds_to_rows = any(one.row_bytes for one in (self.forward, self.backward))
         coded = [one for one in (self.forward, self.backward) if one.encode_passes]
@@ -38,12 +41,9 @@ class RouteCosts:
         self.copied = top.slowdown / top.cache_bw
         self.link = top.intra_host_bw if self.nodes == 1 else top.inter_host_bw
         flat = top.intra_host_latency_ms if self.nodes == 1 else top.inter_host_latency_ms
-        self.latency_ms = self._latency(flat, self.ranks)
-        inside, across = (
-            self._latency(top.intra_host_latency_ms, self.local),
-            self._latency(top.inter_host_latency_ms, self.nodes),
-        )
-        self.hops_ms = inside + across
+        self.latency_ms = self._latency(flat, self.local, self.ranks - self.local)
+        self.hops_ms = self._latency(top.intra_host_latency_ms, self.local)
+        self.hops_ms += self._latency(top.inter_host_latency_ms, 1, self.nodes - 1)
         # the busiest rank's time in an all-to-all, per byte that it sends to each peer
         near, far = (self.local - 1) / top.intra_host_bw, (self.ranks - self.local) / top.inter_host_bw
         self.wire_ms = max(near, far) if self.nodes > 1 else near
@@ -67,27 +67,28 @@ class RouteCosts:
         across = np.maximum((ranks - local) * per_peer, total - node) / top.inter_host_bw
         return np.asarray(np.maximum(inside, across) + others)
 
-    def ms(self, loads: Array, totals: Array, host_ms: float, lanes_ms: Array, backward: bool) -> Array:
+    def ms(self, loads: Array, totals: Array, once: Mapping[str, Array], lanes_ms: Array, backward: bool) -> Array:
         """``[..., W]`` of bringing rows home, or gradients back.
 
         Args:
             totals: ``[K, ..., 1]``, at least up to SCATTER: the sums of `loads` over the ranks.
-            host_ms: of packing and unpacking one exchange.
+            once: of `CostModel.once`.
             lanes_ms: ``[..., 1]`` of its lanes, once a direction whatever the routes.
         """
         codec = self.backward if backward else self.forward
         way = BACK if backward else OUT
+        direct_ms, hops_ms = self._once(once, 4 if backward else 2)
         sent, arrived = self.coded(loads, codec), self.coded(totals, codec)
         total, everywhere, summed = (arrived[load - OUT] for load in (way, ACROSS, SCATTER))
         ms = self.wire(sent[way - OUT], total) + total * self.copied
         if codec.encode_passes:
             ms = ms + self._coding(loads, totals, way, *self._passes(codec, backward))
-        fixed = (total > SOME) * (self.latency_ms + host_ms)
+        fixed = (total > SOME) * direct_ms
         used = total
         if summed.any():
             slower = 1.0 if backward else self.topology.reduce_scatter_cost
             ms = ms + (self.ranks - 1) * summed * (slower * self.topology.slowdown / self.link) + summed * self.copied
-            fixed = fixed + (summed > SOME) * (self.latency_ms + host_ms)
+            fixed = fixed + (summed > SOME) * direct_ms
             used = used + summed
         if everywhere.any():
             hop = sent[HOP - OUT]
@@ -97,22 +98,22 @@ class RouteCosts:
             most = np.maximum((self.nodes - 1) * across, everywhere - across)
             ms = ms + most * (self.topology.slowdown / self.topology.inter_host_bw)
             ms = ms + (self.nodes * inside + everywhere) * self.copied
-            fixed = fixed + (everywhere > SOME) * (self.hops_ms + 2 * host_ms)
+            fixed = fixed + (everywhere > SOME) * hops_ms
             used = used + everywhere
         return np.asarray(ms + fixed + (used > SOME) * lanes_ms)
 
-    def add_terms(self, own: Array, node: Array, everyone: Array, phases_of_ways: tuple[int, int]) -> list[Switch]:
+    def add_terms(self, own: Array, node: Array, everyone: Array, once: Mapping[str, Array]) -> list[Switch]:
         """Adds `ms` and `buffer_bytes` as linear terms (see `terms.py`) and gives what is paid once.
 
         Args:
             own, node, everyone: ``[Q, K]`` to be added to.
-            phases_of_ways: rows of Q of the way home and of the way back.
+            once: of `CostModel.once`.
         """
-        top, slow, host = self.topology, self.topology.slowdown, self.topology.host_ms * self.topology.slowdown
+        top, slow = self.topology, self.topology.slowdown
         switches = []
         slower_by = (top.reduce_scatter_cost, 1.0)
         for phase, way, slower, codec in zip(
-            phases_of_ways, (OUT, BACK), slower_by, (self.forward, self.backward), strict=True
+            (2, 4), (OUT, BACK), slower_by, (self.forward, self.backward), strict=True
         ):
             own[phase, way] = self.wire_ms
             everyone[phase, way] = self.copied + self.shared_wire_ms
@@ -134,9 +135,10 @@ class RouteCosts:
             everyone[phase, SCATTER] += self.ranks * holder + home
             used = np.zeros_like(everyone)
             used[phase, LANES] = top.shard_feature_ms * slow
-            once = ((way, self.latency_ms + host), (SCATTER, self.latency_ms + host), (ACROSS, self.hops_ms + 2 * host))
-            ones = [np.where(np.arange(len(own)) == phase, ms, 0.0) for _, ms in once]
-            switches += [Switch((load,), fixed) for (load, _), fixed in zip(once, ones, strict=True)]
+            direct_ms, hops_ms = self._once(once, phase)
+            paid = ((way, direct_ms), (SCATTER, direct_ms), (ACROSS, hops_ms))
+            ones = [np.where(np.arange(len(own)) == phase, ms, 0.0) for _, ms in paid]
+            switches += [Switch((load,), fixed) for (load, _), fixed in zip(paid, ones, strict=True)]
             switches.append(Switch((way, SCATTER, ACROSS), np.zeros(len(own)), used))
         everyone[-1, BACK] = everyone[-1, ACROSS] = 1.0
         everyone[-1, SCATTER] = self.ranks + 1
@@ -208,6 +210,15 @@ class RouteCosts:
         by_node = values.reshape(*values.shape[:-1], self.nodes, self.local).sum(axis=-1)
         return np.repeat(by_node, self.local, axis=-1)
 
-    def _latency(self, one: float, members: int) -> float:
-        """ms of one collective among so many ranks."""
-        return (one + self.topology.peer_ms * (members - 1)) * self.topology.slowdown if members > 1 else 0.0
+    def _latency(self, one: float, near: int, far: int = 0) -> float:
+        """ms of a collective of no bytes among ``near`` ranks of one host, and ``far`` ranks of others."""
+        top = self.topology
+        each = one + top.peer_ms * (near - 1) + top.inter_host_peer_ms * far
+        return each * top.slowdown if near + far > 1 else 0.0
+
+    def _once(self, once: Mapping[str, Array], phase: int) -> tuple[float, float]:
+        """ms that a phase takes once for a direct exchange or a sum on the way, and for two hops."""
+        codec = self.codecs[phase == 4]
+        coding = float(once[codec][phase]) if codec in once else 0.0
+        packing = float(once["table_wise"][phase]) + coding
+        return self.latency_ms + packing, self.hops_ms + packing + coding + float(once["two_hop"][phase])

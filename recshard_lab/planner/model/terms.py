@@ -60,6 +60,16 @@ class Terms:
     fixed: Array
     switches: tuple[Switch, ...] = field(default=())
 
+    def times(self, factor: float) -> "Terms":
+        """Milliseconds multiplied; bytes as they are."""
+        by = np.append(np.full(len(self.fixed) - 1, factor), 1.0)
+        rows = by[:, None]
+        switches = tuple(
+            Switch(one.loads, one.fixed * by, None if one.everyone is None else one.everyone * rows)
+            for one in self.switches
+        )
+        return Terms(self.own * rows, self.node * rows, self.everyone * rows, self.fixed * by, switches)
+
     def flags(self, loads: Array) -> NDArray[np.intp]:
         """``[n]`` the switches that each of loads ``[K, n]`` turns on, one bit each."""
         bits = np.zeros(loads.shape[1], dtype=np.intp)

@@ -261,7 +261,9 @@ def _planned(
     world_size: int, zipf_alpha: float, latency: float, tf32_share: float
 ) -> tuple[CostModel, Array, float, dict[str, int]]:
     """The costs without a host's share, and the loads ``[K, W]`` of the plan that is chosen under them."""
-    top = Topology.preset(f"h100x{world_size}", launch_ms=0.0, flops_per_ms=TF32_PEAK * tf32_share)
+    own = ("launch_ms", "host_ms", "sync_ms", "kernel_ms", "matrix_half_batch", "straggler_sigma")  # in `UNCERTAIN`
+    figures = {**dict.fromkeys(own, 0.0), "flops_per_ms": TF32_PEAK * tf32_share}
+    top = Topology.preset(f"h100x{world_size}", **figures)
     top = replace(
         top,
         intra_host_latency_ms=top.intra_host_latency_ms * latency,

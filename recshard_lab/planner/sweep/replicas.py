@@ -107,7 +107,8 @@ class Replicated:
         near = self.inside_a_node
         link = top.intra_host_bw if near else top.inter_host_bw
         wait = top.intra_host_latency_ms if near else top.inter_host_latency_ms
-        return (self.sync_bytes(found) / link + 2 * (wait + (self.replicas - 1) * top.peer_ms)) * top.slowdown
+        wait += (self.replicas - 1) * (top.peer_ms if near else top.inter_host_peer_ms)
+        return (self.sync_bytes(found) / link + 2 * wait) * top.slowdown
 
     def estimate(
         self, plan: ShardingPlan, tables: Tables, workload: Workload | None = None, *, sync_every: int = 1

@@ -74,9 +74,43 @@ _NDR = (0.97, "NCCL's maintainers, nccl-tests issue 267, 2025: 48 to 49 of 50 GB
 _NDR_ASSUMED = (0.97, "assumed as for ConnectX-7 (NCCL's maintainers, nccl-tests issue 267, 2025)")
 _CLOUD = (0.8, "assumed: no all-to-all figure is published")
 _LINK = (0.8, "assumed: protocol overhead of PCIe and of pinned copies")
-_SGEMM = (0.5, "assumed: small layers; float32 without TF32, as is torch's default")
-_LAUNCH = Published(
-    "launch_ms", 0.02, "NVIDIA, Nsight Systems on overhead and latency, 2020: about 20 us from torch, V100"
+_GEMM = (0.8, "assumed: large matrices; `matrix_half_batch` says what small ones reach")
+_NCCL = "NCCL, latencies of its tuning model"
+#: what no GPU's data sheet has: the host's time, messages, small kernels and matrices
+GPU_FIGURES = (
+    Published("launch_ms", 0.02, "NVIDIA, Nsight Systems on overhead and latency, 2020: about 20 us from torch, V100"),
+    Published("host_ms", 0.04, "assumed: to enqueue a collective takes as long as two launches"),
+    Published("sync_ms", 0.02, "assumed: as long as a launch"),
+    Published("kernel_ms", 0.002, "assumed"),
+    Published("intra_host_latency_ms", 0.0066, f"{_NCCL}, 2024: base of LL rings (nccl issue 1334)"),
+    Published(
+        "peer_ms",
+        0.0006,
+        f"{_NCCL}, 2024: NVLink (nccl issue 1334). Eight ranks: 10.8 us, measured 10.5 (DeepEP issue 303, 2025)",
+    ),
+    Published("gather_row_bytes", 64, "assumed: one memory access beside each row"),
+    Published("matrix_half_batch", 1024, "assumed: fewer tiles of 128 rows do not fill the device"),
+    Published(
+        "straggler_sigma",
+        0.02,
+        "assumed: arXiv 2208.11035, 2022, finds a range of 8% among GPUs of one kind, taken as four deviations",
+    ),
+)
+INFINIBAND = (
+    Published("inter_host_latency_ms", 0.0066, f"{_NCCL}, 2024: base of LL rings (nccl issue 1334)"),
+    Published(
+        "inter_host_peer_ms",
+        0.0027,
+        f"{_NCCL}, 2022: network. 64 ranks, 8 MiB: 0.31 ms, measured 0.30 to 0.34 (nccl issue 1531, 2024)",
+    ),
+)
+_EFA = (
+    Published("inter_host_latency_ms", 0.05, "dstack pull request 3961, 2026: all-reduce of 8 bytes on two hosts, EFA"),
+    Published(
+        "inter_host_peer_ms",
+        0.0066,
+        "bottlerocket-kernel-kit pull request 313, 2025: all-to-all of 16 ranks on two hosts, EFA, 107 us",
+    ),
 )
 
 
@@ -88,6 +122,7 @@ def _gpu(
     tflops: float,
     link_gb_s: float,
     stream: tuple[float, str],
+    tf32_tflops: float,
 ) -> tuple[Published, ...]:
     nvlink = _NVLINK if sheet.startswith("NVIDIA H100") else _NVLINK_ASSUMED
     return (
@@ -96,21 +131,22 @@ def _gpu(
         Published("cache_bw", 3 * memory_gb_s * GB_S, "assumed: three times the memory's, as in the defaults", *stream),
         Published("intra_host_bw", nvlink_gb_s * GB_S, f"{sheet}; both directions together are twice that", *nvlink),
         Published("ddr_mem_bw", link_gb_s * GB_S, f"{sheet}; from host memory, one direction", *_LINK),
-        Published("flops_per_ms", tflops * TFLOPS, f"{sheet}; float32", *_SGEMM),
-        _LAUNCH,
+        Published("flops_per_ms", tflops * TFLOPS, f"{sheet}; float32, torch's default", *_GEMM),
+        Published("tf32_flops_per_ms", tf32_tflops * TFLOPS, f"{sheet}; TF32, dense", *_GEMM),
+        *GPU_FIGURES,
     )
 
 
-_V100 = _gpu("NVIDIA V100 32GB SXM data sheet, 2018", 32, 900, 150, 15.7, 16, _STREAM_ASSUMED)
+_V100 = _gpu("NVIDIA V100 32GB SXM data sheet, 2018", 32, 900, 150, 15.7, 16, _STREAM_ASSUMED, 15.7)
 _CUBE_MESH = "assumed: as on H100, times 7/10, as three of the seven other GPUs are two NVLinks away"
 _V100_CUBE_MESH = tuple(
     replace(each, share=0.57, share_source=_CUBE_MESH) if each.field == "intra_host_bw" else each for each in _V100
 )
-_A100_80 = _gpu("NVIDIA A100 80GB SXM data sheet, 2021", 80, 2039, 300, 19.5, 32, _STREAM_ASSUMED)
-_A100_40 = _gpu("NVIDIA A100 40GB SXM data sheet, 2020", 40, 1555, 300, 19.5, 32, _STREAM_ASSUMED)
-_H100 = _gpu("NVIDIA H100 SXM data sheet, 2023", 80, 3350, 450, 67, 64, _STREAM_ASSUMED)
-_H200 = _gpu("NVIDIA H200 SXM data sheet, 2024", 141, 4800, 450, 67, 64, _STREAM_ASSUMED)
-_GB200 = _gpu("NVIDIA GB200 NVL72 data sheet, 2024, a 72nd", 186, 8000, 900, 80, 225, _STREAM)
+_A100_80 = _gpu("NVIDIA A100 80GB SXM data sheet, 2021", 80, 2039, 300, 19.5, 32, _STREAM_ASSUMED, 156)
+_A100_40 = _gpu("NVIDIA A100 40GB SXM data sheet, 2020", 40, 1555, 300, 19.5, 32, _STREAM_ASSUMED, 156)
+_H100 = _gpu("NVIDIA H100 SXM data sheet, 2023", 80, 3350, 450, 67, 64, _STREAM_ASSUMED, 494.5)
+_H200 = _gpu("NVIDIA H200 SXM data sheet, 2024", 141, 4800, 450, 67, 64, _STREAM_ASSUMED, 494.5)
+_GB200 = _gpu("NVIDIA GB200 NVL72 data sheet, 2024, a 72nd", 186, 8000, 900, 80, 225, _STREAM, 1250)
 
 
 def _network(gbit_s: float, source: str, share: tuple[float, str]) -> Published:
@@ -129,8 +165,9 @@ def _server(
     memory: tuple[float, str],
     ranks: int = 8,
     named: str = "",
+    messages: tuple[Published, ...] = INFINIBAND,
 ) -> Machine:
-    shared = (_network(*network), _host_memory(memory[0], ranks, memory[1]))
+    shared = (_network(*network), *messages, _host_memory(memory[0], ranks, memory[1]))
     return Machine(name, about, ranks, (*gpu, *shared), gpu=named)
 
 
@@ -204,6 +241,7 @@ MACHINES: tuple[Machine, ...] = (
         _A100_40,
         (400 / 8, f"{_EC2}: 400 Gb/s of EFA for 8 GPUs", _CLOUD),
         (1152 * _GIB, f"{_EC2}: 1,152 GiB"),
+        messages=_EFA,
     ),
     _server(
         "aws-p4de",
@@ -211,6 +249,7 @@ MACHINES: tuple[Machine, ...] = (
         _A100_80,
         (400 / 8, f"{_EC2}: 400 Gb/s of EFA for 8 GPUs", _CLOUD),
         (1152 * _GIB, f"{_EC2}: 1,152 GiB"),
+        messages=_EFA,
     ),
     _server(
         "aws-p5",
@@ -218,6 +257,7 @@ MACHINES: tuple[Machine, ...] = (
         _H100,
         (3200 / 8, f"{_EC2}: 3,200 Gb/s of EFA for 8 GPUs", _CLOUD),
         (2048 * _GIB, f"{_EC2}: 2,048 GiB"),
+        messages=_EFA,
     ),
     _server(
         "aws-p5en",
@@ -225,6 +265,7 @@ MACHINES: tuple[Machine, ...] = (
         _H200,
         (3200 / 8, f"{_EC2}: 3,200 Gb/s of EFA for 8 GPUs", _CLOUD),
         (2048 * _GIB, f"{_EC2}: 2,048 GiB"),
+        messages=_EFA,
     ),
     _server(
         "gcp-a2-ultra",

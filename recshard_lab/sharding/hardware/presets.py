@@ -111,7 +111,7 @@ def preset_table(name: str | None = None) -> PresetTable:
     Raises:
         ValueError: an unknown name, or "this", which has no published figures.
 
-    >>> [line.split()[-2:] for line in str(preset_table("h100")).splitlines() if "hbm_cap" in line]
+    >>> [line.split()[1:3] for line in str(preset_table("h100")).splitlines() if "hbm_cap" in line]
     [['80', 'GB']]
     """
     if name is None:
@@ -222,4 +222,6 @@ def amount(field: str, value: float) -> str:
         return f"{value / TFLOPS:,.4g} TFLOPS"
     if field.endswith("_ms"):
         return f"{value * 1000:,.4g} us"
-    return f"{value:,.4g} {field.partition('_')[0]}"
+    if field.endswith("_bytes"):
+        return f"{value:,.4g} bytes"
+    return f"{value:,.4g}"

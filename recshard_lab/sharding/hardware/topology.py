@@ -28,8 +28,8 @@ Sources of the CPU figures (measured on 2 cores, torch 2.13, fbgemm 1.8 on CPU, 
 Figures that are 0 here have no general value. `recshard_lab.calibration` measures and fits them and all figures above
 on your ranks, and `from_profile` reads its result.
 
-The CUDA figures are the published constants of TorchRec's planner (V100/A100-era bandwidths). TorchRec's planner has no
-fixed costs, so they are 0.
+The CUDA bandwidths are the published constants of TorchRec's planner (V100/A100-era). Its other figures, of hosts,
+messages and small kernels, are those of `machines.GPU_FIGURES` and `machines.INFINIBAND`, each with its source.
 """
 
 import os
@@ -40,6 +40,7 @@ from typing import Any
 
 from recshard_lab.arguments import names_wrong_arguments, shown
 from recshard_lab.cores import usable_cores
+from recshard_lab.sharding.hardware.machines import GPU_FIGURES, INFINIBAND
 
 GIB = 1024**3
 _PER_MS = GIB / 1000  # one GiB/s in bytes per ms
@@ -96,16 +97,10 @@ DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
         "cache_bw": 3 * 897 * _PER_MS,
         "intra_host_bw": 600 * _PER_MS,
         "inter_host_bw": 12.5 * _PER_MS,
-        "intra_host_latency_ms": 0.02,
-        "inter_host_latency_ms": 0.04,
-        "peer_ms": 0.0,
-        "inter_host_peer_ms": 0.0,
         "reduce_scatter_cost": 1.0,
         "lookup_ns_per_id": 0.0,
         "update_ns_per_id": 0.1,
         "route_ns_per_id": 0.05,
-        "launch_ms": 0.02,
-        "host_ms": 0.0,
         "shard_feature_ms": 0.0,
         "row_split_ms": 0.0,
         "norm_ms": 0.0,
@@ -113,6 +108,7 @@ DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
         "flops_per_ms": 10e9,
         "tf32_flops_per_ms": 10e9,
         **_CALIBRATED_ONLY,
+        **{figure.field: figure.value for figure in (*GPU_FIGURES, *INFINIBAND)},
         "update_cost": {
             "exact_sgd": 1.0,
             "exact_row_wise_adagrad": 1.0,

@@ -203,11 +203,11 @@ def count_second_step(case: StepCase) -> StepCounts:
         collectives=len(traced.events),  # those of CPU tensors, too
         extra_bytes=step.peak_extra_bytes,
         sent_bytes=traced.bytes_sent(),
-        by_phase=[dict(Counter(names)) for names in _by_phase(forward.events, backward.events)],
+        by_phase=[dict(Counter(names)) for names in by_phase(forward.events, backward.events)],
     )
 
 
-def _by_phase(forward: Sequence[str], backward: Sequence[str]) -> list[list[str]]:
+def by_phase(forward: Sequence[str], backward: Sequence[str]) -> list[list[str]]:
     """Names of kernels by phase. Input distribution ends before the first lookup; in backward, gradients have arrived
     before the first lookup or update."""
     lookups = ("lookup_forward", "lookup_backward")

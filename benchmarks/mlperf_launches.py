@@ -1,23 +1,27 @@
-"""Kernels that one step of MLPerf's DLRM-DCNv2 dispatches: counted for the dense part and for the sharded tables.
+"""Operators that one step of MLPerf's DLRM-DCNv2 launches, counted, beside those that the cost model charges.
 
-Every operator that torch dispatches counts, but for those that only look at or make tensors (views, empty): on a GPU
-each is at least one launch by the host. The tables' part is counted on two CPU ranks with tables of few rows.
+An operator launches at least one kernel on a GPU. Operators that only view or allocate tensors are left out. The dense
+part is counted on the real modules, the tables' part on a device that records operators, under the plan for 128 H100s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
 
 from benchmarks import Figure
 from recshard_lab import mlperf
 from recshard_lab.embedding import EmbeddingBagConfig
-from recshard_lab.planner import Workload
+from recshard_lab.planner.model.cost import PHASES
 from recshard_lab.planner.sweep.mlperf_dense import dlrm_dcn_launches
-from recshard_lab.planner.sweep.mlperf_example import SPARSE_LAUNCHES
-from recshard_lab.sharding import ShardingPlan, Topology, scheme_named
+from recshard_lab.planner.sweep.mlperf_example import PUBLISHED_AT, mlperf_dlrm_dcnv2_tables, mlperf_step
+from recshard_lab.sharding import ShardingPlan
 
-MOST_ROWS = 2000
+COUNT_S = 600.0
+ROWS_BETWEEN = 4
 
 
 def dense_launches(batch: int = 4) -> dict[str, int]:
@@ -52,67 +56,97 @@ def dense_launches(batch: int = 4) -> dict[str, int]:
     return {name: count.total() for name, count in found.items()}
 
 
-def sparse_launches() -> dict[str, int]:
-    """Launches of the tables on rank 0 of two, by part of a step."""
-    from recshard_lab.launcher import launch
+def table_launches() -> dict[str, int]:
+    """Operators of rank 0 for the tables in each phase of a step, under the plan for 128 H100s.
 
-    pooling = dict(zip(mlperf.FEATURES, map(float, mlperf.MULTI_HOT_SIZES), strict=True))
-    load = Workload(16, pooling, optimizer=mlperf.OPTIMIZER)
-    tables, top, plan = [], Topology(2), {}
-    for number, (feature, rows) in enumerate(zip(mlperf.FEATURES, mlperf.ROWS, strict=True)):
-        few = min(rows, MOST_ROWS)
-        table = EmbeddingBagConfig(
-            name=f"t_{feature}", num_embeddings=few, embedding_dim=mlperf.EMBEDDING_DIM, feature_names=[feature]
+    Counted on the ledger device in a separate process, with a few rows between any two cuts of a table.
+
+    Raises:
+        RuntimeError: the step failed on the device; the message carries its traceback.
+    """
+    command = [sys.executable, "-m", "benchmarks.mlperf_launches"]
+    quiet = os.environ | {"PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(command, env=quiet, capture_output=True, text=True, timeout=COUNT_S, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the step of MLPerf's plan could not be counted: {done.stderr.strip()}")
+    return dict(zip(PHASES, json.loads(done.stdout), strict=True))
+
+
+def charged_launches() -> dict[str, float]:
+    """Operators that the cost model charges for that plan in each phase, those of the dense part included."""
+    others = dict.fromkeys(("host_ms", "sync_ms", "kernel_ms", "straggler_sigma"), 0.0)
+    one = 1 / mlperf_step(PUBLISHED_AT).topology.launch_ms
+    host = mlperf_step(PUBLISHED_AT, factors={"launch_ms": one, **others}).parts.host
+    return dict(zip(PHASES, host.tolist(), strict=True))
+
+
+def small(tables: list[EmbeddingBagConfig], plan: ShardingPlan) -> tuple[list[EmbeddingBagConfig], ShardingPlan]:
+    """The tables and their plan with `ROWS_BETWEEN` rows from each cut to the next."""
+    found, shardings = [], {}
+    for table, sharding in plan.pairs(tables):
+        full = sharding.resolved(table, PUBLISHED_AT, 8)
+        cuts = sorted({row for shard in full.shards for row in shard.rows})
+        at = {row: min(row, place * ROWS_BETWEEN) for place, row in enumerate(cuts)}
+        shards = tuple(replace(shard, rows=(at[shard.rows[0]], at[shard.rows[1]])) for shard in full.shards)
+        few = EmbeddingBagConfig(
+            name=table.name,
+            num_embeddings=at[cuts[-1]],
+            embedding_dim=table.embedding_dim,
+            feature_names=list(table.feature_names),
         )
-        scheme = "row_wise" if rows > 10**6 else "table_wise" if rows >= 100 else "data_parallel"
-        ranks = [number % 2] if scheme == "table_wise" else None
-        tables.append(table)
-        plan[table.name] = scheme_named(scheme).default(table, top, ranks)
-    with launch(2) as launched:
-        found = launched.run(launches_on_rank, ShardingPlan({"": plan}).to_json(), tables, load)  # type: ignore[dict-item]
-    return dict(found[0])
+        found.append(few)
+        shardings[table.name] = replace(full, shards=shards)
+    return found, ShardingPlan({"": shardings})  # type: ignore[dict-item]
 
 
-def launches_on_rank(plan_json: str, tables: Sequence[EmbeddingBagConfig], load: Workload) -> Mapping[str, int]:
-    """What one rank counts. Collective."""
+def count_here() -> list[int]:
+    """Operators by phase of the second of two steps, in this process, which becomes rank 0 of 128."""
     import numpy as np
     import torch
 
-    from benchmarks.apparatus.operators import OperatorCount
+    from benchmarks import launches, ledger
+    from benchmarks.ledger.mirror import mirrored_world
     from recshard_lab.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder
     from recshard_lab.embedding import EmbeddingBagCollection, EmbOptimType
     from recshard_lab.lab.measure import random_batch
 
+    ledger.register()
+    torch.set_num_threads(1)
+    step = mlperf_step(PUBLISHED_AT)
+    tables, plan = small(mlperf_dlrm_dcnv2_tables(), step.plan)
+    load = replace(step.workload, batch_size=8)
     fused = {"optimizer": EmbOptimType(load.optimizer), "learning_rate": mlperf.LEARNING_RATE}
-    model = DistributedModelParallel(
-        EmbeddingBagCollection(list(tables), device=torch.device("meta")),
-        plan=ShardingPlan.from_json(plan_json),
-        sharders=[EmbeddingBagCollectionSharder(fused_params=fused)],
-    )
-    collection: Any = next(iter(model.collections.values()))
-    batch = random_batch(tables, load, np.random.default_rng(0))
-    found: dict[str, OperatorCount] = {}
-    for _ in range(2):
-        found = {name: OperatorCount() for name in ("input_dist", "forward", "backward")}
-        with found["input_dist"]:
-            lookup_input = collection.input_dist(batch).wait()
-        with found["forward"]:
-            rows = collection.compute_and_output_dist(lookup_input).values()
-        gradient = torch.ones_like(rows)
-        with found["backward"]:
-            rows.backward(gradient)
-    return {name: count.total() for name, count in found.items()}
+    with mirrored_world(PUBLISHED_AT, 8):
+        model = DistributedModelParallel(
+            EmbeddingBagCollection(tables, device=torch.device("meta")),
+            device=torch.device(ledger.DEVICE),
+            plan=plan,
+            sharders=[EmbeddingBagCollectionSharder(fused)],
+        )
+        batch = random_batch(tables, load, np.random.default_rng(0)).to(torch.device(ledger.DEVICE))
+        gradient = torch.ones(load.batch_size, len(tables) * mlperf.EMBEDDING_DIM, device=ledger.DEVICE)
+        for _ in range(2):
+            with ledger.record() as forward:
+                rows = model(batch).values()
+            with ledger.record() as backward:
+                rows.backward(gradient)
+    return [len(names) for names in launches.by_phase(forward.events, backward.events)]
 
 
 def figures() -> list[Figure]:
-    """Counted, beside what the worked example (`recshard whatif --example mlperf-dlrm-dcnv2`) takes them for."""
-    dense, stated = dense_launches(), dlrm_dcn_launches()
-    rows = [
+    """Counted operators beside those that `recshard whatif --example mlperf-dlrm-dcnv2` charges."""
+    stated, counted, charged = dlrm_dcn_launches(), table_launches(), charged_launches()
+    dense = [
         Figure(f"dense part, {part}", count, "launches", beside={"by formula": stated[part]})
-        for part, count in dense.items()
+        for part, count in dense_launches().items()
     ]
-    rows += [
-        Figure(f"tables, {part}", count, "launches", beside={"as stated": SPARSE_LAUNCHES[part]})
-        for part, count in sparse_launches().items()
+    tables = [
+        Figure(f"tables, {phase}", count, "launches", beside={"charged": charged[phase]})
+        for phase, count in counted.items()
+        if phase != "dense"
     ]
-    return rows
+    return [*dense, *tables]
+
+
+if __name__ == "__main__":
+    print(json.dumps(count_here()))

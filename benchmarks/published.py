@@ -27,7 +27,7 @@ from recshard_lab.embedding import EmbeddingBagConfig, EmbeddingConfig
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner import PHASES, EmbeddingShardingPlanner, Workload
 from recshard_lab.planner.sweep.mlperf_dense import dlrm_dcn_dense, dlrm_dcn_launches
-from recshard_lab.planner.sweep.mlperf_example import IDEAS, PUBLISHED_AT, simulate, with_ideas
+from recshard_lab.planner.sweep.mlperf_example import IDEAS, PUBLISHED_AT, mlperf_step
 from recshard_lab.sharding import ParameterConstraints, Shard, Topology
 
 FILE = Path(__file__).with_suffix(".json")
@@ -135,8 +135,7 @@ def published_ms(entry: dict[str, Any]) -> float:
 def predicted_ms(entry: dict[str, Any]) -> float:
     """ms of one step, predicted for the tables, step, machine and plan of a point."""
     if "example" in entry:
-        changes = with_ideas(*IDEAS) if entry["example"] == "after" else {}
-        return simulate(PUBLISHED_AT, **changes).overlap.step_ms
+        return mlperf_step(PUBLISHED_AT, tuple(IDEAS) if entry["example"] == "after" else ()).step_ms
     model = content()["models"][entry["model"]]
     tables, ids = tables_of(model, entry.get("sequence", False))
     dense = dense_of(model)

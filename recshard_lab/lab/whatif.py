@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
 from rich.progress import Progress
@@ -15,10 +14,13 @@ from recshard_lab.lab import views
 from recshard_lab.lab.exportable import Exportable
 from recshard_lab.lab.exporting import write_page
 from recshard_lab.lab.report import Section
-from recshard_lab.lab.view import View
 from recshard_lab.planner import Workload, read_tables
-from recshard_lab.planner.sweep.mlperf_example import WORLD_SIZES, mlperf_dlrm_dcnv2_tables, mlperf_dlrm_dcnv2_workload
-from recshard_lab.planner.sweep.mlperf_shown import mlperf_example
+from recshard_lab.planner.sweep.mlperf_example import (
+    WORLD_SIZES,
+    mlperf_dlrm_dcnv2_tables,
+    mlperf_dlrm_dcnv2_workload,
+    mlperf_example,
+)
 from recshard_lab.planner.sweep.points import Sweep, write_csv
 from recshard_lab.planner.sweep.trillions import MODELS, trillion_example, trillion_workload
 from recshard_lab.planner.sweep.trillions import WORLD_SIZES as WORLD_SIZES_OF_TRILLIONS
@@ -143,15 +145,7 @@ def run_mlperf(
     if csv is not None:
         write_csv(csv, found.records())
     if html is not None:
-        rows = [
-            (name, value, line) if i == 0 else ("", "", line)
-            for name, value, source in found.assumptions()
-            for i, line in enumerate(wrap(source, 78))
-        ]
-        parts = [Section("Every figure", [TextTable(("figure", "value", "source"), rows)])]
-        for heading, table, below in found.sections():
-            numbers: list[View | TextTable | str] = [TextTable(table[0], table[1:])] if table else []
-            parts.append(Section(heading, [*numbers, *below]))
+        parts = [Section(title, list(own)) for title, own in found.sections()]
         machines = ["a100", "h100", "gb200nvl72"] if topology == "h100" else words(topology)
         load = mlperf_dlrm_dcnv2_workload()
         compared = sweep(
@@ -162,12 +156,8 @@ def run_mlperf(
             global_batch_size=mlperf.GLOBAL_BATCH_SIZE,
             pipeline=["none", "sparse_dist"],
         )
-        intro = "\n\n".join(found.sentences())
-        told = (
-            "Below, the same tables and batch on other machines, by the presets' own figures: arithmetic in float32, "
-            "not TF32 as above, and 20 us a launch."
-        )
-        first = [Section("On H100s", [intro]), *parts, Section("Other machines", [told])]
+        told = "The same tables and batch on other machines, with the figures of their presets."
+        first = [*parts, Section("Other machines", [told])]
         write_page(html, sweep_page(compared, load, "MLPerf DLRM-DCNv2", first), plotly)
 
 

@@ -26,7 +26,7 @@ from recshard_lab.planner.read.table_files import TableFile as TableFile
 from recshard_lab.planner.read.table_files import read_tables as read_tables
 from recshard_lab.planner.sweep.mlperf_example import mlperf_dlrm_dcnv2_tables as mlperf_dlrm_dcnv2_tables
 from recshard_lab.planner.sweep.mlperf_example import mlperf_dlrm_dcnv2_workload as mlperf_dlrm_dcnv2_workload
-from recshard_lab.planner.sweep.mlperf_shown import mlperf_example as mlperf_example
+from recshard_lab.planner.sweep.mlperf_example import mlperf_example as mlperf_example
 from recshard_lab.planner.sweep.points import Sweep as Sweep
 from recshard_lab.planner.sweep.points import SweepPoint as SweepPoint
 from recshard_lab.planner.sweep.whatif import sweep as sweep

@@ -55,6 +55,8 @@ class Workload:
             a `QCommsConfig`; stored as a pair of names.
         pipeline: the work that overlaps with a batch's compute (`planner/model/overlap.py`): "none"; "sparse_dist", the
             next batch's ids (`TrainPipelineSparseDist`); "prefetch", two batches ahead.
+        pipeline_threads: on GPUs, whether a second host thread launches the pipeline's input side (`threads=` of the
+            pipelines).
         dense_features: numbers per sample that pipelines copy to the device.
         index_dedup: whether sequence collections send each distinct id once, as with
             ``EmbeddingCollectionSharder(use_index_dedup=True)``. `EmbeddingShardingPlanner.plan` reads it from the
@@ -84,6 +86,7 @@ class Workload:
     access: "Mapping[str, AccessProfile | str] | AccessProfile | str | None" = None
     codecs: Any = ("fp32", "fp32")
     pipeline: str = "none"
+    pipeline_threads: bool = False
     dense_features: int = 0
     frequency_ordered: bool | Collection[str] = False
     dense_launches: int = 0
@@ -107,6 +110,8 @@ class Workload:
                 f"matmul_precision must be 'highest' (float32) or 'high' (TF32), got {self.matmul_precision!r:.80}. "
                 f"Fix: matmul_precision='highest'"
             )
+        if not isinstance(self.pipeline_threads, bool):
+            raise ValueError(f"pipeline_threads must be True or False, got {self.pipeline_threads!r:.80}")
         if not isinstance(self.weighted, numbers.Integral | np.bool_):
             raise ValueError(f"weighted must be True or False, got {self.weighted!r}. Fix: weighted=True")
         if not isinstance(self.index_dedup, bool):

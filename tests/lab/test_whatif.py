@@ -87,7 +87,7 @@ def test_the_worked_example_prints_itself_and_writes_a_page_with_other_machines(
     assert done.exit_code == 0, done.output
     assert "8 and 128 H100s" in " ".join(done.output.split())
     html = page.read_text()
-    assert all(name in html for name in ("a100", "gb200nvl72", "What the simulation misses", "7.68"))
+    assert all(name in html for name in ("a100", "gb200nvl72", "Limits", "7.68"))
     assert html.count("imulated") > 20
     assert len(points.read_text().splitlines()) == 1 + 2 * 6
     refused = CliRunner().invoke(app, ["whatif", "--example", "mlperf-dlrm-dcnv2", "--batch-size", "8"])

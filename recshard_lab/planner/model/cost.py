@@ -69,7 +69,6 @@ from recshard_lab.planner.model.loads import (
 from recshard_lab.planner.model.lookup_costs import LookupCosts
 from recshard_lab.planner.model.memory import MEMORY_CATEGORIES, fixed_memory, rect_memory
 from recshard_lab.planner.model.overlap import OverlapCosts
-from recshard_lab.planner.model.parts import only
 from recshard_lab.planner.model.route_costs import RouteCosts
 from recshard_lab.planner.model.row_hits import row_hits, row_shares_of
 from recshard_lab.planner.model.terms import SOME, Switch, Terms
@@ -281,23 +280,17 @@ class CostModel:
 
     @cached_property
     def terms(self) -> Terms:
-        """The same costs as linear terms, for solvers and bounds; under a pipeline, those of its chain.
-
-        No step under a pipeline is shorter than its chain, so that a bound on the terms stays one on the step. On a GPU
-        the host is not in the chain.
-        """
-        if self.workload.pipeline != "none" and self.topology.compute_device == "cuda":
-            found = self.on(only(self.topology, "network", "device"))._added_terms()
-        else:
-            found = self._added_terms()
-        if self.workload.pipeline != "none":
-            self.overlapped.leave_exposed(found.own, found.node, found.everyone, found.fixed, found.switches[0].fixed)
-            if self.topology.compute_device == "cuda":
-                for switch in found.switches:
-                    switch.fixed[0] = 0.0
+        """The same costs as linear terms, for solvers and bounds. No step under a pipeline is shorter than they say."""
+        if self.workload.pipeline == "none":
+            return self.added_terms()
+        if self.topology.compute_device == "cuda":
+            return self.overlapped.terms()
+        found = self.added_terms()
+        self.overlapped.leave_exposed(found.own, found.node, found.everyone, found.fixed, found.switches[0].fixed)
         return found
 
-    def _added_terms(self) -> Terms:
+    def added_terms(self) -> Terms:
+        """Linear terms of the phases one after the other."""
         top, once, phases = self.topology, self.once, len(PHASES)
         slow = top.slowdown
         own, node, everyone = (np.zeros((phases + 1, K)) for _ in range(3))

@@ -70,6 +70,24 @@ class Terms:
         )
         return Terms(self.own * rows, self.node * rows, self.everyone * rows, self.fixed * by, switches)
 
+    def mean(self, other: "Terms", weight: float) -> "Terms":
+        """The weighted mean of these terms and others of the same model; `weight` is that of these."""
+        switches: dict[tuple[object, ...], Switch] = {}
+        for terms, share in ((self, weight), (other, 1 - weight)):
+            for one in terms.switches:
+                key, more = (one.loads, one.everyone is None), one.everyone
+                known = switches.get(key)
+                fixed = share * one.fixed + (0 if known is None else known.fixed)
+                if more is not None:
+                    more = share * more + (0 if known is None or known.everyone is None else known.everyone)
+                switches[key] = Switch(one.loads, fixed, more)
+        ours, theirs = (
+            (self.own, self.node, self.everyone, self.fixed),
+            (other.own, other.node, other.everyone, other.fixed),
+        )
+        own, node, everyone, fixed = (weight * a + (1 - weight) * b for a, b in zip(ours, theirs, strict=True))
+        return Terms(own, node, everyone, fixed, tuple(switches.values()))
+
     def flags(self, loads: Array) -> NDArray[np.intp]:
         """``[n]`` the switches that each of loads ``[K, n]`` turns on, one bit each."""
         bits = np.zeros(loads.shape[1], dtype=np.intp)

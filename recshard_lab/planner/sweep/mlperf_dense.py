@@ -1,17 +1,16 @@
-"""The dense part of DLRM-DCNv2 by formula: parameters, arithmetic and launches of a step, from its layer sizes alone.
+"""Parameters, operations and launches of DLRM-DCNv2's dense part, computed from its layer sizes.
 
-A linear layer of I inputs and O outputs takes 2 I O operations a sample forward, as many for the gradient of its weight
-and as many for that of its input. A low-rank cross layer of width d and rank r is two linear layers, d x r and r x d,
-a multiplication and an addition. Launches are those that torch dispatches, one a matrix product, activation, sum of a
-bias' gradient, or sum of two gradients (`recshard bench mlperf-launches` counts them on the real modules).
+A linear layer of I inputs and O outputs takes 2 I O operations per sample forward. The gradients of its weight and of
+its input take as many each. A low-rank cross layer of width d and rank r is two linear layers, d x r and r x d, a
+multiplication and an addition. torch launches one operator per matrix product, activation, sum of a bias' gradient and
+sum of two gradients. `recshard bench mlperf-launches` counts them on the real modules.
 """
 
 from dataclasses import dataclass
 from itertools import pairwise
 
 from recshard_lab import mlperf
-
-BUCKET_BYTES = 25 * 2**20  # torch's DistributedDataParallel, by default
+from recshard_lab.planner.model.overlap import BUCKET_BYTES
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ def dlrm_dcn_dense() -> DenseCost:
     products = sum(i * o for i, o in (*bottom, *top, *cross))
     biases = sum(o for _, o in (*bottom, *top)) + mlperf.DCN_LAYERS * width
     elementwise = mlperf.DCN_LAYERS * 2 * width
-    first = bottom[0][0] * bottom[0][1]  # nobody asks for the gradient of the data
+    first = bottom[0][0] * bottom[0][1]  # the data need no gradient
     return DenseCost(
         parameters=products + biases,
         forward_flops=2 * products + biases + elementwise,

@@ -1,93 +1,79 @@
-"""A worked example: MLPerf's DLRM-DCNv2 on 8, 64 and 128 H100s, simulated, with everything that is assumed.
+"""A worked example: MLPerf's DLRM-DCNv2 on 8, 64 and 128 H100s, predicted with every assumption.
 
-NVIDIA published 7.68 ms a step for it on 128 H100s before, and 3.4 ms after four changes. The figures here are *not*
-fitted to them: they come from data sheets, formulas and counts, and where nobody publishes one it is assumed, with a
-range. What the simulation says stands beside what was published, and how far it moves within the ranges.
-
-A phase takes, on its slowest rank, ``network + device + host`` ms; the dense part computes while the host launches, and
-takes the longer of both, and its all-reduce. `planner/model/overlap.py` says what a pipeline makes of phases.
+NVIDIA published 7.68 ms per step on 128 H100s, and 3.4 ms after four changes. The planner plans this model for these
+machines, and the cost model predicts the step, with the figures of the preset ``h100``. Each change of NVIDIA's is a
+change of `Topology` or `Workload`. No figure is fitted to the published times.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
 from recshard_lab import mlperf
 from recshard_lab.embedding.configs import EmbeddingBagConfig
+from recshard_lab.planner.answers.text import gigabytes
 from recshard_lab.planner.model.cost import PHASES, CostModel
-from recshard_lab.planner.model.estimate import plan_loads
-from recshard_lab.planner.model.overlap import INPUT, Overlap
+from recshard_lab.planner.model.estimate import Estimate, estimate_loads, plan_loads
+from recshard_lab.planner.model.overlap import WORDS, Overlap
+from recshard_lab.planner.model.simulation import LOCK_SHARE, PACK_SHARE, QUEUED, StepParts
 from recshard_lab.planner.planner import EmbeddingShardingPlanner
 from recshard_lab.planner.sweep.mlperf_dense import dlrm_dcn_dense, dlrm_dcn_launches
-from recshard_lab.planner.workload import Array, Workload
-from recshard_lab.sharding import Topology
+from recshard_lab.planner.workload import Workload
+from recshard_lab.sharding import ShardingPlan, Topology, preset_table
+from recshard_lab.sharding.hardware.presets import amount
+from recshard_lab.text_table import Printable, TextTable
 
 WORLD_SIZES = (8, 64, 128)
 PUBLISHED_MS = {"before": 7.68, "after": 3.4}
 PUBLISHED_AT = 128  # H100s
-SPARSE_LAUNCHES = {"input_dist": 45, "forward": 9, "backward": 14}  # counted: `recshard bench mlperf-launches`
-BASELINE = "sparse_dist"
-TF32_PEAK = 494.5e9  # operations a ms: half of the data sheet's 989 TFLOPS, which count zeros
+NO_CHANGE, ALL = "before", "all four"
 
 
 @dataclass(frozen=True)
-class Uncertain:
-    """A figure that nobody publishes.
+class Idea:
+    """One of NVIDIA's changes.
 
     Attributes:
-        value: taken; low, high: where it may lie.
-        unit, source: in words.
+        about: what it does, and what is assumed of it.
+        factors: figure of `Topology` -> factor.
+        workload: arguments of `Workload`.
     """
 
-    value: float
-    low: float
-    high: float
-    unit: str
-    source: str
+    about: str
+    factors: Mapping[str, float] = field(default_factory=dict)
+    workload: Mapping[str, Any] = field(default_factory=dict)
 
 
-UNCERTAIN: dict[str, Uncertain] = {
-    "launch_us": Uncertain(
-        10,
-        5,
-        20,
-        "us",
-        "host time of one launch from torch: assumed; NVIDIA (Nsight Systems, 2020) tells 20 us on V100",
+IDEAS: dict[str, Idea] = {
+    "cheaper launches": Idea("a launch takes half the host time; assumed, NVIDIA states no figure", {"launch_ms": 0.5}),
+    "CUDA graphs": Idea("the dense part is two launches", workload={"dense_launches": 2}),
+    "threads + prefetch": Idea(
+        "a second host thread launches input_dist, with the pipeline prefetch",
+        workload={"pipeline": "prefetch", "pipeline_threads": True},
     ),
-    "sparse_launches": Uncertain(
-        1, 0.5, 2, "x", "this library's own counted launches for the tables; those of NVIDIA's run are not published"
-    ),
-    "tf32_share": Uncertain(
-        0.3, 0.1, 0.6, "of peak", "assumed: what matrices of a few hundred rows get of TF32's peak"
-    ),
-    "latency": Uncertain(
-        1, 0.5, 2, "x", "of 20 us a collective inside a node and 40 us between nodes: this library's defaults, assumed"
-    ),
-    "d2h_us": Uncertain(20, 5, 50, "us", "a blocking copy of sizes to the host, two a step: assumed"),
-    "zipf_alpha": Uncertain(
-        0, 0, 1.05, "", "skew of ids: the reference draws its multi-hot ids uniformly, but by the log's own skewed id"
-    ),
+    "pinned copies": Idea("the host's read of sizes takes a quarter of the time; assumed", {"sync_ms": 0.25}),
 }
-
-IDEAS: dict[str, str] = {
-    "cheaper launches": "launch_us halved (by how much is not published)",
-    "CUDA graphs": "the MLPs, the loss and the all-reduce are one graph, the optimizer another: 2 launches",
-    "threads + prefetch": "input_dist is launched by a thread of its own and a batch earlier: pipeline prefetch",
-    "pinned copies": "d2h_us at the low end of its range",
+#: figure of `Topology` -> factors to the ends of its range: assumed
+RANGES: dict[str, tuple[float, float]] = {
+    "launch_ms": (0.25, 1.5),
+    "host_ms": (0.5, 2),
+    "sync_ms": (0.5, 2),
+    "kernel_ms": (0.5, 2),
+    "inter_host_latency_ms": (0.5, 2),
+    "inter_host_peer_ms": (0.5, 2),
+    "gather_row_bytes": (0, 2),
+    "tf32_flops_per_ms": (0.5, 1.5),
+    "matrix_half_batch": (0.5, 2),
+    "straggler_sigma": (0, 2),
 }
-
 MISSED = (
-    "Host and device of the sparse phases are added although a GPU's queue lets the host run ahead: pessimistic where "
-    "neither bounds the step.",
-    "A launch costs the same whatever is launched; Python, the allocator and autograd are only in that figure.",
-    "Contention between the streams that overlap, and between NVLink and the network, is left out; so is that the "
-    "dense all-reduce runs beside backward.",
-    "Graphs are taken to cost two launches and nothing else; captures and static buffers cost memory.",
-    "Stragglers, input from storage, evaluation and checkpoints are left out.",
-    "NVIDIA's sharding, kernels and number formats are not published in full; the plan here is this library's.",
+    "Input from storage, evaluation and checkpoints are left out.",
+    "Every operator costs the host the same. Python and the allocator are part of that figure.",
+    "Kernels per operator are assumed until a profiler counts them on a GPU.",
+    "Collectives of one GPU run one after the other, in the order of their launch.",
+    "CUDA graphs cost two launches; capture and static buffers are free.",
+    "NVIDIA's plan, kernels and number formats are not published in full: the plan and launches are this library's.",
 )
 
 
@@ -110,8 +96,8 @@ def mlperf_dlrm_dcnv2_workload(batch_size: int = mlperf.GLOBAL_BATCH_SIZE // 8, 
     """The benchmark's step.
 
     Args:
-        batch_size: of one rank; all together have 65,536 samples.
-        figures: of `Workload`, in place of the benchmark's.
+        batch_size: samples of one rank; all ranks together have 65,536.
+        figures: arguments of `Workload` that override the benchmark's.
 
     >>> mlperf_dlrm_dcnv2_workload(512).pooling_factor("cat_20")
     100.0
@@ -126,159 +112,261 @@ def mlperf_dlrm_dcnv2_workload(batch_size: int = mlperf.GLOBAL_BATCH_SIZE // 8, 
         "dense_bytes_per_parameter": 12.0,  # weight, gradient, and Adagrad's sum
         "dense_features": mlperf.DENSE_FEATURES,
         "dense_launches": sum(dlrm_dcn_launches().values()),
+        "matmul_precision": "high",
     }
     return Workload(**{**own, **figures})
 
 
 @dataclass(frozen=True)
-class Simulated:
-    """A step on so many H100s.
+class MLPerfStep:
+    """A predicted step of the benchmark.
 
     Attributes:
-        world_size: of them.
-        launches, host_ms, network_ms, device_ms: ``[P]`` of each phase, on its slowest rank.
-        plain_ms: one phase after the other.
-        overlap: under the pipeline.
-        memory_bytes: that the fullest rank holds; schemes: how many tables lie under each.
+        plan, topology, workload: what it is predicted for.
+        estimate: the prediction.
+        parts: ms of each phase on the host, the device and the network.
+        schemes: scheme -> number of tables.
     """
 
-    world_size: int
-    launches: Array
-    host_ms: Array
-    network_ms: Array
-    device_ms: Array
-    overlap: Overlap
-    memory_bytes: float
+    plan: ShardingPlan
+    topology: Topology
+    workload: Workload
+    estimate: Estimate
+    parts: StepParts
     schemes: Mapping[str, int]
 
     @property
-    def phases_ms(self) -> Array:
-        """``[P]``"""
-        return phases_of(self.host_ms, self.network_ms, self.device_ms)
+    def overlap(self) -> Overlap:
+        """The step under its pipeline."""
+        assert self.estimate.overlap is not None
+        return self.estimate.overlap
+
+    @property
+    def step_ms(self) -> float:
+        """The predicted time between two batches."""
+        return self.estimate.step_ms
 
 
-def phases_of(host: Array, network: Array, device: Array) -> Array:
-    """``[P]`` ms of phases: the dense one computes while the host launches."""
-    ms = network + device + host
-    dense = PHASES.index("dense")
-    ms[dense] = network[dense] + max(device[dense], host[dense])
-    return ms
-
-
-def simulate(
-    world_size: int,
-    figures: Mapping[str, float] | None = None,
-    pipeline: str = BASELINE,
-    graphs: bool = False,
-    threads: bool = False,
-) -> Simulated:
-    """The benchmark's step.
+def mlperf_step(world_size: int, ideas: Sequence[str] = (), factors: Mapping[str, float] | None = None) -> MLPerfStep:
+    """Plans the benchmark for H100s and predicts its step.
 
     Args:
-        world_size: H100s in hosts of 8.
-        figures: of `UNCERTAIN`, in place of their values.
-        pipeline: "sparse_dist" or "prefetch".
-        graphs: the dense part is two launches.
-        threads: input_dist is launched by a thread of its own.
+        world_size: H100s, in hosts of 8.
+        ideas: of `IDEAS`.
+        factors: figure of `Topology` -> factor, for the prediction. The plan is made without them.
 
-    >>> found = simulate(8)
-    >>> found.overlap.step_ms <= found.overlap.plain_ms
+    >>> step = mlperf_step(8)
+    >>> step.step_ms <= step.overlap.plain_ms
     True
     """
-    taken = {name: each.value for name, each in UNCERTAIN.items()} | dict(figures or {})
-    model, loads, memory, schemes = _planned(world_size, taken["zipf_alpha"], taken["latency"], taken["tf32_share"])
-    _, network, _, device = model.overlapped.split(loads)
-    slowest = (network + device).argmax(axis=1)
-    at = np.arange(len(PHASES)), slowest
-    counted = launches(taken["sparse_launches"], graphs)
-    host = counted * taken["launch_us"] * 1e-3
-    host[INPUT] += 2 * taken["d2h_us"] * 1e-3
-    ms = phases_of(host, network[at], device[at])
-    first = model.latency_ms if pipeline == "sparse_dist" else 0.0
-    needs = {
-        "chain": first + float(ms[1:].sum()),
-        "network": float(network.sum(axis=0).max()),
-        "device": float(device.sum(axis=0).max()),
-        "host": float(host.sum() - (host[INPUT] if threads else 0.0)),
-        "copy": model.overlapped.copy_ms,
-    }
-    if threads:
-        needs["thread"] = float(host[INPUT])
-    overlap = Overlap(pipeline, float(ms.sum()), needs)
-    return Simulated(world_size, counted, host, network[at], device[at], overlap, memory, schemes)
+    plan = _plan(world_size, tuple(ideas))
+    topology, workload = _machine(world_size, ideas)
+    changed = {name: getattr(topology, name) * factor for name, factor in (factors or {}).items()}
+    pairs = plan.pairs(mlperf_dlrm_dcnv2_tables())
+    model = CostModel([config for config, _ in pairs], replace(topology, **changed), workload)
+    loads = plan_loads(model, pairs)
+    kinds = [sharding.sharding_type for _, sharding in pairs]
+    schemes = {str(kind): kinds.count(kind) for kind in dict.fromkeys(kinds)}
+    parts = model.overlapped.parts(loads)
+    return MLPerfStep(plan, model.topology, workload, estimate_loads(model, loads, pairs), parts, schemes)
 
 
-def launches(sparse_factor: float = 1.0, graphs: bool = False) -> Array:
-    """``[P]`` launches of each phase; one of the tables' is the lookup, in both directions."""
-    dense = 2.0 if graphs else float(sum(dlrm_dcn_launches().values()))
-    forward, backward = (SPARSE_LAUNCHES[part] * sparse_factor for part in ("forward", "backward"))
-    by_phase = {
-        "input_dist": SPARSE_LAUNCHES["input_dist"] * sparse_factor,
-        "lookup": 1.0,
-        "output_dist": forward - 1,
-        "dense": dense,
-        "output_dist_backward": backward - 1,
-        "lookup_backward": 1.0,
-    }
-    return np.array([by_phase[phase] for phase in PHASES])
-
-
-def with_ideas(*names: str) -> dict[str, Any]:
-    """Arguments of `simulate` under some of `IDEAS`."""
-    figures: dict[str, float] = {}
-    if "cheaper launches" in names:
-        figures["launch_us"] = UNCERTAIN["launch_us"].value / 2
-    if "pinned copies" in names:
-        figures["d2h_us"] = UNCERTAIN["d2h_us"].low
-    threads = "threads + prefetch" in names
-    return {
-        "figures": figures,
-        "graphs": "CUDA graphs" in names,
-        "threads": threads,
-        "pipeline": "prefetch" if threads else BASELINE,
-    }
-
-
-def spread(ideas: tuple[str, ...] = ()) -> dict[str, tuple[float, float]]:
-    """Figure -> ms of a step on 128 H100s with it at either end of its range, the last one all of them together."""
-    chosen = with_ideas(*ideas)
-    ends = {name: (each.low, each.high) for name, each in UNCERTAIN.items() if name not in chosen["figures"]}
-    if "launch_us" in chosen["figures"]:  # halved, wherever it lies
-        ends["launch_us"] = (UNCERTAIN["launch_us"].low / 2, UNCERTAIN["launch_us"].high / 2)
-
-    def at(**figures: float) -> float:
-        return simulate(PUBLISHED_AT, **{**chosen, "figures": {**chosen["figures"], **figures}}).overlap.step_ms
-
-    found = {name: (at(**{name: low}), at(**{name: high})) for name, (low, high) in ends.items()}
-    turned = [name for name in ends if found[name][0] > found[name][1]]
-    quick = {name: pair[name in turned] for name, pair in ends.items()}
-    slow = {name: pair[name not in turned] for name, pair in ends.items()}
-    return {**found, "all together": (at(**quick), at(**slow))}
+def _machine(world_size: int, ideas: Sequence[str]) -> tuple[Topology, Workload]:
+    topology = Topology.preset(f"h100x{world_size}")
+    figures: dict[str, Any] = {"pipeline": "sparse_dist"}
+    for idea in map(IDEAS.__getitem__, ideas):
+        figures |= idea.workload
+        topology = replace(topology, **{name: getattr(topology, name) * by for name, by in idea.factors.items()})
+    return topology, mlperf_dlrm_dcnv2_workload(mlperf.GLOBAL_BATCH_SIZE // world_size, **figures)
 
 
 @lru_cache(maxsize=64)
-def _planned(
-    world_size: int, zipf_alpha: float, latency: float, tf32_share: float
-) -> tuple[CostModel, Array, float, dict[str, int]]:
-    """The costs without a host's share, and the loads ``[K, W]`` of the plan that is chosen under them."""
-    own = ("launch_ms", "host_ms", "sync_ms", "kernel_ms", "matrix_half_batch", "straggler_sigma")  # in `UNCERTAIN`
-    figures = {**dict.fromkeys(own, 0.0), "flops_per_ms": TF32_PEAK * tf32_share}
-    top = Topology.preset(f"h100x{world_size}", **figures)
-    top = replace(
-        top,
-        intra_host_latency_ms=top.intra_host_latency_ms * latency,
-        inter_host_latency_ms=top.inter_host_latency_ms * latency,
+def _plan(world_size: int, ideas: tuple[str, ...]) -> ShardingPlan:
+    topology, workload = _machine(world_size, ideas)
+    planner = EmbeddingShardingPlanner(topology, workload=workload)
+    return planner.plan_tables(mlperf_dlrm_dcnv2_tables(), explain=False)
+
+
+def spread(ideas: Sequence[str] = ()) -> dict[str, tuple[float, float]]:
+    """Figure of `RANGES` -> ms of a step on 128 H100s with its least and its largest factor; last all of them together.
+
+    "all together" takes of each figure the factor with the shorter step, then of each the one with the longer.
+    """
+
+    def at(factors: Mapping[str, float]) -> float:
+        return mlperf_step(PUBLISHED_AT, ideas, factors).step_ms
+
+    found = {name: (at({name: low}), at({name: high})) for name, (low, high) in RANGES.items()}
+    fast = {name: RANGES[name][int(ends[0] > ends[1])] for name, ends in found.items()}
+    slow = {name: RANGES[name][int(ends[0] <= ends[1])] for name, ends in found.items()}
+    return {**found, "all together": (at(fast), at(slow))}
+
+
+@dataclass(frozen=True)
+class MLPerfExample(Printable):
+    """The benchmark's step on several numbers of H100s, before and after each of NVIDIA's changes.
+
+    Attributes:
+        steps: world size -> change -> step; "before" has no change, "all four" has all.
+        spread_before, spread_after: of `spread`, without and with all changes.
+    """
+
+    steps: dict[int, dict[str, MLPerfStep]] = field(repr=False)
+    spread_before: dict[str, tuple[float, float]] = field(repr=False)
+    spread_after: dict[str, tuple[float, float]] = field(repr=False)
+
+    def records(self) -> list[dict[str, Any]]:
+        """One dict per world size and change, marked as simulated."""
+        return [
+            {
+                "simulated": True,
+                "world_size": ranks,
+                "change": name,
+                "step_ms": step.step_ms,
+                "plain_step_ms": step.overlap.plain_ms,
+                "lower_bound_ms": step.overlap.lower_bound_ms,
+                "bound_by": step.overlap.bound_by,
+                **{f"{need}_ms": step.overlap.needs_ms.get(need) for need in ("host", "chain", "network", "device")},
+                "published_ms": _published(ranks, name),
+            }
+            for ranks, by_idea in self.steps.items()
+            for name, step in by_idea.items()
+        ]
+
+    def parts(self) -> list[str | TextTable]:
+        return [part for _, parts in self.sections() for part in parts]
+
+    def sections(self) -> list[tuple[str, list[str | TextTable]]]:
+        """Title, and its sentences and tables."""
+        found: list[tuple[str, list[str | TextTable]]] = [("Prediction", list(self.sentences()))]
+        heads, title = ("figure", "value", "source"), "Every figure and its source"
+        found.append((title, [TextTable(heads, assumptions(), caption=title, widest=(22, 26, 48), wraps=True)]))
+        for ranks, by_idea in self.steps.items():
+            before = by_idea[NO_CHANGE]
+            title = f"{ranks} H100s, simulated, {before.workload.batch_size:,} samples per rank"
+            schemes = ", ".join(f"{count} {name}" for name, count in before.schemes.items())
+            phases = TextTable(
+                ("phase", "host ms", "device ms", "network ms"),
+                _phases(before),
+                right=(1, 2, 3),
+                caption=f"{title}, before",
+            )
+            held = f"Plan: {schemes}. The fullest rank stores {gigabytes(before.estimate.fullest_bytes)}."
+            found.append((title, [phases, held, _changes(ranks, by_idea)]))
+        about: list[str | TextTable] = [f"{NO_CHANGE}: pipeline sparse_dist."]
+        about += [f"{name}: {idea.about}." for name, idea in IDEAS.items()]
+        title = f"{PUBLISHED_AT} H100s, simulated, with each figure at both ends of its range"
+        ranges = ("figure", "range", "before, ms", "all four, ms")
+        found += [("Changes", about), (title, [TextTable(ranges, self._ranges(), caption=title)])]
+        return [*found, ("Limits", ["Limits of the prediction:", *MISSED])]
+
+    def sentences(self) -> list[str]:
+        """The prediction beside the published times."""
+        ranks = " and ".join(", ".join(f"{n}" for n in self.steps).rsplit(", ", 1))
+        words = [
+            f"Simulated, not measured: MLPerf DLRM-DCNv2, {mlperf.GLOBAL_BATCH_SIZE:,} samples per step, on {ranks} "
+            f"H100s. NVIDIA published {PUBLISHED_MS['before']} ms per step on {PUBLISHED_AT} H100s, and "
+            f"{PUBLISHED_MS['after']} ms after four changes. No figure is fitted to these times."
+        ]
+        if PUBLISHED_AT in self.steps:
+            for name, ends in ((NO_CHANGE, self.spread_before), (ALL, self.spread_after)):
+                step, published = self.steps[PUBLISHED_AT][name].overlap, _published(PUBLISHED_AT, name)
+                assert published is not None
+                low, high = ends["all together"]
+                words.append(
+                    f"{PUBLISHED_AT} H100s, {name}: {step.step_ms:.2f} ms predicted ({low:.2f} to {high:.2f} ms within "
+                    f"the assumed ranges), {published:g} published, {100 * (step.step_ms / published - 1):+.0f}%. The "
+                    f"largest need is {WORDS[step.bound_by]}, {step.lower_bound_ms:.2f} ms."
+                )
+        return words
+
+    def _ranges(self) -> list[list[str]]:
+        topology, rows = _machine(PUBLISHED_AT, ())[0], []
+        for name in self.spread_before:
+            ends = (
+                ""
+                if name not in RANGES
+                else " to ".join(amount(name, getattr(topology, name) * by) for by in RANGES[name])
+            )
+            steps = (self.spread_before[name], self.spread_after[name])
+            rows.append([name, ends, *(f"{low:.2f} to {high:.2f}" for low, high in steps)])
+        return rows
+
+
+def assumptions() -> list[tuple[str, str, str]]:
+    """Every figure of the example: name, value, source."""
+    dense, launched = dlrm_dcn_dense(), dlrm_dcn_launches()
+    rows, source = sum(mlperf.ROWS), "MLPerf Training, recommendation_v2/torchrec_dlrm"
+    flops = (dense.forward_flops + dense.backward_flops) / 1e6
+    parts = ", ".join(f"{name.replace('_', '-')} {count}" for name, count in launched.items())
+    size = f"{gigabytes(rows * mlperf.EMBEDDING_DIM * 4)} in fp32"
+    found = [
+        ("tables", f"{len(mlperf.ROWS)}, {rows:,} rows x {mlperf.EMBEDDING_DIM}", f"{source}; {size}"),
+        ("ids per sample", f"{sum(mlperf.MULTI_HOT_SIZES)}, uniform", f"{source}; the sum of its multi-hot sizes"),
+        ("global batch", f"{mlperf.GLOBAL_BATCH_SIZE:,}", f"{source}; divided among the ranks"),
+        ("optimizer", mlperf.OPTIMIZER, source),
+        ("dense parameters", f"{dense.parameters:,}", f"computed from the layer sizes in {source}"),
+        ("dense operations", f"{flops:.1f} MFLOP per sample", "forward and backward, computed from the layer sizes"),
+        ("dense launches", f"{sum(launched.values())}", f"counted on the real modules: {parts}"),
+        ("table launches", "by phase and scheme", "counted on a device that records operators (launch_counts.py)"),
+        ("messages", "fp32", "assumed: no codecs"),
+        ("queued steps", f"{QUEUED}", "assumed: the host runs at most so many steps ahead of the device"),
+        ("lock share", f"{LOCK_SHARE:g}", "assumed: share of a launch that holds CPython's lock"),
+        ("pack share", f"{PACK_SHARE:g}", "assumed: share of input_dist before the sizes are known"),
+    ]
+    topology = _machine(PUBLISHED_AT, ())[0]
+    for record in preset_table("h100").records():
+        name, reached = (
+            record["field"],
+            f", times {record['share']:g}: {record['share_source']}" if record["share"] != 1 else "",
+        )
+        found.append((name, amount(name, getattr(topology, name)), f"{record['source']}{reached}"))
+    return found
+
+
+def mlperf_example(world_sizes: Sequence[int] = WORLD_SIZES) -> MLPerfExample:
+    """Predicts MLPerf's DLRM-DCNv2 on H100s, beside what NVIDIA published.
+
+    Args:
+        world_sizes: numbers of H100s, each 8 or fewer or a multiple of 8, that divide 65,536.
+
+    Raises:
+        ValueError: another number, or none.
+        PlanError: too few H100s to hold the tables.
+
+    >>> found = mlperf_example([8])
+    >>> str(found).splitlines()[0]
+    'Simulated, not measured: MLPerf DLRM-DCNv2, 65,536 samples per step, on 8 H100s. NVIDIA published'
+    """
+    if not isinstance(world_sizes, (list, tuple, range)) or not world_sizes:
+        raise ValueError(f"world_sizes must be a list of numbers of H100s, got {world_sizes!r:.80}. Fix: [8, 64, 128]")
+    for ranks in world_sizes:
+        if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1 or mlperf.GLOBAL_BATCH_SIZE % ranks:
+            raise ValueError(f"world_sizes: {mlperf.GLOBAL_BATCH_SIZE:,} samples do not divide among {ranks!r} H100s")
+    ways = {NO_CHANGE: (), **{name: (name,) for name in IDEAS}, ALL: tuple(IDEAS)}
+    steps = {ranks: {name: mlperf_step(ranks, ideas) for name, ideas in ways.items()} for ranks in world_sizes}
+    return MLPerfExample(steps, spread(), spread(tuple(IDEAS)))
+
+
+def _phases(step: MLPerfStep) -> list[list[str]]:
+    parts = (step.parts.host, step.parts.device, step.parts.network)
+    rows = [[phase, *(f"{part[p]:.3f}" for part in parts)] for p, phase in enumerate(PHASES)]
+    return [*rows, ["sum", *(f"{part.sum():.3f}" for part in parts)]]
+
+
+def _changes(ranks: int, by_idea: Mapping[str, MLPerfStep]) -> TextTable:
+    needs = ("host", "chain", "network", "device")
+    rows = []
+    for name, step in by_idea.items():
+        published = _published(ranks, name)
+        cells = [f"{step.step_ms:.2f}", *(f"{step.overlap.needs_ms[need]:.2f}" for need in needs)]
+        rows.append([name, *cells, "" if published is None else f"{published:g}"])
+    heads = ("change", "step ms", *(f"{need} ms" for need in needs), "published ms")
+    return TextTable(
+        heads, rows, right=range(1, len(heads)), caption=f"{ranks} H100s, simulated, after each change alone"
     )
-    load = mlperf_dlrm_dcnv2_workload(mlperf.GLOBAL_BATCH_SIZE // world_size, pipeline=BASELINE, zipf_alpha=zipf_alpha)
-    tables = mlperf_dlrm_dcnv2_tables()
-    planner = EmbeddingShardingPlanner(top, workload=load)
-    plan = planner.plan_tables(tables)
-    model = CostModel(tables, top, load)
-    loads = plan_loads(model, plan.pairs(tables))
-    kinds = [sharding.sharding_type for sharding in plan.tables().values()]
-    return (
-        model,
-        loads,
-        float(model.memory_total(loads).max()),
-        {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
-    )
+
+
+def _published(ranks: int, change: str) -> float | None:
+    known = {NO_CHANGE: PUBLISHED_MS["before"], ALL: PUBLISHED_MS["after"]}
+    return known.get(change) if ranks == PUBLISHED_AT else None

@@ -219,7 +219,7 @@ class Search:
         """Places all tables under the most promising starts, fills up the best of these plans, improves the best."""
         size = len(self.problem.options) * (1 + self.problem.num_ranks / RANKS)
         left = min(MOST_PLACED, max(LEAST_PLACED, int(PLACED / size)))
-        count = max(1, left // 3)
+        count = max(2, left // 3)
         plans: dict[float, tuple[State, Bound]] = {}  # by step: different starts often give the same plan
         for number, (start, room, balance) in enumerate(_attempts(starts)):
             if (plans and (number >= count or start.ms >= self.best_ms * LEAST)) or self._near():

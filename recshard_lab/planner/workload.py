@@ -21,7 +21,10 @@ from recshard_lab.sharding.plan.row_shares import RowShares
 Array = NDArray[np.float64]
 
 _BY_NAME = ("pooling_factors", "unique_fraction", "zipf_alpha")  # one number, or one each
-_DENSE = ("dense_parameters", "dense_flops_per_sample", "dense_bytes_per_parameter", "dense_features", "dense_launches")
+_DENSE = (
+    "dense_parameters", "dense_flops_per_sample", "dense_bytes_per_parameter", "dense_traffic_per_sample",
+    "dense_features", "dense_launches",
+)  # fmt: skip
 _NUMBERS = (*_BY_NAME, "batch_size", *_DENSE)
 PIPELINES = ("none", "sparse_dist", "prefetch")
 
@@ -41,6 +44,8 @@ class Workload:
         weighted: ids carry per-sample weights.
         dense_parameters: parameters outside the tables.
         dense_flops_per_sample: forward and backward; Default: 6 per parameter (2 forward, 4 backward).
+        dense_traffic_per_sample: bytes of device memory that the dense part reads and writes for a sample, forward and
+            backward: activations and their gradients (`planner.sweep.mlperf_dense.linear_traffic`).
         matmul_precision: of dense layers, as in ``torch.set_float32_matmul_precision``: "highest" is float32 and "high"
             is TF32 (`Topology.tf32_flops_per_ms`).
         dense_bytes_per_parameter: weight and gradient; more for an optimizer with state.
@@ -92,6 +97,7 @@ class Workload:
     dense_launches: int = 0
     index_dedup: bool = False
     matmul_precision: str = "highest"
+    dense_traffic_per_sample: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "codecs", codec_names(self.codecs))

@@ -8,13 +8,23 @@ from typing import Any
 from urllib.parse import urlparse
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from benchmarks import published
+from benchmarks.apparatus.operators import NO_LAUNCH
 from recshard_lab import mlperf
 from recshard_lab.embedding import EmbeddingBagConfig
+from recshard_lab.models.crossnet import LowRankCrossNet
+from recshard_lab.models.dlrm import DenseArch, InteractionArch, OverArch
+from recshard_lab.planner import Workload
+from recshard_lab.planner.model.cost import dense_step
+from recshard_lab.sharding import Topology
 
 ENTRIES = published.content()["points"]
 MODELS = published.content()["models"]
+BATCH = 7  # the only size that is 7
 CITATION = re.compile(r"^(https://\S+|arXiv \d{4}\.\d{5}), .+")
 
 
@@ -81,6 +91,46 @@ def test_dense_parts_have_the_parameters_of_their_layers() -> None:
     assert dense.flops == 6 * (3 * 4 + width * 2 + 2) + 2 * 7 + 3 * 2 * 9 * 4
 
 
+class Traffic(TorchDispatchMode):
+    """Counts the numbers of a sample that operators read and write, and the operators."""
+
+    numbers = operators = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func._schema.name.partition("::")[2]
+        if not func.is_view and name not in NO_LAUNCH:
+            tensors = {id(leaf): leaf for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, torch.Tensor)}
+            self.numbers += sum(leaf.numel() for leaf in tensors.values() if BATCH in leaf.shape) / BATCH
+            self.operators += 1
+        return out
+
+
+@pytest.mark.parametrize("model", ["dlrm_dcnv2", "criteo_t3"])
+def test_traffic_and_launches_of_the_dense_part_are_those_of_its_operators(model: str) -> None:
+    dense, width = published.dense_of(MODELS[model]), 27 * 128
+    bottom, interaction = DenseArch(13, (512, 256, 128)), InteractionArch(26)
+    cross = LowRankCrossNet(width, mlperf.DCN_LAYERS, mlperf.DCN_LOW_RANK)
+    top = OverArch(width if model == "dlrm_dcnv2" else 479, mlperf.OVER_ARCH_LAYERS)
+    numbers, rows = torch.rand(BATCH, 13), torch.rand(BATCH, 26, 128, requires_grad=True)
+    with Traffic() as found:
+        vector = bottom(numbers)
+        crossed = cross(torch.cat([vector, rows.flatten(1)], dim=1)) if model == "dlrm_dcnv2" else None
+        logits = top(interaction(vector, rows) if crossed is None else crossed).squeeze(-1)
+        torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.ones(BATCH)).backward()
+    assert dense.traffic == pytest.approx(found.numbers, rel=0.02)
+    tensors = sum(len(list(part.parameters())) for part in (bottom, top, *([cross] if crossed is not None else [])))
+    after = 6 + 2 * tensors + 1 + (crossed is not None) * 2  # optimizer, gradients into buckets and back, collectives
+    assert dense.launches == pytest.approx(found.operators + after, abs=3)
+
+
+def test_dense_traffic_adds_to_the_arithmetic() -> None:
+    top = Topology.preset("a100", world_size=1)
+    plain, moved = (Workload(65_536, dense_flops_per_sample=1e6, dense_traffic_per_sample=b) for b in (0.0, 1e5))
+    added = dense_step(moved, top)[0] - dense_step(plain, top)[0]
+    assert added == pytest.approx(65_536 * 1e5 / top.hbm_mem_bw)
+
+
 def test_by_memory_deals_slices_forwards_and_backwards() -> None:
     sizes = [50, 40, 30, 20, 10]
     tables = [EmbeddingBagConfig(name=f"t{n}", num_embeddings=n, embedding_dim=4) for n in sizes]
@@ -96,7 +146,8 @@ def test_the_table_states_predicted_published_error_and_source() -> None:
     assert list(rows[0].beside) == ["published ms", "error %"]
     assert "DGX-2, FP32" in rows[0].note
     assert rows[0].value / rows[0].beside["published ms"] - 1 == pytest.approx(rows[0].beside["error %"] / 100)
-    assert [row.name for row in rows[1:]] == list(published.TARGETS)
+    assert [row.name for row in rows[1:3]] == list(published.TARGETS)
+    assert rows[3].value == rows[1].value == pytest.approx(published.mean_error([1 + rows[0].beside["error %"] / 100]))
 
 
 def test_recording_writes_ratios_and_keeps_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

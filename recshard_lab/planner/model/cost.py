@@ -382,7 +382,8 @@ class CostModel:
 def dense_step(workload: Workload, topology: Topology) -> tuple[float, float]:
     """ms of the rest of the model with the average of its gradient over all ranks, and bytes of that gradient.
 
-    The device computes while the host launches: what takes longer counts. At batch B, matrices reach the share
+    The device computes while the host launches: what takes longer counts. Matrix products are bound by arithmetic, the
+    operators between them by memory, so both times add up. At batch B, matrices reach the share
     ``B / (B + matrix_half_batch)`` of the rate. On GPUs of several nodes the sum goes by all of a node's links at once:
     an L-th of it over each rank's, while the node's own links spread it; a tree of N nodes is log2(N) messages deep.
     """
@@ -392,6 +393,7 @@ def dense_step(workload: Workload, topology: Topology) -> tuple[float, float]:
     rate = topology.flops_per_ms if workload.matmul_precision == "highest" else topology.tf32_flops_per_ms
     compute_ms = flops / rate * (1 + topology.matrix_half_batch / workload.batch_size)
     compute_ms += workload.dense_launches * topology.kernel_ms
+    compute_ms += workload.batch_size * workload.dense_traffic_per_sample / topology.memory_bw
     ms = topology.step_ms + max(workload.dense_launches * topology.launch_ms, compute_ms)
     if topology.world_size > 1 and size:
         flat = topology.num_nodes == 1

@@ -13,7 +13,7 @@ FIGURES = {
         "inter_host_peer_ms",
     ),
     "host": ("launch_ms", "host_ms", "shard_feature_ms", "row_split_ms", "norm_ms", "step_ms", "sync_ms"),
-    "device": ("cache_bw", "flops_per_ms", "tf32_flops_per_ms", "route_ns_per_id", "kernel_ms"),
+    "device": ("hbm_mem_bw", "cache_bw", "flops_per_ms", "tf32_flops_per_ms", "route_ns_per_id", "kernel_ms"),
 }  # fmt: skip
 
 

@@ -4,8 +4,13 @@ A linear layer of I inputs and O outputs takes 2 I O operations per sample forwa
 its input take as many each. A low-rank cross layer of width d and rank r is two linear layers, d x r and r x d, a
 multiplication and an addition. torch launches one operator per matrix product, activation, sum of a bias' gradient and
 sum of two gradients. `recshard bench mlperf-launches` counts them on the real modules.
+
+Memory traffic is what these operators read and write of a sample's activations and gradients. Of a linear layer with
+its activation, forward reads I and writes O, and the activation reads and writes O. Backward, the activation reads 2 O
+and writes O, the gradient of the weight reads I + O, that of the input reads O and writes I, that of the bias reads O.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -20,13 +25,24 @@ class DenseCost:
     Attributes:
         parameters: in all.
         forward_flops, backward_flops: of one sample.
+        traffic: float32 numbers that are read and written for one sample, forward and backward.
         tensors: of parameters: weights and biases.
     """
 
     parameters: int
     forward_flops: int
     backward_flops: int
+    traffic: int
     tensors: int
+
+
+def linear_traffic(sizes: Sequence[int]) -> int:
+    """Numbers that linear layers of these sizes, with activations, read and write for one sample.
+
+    >>> linear_traffic([10, 4])
+    66
+    """
+    return sum(3 * i + 9 * o for i, o in pairwise(sizes))
 
 
 def dlrm_dcn_dense() -> DenseCost:
@@ -35,6 +51,8 @@ def dlrm_dcn_dense() -> DenseCost:
     >>> cost = dlrm_dcn_dense()
     >>> f"{cost.parameters:,}", f"{(cost.forward_flops + cost.backward_flops) / 1e6:.1f} MFLOP a sample"
     ('16,044,545', '96.3 MFLOP a sample')
+    >>> f"{4 * cost.traffic / 1e6:.1f} MB a sample"
+    '1.4 MB a sample'
     """
     width = (len(mlperf.ROWS) + 1) * mlperf.EMBEDDING_DIM
     bottom = list(pairwise((mlperf.DENSE_FEATURES, *mlperf.DENSE_ARCH_LAYERS)))
@@ -43,11 +61,17 @@ def dlrm_dcn_dense() -> DenseCost:
     products = sum(i * o for i, o in (*bottom, *top, *cross))
     biases = sum(o for _, o in (*bottom, *top)) + mlperf.DCN_LAYERS * width
     elementwise = mlperf.DCN_LAYERS * 2 * width
+    # a cross layer: two linear layers without activation, one bias; forward a fused multiply-add of three tensors;
+    # backward two products of two tensors, two by a number and two sums of two tensors
+    crossed = mlperf.DCN_LAYERS * (2 * 3 * (width + mlperf.DCN_LOW_RANK) + (4 + 10 + 6 + 1) * width)
+    traffic = linear_traffic((mlperf.DENSE_FEATURES, *mlperf.DENSE_ARCH_LAYERS)) + crossed + 4 * width  # and cat
+    traffic += linear_traffic((width, *mlperf.OVER_ARCH_LAYERS))
     first = bottom[0][0] * bottom[0][1]  # the data need no gradient
     return DenseCost(
         parameters=products + biases,
         forward_flops=2 * products + biases + elementwise,
         backward_flops=4 * products - 2 * first + biases + 2 * elementwise,
+        traffic=traffic,
         tensors=2 * (len(bottom) + len(top)) + 3 * mlperf.DCN_LAYERS,
     )
 

@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.plan import fitting
 from recshard_lab.embedding.configs import EmbeddingBagConfig
 from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, Workload, estimate
 from recshard_lab.planner.model.loads import MEMORY
+from recshard_lab.planner.search.greedy import Search
 from recshard_lab.planner.search.options import options_of
+from recshard_lab.planner.search.problem import Problem
 from recshard_lab.sharding import (
     ParameterConstraints,
     PlanError,
@@ -141,6 +144,19 @@ def test_the_plan_is_never_worse_than_all_tables_under_one_scheme() -> None:
             ratios.append(automatic / step_ms(tables, topology, workload, every))  # planned under that scheme
     assert compared > 2 * cases(40)
     assert max(ratios) < 1.03
+
+
+def test_the_search_between_hosts_compares_plans_by_the_cost_model() -> None:
+    """Its linear terms leave out bytes that a rank receives beyond those that it sends."""
+    tables, top, workload = fitting(26, 32, 1)
+    model = CostModel(tables, top, workload)
+    problem = Problem(model, options_of(model, tables, {}))
+    search = Search(problem, passes=3)
+    placements = search.run().placements
+    assert search.best is not None
+    true_ms = float(model.step_ms(np.sum([placement.loads(top) for placement in placements], axis=0)))
+    assert search.best_ms == pytest.approx(true_ms)
+    assert problem.step_ms(search.best) < 0.999 * true_ms
 
 
 @pytest.mark.parametrize("skew", [None, 1.05])

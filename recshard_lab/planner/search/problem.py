@@ -120,6 +120,13 @@ class Problem:
         shared = state.ms + self.paid[bits] + float(self.extra_on[bits] @ state.extra) + self.fixed_ms
         return float(state.used[:-1].max(axis=1).sum() + shared)
 
+    def loads(self, state: State) -> Array:
+        """``[K, W]`` the loads of all tables that are placed."""
+        placed = [put.placement for put in state.placed if put is not None]
+        loads = np.concatenate([one.option.placed_loads(one.ranks, self.model.topology) for one in placed], axis=1)
+        ranks = np.concatenate([one.ranks for one in placed])
+        return np.stack([np.bincount(ranks, weights=row, minlength=self.num_ranks) for row in loads])
+
     def fits(self, state: State) -> bool:
         """Whether every rank has room."""
         return bool(state.used[-1].max() + state.nbytes <= self.capacity)

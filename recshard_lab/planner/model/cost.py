@@ -50,7 +50,6 @@ from recshard_lab.planner.model.loads import (
     HOST,
     IDS,
     IN,
-    LANES,
     LOOKUP,
     MEMORY,
     NORMS,
@@ -60,6 +59,7 @@ from recshard_lab.planner.model.loads import (
     REDUCE_SCATTER,
     ROW_CUT,
     SCATTER,
+    SHARD_FEATURES,
     SORT,
     SUM,
     TWO_HOP,
@@ -133,7 +133,7 @@ class CostModel:
         self.straggle = 1 + topology.straggler_sigma * math.sqrt(2 * math.log(topology.world_size))
 
     def on(self, topology: Topology) -> Self:
-        """The same tables and step on other ranks, as many with as much memory: much quicker made than a new model."""
+        """The same tables and step on another topology of equal size and memory; cheaper than a new model."""
         found = copy(self)
         for name in ("terms", "overlapped"):
             found.__dict__.pop(name, None)
@@ -156,18 +156,17 @@ class CostModel:
         first: Array | None = None,
         host: Array | None = None,
     ) -> Array:
-        """The loads ``[K, n]`` of n rectangles.
+        """The loads ``[K, n]`` of n shards.
 
         Args:
-            of: ``[n]`` table of each rectangle; rows, cols: its sizes.
-            replicated: ``[n]`` 1.0 for a replica: no row leaves it in forward.
-            dense: ``[n]`` 1.0 for kernel "dense": a gradient of the whole rectangle, and an optimizer over it.
-            route: ``[n]`` DIRECT, REDUCE_SCATTER, TWO_HOP or DISTINCT of `loads`; all direct when left out. The load
-                ACROSS is that of a rectangle alone on its node, to be scaled by `across_shares`.
-            by_node: ``[n]`` 1.0 for a piece of a scheme whose row stripes fill one node; not looked at here.
-            first: ``[n]`` first row of each rectangle, which matters where lookups spread unevenly over the rows; 0
-                when left out.
-            host: ``[n]`` 1.0 for those in the host's memory; none when left out, and on ranks that have no other.
+            of: ``[n]`` table of each shard; rows, cols: its sizes.
+            replicated: ``[n]`` 1.0 for a replica: it sends no row in forward.
+            dense: ``[n]`` 1.0 for kernel "dense": a gradient of the whole shard, and an optimizer over it.
+            route: ``[n]`` DIRECT, REDUCE_SCATTER, TWO_HOP or DISTINCT of `loads`. Default: all direct. The load ACROSS
+                is that of a single shard on its node; scale it by `across_shares`.
+            by_node: ``[n]`` 1.0 for a shard of a scheme whose row shards fill one node; unused here.
+            first: ``[n]`` first row of each shard, used if lookups spread unevenly over the rows. Default: 0.
+            host: ``[n]`` 1.0 for shards in host memory. Default: none; ignored on CPUs.
         """
         top, tables, ranks = self.topology, self.tables, self.topology.world_size
         loads = np.empty((K, len(of)))
@@ -182,14 +181,14 @@ class CostModel:
         share = rows / tables.rows[of]
         loads[PLAIN] = _by_route(4 * back * cols, replicated, share, route)
         loads[CODED_ROWS] = 0.0
-        if self.routes.adds_to_rows:  # a row stripe's share of each row in the sum
+        if self.routes.adds_to_rows:  # a row shard's share of each row in the sum
             loads[CODED_ROWS] = _by_route(back, replicated, share * cols / tables.cols[of], route)
         loads[IDS] = sent
         slow = host if host is not None and top.has_tiers and host.any() else None
         distinct = self._distinct(of, replicated, route)
         self.lookups.fill(loads, of, (rows, cols), replicated, hits, sent, back, slow, distinct)
         loads[UPDATE] += dense * 3 * 4 * rows * cols / top.memory_bw
-        loads[LANES] = tables.features[of]
+        loads[SHARD_FEATURES] = tables.features[of]
         loads[ROW_CUT] = tables.features[of] * (rows < tables.rows[of])
         loads[HOST] = 0.0
         arrives = sent, back, lengths
@@ -205,7 +204,7 @@ class CostModel:
         return loads
 
     def _summed(self, route: Array | None) -> NDArray[np.bool_] | None:
-        """``[n]`` whose rows are added on the way, None for nobody's."""
+        """``[n]`` True if a reduce-scatter adds the shard's rows; None if all are False."""
         if route is None or not (route == REDUCE_SCATTER).any():
             return None
         if not self.routes.forward.adds:
@@ -247,16 +246,16 @@ class CostModel:
         ranks, slow = top.world_size, top.slowdown
         totals = loads[:HOST].sum(axis=-1, keepdims=True)
         ms = np.empty((len(PHASES), *loads.shape[1:]))
-        lanes_ms = totals[LANES] * (top.shard_feature_ms * slow)  # a rank packs and unpacks all of them
+        features_ms = totals[SHARD_FEATURES] * (top.shard_feature_ms * slow)  # a rank packs and unpacks all of them
         route = top.route_ns_per_id * 1e-6
         ms[0] = self.routes.wire(loads[IN], totals[IN]) + self.input_ms + once["table_wise"][0]
         ms[0] += self.lookups.shared(loads[IDS] * (ranks * route)) + totals[IDS] * (route * slow)
-        ms[0] += lanes_ms + loads[SORT] * slow + totals[DEDUP] * slow  # DEDUP and POOL: on every source rank
-        kernels, used = loads[LANES] * top.shard_feature_ms, loads[LANES] > 0
+        ms[0] += features_ms + loads[SORT] * slow + totals[DEDUP] * slow  # DEDUP and POOL: on every source rank
+        kernels, used = loads[SHARD_FEATURES] * top.shard_feature_ms, loads[SHARD_FEATURES] > 0
         ms[1] = self.lookups.shared(loads[LOOKUP] + kernels) + used * once["table_wise"][1]
-        ms[2] = self.routes.ms(loads, totals, once, lanes_ms, backward=False) + totals[POOL] * slow
+        ms[2] = self.routes.ms(loads, totals, once, features_ms, backward=False) + totals[POOL] * slow
         ms[3] = self.dense_ms
-        ms[4] = self.routes.ms(loads, totals, once, lanes_ms, backward=True) + totals[POOL] * slow
+        ms[4] = self.routes.ms(loads, totals, once, features_ms, backward=True) + totals[POOL] * slow
         ms[4] += loads[SUM] * slow
         ms[5] = self.lookups.shared(loads[UPDATE] + kernels) + used * once["table_wise"][5]
         for load, name in ((ROW_CUT, "row_shards"), (COPIES, "replicas"), (DEDUP, "distinct_rows"), (NORMS, "norms")):
@@ -296,12 +295,12 @@ class CostModel:
         own, node, everyone = (np.zeros((phases + 1, K)) for _ in range(3))
         everyone[0, IDS] = top.route_ns_per_id * 1e-6 * slow
         self.lookups.add_terms(own, everyone, 0, IDS, top.world_size * top.route_ns_per_id * 1e-6)
-        everyone[0, LANES] = top.shard_feature_ms * slow
+        everyone[0, SHARD_FEATURES] = top.shard_feature_ms * slow
         own[0, SORT] = own[4, SUM] = slow
         everyone[0, DEDUP] = everyone[2, POOL] = everyone[4, POOL] = slow
         for phase, load in ((1, LOOKUP), (5, UPDATE)):
             self.lookups.add_terms(own, everyone, phase, load, 1.0)
-            self.lookups.add_terms(own, everyone, phase, LANES, top.shard_feature_ms)
+            self.lookups.add_terms(own, everyone, phase, SHARD_FEATURES, top.shard_feature_ms)
         fixed = np.append(once["table_wise"], 0.0)
         fixed[[2, 4]] = 0.0  # with the routes
         fixed[0] += self.input_ms
@@ -350,7 +349,7 @@ class CostModel:
         return self.topology.ddr_cap * (1 - self.topology.reserve_fraction)
 
     def buffer_bytes(self, loads: Array) -> Array:
-        """Bytes ``[..., W]`` of a home's end of the exchanges, beside those of its own rectangles."""
+        """Bytes ``[..., W]`` of a source rank's exchange buffers, without those of its shards."""
         return self.routes.buffer_bytes(loads)
 
     def traffic(self, loads: Array, norms: Array | None = None, collections: int = 1) -> dict[str, Array]:
@@ -364,7 +363,7 @@ class CostModel:
             collections: of the plan; each has its sizes message.
         """
         ranks = self.topology.world_size
-        sizes = SIZES_BYTES[0] * collections + SIZES_BYTES[1] * loads[LANES]
+        sizes = SIZES_BYTES[0] * collections + SIZES_BYTES[1] * loads[SHARD_FEATURES]
         found = {"input_dist/sizes": np.repeat(sizes[None, :], ranks, axis=0)}
         found["input_dist/ids"] = np.repeat(loads[IN][None, :], ranks, axis=0)
         found |= self.routes.traffic(loads)
@@ -413,7 +412,7 @@ def dense_step(workload: Workload, topology: Topology) -> tuple[float, float]:
 
 
 def _by_route(back: Array, replicated: Array, share: Array, route: Array | None) -> Array:
-    """``[5, n]`` of OUT, BACK, HOP, ACROSS and SCATTER, of what a home sends back.
+    """``[5, n]`` of OUT, BACK, HOP, ACROSS and SCATTER, for one source rank.
 
     Args:
         back: ``[n]``.

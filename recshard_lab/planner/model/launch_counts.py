@@ -46,7 +46,7 @@ LAUNCHES["bf16"] = LAUNCHES["fp16"]
 
 
 def fixed_costs(topology: Topology) -> dict[str, Array]:
-    """What each phase takes once, whatever the number of ids: property of a plan -> ms ``[6]``.
+    """Costs of each phase that do not depend on the number of ids: property of a plan -> ms ``[6]``.
 
     Properties are those of `LAUNCHES`, and "norms" for exchanged row norms. "table_wise" includes exchanges. The host
     launches while the device runs, so the larger counts: the host's time for operators and exchanges, or

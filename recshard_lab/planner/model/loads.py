@@ -1,8 +1,8 @@
-"""The loads that a rectangle puts on its rank: rows of every ``[K, ...]`` array of the planner.
+"""The loads that a shard puts on its rank: rows of every ``[K, ...]`` array of the planner.
 
-They add up: the loads of a rank are the sum over its rectangles, whatever tables they belong to. Bytes of the output
-side are those for one home, that is for the batch of one rank, in fp32; which of OUT, HOP and SCATTER a rectangle fills
-is its table's route. What a codec makes of them is `codec_bytes.py`.
+Loads are additive: a rank's loads are the sum over its shards, of all tables. Output bytes are those of one source
+rank's batch, in fp32. The table's output path decides which of OUT, HOP and SCATTER a shard fills. `codecs.py` computes
+the bytes of another number format.
 """
 
 from collections.abc import Sequence
@@ -12,25 +12,25 @@ from recshard_lab.sharding.plan.tiling import Span
 from recshard_lab.sharding.plan.types import DISTINCT_ROWS
 
 IN = 0  # bytes of ids from each peer
-OUT = 1  # direct: bytes of rows to each home
-BACK = 2  # direct, and replicas: bytes of gradients from each home
-HOP = 3  # two_hop: bytes of rows for each home, before they are added inside the node
-ACROSS = 4  # two_hop: its share of the bytes that its node sends to each home, added up
-SCATTER = 5  # reduce_scatter: its share of the bytes that *every* rank puts into the sum for each home
-ROWS = 6  # rows that a codec writes in OUT's bytes, and so on to SCATTER's; 0 where no codec adds to a row
+OUT = 1  # direct: bytes of rows to each source rank
+BACK = 2  # direct, and replicas: bytes of gradients from each source rank
+HOP = 3  # two_hop: bytes of rows for each source rank, before the sum inside the node
+ACROSS = 4  # two_hop: the shard's share of the summed bytes that its node sends to each source rank
+SCATTER = 5  # reduce_scatter: its share of the bytes that *every* rank adds for each source rank
+ROWS = 6  # rows that a codec writes in OUT's bytes, and so on to SCATTER's; 0 if no codec has bytes per row
 IDS = ROWS + 5  # ids from each peer
-LOOKUP = IDS + 1  # ms, on a core of its own
-UPDATE = IDS + 2  # ms, on a core of its own
+LOOKUP = IDS + 1  # ms, on a core that the rank does not share
+UPDATE = IDS + 2  # ms, on a core that the rank does not share
 NORMS = IDS + 3  # bytes of row norms
-LANES = IDS + 4  # features of rectangles
-ROW_CUT = IDS + 5  # those of row stripes
-SORT = IDS + 6  # ms of packing a replica's ids: mostly of finding the rows that its own batch touches
-SUM = IDS + 7  # ms of packing its gradients: mostly of adding them up by row
-DEDUP = IDS + 8  # ms on every source rank of finding the distinct ids that it sends
-POOL = IDS + 9  # ms on every source rank, in each direction, of passing from rows of distinct ids to rows of all ids
-COPIES = IDS + 10  # features of replicas, where there is more than one rank
-HOST = IDS + 11  # bytes of weights and optimizer state in the host's memory
-MEMORY = IDS + 12  # bytes of weights, optimizer state, input and output buffers, in the rank's own
+SHARD_FEATURES = IDS + 4  # features of shards
+ROW_CUT = IDS + 5  # features of row shards
+SORT = IDS + 6  # ms of packing a replica's ids, mostly of finding the rows that its local batch touches
+SUM = IDS + 7  # ms of packing its gradients, mostly of adding them by row
+DEDUP = IDS + 8  # ms on every source rank to find the distinct ids that it sends
+POOL = IDS + 9  # ms on every source rank, in each direction, between rows of distinct ids and rows of all ids
+COPIES = IDS + 10  # features of replicas, if there is more than one rank
+HOST = IDS + 11  # bytes of weights and optimizer state in host memory
+MEMORY = IDS + 12  # bytes of weights, optimizer state, input and output buffers, in the rank's memory
 K = MEMORY + 4
 COMPUTED = [LOOKUP, UPDATE, SORT, SUM, DEDUP, POOL]  # in ms
 PLAIN = slice(OUT, SCATTER + 1)  # bytes of rows, before a codec
@@ -41,17 +41,17 @@ SCATTER_BOTH = [SCATTER, ROWS + SCATTER - OUT]
 DIRECT, REDUCE_SCATTER, TWO_HOP, DISTINCT = 0.0, 1.0, 2.0, 3.0
 ROUTE_NUMBERS = {"direct": DIRECT, "reduce_scatter": REDUCE_SCATTER, "two_hop": TWO_HOP, DISTINCT_ROWS: DISTINCT}
 
-BY_NODE = ("table_row_wise", "grid_shard")  # schemes whose row stripes fill a node
+BY_NODE = ("table_row_wise", "grid_shard")  # schemes whose row shards fill a node
 
 
 def across_shares(cols: Sequence[Span], nodes: Sequence[int]) -> list[float]:
-    """Of each rectangle's columns, the share that its node sends on for it once row stripes are added up.
+    """Per shard, the share of its columns that its node sends on after it has added its row shards.
 
-    Stripes of one node that cover the same columns become one message, so each counts for its part of it.
+    Row shards of one node with the same columns become one message, so each counts for its part.
 
     Args:
-        cols: column spans of one table's rectangles.
-        nodes: the node that each lies on.
+        cols: column spans of one table's shards.
+        nodes: the node of each shard.
 
     >>> across_shares([(0, 8), (0, 8), (0, 4)], [0, 0, 1])
     [0.5, 0.5, 1.0]

@@ -1,14 +1,14 @@
-"""What lookups and optimizers cost: milliseconds of one rank that has a core to itself.
+"""Milliseconds of lookups and optimizers, on a rank that has a core to itself.
 
-Rows that a batch uses for the first time come from memory, or from the cache where the rank's other rows have not
-pushed them out since the step before: of a table's E rows U are used in a step, each every E / U steps, and every step
-reads V bytes of rows. With ``x = E / U * V / cache_bytes``, the share ``x / (1 + x)`` comes from memory.
+The first use of a row in a batch reads it from memory, or from the cache if the rank's other rows have not evicted it
+since the last step. A step uses U of a table's E rows, so a row is used every E / U steps, and every step reads V bytes
+of rows. With ``x = E / U * V / cache_bytes``, the share ``x / (1 + x)`` comes from memory.
 
-Where ranks share cores, a rank computes while others wait: with c cores for W ranks, a phase takes the rank's own ms
-and ``W / c - 1`` times the mean of all ranks. Even work is slowed down W / c times, one that works alone hardly. Ranks
-that have a core each share memory and caches, and with the threads that send: that much is `Topology.contention`.
+If ranks share cores, one computes while others wait. With c cores for W ranks, a phase takes the rank's own ms plus
+``W / c - 1`` times the mean of all ranks. Balanced work therefore takes W / c times as long, and a rank that works
+alone is hardly slowed. Ranks with separate cores still share memory and caches: `Topology.contention`.
 
-Shape letters: T tables, n rectangles, W ranks.
+Shape letters: T tables, n shards, W ranks.
 """
 
 import numpy as np
@@ -47,7 +47,7 @@ class LookupCosts:
         host: Array | None = None,
         distinct: Array | None = None,
     ) -> None:
-        """Writes the loads LOOKUP, UPDATE, SORT, SUM, DEDUP, POOL, COPIES and NORMS of n rectangles.
+        """Writes the loads LOOKUP, UPDATE, SORT, SUM, DEDUP, POOL, COPIES and NORMS of n shards.
 
         Args:
             loads: ``[K, n]``.
@@ -55,9 +55,10 @@ class LookupCosts:
             hits: which ids are its rows.
             sent: ``[n]`` ids that each rank sends.
             back: ``[n]`` vectors whose gradients it sends.
-            host: ``[n]`` 1.0 for those in the host's memory, whose rows all come over the link: no cache lies between,
-                as TorchRec reckons; None for none.
-            distinct: ``[n]`` 1.0 for those whose ids are deduplicated at the source, which pools; None for none.
+            host: ``[n]`` 1.0 for shards in host memory, whose rows are all read over the link without a cache, as in
+                TorchRec's formulas; None if all are in device memory.
+            distinct: ``[n]`` 1.0 for shards whose ids are deduplicated by the source rank, which also pools; or
+                None.
         """
         top, tables, ranks = self.topology, self.tables, self.topology.world_size
         rows, cols = sizes
@@ -99,7 +100,7 @@ class LookupCosts:
         loads[SUM] = as_rows * ids * cols * (top.sum_ns_per_number * 1e-6) + fixed
 
     def shared(self, own: Array) -> Array:
-        """``[..., W]`` what `own` ms of computing take beside the other ranks'."""
+        """``[..., W]`` ms that `own` ms of computing take while the other ranks compute."""
         return own + self.of_mean * own.mean(axis=-1, keepdims=True) if self.of_mean else own
 
     def add_terms(self, own: Array, everyone: Array, phase: int, load: int, ms: float) -> None:

@@ -1,8 +1,8 @@
-"""What a plan needs in memory on each rank, per category.
+"""Bytes of memory that a plan needs on each rank, by category.
 
-The categories are those that the executor measures: weights, optimizer state (and gradients, where the kernel is
-"dense"), the dense layers, buffers of ids that arrive, and buffers of rows that leave and return. The reserve
-(`Topology.reserve_fraction`) is not held by anything, so it is no category: it lowers the usable limit instead.
+The executor measures the same categories: weights, optimizer state (with gradients for kernel "dense"), the dense
+layers, buffers of received ids, and buffers of sent and received rows. The reserve (`Topology.reserve_fraction`) lowers
+the usable limit, so it has no category.
 """
 
 import numpy as np
@@ -22,14 +22,14 @@ def rect_memory(
     optimizer: str,
     arrives: tuple[Array, Array, Array],
 ) -> tuple[Array, Array, Array, Array]:
-    """Bytes of weights, optimizer state, input and output buffers that each of n rectangles puts on its rank.
+    """Bytes of weights, optimizer state, input and output buffers that each of n shards puts on its rank.
 
     Args:
-        of: ``[n]`` table of each rectangle (positions in `tables`).
+        of: ``[n]`` table of each shard (positions in `tables`).
         rows, cols: ``[n]`` its sizes.
-        dense: ``[n]`` 1.0 where the kernel keeps a gradient of the whole rectangle.
-        arrives: ``[n]`` each, from every rank: ids, vectors (rows that leave, or gradients that come), and lengths of
-            bags. Of replicas they are bags, or touched rows, as `CostModel` counts what is sent.
+        dense: ``[n]`` 1.0 if the kernel keeps a gradient of the whole shard.
+        arrives: three arrays ``[n]``, per source rank: ids, vectors (rows sent, or gradients received), and lengths of
+            bags. For replicas they count bags or touched rows, as `CostModel` does.
     """
     per_row, per_element = OPTIMIZER_STATE_BYTES[optimizer]
     elements = rows * cols
@@ -41,8 +41,8 @@ def rect_memory(
 
 
 def fixed_memory(tables: TableLoads, workload: Workload) -> Array:
-    """Bytes per category ``[5]`` that every rank needs whatever the plan is."""
+    """Bytes per category ``[5]`` that every rank needs under every plan."""
     vectors = tables.pooled * tables.bags + (1 - tables.pooled) * tables.ids
-    at_home = 4 * float((vectors * tables.cols).sum())  # the joined output
+    joined = 4 * float((vectors * tables.cols).sum())  # the joined output
     dense = workload.dense_parameters * workload.dense_bytes_per_parameter
-    return np.array([0.0, 0.0, dense, 0.0, at_home])
+    return np.array([0.0, 0.0, dense, 0.0, joined])

@@ -1,15 +1,16 @@
-"""What routes cost: milliseconds, buffers and bytes from rank to rank, of ranks that hold given loads.
+"""Costs of the output paths (`route`): milliseconds, buffers, and bytes from rank to rank.
 
-Bytes are those for one home (see `loads.py`); N nodes of L ranks, W = N L::
+Bytes are those for one source rank (see `loads.py`), with N nodes of L ranks and W = N L::
 
-    direct          rank r sends OUT[r] to every other rank; home adds what it receives
-    reduce_scatter  every rank puts sum(SCATTER) into the sum for every home, W - 1 of them over its link
-    two_hop         inside: rank r sends HOP[r] of all N homes of a place to that place, which adds them
-                    across: a rank sends its node's ACROSS, summed, to the same place on each other node
+    direct          rank r sends OUT[r] to every other rank, and the source rank adds what it receives
+    reduce_scatter  every rank contributes sum(SCATTER) for every source rank, W - 1 of them over its link
+    two_hop         inside: rank r sends HOP[r] for the N source ranks with one local rank to that local rank, which
+                    adds them
+                    across: a rank sends its node's summed ACROSS to the same local rank of each other node
 
-Backward takes the same ways back: an all-gather for the reduce-scatter, the two hops in turn. Only `direct` can send
-what replicas need, gradients to every rank. What a codec does to a load is the same for all of them, `coded`: the
-columns of a rectangle are coded by themselves, one feature's row after another, on every hop.
+Backward reverses each path: an all-gather for the reduce-scatter, the two hops in opposite order. Replicas need
+gradients on every rank, which only `direct` sends. `coded` applies a codec to any load: every hop encodes each shard's
+columns separately, row by row.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from recshard_lab.planner.model.codecs import WIRE_FORMATS, WireFormat
-from recshard_lab.planner.model.loads import ACROSS, BACK, CODED_ROWS, HOP, LANES, OUT, PLAIN, SCATTER
+from recshard_lab.planner.model.loads import ACROSS, BACK, CODED_ROWS, HOP, OUT, PLAIN, SCATTER, SHARD_FEATURES
 from recshard_lab.planner.model.terms import SOME, Switch
 from recshard_lab.planner.workload import Array
 from recshard_lab.sharding import Topology
@@ -67,13 +68,13 @@ class RouteCosts:
         across = np.maximum((ranks - local) * per_peer, total - node) / top.inter_host_bw
         return np.asarray(np.maximum(inside, across) + others)
 
-    def ms(self, loads: Array, totals: Array, once: Mapping[str, Array], lanes_ms: Array, backward: bool) -> Array:
-        """``[..., W]`` of bringing rows home, or gradients back.
+    def ms(self, loads: Array, totals: Array, once: Mapping[str, Array], features_ms: Array, backward: bool) -> Array:
+        """``[..., W]`` ms of the output exchange, or of the gradients' exchange.
 
         Args:
             totals: ``[K, ..., 1]``, at least up to SCATTER: the sums of `loads` over the ranks.
             once: of `CostModel.once`.
-            lanes_ms: ``[..., 1]`` of its lanes, once a direction whatever the routes.
+            features_ms: ``[..., 1]`` of its shard features, once per direction on every path.
         """
         codec = self.backward if backward else self.forward
         way = BACK if backward else OUT
@@ -100,7 +101,7 @@ class RouteCosts:
             ms = ms + (self.nodes * inside + everywhere) * self.copied
             fixed = fixed + (everywhere > SOME) * hops_ms
             used = used + everywhere
-        return np.asarray(ms + fixed + (used > SOME) * lanes_ms)
+        return np.asarray(ms + fixed + (used > SOME) * features_ms)
 
     def add_terms(self, own: Array, node: Array, everyone: Array, once: Mapping[str, Array]) -> list[Switch]:
         """Adds `ms` and `buffer_bytes` as linear terms (see `terms.py`) and gives what is paid once.
@@ -125,16 +126,16 @@ class RouteCosts:
             for costs in (own, node, everyone):
                 costs[phase, CODED_ROWS] = codec.row_bytes * costs[phase, PLAIN]
                 costs[phase, PLAIN] *= codec.ratio
-            holder, home = self._passes(codec, backward=way == BACK)
+            holder, source = self._passes(codec, backward=way == BACK)
             own[phase, way] += self.ranks * holder
             own[phase, HOP] += self.ranks * holder
-            node[phase, HOP] += self.nodes * home
+            node[phase, HOP] += self.nodes * source
             node[phase, ACROSS] += self.nodes * holder
-            everyone[phase, way] += home
-            everyone[phase, ACROSS] += home
-            everyone[phase, SCATTER] += self.ranks * holder + home
+            everyone[phase, way] += source
+            everyone[phase, ACROSS] += source
+            everyone[phase, SCATTER] += self.ranks * holder + source
             used = np.zeros_like(everyone)
-            used[phase, LANES] = top.shard_feature_ms * slow
+            used[phase, SHARD_FEATURES] = top.shard_feature_ms * slow
             direct_ms, hops_ms = self._once(once, phase)
             paid = ((way, direct_ms), (SCATTER, direct_ms), (ACROSS, hops_ms))
             ones = [np.where(np.arange(len(own)) == phase, ms, 0.0) for _, ms in paid]
@@ -150,7 +151,7 @@ class RouteCosts:
         return switches
 
     def buffer_bytes(self, loads: Array) -> Array:
-        """``[..., W]`` of what a home's end needs, beside the rows of its own rectangles; coded copies come on top."""
+        """``[..., W]`` bytes that a source rank's side of the exchange needs, with encoded copies."""
         plain = loads[PLAIN]
         held = plain if self.widest is None else plain + self.coded(loads, self.widest)
         needed, _, everywhere, summed = held[BACK - OUT :].sum(axis=-1, keepdims=True)
@@ -168,21 +169,23 @@ class RouteCosts:
         return codec.ratio * loads[PLAIN] + codec.row_bytes * loads[CODED_ROWS]
 
     def _passes(self, codec: WireFormat, backward: bool) -> tuple[float, float]:
-        """ms for a byte of fp32 at the end of a table's holder, and at home."""
+        """ms per fp32 byte on the shard's rank, and on the source rank."""
         encode, decode = codec.encode_passes * self.copied, codec.decode_passes * self.copied
         return (decode, encode) if backward else (encode, decode)
 
-    def _coding(self, loads: Array, totals: Array, way: int, holder: float, home: float) -> Array:
+    def _coding(self, loads: Array, totals: Array, way: int, holder: float, source: float) -> Array:
         """``[..., W]`` ms of encoding and decoding; two hops do both twice."""
-        ms = self.ranks * holder * (loads[way] + loads[HOP]) + home * (totals[way] + totals[ACROSS])
-        ms = ms + (self.ranks * holder + home) * totals[SCATTER]
+        ms = self.ranks * holder * (loads[way] + loads[HOP]) + source * (totals[way] + totals[ACROSS])
+        ms = ms + (self.ranks * holder + source) * totals[SCATTER]
         if totals[ACROSS].any():
-            ms = ms + self.nodes * (home * self.of_node(loads[HOP]) + holder * self.of_node(loads[ACROSS]))
+            ms = ms + self.nodes * (source * self.of_node(loads[HOP]) + holder * self.of_node(loads[ACROSS]))
         return np.asarray(ms)
 
     def traffic(self, loads: Array) -> dict[str, Array]:
-        """Bytes ``[W, W]`` of rows and gradients from rank to rank in one step, of loads ``[K, W]``, by the label that
-        the executor's collectives carry in a trace; only of routes that are used."""
+        """Bytes ``[W, W]`` of rows and gradients from rank to rank in one step, of loads ``[K, W]``.
+
+        Keys are the labels of the executor's collectives in a trace. Unused paths have none.
+        """
         there, back = self.coded(loads, self.forward), self.coded(loads, self.backward)
         found: dict[str, Array] = {}
         everyone = np.ones((self.ranks, self.ranks))

@@ -1,9 +1,9 @@
-"""Which share of a table's lookups falls into a rectangle, and how many distinct rows that is.
+"""The share of a table's lookups that reads a shard, and the number of distinct rows among them.
 
-Lookups spread evenly over the rows unless somebody says otherwise: `ParameterConstraints.row_shares`, or
-`Workload.frequency_ordered`, by which the skew of the workload's ids is that of their rows.
+Lookups spread evenly over the rows by default. `ParameterConstraints.row_shares` sets another curve. With
+`Workload.frequency_ordered`, rows are sorted by use, so the skew of the ids is the skew of the rows.
 
-Shape letters: n rectangles, T tables.
+Shape letters: n shards, T tables.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from recshard_lab.sharding.plan.row_shares import RowShares
 
 
 class RowHits(NamedTuple):
-    """Of n rectangles.
+    """Hits of n shards.
 
     Attributes:
         share: ``[n]`` of the table's ids.
@@ -39,11 +39,11 @@ def row_hits(
     first: Array | None,
     world_size: int,
 ) -> RowHits:
-    """Hits of rectangles; what all rows of a table have together is what `tables` says.
+    """Hits of shards. The shards of a table add up to the table's figures in `tables`.
 
     Args:
-        curves: for each table how its lookups spread; evenly where None.
-        of: ``[n]`` table of each rectangle; rows: how many it has; first: which is the first.
+        curves: per table, the distribution of its lookups over rows; None for an even one.
+        of: ``[n]`` table of each shard; rows: its number of rows; first: its first row.
     """
     share = rows / tables.rows[of]
     unique, touched = tables.unique[of], tables.touched[of] * share
@@ -72,11 +72,11 @@ def row_hits(
 def row_shares_of(
     tables: Sequence[BaseEmbeddingConfig], workload: Workload, constraints: Mapping[str, ParameterConstraints] | None
 ) -> list[RowShares | None]:
-    """For each table how its lookups spread over its rows, where that is known and uneven.
+    """Per table, the distribution of its lookups over its rows; None if it is even or unknown.
 
     Raises:
-        PlanError: a curve of another number of rows; a name in `frequency_ordered` that is no table; ids said to be
-            sorted by use of which no skew is known.
+        PlanError: a curve for another number of rows; an unknown table in `frequency_ordered`; rows sorted by use
+            without a known skew.
     """
     ordered = workload.frequency_ordered
     names = {table.name for table in tables}
@@ -89,8 +89,8 @@ def row_shares_of(
             )
     found: list[RowShares | None] = []
     for table in tables:
-        wish = constraints.get(table.name) if constraints else None
-        curve = wish.row_shares if wish is not None else None
+        constraint = constraints.get(table.name) if constraints else None
+        curve = constraint.row_shares if constraint is not None else None
         if curve is None and (ordered if isinstance(ordered, bool) else table.name in ordered):
             curve = workload.row_shares(table)
         if curve is not None and curve.num_rows != table.num_embeddings:

@@ -1,7 +1,7 @@
 """A cost model as linear terms, which solvers and bounds work on.
 
 Almost all of `CostModel.phases` is linear in the loads; what is not is either a cost that is paid once (a switch) or
-the receiving side of a wire. With ``x [K]`` the loads of a rectangle on rank r, a step takes ::
+the receiving side of a wire. With ``x [K]`` the loads of a shard on rank r, a step takes ::
 
     sum over phases p of  max over ranks r of  own[p] x of r  +  node[p] x of r's node  +  everyone[p] x of all ranks
                                             +  fixed[p]  +  fixed[p] of every switch that is on
@@ -13,7 +13,7 @@ The receiving side needs no term: of W ranks that send ``x_r`` bytes to each pee
 than `CostModel`'s, and equal unless a rank that receives much has other work in the same phase: a bound on it bounds
 the step.
 
-Shape letters: K loads, Q phases and memory, n rectangles.
+Shape letters: K loads, Q phases and memory, n shards.
 """
 
 from collections.abc import Collection
@@ -50,7 +50,7 @@ class Terms:
         own: ``[Q, K]`` per load of a rank, to that rank.
         node: ``[Q, K]`` per load of a rank, to every rank of its node.
         everyone: ``[Q, K]`` per load of any rank, to all.
-        fixed: ``[Q]`` what is paid whatever the plan is.
+        fixed: ``[Q]`` costs of every plan.
         switches: costs that are paid once.
     """
 
@@ -89,7 +89,7 @@ class Terms:
         return Terms(own, node, everyone, fixed, tuple(switches.values()))
 
     def flags(self, loads: Array) -> NDArray[np.intp]:
-        """``[n]`` the switches that each of loads ``[K, n]`` turns on, one bit each."""
+        """``[n]`` bit mask of the switches that each of loads ``[K, n]`` turns on."""
         bits = np.zeros(loads.shape[1], dtype=np.intp)
         for i, switch in enumerate(self.switches):
             bits |= (np.abs(loads[list(switch.loads)]).sum(axis=0) > SOME).astype(np.intp) << i
@@ -117,7 +117,7 @@ class Terms:
         return np.asarray(self.own @ loads + np.repeat(by_node, loads.shape[1] // nodes, axis=1) + shared[:, None])
 
     def switched(self, loads: Array) -> int:
-        """The switches that ranks with `loads` ``[K, W]`` turn on, one bit each."""
+        """Bit mask of the switches that ranks with `loads` ``[K, W]`` turn on."""
         return int(np.bitwise_or.reduce(self.flags(loads.sum(axis=1)[:, None])))
 
 

@@ -1,30 +1,32 @@
-"""What a plan costs by the estimator that TorchRec 1.8 publishes: the same numbers, so that plans can be compared.
+"""Costs by the formulas of TorchRec 1.8's estimator: the same numbers, so that you can compare plans.
 
-Times are bytes over a bandwidth, per rectangle; a rank's are their sum, and the step is the **busiest rank's sum** (no
-collective waits). With B' ids and V vectors of one rank's batch, W ranks, L a node, c columns, e bytes an element, bw
-of device memory (half of it for replicas and kernel "dense")::
+A shard's time is bytes over a bandwidth. A rank's time is the sum over its shards. The step is the **busiest rank's
+sum**: collectives do not wait. With B' ids and V vectors of one rank's batch, W ranks, L ranks per node, c columns, e
+bytes per element, and bw of device memory (half of it for replicas and kernel "dense")::
 
-    columns   ids B' W          penalty(c) (8 ids + ids max(c, 32) e + V W c e) / bw       a rectangle of all rows
-    rows      ids B'                       (8 ids + ids c e          + V W c e) / bw       stripes over all ranks
-    node rows ids B' W / L      the same                                                   stripes over one node
+    columns   ids B' W          penalty(c) (8 ids + ids max(c, 32) e + V W c e) / bw       a shard of all rows
+    rows      ids B'                       (8 ids + ids c e          + V W c e) / bw       row shards over all ranks
+    node rows ids B' W / L      the same                                                   row shards over one node
     replica   ids B'                       (8 ids + ids c e          + V c e)   / bw
 
-    backward  twice the forward; weighted ids count double, and add 1.1 of it
-    there and back   V W c e over the link (node rows: over the node's link, and V (W / L) c e over the network);
-                     rows and node rows also copy the gradients: 2.455 V W c e / bw
-    replicas, back   an all-reduce over W NICs of the whole table, and 9.22 of its bytes / bw for a dense optimizer
+    backward  twice the forward; weighted ids count double, and add 1.1 times the forward
+    output exchange, both directions
+              V W c e over the link (node rows: over the node's link, and V (W / L) c e over the network);
+              rows and node rows also copy the gradients: 2.455 V W c e / bw
+    replicas, backward
+              an all-reduce of the whole table over W NICs, and 9.22 of its bytes / bw for a dense optimizer
 
-    memory    weights, optimizer state (0 for SGD, one number a row for row-wise Adagrad, two an element for Adam, else
-              one), 8-byte ids and V W c e of rows; free stay the reserve, the dense part, and 160 bytes for each id of
-              a batch
+    memory    weights, optimizer state (0 for SGD, one number per row for row-wise Adagrad, two per element for Adam,
+              else one), 8-byte ids and V W c e of rows; the reserve, the dense part, and 160 bytes per id of a batch
+              stay free
 
-What it leaves out: input dist, latencies, launches, how often ids repeat, waiting. Prefetch is nothing for the
-kernels "fused" and "dense". Where it differs from TorchRec: of a table with fewer rows than there are ranks TorchRec
-charges also ranks whose stripes have no rows, which here are no rectangles; on CPUs, where TorchRec keeps no share of
-memory free, the topology's reserve is kept. A stripe larger than E / W (or E / L), which TorchRec cannot make, is not
-planned, and in a plan made otherwise it is charged for its share of the ids.
+The formulas leave out input_dist, latencies, launches, repeated ids and waiting. Prefetch costs nothing for the kernels
+"fused" and "dense". Two differences from TorchRec: for a table with fewer rows than ranks, TorchRec also charges ranks
+whose row shards are empty, and here empty shards do not exist. On CPUs TorchRec keeps no memory free, and here the
+topology's reserve stays free. TorchRec cannot make a row shard larger than E / W (or E / L), so none is planned. In a
+plan from elsewhere, such a shard is charged for its share of the ids.
 
-Shape letters: K loads, W ranks, P phases, n rectangles.
+Shape letters: K loads, W ranks, P phases, n shards.
 """
 
 from collections.abc import Mapping, Sequence
@@ -87,8 +89,10 @@ class TorchRecCostModel(CostModel):
         self.fixed_memory[at("input_buffers")] = np.ceil(self.tables.ids.sum() * ID_BYTES) * COPIES_OF_A_BATCH
 
     def takes(self, proposal: Proposal) -> bool:
-        """All but replicas of some rows, and row stripes over some of the ranks or of sizes of their own: TorchRec
-        cannot make these and so has no number for them."""
+        """Whether TorchRec can make a proposal.
+
+        It cannot replicate some rows only, and its row shards have equal sizes on all ranks.
+        """
         if proposal.tiers is not None:
             return False
         if proposal.scheme == "row_wise" and (
@@ -111,7 +115,7 @@ class TorchRecCostModel(CostModel):
         first: Array | None = None,
         host: Array | None = None,
     ) -> Array:
-        """The loads ``[K, n]`` of n rectangles; what `CostModel.rect_loads` takes. All routes cost the same."""
+        """The loads ``[K, n]`` of n shards, from the arguments of `CostModel.rect_loads`. All routes cost the same."""
         top, tables = self.topology, self.tables
         ranks, local, nodes = top.world_size, top.local_world_size, top.num_nodes
         replica = replicated > 0
@@ -119,12 +123,12 @@ class TorchRecCostModel(CostModel):
         cut = ~replica & ~node_rows & (rows < tables.rows[of])
         whole = ~(replica | node_rows | cut)
         size, pooled = tables.element_bytes[of], tables.pooled[of] > 0
-        stripes = np.where(node_rows, local, np.where(cut, ranks, 1.0))
-        share = np.where(rows <= np.ceil(tables.rows[of] / stripes), 1.0 / stripes, rows / tables.rows[of])
-        homes = np.where(replica, 1.0, ranks)
-        ids = tables.ids[of] * share * homes
+        row_shards = np.where(node_rows, local, np.where(cut, ranks, 1.0))
+        share = np.where(rows <= np.ceil(tables.rows[of] / row_shards), 1.0 / row_shards, rows / tables.rows[of])
+        sources = np.where(replica, 1.0, ranks)
+        ids = tables.ids[of] * share * sources
         vectors = np.where(pooled, tables.filled[of], tables.ids[of] * share)
-        moved = vectors * homes * cols * size
+        moved = vectors * sources * cols * size
         bw = top.memory_bw * np.where(replica | (dense > 0), 0.5, 1.0)
 
         read = np.ceil(ids * ID_BYTES) * (1 + tables.weighted[of])
@@ -155,12 +159,12 @@ class TorchRecCostModel(CostModel):
         return np.asarray(loads[_LOADS])
 
     def caused(self, loads: Array, whole: Array) -> Array:
-        """``[P, W]`` what `loads` ``[K, W]`` cause, whatever else there is: nothing is paid once."""
+        """``[P, W]`` ms that `loads` ``[K, W]`` cause. No cost is paid once, so `whole` does not matter."""
         return self.phases(loads)
 
     @cached_property
     def terms(self) -> Terms:
-        """One phase, whose value on a rank is the sum: the slowest rank of it is the busiest rank."""
+        """One phase, whose value on a rank is its sum: the slowest rank is the busiest."""
         own, nothing, fixed = np.zeros((2, K)), np.zeros((2, K)), np.zeros(2)
         own[0, _LOADS] = 1.0
         own[1, MEMORY:] = 1.0
@@ -168,11 +172,11 @@ class TorchRecCostModel(CostModel):
         return Terms(own, nothing, nothing.copy(), fixed)
 
     def buffer_bytes(self, loads: Array) -> Array:
-        """``[..., W]`` zeros: what a rectangle sends and receives is its own load."""
+        """``[..., W]`` zeros: a shard's own loads contain all buffers."""
         return np.zeros(loads.shape[1:])
 
     def traffic(self, loads: Array, norms: Array | None = None, collections: int = 1) -> dict[str, Array]:
-        """Nothing: the formulas are of times and do not say who sends what to whom."""
+        """Empty: the formulas have times, and no bytes from rank to rank."""
         return {}
 
     def _all_reduce(self, table_bytes: Array, bw: Array) -> Array:
@@ -192,5 +196,5 @@ class TorchRecCostModel(CostModel):
 
 
 def _penalty(cols: Array) -> Array:
-    """Of lookups whose rows fill only a part of a kernel's block."""
+    """``[n]`` factor on lookups whose rows fill only part of a kernel's block."""
     return np.where(cols >= 128, 1.0, np.where(cols >= 64, 1.15, 1.75))

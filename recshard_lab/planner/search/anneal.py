@@ -32,10 +32,10 @@ HOT, COLD = 0.1, 1e-4  # temperatures: as a share of a table's mean share of the
 BALANCE = (0.05, 0.5)  # weights of imbalance at first, from plan to plan
 WINNERS = 0.7  # share of the sweeps after which the worst half of the plans is replaced
 SEED = 20
-POOL, STRIDE = 1 << 14, 7919  # Gumbel draws, read again and again from other places
-FINALISTS = 1  # starts whose best plans at the end are told
-COOLING = 4  # sweeps at least, where time is short
-JUDGED = 4  # plans of a sweep that a judge looks at
+POOL, STRIDE = 1 << 14, 7919  # Gumbel draws, reused from different offsets
+FINALISTS = 1  # starts whose best plans are returned at the end
+COOLING = 4  # least number of sweeps under a time limit
+JUDGED = 4  # plans of a sweep that the judge rates
 LATE = 1e3  # steps that memory beyond the capacity costs
 
 
@@ -81,15 +81,15 @@ class Anneal:
         seconds: float = np.inf,
         record: "Recorder | None" = None,
     ) -> list[State]:
-        """The best plan after any sweep over all tables, then the best of each start at the end; none where none fits.
+        """The best plan of all sweeps, then the best of each start at the end. Empty if no plan fits.
 
         Args:
-            sweeps: how many, the first of which places the tables.
-            enough_ms: a plan that takes no longer ends the search.
-            judge: ms of a plan, where the terms do not say it; then more than the best by the terms are looked at.
-            heat: factor on the temperatures at first.
-            seconds: there are fewer sweeps where they would take longer, by the time of the first.
-            record: told all plans after each move, once all tables are placed.
+            sweeps: number of passes over all tables. The first places them.
+            enough_ms: the search ends at a plan whose step is at most this.
+            judge: returns the ms of a plan if the terms are not exact. It then rates several of the best plans.
+            heat: factor on the first temperatures.
+            seconds: time limit. The duration of the first sweep sets the number of sweeps.
+            record: receives all plans after each move, once all tables are placed.
         """
         problem = self.problem
         begun = time.monotonic()

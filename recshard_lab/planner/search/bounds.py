@@ -56,7 +56,7 @@ class Priced:
         total_bytes: ``[O]`` of all ranks together.
         extra: ``[O, X]`` ms added to every rank while the switch is on.
         extra_switches: ``[X]`` the switch of each extra.
-        flags: ``[O]`` switches that the option turns on, one bit each.
+        flags: ``[O]`` bit mask of the switches that the option turns on.
         own: ``[R, sizes]`` ms, and bytes, that a shard of each size adds to its rank.
         kind_starts: ``[O + 1]`` position of each option's first size in `own`.
     """
@@ -90,7 +90,7 @@ class Bound:
 
     Attributes:
         ms: the bound.
-        bits: the switches, one bit each.
+        bits: bit mask of the switches.
         allowed: ``[O]`` the options.
         floor: ``[R - 1]`` ms of each phase that the cheapest options need on average.
         paid: ``[O]`` ms, the price of memory included.

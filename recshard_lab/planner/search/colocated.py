@@ -1,9 +1,9 @@
-"""Tables that must share their ranks, planned as one: the i-th rectangles of all of them lie on one rank.
+"""Plans tables that must share their ranks as one: the i-th shards of all of them are placed on one rank.
 
-A bundle is an option of several tables at once: one option of each with as many rectangles, which may lie on the same
-ranks. Its loads are their sums, so solvers and bounds need not know of it.
+A bundle combines one option of each table. The options have equally many shards and may use the same ranks. The loads
+of a bundle are the sums of its options' loads, so solvers and bounds treat it as one option.
 
-Shape letters: K loads, n rectangles, c sizes.
+Shape letters: K loads, n shards, c sizes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -121,7 +121,7 @@ def _alike(lists: Sequence[Sequence[Option]]) -> list[tuple[Option, ...]]:
 
 
 def _bundle(parts: tuple[Option, ...]) -> Bundle | None:
-    """All of these at once; None where they cannot lie on the same ranks."""
+    """The bundle of these options; None if they cannot share ranks."""
     usable = frozenset.intersection(*(part.usable for part in parts))
     listed: tuple[tuple[int, ...], ...] | None = None
     for part in parts:

@@ -135,37 +135,39 @@ def options_of(
         route: the only output path, where it applies, of tables without a route constraint.
 
     Raises:
-        PlanError: a table that no allowed scheme can cut under its constraints; an unknown scheme; a wish for a route
+        PlanError: a table that no allowed scheme can cut under its constraints; an unknown scheme; a requested route
             that does not apply.
     """
     drafts: list[tuple[int, Proposal, frozenset[int], str, bool, str]] = []
     for index, table in enumerate(tables):
-        wish = constraints.get(table.name)
+        limits = constraints.get(table.name)
         curve = model.row_shares[index]
-        if curve is not None and (wish is None or wish.row_shares is None):
-            wish = replace(wish or ParameterConstraints(), row_shares=curve)
-        names = allowed_schemes(table, wish) if model.proposers is None else [type(p).__name__ for p in model.proposers]
-        kernels = kernels_for(model, table, wish)
-        usable = _as_set(_usable(table, model.topology, wish))
-        dedup = _may_dedup(model, index, table, wish)
+        if curve is not None and (limits is None or limits.row_shares is None):
+            limits = replace(limits or ParameterConstraints(), row_shares=curve)
+        names = (
+            allowed_schemes(table, limits) if model.proposers is None else [type(p).__name__ for p in model.proposers]
+        )
+        kernels = kernels_for(model, table, limits)
+        usable = _as_set(_usable(table, model.topology, limits))
+        dedup = _may_dedup(model, index, table, limits)
         before = len(drafts)
-        asked = wish.route if wish and wish.route else (route if is_pooled(table) else "direct")
+        asked = limits.route if limits and limits.route else (route if is_pooled(table) else "direct")
         check_route_applies(table, asked or "direct")
-        if wish is not None and wish.shards is not None:
-            pinned = _pinned(table, wish.shards, model.topology)
-            outside = sorted({shard.rank for shard in wish.shards} - usable)
+        if limits is not None and limits.shards is not None:
+            pinned = _pinned(table, limits.shards, model.topology)
+            outside = sorted({shard.rank for shard in limits.shards} - usable)
             if outside:
                 raise PlanError(
-                    f"table {table.name!r}: its shards lie on ranks {outside}, outside device_group "
-                    f"{wish.device_group!r} (ranks {sorted(usable)}). Fix: leave device_group out"
+                    f"table {table.name!r}: its shards are on ranks {outside}, outside device_group "
+                    f"{limits.device_group!r} (ranks {sorted(usable)}). Fix: leave device_group out"
                 )
             for name_of_route in _routes(model, table, pinned, asked, False, dedup):
                 drafts.append((index, pinned, usable, kernels[0], False, name_of_route))
             continue
         for scheme in map(scheme_named, names) if model.proposers is None else model.proposers:
             replicated = bool(getattr(scheme, "replicated", False))
-            for proposal in filter(model.takes, scheme.propose(table, model.topology, wish)):
-                if model.proposers is not None and not _allows(wish, proposal.scheme):
+            for proposal in filter(model.takes, scheme.propose(table, model.topology, limits)):
+                if model.proposers is not None and not _allows(limits, proposal.scheme):
                     continue
                 if proposal.assignments is not None and len(usable) < model.topology.world_size:
                     kept = tuple(ranks for ranks in proposal.assignments if usable.issuperset(ranks))
@@ -180,7 +182,7 @@ def options_of(
         if len(drafts) == before:
             raise PlanError(
                 f"table {table.name!r} ({table.num_embeddings:,} x {table.embedding_dim:,}) cannot be split by "
-                f"{', '.join(names)} on {_ranks_text(sorted(usable))}. Fix: {_narrower(table, wish, len(usable))}allow "
+                f"{', '.join(names)} on {_ranks_text(sorted(usable))}. Fix: {_narrower(table, limits, len(usable))}allow "
                 f"table_wise"
             )
     cuts: dict[int, RectKinds] = {}  # twins share a proposal
@@ -230,20 +232,22 @@ def options_of(
     return found
 
 
-def _usable(table: BaseEmbeddingConfig, topology: Topology, wish: ParameterConstraints | None) -> tuple[int, ...]:
+def _usable(table: BaseEmbeddingConfig, topology: Topology, limits: ParameterConstraints | None) -> tuple[int, ...]:
     try:
-        return usable_ranks(topology, wish)
+        return usable_ranks(topology, limits)
     except PlanError as error:
         raise PlanError(f"table {table.name!r}: {error}") from None
 
 
-def kernels_for(model: CostModel, table: BaseEmbeddingConfig, wish: ParameterConstraints | None) -> list[str]:
+def kernels_for(model: CostModel, table: BaseEmbeddingConfig, limits: ParameterConstraints | None) -> list[str]:
     """The kernels to choose among: the best of those allowed, and both memories of a rank where both are allowed.
 
     Raises:
         PlanError: only the host's memory is allowed, and the cost model knows none.
     """
-    named = [str(getattr(kernel, "value", kernel)) for kernel in (wish.compute_kernels if wish else None) or ["fused"]]
+    named = [
+        str(getattr(kernel, "value", kernel)) for kernel in (limits.compute_kernels if limits else None) or ["fused"]
+    ]
     tiers = [str(EmbeddingComputeKernel.FUSED), str(EmbeddingComputeKernel.FUSED_UVM)]
     if not model.has_tiers and named[0] == tiers[1]:
         named = named[1:]
@@ -325,30 +329,30 @@ def _ranks_text(ranks: Sequence[int]) -> str:
     return f"ranks {list(ranks)}" if len(ranks) <= LISTED else f"{len(ranks):,} ranks"
 
 
-def _narrower(table: BaseEmbeddingConfig, wish: ParameterConstraints | None, ranks: int) -> str:
+def _narrower(table: BaseEmbeddingConfig, limits: ParameterConstraints | None, ranks: int) -> str:
     """The widest `min_partition` with which the columns are split in two, where a wider one is what prevents it."""
     widest = table.embedding_dim // 2 // unit_of(table.embedding_dim) * unit_of(table.embedding_dim)
-    if wish is None or wish.min_partition is None or wish.min_partition <= widest or not widest or ranks < 2:
+    if limits is None or limits.min_partition is None or limits.min_partition <= widest or not widest or ranks < 2:
         return ""
     return f"min_partition={widest}, or "
 
 
-def _allows(wish: ParameterConstraints | None, scheme: str) -> bool:
+def _allows(limits: ParameterConstraints | None, scheme: str) -> bool:
     """Whether constraints allow a custom proposer's scheme, which need not be registered."""
-    if wish is None:
+    if limits is None:
         return True
-    allowed, forbidden = wish.sharding_types or (scheme,), wish.forbidden_sharding_types or ()
+    allowed, forbidden = limits.sharding_types or (scheme,), limits.forbidden_sharding_types or ()
     return scheme in map(str, allowed) and scheme not in map(str, forbidden)
 
 
-def allowed_schemes(table: BaseEmbeddingConfig, wish: ParameterConstraints | None) -> list[str]:
+def allowed_schemes(table: BaseEmbeddingConfig, limits: ParameterConstraints | None) -> list[str]:
     """Names of the schemes that a table may use.
 
     Raises:
         PlanError: all are forbidden.
     """
-    named = [str(getattr(n, "value", n)) for n in (wish.sharding_types if wish else None) or scheme_names()]
-    forbidden = [str(getattr(n, "value", n)) for n in (wish.forbidden_sharding_types if wish else None) or ()]
+    named = [str(getattr(n, "value", n)) for n in (limits.sharding_types if limits else None) or scheme_names()]
+    forbidden = [str(getattr(n, "value", n)) for n in (limits.forbidden_sharding_types if limits else None) or ()]
     for name in forbidden:
         scheme_named(name)
     allowed = [name for name in named if name not in forbidden]
@@ -368,14 +372,14 @@ def _pinned(table: BaseEmbeddingConfig, shards: Sequence[Shard], topology: Topol
     return Proposal("custom", rects, (ranks,), tiers if DDR in tiers else None)
 
 
-def _may_dedup(model: CostModel, index: int, table: BaseEmbeddingConfig, wish: ParameterConstraints | None) -> bool:
+def _may_dedup(model: CostModel, index: int, table: BaseEmbeddingConfig, limits: ParameterConstraints | None) -> bool:
     """Whether to try route "distinct_rows": it carries no per-sample weights or variable batches.
 
     Its cost is known only if the workload states how often ids repeat, and the topology what finding and adding them up
     costs.
     """
     top = model.topology
-    varies = wish is not None and (wish.num_poolings is not None or wish.batch_sizes is not None)
+    varies = limits is not None and (limits.num_poolings is not None or limits.batch_sizes is not None)
     return (
         min(top.sort_ns_per_id, top.sum_ns_per_number, top.world_size - 1) > 0
         and is_pooled(table)

@@ -4,7 +4,7 @@ All ways to place a table are scored in a few array operations. A shard adds at 
 option to its rank. Under two hops, an option also adds ``on_node [R]`` to every rank of each node that it uses. The
 ways come in five kinds, each with the ranks that it uses:
 
-- one shard: any rank (beyond `EACH_RANK` ranks, the least busy one of each node);
+- one shard: any rank (beyond `EACH_RANK` ranks, the least busy rank of each node);
 - several shards: the least busy ranks of all;
 - several shards of one node, under two hops: the least busy ranks of any node;
 - shards that fill nodes, under two hops: the least busy nodes;

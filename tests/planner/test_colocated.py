@@ -155,7 +155,7 @@ def test_device_groups_that_cannot_be_are_refused() -> None:
     refused("ranks .4, 5. are outside device_group 'fast' .ranks .0, 1", device_group="fast", ranks=[4, 5])
     refused("all of the ranks .0, 1. .* are forbidden", device_group="fast", forbidden_ranks=[0, 1])
     whole = [Shard(3, (0, 10_000_000), (0, 128))]
-    refused("shards lie on ranks .3., outside device_group 'fast'", device_group="fast", shards=whole)
+    refused("shards are on ranks .3., outside device_group 'fast'", device_group="fast", shards=whole)
     small = Topology(4, "cuda", hbm_cap=2 * 10**9, reserve_fraction=0, device_groups={"fast": [0, 1]})
     refused("does not fit .*allow ranks outside device_group 'fast'", small, device_group="fast")
     for groups in ({"cuda": [0]}, {"fast": []}, {"fast": [8]}, {"fast": "01"}, {1: [0]}, [0, 1]):

@@ -182,8 +182,8 @@ def options_of(
         if len(drafts) == before:
             raise PlanError(
                 f"table {table.name!r} ({table.num_embeddings:,} x {table.embedding_dim:,}) cannot be split by "
-                f"{', '.join(names)} on {_ranks_text(sorted(usable))}. Fix: {_narrower(table, limits, len(usable))}allow "
-                f"table_wise"
+                f"{', '.join(names)} on {_ranks_text(sorted(usable))}. Fix: "
+                f"{_narrower(table, limits, len(usable))}allow table_wise"
             )
     cuts: dict[int, RectKinds] = {}  # twins share a proposal
     for draft in drafts:

@@ -116,8 +116,7 @@ def example_views() -> dict[str, Any]:
     known["events"] = pipelined()
     known["sweep"] = sweep(tables, Workload(), topology="h100", world_size=[2, 4, 8])
     planner = EmbeddingShardingPlanner(topology, keep_search=True)
-    plan = planner.plan_tables(tables)
-    known["search"] = plan.search
+    known["search"] = planner.plan_tables(tables).search
     compared = {name: name for name in ("planner", "table_wise", "row_wise", "data_parallel")}
     known["comparison"] = compare_plans(tables, topology, compared)
     drawn = {name: views.draw(name, **known) for name in views.views_of(*known)}

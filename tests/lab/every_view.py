@@ -147,7 +147,7 @@ def drawn(tables: list[Any], plan: ShardingPlan, topology: Topology, steps: int,
     small = tables[:40]
     planner = EmbeddingShardingPlanner(replace(topology, world_size=min(ranks, 8), local_world_size=min(ranks, 8)))
     planner.keep_search = True
-    plan = planner.plan_tables(small)
+    search = planner.plan_tables(small).search
     lengths = torch.arange(bags * min(len(tables), 50)) % 4
     keys = [each.feature_names[0] for each in tables[:50]]
     stages = ("forward", "backward", "optimizer", "input_dist", "wait")
@@ -169,7 +169,7 @@ def drawn(tables: list[Any], plan: ShardingPlan, topology: Topology, steps: int,
         "feature": tables[-1].feature_names[0],
         "id": 0,
         "sweep": Sweep(tuple(points(steps)), len(tables)),
-        "search": plan.search,
+        "search": search,
         "changes": {f"{LONG}_{n}": 10.0 / (n + 1) for n in range(steps)},
         "history": samples(tables, ranks, min(steps, 3), 9.0),
         "comparison": compared(plan, tables, topology, found),

@@ -118,8 +118,8 @@ MUTANTS = [
     Mutant(
         "costs: launches and arithmetic add up",
         "planner/model/cost.py",
-        "max(launches_ms, flops / topology.flops_per_ms)",
-        "launches_ms + flops / topology.flops_per_ms",
+        "max(workload.dense_launches * topology.launch_ms, compute_ms)",
+        "workload.dense_launches * topology.launch_ms + compute_ms",
         "planner/test_whichever.py",
     ),
     Mutant(

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import recshard_lab as rs
+from recshard_lab.lab.theme import ms_text
 from tests.browser.lab_server import CHROMIUM, command, jupyter_lab, notebook_page
 from tests.browser.reader import ROOT, ask, numbers_of, picture, processes_of, run_every_cell, saved, scroll_to
 from tests.notebooks.runs import keep
@@ -264,7 +265,7 @@ def test_the_sixth_says_what_the_planner_says_of_eight_and_of_more_gpus(read: Ca
     page = read(PLANNER)
     tables, load, found = ask(page, "(tables, load, found.ms)")
     scroll_to(page, "views.phases(found")
-    _, *rows = numbers_of(page, f"Step time, predicted: {found.max(axis=0).sum():.3f} ms")
+    _, *rows = numbers_of(page, f"Step time, predicted: {ms_text(float(found.max(axis=0).sum()))}")
     assert np.allclose([[in_ms(cell) for cell in row[1:]] for row in rows], np.c_[found, found.sum(axis=1)], rtol=5e-3)
     picture(page, "notebook_06_phases")
     scroll_to(page, "compare = rs.PlanCompare(")

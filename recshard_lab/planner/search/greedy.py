@@ -60,7 +60,7 @@ PLACINGS = ((1.2, BALANCE), (1.0, BALANCE), (1.5, 1.0))
 """How the first plans are placed: times the floor of a bound, which each phase may take without cost; balance."""
 DIFFERENT = 4  # starts that are tried in one of these ways before the next way
 SLACKS = (0.7, 0.9)  # of the way from the mean rank to the slowest, in each phase: the floor of the next plan
-IMPROVED, MOST_IMPROVED = 2_000, 4  # tables of the plans that are filled up and improved, and plans at most
+IMPROVED, MOST_IMPROVED = 1_000, 4  # tables of the plans that are filled up and improved, and plans at most
 FUSED_UVM = str(EmbeddingComputeKernel.FUSED_UVM)
 
 

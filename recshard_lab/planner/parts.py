@@ -17,8 +17,7 @@ from typing import Any, Protocol
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.model.cost import CostModel
-from recshard_lab.planner.model.cost_models import COST_MODELS, cost_model_named
-from recshard_lab.planner.model.estimate import Estimate, estimate_loads, plan_loads
+from recshard_lab.planner.model.estimate import COST_MODELS, Estimate, cost_model_named, estimate_loads, plan_loads
 from recshard_lab.planner.workload import Workload
 from recshard_lab.sharding import (
     EmbeddingComputeKernel,

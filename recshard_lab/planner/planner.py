@@ -14,8 +14,7 @@ from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.answers.refusals import Refused, refusal
 from recshard_lab.planner.answers.why import Planned, Request, requested
 from recshard_lab.planner.model.cost import CostModel
-from recshard_lab.planner.model.cost_models import cost_model_named
-from recshard_lab.planner.model.estimate import estimate_loads
+from recshard_lab.planner.model.estimate import cost_model_named, estimate_loads
 from recshard_lab.planner.model.loads import K
 from recshard_lab.planner.parts import (
     ModelMaker,

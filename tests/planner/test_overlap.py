@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, Workload, estimate
 from recshard_lab.planner.model.cost import PHASES, dense_step
 from recshard_lab.planner.model.estimate import plan_loads
-from recshard_lab.planner.model.parts import FIGURES, FREE
+from recshard_lab.planner.model.overlap import FIGURES, FREE
 from recshard_lab.planner.workload import PIPELINES
 from recshard_lab.sharding import ParameterConstraints, PlanError, ShardingPlan, Topology, scheme_named, scheme_names
 from tests.planner.problems import random_problem, random_tables, table

@@ -68,6 +68,19 @@ def test_a_cost_model_of_ones_own_is_what_plans_are_scored_by_everywhere() -> No
     assert found.step_ms <= rs.estimate(usual, tables, GPUS, workload, cost_model=SlowLookups).step_ms * (1 + 1e-9)
 
 
+def test_a_cost_model_whose_terms_are_not_its_phases_is_refused() -> None:
+    class SlowSteps(CostModel):
+        def phases(self, loads: np.ndarray) -> np.ndarray:
+            return 1000 * super().phases(loads)
+
+    tables, workload = random_tables(2, 0)
+    with pytest.raises(TypeError, match=r"SlowSteps overrides phases without terms.*Fix: change the loads in"):
+        EmbeddingShardingPlanner(GPUS, workload=workload, cost_model=SlowSteps).plan_tables(tables)
+    both = type("Both", (SlowSteps,), {"terms": property(lambda self: CostModel.terms.func(self).times(1000))})
+    made = EmbeddingShardingPlanner(GPUS, workload=workload, cost_model=both).plan_tables(tables)
+    assert made.gap >= 0
+
+
 def test_a_rater_picks_among_the_plans_that_the_search_found() -> None:
     tables, workload = random_tables(8, 1)
 

@@ -22,8 +22,8 @@ from recshard_lab import (
 )
 from recshard_lab.planner.model.cost import CostModel
 from recshard_lab.planner.model.estimate import plan_loads
-from recshard_lab.planner.model.loads import IDS
-from recshard_lab.planner.model.parts import FIGURES
+from recshard_lab.planner.model.loads import IDS, Rects
+from recshard_lab.planner.model.overlap import FIGURES
 
 #: launches would hide what lookups cost at this size
 GPUS = Topology.preset("h100x8", **dict.fromkeys((*FIGURES["host"], "kernel_ms", "peer_ms", "straggler_sigma"), 0.0))
@@ -73,8 +73,8 @@ def test_pieces_of_a_table_together_look_up_what_the_table_does(sequence: bool) 
     first = np.stack([np.zeros(4), rows // 100, rows // 2], axis=1).ravel()
     sizes = np.stack([rows // 100, rows // 2 - rows // 100, rows - rows // 2], axis=1).ravel()
     nothing, cols = np.zeros(12), np.full(12, 64.0)
-    parts = model.rect_loads(of, sizes, cols, nothing, nothing, first=first)[IDS].reshape(4, 3).sum(axis=1)
-    whole = model.rect_loads(np.arange(4), rows, cols[:4], nothing[:4], nothing[:4], first=nothing[:4])[IDS]
+    parts = model.rect_loads(Rects(of, sizes, cols, nothing, nothing, first=first))[IDS].reshape(4, 3).sum(axis=1)
+    whole = model.rect_loads(Rects(np.arange(4), rows, cols[:4], nothing[:4], nothing[:4], first=nothing[:4]))[IDS]
     assert parts == pytest.approx(whole)
 
 

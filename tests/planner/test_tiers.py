@@ -18,7 +18,7 @@ from recshard_lab import (
     row_wise,
 )
 from recshard_lab.planner.model.cost import CostModel
-from recshard_lab.planner.model.loads import HOST, LOOKUP, MEMORY, UPDATE
+from recshard_lab.planner.model.loads import HOST, LOOKUP, MEMORY, UPDATE, Rects
 from recshard_lab.planner.read.constraint_files import read_constraints
 
 BOTH = ["fused", "fused_uvm"]
@@ -53,7 +53,7 @@ def test_rows_of_the_hosts_memory_all_come_over_its_link() -> None:
     model = CostModel(tables(), topology(), load(frequency_ordered=False))
     of, rows, cols = np.array([0, 0]), np.full(2, 50e6), np.full(2, 128.0)
     nothing, host = np.zeros(2), np.array([0.0, 1.0])
-    fast, slow = model.rect_loads(of, rows, cols, nothing, nothing, host=host).T
+    fast, slow = model.rect_loads(Rects(of, rows, cols, nothing, nothing, host=host)).T
     ids, unique, size = model.tables.ids[0] * 8, model.tables.unique[0], 128 * 4
     top = model.topology
     read = size + top.gather_row_bytes

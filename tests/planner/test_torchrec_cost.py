@@ -12,7 +12,7 @@ from recshard_lab.embedding import EmbeddingBagConfig, EmbeddingConfig
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload, estimate
 from recshard_lab.planner.model.estimate import plan_loads
-from recshard_lab.planner.model.loads import BACK, BY_NODE, LOOKUP, MEMORY, OUT, UPDATE
+from recshard_lab.planner.model.loads import BACK, BY_NODE, LOOKUP, MEMORY, OUT, UPDATE, Rects
 from recshard_lab.planner.model.torchrec_cost import TorchRecCostModel
 from recshard_lab.sharding import ParameterSharding, PlanError, Shard, ShardingPlan, Topology, scheme_names
 from tests.planner.problems import random_tables
@@ -59,7 +59,7 @@ def loads_of(model: TorchRecCostModel, table: int, scheme: str, kernel: str, row
     flags = [scheme == "data_parallel", kernel == "dense", scheme in BY_NODE]
     replicated, dense, by_node = (np.array([float(flag)]) for flag in flags)
     at, sizes = np.array([table]), [np.array([float(size)]) for size in (rows, cols)]
-    return model.rect_loads(at, *sizes, replicated, dense, by_node=by_node)
+    return model.rect_loads(Rects(at, *sizes, replicated, dense, by_node=by_node))
 
 
 @NEEDS_PEERS

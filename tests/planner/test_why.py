@@ -13,7 +13,7 @@ import pytest
 from recshard_lab.distributed.state.moves import transfers
 from recshard_lab.embedding.configs import DataType, EmbeddingBagConfig
 from recshard_lab.planner import PHASES, EmbeddingShardingPlanner, Workload, estimate
-from recshard_lab.planner.model.cost_models import COST_MODELS
+from recshard_lab.planner.model.estimate import COST_MODELS
 from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES
 from recshard_lab.sharding import (
     ParameterConstraints,

@@ -10,7 +10,7 @@ from typing import Any
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
 from recshard_lab.planner.answers.text import gigabytes
 from recshard_lab.planner.model.cost import CostModel
-from recshard_lab.planner.model.cost_models import cost_model_named
+from recshard_lab.planner.model.estimate import cost_model_named
 from recshard_lab.planner.model.loads import MEMORY
 from recshard_lab.planner.search.colocated import groups_of
 from recshard_lab.planner.search.greedy import solve, solve_in_host

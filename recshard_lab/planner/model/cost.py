@@ -65,6 +65,7 @@ from recshard_lab.planner.model.loads import (
     TWO_HOP,
     UPDATE,
     K,
+    Rects,
 )
 from recshard_lab.planner.model.lookup_costs import LookupCosts
 from recshard_lab.planner.model.memory import MEMORY_CATEGORIES, fixed_memory, rect_memory
@@ -78,6 +79,7 @@ from recshard_lab.sharding import ParameterConstraints, PlanError, Proposal, Top
 SIZES_BYTES = 32, 16  # of the sizes message to a rank, for each collection and for each of its shard features
 PHASES = ("input_dist", "lookup", "output_dist", "dense", "output_dist_backward", "lookup_backward")
 
+_AGREE = ("phases", "terms")  # two forms of the same costs
 _MEMORY_AT = [MEMORY_CATEGORIES.index(c) for c in ("weights", "optimizer_state", "input_buffers", "output_buffers")]
 
 
@@ -91,8 +93,12 @@ class CostModel:
         has_routes: whether a table's route changes its cost.
         has_tiers: whether it knows the host's memory from the rank's own.
 
+    Subclasses that change costs change the loads in `rect_loads`, or `phases` and `terms` together: the search and its
+    bounds read `terms`.
+
     Raises:
         ValueError: an optimizer for which the topology states no `update_cost`.
+        TypeError: a subclass that overrides `phases` without `terms`.
     """
 
     name = "recshard"
@@ -109,6 +115,13 @@ class CostModel:
         workload: Workload,
         constraints: Mapping[str, ParameterConstraints] | None = None,
     ) -> None:
+        owners = [next(at for at, kind in enumerate(type(self).__mro__) if name in vars(kind)) for name in _AGREE]
+        if owners[0] < owners[1]:
+            raise TypeError(
+                f"cost_model {type(self).__name__} overrides phases without terms: the planner searches by terms, and "
+                f"would choose plans by other costs than it reports. Fix: change the loads in rect_loads, or override "
+                f"terms too"
+            )
         if workload.optimizer not in topology.update_cost:
             raise ValueError(
                 f"topology.update_cost has no entry for {workload.optimizer!r} (it has: "
@@ -144,35 +157,15 @@ class CostModel:
         """Whether the planner may choose this cut; here every one."""
         return True
 
-    def rect_loads(
-        self,
-        of: Array,
-        rows: Array,
-        cols: Array,
-        replicated: Array,
-        dense: Array,
-        route: Array | None = None,
-        by_node: Array | None = None,
-        first: Array | None = None,
-        host: Array | None = None,
-    ) -> Array:
-        """The loads ``[K, n]`` of n shards.
-
-        Args:
-            of: ``[n]`` table of each shard; rows, cols: its sizes.
-            replicated: ``[n]`` 1.0 for a replica: it sends no row in forward.
-            dense: ``[n]`` 1.0 for kernel "dense": a gradient of the whole shard, and an optimizer over it.
-            route: ``[n]`` DIRECT, REDUCE_SCATTER, TWO_HOP or DISTINCT of `loads`. Default: all direct. The load ACROSS
-                is that of a single shard on its node; scale it by `across_shares`.
-            by_node: ``[n]`` 1.0 for a shard of a scheme whose row shards fill one node; unused here.
-            first: ``[n]`` first row of each shard, used if lookups spread unevenly over the rows. Default: 0.
-            host: ``[n]`` 1.0 for shards in host memory. Default: none; ignored on CPUs.
-        """
+    def rect_loads(self, rects: Rects) -> Array:
+        """The loads ``[K, n]`` of n shards."""
+        of, rows, cols, replicated, host = rects.of, rects.rows, rects.cols, rects.replicated, rects.host
+        route = rects.route
         top, tables, ranks = self.topology, self.tables, self.topology.world_size
         loads = np.empty((K, len(of)))
         if route is not None:
             route = np.where(replicated > 0, DIRECT, route)  # what every rank holds sends gradients alone, to all
-        hits = row_hits(tables, self.row_shares, of, rows, first, ranks)
+        hits = row_hits(tables, self.row_shares, of, rows, rects.first, ranks)
         ids, pooled = tables.ids[of] * hits.share, tables.pooled[of]
         vectors = pooled * tables.bags[of] + (1 - pooled) * ids
         sent, back, lengths = self._sent(of, ids, vectors, cols, replicated, hits.touched, route)
@@ -187,12 +180,12 @@ class CostModel:
         slow = host if host is not None and top.has_tiers and host.any() else None
         distinct = self._distinct(of, replicated, route)
         self.lookups.fill(loads, of, (rows, cols), replicated, hits, sent, back, slow, distinct)
-        loads[UPDATE] += dense * 3 * 4 * rows * cols / top.memory_bw
+        loads[UPDATE] += rects.dense * 3 * 4 * rows * cols / top.memory_bw
         loads[SHARD_FEATURES] = tables.features[of]
         loads[ROW_CUT] = tables.features[of] * (rows < tables.rows[of])
         loads[HOST] = 0.0
         arrives = sent, back, lengths
-        loads[MEMORY:] = rect_memory(tables, of, rows, cols, dense, ranks, self.workload.optimizer, arrives)
+        loads[MEMORY:] = rect_memory(tables, of, rows, cols, rects.dense, ranks, self.workload.optimizer, arrives)
         if slow is not None:
             loads[HOST] = slow * loads[MEMORY : MEMORY + 2].sum(axis=0)
             loads[MEMORY : MEMORY + 2] *= 1 - slow

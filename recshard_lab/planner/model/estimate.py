@@ -11,7 +11,6 @@ from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.answers.text import estimate_text
 from recshard_lab.planner.model.cost import CostModel
-from recshard_lab.planner.model.cost_models import cost_model_named
 from recshard_lab.planner.model.loads import (
     ACROSS_BOTH,
     BY_NODE,
@@ -19,10 +18,12 @@ from recshard_lab.planner.model.loads import (
     NORMS,
     ROUTE_NUMBERS,
     SCATTER_BOTH,
+    Rects,
     across_shares,
 )
 from recshard_lab.planner.model.memory import MEMORY_CATEGORIES
 from recshard_lab.planner.model.overlap import Overlap
+from recshard_lab.planner.model.torchrec_cost import TorchRecCostModel
 from recshard_lab.planner.search.rect_kinds import summed_rows
 from recshard_lab.planner.workload import Array, Workload, check_route_applies
 from recshard_lab.sharding import (
@@ -35,8 +36,10 @@ from recshard_lab.sharding import (
     Topology,
 )
 from recshard_lab.sharding.plan.sharding_plan import Tables
-from recshard_lab.sharding.plan.types import DDR
+from recshard_lab.sharding.plan.types import DDR, nearest
 from recshard_lab.sharding.plan.validate import check_shards
+
+COST_MODELS: dict[str, type[CostModel]] = {model.name: model for model in (CostModel, TorchRecCostModel)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +145,25 @@ class Estimate:
         return estimate_text(self)
 
 
+def cost_model_named(cost_model: Any) -> Callable[..., CostModel]:
+    """The cost model of this name; a class (or a function) with `CostModel`'s arguments is returned unchanged.
+
+    Raises:
+        ValueError: an unknown name, or an instance.
+
+    >>> cost_model_named("torchrec").__name__
+    'TorchRecCostModel'
+    """
+    if isinstance(cost_model, str) and cost_model in COST_MODELS:
+        return COST_MODELS[cost_model]
+    if not isinstance(cost_model, str) and callable(cost_model):
+        return cost_model
+    raise ValueError(
+        f"cost_model {cost_model!r:.80} does not exist{nearest(str(cost_model)[:80], COST_MODELS)}; known: "
+        f"{', '.join(COST_MODELS)}. Fix: use one of these names, or pass a subclass of CostModel"
+    )
+
+
 @names_wrong_arguments
 def estimate(
     plan: ShardingPlan,
@@ -176,41 +198,24 @@ def estimate(
     return estimate_loads(model, plan_loads(model, pairs), pairs, sum(map(bool, plan.plan.values())))
 
 
-@dataclass(frozen=True, eq=False)
-class PlanRects:
-    """The n shards of a plan in the form of `CostModel.rect_loads`, and their ranks.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PlanRects(Rects):
+    """The n shards of a plan, and their ranks.
 
     Attributes:
-        of, first, rows, cols, replicated, dense, route, node_rows: ``[n]``, as in `rect_loads`; `of` are integers.
         ranks: ``[n]`` integers.
         shares: ``[n]`` of ACROSS, see `across_shares`.
         summed: ``[n]`` the share of the table's rows that are not replicated.
-        host: ``[n]`` 1.0 for shards in host memory.
     """
 
-    of: Any
     ranks: Any
-    first: Array
-    rows: Array
-    cols: Array
-    replicated: Array
-    dense: Array
-    route: Array
-    node_rows: Array
     shares: Array
     summed: Array
-    host: Array
-
-    @property
-    def where(self) -> tuple[Array, Array]:
-        """First rows, and the shards in host memory."""
-        return self.first, self.host
 
     def loads(self, model: CostModel) -> Array:
         """``[K, n]``."""
-        sizes = (self.rows, self.cols)
-        found = model.rect_loads(self.of, *sizes, self.replicated, self.dense, self.route, self.node_rows, *self.where)
-        if not model.has_tiers and self.host.any():
+        found = model.rect_loads(self)
+        if not model.has_tiers and self.host is not None and self.host.any():
             raise PlanError(
                 f"cost_model={model.name!r} has no formulas for shards in the host's memory. Fix: cost_model='recshard'"
             )
@@ -276,9 +281,8 @@ def plan_rects(topology: Topology, pairs: list[tuple[BaseEmbeddingConfig, Parame
         summed += [summed_rows([s.rect for s in full.shards], config.num_embeddings)] * len(full.shards)
     columns = np.array(flat, dtype=float).reshape(-1, 10).T
     of, ranks, first, rows, cols, replicated, host, dense, route, node_rows = columns
-    at = (of.astype(np.intp), ranks.astype(np.intp))
-    sums = (np.array(shares), np.array(summed))
-    return PlanRects(*at, first, rows, cols, replicated, dense, route, node_rows, *sums, host)
+    where = {"ranks": ranks.astype(np.intp), "shares": np.array(shares), "summed": np.array(summed)}
+    return PlanRects(of.astype(np.intp), rows, cols, replicated, dense, route, node_rows, first, host, **where)
 
 
 def taken_route(config: BaseEmbeddingConfig, sharding: ParameterSharding) -> str:
@@ -340,7 +344,7 @@ def norm_traffic(model: CostModel, pairs: Sequence[tuple[BaseEmbeddingConfig, Pa
         first, end = np.array([shard.rows for shard in shards], dtype=float).T
         cols = np.array([shard.num_cols for shard in shards], dtype=float)
         at, none = np.full(len(shards), index), np.zeros(len(shards))
-        loads = model.rect_loads(at, end - first, cols, none, none, first=first)[NORMS]
+        loads = model.rect_loads(Rects(at, end - first, cols, none, none, first=first))[NORMS]
         each = loads / np.maximum(config.embedding_dim / cols - 1, 1e-9)  # to another shard of the same rows
         shared = np.minimum(end[:, None], end) - np.maximum(first[:, None], first)
         told = each[:, None] * np.maximum(shared, 0) / (end - first)[:, None]

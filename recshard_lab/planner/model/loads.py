@@ -6,8 +6,11 @@ the bytes of another number format.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
+from recshard_lab.planner.workload import Array
 from recshard_lab.sharding.plan.tiling import Span
 from recshard_lab.sharding.plan.types import DISTINCT_ROWS
 
@@ -42,6 +45,32 @@ DIRECT, REDUCE_SCATTER, TWO_HOP, DISTINCT = 0.0, 1.0, 2.0, 3.0
 ROUTE_NUMBERS = {"direct": DIRECT, "reduce_scatter": REDUCE_SCATTER, "two_hop": TWO_HOP, DISTINCT_ROWS: DISTINCT}
 
 BY_NODE = ("table_row_wise", "grid_shard")  # schemes whose row shards fill a node
+
+
+@dataclass(frozen=True, eq=False)
+class Rects:
+    """n shards, as `CostModel.rect_loads` takes them.
+
+    Attributes:
+        of: ``[n]`` table of each shard, an integer; rows, cols: ``[n]`` its sizes.
+        replicated: ``[n]`` 1.0 for a replica: it sends no row in forward.
+        dense: ``[n]`` 1.0 for kernel "dense": a gradient of the whole shard, and an optimizer over it.
+        route: ``[n]`` DIRECT, REDUCE_SCATTER, TWO_HOP or DISTINCT. Default: all direct. The load ACROSS is that of a
+            single shard on its node; scale it by `across_shares`.
+        by_node: ``[n]`` 1.0 for a shard of a scheme whose row shards fill one node. Only TorchRec's formulas use it.
+        first: ``[n]`` first row of each shard, used if lookups spread unevenly over the rows. Default: 0.
+        host: ``[n]`` 1.0 for shards in host memory. Default: none; ignored on CPUs.
+    """
+
+    of: Any
+    rows: Array
+    cols: Array
+    replicated: Array
+    dense: Array
+    route: Array | None = None
+    by_node: Array | None = None
+    first: Array | None = None
+    host: Array | None = None
 
 
 def across_shares(cols: Sequence[Span], nodes: Sequence[int]) -> list[float]:

@@ -26,20 +26,30 @@ Shape letters: K loads, P phases, W ranks.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recshard_lab.planner.model.loads import COMPUTED, K
-from recshard_lab.planner.model.parts import only
+from recshard_lab.planner.model.loads import COMPUTED, K, Rects
 from recshard_lab.planner.model.simulation import DENSE, INPUT, StepParts, steady_ms
 from recshard_lab.planner.model.terms import Terms
 from recshard_lab.planner.workload import Array
+from recshard_lab.sharding import Topology
 
 if TYPE_CHECKING:
     from recshard_lab.planner.model.cost import CostModel
 
 BUCKET_BYTES = 25 * 2**20  # of torch's DistributedDataParallel
+FREE = 1e30  # bytes or operations per ms of what costs nothing
+#: figures of `Topology` by who spends them; those of lookups and updates are in the loads `loads.COMPUTED`
+FIGURES = {
+    "network": (
+        "intra_host_bw", "inter_host_bw", "intra_host_latency_ms", "inter_host_latency_ms", "peer_ms",
+        "inter_host_peer_ms",
+    ),
+    "host": ("launch_ms", "host_ms", "shard_feature_ms", "row_split_ms", "norm_ms", "step_ms", "sync_ms"),
+    "device": ("hbm_mem_bw", "cache_bw", "flops_per_ms", "tf32_flops_per_ms", "route_ns_per_id", "kernel_ms"),
+}  # fmt: skip
 WORDS = {
     "chain": "the chain from lookup to lookup",
     "network": "the network",
@@ -193,11 +203,22 @@ class OverlapCosts:
         chain.fixed[DENSE] -= self.network.dense_ms * model.straggle
         tables, none = model.tables, np.zeros(len(model.tables.rows))
         of: Array = np.arange(len(none))  # type: ignore[assignment]
-        whole = model.rect_loads(of, tables.rows, tables.cols, none, none).sum(axis=1)
+        whole = model.rect_loads(Rects(of, tables.rows, tables.cols, none, none)).sum(axis=1)
         even = np.repeat(whole[:, None] / ranks, ranks, axis=1)
         lengths = [float(terms.spent(even, model.topology.num_nodes)[:-1].max(axis=1).sum()) for terms in (chain, host)]
         cubes = [max(length, 1e-9) ** 3 for length in lengths]
         return chain.mean(host, cubes[0] / sum(cubes))
+
+
+def only(topology: Topology, *parts: str) -> Topology:
+    """The topology on which everything costs nothing but these parts of a phase.
+
+    >>> only(Topology(8, "cuda"), "network", "device").launch_ms
+    0.0
+    """
+    others = [name for part, names in FIGURES.items() if part not in parts for name in names]
+    free: dict[str, Any] = {name: FREE if name.endswith(("_bw", "flops_per_ms")) else 0.0 for name in others}
+    return replace(topology, **free)
 
 
 def _alone(model: "CostModel", part: str) -> "CostModel":

@@ -36,7 +36,7 @@ import numpy as np
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.model.cost import CostModel
-from recshard_lab.planner.model.loads import BACK, LOOKUP, MEMORY, OUT, UPDATE, K
+from recshard_lab.planner.model.loads import BACK, LOOKUP, MEMORY, OUT, UPDATE, K, Rects
 from recshard_lab.planner.model.memory import MEMORY_CATEGORIES
 from recshard_lab.planner.model.terms import Terms
 from recshard_lab.planner.workload import Array, Workload
@@ -60,7 +60,7 @@ class TorchRecCostModel(CostModel):
     >>> tables = [BaseEmbeddingConfig(name="movies", num_embeddings=1000, embedding_dim=128, feature_names=["movie"])]
     >>> model = TorchRecCostModel(tables, Topology(2, "cuda"), Workload(512))
     >>> whole = [np.array([x]) for x in (0, 1000.0, 128.0, 0.0, 0.0)]
-    >>> [f"{ms:.6f}" for ms in model.phases(model.rect_loads(*whole))[:, 0]]
+    >>> [f"{ms:.6f}" for ms in model.phases(model.rect_loads(Rects(*whole)))[:, 0]]
     ['0.001097', '0.000814', '0.000814', '0.002194']
     """
 
@@ -103,23 +103,13 @@ class TorchRecCostModel(CostModel):
             isinstance(proposal.rects, EvenTiling) or len(set(flags := replica_flags(proposal.rects))) == 1 or not flags
         )
 
-    def rect_loads(
-        self,
-        of: Array,
-        rows: Array,
-        cols: Array,
-        replicated: Array,
-        dense: Array,
-        route: Array | None = None,
-        by_node: Array | None = None,
-        first: Array | None = None,
-        host: Array | None = None,
-    ) -> Array:
-        """The loads ``[K, n]`` of n shards, from the arguments of `CostModel.rect_loads`. All routes cost the same."""
+    def rect_loads(self, rects: Rects) -> Array:
+        """The loads ``[K, n]`` of n shards. All routes cost the same."""
+        of, rows, cols, dense = rects.of, rects.rows, rects.cols, rects.dense
         top, tables = self.topology, self.tables
         ranks, local, nodes = top.world_size, top.local_world_size, top.num_nodes
-        replica = replicated > 0
-        node_rows = np.zeros(len(of), dtype=bool) if by_node is None else (by_node > 0) & ~replica
+        replica = rects.replicated > 0
+        node_rows = np.zeros(len(of), dtype=bool) if rects.by_node is None else (rects.by_node > 0) & ~replica
         cut = ~replica & ~node_rows & (rows < tables.rows[of])
         whole = ~(replica | node_rows | cut)
         size, pooled = tables.element_bytes[of], tables.pooled[of] > 0

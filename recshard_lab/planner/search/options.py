@@ -19,6 +19,7 @@ from recshard_lab.planner.model.loads import (
     ROUTE_NUMBERS,
     SCATTER_BOTH,
     UPDATE,
+    Rects,
     across_shares,
 )
 from recshard_lab.planner.search.rect_kinds import RectKinds, rect_kinds, summed_rows
@@ -192,7 +193,7 @@ def options_of(
             cuts[id(draft[1])] = rect_kinds(draft[1].rects, draft[4], by_place, draft[1].tiers)
     sizes = [cuts[id(draft[1])] for draft in drafts]
     counts = [len(own.rows) for own in sizes]
-    loads = model.rect_loads(
+    rects = Rects(
         np.repeat([draft[0] for draft in drafts], counts),
         np.concatenate([own.rows for own in sizes]),
         np.concatenate([own.cols for own in sizes]),
@@ -206,6 +207,7 @@ def options_of(
             np.repeat([float(draft[3] == EmbeddingComputeKernel.FUSED_UVM) for draft in drafts], counts),
         ),
     )
+    loads = model.rect_loads(rects)
     found: list[list[Option]] = [[] for _ in tables]
     at = 0
     known = _Known(model.topology)

@@ -39,7 +39,7 @@ from recshard_lab.arguments import checks_arguments, shown
 from recshard_lab.data import dataset_names
 from recshard_lab.documents import Document, read_document, with_fix
 from recshard_lab.embedding import EmbOptimType, OptimizerSpec
-from recshard_lab.planner.model.cost_models import COST_MODELS
+from recshard_lab.planner.model.estimate import COST_MODELS
 from recshard_lab.planner.planner import SOLVERS
 from recshard_lab.sharding.plan.types import nearest
 from recshard_lab.train.job.tables import check_settings

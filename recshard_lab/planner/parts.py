@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.model.cost import CostModel
-from recshard_lab.planner.model.estimate import COST_MODELS, Estimate, cost_model_named, estimate_loads, plan_loads
+from recshard_lab.planner.model.estimate import Estimate, estimate_loads, plan_loads
 from recshard_lab.planner.workload import Workload
 from recshard_lab.sharding import (
     EmbeddingComputeKernel,
@@ -136,30 +136,6 @@ class PlanRequest:
         """The predicted costs of one sharding per table."""
         pairs = list(zip(self.tables, shardings, strict=True))
         return estimate_loads(self.model, plan_loads(self.model, pairs), pairs)
-
-
-@dataclass(frozen=True)
-class ModelMaker:
-    """Creates the cost model of a planner's tables, with the planner's proposers in it."""
-
-    kind: Any
-    proposers: tuple[Proposer, ...] | None = None
-
-    def __call__(
-        self,
-        tables: Sequence[BaseEmbeddingConfig],
-        topology: Topology,
-        workload: Workload,
-        constraints: Mapping[str, ParameterConstraints] | None = None,
-    ) -> CostModel:
-        model: CostModel = cost_model_named(self.kind)(tables, topology, workload, constraints)
-        if not isinstance(model, CostModel):
-            raise PlanError(
-                f"cost_model={self.kind!r:.80} returned a {type(model).__name__}. Fix: pass a subclass of CostModel, "
-                f"or one of {', '.join(COST_MODELS)}"
-            )
-        model.proposers = self.proposers
-        return model
 
 
 def checked_part(argument: str, part: Any, method: str) -> Any:

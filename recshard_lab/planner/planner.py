@@ -14,10 +14,9 @@ from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.answers.refusals import Refused, refusal
 from recshard_lab.planner.answers.why import Planned, Request, requested
 from recshard_lab.planner.model.cost import CostModel
-from recshard_lab.planner.model.estimate import cost_model_named, estimate_loads
+from recshard_lab.planner.model.estimate import COST_MODELS, cost_model_named, estimate_loads
 from recshard_lab.planner.model.loads import K
 from recshard_lab.planner.parts import (
-    ModelMaker,
     PlanRequest,
     PlanSearch,
     Proposer,
@@ -244,15 +243,16 @@ class EmbeddingShardingPlanner:
         """
         return self._plan({module_path: list(tables)}, self.constraints, self.workload, explain)
 
-    def model(
-        self,
-        tables: Sequence[BaseEmbeddingConfig],
-        workload: Workload | None = None,
-        constraints: Mapping[str, ParameterConstraints] | None = None,
-    ) -> CostModel:
+    def model(self, tables: Sequence[BaseEmbeddingConfig]) -> CostModel:
         """The cost model of `tables` under this planner's settings."""
-        maker, load = ModelMaker(self.cost_model, self.proposers), workload or self.workload
-        return maker(tables, self.topology, load, self.constraints if constraints is None else constraints)
+        made: Any = cost_model_named(self.cost_model)(tables, self.topology, self.workload, self.constraints)
+        if not isinstance(made, CostModel):
+            raise PlanError(
+                f"cost_model={self.cost_model!r:.80} returned a {type(made).__name__}. Fix: pass a subclass of "
+                f"CostModel, or one of {', '.join(COST_MODELS)}"
+            )
+        made.proposers = self.proposers
+        return made
 
     def _plan(
         self,
@@ -265,8 +265,8 @@ class EmbeddingShardingPlanner:
         owners = [(path, table) for path, tables in found.items() for table in tables]
         tables = [table for _, table in owners]
         _check_names(found, constraints)
-        model = self.model(tables, workload, constraints)
         planned = Planned.by(self, found, workload, constraints)
+        model = planned.planner.model(tables)
         if self.search is not None:
             request = PlanRequest(tuple(tables), self.topology, workload, constraints, model, self.route)
             plan = _plan_of(owners, searched(self.search, request))
@@ -285,8 +285,7 @@ class EmbeddingShardingPlanner:
     ) -> ShardingPlan:
         """The built-in search's plan."""
         tables = [table for _, table in owners]
-        constraints, workload = planned.planner.constraints, model.workload
-        record = None
+        constraints, record = planned.planner.constraints, None
         if self.keep_search or self.rater is not None:
             from recshard_lab.planner.search.record import Recorder  # loaded only if required
 
@@ -296,13 +295,9 @@ class EmbeddingShardingPlanner:
         try:
             solution = solve_in_host(model, tables, constraints, self.local_search_passes, self.route, exact_s, record)
         except (DoesNotFit, PlanError) as stuck:
-            error: PlanError
-            if isinstance(stuck, PlanError):
-                error = stuck
-            else:
-                maker = ModelMaker(self.cost_model, self.proposers)
-                settings = (self.topology, workload, constraints, self.route, maker, self.local_search_passes)
-                error = refusal(Refused(tables, stuck.table, *settings, stuck.host), explain)
+            error: Any = stuck
+            if isinstance(stuck, DoesNotFit):
+                error = refusal(Refused(planned.planner, tables, stuck.table, stuck.host), explain)
             if record is not None and record.begun and self.keep_search:
                 error.search = record.trace(model, names)
             raise error from None

@@ -12,6 +12,7 @@ import numpy as np
 from recshard_lab.arguments import checks_arguments, names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.answers.refusals import Refused, refusal
+from recshard_lab.planner.answers.text import use_one_of
 from recshard_lab.planner.answers.why import Planned, Request, requested
 from recshard_lab.planner.model.cost import CostModel
 from recshard_lab.planner.model.estimate import COST_MODELS, cost_model_named, estimate_loads
@@ -42,7 +43,7 @@ from recshard_lab.sharding import (
     running_topology,
 )
 from recshard_lab.sharding.plan.sharding_plan import Tables
-from recshard_lab.sharding.plan.types import check_route, nearest
+from recshard_lab.sharding.plan.types import check_route
 
 SOLVERS = ("greedy", "exact")
 RATED = 64  # plans at most that a rater compares
@@ -117,8 +118,7 @@ class EmbeddingShardingPlanner:
         self.local_search_passes = local_search_passes
         self.route = None if route is None else check_route(route)
         if solver not in SOLVERS:
-            known = " or ".join(map(repr, SOLVERS))
-            raise ValueError(f"solver {solver!r} does not exist{nearest(solver, SOLVERS)}. Fix: use {known}")
+            raise ValueError(f"solver {solver!r} does not exist{use_one_of(solver, SOLVERS)}")
         if not time_limit_s > 0:
             raise ValueError(f"time_limit_s must be positive, got {time_limit_s!r}. Fix: time_limit_s=60")
         self.solver, self.time_limit_s = solver, time_limit_s
@@ -304,9 +304,7 @@ class EmbeddingShardingPlanner:
         trace = None if record is None else record.trace(model, names, solution.placements, solution.bound_ms)
         shardings = [placed.sharding() for placed in solution.placements]
         plan = _plan_of(owners, shardings)
-        plan.validate(
-            planned.tables, self.topology.world_size
-        )  # a custom scheme may propose shards that do not tile the table
+        plan.validate(planned.tables, self.topology.world_size)  # proposals of a custom scheme may have holes
         plan.planned = replace(planned, search_bound_ms=solution.bound_ms)
         if self.rater is not None and trace is not None:
             others = sorted((one for one in trace.candidates if one.fits), key=lambda one: one.step_ms)[:RATED]
@@ -380,8 +378,7 @@ def plan(
     for name, request in [*(constraints or {}).items(), *schemes.items()]:
         if name not in names:
             raise PlanError(
-                f"plan got {name}={request!r:.60}, but table {name!r} does not exist{nearest(name, names)}. Fix: use "
-                f"one of {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"
+                f"plan got {name}={request!r:.60}, but table {name!r} does not exist{use_one_of(name, names)}"
             )
         if name in limits:
             raise PlanError(f"table {name!r} is in constraints= and a keyword argument. Fix: pass it once")
@@ -425,10 +422,7 @@ def _check_names(
     names = [table.name for tables in found.values() for table in tables]
     for name in constraints:
         if name not in names:
-            listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-            raise PlanError(
-                f"constraints name a table {name!r} that does not exist{nearest(name, names)}. Fix: use one of {listed}"
-            )
+            raise PlanError(f"constraints name a table {name!r} that does not exist{use_one_of(name, names)}")
 
 
 def _plan_of(owners: Sequence[tuple[str, BaseEmbeddingConfig]], shardings: Sequence[ParameterSharding]) -> ShardingPlan:

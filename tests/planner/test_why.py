@@ -63,6 +63,17 @@ def test_each_alternative_costs_what_the_plan_with_it_is_predicted_to_cost(seed:
             assert set(way.sharding.shards) != set(found.sharding.shards) or way.sharding.route != found.sharding.route
 
 
+def test_an_answer_counts_the_rows_of_all_tables_in_a_shared_cache() -> None:
+    cached = Topology(4, ddr_mem_bw=6e6, cache_bw=60e6, cache_bytes=16e6)
+    tables, workload = random_tables(8, 1)
+    plan = EmbeddingShardingPlanner(cached, workload=workload).plan_tables(tables)
+    found = plan.explain("t0")
+    assert found.step_ms == pytest.approx(plan.estimate.step_ms, rel=1e-9)
+    for way in found.alternatives:
+        cost = estimate(replaced(plan, "t0", way.sharding), tables, cached, workload)
+        assert way.step_ms == pytest.approx(cost.step_ms, rel=1e-9)
+
+
 def test_every_scheme_is_among_the_alternatives_once_a_route_and_they_are_sorted() -> None:
     _, _, _, plan = problem()
     ways = plan.explain("t3").alternatives

@@ -284,7 +284,8 @@ class WhyNot(Printable):
         found = []
         for name, costs in (("now", self.before), ("as requested", self.after)):
             if costs is not None:
-                phase, rank, ms = critical_of(costs)
+                changeable = (entry for entry in slowest_ranks(costs) if entry[0] != "dense")
+                phase, rank, ms = max(changeable, key=lambda entry: entry[2])
                 found.append(
                     {
                         "plan": name,
@@ -321,9 +322,9 @@ class WhyNot(Printable):
         return [f"With {names} the predicted step is {verdict}.", *sentences, costs, changes]
 
 
-def critical_of(costs: Estimate) -> tuple[str, int, float]:
-    """The longest phase that a plan can change (all but "dense"), its slowest rank, and its ms there."""
-    busiest = costs.critical_rank
-    most = costs.ms.max(axis=0) if costs.waits else costs.ms[busiest]
-    at = max((i for i, phase in enumerate(costs.phases) if phase != "dense"), key=lambda i: most[i])
-    return costs.phases[at], int(costs.ms[:, at].argmax()) if costs.waits else busiest, float(most[at])
+def slowest_ranks(costs: Estimate) -> list[tuple[str, int, float]]:
+    """Each phase, its slowest rank (if ranks do not wait for each other, the one with the most work), its ms there."""
+    ranks = costs.ms.argmax(axis=0).tolist() if costs.waits else [costs.critical_rank] * len(costs.phases)
+    return [
+        (phase, rank, float(costs.ms[rank, p])) for p, (phase, rank) in enumerate(zip(costs.phases, ranks, strict=True))
+    ]

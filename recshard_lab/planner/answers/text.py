@@ -1,11 +1,12 @@
 """Bytes, milliseconds, ranks, placements and estimates as text."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from recshard_lab.sharding.export.plan_table import ranks_text
+from recshard_lab.sharding.plan.types import nearest
 from recshard_lab.text_table import TextTable, shortened, wrapped
 
 if TYPE_CHECKING:
@@ -36,6 +37,16 @@ def milliseconds(ms: float) -> str:
     ('27.35 ms', '0.0273 ms')
     """
     return f"{ms:.2f} ms" if ms >= 1 else f"{ms:.3g} ms"
+
+
+def use_one_of(name: object, names: Collection[str]) -> str:
+    """The end of an error for a name that does not exist.
+
+    >>> use_one_of("row_wide", ["table_wise", "row_wise"])
+    " (did you mean 'row_wise'?). Fix: use one of table_wise, row_wise"
+    """
+    listed = ", ".join(list(names)[:16]) + (", ..." if len(names) > 16 else "")
+    return f"{nearest(str(name)[:80], names)}. Fix: use one of {listed}"
 
 
 def usable_text(usable: float, capacity: float) -> str:

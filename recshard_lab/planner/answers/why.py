@@ -19,7 +19,16 @@ import numpy as np
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.answers.alternatives import best_placement, could_be
-from recshard_lab.planner.answers.answers import Alternative, Explained, PhaseShare, PlanDiff, TableChange, WhyNot
+from recshard_lab.planner.answers.answers import (
+    Alternative,
+    Explained,
+    PhaseShare,
+    PlanDiff,
+    TableChange,
+    WhyNot,
+    slowest_ranks,
+)
+from recshard_lab.planner.answers.text import use_one_of
 from recshard_lab.planner.model.cost import CostModel
 from recshard_lab.planner.model.estimate import Estimate, estimate_loads, loads_by_table, plan_loads
 from recshard_lab.planner.search.bounds import strong_bound
@@ -37,7 +46,6 @@ from recshard_lab.sharding import (
     scheme_named,
 )
 from recshard_lab.sharding.plan.transfers import num_moved_elements
-from recshard_lab.sharding.plan.types import nearest
 
 if TYPE_CHECKING:
     from recshard_lab.planner.planner import EmbeddingShardingPlanner
@@ -80,14 +88,14 @@ class Planned:
     def estimate(self, plan: ShardingPlan) -> Estimate:
         """The predicted costs of `plan`."""
         pairs = plan.pairs(self.tables)
-        model = self._model([table for table, _ in pairs])
+        model = self.planner.model([table for table, _ in pairs])
         found = estimate_loads(model, plan_loads(model, pairs), pairs, len(self.tables))
         return replace(found, lower_bound=self.search_bound_ms)
 
     def bound_ms(self, plan: ShardingPlan) -> float:
         """A step time in ms that no plan within the planner's constraints is below, by `strong_bound`."""
-        tables = [table for configs in self.tables.values() for table in configs]
-        constraints, model = self.planner.constraints, self._model(tables)
+        tables = [table for _, table in self._keys]
+        constraints, model = self.planner.constraints, self.planner.model(tables)
         options = options_of(model, tables, constraints, self.planner.route)
         problem = Problem(model, bundled(tables, options, groups_of(tables, constraints)))
         return max(self.search_bound_ms or 0.0, strong_bound(problem, plan.estimate.step_ms, BOUND_S))
@@ -105,25 +113,23 @@ class Planned:
         >>> answer.sharding == plan.tables()["movies"], all(way.more_ms > -1e-6 for way in answer.alternatives)
         (True, True)
         """
-        path, config = self._position(table)
-        model, alone, sharding, rest, own = self._without(plan, path, config)
+        at = self._position(table)
+        model, alone, sharding, rest, own = self._apart(plan, at)
         loads = rest + own
-        ms, caused = model.phases(loads), model.caused(own, loads)  # [P, W]
-        slowest = ms.argmax(axis=1) if model.waits else np.full(len(ms), ms.sum(axis=0).argmax())
+        costs, caused = estimate_loads(model, loads, plan.pairs(self.tables)), model.caused(own, loads)  # [P, W]
         phases = tuple(
-            PhaseShare(phase, rank, float(ms[p, rank]), float(caused[p, rank]))
-            for p, (phase, rank) in enumerate(zip(model.phase_names, slowest.tolist(), strict=True))
+            PhaseShare(phase, rank, ms, float(caused[p, rank]))
+            for p, (phase, rank, ms) in enumerate(slowest_ranks(costs))
         )
-        step_ms = float(model.step_ms(loads))
         return Explained(
             table,
             sharding,
-            step_ms,
-            float(model.memory_total(loads).max()),
+            costs.step_ms,
+            costs.fullest_bytes,
             model.usable_bytes,
             max((share for share in phases if share.phase != "dense"), key=lambda share: share.ms),
             phases,
-            self._alternatives(model, alone, config, sharding, rest, step_ms),
+            self._alternatives(model, alone, self._keys[at][1], sharding, rest, costs.step_ms),
         )
 
     def diff(self, plan: ShardingPlan, other: ShardingPlan, theirs: "Planned") -> PlanDiff:
@@ -153,7 +159,7 @@ class Planned:
         """The difference of the step of `old` with one table placed as in `new`, for every table that both name."""
         if theirs.planner.topology.world_size != self.planner.topology.world_size:
             return {}
-        model = self._model([table for table, _ in old.values()])
+        model = self.planner.model([table for table, _ in old.values()])
         before = loads_by_table(model, list(old.values()))
         after = loads_by_table(model, [(table, new.get(name, (table, now))[1]) for name, (table, now) in old.items()])
         whole = before.sum(axis=0)
@@ -169,23 +175,19 @@ class Planned:
         if not isinstance(requests, Mapping) or not requests:
             raise PlanError(f"why_not takes {{table: scheme, ...}}, got {requests!r}. Fix: name one table")
         planner = copy(self.planner)
-        names = [table.name for configs in self.tables.values() for table in configs]
         for name, request in requests.items():
-            if name not in names:
-                raise _no_table(name, names)
+            self._at(name)
             now = self.planner.constraints.get(name) or ParameterConstraints()
             planner.constraints = {**planner.constraints, name: requested(now, request)}
         words = {name: request_text(request) for name, request in requests.items()}
         made, refusal = self._moved_alone(plan, planner, list(requests)), None
-        if made is not None and made.plan == plan.plan:  # the plan already meets the request
-            before = self.estimate(plan)
-            return WhyNot(words, made, None, before, before, self.diff(plan, made, self))
-        try:
-            fresh = planner._plan(self.tables, planner.constraints, planner.workload)
-            if made is None or self.estimate(fresh).step_ms < self.estimate(made).step_ms:
-                made = fresh
-        except PlanError as error:
-            refusal = str(error)
+        if made is None or made.plan != plan.plan:  # the plan does not meet the request already
+            try:
+                fresh = planner._plan(self.tables, planner.constraints, planner.workload)
+                if made is None or self.estimate(fresh).step_ms < self.estimate(made).step_ms:
+                    made = fresh
+            except PlanError as error:
+                refusal = str(error)
         if made is None:
             return WhyNot(words, None, refusal, self.estimate(plan), None, None)
         diff = self.diff(plan, made, self)
@@ -196,15 +198,16 @@ class Planned:
     ) -> ShardingPlan | None:
         """`plan` with these tables moved, one after the other, to the cheapest place that the planner allows."""
         made = ShardingPlan({path: EmbeddingModuleShardingPlan(tables) for path, tables in plan.plan.items()})
-        for path, configs in self.tables.items():
-            for config in (table for table in configs if table.name in names):
-                model, alone, now, rest, _ = self._without(made, path, config)
-                options = options_of(alone, [config], planner.constraints, planner.route)[0]
-                tried = [found for option in options if (found := best_placement(model, option, rest)) is not None]
-                if not tried:
-                    return None
-                if not any(could_be(option, now) for option in options):
-                    made.plan[path][config.name] = min(tried, key=lambda found: found[0])[1].sharding()
+        for at, (path, config) in enumerate(self._keys):
+            if config.name not in names:
+                continue
+            model, alone, now, rest, _ = self._apart(made, at)
+            options = options_of(alone, [config], planner.constraints, planner.route)[0]
+            tried = [found for option in options if (found := best_placement(model, option, rest)) is not None]
+            if not tried:
+                return None
+            if not any(could_be(option, now) for option in options):
+                made.plan[path][config.name] = min(tried, key=lambda found: found[0])[1].sharding()
         apart = lie_apart(made, planner.constraints)
         return made if not apart and self.estimate(made).fits else None
 
@@ -214,7 +217,7 @@ class Planned:
         from recshard_lab.sources import read_source
 
         top, load = self.planner.topology, self.planner.workload
-        features = [feature for configs in self.tables.values() for table in configs for feature in table.feature_names]
+        features = [feature for _, table in self._keys for feature in table.feature_names]
         ids = {feature: load.pooling_factor(feature) for feature in features}
         source = None if model is None else read_source(model)
         if source is not None and {path: [t.name for t in configs] for path, configs in source.tables.items()} != {
@@ -232,40 +235,45 @@ class Planned:
         """Name -> config and shards of every table; a name that several modules use has its module's path in front."""
         top = self.planner.topology
         full = plan.resolved(self.tables, top.world_size, top.local_world_size)
-        keys = [(path, table) for path, configs in self.tables.items() for table in configs]
-        times = Counter(table.name for _, table in keys)
+        times = Counter(table.name for _, table in self._keys)
         return {
             table.name if times[table.name] == 1 else f"{path}.{table.name}": (table, full.plan[path][table.name])
-            for path, table in keys
+            for path, table in self._keys
         }
 
-    def _model(self, tables: Sequence[BaseEmbeddingConfig]) -> CostModel:
-        return self.planner.model(tables)
+    @property
+    def _keys(self) -> list[tuple[str, BaseEmbeddingConfig]]:
+        """Module path and config of every table."""
+        return [(path, table) for path, configs in self.tables.items() for table in configs]
 
-    def _without(
-        self, plan: ShardingPlan, path: str, config: BaseEmbeddingConfig
-    ) -> tuple[CostModel, CostModel, ParameterSharding, Array, Array]:
-        """Cost models of all tables and of this one, its shards, and the loads ``[K, W]`` of the others and its own."""
-        top = self.planner.topology
-        pairs = plan.pairs(self.tables)
-        paths = [path for path, configs in self.tables.items() for _ in configs]
-        others = [pair for at, pair in zip(paths, pairs, strict=True) if at != path or pair[0] is not config]
-        model, alone = self._model([table for table, _ in pairs]), self._model([config])
-        now = plan.plan[path][config.name].resolved(config, top.world_size, top.local_world_size)
-        own = plan_loads(alone, [(config, now)])
-        rest = plan_loads(self._model([table for table, _ in others]), others) if others else np.zeros_like(own)
-        return model, alone, now, rest, own
+    def _apart(self, plan: ShardingPlan, at: int) -> tuple[CostModel, CostModel, ParameterSharding, Array, Array]:
+        """Cost models of all tables and of number `at`, its shards, the loads ``[K, W]`` of the others and its own."""
+        top, pairs = self.planner.topology, plan.pairs(self.tables)
+        config, sharding = pairs[at]
+        model, alone = self.planner.model([table for table, _ in pairs]), self.planner.model([config])
+        alone.lookups.step_bytes = model.lookups.step_bytes[at : at + 1]  # caches hold rows of all tables
+        loads = loads_by_table(model, pairs)
+        now = sharding.resolved(config, top.world_size, top.local_world_size)
+        return model, alone, now, np.delete(loads, at, axis=0).sum(axis=0), loads[at]
 
-    def _position(self, table: str) -> tuple[str, BaseEmbeddingConfig]:
-        """Module path and config of a table, by its name or by its path and name."""
-        keys = [(path, config) for path, configs in self.tables.items() for config in configs]
-        matches = [key for key in keys if table in (key[1].name, f"{key[0]}.{key[1].name}")]
-        if not matches:
-            raise _no_table(table, [config.name for _, config in keys])
-        if len(matches) > 1:
-            paths = " or ".join(repr(f"{path}.{config.name}") for path, config in matches)
-            raise PlanError(f"several modules have a table {table!r}. Fix: name it {paths}")
-        return matches[0]
+    def _at(self, name: str) -> list[int]:
+        """Positions of the tables of this name, or of this path and name.
+
+        Raises:
+            PlanError: there are none.
+        """
+        found = [at for at, (path, table) in enumerate(self._keys) if name in (table.name, f"{path}.{table.name}")]
+        if not found:
+            known = [table.name for _, table in self._keys]
+            raise PlanError(f"the plan has no table {name!r}{use_one_of(name, known)}")
+        return found
+
+    def _position(self, name: str) -> int:
+        at, *more = self._at(name)
+        if more:
+            paths = " or ".join(repr(f"{path}.{name}") for path, _ in (self._keys[i] for i in (at, *more)))
+            raise PlanError(f"several modules have a table {name!r}. Fix: name it {paths}")
+        return at
 
     def _alternatives(
         self,
@@ -279,12 +287,8 @@ class Planned:
         """The best other placement of every scheme and output path beside the loads `rest`."""
         planner, constraint = self.planner, self.planner.constraints.get(config.name) or ParameterConstraints()
         loose = replace(constraint, shards=None, route=None, sharding_types=None, forbidden_sharding_types=None)
-        allowed: dict[tuple[str, str], list[Option]] = {}
-        for option in options_of(alone, [config], planner.constraints, planner.route)[0]:
-            allowed.setdefault((option.proposal.scheme, option.route), []).append(option)
-        every: dict[tuple[str, str], list[Option]] = {}
-        for option in options_of(alone, [config], {config.name: loose}, None)[0]:
-            every.setdefault((option.proposal.scheme, option.route), []).append(option)
+        allowed = by_way(options_of(alone, [config], planner.constraints, planner.route)[0])
+        every = by_way(options_of(alone, [config], {config.name: loose}, None)[0])
         found = []
         for key, options in {**allowed, **every}.items():
             tried = [best for option in options if (best := best_placement(model, option, rest, now)) is not None]
@@ -352,9 +356,12 @@ def request_text(request: Request) -> str:
     return str(request) if isinstance(request, str) else " or ".join(map(str, request))
 
 
-def _no_table(name: str, names: Sequence[str]) -> PlanError:
-    listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-    return PlanError(f"the plan has no table {name!r}{nearest(str(name), names)}. Fix: use one of {listed}")
+def by_way(options: Sequence[Option]) -> dict[tuple[str, str], list[Option]]:
+    """(scheme, output path) -> options."""
+    found: dict[tuple[str, str], list[Option]] = {}
+    for option in options:
+        found.setdefault((option.proposal.scheme, option.route), []).append(option)
+    return found
 
 
 def _changed(before: ParameterSharding | None, after: ParameterSharding | None) -> tuple[str, ...]:

@@ -16,8 +16,9 @@ from typing import Any
 
 from recshard_lab.arguments import checks_arguments, shown
 from recshard_lab.documents import Document, read_document, with_fix
+from recshard_lab.planner.answers.text import use_one_of
 from recshard_lab.sharding import ParameterConstraints, Shard
-from recshard_lab.sharding.plan.types import TIERS, nearest
+from recshard_lab.sharding.plan.types import TIERS
 
 FIELDS = tuple(each.name for each in fields(ParameterConstraints))
 
@@ -54,9 +55,7 @@ def read_constraints(path: str | Path, tables: Sequence[str] | None = None) -> d
                 f"{document.where()}: a table name must be text, got {shown(name)}. Fix: write it in quotes."
             )
         if known is not None and name not in known:
-            near = nearest(name, known)
-            listed = ", ".join(known[:10]) + (", ..." if len(known) > 10 else "")
-            raise ValueError(f"{document.where([name])}: unknown table{near}. Fix: use one of {listed:.500}.")
+            raise ValueError(f"{document.where([name])}: unknown table{use_one_of(name, known)}.")
         found[name] = _constraint(document, name, entry)
     return found
 
@@ -68,10 +67,7 @@ def _constraint(document: Document, name: str, entry: Any) -> ParameterConstrain
         )
     for key in entry:
         if key not in FIELDS:
-            near = nearest(str(key)[:80], FIELDS)
-            raise ValueError(
-                f"{document.where([name, key])}: unknown field{near}. Fix: use one of {', '.join(FIELDS)}."
-            )
+            raise ValueError(f"{document.where([name, key])}: unknown field{use_one_of(key, FIELDS)}.")
     given = dict(entry)
     if given.get("shards") is not None:
         where = document.where([name, "shards"])

@@ -33,6 +33,7 @@ def test_the_benchmarks_sums_are_the_published_ones() -> None:
     assert sum(load.pooling_factor(t.feature_names[0]) for t in tables) == 214
     assert [t.num_embeddings for t in tables].count(40_000_000) == 5
     assert load.optimizer == "exact_adagrad"
+    assert load.dense_traffic_per_sample == 4 * dlrm_dcn_dense().traffic  # fp32, as in the published points
     top = Topology.preset("h100x8")
     planner = EmbeddingShardingPlanner(top, workload=mlperf_dlrm_dcnv2_workload(8192))
     held = estimate(planner.plan_tables(tables), tables, top, planner.workload).memory_bytes.sum(axis=0)

@@ -29,7 +29,7 @@ from recshard_lab.planner.parts import (
     searched,
     within_sharder,
 )
-from recshard_lab.planner.search.greedy import solve_in_host
+from recshard_lab.planner.search.greedy import solve
 from recshard_lab.planner.search.options import DoesNotFit
 from recshard_lab.planner.workload import Workload
 from recshard_lab.sharding import (
@@ -293,7 +293,7 @@ class EmbeddingShardingPlanner:
         names = [(path, table.name) for path, table in owners]
         exact_s = self.time_limit_s if self.solver == "exact" else None
         try:
-            solution = solve_in_host(model, tables, constraints, self.local_search_passes, self.route, exact_s, record)
+            solution = solve(model, tables, constraints, self.local_search_passes, self.route, exact_s, record)
         except (DoesNotFit, PlanError) as stuck:
             error: Any = stuck
             if isinstance(stuck, DoesNotFit):

@@ -11,7 +11,7 @@ from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
 from recshard_lab.planner.answers.text import gigabytes
 from recshard_lab.planner.model.loads import MEMORY
 from recshard_lab.planner.search.colocated import groups_of
-from recshard_lab.planner.search.greedy import Solution, solve_in_host
+from recshard_lab.planner.search.greedy import Solution, solve
 from recshard_lab.planner.search.options import DoesNotFit, allowed_schemes, options_of
 from recshard_lab.sharding import ParameterConstraints, PlanError, Topology, scheme_names
 
@@ -83,7 +83,7 @@ class Refused:
     planner: "EmbeddingShardingPlanner"
     tables: Sequence[BaseEmbeddingConfig]
     stuck: int
-    host: tuple[int, float, float] | None = None
+    host: tuple[int, float] | None = None
 
     @property
     def table(self) -> BaseEmbeddingConfig:
@@ -108,7 +108,7 @@ class Refused:
         by = self.planner
         try:
             model = by.model(self.tables)
-            return solve_in_host(model, self.tables, by.constraints, by.local_search_passes, by.route, any_plan=True)
+            return solve(model, self.tables, by.constraints, by.local_search_passes, by.route, any_plan=True)
         except (DoesNotFit, PlanError):
             return None
 
@@ -137,9 +137,9 @@ def refusal(refused: Refused, explain: bool = True) -> PlanDoesNotFit:
     what = _stuck_text(refused)
     if not explain:
         return PlanDoesNotFit(what)
-    if refused.host is not None:  # ddr_cap does not change the plans that are tried
-        needed = _value(_grid(refused.host[2] / (1 - refused.topology.reserve_fraction)) + 1)
-        return PlanDoesNotFit(what, [Change(f"Topology(ddr_cap={needed:_})")])
+    if refused.host is not None:
+        needed = _least_memory(refused, "ddr_cap", refused.topology.ddr_cap)
+        return PlanDoesNotFit(what, [] if needed is None else [Change(f"Topology(ddr_cap={needed:_})")])
     words = [_allow_more(refused), *_loosened(refused), _half(refused)]
     changes: list[Change | None] = [Change(text, text, text) for text in words if text is not None]
     changes += [*_more_memory(refused), _fewest_ranks(refused)]
@@ -148,7 +148,7 @@ def refusal(refused: Refused, explain: bool = True) -> PlanDoesNotFit:
 
 def _stuck_text(refused: Refused) -> str:
     if refused.host is not None:
-        rank, held, _ = refused.host
+        rank, held = refused.host
         room = refused.topology.ddr_cap * (1 - refused.topology.reserve_fraction)
         return (
             f"rank {rank} would hold {gigabytes(held)} in host memory: it has {gigabytes(room)} there (ddr_cap less "
@@ -247,13 +247,9 @@ def _more_memory(refused: Refused) -> list[Change]:
     top = refused.topology
     name = "hbm_cap" if top.compute_device == "cuda" else "ddr_cap"
     least = sum(_least_bytes(refused)) / (1 - top.reserve_fraction)
-    low = _grid(max(top.memory_cap_bytes, least, 10.0))
-    found = _first(low, MOST_MEMORY, lambda at: refused.on(**{name: _value(at)}).fits)
-    while found is not None and refused.on(**{name: int(0.9 * _value(found))}).fits:  # a search is not quite monotone
-        found = _grid(0.9 * _value(found))
-    if found is None:
+    memory = _least_memory(refused, name, max(top.memory_cap_bytes, least))
+    if memory is None:
         return []
-    memory = _value(found)
     widget = f"Memory per rank: {gigabytes(memory)} or more"
     changes = [Change(f"Topology({name}={memory:_})", f"--memory-gb {memory / 1e9:g}", widget)]
     if top.memory_cap_bytes:  # in tenths of a percent, down to the share that leaves as much free as that memory
@@ -262,6 +258,14 @@ def _more_memory(refused: Refused) -> list[Change]:
         less = _first(-1, high - max(0, enough), lambda less: refused.on(reserve_fraction=(high - less) / 1000).fits)
         changes += [Change(f"Topology(reserve_fraction={(high - less) / 1000:g})")] if less is not None else []
     return changes
+
+
+def _least_memory(refused: Refused, name: str, low: float) -> int | None:
+    """The least value of `hbm_cap` or `ddr_cap` above `low` with which a plan is found, to two digits."""
+    found = _first(_grid(max(low, 10.0)), MOST_MEMORY, lambda at: refused.on(**{name: _value(at)}).fits)
+    while found is not None and refused.on(**{name: int(0.9 * _value(found))}).fits:  # a search is not quite monotone
+        found = _grid(0.9 * _value(found))
+    return None if found is None else _value(found)
 
 
 def _fewest_ranks(refused: Refused) -> Change | None:

@@ -9,8 +9,8 @@ same problem gives the same plan.
 
 What a way adds is kept by position in an order of the ranks (`ways.py`), so that only the orders depend on the plan.
 
-Shape letters: R rows (phases that ranks differ in, and memory), W ranks, B plans, T tables, C ways, S switches,
-X extras, Y = 2 + X. Plans come last, so that array operations run along them.
+Shape letters: R rows (P phases that ranks differ in, then M memories), W ranks, B plans, T tables, C ways, S switches,
+X extras, Y = 1 + M + X. Plans come last, so that array operations run along them.
 """
 
 import time
@@ -50,7 +50,7 @@ class Anneal:
 
     def __init__(self, problem: Problem, starts: Sequence[Bound], copies: int) -> None:
         self.problem, self.copies = problem, copies
-        ranks, count, rows = problem.num_ranks, len(problem.options), len(problem.rows) + 1
+        ranks, count, rows = problem.num_ranks, len(problem.options), problem.num_rows
         self.orders = Orders(problem, copies)
         self.ways = [ways_of(problem, table, self.orders) for table in range(count)]
         self.draws = np.random.default_rng(SEED)
@@ -61,7 +61,8 @@ class Anneal:
         switches = len(problem.terms.switches)
         self.bit_rows = (np.arange(1 << switches) >> np.arange(switches)[:, None]) & 1  # [S, 2 ** S]
         self.delta = np.zeros((count, rows, ranks, copies))
-        self.added = np.zeros((count, 2 + len(problem.priced.extra_switches), copies))
+        self.extras = slice(1 + len(problem.capacity), None)
+        self.added = np.zeros((count, self.extras.start + len(problem.priced.extra_switches), copies))
         self.flags = np.zeros((count, copies), dtype=np.intp)
         self.way = np.zeros((count, copies), dtype=np.intp)
         self.order = np.zeros((count, ranks, copies), dtype=np.intp)
@@ -150,27 +151,29 @@ class Anneal:
         score = problem.paid.take(flags)
         score += ways.ms
         if len(problem.priced.extra_switches):
-            extra = self.shared[2:].T + ways.extra  # [C, B, X]
+            extra = self.shared[self.extras].T + ways.extra  # [C, B, X]
             score += (problem.extra_on[flags] * extra).sum(axis=2)
-        over = peaks[-1]
-        over += ways.nbytes
-        over += self.shared[1]
+        phases = peaks[: problem.phases]
         if placing:
-            np.maximum(peaks[:-1], self.floor, out=peaks[:-1])
+            np.maximum(phases, self.floor, out=phases)
             score += ways.over
             barred = self.barred[problem.choices[table].first + ways.option]
             barred[:, np.isinf(barred).all(axis=0)] = 0.0
             score += barred[:, self.start_of]
-        score += peaks[:-1].sum(axis=0)
+        score += phases.sum(axis=0)
         sums *= ways.twice
         sums += ways.square
         sums += np.square(self.orders.work).sum(axis=0)
         np.sqrt(np.abs(sums, out=sums), out=sums)
         sums *= balance * self.per_rank
         score += sums
-        if over.max() > 0:
-            late = over > 0
-            score[late] += LATE * self.scale * (1 + over[late] / problem.capacity)
+        for at, capacity in enumerate(problem.capacity):
+            over = peaks[problem.phases + at]
+            over += ways.shared[1 + at, :, None]
+            over += self.shared[1 + at]
+            if over.max() > 0:
+                late = over > 0
+                score[late] += LATE * self.scale * (1 + over[late] / capacity)
         if heat:
             size = score.size
             self.turn += 1
@@ -195,20 +198,25 @@ class Anneal:
         """``[B]`` ms of each plan; one that does not fit takes for ever."""
         problem = self.problem
         bits = problem.bit_values @ (self.on > 0)
-        step = self.used[:-1].max(axis=1).sum(axis=0) + self.shared[0] + problem.paid[bits] + problem.fixed_ms
-        step += (problem.extra_on[bits] * self.shared[2:].T).sum(axis=1)
-        full = self.used[-1].max(axis=0) + self.shared[1] > 0
-        return np.where(full & fitting, np.inf, step)
+        step = (
+            self.used[: problem.phases].max(axis=1).sum(axis=0) + self.shared[0] + problem.paid[bits] + problem.fixed_ms
+        )
+        step += (problem.extra_on[bits] * self.shared[self.extras].T).sum(axis=1)
+        return np.where((self._over() > 0).any(axis=0), np.inf, step) if fitting else step
+
+    def _over(self) -> Array:
+        """``[M, B]`` bytes of the fullest rank beyond the capacity."""
+        return np.asarray(self.used[self.problem.phases :].max(axis=1) + self.shared[1 : self.extras.start])
 
     def _tell(self, record: "Recorder", moved: Sequence[int]) -> None:
         """Every plan as it stands after these tables moved, those that do not fit too."""
-        steps, nbytes = self._steps(fitting=False), self.used[-1].max(axis=0) + self.shared[1] + self.problem.capacity
+        steps, held = self._steps(fitting=False), self._over() + self.problem.capacity[:, None]
         for b, placed in enumerate(self._placed):
             before = [placed[table] for table in moved]
             for table in moved:
                 placed[table] = self._same_or_put(table, b, placed[table])
             if any(placed[table] is not put for table, put in zip(moved, before, strict=True)):
-                record.offer("annealed", float(steps[b]), float(nbytes[b]), placed)
+                record.offer("annealed", float(steps[b]), held[:, b], placed)
 
     def _same_or_put(self, table: int, b: int, before: Put | None) -> Put:
         """As it was, where it is placed as before."""
@@ -230,7 +238,7 @@ class Anneal:
         """Sums of differences drift by rounding: adds up afresh."""
         self.used: Array = self.delta.sum(axis=0)
         self.shared: Array = self.added.sum(axis=0)
-        self.shared[1] -= self.problem.capacity
+        self.shared[1 : self.extras.start] -= self.problem.capacity[:, None]
         self.on: Index = self.bit_rows[:, self.flags].sum(axis=1)
 
     def _replace(self, worst: Index, by: Index) -> None:

@@ -14,7 +14,8 @@ The bound is the least over all sets of switches, and takes milliseconds, so tha
 if few indivisible shards share few ranks (bin packing), or if the slowest ranks of the phases must differ.
 `strong_bound` covers part of that, `exact.py` all of it.
 
-Shape letters: R rows (phases that ranks differ in, and memory), O all options of all tables, W ranks, X extras.
+Shape letters: R rows (P phases that ranks differ in, then M memories: the device's, and the host's if a shard may be
+there), O all options of all tables, W ranks, X extras.
 """
 
 import time
@@ -26,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recshard_lab.planner.model.cost import CostModel
-from recshard_lab.planner.model.loads import ACROSS_BOTH
+from recshard_lab.planner.model.loads import ACROSS_BOTH, HOST
 from recshard_lab.planner.model.terms import modes
 from recshard_lab.planner.search.options import Option
 from recshard_lab.planner.workload import Array
@@ -45,15 +46,17 @@ class Priced:
 
     Attributes:
         rows: the phases in which ranks differ.
+        room: ``[M]`` bytes that a rank has for tables in each memory.
+        per_own, per_node: ``[R, K]`` ms, and bytes, per load of a rank: to that rank, and to every rank of its node.
         starts: ``[T]`` position of each table's first option.
         heaviest: ``[O, R]`` ms, and bytes, that a shard adds to its rank, at most.
         mean: ``[O, R]`` the same for the mean rank.
         cost: ``[O]`` ms that the option adds to the sum over phases of the mean rank.
         over: ``[O]`` the same, less what it costs every rank and less the least of its table.
-        alone: ``[O, R - 1]`` ms of each phase that some rank takes at least, with nothing but this table in the plan.
-        piece_ms, piece_bytes: ``[O]`` of its largest shard, at least.
-        shared_ms, shared_bytes: ``[O]`` added to every rank.
-        total_bytes: ``[O]`` of all ranks together.
+        alone: ``[O, P]`` ms of each phase that some rank takes at least, with nothing but this table in the plan.
+        piece_ms, piece_bytes: ``[O]`` and ``[M, O]`` of its largest shard, at least.
+        shared_ms, shared_bytes: ``[O]`` and ``[M, O]`` added to every rank.
+        total_bytes: ``[M, O]`` of all ranks together.
         extra: ``[O, X]`` ms added to every rank while the switch is on.
         extra_switches: ``[X]`` the switch of each extra.
         flags: ``[O]`` bit mask of the switches that the option turns on.
@@ -62,6 +65,9 @@ class Priced:
     """
 
     rows: list[int]
+    room: Array
+    per_own: Array
+    per_node: Array
     starts: NDArray[np.intp]
     heaviest: Array
     mean: Array
@@ -92,7 +98,7 @@ class Bound:
         ms: the bound.
         bits: bit mask of the switches.
         allowed: ``[O]`` the options.
-        floor: ``[R - 1]`` ms of each phase that the cheapest options need on average.
+        floor: ``[P]`` ms of each phase that the cheapest options need on average.
         paid: ``[O]`` ms, the price of memory included.
         needs: ``[O]`` ms of any plan with the option, without `fixed`.
         credit: ms of all memory at its price.
@@ -130,13 +136,19 @@ def price(model: CostModel, options: Sequence[Sequence[Option]]) -> Priced:
     kind_starts = np.concatenate([[0], np.cumsum(each)]).astype(np.intp)
     first = kind_starts[:-1]
     rows = [row for row in range(len(terms.own) - 1) if terms.own[row].any() or terms.node[row].any()]
-    own, node = terms.own[[*rows, -1]] @ kinds, terms.node[[*rows, -1]] @ kinds  # [R, sizes]
+    count, hosted = len(rows), bool(kinds[HOST].any())
+    per_own, per_node = (np.pad(per[[*rows, -1]], ((0, hosted), (0, 0))) for per in (terms.own, terms.node))
+    room = np.array([model.usable_bytes - float(terms.fixed[-1]), model.host_room])[: 1 + hosted]
+    if hosted:
+        per_own[-1, HOST] = 1.0
+    own, node = per_own @ kinds, per_node @ kinds  # [R, sizes]
     totals = np.add.reduceat(kinds * counts, first, axis=1)  # [K, O]
     everyone = terms.everyone @ totals
-    shared_ms, shared_bytes = everyone[:-1].sum(axis=0), everyone[-1]
+    shared_ms, shared_bytes = everyone[:-1].sum(axis=0), np.zeros((len(room), len(flat)))
+    shared_bytes[0] = everyone[-1]
     mean = np.add.reduceat((own + node * top.local_world_size) * counts, first, axis=1).T  # [O, R]
     most = np.concatenate([option.alone for option in flat], axis=1)  # [2, sizes]
-    piece = own + node + terms.node[[*rows, -1]][:, ACROSS_BOTH] @ (most - kinds[ACROSS_BOTH])
+    piece = own + node + per_node[:, ACROSS_BOTH] @ (most - kinds[ACROSS_BOTH])
     heaviest = np.maximum.reduceat(own, first, axis=1).T
     hops = [i for i, option in enumerate(flat) if option.route == "two_hop"]
     if hops:
@@ -148,23 +160,26 @@ def price(model: CostModel, options: Sequence[Sequence[Option]]) -> Priced:
     extra = np.stack([everyone.sum(axis=0) @ totals for _, everyone in charged], axis=1) if charged else None
     starts = np.concatenate([[0], np.cumsum([len(choices) for choices in options])[:-1]]).astype(np.intp)
     ranks = top.world_size
-    cost = mean[:, :-1].sum(axis=1) / ranks + shared_ms
-    own_cost = mean[:, :-1].sum(axis=1) / ranks
+    own_cost = mean[:, :count].sum(axis=1) / ranks
+    cost = own_cost + shared_ms
     least = np.minimum.reduceat(cost, starts)
     per = np.array([len(choices) for choices in options])
     return Priced(
         rows=rows,
+        room=room,
+        per_own=per_own,
+        per_node=per_node,
         starts=starts,
         heaviest=heaviest,
         mean=mean / ranks,
         cost=cost,
         over=own_cost - np.repeat(least, per),
-        alone=np.maximum.reduceat(piece[:-1], first, axis=1).T,
-        piece_ms=np.maximum.reduceat(piece[:-1].sum(axis=0), first),
-        piece_bytes=np.maximum.reduceat(piece[-1], first) + shared_bytes,
+        alone=np.maximum.reduceat(piece[:count], first, axis=1).T,
+        piece_ms=np.maximum.reduceat(piece[:count].sum(axis=0), first),
+        piece_bytes=np.maximum.reduceat(piece[count:], first, axis=1) + shared_bytes,
         shared_ms=shared_ms,
         shared_bytes=shared_bytes,
-        total_bytes=mean[:, -1] + ranks * shared_bytes,
+        total_bytes=mean[:, count:].T + ranks * shared_bytes,
         extra=np.zeros((len(flat), 0)) if extra is None else extra,
         extra_switches=[i for i, _ in charged],
         flags=terms.flags(totals),
@@ -232,11 +247,10 @@ def worth_of(bounds: Sequence[Bound], priced: Priced, step_ms: float) -> NDArray
 def bound_of(model: CostModel, priced: Priced, allowed: NDArray[np.bool_], bits: int = 0) -> Bound | None:
     """A bound for plans of the allowed options that turn on these switches. None if no plan does."""
     terms, ranks = model.terms, model.topology.world_size
-    room = model.usable_bytes - float(terms.fixed[-1])
     on = np.array([bits >> i & 1 for i in priced.extra_switches], dtype=float)
     everyone = priced.shared_ms + priced.extra @ on
     cost = priced.cost + priced.extra @ on
-    allowed = allowed & (priced.piece_bytes <= room)
+    allowed = allowed & (priced.piece_bytes <= priced.room[:, None]).all(axis=0)
     starts = priced.starts
     per = np.diff(np.append(starts, len(cost)))
 
@@ -247,11 +261,16 @@ def bound_of(model: CostModel, priced: Priced, allowed: NDArray[np.bool_], bits:
     if not np.isfinite(shared).all():
         return None
     needs = priced.piece_ms + everyone + float(shared.sum()) - np.repeat(shared, per)
-    price = _price_of_a_byte(cost, np.where(allowed, priced.total_bytes, np.inf), starts, room * ranks)
-    if price is None:
-        return None
-    paid = cost + price * priced.total_bytes
-    credit = price * room * ranks
+    room, nbytes = priced.room * ranks, np.where(allowed, priced.total_bytes, np.inf)
+    prices = np.zeros(len(room))
+    for at in [*range(len(room)), *range(len(room) - 1)]:  # again: one memory's price changes what the other must hold
+        prices[at] = 0.0
+        found = _price_of_a_byte(cost + prices @ priced.total_bytes, nbytes[at], starts, float(room[at]))
+        if found is None:
+            return None
+        prices[at] = found
+    paid = cost + prices @ priced.total_bytes
+    credit = float(prices @ room)
 
     def f(z: float) -> float:
         return float(least(paid, allowed & (needs <= z)).sum()) - credit
@@ -265,7 +284,7 @@ def bound_of(model: CostModel, priced: Priced, allowed: NDArray[np.bool_], bits:
             low, high = (low, middle) if f(middle) <= middle else (middle, high)
     taken = np.where(allowed & (needs <= high), paid, np.inf)
     chosen = _argmins(taken, starts)
-    floor = priced.mean[chosen][:, :-1].sum(axis=0)
+    floor = priced.mean[chosen, : len(priced.rows)].sum(axis=0)
     fixed = float(terms.paid(bits)[:-1].sum())
     return Bound(low * (1 - 1e-12) + fixed, bits, allowed, floor, paid, needs, credit, fixed)
 

@@ -167,18 +167,18 @@ class Way:
 def _program(problem: Problem, worth: NDArray[np.bool_], now: float) -> tuple[Program, list[Way]]:
     priced, terms, ranks = problem.priced, problem.terms, problem.num_ranks
     program, ways = Program(), []
-    phases = len(problem.rows)
+    phases, memories = problem.phases, problem.num_rows - problem.phases
     peaks = [program.variable(1.0, np.inf, whole=False) for _ in range(phases)]
     switches = [program.variable(float(s.fixed[:-1].sum()), whole=True) for s in terms.switches]
     load = np.array([[program.constraint(-np.inf, 0.0) for _ in range(ranks)] for _ in range(phases)])
     for phase in range(phases):
         program.add(load[phase], peaks[phase], -np.ones(ranks))
-    room = np.array([program.constraint(-np.inf, problem.capacity * BYTES) for _ in range(ranks)])
+    room = np.array([[program.constraint(-np.inf, most * BYTES) for _ in range(ranks)] for most in problem.capacity])
     total = [program.constraint(0.0, np.inf) for _ in range(phases)]  # peak >= mean, which tightens the relaxation
     for phase in range(phases):
         program.add([total[phase]], peaks[phase], [1.0])
-    rows = np.concatenate([load, room[None]])  # [R, W]
-    scale = np.append(np.ones(phases), BYTES)
+    rows = np.concatenate([load, room])  # [R, W]
+    scale = np.append(np.ones(phases), np.full(memories, BYTES))
     for table, options in enumerate(problem.options):
         start = int(priced.starts[table])
         kept = [at for at in range(len(options)) if worth[start + at]] or list(range(len(options)))
@@ -187,8 +187,8 @@ def _program(problem: Problem, worth: NDArray[np.bool_], now: float) -> tuple[Pr
             option, index = options[at], start + at
             taken = program.variable(float(priced.shared_ms[index]))
             program.add([one], taken, [1.0])
-            program.add(room, taken, np.full(ranks, priced.shared_bytes[index] * BYTES))
-            program.add(total, taken, -priced.mean[index, :-1])
+            program.add(room.ravel(), taken, np.repeat(priced.shared_bytes[:, index] * BYTES, ranks))
+            program.add(total, taken, -priced.mean[index, :phases])
             for k, switch in enumerate(switches):
                 if int(priced.flags[index]) >> k & 1:
                     row = program.constraint(-np.inf, 0.0)

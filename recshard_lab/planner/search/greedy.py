@@ -9,7 +9,8 @@
 4. On several nodes, beyond that size, or if that found no plan, the tables are placed one after the other under the
    most promising starts, from the largest down (`problem.py`). Up to a floor in each phase, work costs nothing, so that
    early tables are not split without need. The floor is at first a little above the mean of the bound. If a table does
-   not fit, the tables are placed again by size, on the emptiest ranks.
+   not fit, the tables are placed again by size, on the emptiest ranks. If host memory may be used, that is tried with
+   each memory filled first.
 5. The best of these plans are filled up: all tables are placed again, with a floor between the mean and the slowest
    rank of the plan before, while that shortens the step.
 6. Local search moves and exchanges tables of the best plans (`moves.py`).
@@ -22,6 +23,7 @@ The search stops if a plan is within `NEAR` of the bound. The result depends on 
 """
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -35,12 +37,12 @@ from recshard_lab.planner.search.anneal import Anneal
 from recshard_lab.planner.search.bounds import Bound, bound_of, mode_bounds
 from recshard_lab.planner.search.colocated import bundled, groups_of, unbundled
 from recshard_lab.planner.search.moves import LEAST, Watch, exchange, improve
-from recshard_lab.planner.search.options import DoesNotFit, Placement, kernels_for, options_of
+from recshard_lab.planner.search.options import DoesNotFit, Placement, options_of
 from recshard_lab.planner.search.problem import Problem
 from recshard_lab.planner.search.state import TIE, State
 from recshard_lab.planner.search.ways import CannotAnneal
-from recshard_lab.sharding import ROUTES, EmbeddingComputeKernel, ParameterConstraints, PlanError
-from recshard_lab.sharding.plan.types import DDR, DISTINCT_ROWS
+from recshard_lab.sharding import ROUTES, ParameterConstraints, PlanError
+from recshard_lab.sharding.plan.types import DISTINCT_ROWS
 
 if TYPE_CHECKING:
     from recshard_lab.planner.search.record import Recorder
@@ -61,7 +63,6 @@ PLACINGS = ((1.2, BALANCE), (1.0, BALANCE), (1.5, 1.0))
 DIFFERENT = 4  # starts that are tried in one of these ways before the next way
 SLACKS = (0.7, 0.9)  # of the way from the mean rank to the slowest, in each phase: the floor of the next plan
 IMPROVED, MOST_IMPROVED = 1_000, 4  # tables of the plans that are filled up and improved, and plans at most
-FUSED_UVM = str(EmbeddingComputeKernel.FUSED_UVM)
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def solve(
         solution = search.run(any_plan)
     except DoesNotFit as stuck:
         largest = max(groups[stuck.table], key=lambda at: tables[at].weight_bytes)
-        refused = DoesNotFit(largest)
+        refused = DoesNotFit(largest, None if any_plan else search.over_host())
     if exact_s is not None:
         from recshard_lab.planner.search.exact import solve_exactly
 
@@ -120,53 +121,6 @@ def solve(
         assert refused is not None
         raise refused
     return Solution(unbundled(solution.placements, groups), solution.bound_ms)
-
-
-def solve_in_host(
-    model: CostModel,
-    tables: Sequence[BaseEmbeddingConfig],
-    constraints: Mapping[str, ParameterConstraints],
-    passes: int = len(ROUNDS),
-    route: str | None = None,
-    exact_s: float | None = None,
-    record: "Recorder | None" = None,
-    any_plan: bool = False,
-) -> Solution:
-    """`solve`, within the host's memory as well.
-
-    While a rank is over its share of the host's memory, the table with most bytes there, of those that another kernel
-    may hold, is kept out of it and all tables are placed again.
-
-    Raises:
-        PlanError: as `solve`.
-        DoesNotFit: no order tried has room for every table, on its device or in the host's memory.
-    """
-    tried, least = dict(constraints), np.inf
-    wishes = [tried.get(table.name) for table in tables]
-    hosted = any(FUSED_UVM in kernels_for(model, *pair) for pair in zip(tables, wishes, strict=True))
-    hosted |= any(shard.tier == DDR for wish in wishes if wish is not None for shard in wish.shards or ())
-    over: tuple[int, float, float] | None = None
-    while True:
-        try:
-            if any_plan:
-                solution = solve(model, tables, tried, passes, route, any_plan=True)
-            if not any_plan or hosted:  # the whole search decides what goes to the host, and so whether it fits there
-                solution = solve(model, tables, tried, passes, route, exact_s, record)
-        except DoesNotFit as stuck:
-            raise DoesNotFit(stuck.table, over) from None
-        used = [placement.loads(model.topology)[HOST] for placement in solution.placements]
-        held = np.sum(used, axis=0)
-        rank = int(held.argmax())
-        if held[rank] <= model.host_room:
-            return solution
-        least = min(least, float(held[rank]))
-        over = rank, float(held[rank]), least
-        there = sorted((n for n in range(len(tables)) if used[n][rank] > 0), key=lambda n: -float(used[n][rank]))
-        movable = [n for n in there if len(kernels_for(model, tables[n], tried.get(tables[n].name))) > 1]
-        if not movable:
-            raise DoesNotFit(there[0], over)
-        name = tables[movable[0]].name
-        tried[name] = replace(tried[name], compute_kernels=[str(EmbeddingComputeKernel.FUSED)])
 
 
 def _better(model: CostModel, first: Solution, second: Solution) -> Solution:
@@ -245,7 +199,7 @@ class Search:
         for tries in range(most):
             if self._near():
                 return state, tries
-            phases = state.used[:-1]
+            phases = state.used[: self.problem.phases]
             mean = phases.mean(axis=1)
             floor = mean + SLACKS[failed] * (phases.max(axis=1) - mean)
             other = self._placed(replace(start, floor=floor), 1.0, BALANCE, stuck)
@@ -311,12 +265,13 @@ class Search:
             balance: weight of the balance term.
         """
         problem = self.problem
-        for memory_first, order in ((False, problem.by_work), (True, problem.by_bytes)):
-            state = problem.start(start.allowed, None if memory_first else start.floor * room)
+        ways = ((None, problem.by_work), *((weights, problem.by_bytes) for weights in problem.memory_first))
+        for memory_first, order in ways:
+            state = problem.start(start.allowed, start.floor * room if memory_first is None else None)
             state.balance = balance
             for table in order:
                 found = problem.best(state, table, memory_first)
-                if found is None and memory_first:
+                if found is None and memory_first is not None:
                     state.allowed = None
                     found = problem.best(state, table, memory_first)
                     state.allowed = start.allowed
@@ -354,6 +309,21 @@ class Search:
 
     def _watches(self) -> tuple[Watch | None, Watch | None]:
         return self.watch("moved"), self.watch("exchanged")
+
+    def over_host(self) -> tuple[int, float] | None:
+        """The rank that has too little host memory, and the bytes that it would hold; None if no plan fits devices."""
+        priced = self.problem.priced
+        if len(priced.room) == 1:
+            return None
+        roomy = copy(self.problem)
+        roomy.capacity = np.array([roomy.capacity[0], priced.total_bytes.sum()])
+        roomy.priced = replace(priced, room=roomy.capacity)
+        try:
+            placements = Search(roomy, self.passes).run(any_plan=True).placements
+        except DoesNotFit:
+            return None
+        held = sum(placement.loads(roomy.model.topology)[HOST] for placement in placements)
+        return int(np.argmax(held)), float(np.max(held))
 
     def prune(self) -> None:
         """Leaves out what no better plan can hold."""

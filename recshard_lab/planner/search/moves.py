@@ -2,7 +2,7 @@
 
 Every step keeps the plan valid and within memory and shortens the score, so the search can stop at any time.
 
-Shape letters: R rows (phases that ranks differ in, and memory), T tables, C pairs of tables, U units (nodes, or ranks
+Shape letters: R rows (phases that ranks differ in, and memories), T tables, C pairs of tables, U units (nodes, or ranks
 if there is one node), L ranks of a unit.
 """
 
@@ -64,7 +64,8 @@ def exchange(problem: Problem, state: State, bound_ms: float = 0.0, exchanged: W
     for _ in range(min(len(movable.tables), MOST_EXCHANGES)):
         if problem.step_ms(state) <= bound_ms:
             return
-        busiest = [state.used[:-1].sum(axis=0).argmax(), *state.used[:-1].argmax(axis=1)]
+        phases = state.used[: problem.phases]
+        busiest = [phases.sum(axis=0).argmax(), *phases.argmax(axis=1)]
         for unit in dict.fromkeys((np.array(busiest) // movable.width).tolist()):
             i, j, score = movable.scores(unit)
             if not len(j) or not score.min() < now * LEAST:
@@ -138,7 +139,7 @@ class _Movable:
         ok = self.allowed[i, self.unit[j]]
         i, j = i[ok], j[ok]
         if len(i) > MOST_PAIRS:  # those whose work differs least, but gains something
-            work = self.whole[:, :-1].sum(axis=(1, 2))
+            work = self.whole[:, : self.problem.phases].sum(axis=(1, 2))
             gain = work[i] - work[j]
             near = np.sort(np.argpartition(np.where(gain > 0, gain, np.inf), MOST_PAIRS)[:MOST_PAIRS])
             i, j = i[near], j[near]
@@ -154,19 +155,19 @@ class _Movable:
             at = first[:, k, None]
             rest = np.where((at != unit) & (at != there), np.take_along_axis(peaks, at, axis=1), rest)
         most = np.maximum(np.maximum(here.max(axis=2), other.max(axis=2)).T, rest)
-        squares = np.einsum("rul,rul->ru", used[:-1], used[:-1])
-        changed = np.einsum("crl,crl->rc", here[:, :-1], here[:, :-1]) + np.einsum(
-            "crl,crl->rc", other[:, :-1], other[:, :-1]
-        )
+        count = self.problem.phases
+        squares = np.einsum("rul,rul->ru", used[:count], used[:count])
+        changed = sum(np.einsum("crl,crl->rc", one[:, :count], one[:, :count]) for one in (here, other))
         squares = squares.sum(axis=1)[:, None] - squares[:, unit, None] - squares[:, there] + changed
         spread = np.sqrt(np.maximum(squares, 0.0) / self.problem.num_ranks).sum(axis=0)
-        shared = self.problem.step_ms(self.state) - float(peaks[:-1].max(axis=1).sum())
-        score = most[:-1].sum(axis=0) + shared + self.state.balance * spread
-        return i, j, np.asarray(np.where(most[-1] + self.state.nbytes <= self.problem.capacity, score, np.inf))
+        shared = self.problem.step_ms(self.state) - float(peaks[:count].max(axis=1).sum())
+        score = most[:count].sum(axis=0) + shared + self.state.balance * spread
+        fits = (most[count:].T + self.state.nbytes <= self.problem.capacity).all(axis=1)
+        return i, j, np.asarray(np.where(fits, score, np.inf))
 
     def _with(self, used: Array, tables: Index) -> Array:
         """``[C, R, L]`` of units with `used`, with one more table on each."""
-        place = used[:, :-1].sum(axis=1).argsort(axis=1, kind="stable").argsort(axis=1, kind="stable")
+        place = used[:, : self.problem.phases].sum(axis=1).argsort(axis=1, kind="stable").argsort(axis=1, kind="stable")
         place = np.where(self.fixed[tables, None], np.arange(self.width), place)
         shards = place < self.shards[tables, None]
         return np.asarray(used + self.own[tables][:, :, None] * shards[:, None] + self.node[tables][:, :, None])
@@ -183,7 +184,7 @@ class _Movable:
                 chosen = next(one for one in option.proposal.assignments or () if one[0] // self.width == unit)
                 ranks = np.array(chosen)
             else:
-                order = ranks[state.used[:-1, ranks].sum(axis=0).argsort(kind="stable")][: len(put.ranks)]
+                order = ranks[state.used[: problem.phases, ranks].sum(axis=0).argsort(kind="stable")][: len(put.ranks)]
                 ranks = np.empty(len(order), dtype=np.intp)
                 ranks[option.heavy_first] = order
             self._put(at, problem.made(self.tables[at], put.at, ranks))

@@ -115,11 +115,11 @@ class DoesNotFit(Exception):
     """No candidate of table number `table` fits beside what is placed.
 
     Attributes:
-        host: the rank whose share of the host's memory is exceeded, the bytes it would hold, and the least such bytes
-            of the plans tried; None where device memory is what is missing.
+        host: the rank that has too little host memory, and the bytes that it would hold there; None if device memory
+            is what is missing.
     """
 
-    def __init__(self, table: int, host: tuple[int, float, float] | None = None) -> None:
+    def __init__(self, table: int, host: tuple[int, float] | None = None) -> None:
         super().__init__(table, host)
         self.table, self.host = table, host
 

@@ -74,7 +74,7 @@ class Packing(Relaxation):
         )
         lengths = sorted({1, 2, self.phases} & set(range(1, self.phases + 1)))
         self.sets = [list(some) for k in lengths for some in itertools.combinations(range(self.phases), k)]
-        self.memory = self._cut(np.minimum(self.loads[-1], 1.0))
+        self.memory = np.concatenate([self._cut(np.minimum(one, 1.0)) for one in self.loads[self.phases :]])
 
     def possible(self, ms: float, end: float = np.inf) -> bool | None:
         """False where no plan takes so long or less; None where the clock passes `end` before that is known."""

@@ -10,7 +10,8 @@ ways come in five kinds, each with the ranks that it uses:
 - shards that fill nodes, under two hops: the least busy nodes;
 - listed assignments: as they are.
 
-Shape letters: R rows (phases that ranks differ in, and memory), W ranks, N nodes, L ranks of a node, C ways, O options.
+Shape letters: R rows (P phases that ranks differ in, then M memories: the device's, and the host's if a shard may be
+there), W ranks, N nodes, L ranks of a node, C ways, O options.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,6 +29,9 @@ from recshard_lab.planner.search.state import Choices, Groups, Index, Nodes, Put
 from recshard_lab.planner.workload import Array
 
 EACH_RANK = 256  # ranks up to which one shard is tried on each
+MEMORY_FIRST = 1e6  # ms: a full memory, while memory counts more than the step
+FILLING = {1: [[1.0]], 2: [[1.0, 1.0], [1e-3, 1.0], [1.0, 1e-3]]}
+"""By the number of memories, how tables are placed by size: weights of the fullest rank's share of each."""
 
 
 class _Ways(NamedTuple):
@@ -46,13 +50,17 @@ class _Beside(NamedTuple):
     top: Array
     squares: Array
     shared: Array
+    held: Array
     room: Array
-    most_bytes: float
-    memory_first: bool
+    memory_first: Array | None
 
 
 class Problem:
     """Tables with their options, scored by the terms of a cost model.
+
+    Attributes:
+        phases: P; num_rows: R.
+        capacity: ``[M]`` bytes of each memory that a rank has for tables.
 
     Args:
         model: costs.
@@ -64,8 +72,10 @@ class Problem:
         self.num_ranks, self.num_nodes = model.topology.world_size, model.topology.num_nodes
         self.local = model.topology.local_world_size
         self.priced: Priced = price(model, options)
-        self.rows = self.priced.rows
-        self.capacity = model.usable_bytes * (1 - 1e-9) - float(self.terms.fixed[-1])  # sums of differences round
+        self.phases, self.num_rows = len(self.priced.rows), len(self.priced.per_own)
+        self.capacity = self.priced.room.copy()
+        self.capacity[0] -= 1e-9 * model.usable_bytes  # sums of differences round; bytes in host memory are whole
+        self.memory_first = MEMORY_FIRST * np.array(FILLING[len(self.capacity)])
         switches = self.terms.switches
         count = len(switches)
         bits = (np.arange(1 << count)[:, None] >> np.arange(count)) & 1
@@ -80,7 +90,7 @@ class Problem:
         least = np.minimum.reduceat(self.priced.cost, self.priced.starts)
         self.by_work: list[int] = np.argsort(-least, kind="stable").tolist()
         self.packs = any(choices.packed.size for choices in self.choices)
-        need = np.minimum.reduceat(self.priced.total_bytes, self.priced.starts)
+        need = np.minimum.reduceat(self.priced.total_bytes.sum(axis=0), self.priced.starts)
         self.by_bytes: list[int] = np.argsort(-need, kind="stable").tolist()
 
     def _own_and_on_node(self) -> tuple[Array, Array]:
@@ -96,9 +106,8 @@ class Problem:
         if hops:
             kinds = np.concatenate([flat[i].kinds for i in hops], axis=1)
             first = np.cumsum([0, *(flat[i].kinds.shape[1] for i in hops)])
-            rows = [*self.rows, -1]
-            node = self.terms.node[rows] @ kinds
-            own[hops] = np.maximum.reduceat(self.terms.own[rows] @ kinds, first[:-1], axis=1).T
+            node = self.priced.per_node @ kinds
+            own[hops] = np.maximum.reduceat(self.priced.per_own @ kinds, first[:-1], axis=1).T
             on_node[hops] = (np.maximum.reduceat(node, first[:-1], axis=1) * list(self.together.values())).T
             self.node_kinds = {i: node[:, first[n] : first[n + 1]] for n, i in enumerate(hops)}
         return own, on_node
@@ -106,9 +115,10 @@ class Problem:
     def start(self, allowed: NDArray[np.bool_] | None = None, floor: Array | None = None) -> State:
         """A plan with nothing placed."""
         width = len(self.priced.extra_switches)
-        used: Array = np.zeros((len(self.rows) + 1, self.num_ranks))
+        used: Array = np.zeros((self.num_rows, self.num_ranks))
         none = np.zeros(len(self.terms.switches), dtype=np.intp)
-        return State([None] * len(self.options), used, np.zeros(width), none, allowed=allowed, floor=floor)
+        nbytes = np.zeros(len(self.capacity))
+        return State([None] * len(self.options), used, np.zeros(width), none, nbytes, allowed=allowed, floor=floor)
 
     def score(self, state: State) -> float:
         """Milliseconds of a plan, plus a little for imbalance and total work."""
@@ -118,7 +128,7 @@ class Problem:
         """Milliseconds of a plan by the terms."""
         bits = int(self.bit_values @ (state.on > 0))
         shared = state.ms + self.paid[bits] + float(self.extra_on[bits] @ state.extra) + self.fixed_ms
-        return float(state.used[:-1].max(axis=1).sum() + shared)
+        return float(state.used[: self.phases].max(axis=1).sum() + shared)
 
     def loads(self, state: State) -> Array:
         """``[K, W]`` the loads of all tables that are placed."""
@@ -129,7 +139,11 @@ class Problem:
 
     def fits(self, state: State) -> bool:
         """Whether every rank has room."""
-        return bool(state.used[-1].max() + state.nbytes <= self.capacity)
+        return bool((self.held(state) <= self.capacity).all())
+
+    def held(self, state: State) -> Array:
+        """``[M]`` bytes of the fullest rank in each memory."""
+        return np.asarray(state.used[self.phases :].max(axis=1) + state.nbytes)
 
     def put(self, state: State, table: int, put: Put) -> None:
         """Places `table`."""
@@ -146,8 +160,8 @@ class Problem:
 
     def add_up(self, state: State) -> None:
         """Sums of differences drift by rounding: adds up afresh."""
-        state.used[:], state.extra[:], state.on[:] = 0.0, 0.0, 0
-        state.ms = state.nbytes = 0.0
+        state.used[:], state.extra[:], state.on[:], state.nbytes[:] = 0.0, 0.0, 0, 0.0
+        state.ms = 0.0
         state.nodes = None
         for put in state.placed:
             if put is not None:
@@ -161,21 +175,21 @@ class Problem:
         placement = Placement(option, tuple(chosen.tolist()))
         if option.route != "two_hop":
             own = priced.own_of(index)[:, option.of]
-            shared = priced.shared_ms[index], priced.shared_bytes[index]
+            shared = priced.shared_ms[index], priced.shared_bytes[:, index]
             return Put(
                 placement, at, chosen, own, None, option.distinct, *shared, priced.extra[index], self._flags(index)
             )
-        rows = [*self.rows, -1]
         nodes, of_shard, counts = np.unique(chosen // self.local, return_inverse=True, return_counts=True)
-        shared_ms, shared_bytes = float(priced.shared_ms[index]), float(priced.shared_bytes[index])
+        shared_ms, shared_bytes = float(priced.shared_ms[index]), priced.shared_bytes[:, index]
         if (counts == self.together.get(index, 0)).all():  # as many shards on each node as `Option.kinds` assumes
             own, by_shard = priced.own_of(index)[:, option.of], self.node_kinds[index][:, option.of]
         else:
             loads = option.placed_loads(chosen.tolist(), self.model.topology)
-            own, by_shard = self.terms.own[rows] @ loads, self.terms.node[rows] @ loads
+            own, by_shard = priced.per_own @ loads, priced.per_node @ loads
             everyone = self.terms.everyone @ loads.sum(axis=1)
-            shared_ms, shared_bytes = float(everyone[:-1].sum()), float(everyone[-1])
-        added: Array = np.zeros((len(rows), len(nodes)))
+            shared_ms, shared_bytes = float(everyone[:-1].sum()), np.zeros(len(self.capacity))
+            shared_bytes[0] = everyone[-1]
+        added: Array = np.zeros((len(own), len(nodes)))
         np.add.at(added.T, of_shard, by_shard.T)
         return Put(
             placement,
@@ -191,26 +205,31 @@ class Problem:
         )
 
     def best(
-        self, state: State, table: int, memory_first: bool = False, allowed: NDArray[np.bool_] | None = None
+        self, state: State, table: int, memory_first: Array | None = None, allowed: NDArray[np.bool_] | None = None
     ) -> tuple[float, Put] | None:
-        """The best way to place `table` beside what is placed, and its score; None where it does not fit."""
+        """The best way to place `table` beside what is placed, and its score; None where it does not fit.
+
+        Args:
+            memory_first: ``[M]`` weights of the fullest rank's share of each memory, before the step counts.
+        """
         choices, priced = self.choices[table], self.priced
         span = slice(choices.first, choices.first + len(self.options[table]))
         nodes = self.nodes_of(state)
         most = nodes.peak.max(axis=1)
-        top = most[:-1] if state.floor is None else np.maximum(most[:-1], state.floor)
+        top = most[: self.phases] if state.floor is None else np.maximum(most[: self.phases], state.floor)
         bits = int(self.bit_values @ (state.on > 0)) | priced.flags[span]
         shared = state.ms + priced.shared_ms[span] + self.paid[bits] + self.fixed_ms
         if state.extra.size:
             shared = shared + (self.extra_on[bits] * (state.extra + priced.extra[span])).sum(axis=1)
         if state.floor is not None:
             shared = shared + priced.over[span]
-        room = self.capacity - state.nbytes - priced.shared_bytes[span]
+        room = (self.capacity - state.nbytes)[:, None] - priced.shared_bytes[:, span]
         allowed = state.allowed if allowed is None else allowed
         if allowed is not None:
             mine = allowed[span]
             room = np.where(mine, room, -np.inf) if mine.any() else room
-        beside = _Beside(state, nodes, top, nodes.squares.sum(axis=1), shared, room, float(most[-1]), memory_first)
+        held = most[self.phases :]
+        beside = _Beside(state, nodes, top, nodes.squares.sum(axis=1), shared, held, room, memory_first)
         ways = self._ways(choices, beside)
         flat = np.concatenate([kind.scores for kind in ways])
         best, best_score = None, np.inf
@@ -236,16 +255,28 @@ class Problem:
             np.add.at(block.transpose(1, 2, 0), place, put.own.T)
         peak = nodes.peak.copy()
         peak[:, at] = block.max(axis=2)
-        most = peak.max(axis=1)
-        squares = beside.squares - nodes.squares[:, at].sum(axis=1) + np.einsum("rnl,rnl->r", block[:-1], block[:-1])
+        most, phases = peak.max(axis=1), block[: self.phases]
+        squares = beside.squares - nodes.squares[:, at].sum(axis=1) + np.einsum("rnl,rnl->r", phases, phases)
         bits = int(self.bit_values @ (state.on > 0)) | put.flags
         shared = state.ms + put.ms + self.paid[bits] + self.fixed_ms + over
         shared += float(self.extra_on[bits] @ (state.extra + put.extra))
-        score = float(np.maximum(most[:-1], beside.top).sum() + shared)
-        score += state.balance * float(self._spread(squares).sum())
-        if beside.memory_first:
-            score += 1e6 * max(float(most[-1]), beside.most_bytes) / max(1.0, self.capacity)
-        return score if most[-1] + state.nbytes + put.nbytes <= self.capacity else np.inf
+        score = np.maximum(most[: self.phases], beside.top).sum() + shared
+        score += state.balance * self._spread(squares).sum()
+        room = self.capacity - state.nbytes - put.nbytes
+        return float(self._in_room(score[None], most[self.phases :, None], room[:, None], beside)[0])
+
+    def _in_room(self, scores: Array, held: Array, room: Array, beside: _Beside) -> Array:
+        """Scores ``[...]`` with what memory costs, changed in place; infinite where it is short.
+
+        Args:
+            held: ``[M, ...]`` bytes of the ranks that get a shard; room: those that each rank has.
+        """
+        for at, most in enumerate(beside.held):
+            fullest = np.maximum(held[at], most)
+            if beside.memory_first is not None:
+                scores += beside.memory_first[at] * fullest / max(1.0, float(self.capacity[at]))
+            scores[fullest > room[at]] = np.inf
+        return scores
 
     def _ways(self, choices: Choices, beside: _Beside) -> list[_Ways]:
         """All ways to place a table, by kind."""
@@ -271,7 +302,7 @@ class Problem:
             if by_rank:
                 gathered = used[:, groups.ranks]
                 peaks = np.maximum.reduceat(gathered, groups.starts, axis=1)[:, groups.way]
-                sums = np.add.reduceat(gathered[:-1], groups.starts, axis=1)[:, groups.way]
+                sums = np.add.reduceat(gathered[: self.phases], groups.starts, axis=1)[:, groups.way]
             sizes, counts = groups.sizes[groups.way], groups.num_nodes[groups.way]
             scores = self._scored(choices, beside, groups.of, peaks, sums, sizes, (*rest, counts))
             found.append(_Ways(groups.of, scores, groups.ranks_of))
@@ -291,30 +322,27 @@ class Problem:
     def _nodes(self, used: Array, at: Index | None = None, barred: Array | None = None) -> Nodes:
         """Nodes number `at`, or all, whose ranks have `used`; `barred` ``[N, L]``: infinite for ranks to come last."""
         by_node = used.reshape(len(used), -1, self.local)
-        peak, total = by_node.max(axis=2), by_node[:-1].sum(axis=2)
-        squares = np.einsum("rnl,rnl->rn", by_node[:-1], by_node[:-1])
+        phases = by_node[: self.phases]
+        peak, total, squares = by_node.max(axis=2), phases.sum(axis=2), np.einsum("rnl,rnl->rn", phases, phases)
         if not self.packs:
             none = np.zeros((0, 0, 0))
             return Nodes(peak, total, squares, np.zeros((0, 0), dtype=np.intp), none, none)
-        work = by_node[:-1].sum(axis=0)
+        work = phases.sum(axis=0)
         order = (work if barred is None else work + barred).argsort(axis=1, kind="stable")
         in_order = np.take_along_axis(by_node, order[None], axis=2)
         first = self.local * (np.arange(self.num_nodes) if at is None else at)[:, None]
-        peaks, totals = np.maximum.accumulate(in_order, axis=2), np.cumsum(in_order[:-1], axis=2)
+        peaks, totals = np.maximum.accumulate(in_order, axis=2), np.cumsum(in_order[: self.phases], axis=2)
         return Nodes(peak, total, squares, order + first, peaks, totals)
 
     def _one_shard(self, choices: Choices, beside: _Beside) -> _Ways:
         """One shard on every rank."""
-        used, of = beside.state.used, choices.single
+        used, of, count = beside.state.used, choices.single, self.phases
         mine = self.own[choices.first + of][:, :, None]
         new = used + mine  # [singles, R, W]
-        score = np.maximum(new[:, :-1], beside.top[:, None]).sum(axis=1) + beside.shared[of][:, None]
-        gained = mine[:, :-1] * (2 * used[:-1] + mine[:, :-1])
+        score = np.maximum(new[:, :count], beside.top[:, None]).sum(axis=1) + beside.shared[of][:, None]
+        gained = mine[:, :count] * (2 * used[:count] + mine[:, :count])
         score += beside.state.balance * np.sqrt((beside.squares[:, None] + gained) / self.num_ranks).sum(axis=1)
-        held = np.maximum(new[:, -1], beside.most_bytes)
-        if beside.memory_first:
-            score += 1e6 * held / max(1.0, self.capacity)
-        score[held > beside.room[of][:, None]] = np.inf
+        self._in_room(score, new[:, count:].swapaxes(0, 1), beside.room[:, of, None], beside)
         if choices.usable is not None:
             outside = np.ones(self.num_ranks, dtype=bool)
             outside[choices.usable] = False
@@ -324,28 +352,28 @@ class Problem:
 
     def _spread_out(self, choices: Choices, beside: _Beside) -> _Ways:
         """Several shards on the least busy ranks; where memory is short, on those with room, and on the emptiest."""
-        used, pieces = beside.state.used, choices.pieces
-        order = used[:-1].sum(axis=0).argsort(kind="stable")
+        used, pieces, room = beside.state.used, choices.pieces, beside.room[:, choices.spread]
+        order = used[: self.phases].sum(axis=0).argsort(kind="stable")
         if choices.usable is not None:
             order = order[np.isin(order, choices.usable)]
         at = np.minimum(pieces, len(order)) - 1
         in_order = used[:, order]
-        peaks, sums = np.maximum.accumulate(in_order, axis=1)[:, at], np.cumsum(in_order[:-1], axis=1)[:, at]
+        peaks, sums = np.maximum.accumulate(in_order, axis=1)[:, at], np.cumsum(in_order[: self.phases], axis=1)[:, at]
         orders, of = [order] * len(at), choices.spread
-        added = self.own[choices.first + of, -1] * -(-pieces // len(order))
-        full = (peaks[-1] + added > beside.room[of]) & (beside.room[of] > 0)
-        more = full.nonzero()[0].tolist()
-        if more:
-            emptiest = order[np.argsort(used[-1, order], kind="stable")]
+        added = self.own[choices.first + of, self.phases :].T * -(-pieces // len(order))
+        full = (peaks[self.phases :] + added > room) & (room > 0)
+        if full.any():
+            held = in_order[self.phases :]
+            emptiest = [order[one.argsort(kind="stable")] for one in held]
             tried = [
                 (i, other)
-                for i in more
-                for other in (order[used[-1, order] + added[i] <= beside.room[of[i]]], emptiest)
+                for memory, i in zip(*(places.tolist() for places in full.nonzero()), strict=True)
+                for other in (order[(held + added[:, i, None] <= room[:, i, None]).all(axis=0)], emptiest[memory])
                 if len(other) > at[i]
             ]
             chosen = [used[:, other[: pieces[i]]] for i, other in tried]
             peaks = np.concatenate([peaks, *(one.max(axis=1, keepdims=True) for one in chosen)], axis=1)
-            sums = np.concatenate([sums, *(one[:-1].sum(axis=1, keepdims=True) for one in chosen)], axis=1)
+            sums = np.concatenate([sums, *(one[: self.phases].sum(axis=1, keepdims=True) for one in chosen)], axis=1)
             numbers = np.array([i for i, _ in tried], dtype=np.intp)
             of, pieces = np.append(of, of[numbers]), np.append(pieces, pieces[numbers])
             orders += [other for _, other in tried]
@@ -361,7 +389,7 @@ class Problem:
         last, count = choices.packed_pieces - 1, len(choices.packed)
         of, pieces = np.tile(choices.packed, self.num_nodes), np.tile(choices.packed_pieces, self.num_nodes)
         rows = len(nodes.peak)
-        peaks, sums = nodes.peaks[:, :, last].reshape(rows, -1), nodes.totals[:, :, last].reshape(rows - 1, -1)
+        peaks, sums = nodes.peaks[:, :, last].reshape(rows, -1), nodes.totals[:, :, last].reshape(self.phases, -1)
         rest = np.repeat(nodes.peak, count, axis=1), np.repeat(nodes.total, count, axis=1), np.ones(1)
         scores = self._scored(choices, beside, of, peaks, sums, pieces.astype(float), rest)
         if choices.usable is not None:
@@ -373,8 +401,8 @@ class Problem:
         """Shards that fill the least busy nodes; and, where memory is short, the emptiest."""
         of, pieces, counts = choices.wide, choices.wide_pieces, -(-choices.wide_pieces // self.local)
         orders = [nodes.total.sum(axis=0).argsort(kind="stable")]
-        if beside.most_bytes > 0.5 * self.capacity:
-            orders.append(nodes.peak[-1].argsort(kind="stable"))
+        short = np.flatnonzero(beside.held > 0.5 * self.capacity).tolist()
+        orders += [nodes.peak[self.phases + at].argsort(kind="stable") for at in short]
         every, scores = np.arange(self.num_ranks).reshape(self.num_nodes, self.local), []
         for order in orders:
             peaks = np.maximum.accumulate(nodes.peak[:, order], axis=1)[:, counts - 1]
@@ -397,26 +425,22 @@ class Problem:
 
         Args:
             of: ``[C]`` options.
-            peaks, sums: ``[R, C]`` and ``[R - 1, C]`` of the ranks that get a shard; pieces: ``[C]`` the shards.
+            peaks, sums: ``[R, C]`` and ``[P, C]`` of the ranks that get a shard; pieces: ``[C]`` the shards.
             rest: `peaks` and `sums` of all ranks of their nodes, and how many nodes these are.
         """
         mine = self.own[choices.first + of].T  # [R, C]
         if pieces.max() > self.num_ranks:
             mine = mine * np.maximum(1.0, np.ceil(pieces / self.num_ranks))
-        new, phases = peaks + mine, mine[:-1]
+        new, phases = peaks + mine, mine[: self.phases]
         gained = phases * (2 * sums + pieces * phases)
         if rest is not None:
             on_node = self.on_node[choices.first + of].T
             new = np.maximum(new, rest[0]) + on_node
-            on_node = on_node[:-1]
+            on_node = on_node[: self.phases]
             gained += on_node * (2 * rest[1] + (self.local * rest[2]) * on_node + (2 * pieces) * phases)
-        score = np.maximum(new[:-1], beside.top[:, None]).sum(axis=0) + beside.shared[of]
+        score = np.maximum(new[: self.phases], beside.top[:, None]).sum(axis=0) + beside.shared[of]
         score += beside.state.balance * np.sqrt((beside.squares[:, None] + gained) / self.num_ranks).sum(axis=0)
-        held = np.maximum(new[-1], beside.most_bytes)
-        if beside.memory_first:
-            score += 1e6 * held / max(1.0, self.capacity)
-        score[held > beside.room[of]] = np.inf
-        return np.asarray(score)
+        return self._in_room(score, new[self.phases :], beside.room[:, of], beside)
 
     def _put(self, table: int, ways: list[_Ways], c: int) -> Put:
         """Way number `c` of all."""
@@ -507,7 +531,7 @@ class Problem:
         state.on += sign * ((put.flags & self.bit_values) > 0)
 
     def _squares(self, state: State) -> Array:
-        return np.asarray(np.einsum("rw,rw->r", state.used[:-1], state.used[:-1]))
+        return np.asarray(np.einsum("rw,rw->r", state.used[: self.phases], state.used[: self.phases]))
 
     def _spread(self, squares: Array) -> Array:
         return np.asarray(np.sqrt(np.maximum(squares, 0.0) / self.num_ranks))

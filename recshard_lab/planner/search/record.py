@@ -30,6 +30,7 @@ class _Seen:
     stage: str
     ms: float
     nbytes: float
+    fits: bool
     placements: tuple[Placement, ...]
 
 
@@ -63,22 +64,21 @@ class Recorder:
         """A callback for local search that records each plan."""
 
         def looked_at(state: State) -> None:
-            ms, nbytes = problem.step_ms(state), float(state.used[-1].max() + state.nbytes)
-            self.offer(stage, ms, nbytes, state.placed)
+            self.offer(stage, problem.step_ms(state), problem.held(state), state.placed)
 
         return looked_at
 
-    def offer(self, stage: str, ms: float, nbytes: float, placed: Sequence[Put | None]) -> None:
-        """A plan, and what the search thinks that it takes and the fullest rank holds."""
+    def offer(self, stage: str, ms: float, held: Array, placed: Sequence[Put | None]) -> None:
+        """A plan, and what the search thinks that it takes and the fullest rank holds in each memory."""
         assert self._whole is not None
         number, self.seen = self.seen, self.seen + 1
-        fits = nbytes <= self._whole.capacity
+        nbytes, fits = float(held[0]), bool((held <= self._whole.capacity).all())
         first = fits and ms < self.best_ms
         if number % self.every and not first and not self._new(ms, nbytes, fits):
             return
         if first:
             self.best_ms = ms
-        self._kept.append(_Seen(number, stage, ms, nbytes, tuple(put.placement for put in placed if put)))
+        self._kept.append(_Seen(number, stage, ms, nbytes, fits, tuple(put.placement for put in placed if put)))
         if len(self._kept) > MOST or len(self._kept) * max(1, len(self._groups)) > MOST_PLACEMENTS:
             self._thin()
 
@@ -102,7 +102,7 @@ class Recorder:
         plans = [self._flat(one.placements) for one in kept]
         at = None if last is None else next((n for n, one in enumerate(plans) if _same(one, last)), None)
         if last is not None and at is None:
-            kept = [*kept, _Seen(self.seen, "chosen", 0.0, 0.0, ())]
+            kept = [*kept, _Seen(self.seen, "chosen", 0.0, 0.0, True, ())]
             plans, at = [*plans, last], len(plans)
             self.seen += 1
         numbers = self._estimated(model, plans)
@@ -129,8 +129,7 @@ class Recorder:
         """Keeps every second plan, those that were the best so far, and the frontier."""
         assert self._whole is not None
         self.every *= 2
-        values = np.array([(one.ms, one.nbytes) for one in self._kept])
-        values[values[:, 1] > self._whole.capacity] = np.inf
+        values = np.array([(one.ms, one.nbytes) if one.fits else (np.inf, np.inf) for one in self._kept])
         keep, best = set(frontier_of(values)), np.inf
         for at, one in enumerate(self._kept):
             if values[at, 0] < best:
@@ -200,7 +199,7 @@ class Recorder:
     def _laid_out(self, problem: Problem) -> State | None:
         """All tables placed; as if there were room for them, where there is none."""
         roomy = copy(problem)
-        roomy.capacity = np.inf
+        roomy.capacity = np.full(len(problem.capacity), np.inf)
         for room in (problem, roomy):
             state = room.start()
             for table in room.by_work:

@@ -40,7 +40,7 @@ class Relaxation:
         self.problem, self.scale = problem, scale
         priced, switches = problem.priced, problem.terms.switches
         self.kept = np.flatnonzero(worth)
-        self.phases, self.count, self.tables = len(problem.rows), len(self.kept), len(problem.options)
+        self.phases, self.count, self.tables = problem.phases, len(self.kept), len(problem.options)
         self.table = np.searchsorted(priced.starts, self.kept, side="right") - 1
         self.firsts = np.flatnonzero(np.diff(self.table, prepend=-1))
         extras = len(priced.extra_switches)
@@ -146,5 +146,6 @@ class Relaxation:
             full = float(np.maximum.reduceat(extra, self.firsts).sum())
             column = self.at_switch + len(problem.terms.switches) + x
             row(extra, full, **{f"v{column}": -1.0, f"v{self.at_switch + k}": full})
-        row(priced.total_bytes[self.kept] / (problem.num_ranks * problem.capacity), 1.0)
+        for total, capacity in zip(priced.total_bytes, problem.capacity, strict=True):
+            row(total[self.kept] / (problem.num_ranks * capacity), 1.0)
         return scipy.sparse.vstack(blocks).tocsr(), np.concatenate(most)

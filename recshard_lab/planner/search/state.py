@@ -1,6 +1,7 @@
 """Plans in the making, and what each table may become, as arrays.
 
-Shape letters: R rows (phases that ranks differ in, and memory), W ranks, O options, X extras, S switches.
+Shape letters: R rows (P phases that ranks differ in, then M memories: the device's, and the host's if a shard may be
+there), W ranks, O options, X extras, S switches.
 """
 
 from collections.abc import Sequence
@@ -97,7 +98,7 @@ class Put:
     Attributes:
         own: ``[R, n]`` to the ranks of its shards.
         node: the nodes to all of whose ranks it adds more, and ``[R, nodes]`` that; None where there are none.
-        ms, nbytes, extra, flags: see `State` and `Priced`.
+        ms, nbytes ``[M]``, extra, flags: see `State` and `Priced`.
     """
 
     placement: Placement
@@ -107,7 +108,7 @@ class Put:
     node: tuple[Index, Array] | None
     distinct: bool
     ms: float
-    nbytes: float
+    nbytes: Array
     extra: Array
     flags: int
 
@@ -117,8 +118,8 @@ class Nodes:
     """The nodes of a plan, from which ways to place a table are scored.
 
     Attributes:
-        peak: ``[R, N]`` the most that any rank has; total, squares: ``[R - 1, N]`` sums over the ranks.
-        order: ``[N, L]`` the ranks, least busy first; peaks, totals: ``[R, N, L]`` and ``[R - 1, N, L]`` of the first
+        peak: ``[R, N]`` the most that any rank has; total, squares: ``[P, N]`` sums over the ranks.
+        order: ``[N, L]`` the ranks, least busy first; peaks, totals: ``[R, N, L]`` and ``[P, N, L]`` of the first
             ranks in that order.
     """
 
@@ -142,11 +143,11 @@ class State:
 
     Attributes:
         used: ``[R, W]`` what all placements add up to, without what all ranks share.
-        ms, nbytes: that shared part.
+        nbytes, ms: that shared part; ``[M]`` bytes.
         extra: ``[X]`` shared ms that count only while a switch is on.
         on: ``[S]`` placements that turn each switch on.
         allowed: ``[all options]`` those that tables are placed under; None for any.
-        floor: ``[R - 1]`` what a phase may take before it costs anything.
+        floor: ``[P]`` what a phase may take before it costs anything.
         balance: weight of the term that rewards balance and little total work.
         nodes: as they were before the nodes `changed` changed; None: not known.
     """
@@ -155,8 +156,8 @@ class State:
     used: Array
     extra: Array
     on: Index
+    nbytes: Array
     ms: float = 0.0
-    nbytes: float = 0.0
     allowed: NDArray[np.bool_] | None = None
     floor: Array | None = None
     balance: float = TIE
@@ -165,9 +166,8 @@ class State:
 
     def copy(self) -> "State":
         """The same plan, to be changed on its own."""
-        state = State(list(self.placed), self.used.copy(), self.extra.copy(), self.on.copy(), self.ms, self.nbytes)
-        state.balance = self.balance
-        return state
+        used, extra, on, nbytes = self.used.copy(), self.extra.copy(), self.on.copy(), self.nbytes.copy()
+        return State(list(self.placed), used, extra, on, nbytes, self.ms, balance=self.balance)
 
     def placements(self) -> list[Placement]:
         """The placements, every table placed."""

@@ -4,7 +4,7 @@ One piece may go to each rank. Several go to the first ranks of an order: the qu
 measure; where memory is tight, the emptiest; and for two hops, the quietest of the quietest node. Listed assignments
 are as they are.
 
-Shape letters: R rows (phases that ranks differ in, and memory), W ranks, B plans, C ways, Q orders, X extras.
+Shape letters: R rows (P phases that ranks differ in, then M memories), W ranks, B plans, C ways, Q orders, X extras.
 """
 
 from dataclasses import dataclass
@@ -35,8 +35,8 @@ class Ways:
         option: ``[C]`` its option; column: ``[C]`` where `Orders.peaks` finds its ranks; order: ``[C]`` their order.
         kind: ``[C]``, and pieces: ``[R, W, kinds]`` what the k-th rank of that order gets.
         heaviest: ``[R, C, 1]`` the most that a rank gets; twice, square: ``[C, 1]`` of the squares of their work.
-        shared: ``[2 + X, C]`` ms and bytes of all ranks each, and ms that count while a switch is on; the same as
-            ms, nbytes ``[C, 1]`` and extra ``[C, 1, X]``.
+        shared: ``[1 + M + X, C]`` ms and bytes of all ranks each, and ms that count while a switch is on; the first
+            and the last as ms ``[C, 1]`` and extra ``[C, 1, X]``.
         over: ``[C, 1]`` ms on the mean rank beyond the least of the table.
         flags: ``[C, 1]`` switches turned on.
         listed: the ranks of listed assignments, None for others.
@@ -53,7 +53,6 @@ class Ways:
     square: Array
     shared: Array
     ms: Array
-    nbytes: Array
     extra: Array
     over: Array
     flags: Index
@@ -71,8 +70,8 @@ class Orders:
     def __init__(self, problem: Problem, copies: int) -> None:
         self.ranks, self.nodes, self.local, self.copies = problem.num_ranks, problem.num_nodes, problem.local, copies
         priced = problem.priced
-        needed = float(np.minimum.reduceat(priced.total_bytes, priced.starts).sum()) / self.ranks
-        tight = max(needed, float(priced.piece_bytes.max())) > TIGHT * problem.capacity
+        needed = float(np.minimum.reduceat(priced.total_bytes[0], priced.starts).sum()) / self.ranks
+        tight = max(needed, float(priced.piece_bytes[0].max())) > TIGHT * problem.capacity[0]
         free = (option for options in problem.options for option in options if option.proposal.assignments is None)
         hops = any(option.route == "two_hop" for option in free)
         self.count = NEAR + 1 if hops else EMPTY + 1 if tight else NOISY + 1
@@ -84,6 +83,7 @@ class Orders:
         self._noise: Array = np.random.default_rng(SEED).standard_normal((NOISES, self.ranks, copies)) * NOISE
         self._turn, self._each, self._lower = 0, np.arange(copies), np.tri(self.ranks)
         self._columns: Array | None = None
+        self.phases = problem.phases
         self.work: Array = np.zeros((self.ranks, copies))
 
     def by(self, measure: int) -> int:
@@ -140,7 +140,7 @@ class Orders:
     def _sorted(self, used: Array, ways: Ways) -> Index:
         """``[W, Q, B]`` the ranks by each measure, which are kept in `of`."""
         ranks, copies = used.shape[1:]
-        work, held = used[:-1].sum(axis=0), used[-1]
+        work, held = used[: self.phases].sum(axis=0), used[self.phases :].max(axis=0)
         self.work = work
         if ways.usable is not None:
             barred = np.full((ranks, 1), OUTSIDE)
@@ -168,7 +168,7 @@ def ways_of(problem: Problem, table: int, orders: Orders) -> Ways:
         CannotAnneal: there are none of these kinds, or too many.
     """
     choices, priced = problem.choices[table], problem.priced
-    ranks, rows = problem.num_ranks, len(problem.rows) + 1
+    ranks, rows = problem.num_ranks, problem.num_rows
     usable = list(range(ranks)) if choices.usable is None else choices.usable.tolist()
     option: list[int] = []
     column: list[int] = []
@@ -176,7 +176,7 @@ def ways_of(problem: Problem, table: int, orders: Orders) -> Ways:
     kind: list[int] = []
     pieces: list[Array] = []
     counts: list[int] = []
-    exact: dict[int, tuple[float, float]] = {}
+    exact: dict[int, tuple[float, ...]] = {}
 
     def add(at: int, columns: list[int], by: list[int], own: Array, count: int = 1) -> None:
         option.extend([at] * len(columns))
@@ -204,7 +204,7 @@ def ways_of(problem: Problem, table: int, orders: Orders) -> Ways:
             add(at, [orders.first(m, last) for m in measures], [orders.by(m) for m in measures], own, count)
         elif len(usable) == ranks and count <= ranks:  # nodes are next to one another in the order
             put = problem.made(table, at, in_order)
-            exact[len(option)] = put.ms, put.nbytes
+            exact[len(option)] = put.ms, *put.nbytes
             own = _spread(put, rows, ranks, problem.local)
             add(at, [orders.first(NEAR, last)], [orders.by(NEAR)], own, count)
     listed: list[tuple[int, ...] | None] = [None] * len(option)
@@ -212,7 +212,7 @@ def ways_of(problem: Problem, table: int, orders: Orders) -> Ways:
     for at in dict.fromkeys(at for each in groups for at in each.of.tolist()):
         for chosen_ranks in problem.options[table][at].proposal.assignments or ():
             put = problem.made(table, at, chosen_ranks)
-            exact[len(option)] = put.ms, put.nbytes
+            exact[len(option)] = put.ms, *put.nbytes
             add(at, [orders.set_of(chosen_ranks)], [ranks], _spread(put, rows, ranks, problem.local), len(chosen_ranks))
             listed.append(chosen_ranks)
     if not option:
@@ -221,10 +221,11 @@ def ways_of(problem: Problem, table: int, orders: Orders) -> Ways:
     index, held = choices.first + of, np.array(kind, dtype=np.intp)
     by_kind = np.stack(pieces, axis=2)
     heaviest = by_kind.max(axis=1)[:, held, None]
-    shared = np.empty((2 + priced.extra.shape[1], len(of)))
-    shared[0], shared[1], shared[2:] = priced.shared_ms[index], priced.shared_bytes[index], priced.extra[index].T
+    shared = np.vstack([priced.shared_ms[index], priced.shared_bytes[:, index], priced.extra[index].T])
+    extras = 1 + len(problem.capacity)
     for way, told in exact.items():
-        shared[:2, way] = told
+        shared[:extras, way] = told
+    work = heaviest[: problem.phases].sum(axis=0)
     return Ways(
         of,
         np.array(column, dtype=np.intp),
@@ -232,12 +233,11 @@ def ways_of(problem: Problem, table: int, orders: Orders) -> Ways:
         held,
         by_kind,
         heaviest,
-        2 * heaviest[:-1].sum(axis=0),
-        np.array(counts)[:, None] * heaviest[:-1].sum(axis=0) ** 2,
+        2 * work,
+        np.array(counts)[:, None] * work**2,
         shared,
         shared[0][:, None],
-        shared[1][:, None],
-        np.ascontiguousarray(shared[2:].T)[:, None],
+        np.ascontiguousarray(shared[extras:].T)[:, None],
         priced.over[index][:, None],
         priced.flags[index][:, None],
         listed,

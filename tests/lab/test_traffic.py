@@ -18,13 +18,11 @@ from recshard_lab.lab.links import links_of
 from recshard_lab.lab.traffic_phases import PHASES, parts_of, phase_of, phases_in
 from recshard_lab.launcher import Ranks, launch
 from recshard_lab.planner import Estimate, Workload, estimate
-from recshard_lab.planner.sweep.replicas import Replicated
 from recshard_lab.sharding import ShardingPlan, Topology, scheme_named, scheme_names
 from recshard_lab.sharding.plan.types import ROUTES
 from tests.lab.plans import many, plan_of, table
 from tests.lab.traffic_jobs import (
     RATE,
-    counted_in_2d,
     counted_random_step,
     counted_steps,
     even_load,
@@ -98,20 +96,6 @@ def test_distinct_ids_send_what_is_predicted(ranks: Ranks, scheme: str, kind: st
     for label in ("input_dist/ids", "output_dist/rows", "output_dist_backward/rows"):
         exact = kind == "sequence" and scheme == "table_wise"
         assert counted[label].sum() == pytest.approx(predicted[label].sum(), rel=1e-9 if exact else 0.04), label
-
-
-@pytest.mark.parametrize("contiguous", [False, True])
-@pytest.mark.parametrize("size", [1, 2])
-def test_replicas_send_what_is_predicted_and_sync_among_themselves(ranks: Ranks, size: int, contiguous: bool) -> None:
-    replicas = Replicated(NODES, size, contiguous)
-    plan = ShardingPlan({"tables": plan_under("row_wise", replicas.group).plan[""]})
-    load = even_load(TABLES, 4, size, dense_parameters=sum(t.embedding_dim for t in TABLES))
-    predicted = replicas.estimate(plan, TABLES, load)
-    counted = matrices(ranks.run(counted_in_2d, plan.to_json(), TABLES, size, contiguous))
-    same(predicted, counted)
-    place = {replicas.rank_of(group, member): member for group in range(4 // size) for member in range(size)}
-    for rank, other in np.argwhere(predicted.traffic_by_phase["replicas/weights"]):
-        assert place[rank] == place[other]
 
 
 def test_labels_nobody_foresaw_are_shown_as_they_are() -> None:

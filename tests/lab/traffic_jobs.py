@@ -95,47 +95,6 @@ def counted_random_step(plan_json: str, tables: Sequence[Any], index_dedup: bool
     return sent_by_label(sent, dist.get_world_size(), 1)
 
 
-def counted_in_2d(
-    plan_json: str, tables: Sequence[EmbeddingBagConfig], size: int, contiguous: bool, steps: int = 2
-) -> dict[str, list[float]]:
-    """The same of replicas, with a dense layer and a sync after every step."""
-    import torch
-    import torch.distributed as dist
-
-    from recshard_lab import DMPCollection, EmbeddingBagCollection, EmbeddingBagCollectionSharder
-    from recshard_lab.comm import trace
-    from recshard_lab.lab.measure import sent_by_label
-    from recshard_lab.sharding import ShardingPlan
-
-    class Scores(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.tables = EmbeddingBagCollection(list(tables))
-            self.over = torch.nn.Linear(sum(t.embedding_dim for t in tables), 1, bias=False)
-
-        def forward(self, batch: Any) -> Any:
-            return self.over(self.tables(batch).values())
-
-    world = dist.get_world_size()
-    model = DMPCollection(
-        Scores(),
-        "cpu",
-        ShardingPlan.from_json(plan_json),
-        world,
-        size,
-        None,
-        sharders=[EmbeddingBagCollectionSharder(fused_params=RATE)],
-        use_inter_host_allreduce=contiguous,
-    )
-    batch = even_batch(tables, world)
-    model(batch).sum().backward()  # DDP lays its buckets out anew after the first step
-    with trace() as sent:
-        for _ in range(steps):
-            model(batch).sum().backward()
-            model.sync()
-    return sent_by_label(sent, world, steps)
-
-
 def matrices(found: Sequence[dict[str, list[float]]]) -> dict[str, np.ndarray]:
     """``[W, W]`` by label, without what stays on its rank, and without labels under which nothing else was sent."""
     labels = dict.fromkeys(label for one in found for label in one)

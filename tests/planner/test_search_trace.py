@@ -11,7 +11,7 @@ import pytest
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload, estimate
 from recshard_lab.planner.search import record as search_record
 from recshard_lab.planner.search.trace import STAGES, SearchTrace
-from recshard_lab.planner.sweep.pareto import undominated
+from recshard_lab.planner.sweep.points import undominated
 from recshard_lab.sharding import ParameterConstraints, PlanError, ShardingPlan, Topology
 from tests.planner.problems import random_problem, random_tables, table
 

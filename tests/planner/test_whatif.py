@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from recshard_lab.comm import ReplicaGrid
 from recshard_lab.planner import EmbeddingShardingPlanner, Sweep, SweepPoint, Workload, estimate, sweep
 from recshard_lab.planner.model.cost import dense_step
-from recshard_lab.planner.sweep.pareto import OBJECTIVES, undominated
+from recshard_lab.planner.sweep.points import OBJECTIVES, undominated
 from recshard_lab.planner.sweep.replicas import Replicated
 from recshard_lab.sharding import Topology
 from tests.planner.problems import random_tables, table

@@ -8,25 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recshard_lab.arguments import names_wrong_arguments
-from recshard_lab.planner.answers.text import gigabytes
-from recshard_lab.planner.sweep.pareto import OBJECTIVES, check_objectives, undominated
+from recshard_lab.planner.answers.text import gigabytes, use_one_of
+from recshard_lab.planner.workload import Array
 from recshard_lab.text_table import WIDTH, Printable, TextTable
 
 SIMULATED = "simulated"
 NAN = float("nan")
-AXES = (
-    "topology",
-    "world_size",
-    "sharding_group_size",
-    "batch_size",
-    "global_batch_size",
-    "hbm_cap",
-    "codecs",
-    "optimizer",
-    "pipeline",
-)
 _HEADS = {
     "topology": "topology",
     "world_size": "ranks",
@@ -37,6 +27,18 @@ _HEADS = {
     "codecs": "codecs",
     "optimizer": "optimizer",
     "pipeline": "pipeline",
+}
+AXES = tuple(_HEADS)
+# objective -> 1 if less is better, -1 if more is better
+OBJECTIVES: dict[str, int] = {
+    "world_size": 1,
+    "step_ms": 1,
+    "samples_per_s": -1,
+    "samples_per_s_per_rank": -1,
+    "hbm_cap": 1,
+    "memory_bytes": 1,
+    "batch_size": -1,
+    "global_batch_size": -1,
 }
 _NARROW = 7  # characters of a column that is shortened
 _REASONS = 6  # that are printed; `records` has all
@@ -152,7 +154,10 @@ class Sweep(Printable):
         Raises:
             ValueError: an unknown objective.
         """
-        names = check_objectives(objectives or self.objectives)
+        names = objectives or self.objectives
+        for name in names:
+            if not isinstance(name, str) or name not in OBJECTIVES:
+                raise ValueError(f"no objective is named {name!r:.60}{use_one_of(name, OBJECTIVES)}")
         values = [[OBJECTIVES[name] * float(getattr(point, name)) for name in names] for point in self.points]
         fitting = np.array([point.fits for point in self.points])
         table = np.where(fitting[:, None], np.array(values, dtype=float), np.nan)
@@ -261,3 +266,21 @@ def axis_text(name: str, point: SweepPoint) -> str:
     if name == "sharding_group_size":
         return "all" if value is None else f"{value:,}"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def undominated(values: Array) -> NDArray[np.bool_]:
+    """``[n]`` True for each point that no other point dominates: as good in all columns and better in one.
+
+    Args:
+        values: ``[n, d]``, less is better. A point with a NaN is dominated by definition.
+
+    >>> undominated(np.array([[1.0, 5.0], [2.0, 2.0], [3.0, 3.0], [1.0, 5.0]])).tolist()
+    [True, True, False, True]
+    """
+    known = np.asarray(~np.isnan(values).any(axis=1))
+    kept = known.copy()
+    for i in np.flatnonzero(known):
+        no_worse = (values[known] <= values[i]).all(axis=1)
+        better = (values[known] < values[i]).any(axis=1)
+        kept[i] = not (no_worse & better).any()
+    return kept

@@ -13,20 +13,14 @@ sync averages weights and optimizer state over the R ranks that hold the same sh
 Shape letters: W ranks, S of a sharding group, R = W / S replicas, L ranks of a node.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import groupby, product
+from itertools import groupby
 from math import gcd
 
-import numpy as np
-
-from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.model.cost import dense_step
-from recshard_lab.planner.model.estimate import Estimate, estimate
-from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES, Array, Workload
-from recshard_lab.sharding import ParameterSharding, ShardingPlan, Topology
-from recshard_lab.sharding.plan.sharding_plan import Tables
+from recshard_lab.planner.model.estimate import Estimate
+from recshard_lab.planner.workload import Workload
+from recshard_lab.sharding import Topology
 
 
 @dataclass(frozen=True)
@@ -109,104 +103,6 @@ class Replicated:
         wait = top.intra_host_latency_ms if near else top.inter_host_latency_ms
         wait += (self.replicas - 1) * (top.peer_ms if near else top.inter_host_peer_ms)
         return (self.sync_bytes(found) / link + 2 * wait) * top.slowdown
-
-    def estimate(
-        self, plan: ShardingPlan, tables: Tables, workload: Workload | None = None, *, sync_every: int = 1
-    ) -> Estimate:
-        """Predicts a plan for ranks ``0 .. S - 1`` of a sharding group on all W ranks.
-
-        Args:
-            plan, tables, workload: as for `planner.estimate`.
-            sync_every: steps from one sync to the next. Each step includes its share of a sync.
-
-        Returns:
-            The estimate of W ranks. Its traffic also has ``replicas/weights`` and ``replicas/optimizer_state``.
-
-        Raises:
-            PlanError: as `planner.estimate`. ValueError: `sync_every` is not at least 1.
-
-        >>> from recshard_lab.sharding import ParameterSharding, Shard
-        >>> movies = BaseEmbeddingConfig(name="movies", num_embeddings=100, embedding_dim=16, feature_names=["movie"])
-        >>> whole = ShardingPlan({"": {"movies": ParameterSharding("custom", shards=[Shard(0, (0, 100), (0, 16))])}})
-        >>> found = Replicated(Topology(4), 2).estimate(whole, [movies])
-        >>> found.traffic_by_phase["replicas/weights"].tolist()[0]  # ranks 0 and 1 hold the same table
-        [0.0, 6400.0, 0.0, 0.0]
-        """
-        if sync_every < 1:
-            raise ValueError(f"sync_every must be at least 1 step, got {sync_every!r}. Fix: sync_every=1")
-        load = workload or Workload()
-        found = estimate(plan, tables, self.group, load)
-        place = np.empty(self.world.world_size, dtype=int)
-        for group, member in product(range(self.replicas), range(self.group_size)):
-            place[self.rank_of(group, member)] = member
-        ms = found.ms[place]
-        ms[:, found.phases.index("dense")] += self.more_dense_ms(load) + self.sync_ms(found) / sync_every
-        parts = partial(self._traffic, found, plan.pairs(tables), load, sync_every)
-        return replace(
-            found,
-            ms=ms,
-            memory_bytes=found.memory_bytes[place],
-            capacity_bytes=found.capacity_bytes[place],
-            usable_bytes=found.usable_bytes[place],
-            host_bytes=None if found.host_bytes is None else found.host_bytes[place],
-            host_weight_bytes=None if found.host_weight_bytes is None else found.host_weight_bytes[place],
-            traffic_bytes=np.sum(list(parts().values()), axis=0),
-            traffic_parts=parts,
-            lower_bound=None,
-        )
-
-    def _traffic(
-        self,
-        found: Estimate,
-        pairs: Sequence[tuple[BaseEmbeddingConfig, ParameterSharding]],
-        workload: Workload,
-        sync_every: int,
-    ) -> dict[str, Array]:
-        """Bytes ``[W, W]`` of steps inside each sharding group, of the dense ring over all ranks, and of syncs."""
-        ranks, size = self.world.world_size, self.group_size
-        groups = [[self.rank_of(group, place) for place in range(size)] for group in range(self.replicas)]
-        traffic = {}
-        for label, sent in found.traffic_by_phase.items():
-            if label == "dense":
-                continue
-            traffic[label] = np.zeros((ranks, ranks))
-            for group in groups:
-                traffic[label][np.ix_(group, group)] = sent
-        dense_bytes = dense_step(workload, self.world)[1]
-        if ranks > 1 and dense_bytes:
-            around = np.arange(ranks)
-            traffic["dense"] = np.zeros((ranks, ranks))
-            traffic["dense"][around, (around + 1) % ranks] = 2 * (ranks - 1) / ranks * dense_bytes
-        if self.replicas > 1:
-            for label, (once, several) in self._held(pairs, workload).items():
-                sent = np.zeros((ranks, ranks))
-                for number, group in enumerate(groups):
-                    after = groups[(number + 1) % self.replicas]
-                    sent[group, after] += 2 * (self.replicas - 1) / self.replicas * once  # around the ring
-                    for other in groups:
-                        sent[group, other] += (other is not group) * 2 / self.replicas * several  # to all of them
-                if sent.any():
-                    traffic[f"replicas/{label}"] = sent / sync_every
-        return traffic
-
-    def _held(
-        self, pairs: Sequence[tuple[BaseEmbeddingConfig, ParameterSharding]], workload: Workload
-    ) -> dict[str, Array]:
-        """``[2, S]`` bytes of weights and of states.
-
-        Row 0: bytes that a group stores once, which are all-reduced. Row 1: replicas and state per row, which a group
-        may store several times; `distributed.replica_sync` sends these.
-        """
-        per_row, per_element = OPTIMIZER_STATE_BYTES[workload.optimizer]
-        weights, states = np.zeros((2, self.group_size)), np.zeros((2, self.group_size))
-        for config, sharding in pairs:
-            full = sharding.resolved(config, self.group_size, self.group.local_world_size)
-            for shard, copy in zip(full.shards, full.replica_flags, strict=True):
-                weights[int(copy), shard.rank] += shard.num_elements * config.data_type.bytes_per_element
-                if full.compute_kernel != "dense":
-                    states[int(copy), shard.rank] += shard.num_elements * per_element
-                    states[1, shard.rank] += shard.num_rows * per_row
-        return {"weights": weights, "optimizer_state": states}
 
     def more_dense_ms(self, workload: Workload) -> float:
         """Extra milliseconds of averaging the dense gradient over all ranks instead of a sharding group."""

@@ -5,9 +5,11 @@ plan, because tables do not fit or ranks do not fill hosts, stays in the sweep w
 """
 
 import itertools
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, TypeAlias
 
@@ -105,48 +107,39 @@ def sweep(
         [replace(load, pipeline=name).pipeline for name in _listed(pipeline or load.pipeline)],
         _listed(sharding_group_size),
     ]
-    count = 1
-    for axis in axes:
-        count *= len(axis)
+    count = math.prod(map(len, axes))
     if not 1 <= count <= MOST_POINTS:
         raise ValueError(
             f"a sweep has 1 to {MOST_POINTS:,} points, these arguments make {count:,}. Fix: pass shorter lists"
         )
-    made = _Maker(tables, load, dict(constraints or {}), solver, local_search_passes, explain, strong)
-    made.sync_every, made.use_inter_host_allreduce = sync_every, use_inter_host_allreduce
-    made.planner(Topology(1), load)  # raises for a wrong solver before the first point
+    options = {"constraints": constraints, "solver": solver, "local_search_passes": local_search_passes}
+    planner = EmbeddingShardingPlanner(Topology(1), workload=load, **options)  # type: ignore[arg-type]
+    points_of = _Points(tables, planner, explain, strong, sync_every, use_inter_host_allreduce)
     begun = perf_counter()
-    points = [made.point(*values) for values in _reporting(list(itertools.product(*axes)), progress, made)]
+    every: Iterable[tuple[Any, ...]] = itertools.product(*axes)
+    if progress is True:
+        from rich.progress import track
+
+        every = track(list(every), description=f"simulating {count} plans")
+    points: list[SweepPoint] = []
+    for values in every:
+        points.append(points_of.point(*values))
+        if not isinstance(progress, bool):
+            progress(len(points), count, points[-1])
     return Sweep(tuple(points), len(tables), perf_counter() - begun, strong, sync_every)
 
 
-class _Maker:
-    """Plans the points of one sweep."""
+@dataclass
+class _Points:
+    """Plans the points of one sweep, with the settings of `base`."""
 
-    def __init__(
-        self,
-        tables: Sequence[BaseEmbeddingConfig],
-        workload: Workload,
-        constraints: dict[str, ParameterConstraints],
-        solver: str,
-        passes: int,
-        explain: bool,
-        strong: bool,
-    ) -> None:
-        self.tables, self.workload, self.constraints = list(tables), workload, constraints
-        self.solver, self.passes, self.explain, self.strong = solver, passes, explain, strong
-        self.sync_every, self.use_inter_host_allreduce = 1, False
-        self.known: list[tuple[Topology, Workload, Estimate | PlanError]] = []
-        self.last: SweepPoint | None = None
-
-    def planner(self, topology: Topology, workload: Workload) -> EmbeddingShardingPlanner:
-        return EmbeddingShardingPlanner(
-            topology,
-            constraints=self.constraints,
-            workload=workload,
-            solver=self.solver,
-            local_search_passes=self.passes,
-        )
+    tables: Sequence[BaseEmbeddingConfig]
+    base: EmbeddingShardingPlanner
+    explain: bool
+    strong: bool
+    sync_every: int
+    use_inter_host_allreduce: bool
+    known: list[tuple[Topology, Workload, Estimate | PlanError]] = field(default_factory=list)
 
     def point(
         self,
@@ -159,10 +152,9 @@ class _Maker:
         pipeline: str,
         group_size: int | None,
     ) -> SweepPoint:
-        name = topology if isinstance(topology, str) else f"{topology.compute_device} ranks"
         begun = perf_counter()
-        base = SweepPoint(
-            topology=name,
+        point = SweepPoint(
+            topology=topology if isinstance(topology, str) else f"{topology.compute_device} ranks",
             world_size=ranks or 0,
             batch_size=0 if self.strong else batch,
             global_batch_size=batch if self.strong else batch * (ranks or 0),
@@ -175,31 +167,30 @@ class _Maker:
         try:
             top = _ranks(topology, ranks, hbm_cap)
             ranks = top.world_size
-            base = replace(base, world_size=ranks, hbm_cap=top.memory_cap_bytes)
+            point = replace(point, world_size=ranks, hbm_cap=top.memory_cap_bytes)
             if self.strong and batch % ranks:
                 raise ValueError(
                     f"{batch:,} samples do not divide among {ranks:,} ranks. Fix: use a multiple of {ranks:,}"
                 )
             each = batch // ranks if self.strong else batch
-            base = replace(base, batch_size=each, global_batch_size=each * ranks)
+            point = replace(point, batch_size=each, global_batch_size=each * ranks)
             replicas = Replicated(top, group_size or ranks, self.use_inter_host_allreduce)
-            load = replace(self.workload, batch_size=each, codecs=codecs, optimizer=optimizer, pipeline=pipeline)
-            found = self._planned(replicas, load)
+            load = replace(self.base.workload, batch_size=each, codecs=codecs, optimizer=optimizer, pipeline=pipeline)
+            figures = self._predicted(self._estimate(replicas.group, load), replicas, load)
         except ValueError as error:  # this combination has no plan; PlanError is a ValueError
             kind = "does not fit" if isinstance(error, PlanError) else "impossible"
-            self.last = replace(base, problem=kind, reason=str(error), plan_s=perf_counter() - begun)
-        else:
-            self.last = self._predicted(base, found, replicas, load, perf_counter() - begun)
-        return self.last
+            figures = {"problem": kind, "reason": str(error)}
+        return replace(point, **figures, plan_s=perf_counter() - begun)
 
-    def _planned(self, replicas: Replicated, load: Workload) -> Estimate:
+    def _estimate(self, group: Topology, load: Workload) -> Estimate:
         """The estimate of one copy. Points that differ only in the number of copies share it, or its refusal."""
-        group = replicas.group
         known = (found for topology, workload, found in self.known if topology == group and workload == load)
         result = next(known, None)
         if result is None:
+            planner = copy(self.base)
+            planner.topology, planner.workload = group, load
             try:
-                result = self.planner(group, load).plan_tables(self.tables, explain=self.explain).estimate
+                result = planner.plan_tables(self.tables, explain=self.explain).estimate
             except PlanError as refusal:
                 result = refusal
             self.known.append((group, load, result))
@@ -207,28 +198,23 @@ class _Maker:
             raise result
         return result
 
-    def _predicted(
-        self, base: SweepPoint, found: Estimate, replicas: Replicated, load: Workload, plan_s: float
-    ) -> SweepPoint:
-        sync_ms = replicas.sync_ms(found)
-        more = replicas.more_dense_ms(load) + sync_ms / self.sync_every
-        overlap = found.overlap
-        slowest = found.ms.max(axis=0).tolist()
-        phases = dict(zip(found.phases, slowest, strict=True))
-        phases["dense"] += replicas.more_dense_ms(load)
-        return replace(
-            base,
-            fits=True,
-            step_ms=found.step_ms + more,
-            plain_step_ms=found.plain_step_ms + more,
-            bound_by="" if overlap is None else overlap.bound_by,
-            sync_ms=sync_ms,
-            lower_bound=None if found.lower_bound is None else found.lower_bound + replicas.more_dense_ms(load),
-            memory_bytes=found.fullest_bytes,
-            host_bytes=0.0 if found.host_bytes is None else float(found.host_bytes.max()),
-            phases_ms=phases,
-            plan_s=plan_s,
-        )
+    def _predicted(self, found: Estimate, replicas: Replicated, load: Workload) -> dict[str, Any]:
+        """The fields of a point that has a plan."""
+        sync_ms, dense_ms = replicas.sync_ms(found), replicas.more_dense_ms(load)
+        more = dense_ms + sync_ms / self.sync_every
+        phases = dict(zip(found.phases, found.ms.max(axis=0).tolist(), strict=True))
+        phases["dense"] += dense_ms
+        return {
+            "fits": True,
+            "step_ms": found.step_ms + more,
+            "plain_step_ms": found.plain_step_ms + more,
+            "bound_by": "" if found.overlap is None else found.overlap.bound_by,
+            "sync_ms": sync_ms,
+            "lower_bound": None if found.lower_bound is None else found.lower_bound + dense_ms,
+            "memory_bytes": found.fullest_bytes,
+            "host_bytes": 0.0 if found.host_bytes is None else float(found.host_bytes.max()),
+            "phases_ms": phases,
+        }
 
 
 def _host(topology: str | Topology) -> Topology:
@@ -248,20 +234,6 @@ def _ranks(topology: str | Topology, ranks: int | None, hbm_cap: int | None) -> 
     if hbm_cap is None:
         return top
     return replace(top, hbm_cap=hbm_cap) if top.compute_device == "cuda" else replace(top, ddr_cap=hbm_cap)
-
-
-def _reporting(values: list[tuple[Any, ...]], progress: Progress, made: _Maker) -> Iterator[tuple[Any, ...]]:
-    """Yields the values of each point, and reports progress."""
-    if progress is True:
-        from rich.progress import track
-
-        yield from track(values, description=f"simulating {len(values)} plans")
-        return
-    for done, value in enumerate(values, 1):
-        yield value
-        if callable(progress):
-            assert made.last is not None
-            progress(done, len(values), made.last)
 
 
 def _check_counts(**given: Any) -> None:

@@ -5,13 +5,13 @@
     clock.py         how a function on a device is timed
     operators.py     one rank's operators alone: launches, reads, lookups, dense layers, copies
     collectives.py   collectives by size and group
+    alone.py         both of these, and the figures that follow
     cases.py         random models and plans; batches.py: their batches
     steps.py         the steps of a case
     predict.py       the planner's predictions of many cases
     fit.py           the figures that make predictions and measurements agree
     calibrating.py   all of these in one call
     drift.py         whether a stored profile still describes the machine
-    held_out.py      errors on models outside the fit
 """
 
 from recshard_lab.calibration.calibrating import Calibration as Calibration

@@ -10,21 +10,21 @@ from datetime import UTC, datetime
 from itertools import cycle
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from recshard_lab.arguments import checks_arguments
 from recshard_lab.calibration import operators
+from recshard_lab.calibration.alone import figures_alone, time_alone
 from recshard_lab.calibration.cases import LAYOUTS, MAIN_OPTIMIZERS, Case, draw_cases, draw_model, lookup_case
 from recshard_lab.calibration.clock import TimedOperator, as_dicts, by_op
-from recshard_lab.calibration.collectives import figures_of, time_collectives
-from recshard_lab.calibration.fit import Fit, Fitted, Measurements, errors, figures_for, fit
+from recshard_lab.calibration.fit import Fitted, Measurements, errors, figures_for, fit
 from recshard_lab.calibration.load import OtherLoad, load_before, load_warning
 from recshard_lab.calibration.predict import Predictions
 from recshard_lab.calibration.steps import BUSY, Timed, time_cases, usual_ms
 from recshard_lab.cores import driver, usable_cores
-from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES
+from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES, Array
 from recshard_lab.sharding import Topology
 from recshard_lab.sharding.hardware.device_profile import PER_OPTIMIZER, DeviceProfile
 from recshard_lab.text_table import Printable, TextTable, wrapped
@@ -39,24 +39,6 @@ REFERENCE = "reference_step"  # the operator of that name in a profile
 FIT_S = 5.0  # reserved for the fit
 LEAST_S = 5.0
 TIMED_ALONE = {"peer_ms": 1.5, "intra_host_bw": 1.5}  # priors of figures that are timed alone too
-
-
-class Ranks(Protocol):
-    """The part of launched ranks that calibration uses."""
-
-    @property
-    def world_size(self) -> int: ...
-
-    @property
-    def nodes(self) -> int: ...
-
-    @property
-    def backend(self) -> str: ...
-
-    @property
-    def devices(self) -> Sequence[Any]: ...
-
-    def run(self, fn: Any, /, *args: Any) -> list[Any]: ...
 
 
 @checks_arguments
@@ -136,7 +118,7 @@ class Calibration(Printable):
         return device if self.profile.compute_device != "cpu" else f"{cores} core{'s' * (cores > 1)}"
 
 
-def calibrate(ranks: Ranks, seconds: float = 50.0, *, progress: bool = True, seed: int = 0) -> Calibration:
+def calibrate(ranks: Any, seconds: float = 50.0, *, progress: bool = True, seed: int = 0) -> Calibration:
     """Measures operators and whole steps on launched ranks and fits the planner's figures to them.
 
     1. Every rank times operators alone: launches, random reads, lookups, dense layers, copies (`operators.py`).
@@ -169,51 +151,57 @@ def calibrate(ranks: Ranks, seconds: float = 50.0, *, progress: bool = True, see
     load, most = OtherLoad(ranks), MOST_NUMBERS[before.compute_device] / before.slowdown
     with _bar(progress, seconds) as report:
         report("operators", 0.0)
-        alone = time_alone(ranks)
-        figures_alone = alone_figures(alone, before)
-        start = replace(before, **figures_alone)
+        timed = time_alone(ranks)
+        alone = figures_alone(timed, before)
         cases: list[Case] = []
         found: list[Timed] = []
         for number, (optimizer, layouts) in enumerate(_turns()):
             spent = perf_counter() - begun
-            each = spent / max(1, number)
-            if number >= len(MAIN_OPTIMIZERS) and spent + each + FIT_S > seconds:
+            if number >= len(MAIN_OPTIMIZERS) and spent + spent / number + FIT_S > seconds:
                 break
             report(f"{optimizer} ({len(cases)} cases)", spent)
-            model = draw_model((SEEDS, seed, number), optimizer, most)
-            drawn = draw_cases(model, layouts, ranks.world_size)
+            drawn = draw_cases(draw_model((SEEDS, seed, number), optimizer, most), layouts, ranks.world_size)
             found += time_cases(ranks, drawn, turns=TURNS, turn_ms=TURN_MS, seed=number)
             cases += drawn
         report(f"fit to {len(cases)} cases", perf_counter() - begun)
         measured = measurements(cases, found)
-        optimizers = operators.OPTIMIZERS
-        figures = figures_for(optimizers, ranks.world_size, before.compute_device)
-        lookups = _lookup_measurements(alone, ranks.world_size) if before.compute_device == "cpu" else None
-        fitted = fit(measured, start, [_narrowed(figure, figures_alone) for figure in figures], lookups)
+        figures = [
+            replace(each, factor=TIMED_ALONE.get(each.field, each.factor)) if each.field in alone else each
+            for each in figures_for(operators.OPTIMIZERS, ranks.world_size, before.compute_device)
+        ]
+        lookups = _lookup_measurements(timed, ranks.world_size) if before.compute_device == "cpu" else None
+        fitted = fit(measured, replace(before, **alone), figures, lookups)
         report("a new model", perf_counter() - begun)
         new = draw_cases(draw_model((NEW_SEEDS, seed), None, most), LAYOUTS, ranks.world_size)
         new_ms = np.array([one.step_ms for one in time_cases(ranks, new, turns=TURNS, turn_ms=TURN_MS, seed=seed)])
-    predict = Predictions(new, before)
-    new_errors = [errors(predict.step_ms(top), new_ms)["error"] for top in (fitted.topology, before)]
-    predictions = Predictions(measured.cases, before)
+
+    def errors_of(cases: Sequence[Case], ms: Array) -> tuple[float, float]:
+        """With the fitted figures, and with the defaults."""
+        predictions = Predictions(cases, before)
+        after, default = (errors(predictions.step_ms(top), ms)["error"] for top in (fitted.topology, before))
+        return after, default
+
+    error, before_error = errors_of(measured.cases, measured.step_ms)
+    values = {**alone, **{figure.field: getattr(fitted.topology, figure.field) for figure in fitted.figures}}
+    for name in PER_OPTIMIZER & values.keys():  # only the measured optimizers
+        values[name] = {key: values[name][key] for key in operators.OPTIMIZERS if key in values[name]}
     profile = DeviceProfile(
         world_size=before.world_size,
         local_world_size=before.local_world_size,
         compute_device=before.compute_device,
         cores_per_host=before.cores_per_host,
-        figures=_measured_figures(fitted, figures_alone, optimizers),
+        figures=values,
         machine=ranks.run(machine)[0],
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=round(perf_counter() - begun, 1),
         spread={figure.name: float(spread) for figure, spread in zip(fitted.figures, fitted.spread, strict=True)},
         kernels=ranks.run(operators.kernels_on_rank)[0],
-        operators=tuple(as_dicts([*alone, TimedOperator(REFERENCE, (), usual_ms(found))])),
+        operators=tuple(as_dicts([*timed, TimedOperator(REFERENCE, (), usual_ms(found))])),
         cases=len(measured.cases),
-        error=errors(predictions.step_ms(fitted.topology), measured.step_ms)["error"],
+        error=error,
         other_load=round(load.share(), 3),
     )
-    before_error = errors(predictions.step_ms(before), measured.step_ms)["error"]
-    return Calibration(profile, before, before_error, fitted.figures, *new_errors)
+    return Calibration(profile, before, before_error, fitted.figures, *errors_of(new, new_ms))
 
 
 def check_ranks(ranks: Any) -> None:
@@ -233,7 +221,7 @@ def check_ranks(ranks: Any) -> None:
         )
 
 
-def default_topology(ranks: Ranks) -> Topology:
+def default_topology(ranks: Any) -> Topology:
     """The topology of these ranks with default figures; on GPUs, with their memory in bytes."""
     if ranks.devices[0].type == "cpu":
         return Topology(ranks.world_size)
@@ -244,23 +232,6 @@ def _memory_bytes() -> int:
     import torch
 
     return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
-
-
-def time_alone(ranks: Ranks) -> list[TimedOperator]:
-    """Times operators and collectives on the ranks."""
-    return [*operators.slowest(ranks.run(operators.on_rank)), *time_collectives(ranks)]
-
-
-def alone_figures(timed: Sequence[TimedOperator], before: Topology) -> dict[str, Any]:
-    """Figures that follow from `time_alone`, for a topology of these ranks."""
-    found = {**figures_of(timed, before), **operators.figures_alone(timed, before.compute_device)}
-    found["flops_per_ms"] *= before.slowdown  # the model divides by it, ranks that share cores were timed together
-    for name in PER_OPTIMIZER:
-        if name in found:
-            found[name] = {**getattr(before, name), **found[name]}
-    if before.compute_device != "cpu":
-        found["hbm_cap"] = before.hbm_cap
-    return found
 
 
 def measurements(cases: Sequence[Case], timed: Sequence[Timed]) -> Measurements:
@@ -306,19 +277,6 @@ def _turns() -> Iterator[tuple[str, Sequence[str]]]:
 
 def _optimizers(cases: Sequence[Case]) -> list[str]:
     return list(dict.fromkeys(case.model.workload.optimizer for case in cases))
-
-
-def _narrowed(figure: Fitted, alone: dict[str, Any]) -> Fitted:
-    return replace(figure, factor=TIMED_ALONE.get(figure.field, figure.factor)) if figure.field in alone else figure
-
-
-def _measured_figures(fitted: Fit, alone: dict[str, Any], optimizers: Sequence[str]) -> dict[str, Any]:
-    """Timed and fitted figures; of mappings, only the measured optimizers."""
-    values = {**alone, **{figure.field: getattr(fitted.topology, figure.field) for figure in fitted.figures}}
-    return {
-        name: {key: value[key] for key in optimizers if key in value} if name in PER_OPTIMIZER else value
-        for name, value in values.items()
-    }
 
 
 def machine() -> dict[str, str]:

@@ -18,7 +18,6 @@ LAYOUTS = ("table_wise", "row_wise", "column_wise", "data_parallel", "mixed")
 MAIN_OPTIMIZERS = ("exact_sgd", "exact_row_wise_adagrad", "exact_adagrad")
 _MOST_BYTES = 96e6  # of a model's weights, which replicas and the optimizer multiply
 MOST_NUMBERS = 6e6  # ids x columns of one rank's lookups, so that a step takes milliseconds
-FAMILIES = ("wide", "tall", "large_batch")  # beyond the range of `draw_model`
 
 
 @dataclass(frozen=True)
@@ -82,32 +81,6 @@ def draw_model(seed: Sequence[int], optimizer: str | None = None, most_numbers: 
         optimizer=optimizer or drawn,
     )
     return Model(name, tables, workload)
-
-
-def draw_family(family: str, seed: Sequence[int]) -> Model:
-    """A model beyond the range of `draw_model`, to test extrapolation.
-
-    "wide" has 2 to 6 tables of 256 columns, "tall" one or two tables of a million rows, "large_batch" a batch of
-    16,384 with one id a bag. The optimizer is one of `MAIN_OPTIMIZERS`.
-
-    >>> [table.embedding_dim for table in draw_family("wide", [0]).tables][:2]
-    [256, 256]
-    """
-    rng = np.random.default_rng([FAMILIES.index(family), *seed])
-    count = int(rng.integers(1, 3) if family == "tall" else rng.integers(2, 7))
-    rows = np.full(count, 1_000_000) if family == "tall" else np.exp(rng.uniform(np.log(1e3), np.log(5e4), count))
-    cols = 256 if family == "wide" else int(rng.choice([16, 32]))
-    bag = 1.0 if family == "large_batch" else float(np.exp(rng.uniform(0, np.log(10))).round(1))
-    batch = 16_384 if family == "large_batch" else int(2 ** rng.uniform(8, 10))
-    name = "_".join([family, *map(str, seed)])
-    tables = tuple(
-        EmbeddingBagConfig(
-            name=f"t{name}_{i}", num_embeddings=int(rows[i]), embedding_dim=cols, feature_names=[f"f{i}"]
-        )
-        for i in range(count)
-    )
-    alpha = float(rng.choice([0.0, 0.7, 1.05]))
-    return Model(name, tables, Workload(batch, bag, zipf_alpha=alpha, optimizer=str(rng.choice(MAIN_OPTIMIZERS))))
 
 
 def lookup_case(optimizer: str, world_size: int, count: int, cols: int, bag: int, rows: int) -> Case:

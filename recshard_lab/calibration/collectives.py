@@ -1,4 +1,4 @@
-"""Times collectives by size and group, and the figures of a `Topology` that follow.
+"""Times collectives by size and group.
 
 ``sizes`` of a timed collective: the bytes that a rank sends to each other rank of the group (all_reduce: of the tensor,
 divided by the ranks), and the ranks of the group.
@@ -18,12 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from recshard_lab.calibration.clock import Clock, TimedOperator, by_op, faster_half, line_through
-from recshard_lab.sharding import Topology
+from recshard_lab.calibration.clock import Clock, TimedOperator, faster_half
 
 SIZES = (1 << 8, 1 << 12, 1 << 16, 1 << 18, 1 << 20)  # bytes, on a CPU
 GPU_SIZES: tuple[int, ...] = (1 << 8, 1 << 12, 1 << 16, 1 << 20, 1 << 23)
-LARGE = 1 << 16  # bytes from which a reduce-scatter is compared with an all-to-all
 ISSUES = 32
 Times = tuple[str, tuple[int, ...], list[float]]
 
@@ -96,32 +94,3 @@ def _groups(whole: Any) -> list[Any]:
             found.append(ShardingEnv.from_process_group(group_among(whole.process_group, subsets)))
         size *= 2
     return [*found, whole]
-
-
-def figures_of(timed: Sequence[TimedOperator], topology: Topology) -> dict[str, float]:
-    """Figures of a `Topology` that follow from collectives, by non-negative least squares of relative errors::
-
-        all_to_all  intra_host_latency_ms + (g - 1) peer_ms + (g - 1) bytes / intra_host_bw
-        issue       host_ms
-
-    The right side is that of `planner.model.route_costs`, times `Topology.slowdown`. One group alone cannot separate
-    latency from peers: all of it then counts as `peer_ms`.
-
-    Args:
-        timed: of all sizes.
-        topology: of as many ranks, all on one host.
-    """
-    if topology.world_size == 1:
-        return {}
-    ops, slow = by_op(timed), topology.slowdown
-    direct = ops["all_to_all"]
-    several = len({one.sizes[1] for one in direct}) > 1
-    terms = [[float(several), g - 1, (g - 1) * nbytes] for nbytes, g in (one.sizes for one in direct)]
-    latency, peer, per_byte = line_through(terms, [one.ms / slow for one in direct])
-    found = {"intra_host_latency_ms": latency, "peer_ms": peer, "intra_host_bw": 1 / per_byte if per_byte else 0.0}
-    pairs = zip(ops["reduce_scatter"], direct, strict=True)
-    if large := [np.log(summed.ms / sent.ms) for summed, sent in pairs if sent.sizes[0] >= LARGE]:
-        found["reduce_scatter_cost"] = float(np.exp(np.mean(large)))
-    if issued := ops.get("issue"):
-        found["host_ms"] = issued[0].ms
-    return {name: float(value) for name, value in found.items() if value > 0}

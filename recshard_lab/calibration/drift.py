@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log1p
+from typing import Any
 
 import numpy as np
 
 from recshard_lab.arguments import checks_arguments
-from recshard_lab.calibration import operators
-from recshard_lab.calibration.calibrating import REFERENCE, Ranks, check_ranks, machine
+from recshard_lab.calibration.alone import time_alone
+from recshard_lab.calibration.calibrating import REFERENCE, check_ranks, machine
 from recshard_lab.calibration.clock import TimedOperator, by_op
-from recshard_lab.calibration.collectives import time_collectives
 from recshard_lab.calibration.load import OtherLoad, load_warning
 from recshard_lab.calibration.steps import reference, time_cases, usual_ms
 from recshard_lab.sharding.hardware.device_profile import DeviceProfile
@@ -80,7 +80,7 @@ class Drift(Printable):
         return [table, *(note for note in notes if note), verdict if count else "No operator moved."]
 
 
-def check(ranks: Ranks, profile: DeviceProfile, threshold: float = THRESHOLD) -> Drift:
+def check(ranks: Any, profile: DeviceProfile, threshold: float = THRESHOLD) -> Drift:
     """Times the operators of a profile again and compares.
 
     Args:
@@ -105,7 +105,7 @@ def check(ranks: Ranks, profile: DeviceProfile, threshold: float = THRESHOLD) ->
         raise ValueError("the profile has no operators to time again. Fix: calibrate again")
     stored = [TimedOperator(one["op"], tuple(one["sizes"]), one["ms"]) for one in profile.operators]
     load = OtherLoad(ranks)
-    now = [*operators.slowest(ranks.run(operators.on_rank)), *time_collectives(ranks, short=True)]
+    now = time_alone(ranks, short=True)
     step = [time_cases(ranks, [reference(ranks.world_size)], turns=5)[0] for _ in range(ROUNDS)]
     now.append(TimedOperator(REFERENCE, (), usual_ms(step)))
     facts = ranks.run(machine)[0]

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 BUSY_SHARE = 0.1  # share of the cores above which measured figures are wrong
 LOOK_S = 0.3  # length of `load_before`
-
-
-@dataclass(frozen=True)
-class _Read:
-    wall_s: float
-    busy_s: float
-    own_s: float
 
 
 class OtherLoad:
@@ -35,18 +27,18 @@ class OtherLoad:
         """The share since construction, 0 to 1."""
         import psutil
 
-        now, then = self._read(), self._begun
-        cores_s = (now.wall_s - then.wall_s) * (psutil.cpu_count() or 1)
-        others_s = (now.busy_s - then.busy_s) - (now.own_s - then.own_s)
-        return min(1.0, max(0.0, others_s / cores_s)) if cores_s > 0 else 0.0
+        wall_s, busy_s, own_s = (now - then for now, then in zip(self._read(), self._begun, strict=True))
+        cores_s = wall_s * (psutil.cpu_count() or 1)
+        return min(1.0, max(0.0, (busy_s - own_s) / cores_s)) if cores_s > 0 else 0.0
 
-    def _read(self) -> _Read:
+    def _read(self) -> tuple[float, float, float]:
+        """Seconds of the clock, of all programs on the cores, and of this process and its ranks."""
         import psutil
 
         own = time.process_time() + (sum(self._ranks.run(time.process_time)) if self._ranks is not None else 0.0)
         used = psutil.cpu_times()  # user contains guest
         names = ("user", "nice", "system", "irq", "softirq", "steal")
-        return _Read(time.perf_counter(), sum(getattr(used, name, 0.0) for name in names), own)
+        return time.perf_counter(), sum(getattr(used, name, 0.0) for name in names), own
 
 
 def load_before(ranks: Any) -> float:

@@ -1,4 +1,4 @@
-"""Times one rank's operators alone, and the figures of a `Topology` that follow from them.
+"""Times one rank's operators alone.
 
 ==================  ==============================  ==================================================================
 operator            sizes                           work of one call
@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from recshard_lab.calibration.clock import Clock, TimedOperator, by_op, line_through
+from recshard_lab.calibration.clock import Clock, TimedOperator
 from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES
 
 OPTIMIZERS = tuple(OPTIMIZER_STATE_BYTES)
@@ -228,76 +228,3 @@ def _ids(rows: int, count: int, clock: Clock, *, distinct: bool, seed: int = 0) 
 
 def _call(fn: Callable[..., Any], *args: Any, **options: Any) -> Callable[[], object]:
     return lambda: fn(*args, **options)
-
-
-def figures_alone(timed: Sequence[TimedOperator], compute_device: str) -> dict[str, Any]:
-    """Figures of a `Topology` that follow from operators of one rank, by non-negative least squares of relative errors.
-
-    With d columns, N ids, B samples, P dense parameters, and bw for the memory's bandwidth::
-
-        gather          N (8 d + gather_row_bytes) / bw
-        reread          N 8 d / cache_bw
-        lookup          N (lookup_ns_per_id + (4 d + gather_row_bytes) / bw + 4 d / (bag cache_bw))
-        train - lookup  N (update_id_ns + (4 d + 4 d / bag) / cache_bw + 2 update_cost (4 d + gather_row_bytes) / bw)
-        dense           6 P (B + matrix_half_batch) / flops_per_ms
-        copy_to_device  latency + bytes / ddr_mem_bw
-
-    The right sides are those of `planner.model`. On a CPU only the figures of dense
-    layers are returned: caches and threads make whole steps the better source of the others there (`fit.py`).
-
-    Args:
-        timed: from `time_operators`.
-        compute_device: "cpu" or "cuda".
-    """
-    ops = by_op(timed)
-    found = _dense_figures(ops)
-    if compute_device == "cpu":
-        return found
-    found["launch_ms"], found["kernel_ms"], found["sync_ms"] = (ops[op][0].ms for op in ("launch", "kernel", "read"))
-    per_byte, per_row = line_through([[8 * d * n, n] for n, d in _sizes(ops["gather"])], _ms(ops["gather"]))
-    (cached,) = line_through([[8 * d * n] for n, d in _sizes(ops["reread"])], _ms(ops["reread"]))
-    found |= {"hbm_mem_bw": 1 / per_byte, "gather_row_bytes": per_row / per_byte, "cache_bw": 1 / cached}
-
-    def row_ms(d: int) -> float:
-        return float(4 * d * per_byte + per_row)
-
-    lookups = {one.sizes: one.ms for one in ops["lookup"]}
-    left = [ms / n - row_ms(d) - 4 * d / bag * cached for (n, d, bag, _), ms in lookups.items()]
-    found["lookup_ns_per_id"] = max(0.0, 1e6 * float(np.mean(left)))
-    found["update_id_ns"], found["update_cost"] = {}, {}
-    for op, own in ops.items():
-        if op.startswith("train/"):
-            optimizer = op.removeprefix("train/")
-            rows = [[1.0, 2 * row_ms(d)] for _, d, _, _ in _sizes(own)]
-            ms = [(one.ms - lookups[one.sizes]) / one.sizes[0] for one in own]
-            ms = [one - (4 * d + 4 * d / bag) * cached for one, (_, d, bag, _) in zip(ms, _sizes(own), strict=True)]
-            if min(ms) <= 0:
-                raise ValueError(
-                    f"backward with {optimizer} took {min(ms) * 1e6:.3g} ns per id less than copies in the cache: the "
-                    f"times vary too much. Fix: end other programs on this device and calibrate again"
-                )
-            per_id, found["update_cost"][optimizer] = line_through(rows, ms)
-            found["update_id_ns"][optimizer] = 1e6 * per_id
-    if copies := ops.get("copy_to_device"):
-        found["ddr_mem_bw"] = 1 / line_through([[1.0, one.sizes[0]] for one in copies], _ms(copies))[1]
-    return found
-
-
-def _dense_figures(ops: dict[str, list[TimedOperator]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for op, field in (("dense", "flops_per_ms"), ("dense_tf32", "tf32_flops_per_ms")):
-        if own := ops.get(op):
-            flops = [6.0 * PARAMETERS * width**2 for _, width in _sizes(own)]
-            sizes = [[each, each * one.sizes[0]] for each, one in zip(flops, own, strict=True)]
-            fixed, per_flop = line_through(sizes, _ms(own))
-            found[field] = 1 / per_flop
-            found.setdefault("matrix_half_batch", fixed / per_flop)  # of fp32, torch's default precision
-    return found
-
-
-def _sizes(timed: Sequence[TimedOperator]) -> list[tuple[int, ...]]:
-    return [one.sizes for one in timed]
-
-
-def _ms(timed: Sequence[TimedOperator]) -> list[float]:
-    return [one.ms for one in timed]

@@ -65,12 +65,7 @@ def time_cases(
     slowest = [np.array([rank[number]["ms"] for rank in by_rank]).max(axis=0) for number in range(len(cases) + 1)]
     beside = faster_half(slowest.pop())
     return [
-        Timed(
-            faster_half(each),
-            each,
-            np.array([rank[number]["phases"] for rank in by_rank]),
-            beside,
-        )
+        Timed(faster_half(each), each, np.array([rank[number]["phases"] for rank in by_rank]), beside)
         for number, each in enumerate(slowest)
     ]
 

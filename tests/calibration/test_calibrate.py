@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 import recshard_lab
 from benchmarks import calibration as bench
 from recshard_lab.calibration import Calibration, calibrate
-from recshard_lab.calibration.held_out import measure_held_out
 from recshard_lab.calibration.load import BUSY_SHARE
 from recshard_lab.cli import app
 from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES
@@ -58,7 +57,7 @@ def test_the_summary_says_what_a_new_model_showed_and_how_busy_the_machine_was(f
 
 
 def test_held_out_models_are_predicted_better_than_by_the_defaults(ranks: Any, found: Calibration) -> None:
-    held_out = measure_held_out(ranks, 6.0, turns=5)
+    held_out = bench.measure_held_out(ranks, 6.0, turns=5)
     after, before = held_out.judge(found.topology), held_out.judge(found.before)
     assert after.error < before.error
     rows = bench.table("2 ranks", held_out, before, after, found.summary())

@@ -10,8 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 import recshard_lab
-from recshard_lab.calibration import check, drift, operators
-from recshard_lab.calibration.calibrating import REFERENCE, machine, time_alone
+from recshard_lab.calibration import check, drift
+from recshard_lab.calibration.alone import time_alone
+from recshard_lab.calibration.calibrating import REFERENCE
 from recshard_lab.calibration.clock import TimedOperator, as_dicts
 from recshard_lab.calibration.drift import compared
 from recshard_lab.calibration.steps import Timed
@@ -35,10 +36,7 @@ def stored(ranks: Any) -> list[TimedOperator]:
 def as_measured(monkeypatch: pytest.MonkeyPatch, stored: list[TimedOperator], slower: dict[str, float]) -> None:
     """The times of the profile again, some of them longer by a factor; no time of this machine is in the result."""
     now = [replace(one, ms=one.ms * slower.get(one.op, 1.02)) for one in stored]
-    exchanges = ("all_to_all", "reduce_scatter", "all_reduce")
-    monkeypatch.setattr(operators, "on_rank", machine)  # the ranks time nothing
-    monkeypatch.setattr(operators, "slowest", lambda by_rank: [one for one in now if one.op not in exchanges])
-    monkeypatch.setattr(drift, "time_collectives", lambda ranks, short: [one for one in now if one.op in exchanges])
+    monkeypatch.setattr(drift, "time_alone", lambda ranks, short: now)
     ms = 2.0 * slower.get(REFERENCE, 1.0)
     step = Timed(ms, None, None, ms)  # type: ignore[arg-type]
     monkeypatch.setattr(drift, "time_cases", lambda ranks, cases, turns: [step])

@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.calibration import draw_family
+from recshard_lab.calibration.alone import figures_alone
 from recshard_lab.calibration.calibrating import OTHER_OPTIMIZERS
-from recshard_lab.calibration.cases import LAYOUTS, Case, draw_cases, draw_family, draw_model, lookup_case
+from recshard_lab.calibration.cases import LAYOUTS, Case, draw_cases, draw_model, lookup_case
 from recshard_lab.calibration.clock import TimedOperator
-from recshard_lab.calibration.collectives import figures_of
 from recshard_lab.calibration.fit import PARTS, Measurements, errors, figures_for, fit, with_figures
 from recshard_lab.calibration.predict import Predictions
 from recshard_lab.planner import estimate
@@ -109,7 +110,7 @@ def test_latency_and_rate_come_out_of_collectives() -> None:
     top = Topology(4, cores_per_host=2)  # three peers, two ranks a core
     times = [("all_to_all", n, 0.3 * 3 * 2 + 3 * 2 * n / 1e6) for n in (256, 4096, 65536, 1 << 20)]
     times += [("reduce_scatter", n, 5 * ms) for _, n, ms in times]
-    found = figures_of([TimedOperator(op, (n, 4), ms) for op, n, ms in times], top)
+    found = figures_alone([TimedOperator(op, (n, 4), ms) for op, n, ms in times], top)
     assert found["peer_ms"] == pytest.approx(0.3, rel=1e-3)
     assert found["intra_host_bw"] == pytest.approx(1e6, rel=1e-3)
     assert found["reduce_scatter_cost"] == pytest.approx(5.0)

@@ -10,14 +10,14 @@ import torch
 
 import recshard_lab
 from recshard_lab.calibration import calibrating, clock, collectives, operators
-from recshard_lab.calibration.calibrating import alone_figures, calibrate, default_topology, time_alone
+from recshard_lab.calibration.alone import figures_alone, time_alone
+from recshard_lab.calibration.calibrating import calibrate, default_topology
 from recshard_lab.calibration.predict import Predictions
 from recshard_lab.calibration.steps import Timed
 from recshard_lab.sharding import Topology
 from tests.calibration import simulated
 from tests.calibration.simulated import FIGURES
 
-OF_EXCHANGES = ("host_ms", "intra_host_latency_ms", "peer_ms", "intra_host_bw", "reduce_scatter_cost")
 GPUS = torch.cuda.device_count()
 
 
@@ -27,19 +27,16 @@ def ranks() -> Iterator[Any]:
         yield launched
 
 
-def test_operators_on_a_device_give_back_the_figures_that_made_their_times(ranks: Any) -> None:
+def test_operators_and_collectives_give_back_the_figures_that_made_their_times(ranks: Any) -> None:
     timed = operators.slowest(ranks.run(simulated.operators_on_ledger))
-    found = operators.figures_alone(timed, "cuda")
-    assert set(found) == set(FIGURES) - set(OF_EXCHANGES)
-    for name, value in found.items():
-        assert value == pytest.approx(FIGURES[name], rel=1e-6), name
-
-
-def test_collectives_of_several_groups_separate_latency_from_peers(ranks: Any) -> None:
-    timed = collectives.joined(ranks.run(simulated.collectives_on_ledger))
-    assert {one.sizes[1] for one in timed if one.op == "all_to_all"} == {2, 4}
-    found = collectives.figures_of(timed, Topology(4, compute_device="cuda"))
-    assert found == pytest.approx({name: FIGURES[name] for name in OF_EXCHANGES}, rel=1e-6)
+    timed += collectives.joined(ranks.run(simulated.collectives_on_ledger))
+    assert {one.sizes[1] for one in timed if one.op == "all_to_all"} == {2, 4}  # separate latency from peers
+    gpus = Topology(4, compute_device="cuda")
+    found = figures_alone(timed, gpus)
+    assert set(found) == {*FIGURES, "hbm_cap"}
+    for name, value in FIGURES.items():
+        expected = {**getattr(gpus, name), **value} if isinstance(value, dict) else value
+        assert found[name] == pytest.approx(expected, rel=1e-6), name
 
 
 def test_the_hosts_launches_are_timed_without_a_wait_for_the_device(ranks: Any) -> None:
@@ -69,17 +66,17 @@ def test_times_too_short_for_the_copies_in_them_are_an_error() -> None:
             *((op, (64, cols, 32, 4096)) for op in ("lookup", "train/exact_sgd") for cols in (8, 64)),
         ]
     ]
-    assert operators.figures_alone(timed, "cuda")["update_cost"]["exact_sgd"] == pytest.approx(1.1)
+    assert figures_alone(timed, Topology(1, "cuda"))["update_cost"]["exact_sgd"] == pytest.approx(1.1)
     broken = [clock.TimedOperator(one.op, one.sizes, 1e-9) if "train" in one.op else one for one in timed]
     with pytest.raises(ValueError, match=r"backward with exact_sgd took .* Fix: end other programs"):
-        operators.figures_alone(broken, "cuda")
+        figures_alone(broken, Topology(1, "cuda"))
 
 
 def test_a_cpu_times_the_same_operators(ranks: Any) -> None:
     timed = time_alone(ranks)
     assert {one.op for one in timed} >= {"launch", "gather", "lookup", "train/exact_sgd", "dense", "all_to_all"}
     assert all(one.ms > 0 for one in timed)
-    found = alone_figures(timed, default_topology(ranks))
+    found = figures_alone(timed, default_topology(ranks))
     assert {"flops_per_ms", "intra_host_bw", "reduce_scatter_cost"} <= set(found) <= set(vars(Topology(4)))
 
 
@@ -88,7 +85,7 @@ def test_a_cpu_times_the_same_operators(ranks: Any) -> None:
 def test_a_gpu_calibrates() -> None:
     with recshard_lab.launch(GPUS) as launched:
         timed = time_alone(launched)
-        found = alone_figures(timed, default_topology(launched))
+        found = figures_alone(timed, default_topology(launched))
         assert 1e8 < found["hbm_mem_bw"] < 2e10
         assert found["hbm_mem_bw"] < found["cache_bw"]
         assert 1e-3 < found["launch_ms"] < 0.1
@@ -123,7 +120,7 @@ def test_calibrating_simulated_gpus_gives_back_their_steps(ranks: Any, monkeypat
     alone = [*ranks.run(simulated.operators_on_ledger)[0]]
     alone += collectives.joined(ranks.run(simulated.collectives_on_ledger))
     before = Topology(2, compute_device="cuda", hbm_cap=141 * 10**9)
-    truth = replace(replace(before, **alone_figures(alone, before)), step_ms=0.4, sync_ms=0.06, route_ns_per_id=0.09)
+    truth = replace(replace(before, **figures_alone(alone, before)), step_ms=0.4, sync_ms=0.06, route_ns_per_id=0.09)
     gpus = SimulatedGpus(truth)
     monkeypatch.setattr(calibrating, "time_alone", lambda ranks: alone)
     monkeypatch.setattr(calibrating, "time_cases", gpus.time_cases)

@@ -35,7 +35,7 @@ DRAWN = (
 """Tables and ranks of the random models."""
 EXACT_RANKS = 8  # up to so many, the exact solver is the reference
 MODELS, QUICK_MODELS = 200, 8
-EXACT_S, QUICK_S = 10.0, 0.5  # seconds for each exact plan, or for each bound
+EXACT_S, QUICK_S = 10.0, 0.5  # seconds for each exact plan
 
 
 def gap_name(tables: int, ranks: int) -> str:
@@ -92,10 +92,8 @@ def random_model(seed: int) -> tuple[list[EmbeddingBagConfig], Topology, Workloa
     return tables, top, workload
 
 
-def proved_gap(
-    made: ShardingPlan, tables: Sequence[EmbeddingBagConfig], top: Topology, workload: Workload, seconds: float
-) -> float:
-    """% between a plan's step and the best bound proved in so many seconds.
+def proved_gap(made: ShardingPlan, tables: Sequence[EmbeddingBagConfig], top: Topology, workload: Workload) -> float:
+    """% between a plan's step and its proved bound.
 
     Raises:
         AssertionError: the plan does not tile a table, or does not fit.
@@ -104,9 +102,7 @@ def proved_gap(
     found = estimate(made, tables, top, workload)
     assert found.fits, "the plan does not fit"
     model = CostModel(tables, top, workload)
-    return 100 * (
-        found.step_ms / strong_bound(Problem(model, options_of(model, tables, {})), found.step_ms, seconds) - 1
-    )
+    return 100 * (found.step_ms / strong_bound(Problem(model, options_of(model, tables, {})), found.step_ms) - 1)
 
 
 def gap_of(seed: int, seconds: float = EXACT_S) -> Gap:
@@ -125,13 +121,13 @@ def gap_of(seed: int, seconds: float = EXACT_S) -> Gap:
             return Gap(top.world_size, refused=True)
         return Gap(top.world_size, bound=float("inf"), best=float("inf"))
     if top.world_size > EXACT_RANKS:
-        return Gap(top.world_size, proved_gap(made, tables, top, workload, seconds))
+        return Gap(top.world_size, proved_gap(made, tables, top, workload))
     step_ms = estimate(made, tables, top, workload).step_ms
     best = exact.plan_tables(tables, explain=False)
     best_ms = estimate(best, tables, top, workload).step_ms
     proved_ms = best.estimate.lower_bound
     assert proved_ms is not None
-    own = proved_gap(made, tables, top, workload, 0.1)
+    own = proved_gap(made, tables, top, workload)
     return Gap(top.world_size, min(own, 100 * (step_ms / proved_ms - 1)), 100 * (step_ms / best_ms - 1))
 
 
@@ -163,12 +159,12 @@ def gap_figures(found: Sequence[Gap]) -> list[Figure]:
 _STATISTICS: dict[str, Callable[[list[float]], float]] = {"median": median, "worst": max}
 
 
-def gap_at(count: int, ranks: int, seconds: float) -> Figure:
+def gap_at(count: int, ranks: int) -> Figure:
     """The gap of one model of a size."""
     tables, top, workload = plan.fitting(count, ranks, 0)
     made = EmbeddingShardingPlanner(top, workload=workload).plan_tables(tables, explain=False)
     beside = {"step ms": estimate(made, tables, top, workload).step_ms}
-    return Figure(gap_name(count, ranks), proved_gap(made, tables, top, workload, seconds), "%", beside=beside)
+    return Figure(gap_name(count, ranks), proved_gap(made, tables, top, workload), "%", beside=beside)
 
 
 def shortened(sizes: Iterable[tuple[int, int]]) -> Figure:
@@ -202,12 +198,12 @@ def figures(quick: bool = False, *, with_torchrec: bool = False) -> list[Figure]
         return plan_beside.beside_torchrec(sizes, plan.fitting, limit_s)
     if quick:
         found = gap_figures(gaps(range(QUICK_MODELS), QUICK_S))
-        return [*found, gap_at(*GAP_SIZES[0], QUICK_S), shortened(CONSTRAINED_SIZES[:1])]
+        return [*found, gap_at(*GAP_SIZES[0]), shortened(CONSTRAINED_SIZES[:1])]
     note("plans of 1,000 tables ...")
     found = plan.times(SPEED_SIZES)
     note(f"{MODELS} random models ...")
     found += gap_figures(gaps(range(MODELS), workers=os.cpu_count() or 1))
     for size in GAP_SIZES:
         note(f"gap of {size[0]:,} tables on {size[1]:,} ranks ...")
-        found.append(gap_at(*size, EXACT_S))
+        found.append(gap_at(*size))
     return [*found, shortened(CONSTRAINED_SIZES)]

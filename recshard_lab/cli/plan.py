@@ -171,7 +171,8 @@ def _printed(planned: ShardingPlan, explain: Any, why_not: Any, diff: Path | Non
         answers.append(planned.why_not(schemes))
     if diff is not None:
         answers.append(_read_plan(diff).diff(planned))
-    return [planned.show(), planned.estimate, *answers]
+    near = f"no plan of the proposed shards is shorter than {planned.bound_ms:.2f} ms: gap {planned.gap:.1%}"
+    return [planned.show(), planned.estimate, near, *answers]
 
 
 def _read_plan(path: Path) -> ShardingPlan:

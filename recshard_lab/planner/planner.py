@@ -318,7 +318,8 @@ class EmbeddingShardingPlanner:
                 loads += placement.loads(self.topology)
             found = estimate_loads(model, loads, list(zip(tables, shardings, strict=True)), len(planned.tables))
             plan.remember("estimate", replace(found, lower_bound=solution.bound_ms))
-        plan.search = trace if self.keep_search else None
+        if self.keep_search and trace is not None:
+            plan.search = replace(trace, lower_bound=plan.bound_ms)
         return plan
 
 

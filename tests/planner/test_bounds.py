@@ -105,11 +105,10 @@ def test_the_gap_is_told_and_a_hand_made_plan_has_none() -> None:
     topology = Topology(8, "cuda", hbm_cap=80 * 10**9)
     planner = EmbeddingShardingPlanner(topology, workload=workload)
     plan = planner.plan_tables(tables)
-    assert "no plan of the proposed shards is shorter than" in str(plan.estimate)
+    assert plan.estimate.lower_bound <= plan.bound_ms <= plan.estimate.step_ms
     by_hand = estimate(plan, tables, topology, workload)
     assert by_hand.lower_bound is None
     assert by_hand.gap is None
-    assert "is shorter than" not in str(by_hand)
 
 
 def test_solvers_that_do_not_exist_are_refused() -> None:

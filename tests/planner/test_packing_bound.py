@@ -2,13 +2,16 @@
 
 import itertools
 import random
+import time
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recshard_lab.planner import CostModel, Workload
 from recshard_lab.planner.search.anneal import Anneal
+from recshard_lab.planner.search.bounds import mode_bounds, strong_bound
 from recshard_lab.planner.search.greedy import Search
 from recshard_lab.planner.search.options import options_of
 from recshard_lab.planner.search.packing_bound import dual_feasible, packing_bound
@@ -59,11 +62,19 @@ def test_packing_proves_no_more_than_the_best_of_all_placements_and_more_than_av
         search.run()
         assert search.best_ms >= best * (1 - 1e-9)
         every = np.ones(len(problem.priced.cost), dtype=bool)
-        bound = packing_bound(problem, every, search.bound_ms, search.best_ms * 1.2, seconds=60)
+        bound = packing_bound(problem, every, search.bound_ms, search.best_ms * 1.2)
         assert search.bound_ms <= bound <= best * (1 + 1e-6), seed
         better += bound > search.bound_ms * 1.005
     assert fitting > 0.6 * cases(40)
     assert better > cases(40) / 8
+
+
+def test_the_bound_is_the_same_on_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, best = whole_tables(1)
+    bound = strong_bound(problem, best * 1.01)
+    assert bound > mode_bounds(problem.model, problem.priced)[0].ms * 1.005
+    monkeypatch.setattr(time, "monotonic", itertools.count(0, 100).__next__)
+    assert strong_bound(problem, best * 1.01) == bound
 
 
 def test_annealed_plans_are_what_they_claim_and_the_same_every_time() -> None:

@@ -75,7 +75,7 @@ def test_the_plan_is_the_one_that_is_made_without_keeping(case: str) -> None:
     assert found.chosen in found.candidates
     assert found.plan(found.chosen) == plan
     assert found.chosen.step_ms == pytest.approx(plan.estimate.step_ms, rel=1e-9)
-    assert found.lower_bound == plan.estimate.lower_bound
+    assert found.lower_bound == plan.bound_ms
 
 
 @pytest.mark.parametrize("seed", range(4))

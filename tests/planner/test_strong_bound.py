@@ -50,15 +50,15 @@ def test_no_bound_is_above_the_best_of_all_placements_on_two_nodes(seed: int) ->
     for step in (best, best * 1.005, best * 1.5):
         relaxation = Relaxation(problem, worth_of(bounds, problem.priced, step * (1 + 1e-9)), step)
         assert relaxation.bound() <= best * (1 + 1e-9)
-        assert relaxation.whole_bound(20) <= best * (1 + 1e-9)
-        assert bounds[0].ms <= strong_bound(problem, step, 20) <= best * (1 + 1e-9)
+        assert relaxation.whole_bound() <= best * (1 + 1e-9)
+        assert bounds[0].ms <= strong_bound(problem, step) <= best * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_no_bound_is_above_the_best_of_whole_tables_on_three_ranks(seed: int) -> None:
     problem, best = whole_tables(seed)
     if np.isfinite(best):
-        assert strong_bound(problem, best * 1.2, 20) <= best * (1 + 1e-6)
+        assert strong_bound(problem, best * 1.2) <= best * (1 + 1e-6)
 
 
 def test_shards_alone_prove_more_than_averages_and_whole_options_more_than_shares() -> None:
@@ -69,7 +69,7 @@ def test_shards_alone_prove_more_than_averages_and_whole_options_more_than_share
     fast = mode_bounds(model, problem.priced)
     step = fast[0].ms * 1.2
     relaxation = Relaxation(problem, worth_of(fast, problem.priced, step), step)
-    shares, whole = relaxation.bound(), relaxation.whole_bound(20)
+    shares, whole = relaxation.bound(), relaxation.whole_bound()
     assert fast[0].ms * 1.005 < shares
     assert shares * 1.005 < whole < step
 
@@ -85,5 +85,5 @@ def test_no_plan_of_a_constrained_search_is_below_the_bound(count: int, ranks: i
         wish = ParameterConstraints(forbidden_sharding_types=[scheme] if scheme else None)
         planner = EmbeddingShardingPlanner(top, constraints={t.name: wish for t in tables}, workload=workload)
         steps.append(planner.plan_tables(tables).estimate.step_ms)
-    bound = strong_bound(problem, max(steps), 1.0)
+    bound = strong_bound(problem, max(steps))
     assert mode_bounds(model, problem.priced)[0].ms <= bound <= min(steps) * (1 + 1e-9)

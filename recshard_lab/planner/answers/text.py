@@ -102,8 +102,6 @@ def estimate_text(costs: "Estimate") -> str:
             lines.append(f"too full{where}: {ranks_word(ranks)}")
     if costs.overlap is not None:
         lines.append(str(costs.overlap))
-    if costs.gap is not None:
-        lines.append(f"no plan of the proposed shards is shorter than {costs.lower_bound:.2f} ms: gap {costs.gap:.1%}")
     slowest = np.argsort(-costs.ms.sum(axis=1), kind="stable")[:MOST_RANKS]
     names = [name.replace("output_dist_backward", "output_bwd") for name in costs.phases]
     rows = [[str(rank), *(f"{ms:.3f}" for ms in costs.ms[rank])] for rank in sorted(slowest.tolist())]

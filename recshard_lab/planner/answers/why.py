@@ -50,8 +50,6 @@ from recshard_lab.sharding.plan.transfers import num_moved_elements
 if TYPE_CHECKING:
     from recshard_lab.planner.planner import EmbeddingShardingPlanner
 
-BOUND_S = 1.0  # seconds of `ShardingPlan.bound_ms`, beside those of the linear program
-
 Request: TypeAlias = str | Sequence[str] | ParameterConstraints
 _Named: TypeAlias = dict[str, tuple[BaseEmbeddingConfig, ParameterSharding]]
 
@@ -98,7 +96,7 @@ class Planned:
         constraints, model = self.planner.constraints, self.planner.model(tables)
         options = options_of(model, tables, constraints, self.planner.route)
         problem = Problem(model, bundled(tables, options, groups_of(tables, constraints)))
-        return max(self.search_bound_ms or 0.0, strong_bound(problem, plan.estimate.step_ms, BOUND_S))
+        return max(self.search_bound_ms or 0.0, strong_bound(problem, plan.estimate.step_ms))
 
     def explain(self, plan: ShardingPlan, table: str) -> Explained:
         """See `ShardingPlan.explain`.

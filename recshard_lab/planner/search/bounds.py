@@ -18,7 +18,6 @@ Shape letters: R rows (P phases that ranks differ in, then M memories: the devic
 there), O all options of all tables, W ranks, X extras.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from recshard_lab.planner.search.problem import Problem
 
 HALVINGS = 24  # of the interval of a bisection
-STRONG_S, WHOLE = 10.0, 0.6  # seconds of `strong_bound`, and the share of them for whole options
+MOST_WHOLE = 2_000  # options of the largest program with whole options that `strong_bound` solves
 CLOSE = 1e-3  # share of a step; a bound that near is good enough
 
 
@@ -206,18 +205,18 @@ def mode_bounds(model: CostModel, priced: Priced) -> list[Bound]:
     return sorted(found, key=lambda bound: bound.ms)
 
 
-def strong_bound(problem: "Problem", step_ms: float, seconds: float = STRONG_S) -> float:
+def strong_bound(problem: "Problem", step_ms: float) -> float:
     """A lower bound that is closer to the best step than `mode_bounds`, for reports: too slow to steer a search.
 
     It is the most that the bounds of `mode_bounds`, a linear program (`relaxation.py`), the same program with whole
     options, and packing (`packing_bound.py`) prove. All of them look only at options that a plan below `step_ms` may
     hold, so the result is at most `step_ms`.
 
+    It depends on its arguments alone: work is limited by numbers of steps, not by a clock.
+
     Args:
         problem: the tables with their options.
         step_ms: the step of a known plan, by the cost model.
-        seconds: about how long the last two may take. With more time the bound may be higher; the linear program alone
-            takes 0.1 s for 125 tables on 256 ranks, 2 s for 1,000 on 2,048.
 
     Returns:
         ms; no plan of the options is shorter.
@@ -229,13 +228,11 @@ def strong_bound(problem: "Problem", step_ms: float, seconds: float = STRONG_S) 
     worth = worth_of(found, problem.priced, step_ms)
     if not worth.any():
         return step_ms
-    begun = time.monotonic()
     relaxation = Relaxation(problem, worth, step_ms)
-    best = min(step_ms, max(found[0].ms, relaxation.bound()))
-    if best < step_ms * (1 - CLOSE):
-        best = min(step_ms, max(best, relaxation.whole_bound(WHOLE * seconds)))
-    left = seconds - (time.monotonic() - begun)
-    return packing_bound(problem, worth, best, step_ms, left) if best < step_ms * (1 - CLOSE) else best
+    best = max(found[0].ms, relaxation.bound())
+    if best < step_ms * (1 - CLOSE) and relaxation.count <= MOST_WHOLE:
+        best = max(best, relaxation.whole_bound())
+    return packing_bound(problem, worth, best, step_ms) if best < step_ms * (1 - CLOSE) else min(step_ms, best)
 
 
 def worth_of(bounds: Sequence[Bound], priced: Priced, step_ms: float) -> NDArray[np.bool_]:

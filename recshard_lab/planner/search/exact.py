@@ -41,7 +41,7 @@ from recshard_lab.planner.workload import Array
 
 Index = NDArray[np.intp]
 MOST_VARIABLES = 400_000
-ANNEALING, PACKING = 0.2, 0.3  # shares of the time for better plans and for a better bound, before HiGHS
+ANNEALING = 0.2  # share of the time for better plans, before HiGHS
 HEATS = (1.0, 3.0, 0.4)  # of the temperatures at first
 MOVES_A_SECOND, MOST_SWEEPS = 600, 200  # of all plans annealed; fewer where they take longer
 BYTES = 1e-6  # memory in megabytes, so that coefficients are of one magnitude
@@ -104,7 +104,7 @@ def solve_exactly(problem: Problem, search: Search, time_limit_s: float) -> Solu
         worth = worth_of(search.bounds, problem.priced, now)
         if now <= bound_ms * (1 + 1e-9) or not worth.any():
             return Solution(best.placements(), min(now, max(bound_ms, now if not worth.any() else 0.0)))
-        bound_ms = packing_bound(problem, worth, bound_ms, now, PACKING * time_limit_s)
+        bound_ms = packing_bound(problem, worth, bound_ms, now)
     program, ways = _program(problem, worth, now)
     if len(program.cost) > MOST_VARIABLES:
         return None if best is None else Solution(best.placements(), bound_ms)

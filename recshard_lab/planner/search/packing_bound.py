@@ -19,7 +19,6 @@ Shape letters: P phases in which ranks differ, N sizes of shards, F functions, V
 """
 
 import itertools
-import time
 from typing import Any
 
 import numpy as np
@@ -32,27 +31,25 @@ from recshard_lab.planner.workload import Array
 ORDERS = range(1, 9)  # k
 CUTOFFS = (0.1, 0.2, 0.25, 1 / 3, 0.4, 0.5)  # e
 PRECISION = 5e-4  # of the bisection, as a share of Z
+WORK = 4_000  # options times steps of the bisection
 SAFE = 1e-7  # sizes are taken to be that much smaller
 ROUNDS = 2  # of tightening what phases take
 
 
-def packing_bound(problem: Problem, worth: NDArray[np.bool_], low: float, high: float, seconds: float) -> float:
+def packing_bound(problem: Problem, worth: NDArray[np.bool_], low: float, high: float) -> float:
     """The most of `low` and of what packing proves, in ms; never more than `high`.
 
     Args:
         worth: ``[all options]`` those that a plan with a step below `high` may hold.
         low: a bound; high: the step of a plan.
-        seconds: no step of the bisection begins later.
     """
-    end = time.monotonic() + seconds
     packing = Packing(problem, worth, high)
     best, proved = high, low
-    while best - proved > PRECISION * proved and time.monotonic() < end:
-        middle = (proved + best) / 2
-        possible = packing.possible(middle, end)
-        if possible is None:
+    for _ in range(WORK // packing.count):
+        if best - proved <= PRECISION * proved:
             break
-        if possible:
+        middle = (proved + best) / 2
+        if packing.possible(middle):
             best = middle
         else:
             proved = middle
@@ -76,8 +73,8 @@ class Packing(Relaxation):
         self.sets = [list(some) for k in lengths for some in itertools.combinations(range(self.phases), k)]
         self.memory = np.concatenate([self._cut(np.minimum(one, 1.0)) for one in self.loads[self.phases :]])
 
-    def possible(self, ms: float, end: float = np.inf) -> bool | None:
-        """False where no plan takes so long or less; None where the clock passes `end` before that is known."""
+    def possible(self, ms: float) -> bool:
+        """False where no plan takes so long or less."""
         room = (ms - self.problem.fixed_ms) / self.scale * (1 + SAFE)
         cuts, upper = self.memory, self.upper
         everyone = self.cost.copy()
@@ -85,8 +82,6 @@ class Packing(Relaxation):
         for _ in range(ROUNDS):
             least = np.zeros(self.phases)
             for phase in range(self.phases):
-                if time.monotonic() > end:
-                    return None
                 goal = np.zeros(self.width)
                 goal[self.count + phase] = 1.0
                 found = self._least(goal, cuts, upper, room)

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from recshard_lab.planner.search.problem import Problem
 from recshard_lab.planner.workload import Array
 
+NODES = 20  # of the branch-and-bound tree with whole options
 SAFE = 1e-6  # share of a bound that is left to the tolerances of HiGHS
 
 
@@ -78,8 +79,8 @@ class Relaxation:
         goal = self.cost if goal is None else goal
         return scipy.optimize.linprog(goal, rows, high, self.one, np.ones(self.tables), bounds, method="highs")
 
-    def whole_bound(self, seconds: float) -> float:
-        """The bound in ms that HiGHS proves in the time with whole options; 0 if it proves nothing."""
+    def whole_bound(self) -> float:
+        """The bound in ms that HiGHS proves with whole options in `NODES` nodes; 0 if it proves nothing."""
         import scipy.optimize
 
         linear = scipy.optimize.LinearConstraint
@@ -88,7 +89,7 @@ class Relaxation:
             integrality=self.whole,
             bounds=scipy.optimize.Bounds(0.0, self.upper),
             constraints=[linear(self.rows, -np.inf, self.high), linear(self.one, 1.0, 1.0)],
-            options={"time_limit": seconds, "mip_rel_gap": 1e-4},
+            options={"node_limit": NODES, "mip_rel_gap": 1e-4},
         )
         if found.status == 2:
             return np.inf

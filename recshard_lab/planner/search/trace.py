@@ -71,7 +71,7 @@ class SearchTrace(Printable):
         chosen: None if no plan fits.
         single_schemes: scheme -> every table under it, placed as the planner places, for comparison; where that does
             not fit, as if there were room. The search need not have come by it.
-        lower_bound: ms, of every plan that fits. None if no plan fits.
+        lower_bound: `ShardingPlan.bound_ms`. None if no plan fits.
         usable_bytes: of a rank, its capacity without the reserve.
         seen: how many plans were looked at.
         every: of those, each one of this many was kept, with all that were the best so far or that no other was better

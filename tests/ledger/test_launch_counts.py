@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks import launches
-from benchmarks.apparatus.step_case import SGD, StepCase, smaller
+from benchmarks.apparatus.step_case import ROWWISE, SGD, StepCase, smaller
 from recshard_lab.planner.model.launch_counts import KERNELS, LAUNCHES, Launches
 
 BASE = replace(
@@ -16,6 +16,7 @@ BASE = replace(
     local_ranks=4,
 )
 ROWS = replace(BASE, layout="row_wise")
+COLUMNS = replace(BASE, layout="column_wise")
 #: a plan with a property, and the same plan without it
 PAIRS = {
     "table_wise": (BASE, None),
@@ -26,11 +27,12 @@ PAIRS = {
     "fp16": (replace(ROWS, wire="fp16"), ROWS),
     "bf16": (replace(ROWS, wire="bf16"), ROWS),
     "int8": (replace(ROWS, wire="int8"), ROWS),
+    "norms": (replace(COLUMNS, optimizer=ROWWISE), COLUMNS),
 }
 OTHERS = {  # more ranks, more tables, and plans that have several properties
     "ranks": (replace(ROWS, ranks=32), ("table_wise", "row_shards")),
     "tables": (replace(BASE, tables=8), ("table_wise",)),
-    "columns": (replace(BASE, layout="column_wise"), ("table_wise",)),
+    "columns": (COLUMNS, ("table_wise",)),
     "grid": (replace(BASE, layout="grid_shard"), ("table_wise", "row_shards")),
     "reduce_scatter": (replace(ROWS, route="reduce_scatter"), ("table_wise", "row_shards")),
     "replicas alone": (replace(BASE, layout="data_parallel"), ("table_wise", "replicas")),

@@ -16,6 +16,8 @@ from torch import Tensor
 from recshard_lab.comm import ShardingEnv, all_to_all
 from recshard_lab.distributed.step.layout import Layout
 
+_Part = tuple[int, slice, Tensor]  # number of a shard, its rows among the touched ones of a slot, their partial sums
+
 
 class RowNormExchange:
     """Completes squared row norms over the shards of column-split tables.
@@ -71,26 +73,44 @@ class RowNormExchange:
         receive_sizes = [width * sum(span.stop - span.start for span in spans) for spans in spans_in]
         message = torch.cat(outgoing) if outgoing else torch.empty(0, device=self.device)
         received = all_to_all(message, send_sizes, receive_sizes, self.env, "row_norms")
-        parts = [[(number, slice(0, len(own)), own)] for number, own in zip(self.numbers, squares, strict=True)]
+        parts: list[list[_Part]] = [
+            [(number, slice(0, len(own)), own)] for number, own in zip(self.numbers, squares, strict=True)
+        ]
         position = 0
         for entries, senders, spans in zip(self.receives, self.senders, spans_in, strict=True):
             for (slot, *_), sender, span in zip(entries, senders, spans, strict=True):
                 shape = squares[slot][span].shape
                 parts[slot].append((sender, span, received[position : position + shape.numel()].view(shape)))
                 position += shape.numel()
-        return [self._add(own, pieces) for own, pieces in zip(squares, parts, strict=True)]
+        return self._add(squares, parts)
 
-    def _add(self, like: Tensor, pieces: list[tuple[int, slice, Tensor]]) -> Tensor:
-        """Adds in one order on all ranks, so that the states of a row stay equal to the last bit on all of them."""
-        (_, first, one), *others = sorted(pieces, key=lambda entry: entry[0])
-        if len(one) == len(like):
-            total = one.clone()
-        else:
-            total = torch.zeros_like(like)
-            total[first] = one
-        for _, span, piece in others:
-            total[span] += piece
-        return total
+    def _add(self, squares: list[Tensor], parts: list[list[_Part]]) -> list[Tensor]:
+        """Adds in one order on all ranks, so that the states of a row stay equal to the last bit on all of them.
+
+        All slots are added at once, those with the most shards first: one copy, then one addition for each further
+        shard of the most split table. A shard that has some of a slot's rows adds zero to the others.
+        """
+        for own in parts:
+            own.sort(key=lambda part: part[0])
+        slots = sorted((slot for slot, own in enumerate(parts) if len(own) > 1), key=lambda slot: -len(parts[slot]))
+        if not slots:
+            return squares
+        whole = all(len(part) == len(squares[slot]) for slot in slots for *_, part in parts[slot])
+        most = 0 if whole else max(squares[slot].numel() for slot in slots)
+        zeros = squares[0].new_zeros(most) if most else squares[0].new_empty(0)
+        addends, sizes = [], []
+        for at in range(len(parts[slots[0]])):
+            some = [slot for slot in slots if at < len(parts[slot])]  # of all slots the first
+            sizes.append(sum(squares[slot].numel() for slot in some))
+            for slot in some:
+                _, span, part = parts[slot][at]
+                before, end = span.start * part[:1].numel(), span.stop * part[:1].numel()
+                addends += [zeros[:before], part.reshape(-1), zeros[: squares[slot].numel() - end]]
+        total, *others = torch.cat(addends).split(sizes)
+        for other in others:
+            total[: len(other)].add_(other)
+        sums = dict(zip(slots, total.split([squares[slot].numel() for slot in slots]), strict=True))
+        return [sums[slot].view_as(own) if slot in sums else own for slot, own in enumerate(squares)]
 
     def nothing(self, like: Tensor, rounds: int) -> None:
         """Takes part without a touched row, because the other ranks wait for this one."""

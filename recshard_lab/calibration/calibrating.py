@@ -141,9 +141,9 @@ def calibrate(ranks: Any, seconds: float = 50.0, *, progress: bool = True, seed:
     """
     check_ranks(ranks)
     if not isinstance(seconds, int | float) or not LEAST_S <= seconds < float("inf"):
-        raise ValueError(f"seconds must be a number from {LEAST_S:g} on, got {seconds!r:.40}")
+        raise ValueError(f"seconds must be a number from {LEAST_S:g} on, got {seconds!r:.40}. Fix: seconds=50")
     if not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"seed must be a whole number that is not negative, got {seed!r:.40}")
+        raise ValueError(f"seed must be a whole number that is not negative, got {seed!r:.40}. Fix: seed=0")
     begun, before = perf_counter(), default_topology(ranks)
     warning = load_warning(load_before(ranks))
     if warning and progress:
@@ -207,7 +207,7 @@ def calibrate(ranks: Any, seconds: float = 50.0, *, progress: bool = True, seed:
 def check_ranks(ranks: Any) -> None:
     """Raises ValueError for ranks whose times cannot be measured."""
     if not all(hasattr(ranks, name) for name in ("world_size", "nodes", "backend", "devices", "run")):
-        raise ValueError(f"ranks must be launched ranks (recshard_lab.launch), got {ranks!r:.60}")
+        raise ValueError(f"ranks must be launched ranks, got {ranks!r:.60}. Fix: ranks=recshard_lab.launch(2)")
     if ranks.nodes != 1:
         raise ValueError(
             f"the ranks live on {ranks.nodes} nodes: virtual nodes have no link that could be measured. "

@@ -117,7 +117,7 @@ class Workload:
                 f"Fix: matmul_precision='highest'"
             )
         if not isinstance(self.pipeline_threads, bool):
-            raise ValueError(f"pipeline_threads must be True or False, got {self.pipeline_threads!r:.80}")
+            raise ValueError(f"pipeline_threads must be True or False, got {self.pipeline_threads!r:.80}. Fix: False")
         if not isinstance(self.weighted, numbers.Integral | np.bool_):
             raise ValueError(f"weighted must be True or False, got {self.weighted!r}. Fix: weighted=True")
         if not isinstance(self.index_dedup, bool):

@@ -164,7 +164,7 @@ def _add(found: TableFile, where: str, entry: Any) -> None:
             raise ValueError(f"{where}: unknown field {shown(key)}{near}; fields: {', '.join(FIELDS)}")
     for key in _NEEDED:
         if entry.get(key) in (None, "", []):
-            raise ValueError(f"{where}: field {key!r} is missing")
+            raise ValueError(f"{where}: field {key!r} is missing. Fix: add it.")
     features = entry["feature_names"]
     features = [features] if isinstance(features, str) else features
     given: dict[str, Any] = {"name": name, "feature_names": features}
@@ -193,7 +193,10 @@ def _add_loads(found: TableFile, where: str, entry: dict[str, Any], features: li
         spot = f"{where}, field 'pooling_factor'"
         each = factor if isinstance(factor, list) else [factor] * len(features)
         if len(each) != len(features):
-            raise ValueError(f"{spot}: {len(features)} features need one number or {len(features)}, got {len(each)}")
+            raise ValueError(
+                f"{spot}: {len(features)} features need one number or {len(features)}, got {len(each)}. Fix: write one "
+                f"number per feature."
+            )
         for feature, number in zip(features, each, strict=True):
             value = _number(number, spot)
             if found.pooling_factors.setdefault(feature, value) != value:
@@ -206,7 +209,8 @@ def _add_loads(found: TableFile, where: str, entry: dict[str, Any], features: li
             getattr(found, key)[entry["name"]] = _number(entry[key], f"{where}, field {key!r}")
     if entry.get("access") is not None:
         if entry["access"] != "meta_2021":
-            raise ValueError(f"{where}, field 'access': must be 'meta_2021', got {shown(entry['access'])}")
+            got = shown(entry["access"])
+            raise ValueError(f"{where}, field 'access': must be 'meta_2021', got {got}. Fix: access: meta_2021.")
         found.access[entry["name"]] = entry["access"]
 
 
@@ -219,13 +223,16 @@ def _member(kind: Any, given: Any, where: str) -> Any:
             f"{where}: must be one of {', '.join(kind.__members__)}, got null. Fix: write 'NONE' in quotes."
         )
     names = list(kind.__members__)
-    raise ValueError(f"{where}: {shown(given)} is not one of {', '.join(names)}{nearest(spelled, names)}")
+    raise ValueError(
+        f"{where}: {shown(given)} is not one of {', '.join(names)}{nearest(spelled, names)}. Fix: use one."
+    )
 
 
 def _number(given: Any, where: str, signed: bool = False) -> float:
     real = isinstance(given, (int, float)) and not isinstance(given, bool)
     if not real or not abs(given) < float("inf") or (given < 0 and not signed):
-        raise ValueError(f"{where}: must be a finite number{'' if signed else ' from 0 up'}, got {shown(given)}")
+        kind = f"a finite number{'' if signed else ' from 0 up'}"
+        raise ValueError(f"{where}: must be {kind}, got {shown(given)}. Fix: write a number.")
     return float(given)
 
 
@@ -264,10 +271,13 @@ def _csv(text: str, where: str) -> list[tuple[str, Any]]:
         for row in reader:
             spot = f"{where}, line {reader.line_num}"
             if None in row or None in row.values():
-                raise ValueError(f"{spot}: the header has {len(names)} columns and this line has another number")
+                raise ValueError(
+                    f"{spot}: the header has {len(names)} columns and this line has another number. Fix: add or remove "
+                    f"commas."
+                )
             found.append((spot, {key: _cell(key, value.strip(), spot) for key, value in row.items() if value.strip()}))
     except csv.Error as error:
-        raise ValueError(f"{where}, line {reader.line_num}: not CSV: {error}") from None
+        raise ValueError(f"{where}, line {reader.line_num}: not CSV: {error}. Fix: correct this line.") from None
     return found
 
 
@@ -282,4 +292,6 @@ def _cell(key: str, value: str, where: str) -> Any:
             return each if len(each) > 1 else each[0]
         return kinds.get(key, str)(value)
     except ValueError:
-        raise ValueError(f"{where}, field {key!r}: must be a number, got {shown(value)}") from None
+        raise ValueError(
+            f"{where}, field {key!r}: must be a number, got {shown(value)}. Fix: write a number."
+        ) from None

@@ -25,6 +25,7 @@ from recshard_lab.sharding.plan.types import (
     PlanError,
     Shard,
     ShardingType,
+    nearest,
 )
 
 SCHEMA = "recshard_lab.sharding_plan"
@@ -67,7 +68,10 @@ def loads(text: str) -> ShardingPlan:
 def _plan(document: Any) -> ShardingPlan:
     document = _typed(document, dict, "the document")
     if document.get("schema") != SCHEMA:
-        raise PlanError(f"field 'schema' must be {SCHEMA!r}, got {shown(document.get('schema'))}")
+        raise PlanError(
+            f"field 'schema' must be {SCHEMA!r}, got {shown(document.get('schema'))}: this is not a sharding plan. "
+            f"Fix: pass the text of plan.to_json()"
+        )
     if document.get("version") != VERSION or isinstance(document.get("version"), bool):
         raise PlanError(
             f"the plan has format version {shown(document.get('version'))}, but this recshard_lab reads version "
@@ -92,7 +96,10 @@ def _sharding(entry: Any, where: str) -> ParameterSharding:
     for i, numbers in enumerate(_typed(entry["shards"], list, f"{where}.shards")):
         spot = f"{where}.shards[{i}]"
         if len(_typed(numbers, list, spot)) not in (5, 6) or numbers[5:] not in ([], [DDR], [HBM]):
-            raise PlanError(f"{spot} must be [rank, r0, r1, c0, c1] with an optional 'ddr', got {shown(numbers)}")
+            raise PlanError(
+                f"{spot} must be [rank, r0, r1, c0, c1] with an optional 'ddr', got {shown(numbers)}. Fix: write the "
+                f"rank, the rows and the columns of this shard"
+            )
         rank, r0, r1, c0, c1 = (_whole(number, spot) for number in numbers[:5])
         shards.append(Shard(rank, (r0, r1), (c0, c1), *numbers[5:]))
     try:
@@ -110,24 +117,27 @@ def _sharding(entry: Any, where: str) -> ParameterSharding:
 def _typed(value: Any, kind: type, where: str) -> Any:
     if not isinstance(value, kind):
         name = {"dict": "an object", "list": "a list", "str": "a string"}[kind.__name__]
-        raise PlanError(f"{where} must be {name}, got {shown(value)}")
+        raise PlanError(f"{where} must be {name}, got {shown(value)}. Fix: write {name} there")
     return value
 
 
 def _whole(value: Any, where: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise PlanError(f"{where} must hold whole numbers from 0 up, got {shown(value)}")
+        raise PlanError(f"{where} must hold whole numbers from 0 up, got {shown(value)}. Fix: correct this number")
     return value
 
 
 def _fields(entry: dict[str, Any], expected: tuple[str, ...], where: str, optional: tuple[str, ...] = ()) -> None:
     for name in expected:
         if name not in entry:
-            raise PlanError(f"{where} lacks the field {name!r}")
+            raise PlanError(f"{where} lacks the field {name!r}. Fix: add it")
     for name in entry:
         if name not in (*expected, *optional):
-            known = ", ".join((*expected, *optional))
-            raise PlanError(f"{where} has an unknown field {name!r:.80}; known: {known}")
+            known = (*expected, *optional)
+            raise PlanError(
+                f"{where} has an unknown field {name!r:.80}{nearest(name[:80], known)}; known: {', '.join(known)}. "
+                f"Fix: rename or remove it"
+            )
 
 
 def plan_schema() -> dict[str, Any]:

@@ -27,8 +27,6 @@ def random_batch(
 
     keys, lengths, values = [], [], []
     for table in tables:
-        skew = workload.zipf_alpha
-        alpha = float(skew if isinstance(skew, (int, float)) else skew.get(table.name, 0.0))
         for feature in table.feature_names:
             if feature in keys:
                 continue
@@ -38,7 +36,7 @@ def random_batch(
             lengths.append(counts)
             profile = workload.profile(table.name)
             if profile is None:
-                values.append(_ids(table.num_embeddings, int(counts.sum()), alpha, rng))
+                values.append(_ids(table.num_embeddings, int(counts.sum()), workload.skew(table.name), rng))
             else:
                 values.append(_used_as(profile, table.num_embeddings, int(counts.sum()), rng))
     ids = torch.from_numpy(np.concatenate(values))

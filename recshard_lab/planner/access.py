@@ -13,37 +13,24 @@ Both treat ids as exchangeable. If ids that are close in time resemble each othe
 `AccessProfile.unique_fraction` is the counted share.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recshard_lab.arguments import checks_arguments, names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
-from recshard_lab.sharding.plan.row_shares import RowShares
+from recshard_lab.sharding.plan.row_shares import RowShares, ids_in, in_turn
 
 # facebookresearch/dlrm_datasets, 2021, 856 tables, batches of 65,536: most uses of a bin -> its share of lookups
-META_2021_REUSE: dict[int, float] = {
-    1: 0.07,
-    2: 0.04,
-    4: 0.07,
-    8: 0.10,
-    16: 0.12,
-    32: 0.10,
-    64: 0.07,
-    128: 0.06,
-    256: 0.05,
-    512: 0.05,
-    1024: 0.05,
-    2048: 0.05,
-    4096: 0.05,
-    8192: 0.04,
-    16384: 0.03,
-    32768: 0.02,
-    65536: 0.02,
-}
+META_2021_REUSE: dict[int, float] = dict(
+    zip(
+        (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536),
+        (.07, .04, .07, .10, .12, .10, .07, .06, .05, .05, .05, .05, .05, .04, .03, .02, .02),
+        strict=True,
+    )
+)  # fmt: skip
 META_2021_POOLING = 15.8  # mean ids per bag in these tables
 META_2021_BATCH = 65_536
 
@@ -132,7 +119,7 @@ class AccessProfile:
         """
         seen, counts, sizes = [], [], []
         for batch in in_turn(batches):
-            ids = as_array(batch)
+            ids = ids_in(batch)
             if ids.size and ids.min() < 0:
                 raise ValueError(f"ids must be whole numbers from 0 up, got {ids.min()}. Fix: remove negative ids")
             rows, used = np.unique(ids, return_counts=True)
@@ -229,31 +216,6 @@ class AccessProfile:
         return RowShares.of_curve(edges, mass)
 
 
-def in_turn(batches: Any) -> Iterator[Any]:
-    """An iterator over the batches."""
-    try:
-        return iter(batches)
-    except TypeError:
-        raise ValueError(f"batches must be a list or another iterable, got {batches!r:.60}. Fix: [batch]") from None
-
-
-def as_array(ids: Any) -> NDArray[Any]:
-    """Whole numbers as a flat numpy array. Tensors may be on any device.
-
-    Raises:
-        ValueError: something else.
-    """
-    try:
-        found = np.asarray(ids.detach().cpu() if hasattr(ids, "detach") else ids).reshape(-1)
-    except (TypeError, RuntimeError, ValueError) as error:
-        raise ValueError(
-            f"ids must be an array or a tensor of whole numbers: {error}. Fix: torch.tensor(ids)"
-        ) from None
-    if found.size and not np.issubdtype(found.dtype, np.integer):
-        raise ValueError(f"ids must be whole numbers, got {found.dtype}. Fix: ids.long()")
-    return found
-
-
 def bags_by_feature(batch: Any) -> Mapping[str, Any]:
     """Feature -> object with ``values()`` and ``lengths()``, of a KeyedJaggedTensor or a batch with one.
 
@@ -338,4 +300,4 @@ def _ids_of(bags: Any, feature: str) -> tuple[Any, Any]:
             f"feature {feature!r} must be a JaggedTensor with values() and lengths(), got {bags!r:.60}. Fix: "
             f"JaggedTensor(values, lengths)"
         )
-    return as_array(bags.values()), as_array(bags.lengths())
+    return ids_in(bags.values()), ids_in(bags.lengths())

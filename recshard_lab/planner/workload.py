@@ -100,50 +100,39 @@ class Workload:
     dense_traffic_per_sample: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "codecs", codec_names(self.codecs))
-        if self.access is not None:
-            object.__setattr__(self, "access", _profiles(self.access))
         optimizer = str(getattr(self.optimizer, "value", self.optimizer))
-        object.__setattr__(self, "optimizer", optimizer)
+        made: dict[str, Any] = {"codecs": codec_names(self.codecs), "optimizer": optimizer}
         if optimizer not in OPTIMIZER_STATE_BYTES:
             known = ", ".join(OPTIMIZER_STATE_BYTES)
             raise ValueError(f"optimizer {optimizer!r} is not supported. Fix: use one of {known}")
-        if not isinstance(self.pipeline, str) or self.pipeline not in PIPELINES:
-            known = ", ".join(PIPELINES)
-            raise ValueError(f"pipeline must be one of {known}, got {self.pipeline!r:.80}. Fix: pipeline='none'")
-        if self.matmul_precision not in ("highest", "high"):
-            raise ValueError(
-                f"matmul_precision must be 'highest' (float32) or 'high' (TF32), got {self.matmul_precision!r:.80}. "
-                f"Fix: matmul_precision='highest'"
-            )
-        if not isinstance(self.pipeline_threads, bool):
-            raise ValueError(f"pipeline_threads must be True or False, got {self.pipeline_threads!r:.80}. Fix: False")
-        if not isinstance(self.weighted, numbers.Integral | np.bool_):
-            raise ValueError(f"weighted must be True or False, got {self.weighted!r}. Fix: weighted=True")
-        if not isinstance(self.index_dedup, bool):
-            raise ValueError(
-                f"index_dedup must be True or False, got {self.index_dedup!r:.80}. Fix: pass index_dedup=True"
-            )
-        ordered = self.frequency_ordered
-        if isinstance(ordered, str) or not isinstance(ordered, bool | Collection):
-            raise ValueError(
-                f"frequency_ordered must be True, False or names of tables, got {ordered!r:.60}. Fix: ['movies']"
-            )
-        if not isinstance(ordered, bool):
-            object.__setattr__(self, "frequency_ordered", frozenset(ordered))
-        whole = isinstance(self.batch_size, numbers.Integral) and not isinstance(self.batch_size, bool)
-        if not whole or self.batch_size < 1:
-            raise ValueError(
-                f"batch_size must be a whole number from 1 up, got {self.batch_size!r:.60}. Fix: batch_size=512"
-            )
+        if self.access is not None:
+            made["access"] = _profiles(self.access)
+        ordered, batch = self.frequency_ordered, self.batch_size
+        for name, kind, fix, holds in (
+            ("pipeline", f"one of {', '.join(PIPELINES)}", "'none'", self.pipeline in PIPELINES),
+            ("matmul_precision", "'highest' (float32) or 'high' (TF32)", "'highest'",
+             self.matmul_precision in ("highest", "high")),
+            ("pipeline_threads", "True or False", "True", isinstance(self.pipeline_threads, bool)),
+            ("weighted", "True or False", "True", isinstance(self.weighted, numbers.Integral | np.bool_)),
+            ("index_dedup", "True or False", "True", isinstance(self.index_dedup, bool)),
+            ("frequency_ordered", "True, False or names of tables", "['movies']",
+             isinstance(ordered, bool | Collection) and not isinstance(ordered, str)),
+            ("batch_size", "a whole number from 1 up", "512",
+             isinstance(batch, numbers.Integral) and not isinstance(batch, bool) and batch > 0),
+        ):  # fmt: skip
+            if not holds:
+                raise ValueError(f"{name} must be {kind}, got {getattr(self, name)!r:.80}. Fix: {name}={fix}")
         for name in _NUMBERS:
-            given = getattr(self, name)
+            given: Any = getattr(self, name)
             for value in given.values() if isinstance(given, Mapping) and name in _BY_NAME else (given,):
                 if value is None and name in ("unique_fraction", "dense_flops_per_sample"):
                     continue
-                if not isinstance(value, numbers.Real) or not 0 <= value < float("inf"):
+                if not isinstance(value, numbers.Real) or not 0 <= float(value) < float("inf"):
                     raise ValueError(f"{name} must be a finite number and not negative, got {given!r}. Fix: {name}=0")
-        object.__setattr__(self, "dense_bytes_per_parameter", float(self.dense_bytes_per_parameter))
+        made["frequency_ordered"] = ordered if isinstance(ordered, bool) else frozenset(ordered)
+        made["dense_bytes_per_parameter"] = float(self.dense_bytes_per_parameter)
+        for name in made:
+            object.__setattr__(self, name, made[name])
 
     @classmethod
     @names_wrong_arguments
@@ -178,20 +167,23 @@ class Workload:
 
     def knows_repeats(self, table: str) -> bool:
         """Whether this workload states how often the ids of `table` repeat, by any of three arguments."""
-        given, alpha = self.unique_fraction, self.zipf_alpha
+        given = self.unique_fraction
         if given is not None and (not isinstance(given, Mapping) or table in given):
             return True
-        own = alpha.get(table, 0.0) if isinstance(alpha, Mapping) else alpha
-        return float(own) > 0 or self.profile(table) is not None
+        return self.skew(table) > 0 or self.profile(table) is not None
+
+    def skew(self, table: str) -> float:
+        """`zipf_alpha` of `table`."""
+        given = self.zipf_alpha
+        return float(given.get(table, 0.0) if isinstance(given, Mapping) else given)
 
     def row_shares(self, table: BaseEmbeddingConfig) -> RowShares | None:
         """How the lookups of a table with sorted ids spread over its rows; None where the workload knows no skew."""
         profile = self.profile(table.name)
         if profile is not None:
             return profile.row_shares(table.num_embeddings)
-        alpha = self.zipf_alpha
-        own = float(alpha.get(table.name, 0.0) if isinstance(alpha, Mapping) else alpha)
-        return RowShares.zipf(table.num_embeddings, own) if own > 0 else None
+        skew = self.skew(table.name)
+        return RowShares.zipf(table.num_embeddings, skew) if skew > 0 else None
 
     def pooling_factor(self, feature: str) -> float:
         """Mean ids a bag of `feature`."""
@@ -263,22 +255,17 @@ def table_loads(
     weighted: list[bool] = []
     for table in tables:
         constraint = constraints.get(table.name) if constraints else None
-        if constraint is None:
-            plain = [workload.pooling_factor(feature) for feature in table.feature_names]
-            ids.append(workload.batch_size * sum(plain))
-            bags.append(float(workload.batch_size * len(plain)))
-            filled.append(workload.batch_size * sum(min(1.0, factor) for factor in plain))
-            weighted.append(workload.weighted)
-            continue
-        default = [workload.pooling_factor(feature) for feature in table.feature_names]
-        factors = _per_feature(table, "pooling_factors", constraint.pooling_factors, default)
-        poolings = _per_feature(table, "num_poolings", constraint.num_poolings, [1.0] * len(default))
-        samples = _per_feature(table, "batch_sizes", constraint.batch_sizes, [workload.batch_size] * len(default))
-        per_feature = [s * k for s, k in zip(samples, poolings, strict=True)]
-        bags.append(sum(per_feature))
-        filled.append(sum(b * min(1.0, factor) for b, factor in zip(per_feature, factors, strict=True)))
-        ids.append(sum(b * factor for b, factor in zip(per_feature, factors, strict=True)))
-        weighted.append(workload.weighted or constraint.is_weighted)
+        factors: Sequence[float] = [workload.pooling_factor(feature) for feature in table.feature_names]
+        each: Sequence[float] = [float(workload.batch_size)] * len(factors)  # bags
+        if constraint is not None:
+            poolings = _per_feature(table, "num_poolings", constraint.num_poolings, [1.0] * len(each))
+            samples = _per_feature(table, "batch_sizes", constraint.batch_sizes, each)
+            factors = _per_feature(table, "pooling_factors", constraint.pooling_factors, factors)
+            each = [count * many for count, many in zip(samples, poolings, strict=True)]
+        bags.append(sum(each))
+        filled.append(sum(count * min(1.0, factor) for count, factor in zip(each, factors, strict=True)))
+        ids.append(sum(count * factor for count, factor in zip(each, factors, strict=True)))
+        weighted.append(workload.weighted or (constraint is not None and constraint.is_weighted))
     rows = np.array([table.num_embeddings for table in tables], dtype=float)
     sent = np.array(ids, dtype=float)
     features = np.array([max(1, table.num_features()) for table in tables], dtype=float)

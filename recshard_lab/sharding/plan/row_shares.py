@@ -6,7 +6,7 @@ measures them as they are, `zipf` assumes that they are sorted by use.
 Shape letters: E rows, n segments of the curve, N ids.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import Any
@@ -20,6 +20,31 @@ from recshard_lab.sharding.plan.types import PlanError
 Array = NDArray[np.float64]
 
 MAX_SEGMENTS = 512  # of a measured curve
+
+
+def in_turn(batches: Any) -> Iterator[Any]:
+    """An iterator over the batches."""
+    try:
+        return iter(batches)
+    except TypeError:
+        raise ValueError(f"batches must be a list or another iterable, got {batches!r:.60}. Fix: [batch]") from None
+
+
+def ids_in(batch: Any) -> NDArray[Any]:
+    """Whole numbers as a flat numpy array. Tensors may be on any device.
+
+    Raises:
+        ValueError: something else.
+    """
+    try:
+        found = np.asarray(batch.detach().cpu() if hasattr(batch, "detach") else batch).reshape(-1)
+    except (TypeError, RuntimeError, ValueError) as error:
+        raise ValueError(
+            f"ids must be an array or a tensor of whole numbers: {error}. Fix: torch.tensor(ids)"
+        ) from None
+    if found.size and not np.issubdtype(found.dtype, np.integer):
+        raise ValueError(f"ids must be whole numbers, got {found.dtype}. Fix: ids.long()")
+    return found
 
 
 @checks_arguments
@@ -85,19 +110,8 @@ class RowShares:
             raise ValueError(
                 f"num_embeddings={num_embeddings}: counts of these rows do not fit in memory. Fix: RowShares.zipf"
             ) from None
-        try:
-            iterator = iter(batches)
-        except TypeError as error:
-            raise ValueError(f"batches must be iterable: {error}. Fix: pass a list of tensors") from None
-        for batch in iterator:
-            try:
-                ids = np.asarray(batch.detach().cpu() if hasattr(batch, "detach") else batch).reshape(-1)
-            except (TypeError, RuntimeError, ValueError) as error:
-                raise ValueError(
-                    f"ids must be an array or a tensor of whole numbers: {error}. Fix: torch.tensor(ids)"
-                ) from None
-            if ids.size and not np.issubdtype(ids.dtype, np.integer):
-                raise ValueError(f"ids must be whole numbers, got {ids.dtype}. Fix: ids.long()")
+        for batch in in_turn(batches):
+            ids = ids_in(batch)
             if ids.size and not 0 <= ids.min() <= ids.max() < num_embeddings:
                 raise ValueError(
                     f"ids must be rows 0 to {num_embeddings - 1:,}, got {ids.min()} to {ids.max()}. Fix: pass the "

@@ -1,5 +1,8 @@
 """Two memories of a rank: host memory is slower, has a separate capacity, and is used if that shortens the step."""
 
+import itertools
+import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,10 @@ from recshard_lab import (
 from recshard_lab.planner.model.cost import CostModel
 from recshard_lab.planner.model.loads import HOST, LOOKUP, MEMORY, UPDATE, Rects
 from recshard_lab.planner.read.constraint_files import read_constraints
+from recshard_lab.planner.search import greedy
+from recshard_lab.planner.search.bounds import strong_bound
+from recshard_lab.planner.search.options import DoesNotFit, Placement, options_of
+from recshard_lab.planner.search.problem import Problem
 
 BOTH = ["fused", "fused_uvm"]
 GIB = 1 << 30
@@ -29,12 +36,19 @@ def topology(hbm: float = 4, ddr: float = 64, device: str = "cuda") -> Topology:
     return Topology(8, device, hbm_cap=int(hbm * GIB), ddr_cap=int(ddr * GIB), local_world_size=8)
 
 
-def tables() -> list[EmbeddingBagConfig]:
-    sizes = (50_000_000, 100_000_000, 10_000_000, 50_000)  # 82 GB, where 8 ranks have 29
+def tables_of(*rows: int) -> list[EmbeddingBagConfig]:
     return [
-        EmbeddingBagConfig(name=f"t{i}", num_embeddings=rows, embedding_dim=128, feature_names=[f"f{i}"])
-        for i, rows in enumerate(sizes)
+        EmbeddingBagConfig(name=f"t{i}", num_embeddings=count, embedding_dim=128, feature_names=[f"f{i}"])
+        for i, count in enumerate(rows)
     ]
+
+
+def tables_of_gib(*sizes: float) -> list[EmbeddingBagConfig]:
+    return tables_of(*(int(size * GIB) // 512 for size in sizes))
+
+
+def tables() -> list[EmbeddingBagConfig]:
+    return tables_of(50_000_000, 100_000_000, 10_000_000, 50_000)  # 82 GB, where 8 ranks have 29
 
 
 def load(**more: Any) -> Workload:
@@ -102,26 +116,40 @@ def test_tables_without_known_skew_go_whole() -> None:
     assert {s.compute_kernel for s in plan.tables().values()} == {"fused", "fused_uvm"}
 
 
-def test_the_hosts_memory_has_an_end() -> None:
+def test_a_refusal_names_the_rank_and_the_least_host_memory_with_which_a_plan_is_found() -> None:
+    large = tables_of_gib(6, 4, 3)
+    wish = {t.name: ParameterConstraints(["table_wise"], BOTH) for t in large}
+
+    def planned_with(ddr: int) -> Any:
+        where = Topology(2, "cuda", hbm_cap=5 * GIB, ddr_cap=ddr, reserve_fraction=0.5)
+        return EmbeddingShardingPlanner(where, workload=load(), constraints=wish).plan_tables(large)
+
+    words = r"^rank 1 would hold 7.5 GB in host memory: it has 1.1 GB there .*Fix: Topology\(ddr_cap=([\d_]+)\)"
+    with pytest.raises(PlanError, match=words) as refused:
+        planned_with(2 * GIB)
+    message = re.match(words, str(refused.value))
+    assert message is not None
+    least = int(message[1])
+    assert planned_with(least).estimate.fits
+    with pytest.raises(PlanError, match="in host memory"):
+        planned_with(int(0.9 * least))
+
+
+def test_plans_keep_within_the_hosts_memory() -> None:
     ample, found = planned(topology(), BOTH)
     assert found.host_bytes.max() > 5 * GIB
-    with pytest.raises(PlanError, match=r"in host memory: it has .*Fix: Topology\(ddr_cap=|does not fit"):
-        planned(topology(ddr=1), BOTH)
-    with pytest.raises(PlanError, match=r"would hold .* GB in host memory: it has .* Topology\(ddr_cap="):
-        planned(topology(ddr=1), ["fused_uvm"])
+    assert not estimate(ample, tables(), topology(ddr=1), load()).fits
     wide, narrow = (planned(topology(hbm=9, ddr=ddr), BOTH)[1] for ddr in (64, 3.6))
     assert wide.fits
     assert narrow.fits
     assert 0 < narrow.host_bytes.max() <= narrow.host_room_bytes < wide.host_bytes.max()
-    assert not estimate(ample, tables(), topology(ddr=1), load()).fits
 
 
-def test_the_largest_table_leaves_a_hosts_memory_that_is_full() -> None:
+@pytest.mark.parametrize("annealed", [greedy.ANNEALED, 0])
+def test_full_memories_leave_one_plan(monkeypatch: pytest.MonkeyPatch, annealed: int) -> None:
     """Tables of 6, 4 and 3 GiB; 6.5 GiB on the device, 8 GiB in the host's memory. The smallest table is read most."""
-    sizes = [
-        EmbeddingBagConfig(name=f"t{i}", num_embeddings=gib * GIB // 512, embedding_dim=128, feature_names=[f"f{i}"])
-        for i, gib in enumerate((6, 4, 3))
-    ]
+    monkeypatch.setattr(greedy, "ANNEALED", annealed)
+    sizes = tables_of_gib(6, 4, 3)
     where = Topology(1, "cuda", hbm_cap=int(6.5 * GIB), ddr_cap=8 * GIB, reserve_fraction=0.0)
     read_most = Workload(batch_size=64, pooling_factors={"f2": 50.0}, zipf_alpha=1.1)
     wish = {t.name: ParameterConstraints(compute_kernels=BOTH) for t in sizes}
@@ -131,6 +159,74 @@ def test_the_largest_table_leaves_a_hosts_memory_that_is_full() -> None:
         "t1": "fused_uvm",
         "t2": "fused_uvm",
     }
+
+
+class Tight:
+    """A random problem of whole tables on 2 ranks, and the best step of all placements that fit both memories."""
+
+    def __init__(self, seed: int) -> None:
+        draw = random.Random(seed)
+        sizes = [draw.uniform(1, 8) for _ in range(draw.choice([2, 3, 3, 4]))]
+        fair, host, slack = sum(sizes) / 2, draw.uniform(0.2, 0.8), draw.uniform(1.2, 2.2)
+        hbm, ddr = fair * (1 - host) * slack + 0.3, fair * host * slack
+        where = Topology(2, "cuda", hbm_cap=int(hbm * GIB), ddr_cap=int(ddr * GIB), reserve_fraction=0.0)
+        self.tables = tables_of_gib(*sizes)
+        read = {f"f{i}": draw.uniform(1, 50) for i in range(len(sizes))}
+        self.wish = {t.name: ParameterConstraints(["table_wise"], BOTH) for t in self.tables}
+        self.model = CostModel(self.tables, where, Workload(draw.choice([64, 1024]), read, zipf_alpha=1.1))
+        self.options = options_of(self.model, self.tables, self.wish)
+        ways = [[Placement(option, (r,)).loads(where) for option in own for r in range(2)] for own in self.options]
+        loads = np.array([sum(way) for way in itertools.product(*ways)])
+        loads = np.moveaxis(loads, 1, 0)
+        held, steps = self.model.memory_total(loads).max(axis=-1), self.model.step_ms(loads)
+        on_device = held <= self.model.usable_bytes
+        fits = on_device & (loads[HOST].max(axis=-1) <= self.model.host_room)
+        self.best_ms = float(np.where(fits, steps, np.inf).min())
+        self.without_host_limit_ms = float(np.where(on_device, steps, np.inf).min())
+
+    def found(self, exact_s: float | None = None) -> greedy.Solution:
+        return greedy.solve(self.model, self.tables, self.wish, exact_s=exact_s)
+
+    def step_ms(self, solution: greedy.Solution) -> float:
+        return float(
+            self.model.step_ms(np.sum([one.loads(self.model.topology) for one in solution.placements], axis=0))
+        )
+
+
+@pytest.mark.parametrize("first", range(0, 60, 10))
+def test_the_search_finds_the_best_of_all_plans_that_fit_both_memories(
+    first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[Problem] = []
+
+    class Counted(Problem):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            searched.append(self)
+
+    monkeypatch.setattr(greedy, "Problem", Counted)
+    for seed in range(first, first + 10):
+        tight = Tight(seed)
+        searched.clear()
+        if np.isinf(tight.best_ms):
+            with pytest.raises(DoesNotFit):
+                tight.found()
+        else:
+            solution = tight.found()
+            assert tight.step_ms(solution) == pytest.approx(tight.best_ms, rel=greedy.NEAR), seed
+            assert solution.bound_ms <= tight.best_ms * (1 + 1e-9), seed
+        assert len(searched) == 1, "problems that were searched for one plan"
+
+
+@pytest.mark.parametrize("seed", [25, 44, 63])
+def test_the_exact_solver_proves_plans_that_the_hosts_memory_lengthens(seed: int) -> None:
+    tight = Tight(seed)
+    solution = tight.found(exact_s=1.0)
+    assert tight.step_ms(solution) == pytest.approx(tight.best_ms)
+    assert tight.without_host_limit_ms < 0.99 * solution.bound_ms
+    assert solution.bound_ms == pytest.approx(tight.best_ms, rel=1e-3)
+    bound_ms = strong_bound(Problem(tight.model, tight.options), 1.2 * tight.best_ms, seconds=0.1)
+    assert bound_ms <= tight.best_ms * (1 + 1e-9)
 
 
 def test_the_exact_solver_chooses_memories_too() -> None:

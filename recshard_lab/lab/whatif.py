@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.progress import Progress
 
@@ -21,13 +21,15 @@ from recshard_lab.planner.sweep.mlperf_example import (
     mlperf_dlrm_dcnv2_workload,
     mlperf_example,
 )
-from recshard_lab.planner.sweep.points import Sweep, write_csv
+from recshard_lab.planner.sweep.points import Sweep, SweepPoint, write_csv
 from recshard_lab.planner.sweep.trillions import MODELS, trillion_example, trillion_workload
 from recshard_lab.planner.sweep.trillions import WORLD_SIZES as WORLD_SIZES_OF_TRILLIONS
 from recshard_lab.planner.sweep.whatif import sweep
 from recshard_lab.sharding import preset_table
-from recshard_lab.text_table import TextTable
+from recshard_lab.text_table import Printable, TextTable
 
+Progressed: TypeAlias = Callable[[int, int, SweepPoint], None]
+Page: TypeAlias = Callable[[], Exportable]
 SIMULATED_NOTE = "Simulated, not measured: nothing was launched; every number follows from the figures above."
 
 
@@ -70,14 +72,14 @@ def run_whatif(
     console: Any,
     plotly: str = "embed",
 ) -> None:
-    """What `recshard whatif` does.
+    """Simulates, prints, and writes the files that `recshard whatif` was called with.
 
     Args:
         path, example: a file of tables, or the name of an example.
         axes: option -> its text; empty texts are left out.
 
     Raises:
-        ValueError: neither or both of them; an option that is no list of what it takes.
+        ValueError: neither or both of them; an option that is no list of what it takes, or that the example fixes.
         OSError: a file cannot be read or written.
     """
     given = {name: text for name, text in axes.items() if text}
@@ -85,9 +87,35 @@ def run_whatif(
         raise ValueError(f"give a file of tables, or --example, one of: {', '.join(EXAMPLES)}")
     if example and example not in EXAMPLES:
         raise ValueError(f"no example is named {example!r}; there are: {', '.join(EXAMPLES)}")
-    if path is None:
-        EXAMPLES[example](topology, given, html, csv, console, plotly)
-        return
+    for option in given if example else ():
+        if option != "world_size":
+            fixed = option.replace("_", " ")
+            raise ValueError(f"--example {example} fixes {fixed}. Fix: leave --{option.replace('_', '-')} out")
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("simulating")
+
+        def report(done: int, count: int, point: SweepPoint) -> None:
+            bar.update(task, completed=done, total=count)
+
+        if path is None:
+            sizes = integers(given["world_size"], "--world-size") if given else None
+            found, page = EXAMPLES[example](topology, sizes, report)
+            note = ""
+        else:
+            found, page, note = _of_file(path, topology, given, sync_every, report)
+    console.print(str(found), markup=False, soft_wrap=True)
+    if note:
+        console.print(note, markup=False)
+    if csv is not None:
+        write_csv(csv, found.records())
+    if html is not None:
+        write_page(html, page(), plotly)
+
+
+def _of_file(
+    path: Path, topology: str, given: Mapping[str, str], sync_every: int, report: Progressed
+) -> tuple[Printable, Page, str]:
+    """A sweep of the tables in a file, its page, and a note."""
     read = read_tables(path)
     arguments: dict[str, Any] = {"topology": words(topology)}
     for name in ("world_size", "batch_size", "global_batch_size"):
@@ -103,100 +131,48 @@ def run_whatif(
         option = "--sharding-group-size"
         arguments["sharding_group_size"] = [None if size == "all" else integers(size, option)[0] for size in sizes]
     workload = read.workload()
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task("simulating")
-        found = sweep(
-            read.tables,
-            workload,
-            **arguments,
-            sync_every=sync_every,
-            progress=lambda done, count, point: bar.update(task, completed=done, total=count),
-        )
-    console.print(str(found), markup=False, soft_wrap=True)
-    if not workload.dense_parameters:
-        console.print(
-            "Embeddings only: a file of tables has no dense layers, so a real step takes longer.", markup=False
-        )
-    if csv is not None:
-        found.to_csv(csv)
-    if html is not None:
-        write_page(html, sweep_page(found, workload, f"What if: {path.name}"), plotly)
+    found = sweep(read.tables, workload, **arguments, sync_every=sync_every, progress=report)
+    embeddings_only = "Embeddings only: a file of tables has no dense layers, so a real step takes longer."
+    note = "" if workload.dense_parameters else embeddings_only
+    return found, lambda: sweep_page(found, workload, f"What if: {path.name}"), note
 
 
-def run_mlperf(
-    topology: str,
-    axes: Mapping[str, str],
-    html: Path | None,
-    csv: Path | None,
-    console: Any,
-    plotly: str = "embed",
-) -> None:
-    """The worked example of MLPerf's DLRM-DCNv2: on H100s as text, on other machines too in the page.
+def _mlperf(topology: str, sizes: list[int] | None, report: Progressed) -> tuple[Printable, Page]:
+    """The worked example of MLPerf's DLRM-DCNv2: on H100s as text, on other machines too in the page."""
+    found = mlperf_example(sizes or list(WORLD_SIZES))
 
-    Raises:
-        ValueError: an option that the example fixes.
-    """
-    for name in axes:
-        if name != "world_size":
-            raise ValueError(f"--example mlperf-dlrm-dcnv2 fixes {name.replace('_', ' ')}: leave it out")
-    sizes = integers(axes["world_size"], "--world-size") if "world_size" in axes else list(WORLD_SIZES)
-    found = mlperf_example(sizes)
-    console.print(str(found), markup=False, soft_wrap=True)
-    if csv is not None:
-        write_csv(csv, found.records())
-    if html is not None:
-        parts = [Section(title, list(own)) for title, own in found.sections()]
-        machines = ["a100", "h100", "gb200nvl72"] if topology == "h100" else words(topology)
+    def page() -> Exportable:
         load = mlperf_dlrm_dcnv2_workload()
         compared = sweep(
             mlperf_dlrm_dcnv2_tables(),
             load,
-            topology=machines,
+            topology=["a100", "h100", "gb200nvl72"] if topology == "h100" else words(topology),
             world_size=[8, 16, 32, 64, 72, 128, 144],
             global_batch_size=mlperf.GLOBAL_BATCH_SIZE,
             pipeline=["none", "sparse_dist"],
         )
         told = "The same tables and batch on other machines, with the figures of their presets."
-        first = [*parts, Section("Other machines", [told])]
-        write_page(html, sweep_page(compared, load, "MLPerf DLRM-DCNv2", first), plotly)
+        parts = [Section(title, list(own)) for title, own in found.sections()]
+        return sweep_page(compared, load, "MLPerf DLRM-DCNv2", [*parts, Section("Other machines", [told])])
+
+    return found, page
 
 
-def run_trillions(
-    name: str,
-    topology: str,
-    axes: Mapping[str, str],
-    html: Path | None,
-    csv: Path | None,
-    console: Any,
-    plotly: str = "embed",
-) -> None:
-    """The worked example of a model with trillions of parameters, in groups of GPUs and tiers of memory.
+def _trillions(name: str, topology: str, sizes: list[int] | None, report: Progressed) -> tuple[Printable, Page]:
+    """The worked example of a model with trillions of parameters, in groups of GPUs and tiers of memory."""
+    found = trillion_example(name, sizes or list(WORLD_SIZES_OF_TRILLIONS), topology, progress=report)
 
-    Raises:
-        ValueError: an option that the example fixes.
-    """
-    for option in axes:
-        if option != "world_size":
-            fixed = option.replace("_", " ")
-            raise ValueError(f"--example {name} fixes {fixed}. Fix: leave --{option.replace('_', '-')} out")
-    sizes = integers(axes["world_size"], "--world-size") if "world_size" in axes else list(WORLD_SIZES_OF_TRILLIONS)
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task("simulating")
-        found = trillion_example(
-            name, sizes, topology, progress=lambda done, count, point: bar.update(task, completed=done, total=count)
-        )
-    console.print(str(found), markup=False, soft_wrap=True)
-    if csv is not None:
-        write_csv(csv, found.records())
-    if html is not None:
+    def page() -> Exportable:
         parts = found.parts()
         more = [Section("Memory and copies", parts[:-1]), Section("Every figure", parts[-1:])]
-        write_page(html, sweep_page(found.hbm, trillion_workload(), f"{name} on {topology}", more), plotly)
+        return sweep_page(found.hbm, trillion_workload(), f"{name} on {topology}", more)
+
+    return found, page
 
 
-EXAMPLES: dict[str, Callable[..., None]] = {
-    "mlperf-dlrm-dcnv2": run_mlperf,
-    **{name: partial(run_trillions, name) for name in MODELS},
+EXAMPLES: dict[str, Callable[..., tuple[Printable, Page]]] = {
+    "mlperf-dlrm-dcnv2": _mlperf,
+    **{name: partial(_trillions, name) for name in MODELS},
 }
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from recshard_lab.planner.search.bounds import Bound
+from recshard_lab.planner.search.candidates import dealt
 from recshard_lab.planner.search.problem import Problem
 from recshard_lab.planner.search.state import TIE, Index, Put, State
 from recshard_lab.planner.search.ways import Orders, Ways, ways_of
@@ -157,7 +158,7 @@ class Anneal:
         if placing:
             np.maximum(phases, self.floor, out=phases)
             score += ways.over
-            barred = self.barred[problem.choices[table].first + ways.option]
+            barred = self.barred[int(problem.priced.starts[table]) + ways.option]
             barred[:, np.isinf(barred).all(axis=0)] = 0.0
             score += barred[:, self.start_of]
         score += phases.sum(axis=0)
@@ -267,6 +268,5 @@ class Anneal:
         if listed is not None:
             return self.problem.made(table, at, listed)
         option = self.problem.options[table][at]
-        ranks = np.empty(len(option.of), dtype=np.intp)
-        ranks[option.heavy_first] = self.order[table, :, b][np.arange(len(option.of)) % len(option.usable)]
-        return self.problem.made(table, at, ranks)
+        order = self.order[table, :, b][: len(option.usable)]
+        return self.problem.made(table, at, dealt(option, order))

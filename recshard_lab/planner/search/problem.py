@@ -1,22 +1,14 @@
-"""A planning problem in the terms of its cost model, and every way to place one table in a plan.
+"""A planning problem in the terms of its cost model, and the best way to place one table in a plan.
 
-All ways to place a table are scored in a few array operations. A shard adds at most the column ``own [R]`` of its
-option to its rank. Under two hops, an option also adds ``on_node [R]`` to every rank of each node that it uses. The
-ways come in five kinds, each with the ranks that it uses:
-
-- one shard: any rank (beyond `EACH_RANK` ranks, the least busy rank of each node);
-- several shards: the least busy ranks of all;
-- several shards of one node, under two hops: the least busy ranks of any node;
-- shards that fill nodes, under two hops: the least busy nodes;
-- listed assignments: as they are.
+`candidates.py` enumerates the ways. All of a table are scored in a few array operations: from the peaks and sums of
+each set of ranks in the plan, and from what an option adds. A shard adds at most the column ``own [R]`` of its option
+to its rank. Under two hops, an option also adds ``on_node [R]`` to every rank of each node that it uses.
 
 Shape letters: R rows (P phases that ranks differ in, then M memories: the device's, and the host's if a shard may be
-there), W ranks, N nodes, L ranks of a node, C ways, O options.
+there), W ranks, N nodes, L ranks of a node, Q sets of ranks, C candidates, O options.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import accumulate
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,35 +16,36 @@ from numpy.typing import NDArray
 
 from recshard_lab.planner.model.cost import CostModel
 from recshard_lab.planner.search.bounds import Priced, price
+from recshard_lab.planner.search.candidates import Candidates, Kind, RankSets, adds_to_nodes, dealt
 from recshard_lab.planner.search.options import Option, Placement
-from recshard_lab.planner.search.state import Choices, Groups, Index, Nodes, Put, State
+from recshard_lab.planner.search.state import Index, Nodes, Put, State
 from recshard_lab.planner.workload import Array
 
-EACH_RANK = 256  # ranks up to which one shard is tried on each
+OUTSIDE = 1e30  # ms and bytes of a rank that may not be used
 MEMORY_FIRST = 1e6  # ms: a full memory, while memory counts more than the step
 FILLING = {1: [[1.0]], 2: [[1.0, 1.0], [1e-3, 1.0], [1.0, 1e-3]]}
 """By the number of memories, how tables are placed by size: weights of the fullest rank's share of each."""
 
 
-class _Ways(NamedTuple):
-    """Ways to place a table: their options, their scores, and a function from a way's number to its ranks."""
+class _View(NamedTuple):
+    """What the candidates of a table are scored beside.
 
-    of: Index
-    scores: Array
-    ranks: Callable[[int], Index]
+    Attributes:
+        columns: ``[R + P, Q]`` peaks of each set of ranks, and the sums of its phases.
+        used: ``[R, W]``, and `nodes`, of which ranks that the table may not use are busiest.
+        order: the ranks by work; node_orders: the nodes by work, and by each memory; more: ranks of further columns.
+        top: ``[P]`` ms of the slowest rank; held: ``[M]`` bytes of the fullest; squares: ``[P]`` sums over all ranks.
+    """
 
-
-class _Beside(NamedTuple):
-    """What a table is placed beside: what every score of its ways needs."""
-
-    state: State
+    columns: Array
+    used: Array
+    order: Index
     nodes: Nodes
+    node_orders: list[Index]
     top: Array
-    squares: Array
-    shared: Array
     held: Array
-    room: Array
-    memory_first: Array | None
+    squares: Array
+    more: list[Index]
 
 
 class Problem:
@@ -83,34 +76,37 @@ class Problem:
         self.extra_on: Array = bits[:, self.priced.extra_switches].astype(float)  # [2 ** S, X]
         self.bit_values = 1 << np.arange(count)
         self.fixed_ms = float(self.terms.fixed[:-1].sum())
-        self.own, self.on_node = self._own_and_on_node()
-        self._groups: dict[tuple[int, ...], Groups] = {}
-        self._listed: dict[int, tuple[Groups, bool]] = {}
-        self.choices = [self._choices(table, range(len(choices))) for table, choices in enumerate(options)]
+        self._gains()
+        self.sets = RankSets(options, self.num_ranks, self.local, len(self.capacity))
+        self.candidates = [self.sets.candidates(table, range(len(each))) for table, each in enumerate(options)]
         least = np.minimum.reduceat(self.priced.cost, self.priced.starts)
         self.by_work: list[int] = np.argsort(-least, kind="stable").tolist()
-        self.packs = any(choices.packed.size for choices in self.choices)
         need = np.minimum.reduceat(self.priced.total_bytes.sum(axis=0), self.priced.starts)
         self.by_bytes: list[int] = np.argsort(-need, kind="stable").tolist()
 
-    def _own_and_on_node(self) -> tuple[Array, Array]:
-        """``[O, R]`` each: what a shard adds to its rank, and what an option adds to every rank of each node it uses.
+    def _gains(self) -> None:
+        """What options add, at most, to a rank of their shards, and to every rank of the nodes that they use.
 
         Shards whose nodes are not known yet count as `Priced.heaviest`, which is the least that they add.
         """
-        own, flat = self.priced.heaviest.copy(), [option for choices in self.options for option in choices]
-        on_node = np.zeros_like(own)
-        hops = [i for i, option in enumerate(flat) if option.route == "two_hop" and _by_node(option)]
-        self.together = dict(zip(hops, (_shards_of_a_node(flat[i], self.local) for i in hops), strict=True))
+        flat = [option for choices in self.options for option in choices]
+        own = self.priced.heaviest.T.copy()
+        self.on_node: Array = np.zeros_like(own)  # [R, all options]
+        hops = [i for i, option in enumerate(flat) if adds_to_nodes(option)]
+        self.together = {i: _shards_of_a_node(flat[i], self.local) for i in hops}
         self.node_kinds: dict[int, Array] = {}
         if hops:
             kinds = np.concatenate([flat[i].kinds for i in hops], axis=1)
             first = np.cumsum([0, *(flat[i].kinds.shape[1] for i in hops)])
             node = self.priced.per_node @ kinds
-            own[hops] = np.maximum.reduceat(self.priced.per_own @ kinds, first[:-1], axis=1).T
-            on_node[hops] = (np.maximum.reduceat(node, first[:-1], axis=1) * list(self.together.values())).T
+            own[:, hops] = np.maximum.reduceat(self.priced.per_own @ kinds, first[:-1], axis=1)
+            self.on_node[:, hops] = np.maximum.reduceat(node, first[:-1], axis=1) * list(self.together.values())
             self.node_kinds = {i: node[:, first[n] : first[n + 1]] for n, i in enumerate(hops)}
-        return own, on_node
+        counts, ranks = np.array([[len(option.of), len(option.usable)] for option in flat]).T
+        self.shards: Index = np.minimum(counts, ranks)  # ranks that get a shard
+        own *= np.ceil(counts / ranks)
+        squares = 0.5 * self.shards * own[: self.phases] ** 2
+        self.gained: Array = np.concatenate([own, squares])  # [R + P, all options]
 
     def start(self, allowed: NDArray[np.bool_] | None = None, floor: Array | None = None) -> State:
         """A plan with nothing placed."""
@@ -169,7 +165,7 @@ class Problem:
 
     def made(self, table: int, at: int, ranks: Sequence[int] | Index) -> Put:
         """Option number `at` of `table` with its rectangles on `ranks`, exactly."""
-        option, index = self.options[table][at], self.choices[table].first + at
+        option, index = self.options[table][at], int(self.priced.starts[table]) + at
         chosen = np.asarray(ranks, dtype=np.intp)
         priced = self.priced
         placement = Placement(option, tuple(chosen.tolist()))
@@ -212,101 +208,199 @@ class Problem:
         Args:
             memory_first: ``[M]`` weights of the fullest rank's share of each memory, before the step counts.
         """
-        choices, priced = self.choices[table], self.priced
-        span = slice(choices.first, choices.first + len(self.options[table]))
-        nodes = self.nodes_of(state)
-        most = nodes.peak.max(axis=1)
-        top = most[: self.phases] if state.floor is None else np.maximum(most[: self.phases], state.floor)
+        candidates, priced = self.candidates[table], self.priced
+        first, view = int(priced.starts[table]), self._view(state, self.candidates[table])
+        span = slice(first, first + len(self.options[table]))
         bits = int(self.bit_values @ (state.on > 0)) | priced.flags[span]
         shared = state.ms + priced.shared_ms[span] + self.paid[bits] + self.fixed_ms
         if state.extra.size:
             shared = shared + (self.extra_on[bits] * (state.extra + priced.extra[span])).sum(axis=1)
         if state.floor is not None:
             shared = shared + priced.over[span]
-        room = (self.capacity - state.nbytes)[:, None] - priced.shared_bytes[:, span]
         allowed = state.allowed if allowed is None else allowed
-        if allowed is not None:
-            mine = allowed[span]
-            room = np.where(mine, room, -np.inf) if mine.any() else room
-        held = most[self.phases :]
-        beside = _Beside(state, nodes, top, nodes.squares.sum(axis=1), shared, held, room, memory_first)
-        ways = self._ways(choices, beside)
-        flat = np.concatenate([kind.scores for kind in ways])
+        if allowed is not None and allowed[span].any():
+            shared = np.where(allowed[span], shared, np.inf)
+        room = (self.capacity - state.nbytes)[:, None] - priced.shared_bytes[:, span]
+        option, column = candidates.option, candidates.column
+        given = state.balance, first, shared, room, memory_first
+        scores = self._scores(view, option, column, candidates.node_column, *given)
+        short = option[candidates.spread[np.isinf(scores[candidates.spread])]]
+        short = short[np.isfinite(shared[short])]
+        if short.size:
+            view, more, columns = self._with_room(view, short, first, room)
+            scores = np.append(scores, self._scores(view, more, columns, columns[:0], *given))
+            option, column = np.append(option, more), np.append(column, columns)
         best, best_score = None, np.inf
-        while flat[c := int(flat.argmin())] < best_score:  # scores of two hops may be optimistic: others may be better
-            put = self._put(table, ways, c)
-            over = 0.0 if state.floor is None else float(priced.over[choices.first + put.at])
-            score = float(flat[c]) if put.node is None else self._score_with(put, beside, over)
+        while scores[c := int(scores.argmin())] < best_score:  # those of two hops may be too low: others may be better
+            at = int(option[c])
+            put = self.made(table, at, dealt(self.options[table][at], self._order(view, int(column[c]))))
+            score = float(scores[c])
+            if put.node is not None:
+                over = 0.0 if state.floor is None else float(priced.over[first + at])
+                score = self._score_with(state, put, view, over, memory_first)
             if score < best_score:
                 best, best_score = put, score
-            flat[c] = np.inf
+            scores[c] = np.inf
         return None if best is None else (best_score, best)
 
-    def _score_with(self, put: Put, beside: _Beside, over: float) -> float:
+    def _scores(
+        self,
+        view: _View,
+        option: Index,
+        column: Index,
+        node_column: Index,
+        balance: float,
+        first: int,
+        shared: Array,
+        room: Array,
+        memory_first: Array | None,
+    ) -> Array:
+        """``[C]`` scores of candidates; infinite where memory is short.
+
+        Args:
+            option, column, node_column: see `Candidates`.
+            first: position of the table's first option; shared: ``[O]`` ms of all ranks; room: ``[M, O]`` bytes left.
+        """
+        rows, phases, index = self.num_rows, self.phases, first + option
+        both, mine = view.columns.take(column, axis=1), self.gained.take(index, axis=1)
+        peaks, squares = both[:rows], both[rows:]
+        squares *= mine[:phases]
+        both += mine
+        if node_column.size:
+            start = len(option) - len(node_column)
+            around, on_node = view.columns.take(node_column, axis=1), self.on_node.take(index[start:], axis=1)
+            np.maximum(peaks[:, start:], around[:rows], out=peaks[:, start:])
+            peaks[:, start:] += on_node
+            on_node = on_node[:phases]
+            around = around[rows:]
+            around += (0.5 * self.local * self.sets.num_nodes[node_column]) * on_node
+            around += self.shards[index[start:]] * mine[:phases, start:]
+            around *= on_node
+            squares[:, start:] += around
+        squares += 0.5 * view.squares[:, None]
+        np.sqrt(squares, out=squares)
+        scores = np.maximum(peaks[:phases], view.top[:, None]).sum(axis=0)
+        scores += shared.take(option)
+        scores += balance * (2 / self.num_ranks) ** 0.5 * squares.sum(axis=0)
+        return self._in_room(scores, peaks[phases:], room.take(option, axis=1), view.held, memory_first)
+
+    def _with_room(self, view: _View, option: Index, first: int, room: Array) -> tuple[_View, Index, Index]:
+        """More candidates for options that are short of memory on the least busy ranks: their options and columns.
+
+        They are placed on the least busy ranks that have room, and on the emptiest.
+        """
+        used, order, phases = view.used, view.order, self.phases
+        held, added = used[phases:, order], self.gained[phases : self.num_rows, first + option]
+        orders: list[Index] = []
+        options: list[int] = []
+        for i, at in enumerate(option.tolist()):
+            fits = (held + added[:, i, None] <= room[:, at, None]).all(axis=0)
+            for other in (order[fits], *(order[one.argsort(kind="stable")] for one in held)):
+                if len(other) >= self.shards[first + at]:
+                    orders.append(other[: int(self.shards[first + at])])
+                    options.append(at)
+        columns = [np.append(used[:, o].max(axis=1), used[:phases, o].sum(axis=1)) for o in orders]
+        start = view.columns.shape[1]
+        view = view._replace(columns=np.column_stack([view.columns, *columns]), more=orders)
+        return view, np.array(options, dtype=np.intp), np.arange(start, start + len(orders))
+
+    def _score_with(self, state: State, put: Put, view: _View, over: float, memory_first: Array | None) -> float:
         """The exact score of a plan with `put` added; infinite if it does not fit."""
-        state, nodes = beside.state, beside.nodes
         assert put.node is not None
-        at, added = put.node
+        assert state.nodes is not None
+        nodes, (at, added) = state.nodes, put.node
         block = state.used.reshape(len(added), self.num_nodes, self.local)[:, at] + added[:, :, None]
         place = np.searchsorted(at, put.ranks // self.local), put.ranks % self.local
         if put.distinct:
             block[:, *place] += put.own
         else:
             np.add.at(block.transpose(1, 2, 0), place, put.own.T)
-        peak = nodes.peak.copy()
+        peak = nodes.whole[: self.num_rows].copy()
         peak[:, at] = block.max(axis=2)
         most, phases = peak.max(axis=1), block[: self.phases]
-        squares = beside.squares - nodes.squares[:, at].sum(axis=1) + np.einsum("rnl,rnl->r", phases, phases)
+        squares = view.squares - nodes.squares[:, at].sum(axis=1) + np.einsum("rnl,rnl->r", phases, phases)
         bits = int(self.bit_values @ (state.on > 0)) | put.flags
         shared = state.ms + put.ms + self.paid[bits] + self.fixed_ms + over
         shared += float(self.extra_on[bits] @ (state.extra + put.extra))
-        score = np.maximum(most[: self.phases], beside.top).sum() + shared
+        score = np.maximum(most[: self.phases], view.top).sum() + shared
         score += state.balance * self._spread(squares).sum()
         room = self.capacity - state.nbytes - put.nbytes
-        return float(self._in_room(score[None], most[self.phases :, None], room[:, None], beside)[0])
+        return float(self._in_room(score[None], most[self.phases :, None], room[:, None], view.held, memory_first)[0])
 
-    def _in_room(self, scores: Array, held: Array, room: Array, beside: _Beside) -> Array:
-        """Scores ``[...]`` with what memory costs, changed in place; infinite where it is short.
+    def _in_room(self, scores: Array, held: Array, room: Array, most: Array, memory_first: Array | None) -> Array:
+        """Scores ``[C]`` with what memory costs, changed in place; infinite where it is short.
 
         Args:
-            held: ``[M, ...]`` bytes of the ranks that get a shard; room: those that each rank has.
+            held: ``[M, C]`` bytes of the ranks that get a shard; room: those that each rank has; most: ``[M]`` of the
+                fullest rank.
         """
-        for at, most in enumerate(beside.held):
-            fullest = np.maximum(held[at], most)
-            if beside.memory_first is not None:
-                scores += beside.memory_first[at] * fullest / max(1.0, float(self.capacity[at]))
+        for at, other in enumerate(most.tolist()):
+            fullest = np.maximum(held[at], other)
+            if memory_first is not None:
+                scores += memory_first[at] * fullest / max(1.0, float(self.capacity[at]))
             scores[fullest > room[at]] = np.inf
         return scores
 
-    def _ways(self, choices: Choices, beside: _Beside) -> list[_Ways]:
-        """All ways to place a table, by kind."""
-        found: list[_Ways] = []
-        used = beside.state.used
-        if choices.single.size:
-            found.append(self._one_shard(choices, beside))
-        if choices.spread.size:
-            found.append(self._spread_out(choices, beside))
-        if not (choices.packed.size or choices.wide.size or choices.nodes is not None or choices.ranks is not None):
-            return found
-        nodes = beside.nodes
-        if choices.packed.size:
-            found.append(self._on_one_node(choices, beside, nodes))
-        if choices.wide.size:
-            found.append(self._on_whole_nodes(choices, beside, nodes))
-        for groups, by_rank in ((choices.nodes, False), (choices.ranks, True)):
-            if groups is None:
-                continue
-            peaks = np.maximum.reduceat(nodes.peak[:, groups.nodes], groups.node_starts, axis=1)[:, groups.way]
-            sums = np.add.reduceat(nodes.total[:, groups.nodes], groups.node_starts, axis=1)[:, groups.way]
-            rest = peaks, sums
-            if by_rank:
-                gathered = used[:, groups.ranks]
-                peaks = np.maximum.reduceat(gathered, groups.starts, axis=1)[:, groups.way]
-                sums = np.add.reduceat(gathered[: self.phases], groups.starts, axis=1)[:, groups.way]
-            sizes, counts = groups.sizes[groups.way], groups.num_nodes[groups.way]
-            scores = self._scored(choices, beside, groups.of, peaks, sums, sizes, (*rest, counts))
-            found.append(_Ways(groups.of, scores, groups.ranks_of))
-        return found
+    def _view(self, state: State, candidates: Candidates) -> _View:
+        """What the candidates of a table are scored beside."""
+        rows, phases, used = self.num_rows, self.phases, state.used
+        nodes, starts, counts = self.nodes_of(state), self.sets.starts, self.sets.counts
+        within, sections = nodes, candidates.sections
+        most = nodes.whole[:rows].max(axis=1)
+        top = most[:phases] if state.floor is None else np.maximum(most[:phases], state.floor)
+        if candidates.usable is not None:
+            used = np.full_like(used, OUTSIDE)
+            used[:, candidates.usable] = state.used[:, candidates.usable]
+            within = self._nodes(used)
+        columns = np.empty((rows + phases, starts[-1]))
+        order, node_orders = candidates.option[:0], list[Index]()
+        if 0 in sections:
+            columns[:rows, : self.num_ranks] = used
+            columns[rows:, : self.num_ranks] = used[:phases]
+        if 1 in sections:
+            order = used[:phases].sum(axis=0).argsort(kind="stable")
+            last = np.array(counts[Kind.SPREAD]) - 1
+            columns[:, starts[1] : starts[2]] = self._first(used[:, order], last)
+        if 2 in sections:
+            last = np.array(counts[Kind.NODE]) - 1
+            columns[:, starts[2] : starts[3]] = within.first[:, last].reshape(len(columns), -1)
+        if 3 in sections:
+            last = np.array(counts[Kind.NODES]) - 1
+            measures = [nodes.whole[rows:].sum(axis=0), *nodes.whole[phases:rows]]
+            for at, measure in zip(range(starts[3], starts[4], len(last)), measures, strict=True):
+                node_orders.append(measure.argsort(kind="stable"))
+                here = nodes.whole[:, node_orders[-1]]
+                columns[:rows, at : at + len(last)] = np.maximum.accumulate(here[:rows], axis=1)[:, last]
+                columns[rows:, at : at + len(last)] = np.cumsum(here[rows:], axis=1)[:, last]
+        for section, into, members, begin in candidates.listed:
+            if section == 5:
+                here = np.concatenate([used[:, members], used[:phases, members]])
+            else:
+                here = nodes.whole[:, members]
+            columns[:rows, into] = np.maximum.reduceat(here[:rows], begin, axis=1)
+            columns[rows:, into] = np.add.reduceat(here[rows:], begin, axis=1)
+        if 7 in sections:
+            columns[:, starts[7] :] = nodes.whole
+        return _View(columns, used, order, within, node_orders, top, most[phases:], nodes.squares.sum(axis=1), more=[])
+
+    def _first(self, in_order: Array, last: Index) -> Array:
+        """``[R + P, ...]`` peaks and sums of the first ranks ``[R, W]``, up to each number `last`."""
+        peaks = np.maximum.accumulate(in_order, axis=1)[:, last]
+        return np.concatenate([peaks, np.cumsum(in_order[: self.phases], axis=1)[:, last]])
+
+    def _order(self, view: _View, column: int) -> Index:
+        """The ranks of a column, in order."""
+        if column >= self.sets.starts[-1]:
+            return view.more[column - self.sets.starts[-1]]
+        kind, at, count = self.sets.place_of(column)
+        if kind == Kind.SPREAD:
+            return view.order[:count]
+        if kind == Kind.NODE:
+            return view.nodes.order[at, :count]
+        if kind == Kind.NODES:
+            nodes = view.node_orders[at][:count, None]
+            return np.asarray(nodes * self.local + np.arange(self.local)).ravel()
+        return self.sets.listed(at) if kind == Kind.LISTED else np.array([at])
 
     def nodes_of(self, state: State) -> Nodes:
         """The nodes of a plan, brought up to date."""
@@ -319,197 +413,26 @@ class Problem:
             state.changed = []
         return state.nodes
 
-    def _nodes(self, used: Array, at: Index | None = None, barred: Array | None = None) -> Nodes:
-        """Nodes number `at`, or all, whose ranks have `used`; `barred` ``[N, L]``: infinite for ranks to come last."""
+    def _nodes(self, used: Array, at: Index | None = None) -> Nodes:
+        """Nodes number `at`, or all, whose ranks have `used`."""
         by_node = used.reshape(len(used), -1, self.local)
         phases = by_node[: self.phases]
-        peak, total, squares = by_node.max(axis=2), phases.sum(axis=2), np.einsum("rnl,rnl->rn", phases, phases)
-        if not self.packs:
-            none = np.zeros((0, 0, 0))
-            return Nodes(peak, total, squares, np.zeros((0, 0), dtype=np.intp), none, none)
-        work = phases.sum(axis=0)
-        order = (work if barred is None else work + barred).argsort(axis=1, kind="stable")
-        in_order = np.take_along_axis(by_node, order[None], axis=2)
-        first = self.local * (np.arange(self.num_nodes) if at is None else at)[:, None]
-        peaks, totals = np.maximum.accumulate(in_order, axis=2), np.cumsum(in_order[: self.phases], axis=2)
-        return Nodes(peak, total, squares, order + first, peaks, totals)
-
-    def _one_shard(self, choices: Choices, beside: _Beside) -> _Ways:
-        """One shard on every rank."""
-        used, of, count = beside.state.used, choices.single, self.phases
-        mine = self.own[choices.first + of][:, :, None]
-        new = used + mine  # [singles, R, W]
-        score = np.maximum(new[:, :count], beside.top[:, None]).sum(axis=1) + beside.shared[of][:, None]
-        gained = mine[:, :count] * (2 * used[:count] + mine[:, :count])
-        score += beside.state.balance * np.sqrt((beside.squares[:, None] + gained) / self.num_ranks).sum(axis=1)
-        self._in_room(score, new[:, count:].swapaxes(0, 1), beside.room[:, of, None], beside)
-        if choices.usable is not None:
-            outside = np.ones(self.num_ranks, dtype=bool)
-            outside[choices.usable] = False
-            score[:, outside] = np.inf
-        ranks = self.num_ranks
-        return _Ways(np.repeat(of, ranks), score.ravel(), lambda c: np.array([c % ranks]))
-
-    def _spread_out(self, choices: Choices, beside: _Beside) -> _Ways:
-        """Several shards on the least busy ranks; where memory is short, on those with room, and on the emptiest."""
-        used, pieces, room = beside.state.used, choices.pieces, beside.room[:, choices.spread]
-        order = used[: self.phases].sum(axis=0).argsort(kind="stable")
-        if choices.usable is not None:
-            order = order[np.isin(order, choices.usable)]
-        at = np.minimum(pieces, len(order)) - 1
-        in_order = used[:, order]
-        peaks, sums = np.maximum.accumulate(in_order, axis=1)[:, at], np.cumsum(in_order[: self.phases], axis=1)[:, at]
-        orders, of = [order] * len(at), choices.spread
-        added = self.own[choices.first + of, self.phases :].T * -(-pieces // len(order))
-        full = (peaks[self.phases :] + added > room) & (room > 0)
-        if full.any():
-            held = in_order[self.phases :]
-            emptiest = [order[one.argsort(kind="stable")] for one in held]
-            tried = [
-                (i, other)
-                for memory, i in zip(*(places.tolist() for places in full.nonzero()), strict=True)
-                for other in (order[(held + added[:, i, None] <= room[:, i, None]).all(axis=0)], emptiest[memory])
-                if len(other) > at[i]
-            ]
-            chosen = [used[:, other[: pieces[i]]] for i, other in tried]
-            peaks = np.concatenate([peaks, *(one.max(axis=1, keepdims=True) for one in chosen)], axis=1)
-            sums = np.concatenate([sums, *(one[: self.phases].sum(axis=1, keepdims=True) for one in chosen)], axis=1)
-            numbers = np.array([i for i, _ in tried], dtype=np.intp)
-            of, pieces = np.append(of, of[numbers]), np.append(pieces, pieces[numbers])
-            orders += [other for _, other in tried]
-        scores = self._scored(choices, beside, of, peaks, sums, pieces.astype(float))
-        return _Ways(of, scores, lambda c: orders[c])
-
-    def _on_one_node(self, choices: Choices, beside: _Beside, nodes: Nodes) -> _Ways:
-        """Several shards, or one, on the least busy ranks of every node."""
-        if choices.usable is not None:
-            barred = np.full(self.num_ranks, np.inf)
-            barred[choices.usable] = 0.0
-            nodes = self._nodes(beside.state.used, barred=barred.reshape(self.num_nodes, self.local))
-        last, count = choices.packed_pieces - 1, len(choices.packed)
-        of, pieces = np.tile(choices.packed, self.num_nodes), np.tile(choices.packed_pieces, self.num_nodes)
-        rows = len(nodes.peak)
-        peaks, sums = nodes.peaks[:, :, last].reshape(rows, -1), nodes.totals[:, :, last].reshape(self.phases, -1)
-        rest = np.repeat(nodes.peak, count, axis=1), np.repeat(nodes.total, count, axis=1), np.ones(1)
-        scores = self._scored(choices, beside, of, peaks, sums, pieces.astype(float), rest)
-        if choices.usable is not None:
-            many = np.bincount(choices.usable // self.local, minlength=self.num_nodes)
-            scores[np.repeat(many, count) < pieces] = np.inf
-        return _Ways(of, scores, lambda c: nodes.order[c // count, : pieces[c]])
-
-    def _on_whole_nodes(self, choices: Choices, beside: _Beside, nodes: Nodes) -> _Ways:
-        """Shards that fill the least busy nodes; and, where memory is short, the emptiest."""
-        of, pieces, counts = choices.wide, choices.wide_pieces, -(-choices.wide_pieces // self.local)
-        orders = [nodes.total.sum(axis=0).argsort(kind="stable")]
-        short = np.flatnonzero(beside.held > 0.5 * self.capacity).tolist()
-        orders += [nodes.peak[self.phases + at].argsort(kind="stable") for at in short]
-        every, scores = np.arange(self.num_ranks).reshape(self.num_nodes, self.local), []
-        for order in orders:
-            peaks = np.maximum.accumulate(nodes.peak[:, order], axis=1)[:, counts - 1]
-            sums = np.cumsum(nodes.total[:, order], axis=1)[:, counts - 1]
-            scores.append(self._scored(choices, beside, of, peaks, sums, pieces.astype(float), (peaks, sums, counts)))
-        many = len(of)
-        return _Ways(np.tile(of, len(orders)), np.concatenate(scores), lambda c: every[orders[c // many]].ravel())
-
-    def _scored(
-        self,
-        choices: Choices,
-        beside: _Beside,
-        of: Index,
-        peaks: Array,
-        sums: Array,
-        pieces: Array,
-        rest: tuple[Array, Array, Array | Index] | None = None,
-    ) -> Array:
-        """``[C]`` scores of ways of several shards.
-
-        Args:
-            of: ``[C]`` options.
-            peaks, sums: ``[R, C]`` and ``[P, C]`` of the ranks that get a shard; pieces: ``[C]`` the shards.
-            rest: `peaks` and `sums` of all ranks of their nodes, and how many nodes these are.
-        """
-        mine = self.own[choices.first + of].T  # [R, C]
-        if pieces.max() > self.num_ranks:
-            mine = mine * np.maximum(1.0, np.ceil(pieces / self.num_ranks))
-        new, phases = peaks + mine, mine[: self.phases]
-        gained = phases * (2 * sums + pieces * phases)
-        if rest is not None:
-            on_node = self.on_node[choices.first + of].T
-            new = np.maximum(new, rest[0]) + on_node
-            on_node = on_node[: self.phases]
-            gained += on_node * (2 * rest[1] + (self.local * rest[2]) * on_node + (2 * pieces) * phases)
-        score = np.maximum(new[: self.phases], beside.top[:, None]).sum(axis=0) + beside.shared[of]
-        score += beside.state.balance * np.sqrt((beside.squares[:, None] + gained) / self.num_ranks).sum(axis=0)
-        return self._in_room(score, new[self.phases :], beside.room[:, of], beside)
-
-    def _put(self, table: int, ways: list[_Ways], c: int) -> Put:
-        """Way number `c` of all."""
-        for kind in ways:
-            if c < len(kind.scores):
-                break
-            c -= len(kind.scores)
-        at, order = int(kind.of[c]), kind.ranks(c)
-        option = self.options[table][at]
-        if option.proposal.assignments is not None:
-            return self.made(table, at, order)
-        ranks = np.empty(len(option.of), dtype=np.intp)
-        ranks[option.heavy_first] = order[np.arange(len(option.of)) % len(order)]
-        return self.made(table, at, ranks)
+        whole = np.concatenate([by_node.max(axis=2), phases.sum(axis=2)])
+        squares = np.einsum("rnl,rnl->rn", phases, phases)
+        if not self.sets.counts[Kind.NODE]:
+            return Nodes(whole, squares, np.zeros((0, 0), dtype=np.intp), np.zeros((0, 0, 0)))
+        order = phases.sum(axis=0).argsort(axis=1, kind="stable")
+        in_order = np.take_along_axis(by_node, order[None], axis=2).swapaxes(1, 2)  # [R, L, N]
+        first = np.concatenate([np.maximum.accumulate(in_order, axis=1), np.cumsum(in_order[: self.phases], axis=1)])
+        return Nodes(
+            whole, squares, order + self.local * (np.arange(self.num_nodes) if at is None else at)[:, None], first
+        )
 
     def keep_only(self, worth: NDArray[np.bool_]) -> None:
         """Leaves all but these options out; a table of which none is worth it keeps its own."""
         for table, (start, options) in enumerate(zip(self.priced.starts.tolist(), self.options, strict=True)):
             kept = np.flatnonzero(worth[start : start + len(options)]).tolist()
-            self.choices[table] = self._choices(table, kept or range(len(options)))
-
-    def _choices(self, table: int, kept: Sequence[int]) -> Choices:
-        options = self.options[table]
-        free = [i for i in kept if options[i].proposal.assignments is None]
-        listed = [i for i in kept if options[i].proposal.assignments is not None]
-        usable = options[0].usable
-        limited = len(usable) < self.num_ranks
-        single, spread, packed, wide = list[int](), list[int](), list[int](), list[int]()
-        for i in free:
-            option = options[i]
-            count, hops = len(option.of), option.route == "two_hop" and _by_node(option)
-            if count == 1 and not hops:
-                (single if self.num_ranks <= EACH_RANK else packed).append(i)
-            elif hops and count <= self.local:
-                packed.append(i)
-            elif hops and not limited and count <= self.num_ranks:
-                wide.append(i)
-            if count > 1 and (not hops or limited):
-                spread.append(i)
-
-        def of(chosen: list[int]) -> tuple[Index, Index]:
-            return np.array(chosen, dtype=np.intp), np.array([len(options[i].of) for i in chosen], dtype=np.intp)
-
-        first = int(self.priced.starts[table])
-        where = np.array(sorted(usable), dtype=np.intp) if limited else None
-        return Choices(first, of(single)[0], *of(spread), *of(packed), *of(wide), *self._grouped(table, listed), where)
-
-    def _grouped(self, table: int, listed: list[int]) -> tuple[Groups | None, Groups | None]:
-        """Listed assignments end to end: those that fill their nodes, and the others."""
-        found: list[Groups | None] = []
-        flat = [(i, *self._flat(self.options[table][i].proposal.assignments or ())) for i in listed]
-        for whole in (True, False):
-            chosen = [(i, groups) for i, groups, fills in flat if fills == whole]
-            key = (int(whole), *(x for i, groups in chosen for x in (i, id(groups))))
-            if chosen and key not in self._groups:
-                self._groups[key] = _joined(chosen)
-            found.append(self._groups[key] if chosen else None)
-        return found[0], found[1]
-
-    def _flat(self, ways: tuple[tuple[int, ...], ...]) -> tuple[Groups, bool]:
-        """Listed assignments, and whether they fill their nodes; schemes give all tables the same ones."""
-        if id(ways) not in self._listed:
-            nodes = [sorted({rank // self.local for rank in ranks}) for ranks in ways]
-            whole = all(
-                len(ranks) == len(set(ranks)) == len(at) * self.local for ranks, at in zip(ways, nodes, strict=True)
-            )
-            groups = Groups.of_lists(ways, nodes)
-            self._listed[id(ways)] = groups, whole
-        return self._listed[id(ways)]
+            self.candidates[table] = self.sets.candidates(table, kept or range(len(options)))
 
     def _flags(self, index: int) -> int:
         return int(self.priced.flags[index])
@@ -537,24 +460,8 @@ class Problem:
         return np.asarray(np.sqrt(np.maximum(squares, 0.0) / self.num_ranks))
 
 
-def _by_node(option: Option) -> bool:
-    """Whether what an option adds to the nodes that it uses is known before it is placed: it is cut by rows alone."""
-    rects = option.proposal.rects
-    return option.proposal.assignments is not None or rects[0][1] == rects[-1][1]
-
-
 def _shards_of_a_node(option: Option, local: int) -> int:
     listed = option.proposal.assignments
     if listed is None:
         return min(len(option.of), local)
     return int(np.bincount(np.asarray(listed[0]) // local).max())
-
-
-def _joined(chosen: Sequence[tuple[int, Groups]]) -> Groups:
-    """The assignments of several options, each list once."""
-    lists = {id(groups): groups for _, groups in chosen}
-    before = dict(zip(lists, accumulate((len(each.starts) for each in lists.values()), initial=0), strict=False))
-    joined = Groups.joined(list(lists.values()))
-    of = np.concatenate([np.full(len(groups.starts), i, dtype=np.intp) for i, groups in chosen])
-    way = np.concatenate([before[id(groups)] + np.arange(len(groups.starts)) for _, groups in chosen])
-    return replace(joined, of=of, way=way)

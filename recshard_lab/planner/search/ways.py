@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from recshard_lab.planner.search.candidates import Kind, dealt, kinds_of
 from recshard_lab.planner.search.problem import Problem
 from recshard_lab.planner.search.state import Index, Put
 from recshard_lab.planner.workload import Array
@@ -167,9 +168,9 @@ def ways_of(problem: Problem, table: int, orders: Orders) -> Ways:
     Raises:
         CannotAnneal: there are none of these kinds, or too many.
     """
-    choices, priced = problem.choices[table], problem.priced
+    candidates, priced, first = problem.candidates[table], problem.priced, int(problem.priced.starts[table])
     ranks, rows = problem.num_ranks, problem.num_rows
-    usable = list(range(ranks)) if choices.usable is None else choices.usable.tolist()
+    usable = list(range(ranks)) if candidates.usable is None else candidates.usable.tolist()
     option: list[int] = []
     column: list[int] = []
     order: list[int] = []
@@ -186,39 +187,38 @@ def ways_of(problem: Problem, table: int, orders: Orders) -> Ways:
         counts.extend([min(count, ranks)] * len(columns))
         pieces.append(own)
 
-    for at in choices.single.tolist():
+    listed: list[tuple[int, ...] | None] = []
+    options = {at: problem.options[table][at] for at in np.unique(candidates.option).tolist()}
+    kinds = {at: kinds_of(option, ranks, problem.local) for at, option in options.items()}
+    for at in sorted(options, key=lambda at: kinds[at][0]):
+        chosen, count = options[at], len(options[at].of)
         own = np.zeros((rows, ranks))
-        own[:, 0] = priced.heaviest[choices.first + at]
-        add(at, usable, usable, own)
-    measures = range(min(orders.count, NEAR))
-    several = np.concatenate([choices.spread, choices.packed, choices.wide])
-    for at in dict.fromkeys(several.tolist()):
-        chosen = problem.options[table][at]
-        count = len(chosen.of)
         last = min(count, len(usable))
-        in_order = np.empty(count, dtype=np.intp)
-        in_order[chosen.heavy_first] = np.arange(count) % len(usable)
-        if chosen.route != "two_hop":
-            own = np.zeros((rows, ranks))
-            np.add.at(own.T, in_order, priced.own_of(choices.first + at)[:, chosen.of].T)
+        if kinds[at][0] == Kind.RANK:
+            own[:, 0] = priced.heaviest[first + at]
+            add(at, usable, usable, own)
+        elif kinds[at][0] == Kind.LISTED:
+            for chosen_ranks in chosen.proposal.assignments or ():
+                put = problem.made(table, at, chosen_ranks)
+                exact[len(option)] = put.ms, *put.nbytes
+                own = _spread(put, rows, ranks, problem.local)
+                add(at, [orders.set_of(chosen_ranks)], [ranks], own, len(chosen_ranks))
+                listed += [None] * (len(option) - 1 - len(listed)) + [chosen_ranks]
+        elif chosen.route != "two_hop":
+            in_order = dealt(chosen, np.arange(len(usable)))
+            np.add.at(own.T, in_order, priced.own_of(first + at)[:, chosen.of].T)
+            measures = range(min(orders.count, NEAR))
             add(at, [orders.first(m, last) for m in measures], [orders.by(m) for m in measures], own, count)
         elif len(usable) == ranks and count <= ranks:  # nodes are next to one another in the order
-            put = problem.made(table, at, in_order)
+            put = problem.made(table, at, dealt(chosen, np.arange(ranks)))
             exact[len(option)] = put.ms, *put.nbytes
             own = _spread(put, rows, ranks, problem.local)
             add(at, [orders.first(NEAR, last)], [orders.by(NEAR)], own, count)
-    listed: list[tuple[int, ...] | None] = [None] * len(option)
-    groups = [groups for groups in (choices.nodes, choices.ranks) if groups is not None]
-    for at in dict.fromkeys(at for each in groups for at in each.of.tolist()):
-        for chosen_ranks in problem.options[table][at].proposal.assignments or ():
-            put = problem.made(table, at, chosen_ranks)
-            exact[len(option)] = put.ms, *put.nbytes
-            add(at, [orders.set_of(chosen_ranks)], [ranks], _spread(put, rows, ranks, problem.local), len(chosen_ranks))
-            listed.append(chosen_ranks)
+    listed += [None] * (len(option) - len(listed))
     if not option:
         raise CannotAnneal
     of = np.array(option, dtype=np.intp)
-    index, held = choices.first + of, np.array(kind, dtype=np.intp)
+    index, held = first + of, np.array(kind, dtype=np.intp)
     by_kind = np.stack(pieces, axis=2)
     heaviest = by_kind.max(axis=1)[:, held, None]
     shared = np.vstack([priced.shared_ms[index], priced.shared_bytes[:, index], priced.extra[index].T])
@@ -241,7 +241,7 @@ def ways_of(problem: Problem, table: int, orders: Orders) -> Ways:
         priced.over[index][:, None],
         priced.flags[index][:, None],
         listed,
-        choices.usable,
+        candidates.usable,
     )
 
 

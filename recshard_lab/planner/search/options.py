@@ -5,7 +5,7 @@ Shape letters: K loads, W ranks, n rectangles, c sizes of rectangles.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,7 +81,7 @@ class Option:
         loads[ACROSS_BOTH] = self.alone[:, self.of]
         return loads
 
-    @property
+    @cached_property
     def heavy_first(self) -> NDArray[np.intp]:
         """``[n]`` positions of the rectangles, most work first."""
         work = self.kinds[LOOKUP] + self.kinds[UPDATE]

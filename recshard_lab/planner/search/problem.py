@@ -21,6 +21,7 @@ from recshard_lab.planner.search.options import Option, Placement
 from recshard_lab.planner.search.state import Index, Nodes, Put, State
 from recshard_lab.planner.workload import Array
 
+FEW_NODES = 16  # nodes up to which all are added up again after a change, which is faster than finding the changed ones
 OUTSIDE = 1e30  # ms and bytes of a rank that may not be used
 MEMORY_FIRST = 1e6  # ms: a full memory, while memory counts more than the step
 FILLING = {1: [[1.0]], 2: [[1.0, 1.0], [1e-3, 1.0], [1.0, 1e-3]]}
@@ -404,7 +405,7 @@ class Problem:
 
     def nodes_of(self, state: State) -> Nodes:
         """The nodes of a plan, brought up to date."""
-        if state.nodes is None:
+        if state.nodes is None or (state.changed and self.num_nodes <= FEW_NODES):
             state.nodes, state.changed = self._nodes(state.used), []
         elif state.changed:
             at = np.unique(np.concatenate(state.changed))
@@ -443,8 +444,7 @@ class Problem:
         if put.distinct:
             state.used[:, put.ranks] += own
         else:  # a rank holds several rectangles
-            for i, rank in enumerate(put.ranks):
-                state.used[:, rank] += own[:, i]
+            np.add.at(state.used.T, put.ranks, own.T)
         if put.node is not None:
             nodes, added = put.node
             state.used.reshape(len(added), self.num_nodes, self.local)[:, nodes] += sign * added[:, :, None]

@@ -76,7 +76,7 @@ class Clock:
                 GPU collectives follow each other on the stream without one, as in nccl-tests.
         """
         if self.device.type == "cpu":
-            return self._wall_times(run, before or (lambda: None))
+            return self.host_times(op, sizes, run, before=before)
         import torch
 
         if self._flush is None:
@@ -95,15 +95,22 @@ class Clock:
         self.synchronize()
         return [start.elapsed_time(end) for start, end in pairs]
 
-    def host_times(self, op: str, sizes: tuple[int, ...], run: Callable[[], object], count: int) -> list[float]:
-        """Milliseconds of the host for one of ``count`` calls of ``run``, which only enqueue work, `REPEATS` times.
+    def host_times(
+        self,
+        op: str,
+        sizes: tuple[int, ...],
+        run: Callable[[], object],
+        count: int = 1,
+        before: Callable[[], object] | None = None,
+    ) -> list[float]:
+        """Milliseconds of the wall clock for one of ``count`` calls of ``run``, `REPEATS` times.
 
-        The device is idle at the start. ``count`` must stay below the 1,024 launches that CUDA enqueues before it
-        blocks the host.
+        The device is idle at the start, and calls only enqueue work on it. ``count`` must stay below the 1,024 launches
+        that CUDA enqueues before it blocks the host.
         """
         found = []
         for _ in range(WARM_UP + REPEATS):
-            self.synchronize()
+            (before or self.synchronize)()
             begun = perf_counter()
             for _ in range(count):
                 run()
@@ -111,22 +118,10 @@ class Clock:
         self.synchronize()
         return found[WARM_UP:]
 
-    def time(self, op: str, sizes: tuple[int, ...], run: Callable[[], object]) -> TimedOperator:
-        """`times`, as one number."""
-        return TimedOperator(op, sizes, faster_half(np.array(self.times(op, sizes, run))))
-
-    def time_host(self, op: str, sizes: tuple[int, ...], run: Callable[[], object], count: int) -> TimedOperator:
-        """`host_times`, as one number."""
-        return TimedOperator(op, sizes, faster_half(np.array(self.host_times(op, sizes, run, count))))
-
-    def _wall_times(self, run: Callable[[], object], before: Callable[[], object]) -> list[float]:
-        found = []
-        for _ in range(WARM_UP + REPEATS):
-            before()
-            begun = perf_counter()
-            run()
-            found.append(1000 * (perf_counter() - begun))
-        return found[WARM_UP:]
+    def time(self, op: str, sizes: tuple[int, ...], run: Callable[[], object], calls: int = 0) -> TimedOperator:
+        """`times`, or with ``calls`` `host_times` of so many, as one number."""
+        ms = self.host_times(op, sizes, run, calls) if calls else self.times(op, sizes, run)
+        return TimedOperator(op, sizes, faster_half(np.array(ms)))
 
 
 def faster_half(ms: np.ndarray) -> float:

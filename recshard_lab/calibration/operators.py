@@ -119,9 +119,9 @@ def _launches(clock: Clock) -> Iterator[TimedOperator]:
     def add() -> object:
         return number.add_(1)
 
-    yield clock.time_host("launch", (CALLS,), add, CALLS)
+    yield clock.time("launch", (CALLS,), add, CALLS)
     yield clock.time("kernel", (1,), add)
-    yield clock.time_host("read", (1,), number.item, 1)
+    yield clock.time("read", (1,), number.item, 1)
 
 
 def _gathers(clock: Clock, sizes: Sizes) -> Iterator[TimedOperator]:

@@ -60,7 +60,7 @@ def test_the_last_row_shard_has_the_rows_that_are_left(rows: int, ranks: int, ex
     assert [(shard.rank, shard.rows) for shard in made.shards] == list(enumerate(expected))
     cut = EvenTiling(rows, -(-rows // ranks), [8])
     assert [span for span, _ in cut] == [cut[i][0] for i in range(len(cut))] == expected
-    sizes, of = cut.sizes()
+    sizes, of, _ = cut.sizes()
     assert [sizes[k] for k in of] == [(end - start, 8) for start, end in expected]
 
 

@@ -51,9 +51,8 @@ def test_every_proposal_is_a_valid_plan(
 ) -> None:
     config, scheme, world_size = table(rows, cols), scheme_named(name), topology.world_size
     pin = data.draw(st.none() | st.lists(st.integers(0, world_size - 1), min_size=1, unique=True))
-    asked = data.draw(st.sampled_from([None, [name]]))
     least = data.draw(st.none() | st.integers(1, 20))
-    wish = ParameterConstraints(ranks=pin, sharding_types=asked, min_partition=least)
+    wish = ParameterConstraints(ranks=pin, min_partition=least)
     for proposal in scheme.propose(config, topology, wish):
         usable = pin or list(range(world_size))
         dealt = tuple(usable[i % len(usable)] for i in range(len(proposal.rects)))
@@ -104,10 +103,12 @@ def test_min_partition_is_respected() -> None:
 def test_on_one_node_node_aware_schemes_are_what_they_refine(name: str, plain: str) -> None:
     config, topology = table(rows=11, cols=24), Topology(4)
     assert scheme_named(name).default(config, topology).shards == scheme_named(plain).default(config, topology).shards
-    assert not list(scheme_named(name).propose(config, topology))
-    asked = ParameterConstraints(sharding_types=[name])
-    first = next(iter(scheme_named(name).propose(config, topology, asked)))
-    assert first.rects == next(iter(scheme_named(plain).propose(config, topology))).rects
+    assert scheme_named(name).on_one_node == plain
+    of_plain = {
+        tuple(proposal.rects): proposal.assignments for proposal in scheme_named(plain).propose(config, topology)
+    }
+    for proposal in scheme_named(name).propose(config, topology):
+        assert of_plain[tuple(proposal.rects)] in (None, proposal.assignments)
 
 
 def test_node_aware_schemes_on_two_nodes() -> None:

@@ -89,6 +89,7 @@ class CostModel:
     Attributes:
         name: by which the planner and `estimate` are asked for it.
         phase_names: of `phases`.
+        prices_nodes: whether a shard's loads depend on `by_node` of `rect_loads`.
         waits: whether every phase takes as long as its slowest rank; else a step is the busiest rank's sum.
         has_routes: whether a table's route changes its cost.
         has_tiers: whether it knows the host's memory from the rank's own.
@@ -103,6 +104,7 @@ class CostModel:
 
     name = "recshard"
     phase_names: tuple[str, ...] = PHASES
+    prices_nodes = False
     waits = True
     has_routes = True
     has_tiers = True

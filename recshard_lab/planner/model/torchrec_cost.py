@@ -66,6 +66,7 @@ class TorchRecCostModel(CostModel):
 
     name = "torchrec"
     phase_names = TORCHREC_PHASES
+    prices_nodes = True
     waits = False
     has_routes = False
     has_tiers = False
@@ -99,9 +100,9 @@ class TorchRecCostModel(CostModel):
             proposal.assignments is None or not isinstance(proposal.rects, EvenTiling)
         ):
             return False
-        return (
-            isinstance(proposal.rects, EvenTiling) or len(set(flags := replica_flags(proposal.rects))) == 1 or not flags
-        )
+        if isinstance(proposal.rects, EvenTiling):
+            return not proposal.rects.copies
+        return len(set(flags := replica_flags(proposal.rects))) == 1 or not flags
 
     def rect_loads(self, rects: Rects) -> Array:
         """The loads ``[K, n]`` of n shards. All routes cost the same."""

@@ -60,6 +60,7 @@ PLACED, LEAST_PLACED, MOST_PLACED = 4_000, 3, 24  # tables placed before the bes
 RANKS = 512  # ranks on which placing a table takes twice as long as on one
 PLACINGS = ((1.2, BALANCE), (1.0, BALANCE), (1.5, 1.0))
 """How the first plans are placed: times the floor of a bound, which each phase may take without cost; balance."""
+FEW = 0.1  # share of the tables; a scheme that cuts fewer is no start
 DIFFERENT = 4  # starts that are tried in one of these ways before the next way
 SLACKS = (0.7, 0.9)  # of the way from the mean rank to the slowest, in each phase: the floor of the next plan
 IMPROVED, MOST_IMPROVED = 1_000, 4  # tables of the plans that are filled up and improved, and plans at most
@@ -246,8 +247,10 @@ class Search:
         per = np.diff(np.append(problem.priced.starts, len(flat)))
         for scheme in dict.fromkeys(schemes.tolist()):
             mine: NDArray[np.bool_] = schemes == scheme
-            some = np.repeat(np.maximum.reduceat(mine, problem.priced.starts), per)
-            mine = mine | ~some  # tables that it cannot cut go by any
+            cuts = np.maximum.reduceat(mine, problem.priced.starts)
+            if cuts.sum() < FEW * len(cuts):
+                continue  # about the same as all options
+            mine = mine | ~np.repeat(cuts, per)  # tables that it cannot cut go by any
             bits = int(np.bitwise_and.reduce(problem.priced.flags[mine]))
             bound = bound_of(problem.model, problem.priced, mine, bits)
             if bound is not None:

@@ -6,6 +6,7 @@ Shape letters: K loads, W ranks, n rectangles, c sizes of rectangles.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from recshard_lab.planner.model.cost import CostModel
 from recshard_lab.planner.model.loads import (
     ACROSS_BOTH,
     BY_NODE,
+    HOST,
     LOOKUP,
     ROUTE_NUMBERS,
     SCATTER_BOTH,
@@ -42,6 +44,9 @@ from recshard_lab.sharding.schemes.column_wise import unit_of
 from recshard_lab.sharding.schemes.even_tiling import EvenTiling
 
 LISTED = 16  # ranks that a message lists
+
+_Draft = tuple[int, Proposal, frozenset[int], str, bool, str]
+"""Table, proposal, usable ranks, kernel, whether it is replicated, route."""
 
 MOST_SPELLED = 256  # rectangles of all assignments of one proposal, up to which each is looked at
 
@@ -139,7 +144,8 @@ def options_of(
         PlanError: a table that no allowed scheme can cut under its constraints; an unknown scheme; a requested route
             that does not apply.
     """
-    drafts: list[tuple[int, Proposal, frozenset[int], str, bool, str]] = []
+    drafts: list[_Draft] = []
+    rivals: list[tuple[int, int]] = []  # of replicated rows
     for index, table in enumerate(tables):
         limits = constraints.get(table.name)
         curve = model.row_shares[index]
@@ -165,7 +171,11 @@ def options_of(
             for name_of_route in _routes(model, table, pinned, asked, False, dedup):
                 drafts.append((index, pinned, usable, kernels[0], False, name_of_route))
             continue
+        earlier, hots = _Earlier(model), list[int]()
+        one_node = model.topology.num_nodes == 1 and not model.prices_nodes
         for scheme in map(scheme_named, names) if model.proposers is None else model.proposers:
+            if one_node and getattr(scheme, "on_one_node", None) in names:
+                continue
             replicated = bool(getattr(scheme, "replicated", False))
             for proposal in filter(model.takes, scheme.propose(table, model.topology, limits)):
                 if model.proposers is not None and not _allows(limits, proposal.scheme):
@@ -177,9 +187,15 @@ def options_of(
                     proposal = (
                         proposal if len(kept) == len(proposal.assignments) else replace(proposal, assignments=kept)
                     )
+                if not one_node and earlier.cover(proposal, replicated):
+                    continue
                 ways = _routes(model, table, proposal, asked, replicated, dedup)
                 own = kernels if proposal.tiers is None else [str(EmbeddingComputeKernel.FUSED)]
-                drafts += [(index, proposal, usable, k, replicated, way) for k in own for way in ways]
+                made = [(index, proposal, usable, k, replicated, way) for k in own for way in ways]
+                if isinstance(proposal.rects, EvenTiling) and proposal.rects.copies > 1:
+                    hots += range(len(drafts), len(drafts) + len(made))
+                drafts += made
+        rivals += [(hot, other) for hot in hots for other in range(before, len(drafts)) if _is_rival(*drafts[other])]
         if len(drafts) == before:
             raise PlanError(
                 f"table {table.name!r} ({table.num_embeddings:,} x {table.embedding_dim:,}) cannot be split by "
@@ -187,51 +203,124 @@ def options_of(
                 f"{_narrower(table, limits, len(usable))}allow table_wise"
             )
     cuts: dict[int, RectKinds] = {}  # twins share a proposal
-    for draft in drafts:
-        if id(draft[1]) not in cuts:
-            by_place = model.row_shares[draft[0]] is not None
-            cuts[id(draft[1])] = rect_kinds(draft[1].rects, draft[4], by_place, draft[1].tiers)
+    for index, proposal, _, _, replicated, _ in drafts:
+        if id(proposal) not in cuts:
+            by_place = model.row_shares[index] is not None
+            cuts[id(proposal)] = rect_kinds(proposal.rects, replicated, by_place, proposal.tiers)
     sizes = [cuts[id(draft[1])] for draft in drafts]
-    counts = [len(own.rows) for own in sizes]
+    counts = [len(own.kinds) for own in sizes]
+    first, rows, cols, copies, host = np.array([kind for own in sizes for kind in own.kinds], dtype=float).T.copy()
     rects = Rects(
         np.repeat([draft[0] for draft in drafts], counts),
-        np.concatenate([own.rows for own in sizes]),
-        np.concatenate([own.cols for own in sizes]),
-        np.concatenate([own.copies for own in sizes]),
+        rows,
+        cols,
+        copies,
         np.repeat([float(draft[3] == EmbeddingComputeKernel.DENSE) for draft in drafts], counts),
         np.repeat([ROUTE_NUMBERS[draft[5]] for draft in drafts], counts),
         np.repeat([float(draft[1].scheme in BY_NODE) for draft in drafts], counts),
-        np.concatenate([own.first for own in sizes]),
-        np.maximum(
-            np.concatenate([own.host for own in sizes]),
-            np.repeat([float(draft[3] == EmbeddingComputeKernel.FUSED_UVM) for draft in drafts], counts),
-        ),
+        first,
+        np.maximum(host, np.repeat([float(draft[3] == EmbeddingComputeKernel.FUSED_UVM) for draft in drafts], counts)),
     )
     loads = model.rect_loads(rects)
     found: list[list[Option]] = [[] for _ in tables]
-    at = 0
     known = _Known(model.topology)
-    for (index, proposal, usable, kernel, _, taken), count in zip(drafts, counts, strict=True):
-        of, listed = cuts[id(proposal)].of, proposal.assignments
-        distinct = len(of) <= len(usable) if listed is None else known.distinct(listed, len(of))
-        kinds = loads[:, at : at + count]
-        if taken == "reduce_scatter" and not isinstance(proposal.rects, EvenTiling):
+    firsts = np.cumsum([0, *counts]).tolist()
+    beaten = _beaten(model, drafts, sizes, firsts, loads, rivals)
+    for number, (index, proposal, usable, kernel, _, taken) in enumerate(drafts):
+        if number in beaten:
+            continue
+        of, count = sizes[number].of, counts[number]
+        distinct = known.distinct(proposal.assignments, len(of), len(usable))
+        kinds = loads[:, firsts[number] : firsts[number + 1]]
+        if taken == "reduce_scatter" and not (isinstance(proposal.rects, EvenTiling) and not proposal.rects.copies):
             kinds = kinds.copy()
             kinds[SCATTER_BOTH] /= max(1e-9, summed_rows(proposal.rects, tables[index].num_embeddings))
         alone = kinds[ACROSS_BOTH]  # a copy
         if taken == "two_hop":
             kinds = kinds.copy()
             kinds[ACROSS_BOTH] *= known.least_shares(proposal, of, count, len(usable))
-        many = np.bincount(of, minlength=count).astype(float)
-        option = Option(proposal, kinds, many, of, usable, kernel, distinct, taken, alone)
+        option = Option(proposal, kinds, sizes[number].counts, of, usable, kernel, distinct, taken, alone)
         before_it = found[index][-1] if found[index] else None
         if before_it is not None and before_it.proposal is proposal and before_it.kernel == kernel:
             for twin in (before_it, *before_it.twins):
                 twin.twins.append(option)
                 option.twins.append(twin)
         found[index].append(option)
-        at += count
     return found
+
+
+def _is_rival(_: int, proposal: Proposal, usable: frozenset[int], kernel: str, replicated: bool, route: str) -> bool:
+    """Whether a draft leaves at most one shard, a whole row shard or a replica, on each rank."""
+    if proposal.assignments is None or proposal.tiers is not None:
+        return False
+    tiles = proposal.rects
+    return replicated or (isinstance(tiles, EvenTiling) and not tiles.copies and len(tiles.widths) == 1)
+
+
+def _beaten(
+    model: CostModel,
+    drafts: Sequence[_Draft],
+    sizes: Sequence[RectKinds],
+    firsts: Sequence[int],
+    loads: Array,
+    rivals: Sequence[tuple[int, int]],
+) -> set[int]:
+    """The drafts of replicated rows (`FlexShard`) that a rival beats in every plan.
+
+    The rival turns on no further switch. What it takes on its slowest rank, in ms over all phases and in bytes of
+    either memory, is no more than what the replicas with the smallest of their row shards take.
+
+    Args:
+        firsts: ``[O]`` position of each draft in `loads` ``[K, kinds]``.
+        rivals: pairs of a draft of replicated rows, and one of the same table with `_is_rival`.
+    """
+    if not rivals:
+        return set()
+    terms, used = model.terms, sorted({number for pair in rivals for number in pair})
+    mine = loads[:, [at for number in used for at in range(firsts[number], firsts[number + 1])]]
+    starts = np.cumsum([0, *(firsts[number + 1] - firsts[number] for number in used[:-1])])
+    own, hops = np.append(terms.own @ mine, mine[[HOST]], axis=0), [drafts[number][5] == "two_hop" for number in used]
+    if any(hops):  # the row shards on a node are one message
+        own[:-1] += (terms.node @ mine) * np.repeat(hops, np.diff(np.append(starts, mine.shape[1])))
+    totals = np.add.reduceat(mine * np.concatenate([sizes[number].counts for number in used]), starts, axis=1)
+    flags, shared = terms.flags(totals), terms.everyone @ totals
+    for bit, switch in enumerate(terms.switches):
+        if switch.everyone is not None:
+            shared += (flags >> bit & 1) * (switch.everyone @ totals)
+    most, least = np.maximum.reduceat(own, starts, axis=1), own[:, starts]
+    most[:-1] += shared
+    least[:-1] += shared
+    everywhere = [len(sizes[number].of) == 2 * model.topology.world_size for number in used]
+    own[:, starts] = np.inf
+    least += np.where(everywhere, np.minimum.reduceat(own, starts, axis=1), 0.0)
+    this, other = np.searchsorted(used, np.array(rivals).T)
+    kernels = np.array([drafts[number][3] for number in used])
+    found = (flags[other] & ~flags[this] == 0) & (kernels[other] == kernels[this])
+    found &= (most[-2:, other] <= least[-2:, this]).all(axis=0)
+    found &= most[:-2].sum(axis=0)[other] <= least[:-2].sum(axis=0)[this]
+    return {used[number] for number in this[found].tolist()}
+
+
+class _Earlier:
+    """The proposals of one table so far."""
+
+    def __init__(self, model: CostModel) -> None:
+        self._by_node, self._local = model.prices_nodes, model.topology.local_world_size
+        self._seen: dict[Any, list[tuple[tuple[int, ...], ...] | None]] = {}
+
+    def cover(self, proposal: Proposal, replicated: bool) -> bool:
+        """Whether an earlier proposal of equal loads has all placements and routes of this one."""
+        rects, listed = proposal.rects, proposal.assignments
+        even = rects if isinstance(rects, EvenTiling) else None
+        key = (even.key if even else tuple(rects)), proposal.tiers, replicated
+        seen = self._seen.setdefault((*key, self._by_node and proposal.scheme in BY_NODE), [])
+        # listed row shards may have a route that others have not; the search fills nodes only with listed shards
+        anywhere = even and even.num_row_slices == 1 and len(even) < max(2, self._local)
+        for other in seen:
+            if other is listed or (listed is not None and (anywhere if other is None else set(listed) <= set(other))):
+                return True
+        seen.append(listed)
+        return False
 
 
 def _usable(table: BaseEmbeddingConfig, topology: Topology, limits: ParameterConstraints | None) -> tuple[int, ...]:
@@ -278,12 +367,13 @@ def _shares(proposal: Proposal, ranks: Sequence[int], topology: Topology) -> Arr
     """``[n]`` the share of its columns that the node of each rectangle sends on for it."""
     nodes = np.asarray(ranks, dtype=np.intp) // topology.local_world_size
     if isinstance(proposal.rects, EvenTiling):  # row shards of one column shard that share a node become one message
-        cell = proposal.rects.column_slices() * topology.num_nodes + nodes
-        return np.asarray(1.0 / np.bincount(cell)[cell])
-    copies = np.array(replica_flags(proposal.rects))
-    found = np.ones(len(copies))
-    cold = [cols for (_, cols), copy in zip(proposal.rects, copies, strict=True) if not copy]
-    found[~copies] = across_shares(cold, nodes[~copies].tolist())
+        copies = proposal.rects.copies
+        cell = proposal.rects.column_slices() * topology.num_nodes + nodes[copies:]
+        return np.append(np.ones(copies), 1.0 / np.bincount(cell)[cell])
+    flags = np.array(replica_flags(proposal.rects))
+    found = np.ones(len(flags))
+    cold = [cols for (_, cols), copy in zip(proposal.rects, flags, strict=True) if not copy]
+    found[~flags] = across_shares(cold, nodes[~flags].tolist())
     return found
 
 
@@ -295,8 +385,10 @@ class _Known:
         self._distinct: dict[tuple[int, int], bool] = {}
         self._shares: dict[tuple[int, int, int], Array] = {}
 
-    def distinct(self, listed: tuple[tuple[int, ...], ...], count: int) -> bool:
-        """Whether no assignment names a rank twice."""
+    def distinct(self, listed: tuple[tuple[int, ...], ...] | None, count: int, usable: int) -> bool:
+        """Whether no assignment of `count` shards names a rank twice; None: there are enough usable ranks."""
+        if listed is None:
+            return count <= usable
         key = id(listed), count
         if key not in self._distinct:
             self._distinct[key] = all(len(set(ranks)) == count for ranks in listed)
@@ -309,8 +401,8 @@ class _Known:
         if listed is None or len(of) * len(listed) > MOST_SPELLED:
             if not isinstance(rects, EvenTiling):
                 return np.full(count, 1.0 / len(of))
-            distinct = len(of) <= usable if listed is None else self.distinct(listed, len(of))
-            return np.full(count, 1.0 / min(rects.num_row_slices, local if distinct else len(of)))
+            most = local if self.distinct(listed, len(of), usable) else len(of)
+            return np.full(count, 1.0 / min(rects.num_row_slices, most))
         key = id(listed), len(rects.widths) if isinstance(rects, EvenTiling) else 0, len(of)
         shares = self._shares.get(key) if even else None
         if shares is None:
@@ -323,7 +415,7 @@ class _Known:
 
 def _cuts_rows(proposal: Proposal, table: BaseEmbeddingConfig) -> bool:
     if isinstance(proposal.rects, EvenTiling):
-        return proposal.rects.num_row_slices > 1
+        return proposal.rects.num_row_slices > 1 or proposal.rects.copies > 0
     return any(rows != (0, table.num_embeddings) for rows, _ in proposal.rects)
 
 

@@ -4,6 +4,7 @@ Shape letters: n rectangles, c kinds.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -13,26 +14,21 @@ from recshard_lab.planner.workload import Array
 from recshard_lab.sharding import Rect
 from recshard_lab.sharding.plan.types import DDR
 from recshard_lab.sharding.plan.validate import replica_flags
-from recshard_lab.sharding.schemes.even_tiling import EvenTiling, sizes_of
+from recshard_lab.sharding.schemes.even_tiling import EvenTiling
 
 
 class RectKinds(NamedTuple):
     """The kinds that occur.
 
     Attributes:
-        first: ``[c]`` first row, where it matters; 0 else.
-        rows, cols: ``[c]`` sizes.
-        copies: ``[c]`` 1.0 for replicas.
-        host: ``[c]`` 1.0 for those in the host's memory.
+        kinds: of each, its first row where that matters (else 0), rows, columns, 1 for replicas, 1 in host memory.
         of: ``[n]`` the kind of each rectangle.
+        counts: ``[c]`` the rectangles of each kind.
     """
 
-    first: Array
-    rows: Array
-    cols: Array
-    copies: Array
-    host: Array
+    kinds: list[tuple[int, int, int, int, int]]
     of: NDArray[np.intp]
+    counts: Array
 
 
 def rect_kinds(
@@ -46,30 +42,37 @@ def rect_kinds(
         by_place: rows are looked up at different rates, so that shards of equal size have unequal loads.
 
     >>> kinds = rect_kinds([((0, 2), (0, 4)), ((0, 2), (0, 4)), ((2, 6), (0, 4)), ((6, 10), (0, 4))], False, False)
-    >>> kinds.rows.tolist(), kinds.copies.tolist(), kinds.of.tolist()
-    ([2.0, 4.0], [1.0, 0.0], [0, 0, 1, 1])
+    >>> kinds.kinds, kinds.of.tolist(), kinds.counts.tolist()
+    ([(0, 2, 4, 1, 0), (0, 4, 4, 0, 0)], [0, 0, 1, 1], [2.0, 2.0])
     """
-    even = isinstance(rects, EvenTiling) or (len(rects) == 1 and not tiers)
-    if replicated or (even and not by_place):
-        sizes, of = sizes_of(rects)
-        rows, cols = np.array(sizes, dtype=float).T
-        none = np.zeros(len(sizes))
-        return RectKinds(none, rows, cols, none + 1.0 if replicated else none, none, of)
-    listed = list(rects)
-    copies = replica_flags(listed)
-    slow = [tier == DDR for tier in tiers or ()] or [False] * len(listed)
-    found: dict[tuple[int, int, int, bool, bool], int] = {}
-    numbers = [
-        found.setdefault((r0 if by_place else 0, r1 - r0, c1 - c0, copy, there), len(found))
-        for ((r0, r1), (c0, c1)), copy, there in zip(listed, copies, slow, strict=True)
-    ]
-    first, rows, cols, flags, host = np.array(list(found), dtype=float).T
-    return RectKinds(first, rows, cols, flags, host, np.array(numbers, dtype=np.intp))
+    if isinstance(rects, EvenTiling) and not by_place and not tiers:
+        sizes, of, counts = rects.sizes()
+        copied = [int(rects.copies > 1), *[0] * (len(sizes) - 1)]
+        return RectKinds([(0, *size, copy, 0) for size, copy in zip(sizes, copied, strict=True)], of, counts)
+    if replicated:
+        ((r0, r1), (c0, c1)) = rects[0]
+        return RectKinds([(0, r1 - r0, c1 - c0, 1, 0)], _all_alike(len(rects)), np.array([float(len(rects))]))
+    copies = replica_flags(list(rects))
+    slow = [tier == DDR for tier in tiers or ()] or [False] * len(rects)
+    found: dict[tuple[int, int, int, int, int], int] = {}
+    of = np.array(
+        [
+            found.setdefault((r0 if by_place else 0, r1 - r0, c1 - c0, int(copy), int(there)), len(found))
+            for ((r0, r1), (c0, c1)), copy, there in zip(rects, copies, slow, strict=True)
+        ],
+        dtype=np.intp,
+    )
+    return RectKinds(list(found), of, np.bincount(of).astype(float))
+
+
+@lru_cache(maxsize=64)
+def _all_alike(count: int) -> NDArray[np.intp]:
+    return np.zeros(count, dtype=np.intp)
 
 
 def summed_rows(rects: Sequence[Rect], num_rows: int) -> float:
     """The share of a table's rows that is not replicated: what a reduce-scatter adds up."""
     if isinstance(rects, EvenTiling):
-        return 1.0
+        return 1.0 - (rects.copies > 1) * rects.hot_rows / num_rows
     hot = {rows for (rows, _), copy in zip(rects, replica_flags(rects), strict=True) if copy}
     return 1.0 - sum(end - start for start, end in hot) / num_rows

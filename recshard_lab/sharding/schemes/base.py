@@ -60,7 +60,11 @@ class Proposal:
 
 
 class Scheme(Protocol):
-    """Protocol of a scheme for `register_scheme`. `label` is the short name in charts."""
+    """Protocol of a scheme for `register_scheme`. `label` is the short name in charts.
+
+    A scheme may also have `on_one_node`, the name of a scheme whose proposals on one node include its own. The planner
+    then compares only those of the other scheme, if both are allowed.
+    """
 
     name: str
     label: str
@@ -198,6 +202,16 @@ def check_ranks(ranks: Sequence[int], world_size: int) -> tuple[int, ...]:
                 f"rank {rank} does not exist with world_size {world_size}. Fix: use a rank below {world_size}"
             )
     return tuple(ranks)
+
+
+@lru_cache(maxsize=1024)
+def halves(count: int) -> tuple[int, ...]:
+    """`count`, a half, a quarter, ... of it, down to 2 or 3; 1 for 1.
+
+    >>> halves(12), halves(1)
+    ((12, 6, 3), (1,))
+    """
+    return tuple(count >> k for k in range(max(1, count.bit_length() - 1)))
 
 
 def place_default(

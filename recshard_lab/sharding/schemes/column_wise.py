@@ -20,9 +20,8 @@ from recshard_lab.sharding.plan.constraints import ParameterConstraints
 from recshard_lab.sharding.plan.sharding_plan import ParameterSharding
 from recshard_lab.sharding.plan.tiling import Rect
 from recshard_lab.sharding.plan.types import PlanError
-from recshard_lab.sharding.schemes.base import Proposal, check_ranks, usable_ranks
+from recshard_lab.sharding.schemes.base import Proposal, check_ranks, halves, usable_ranks
 from recshard_lab.sharding.schemes.even_tiling import EvenTiling
-from recshard_lab.sharding.schemes.nodes import requested_by_name
 
 UNIT = 4  # columns: kernels read rows in vectors of four floats, so shards use multiples of 4 if the dim allows
 
@@ -39,15 +38,11 @@ class ColumnWise:
     ) -> Iterator[Proposal]:
         """One shard per usable rank, as far as the columns allow, then a half, a quarter, ... down to two.
 
-        With a single usable rank, one shard of all columns if the scheme is requested by name.
+        A single usable rank stores one shard of all columns.
         """
-        usable = usable_ranks(topology, constraints)
-        count = min(len(usable), max_column_shards(table.embedding_dim, constraints))
-        if len(usable) == 1 and requested_by_name(self.name, constraints):
-            yield Proposal(self.name, EvenTiling(table.num_embeddings, table.num_embeddings, [table.embedding_dim]))
-        while count >= 2:
+        ranks = len(usable_ranks(topology, constraints))
+        for count in column_counts(table, ranks, constraints):
             yield Proposal(self.name, EvenTiling(table.num_embeddings, table.num_embeddings, widths(table, count)))
-            count //= 2
 
     def default(
         self, table: BaseEmbeddingConfig, topology: Topology, ranks: Sequence[int] | None = None
@@ -74,6 +69,14 @@ def max_column_shards(embedding_dim: int, constraints: ParameterConstraints | No
     unit = unit_of(embedding_dim)
     least = max(unit, (constraints.min_partition if constraints else None) or 0)
     return max(1, embedding_dim // (-(-least // unit) * unit))
+
+
+def column_counts(
+    table: BaseEmbeddingConfig, ranks: int, constraints: ParameterConstraints | None = None
+) -> tuple[int, ...]:
+    """Numbers of column shards for so many ranks; none if several ranks are usable and the columns allow one shard."""
+    most = min(ranks, max_column_shards(table.embedding_dim, constraints))
+    return halves(most) if most > 1 or ranks == 1 else ()
 
 
 def check_num_column_shards(table: BaseEmbeddingConfig, count: int, per: str = "rank") -> None:

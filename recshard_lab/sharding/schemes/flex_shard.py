@@ -28,8 +28,8 @@ from recshard_lab.sharding.plan.sharding_plan import ParameterSharding
 from recshard_lab.sharding.plan.tiling import Rect
 from recshard_lab.sharding.plan.types import DDR, HBM, PlanError
 from recshard_lab.sharding.schemes.base import Proposal, allows_both_tiers, check_ranks, usable_ranks
-from recshard_lab.sharding.schemes.nodes import requested_by_name
-from recshard_lab.sharding.schemes.row_wise import first_ranks, row_slices
+from recshard_lab.sharding.schemes.even_tiling import EvenTiling
+from recshard_lab.sharding.schemes.row_wise import first_ranks
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)  # shares of the lookups that hot rows serve
 
@@ -46,16 +46,14 @@ class FlexShard:
     ) -> Iterator[Proposal]:
         """Hot rows that serve `SHARES` of the lookups, on all ranks; cold rows also in host memory if allowed.
 
-        Which rows are hot is known from the constraints' `row_shares`. Without them the scheme proposes its default
-        if it is requested by name, and otherwise nothing.
+        Which rows are hot is known from the constraints' `row_shares`. Without them the scheme proposes its default.
         """
         all_ranks = usable_ranks(topology, None)
         if sorted(usable_ranks(topology, constraints)) != list(all_ranks):
             return
         curve = constraints.row_shares if constraints is not None else None
         if curve is None or topology.world_size == 1:
-            if requested_by_name(self.name, constraints):
-                yield self._proposal(table, default_hot_rows(table), all_ranks)
+            yield self._proposal(table, default_hot_rows(table), all_ranks)
             return
         most = table.num_embeddings // 2
         for hot in dict.fromkeys(min(most, curve.rows_for(share)) for share in SHARES):
@@ -89,7 +87,7 @@ def default_hot_rows(table: BaseEmbeddingConfig) -> int:
 
 def hot_and_cold(
     table: BaseEmbeddingConfig, hot_rows: int, ranks: Sequence[int], world_size: int, sizes: Sequence[int] | None = None
-) -> tuple[tuple[Rect, ...], tuple[int, ...]]:
+) -> tuple[Sequence[Rect], tuple[int, ...]]:
     """Rectangles and their ranks: rows ``[0, hot_rows)`` on every rank, row shards of the others on `ranks`.
 
     Args:
@@ -104,13 +102,11 @@ def hot_and_cold(
             f"table {table.name!r} has {rows:,} rows, so hot_rows must be from 0 to {rows - 1:,}, got {hot_rows!r}. "
             f"Fix: pass such a number, or use data_parallel to replicate all rows"
         )
-    hot: Rect = ((0, hot_rows), cols)
-    if sizes is None:
-        spans = [span for span, _ in row_slices(rows - hot_rows, table.embedding_dim, len(ranks))]
-        cold_ranks = list(ranks[: len(spans)])
-    else:
-        spans = [span for span in pairwise(accumulate(sizes, initial=0)) if span[0] < span[1]]
-        cold_ranks = [rank for rank, size in zip(ranks, sizes, strict=True) if size]
-    cold = tuple(((start + hot_rows, end + hot_rows), cols) for start, end in spans)
     copies = world_size if hot_rows else 0
-    return (hot,) * copies + cold, (*range(copies), *cold_ranks)
+    if sizes is None:
+        block = -(-(rows - hot_rows) // len(ranks))
+        tiles = EvenTiling(rows, block, [table.embedding_dim], hot_rows, copies)
+        return tiles, (*range(copies), *ranks[: tiles.num_row_slices])
+    spans = [span for span in pairwise(accumulate(sizes, initial=hot_rows)) if span[0] < span[1]]
+    cold_ranks = [rank for rank, size in zip(ranks, sizes, strict=True) if size]
+    return (((0, hot_rows), cols),) * copies + tuple((span, cols) for span in spans), (*range(copies), *cold_ranks)

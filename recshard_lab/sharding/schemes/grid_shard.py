@@ -24,7 +24,7 @@ from recshard_lab.sharding.plan.tiling import Rect
 from recshard_lab.sharding.schemes.base import Proposal, check_ranks
 from recshard_lab.sharding.schemes.column_wise import check_num_column_shards, column_slices, max_column_shards, widths
 from recshard_lab.sharding.schemes.even_tiling import EvenTiling
-from recshard_lab.sharding.schemes.nodes import by_node, grouped, is_redundant, node_groups, usable_by_node
+from recshard_lab.sharding.schemes.nodes import by_node, grouped, node_groups, usable_by_node
 from recshard_lab.sharding.schemes.row_wise import row_slices
 
 
@@ -34,6 +34,7 @@ class GridShard:
     name = "grid_shard"
     label = "GRID"
     replicated = False
+    on_one_node = "row_wise"
 
     def propose(
         self, table: BaseEmbeddingConfig, topology: Topology, constraints: ParameterConstraints | None = None
@@ -42,15 +43,13 @@ class GridShard:
 
         Proposes nothing for several nodes if the columns cannot be split.
         """
-        if is_redundant(self.name, topology, constraints):
-            return
         nodes = usable_by_node(topology, constraints)
         count = min(len(nodes), max_column_shards(table.embedding_dim, constraints))
         if len({len(ranks) for ranks in nodes}) == 1:
             rows, block = table.num_embeddings, -(-table.num_embeddings // len(nodes[0]))
             while count >= min(2, len(nodes)):
                 tiles = EvenTiling(rows, block, widths(table, count))
-                yield Proposal(self.name, tiles, node_groups(tuple(nodes), count, tiles.num_row_slices))
+                yield Proposal(self.name, tiles, node_groups(nodes, count, tiles.num_row_slices))
                 count //= 2
             return
         placements = []

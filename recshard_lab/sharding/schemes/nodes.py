@@ -1,8 +1,7 @@
 """Shared by the node-aware schemes: which usable ranks are on which node.
 
 Ranks fill nodes in order: node k has ranks ``[k * local_world_size, (k + 1) * local_world_size)``. On one node,
-table-row-wise and grid equal row-wise, and table-column-wise equals column-wise. There the node-aware schemes propose
-nothing unless they are requested by name.
+table-row-wise and grid equal row-wise, and table-column-wise equals column-wise.
 """
 
 import zlib
@@ -17,23 +16,13 @@ from recshard_lab.sharding.plan.types import PlanError
 from recshard_lab.sharding.schemes.base import Proposal, check_ranks, usable_ranks
 
 
-def is_redundant(name: str, topology: Topology, constraints: ParameterConstraints | None) -> bool:
-    """Whether other schemes propose the same on these nodes, and the scheme is not requested by name."""
-    return (topology.num_nodes == 1 or topology.local_world_size == 1) and not requested_by_name(name, constraints)
-
-
-def requested_by_name(name: str, constraints: ParameterConstraints | None) -> bool:
-    """Whether the constraints name this scheme."""
-    return name in [str(getattr(n, "value", n)) for n in (constraints.sharding_types if constraints else None) or ()]
-
-
-def usable_by_node(topology: Topology, constraints: ParameterConstraints | None) -> list[tuple[int, ...]]:
+def usable_by_node(topology: Topology, constraints: ParameterConstraints | None) -> tuple[tuple[int, ...], ...]:
     """The usable ranks of each node that has any, in order.
 
     >>> usable_by_node(Topology(4, local_world_size=2), ParameterConstraints(ranks=[3, 0, 2]))
-    [(0,), (2, 3)]
+    ((0,), (2, 3))
     """
-    return list(_by_node(usable_ranks(topology, constraints), topology.local_world_size))
+    return _by_node(usable_ranks(topology, constraints), topology.local_world_size)
 
 
 @lru_cache(maxsize=256)
@@ -53,6 +42,16 @@ def node_groups(nodes: tuple[tuple[int, ...], ...], num_nodes: int, ranks_per_no
     """
     starts = range(0, len(nodes) - num_nodes + 1, num_nodes)
     return tuple(tuple(r for ranks in nodes[at : at + num_nodes] for r in ranks[:ranks_per_node]) for at in starts)
+
+
+@lru_cache(maxsize=1024)
+def parts_of_nodes(nodes: tuple[tuple[int, ...], ...], count: int) -> tuple[tuple[int, ...], ...]:
+    """Groups of `count` adjacent ranks of a node, which do not overlap.
+
+    >>> parts_of_nodes(((0, 1, 2, 3, 4), (5,), (6, 7)), 2)
+    ((0, 1), (2, 3), (6, 7))
+    """
+    return tuple(ranks[at : at + count] for ranks in nodes for at in range(0, len(ranks) - count + 1, count))
 
 
 def by_node(topology: Topology, ranks: Iterable[int]) -> list[tuple[int, ...]]:

@@ -23,7 +23,7 @@ from recshard_lab.sharding.plan.constraints import ParameterConstraints
 from recshard_lab.sharding.plan.sharding_plan import ParameterSharding
 from recshard_lab.sharding.plan.tiling import Rect
 from recshard_lab.sharding.plan.types import DDR, HBM, PlanError, Shard
-from recshard_lab.sharding.schemes.base import Proposal, allows_both_tiers, check_ranks, usable_ranks
+from recshard_lab.sharding.schemes.base import Proposal, allows_both_tiers, check_ranks, halves, usable_ranks
 from recshard_lab.sharding.schemes.even_tiling import EvenTiling
 
 EVENNESS = (1.0, 0.75, 0.5, 0.25)  # 1: equal lookups per shard, 0: equal rows
@@ -42,12 +42,10 @@ class RowWise:
     ) -> Iterator[Proposal]:
         """Row shards on all usable ranks in order, then on a half, a quarter, ... of them, in any order."""
         usable = usable_ranks(topology, constraints)
-        count = len(usable)
-        while count > 1 or count == len(usable):
+        for count in halves(len(usable)):
             rects = EvenTiling(table.num_embeddings, -(-table.num_embeddings // count), [table.embedding_dim])
             assignments = first_ranks(usable, len(rects)) if count == len(usable) else None
             yield Proposal(self.name, rects, assignments)
-            count = 0 if count == 1 else count // 2
         yield from self._by_access(table, usable, constraints)
         yield from self._by_tier(table, topology, usable, constraints)
 
@@ -59,8 +57,9 @@ class RowWise:
         If memory is short, compromises between equal lookups and equal rows apply.
         """
         curve = constraints.row_shares if constraints is not None else None
-        count = len(usable) if curve is not None else 1
-        while curve is not None and count > 1:
+        if curve is None or len(usable) == 1:
+            return
+        for count in halves(len(usable)):
             on_all, seen = count == len(usable), set()
             for evenness in EVENNESS if on_all else EVENNESS[::2]:
                 sizes = curve.sizes(count, evenness=evenness)
@@ -70,7 +69,6 @@ class RowWise:
                 if rects not in seen:
                     seen.add(rects)
                     yield Proposal(self.name, rects, (tuple(rank for _, rank in spans),) if on_all else None)
-            count //= 2
 
     def _by_tier(
         self,

@@ -18,18 +18,16 @@ from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.hardware.topology import Topology
 from recshard_lab.sharding.plan.constraints import ParameterConstraints
 from recshard_lab.sharding.plan.sharding_plan import ParameterSharding
-from recshard_lab.sharding.plan.tiling import Rect
 from recshard_lab.sharding.schemes.base import Proposal
-from recshard_lab.sharding.schemes.column_wise import check_num_column_shards, column_slices, max_column_shards, widths
-from recshard_lab.sharding.schemes.even_tiling import EvenTiling
-from recshard_lab.sharding.schemes.nodes import (
-    grouped,
-    is_redundant,
-    node_groups,
-    ranks_of_one_node,
-    requested_by_name,
-    usable_by_node,
+from recshard_lab.sharding.schemes.column_wise import (
+    check_num_column_shards,
+    column_counts,
+    column_slices,
+    max_column_shards,
+    widths,
 )
+from recshard_lab.sharding.schemes.even_tiling import EvenTiling
+from recshard_lab.sharding.schemes.nodes import parts_of_nodes, ranks_of_one_node, usable_by_node
 
 
 class TableColumnWise:
@@ -38,38 +36,22 @@ class TableColumnWise:
     name = "table_column_wise"
     label = "TWCW"
     replicated = False
+    on_one_node = "column_wise"
 
     def propose(
         self, table: BaseEmbeddingConfig, topology: Topology, constraints: ParameterConstraints | None = None
     ) -> Iterator[Proposal]:
-        """For each node, one shard per usable rank, as far as the columns allow.
+        """One shard per usable rank of a node, as far as the columns allow, then a half, a quarter, ... down to two.
 
-        If the scheme is requested by name, also a half, a quarter, ... of these shards, down to two (column-wise
-        proposes them otherwise), and one shard of all columns on each node with a single usable rank.
+        Each number of shards may be on adjacent ranks of any node. A node with a single usable rank stores one shard of
+        all columns.
         """
-        if is_redundant(self.name, topology, constraints):
-            return
-        most = max_column_shards(table.embedding_dim, constraints)
-        nodes = tuple(usable_by_node(topology, constraints))
-        by_name = requested_by_name(self.name, constraints)
-        if len({len(ranks) for ranks in nodes}) == 1 and not by_name:
-            count = min(len(nodes[0]), most)
-            if count >= 2:
-                tiles = EvenTiling(table.num_embeddings, table.num_embeddings, widths(table, count))
-                groups = node_groups(nodes, 1, count) if 2 * count > len(nodes[0]) else None
-                if groups is not None:
-                    yield Proposal(self.name, tiles, groups)
-                    return
-        placements: list[tuple[tuple[Rect, ...], tuple[int, ...]]] = []
-        for ranks in nodes:
-            if len(ranks) == 1 and by_name:
-                placements.append((column_slices(table, [table.embedding_dim]), ranks))
-            count = min(len(ranks), most)
-            while count >= 2:
-                rects = column_slices(table, widths(table, count))
-                placements += [(rects, ranks[at : at + count]) for at in range(0, len(ranks) - count + 1, count)]
-                count = count // 2 if by_name else 0
-        yield from grouped(self.name, placements)
+        nodes = usable_by_node(topology, constraints)
+        sizes = set(map(len, nodes))
+        counts = {count for size in sizes for count in column_counts(table, size, constraints)}
+        for count in sorted(counts, reverse=True):
+            tiles = EvenTiling(table.num_embeddings, table.num_embeddings, widths(table, count))
+            yield Proposal(self.name, tiles, parts_of_nodes(nodes, count))
 
     def default(
         self, table: BaseEmbeddingConfig, topology: Topology, ranks: Sequence[int] | None = None

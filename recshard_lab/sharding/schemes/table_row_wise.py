@@ -20,7 +20,7 @@ from recshard_lab.sharding.plan.constraints import ParameterConstraints
 from recshard_lab.sharding.plan.sharding_plan import ParameterSharding
 from recshard_lab.sharding.schemes.base import Proposal
 from recshard_lab.sharding.schemes.even_tiling import EvenTiling
-from recshard_lab.sharding.schemes.nodes import grouped, is_redundant, node_groups, ranks_of_one_node, usable_by_node
+from recshard_lab.sharding.schemes.nodes import node_groups, ranks_of_one_node, usable_by_node
 from recshard_lab.sharding.schemes.row_wise import row_slices
 
 
@@ -30,24 +30,17 @@ class TableRowWise:
     name = "table_row_wise"
     label = "TWRW"
     replicated = False
+    on_one_node = "row_wise"
 
     def propose(
         self, table: BaseEmbeddingConfig, topology: Topology, constraints: ParameterConstraints | None = None
     ) -> Iterator[Proposal]:
         """For each node, a row shard on each of its usable ranks."""
-        if is_redundant(self.name, topology, constraints):
-            return
-        rows, cols = table.num_embeddings, table.embedding_dim
-        nodes = tuple(usable_by_node(topology, constraints))
-        if len({len(ranks) for ranks in nodes}) == 1:
-            tiles = EvenTiling(rows, -(-rows // len(nodes[0])), [cols])
-            yield Proposal(self.name, tiles, node_groups(nodes, 1, len(tiles)))
-            return
-        placements = []
-        for ranks in nodes:
-            rects = row_slices(rows, cols, len(ranks))
-            placements.append((rects, ranks[: len(rects)]))
-        yield from grouped(self.name, placements)
+        nodes = usable_by_node(topology, constraints)
+        for count in dict.fromkeys(map(len, nodes)):
+            tiles = EvenTiling(table.num_embeddings, -(-table.num_embeddings // count), [table.embedding_dim])
+            equal = tuple(ranks for ranks in nodes if len(ranks) == count)
+            yield Proposal(self.name, tiles, node_groups(equal, 1, len(tiles)))
 
     def default(
         self, table: BaseEmbeddingConfig, topology: Topology, ranks: Sequence[int] | None = None

@@ -20,6 +20,7 @@ from recshard_lab.sharding.hardware.topology import Topology
 from recshard_lab.sharding.plan.constraints import ParameterConstraints
 from recshard_lab.sharding.plan.sharding_plan import ParameterSharding
 from recshard_lab.sharding.schemes.base import Proposal, check_ranks, usable_ranks
+from recshard_lab.sharding.schemes.even_tiling import EvenTiling
 
 
 class TableWise:
@@ -34,7 +35,7 @@ class TableWise:
     ) -> Iterator[Proposal]:
         """The whole table on any usable rank."""
         usable_ranks(topology, constraints)
-        yield Proposal(self.name, (((0, table.num_embeddings), (0, table.embedding_dim)),))
+        yield Proposal(self.name, EvenTiling(table.num_embeddings, table.num_embeddings, [table.embedding_dim]))
 
     def default(
         self, table: BaseEmbeddingConfig, topology: Topology, ranks: Sequence[int] | None = None

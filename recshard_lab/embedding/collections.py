@@ -22,6 +22,7 @@ from recshard_lab.embedding.configs import (
     EmbeddingBagConfig,
     EmbeddingConfig,
     PoolingType,
+    TableFeatures,
     check_tables,
     embedding_names_by_table,
 )
@@ -315,7 +316,7 @@ def _rows(fitted: Fitted, weight: Tensor, need_indices: bool) -> JaggedTensor:
     return JaggedTensor._unchecked(rows, given.values() if need_indices else None, given.lengths())
 
 
-def check_pooling(tables: Sequence[EmbeddingBagConfig]) -> None:
+def check_pooling(tables: Sequence[TableFeatures]) -> None:
     """Checks that tables can be pooled.
 
     Raises:
@@ -330,7 +331,7 @@ def check_pooling(tables: Sequence[EmbeddingBagConfig]) -> None:
             )
 
 
-def common_dim(tables: Sequence[BaseEmbeddingConfig]) -> int:
+def common_dim(tables: Sequence[TableFeatures]) -> int:
     """The width that all tables have.
 
     Raises:

@@ -24,29 +24,43 @@ import numpy as np
 
 from recshard_lab.embedding.kernels.registry import notice_once
 
-_I, _F, _INTS, _WORDS, _FLOATS = "int64", "float32", "int64[::1]", "uint32[::1]", "float32[::1]"
+_I, _F, _INTS, _WORDS, _FLOATS, _BYTES = "int64", "float32", "int64[::1]", "uint32[::1]", "float32[::1]", "uint8[::1]"
 _FEATURES = "int64[:, ::1]"
 _BATCH = [_I, _I, _INTS]  # ids, wide, offsets
 _STEP = [*_BATCH, *[_I] * 5]  # and weights, grad, stride, batch, flat
 _FOUND = [_INTS, _INTS, _FLOATS, _INTS, _WORDS, _WORDS]
 _SCRATCH = [_WORDS, _FLOATS, _I, _I, _I]
+_INDEX = [_INTS, _BYTES]  # keys, tags
+_SHAPE = [_I, _I, _I]  # partitions, buckets, choices
+_KERNEL, _DYNAMIC = "recshard_lab.embedding.kernels.numba", "recshard_lab.embedding.dynamic"
 _LOOPS = {
-    "first_bad_feature": ("loops", [_INTS, *_BATCH, _I, _I]),
-    "pool": ("loops", [_FEATURES, *_BATCH, *[_I] * 6]),
-    "gather": ("loops", [_FEATURES, *_BATCH, *[_I] * 3]),
-    "weight_grads": ("loops", [_FEATURES, *_BATCH, *[_I] * 6]),
-    "step_rows": ("coalesce", [_FEATURES, *[_INTS] * 3, *_STEP, _I, *[_F] * 3, *[_I] * 3, *_FOUND, *_SCRATCH]),
+    "first_bad_feature": (f"{_KERNEL}.loops", [_INTS, *_BATCH, _I, _I]),
+    "pool": (f"{_KERNEL}.loops", [_FEATURES, *_BATCH, *[_I] * 6]),
+    "gather": (f"{_KERNEL}.loops", [_FEATURES, *_BATCH, *[_I] * 3]),
+    "weight_grads": (f"{_KERNEL}.loops", [_FEATURES, *_BATCH, *[_I] * 6]),
+    "step_rows": (
+        f"{_KERNEL}.coalesce",
+        [_FEATURES, *[_INTS] * 3, *_STEP, _I, *[_F] * 3, *[_I] * 3, *_FOUND, *_SCRATCH],
+    ),
+    "find": (f"{_DYNAMIC}.index_loops", [_INTS, _I, _I, *_INDEX, *_SHAPE, _INTS, _INTS]),
+    "touch": (f"{_DYNAMIC}.index_loops", [_INTS, *[_I] * 4, _INTS, _I, _INTS, _INTS]),
+    "insert": (
+        f"{_DYNAMIC}.index_loops",
+        [*[_INTS] * 3, _I, _I, *_INDEX, _INTS, _INTS, *_SHAPE, _I, _I, *[_INTS] * 3],
+    ),
 }
-"""Each loop's file, and the types of its arguments."""
+"""Each loop's module, and the types of its arguments."""
+INDEX_LOOPS = ("find", "touch", "insert")
+KERNEL_LOOPS = tuple(name for name in _LOOPS if name not in INDEX_LOOPS)
 
 
 @cache
-def why_absent() -> str | None:
-    """Why the loops do not work here. None if they do: they are loaded then."""
+def why_absent(loops: tuple[str, ...] = KERNEL_LOOPS) -> str | None:
+    """Why these loops do not work here. None if they do: they are loaded then."""
     if find_spec("numba") is None:
         return 'numba is not installed (pip install "recshard-lab[cpu]" brings it)'
     try:
-        for name in _LOOPS:
+        for name in loops:
             loop(name)
     except Exception as error:  # another numpy, Python or processor fails with any exception
         return f"its loops cannot be compiled or loaded here: {type(error).__name__}: {error}"
@@ -56,8 +70,8 @@ def why_absent() -> str | None:
 @cache
 def loop(name: str) -> Callable[..., int]:
     """A loop as a function of numbers and numpy arrays. It releases the GIL."""
-    file, kinds = _LOOPS[name]
-    address = _load(*_machine_code(name, file, kinds))
+    module, kinds = _LOOPS[name]
+    address = _load(*_machine_code(name, module, kinds))
     run = ctypes.CFUNCTYPE(ctypes.c_int32, *_argument_types(kinds))(address)
 
     def call(*arguments: Any) -> int:
@@ -92,9 +106,9 @@ def _argument_types(kinds: list[str]) -> list[type]:
 # ---- machine code ----
 
 
-def _compile(file: str, name: str, kinds: list[str]) -> tuple[str, bytes]:
+def _compile(module: str, name: str, kinds: list[str]) -> tuple[str, bytes]:
     """The symbol and the object file of a loop, by numba."""
-    function: Any = getattr(import_module(f"{__package__}.{file}"), name)
+    function: Any = getattr(import_module(module), name)
     function.compile(f"{'int64' if name == 'first_bad_feature' else 'void'}({', '.join(kinds)})")
     (compiled,) = function.overloads.values()
     return compiled.fndesc.llvm_func_name, compiled.library._get_compiled_object()
@@ -123,7 +137,7 @@ def _load(symbol: str, code: bytes) -> int:
 # ---- kept on disk ----
 
 
-def _machine_code(name: str, file: str, kinds: list[str]) -> tuple[str, bytes]:
+def _machine_code(name: str, module: str, kinds: list[str]) -> tuple[str, bytes]:
     """Loads a loop from disk. If it is missing, one process compiles it and the others wait."""
     folder = _folder()
     if folder is None:
@@ -131,14 +145,14 @@ def _machine_code(name: str, file: str, kinds: list[str]) -> tuple[str, bytes]:
             "the numba kernel's compiled loops cannot be stored: no cache folder is yours and writable. Every process "
             "compiles them (about 5 s). Fix: set NUMBA_CACHE_DIR to a folder that you own and can write to"
         )
-        return _compile(file, name, kinds)
+        return _compile(module, name, kinds)
     path = folder / f"{name}-{_version()}.loop"
     if (found := _read(path)) is not None:
         return found
     with _alone(folder):
         if (found := _read(path)) is not None:
             return found
-        symbol, code = _compile(file, name, kinds)
+        symbol, code = _compile(module, name, kinds)
         body = symbol.encode() + b"\n" + code
         part = path.with_suffix(f".{os.getpid()}")
         try:
@@ -204,8 +218,10 @@ def _version() -> str:
     from llvmlite import binding
 
     digest = hashlib.sha256()
-    for file in ("rows.py", "loops.py", "coalesce.py", "compiled.py"):
-        digest.update(Path(__file__).with_name(file).read_bytes())
+    here = Path(__file__)
+    files = [here.with_name(name) for name in ("rows.py", "loops.py", "coalesce.py", "compiled.py")]
+    for file in (*files, here.parents[2] / "dynamic" / "index_loops.py"):
+        digest.update(file.read_bytes())
     processor = (binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten(), binding.get_process_triple())
     chosen = [os.environ.get(name, "") for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_OPT")]
     digest.update("\n".join([llvmlite.__version__, *processor, *chosen]).encode())

@@ -1,0 +1,467 @@
+"""From ids of any value to the slots of a table, with a score for each.
+
+A bucket has 128 slots. The hash of an id names its partition, two buckets of it, and the place in a bucket at which
+searches start. A full index replaces the id with the lowest score of both buckets. Shards of a table are ranges of
+partitions, so that an index of all partitions and shards of it choose the same ids.
+
+A batch is a multiset: its result does not depend on the order of its ids. Ids that are present are found first. Absent
+ones are inserted in ascending order afterwards. No id that occurs in a batch is replaced during it.
+
+The buckets, scores and operations follow HierarchicalKV (https://github.com/NVIDIA-Merlin/HierarchicalKV). Two buckets
+to choose from are the "power of two choices" (Azar et al., Balanced Allocations, STOC 1994).
+
+Shape letters: N ids of a batch, M new ids of it, C slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recshard_lab.embedding.dynamic import index_rounds
+from recshard_lab.embedding.kernels.numba.compiled import INDEX_LOOPS, loop, why_absent
+from recshard_lab.embedding.kernels.numba.threads import run_all, threads_for
+
+SLOTS = 128
+EMPTY, ERASED = 0, 1
+SPARE = 16  # free slots of the first bucket from which on an id may go to the second
+PARTITION_BUCKETS = 64  # buckets of a partition at the largest size, where that leaves several partitions
+LEAST_PARTITIONS, MOST_PARTITIONS = 8, 64  # where there are as many buckets
+GROW_AT = 0.9  # load factor beyond which an index below its largest size grows
+NEVER = -(1 << 62)  # an access before any step
+
+EVICT = ("lru", "lfu", "epoch_lru", "epoch_lfu", "custom")
+_SET, _ADD, _ADD_IN_EPOCH, _HIGHEST = range(4)
+_HOW = dict(zip(EVICT, (_SET, _ADD, _SET, _ADD_IN_EPOCH, _HIGHEST), strict=True))
+
+
+@dataclass
+class Counters:
+    """What an index has counted since it was made. ``hits + misses == lookups``.
+
+    ``inserts - evictions - erasures`` is the size.
+
+    Attributes:
+        lookups, hits, misses: ids of batches, duplicates included, of `find` and of `find_or_insert`.
+        inserts, evictions, erasures: distinct ids.
+        refusals: distinct absent ids of a batch that admission refused.
+        overflows: distinct absent ids of a batch for which all slots of their buckets were in use by the batch.
+    """
+
+    lookups: int = 0
+    hits: int = 0
+    misses: int = 0
+    inserts: int = 0
+    evictions: int = 0
+    erasures: int = 0
+    refusals: int = 0
+    overflows: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        """Name -> count."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True)
+class Inserted:
+    """The result of `ScoredIndex.find_or_insert`.
+
+    Attributes:
+        slots: ``[N]`` int64 the slot of each id; -1 for ids that were refused.
+        new_ids, new_slots: ``[M]`` ids that were inserted, ascending, and their slots. Their rows must be reset.
+        evicted_ids, evicted_scores, evicted_slots: ``[E]`` ids that lost their slot, and the slot. The slot is also in
+            `new_slots`.
+        moved: if the index grew, slots before and the slots of the same ids now (-1 for an id that was lost), else
+            None. Slots above are those after growth.
+    """
+
+    slots: Tensor
+    new_ids: Tensor
+    new_slots: Tensor
+    evicted_ids: Tensor
+    evicted_scores: Tensor
+    evicted_slots: Tensor
+    moved: tuple[Tensor, Tensor] | None = None
+
+
+class ScoredIndex:
+    """Ids of any int64 value -> slots ``0`` to ``capacity - 1``, with scores.
+
+    Args:
+        capacity: slots at first, rounded up to whole buckets of every partition.
+        max_capacity: the most slots. Below it, the index doubles rather than evicting. Default: ``capacity``.
+        evict: what a score is. ``"lru"``: the step of the last access. ``"lfu"``: the number of accesses.
+            ``"epoch_lru"`` and ``"epoch_lfu"``: the same, after the number of the epoch (`epoch`). ``"custom"``: the
+            highest score passed with the id in the last batch that had it.
+        choices: buckets to choose from, 1 or 2. With 2, the index fills further before it evicts.
+        device: where the arrays are stored.
+        backend: ``"numba"`` (CPU only) or ``"native"`` (torch operators, any device). Both give the same slots.
+            Default: numba where it works.
+
+    Attributes:
+        keys, scores, touched: ``[C]`` int64: the id of each slot, its score, the step of its last access.
+        tags: ``[C]`` uint8: 0 empty, 1 erased, else 128 + 7 bits of the id's hash.
+        step: the number of batches so far. epoch: set it to begin a new epoch.
+        counters: see `Counters`.
+
+    Raises:
+        ValueError: an argument that is none of these.
+
+    >>> index = ScoredIndex(128)
+    >>> found = index.find_or_insert(torch.tensor([7, -3, 7]))
+    >>> bool(found.slots[0] == found.slots[2]), found.new_ids.tolist(), index.size
+    (True, [-3, 7], 2)
+    >>> index.find(torch.tensor([8])).tolist()
+    [-1]
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        max_capacity: int | None = None,
+        *,
+        evict: str = "lru",
+        choices: int = 2,
+        device: torch.device | str = "cpu",
+        backend: str | None = None,
+    ) -> None:
+        most = capacity if max_capacity is None else max_capacity
+        if not 1 <= capacity <= most:
+            raise ValueError(f"capacity={capacity!r} must be from 1 to max_capacity={most!r}")
+        if evict not in EVICT:
+            raise ValueError(f"evict={evict!r} is not supported. Fix: use one of {', '.join(EVICT)}")
+        if choices not in (1, 2):
+            raise ValueError(f"choices={choices!r} is not supported. Fix: use 1 or 2")
+        self.evict, self.choices, self.device = evict, choices, torch.device(device)
+        self.partitions = _partitions(most)
+        self.buckets = _buckets(capacity, self.partitions)
+        self.max_buckets = max(self.buckets, _buckets(most, self.partitions))
+        self.backend = _backend(backend, self.device)
+        self.step, self.epoch = 0, 0
+        self.counters = Counters()
+        self._allocate()
+
+    # ---- size ----
+
+    @property
+    def capacity(self) -> int:
+        """Slots."""
+        return self.partitions * self.buckets * SLOTS
+
+    @property
+    def max_capacity(self) -> int:
+        """The most slots."""
+        return self.partitions * self.max_buckets * SLOTS
+
+    @property
+    def size(self) -> int:
+        """Ids that are present."""
+        return self.counters.inserts - self.counters.evictions - self.counters.erasures
+
+    @property
+    def load_factor(self) -> float:
+        """`size` as a share of `capacity`."""
+        return self.size / self.capacity
+
+    # ---- lookups ----
+
+    def find(self, ids: Tensor) -> Tensor:
+        """The slots of ids ``[N]``, -1 for absent ones. Nothing but the counters changes."""
+        slots = self._find(self._checked(ids))
+        self._count(slots)
+        return slots
+
+    def find_or_insert(
+        self,
+        ids: Tensor,
+        scores: Tensor | None = None,
+        *,
+        admit: Callable[[Tensor, Tensor], Tensor] | None = None,
+        pinned_from: int | None = None,
+    ) -> Inserted:
+        """One step: finds the ids of a batch, updates their scores, and inserts absent ones.
+
+        Args:
+            ids: ``[N]`` int64.
+            scores: ``[N]`` int64, required by ``evict="custom"``, and refused otherwise.
+            admit: is passed the distinct absent ids, ascending, and how often each occurs in the batch. Returns which
+                are inserted, ``[M]`` bool. Default: all.
+            pinned_from: ids of this step and later ones are not evicted, and the index does not grow. Default: ids of
+                this batch are not evicted.
+
+        Raises:
+            ValueError: ids or scores of another shape or type.
+        """
+        ids = self._checked(ids)
+        given = self._scores(ids, scores)
+        self.step += 1
+        slots = self._find(ids)
+        missing = (slots < 0).nonzero().squeeze(1)
+        self._count(slots, len(missing))
+        self._touch(slots, given)
+        pinned = self.step if pinned_from is None else min(pinned_from, self.step)
+        none = ids.new_empty(0)
+        if not len(missing):
+            return Inserted(slots, none, none, none, none, none)
+        new, inverse, counts = ids[missing].unique(return_inverse=True, return_counts=True)
+        admitted = new.new_ones(len(new), dtype=torch.bool) if admit is None else admit(new, counts)
+        self.counters.refusals += int((~admitted).sum())
+        new_scores = self._first_scores(counts, None if given is None else given[missing], inverse)
+        some = admitted.nonzero().squeeze(1)
+        moved, placed, old = self._insert_all(new[some], new_scores[some], pinned)
+        if moved is not None:
+            slots = _renumbered(slots, *moved)
+        of_new = new.new_full((len(new),), -1)
+        of_new[some] = placed
+        slots[missing] = of_new[inverse]
+        kept = placed >= 0
+        return Inserted(slots, new[some][kept], placed[kept], *old, moved)
+
+    def accesses(self, ids: Tensor, scores: Tensor | None = None) -> Tensor:
+        """Updates the scores of the ids that are present, as one step, and returns the slots. Inserts nothing."""
+        ids = self._checked(ids)
+        given = self._scores(ids, scores)
+        self.step += 1
+        slots = self._find(ids)
+        self._count(slots)
+        self._touch(slots, given)
+        return slots
+
+    # ---- removal, export ----
+
+    def erase(self, ids: Tensor) -> Tensor:
+        """Removes ids ``[N]`` that are present. Returns the slots that become free, ascending."""
+        slots = self._find(self._checked(ids)).unique()
+        return self._erase(slots[slots >= 0])
+
+    def erase_if(self, condition: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Removes the ids for which ``condition(ids, scores)`` is True. Returns the slots that become free."""
+        slots = self.slots()
+        return self._erase(slots[condition(self.keys[slots], self.scores[slots])])
+
+    def slots(self) -> Tensor:
+        """The slots in use, ascending."""
+        return (self.tags > ERASED).nonzero().squeeze(1)
+
+    def export_batches(self, size: int = 1 << 16, since: int | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Ids, scores and slots of everything present, up to ``size`` at a time, in the order of slots.
+
+        Args:
+            size: of a batch.
+            since: only ids touched at this step or later.
+        """
+        slots = self.slots()
+        if since is not None:
+            slots = slots[self.touched[slots] >= since]
+        for some in slots.split(size):
+            yield self.keys[some], self.scores[some], some
+
+    # ---- state ----
+
+    def state(self) -> dict[str, Any]:
+        """Everything of this index, for `load_state`. Tensors are not copied."""
+        tensors = {name: getattr(self, name) for name in ("keys", "tags", "scores", "touched")}
+        numbers = {name: getattr(self, name) for name in ("buckets", "max_buckets", "partitions", "step", "epoch")}
+        return tensors | numbers | {"counters": self.counters.as_dict()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Becomes the index that `state` was read from."""
+        for name in ("buckets", "max_buckets", "partitions", "step", "epoch"):
+            setattr(self, name, state[name])
+        for name in ("keys", "tags", "scores", "touched"):
+            setattr(self, name, state[name].to(self.device, copy=True))
+        self.counters = Counters(**state["counters"])
+
+    # ---- inside ----
+
+    def _allocate(self) -> None:
+        self.keys = torch.zeros(self.capacity, dtype=torch.int64, device=self.device)
+        self.scores = torch.zeros_like(self.keys)
+        self.touched = torch.full_like(self.keys, NEVER)
+        self.tags = torch.zeros(self.capacity, dtype=torch.uint8, device=self.device)
+
+    def _checked(self, ids: Tensor) -> Tensor:
+        if ids.dim() != 1 or ids.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"ids must be int64 or int32 of one axis, got {ids.dtype} {list(ids.shape)}")
+        return ids.to(self.device, torch.int64).contiguous()
+
+    def _scores(self, ids: Tensor, scores: Tensor | None) -> Tensor | None:
+        if (scores is None) == (self.evict == "custom"):
+            fix = "pass scores [N]" if scores is None else "leave scores out"
+            raise ValueError(f"evict={self.evict!r} {'needs' if scores is None else 'computes'} scores. Fix: {fix}")
+        if scores is not None and (scores.shape != ids.shape or scores.dtype != torch.int64):
+            raise ValueError(f"scores must be int64 {list(ids.shape)}, got {scores.dtype} {list(scores.shape)}")
+        return None if scores is None else scores.to(self.device).contiguous()
+
+    def _count(self, slots: Tensor, misses: int | None = None) -> None:
+        missed = int((slots < 0).sum()) if misses is None else misses
+        self.counters.lookups += len(slots)
+        self.counters.misses += missed
+        self.counters.hits += len(slots) - missed
+
+    @property
+    def _now(self) -> int:
+        """What an access sets a score to, or adds to it above."""
+        if self.evict == "epoch_lfu":
+            return self.epoch
+        return self.step if self.evict == "lru" else (self.epoch << 32) | self.step
+
+    def _first_scores(self, counts: Tensor, given: Tensor | None, inverse: Tensor) -> Tensor:
+        """``[M]`` the scores of new ids."""
+        how = _HOW[self.evict]
+        if how == _SET:
+            return torch.full_like(counts, self._now)
+        if how == _HIGHEST:
+            assert given is not None
+            return torch.full_like(counts, NEVER).scatter_reduce_(0, inverse, given, "amax")
+        return counts if how == _ADD else (self.epoch << 32) | counts.clamp(max=(1 << 32) - 1)
+
+    def _erase(self, slots: Tensor) -> Tensor:
+        self.tags[slots], self.touched[slots] = ERASED, NEVER
+        self.counters.erasures += len(slots)
+        return slots
+
+    def _find(self, ids: Tensor) -> Tensor:
+        shape = self.partitions, self.buckets, self.choices
+        if self.backend == "native":
+            return index_rounds.find(ids, self.keys, self.tags, *shape)
+        slots = torch.empty_like(ids)
+        run, keys, tags = loop("find"), self.keys.numpy(), self.tags.numpy()
+        given, out = ids.numpy(), slots.numpy()
+
+        def part(first: int, end: int) -> None:
+            run(given, first, end, keys, tags, *shape, out, torch.empty(96, dtype=torch.int64).numpy())
+
+        _in_parallel(part, len(ids), 32 * len(ids))
+        return slots
+
+    def _touch(self, slots: Tensor, given: Tensor | None) -> None:
+        how = _HOW[self.evict]
+        if self.backend == "native":
+            index_rounds.touch(slots, how, self._now, given, self.step, self.scores, self.touched)
+            return
+        run, at = loop("touch"), slots.numpy()
+        scores, touched = self.scores.numpy(), self.touched.numpy()
+        each = at if given is None else given.numpy()
+
+        def part(first: int, end: int) -> None:
+            run(at, first, end, how, self._now, each, self.step, scores, touched)
+
+        _in_parallel(part, self.capacity, 32 * len(slots))
+
+    def _insert_all(
+        self, new: Tensor, scores: Tensor, pinned: int
+    ) -> tuple[tuple[Tensor, Tensor] | None, Tensor, tuple[Tensor, Tensor, Tensor]]:
+        """Inserts absent ids ``[M]``, ascending. Grows rather than evicts, unless slots of earlier batches must stay.
+
+        Returns:
+            Slots before growth and after, None without growth; the slots ``[M]``; ids, scores and slots of those
+            evicted.
+        """
+        touched = torch.full_like(new, self.step)
+        held = ids = None
+        while pinned == self.step and self.buckets < self.max_buckets:
+            if self.size + len(new) <= GROW_AT * self.capacity:
+                out, *old = self._insert(new, scores, touched, NEVER)
+                if bool((out >= 0).all()):
+                    break
+                self.tags[out[out >= 0]] = ERASED  # a bucket is full: try again with more
+            if held is None:
+                held = self.slots()
+                ids = self.keys[held]
+            self._rebuild(min(2 * self.buckets, self.max_buckets))
+        else:
+            out, *old = self._insert(new, scores, touched, pinned)
+        replaced = out < -1
+        out = torch.where(replaced, -2 - out, out)
+        moved = None if held is None or ids is None else (held, self._find(ids))
+        self.counters.overflows += int((out < 0).sum())
+        self.counters.inserts += int((out >= 0).sum())
+        self.counters.evictions += int(replaced.sum())
+        old_ids, old_scores = (each[replaced] for each in old)
+        return moved, out, (old_ids, old_scores, out[replaced])
+
+    def _rebuild(self, buckets: int) -> None:
+        """The same ids in more buckets of each partition. Ids without room, which a very uneven hash has, are lost."""
+        slots = self.slots()
+        slots = slots[self.keys[slots].argsort()]
+        ids, scores, touched = self.keys[slots], self.scores[slots], self.touched[slots]
+        self.buckets = buckets
+        self._allocate()
+        out, *_ = self._insert(ids, scores, touched, NEVER)
+        self.counters.evictions += int((out < 0).sum())
+
+    def _insert(self, new: Tensor, scores: Tensor, touched: Tensor, pinned: int) -> tuple[Tensor, Tensor, Tensor]:
+        """``[M]`` each: the results of `index_loops.insert`."""
+        shape = self.partitions, self.buckets, self.choices
+        spare = SPARE if self.choices == 2 else 0
+        arrays = self.keys, self.tags, self.scores, self.touched
+        if self.backend == "native":
+            return index_rounds.insert(new, scores, touched, *arrays, *shape, spare, pinned)
+        results = tuple(torch.empty_like(new) for _ in range(3))
+        run = loop("insert")
+        given, stored, written = (
+            [each.contiguous().numpy() for each in group] for group in ((new, scores, touched), arrays, results)
+        )
+
+        def part(first: int, end: int) -> None:
+            run(*given, first, end, *stored, *shape, spare, pinned, *written)
+
+        _in_parallel(part, self.partitions, 256 * len(new))
+        return results  # type: ignore[return-value]
+
+
+def _partitions(capacity: int) -> int:
+    """A power of two: one partition for each `PARTITION_BUCKETS` buckets, but `LEAST_PARTITIONS` if that is more.
+
+    >>> _partitions(128), _partitions(1000), _partitions(16 * 8192), _partitions(1 << 24)
+    (1, 8, 16, 64)
+    """
+    buckets = -(-capacity // SLOTS)
+    many = max(min(LEAST_PARTITIONS, buckets), buckets // PARTITION_BUCKETS)
+    return min(MOST_PARTITIONS, 1 << (many.bit_length() - 1))
+
+
+def _buckets(capacity: int, partitions: int) -> int:
+    return -(-capacity // (SLOTS * partitions))
+
+
+def slots_for(capacity: int, max_capacity: int) -> int:
+    """The slots of an index of these arguments: ``capacity`` rounded up to whole buckets of every partition.
+
+    >>> slots_for(1000, 1000), slots_for(1000, 1_000_000)
+    (1024, 8192)
+    """
+    partitions = _partitions(max_capacity)
+    return partitions * _buckets(capacity, partitions) * SLOTS
+
+
+def _backend(name: str | None, device: torch.device) -> str:
+    if name not in (None, "native", "numba"):
+        raise ValueError(f"backend={name!r} is not supported. Fix: use 'numba' or 'native'")
+    if name == "native" or (name is None and device.type != "cpu"):
+        return "native"
+    reason = f"it runs on cpu, not on {device.type}" if device.type != "cpu" else why_absent(INDEX_LOOPS)
+    if reason is None:
+        return "numba"
+    if name is None:
+        return "native"
+    raise ValueError(f"backend 'numba' cannot be used: {reason}. Fix: leave backend out")
+
+
+def _in_parallel(part: Callable[[int, int], None], many: int, load: int) -> None:
+    """Calls ``part`` for ranges of ``many``, on as many threads as ``load`` numbers are worth."""
+    threads = max(1, min(threads_for(load), many))
+    edges = [many * i // threads for i in range(threads + 1)]
+    run_all([lambda i=i: part(edges[i], edges[i + 1]) for i in range(threads)])  # type: ignore[misc]
+
+
+def _renumbered(slots: Tensor, before: Tensor, after: Tensor) -> Tensor:
+    """Slots after growth; -1 stays."""
+    table = slots.new_full((int(before.max()) + 2 if len(before) else 1,), -1)
+    table[before] = after
+    return table[slots]  # the last one is -1

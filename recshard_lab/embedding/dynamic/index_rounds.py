@@ -1,0 +1,161 @@
+"""The inner part of `ScoredIndex` in torch operators, for every device. The result equals that of `index_loops`.
+
+Ids that share no bucket do not affect each other. Each round therefore inserts every id that is the first one left in
+both of its buckets.
+
+Shape letters: N ids, M new ids, C slots.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+SLOTS, WORD = 128, 32
+EMPTY, ERASED, FULL = 0, 1, 128
+CHUNK = 1 << 16  # ids whose buckets are compared at once: 64 MB of keys
+LAST = (1 << 63) - 1
+
+_MULTIPLIER, _OTHER = 0xD6E8FEB86659FD93 - (1 << 64), 0x9E3779B97F4A7C15 - (1 << 64)
+_LOW = 0xFFFFFFFF
+
+
+def _high(h: Tensor) -> Tensor:
+    return (h >> 32) & _LOW
+
+
+def hashes(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """``[N]`` each: the two hashes of 64 bits, as int64."""
+    h = (ids ^ _high(ids)) * _MULTIPLIER
+    h = (h ^ _high(h)) * _MULTIPLIER
+    h = h ^ _high(h)
+    return h, h * _OTHER
+
+
+def partitions_of(ids: Tensor, partitions: int) -> Tensor:
+    """``[N]`` the partition of each id."""
+    return (_high(hashes(ids)[0]) * partitions) >> 32
+
+
+def _places(ids: Tensor, partitions: int, buckets: int) -> tuple[Tensor, Tensor, Tensor]:
+    """``[N, 2]`` both buckets, ``[N]`` the tag, ``[N]`` the slot of a bucket at which searches start."""
+    h, g = hashes(ids)
+    first = ((_high(h) * partitions) >> 32) * buckets
+    both = torch.stack([first + (((h & _LOW) * buckets) >> 32), first + ((_high(g) * buckets) >> 32)], dim=1)
+    return both, (g & 127) | FULL, ((g >> 7) & (SLOTS // WORD - 1)) * WORD
+
+
+def find(ids: Tensor, keys: Tensor, tags: Tensor, partitions: int, buckets: int, choices: int) -> Tensor:
+    """``[N]`` slots, -1 for absent ids."""
+    by_bucket, tag_of = keys.view(-1, SLOTS), tags.view(-1, SLOTS)
+    found = []
+    for some in ids.split(CHUNK):
+        both, tag, _ = _places(some, partitions, buckets)
+        slots = torch.full_like(some, -1)
+        for choice in range(choices):
+            bucket = both[:, choice]
+            same = (tag_of[bucket] == tag[:, None]) & (by_bucket[bucket] == some[:, None])
+            slots = torch.where(same.any(dim=1), bucket * SLOTS + same.byte().argmax(dim=1), slots)
+        found.append(slots)
+    return torch.cat(found)
+
+
+def touch(slots: Tensor, how: int, now: int, given: Tensor | None, step: int, scores: Tensor, touched: Tensor) -> None:
+    """An access to each of the slots ``[N]`` that is not -1. See `index_loops` for ``how``."""
+    present = slots >= 0
+    at = slots[present]
+    if how == 0:
+        scores[at] = now
+    elif given is not None:
+        fresh = at[touched[at] != step]
+        scores[fresh] = torch.iinfo(torch.int64).min
+        scores.scatter_reduce_(0, at, given[present], "amax")
+    elif how == 1:
+        scores.index_add_(0, at, torch.ones_like(at))
+    else:
+        distinct, counts = at.unique(return_counts=True)
+        low = ((scores[distinct] & _LOW) + counts).clamp(max=_LOW)
+        scores[distinct] = (now << 32) | low
+    touched[at] = step
+
+
+def insert(
+    new: Tensor,
+    new_scores: Tensor,
+    new_touched: Tensor,
+    keys: Tensor,
+    tags: Tensor,
+    scores: Tensor,
+    touched: Tensor,
+    partitions: int,
+    buckets: int,
+    choices: int,
+    spare: int,
+    pinned: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Inserts the absent ids ``new [M]``. See `index_loops.insert` for the rule and the results."""
+    out, old_keys, old_scores = (torch.full_like(new, -1) for _ in range(3))
+    both, tag, start = _places(new, partitions, buckets)
+    if choices == 1:
+        both[:, 1] = both[:, 0]
+    left = torch.arange(len(new), device=new.device)
+    first = torch.empty(partitions * buckets, dtype=torch.int64, device=new.device)
+    while len(left):
+        mine = both[left]
+        first.fill_(LAST)
+        for choice in range(2):
+            first.scatter_reduce_(0, mine[:, choice], left, "amin")
+        ready = (first[mine] == left[:, None]).all(dim=1)
+        _insert_round(
+            left[ready], new, new_scores, new_touched, both, tag, start, keys, tags, scores, touched, spare, pinned,
+            out, old_keys, old_scores,
+        )  # fmt: skip
+        left = left[~ready]
+    return out, old_keys, old_scores
+
+
+def _insert_round(
+    at: Tensor,
+    new: Tensor,
+    new_scores: Tensor,
+    new_touched: Tensor,
+    both: Tensor,
+    tag: Tensor,
+    start: Tensor,
+    keys: Tensor,
+    tags: Tensor,
+    scores: Tensor,
+    touched: Tensor,
+    spare: int,
+    pinned: int,
+    out: Tensor,
+    old_keys: Tensor,
+    old_scores: Tensor,
+) -> None:
+    """Inserts the new ids number ``at``, no two of which share a bucket."""
+    lanes = torch.arange(SLOTS, device=new.device)
+    buckets = both[at]  # [n, 2]
+    free = tags.view(-1, SLOTS)[buckets] <= ERASED  # [n, 2, 128]
+    many = free.sum(dim=2)
+    choice = ((many[:, 0] <= spare) & (many[:, 1] > many[:, 0])).long()
+    rows = torch.arange(len(at), device=new.device)
+    order = (lanes - start[at][:, None]) % SLOTS
+    chosen = torch.where(free[rows, choice], order, SLOTS)
+    room = many.amax(dim=1) > 0
+    slot = buckets[rows, choice] * SLOTS + (chosen.argmin(dim=1))
+    full = (~room).nonzero().squeeze(1)
+    if len(full):
+        slots = (buckets[full][:, :, None] * SLOTS + lanes).flatten(1)  # [f, 256]
+        kept = touched[slots] >= pinned
+        for values in (scores, touched, keys):  # the lowest in this order
+            own = torch.where(kept, LAST, values[slots])
+            kept = kept | (own != own.amin(dim=1, keepdim=True))
+        victim = slots.gather(1, kept.byte().argmin(dim=1, keepdim=True)).squeeze(1)
+        slot[full] = torch.where(kept.all(dim=1), -1, victim)
+        gone = full[~kept.all(dim=1)]
+        old_keys[at[gone]], old_scores[at[gone]] = keys[slot[gone]], scores[slot[gone]]
+    out[at] = torch.where(room | (slot < 0), slot, -2 - slot)
+    placed = slot >= 0
+    where, which = slot[placed], at[placed]
+    keys[where], scores[where], touched[where] = new[which], new_scores[which], new_touched[which]
+    tags[where] = tag[which].to(torch.uint8)

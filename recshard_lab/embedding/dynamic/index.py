@@ -103,7 +103,7 @@ class ScoredIndex:
             Default: numba where it works.
 
     Attributes:
-        keys, scores, touched: ``[C]`` int64: the id of each slot, its score, the step of its last access.
+        keys: ``[C]`` int64: the id of each slot.
         tags: ``[C]`` uint8: 0 empty, 1 erased, else 128 + 7 bits of the id's hash.
         step: the number of batches so far. epoch: set it to begin a new epoch.
         counters: see `Counters`.
@@ -166,6 +166,16 @@ class ScoredIndex:
     def load_factor(self) -> float:
         """`size` as a share of `capacity`."""
         return self.size / self.capacity
+
+    @property
+    def scores(self) -> Tensor:
+        """``[C]`` int64 a view: the score of each slot's id."""
+        return self._meta[:, 0]
+
+    @property
+    def touched(self) -> Tensor:
+        """``[C]`` int64 a view: the step of the last access to each slot's id."""
+        return self._meta[:, 1]
 
     # ---- lookups ----
 
@@ -264,7 +274,7 @@ class ScoredIndex:
 
     def state(self) -> dict[str, Any]:
         """Everything of this index, for `load_state`. Tensors are not copied."""
-        tensors = {name: getattr(self, name) for name in ("keys", "tags", "scores", "touched")}
+        tensors = {name: getattr(self, name) for name in ("keys", "tags")} | {"meta": self._meta}
         numbers = {name: getattr(self, name) for name in ("buckets", "max_buckets", "partitions", "step", "epoch")}
         return tensors | numbers | {"counters": self.counters.as_dict()}
 
@@ -272,16 +282,15 @@ class ScoredIndex:
         """Becomes the index that `state` was read from."""
         for name in ("buckets", "max_buckets", "partitions", "step", "epoch"):
             setattr(self, name, state[name])
-        for name in ("keys", "tags", "scores", "touched"):
-            setattr(self, name, state[name].to(self.device, copy=True))
+        self.keys, self.tags, self._meta = (state[name].to(self.device, copy=True) for name in ("keys", "tags", "meta"))
         self.counters = Counters(**state["counters"])
 
     # ---- inside ----
 
     def _allocate(self) -> None:
         self.keys = torch.zeros(self.capacity, dtype=torch.int64, device=self.device)
-        self.scores = torch.zeros_like(self.keys)
-        self.touched = torch.full_like(self.keys, NEVER)
+        self._meta = torch.zeros(self.capacity, 2, dtype=torch.int64, device=self.device)
+        self._meta[:, 1] = NEVER
         self.tags = torch.zeros(self.capacity, dtype=torch.uint8, device=self.device)
 
     def _checked(self, ids: Tensor) -> Tensor:
@@ -345,11 +354,11 @@ class ScoredIndex:
             index_rounds.touch(slots, how, self._now, given, self.step, self.scores, self.touched)
             return
         run, at = loop("touch"), slots.numpy()
-        scores, touched = self.scores.numpy(), self.touched.numpy()
+        meta = self._meta.numpy()
         each = at if given is None else given.numpy()
 
         def part(first: int, end: int) -> None:
-            run(at, first, end, how, self._now, each, self.step, scores, touched)
+            run(at, first, end, how, self._now, each, self.step, meta)
 
         _in_parallel(part, self.capacity, 32 * len(slots))
 
@@ -399,13 +408,14 @@ class ScoredIndex:
         """``[M]`` each: the results of `index_loops.insert`."""
         shape = self.partitions, self.buckets, self.choices
         spare = SPARE if self.choices == 2 else 0
-        arrays = self.keys, self.tags, self.scores, self.touched
         if self.backend == "native":
+            arrays = self.keys, self.tags, self.scores, self.touched
             return index_rounds.insert(new, scores, touched, *arrays, *shape, spare, pinned)
         results = tuple(torch.empty_like(new) for _ in range(3))
         run = loop("insert")
         given, stored, written = (
-            [each.contiguous().numpy() for each in group] for group in ((new, scores, touched), arrays, results)
+            [each.contiguous().numpy() for each in group]
+            for group in ((new, scores, touched), (self.keys, self.tags, self._meta), results)
         )
 
         def part(first: int, end: int) -> None:

@@ -174,28 +174,25 @@ highest of ``given``."""
 
 
 @jit
-def touch(
-    slots: Any, first: int, end: int, how: int, now: int, given: Any, step: int, scores: Any, touched: Any
-) -> None:
-    """An access to each of ``slots`` that lies from ``first`` to ``end``."""
-    scores_at, touched_at = scores.ctypes.data, touched.ctypes.data
+def touch(slots: Any, first: int, end: int, how: int, now: int, given: Any, step: int, meta: Any) -> None:
+    """An access to each of ``slots`` that lies from ``first`` to ``end``. ``meta``: see `insert`."""
+    meta_at = meta.ctypes.data
     many = len(slots)
     for i in range(many):
         if i + AHEAD < many and first <= slots[i + AHEAD] < end:
-            fetch(scores_at + 8 * slots[i + AHEAD], 8)
-            fetch(touched_at + 8 * slots[i + AHEAD], 8)
+            fetch(meta_at + 16 * slots[i + AHEAD], 16)
         slot = slots[i]
         if slot < first or slot >= end:
             continue
         if how == SET:
-            scores[slot] = now
+            meta[slot, 0] = now
         elif how == ADD:
-            scores[slot] += 1
+            meta[slot, 0] += 1
         elif how == ADD_IN_EPOCH:
-            scores[slot] = (now << 32) | min((scores[slot] & 0xFFFFFFFF) + 1, 0xFFFFFFFF)
-        elif touched[slot] != step or given[i] > scores[slot]:
-            scores[slot] = given[i]
-        touched[slot] = step
+            meta[slot, 0] = (now << 32) | min((meta[slot, 0] & 0xFFFFFFFF) + 1, 0xFFFFFFFF)
+        elif meta[slot, 1] != step or given[i] > meta[slot, 0]:
+            meta[slot, 0] = given[i]
+        meta[slot, 1] = step
 
 
 @jit
@@ -217,8 +214,7 @@ def insert(
     end: int,
     keys: Any,
     tags: Any,
-    scores: Any,
-    touched: Any,
+    meta: Any,
     partitions: int,
     buckets: int,
     choices: int,
@@ -235,6 +231,7 @@ def insert(
     are never replaced.
 
     Args:
+        meta: ``[slots, 2]`` the score and the step of the last access, in one cache line.
         out: ``[new]`` the slot of each; -1 if all slots of its buckets are pinned; -2 - slot if it replaced
             ``old_keys`` with ``old_scores`` there.
     """
@@ -267,21 +264,21 @@ def insert(
             for choice in range(1 if other == bucket else 2):
                 start = bucket if choice == 0 else other
                 for slot in range(start, start + SLOTS):
-                    if touched[slot] >= pinned:
+                    if meta[slot, 1] >= pinned:
                         continue
                     if at >= 0:
-                        if scores[slot] > scores[at]:
+                        if meta[slot, 0] > meta[at, 0]:
                             continue
-                        if scores[slot] == scores[at]:
-                            if touched[slot] > touched[at]:
+                        if meta[slot, 0] == meta[at, 0]:
+                            if meta[slot, 1] > meta[at, 1]:
                                 continue
-                            if touched[slot] == touched[at] and keys[slot] > keys[at]:
+                            if meta[slot, 1] == meta[at, 1] and keys[slot] > keys[at]:
                                 continue
                     at = slot
             if at < 0:
                 out[i] = -1
                 continue
-            old_keys[i], old_scores[i] = keys[at], scores[at]
+            old_keys[i], old_scores[i] = keys[at], meta[at, 0]
             out[i] = -2 - at
-        keys[at], scores[at], touched[at] = new[i], new_scores[i], new_touched[i]
+        keys[at], meta[at, 0], meta[at, 1] = new[i], new_scores[i], new_touched[i]
         tags[at] = np.uint8(_tag(g))

@@ -43,7 +43,7 @@ def test_an_index_is_dictionaries_with_the_same_rules(backend: str, data: Any) -
             case "epoch":
                 index.epoch = reference.epoch = index.epoch + 1
             case "find":
-                before = index.state()["scores"].clone()
+                before = index.scores.clone()
                 found = index.find(torch.tensor(batch, dtype=torch.int64))
                 assert [slot >= 0 for slot in found.tolist()] == [reference.entry(key) is not None for key in batch]
                 assert torch.equal(index.scores, before)

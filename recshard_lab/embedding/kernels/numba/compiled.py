@@ -25,7 +25,7 @@ import numpy as np
 from recshard_lab.embedding.kernels.registry import notice_once
 
 _I, _F, _INTS, _WORDS, _FLOATS, _BYTES = "int64", "float32", "int64[::1]", "uint32[::1]", "float32[::1]", "uint8[::1]"
-_FEATURES = "int64[:, ::1]"
+_MATRIX = "int64[:, ::1]"
 _BATCH = [_I, _I, _INTS]  # ids, wide, offsets
 _STEP = [*_BATCH, *[_I] * 5]  # and weights, grad, stride, batch, flat
 _FOUND = [_INTS, _INTS, _FLOATS, _INTS, _WORDS, _WORDS]
@@ -35,18 +35,18 @@ _SHAPE = [_I, _I, _I]  # partitions, buckets, choices
 _KERNEL, _DYNAMIC = "recshard_lab.embedding.kernels.numba", "recshard_lab.embedding.dynamic"
 _LOOPS = {
     "first_bad_feature": (f"{_KERNEL}.loops", [_INTS, *_BATCH, _I, _I]),
-    "pool": (f"{_KERNEL}.loops", [_FEATURES, *_BATCH, *[_I] * 6]),
-    "gather": (f"{_KERNEL}.loops", [_FEATURES, *_BATCH, *[_I] * 3]),
-    "weight_grads": (f"{_KERNEL}.loops", [_FEATURES, *_BATCH, *[_I] * 6]),
+    "pool": (f"{_KERNEL}.loops", [_MATRIX, *_BATCH, *[_I] * 6]),
+    "gather": (f"{_KERNEL}.loops", [_MATRIX, *_BATCH, *[_I] * 3]),
+    "weight_grads": (f"{_KERNEL}.loops", [_MATRIX, *_BATCH, *[_I] * 6]),
     "step_rows": (
         f"{_KERNEL}.coalesce",
-        [_FEATURES, *[_INTS] * 3, *_STEP, _I, *[_F] * 3, *[_I] * 3, *_FOUND, *_SCRATCH],
+        [_MATRIX, *[_INTS] * 3, *_STEP, _I, *[_F] * 3, *[_I] * 3, *_FOUND, *_SCRATCH],
     ),
     "find": (f"{_DYNAMIC}.index_loops", [_INTS, _I, _I, *_INDEX, *_SHAPE, _INTS, _INTS]),
-    "touch": (f"{_DYNAMIC}.index_loops", [_INTS, *[_I] * 4, _INTS, _I, _INTS, _INTS]),
+    "touch": (f"{_DYNAMIC}.index_loops", [_INTS, *[_I] * 4, _INTS, _I, _MATRIX]),
     "insert": (
         f"{_DYNAMIC}.index_loops",
-        [*[_INTS] * 3, _I, _I, *_INDEX, _INTS, _INTS, *_SHAPE, _I, _I, *[_INTS] * 3],
+        [*[_INTS] * 3, _I, _I, *_INDEX, _MATRIX, *_SHAPE, _I, _I, *[_INTS] * 3],
     ),
 }
 """Each loop's module, and the types of its arguments."""
@@ -223,6 +223,6 @@ def _version() -> str:
     for file in (*files, here.parents[2] / "dynamic" / "index_loops.py"):
         digest.update(file.read_bytes())
     processor = (binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten(), binding.get_process_triple())
-    chosen = [os.environ.get(name, "") for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_OPT")]
+    chosen = [os.environ.get(name, "") for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_MATRIX", "NUMBA_OPT")]
     digest.update("\n".join([llvmlite.__version__, *processor, *chosen]).encode())
     return digest.hexdigest()[:24]

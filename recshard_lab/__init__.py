@@ -25,6 +25,9 @@ _ROOM_OF = {
     "validate_keyed_jagged_tensor": "sparse",
     # embedding
     "DataType": "embedding",
+    "DynamicEmbeddingBagCollection": "embedding",
+    "DynamicEmbeddingCollection": "embedding",
+    "DynamicEmbeddingConfig": "embedding",
     "EmbOptimType": "embedding",
     "EmbeddingBagCollection": "embedding",
     "EmbeddingBagConfig": "embedding",

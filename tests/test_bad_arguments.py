@@ -33,6 +33,10 @@ def bags() -> rl.EmbeddingBagConfig:
     return rl.EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, **F)  # type: ignore[arg-type]
 
 
+def dynamic() -> rl.DynamicEmbeddingConfig:
+    return rl.DynamicEmbeddingConfig("t", 4, capacity=128, feature_names=["f"])
+
+
 def batch(variable: bool = False) -> rl.KeyedJaggedTensor:
     return rl.KeyedJaggedTensor(["f"], torch.tensor([1, 2, 9]), lengths=torch.tensor([2, 0, 1]))
 
@@ -351,6 +355,54 @@ def calls() -> dict[str, Call]:
         "quantize_embeddings": (
             lambda **own: rl.quantize_embeddings(**own)(batch()),
             {"module": ebc(), "dtype": rl.DataType.INT8, "inplace": False},
+        ),
+        "DynamicEmbeddingConfig": (
+            lambda **own: (
+                rl.DynamicEmbeddingBagCollection([rl.DynamicEmbeddingConfig(**own)], torch.optim.SGD, {"lr": 0.1})(
+                    batch()
+                )
+                .values()
+                .sum()
+                .backward()
+            ),
+            {
+                "name": "t",
+                "embedding_dim": 4,
+                "capacity": 128,
+                "max_capacity": 256,
+                "feature_names": ["f"],
+                "evict": "lru",
+                "admit": 1,
+                "absent": "zero",
+                "pooling": rl.PoolingType.SUM,
+                "data_type": rl.DataType.FP32,
+                "choices": 2,
+                "weight_init_min": -1.0,
+                "weight_init_max": 1.0,
+                "seed": 0,
+            },
+        ),
+        "DynamicEmbeddingBagCollection": (
+            lambda **own: rl.DynamicEmbeddingBagCollection(**own)(batch()).values().sum().backward(),
+            {
+                "tables": [dynamic()],
+                "optimizer_type": torch.optim.SGD,
+                "optimizer_kwargs": {"lr": 0.1},
+                "is_weighted": False,
+                "device": "cpu",
+                "backend": "native",
+            },
+        ),
+        "DynamicEmbeddingCollection": (
+            lambda **own: rl.DynamicEmbeddingCollection(**own),
+            {
+                "tables": [dynamic()],
+                "optimizer_type": torch.optim.SGD,
+                "optimizer_kwargs": {"lr": 0.1},
+                "device": "cpu",
+                "need_indices": True,
+                "backend": "native",
+            },
         ),
         "FusedEmbeddingBagCollection": (
             lambda **own: rl.FusedEmbeddingBagCollection(**own)(batch()).values().sum().backward(),

@@ -17,6 +17,9 @@ from recshard_lab.embedding.data_types import DATA_TYPE_NUM_BITS as DATA_TYPE_NU
 from recshard_lab.embedding.data_types import data_type_to_dtype as data_type_to_dtype
 from recshard_lab.embedding.data_types import dtype_to_data_type as dtype_to_data_type
 from recshard_lab.embedding.data_types import pooling_type_to_str as pooling_type_to_str
+from recshard_lab.embedding.dynamic import DynamicEmbeddingBagCollection as DynamicEmbeddingBagCollection
+from recshard_lab.embedding.dynamic import DynamicEmbeddingCollection as DynamicEmbeddingCollection
+from recshard_lab.embedding.dynamic import DynamicEmbeddingConfig as DynamicEmbeddingConfig
 from recshard_lab.embedding.fuse import fuse_embedding_optimizer as fuse_embedding_optimizer
 from recshard_lab.embedding.fused_base import FusedCollection as FusedCollection
 from recshard_lab.embedding.fused_collections import FusedEmbeddingBagCollection as FusedEmbeddingBagCollection
@@ -34,6 +37,9 @@ __all__ = [
     "DATA_TYPE_NUM_BITS",
     "BaseEmbeddingConfig",
     "DataType",
+    "DynamicEmbeddingBagCollection",
+    "DynamicEmbeddingCollection",
+    "DynamicEmbeddingConfig",
     "EmbOptimType",
     "EmbeddingBagCollection",
     "EmbeddingBagCollectionInterface",

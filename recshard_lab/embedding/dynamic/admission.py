@@ -75,13 +75,25 @@ class ChosenIds:
         """``[M]`` bool.
 
         Raises:
-            ValueError: the function does not return ``[M]`` bool.
+            ValueError: the function fails, or does not return ``[M]`` bool.
         """
-        chosen = self.function(ids)
-        if not isinstance(chosen, Tensor) or chosen.dtype != torch.bool or chosen.shape != ids.shape:
-            what = f"{chosen.dtype} {list(chosen.shape)}" if isinstance(chosen, Tensor) else type(chosen).__name__
-            raise ValueError(f"table {self.table!r}: admit(ids) must return bool {list(ids.shape)}, got {what}")
-        return chosen
+        return of_ids(self.function, ids, torch.bool, f"table {self.table!r}: admit(ids)")
+
+
+def of_ids(function: Callable[[Tensor], Any], ids: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """What a user's function returns for ids: one value for each.
+
+    Raises:
+        ValueError: it fails, or returns something else.
+    """
+    try:
+        found = function(ids)
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(f"{name} failed on ids {list(ids.shape)}: {error}") from error
+    if not isinstance(found, Tensor) or found.dtype != dtype or found.shape != ids.shape:
+        what = f"{found.dtype} {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise ValueError(f"{name} must return {dtype} {list(ids.shape)}, got {what}")
+    return found
 
 
 def admission_of(config: DynamicEmbeddingConfig, capacity: int, device: torch.device | str) -> Admit | None:

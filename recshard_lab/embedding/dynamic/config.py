@@ -60,33 +60,47 @@ class DynamicEmbeddingConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        self._check("name", isinstance(self.name, str), "a string")
         self.embedding_dim = self._whole("embedding_dim", self.embedding_dim)
         self.capacity = self._whole("capacity", self.capacity)
-        self.max_capacity = (
-            self.capacity if self.max_capacity is None else self._whole("max_capacity", self.max_capacity)
-        )
+        most = self.capacity if self.max_capacity is None else self.max_capacity
+        self.max_capacity = self._whole("max_capacity", most)
         if self.max_capacity < self.capacity:
             raise ValueError(
                 f"table {self.name!r}: capacity {self.capacity:,} is above max_capacity {self.max_capacity:,}. "
                 f"Fix: raise max_capacity"
             )
-        self.feature_names = list(self.feature_names) or [self.name]
-        for name, known in (("evict", EVICT), ("absent", ABSENT), ("choices", (1, 2))):
-            value = getattr(self, name)
-            if value not in known and not (name == "evict" and callable(value)):
-                raise ValueError(
-                    f"table {self.name!r}: {name}={value!r} is not supported. "
-                    f"Fix: use one of {', '.join(map(repr, known))}"
-                )
+        named = self.feature_names
+        strings = isinstance(named, list | tuple) and all(isinstance(feature, str) for feature in named)
+        self._check("feature_names", strings, "a list of strings")
+        self.feature_names = list(named) or [self.name]
+        evict, choices = self.evict, self.choices
+        self._check("evict", callable(evict) or (isinstance(evict, str) and evict in EVICT), f"of {EVICT}, or callable")
+        self._check("absent", isinstance(self.absent, str) and self.absent in ABSENT, f"of {ABSENT}")
+        self._check("choices", isinstance(choices, int) and choices in (1, 2), "1 or 2")
+        self._check("pooling", isinstance(self.pooling, PoolingType), "a PoolingType")
+        self._check("data_type", isinstance(self.data_type, DataType), "a DataType")
+        self._check("seed", isinstance(self.seed, int), "an integer")
+        for end in ("weight_init_min", "weight_init_max"):
+            value = getattr(self, end)
+            self._check(end, value is None or (isinstance(value, int | float) and abs(value) < 1e30), "a number")
+            setattr(self, end, None if value is None else float(value))
         admit = self.admit
-        if admit is not None and not callable(admit) and not (0 < admit < 1 or (admit >= 1 and admit == int(admit))):
-            raise ValueError(
-                f"table {self.name!r}: admit={admit!r} is not supported. Fix: use a probability between 0 and 1, a "
-                f"number of occurrences, or a function"
-            )
+        number = isinstance(admit, int | float) and (0 < admit < 1 or (1 <= admit < 2**31 and admit == int(admit)))
+        expected = "a probability between 0 and 1, a number of occurrences, or a function"
+        self._check("admit", admit is None or callable(admit) or number, expected)
+
+    def _check(self, name: str, right: bool, expected: str) -> None:
+        if not right:
+            raise ValueError(f"table {self.name!r}: {name} must be {expected}; got {getattr(self, name)!r}")
 
     def _whole(self, name: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 1 or value != int(value):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 1 <= value < 2**48
+            or value != int(value)
+        ):
             raise ValueError(f"table {self.name!r}: {name} must be a positive integer, got {value!r}")
         return int(value)
 

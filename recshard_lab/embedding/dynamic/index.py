@@ -34,6 +34,7 @@ LEAST_PARTITIONS, MOST_PARTITIONS = 8, 64  # where there are as many buckets
 GROW_AT = 0.9  # load factor beyond which an index below its largest size grows
 NEVER = -(1 << 62)  # an access before any step
 
+_NUMBERS = ("buckets", "max_buckets", "partitions", "shard", "step", "epoch")
 EVICT = ("lru", "lfu", "epoch_lru", "epoch_lfu", "custom")
 _SET, _ADD, _ADD_IN_EPOCH, _HIGHEST = range(4)
 _HOW = dict(zip(EVICT, (_SET, _ADD, _SET, _ADD_IN_EPOCH, _HIGHEST), strict=True))
@@ -98,6 +99,8 @@ class ScoredIndex:
             ``"epoch_lru"`` and ``"epoch_lfu"``: the same, after the number of the epoch (`epoch`). ``"custom"``: the
             highest score passed with the id in the last batch that had it.
         choices: buckets to choose from, 1 or 2. With 2, the index fills further before it evicts.
+        shard: the first partition of this shard and the one after its last; `partitions_for` counts those of the
+            table. ``capacity`` and ``max_capacity`` are those of the table. Default: all.
         device: where the arrays are stored.
         backend: ``"numba"`` (CPU only) or ``"native"`` (torch operators, any device). Both give the same slots.
             Default: numba where it works.
@@ -109,7 +112,7 @@ class ScoredIndex:
         counters: see `Counters`.
 
     Raises:
-        ValueError: an argument that is none of these.
+        ValueError: an argument that is none of these; later, an id of another shard.
 
     >>> index = ScoredIndex(128)
     >>> found = index.find_or_insert(torch.tensor([7, -3, 7]))
@@ -126,6 +129,7 @@ class ScoredIndex:
         *,
         evict: str = "lru",
         choices: int = 2,
+        shard: tuple[int, int] | None = None,
         device: torch.device | str = "cpu",
         backend: str | None = None,
     ) -> None:
@@ -134,10 +138,14 @@ class ScoredIndex:
             raise ValueError(f"capacity={capacity!r} must be from 1 to max_capacity={most!r}")
         if evict not in EVICT:
             raise ValueError(f"evict={evict!r} is not supported. Fix: use one of {', '.join(EVICT)}")
+        partitions = partitions_for(most)
+        if shard is not None and not 0 <= shard[0] < shard[1] <= partitions:
+            raise ValueError(f"shard={shard!r} is not a range of the {partitions} partitions")
         if choices not in (1, 2):
             raise ValueError(f"choices={choices!r} is not supported. Fix: use 1 or 2")
         self.evict, self.choices, self.device = evict, choices, torch.device(device)
-        self.partitions = _partitions(most)
+        self.partitions = partitions
+        self.shard = (0, partitions) if shard is None else shard
         self.buckets = _buckets(capacity, self.partitions)
         self.max_buckets = max(self.buckets, _buckets(most, self.partitions))
         self.backend = _backend(backend, self.device)
@@ -148,14 +156,24 @@ class ScoredIndex:
     # ---- size ----
 
     @property
+    def _own(self) -> int:
+        """Partitions of this shard."""
+        return self.shard[1] - self.shard[0]
+
+    @property
+    def _shape(self) -> tuple[int, int, int, int]:
+        """Partitions of the table, the first one here, buckets of each, buckets to choose from."""
+        return self.partitions, self.shard[0], self.buckets, self.choices
+
+    @property
     def capacity(self) -> int:
         """Slots."""
-        return self.partitions * self.buckets * SLOTS
+        return self._own * self.buckets * SLOTS
 
     @property
     def max_capacity(self) -> int:
         """The most slots."""
-        return self.partitions * self.max_buckets * SLOTS
+        return self._own * self.max_buckets * SLOTS
 
     @property
     def size(self) -> int:
@@ -275,12 +293,12 @@ class ScoredIndex:
     def state(self) -> dict[str, Any]:
         """Everything of this index, for `load_state`. Tensors are not copied."""
         tensors = {name: getattr(self, name) for name in ("keys", "tags")} | {"meta": self._meta}
-        numbers = {name: getattr(self, name) for name in ("buckets", "max_buckets", "partitions", "step", "epoch")}
+        numbers = {name: getattr(self, name) for name in _NUMBERS}
         return tensors | numbers | {"counters": self.counters.as_dict()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Becomes the index that `state` was read from."""
-        for name in ("buckets", "max_buckets", "partitions", "step", "epoch"):
+        for name in _NUMBERS:
             setattr(self, name, state[name])
         self.keys, self.tags, self._meta = (state[name].to(self.device, copy=True) for name in ("keys", "tags", "meta"))
         self.counters = Counters(**state["counters"])
@@ -296,7 +314,13 @@ class ScoredIndex:
     def _checked(self, ids: Tensor) -> Tensor:
         if ids.dim() != 1 or ids.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"ids must be int64 or int32 of one axis, got {ids.dtype} {list(ids.shape)}")
-        return ids.to(self.device, torch.int64).contiguous()
+        ids = ids.to(self.device, torch.int64).contiguous()
+        if self._own < self.partitions:
+            partition = index_rounds.partitions_of(ids, self.partitions)
+            elsewhere = (partition < self.shard[0]) | (partition >= self.shard[1])
+            if bool(elsewhere.any()):
+                raise ValueError(f"id {int(ids[elsewhere][0])} is not of partitions {self.shard} of this shard")
+        return ids
 
     def _scores(self, ids: Tensor, scores: Tensor | None) -> Tensor | None:
         if (scores is None) == (self.evict == "custom"):
@@ -335,7 +359,7 @@ class ScoredIndex:
         return slots
 
     def _find(self, ids: Tensor) -> Tensor:
-        shape = self.partitions, self.buckets, self.choices
+        shape = self._shape
         if self.backend == "native":
             return index_rounds.find(ids, self.keys, self.tags, *shape)
         slots = torch.empty_like(ids)
@@ -406,7 +430,7 @@ class ScoredIndex:
 
     def _insert(self, new: Tensor, scores: Tensor, touched: Tensor, pinned: int) -> tuple[Tensor, Tensor, Tensor]:
         """``[M]`` each: the results of `index_loops.insert`."""
-        shape = self.partitions, self.buckets, self.choices
+        shape = self._shape
         spare = SPARE if self.choices == 2 else 0
         if self.backend == "native":
             arrays = self.keys, self.tags, self.scores, self.touched
@@ -421,14 +445,14 @@ class ScoredIndex:
         def part(first: int, end: int) -> None:
             run(*given, first, end, *stored, *shape, spare, pinned, *written)
 
-        _in_parallel(part, self.partitions, 256 * len(new))
+        _in_parallel(part, self._own, 256 * len(new))
         return results  # type: ignore[return-value]
 
 
-def _partitions(capacity: int) -> int:
+def partitions_for(capacity: int) -> int:
     """A power of two: one partition for each `PARTITION_BUCKETS` buckets, but `LEAST_PARTITIONS` if that is more.
 
-    >>> _partitions(128), _partitions(1000), _partitions(16 * 8192), _partitions(1 << 24)
+    >>> partitions_for(128), partitions_for(1000), partitions_for(16 * 8192), partitions_for(1 << 24)
     (1, 8, 16, 64)
     """
     buckets = -(-capacity // SLOTS)
@@ -446,7 +470,7 @@ def slots_for(capacity: int, max_capacity: int) -> int:
     >>> slots_for(1000, 1000), slots_for(1000, 1_000_000)
     (1024, 8192)
     """
-    partitions = _partitions(max_capacity)
+    partitions = partitions_for(max_capacity)
     return partitions * _buckets(capacity, partitions) * SLOTS
 
 
@@ -464,7 +488,7 @@ def _backend(name: str | None, device: torch.device) -> str:
 
 
 def _in_parallel(part: Callable[[int, int], None], many: int, load: int) -> None:
-    """Calls ``part`` for ranges of ``many``, on as many threads as ``load`` numbers are worth."""
+    """Calls ``part`` for ranges of ``many``, on the threads that `threads_for` gives for ``load``."""
     threads = max(1, min(threads_for(load), many))
     edges = [many * i // threads for i in range(threads + 1)]
     run_all([lambda i=i: part(edges[i], edges[i + 1]) for i in range(threads)])  # type: ignore[misc]

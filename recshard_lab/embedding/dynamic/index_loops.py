@@ -4,7 +4,8 @@ A bucket has 128 slots. Each slot has a tag of one byte: `EMPTY`, `ERASED`, or 7
 set. One vector instruction compares 32 tags, so that a lookup reads one cache line of tags and one of keys. A search
 starts at the word of 32 tags that the hash names. It ends at the id, or after a word with an empty slot.
 
-``partitions``, ``buckets`` (of one partition) and ``choices`` are those of the index. Arrays of slots are ``[slots]``.
+``partitions`` (of the table), ``offset`` (the first of them that is here), ``buckets`` (of one partition) and
+``choices`` are those of the index. Arrays of slots are ``[slots]``.
 """
 
 from typing import Any
@@ -87,10 +88,10 @@ def _partition(h: Any, partitions: int) -> Any:
 
 
 @jit
-def _bucket(h: Any, g: Any, choice: int, partitions: int, buckets: int) -> Any:
+def _bucket(h: Any, g: Any, choice: int, partitions: int, offset: int, buckets: int) -> Any:
     """The first slot of an id's first or second bucket."""
     within = (((h & _LOW) if choice == 0 else (g >> _SHIFT)) * _U64(buckets)) >> _SHIFT
-    return np.int64(_partition(h, partitions) * _U64(buckets) + within) * SLOTS
+    return ((np.int64(_partition(h, partitions)) - offset) * buckets + np.int64(within)) * SLOTS
 
 
 @jit
@@ -105,13 +106,13 @@ def _word(g: Any) -> Any:
 
 
 @jit
-def _slot_of(key: int, keys: int, tags: int, partitions: int, buckets: int, choices: int) -> int:
+def _slot_of(key: int, keys: int, tags: int, partitions: int, offset: int, buckets: int, choices: int) -> int:
     """The slot of an id, or -1."""
     h = _mixed(key)
     g = _other(h)
     tag, word = _tag(g), _word(g)
     for choice in range(choices):
-        bucket = _bucket(h, g, choice, partitions, buckets)
+        bucket = _bucket(h, g, choice, partitions, offset, buckets)
         for step in range(SLOTS // WORD):
             at = bucket + ((word + step) & (SLOTS // WORD - 1)) * WORD
             found = _equal(tags + at, tag)
@@ -133,6 +134,7 @@ def find(
     keys: Any,
     tags: Any,
     partitions: int,
+    offset: int,
     buckets: int,
     choices: int,
     out: Any,
@@ -148,7 +150,7 @@ def find(
         if i < end:
             h = _mixed(ids[i])
             g = _other(h)
-            at = _bucket(h, g, 0, partitions, buckets) + _word(g) * WORD
+            at = _bucket(h, g, 0, partitions, offset, buckets) + _word(g) * WORD
             fetch(tags_at + at, WORD)
             ring[i & mask], ring[RING + (i & mask)] = at, _tag(g)
         j = i - AHEAD
@@ -164,7 +166,7 @@ def find(
         if j >= first:
             slot = ring[2 * RING + (j & mask)]
             if slot < 0 or _key_at(keys_at, slot) != ids[j]:
-                slot = _slot_of(ids[j], keys_at, tags_at, partitions, buckets, choices)
+                slot = _slot_of(ids[j], keys_at, tags_at, partitions, offset, buckets, choices)
             out[j] = slot
 
 
@@ -175,7 +177,7 @@ highest of ``given``."""
 
 @jit
 def touch(slots: Any, first: int, end: int, how: int, now: int, given: Any, step: int, meta: Any) -> None:
-    """An access to each of ``slots`` that lies from ``first`` to ``end``. ``meta``: see `insert`."""
+    """Records an access to each of ``slots`` in the range ``first`` to ``end``. ``meta``: see `insert`."""
     meta_at = meta.ctypes.data
     many = len(slots)
     for i in range(many):
@@ -216,6 +218,7 @@ def insert(
     tags: Any,
     meta: Any,
     partitions: int,
+    offset: int,
     buckets: int,
     choices: int,
     spare: int,
@@ -224,7 +227,7 @@ def insert(
     old_keys: Any,
     old_scores: Any,
 ) -> None:
-    """Inserts the absent ids ``new`` of the partitions ``first`` to ``end``, in their order.
+    """Inserts the absent ids ``new`` of the partitions ``first`` to ``end`` that are here, in their order.
 
     An id goes to its first bucket while that has more than ``spare`` free slots, else to the emptier one. If both are
     full, the id replaces the one with the lowest (score, touched, key) of both. Slots touched at ``pinned`` or later
@@ -238,13 +241,13 @@ def insert(
     tags_at = tags.ctypes.data
     for i in range(len(new)):
         h = _mixed(new[i])
-        part = np.int64(_partition(h, partitions))
+        part = np.int64(_partition(h, partitions)) - offset
         if part < first or part >= end:
             continue
         g = _other(h)
-        bucket = _bucket(h, g, 0, partitions, buckets)
+        bucket = _bucket(h, g, 0, partitions, offset, buckets)
         free = _free(tags_at, bucket)
-        other = _bucket(h, g, 1, partitions, buckets) if choices > 1 else bucket
+        other = _bucket(h, g, 1, partitions, offset, buckets) if choices > 1 else bucket
         if free <= spare and other != bucket:
             more = _free(tags_at, other)
             if more > free:

@@ -37,20 +37,20 @@ def partitions_of(ids: Tensor, partitions: int) -> Tensor:
     return (_high(hashes(ids)[0]) * partitions) >> 32
 
 
-def _places(ids: Tensor, partitions: int, buckets: int) -> tuple[Tensor, Tensor, Tensor]:
+def _places(ids: Tensor, partitions: int, offset: int, buckets: int) -> tuple[Tensor, Tensor, Tensor]:
     """``[N, 2]`` both buckets, ``[N]`` the tag, ``[N]`` the slot of a bucket at which searches start."""
     h, g = hashes(ids)
-    first = ((_high(h) * partitions) >> 32) * buckets
+    first = (((_high(h) * partitions) >> 32) - offset) * buckets
     both = torch.stack([first + (((h & _LOW) * buckets) >> 32), first + ((_high(g) * buckets) >> 32)], dim=1)
     return both, (g & 127) | FULL, ((g >> 7) & (SLOTS // WORD - 1)) * WORD
 
 
-def find(ids: Tensor, keys: Tensor, tags: Tensor, partitions: int, buckets: int, choices: int) -> Tensor:
+def find(ids: Tensor, keys: Tensor, tags: Tensor, partitions: int, offset: int, buckets: int, choices: int) -> Tensor:
     """``[N]`` slots, -1 for absent ids."""
     by_bucket, tag_of = keys.view(-1, SLOTS), tags.view(-1, SLOTS)
     found = []
     for some in ids.split(CHUNK):
-        both, tag, _ = _places(some, partitions, buckets)
+        both, tag, _ = _places(some, partitions, offset, buckets)
         slots = torch.full_like(some, -1)
         for choice in range(choices):
             bucket = both[:, choice]
@@ -88,6 +88,7 @@ def insert(
     scores: Tensor,
     touched: Tensor,
     partitions: int,
+    offset: int,
     buckets: int,
     choices: int,
     spare: int,
@@ -95,11 +96,11 @@ def insert(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Inserts the absent ids ``new [M]``. See `index_loops.insert` for the rule and the results."""
     out, old_keys, old_scores = (torch.full_like(new, -1) for _ in range(3))
-    both, tag, start = _places(new, partitions, buckets)
+    both, tag, start = _places(new, partitions, offset, buckets)
     if choices == 1:
         both[:, 1] = both[:, 0]
     left = torch.arange(len(new), device=new.device)
-    first = torch.empty(partitions * buckets, dtype=torch.int64, device=new.device)
+    first = torch.empty(len(keys) // SLOTS, dtype=torch.int64, device=new.device)
     while len(left):
         mine = both[left]
         first.fill_(LAST)

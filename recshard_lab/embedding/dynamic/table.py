@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from recshard_lab.embedding.dynamic.admission import admission_of
+from recshard_lab.embedding.dynamic.admission import admission_of, of_ids
 from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
 from recshard_lab.embedding.dynamic.index import Counters, Inserted, ScoredIndex
 from recshard_lab.embedding.dynamic.initial import initial_rows, stream_of
@@ -46,8 +46,9 @@ class DynamicTable:
     Args:
         config: the table.
         device: where rows and index are stored.
-        allocate: is passed a number of slots, and returns weight and optimizer states of that many rows. Default: a
-            weight without states.
+        memory: returns weight and optimizer states for the index's capacity, when it has grown. The caller also sets
+            `weight` and `states` at first. Default: a weight without states.
+        partitions: of the table, those of this shard, see `ScoredIndex`. Default: all.
         columns: first column of the rows stored here, and the one after the last. Default: all.
         backend: of `ScoredIndex`.
 
@@ -67,7 +68,8 @@ class DynamicTable:
         config: DynamicEmbeddingConfig,
         device: torch.device | str = "cpu",
         *,
-        allocate: Callable[[int], Memory] | None = None,
+        memory: Callable[[], Memory] | None = None,
+        partitions: tuple[int, int] | None = None,
         columns: tuple[int, int] | None = None,
         backend: str | None = None,
     ) -> None:
@@ -75,12 +77,21 @@ class DynamicTable:
         self.columns = (0, config.embedding_dim) if columns is None else columns
         evict = "custom" if callable(config.evict) else config.evict
         self.index = ScoredIndex(
-            config.capacity, config.max_capacity, evict=evict, choices=config.choices, device=device, backend=backend
+            config.capacity,
+            config.max_capacity,
+            evict=evict,
+            choices=config.choices,
+            shard=partitions,
+            device=device,
+            backend=backend,
         )
         self._admit = admission_of(config, self.index.max_capacity, device)
         self._stream = stream_of(config.seed, config.name)
-        self._allocate = allocate or self._weight_alone
-        self.weight, self.states = self._allocate(self.index.capacity)
+        self._memory = memory or self._weight_alone
+        self.weight: Tensor
+        self.states: Mapping[str, Tensor]
+        if memory is None:
+            self.weight, self.states = self._memory()
         self.on_evict: Callable[[Rows], object] | None = None
 
     # ---- size ----
@@ -145,7 +156,7 @@ class DynamicTable:
         """
         ids, rows = _last_of_each(ids, rows)
         found = self.index.find_or_insert(ids, self._scores(ids), admit=self._admit)
-        evicted = self._settle(found, wanted=True)
+        evicted = self._settle(found, read=True)
         assert evicted is not None
         stored = found.slots >= 0
         self.weight[found.slots[stored]] = rows[stored].to(self.weight.dtype)
@@ -205,26 +216,19 @@ class DynamicTable:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Becomes the table that `state` was read from, in memory of its size."""
         self.index.load_state(state["index"])
-        self.weight, self.states = self._allocate(self.index.capacity)
-        self.weight.copy_(state["weight"])
-        for name, own in self.states.items():
-            own.copy_(state["states"][name])
-
-    def move_to(self, weight: Tensor, states: Mapping[str, Tensor]) -> None:
-        """Copies rows and optimizer states to other memory of the same size, and uses that from now on."""
-        weight.copy_(self.weight)
-        for name, state in states.items():
-            state.copy_(self.states[name])
-        self.weight, self.states = weight, states
+        if len(self.weight) != self.index.capacity:
+            self.weight, self.states = self._memory()
+        copy_memory((state["weight"], state["states"]), (self.weight, self.states))
 
     # ---- inside ----
 
-    def _weight_alone(self, rows: int) -> Memory:
+    def _weight_alone(self) -> Memory:
         dtype = TORCH_DTYPES[self.config.data_type]
-        return torch.zeros(rows, self.columns[1] - self.columns[0], dtype=dtype, device=self.device), {}
+        return torch.zeros(self.capacity, self.columns[1] - self.columns[0], dtype=dtype, device=self.device), {}
 
     def _scores(self, ids: Tensor) -> Tensor | None:
-        return self.config.evict(ids) if callable(self.config.evict) else None
+        evict = self.config.evict
+        return of_ids(evict, ids, torch.int64, f"table {self.config.name!r}: evict(ids)") if callable(evict) else None
 
     def _read(self, ids: Tensor, slots: Tensor) -> Tensor:
         rows = self.weight[slots.clamp(min=0)]
@@ -242,12 +246,12 @@ class DynamicTable:
         return Rows(ids, scores, self.weight[slots], {name: state[slots] for name, state in self._by_row()})
 
     @torch.no_grad()
-    def _settle(self, found: Inserted, wanted: bool = False) -> Rows | None:
-        """Moves rows after growth, reads those of evicted ids where they are wanted, and resets new ones."""
+    def _settle(self, found: Inserted, read: bool = False) -> Rows | None:
+        """Moves rows after growth, reads those of evicted ids on request, and resets new ones."""
         if found.moved is not None:
             self._resize(*found.moved)
         evicted = None
-        if wanted or (self.on_evict is not None and len(found.evicted_ids)):
+        if read or (self.on_evict is not None and len(found.evicted_ids)):
             evicted = self._rows(found.evicted_ids, found.evicted_scores, found.evicted_slots)
             if self.on_evict is not None and len(found.evicted_ids):
                 self.on_evict(evicted)
@@ -261,7 +265,7 @@ class DynamicTable:
         """New memory, with the rows of slots ``before`` in the slots ``after``."""
         weight, states = self.weight, dict(self.states)
         by_row = {name for name, _ in self._by_row()}
-        self.weight, self.states = self._allocate(self.index.capacity)
+        self.weight, self.states = self._memory()
         kept = after >= 0
         before, after = before[kept], after[kept]
         self.weight[after] = weight[before]
@@ -270,6 +274,13 @@ class DynamicTable:
                 state[after] = states[name][before]
             else:
                 state.copy_(states[name])
+
+
+def copy_memory(source: Memory, target: Memory) -> None:
+    """Copies rows and optimizer states to memory of the same size."""
+    target[0].copy_(source[0])
+    for name, state in target[1].items():
+        state.copy_(source[1][name])
 
 
 def _last_positions(slots: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recshard_lab.embedding.dynamic.index import EVICT, ScoredIndex
+from recshard_lab.embedding.dynamic.index_rounds import partitions_of
 from recshard_lab.embedding.kernels import available
 from tests.embedding.dynamic.reference import ReferenceIndex
 from tests.sweep import cases
@@ -98,8 +99,8 @@ def test_an_index_grows_before_it_evicts_and_every_id_keeps_its_score(backend: s
     index = ScoredIndex(256, 1 << 14, evict="lfu", backend=backend)
     ids = torch.arange(9000) * 1_000_003
     slots = torch.full((9000,), -1)
-    for first in range(0, 9000, 100):
-        batch = ids[: first + 100]
+    for first in range(0, 9000, 300):
+        batch = ids[: first + 300]
         found = index.find_or_insert(batch)
         if found.moved is not None:
             before, after = found.moved
@@ -108,10 +109,10 @@ def test_an_index_grows_before_it_evicts_and_every_id_keeps_its_score(backend: s
             slots = torch.tensor([moved.get(slot, -1) for slot in slots.tolist()])
         old = slots >= 0
         assert torch.equal(index.find(ids)[old], slots[old])
-        slots[: first + 100] = found.slots
+        slots[: first + 300] = found.slots
     assert index.counters.evictions == 0
     assert index.size == 9000
-    assert index.scores[slots[0]] == 90
+    assert index.scores[slots[0]] == 30
     assert index.scores[slots[-1]] == 1
 
 
@@ -124,6 +125,30 @@ def test_no_slot_moves_while_a_batch_is_pinned() -> None:
     assert index.counters.overflows == int((second.slots < 0).sum()) > 400
     assert index.counters.evictions == 0
     assert index.find_or_insert(torch.arange(1500, 1600)).moved is not None
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shards", [2, 3, 4])
+def test_shards_of_an_index_choose_the_ids_that_the_whole_chooses(backend: str, shards: int) -> None:
+    whole = ScoredIndex(1024, evict="lfu", backend=backend)
+    assert whole.partitions == 8
+    edges = [8 * i // shards for i in range(shards + 1)]
+    parts = [ScoredIndex(1024, evict="lfu", backend=backend, shard=(edges[i], edges[i + 1])) for i in range(shards)]
+    torch.manual_seed(2)
+    for _ in range(12):
+        ids = (torch.randn(600) * 2000).long() * 7919
+        found = whole.find_or_insert(ids)
+        partition = partitions_of(ids, 8)
+        evicted = []
+        for one in parts:
+            mine = (partition >= one.shard[0]) & (partition < one.shard[1])
+            own = one.find_or_insert(ids[mine])
+            assert torch.equal(own.slots + one.shard[0] * 128, found.slots[mine])
+            evicted += own.evicted_ids.tolist()
+        assert sorted(evicted) == sorted(found.evicted_ids.tolist())
+    assert whole.counters.evictions > 1000
+    with pytest.raises(ValueError, match="is not of partitions"):
+        parts[0].find(torch.arange(100))
 
 
 def test_erased_slots_are_used_again_and_hide_no_id_behind_them() -> None:

@@ -31,7 +31,7 @@ _STEP = [*_BATCH, *[_I] * 5]  # and weights, grad, stride, batch, flat
 _FOUND = [_INTS, _INTS, _FLOATS, _INTS, _WORDS, _WORDS]
 _SCRATCH = [_WORDS, _FLOATS, _I, _I, _I]
 _INDEX = [_INTS, _BYTES]  # keys, tags
-_SHAPE = [_I, _I, _I]  # partitions, buckets, choices
+_SHAPE = [_I, _I, _I, _I]  # partitions, offset, buckets, choices
 _KERNEL, _DYNAMIC = "recshard_lab.embedding.kernels.numba", "recshard_lab.embedding.dynamic"
 _LOOPS = {
     "first_bad_feature": (f"{_KERNEL}.loops", [_INTS, *_BATCH, _I, _I]),

@@ -1,0 +1,294 @@
+"""A lookup kernel whose ids have any value: an index of each slot's ids in front of a kernel on their rows.
+
+Ids without a row do not reach the inner kernel. Their initial rows are added to its result.
+
+Shape letters: F shard features, B bags of each, N ids, D columns.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
+from recshard_lab.embedding.dynamic.table import DynamicTable, Memory, copy_memory
+from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot
+from recshard_lab.embedding.optimizers import OptimizerSpec
+
+
+class _Step:
+    """A batch whose backward is to come. While it exists, its ids keep their slots.
+
+    Attributes:
+        number: the step of the indexes.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+@dataclass
+class _Saved:
+    """What backward needs.
+
+    Attributes:
+        inner: of the inner kernel.
+        step: None after a lookup that inserted nothing.
+        kept: ``[M]`` positions of the ids that have a row; None if all have one.
+        absent: of every shard feature with absent ids its number, their positions ``[A]``, and rows ``[A, D]``.
+        bags: ``[N]`` the bag of each id, if ``absent`` needs them.
+        counts: ids of each shard feature.
+    """
+
+    inner: Any
+    step: _Step | None
+    kept: Tensor | None
+    absent: list[tuple[int, Tensor, Tensor]]
+    bags: Tensor | None
+    counts: list[int]
+
+
+class DynamicKernel(LookupKernel):
+    """A `LookupKernel` for dynamic tables. Ids are int64 of any value.
+
+    Args:
+        inner: the class of the kernel on the rows.
+        configs: the table of each slot.
+        slots: the shards. Their number of rows is the capacity of their index.
+        feature_slots, optimizer, pooled, device: as of `LookupKernel`.
+        partitions: for each slot its partitions of the table, see `ScoredIndex`. Default: all.
+        columns: for each slot its first column and the one after its last. Default: all.
+
+    Attributes:
+        tables: the `DynamicTable` of each slot.
+        inserts: whether a forward inserts absent ids, and changes scores. The caller sets it.
+    """
+
+    def __init__(
+        self,
+        inner: type[LookupKernel],
+        configs: Sequence[DynamicEmbeddingConfig],
+        slots: Sequence[Slot],
+        feature_slots: Sequence[int],
+        optimizer: OptimizerSpec | None,
+        *,
+        pooled: bool,
+        device: torch.device | str,
+        partitions: Sequence[tuple[int, int] | None] | None = None,
+        columns: Sequence[tuple[int, int] | None] | None = None,
+    ) -> None:
+        self._class, self.name = inner, inner.name  # type: ignore[misc]
+        self.device, self.pooled = torch.device(device), pooled
+        self.feature_slots, self.optimizer = tuple(feature_slots), optimizer
+        self.inserts = True
+        self._pending: weakref.WeakSet[_Step] = weakref.WeakSet()
+        none = [None] * len(slots)
+        self.tables = [
+            DynamicTable(config, device, memory=partial(self._grown, number), partitions=own, columns=cols)
+            for number, (config, own, cols) in enumerate(zip(configs, partitions or none, columns or none, strict=True))
+        ]
+        self._build(slots)
+        self._bind()
+
+    def _build(self, slots: Sequence[Slot]) -> None:
+        """A new inner kernel, with the sizes of the indexes."""
+        self.slots = tuple(
+            replace(slot, num_rows=table.capacity) for slot, table in zip(slots, self.tables, strict=True)
+        )
+        self._inner = self._class(
+            self.slots, self.feature_slots, self.optimizer, pooled=self.pooled, device=self.device
+        )
+
+    def _bind(self) -> None:
+        """Makes the inner kernel's memory that of the tables."""
+        for table, weight, states in zip(self.tables, self.weights(), self.optimizer_states(), strict=True):
+            table.weight, table.states = weight, states
+
+    def _grown(self, number: int) -> Memory:
+        """Memory for a table whose index grew. The other tables move to the new inner kernel as they are."""
+        before = [(table.weight, table.states) for table in self.tables]
+        self._build(self.slots)
+        after = list(zip(self.weights(), self.optimizer_states(), strict=True))
+        for other, table in enumerate(self.tables):
+            if other != number:
+                copy_memory(before[other], after[other])
+                table.weight, table.states = after[other]
+        return after[number]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pending": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._pending = weakref.WeakSet()
+        self._bind()  # unpickled tensors share no memory
+
+    # ---- the two passes ----
+
+    def forward(
+        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, counts: Sequence[int] | None = None
+    ) -> tuple[Tensor, Any]:
+        """As of `LookupKernel`. If `inserts`, absent ids that are admitted get rows first."""
+        counts = self._counts(offsets, counts)
+        slots, step = self._slots(ids, counts)
+        saved = _Saved(None, step, None, [], None, counts)
+        if not bool((slots < 0).any()):
+            rows, saved.inner = self._inner.forward(slots, offsets, weights, counts)
+            return rows, saved
+        present = slots >= 0
+        saved.kept = present.nonzero().squeeze(1)
+        before = pad(present.cumsum(0), (1, 0))  # [N + 1] ids that have a row before each position
+        ends = before[[*accumulate(counts, initial=0)]].tolist()
+        few = [end - start for start, end in pairwise(ends)]
+        kept_weights = None if weights is None else weights[saved.kept]
+        rows, saved.inner = self._inner.forward(slots[saved.kept], before[offsets], kept_weights, few)
+        self._add_initial(saved, slots, ids, offsets, weights, counts)
+        return self._joined(rows, saved, weights), saved
+
+    def _counts(self, offsets: Tensor, counts: Sequence[int] | None) -> list[int]:
+        """Ids of each shard feature."""
+        if counts is not None:
+            return list(counts)
+        bags = (len(offsets) - 1) // len(self.feature_slots) if self.pooled else 1
+        return offsets[::bags].diff().tolist()
+
+    def _slots(self, ids: Tensor, counts: Sequence[int]) -> tuple[Tensor, _Step | None]:
+        """``[N]`` the rows of ids, and the step if ids were inserted."""
+        parts = list(ids.split(list(counts)))
+        pinned = min((step.number for step in self._pending), default=None)
+        for number, table in enumerate(self.tables):
+            own = [at for at, slot in enumerate(self.feature_slots) if slot == number]
+            joined = torch.cat([parts[at] for at in own])
+            found = table.slots_for(joined, pinned_from=pinned) if self.inserts else table.slots_of(joined)
+            for at, part in zip(own, found.split([counts[at] for at in own]), strict=True):
+                parts[at] = part
+        slots = torch.cat(parts)
+        if not self.inserts:
+            return slots, None
+        step = _Step(self.tables[0].index.step)
+        self._pending.add(step)
+        return slots, step
+
+    def _add_initial(
+        self,
+        saved: _Saved,
+        slots: Tensor,
+        ids: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+        counts: Sequence[int],
+    ) -> None:
+        """Computes the rows of absent ids."""
+        for feature, (start, count) in enumerate(zip(accumulate(counts, initial=0), counts, strict=False)):
+            table = self.tables[self.feature_slots[feature]]
+            absent = start + (slots[start : start + count] < 0).nonzero().squeeze(1)
+            if len(absent) and table.config.absent == "initial":
+                saved.absent.append((feature, absent, table.initial(ids[absent]).float()))
+        if saved.absent and self.pooled:
+            bags = torch.arange(len(offsets) - 1, device=ids.device)
+            saved.bags = torch.repeat_interleave(bags, offsets.diff(), output_size=len(ids))
+
+    def _dims(self) -> list[int]:
+        """Columns of each shard feature."""
+        return [self.slots[slot].num_cols for slot in self.feature_slots]
+
+    def _joined(self, rows: Tensor, saved: _Saved, weights: Tensor | None) -> Tensor:
+        """The inner kernel's rows with those of absent ids."""
+        if not self.pooled:
+            return self._joined_sequence(rows, saved)
+        first = [*accumulate(self._dims(), initial=0)]
+        for feature, positions, own in saved.absent:
+            assert saved.bags is not None
+            bag = saved.bags[positions] - feature * len(rows)
+            scaled = own if weights is None else own * weights[positions][:, None]
+            rows[:, first[feature] : first[feature + 1]].index_add_(0, bag, scaled.to(rows.dtype))
+        return rows
+
+    def _joined_sequence(self, rows: Tensor, saved: _Saved) -> Tensor:
+        """The same of a sequence: the ``[n, d]`` rows of each shard feature, flat, one after the other."""
+        absent = {feature: (positions, own) for feature, positions, own in saved.absent}
+        parts, used = [], 0
+        for feature, (start, kept, count, dim) in enumerate(self._sequences(saved)):
+            whole = rows.new_zeros(count, dim)
+            whole[kept] = rows[used : used + len(kept) * dim].view(-1, dim)
+            used += len(kept) * dim
+            if feature in absent:
+                positions, own = absent[feature]
+                whole[positions - start] = own.to(rows.dtype)
+            parts.append(whole.flatten())
+        return torch.cat(parts)
+
+    def _of_kept(self, saved: _Saved, grad: Tensor) -> Tensor:
+        """The part of a sequence's flat gradient that belongs to ids with a row."""
+        parts, used = [], 0
+        for _, kept, count, dim in self._sequences(saved):
+            parts.append(grad[used : used + count * dim].view(count, dim)[kept].flatten())
+            used += count * dim
+        return torch.cat(parts)
+
+    def _sequences(self, saved: _Saved) -> Iterator[tuple[int, Tensor, int, int]]:
+        """Of each shard feature: where its ids begin, which of them have a row, how many they are, and columns."""
+        assert saved.kept is not None
+        starts = accumulate(saved.counts, initial=0)
+        for start, count, dim in zip(starts, saved.counts, self._dims(), strict=False):
+            yield start, saved.kept[(saved.kept >= start) & (saved.kept < start + count)] - start, count, dim
+
+    def remember(
+        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, counts: Sequence[int] | None = None
+    ) -> Any:
+        """As of `LookupKernel`: here, it looks the batch up."""
+        return self.forward(ids, offsets, weights, counts)[1]
+
+    def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
+        """As of `LookupKernel`. Absent ids get no gradient; their per-sample weights do."""
+        saved.step = None  # ids of this batch may now lose their slots
+        own_grad = grad if self.pooled or saved.kept is None else self._of_kept(saved, grad)
+        of_weights = self._inner.backward(saved.inner, own_grad, row_norms)
+        if of_weights is None or saved.kept is None:
+            return of_weights
+        whole = of_weights.new_zeros(sum(saved.counts))
+        whole[saved.kept] = of_weights
+        first = [*accumulate(self._dims(), initial=0)]
+        for feature, positions, rows in saved.absent:
+            assert saved.bags is not None
+            bag = saved.bags[positions] - feature * len(grad)
+            whole[positions] = (grad[bag, first[feature] : first[feature + 1]] * rows).sum(1).to(whole.dtype)
+        return whole
+
+    # ---- memory and settings of the inner kernel ----
+
+    @classmethod
+    def refuses(cls, *_: Any, **__: Any) -> str | None:
+        """Nothing: the inner kernel was chosen for these slots."""
+        return None
+
+    def weights(self) -> list[Tensor]:
+        """Per slot ``[capacity, num_cols]``. A table that grows gets new memory."""
+        return self._inner.weights()
+
+    def optimizer_states(self) -> list[dict[str, Tensor]]:
+        """Per slot its states, by row."""
+        return self._inner.optimizer_states()
+
+    def set_learning_rate(self, lr: float) -> None:
+        """As of `LookupKernel`."""
+        assert self.optimizer is not None
+        self.optimizer = replace(self.optimizer, learning_rate=lr)
+        self._inner.set_learning_rate(lr)
+
+    def touched_rows(self, ids: Tensor, slot: int) -> Tensor:
+        """As of `LookupKernel`, of ids that have a row."""
+        slots = self.tables[slot].index.find(ids)
+        return self._inner.touched_rows(slots[slots >= 0], slot)
+
+    def counters(self) -> list[dict[str, float]]:
+        """Per slot what its index has counted, see `Counters`."""
+        return [dict(table.counters.as_dict()) for table in self.tables]

@@ -46,7 +46,7 @@ def _kernel_figures() -> Iterator[Figure]:
             name: kernel_named(name)(slots, list(range(TABLES)), spec, pooled=True, device="cpu")
             for name in available()
         }
-        for kind, draw in (("uniform", _uniform), ("Zipf", _zipf)):
+        for kind, draw in (("uniform", uniform_ids), ("Zipf", zipf_ids)):
             batches = [draw(TABLES, BATCH) for _ in range(3)]
             for threads in _thread_counts():
                 forward: dict[str, list[float]] = {name: [] for name in kernels}
@@ -88,7 +88,7 @@ def _step_figures() -> Iterator[Figure]:
             "chosen": FusedEmbeddingBagCollection(tables, optimizer, {"lr": 0.01}),
             peer: FusedEmbeddingBagCollection(tables, optimizer, {"lr": 0.01}, backend=peer),
         }
-        for kind, draw in (("uniform", _uniform), ("Zipf", _zipf)):
+        for kind, draw in (("uniform", uniform_ids), ("Zipf", zipf_ids)):
             batches = [KeyedJaggedTensor(keys, draw(STEP_TABLES, STEP_BATCH), lengths=lengths) for _ in range(3)]
             for threads in _thread_counts():
                 with torch_threads(threads):
@@ -124,11 +124,11 @@ def _in_turns(actions: Mapping[str, Callable[[int], None]]) -> dict[str, list[fl
 # ---- ids, threads ----
 
 
-def _uniform(tables: int, batch: int) -> Tensor:
+def uniform_ids(tables: int, batch: int) -> Tensor:
     return torch.randint(0, ROWS, (tables * batch * POOLING,))
 
 
-def _zipf(tables: int, batch: int) -> Tensor:
+def zipf_ids(tables: int, batch: int) -> Tensor:
     """Frequent rows are spread over their table, as they are with hashed ids."""
     ends = torch.arange(1, ROWS + 1, dtype=torch.float64).pow(-ZIPF).cumsum(0)
     ranks = torch.searchsorted(ends, torch.rand(tables, batch * POOLING, dtype=torch.float64) * ends[-1])

@@ -1,11 +1,13 @@
 """Tables as plain text and as HTML, and answers made of sentences and such tables. Imports nothing of this library."""
 
+import csv
 import textwrap
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from html import escape
 from importlib import import_module
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 WIDTH = 100  # characters of a line of text
@@ -122,6 +124,19 @@ class Printable:
                 name="pandas",
             ) from None
         return pandas.DataFrame(self.records())
+
+    def to_csv(self, path: str | Path) -> Path:
+        """Writes `records` as a CSV file. Columns are the keys of all records.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        path, records = Path(path), self.records()
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, dict.fromkeys(key for one in records for key in one), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(records)
+        return path
 
     def __str__(self) -> str:
         blocks: list[str] = []

@@ -21,7 +21,7 @@ from recshard_lab.planner.sweep.mlperf_example import (
     mlperf_dlrm_dcnv2_workload,
     mlperf_example,
 )
-from recshard_lab.planner.sweep.points import Sweep, SweepPoint, write_csv
+from recshard_lab.planner.sweep.points import Sweep, SweepPoint
 from recshard_lab.planner.sweep.trillions import MODELS, trillion_example, trillion_workload
 from recshard_lab.planner.sweep.trillions import WORLD_SIZES as WORLD_SIZES_OF_TRILLIONS
 from recshard_lab.planner.sweep.whatif import sweep
@@ -107,7 +107,7 @@ def run_whatif(
     if note:
         console.print(note, markup=False)
     if csv is not None:
-        write_csv(csv, found.records())
+        found.to_csv(csv)
     if html is not None:
         write_page(html, page(), plotly)
 

@@ -1,10 +1,6 @@
 """The points of a sweep, as text, HTML, CSV, dicts and for pandas."""
 
-import csv
-import io
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -169,14 +165,6 @@ class Sweep(Printable):
         columns = dict.fromkeys(name for point in self.points for name in point.record())
         return [{**dict.fromkeys(columns), **point.record(), "pareto": id(point) in best} for point in self.points]
 
-    def to_csv(self, path: str | Path) -> Path:
-        """Writes `records` as a CSV file.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        return write_csv(path, self.records())
-
     def fixed_text(self) -> str:
         """The values that all points share, in words."""
         first = self.points[0]
@@ -232,21 +220,6 @@ class Sweep(Printable):
                 over -= cut
         rows = list(zip(*columns.values(), strict=True))
         return [*self.sentences(), TextTable(list(columns), rows, widest=list(widths.values()))]
-
-
-def write_csv(path: str | Path, records: Sequence[dict[str, Any]]) -> Path:
-    """Writes dicts as lines of a CSV file. Columns are the keys of all dicts.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    path, text = Path(path), io.StringIO()
-    columns = dict.fromkeys(name for record in records for name in record)
-    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    path.write_text(text.getvalue(), encoding="utf-8")
-    return path
 
 
 def axis_label(name: str) -> str:

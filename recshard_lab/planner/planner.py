@@ -3,6 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -161,7 +162,7 @@ class EmbeddingShardingPlanner:
                 f"{type(module).__name__} holds no embedding collection to shard. Fix: pass a module with "
                 f"an EmbeddingBagCollection or EmbeddingCollection in it"
             )
-        constraints, workload = dict(self.constraints), self.workload
+        settings, constraints = copy(self), dict(self.constraints)
         for path, tables in found.items():
             if getattr(submodules[path], "is_weighted", bool)():
                 weighted = {t.name: constraints.get(t.name) or ParameterConstraints() for t in tables}
@@ -170,10 +171,11 @@ class EmbeddingShardingPlanner:
             sharder = next(sharder for sharder in able if isinstance(submodules[path], sharder.module_type))
             constraints = within_sharder(sharder, tables, constraints, self.topology.compute_device)
             if getattr(sharder, "use_index_dedup", False):
-                workload = replace(workload, index_dedup=True)
+                settings.workload = replace(settings.workload, index_dedup=True)
         if self.reservation is not None:
-            workload = self.reservation.workload(workload, module, found)
-        return self._plan(found, constraints, workload)
+            settings.workload = self.reservation.workload(settings.workload, module, found)
+        settings.constraints = constraints
+        return settings._plan(found)
 
     def collective_plan(self, module: Any, sharders: Sequence[Any] | None = None, pg: Any = None) -> ShardingPlan:
         """`plan` on the first rank of `pg`, the same plan on every rank. Collective.
@@ -224,7 +226,7 @@ class EmbeddingShardingPlanner:
             for table in tables:
                 grouped.setdefault(path_of.get(table.name, ""), []).append(table)
             tables = grouped
-        return Planned.by(self, tables, self.workload, self.constraints)
+        return Planned.by(self, tables)
 
     @names_wrong_arguments
     def plan_tables(
@@ -241,7 +243,7 @@ class EmbeddingShardingPlanner:
         Raises:
             PlanError: the tables do not fit, or a constraint names an unknown table.
         """
-        return self._plan({module_path: list(tables)}, self.constraints, self.workload, explain)
+        return self._plan({module_path: list(tables)}, explain)
 
     def model(self, tables: Sequence[BaseEmbeddingConfig]) -> CostModel:
         """The cost model of `tables` under this planner's settings."""
@@ -254,21 +256,14 @@ class EmbeddingShardingPlanner:
         made.proposers = self.proposers
         return made
 
-    def _plan(
-        self,
-        found: Mapping[str, Sequence[BaseEmbeddingConfig]],
-        constraints: Mapping[str, ParameterConstraints],
-        workload: Workload,
-        explain: bool = True,
-    ) -> ShardingPlan:
+    def _plan(self, found: Mapping[str, Sequence[BaseEmbeddingConfig]], explain: bool = True) -> ShardingPlan:
         begun = perf_counter()
         owners = [(path, table) for path, tables in found.items() for table in tables]
         tables = [table for _, table in owners]
-        _check_names(found, constraints)
-        planned = Planned.by(self, found, workload, constraints)
-        model = planned.planner.model(tables)
+        _check_names(found, self.constraints)
+        planned, model = Planned.by(self, found), self.model(tables)
         if self.search is not None:
-            request = PlanRequest(tuple(tables), self.topology, workload, constraints, model, self.route)
+            request = PlanRequest(tuple(tables), self.topology, self.workload, self.constraints, model, self.route)
             plan = _plan_of(owners, searched(self.search, request))
             plan.validate(found, self.topology.world_size)
             plan.planned = planned
@@ -285,7 +280,7 @@ class EmbeddingShardingPlanner:
     ) -> ShardingPlan:
         """The built-in search's plan."""
         tables = [table for _, table in owners]
-        constraints, record = planned.planner.constraints, None
+        record = None
         if self.keep_search or self.rater is not None:
             from recshard_lab.planner.search.record import Recorder  # loaded only if required
 
@@ -293,11 +288,11 @@ class EmbeddingShardingPlanner:
         names = [(path, table.name) for path, table in owners]
         exact_s = self.time_limit_s if self.solver == "exact" else None
         try:
-            solution = solve(model, tables, constraints, self.local_search_passes, self.route, exact_s, record)
+            solution = solve(model, tables, self.constraints, self.local_search_passes, self.route, exact_s, record)
         except (DoesNotFit, PlanError) as stuck:
             error: Any = stuck
             if isinstance(stuck, DoesNotFit):
-                error = refusal(Refused(planned.planner, tables, stuck.table, stuck.host), explain)
+                error = refusal(Refused(self, tables, stuck.table, stuck.host), explain)
             if record is not None and record.begun and self.keep_search:
                 error.search = record.trace(model, names)
             raise error from None
@@ -385,7 +380,7 @@ def plan(
             raise PlanError(f"table {name!r} is in constraints= and a keyword argument. Fix: pass it once")
         limits[name] = requested(ParameterConstraints(), request)
     planner = EmbeddingShardingPlanner(_topology_of(topology), constraints=limits, workload=workload)
-    return planner.plan(module) if module is not None else planner._plan(tables, limits, planner.workload)
+    return planner.plan(module) if module is not None else planner._plan(tables)
 
 
 def tables_of(module: Any) -> dict[str, list[BaseEmbeddingConfig]]:

@@ -383,7 +383,7 @@ def test_wrong_questions_are_refused_by_name() -> None:
 def test_tables_of_one_name_in_two_modules_are_told_apart_by_their_paths() -> None:
     planner = EmbeddingShardingPlanner(GPUS)
     found = {"left": [table("t", 1000, 16)], "right": [table("t", 500_000, 64)]}
-    plan = planner._plan(found, {}, planner.workload)
+    plan = planner._plan(found)
     with pytest.raises(PlanError, match=r"several modules have a table 't'.*'left.t' or 'right.t'"):
         plan.explain("t")
     assert plan.explain("right.t").sharding == plan.plan["right"]["t"]

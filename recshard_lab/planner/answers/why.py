@@ -35,7 +35,7 @@ from recshard_lab.planner.search.bounds import strong_bound
 from recshard_lab.planner.search.colocated import bundled, groups_of, lie_apart
 from recshard_lab.planner.search.options import Option, options_of
 from recshard_lab.planner.search.problem import Problem
-from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES, Array, Workload
+from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES, Array
 from recshard_lab.sharding import (
     EmbeddingModuleShardingPlan,
     ParameterConstraints,
@@ -69,17 +69,10 @@ class Planned:
     search_bound_ms: float | None = None
 
     @classmethod
-    def by(
-        cls,
-        planner: "EmbeddingShardingPlanner",
-        tables: Mapping[str, Sequence[BaseEmbeddingConfig]],
-        workload: Workload,
-        constraints: Mapping[str, ParameterConstraints],
-    ) -> "Planned":
+    def by(cls, planner: "EmbeddingShardingPlanner", tables: Mapping[str, Sequence[BaseEmbeddingConfig]]) -> "Planned":
         """A copy of the settings of `planner`: later changes to it have no effect here."""
         settings = copy(planner)
-        settings.constraints, settings.debug, settings.reservation = dict(constraints), False, None
-        settings.workload = workload
+        settings.constraints, settings.debug, settings.reservation = dict(planner.constraints), False, None
         settings.keep_search, settings.reporters = False, ()
         return cls(settings, {path: [_bare(table) for table in configs] for path, configs in tables.items()})
 
@@ -181,7 +174,7 @@ class Planned:
         made, refusal = self._moved_alone(plan, planner, list(requests)), None
         if made is None or made.plan != plan.plan:  # the plan does not meet the request already
             try:
-                fresh = planner._plan(self.tables, planner.constraints, planner.workload)
+                fresh = planner._plan(self.tables)
                 if made is None or self.estimate(fresh).step_ms < self.estimate(made).step_ms:
                     made = fresh
             except PlanError as error:

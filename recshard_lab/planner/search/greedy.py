@@ -53,7 +53,8 @@ HOPELESS = 1.02  # times the best step so far; a plan that long is improved no m
 SMALL = 64  # tables x ranks up to which every start is improved to the end
 NEAR, NEAR_MANY = 2e-3, 5e-3  # share of the bound; a plan that near is good enough (of many tables on many ranks)
 ANNEALED = 1_000  # tables x ranks up to which many plans are annealed
-COPIES, STARTED = 16, 16  # plans annealed (twice as many on several nodes), and their sets of options
+COPIES, STARTED = 16, 16  # plans annealed, and their sets of options
+ON_NODES, IN_HOST = 2, 4  # times as many plans on several nodes, and where host memory may be used
 SWEEPS, MOVES = 4, 110  # at least so many sweeps, and so many moves of a table
 MANY = 3_000  # tables x ranks beyond which `NEAR_MANY` holds
 PLACED, LEAST_PLACED, MOST_PLACED = 4_000, 3, 24  # tables placed before the best plans are improved; plans placed
@@ -213,7 +214,7 @@ class Search:
     def _anneal(self, starts: list[Bound]) -> None:
         """Many plans at once, and exchanges in the best of them."""
         problem, enough_ms = self.problem, self.bound_ms * (1 + self.near)
-        copies = COPIES * (1 + (problem.num_nodes > 1))
+        copies = COPIES * (ON_NODES if problem.num_nodes > 1 else 1) * (IN_HOST if len(problem.capacity) > 1 else 1)
         try:
             anneal = Anneal(problem, starts[:STARTED], copies)
         except CannotAnneal:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from recshard_lab.planner.search.problem import Problem
 
 HALVINGS = 24  # of the interval of a bisection
+FEW = 128  # tables x ranks, or x nodes, up to which all placements are enumerated
 MOST_WHOLE = 2_000  # options of the largest program with whole options that `strong_bound` solves
 CLOSE = 1e-3  # share of a step; a bound that near is good enough
 
@@ -209,8 +210,8 @@ def strong_bound(problem: "Problem", step_ms: float) -> float:
     """A lower bound that is closer to the best step than `mode_bounds`, for reports: too slow to steer a search.
 
     It is the most that the bounds of `mode_bounds`, a linear program (`relaxation.py`), the same program with whole
-    options, and packing (`packing_bound.py`) prove. All of them look only at options that a plan below `step_ms` may
-    hold, so the result is at most `step_ms`.
+    options, packing (`packing_bound.py`) and, for few tables on few ranks, enumeration (`enumeration.py`) prove. All of
+    them look only at options that a plan below `step_ms` may hold, so the result is at most `step_ms`.
 
     It depends on its arguments alone: work is limited by numbers of steps, not by a clock.
 
@@ -221,6 +222,7 @@ def strong_bound(problem: "Problem", step_ms: float) -> float:
     Returns:
         ms; no plan of the options is shorter.
     """
+    from recshard_lab.planner.search.enumeration import enumerated_bound
     from recshard_lab.planner.search.packing_bound import packing_bound
     from recshard_lab.planner.search.relaxation import Relaxation
 
@@ -232,7 +234,13 @@ def strong_bound(problem: "Problem", step_ms: float) -> float:
     best = max(found[0].ms, relaxation.bound())
     if best < step_ms * (1 - CLOSE) and relaxation.count <= MOST_WHOLE:
         best = max(best, relaxation.whole_bound())
-    return packing_bound(problem, worth, best, step_ms) if best < step_ms * (1 - CLOSE) else min(step_ms, best)
+    if best < step_ms * (1 - CLOSE):
+        best = packing_bound(problem, worth, best, step_ms)
+    few = FEW // len(problem.options)
+    bins = problem.num_ranks if problem.num_ranks <= few else problem.num_nodes
+    if best < step_ms * (1 - CLOSE) and bins <= few:
+        best = enumerated_bound(problem, worth, best, step_ms, bins)
+    return min(step_ms, best)
 
 
 def worth_of(bounds: Sequence[Bound], priced: Priced, step_ms: float) -> NDArray[np.bool_]:

@@ -124,6 +124,12 @@ class ShardingPlan:
 
         Raises:
             PlanError: as `estimate`.
+
+        >>> from recshard_lab import EmbeddingBagConfig, EmbeddingShardingPlanner, Topology
+        >>> table = EmbeddingBagConfig(100, 8, name="movies", feature_names=["seen"])
+        >>> plan = EmbeddingShardingPlanner(Topology(2), keep_search=True).plan_tables([table])
+        >>> plan.gap == plan.estimate.step_ms / plan.bound_ms - 1, plan.gap < 0.05, len(plan.search.candidates) > 0
+        (True, True, True)
         """
         bound_ms, step_ms = self.bound_ms, self.estimate.step_ms
         if bound_ms <= 0:

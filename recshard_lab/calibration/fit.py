@@ -50,58 +50,56 @@ class Fitted:
         return float(value or self.start)
 
 
-#: on CPUs; the starts are of the machine that the defaults of `Topology` were measured on
-CPU = (
-    Fitted("ddr_mem_bw", 6.5e6, 2.0),
-    Fitted("cache_bw", 60e6, 2.0),
-    Fitted("cache_bytes", 16e6, 3.0),
-    Fitted("contention", 0.4, 2.5),
-    Fitted("half_duplex", 0.9, 1.5),
-    Fitted("lookup_ns_per_id", 2.0, 2.0),
-    Fitted("bag_ns", 10.0, 2.0),
-    Fitted("update_ns_per_id", 10.0, 2.0),
-    Fitted("route_ns_per_id", 12.0, 2.0),
-    Fitted("sort_ns_per_id", 40.0, 2.0),
-    Fitted("sum_ns_per_number", 0.3, 2.0),
-    Fitted("replica_ms", 0.03, 2.0),
-    Fitted("replicas_ms", 0.2, 2.0),
-    Fitted("norm_ms", 0.4, 2.0),
-    Fitted("norm_ns_per_row", 30.0, 2.0),
-    Fitted("intra_host_bw", 1.6e6, 2.0),
-    Fitted("peer_ms", 0.26, 2.0),
-    Fitted("host_ms", 0.08, 2.0),
-    Fitted("shard_feature_ms", 0.005, 2.0),
-    Fitted("launch_ms", 0.05, 2.0),
-    Fitted("row_split_ms", 0.38, 2.0),
-    Fitted("step_ms", 0.23, 2.0),
-)
-#: on GPUs; rates are timed alone (`operators.py`, `collectives.py`), so steps may change them little
-GPU = (
-    Fitted("hbm_mem_bw", 1e9, 1.3),
-    Fitted("cache_bw", 3e9, 1.5),
-    Fitted("intra_host_bw", 1e8, 1.5),
-    Fitted("lookup_ns_per_id", 0.02, 2.0),
-    Fitted("route_ns_per_id", 0.05, 3.0),
-    Fitted("launch_ms", 0.01, 2.0),
-    Fitted("sync_ms", 0.02, 2.0),
-    Fitted("host_ms", 0.03, 2.0),
-    Fitted("peer_ms", 0.002, 2.0),
-    Fitted("step_ms", 0.2, 3.0),
-)
-OF_SENDING = (
-    "replica_ms",
-    "replicas_ms",
-    "intra_host_bw",
-    "peer_ms",
-    "sort_ns_per_id",
-    "sum_ns_per_number",
-    "norm_ms",
-    "norm_ns_per_row",
-    "half_duplex",
-    "contention",
-)
-PER_OPTIMIZER = (Fitted("update_cost", 2.0, 2.5), Fitted("update_number_ns", 1.0, 6.0))
-GPU_PER_OPTIMIZER = (Fitted("update_cost", 2.0, 1.5),)
+#: compute device -> figures of one rank, of exchanges, and of each optimizer. The starts on CPUs are of the machine
+#: that the defaults of `Topology` were measured on. On GPUs `alone.py` times rates, so steps may change them little.
+FIGURES: dict[str, tuple[tuple[Fitted, ...], tuple[Fitted, ...], tuple[Fitted, ...]]] = {
+    "cpu": (
+        (
+            Fitted("ddr_mem_bw", 6.5e6, 2.0),
+            Fitted("cache_bw", 60e6, 2.0),
+            Fitted("cache_bytes", 16e6, 3.0),
+            Fitted("lookup_ns_per_id", 2.0, 2.0),
+            Fitted("bag_ns", 10.0, 2.0),
+            Fitted("update_ns_per_id", 10.0, 2.0),
+            Fitted("route_ns_per_id", 12.0, 2.0),
+            Fitted("host_ms", 0.08, 2.0),
+            Fitted("shard_feature_ms", 0.005, 2.0),
+            Fitted("launch_ms", 0.05, 2.0),
+            Fitted("row_split_ms", 0.38, 2.0),
+            Fitted("step_ms", 0.23, 2.0),
+        ),
+        (
+            Fitted("contention", 0.4, 2.5),
+            Fitted("half_duplex", 0.9, 1.5),
+            Fitted("sort_ns_per_id", 40.0, 2.0),
+            Fitted("sum_ns_per_number", 0.3, 2.0),
+            Fitted("replica_ms", 0.03, 2.0),
+            Fitted("replicas_ms", 0.2, 2.0),
+            Fitted("norm_ms", 0.4, 2.0),
+            Fitted("norm_ns_per_row", 30.0, 2.0),
+            Fitted("intra_host_bw", 1.6e6, 2.0),
+            Fitted("peer_ms", 0.26, 2.0),
+        ),
+        (Fitted("update_cost", 2.0, 2.5), Fitted("update_number_ns", 1.0, 6.0)),
+    ),
+    "cuda": (
+        (
+            Fitted("hbm_mem_bw", 1e9, 1.3),
+            Fitted("cache_bw", 3e9, 1.5),
+            Fitted("lookup_ns_per_id", 0.02, 2.0),
+            Fitted("route_ns_per_id", 0.05, 3.0),
+            Fitted("launch_ms", 0.01, 2.0),
+            Fitted("sync_ms", 0.02, 2.0),
+            Fitted("host_ms", 0.03, 2.0),
+            Fitted("step_ms", 0.2, 3.0),
+        ),
+        (
+            Fitted("intra_host_bw", 1e8, 1.5),
+            Fitted("peer_ms", 0.002, 2.0),
+        ),
+        (Fitted("update_cost", 2.0, 1.5),),
+    ),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,9 +138,9 @@ def figures_for(optimizers: Sequence[str], world_size: int, compute_device: str 
     >>> [figure.name for figure in figures_for(["exact_sgd"], 1, "cuda")][-2:]
     ['step_ms', 'update_cost[exact_sgd]']
     """
-    shared, per_optimizer = (CPU, PER_OPTIMIZER) if compute_device == "cpu" else (GPU, GPU_PER_OPTIMIZER)
+    own, exchanges, per_optimizer = FIGURES[compute_device]
     each = [replace(figure, optimizer=name) for name in optimizers for figure in per_optimizer]
-    return (*(figure for figure in shared if world_size > 1 or figure.field not in OF_SENDING), *each)
+    return (*own, *(exchanges if world_size > 1 else ()), *each)
 
 
 def with_figures(topology: Topology, figures: Sequence[Fitted], values: Iterable[float]) -> Topology:

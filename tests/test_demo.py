@@ -19,12 +19,12 @@ from recshard_lab.lab.comparison import (
     Comparison,
     Progress,
     Run,
+    TimeLeft,
     compare_schemes,
     plans_to_train,
 )
 from recshard_lab.lab.experiment import moved_bytes
 from recshard_lab.lab.theme import SCHEMES, look_of
-from recshard_lab.lab.time_left import TimeLeft
 from recshard_lab.sharding import scheme_names
 from recshard_lab.train import MOVIELENS_100K, Recipe, evaluate
 

@@ -9,8 +9,11 @@ from hypothesis import given, settings
 
 from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, Workload
 from recshard_lab.planner.model.estimate import plan_loads
+from recshard_lab.planner.model.loads import HOST
 from recshard_lab.planner.model.terms import modes
-from recshard_lab.sharding import ROUTES, PlanError, Topology, scheme_names
+from recshard_lab.planner.search.options import options_of
+from recshard_lab.planner.search.problem import Problem
+from recshard_lab.sharding import ROUTES, ParameterConstraints, PlanError, Topology, scheme_names
 from tests.planner.problems import random_tables
 from tests.planner.test_planner import problems
 from tests.planner.test_routes import LOAD, plans
@@ -83,3 +86,29 @@ def test_the_terms_of_even_plans_are_exact(scheme: str, route: str) -> None:
 
 def test_modes_are_all_unions() -> None:
     assert modes([1, 2, 4]) == [1, 2, 4, 3, 5, 6, 7]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_placement_adds_to_a_plan_what_the_terms_say(seed: int) -> None:
+    """Uneven row shards too, on nodes that hold several of them."""
+    draw = np.random.default_rng(seed)
+    tables, load = random_tables(4, seed)
+    load = replace(load, zipf_alpha=1.1, frequency_ordered=True)
+    top = Topology(8, "cuda", hbm_cap=10**12, local_world_size=2)
+    wish = {t.name: ParameterConstraints(compute_kernels=["fused", "fused_uvm"]) for t in tables}
+    model = CostModel(tables, top, load, wish)
+    problem = Problem(model, options_of(model, tables, wish))
+    for table, options in enumerate(problem.options):
+        for at, option in enumerate(options):
+            listed, count = option.proposal.assignments, len(option.of)
+            ranks = draw.choice(8, count, replace=not option.distinct) if listed is None else listed[-1]
+            if listed is None and draw.random() < 0.5:  # nodes with equally many shards
+                ranks = np.arange(count) % 8
+            state = problem.start()
+            problem.put(state, table, problem.made(table, at, ranks))
+            loads = problem.loads(state)
+            spent = model.terms.spent(loads, top.num_nodes)
+            what = f"{tables[table].name} {option.proposal.scheme} {option.route} {option.kernel} on {ranks}"
+            assert problem.step_ms(state) == pytest.approx(spent[:-1].max(axis=1).sum(), rel=1e-9), what
+            held = [spent[-1].max() - model.terms.fixed[-1], loads[HOST].max()]
+            assert problem.held(state) == pytest.approx(held, rel=1e-9), what

@@ -399,10 +399,9 @@ class _Known:
         listed, rects, local = proposal.assignments, proposal.rects, self.topology.local_world_size
         even = isinstance(rects, EvenTiling)
         if listed is None or len(of) * len(listed) > MOST_SPELLED:
-            if not isinstance(rects, EvenTiling):
-                return np.full(count, 1.0 / len(of))
             most = local if self.distinct(listed, len(of), usable) else len(of)
-            return np.full(count, 1.0 / min(rects.num_row_slices, most))
+            rows = rects.num_row_slices if isinstance(rects, EvenTiling) else len(of)
+            return np.full(count, 1.0 / min(rows, most))
         key = id(listed), len(rects.widths) if isinstance(rects, EvenTiling) else 0, len(of)
         shares = self._shares.get(key) if even else None
         if shares is None:

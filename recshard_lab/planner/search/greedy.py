@@ -3,7 +3,8 @@
 1. Every registered scheme that the constraints allow proposes shards. Their loads are computed once, for all tables
    together (`options.py`), and turned into linear terms (`model/terms.py`, `bounds.py`).
 2. A start is a set of options: those that turn on one set of switches (costs that are paid once, such as a collective),
-   those of one scheme, or all. Each has a lower bound.
+   those of one scheme, or all. Each has a lower bound. Where tables are placed one after the other, the first start
+   has only the options that the least bound adds up.
 3. Up to `ANNEALED` tables x ranks, several plans for each of the most promising starts are annealed together
    (`anneal.py`), and tables of the best are exchanged (`moves.py`).
 4. On several nodes, beyond that size, or if that found no plan, the tables are placed one after the other under the
@@ -155,7 +156,7 @@ class Search:
         stuck: list[int] = []
         starts = self.starts()
         if any_plan:
-            placed = (self._placed(*attempt, stuck) for attempt in _attempts(starts))
+            placed = (self._placed(*attempt, stuck) for attempt in self._attempts(starts))
             state = next((state for state in placed if state is not None), None)
             if state is not None:
                 return Solution(state.placements(), self.bound_ms)
@@ -177,8 +178,8 @@ class Search:
         left = min(MOST_PLACED, max(LEAST_PLACED, int(PLACED / size)))
         count = max(2, left // 3)
         plans: dict[float, tuple[State, Bound]] = {}  # by step: different starts often give the same plan
-        for number, (start, room, balance) in enumerate(_attempts(starts)):
-            if (plans and (number >= count or start.ms >= self.best_ms * LEAST)) or self._near():
+        for number, (start, room, balance) in enumerate(self._attempts(starts)):
+            if (plans and (number > count or start.ms >= self.best_ms * LEAST)) or self._near():
                 break
             state = self._placed(start, room, balance, stuck)
             left -= 1
@@ -369,8 +370,14 @@ class Search:
             self.watch("rerouted", other)
         return other if changed and problem.fits(other) else None
 
+    def _attempts(self, starts: Sequence[Bound]) -> list[tuple[Bound, float, float]]:
+        """Ways to place all tables, the most promising first: the start, the room, and the weight of balance."""
+        first = [(start, *way) for way in PLACINGS for start in starts[:DIFFERENT]]
+        cheapest = [(self._cheapest(bound), *PLACINGS[0]) for bound in self.bounds[:1]]
+        return [*cheapest, *first, *((start, 1.0, BALANCE) for start in starts)]
 
-def _attempts(starts: Sequence[Bound]) -> list[tuple[Bound, float, float]]:
-    """Ways to place all tables, the most promising first: the start, the room, and the weight of balance."""
-    first = [(start, *way) for way in PLACINGS for start in starts[:DIFFERENT]]
-    return first + [(start, 1.0, BALANCE) for start in starts]
+    def _cheapest(self, bound: Bound) -> Bound:
+        """A start with the options alone that the bound adds up, which take least of all ranks together."""
+        starts, paid = self.problem.priced.starts, np.where(bound.allowed, bound.paid, np.inf)
+        per = np.diff(np.append(starts, len(paid)))
+        return replace(bound, allowed=paid <= np.repeat(np.minimum.reduceat(paid, starts), per) * (1 + 1e-9))

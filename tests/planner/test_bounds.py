@@ -133,7 +133,7 @@ def test_plans_of_random_models_are_near_the_best_plan_of_the_exact_solver() -> 
     small = [seed for seed in range(20) if random_model(seed)[1].world_size <= EXACT_RANKS][:8]
     found = [gap_of(seed, seconds=0.5) for seed in small]
     assert not any(gap.refused for gap in found)
-    assert np.median([gap.bound for gap in found]) < 6
+    assert np.median([gap.bound for gap in found]) < 3
     assert max(gap.best for gap in found) < 4
 
 

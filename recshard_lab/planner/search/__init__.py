@@ -1,5 +1,6 @@
 """The search: chooses one placement per table.
 
 Read `options.py` (the placements of one table), `problem.py` and `state.py` (plans in progress), `greedy.py` (the
-search), `moves.py` and `anneal.py` (its steps), `bounds.py` (lower bounds), then `exact.py` (a MILP).
+search), `moves.py` and `anneal.py` (its steps), `bounds.py` (lower bounds; of few tables
+`enumeration.py`), then `exact.py` (a MILP).
 """

@@ -10,7 +10,7 @@ In the terms of the cost model (`terms.py`)::
     peak[p]  >= ms of rank r, for every r                  bytes of rank r + bytes of every rank <= capacity
     the step <= that of the first plan
 
-The first plan is the greedy search's, annealed for longer. `packing_bound.py` then improves the bound: HiGHS's own
+The first plan is the greedy search's, annealed for longer. `strong_bound` then improves the bound: HiGHS's own
 relaxation splits shards. Options that a better plan cannot hold are left out (reduced costs of the dual bound, see
 `bounds.py`). If ranks are interchangeable, rank 0 holds the table with most work if it is one shard, which removes
 symmetric solutions.
@@ -30,10 +30,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recshard_lab.planner.search.anneal import Anneal
-from recshard_lab.planner.search.bounds import worth_of
+from recshard_lab.planner.search.bounds import strong_bound, worth_of
 from recshard_lab.planner.search.greedy import ANNEALED, COPIES, STARTED, Search, Solution
 from recshard_lab.planner.search.moves import exchange
-from recshard_lab.planner.search.packing_bound import packing_bound
 from recshard_lab.planner.search.problem import Problem
 from recshard_lab.planner.search.state import Put, State
 from recshard_lab.planner.search.ways import CannotAnneal
@@ -44,6 +43,7 @@ MOST_VARIABLES = 400_000
 ANNEALING = 0.2  # share of the time for better plans, before HiGHS
 HEATS = (1.0, 3.0, 0.4)  # of the temperatures at first
 MOVES_A_SECOND, MOST_SWEEPS = 600, 200  # of all plans annealed; fewer where they take longer
+PROVED = 1e-6  # share of a step; HiGHS is not run for less
 BYTES = 1e-6  # memory in megabytes, so that coefficients are of one magnitude
 
 
@@ -104,7 +104,9 @@ def solve_exactly(problem: Problem, search: Search, time_limit_s: float) -> Solu
         worth = worth_of(search.bounds, problem.priced, now)
         if now <= bound_ms * (1 + 1e-9) or not worth.any():
             return Solution(best.placements(), min(now, max(bound_ms, now if not worth.any() else 0.0)))
-        bound_ms = packing_bound(problem, worth, bound_ms, now)
+        bound_ms = max(bound_ms, strong_bound(problem, now))
+        if now <= bound_ms * (1 + PROVED):
+            return Solution(best.placements(), bound_ms)
     program, ways = _program(problem, worth, now)
     if len(program.cost) > MOST_VARIABLES:
         return None if best is None else Solution(best.placements(), bound_ms)

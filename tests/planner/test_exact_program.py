@@ -62,14 +62,19 @@ def test_the_shorter_plan_and_the_higher_bound_are_kept_whichever_search_found_t
     assert found.bound_ms == 0.5
 
 
-def test_the_exact_solver_fits_tables_that_the_greedy_search_refuses() -> None:
+def test_tables_that_fit_nowhere_at_first_are_fitted_by_moving_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of 3 GB and three of 2 GB into two ranks of 6 GB: largest first on the emptier rank ends at 5 + 5 GB."""
     tables = [table(f"t{i}", rows, 125) for i, rows in enumerate([6 * 10**6] * 2 + [4 * 10**6] * 3)]
     top = Topology(2, "cuda", hbm_cap=6 * 10**9 + 5 * 10**7, reserve_fraction=0.0)
     only = {t.name: ParameterConstraints(sharding_types=["table_wise"]) for t in tables}
     load = Workload(64, optimizer="exact_sgd")
+    greedy = EmbeddingShardingPlanner(top, constraints=only, workload=load)
+    assert estimate(greedy.plan_tables(tables), tables, top, load).fits
+    monkeypatch.setattr(
+        "recshard_lab.planner.search.greedy.REPAIRS", 0
+    )  # nothing moves: the exact solver still fits them
     with pytest.raises(PlanError, match="does not fit"):
-        EmbeddingShardingPlanner(top, constraints=only, workload=load).plan_tables(tables)
+        greedy.plan_tables(tables)
     exact = EmbeddingShardingPlanner(top, constraints=only, workload=load, solver="exact", time_limit_s=20)
     plan = exact.plan_tables(tables)
     assert estimate(plan, tables, top, load).fits

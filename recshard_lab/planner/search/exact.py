@@ -32,7 +32,6 @@ from numpy.typing import NDArray
 from recshard_lab.planner.search.anneal import Anneal
 from recshard_lab.planner.search.bounds import strong_bound, worth_of
 from recshard_lab.planner.search.greedy import ANNEALED, COPIES, STARTED, Search, Solution
-from recshard_lab.planner.search.moves import exchange
 from recshard_lab.planner.search.problem import Problem
 from recshard_lab.planner.search.state import Put, State
 from recshard_lab.planner.search.ways import CannotAnneal
@@ -44,6 +43,7 @@ ANNEALING = 0.2  # share of the time for better plans, before HiGHS
 HEATS = (1.0, 3.0, 0.4)  # of the temperatures at first
 MOVES_A_SECOND, MOST_SWEEPS = 600, 200  # of all plans annealed; fewer where they take longer
 PROVED = 1e-6  # share of a step; HiGHS is not run for less
+EXCHANGED = 8  # placings for each table, to improve an annealed plan
 BYTES = 1e-6  # memory in megabytes, so that coefficients are of one magnitude
 
 
@@ -149,9 +149,7 @@ def _annealed(problem: Problem, search: Search, seconds: float) -> State:
         share = ANNEALING * seconds / len(HEATS)
         for state in anneal.run(sweeps, search.bound_ms, search.step_ms, heat, share, search.record):
             search.keep(state)
-            exchange(problem, state, search.bound_ms, search.watch("exchanged"))
-            problem.add_up(state)
-            search.keep(state)
+            search.improve_from(state, EXCHANGED * len(problem.options))
     return search.best
 
 

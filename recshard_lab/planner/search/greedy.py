@@ -1,4 +1,4 @@
-"""Greedy planning: chooses scheme and ranks of all tables together, then improves one and two tables at a time.
+"""Greedy planning: chooses scheme and ranks of all tables together, then improves a few tables at a time.
 
 1. Every registered scheme that the constraints allow proposes shards. Their loads are computed once, for all tables
    together (`options.py`), and turned into linear terms (`model/terms.py`, `bounds.py`).
@@ -6,15 +6,14 @@
    those of one scheme, or all. Each has a lower bound. Where tables are placed one after the other, the first start
    has only the options that the least bound adds up.
 3. Up to `ANNEALED` tables x ranks, several plans for each of the most promising starts are annealed together
-   (`anneal.py`), and tables of the best are exchanged (`moves.py`).
+   (`anneal.py`).
 4. On several nodes, beyond that size, or if that found no plan, the tables are placed one after the other under the
    most promising starts, from the largest down (`problem.py`). Up to a floor in each phase, work costs nothing, so that
-   early tables are not split without need. The floor is at first a little above the mean of the bound. If a table does
-   not fit, the tables are placed again by size, on the emptiest ranks. If host memory may be used, that is tried with
-   each memory filled first.
+   early tables are not split without need. The floor is at first a little above the mean of the bound. If tables do not
+   fit, others move for them (`moves.py`).
 5. The best of these plans are filled up: all tables are placed again, with a floor between the mean and the slowest
-   rank of the plan before, while that shortens the step.
-6. Local search moves and exchanges tables of the best plans (`moves.py`).
+   rank of the plan before, while that shortens the step. A short local search follows.
+6. Local search exchanges tables of the best plan, and places a few of them again (`moves.py`).
 7. All tables try another output path together, because some costs only vanish together.
 
 Under a pipeline the search minimises the chain of one batch's phases, whose bound is also one on the step. Among the
@@ -37,7 +36,7 @@ from recshard_lab.planner.model.loads import HOST, K
 from recshard_lab.planner.search.anneal import Anneal
 from recshard_lab.planner.search.bounds import Bound, bound_of, mode_bounds
 from recshard_lab.planner.search.colocated import bundled, groups_of, unbundled
-from recshard_lab.planner.search.moves import LEAST, Watch, exchange, improve
+from recshard_lab.planner.search.moves import LEAST, Watch, complete, improve
 from recshard_lab.planner.search.options import DoesNotFit, Placement, options_of
 from recshard_lab.planner.search.problem import Problem
 from recshard_lab.planner.search.state import TIE, State
@@ -48,24 +47,24 @@ from recshard_lab.sharding.plan.types import DISTINCT_ROWS
 if TYPE_CHECKING:
     from recshard_lab.planner.search.record import Recorder
 
-ROUNDS = (0.3, 0.1, TIE)  # weight of the balance term in each round of local search
-BALANCE = 0.1  # the same while placing
-HOPELESS = 1.02  # times the best step so far; a plan that long is improved no more
-SMALL = 64  # tables x ranks up to which every start is improved to the end
+PASSES = 3  # of local search, unless the caller asks for fewer; each places the same number of tables
+BALANCE = 0.1  # weight of the balance term while placing
 NEAR, NEAR_MANY = 2e-3, 5e-3  # share of the bound; a plan that near is good enough (of many tables on many ranks)
 ANNEALED = 1_000  # tables x ranks up to which many plans are annealed
 COPIES, STARTED = 16, 16  # plans annealed, and their sets of options
 ON_NODES, IN_HOST = 2, 4  # times as many plans on several nodes, and where host memory may be used
 SWEEPS, MOVES = 4, 110  # at least so many sweeps, and so many moves of a table
 MANY = 3_000  # tables x ranks beyond which `NEAR_MANY` holds
-PLACED, LEAST_PLACED, MOST_PLACED = 4_000, 3, 24  # tables placed before the best plans are improved; plans placed
 RANKS = 512  # ranks on which placing a table takes twice as long as on one
+BUDGET, LEAST_MOVED, TRIED = 4_500, 500, 250  # tables placed: in all, by the last local search at least, and by others
+PLACED, LEAST_PLACED, MOST_PLACED = 4_000, 3, 20  # tables placed before the best plan is improved; plans placed
+REPAIRED, REPAIRS = 10, 60  # placings for each table of a plan that lacks tables: in one way, and in all plans
+IMPROVED = 3  # plans that are filled up and improved for a while
 PLACINGS = ((1.2, BALANCE), (1.0, BALANCE), (1.5, 1.0))
 """How the first plans are placed: times the floor of a bound, which each phase may take without cost; balance."""
 FEW = 0.1  # share of the tables; a scheme that cuts fewer is no start
 DIFFERENT = 4  # starts that are tried in one of these ways before the next way
 SLACKS = (0.7, 0.9)  # of the way from the mean rank to the slowest, in each phase: the floor of the next plan
-IMPROVED, MOST_IMPROVED = 1_000, 4  # tables of the plans that are filled up and improved, and plans at most
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def solve(
     model: CostModel,
     tables: Sequence[BaseEmbeddingConfig],
     constraints: Mapping[str, ParameterConstraints],
-    passes: int = len(ROUNDS),
+    passes: int = PASSES,
     route: str | None = None,
     exact_s: float | None = None,
     record: "Recorder | None" = None,
@@ -92,7 +91,7 @@ def solve(
         model: costs of `tables`.
         tables: what to place.
         constraints: table name -> what is allowed.
-        passes: rounds of local search, at most `ROUNDS`; with 0 the best start as it is.
+        passes: of local search; with 0 the best start as it is.
         route: the only output path, where it applies. Default: the cheapest for each table.
         exact_s: seconds in which a MILP may find a better plan and a better bound. Default: no MILP.
         record: is passed every plan looked at.
@@ -146,17 +145,22 @@ class Search:
         self.problem, self.passes, self.record = problem, passes, record
         self.bounds = mode_bounds(problem.model, problem.priced)
         self.bound_ms = self.bounds[0].ms if self.bounds else 0.0
-        self.small = len(problem.options) * problem.num_ranks <= SMALL
         self.many = len(problem.options) * problem.num_ranks > MANY
         self.near = NEAR_MANY if self.many else NEAR
         self.best: State | None = None
         self.best_ms = np.inf
+        self.slower = 1 + problem.num_ranks / RANKS
+        self.left = int(BUDGET / self.slower)
+        self.repairs = REPAIRS * len(problem.options)
 
     def run(self, any_plan: bool = False) -> Solution:
-        stuck: list[int] = []
-        starts = self.starts()
+        starts, priced = self.starts(), self.problem.priced
+        least = np.minimum.reduceat(priced.total_bytes, priced.starts, axis=1).sum(axis=1)
+        lacks: list[int] = []
+        if len(least) == 1 and least[0] > self.problem.capacity[0] * self.problem.num_ranks:
+            raise DoesNotFit(self.problem.by_bytes[0])
         if any_plan:
-            placed = (self._placed(*attempt, stuck) for attempt in self._attempts(starts))
+            placed = (self._placed(*attempt, lacks) for attempt in self._attempts(starts))
             state = next((state for state in placed if state is not None), None)
             if state is not None:
                 return Solution(state.placements(), self.bound_ms)
@@ -165,55 +169,44 @@ class Search:
         more = self.best is None or (self.passes and self.problem.num_nodes > 1 and not self._near())
         if more and not any_plan:  # else every start was placed above
             self.prune()
-            self._place_all(starts, stuck)
+            self._place_all(starts, lacks)
         if self.best is None:
-            raise DoesNotFit(stuck[0] if stuck else self.problem.by_bytes[0])
+            raise DoesNotFit(lacks[0] if lacks else self.problem.by_bytes[0])
         if self.passes and not any_plan and not self._near():
+            self.improve_from(self.best.copy(), max(LEAST_MOVED, self.left) if more else len(self.problem.options))
             self._reroute()
         return Solution(self.best.placements(), self.bound_ms)
 
-    def _place_all(self, starts: list[Bound], stuck: list[int]) -> None:
-        """Places all tables under the most promising starts, fills up the best of these plans, improves the best."""
-        size = len(self.problem.options) * (1 + self.problem.num_ranks / RANKS)
-        left = min(MOST_PLACED, max(LEAST_PLACED, int(PLACED / size)))
-        count = max(2, left // 3)
+    def _place_all(self, starts: list[Bound], lacks: list[int]) -> None:
+        """Places all tables under the most promising starts, fills up and improves the best of these plans."""
+        left = min(MOST_PLACED, max(LEAST_PLACED, int(PLACED / self.slower / len(self.problem.options))))
+        count = max(2, left // 2)
         plans: dict[float, tuple[State, Bound]] = {}  # by step: different starts often give the same plan
         for number, (start, room, balance) in enumerate(self._attempts(starts)):
-            if (plans and (number > count or start.ms >= self.best_ms * LEAST)) or self._near():
+            if (plans and (number > count or start.ms >= self.best_ms * LEAST)) or self._near() or not self.repairs:
                 break
-            state = self._placed(start, room, balance, stuck)
+            state = self._placed(start, room, balance, lacks)
             left -= 1
             if state is not None:
                 plans.setdefault(self.step_ms(state), (state, start))
-        filled: dict[float, State] = {}
-        for ms in sorted(plans)[: min(MOST_IMPROVED, max(1, int(IMPROVED / size)))]:
-            state, start = plans[ms]
-            if self.passes and left > 0:
-                state, tries = self._filled(state, start, left // 2 + 1, stuck)
-                left -= tries
-            filled[self.step_ms(state)] = state
-        for ms in sorted(filled):
+        for ms in sorted(plans)[: max(1, min(IMPROVED, left // len(SLACKS)))]:
             if self.passes and not self._near():
-                self._improved(filled[ms])
+                self.improve_from(self._filled(*plans[ms], lacks), TRIED)
 
-    def _filled(self, state: State, start: Bound, most: int, stuck: list[int]) -> tuple[State, int]:
-        """Places all tables again, at most `most` times, below what the slowest ranks take, while that helps."""
-        failed = 0
-        for tries in range(most):
-            if self._near():
-                return state, tries
+    def _filled(self, state: State, start: Bound, lacks: list[int]) -> State:
+        """Places all tables again below what the slowest ranks take, while that helps."""
+        for slack in SLACKS:
             phases = state.used[: self.problem.phases]
             mean = phases.mean(axis=1)
-            floor = mean + SLACKS[failed] * (phases.max(axis=1) - mean)
-            other = self._placed(replace(start, floor=floor), 1.0, BALANCE, stuck)
-            if other is not None and self.step_ms(other) < self.step_ms(state) * LEAST:
-                state, failed = other, 0
-            elif (failed := failed + 1) == len(SLACKS):
-                return state, tries + 1
-        return state, most
+            floor = mean + slack * (phases.max(axis=1) - mean)
+            other = self._placed(replace(start, floor=floor), 1.0, BALANCE, lacks)
+            if other is None or self.step_ms(other) >= self.step_ms(state) * LEAST or self._near():
+                break
+            state = other
+        return state
 
     def _anneal(self, starts: list[Bound]) -> None:
-        """Many plans at once, and exchanges in the best of them."""
+        """Many plans at once."""
         problem, enough_ms = self.problem, self.bound_ms * (1 + self.near)
         copies = COPIES * (ON_NODES if problem.num_nodes > 1 else 1) * (IN_HOST if len(problem.capacity) > 1 else 1)
         try:
@@ -222,11 +215,6 @@ class Search:
             return
         sweeps = max(SWEEPS, MOVES // len(problem.options))
         for state in anneal.run(sweeps, enough_ms, self.step_ms, record=self.record):
-            self.keep(state)
-            if self._near():
-                return
-            exchange(problem, state, enough_ms, self.watch("exchanged"))
-            problem.add_up(state)
             self.keep(state)
 
     def step_ms(self, state: State) -> float:
@@ -262,46 +250,41 @@ class Search:
             unique.setdefault(bound.allowed.tobytes(), bound)
         return list(unique.values())
 
-    def _placed(self, start: Bound, room: float, balance: float, stuck: list[int]) -> State | None:
-        """Every table placed under the options of `start`, with memory first where they do not fit otherwise.
+    def _placed(self, start: Bound, room: float, balance: float, lacks: list[int]) -> State | None:
+        """Every table placed under the options of `start`; under any options if there is no room otherwise.
 
         Args:
             room: times the floor of `start`: what a plan may take in each phase without cost.
             balance: weight of the balance term.
+            lacks: receives the tables that found no room.
         """
         problem = self.problem
-        ways = ((None, problem.by_work), *((weights, problem.by_bytes) for weights in problem.memory_first))
-        for memory_first, order in ways:
-            state = problem.start(start.allowed, start.floor * room if memory_first is None else None)
-            state.balance = balance
-            for table in order:
-                found = problem.best(state, table, memory_first)
-                if found is None and memory_first is not None:
-                    state.allowed = None
-                    found = problem.best(state, table, memory_first)
-                    state.allowed = start.allowed
-                if found is None:
-                    stuck.append(table)
-                    break
+        self.left -= len(problem.options)
+        state = problem.start(start.allowed, start.floor * room)
+        state.balance = balance
+        for table in problem.by_work:
+            found = problem.best(state, table)
+            if found is not None:
                 problem.put(state, table, found[1])
-            else:
-                state.allowed, state.floor, state.balance = None, None, TIE
-                self.watch("placed", state)
-                self.keep(state)
-                return state
-        return None
+        state.floor = None
+        for allowed in (start.allowed, None)[: 1 + (self.best is None)]:
+            state.allowed = allowed
+            self.repairs -= complete(problem, state, min(self.repairs, REPAIRED * len(problem.options)))
+        state.balance = TIE
+        lacking = [table for table, put in enumerate(state.placed) if put is None]
+        if lacking:
+            lacks += lacking
+            return None
+        self.watch("placed", state)
+        self.keep(state)
+        return state
 
-    def _improved(self, state: State) -> None:
-        """Rounds of local search with ever less weight on balance; the last until nothing helps."""
-        for balance in ROUNDS[-self.passes :]:
-            state.balance = balance
-            for _ in range(3 if self.small else 1):
-                again = improve(self.problem, state, self.bound_ms * (1 + self.near), *self._watches())
-                self.keep(state)
-                if self._near() or self.step_ms(state) > self.best_ms * HOPELESS:
-                    return
-                if not again:
-                    break
+    def improve_from(self, state: State, placings: int) -> None:
+        """Local search from a plan: so many tables are placed."""
+        self.left -= placings
+        enough_ms, most = self.bound_ms * (1 + self.near), placings * self.passes // PASSES
+        improve(self.problem, state, most, enough_ms, self.watch("moved"), self.watch("exchanged"))
+        self.keep(state)
 
     def watch(self, stage: str, *looked_at: State) -> Watch | None:
         """A callback that records each plan, after it has recorded `looked_at`; None without a record."""
@@ -311,9 +294,6 @@ class Search:
         for state in looked_at:
             record(state)
         return record
-
-    def _watches(self) -> tuple[Watch | None, Watch | None]:
-        return self.watch("moved"), self.watch("exchanged")
 
     def over_host(self) -> tuple[int, float] | None:
         """The rank that has too little host memory, and the bytes that it would hold; None if no plan fits devices."""
@@ -351,7 +331,6 @@ class Search:
         for route in (*ROUTES, DISTINCT_ROWS):
             state = self._rerouted(self.best, route)
             if state is not None and self.step_ms(state) < self.best_ms * LEAST:
-                improve(self.problem, state, 0.0, *self._watches())
                 self.keep(state)
 
     def _rerouted(self, state: State, route: str) -> State | None:

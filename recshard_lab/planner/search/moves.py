@@ -1,6 +1,15 @@
-"""Local search: moves one table to its best place, and exchanges two, until neither shortens the step.
+"""Local search: exchanges pairs of tables, then takes a few tables out of the plan and places them again.
 
-Every step keeps the plan valid and within memory and shortens the score, so the search can stop at any time.
+The second part is ruin and recreate. A round takes tables of a slowest node and of another node (ranks, if there is one
+node). It can therefore move a table, exchange two, or arrange a group afresh. The tables return from the largest down,
+each to its best place beside the rest. The new plan stays unless its score is longer by more than a random share, which
+shrinks to zero. Source: Schrimpf et al., "Record Breaking Optimization Results Using the Ruin and Recreate Principle",
+J. Comput. Phys. 159 (2000).
+
+A plan may lack tables that did not fit. Each round then takes one of them too. The new plan stays if the tables that it
+lacks have no more bytes than that one.
+
+Every plan stays within memory. The draws come from a generator with a fixed seed.
 
 Shape letters: R rows (phases that ranks differ in, and memories), T tables, C pairs of tables, U units (nodes, or ranks
 if there is one node), L ranks of a unit.
@@ -13,43 +22,147 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recshard_lab.planner.search.problem import Problem
-from recshard_lab.planner.search.state import Put, State
+from recshard_lab.planner.search.state import TIE, Put, State
 from recshard_lab.planner.workload import Array
 
 Index: TypeAlias = NDArray[np.intp]
 Watch: TypeAlias = Callable[[State], None]
 
-ENOUGH = 1e-3  # a pass that gains less than this share is the last
+LEAST = 1 - 1e-9  # a gain below is rounding
 MOST_EXCHANGES = 100  # in one pass
 MOST_PAIRS = 1024  # exchanges looked at in one array operation
-LEAST = 1 - 1e-9  # a gain below is rounding
+SEED = 30
+TAKEN = 8  # tables that a round takes out, at most
+BALANCE = 0.3  # weight of the balance term at first; `TIE` at the end
+LONGER = 3e-3  # mean share by which a new plan may be longer, at first
+NOISE = 0.3  # of the logarithm of a table's work, where it decides which table returns first
+FIRST = 0.5  # share of the rounds in which the table that a plan lacks comes first
+AFRESH = 50  # rounds after which the plan is added up afresh
 
 
 def improve(
-    problem: Problem, state: State, bound_ms: float = 0.0, moved: Watch | None = None, exchanged: Watch | None = None
-) -> bool:
-    """One pass over all tables; whether the plan gained enough to go on. Ends where the step is down to `bound_ms`.
+    problem: Problem,
+    state: State,
+    placings: int,
+    enough_ms: float = 0.0,
+    moved: Watch | None = None,
+    exchanged: Watch | None = None,
+) -> None:
+    """Shortens a plan in place.
 
     Args:
+        placings: number of tables to place.
+        enough_ms: the search ends at a plan whose step is at most this.
         moved, exchanged: callbacks, called with each new plan.
     """
-    now = before = problem.score(state)
-    for table in problem.by_work:
-        was = problem.take(state, table)
-        found = problem.best(state, table)
-        # None: rounding at the last byte of a full rank
-        if found is None or found[0] >= now * LEAST:
-            problem.put(state, table, was)
-            continue
-        problem.put(state, table, found[1])
-        now = found[0]
-        if moved is not None:
-            moved(state)
-        if problem.step_ms(state) <= bound_ms:
-            break
-    exchange(problem, state, bound_ms, exchanged)
+    exchange(problem, state, enough_ms, exchanged)
     problem.add_up(state)
-    return problem.score(state) < before * (1 - ENOUGH)
+    rounds = _Rounds(problem, state)
+    best, best_ms = list(state.placed), problem.step_ms(state)
+    left = placings
+    while left > 0 and best_ms > enough_ms:
+        share = left / placings
+        state.balance = TIE + (BALANCE - TIE) * share
+        limit = problem.score(state) * (LEAST + LONGER * share * rounds.draws.exponential())
+        tried, new = rounds.one(limit)
+        left -= tried
+        if new:
+            if moved is not None:
+                moved(state)
+            if (ms := problem.step_ms(state)) < best_ms * LEAST:
+                best, best_ms = list(state.placed), ms
+    state.placed[:], state.balance = best, TIE
+    problem.add_up(state)
+
+
+def complete(problem: Problem, state: State, placings: int) -> int:
+    """Places the tables that a plan lacks, for which others move, while there is room.
+
+    Args:
+        placings: number of tables to place, at most.
+
+    Returns:
+        The number of tables placed.
+    """
+    left = placings
+    if None in state.placed:
+        rounds = _Rounds(problem, state)
+        while left > 0 and rounds.lacks:
+            left -= rounds.one()[0]
+        problem.add_up(state)
+    return placings - left
+
+
+class _Rounds:
+    """Rounds of ruin and recreate on one plan, with what it `lacks`: tables that are not placed."""
+
+    def __init__(self, problem: Problem, state: State) -> None:
+        self.problem, self.state = problem, state
+        self.draws = np.random.default_rng(SEED)
+        self.width = problem.local if problem.num_nodes > 1 else 1
+        self.work, self.nbytes = (
+            np.minimum.reduceat(each, problem.priced.starts)
+            for each in (problem.priced.cost, problem.priced.total_bytes.sum(axis=0))
+        )
+        self.there: NDArray[np.bool_] = np.zeros((len(self.work), problem.num_ranks // self.width), dtype=bool)
+        for table, put in enumerate(state.placed):
+            self._note(table, put)
+        self.lacks = [table for table, put in enumerate(state.placed) if put is None]
+        self.count = 0
+
+    def one(self, limit: float = np.inf) -> tuple[int, bool]:
+        """The number of tables placed, and whether the plan is new: it has to score less than `limit`."""
+        problem, state = self.problem, self.state
+        self.count += 1
+        if self.count % AFRESH == 0:
+            problem.add_up(state)
+        lacking = int(self.draws.choice(self.lacks)) if self.lacks else None
+        taken = self._taken(lacking).tolist()
+        before = [(table, None if table == lacking else problem.take(state, table)) for table in taken]
+        tried, back, left_out = 0, list[int](), list[int]()
+        for table in taken:
+            found = problem.best(state, table)
+            tried += 1
+            if found is not None and found[0] < limit:
+                problem.put(state, table, found[1])
+                back.append(table)
+                continue
+            left_out.append(table)
+            if lacking is None or self.nbytes[left_out].sum() > self.nbytes[lacking]:
+                break  # the other tables only add to it
+        else:
+            for table in taken:
+                self._note(table, state.placed[table])
+            self.lacks = [*(table for table in self.lacks if table != lacking), *left_out]
+            return tried, True
+        for table in back:
+            problem.take(state, table)
+        for table, put in before:
+            if put is not None:
+                problem.put(state, table, put)
+        return tried, False
+
+    def _taken(self, lacking: int | None) -> NDArray[np.intp]:
+        """`lacking`, and tables of a slowest unit and another; of any two if the plan lacks tables. Largest first."""
+        phases = self.state.used[: self.problem.phases]
+        row = int(self.draws.integers(len(phases) + 1))
+        busy = phases[row] if row < len(phases) else phases.sum(axis=0)
+        units = self.draws.integers(self.there.shape[1], size=2)
+        if lacking is None:
+            units[0] = busy.argmax() // self.width
+        among = np.flatnonzero(self.there[:, units].any(axis=1))
+        taken = self.draws.choice(among, min(len(among), int(self.draws.integers(1, TAKEN + 1))), replace=False)
+        if lacking is not None:
+            taken = np.append(taken, lacking)
+        size = (self.work if lacking is None else self.nbytes)[taken]
+        if lacking is not None and self.draws.random() < FIRST:
+            size[-1] = np.inf
+        return taken[np.argsort(self.draws.normal(0.0, NOISE, len(taken)) - np.log(np.maximum(size, 1e-12)))]
+
+    def _note(self, table: int, put: Put | None) -> None:
+        self.there[table] = False
+        if put is not None:
+            self.there[table, put.ranks // self.width] = True
 
 
 def exchange(problem: Problem, state: State, bound_ms: float = 0.0, exchanged: Watch | None = None) -> None:

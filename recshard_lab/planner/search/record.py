@@ -210,7 +210,7 @@ class Recorder:
             else:
                 state.balance = TIE
                 if len(room.options) * room.num_ranks <= IMPROVED:
-                    improve(room, state)
+                    improve(room, state, 2 * len(room.options))
                 return state
         return None
 

@@ -17,7 +17,7 @@ from recshard_lab.text_table import Printable, TextTable
 STAGES = {
     "placed": "tables placed one after the other",
     "annealed": "after a sweep of annealing over all tables",
-    "moved": "one table moved",
+    "moved": "a few tables moved",
     "exchanged": "two tables exchanged",
     "rerouted": "all tables under another route",
     "proven": "the MILP's",

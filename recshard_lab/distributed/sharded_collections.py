@@ -26,6 +26,7 @@ from recshard_lab.distributed.step.types import LookupInput
 from recshard_lab.distributed.table_shards import TableShards
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
+    DynamicEmbeddingConfig,
     EmbeddingBagCollectionInterface,
     EmbeddingBagConfig,
     EmbeddingCollectionInterface,
@@ -108,6 +109,9 @@ class ShardedCollection(nn.Module):
         Raises:
             ValueError: the requested backend does not support a table; names the table and the reason.
         """
+        dynamic = [table.name for table in self.tables if isinstance(table, DynamicEmbeddingConfig)]
+        if dynamic and self.use_index_dedup:
+            raise ValueError(f"use_index_dedup=True does not support the dynamic table {dynamic[0]!r}. Fix: omit it")
         return choose_kinds(
             self.tables,
             [shardings[table.name] for table in self.tables],
@@ -299,6 +303,7 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
 
     def compute_and_output_dist(self, lookup_input: LookupInput) -> LazyKeyedTensor:
         """Looks up remote ids and issues the output exchange, which is waited for when the output is first used."""
+        self.executor.lookup.train(self.training)
         blocks = self.layout.blocks
         pending = self.executor.begin(lookup_input)
         return LazyKeyedTensor.pending([block.key for block in blocks], [block.dim for block in blocks], pending.wait)
@@ -326,6 +331,7 @@ class ShardedEmbeddingCollection(ShardedCollection):
 
     def compute_and_output_dist(self, lookup_input: LookupInput) -> LazyDict:
         """Looks up remote ids and issues the output exchange, which is waited for when the output is first used."""
+        self.executor.lookup.train(self.training)
         blocks, local_batch = self.layout.blocks, lookup_input.local_batch
         pending = self.executor.begin(lookup_input)
 

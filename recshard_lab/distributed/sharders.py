@@ -30,6 +30,8 @@ from recshard_lab.distributed.state.forms import StateForm
 from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
+    DynamicEmbeddingBagCollection,
+    DynamicEmbeddingCollection,
     EmbeddingBagCollection,
     EmbeddingCollection,
     FusedCollection,
@@ -37,6 +39,7 @@ from recshard_lab.embedding import (
     FusedEmbeddingCollection,
     OptimizerSpec,
 )
+from recshard_lab.embedding.dynamic.collections import DynamicCollection
 from recshard_lab.embedding.optimizers import spec_of_parameter
 from recshard_lab.embedding.out_of_range import OutOfRange, policy_of_bounds_check_mode
 from recshard_lab.planner import Workload
@@ -307,6 +310,11 @@ class FusedCollectionSharder(CollectionSharder):
     def optimizers(self, module: nn.Module, params: Mapping[str, ParameterSharding]) -> dict[str, OptimizerSpec]:
         assert isinstance(module, FusedCollection)
         for table, states in module.optimizer_states().items():
+            if isinstance(module, DynamicCollection) and module.table(table).size:
+                raise ValueError(
+                    f"dynamic table {table!r} has rows, which would be lost. Fix: shard the collection before the "
+                    f"first step, and load a checkpoint into the sharded model"
+                )
             if params[table].compute_kernel != EmbeddingComputeKernel.FUSED:
                 raise PlanError(
                     f"table {table!r} of a {type(module).__name__} has compute_kernel "
@@ -332,6 +340,20 @@ class FusedEmbeddingCollectionSharder(SequenceCollectionSharder, FusedCollection
     """Shards `FusedEmbeddingCollection`."""
 
     module_type = FusedEmbeddingCollection
+    sharded_type = ShardedEmbeddingCollection
+
+
+class DynamicEmbeddingBagCollectionSharder(FusedCollectionSharder):
+    """Shards `DynamicEmbeddingBagCollection`. Shards have their largest size from the start."""
+
+    module_type = DynamicEmbeddingBagCollection
+    sharded_type = ShardedEmbeddingBagCollection
+
+
+class DynamicEmbeddingCollectionSharder(FusedCollectionSharder):
+    """Shards `DynamicEmbeddingCollection`. Shards have their largest size from the start."""
+
+    module_type = DynamicEmbeddingCollection
     sharded_type = ShardedEmbeddingCollection
 
 
@@ -380,6 +402,8 @@ def first_weights(sharded: ShardedCollection, module: nn.Module, everyone: Shard
     If these are on ``meta``, each rank draws the weights of its shards, with the same values under every plan. Then
     only tables with an ``init_fn`` move, from the first replica to the others.
     """
+    if isinstance(module, DynamicCollection):
+        return []  # rows are computed when ids occur
     whole = unsharded_weights(module)
     on_meta = any(weight.is_meta for weight in whole.values())
     on_meta, seed = broadcast_object((on_meta, torch.initial_seed()), sharded.env)
@@ -409,6 +433,8 @@ def default_sharders() -> list[CollectionSharder]:
         EmbeddingCollectionSharder(),
         FusedEmbeddingBagCollectionSharder(),
         FusedEmbeddingCollectionSharder(),
+        DynamicEmbeddingBagCollectionSharder(),
+        DynamicEmbeddingCollectionSharder(),
     ]
 
 

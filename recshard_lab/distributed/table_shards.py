@@ -228,7 +228,7 @@ class TableShards(nn.Module):
         Raises:
             ValueError: a DTensor cannot describe the shards.
         """
-        matrices, is_matrix = self.matrices(part), part.extent == "element"
+        matrices, is_matrix = self.matrices(part), part.is_matrix
         if self.is_whole:
             whole = next(iter(matrices.values())) if len(matrices) == 1 else self.joined(part)
             return whole if is_matrix else whole.view(-1)

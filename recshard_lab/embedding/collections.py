@@ -22,7 +22,6 @@ from recshard_lab.embedding.configs import (
     EmbeddingBagConfig,
     EmbeddingConfig,
     PoolingType,
-    TableFeatures,
     check_tables,
     embedding_names_by_table,
 )
@@ -316,7 +315,7 @@ def _rows(fitted: Fitted, weight: Tensor, need_indices: bool) -> JaggedTensor:
     return JaggedTensor._unchecked(rows, given.values() if need_indices else None, given.lengths())
 
 
-def check_pooling(tables: Sequence[TableFeatures]) -> None:
+def check_pooling(tables: Sequence[EmbeddingBagConfig]) -> None:
     """Checks that tables can be pooled.
 
     Raises:
@@ -331,7 +330,7 @@ def check_pooling(tables: Sequence[TableFeatures]) -> None:
             )
 
 
-def common_dim(tables: Sequence[TableFeatures]) -> int:
+def common_dim(tables: Sequence[BaseEmbeddingConfig]) -> int:
     """The width that all tables have.
 
     Raises:

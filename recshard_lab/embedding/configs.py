@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, unique
-from typing import Any, Protocol
+from typing import Any
 
 
 @unique
@@ -121,15 +121,7 @@ class EmbeddingConfig(BaseEmbeddingConfig):
     """A table that returns one row per id (sequence embeddings)."""
 
 
-class TableFeatures(Protocol):
-    """The part of a table's config that names it, static or dynamic."""
-
-    name: str
-    embedding_dim: int
-    feature_names: list[str]
-
-
-def check_tables(tables: Sequence[TableFeatures]) -> None:
+def check_tables(tables: Sequence[BaseEmbeddingConfig]) -> None:
     """Checks the tables of a collection.
 
     Raises:
@@ -156,7 +148,7 @@ def check_tables(tables: Sequence[TableFeatures]) -> None:
         seen.add(table.name)
 
 
-def embedding_names_by_table(tables: Sequence[TableFeatures]) -> list[list[str]]:
+def embedding_names_by_table(tables: Sequence[BaseEmbeddingConfig]) -> list[list[str]]:
     """For each table the key of each of its features' output: the feature, or feature@table if several read it.
 
     >>> movies = EmbeddingBagConfig(9, 4, "movies", feature_names=["liked", "seen"])

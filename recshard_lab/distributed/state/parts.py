@@ -30,11 +30,18 @@ class Part:
         name: "weight", or fbgemm's name of the state ("momentum1").
         extent: "element", "row" or "table".
         dtype: its dtype.
+        width: numbers of each row, where ``extent`` is "row".
     """
 
     name: str
     extent: Extent
     dtype: torch.dtype
+    width: int = 1
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether tensors have two axes."""
+        return self.extent == "element" or self.width > 1
 
     @classmethod
     def of(cls, name: str, tensor: Tensor, num_rows: int, num_cols: int) -> "Part":
@@ -62,19 +69,19 @@ class Part:
 
     def matrix(self, tensor: Tensor) -> Tensor:
         """The tensor as a matrix: ``[rows, cols]``, ``[rows, 1]`` or ``[1, 1]``, as in `shards`."""
-        return tensor if self.extent == "element" else tensor.view(-1, 1)
+        return tensor if self.is_matrix else tensor.view(-1, 1)
 
     def shards(self, shards: Sequence[Shard]) -> list[Shard]:
         """The matrices of these shards as shards of the whole matrix."""
         if self.extent == "element":
             return list(shards)
         if self.extent == "row":
-            return [Shard(shard.rank, shard.rows, (0, 1), shard.tier) for shard in shards]
+            return [Shard(shard.rank, shard.rows, (0, self.width), shard.tier) for shard in shards]
         return [Shard(shard.rank, (0, 1), (0, 1), shard.tier) for shard in shards]
 
     def size(self, num_rows: int, num_cols: int) -> tuple[int, int]:
         """Shape of the whole matrix of a table ``[num_rows, num_cols]``."""
-        return {"element": (num_rows, num_cols), "row": (num_rows, 1), "table": (1, 1)}[self.extent]
+        return {"element": (num_rows, num_cols), "row": (num_rows, self.width), "table": (1, 1)}[self.extent]
 
     def bytes_of(self, shard: Shard) -> int:
         """Bytes per shard."""

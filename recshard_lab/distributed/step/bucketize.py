@@ -13,6 +13,7 @@ Shape letters: F features, K row shards (of the table with most), N ids, S bags 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from recshard_lab.distributed.step.types import host_list
+from recshard_lab.embedding.dynamic.index_rounds import partitions_of
 from recshard_lab.embedding.kernels import kernel_named
 
 
@@ -123,20 +125,12 @@ class RowSplits:
     def _with_torch(self, lengths: Tensor, ids: Tensor, weights: Tensor | None, bags: list[int]) -> Bucketized:
         """Row shards of all tables are numbered through: one search finds the row shard of every id."""
         edges, first_edge, base = self._for_torch(ids.device)
-        total = lengths.numel()
-        feature_of_bag = torch.repeat_interleave(
-            torch.arange(len(bags), device=ids.device), host_list(bags, ids.device), output_size=total
-        )
-        bag = torch.repeat_interleave(lengths.long(), output_size=ids.numel())
-        feature = feature_of_bag.index_select(0, bag)
+        feature, bag = _feature_and_bag(lengths, ids, bags)
         rows = ids + base.index_select(0, feature)  # in all tables, one below the other
         edge = torch.searchsorted(edges, rows, right=True) - 1
         row_shard = edge - first_edge.index_select(0, feature)
-        order = row_shard.to(torch.int16 if self.count < 2**15 else torch.int32).sort(stable=True).indices
-        new_lengths = lengths.new_zeros(self.count * total)
-        new_lengths.scatter_add_(0, row_shard * total + bag, lengths.new_ones(1).expand(ids.numel()))
-        ids = (rows - edges.index_select(0, edge)).index_select(0, order).to(ids.dtype)
-        return Bucketized(new_lengths, ids, None if weights is None else weights.index_select(0, order), order)
+        local = (rows - edges.index_select(0, edge)).to(ids.dtype)
+        return _sorted_by(row_shard, self.count, lengths, bag, local, weights)
 
     def _for_torch(self, device: torch.device) -> tuple[Any, ...]:
         """(first row of every row shard [all], first row shard of each feature [F], first row of each feature [F])."""
@@ -147,6 +141,65 @@ class RowSplits:
             edges = [first + row for first, rows in zip(base, self.starts, strict=True) for row in rows]
             self._tensors[key] = tuple(torch.tensor(numbers, device=device) for numbers in (edges, firsts, base))
         return self._tensors[key]
+
+
+class HashSplits:
+    """Where the dynamic tables of F features are split: a shard has whole partitions of the index.
+
+    Args:
+        partitions: for each feature, the partitions of its table.
+        starts: for each feature, the first partition of every shard, ascending from 0.
+
+    >>> splits = HashSplits([8], [[0, 4]])
+    >>> splits.sort(torch.tensor([2, 0, 1]), torch.tensor([3, 9, -1]), None, [3], False).ids.sort().values.tolist()
+    [-1, 3, 9]
+    """
+
+    def __init__(self, partitions: list[int], starts: list[list[int]]) -> None:
+        self.count = max(len(own) for own in starts)
+        #: for each feature and partition, the shard
+        self._shard_of = [
+            [bisect_right(own, partition) - 1 for partition in range(many)]
+            for many, own in zip(partitions, starts, strict=True)
+        ]
+        self._first = [*accumulate(map(len, self._shard_of[:-1]), initial=0)]
+        self._many = partitions
+        self._tensors: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}
+
+    def sort(
+        self, lengths: Tensor, ids: Tensor, weights: Tensor | None, bags: list[int], want_order: bool
+    ) -> Bucketized:
+        """Sorts one batch, as `RowSplits.sort`. Ids stay as they are."""
+        feature, bag = _feature_and_bag(lengths, ids, bags)
+        if ids.device not in self._tensors:
+            flat = [shard for own in self._shard_of for shard in own]
+            numbers = (torch.tensor(own, device=ids.device) for own in (flat, self._first, self._many))
+            self._tensors[ids.device] = tuple(numbers)  # type: ignore[assignment]
+        shard_of, first, many = self._tensors[ids.device]
+        partition = partitions_of(ids.long(), many.index_select(0, feature))
+        shard = shard_of.index_select(0, first.index_select(0, feature) + partition)
+        return _sorted_by(shard, self.count, lengths, bag, ids, weights)
+
+
+def _feature_and_bag(lengths: Tensor, ids: Tensor, bags: list[int]) -> tuple[Tensor, Tensor]:
+    """``[N]`` each: the feature and the bag of every id."""
+    feature_of_bag = torch.repeat_interleave(
+        torch.arange(len(bags), device=ids.device), host_list(bags, ids.device), output_size=lengths.numel()
+    )
+    bag = torch.repeat_interleave(lengths.long(), output_size=ids.numel())
+    return feature_of_bag.index_select(0, bag), bag
+
+
+def _sorted_by(
+    shard: Tensor, count: int, lengths: Tensor, bag: Tensor, ids: Tensor, weights: Tensor | None
+) -> Bucketized:
+    """Ids ``[N]`` by their ``shard`` of ``count``, otherwise in their order."""
+    order = shard.to(torch.int16 if count < 2**15 else torch.int32).sort(stable=True).indices
+    total = lengths.numel()
+    new_lengths = lengths.new_zeros(count * total)
+    new_lengths.scatter_add_(0, shard * total + bag, lengths.new_ones(1).expand(ids.numel()))
+    weights = None if weights is None else weights.index_select(0, order)
+    return Bucketized(new_lengths, ids.index_select(0, order), weights, order)
 
 
 def _even_size(num_rows: int, starts: list[int]) -> int:

@@ -21,6 +21,7 @@ from recshard_lab.sparse import KeyedJaggedTensor
 
 NO_LIMIT = 2**31 - 1
 """In place of the rows of a table, for keys that no table reads. Their ids are never sent."""
+_LARGEST = 2**63 - 1
 
 
 @dataclass(slots=True)
@@ -53,9 +54,11 @@ def check_dtype(values: Tensor) -> None:
 
 
 def row_limits(num_keys: int, position: Sequence[int], layout: Layout) -> list[int]:
-    """For each key, the rows of the smallest table that reads it; 0 where none does."""
+    """For each key, the rows of the smallest table that reads it; 0 where only dynamic tables do, or none."""
     limits = [0] * num_keys
     for block, key in zip(layout.blocks, position, strict=True):
+        if layout.dynamic[block.table]:
+            continue
         rows = layout.tables[block.table].num_embeddings
         limits[key] = min(limits[key] or rows, rows)
     return limits
@@ -74,20 +77,19 @@ def all_are_rows(values: Tensor, starts: Sequence[int], limits: Sequence[int]) -
 
 
 def clamp_to_rows(values: Tensor, counts: Tensor, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The ids moved into ``[0, limit)``, and ``[1]`` whether any was outside. Does not read the device.
+    """The ids moved into ``[0, limit)`` of keys with a limit, and ``[1]`` whether any moved. Does not read the device.
 
     Args:
         values: ``[N]``.
         counts: ``[F]`` ids of each key.
         limits: as `row_limits` returns them.
     """
-    last = host_list([(limit or NO_LIMIT) - 1 for limit in limits], values.device)
-    inside = torch.minimum(values.clamp(min=0), torch.repeat_interleave(last, counts, output_size=values.numel()))
-    outside = inside != values
-    if not all(limits):
-        used = host_list([bool(limit) for limit in limits], values.device, torch.bool)
-        outside &= torch.repeat_interleave(used, counts, output_size=values.numel())
-    return inside, outside.any().view(1)
+    last = host_list([limit - 1 if limit else _LARGEST for limit in limits], values.device)
+    inside = torch.minimum(values, torch.repeat_interleave(last, counts, output_size=values.numel()))
+    first = host_list([0 if limit else -_LARGEST - 1 for limit in limits], values.device)
+    inside = torch.maximum(inside, torch.repeat_interleave(first, counts, output_size=values.numel()))
+    inside = inside.to(values.dtype)
+    return inside, (inside != values).any().view(1)
 
 
 def apply_policy(features: KeyedJaggedTensor, position: list[int], layout: Layout, policy: OutOfRange) -> Checked:
@@ -102,7 +104,10 @@ def apply_policy(features: KeyedJaggedTensor, position: list[int], layout: Layou
     for block, key in zip(layout.blocks, position, strict=True):
         table = layout.tables[block.table]
         given = features.permute([key])[block.feature]
-        part, places = policy.fit(given, block.feature, table.name, table.num_embeddings)
+        if layout.dynamic[block.table]:
+            part, places = given, None
+        else:
+            part, places = policy.fit(given, block.feature, table.name, table.num_embeddings)
         parts.append(part)
         kept.append(places)
     weighted = features.weights_or_none() is not None

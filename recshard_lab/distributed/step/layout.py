@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
+from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
 from recshard_lab.sharding.plan.sharding_plan import ParameterSharding, Shard
 from recshard_lab.sharding.plan.types import DISTINCT_ROWS
 
@@ -154,14 +155,19 @@ class Layout:
         return torch.float64 if wide else torch.float32
 
     @cached_property
+    def dynamic(self) -> list[bool]:
+        """For each table, whether ids have any value (`DynamicEmbeddingConfig`)."""
+        return [isinstance(table, DynamicEmbeddingConfig) for table in self.tables]
+
+    @cached_property
     def rows_fit_int32(self) -> bool:
-        """Whether row numbers inside every shard fit in 32 bits."""
-        return all(shard.num_rows < 2**31 for shards in self.shards for shard in shards)
+        """Whether the ids that a rank receives fit in 32 bits."""
+        return not any(self.dynamic) and all(shard.num_rows < 2**31 for shards in self.shards for shard in shards)
 
     @cached_property
     def global_rows_fit_int32(self) -> bool:
-        """The same for row numbers of whole tables."""
-        return all(table.num_embeddings < 2**31 for table in self.tables)
+        """Whether ids of batches fit in 32 bits."""
+        return not any(self.dynamic) and all(table.num_embeddings < 2**31 for table in self.tables)
 
 
 def effective_route(table: BaseEmbeddingConfig, sharding: ParameterSharding) -> str:

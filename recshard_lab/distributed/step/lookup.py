@@ -14,9 +14,11 @@ from recshard_lab.distributed.state.parts import Part
 from recshard_lab.distributed.step.layout import Layout, ShardFeature, effective_route
 from recshard_lab.distributed.step.types import LocalBatch, LookupInput, host_list, join
 from recshard_lab.embedding import DataType, OptimizerSpec
+from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
+from recshard_lab.embedding.dynamic.kernel import DynamicKernel
 from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot, choose_kernel, kernel_named
 from recshard_lab.embedding.optimizers.steps import accumulate_dtype, partial_squares
-from recshard_lab.sharding import PlanError
+from recshard_lab.sharding import PlanError, Shard
 from recshard_lab.sharding.plan.types import DDR, DISTINCT_ROWS
 from recshard_lab.sparse.ops import complete_cumsum
 
@@ -34,6 +36,7 @@ class GroupKind:
         optimizer: fused in backward; None where a torch optimizer reads ``.grad`` (the dense compute kernel).
         exchanges_row_norms: columns are split and the optimizer is row-wise: squares must meet before the step.
         route: the output path; "direct" for replicas.
+        dynamic: ids have any value, and rows belong to ids (`DynamicKernel`).
         host: the shards are stored, looked up and stepped in host memory. Only rows and gradients are copied between
             host and device. On CPU ranks the host is the device.
     """
@@ -44,13 +47,24 @@ class GroupKind:
     exchanges_row_norms: bool
     route: str = "direct"
     host: bool = False
+    dynamic: bool = False
 
     def state_parts(self, device: torch.device) -> tuple[Part, ...]:
         """Which optimizer state each shard has on ranks of this device, also on ranks that store no shard."""
         if self.optimizer is None:
             return ()
         kept = torch.device("cpu") if self.host else device
-        return _state_parts(self.backend, self.data_type, replace(self.optimizer, learning_rate=0.0), kept)
+        index = _INDEX_PARTS if self.dynamic else ()
+        return index + _state_parts(self.backend, self.data_type, replace(self.optimizer, learning_rate=0.0), kept)
+
+
+_INDEX_PARTS = (
+    Part("ids", "row", torch.int64),
+    Part("tags", "row", torch.uint8),
+    Part("accesses", "row", torch.int64, 2),
+    Part("step", "table", torch.int64),
+    Part("epoch", "table", torch.int64),
+)
 
 
 @lru_cache(maxsize=64)
@@ -83,11 +97,18 @@ class KernelGroup:
             slots.append(Slot(config.name, *size, kind.data_type, config.embedding_dim, shard.rows[0]))
         feature_slots = [self.shards.index((feature.table, feature.shard_index)) for feature in features]
         pooled = pooled and kind.route != DISTINCT_ROWS
-        self.kernel: LookupKernel = kernel_named(kind.backend)(
-            slots, feature_slots, kind.optimizer, pooled=pooled, device="cpu" if kind.host else device
-        )
+        where: Any = {"pooled": pooled, "device": "cpu" if kind.host else device}
+        backend = kernel_named(kind.backend)
+        self.kernel: LookupKernel
+        if kind.dynamic:
+            of_tables = [(layout.tables[table], layout.shards[table][number]) for table, number in self.shards]
+            self.kernel = dynamic_kernel(backend, of_tables, slots, feature_slots, kind.optimizer, **where)
+        else:
+            self.kernel = backend(slots, feature_slots, kind.optimizer, **where)
         self.width = sum(feature.shard.num_cols for feature in features)
         self.end = first + len(self.features)
+        #: of dynamic tables: whether lookups with gradients insert absent ids
+        self.inserts = True
         #: in a replicated group, the number of the rank's first replicated shard feature
         self.first_copy: int | None = None
 
@@ -153,6 +174,8 @@ class KernelGroup:
 
     def forward(self, bags: Bags, training: bool) -> tuple[Tensor, Any]:
         """The kernel's rows, and what its backward needs when ``training``."""
+        if isinstance(self.kernel, DynamicKernel):
+            self.kernel.inserts = training and self.inserts
         with torch.set_grad_enabled(training):
             ids, offsets, weights = self._there(*bags[:3])
             rows, saved = self.kernel.forward(ids, offsets, weights, bags[3])
@@ -190,6 +213,39 @@ class KernelGroup:
         return rows.pin_memory().to(self.device, non_blocking=True) if self.crosses else rows
 
 
+def dynamic_kernel(
+    backend: type[LookupKernel],
+    shards: Sequence[tuple[Any, Shard]],
+    slots: Sequence[Slot],
+    feature_slots: Sequence[int],
+    optimizer: OptimizerSpec | None,
+    *,
+    pooled: bool,
+    device: torch.device | str,
+) -> DynamicKernel:
+    """The kernel of these shards of dynamic tables. A shard has the rows of whole partitions, at the largest size."""
+    partitions = []
+    for config, shard in shards:
+        rows = config.num_embeddings // config.partitions
+        if shard.rows[0] % rows or shard.rows[1] % rows:
+            raise PlanError(
+                f"table {config.name!r}: rows {shard.rows} of a shard are not whole partitions of {rows:,} rows. "
+                f"Fix: row_wise(num_buckets={config.partitions})"
+            )
+        partitions.append((shard.rows[0] // rows, shard.rows[1] // rows))
+    return DynamicKernel(
+        backend,
+        [config.changed(capacity=config.max_capacity) for config, _ in shards],
+        slots,
+        feature_slots,
+        optimizer,
+        pooled=pooled,
+        device=device,
+        partitions=partitions,
+        columns=[shard.cols for _, shard in shards],
+    )
+
+
 class RankLookup:
     """All kernels of one rank: the exchanged groups, then the replicated ones."""
 
@@ -222,12 +278,20 @@ class RankLookup:
         }
 
     def states(self) -> dict[tuple[int, int], dict[str, Tensor]]:
-        """(table, shard) -> its optimizer state on this rank."""
-        return {
-            key: state
-            for group in self.groups
-            for key, state in zip(group.shards, group.kernel.optimizer_states(), strict=True)
-        }
+        """(table, shard) -> its optimizer state on this rank, and the index of a dynamic table."""
+        found: dict[tuple[int, int], dict[str, Tensor]] = {}
+        for group in self.groups:
+            states = group.kernel.optimizer_states()
+            if isinstance(group.kernel, DynamicKernel):
+                pairs = zip(group.kernel.index_tensors(), states, strict=True)
+                states = [index | state for index, state in pairs]
+            found |= dict(zip(group.shards, states, strict=True))
+        return found
+
+    def train(self, mode: bool) -> None:
+        """Whether lookups with gradients insert absent ids of dynamic tables."""
+        for group in self.groups:
+            group.inserts = mode
 
 
 def choose_kinds(
@@ -253,6 +317,12 @@ def choose_kinds(
     chosen: dict[tuple[int, int], tuple[int, ...]] = {}
     for table, (config, sharding, spec) in enumerate(zip(tables, shardings, optimizers, strict=True)):
         optimizer = None if sharding.compute_kernel == "dense" else spec
+        dynamic = isinstance(config, DynamicEmbeddingConfig)
+        if dynamic and (any(sharding.replica_flags) or optimizer is None or sharding.route == DISTINCT_ROWS):
+            raise PlanError(
+                f"table {config.name!r} is dynamic: its rows cannot be replicated, on the dense kernel, or sent by the "
+                f"path {DISTINCT_ROWS!r}. Fix: use row_wise, table_wise or column_wise with the fused kernel"
+            )
         split = any(shard.num_cols < config.embedding_dim for shard in sharding.shards)
         norms = optimizer is not None and optimizer.row_wise and split
         if norms and not batch_tables:
@@ -289,7 +359,15 @@ def choose_kinds(
                 device="cpu" if host else device,
                 backend=backend,
             )
-            kinds_of[copy, host] = GroupKind(kernel.name, config.data_type, optimizer, own_norms, own_route, host)
+            kinds_of[copy, host] = GroupKind(
+                kernel.name,
+                config.data_type,
+                optimizer,
+                own_norms,
+                own_route,
+                host,
+                dynamic,
+            )
         for number, shard in enumerate(shards):
             own = kinds_of[shard]
             if own not in kinds:

@@ -20,13 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recshard_lab.distributed.step.bucketize import RowSplits
+from recshard_lab.distributed.step.bucketize import HashSplits, RowSplits
 from recshard_lab.distributed.step.check_ids import NO_LIMIT
 from recshard_lab.distributed.step.layout import Layout
 from recshard_lab.distributed.step.types import host_list, join
@@ -70,10 +71,12 @@ class Bucketization:
     """Blocks of different features whose tables are split into disjoint row ranges.
 
     Attributes:
+        dynamic: whether these are dynamic tables, whose ids are split by their hash.
         blocks: their numbers.
         starts: for each block, the first row of each range, ascending from 0; some of these ranges may be of no shard.
     """
 
+    dynamic: bool
     blocks: list[int]
     starts: list[list[int]]
 
@@ -110,7 +113,7 @@ class Wiring:
 
     position: list[int]
     keys: list[list[int]]
-    splits: list[RowSplits]
+    splits: list[RowSplits | HashSplits]
     segment: Array
     source: Array
     first_segment: list[int]
@@ -156,17 +159,17 @@ class IdRouter:
         found: dict[tuple[int, int], tuple[int, int]] = {}
         for layer in layers:
             edges = sorted({0, *(edge for pair in layer for edge in pair)} - {rows})
-            number = self._bucketization_without(block.feature)
+            number = self._bucketization_without(block.feature, self.layout.dynamic[block.table])
             self.bucketizations[number].blocks.append(index)
             self.bucketizations[number].starts.append(edges)
             found |= {pair: (number, edges.index(pair[0])) for pair in layer}
         return found
 
-    def _bucketization_without(self, feature: str) -> int:
+    def _bucketization_without(self, feature: str, dynamic: bool) -> int:
         for number, one in enumerate(self.bucketizations):
-            if all(self.layout.blocks[block].feature != feature for block in one.blocks):
+            if one.dynamic == dynamic and all(self.layout.blocks[block].feature != feature for block in one.blocks):
                 return number
-        self.bucketizations.append(Bucketization([], []))
+        self.bucketizations.append(Bucketization(dynamic, [], []))
         return len(self.bucketizations) - 1
 
     def wiring(self, position: Sequence[int], num_keys: int, counts_known: bool) -> Wiring:
@@ -181,14 +184,19 @@ class IdRouter:
         cache_key = tuple(position), num_keys, counts_known
         if cache_key in self._wirings:
             return self._wirings[cache_key]
-        keys, splits, first = [], [], [0, num_keys]
+        keys, first = [], [0, num_keys]
+        splits: list[RowSplits | HashSplits] = []
         for one in self.bucketizations:
             rows = {position[block]: self.layout.tables[self.layout.blocks[block].table] for block in one.blocks}
             starts = {position[block]: own for block, own in zip(one.blocks, one.starts, strict=True)}
             chosen = [position[block] for block in one.blocks] if counts_known else list(range(num_keys))
             keys.append(chosen)
-            sizes = [rows[key].num_embeddings if key in rows else NO_LIMIT for key in chosen]
-            splits.append(RowSplits(sizes, [starts.get(key, [0]) for key in chosen]))
+            edges = [starts.get(key, [0]) for key in chosen]
+            if one.dynamic:
+                splits.append(_hash_splits([rows.get(key) for key in chosen], edges))
+            else:
+                sizes = [rows[key].num_embeddings if key in rows else NO_LIMIT for key in chosen]
+                splits.append(RowSplits(sizes, edges))
             first.append(first[-1] + len(chosen) * splits[-1].count)
         source, segment = [], []
         for block, place in zip(self.blocks, self.places, strict=True):
@@ -260,6 +268,13 @@ class IdRouter:
             done = splits.sort(own_lengths, own_ids, own_weights, own_bags, want_order)
             found.append(Source(done.lengths, done.ids, done.weights, done.order, np.tile(own_bags, splits.count)))
         return found
+
+
+def _hash_splits(tables: Sequence[Any], starts: Sequence[Sequence[int]]) -> HashSplits:
+    """The splits of dynamic tables whose shards begin at these rows. None: a key that no table reads."""
+    partitions = [1 if table is None else table.partitions for table in tables]
+    sizes = [1 if table is None else table.num_embeddings // table.partitions for table in tables]
+    return HashSplits(partitions, [[row // size for row in own] for own, size in zip(starts, sizes, strict=True)])
 
 
 def order_in_batch(source: Source, counts: Array, keys: Sequence[int], key_counts: Array) -> Tensor:

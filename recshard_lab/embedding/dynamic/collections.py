@@ -10,9 +10,10 @@ from torch import Tensor
 
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.collections import EmbeddingBagCollectionInterface, EmbeddingCollectionInterface
+from recshard_lab.embedding.configs import PoolingType
 from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
-from recshard_lab.embedding.dynamic.index import slots_for
 from recshard_lab.embedding.dynamic.kernel import DynamicKernel
+from recshard_lab.embedding.dynamic.sizes import slots_for
 from recshard_lab.embedding.dynamic.table import DynamicTable
 from recshard_lab.embedding.fused_base import FusedCollection
 from recshard_lab.embedding.fused_collections import FusedEmbeddingBagCollection, FusedEmbeddingCollection
@@ -50,7 +51,7 @@ class DynamicCollection(FusedCollection):
         slots = [
             Slot(
                 config.name,
-                slots_for(config.capacity, config.num_embeddings),
+                slots_for(config.capacity, config.max_capacity),
                 config.embedding_dim,
                 config.data_type,
                 config.embedding_dim,
@@ -164,7 +165,7 @@ class DynamicEmbeddingBagCollection(DynamicCollection, FusedEmbeddingBagCollecti
         device: torch.device | str | None = None,
         backend: str | None = None,
     ) -> None:
-        super().__init__(cast(Any, tables), optimizer_type, optimizer_kwargs, is_weighted, device, backend)
+        super().__init__(tables, optimizer_type, optimizer_kwargs, is_weighted, device, backend)
 
     def _whole(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor, list[int]] | None:
         """Ids, offsets and ids of each feature of a batch with the tables' keys in order and plain sums."""
@@ -209,4 +210,5 @@ class DynamicEmbeddingCollection(DynamicCollection, FusedEmbeddingCollection):
         need_indices: bool = False,
         backend: str | None = None,
     ) -> None:
-        super().__init__(cast(Any, tables), optimizer_type, optimizer_kwargs, device, need_indices, backend)
+        sequences = [table.changed(pooling=PoolingType.NONE) for table in tables]
+        super().__init__(cast(Any, sequences), optimizer_type, optimizer_kwargs, device, need_indices, backend)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
-from recshard_lab.embedding.configs import DataType, PoolingType
+from recshard_lab.embedding.configs import DataType, EmbeddingBagConfig, PoolingType
+from recshard_lab.embedding.dynamic.sizes import partitions_for, slots_for
 
 EVICT = ("lru", "lfu", "epoch_lru", "epoch_lfu")
 ABSENT = ("initial", "zero")
 
 
-@dataclass
-class DynamicEmbeddingConfig:
+@dataclass(init=False)
+class DynamicEmbeddingConfig(EmbeddingBagConfig):
     """A table whose rows belong to the ids that occur: any int64 ids, no vocabulary.
 
     Args:
@@ -41,45 +43,58 @@ class DynamicEmbeddingConfig:
         ValueError: an argument that is none of these.
 
     >>> DynamicEmbeddingConfig("user", 64, capacity=1e6, max_capacity=4e6, evict="lfu").num_embeddings
-    4000000
+    4005888
     """
 
-    name: str
-    embedding_dim: int
-    capacity: int
-    max_capacity: int | None = None
-    feature_names: list[str] = field(default_factory=list)
+    capacity: int = 0
+    max_capacity: int = 0
     evict: str | Callable[[Any], Any] = "lru"
     admit: int | float | Callable[[Any], Any] | None = None
     absent: str = "initial"
-    pooling: PoolingType = PoolingType.SUM
-    data_type: DataType = DataType.FP32
     choices: int = 2
-    weight_init_min: float | None = None
-    weight_init_max: float | None = None
     seed: int = 0
 
+    def __init__(
+        self,
+        name: str,
+        embedding_dim: int,
+        capacity: int | float,
+        max_capacity: int | float | None = None,
+        feature_names: Sequence[str] = (),
+        evict: str | Callable[[Any], Any] = "lru",
+        admit: int | float | Callable[[Any], Any] | None = None,
+        absent: str = "initial",
+        pooling: PoolingType = PoolingType.SUM,
+        data_type: DataType = DataType.FP32,
+        choices: int = 2,
+        weight_init_min: float | None = None,
+        weight_init_max: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.name, self.pooling, self.data_type = name, pooling, data_type
+        self.capacity = self._whole("capacity", capacity)
+        self.max_capacity = self.capacity if max_capacity is None else self._whole("max_capacity", max_capacity)
+        self.embedding_dim = self._whole("embedding_dim", embedding_dim)
+        self.num_embeddings = slots_for(self.max_capacity, self.max_capacity)
+        self.weight_init_min, self.weight_init_max = weight_init_min, weight_init_max
+        self.feature_names = feature_names if isinstance(feature_names, list) else list(feature_names or ())
+        self.evict, self.admit, self.absent, self.choices, self.seed = evict, admit, absent, choices, seed
+        self.init_fn = None
+        self.__post_init__()
+
     def __post_init__(self) -> None:
-        self._check("name", isinstance(self.name, str), "a string")
-        self.embedding_dim = self._whole("embedding_dim", self.embedding_dim)
-        self.capacity = self._whole("capacity", self.capacity)
-        most = self.capacity if self.max_capacity is None else self.max_capacity
-        self.max_capacity = self._whole("max_capacity", most)
+        super().__post_init__()
         if self.max_capacity < self.capacity:
             raise ValueError(
                 f"table {self.name!r}: capacity {self.capacity:,} is above max_capacity {self.max_capacity:,}. "
                 f"Fix: raise max_capacity"
             )
-        named = self.feature_names
-        strings = isinstance(named, list | tuple) and all(isinstance(feature, str) for feature in named)
-        self._check("feature_names", strings, "a list of strings")
-        self.feature_names = list(named) or [self.name]
+        self.feature_names = self.feature_names or [self.name]
         evict, choices = self.evict, self.choices
         self._check("evict", callable(evict) or (isinstance(evict, str) and evict in EVICT), f"of {EVICT}, or callable")
         self._check("absent", isinstance(self.absent, str) and self.absent in ABSENT, f"of {ABSENT}")
         self._check("choices", isinstance(choices, int) and choices in (1, 2), "1 or 2")
         self._check("pooling", isinstance(self.pooling, PoolingType), "a PoolingType")
-        self._check("data_type", isinstance(self.data_type, DataType), "a DataType")
         self._check("seed", isinstance(self.seed, int), "an integer")
         for end in ("weight_init_min", "weight_init_max"):
             value = getattr(self, end)
@@ -89,6 +104,13 @@ class DynamicEmbeddingConfig:
         number = isinstance(admit, int | float) and (0 < admit < 1 or (1 <= admit < 2**31 and admit == int(admit)))
         expected = "a probability between 0 and 1, a number of occurrences, or a function"
         self._check("admit", admit is None or callable(admit) or number, expected)
+
+    def changed(self, **fields: Any) -> DynamicEmbeddingConfig:
+        """A copy with other values of these attributes."""
+        other = copy(self)
+        for name, value in fields.items():
+            setattr(other, name, value)
+        return other
 
     def _check(self, name: str, right: bool, expected: str) -> None:
         if not right:
@@ -105,14 +127,13 @@ class DynamicEmbeddingConfig:
         return int(value)
 
     @property
-    def num_embeddings(self) -> int:
-        """The most rows."""
-        assert self.max_capacity is not None
-        return self.max_capacity
+    def partitions(self) -> int:
+        """Equal parts of the index. Shards of a table have whole partitions."""
+        return partitions_for(self.max_capacity)
 
     @property
     def init_range(self) -> tuple[float, float]:
         """Ends of the uniform initial values."""
-        default = self.num_embeddings**-0.5
+        default = self.max_capacity**-0.5
         low, high = self.weight_init_min, self.weight_init_max
         return -default if low is None else low, default if high is None else high

@@ -23,17 +23,16 @@ import torch
 from torch import Tensor
 
 from recshard_lab.embedding.dynamic import index_rounds
+from recshard_lab.embedding.dynamic.sizes import SLOTS, buckets_for, partitions_for
 from recshard_lab.embedding.kernels.numba.compiled import INDEX_LOOPS, loop, why_absent
 from recshard_lab.embedding.kernels.numba.threads import run_all, threads_for
 
-SLOTS = 128
 EMPTY, ERASED = 0, 1
 SPARE = 16  # free slots of the first bucket from which on an id may go to the second
-PARTITION_BUCKETS = 64  # buckets of a partition at the largest size, where that leaves several partitions
-LEAST_PARTITIONS, MOST_PARTITIONS = 8, 64  # where there are as many buckets
 GROW_AT = 0.9  # load factor beyond which an index below its largest size grows
 NEVER = -(1 << 62)  # an access before any step
 
+_ARRAYS = ("keys", "tags", "accesses")
 _NUMBERS = ("buckets", "max_buckets", "partitions", "shard", "step", "epoch")
 EVICT = ("lru", "lfu", "epoch_lru", "epoch_lfu", "custom")
 _SET, _ADD, _ADD_IN_EPOCH, _HIGHEST = range(4)
@@ -107,6 +106,7 @@ class ScoredIndex:
 
     Attributes:
         keys: ``[C]`` int64: the id of each slot.
+        accesses: ``[C, 2]`` int64: the score of each slot's id, and the step of the last access to it.
         tags: ``[C]`` uint8: 0 empty, 1 erased, else 128 + 7 bits of the id's hash.
         step: the number of batches so far. epoch: set it to begin a new epoch.
         counters: see `Counters`.
@@ -146,12 +146,30 @@ class ScoredIndex:
         self.evict, self.choices, self.device = evict, choices, torch.device(device)
         self.partitions = partitions
         self.shard = (0, partitions) if shard is None else shard
-        self.buckets = _buckets(capacity, self.partitions)
-        self.max_buckets = max(self.buckets, _buckets(most, self.partitions))
+        self.buckets = buckets_for(capacity, self.partitions)
+        self.max_buckets = max(self.buckets, buckets_for(most, self.partitions))
         self.backend = _backend(backend, self.device)
-        self.step, self.epoch = 0, 0
+        self._numbers = {name: torch.zeros(1, dtype=torch.int64, device=device) for name in ("step", "epoch")}
         self.counters = Counters()
         self._allocate()
+
+    @property
+    def step(self) -> int:
+        """Batches so far."""
+        return int(self._numbers["step"])
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._numbers["step"].fill_(step)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of scores."""
+        return int(self._numbers["epoch"])
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._numbers["epoch"].fill_(epoch)
 
     # ---- size ----
 
@@ -178,7 +196,7 @@ class ScoredIndex:
     @property
     def size(self) -> int:
         """Ids that are present."""
-        return self.counters.inserts - self.counters.evictions - self.counters.erasures
+        return int((self.tags > ERASED).sum())
 
     @property
     def load_factor(self) -> float:
@@ -187,13 +205,13 @@ class ScoredIndex:
 
     @property
     def scores(self) -> Tensor:
-        """``[C]`` int64 a view: the score of each slot's id."""
-        return self._meta[:, 0]
+        """``[C]`` the first column of `accesses`."""
+        return self.accesses[:, 0]
 
     @property
     def touched(self) -> Tensor:
-        """``[C]`` int64 a view: the step of the last access to each slot's id."""
-        return self._meta[:, 1]
+        """``[C]`` the second column of `accesses`."""
+        return self.accesses[:, 1]
 
     # ---- lookups ----
 
@@ -249,7 +267,7 @@ class ScoredIndex:
         kept = placed >= 0
         return Inserted(slots, new[some][kept], placed[kept], *old, moved)
 
-    def accesses(self, ids: Tensor, scores: Tensor | None = None) -> Tensor:
+    def access(self, ids: Tensor, scores: Tensor | None = None) -> Tensor:
         """Updates the scores of the ids that are present, as one step, and returns the slots. Inserts nothing."""
         ids = self._checked(ids)
         given = self._scores(ids, scores)
@@ -290,9 +308,14 @@ class ScoredIndex:
 
     # ---- state ----
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything but the size and the counters: ``ids``, ``tags`` and ``accesses`` by slot, ``step`` and ``epoch``
+        ``[1]``."""
+        return {"ids": self.keys, "tags": self.tags, "accesses": self.accesses} | self._numbers
+
     def state(self) -> dict[str, Any]:
         """Everything of this index, for `load_state`. Tensors are not copied."""
-        tensors = {name: getattr(self, name) for name in ("keys", "tags")} | {"meta": self._meta}
+        tensors = {name: getattr(self, name) for name in _ARRAYS}
         numbers = {name: getattr(self, name) for name in _NUMBERS}
         return tensors | numbers | {"counters": self.counters.as_dict()}
 
@@ -300,15 +323,16 @@ class ScoredIndex:
         """Becomes the index that `state` was read from."""
         for name in _NUMBERS:
             setattr(self, name, state[name])
-        self.keys, self.tags, self._meta = (state[name].to(self.device, copy=True) for name in ("keys", "tags", "meta"))
+        for name in _ARRAYS:
+            setattr(self, name, state[name].to(self.device, copy=True))
         self.counters = Counters(**state["counters"])
 
     # ---- inside ----
 
     def _allocate(self) -> None:
         self.keys = torch.zeros(self.capacity, dtype=torch.int64, device=self.device)
-        self._meta = torch.zeros(self.capacity, 2, dtype=torch.int64, device=self.device)
-        self._meta[:, 1] = NEVER
+        self.accesses = torch.zeros(self.capacity, 2, dtype=torch.int64, device=self.device)
+        self.accesses[:, 1] = NEVER
         self.tags = torch.zeros(self.capacity, dtype=torch.uint8, device=self.device)
 
     def _checked(self, ids: Tensor) -> Tensor:
@@ -378,7 +402,7 @@ class ScoredIndex:
             index_rounds.touch(slots, how, self._now, given, self.step, self.scores, self.touched)
             return
         run, at = loop("touch"), slots.numpy()
-        meta = self._meta.numpy()
+        meta = self.accesses.numpy()
         each = at if given is None else given.numpy()
 
         def part(first: int, end: int) -> None:
@@ -439,7 +463,7 @@ class ScoredIndex:
         run = loop("insert")
         given, stored, written = (
             [each.contiguous().numpy() for each in group]
-            for group in ((new, scores, touched), (self.keys, self.tags, self._meta), results)
+            for group in ((new, scores, touched), (self.keys, self.tags, self.accesses), results)
         )
 
         def part(first: int, end: int) -> None:
@@ -447,31 +471,6 @@ class ScoredIndex:
 
         _in_parallel(part, self._own, 256 * len(new))
         return results  # type: ignore[return-value]
-
-
-def partitions_for(capacity: int) -> int:
-    """A power of two: one partition for each `PARTITION_BUCKETS` buckets, but `LEAST_PARTITIONS` if that is more.
-
-    >>> partitions_for(128), partitions_for(1000), partitions_for(16 * 8192), partitions_for(1 << 24)
-    (1, 8, 16, 64)
-    """
-    buckets = -(-capacity // SLOTS)
-    many = max(min(LEAST_PARTITIONS, buckets), buckets // PARTITION_BUCKETS)
-    return min(MOST_PARTITIONS, 1 << (many.bit_length() - 1))
-
-
-def _buckets(capacity: int, partitions: int) -> int:
-    return -(-capacity // (SLOTS * partitions))
-
-
-def slots_for(capacity: int, max_capacity: int) -> int:
-    """The slots of an index of these arguments: ``capacity`` rounded up to whole buckets of every partition.
-
-    >>> slots_for(1000, 1000), slots_for(1000, 1_000_000)
-    (1024, 8192)
-    """
-    partitions = partitions_for(max_capacity)
-    return partitions * _buckets(capacity, partitions) * SLOTS
 
 
 def _backend(name: str | None, device: torch.device) -> str:

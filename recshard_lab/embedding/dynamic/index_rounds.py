@@ -32,8 +32,8 @@ def hashes(ids: Tensor) -> tuple[Tensor, Tensor]:
     return h, h * _OTHER
 
 
-def partitions_of(ids: Tensor, partitions: int) -> Tensor:
-    """``[N]`` the partition of each id."""
+def partitions_of(ids: Tensor, partitions: int | Tensor) -> Tensor:
+    """``[N]`` the partition of each id, of so many in its table."""
     return (_high(hashes(ids)[0]) * partitions) >> 32
 
 

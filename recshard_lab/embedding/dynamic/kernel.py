@@ -289,6 +289,10 @@ class DynamicKernel(LookupKernel):
         slots = self.tables[slot].index.find(ids)
         return self._inner.touched_rows(slots[slots >= 0], slot)
 
+    def index_tensors(self) -> list[dict[str, Tensor]]:
+        """Per slot the tensors of its index, see `ScoredIndex.tensors`. They move with the rows."""
+        return [table.index.tensors() for table in self.tables]
+
     def counters(self) -> list[dict[str, float]]:
         """Per slot what its index has counted, see `Counters`."""
         return [dict(table.counters.as_dict()) for table in self.tables]

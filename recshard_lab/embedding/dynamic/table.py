@@ -164,7 +164,7 @@ class DynamicTable:
 
     def assign(self, ids: Tensor, rows: Tensor) -> Tensor:
         """Overwrites the rows of ids that have one. Returns ``[N]`` bool which these are. Scores are updated."""
-        slots = self.index.accesses(ids, self._scores(ids))
+        slots = self.index.access(ids, self._scores(ids))
         last = _last_positions(slots)
         self.weight[slots[last]] = rows[last].to(self.weight.dtype)
         return slots >= 0

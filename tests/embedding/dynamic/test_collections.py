@@ -95,7 +95,7 @@ def test_a_table_that_evicts_nothing_trains_as_a_static_one(
     after = dynamic.state_dict()["_extra_state"]
     for name, own in before["_extra_state"].items():
         assert torch.equal(own["weight"], after[name]["weight"])
-        for field in ("keys", "meta", "tags"):
+        for field in ("keys", "accesses", "tags"):
             assert torch.equal(own["index"][field], after[name]["index"][field])
 
 

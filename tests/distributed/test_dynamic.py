@@ -1,0 +1,257 @@
+"""Sharded dynamic tables against the unsharded collection: outputs, evictions, moves and checkpoints."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import recshard_lab
+from recshard_lab import (
+    DataType,
+    DistributedModelParallel,
+    DynamicEmbeddingBagCollection,
+    DynamicEmbeddingCollection,
+    DynamicEmbeddingConfig,
+    EmbOptimType,
+    KeyedJaggedTensor,
+    PlanError,
+    PoolingType,
+    RowWiseAdagrad,
+    ShardingPlan,
+    construct_module_sharding_plan,
+)
+from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
+from recshard_lab.sharding import column_wise, data_parallel, row_wise, table_wise
+
+SAMPLES = 8
+OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {"lr": 0.01}),
+    "adagrad": (torch.optim.Adagrad, {"lr": 0.1}),
+    "row-wise adagrad": (RowWiseAdagrad, {"lr": 0.1}),
+    "adam": (EmbOptimType.ADAM, {"lr": 0.01}),
+}
+
+
+def tables(**more: Any) -> list[DynamicEmbeddingConfig]:
+    """Of 1,024 and 2,048 rows, in 8 partitions. In FP64, steps that differ in rounding stay together."""
+    more = {"data_type": DataType.FP64} | more
+    return [
+        DynamicEmbeddingConfig("user", 8, 1024, feature_names=["u", "v"], evict="lfu", **more),
+        DynamicEmbeddingConfig("item", 16, 2048, feature_names=["u"], pooling=PoolingType.MEAN, **more),
+    ]
+
+
+def collection(kind: str, optimizer: str, **more: Any) -> Any:
+    which = DynamicEmbeddingBagCollection if kind == "pooled" else DynamicEmbeddingCollection
+    return which(tables(**more), *OPTIMIZERS[optimizer])
+
+
+def plan_of(module: Any, name: str) -> ShardingPlan:
+    world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    buckets = {table.name: table.partitions for table in tables()}
+    made: dict[str, Callable[[str], Any]] = {
+        "row_wise": lambda table: row_wise(num_buckets=buckets[table]),
+        "table_wise": lambda table: table_wise(world - 1),
+        "column_wise": lambda table: column_wise(list(range(min(2, world)))),
+    }
+    chosen = {table: made[name](table) for table in buckets}
+    return ShardingPlan({"": construct_module_sharding_plan(module, chosen, world_size=world)})
+
+
+def batches(count: int, world: int, seed: int = 0) -> Iterator[list[list[tuple[Tensor, Tensor]]]]:
+    """For each feature and rank the lengths ``[SAMPLES]`` and ids, of which there are more than rows."""
+    rng = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        lengths = torch.randint(0, 6 * 4 // world, (2, world, SAMPLES), generator=rng)
+        yield [
+            [(own, (torch.randn(int(own.sum()), generator=rng) * 1500).long() * 7919) for own in of_feature]
+            for of_feature in lengths
+        ]
+
+
+def batch_of(parts: list[list[tuple[Tensor, Tensor]]], ranks: range) -> KeyedJaggedTensor:
+    chosen = [parts[feature][rank] for feature in range(2) for rank in ranks]
+    return KeyedJaggedTensor(
+        ["u", "v"], torch.cat([ids for _, ids in chosen]), lengths=torch.cat([lengths for lengths, _ in chosen])
+    )
+
+
+def rows_of(output: Any) -> list[Tensor]:
+    return (
+        [output.values()]
+        if hasattr(output, "values") and not isinstance(output, dict)
+        else [output[key].values() for key in output]
+    )
+
+
+def local(whole: Any, parts: Any, rank: int, world: int) -> list[Tensor]:
+    """The part of the unsharded collection's output that belongs to a rank."""
+    if not isinstance(whole, dict):
+        return [whole.values()[rank * SAMPLES : (rank + 1) * SAMPLES]]
+    found = []
+    for key in whole:
+        feature = 0 if key.startswith("u") else 1
+        sizes = [len(parts[feature][other][1]) for other in range(world)]
+        found.append(whole[key].values()[sum(sizes[:rank]) : sum(sizes[: rank + 1])])
+    return found
+
+
+def compared(reference: Any, dmp: Any, count: int, seed: int) -> int:
+    """Trains both on the same batches. Returns the evictions of the reference."""
+    rank, world = dmp_ranks()
+    for parts in batches(count, world, seed):
+        whole, mine = reference(batch_of(parts, range(world))), dmp(batch_of(parts, range(rank, rank + 1)))
+        expected, found = local(whole, parts, rank, world), rows_of(mine)
+        for one, other in zip(expected, found, strict=True):
+            torch.testing.assert_close(other.detach(), one.detach(), rtol=1e-9, atol=1e-9)
+        sum(rows.pow(2).sum() for rows in rows_of(whole)).backward()
+        (world * sum(rows.pow(2).sum() for rows in found)).backward()  # gradients are the mean over ranks
+    return sum(own["evictions"] for own in reference.counters().values())
+
+
+def dmp_ranks() -> tuple[int, int]:
+    if not torch.distributed.is_initialized():
+        return 0, 1
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+
+def trained(kind: str, optimizer: str, scheme: str) -> int:
+    module = collection(kind, optimizer)
+    dmp = DistributedModelParallel(module, plan=plan_of(module, scheme))
+    return compared(collection(kind, optimizer), dmp, 20, 1)
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4], ids=lambda n: f"W{n}")
+def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
+    with recshard_lab.launch(request.param) as launched:
+        yield launched
+
+
+def launched(world: int, function: Any, *arguments: Any) -> list[Any]:
+    """The results of a function on that many ranks, which end afterwards."""
+    with recshard_lab.launch(world) as ranks:
+        return list(ranks.run(function, *arguments))
+
+
+def saved(path: str) -> None:
+    module = collection("pooled", "adam")
+    dmp = DistributedModelParallel(module, plan=plan_of(module, "row_wise"))
+    compared(collection("pooled", "adam"), dmp, 10, 0)
+    save_checkpoint(path, dmp)
+
+
+def loaded(path: str, world: int) -> int:
+    """Continues from a checkpoint beside a collection that was trained on the same batches."""
+    module, reference = collection("pooled", "adam"), collection("pooled", "adam")
+    for parts in batches(10, world, 0):
+        reference(batch_of(parts, range(world))).values().pow(2).sum().backward()
+    dmp = DistributedModelParallel(module, plan=plan_of(module, "table_wise"))
+    load_checkpoint(path, dmp)
+    return compared(reference, dmp, 6, 5)
+
+
+def test_a_checkpoint_loads_at_another_number_of_ranks(tmp_path: Path) -> None:
+    path = str(tmp_path / "run")
+    launched(4, saved, path)
+    for world in (1, 2):
+        assert min(launched(world, loaded, path, 4)) > 1000
+
+
+def refused() -> list[str]:
+    found = []
+    for name, scheme in (("whole partitions", row_wise(sizes=[1000, 24])), ("replicated", data_parallel())):
+        module = collection("pooled", "sgd")
+        try:
+            plan = {"user": scheme, "item": table_wise(0)}
+            made = ShardingPlan({"": construct_module_sharding_plan(module, plan, world_size=2)})
+            DistributedModelParallel(module, plan=made)
+        except PlanError as error:
+            found.append(f"{name}: {error}")
+    module = collection("pooled", "sgd")
+    module(KeyedJaggedTensor(["u", "v"], torch.tensor([3]), lengths=torch.tensor([1, 0])))
+    try:
+        DistributedModelParallel(module, plan=plan_of(module, "table_wise"))
+    except ValueError as error:
+        found.append(f"trained: {error}")
+    return found
+
+
+def test_what_a_dynamic_table_cannot_do_is_refused() -> None:
+    for partitions, replicas, trained in launched(2, refused):
+        assert "table 'user': rows (0, 1000) of a shard are not whole partitions of 128 rows" in partitions
+        assert "Fix: row_wise(num_buckets=8)" in partitions
+        assert "table 'user' is dynamic: its rows cannot be replicated" in replicas
+        assert "dynamic table 'user' has rows, which would be lost" in trained
+
+
+@pytest.mark.parametrize("kind", ["pooled", "sequence"])
+@pytest.mark.parametrize(
+    ("scheme", "optimizer"),
+    [
+        ("row_wise", "sgd"),
+        ("row_wise", "adam"),
+        ("table_wise", "adagrad"),
+        ("column_wise", "adagrad"),
+        ("column_wise", "row-wise adagrad"),
+    ],
+)
+def test_shards_train_as_the_whole_table_and_evict_the_same_ids(
+    ranks: Any, kind: str, scheme: str, optimizer: str
+) -> None:
+    for evictions in ranks.run(trained, kind, optimizer, scheme):
+        assert evictions > 500
+
+
+def evaluated() -> tuple[bool, list[float]]:
+    """Whether evaluation changes nothing, and the rows of an absent id."""
+    module = collection("pooled", "sgd", weight_init_min=1.0, weight_init_max=1.0)
+    dmp = DistributedModelParallel(module, plan=plan_of(module, "row_wise"))
+    rank, world = dmp_ranks()
+    for parts in batches(3, world):
+        dmp(batch_of(parts, range(rank, rank + 1))).values().sum().backward()
+    before = {name: value.clone() for name, value in index_of(dmp).items()}
+    dmp.eval()
+    batch = KeyedJaggedTensor(["u", "v"], torch.tensor([10**17 + rank]), lengths=torch.tensor([0, 1, 0, 0]))
+    out = dmp(batch).values()
+    out.sum().backward()
+    with torch.no_grad():
+        dmp.train()(batch)
+    return all(torch.equal(before[name], value) for name, value in index_of(dmp).items()), out[1, :8].tolist()
+
+
+def index_of(dmp: Any) -> dict[str, Tensor]:
+    """This rank's weights, optimizer states and indexes."""
+    found = {}
+    for table, shards in dmp.module.table_shards().items():
+        for part in shards.parts():
+            for position, matrix in shards.matrices(part).items():
+                found[f"{table}.{part.name}.{position}"] = matrix
+    return found
+
+
+def test_evaluation_and_lookups_without_gradients_change_nothing(ranks: Any) -> None:
+    for unchanged, row in ranks.run(evaluated):
+        assert unchanged
+        assert row == [1.0] * 8
+
+
+def walked(optimizer: str, plans: list[str]) -> list[int]:
+    """Trains on each plan in turn, moving between them."""
+    module = collection("pooled", optimizer)
+    dmp = DistributedModelParallel(module, plan=plan_of(module, plans[0]))
+    reference = collection("pooled", optimizer)
+    found = []
+    for number, plan in enumerate(plans):
+        if number:
+            dmp.reshard(plan_of(module, plan))
+        found.append(compared(reference, dmp, 8, number))
+    return found
+
+
+@pytest.mark.parametrize("optimizer", ["row-wise adagrad", "adam"])
+def test_a_table_moves_with_its_index(ranks: Any, optimizer: str) -> None:
+    for evictions in ranks.run(walked, optimizer, ["row_wise", "table_wise", "column_wise", "row_wise"]):
+        assert evictions[-1] > evictions[0] > 0

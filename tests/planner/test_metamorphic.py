@@ -4,11 +4,12 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks import plan
 from recshard_lab.planner import EmbeddingShardingPlanner
-from recshard_lab.sharding import ParameterConstraints, PlanError, scheme_names
+from recshard_lab.sharding import ParameterConstraints, PlanError, Topology, scheme_names
 
 TOLERANCE = 1.01  # the search is a heuristic: related plans may differ by 1%
 #: where the search misses more: it plans 2.060 ms, and 1.992 ms without column_wise
@@ -109,3 +110,64 @@ def test_equal_ranks_are_interchangeable(size: tuple[int, int]) -> None:
         for rank in (0, topology.world_size - 1)
     )
     assert first == pytest.approx(last, rel=TOLERANCE - 1)
+
+
+@lru_cache(maxsize=2)
+def tiered(count: int) -> Any:
+    """Tables with 1.3 times the bytes of device memory, on 2 nodes of 4 ranks with host memory."""
+    tables, workload = plan.ads_tables(count, 0)
+    cap = int(sum(table.weight_bytes for table in tables) / 8 / 1.3)
+    return tables, Topology(8, "cuda", hbm_cap=cap, ddr_cap=4 * cap, local_world_size=4, reserve_fraction=0), workload
+
+
+BOTH = ("fused", "fused_uvm")
+
+
+@lru_cache(maxsize=32)
+def tiered_ms(kernels: tuple[str, ...] = BOTH, share: float = 1.0, number: int = 20, **machine: float) -> float:
+    """The step with these kernels for a share of the tables and both memories for the others."""
+    tables, topology, workload = tiered(number)
+    topology = replace(topology, **{name: int(getattr(topology, name) * factor) for name, factor in machine.items()})
+    count = int(share * len(tables))
+    wishes = {
+        table.name: ParameterConstraints(compute_kernels=list(kernels if at < count else BOTH))
+        for at, table in enumerate(tables)
+    }
+    try:
+        return planned(tables, topology, workload, wishes)
+    except PlanError:
+        return float("inf")
+
+
+@pytest.mark.parametrize("kernel", BOTH)
+def test_restricting_kernels_never_shortens_the_step(kernel: str) -> None:
+    assert np.isfinite(tiered_ms())
+    assert tiered_ms(("fused",)) == np.inf  # the tables need both memories
+    for share in (0.25, 0.5):
+        assert tiered_ms() <= tiered_ms((kernel,), share) * TOLERANCE, share
+
+
+@pytest.mark.sweep
+def test_restricting_kernels_of_more_tables_shortens_the_step_by_less_than_4_percent() -> None:
+    """The search over both memories misses 3.5% here."""
+    assert tiered_ms(number=40) <= tiered_ms(("fused",), 0.25, 40) * 1.04
+
+
+@pytest.mark.parametrize("name", ["hbm_cap", "ddr_cap", "ddr_mem_bw"])
+def test_more_memory_of_either_kind_never_lengthens_the_step(name: str) -> None:
+    assert tiered_ms(**{name: 2}) <= tiered_ms() * TOLERANCE
+
+
+@pytest.mark.parametrize("size", SMALL[:2])
+def test_limits_on_shards_and_ranks_never_shorten_the_step(size: tuple[int, int]) -> None:
+    ranks = size[1]
+    assert free_ms(size) <= constrained_ms(size, min_partition=64) * TOLERANCE
+    assert free_ms(size) <= constrained_ms(size, ranks=list(range(ranks // 2))) * TOLERANCE
+    assert free_ms(size) <= constrained_ms(size, forbidden_ranks=[ranks - 1]) * TOLERANCE
+
+
+def test_a_device_group_never_shortens_the_step() -> None:
+    tables, topology, workload = model((26, 16))
+    grouped = replace(topology, device_groups={"half": tuple(range(8))})
+    wish = {table.name: ParameterConstraints(device_group="half") for table in tables[::2]}
+    assert free_ms((26, 16)) <= planned(tables, grouped, workload, wish) * TOLERANCE

@@ -95,6 +95,7 @@ def test_the_command_prints_and_writes_the_example(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.sweep
+@pytest.mark.timeout(1200)  # about 110 s of CPU time a model, most of it on 2,048 and 4,096 GPUs
 @pytest.mark.parametrize("name", MODELS)
 def test_all_sizes_up_to_4096_gpus_have_plans_near_the_bound(name: str) -> None:
     found = trillion_example(name)

@@ -104,6 +104,7 @@ class RankSets:
 
     Attributes:
         counts: of each kind, how many ranks (`NODES`: nodes) the sets in use have.
+        last: these numbers less 1.
         starts: ``[9]`` the first column of each of these, and Q.
         num_nodes: ``[Q]`` how many nodes the ranks of a set cover, where that counts.
     """
@@ -124,6 +125,7 @@ class RankSets:
             sizes[Kind.NODE] |= sizes[Kind.RANK]
         self.counts = {kind: sorted(each) for kind, each in sizes.items()}
         self.counts[Kind.NODES] = sorted({-(-count // local) for count in sizes[Kind.NODES]})
+        self.last = {kind: np.array(each, dtype=np.intp) - 1 for kind, each in self.counts.items()}
         lists = dict.fromkeys(ranks for option in self._examples for ranks in option.proposal.assignments or ())
         covered = {ranks: tuple(sorted({rank // local for rank in ranks})) for ranks in lists}
         whole = {ranks for ranks in lists if len(set(ranks)) == len(ranks) == len(covered[ranks]) * local}

@@ -119,7 +119,7 @@ class Problem:
 
     def score(self, state: State) -> float:
         """Milliseconds of a plan, plus a little for imbalance and total work."""
-        return self.step_ms(state) + state.balance * float(self._spread(self._squares(state)).sum())
+        return self.step_ms(state) + state.balance * float(self._spread(self._squares(state.used)).sum())
 
     def step_ms(self, state: State) -> float:
         """Milliseconds of a plan by the terms."""
@@ -166,39 +166,43 @@ class Problem:
 
     def made(self, table: int, at: int, ranks: Sequence[int] | Index) -> Put:
         """Option number `at` of `table` with its rectangles on `ranks`, exactly."""
-        option, index = self.options[table][at], int(self.priced.starts[table]) + at
+        option, index, priced = self.options[table][at], int(self.priced.starts[table]) + at, self.priced
         chosen = np.asarray(ranks, dtype=np.intp)
-        priced = self.priced
-        placement = Placement(option, tuple(chosen.tolist()))
-        if option.route != "two_hop":
-            own = priced.own_of(index)[:, option.of]
-            shared = priced.shared_ms[index], priced.shared_bytes[:, index]
-            return Put(
-                placement, at, chosen, own, None, option.distinct, *shared, priced.extra[index], self._flags(index)
-            )
-        nodes, of_shard, counts = np.unique(chosen // self.local, return_inverse=True, return_counts=True)
+        own, node, foreseen = priced.own_of(index), None, True
         shared_ms, shared_bytes = float(priced.shared_ms[index]), priced.shared_bytes[:, index]
-        if (counts == self.together.get(index, 0)).all():  # as many shards on each node as `Option.kinds` assumes
-            own, by_shard = priced.own_of(index)[:, option.of], self.node_kinds[index][:, option.of]
-        else:
-            loads = option.placed_loads(chosen.tolist(), self.model.topology)
-            own, by_shard = priced.per_own @ loads, priced.per_node @ loads
-            everyone = self.terms.everyone @ loads.sum(axis=1)
-            shared_ms, shared_bytes = float(everyone[:-1].sum()), np.zeros(len(self.capacity))
-            shared_bytes[0] = everyone[-1]
-        added: Array = np.zeros((len(own), len(nodes)))
-        np.add.at(added.T, of_shard, by_shard.T)
+        if option.route == "two_hop":
+            by_shard = chosen // self.local
+            counts = np.bincount(by_shard, minlength=self.num_nodes)
+            nodes = counts.nonzero()[0]
+            counts = counts[nodes]
+            foreseen = bool(
+                (counts == self.together.get(index, 0)).all()
+            )  # as many on each node as `Option.kinds` says
+            if foreseen and len(option.counts) == 1:
+                node = nodes, self.node_kinds[index] * counts
+            else:
+                if foreseen:
+                    added = self.node_kinds[index][:, option.of]
+                else:
+                    loads = option.placed_loads(chosen.tolist(), self.model.topology)
+                    own, added = priced.per_own @ loads, priced.per_node @ loads
+                    everyone = self.terms.everyone @ loads.sum(axis=1)
+                    shared_ms, shared_bytes = float(everyone[:-1].sum()), np.zeros(len(self.capacity))
+                    shared_bytes[0] = everyone[-1]
+                node = nodes, np.zeros((len(own), len(nodes)))
+                np.add.at(node[1].T, np.searchsorted(nodes, by_shard), added.T)
         return Put(
-            placement,
+            Placement(option, tuple(chosen.tolist())),
             at,
             chosen,
-            own,
-            (nodes, added),
+            own[:, option.of] if foreseen else own,
+            node,
             option.distinct,
             shared_ms,
             shared_bytes,
             priced.extra[index],
-            self._flags(index),
+            int(priced.flags[index]),
+            foreseen and len(option.counts) == 1,
         )
 
     def best(
@@ -236,7 +240,7 @@ class Problem:
             at = int(option[c])
             put = self.made(table, at, dealt(self.options[table][at], self._order(view, int(column[c]))))
             score = float(scores[c])
-            if put.node is not None:
+            if put.node is not None :
                 over = 0.0 if state.floor is None else float(priced.over[first + at])
                 score = self._score_with(state, put, view, over, memory_first)
             if score < best_score:
@@ -307,24 +311,14 @@ class Problem:
 
     def _score_with(self, state: State, put: Put, view: _View, over: float, memory_first: Array | None) -> float:
         """The exact score of a plan with `put` added; infinite if it does not fit."""
-        assert put.node is not None
-        assert state.nodes is not None
-        nodes, (at, added) = state.nodes, put.node
-        block = state.used.reshape(len(added), self.num_nodes, self.local)[:, at] + added[:, :, None]
-        place = np.searchsorted(at, put.ranks // self.local), put.ranks % self.local
-        if put.distinct:
-            block[:, *place] += put.own
-        else:
-            np.add.at(block.transpose(1, 2, 0), place, put.own.T)
-        peak = nodes.whole[: self.num_rows].copy()
-        peak[:, at] = block.max(axis=2)
-        most, phases = peak.max(axis=1), block[: self.phases]
-        squares = view.squares - nodes.squares[:, at].sum(axis=1) + np.einsum("rnl,rnl->r", phases, phases)
+        used = state.used.copy()
+        self._add(used, put, 1)
+        most = used.max(axis=1)
         bits = int(self.bit_values @ (state.on > 0)) | put.flags
         shared = state.ms + put.ms + self.paid[bits] + self.fixed_ms + over
         shared += float(self.extra_on[bits] @ (state.extra + put.extra))
         score = np.maximum(most[: self.phases], view.top).sum() + shared
-        score += state.balance * self._spread(squares).sum()
+        score += state.balance * self._spread(self._squares(used)).sum()
         room = self.capacity - state.nbytes - put.nbytes
         return float(self._in_room(score[None], most[self.phases :, None], room[:, None], view.held, memory_first)[0])
 
@@ -345,7 +339,7 @@ class Problem:
     def _view(self, state: State, candidates: Candidates) -> _View:
         """What the candidates of a table are scored beside."""
         rows, phases, used = self.num_rows, self.phases, state.used
-        nodes, starts, counts = self.nodes_of(state), self.sets.starts, self.sets.counts
+        nodes, starts, last = self.nodes_of(state), self.sets.starts, self.sets.last
         within, sections = nodes, candidates.sections
         most = nodes.whole[:rows].max(axis=1)
         top = most[:phases] if state.floor is None else np.maximum(most[:phases], state.floor)
@@ -360,34 +354,32 @@ class Problem:
             columns[rows:, : self.num_ranks] = used[:phases]
         if 1 in sections:
             order = used[:phases].sum(axis=0).argsort(kind="stable")
-            last = np.array(counts[Kind.SPREAD]) - 1
-            columns[:, starts[1] : starts[2]] = self._first(used[:, order], last)
+            columns[:, starts[1] : starts[2]] = self._first(used.take(order, axis=1)).take(last[Kind.SPREAD], axis=1)
         if 2 in sections:
-            last = np.array(counts[Kind.NODE]) - 1
-            columns[:, starts[2] : starts[3]] = within.first[:, last].reshape(len(columns), -1)
+            columns[:, starts[2] : starts[3]] = within.first.take(last[Kind.NODE], axis=1).reshape(len(columns), -1)
         if 3 in sections:
-            last = np.array(counts[Kind.NODES]) - 1
+            count = len(last[Kind.NODES])
             measures = [nodes.whole[rows:].sum(axis=0), *nodes.whole[phases:rows]]
-            for at, measure in zip(range(starts[3], starts[4], len(last)), measures, strict=True):
+            for at, measure in zip(range(starts[3], starts[4], count), measures, strict=True):
                 node_orders.append(measure.argsort(kind="stable"))
-                here = nodes.whole[:, node_orders[-1]]
-                columns[:rows, at : at + len(last)] = np.maximum.accumulate(here[:rows], axis=1)[:, last]
-                columns[rows:, at : at + len(last)] = np.cumsum(here[rows:], axis=1)[:, last]
+                here = nodes.whole.take(node_orders[-1], axis=1)
+                np.maximum.accumulate(here[:rows], axis=1, out=here[:rows])
+                np.cumsum(here[rows:], axis=1, out=here[rows:])
+                columns[:, at : at + count] = here.take(last[Kind.NODES], axis=1)
         for section, into, members, begin in candidates.listed:
-            if section == 5:
-                here = np.concatenate([used[:, members], used[:phases, members]])
-            else:
-                here = nodes.whole[:, members]
+            here = (np.concatenate([used, used[:phases]]) if section == 5 else nodes.whole).take(members, axis=1)
             columns[:rows, into] = np.maximum.reduceat(here[:rows], begin, axis=1)
             columns[rows:, into] = np.add.reduceat(here[rows:], begin, axis=1)
         if 7 in sections:
             columns[:, starts[7] :] = nodes.whole
         return _View(columns, used, order, within, node_orders, top, most[phases:], nodes.squares.sum(axis=1), more=[])
 
-    def _first(self, in_order: Array, last: Index) -> Array:
-        """``[R + P, ...]`` peaks and sums of the first ranks ``[R, W]``, up to each number `last`."""
-        peaks = np.maximum.accumulate(in_order, axis=1)[:, last]
-        return np.concatenate([peaks, np.cumsum(in_order[: self.phases], axis=1)[:, last]])
+    def _first(self, used: Array) -> Array:
+        """``[R + P, W, ...]`` peaks, and sums of phases, of the first ranks of ``[R, W, ...]``."""
+        found = np.empty((self.num_rows + self.phases, *used.shape[1:]))
+        np.maximum.accumulate(used, axis=1, out=found[: self.num_rows])
+        np.cumsum(used[: self.phases], axis=1, out=found[self.num_rows :])
+        return found
 
     def _order(self, view: _View, column: int) -> Index:
         """The ranks of a column, in order."""
@@ -424,7 +416,7 @@ class Problem:
             return Nodes(whole, squares, np.zeros((0, 0), dtype=np.intp), np.zeros((0, 0, 0)))
         order = phases.sum(axis=0).argsort(axis=1, kind="stable")
         in_order = np.take_along_axis(by_node, order[None], axis=2).swapaxes(1, 2)  # [R, L, N]
-        first = np.concatenate([np.maximum.accumulate(in_order, axis=1), np.cumsum(in_order[: self.phases], axis=1)])
+        first = self._first(in_order)
         return Nodes(
             whole, squares, order + self.local * (np.arange(self.num_nodes) if at is None else at)[:, None], first
         )
@@ -435,26 +427,32 @@ class Problem:
             kept = np.flatnonzero(worth[start : start + len(options)]).tolist()
             self.candidates[table] = self.sets.candidates(table, kept or range(len(options)))
 
-    def _flags(self, index: int) -> int:
-        return int(self.priced.flags[index])
-
     def _change(self, state: State, put: Put, sign: int) -> None:
-        own = put.own if sign > 0 else -put.own
+        self._add(state.used, put, sign)
         state.changed.append(put.ranks // self.local)
-        if put.distinct:
-            state.used[:, put.ranks] += own
-        else:  # a rank holds several rectangles
-            np.add.at(state.used.T, put.ranks, own.T)
-        if put.node is not None:
-            nodes, added = put.node
-            state.used.reshape(len(added), self.num_nodes, self.local)[:, nodes] += sign * added[:, :, None]
         state.ms += sign * put.ms
         state.nbytes += sign * put.nbytes
         state.extra += sign * put.extra
         state.on += sign * ((put.flags & self.bit_values) > 0)
 
-    def _squares(self, state: State) -> Array:
-        return np.asarray(np.einsum("rw,rw->r", state.used[: self.phases], state.used[: self.phases]))
+    def _add(self, used: Array, put: Put, sign: int) -> None:
+        """Adds what a placement adds to the ranks, `sign` times."""
+        own = put.own if sign > 0 else -put.own
+        if put.distinct:
+            used[:, put.ranks] += own
+        else:  # a rank holds several rectangles
+            np.add.at(used.T, put.ranks, own.T)
+        if put.node is not None:
+            nodes, added = put.node
+            added = added[:, :, None] if sign > 0 else -added[:, :, None]
+            by_node = used.reshape(len(added), self.num_nodes, self.local)
+            if len(nodes) == self.num_nodes:
+                by_node += added
+            else:
+                by_node[:, nodes] += added
+
+    def _squares(self, used: Array) -> Array:
+        return np.asarray(np.einsum("rw,rw->r", used[: self.phases], used[: self.phases]))
 
     def _spread(self, squares: Array) -> Array:
         return np.asarray(np.sqrt(np.maximum(squares, 0.0) / self.num_ranks))

@@ -24,6 +24,7 @@ class Put:
         own: ``[R, n]`` to the ranks of its shards.
         node: the nodes to all of whose ranks it adds more, and ``[R, nodes]`` that; None where there are none.
         ms, nbytes ``[M]``, extra, flags: see `State` and `Priced`.
+        alike: all shards add the same, and each node has as many as the option's loads say.
     """
 
     placement: Placement
@@ -36,6 +37,7 @@ class Put:
     nbytes: Array
     extra: Array
     flags: int
+    alike: bool
 
 
 @dataclass(frozen=True, eq=False)

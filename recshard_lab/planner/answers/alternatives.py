@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recshard_lab.planner.model.cost import CostModel
+from recshard_lab.planner.search.candidates import dealt
 from recshard_lab.planner.search.options import Option, Placement
 from recshard_lab.planner.workload import Array
 from recshard_lab.sharding import ParameterSharding
@@ -74,16 +75,9 @@ def _candidates(model: CostModel, option: Option, rest: Array) -> Iterator[tuple
     of_node = np.array([model.topology.node_of(rank) for rank in least_work.tolist()])
     work = np.bincount(of_node, weights=np.sort(busy), minlength=nodes)
     for order in (least_work, emptiest, least_work[np.argsort(work[of_node], kind="stable")]):
-        yield _dealt(option, order)
+        yield tuple(dealt(option, order).tolist())
     if n <= len(usable) and n * len(usable) ** 2 <= ONE_BY_ONE:
         yield _one_by_one(model, option, rest, usable)
-
-
-def _dealt(option: Option, order: NDArray[np.intp]) -> tuple[int, ...]:
-    """The heaviest shard on the first rank, and so on, in turns."""
-    ranks = np.empty(len(option.of), dtype=np.intp)
-    ranks[option.heavy_first] = order[np.arange(len(option.of)) % len(order)]
-    return tuple(ranks.tolist())
 
 
 def _one_by_one(model: CostModel, option: Option, rest: Array, usable: NDArray[np.intp]) -> tuple[int, ...]:

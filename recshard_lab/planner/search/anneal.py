@@ -23,7 +23,7 @@ from recshard_lab.planner.search.bounds import Bound
 from recshard_lab.planner.search.candidates import dealt
 from recshard_lab.planner.search.problem import Problem
 from recshard_lab.planner.search.state import TIE, Index, Put, State
-from recshard_lab.planner.search.ways import Orders, Ways, ways_of
+from recshard_lab.planner.search.ways import Orders, ways_of
 from recshard_lab.planner.workload import Array
 
 if TYPE_CHECKING:
@@ -215,21 +215,9 @@ class Anneal:
         for b, placed in enumerate(self._placed):
             before = [placed[table] for table in moved]
             for table in moved:
-                placed[table] = self._same_or_put(table, b, placed[table])
+                placed[table] = self._placement(table, b, placed[table])
             if any(placed[table] is not put for table, put in zip(moved, before, strict=True)):
                 record.offer("annealed", float(steps[b]), held[:, b], placed)
-
-    def _same_or_put(self, table: int, b: int, before: Put | None) -> Put:
-        """As it was, where it is placed as before."""
-        ways, way = self.ways[table], int(self.way[table, b])
-        at, listed = int(ways.option[way]), ways.listed[way]
-        if before is not None and at == before.at:
-            option = self.problem.options[table][at]
-            order = self.order[table, :, b][np.arange(len(option.of)) % len(option.usable)]
-            ranks = before.ranks[option.heavy_first] if listed is None else before.ranks
-            if np.array_equal(ranks, order if listed is None else np.asarray(listed)):
-                return before
-        return self._put(table, ways, b)
 
     def _follow(self, worst: Index, by: Index) -> None:
         for one, other in zip(worst.tolist(), by.tolist(), strict=True):
@@ -258,15 +246,17 @@ class Anneal:
 
     def _state(self, b: int) -> State:
         state = self.problem.start()
-        for table, ways in enumerate(self.ways):
-            self.problem.put(state, table, self._put(table, ways, b))
+        for table in range(len(self.ways)):
+            self.problem.put(state, table, self._placement(table, b))
         return state
 
-    def _put(self, table: int, ways: Ways, b: int) -> Put:
-        way = int(self.way[table, b])
+    def _placement(self, table: int, b: int, before: Put | None = None) -> Put:
+        """The placement of a table in plan number `b`; the one before, if it is the same."""
+        ways, way = self.ways[table], int(self.way[table, b])
         at, listed = int(ways.option[way]), ways.listed[way]
-        if listed is not None:
-            return self.problem.made(table, at, listed)
         option = self.problem.options[table][at]
-        order = self.order[table, :, b][: len(option.usable)]
-        return self.problem.made(table, at, dealt(option, order))
+        order = self.order[table, :, b][: len(option.usable)] if listed is None else np.array(listed)
+        ranks = dealt(option, order)
+        if before is not None and at == before.at and np.array_equal(ranks, before.ranks):
+            return before
+        return self.problem.made(table, at, ranks)

@@ -240,7 +240,7 @@ class Problem:
             at = int(option[c])
             put = self.made(table, at, dealt(self.options[table][at], self._order(view, int(column[c]))))
             score = float(scores[c])
-            if put.node is not None :
+            if put.node is not None and not put.alike:
                 over = 0.0 if state.floor is None else float(priced.over[first + at])
                 score = self._score_with(state, put, view, over, memory_first)
             if score < best_score:
@@ -312,7 +312,7 @@ class Problem:
     def _score_with(self, state: State, put: Put, view: _View, over: float, memory_first: Array | None) -> float:
         """The exact score of a plan with `put` added; infinite if it does not fit."""
         used = state.used.copy()
-        self._add(used, put, 1)
+        self.add(used, put)
         most = used.max(axis=1)
         bits = int(self.bit_values @ (state.on > 0)) | put.flags
         shared = state.ms + put.ms + self.paid[bits] + self.fixed_ms + over
@@ -428,14 +428,14 @@ class Problem:
             self.candidates[table] = self.sets.candidates(table, kept or range(len(options)))
 
     def _change(self, state: State, put: Put, sign: int) -> None:
-        self._add(state.used, put, sign)
+        self.add(state.used, put, sign)
         state.changed.append(put.ranks // self.local)
         state.ms += sign * put.ms
         state.nbytes += sign * put.nbytes
         state.extra += sign * put.extra
         state.on += sign * ((put.flags & self.bit_values) > 0)
 
-    def _add(self, used: Array, put: Put, sign: int) -> None:
+    def add(self, used: Array, put: Put, sign: int = 1) -> None:
         """Adds what a placement adds to the ranks, `sign` times."""
         own = put.own if sign > 0 else -put.own
         if put.distinct:

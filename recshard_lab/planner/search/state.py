@@ -1,4 +1,4 @@
-"""Plans in the making, and what each table may become, as arrays.
+"""Plans in the making, as arrays.
 
 Shape letters: R rows (P phases that ranks differ in, then M memories: the device's, and the host's if a shard may be
 there), W ranks, O options, X extras, S switches.

@@ -1,12 +1,13 @@
-"""What a table may become, by position in an order of the ranks, and the orders, which differ from plan to plan.
+"""Candidates of many plans at once: by position in an order of the ranks, and the orders, which differ between plans.
 
-One piece may go to each rank. Several go to the first ranks of an order: the quietest; the quietest by a noisy
-measure; where memory is tight, the emptiest; and for two hops, the quietest of the quietest node. Listed assignments
-are as they are.
+The options' kinds of sets of ranks are those of `candidates.py`. One shard may go to each rank. Several go to the first
+ranks of an order: by work; by work with noise; if memory is tight, by free memory; and under two hops, by work within
+the nodes by work. Listed assignments are as they are.
 
 Shape letters: R rows (P phases that ranks differ in, then M memories), W ranks, B plans, C ways, Q orders, X extras.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +31,7 @@ class CannotAnneal(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Ways:
-    """What one table may become.
+    """The candidates of one table.
 
     Attributes:
         option: ``[C]`` its option; column: ``[C]`` where `Orders.peaks` finds its ranks; order: ``[C]`` their order.
@@ -169,86 +170,52 @@ def ways_of(problem: Problem, table: int, orders: Orders) -> Ways:
         CannotAnneal: there are none of these kinds, or too many.
     """
     candidates, priced, first = problem.candidates[table], problem.priced, int(problem.priced.starts[table])
-    ranks, rows = problem.num_ranks, problem.num_rows
-    usable = list(range(ranks)) if candidates.usable is None else candidates.usable.tolist()
-    option: list[int] = []
-    column: list[int] = []
-    order: list[int] = []
-    kind: list[int] = []
-    pieces: list[Array] = []
-    counts: list[int] = []
-    exact: dict[int, tuple[float, ...]] = {}
+    ranks, extras = problem.num_ranks, 1 + len(problem.capacity)
+    usable = np.arange(ranks) if candidates.usable is None else candidates.usable
+    found: list[tuple[int, int, int, int, tuple[int, ...] | None]] = []  # option, kind, column, order, listed ranks
+    placements: list[Put] = []
 
-    def add(at: int, columns: list[int], by: list[int], own: Array, count: int = 1) -> None:
-        option.extend([at] * len(columns))
-        column.extend(columns)
-        order.extend(by)
-        kind.extend([len(pieces)] * len(columns))
-        counts.extend([min(count, ranks)] * len(columns))
-        pieces.append(own)
+    def add(at: int, chosen: Index, columns: Iterable[tuple[int, int]], listed: tuple[int, ...] | None = None) -> None:
+        found.extend((at, len(placements), *place, listed) for place in columns)
+        placements.append(problem.made(table, at, chosen))
 
-    listed: list[tuple[int, ...] | None] = []
     options = {at: problem.options[table][at] for at in np.unique(candidates.option).tolist()}
-    kinds = {at: kinds_of(option, ranks, problem.local) for at, option in options.items()}
-    for at in sorted(options, key=lambda at: kinds[at][0]):
-        chosen, count = options[at], len(options[at].of)
-        own = np.zeros((rows, ranks))
-        last = min(count, len(usable))
-        if kinds[at][0] == Kind.RANK:
-            own[:, 0] = priced.heaviest[first + at]
-            add(at, usable, usable, own)
-        elif kinds[at][0] == Kind.LISTED:
-            for chosen_ranks in chosen.proposal.assignments or ():
-                put = problem.made(table, at, chosen_ranks)
-                exact[len(option)] = put.ms, *put.nbytes
-                own = _spread(put, rows, ranks, problem.local)
-                add(at, [orders.set_of(chosen_ranks)], [ranks], own, len(chosen_ranks))
-                listed += [None] * (len(option) - 1 - len(listed)) + [chosen_ranks]
-        elif chosen.route != "two_hop":
-            in_order = dealt(chosen, np.arange(len(usable)))
-            np.add.at(own.T, in_order, priced.own_of(first + at)[:, chosen.of].T)
-            measures = range(min(orders.count, NEAR))
-            add(at, [orders.first(m, last) for m in measures], [orders.by(m) for m in measures], own, count)
-        elif len(usable) == ranks and count <= ranks:  # nodes are next to one another in the order
-            put = problem.made(table, at, dealt(chosen, np.arange(ranks)))
-            exact[len(option)] = put.ms, *put.nbytes
-            own = _spread(put, rows, ranks, problem.local)
-            add(at, [orders.first(NEAR, last)], [orders.by(NEAR)], own, count)
-    listed += [None] * (len(option) - len(listed))
-    if not option:
+    kinds = {at: kinds_of(option, ranks, problem.local)[0] for at, option in options.items()}
+    for at in sorted(options, key=lambda at: kinds[at]):
+        option, near = options[at], options[at].route == "two_hop"
+        if kinds[at] == Kind.LISTED:
+            for chosen in option.proposal.assignments or ():
+                add(at, np.array(chosen), [(orders.set_of(chosen), ranks)], chosen)
+        elif not near or len(option.of) <= ranks == len(usable):  # nodes are next to one another in the order
+            measures = [NEAR] if near else range(min(orders.count, NEAR))
+            last = min(len(option.of), len(usable))
+            columns = [(orders.first(m, last), orders.by(m)) for m in measures]
+            alone = kinds[at] == Kind.RANK
+            add(at, dealt(option, np.arange(len(usable))), [(r, r) for r in usable.tolist()] if alone else columns)
+    if not found:
         raise CannotAnneal
-    of = np.array(option, dtype=np.intp)
-    index, held = first + of, np.array(kind, dtype=np.intp)
-    by_kind = np.stack(pieces, axis=2)
-    heaviest = by_kind.max(axis=1)[:, held, None]
-    shared = np.vstack([priced.shared_ms[index], priced.shared_bytes[:, index], priced.extra[index].T])
-    extras = 1 + len(problem.capacity)
-    for way, told in exact.items():
-        shared[:extras, way] = told
+    of, kind, column, order = np.array([each[:4] for each in found], dtype=np.intp).T
+    pieces = np.zeros((len(placements), problem.num_rows, ranks))
+    for own, put in zip(pieces, placements, strict=True):
+        problem.add(own, put)
+    shared = np.array([[put.ms, *put.nbytes, *put.extra] for put in placements]).T[:, kind]
+    counts = np.array([min(len(put.ranks), ranks) for put in placements])[kind]
+    heaviest = pieces.max(axis=2).T[:, kind, None]
     work = heaviest[: problem.phases].sum(axis=0)
     return Ways(
         of,
-        np.array(column, dtype=np.intp),
-        np.array(order, dtype=np.intp),
-        held,
-        by_kind,
+        column,
+        order,
+        kind,
+        np.ascontiguousarray(pieces.transpose(1, 2, 0)),
         heaviest,
         2 * work,
-        np.array(counts)[:, None] * work**2,
+        counts[:, None] * work**2,
         shared,
         shared[0][:, None],
         np.ascontiguousarray(shared[extras:].T)[:, None],
-        priced.over[index][:, None],
-        priced.flags[index][:, None],
-        listed,
+        priced.over[first + of][:, None],
+        priced.flags[first + of][:, None],
+        [each[4] for each in found],
         candidates.usable,
     )
-
-
-def _spread(put: Put, rows: int, ranks: int, local: int) -> Array:
-    """``[R, W]`` what a placement adds to each rank."""
-    own = np.zeros((rows, ranks))
-    np.add.at(own.T, put.ranks, put.own.T)
-    if put.node is not None:
-        own.reshape(rows, -1, local)[:, put.node[0]] += put.node[1][:, :, None]
-    return own

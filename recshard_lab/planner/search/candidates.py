@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recshard_lab.planner.search.options import Option
 from recshard_lab.planner.search.state import Index
@@ -115,7 +116,10 @@ class RankSets:
         self.each_rank = num_ranks <= EACH_RANK
         self._types: dict[tuple[object, ...], int] = {}
         self._examples: list[Option] = []
-        self._type_of = [tuple(self._type(option) for option in choices) for choices in options]
+        types = [tuple(self._type(option) for option in choices) for choices in options]
+        self._kinds = list(dict.fromkeys(types))  # the types of the options of each kind of table
+        number = {each: n for n, each in enumerate(self._kinds)}
+        self._types_of = [number[each] for each in types]
         kinds = [kinds_of(option, num_ranks, local) for option in self._examples]
         sizes: dict[Kind, set[int]] = {kind: set() for kind in Kind}
         for option, some in zip(self._examples, kinds, strict=True):
@@ -151,25 +155,28 @@ class RankSets:
         self.num_nodes[self.starts[3] : at] = np.tile(self.counts[Kind.NODES], 1 + memories)
         self.num_nodes[at : self.starts[7]] = [len(covered[ranks]) for ranks in (*self._listed, *other)]
         self._sets = [self._columns(option, some) for option, some in zip(self._examples, kinds, strict=True)]
-        self._known: dict[tuple[tuple[int, int], ...], Candidates] = {}
+        self._known: dict[tuple[int, bytes], Candidates] = {}
 
-    def candidates(self, table: int, kept: Sequence[int]) -> Candidates:
+    def candidates(self, table: int, kept: NDArray[np.bool_]) -> Candidates:
         """The candidates of a table that keeps these options. Tables with alike options share them."""
-        types = self._type_of[table]
-        key = tuple((at, types[at]) for at in kept)
+        types = self._types_of[table]
+        key = types, kept.tobytes()
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = self._joined(key)
+            found = self._known[key] = self._joined(
+                [(at, self._kinds[types][at]) for at in np.flatnonzero(kept).tolist()]
+            )
         return found
 
     def _joined(self, key: Sequence[tuple[int, int]]) -> Candidates:
         """The candidates of these options (position, type), those that add to their nodes last."""
         columns = [self._sets[kind][0] for _, kind in key] + [self._sets[kind][1] for _, kind in key]
         option = np.repeat([at for at, _ in key] * 2, [len(each) for each in columns])
-        nodes = np.concatenate([self._sets[kind][2] for _, kind in key])
-        usable = self._examples[key[0][1]].usable
-        limited = np.array(sorted(usable), dtype=np.intp) if len(usable) < self.num_ranks else None
-        column = np.concatenate(columns)
+        none = np.zeros(0, dtype=np.intp)
+        nodes = np.concatenate([none, *(self._sets[kind][2] for _, kind in key)])
+        usable = self._examples[key[0][1]].usable if key else ()
+        limited = np.array(sorted(usable), dtype=np.intp) if 0 < len(usable) < self.num_ranks else None
+        column = np.concatenate([none, *columns])
         spread = np.flatnonzero((column >= self.starts[1]) & (column < self.starts[2]))
         used = np.unique(np.append(column, nodes))
         section = np.searchsorted(self.starts, used, side="right") - 1

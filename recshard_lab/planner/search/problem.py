@@ -55,6 +55,7 @@ class Problem:
     Attributes:
         phases: P; num_rows: R.
         capacity: ``[M]`` bytes of each memory that a rank has for tables.
+        worth: ``[all options]`` those that are looked at.
 
     Args:
         model: costs.
@@ -79,7 +80,7 @@ class Problem:
         self.fixed_ms = float(self.terms.fixed[:-1].sum())
         self._gains()
         self.sets = RankSets(options, self.num_ranks, self.local, len(self.capacity))
-        self.candidates = [self.sets.candidates(table, range(len(each))) for table, each in enumerate(options)]
+        self.worth = np.ones(len(self.shards), dtype=bool)
         least = np.minimum.reduceat(self.priced.cost, self.priced.starts)
         self.by_work: list[int] = np.argsort(-least, kind="stable").tolist()
         need = np.minimum.reduceat(self.priced.total_bytes.sum(axis=0), self.priced.starts)
@@ -213,24 +214,24 @@ class Problem:
         Args:
             memory_first: ``[M]`` weights of the fullest rank's share of each memory, before the step counts.
         """
-        candidates, priced = self.candidates[table], self.priced
-        first, view = int(priced.starts[table]), self._view(state, self.candidates[table])
+        priced, first = self.priced, int(self.priced.starts[table])
         span = slice(first, first + len(self.options[table]))
+        allowed = state.allowed if allowed is None else allowed
+        candidates = self.candidates(table, allowed)
+        if not len(candidates.option):
+            return None
+        view = self._view(state, candidates)
         bits = int(self.bit_values @ (state.on > 0)) | priced.flags[span]
         shared = state.ms + priced.shared_ms[span] + self.paid[bits] + self.fixed_ms
         if state.extra.size:
             shared = shared + (self.extra_on[bits] * (state.extra + priced.extra[span])).sum(axis=1)
         if state.floor is not None:
             shared = shared + priced.over[span]
-        allowed = state.allowed if allowed is None else allowed
-        if allowed is not None and allowed[span].any():
-            shared = np.where(allowed[span], shared, np.inf)
         room = (self.capacity - state.nbytes)[:, None] - priced.shared_bytes[:, span]
         option, column = candidates.option, candidates.column
         given = state.balance, first, shared, room, memory_first
         scores = self._scores(view, option, column, candidates.node_column, *given)
         short = option[candidates.spread[np.isinf(scores[candidates.spread])]]
-        short = short[np.isfinite(shared[short])]
         if short.size:
             view, more, columns = self._with_room(view, short, first, room)
             scores = np.append(scores, self._scores(view, more, columns, columns[:0], *given))
@@ -423,9 +424,18 @@ class Problem:
 
     def keep_only(self, worth: NDArray[np.bool_]) -> None:
         """Leaves all but these options out; a table of which none is worth it keeps its own."""
-        for table, (start, options) in enumerate(zip(self.priced.starts.tolist(), self.options, strict=True)):
-            kept = np.flatnonzero(worth[start : start + len(options)]).tolist()
-            self.candidates[table] = self.sets.candidates(table, kept or range(len(options)))
+        starts = self.priced.starts
+        per = np.diff(np.append(starts, len(worth)))
+        self.worth = worth | ~np.repeat(np.logical_or.reduceat(worth, starts), per)
+
+    def candidates(self, table: int, allowed: NDArray[np.bool_] | None = None) -> Candidates:
+        """The candidates of a table: of its options that are worth it and allowed; of any if none of it is allowed."""
+        first = int(self.priced.starts[table])
+        span = slice(first, first + len(self.options[table]))
+        kept = self.worth[span]
+        return self.sets.candidates(
+            table, kept & allowed[span] if allowed is not None and allowed[span].any() else kept
+        )
 
     def _change(self, state: State, put: Put, sign: int) -> None:
         self.add(state.used, put, sign)
@@ -442,14 +452,14 @@ class Problem:
             used[:, put.ranks] += own
         else:  # a rank holds several rectangles
             np.add.at(used.T, put.ranks, own.T)
+        self.add_to_nodes(used, put, sign)
+
+    def add_to_nodes(self, used: Array, put: Put, sign: int = 1) -> None:
+        """Adds what a placement adds to all ranks of its nodes, `sign` times."""
         if put.node is not None:
             nodes, added = put.node
-            added = added[:, :, None] if sign > 0 else -added[:, :, None]
             by_node = used.reshape(len(added), self.num_nodes, self.local)
-            if len(nodes) == self.num_nodes:
-                by_node += added
-            else:
-                by_node[:, nodes] += added
+            by_node[:, nodes if len(nodes) < self.num_nodes else slice(None)] += sign * added[:, :, None]
 
     def _squares(self, used: Array) -> Array:
         return np.asarray(np.einsum("rw,rw->r", used[: self.phases], used[: self.phases]))

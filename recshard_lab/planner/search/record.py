@@ -58,7 +58,6 @@ class Recorder:
         """A search of `problem` begins; an earlier one's plans are kept."""
         self._groups = groups
         self._whole = copy(problem)
-        self._whole.candidates = list(problem.candidates)  # the search leaves out what no better plan can hold
 
     def watch(self, problem: Problem, stage: str) -> Callable[[State], None]:
         """A callback for local search that records each plan."""
@@ -184,7 +183,6 @@ class Recorder:
             mine = names == scheme
             cut = np.maximum.reduceat(mine, starts)
             own = copy(problem)
-            own.candidates = list(problem.candidates)
             own.keep_only(mine | ~np.repeat(cut, per))
             state = self._laid_out(own)
             if state is not None:

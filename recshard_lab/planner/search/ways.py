@@ -169,7 +169,7 @@ def ways_of(problem: Problem, table: int, orders: Orders) -> Ways:
     Raises:
         CannotAnneal: there are none of these kinds, or too many.
     """
-    candidates, priced, first = problem.candidates[table], problem.priced, int(problem.priced.starts[table])
+    candidates, priced, first = problem.candidates(table), problem.priced, int(problem.priced.starts[table])
     ranks, extras = problem.num_ranks, 1 + len(problem.capacity)
     usable = np.arange(ranks) if candidates.usable is None else candidates.usable
     found: list[tuple[int, int, int, int, tuple[int, ...] | None]] = []  # option, kind, column, order, listed ranks
@@ -196,8 +196,11 @@ def ways_of(problem: Problem, table: int, orders: Orders) -> Ways:
         raise CannotAnneal
     of, kind, column, order = np.array([each[:4] for each in found], dtype=np.intp).T
     pieces = np.zeros((len(placements), problem.num_rows, ranks))
-    for own, put in zip(pieces, placements, strict=True):
-        problem.add(own, put)
+    at = np.repeat(np.arange(len(placements)), [len(put.ranks) for put in placements])
+    own = np.concatenate([put.own for put in placements], axis=1)
+    np.add.at(pieces.swapaxes(1, 2), (at, np.concatenate([put.ranks for put in placements])), own.T)
+    for piece, put in zip(pieces, placements, strict=True):
+        problem.add_to_nodes(piece, put)
     shared = np.array([[put.ms, *put.nbytes, *put.extra] for put in placements]).T[:, kind]
     counts = np.array([min(len(put.ranks), ranks) for put in placements])[kind]
     heaviest = pieces.max(axis=2).T[:, kind, None]

@@ -57,6 +57,7 @@ SWEEPS, MOVES = 4, 110  # at least so many sweeps, and so many moves of a table
 MANY = 3_000  # tables x ranks beyond which `NEAR_MANY` holds
 RANKS = 512  # ranks on which placing a table takes twice as long as on one
 BUDGET, LEAST_MOVED, TRIED = 4_500, 500, 250  # tables placed: in all, by the last local search at least, and by others
+MOST_MOVED = 150  # times that the last local search places each table
 PLACED, LEAST_PLACED, MOST_PLACED = 4_000, 3, 20  # tables placed before the best plan is improved; plans placed
 REPAIRED, REPAIRS = 10, 60  # placings for each table of a plan that lacks tables: in one way, and in all plans
 IMPROVED = 3  # plans that are filled up and improved for a while
@@ -103,7 +104,8 @@ def solve(
     """
     if not tables:
         raise PlanError("the planner got no tables. Fix: pass at least one EmbeddingBagConfig or EmbeddingConfig")
-    groups = groups_of(tables, constraints)
+    # by name, so that the order of the tables does not matter
+    groups = sorted(groups_of(tables, constraints), key=lambda group: min(tables[at].name for at in group))
     problem = Problem(model, bundled(tables, options_of(model, tables, constraints, route), groups))
     search = Search(problem, passes, record)
     if record is not None:
@@ -173,7 +175,8 @@ class Search:
         if self.best is None:
             raise DoesNotFit(lacks[0] if lacks else self.problem.by_bytes[0])
         if self.passes and not any_plan and not self._near():
-            self.improve_from(self.best.copy(), max(LEAST_MOVED, self.left) if more else len(self.problem.options))
+            most = max(LEAST_MOVED, min(self.left, MOST_MOVED * len(self.problem.options)))
+            self.improve_from(self.best.copy(), most if more else 0)  # after annealing, exchanges alone
             self._reroute()
         return Solution(self.best.placements(), self.bound_ms)
 

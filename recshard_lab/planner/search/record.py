@@ -138,8 +138,7 @@ class Recorder:
 
     def _flat(self, placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
         """Of every table, one object for what is placed alike in many plans."""
-        alone = len(self._groups) == sum(map(len, self._groups))
-        found = placements if alone else unbundled(list(placements), self._groups)
+        found = unbundled(list(placements), self._groups)
         return tuple(self._known.setdefault((id(one.option), one.ranks), one) for one in found)
 
     def _estimated(self, model: CostModel, plans: Sequence[tuple[Placement, ...]]) -> list[tuple[float, float, bool]]:

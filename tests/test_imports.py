@@ -69,7 +69,8 @@ def test_planning_imports_no_tensor_library(room: str) -> None:
 
 def test_importing_torchrec_is_never_needed() -> None:
     apparatus = PACKAGE.parent / "benchmarks" / "apparatus"
-    names = ("step_theirs.py", "plan_theirs.py", "train_theirs.py")  # run in TorchRec's own environment alone
+    # run in TorchRec's own environment alone
+    names = ("step_theirs.py", "plan_theirs.py", "train_theirs.py", "torchrec_dlrm.py")
     theirs = {apparatus / name for name in names}
     both_ways = PACKAGE / "compat" / "plans.py"  # when one of its functions is called
     assert all(file.exists() for file in theirs)

@@ -21,7 +21,6 @@ from recshard_lab.sparse import KeyedJaggedTensor
 
 NO_LIMIT = 2**31 - 1
 """In place of the rows of a table, for keys that no table reads. Their ids are never sent."""
-_LARGEST = 2**63 - 1
 
 
 @dataclass(slots=True)
@@ -76,20 +75,27 @@ def all_are_rows(values: Tensor, starts: Sequence[int], limits: Sequence[int]) -
     return bool((low >= 0).all() and (high < bounds[filled][used]).all())
 
 
-def clamp_to_rows(values: Tensor, counts: Tensor, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The ids moved into ``[0, limit)`` of keys with a limit, and ``[1]`` whether any moved. Does not read the device.
+def clamp_to_rows(
+    values: Tensor, counts: Tensor, limits: Sequence[int], dynamic: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The ids moved into ``[0, limit)``, and ``[1]`` whether any was outside. Does not read the device.
 
     Args:
         values: ``[N]``.
         counts: ``[F]`` ids of each key.
         limits: as `row_limits` returns them.
+        dynamic: whether ids of keys without a limit must stay as they are.
     """
-    last = host_list([limit - 1 if limit else _LARGEST for limit in limits], values.device)
-    inside = torch.minimum(values, torch.repeat_interleave(last, counts, output_size=values.numel()))
-    first = host_list([0 if limit else -_LARGEST - 1 for limit in limits], values.device)
-    inside = torch.maximum(inside, torch.repeat_interleave(first, counts, output_size=values.numel()))
-    inside = inside.to(values.dtype)
-    return inside, (inside != values).any().view(1)
+    last = host_list([(limit or NO_LIMIT) - 1 for limit in limits], values.device)
+    inside = torch.minimum(values.clamp(min=0), torch.repeat_interleave(last, counts, output_size=values.numel()))
+    outside = inside != values
+    if not all(limits):
+        used = host_list([bool(limit) for limit in limits], values.device, torch.bool)
+        limited = torch.repeat_interleave(used, counts, output_size=values.numel())
+        outside &= limited
+        if dynamic:
+            inside = torch.where(limited, inside, values)
+    return inside, outside.any().view(1)
 
 
 def apply_policy(features: KeyedJaggedTensor, position: list[int], layout: Layout, policy: OutOfRange) -> Checked:

@@ -204,7 +204,7 @@ class InputDist:
                 return None
         else:
             read, on_device = HostRead(), lengths.sum(1)
-            read.add(clamp_to_rows(values, on_device, limits)[1])
+            read.add(clamp_to_rows(values, on_device, limits, any(self.layout.dynamic))[1])
             read.add(on_device)
             outside, found = read.now()
             if outside.any():
@@ -278,7 +278,8 @@ class InputDist:
         if check:
             on_device = host_list(known, values.device) if known is not None else key_counts
             assert on_device is not None
-            values, flag = clamp_to_rows(values, on_device, row_limits(len(bags), position, self.layout))
+            limits = row_limits(len(bags), position, self.layout)
+            values, flag = clamp_to_rows(values, on_device, limits, any(self.layout.dynamic))
             outside = read.add(flag)
         required = self._weights_that_require_gradients(features)
         want_places = not self.pooled or required is not None or len(self._distinct) > 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +60,7 @@ class DynamicEmbeddingConfig(EmbeddingBagConfig):
         embedding_dim: int,
         capacity: int | float,
         max_capacity: int | float | None = None,
-        feature_names: Sequence[str] = (),
+        feature_names: list[str] | tuple[str, ...] = (),
         evict: str | Callable[[Any], Any] = "lru",
         admit: int | float | Callable[[Any], Any] | None = None,
         absent: str = "initial",
@@ -77,7 +77,7 @@ class DynamicEmbeddingConfig(EmbeddingBagConfig):
         self.embedding_dim = self._whole("embedding_dim", embedding_dim)
         self.num_embeddings = slots_for(self.max_capacity, self.max_capacity)
         self.weight_init_min, self.weight_init_max = weight_init_min, weight_init_max
-        self.feature_names = feature_names if isinstance(feature_names, list) else list(feature_names or ())
+        self.feature_names = list(feature_names) if isinstance(feature_names, tuple) else feature_names
         self.evict, self.admit, self.absent, self.choices, self.seed = evict, admit, absent, choices, seed
         self.init_fn = None
         self.__post_init__()

@@ -6,7 +6,7 @@ Shape letters: M distinct absent ids of a batch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +15,18 @@ from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
 from recshard_lab.embedding.dynamic.index import ScoredIndex
 from recshard_lab.embedding.dynamic.initial import stream_of, uniform
 
-Admit = Callable[[Tensor, Tensor], Tensor]
+
+class Admission(Protocol):
+    """Decides which absent ids get a row."""
+
+    def __call__(self, ids: Tensor, counts: Tensor) -> Tensor:
+        """``[M]`` bool of distinct ids ``[M]`` that occur ``counts [M]`` times in a batch."""
+
+    def state(self) -> dict[str, Any]:
+        """What decisions depend on, for `load_state`."""
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Becomes the admission that `state` was read from."""
 
 
 class FrequentIds:
@@ -38,6 +49,14 @@ class FrequentIds:
         self.threshold = threshold
         self.counts = ScoredIndex(capacity, evict="lfu", device=device)
 
+    def state(self) -> dict[str, Any]:
+        """The counts, for `load_state`."""
+        return self.counts.state()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Becomes the admission that `state` was read from."""
+        self.counts.load_state(state)
+
     def __call__(self, ids: Tensor, counts: Tensor) -> Tensor:
         """``[M]`` bool of ids ``[M]`` that occur ``counts [M]`` times in a batch."""
         found = self.counts.find_or_insert(ids.repeat_interleave(counts)).slots
@@ -58,6 +77,14 @@ class RandomIds:
     def __init__(self, probability: float, stream: int) -> None:
         self.probability, self.stream, self.batch = probability, stream, 0
 
+    def state(self) -> dict[str, Any]:
+        """The number of batches, for `load_state`."""
+        return {"batch": self.batch}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Becomes the admission that `state` was read from."""
+        self.batch = state["batch"]
+
     def __call__(self, ids: Tensor, counts: Tensor) -> Tensor:
         """``[M]`` bool of ids ``[M]`` that occur ``counts [M]`` times in a batch."""
         self.batch += 1
@@ -70,6 +97,13 @@ class ChosenIds:
 
     def __init__(self, function: Callable[[Tensor], Any], table: str) -> None:
         self.function, self.table = function, table
+
+    def state(self) -> dict[str, Any]:
+        """Nothing: the function decides alone."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Does nothing."""
 
     def __call__(self, ids: Tensor, counts: Tensor) -> Tensor:
         """``[M]`` bool.
@@ -96,7 +130,7 @@ def of_ids(function: Callable[[Tensor], Any], ids: Tensor, dtype: torch.dtype, n
     return found
 
 
-def admission_of(config: DynamicEmbeddingConfig, capacity: int, device: torch.device | str) -> Admit | None:
+def admission_of(config: DynamicEmbeddingConfig, capacity: int, device: torch.device | str) -> Admission | None:
     """The admission of a table. It counts up to ``capacity`` ids. None admits all."""
     if config.admit is None:
         return None

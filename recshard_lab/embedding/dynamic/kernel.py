@@ -28,11 +28,11 @@ class _Step:
     """A batch whose backward is to come. While it exists, its ids keep their slots.
 
     Attributes:
-        number: the step of the indexes.
+        numbers: the step of each table's index.
     """
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self, numbers: list[int]) -> None:
+        self.numbers = numbers
 
 
 @dataclass
@@ -163,8 +163,8 @@ class DynamicKernel(LookupKernel):
     def _slots(self, ids: Tensor, counts: Sequence[int]) -> tuple[Tensor, _Step | None]:
         """``[N]`` the rows of ids, and the step if ids were inserted."""
         parts = list(ids.split(list(counts)))
-        pinned = min((step.number for step in self._pending), default=None)
         for number, table in enumerate(self.tables):
+            pinned = min((step.numbers[number] for step in self._pending), default=None)
             own = [at for at, slot in enumerate(self.feature_slots) if slot == number]
             joined = torch.cat([parts[at] for at in own])
             found = table.slots_for(joined, pinned_from=pinned) if self.inserts else table.slots_of(joined)
@@ -173,7 +173,7 @@ class DynamicKernel(LookupKernel):
         slots = torch.cat(parts)
         if not self.inserts:
             return slots, None
-        step = _Step(self.tables[0].index.step)
+        step = _Step([table.index.step for table in self.tables])
         self._pending.add(step)
         return slots, step
 

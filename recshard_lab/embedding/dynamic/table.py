@@ -210,8 +210,9 @@ class DynamicTable:
     # ---- state ----
 
     def state(self) -> dict[str, Any]:
-        """The index, the weight and the optimizer states, for `load_state`. Tensors are not copied."""
-        return {"index": self.index.state(), "weight": self.weight, "states": dict(self.states)}
+        """The index, the weight, the optimizer states and the admission, for `load_state`. Tensors are not copied."""
+        admission = {} if self._admit is None else self._admit.state()
+        return {"index": self.index.state(), "weight": self.weight, "states": dict(self.states), "admit": admission}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Becomes the table that `state` was read from, in memory of its size."""
@@ -219,6 +220,8 @@ class DynamicTable:
         if len(self.weight) != self.index.capacity:
             self.weight, self.states = self._memory()
         copy_memory((state["weight"], state["states"]), (self.weight, self.states))
+        if self._admit is not None:
+            self._admit.load_state(state["admit"])
 
     # ---- inside ----
 

@@ -194,6 +194,25 @@ def test_ids_whose_backward_is_to_come_keep_their_rows() -> None:
     assert collection.counters()["user"]["evictions"] == 128
 
 
+def test_each_table_pins_its_own_steps() -> None:
+    """An operation on one table is a step of that table alone."""
+    names = ["item", "user"]
+    configs = [DynamicEmbeddingConfig(name, 4, 128, weight_init_min=1, weight_init_max=1) for name in names]
+    collection = DynamicEmbeddingBagCollection(configs, torch.optim.SGD, {"lr": 1.0})
+    for _ in range(3):
+        collection.table("item").find_or_insert(torch.arange(5))
+    lengths = torch.ones(2 * 128, dtype=torch.int64)
+
+    def batch(first: int) -> KeyedJaggedTensor:
+        return KeyedJaggedTensor(names, torch.arange(first, first + 128).repeat(2), lengths=lengths)
+
+    first = collection(batch(1000)).values()
+    collection(batch(2000))
+    assert collection.counters()["user"]["evictions"] == 0
+    first.sum().backward()
+    assert collection.eval()(batch(1000))["user"].unique().tolist() == [0.0]
+
+
 def test_a_batch_that_is_dropped_without_backward_pins_nothing() -> None:
     collection = small()
     dropped = filled(collection, 0)

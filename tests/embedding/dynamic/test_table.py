@@ -131,6 +131,17 @@ def test_a_table_admits_by_occurrences_by_probability_and_by_a_function() -> Non
     assert half.size == pytest.approx(5100, rel=0.05)
 
 
+@pytest.mark.parametrize("admit", [3, 0.3])
+def test_admission_continues_from_a_state(admit: float) -> None:
+    first, second = table(2048, admit=admit), table(2048, admit=admit)
+    for seed in range(4):
+        first.slots_for(torch.randint(0, 500, (300,), generator=torch.Generator().manual_seed(seed)))
+    second.load_state(first.state())
+    again = torch.randint(0, 500, (300,), generator=torch.Generator().manual_seed(9))
+    assert torch.equal(first.slots_for(again), second.slots_for(again))
+    assert 0 < first.size < 500
+
+
 def test_a_function_scores_ids() -> None:
     one = table(evict=lambda batch: -batch)
     one.slots_for(torch.arange(128))

@@ -346,8 +346,13 @@ def empty_weight(table: BaseEmbeddingConfig, device: torch.device | str | None) 
     """``[E, D]``, not initialised.
 
     Raises:
-        ValueError: a number format that cannot be trained.
+        ValueError: a number format that cannot be trained, or a dynamic table.
     """
+    if table.dynamic:
+        raise ValueError(
+            f"table {table.name!r} is dynamic, and this collection has static tables. Fix: use "
+            f"DynamicEmbeddingBagCollection or DynamicEmbeddingCollection"
+        )
     if table.data_type not in TORCH_DTYPES:
         kinds = ", ".join(kind.value for kind in TORCH_DTYPES)
         raise ValueError(f"table {table.name!r} is {table.data_type.value}, which cannot be trained. Fix: use {kinds}")

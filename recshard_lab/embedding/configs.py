@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, unique
-from typing import Any
+from typing import Any, ClassVar
 
 
 @unique
@@ -61,6 +61,8 @@ class BaseEmbeddingConfig:
     Raises:
         ValueError: a size that is not a positive integer.
     """
+
+    dynamic: ClassVar[bool] = False  # whether ids have any value, see `DynamicEmbeddingConfig`
 
     num_embeddings: int
     embedding_dim: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from recshard_lab.embedding.configs import DataType, EmbeddingBagConfig, PoolingType
 from recshard_lab.embedding.dynamic.sizes import partitions_for, slots_for
@@ -45,6 +45,8 @@ class DynamicEmbeddingConfig(EmbeddingBagConfig):
     >>> DynamicEmbeddingConfig("user", 64, capacity=1e6, max_capacity=4e6, evict="lfu").num_embeddings
     4005888
     """
+
+    dynamic: ClassVar[bool] = True
 
     capacity: int = 0
     max_capacity: int = 0
@@ -91,8 +93,9 @@ class DynamicEmbeddingConfig(EmbeddingBagConfig):
             )
         self.feature_names = self.feature_names or [self.name]
         evict, choices = self.evict, self.choices
-        self._check("evict", callable(evict) or (isinstance(evict, str) and evict in EVICT), f"of {EVICT}, or callable")
-        self._check("absent", isinstance(self.absent, str) and self.absent in ABSENT, f"of {ABSENT}")
+        known = callable(evict) or (isinstance(evict, str) and evict in EVICT)
+        self._check("evict", known, f"{_listed(EVICT)}, or a function of ids")
+        self._check("absent", isinstance(self.absent, str) and self.absent in ABSENT, _listed(ABSENT))
         self._check("choices", isinstance(choices, int) and choices in (1, 2), "1 or 2")
         self._check("pooling", isinstance(self.pooling, PoolingType), "a PoolingType")
         self._check("seed", isinstance(self.seed, int), "an integer")
@@ -102,7 +105,7 @@ class DynamicEmbeddingConfig(EmbeddingBagConfig):
             setattr(self, end, None if value is None else float(value))
         admit = self.admit
         number = isinstance(admit, int | float) and (0 < admit < 1 or (1 <= admit < 2**31 and admit == int(admit)))
-        expected = "a probability between 0 and 1, a number of occurrences, or a function"
+        expected = "a probability between 0 and 1, a number of occurrences, or a function of ids"
         self._check("admit", admit is None or callable(admit) or number, expected)
 
     def changed(self, **fields: Any) -> DynamicEmbeddingConfig:
@@ -114,7 +117,8 @@ class DynamicEmbeddingConfig(EmbeddingBagConfig):
 
     def _check(self, name: str, right: bool, expected: str) -> None:
         if not right:
-            raise ValueError(f"table {self.name!r}: {name} must be {expected}; got {getattr(self, name)!r}")
+            value = getattr(self, name)
+            raise ValueError(f"table {self.name!r}: {name}={value!r} is not supported. Fix: use {expected}")
 
     def _whole(self, name: str, value: Any) -> int:
         if (
@@ -137,3 +141,7 @@ class DynamicEmbeddingConfig(EmbeddingBagConfig):
         default = self.max_capacity**-0.5
         low, high = self.weight_init_min, self.weight_init_max
         return -default if low is None else low, default if high is None else high
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(map(repr, names))

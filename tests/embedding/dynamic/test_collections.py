@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from recshard_lab.embedding import (
+    EmbeddingBagCollection,
     EmbeddingBagConfig,
     EmbeddingConfig,
     EmbOptimType,
@@ -244,6 +245,17 @@ def test_a_state_of_other_tables_is_refused() -> None:
     dynamic, _ = bag_pair(torch.optim.SGD, {"lr": 0.1})
     with pytest.raises(ValueError, match=r"the state has tables \['user'\], and the collection \['user', 'item'\]"):
         dynamic.load_state_dict(small().state_dict())
+
+
+def test_static_collections_refuse_dynamic_tables() -> None:
+    config = DynamicEmbeddingConfig("user", 4, 128)
+    for build in (
+        lambda: EmbeddingBagCollection([config]),
+        lambda: FusedEmbeddingBagCollection([config], torch.optim.SGD, {"lr": 0.1}),
+        lambda: FusedEmbeddingCollection([config], torch.optim.SGD, {"lr": 0.1}),  # type: ignore[list-item]
+    ):
+        with pytest.raises(ValueError, match=r"table 'user' is dynamic, .*Fix: use DynamicEmbeddingBagCollection"):
+            build()
 
 
 def test_wrong_names_are_refused() -> None:

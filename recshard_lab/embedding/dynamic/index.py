@@ -98,9 +98,10 @@ class ScoredIndex:
             ``"epoch_lru"`` and ``"epoch_lfu"``: the same, after the number of the epoch (`epoch`). ``"custom"``: the
             highest score passed with the id in the last batch that had it.
         choices: buckets to choose from, 1 or 2. With 2, the index fills further before it evicts.
-        shard: the first partition of this shard and the one after its last; `partitions_for` counts those of the
-            table. ``capacity`` and ``max_capacity`` are those of the table. Default: all.
+        shard: the first of the table's partitions in this shard, and the one after its last. ``capacity`` and
+            ``max_capacity`` are those of the table. Default: all.
         device: where the arrays are stored.
+        partitions: of the table. Default: `partitions_for` of ``max_capacity``.
         backend: ``"numba"`` (CPU only) or ``"native"`` (torch operators, any device). Both give the same slots.
             Default: numba where it works.
 
@@ -130,6 +131,7 @@ class ScoredIndex:
         evict: str = "lru",
         choices: int = 2,
         shard: tuple[int, int] | None = None,
+        partitions: int | None = None,
         device: torch.device | str = "cpu",
         backend: str | None = None,
     ) -> None:
@@ -138,7 +140,7 @@ class ScoredIndex:
             raise ValueError(f"capacity={capacity!r} must be from 1 to max_capacity={most!r}")
         if evict not in EVICT:
             raise ValueError(f"evict={evict!r} is not supported. Fix: use one of {', '.join(EVICT)}")
-        partitions = partitions_for(most)
+        partitions = partitions_for(most) if partitions is None else partitions
         if shard is not None and not 0 <= shard[0] < shard[1] <= partitions:
             raise ValueError(f"shard={shard!r} is not a range of the {partitions} partitions")
         if choices not in (1, 2):

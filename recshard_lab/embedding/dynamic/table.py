@@ -9,7 +9,7 @@ Shape letters: N ids, M distinct ids, C slots, D columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,23 +18,8 @@ from recshard_lab.embedding.dynamic.admission import admission_of, of_ids
 from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
 from recshard_lab.embedding.dynamic.index import Counters, Inserted, ScoredIndex
 from recshard_lab.embedding.dynamic.initial import initial_rows, stream_of
+from recshard_lab.embedding.dynamic.stores.base import Rows as Rows
 from recshard_lab.embedding.kernels import TORCH_DTYPES
-
-
-class Rows(NamedTuple):
-    """Ids with everything that belongs to them.
-
-    Attributes:
-        ids, scores: ``[M]`` int64.
-        weight: ``[M, D]``.
-        states: name -> ``[M]`` or ``[M, D]``, the optimizer states of these rows.
-    """
-
-    ids: Tensor
-    scores: Tensor
-    weight: Tensor
-    states: dict[str, Tensor]
-
 
 Memory = tuple[Tensor, Mapping[str, Tensor]]
 """The weight ``[C, D]`` and the optimizer states of a table."""
@@ -205,7 +190,7 @@ class DynamicTable:
             since: only ids touched at this step of the index or later.
         """
         for ids, scores, slots in self.index.export_batches(size, since):
-            yield self._rows(ids, scores, slots)
+            yield self._rows(ids, scores, self.index.touched[slots], slots)
 
     # ---- state ----
 
@@ -245,8 +230,8 @@ class DynamicTable:
         """The optimizer states with one entry per row."""
         return ((name, state) for name, state in self.states.items() if state.shape[0] == len(self.weight))
 
-    def _rows(self, ids: Tensor, scores: Tensor, slots: Tensor) -> Rows:
-        return Rows(ids, scores, self.weight[slots], {name: state[slots] for name, state in self._by_row()})
+    def _rows(self, ids: Tensor, scores: Tensor, touched: Tensor, slots: Tensor) -> Rows:
+        return Rows(ids, scores, touched, self.weight[slots], {name: state[slots] for name, state in self._by_row()})
 
     @torch.no_grad()
     def _settle(self, found: Inserted, read: bool = False) -> Rows | None:
@@ -255,7 +240,8 @@ class DynamicTable:
             self._resize(*found.moved)
         evicted = None
         if read or (self.on_evict is not None and len(found.evicted_ids)):
-            evicted = self._rows(found.evicted_ids, found.evicted_scores, found.evicted_slots)
+            touched = torch.full_like(found.evicted_ids, self.index.step)
+            evicted = self._rows(found.evicted_ids, found.evicted_scores, touched, found.evicted_slots)
             if self.on_evict is not None and len(found.evicted_ids):
                 self.on_evict(evicted)
         if len(found.new_slots):

@@ -271,3 +271,10 @@ def test_lines_that_do_not_cut_are_refused() -> None:
     lines = SplitLines("t", 10, [3], [0, 1])
     lines.show("u", 1000, [300, 400], [0, 1, 2])
     assert (lines.table, lines.ends) == ("u", [300, 400])
+
+
+def test_lines_of_another_table_are_sent_in_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines, sent = SplitLines("t", 10, [3], [0, 1]), []
+    monkeypatch.setattr(lines, "_send", lambda message, buffers=None: sent.append(message["state"]))
+    lines.show("u", 20, [15], [0, 1])
+    assert sent == [{"table": "u", "rows": 20, "ends": [15]}]

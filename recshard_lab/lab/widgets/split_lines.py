@@ -146,9 +146,9 @@ class SplitLines(anywidget.AnyWidget):
         super().__init__(table=table, rows=rows, ends=list(ends), ranks=list(ranks), **layout)
 
     def show(self, table: str, rows: int, ends: Sequence[int], ranks: Sequence[int]) -> None:
-        """Turns to another table."""
+        """Shows another table. The page gets everything in one message, so that no key moves a line in between."""
         self._check(rows, ends, ranks)
-        with self.hold_trait_notifications():
+        with self.hold_sync(), self.hold_trait_notifications():
             self.table, self.rows, self.ranks, self.ends = table, rows, list(ranks), list(ends)
 
     @staticmethod

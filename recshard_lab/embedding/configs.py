@@ -97,6 +97,16 @@ class BaseEmbeddingConfig:
         """Lower end of the uniform initial weights."""
         return -(self.num_embeddings**-0.5) if self.weight_init_min is None else self.weight_init_min
 
+    @property
+    def row_unit(self) -> int:
+        """Row shards have a multiple of this many rows: more than 1 for dynamic tables."""
+        return 1
+
+    @property
+    def index_bytes_per_row(self) -> int:
+        """Bytes of the index that a dynamic table stores with each row of each shard; 0 for static tables."""
+        return 0
+
     def num_features(self) -> int:
         """How many features read this table."""
         return len(self.feature_names)

@@ -220,7 +220,7 @@ class TableLoads:
         ids: ids of one rank's batch; bags: bags of it; filled: an upper bound of the bags with ids.
         unique: distinct ids / ids in the global batch.
         touched: distinct rows that each feature of one rank's batch reads, summed over features.
-        rows, cols: E and D. element_bytes: of the weights.
+        rows, cols: E and D. element_bytes: of the weights. index_bytes: of the index per row.
         pooled: 1.0 if a bag becomes one vector, 0.0 if every id keeps its vector.
         weighted: 1.0 if ids have weights.
     """
@@ -232,6 +232,7 @@ class TableLoads:
     rows: Array
     cols: Array
     element_bytes: Array
+    index_bytes: Array
     pooled: Array
     weighted: Array
     features: Array = field(repr=False)
@@ -281,6 +282,7 @@ def table_loads(
         rows=rows,
         cols=np.array([table.embedding_dim for table in tables], dtype=float),
         element_bytes=np.array([table.data_type.bytes_per_element for table in tables]),
+        index_bytes=np.array([table.index_bytes_per_row for table in tables], dtype=float),
         pooled=np.array([is_pooled(table) for table in tables], dtype=float),
         weighted=np.array(weighted, dtype=float),
         features=features,

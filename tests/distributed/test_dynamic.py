@@ -53,7 +53,8 @@ def plan_of(module: Any, name: str) -> ShardingPlan:
     world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     buckets = {table.name: table.partitions for table in tables()}
     made: dict[str, Callable[[str], Any]] = {
-        "row_wise": lambda table: row_wise(num_buckets=buckets[table]),
+        "row_wise": lambda table: row_wise(),
+        "buckets": lambda table: row_wise(num_buckets=buckets[table]),
         "table_wise": lambda table: table_wise(world - 1),
         "column_wise": lambda table: column_wise(list(range(min(2, world)))),
     }
@@ -120,11 +121,11 @@ def dmp_ranks() -> tuple[int, int]:
 
 def trained(kind: str, optimizer: str, scheme: str) -> int:
     module = collection(kind, optimizer)
-    dmp = DistributedModelParallel(module, plan=plan_of(module, scheme))
+    dmp = DistributedModelParallel(module, plan=None if scheme == "planned" else plan_of(module, scheme))
     return compared(collection(kind, optimizer), dmp, 20, 1)
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4], ids=lambda n: f"W{n}")
+@pytest.fixture(scope="module", params=[1, 2, 3, 4], ids=lambda n: f"W{n}")
 def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
     with recshard_lab.launch(request.param) as launched:
         yield launched
@@ -193,6 +194,8 @@ def test_what_a_dynamic_table_cannot_do_is_refused() -> None:
     [
         ("row_wise", "sgd"),
         ("row_wise", "adam"),
+        ("buckets", "adagrad"),
+        ("planned", "adagrad"),
         ("table_wise", "adagrad"),
         ("column_wise", "adagrad"),
         ("column_wise", "row-wise adagrad"),

@@ -136,6 +136,16 @@ class DynamicEmbeddingConfig(EmbeddingBagConfig):
         return partitions_for(self.max_capacity)
 
     @property
+    def row_unit(self) -> int:
+        """Rows of a partition: row shards have whole partitions."""
+        return self.num_embeddings // self.partitions
+
+    @property
+    def index_bytes_per_row(self) -> int:
+        """The id, its tag, its score and the step of its last access: `ScoredIndex`'s arrays."""
+        return 8 + 1 + 16
+
+    @property
     def init_range(self) -> tuple[float, float]:
         """Ends of the uniform initial values."""
         default = self.max_capacity**-0.5

@@ -1,8 +1,8 @@
 """Bytes of memory that a plan needs on each rank, by category.
 
-The executor measures the same categories: weights, optimizer state (with gradients for kernel "dense"), the dense
-layers, buffers of received ids, and buffers of sent and received rows. The reserve (`Topology.reserve_fraction`) lowers
-the usable limit, so it has no category.
+The executor measures the same categories: weights, optimizer state (with gradients for kernel "dense", and the index of
+dynamic tables), the dense layers, buffers of received ids, and buffers of sent and received rows. The reserve
+(`Topology.reserve_fraction`) lowers the usable limit, so it has no category.
 """
 
 import numpy as np
@@ -34,7 +34,7 @@ def rect_memory(
     per_row, per_element = OPTIMIZER_STATE_BYTES[optimizer]
     elements = rows * cols
     weights = elements * tables.element_bytes[of]
-    state = rows * per_row + elements * (per_element + 4 * dense)
+    state = rows * (per_row + tables.index_bytes[of]) + elements * (per_element + 4 * dense)
     ids, vectors, lengths = (world_size * each for each in arrives)
     received = 4 * (ids * (1 + tables.weighted[of]) + lengths)  # int32 ids and lengths, fp32 weights
     return weights, state, received, 4 * vectors * cols  # fp32 rows; in backward their gradients instead

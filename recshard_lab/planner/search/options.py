@@ -180,6 +180,8 @@ def options_of(
             for proposal in filter(model.takes, scheme.propose(table, model.topology, limits)):
                 if model.proposers is not None and not _allows(limits, proposal.scheme):
                     continue
+                if table.row_unit > 1 and (replicated or not _has_whole_units(proposal, table)):
+                    continue
                 if proposal.assignments is not None and len(usable) < model.topology.world_size:
                     kept = tuple(ranks for ranks in proposal.assignments if usable.issuperset(ranks))
                     if not kept:
@@ -418,6 +420,12 @@ def _cuts_rows(proposal: Proposal, table: BaseEmbeddingConfig) -> bool:
     return any(rows != (0, table.num_embeddings) for rows, _ in proposal.rects)
 
 
+def _has_whole_units(proposal: Proposal, table: BaseEmbeddingConfig) -> bool:
+    """Whether all row shards have whole units of the table (`row_unit`), and none is a replica."""
+    edges = {edge for rows, _ in proposal.rects for edge in rows}
+    return not any(edge % table.row_unit for edge in edges) and not any(replica_flags(list(proposal.rects)))
+
+
 def _ranks_text(ranks: Sequence[int]) -> str:
     return f"ranks {list(ranks)}" if len(ranks) <= LISTED else f"{len(ranks):,} ranks"
 
@@ -466,7 +474,7 @@ def _pinned(table: BaseEmbeddingConfig, shards: Sequence[Shard], topology: Topol
 
 
 def _may_dedup(model: CostModel, index: int, table: BaseEmbeddingConfig, limits: ParameterConstraints | None) -> bool:
-    """Whether to try route "distinct_rows": it carries no per-sample weights or variable batches.
+    """Whether to try route "distinct_rows": it carries no per-sample weights, variable batches or dynamic tables' ids.
 
     Its cost is known only if the workload states how often ids repeat, and the topology what finding and adding them up
     costs.
@@ -479,6 +487,7 @@ def _may_dedup(model: CostModel, index: int, table: BaseEmbeddingConfig, limits:
         and model.workload.knows_repeats(table.name)
         and not model.tables.weighted[index]
         and not varies
+        and table.row_unit == 1
     )
 
 

@@ -25,7 +25,7 @@ from recshard_lab.sharding.schemes.base import Proposal, check_ranks
 from recshard_lab.sharding.schemes.column_wise import check_num_column_shards, column_slices, max_column_shards, widths
 from recshard_lab.sharding.schemes.even_tiling import EvenTiling
 from recshard_lab.sharding.schemes.nodes import by_node, grouped, node_groups, usable_by_node
-from recshard_lab.sharding.schemes.row_wise import row_slices
+from recshard_lab.sharding.schemes.row_wise import row_slices, rows_of_shards
 
 
 class GridShard:
@@ -46,7 +46,7 @@ class GridShard:
         nodes = usable_by_node(topology, constraints)
         count = min(len(nodes), max_column_shards(table.embedding_dim, constraints))
         if len({len(ranks) for ranks in nodes}) == 1:
-            rows, block = table.num_embeddings, -(-table.num_embeddings // len(nodes[0]))
+            rows, block = table.num_embeddings, rows_of_shards(table, len(nodes[0]))
             while count >= min(2, len(nodes)):
                 tiles = EvenTiling(rows, block, widths(table, count))
                 yield Proposal(self.name, tiles, node_groups(nodes, count, tiles.num_row_slices))
@@ -90,7 +90,7 @@ def grid_rects(table: BaseEmbeddingConfig, nodes: Sequence[Sequence[int]]) -> tu
     rects: list[Rect] = []
     rect_ranks: list[int] = []
     for ranks, (_, cols) in zip(nodes, column_slices(table, widths(table, len(nodes))), strict=True):
-        slices = row_slices(table.num_embeddings, table.embedding_dim, len(ranks))
+        slices = row_slices(table, len(ranks))
         rects += [(rows, cols) for rows, _ in slices]
         rect_ranks += ranks[: len(slices)]
     return tuple(rects), tuple(rect_ranks)

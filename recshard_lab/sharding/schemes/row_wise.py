@@ -43,7 +43,7 @@ class RowWise:
         """Row shards on all usable ranks in order, then on a half, a quarter, ... of them, in any order."""
         usable = usable_ranks(topology, constraints)
         for count in halves(len(usable)):
-            rects = EvenTiling(table.num_embeddings, -(-table.num_embeddings // count), [table.embedding_dim])
+            rects = EvenTiling(table.num_embeddings, rows_of_shards(table, count), [table.embedding_dim])
             assignments = first_ranks(usable, len(rects)) if count == len(usable) else None
             yield Proposal(self.name, rects, assignments)
         yield from self._by_access(table, usable, constraints)
@@ -90,7 +90,7 @@ class RowWise:
                 continue
             edges = list(accumulate(curve.sizes(len(usable), end_row=hot), initial=0))
             fast = [(span, rank) for span, rank in zip(pairwise(edges), usable, strict=True) if span[0] < span[1]]
-            cold = row_slices(rows - hot, table.embedding_dim, len(usable))
+            cold = EvenTiling(rows - hot, -(-(rows - hot) // len(usable)), [table.embedding_dim])
             slow = [((a + hot, b + hot), rank) for ((a, b), _), rank in zip(cold, usable, strict=False)]
             tiers = (HBM,) * len(fast) + (DDR,) * len(slow)
             shards = [*fast, *slow]
@@ -101,7 +101,7 @@ class RowWise:
     ) -> ParameterSharding:
         """One row shard on each of `ranks`, in that order. Default: all ranks."""
         usable = check_ranks(range(topology.world_size) if ranks is None else ranks, topology.world_size)
-        rects = row_slices(table.num_embeddings, table.embedding_dim, len(usable))
+        rects = row_slices(table, len(usable))
         return Proposal(self.name, rects).placed(usable[: len(rects)])
 
 
@@ -111,13 +111,19 @@ def first_ranks(ranks: tuple[int, ...], count: int) -> tuple[tuple[int, ...], ..
     return (ranks[:count],)
 
 
-def row_slices(num_rows: int, num_cols: int, count: int) -> tuple[Rect, ...]:
-    """At most `count` slices of ``ceil(num_rows / count)`` rows, without empty ones.
+def rows_of_shards(table: BaseEmbeddingConfig, count: int) -> int:
+    """Rows of each of `count` row shards; the last may have fewer. ``ceil(E / count)``, in whole units of the table."""
+    units = table.num_embeddings // table.row_unit
+    return -(-units // count) * table.row_unit
 
-    >>> row_slices(10, 4, 4)
+
+def row_slices(table: BaseEmbeddingConfig, count: int) -> tuple[Rect, ...]:
+    """At most `count` slices of `rows_of_shards` rows, without empty ones.
+
+    >>> row_slices(BaseEmbeddingConfig(10, 4, "t"), 4)
     (((0, 3), (0, 4)), ((3, 6), (0, 4)), ((6, 9), (0, 4)), ((9, 10), (0, 4)))
     """
-    return tuple(EvenTiling(num_rows, -(-num_rows // count), [num_cols]))
+    return tuple(EvenTiling(table.num_embeddings, rows_of_shards(table, count), [table.embedding_dim]))
 
 
 def shards_of_sizes(

@@ -21,7 +21,7 @@ from recshard_lab.sharding.plan.sharding_plan import ParameterSharding
 from recshard_lab.sharding.schemes.base import Proposal
 from recshard_lab.sharding.schemes.even_tiling import EvenTiling
 from recshard_lab.sharding.schemes.nodes import node_groups, ranks_of_one_node, usable_by_node
-from recshard_lab.sharding.schemes.row_wise import row_slices
+from recshard_lab.sharding.schemes.row_wise import row_slices, rows_of_shards
 
 
 class TableRowWise:
@@ -38,7 +38,7 @@ class TableRowWise:
         """For each node, a row shard on each of its usable ranks."""
         nodes = usable_by_node(topology, constraints)
         for count in dict.fromkeys(map(len, nodes)):
-            tiles = EvenTiling(table.num_embeddings, -(-table.num_embeddings // count), [table.embedding_dim])
+            tiles = EvenTiling(table.num_embeddings, rows_of_shards(table, count), [table.embedding_dim])
             equal = tuple(ranks for ranks in nodes if len(ranks) == count)
             yield Proposal(self.name, tiles, node_groups(equal, 1, len(tiles)))
 
@@ -51,5 +51,5 @@ class TableRowWise:
             PlanError: ranks of several nodes.
         """
         usable = ranks_of_one_node(self.name, table, topology, ranks)
-        rects = row_slices(table.num_embeddings, table.embedding_dim, len(usable))
+        rects = row_slices(table, len(usable))
         return Proposal(self.name, rects).placed(usable[: len(rects)])

@@ -23,8 +23,6 @@ from recshard_lab.planner.workload import Array
 
 FEW_NODES = 16  # nodes up to which all are added up again after a change, which is faster than finding the changed ones
 OUTSIDE = 1e30  # ms and bytes of a rank that may not be used
-MEMORY_FIRST = 1e6  # ms: a full memory, while memory counts more than the step
-FILLING = {1: [[1.0]], 2: [[1.0, 1.0], [1e-3, 1.0], [1.0, 1e-3]]}
 """By the number of memories, how tables are placed by size: weights of the fullest rank's share of each."""
 
 
@@ -70,7 +68,6 @@ class Problem:
         self.phases, self.num_rows = len(self.priced.rows), len(self.priced.per_own)
         self.capacity = self.priced.room.copy()
         self.capacity[0] -= 1e-9 * model.usable_bytes  # sums of differences round; bytes in host memory are whole
-        self.memory_first = MEMORY_FIRST * np.array(FILLING[len(self.capacity)])
         switches = self.terms.switches
         count = len(switches)
         bits = (np.arange(1 << count)[:, None] >> np.arange(count)) & 1
@@ -206,18 +203,11 @@ class Problem:
             foreseen and len(option.counts) == 1,
         )
 
-    def best(
-        self, state: State, table: int, memory_first: Array | None = None, allowed: NDArray[np.bool_] | None = None
-    ) -> tuple[float, Put] | None:
-        """The best way to place `table` beside what is placed, and its score; None where it does not fit.
-
-        Args:
-            memory_first: ``[M]`` weights of the fullest rank's share of each memory, before the step counts.
-        """
+    def best(self, state: State, table: int) -> tuple[float, Put] | None:
+        """The best way to place `table` beside what is placed, and its score; None where it does not fit."""
         priced, first = self.priced, int(self.priced.starts[table])
         span = slice(first, first + len(self.options[table]))
-        allowed = state.allowed if allowed is None else allowed
-        candidates = self.candidates(table, allowed)
+        candidates = self.candidates(table, state.allowed)
         if not len(candidates.option):
             return None
         view = self._view(state, candidates)
@@ -229,7 +219,7 @@ class Problem:
             shared = shared + priced.over[span]
         room = (self.capacity - state.nbytes)[:, None] - priced.shared_bytes[:, span]
         option, column = candidates.option, candidates.column
-        given = state.balance, first, shared, room, memory_first
+        given = state.balance, first, shared, room
         scores = self._scores(view, option, column, candidates.node_column, *given)
         short = option[candidates.spread[np.isinf(scores[candidates.spread])]]
         if short.size:
@@ -243,7 +233,7 @@ class Problem:
             score = float(scores[c])
             if put.node is not None and not put.alike:
                 over = 0.0 if state.floor is None else float(priced.over[first + at])
-                score = self._score_with(state, put, view, over, memory_first)
+                score = self._score_with(state, put, view, over)
             if score < best_score:
                 best, best_score = put, score
             scores[c] = np.inf
@@ -259,7 +249,6 @@ class Problem:
         first: int,
         shared: Array,
         room: Array,
-        memory_first: Array | None,
     ) -> Array:
         """``[C]`` scores of candidates; infinite where memory is short.
 
@@ -288,7 +277,7 @@ class Problem:
         scores = np.maximum(peaks[:phases], view.top[:, None]).sum(axis=0)
         scores += shared.take(option)
         scores += balance * (2 / self.num_ranks) ** 0.5 * squares.sum(axis=0)
-        return self._in_room(scores, peaks[phases:], room.take(option, axis=1), view.held, memory_first)
+        return self._in_room(scores, peaks[phases:], room.take(option, axis=1), view.held)
 
     def _with_room(self, view: _View, option: Index, first: int, room: Array) -> tuple[_View, Index, Index]:
         """More candidates for options that are short of memory on the least busy ranks: their options and columns.
@@ -310,7 +299,7 @@ class Problem:
         view = view._replace(columns=np.column_stack([view.columns, *columns]), more=orders)
         return view, np.array(options, dtype=np.intp), np.arange(start, start + len(orders))
 
-    def _score_with(self, state: State, put: Put, view: _View, over: float, memory_first: Array | None) -> float:
+    def _score_with(self, state: State, put: Put, view: _View, over: float) -> float:
         """The exact score of a plan with `put` added; infinite if it does not fit."""
         used = state.used.copy()
         self.add(used, put)
@@ -321,20 +310,17 @@ class Problem:
         score = np.maximum(most[: self.phases], view.top).sum() + shared
         score += state.balance * self._spread(self._squares(used)).sum()
         room = self.capacity - state.nbytes - put.nbytes
-        return float(self._in_room(score[None], most[self.phases :, None], room[:, None], view.held, memory_first)[0])
+        return float(self._in_room(score[None], most[self.phases :, None], room[:, None], view.held)[0])
 
-    def _in_room(self, scores: Array, held: Array, room: Array, most: Array, memory_first: Array | None) -> Array:
-        """Scores ``[C]`` with what memory costs, changed in place; infinite where it is short.
+    def _in_room(self, scores: Array, held: Array, room: Array, most: Array) -> Array:
+        """Scores ``[C]``, changed in place: infinite where memory is short.
 
         Args:
             held: ``[M, C]`` bytes of the ranks that get a shard; room: those that each rank has; most: ``[M]`` of the
                 fullest rank.
         """
         for at, other in enumerate(most.tolist()):
-            fullest = np.maximum(held[at], other)
-            if memory_first is not None:
-                scores += memory_first[at] * fullest / max(1.0, float(self.capacity[at]))
-            scores[fullest > room[at]] = np.inf
+            scores[np.maximum(held[at], other) > room[at]] = np.inf
         return scores
 
     def _view(self, state: State, candidates: Candidates) -> _View:

@@ -60,7 +60,7 @@ class GroupKind:
 
 _INDEX_PARTS = (
     Part("ids", "row", torch.int64),
-    Part("tags", "row", torch.uint8),
+    Part("tags", "row", torch.uint8, 2),
     Part("accesses", "row", torch.int64, 2),
     Part("step", "table", torch.int64),
     Part("epoch", "table", torch.int64),

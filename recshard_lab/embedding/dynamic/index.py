@@ -15,19 +15,22 @@ Shape letters: N ids of a batch, M new ids of it, C slots.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from recshard_lab.embedding.dynamic import index_rounds
 from recshard_lab.embedding.dynamic.sizes import SLOTS, buckets_for, partitions_for
+from recshard_lab.embedding.kernels.memory import empty, zeros
 from recshard_lab.embedding.kernels.numba.compiled import INDEX_LOOPS, loop, why_absent
-from recshard_lab.embedding.kernels.numba.threads import run_all, threads_for
+from recshard_lab.embedding.kernels.numba.threads import run_all, share_out, threads_for
 
-EMPTY, ERASED = 0, 1
+ERASED, SCRATCH = 1, 5 * 512  # these equal those of the loops
 SPARE = 16  # free slots of the first bucket from which on an id may go to the second
 GROW_AT = 0.9  # load factor beyond which an index below its largest size grows
 NEVER = -(1 << 62)  # an access before any step
@@ -108,7 +111,7 @@ class ScoredIndex:
     Attributes:
         keys: ``[C]`` int64: the id of each slot.
         accesses: ``[C, 2]`` int64: the score of each slot's id, and the step of the last access to it.
-        tags: ``[C]`` uint8: 0 empty, 1 erased, else 128 + 7 bits of the id's hash.
+        tags: ``[C]`` int16: 0 empty, 1 erased, else negative, with 15 bits of the id's hash.
         step: the number of batches so far. epoch: set it to begin a new epoch.
         counters: see `Counters`.
 
@@ -198,7 +201,7 @@ class ScoredIndex:
     @property
     def size(self) -> int:
         """Ids that are present."""
-        return int((self.tags > ERASED).sum())
+        return int((self.tags < 0).sum())
 
     @property
     def load_factor(self) -> float:
@@ -219,9 +222,7 @@ class ScoredIndex:
 
     def find(self, ids: Tensor) -> Tensor:
         """The slots of ids ``[N]``, -1 for absent ones. Nothing but the counters changes."""
-        slots = self._find(self._checked(ids))
-        self._count(slots)
-        return slots
+        return find_all([self], ids, [(0, 0, len(self._checked(ids)))])[0]
 
     def find_or_insert(
         self,
@@ -246,19 +247,29 @@ class ScoredIndex:
         """
         ids = self._checked(ids)
         given = self._scores(ids, scores)
-        self.step += 1
-        slots = self._find(ids)
-        missing = (slots < 0).nonzero().squeeze(1)
-        self._count(slots, len(missing))
-        self._touch(slots, given)
+        slots, (misses,) = access_all([self], ids, [(0, 0, len(ids))], given)
+        return self.insert_absent(ids, slots, misses, given, admit=admit, pinned_from=pinned_from)
+
+    def insert_absent(
+        self,
+        ids: Tensor,
+        slots: Tensor,
+        misses: int,
+        scores: Tensor | None = None,
+        *,
+        admit: Callable[[Tensor, Tensor], Tensor] | None = None,
+        pinned_from: int | None = None,
+    ) -> Inserted:
+        """The second half of `find_or_insert`, after `access_all`. ``slots [N]`` are changed in place if ``misses``."""
         pinned = self.step if pinned_from is None else min(pinned_from, self.step)
         none = ids.new_empty(0)
-        if not len(missing):
+        if not misses:
             return Inserted(slots, none, none, none, none, none)
+        missing = (slots < 0).nonzero().squeeze(1)
         new, inverse, counts = ids[missing].unique(return_inverse=True, return_counts=True)
         admitted = new.new_ones(len(new), dtype=torch.bool) if admit is None else admit(new, counts)
         self.counters.refusals += int((~admitted).sum())
-        new_scores = self._first_scores(counts, None if given is None else given[missing], inverse)
+        new_scores = self._first_scores(counts, None if scores is None else scores[missing], inverse)
         some = admitted.nonzero().squeeze(1)
         moved, placed, old = self._insert_all(new[some], new_scores[some], pinned)
         if moved is not None:
@@ -272,18 +283,13 @@ class ScoredIndex:
     def access(self, ids: Tensor, scores: Tensor | None = None) -> Tensor:
         """Updates the scores of the ids that are present, as one step, and returns the slots. Inserts nothing."""
         ids = self._checked(ids)
-        given = self._scores(ids, scores)
-        self.step += 1
-        slots = self._find(ids)
-        self._count(slots)
-        self._touch(slots, given)
-        return slots
+        return access_all([self], ids, [(0, 0, len(ids))], self._scores(ids, scores))[0]
 
     # ---- removal, export ----
 
     def erase(self, ids: Tensor) -> Tensor:
         """Removes ids ``[N]`` that are present. Returns the slots that become free, ascending."""
-        slots = self._find(self._checked(ids)).unique()
+        slots = self._find(ids).unique()
         return self._erase(slots[slots >= 0])
 
     def erase_if(self, condition: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -293,7 +299,7 @@ class ScoredIndex:
 
     def slots(self) -> Tensor:
         """The slots in use, ascending."""
-        return (self.tags > ERASED).nonzero().squeeze(1)
+        return (self.tags < 0).nonzero().squeeze(1)
 
     def export_batches(self, size: int = 1 << 16, since: int | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Ids, scores and slots of everything present, up to ``size`` at a time, in the order of slots.
@@ -312,8 +318,9 @@ class ScoredIndex:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything but the size and the counters: ``ids``, ``tags`` and ``accesses`` by slot, ``step`` and ``epoch``
-        ``[1]``."""
-        return {"ids": self.keys, "tags": self.tags, "accesses": self.accesses} | self._numbers
+        ``[1]``. ``tags [C, 2]`` are bytes: Gloo sends no int16."""
+        tags = self.tags.view(torch.uint8).view(-1, 2)
+        return {"ids": self.keys, "tags": tags, "accesses": self.accesses} | self._numbers
 
     def state(self) -> dict[str, Any]:
         """Everything of this index, for `load_state`. Tensors are not copied."""
@@ -332,21 +339,15 @@ class ScoredIndex:
     # ---- inside ----
 
     def _allocate(self) -> None:
-        self.keys = torch.zeros(self.capacity, dtype=torch.int64, device=self.device)
-        self.accesses = torch.zeros(self.capacity, 2, dtype=torch.int64, device=self.device)
+        many, device = self.capacity, self.device
+        self.keys, self.tags = zeros([many], torch.int64, device), zeros([many], torch.int16, device)
+        self.accesses = zeros([many, 2], torch.int64, device)
         self.accesses[:, 1] = NEVER
-        self.tags = torch.zeros(self.capacity, dtype=torch.uint8, device=self.device)
 
     def _checked(self, ids: Tensor) -> Tensor:
         if ids.dim() != 1 or ids.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"ids must be int64 or int32 of one axis, got {ids.dtype} {list(ids.shape)}")
-        ids = ids.to(self.device, torch.int64).contiguous()
-        if self._own < self.partitions:
-            partition = index_rounds.partitions_of(ids, self.partitions)
-            elsewhere = (partition < self.shard[0]) | (partition >= self.shard[1])
-            if bool(elsewhere.any()):
-                raise ValueError(f"id {int(ids[elsewhere][0])} is not of partitions {self.shard} of this shard")
-        return ids
+        return ids.to(self.device, torch.int64).contiguous()
 
     def _scores(self, ids: Tensor, scores: Tensor | None) -> Tensor | None:
         if (scores is None) == (self.evict == "custom"):
@@ -355,12 +356,6 @@ class ScoredIndex:
         if scores is not None and (scores.shape != ids.shape or scores.dtype != torch.int64):
             raise ValueError(f"scores must be int64 {list(ids.shape)}, got {scores.dtype} {list(scores.shape)}")
         return None if scores is None else scores.to(self.device).contiguous()
-
-    def _count(self, slots: Tensor, misses: int | None = None) -> None:
-        missed = int((slots < 0).sum()) if misses is None else misses
-        self.counters.lookups += len(slots)
-        self.counters.misses += missed
-        self.counters.hits += len(slots) - missed
 
     @property
     def _now(self) -> int:
@@ -385,30 +380,28 @@ class ScoredIndex:
         return slots
 
     def _find(self, ids: Tensor) -> Tensor:
-        shape = self._shape
-        if self.backend == "native":
-            return index_rounds.find(ids, self.keys, self.tags, *shape)
-        slots = torch.empty_like(ids)
-        run, keys, tags = loop("find"), self.keys.numpy(), self.tags.numpy()
-        given, out = ids.numpy(), slots.numpy()
+        """As `find`, and counts nothing."""
+        ids = self._checked(ids)
+        return _located([self], ids, [(0, 0, len(ids))])[0]
 
-        def part(first: int, end: int) -> None:
-            run(given, first, end, keys, tags, *shape, out, torch.empty(96, dtype=torch.int64).numpy())
+    def _row(self, how: int) -> list[int]:
+        """What the loop `find` reads of this index."""
+        addresses = [array.data_ptr() for array in (self.keys, self.tags, self.accesses)]
+        now = self._now if how >= 0 else 0
+        return [*addresses, self.partitions, self.shard[0], self._own, self.buckets, self.choices, how, now, self.step]
 
-        _in_parallel(part, len(ids), 32 * len(ids))
-        return slots
+    def _find_natively(self, ids: Tensor) -> Tensor:
+        return index_rounds.find(ids, self.keys, self.tags, *self._shape)
 
     def _touch(self, slots: Tensor, given: Tensor | None) -> None:
         how = _HOW[self.evict]
         if self.backend == "native":
             index_rounds.touch(slots, how, self._now, given, self.step, self.scores, self.touched)
             return
-        run, at = loop("touch"), slots.numpy()
-        meta = self.accesses.numpy()
-        each = at if given is None else given.numpy()
+        run, at, each = loop("touch"), slots.numpy(), (slots if given is None else given).numpy()
 
         def part(first: int, end: int) -> None:
-            run(at, first, end, how, self._now, each, self.step, meta)
+            run(at, first, end, how, self._now, each, self.step, self.accesses.data_ptr())
 
         _in_parallel(part, self.capacity, 32 * len(slots))
 
@@ -473,6 +466,125 @@ class ScoredIndex:
 
         _in_parallel(part, self._own, 256 * len(new))
         return results  # type: ignore[return-value]
+
+
+Span = tuple[int, int, int]
+"""Some ids of a batch: the number of their index, the position of the first, and the one after the last."""
+
+
+def find_all(indexes: Sequence[ScoredIndex], ids: Tensor, spans: Sequence[Span]) -> tuple[Tensor, list[int]]:
+    """`ScoredIndex.find` of several indexes at once.
+
+    Args:
+        indexes: of one device and backend.
+        ids: ``[N]``.
+        spans: they cover all ids.
+
+    Returns:
+        ``[N]`` slots, and for each index how many of its ids are absent.
+    """
+    slots, misses = _located(indexes, ids, spans)
+    _count(indexes, spans, misses)
+    return slots, misses
+
+
+def access_all(
+    indexes: Sequence[ScoredIndex], ids: Tensor, spans: Sequence[Span], scores: Tensor | None = None
+) -> tuple[Tensor, list[int]]:
+    """`ScoredIndex.access` of several indexes at once. ``scores [N]`` are read for indexes with custom ones.
+
+    Arguments and results are those of `find_all`.
+    """
+    for index in indexes:
+        index.step += 1
+    slots, misses = _located(indexes, ids, spans, touch=True, scores=scores)
+    _count(indexes, spans, misses)
+    return slots, misses
+
+
+def _located(
+    indexes: Sequence[ScoredIndex],
+    ids: Tensor,
+    spans: Sequence[Span],
+    *,
+    touch: bool = False,
+    scores: Tensor | None = None,
+) -> tuple[Tensor, list[int]]:
+    """The results of `find_all`. If ``touch``, the accesses are recorded."""
+    if indexes[0].backend == "native":
+        return _located_natively(indexes, ids, spans, touch, scores)
+    loads = [0] * len(indexes)
+    for number, first, end in spans:
+        loads[number] += end - first
+    threads = threads_for(32 * len(ids))
+    shares, even = share_out(loads, threads)
+    if even:
+        parts = [[span for span in spans if span[0] in share] for share in shares]
+    else:
+        cuts = [(i / threads, (i + 1) / threads) for i in range(threads)]
+        parts = [[(n, a + int((b - a) * x), a + int((b - a) * y)) for n, a, b in spans] for x, y in cuts]
+    how = [_HOW[index.evict] for index in indexes]
+    # several threads may record the same access, but not add to the same score
+    inside = [touch and (each == _SET or (even and each != _HIGHEST)) for each in how]
+    rows = [index._row(each if own else -1) for index, each, own in zip(indexes, how, inside, strict=True)]
+    slots, run, table = empty(ids.shape, torch.int64), loop("find"), np.array(rows, np.int64)
+    found = [np.array([(*span, 0) for span in part], np.int64).reshape(-1, 4) for part in parts]
+    bad = [-1] * len(parts)
+
+    def task(number: int) -> None:
+        bad[number] = run(ids.numpy(), table, found[number], slots.numpy(), np.empty(SCRATCH, np.int64))
+
+    run_all([partial(task, number) for number in range(len(parts))])
+    _refuse_others(ids, next((position for position in bad if position >= 0), -1))
+    misses = [0] * len(indexes)
+    for number, _, _, missed in (row for part in found for row in part.tolist()):
+        misses[number] += missed
+    for number, first, end in spans:
+        if touch and not inside[number]:
+            indexes[number]._touch(slots[first:end], None if scores is None else scores[first:end])
+    return slots, misses
+
+
+def _located_natively(
+    indexes: Sequence[ScoredIndex], ids: Tensor, spans: Sequence[Span], touch: bool, scores: Tensor | None
+) -> tuple[Tensor, list[int]]:
+    """`_located` in torch operators. The host waits once, and once more for shards."""
+    partitions = [index_rounds.partitions_of(ids[a:b], indexes[n].partitions) for n, a, b in spans]
+    elsewhere = [
+        (own < indexes[number].shard[0]) | (own >= indexes[number].shard[1])
+        for own, (number, *_) in zip(partitions, spans, strict=True)
+        if indexes[number]._own < indexes[number].partitions
+    ]
+    if elsewhere:
+        bad = torch.cat(elsewhere)
+        if bool(bad.any()):
+            _refuse_others(ids, int(bad.nonzero()[0]))
+    found = [indexes[number]._find_natively(ids[first:end]) for number, first, end in spans]
+    missed = torch.stack([(own < 0).sum() for own in found]).tolist() if found else []
+    misses = [0] * len(indexes)
+    for (number, first, end), own, some in zip(spans, found, missed, strict=True):
+        misses[number] += some
+        if touch:
+            present = own >= 0 if some else slice(None)
+            indexes[number]._touch(own[present], None if scores is None else scores[first:end][present])
+    return torch.cat(found), misses
+
+
+def _refuse_others(ids: Tensor, bad: int) -> None:
+    """Raises ValueError for the id at a position, unless that is -1."""
+    if bad >= 0:
+        raise ValueError(
+            f"id {int(ids[bad])} is not of the partitions of this shard. Fix: send it to the rank that has it"
+        )
+
+
+def _count(indexes: Sequence[ScoredIndex], spans: Sequence[Span], misses: Sequence[int]) -> None:
+    for index, missed in zip(indexes, misses, strict=True):
+        index.counters.misses += missed
+        index.counters.hits -= missed
+    for number, first, end in spans:
+        indexes[number].counters.lookups += end - first
+        indexes[number].counters.hits += end - first
 
 
 def _backend(name: str | None, device: torch.device) -> str:

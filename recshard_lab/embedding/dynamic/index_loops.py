@@ -1,8 +1,9 @@
 """The loops of `ScoredIndex` on CPU. numba compiles them (`kernels/numba/compiled.py`).
 
-A bucket has 128 slots. Each slot has a tag of one byte: `EMPTY`, `ERASED`, or 7 bits of the id's hash with the high bit
-set. One vector instruction compares 32 tags, so that a lookup reads one cache line of tags and one of keys. A search
-starts at the word of 32 tags that the hash names. It ends at the id, or after a word with an empty slot.
+A bucket has 128 slots. Each slot has a tag of two bytes: `EMPTY`, `ERASED`, or a negative number of 15 bits of the
+id's hash. One vector instruction compares the `WORD` tags of a cache line, so that a lookup reads one line of tags and
+one of keys. A search starts at the word of tags that the hash names. It ends at the id, or after a word with an empty
+slot.
 
 ``partitions`` (of the table), ``offset`` (the first of them that is here), ``buckets`` (of one partition) and
 ``choices`` are those of the index. Arrays of slots are ``[slots]``.
@@ -19,24 +20,35 @@ from recshard_lab.embedding.kernels.numba.loops import jit
 from recshard_lab.embedding.kernels.numba.rows import fetch
 
 SLOTS, WORD = 128, 32
-EMPTY, ERASED, FULL = 0, 1, 128
-AHEAD = 12  # ids between two stages of a lookup; 24 or 6 are slower
-RING = 32  # at least twice `AHEAD`
+EMPTY, ERASED = 0, 1
+CHUNK = 512  # ids that are searched at a time: 64 to 256 are 5 to 20% slower
+SCRATCH = 5 * CHUNK
+WORDS = SLOTS // WORD
+AHEAD = 12  # accesses
+KEYS, TAGS, META, PARTITIONS, OFFSET, OWN, BUCKETS, CHOICES, HOW, NOW, STEP = range(11)
+"""Of each index: addresses of its keys, tags and accesses; its shape; what `find` does to the accesses of present ids,
+or `NOT`."""
+INDEX, FIRST, END, MISSES = range(4)
+"""Of each span of ids: its index, the first and the one after the last, and how many are absent."""
+SET, ADD, ADD_IN_EPOCH, HIGHEST = range(4)
+"""How an access changes a score: to ``now``; by 1; by 1 in the low 32 bits, with ``now`` in the high ones; to the
+highest of ``given``."""
+NOT = -1
 
 _U64 = np.uint64
 _LOW, _SHIFT = _U64(0xFFFFFFFF), _U64(32)
-_I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 
 
 @intrinsic
 def _equal(_context: Any, address: Any, tag: Any) -> Any:
-    """Bit i is set where the i-th of `WORD` bytes equals ``tag``."""
+    """Bit i is set where the i-th of `WORD` tags equals ``tag``."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        shape = ir.VectorType(_I8, WORD)
+        shape = ir.VectorType(_I16, WORD)
         tags = builder.load(builder.inttoptr(values[0], shape.as_pointer()), align=1)
         nothing = ir.Constant(shape, ir.Undefined)
-        one = builder.insert_element(nothing, builder.trunc(values[1], _I8), _I32(0))
+        one = builder.insert_element(nothing, builder.trunc(values[1], _I16), _I32(0))
         same = builder.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(_I32, WORD), [0] * WORD))
         found = builder.bitcast(builder.icmp_unsigned("==", tags, same), ir.IntType(WORD))
         return builder.zext(found, _I64)
@@ -56,15 +68,27 @@ def _count(_context: Any, bits: Any) -> Any:
     return types.int64(types.int64), lambda _c, builder, _s, values: builder.ctpop(values[0])
 
 
+def _number(builder: Any, address: Any, index: Any) -> Any:
+    return builder.inttoptr(builder.add(address, builder.mul(index, _I64(8))), _I64.as_pointer())
+
+
 @intrinsic
-def _key_at(_context: Any, keys: Any, slot: Any) -> Any:
-    """The key of a slot, by the address of the keys."""
+def _number_at(_context: Any, address: Any, index: Any) -> Any:
+    """The index-th int64."""
+    return types.int64(types.int64, types.int64), lambda _c, builder, _s, values: builder.load(
+        _number(builder, *values), align=8
+    )
+
+
+@intrinsic
+def _put_number(_context: Any, address: Any, index: Any, value: Any) -> Any:
+    """Sets the index-th int64."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        at = builder.add(values[0], builder.mul(values[1], _I64(8)))
-        return builder.load(builder.inttoptr(at, _I64.as_pointer()), align=8)
+        builder.store(values[2], _number(builder, *values[:2]), align=8)
+        return context.get_dummy_value()
 
-    return types.int64(types.int64, types.int64), generate
+    return types.void(types.int64, types.int64, types.int64), generate
 
 
 @jit
@@ -96,113 +120,127 @@ def _bucket(h: Any, g: Any, choice: int, partitions: int, offset: int, buckets: 
 
 @jit
 def _tag(g: Any) -> Any:
-    return np.int64((g & _U64(127)) | _U64(FULL))
+    return np.int64(g & _U64(0x7FFF)) - 0x8000
 
 
 @jit
 def _word(g: Any) -> Any:
     """The word of tags at which the search of a bucket starts."""
-    return np.int64((g >> _U64(7)) & _U64(SLOTS // WORD - 1))
+    return np.int64((g >> _U64(15)) & _U64(WORDS - 1))
 
 
 @jit
-def _slot_of(key: int, keys: int, tags: int, partitions: int, offset: int, buckets: int, choices: int) -> int:
-    """The slot of an id, or -1."""
-    h = _mixed(key)
-    g = _other(h)
-    tag, word = _tag(g), _word(g)
-    for choice in range(choices):
-        bucket = _bucket(h, g, choice, partitions, offset, buckets)
-        for step in range(SLOTS // WORD):
-            at = bucket + ((word + step) & (SLOTS // WORD - 1)) * WORD
-            found = _equal(tags + at, tag)
-            while found != 0:
-                slot = at + _lowest(found)
-                if _key_at(keys, slot) == key:
-                    return slot
-                found &= found - 1
-            if _equal(tags + at, EMPTY) != 0:
-                break
-    return -1
+def _access(meta: int, slot: int, how: int, now: int, given: int, step: int) -> None:
+    """Records an access."""
+    score = _number_at(meta, 2 * slot)
+    if how == SET:
+        score = now
+    elif how == ADD:
+        score += 1
+    elif how == ADD_IN_EPOCH:
+        score = (now << 32) | min((score & 0xFFFFFFFF) + 1, 0xFFFFFFFF)
+    elif _number_at(meta, 2 * slot + 1) != step or given > score:
+        score = given
+    _put_number(meta, 2 * slot, score)
+    _put_number(meta, 2 * slot + 1, step)
 
 
 @jit
-def find(
-    ids: Any,
-    first: int,
-    end: int,
-    keys: Any,
-    tags: Any,
-    partitions: int,
-    offset: int,
-    buckets: int,
-    choices: int,
-    out: Any,
-    ring: Any,
-) -> None:
-    """The slots of the ids ``first`` to ``end``, -1 for absent ones. ``ring`` is scratch ``[3 * RING]``.
+def find(ids: Any, indexes: Any, spans: Any, out: Any, scratch: Any) -> Any:
+    """The slots ``out`` of ``ids``, both ``[N]``; -1 for absent ones.
 
-    Three stages, `AHEAD` ids apart, so that no stage waits for memory: fetch the tags; compare them and fetch the key
-    of the first match; compare the key.
+    `CHUNK` ids are searched at a time, in rounds: fetch a word of tags of each; compare them and fetch the key of the
+    first match; compare the keys. Ids that are not in that word go to the next round. No round waits for memory.
+
+    Args:
+        indexes: ``[I, 11]`` by the names `KEYS`...
+        spans: ``[S, 4]`` by the names `INDEX`... `MISSES` is written.
+        scratch: ``[SCRATCH]``.
+
+    Returns:
+        The position of an id of another shard, at which this function stops; else -1.
     """
-    tags_at, keys_at, mask = tags.ctypes.data, keys.ctypes.data, RING - 1
-    for i in range(first, end + 2 * AHEAD):
-        if i < end:
-            h = _mixed(ids[i])
-            g = _other(h)
-            at = _bucket(h, g, 0, partitions, offset, buckets) + _word(g) * WORD
-            fetch(tags_at + at, WORD)
-            ring[i & mask], ring[RING + (i & mask)] = at, _tag(g)
-        j = i - AHEAD
-        if first <= j < end:
-            at = ring[j & mask]
-            found = _equal(tags_at + at, ring[RING + (j & mask)])
-            slot = np.int64(-1)
-            if found != 0:
-                slot = at + _lowest(found)
-                fetch(keys_at + 8 * slot, 8)
-            ring[2 * RING + (j & mask)] = slot
-        j -= AHEAD
-        if j >= first:
-            slot = ring[2 * RING + (j & mask)]
-            if slot < 0 or _key_at(keys_at, slot) != ids[j]:
-                slot = _slot_of(ids[j], keys_at, tags_at, partitions, offset, buckets, choices)
-            out[j] = slot
-
-
-SET, ADD, ADD_IN_EPOCH, HIGHEST = range(4)
-"""How an access changes a score: to ``now``; by 1; by 1 in the low 32 bits, with ``now`` in the high ones; to the
-highest of ``given``."""
+    bad: Any = np.int64(-1)
+    for span in range(len(spans)):
+        index, first, end = spans[span, INDEX], spans[span, FIRST], spans[span, END]
+        keys, tags, meta = indexes[index, KEYS], indexes[index, TAGS], indexes[index, META]
+        partitions, offset, own = indexes[index, PARTITIONS], indexes[index, OFFSET], indexes[index, OWN]
+        buckets, choices = indexes[index, BUCKETS], indexes[index, CHOICES]
+        how, now, step = indexes[index, HOW], indexes[index, NOW], indexes[index, STEP]
+        misses = np.int64(0)
+        for start in range(first, end, CHUNK):
+            left: Any = min(CHUNK, end - start)
+            for i in range(left):
+                h = _mixed(ids[start + i])
+                g = _other(h)
+                at = _bucket(h, g, 0, partitions, offset, buckets) + _word(g) * WORD
+                if np.uint64(at) >= np.uint64(own * buckets * SLOTS):
+                    at, bad = np.int64(0), start + i if bad < 0 else bad
+                fetch(tags + 2 * at, 2 * WORD)
+                scratch[i], scratch[CHUNK + i], scratch[2 * CHUNK + i], scratch[3 * CHUNK + i] = i, at, _tag(g), 0
+            if bad >= 0:
+                return bad
+            while left > 0:
+                for j in range(left):
+                    i = scratch[j]
+                    at = scratch[CHUNK + i]
+                    same = _equal(tags + 2 * at, scratch[2 * CHUNK + i])
+                    scratch[4 * CHUNK + i] = same
+                    if same != 0:
+                        at += _lowest(same)
+                        fetch(keys + 8 * at, 8)
+                        if how != NOT:
+                            fetch(meta + 16 * at, 16)
+                many, left = left, 0
+                for j in range(many):
+                    i = scratch[j]
+                    key, at, same = ids[start + i], scratch[CHUNK + i], scratch[4 * CHUNK + i]
+                    slot = np.int64(-1)
+                    while same != 0:
+                        slot = at + _lowest(same)
+                        if _number_at(keys, slot) == key:
+                            break
+                        slot = np.int64(-1)
+                        same &= same - 1
+                    if slot >= 0:
+                        if how != NOT:
+                            _access(meta, slot, how, now, 0, step)
+                    else:
+                        probe = scratch[3 * CHUNK + i] + 1
+                        if _equal(tags + 2 * at, EMPTY) != 0:
+                            probe = (probe + WORDS - 1) & -WORDS
+                        if probe < WORDS * choices:
+                            h = _mixed(key)
+                            g = _other(h)
+                            at = _bucket(h, g, probe // WORDS, partitions, offset, buckets)
+                            at += ((_word(g) + probe) & (WORDS - 1)) * WORD
+                            fetch(tags + 2 * at, 2 * WORD)
+                            scratch[left], scratch[CHUNK + i], scratch[3 * CHUNK + i] = i, at, probe
+                            left += 1
+                            continue
+                        misses += 1
+                    out[start + i] = slot
+        spans[span, MISSES] = misses
+    return bad
 
 
 @jit
-def touch(slots: Any, first: int, end: int, how: int, now: int, given: Any, step: int, meta: Any) -> None:
-    """Records an access to each of ``slots`` in the range ``first`` to ``end``. ``meta``: see `insert`."""
-    meta_at = meta.ctypes.data
+def touch(slots: Any, first: int, end: int, how: int, now: int, given: Any, step: int, meta: int) -> None:
+    """Records an access to each of ``slots`` in the range ``first`` to ``end``. ``meta``: the address of accesses."""
     many = len(slots)
     for i in range(many):
         if i + AHEAD < many and first <= slots[i + AHEAD] < end:
-            fetch(meta_at + 16 * slots[i + AHEAD], 16)
-        slot = slots[i]
-        if slot < first or slot >= end:
-            continue
-        if how == SET:
-            meta[slot, 0] = now
-        elif how == ADD:
-            meta[slot, 0] += 1
-        elif how == ADD_IN_EPOCH:
-            meta[slot, 0] = (now << 32) | min((meta[slot, 0] & 0xFFFFFFFF) + 1, 0xFFFFFFFF)
-        elif meta[slot, 1] != step or given[i] > meta[slot, 0]:
-            meta[slot, 0] = given[i]
-        meta[slot, 1] = step
+            fetch(meta + 16 * slots[i + AHEAD], 16)
+        if first <= slots[i] < end:
+            _access(meta, slots[i], how, now, given[i], step)
 
 
 @jit
 def _free(tags: int, bucket: int) -> Any:
     """How many slots of a bucket are free."""
     many = np.int64(0)
-    for word in range(SLOTS // WORD):
-        at = tags + bucket + word * WORD
+    for word in range(WORDS):
+        at = tags + 2 * (bucket + word * WORD)
         many += _count(_equal(at, EMPTY) | _equal(at, ERASED))
     return many
 
@@ -255,9 +293,9 @@ def insert(
         if free > 0:
             word = _word(g)
             at = bucket
-            for step in range(SLOTS // WORD):
-                at = bucket + ((word + step) & (SLOTS // WORD - 1)) * WORD
-                found = _equal(tags_at + at, EMPTY) | _equal(tags_at + at, ERASED)
+            for step in range(WORDS):
+                at = bucket + ((word + step) & (WORDS - 1)) * WORD
+                found = _equal(tags_at + 2 * at, EMPTY) | _equal(tags_at + 2 * at, ERASED)
                 if found != 0:
                     at += _lowest(found)
                     break
@@ -284,4 +322,4 @@ def insert(
             old_keys[i], old_scores[i] = keys[at], meta[at, 0]
             out[i] = -2 - at
         keys[at], meta[at, 0], meta[at, 1] = new[i], new_scores[i], new_touched[i]
-        tags[at] = np.uint8(_tag(g))
+        tags[at] = _tag(g)

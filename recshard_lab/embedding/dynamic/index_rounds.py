@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 SLOTS, WORD = 128, 32
-EMPTY, ERASED, FULL = 0, 1, 128
 CHUNK = 1 << 16  # ids whose buckets are compared at once: 64 MB of keys
 LAST = (1 << 63) - 1
 
@@ -42,7 +41,7 @@ def _places(ids: Tensor, partitions: int, offset: int, buckets: int) -> tuple[Te
     h, g = hashes(ids)
     first = (((_high(h) * partitions) >> 32) - offset) * buckets
     both = torch.stack([first + (((h & _LOW) * buckets) >> 32), first + ((_high(g) * buckets) >> 32)], dim=1)
-    return both, (g & 127) | FULL, ((g >> 7) & (SLOTS // WORD - 1)) * WORD
+    return both, (g & 0x7FFF) - 0x8000, ((g >> 15) & (SLOTS // WORD - 1)) * WORD
 
 
 def find(ids: Tensor, keys: Tensor, tags: Tensor, partitions: int, offset: int, buckets: int, choices: int) -> Tensor:
@@ -60,22 +59,19 @@ def find(ids: Tensor, keys: Tensor, tags: Tensor, partitions: int, offset: int, 
     return torch.cat(found)
 
 
-def touch(slots: Tensor, how: int, now: int, given: Tensor | None, step: int, scores: Tensor, touched: Tensor) -> None:
-    """An access to each of the slots ``[N]`` that is not -1. See `index_loops` for ``how``."""
-    present = slots >= 0
-    at = slots[present]
+def touch(at: Tensor, how: int, now: int, given: Tensor | None, step: int, scores: Tensor, touched: Tensor) -> None:
+    """An access to each of the slots ``[N]``. See `index_loops` for ``how``."""
     if how == 0:
         scores[at] = now
     elif given is not None:
-        fresh = at[touched[at] != step]
-        scores[fresh] = torch.iinfo(torch.int64).min
-        scores.scatter_reduce_(0, at, given[present], "amax")
-    elif how == 1:
-        scores.index_add_(0, at, torch.ones_like(at))
+        scores[at] = torch.where(touched[at] != step, torch.iinfo(torch.int64).min, scores[at])
+        scores.scatter_reduce_(0, at, given, "amax")
     else:
-        distinct, counts = at.unique(return_counts=True)
-        low = ((scores[distinct] & _LOW) + counts).clamp(max=_LOW)
-        scores[distinct] = (now << 32) | low
+        if how == 2:
+            scores[at] = (now << 32) | (scores[at] & _LOW)
+        scores.index_add_(0, at, torch.ones_like(at))
+        if how == 2:  # the low 32 bits count no further
+            scores[at] = scores[at].clamp(max=(now << 32) | _LOW)
     touched[at] = step
 
 
@@ -136,7 +132,7 @@ def _insert_round(
     """Inserts the new ids number ``at``, no two of which share a bucket."""
     lanes = torch.arange(SLOTS, device=new.device)
     buckets = both[at]  # [n, 2]
-    free = tags.view(-1, SLOTS)[buckets] <= ERASED  # [n, 2, 128]
+    free = tags.view(-1, SLOTS)[buckets] >= 0  # [n, 2, 128]
     many = free.sum(dim=2)
     choice = ((many[:, 0] <= spare) & (many[:, 1] > many[:, 0])).long()
     rows = torch.arange(len(at), device=new.device)
@@ -159,4 +155,4 @@ def _insert_round(
     placed = slot >= 0
     where, which = slot[placed], at[placed]
     keys[where], scores[where], touched[where] = new[which], new_scores[which], new_touched[which]
-    tags[where] = tag[which].to(torch.uint8)
+    tags[where] = tag[which].to(torch.int16)

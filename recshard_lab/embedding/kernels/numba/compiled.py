@@ -24,13 +24,12 @@ import numpy as np
 
 from recshard_lab.embedding.kernels.registry import notice_once
 
-_I, _F, _INTS, _WORDS, _FLOATS, _BYTES = "int64", "float32", "int64[::1]", "uint32[::1]", "float32[::1]", "uint8[::1]"
+_I, _F, _INTS, _WORDS, _FLOATS = "int64", "float32", "int64[::1]", "uint32[::1]", "float32[::1]"
 _MATRIX = "int64[:, ::1]"
 _BATCH = [_I, _I, _INTS]  # ids, wide, offsets
 _STEP = [*_BATCH, *[_I] * 5]  # and weights, grad, stride, batch, flat
 _FOUND = [_INTS, _INTS, _FLOATS, _INTS, _WORDS, _WORDS]
 _SCRATCH = [_WORDS, _FLOATS, _I, _I, _I]
-_INDEX = [_INTS, _BYTES]  # keys, tags
 _SHAPE = [_I, _I, _I, _I]  # partitions, offset, buckets, choices
 _KERNEL, _DYNAMIC = "recshard_lab.embedding.kernels.numba", "recshard_lab.embedding.dynamic"
 _LOOPS = {
@@ -42,11 +41,11 @@ _LOOPS = {
         f"{_KERNEL}.coalesce",
         [_MATRIX, *[_INTS] * 3, *_STEP, _I, *[_F] * 3, *[_I] * 3, *_FOUND, *_SCRATCH],
     ),
-    "find": (f"{_DYNAMIC}.index_loops", [_INTS, _I, _I, *_INDEX, *_SHAPE, _INTS, _INTS]),
-    "touch": (f"{_DYNAMIC}.index_loops", [_INTS, *[_I] * 4, _INTS, _I, _MATRIX]),
+    "find": (f"{_DYNAMIC}.index_loops", [_INTS, _MATRIX, _MATRIX, _INTS, _INTS]),
+    "touch": (f"{_DYNAMIC}.index_loops", [_INTS, *[_I] * 4, _INTS, _I, _I]),
     "insert": (
         f"{_DYNAMIC}.index_loops",
-        [*[_INTS] * 3, _I, _I, *_INDEX, _MATRIX, *_SHAPE, _I, _I, *[_INTS] * 3],
+        [*[_INTS] * 3, _I, _I, _INTS, "int16[::1]", _MATRIX, *_SHAPE, _I, _I, *[_INTS] * 3],
     ),
 }
 """Each loop's module, and the types of its arguments."""
@@ -109,7 +108,8 @@ def _argument_types(kinds: list[str]) -> list[type]:
 def _compile(module: str, name: str, kinds: list[str]) -> tuple[str, bytes]:
     """The symbol and the object file of a loop, by numba."""
     function: Any = getattr(import_module(module), name)
-    function.compile(f"{'int64' if name == 'first_bad_feature' else 'void'}({', '.join(kinds)})")
+    result = "void" if function.py_func.__annotations__["return"] is None else "int64"
+    function.compile(f"{result}({', '.join(kinds)})")
     (compiled,) = function.overloads.values()
     return compiled.fndesc.llvm_func_name, compiled.library._get_compiled_object()
 

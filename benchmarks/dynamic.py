@@ -1,13 +1,14 @@
-"""Dynamic tables: ids found and inserted a second, load at the first eviction, and a training step beside a static one.
+"""Dynamic tables: ids found and inserted a second, load at the first eviction, a training step, AUC under churn.
 
 The index has 4 M slots at load factor 0.9. A step looks up 26 tables of 100,000 rows x 64, batch 4096, pooling 10, and
-steps SGD in backward. All ids of a dynamic table have rows when the step is timed.
+steps SGD in backward. All ids of a dynamic table have rows when the step is timed. `benchmarks.apparatus.churn` says
+how the AUC is measured.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import Figure, torch_threads
+from benchmarks.apparatus.churn import BEST, churn_figures
 from benchmarks.lookup import uniform_ids, zipf_ids
 from recshard_lab.embedding import (
     DynamicEmbeddingBagCollection,
@@ -57,14 +59,35 @@ TARGETS = {
     **{_first(slots, 1): 0.75 for slots in FILLED},
     **{_first(slots, 2): 0.95 for slots in FILLED},
     **{_ratio(kind): 1.5 for kind in ("uniform", "Zipf")},
+    BEST: 0.002,
 }
 
 
-def figures() -> list[Figure]:
-    """The index, then filling one, then a step."""
-    torch.manual_seed(0)
-    with torch_threads(THREADS):
-        return [*_index_figures(), *_first_evictions(), *_step_figures()]
+def figures(only: Sequence[str] = ()) -> list[Figure]:
+    """The index, then filling one, then a step, then the AUC under churn.
+
+    Args:
+        only: some of ``"index"``, ``"filling"``, ``"step"`` and ``"churn"``. Default: all.
+
+    Raises:
+        ValueError: another name.
+    """
+    groups = {
+        "index": (THREADS, _index_figures),
+        "filling": (THREADS, _first_evictions),
+        "step": (THREADS, _step_figures),
+        "churn": (1, churn_figures),  # one thread: sums have one order
+    }
+    for name in only:
+        if name not in groups:
+            raise ValueError(f"only={name!r} is not a group of figures. Fix: use some of {', '.join(groups)}")
+    found: list[Figure] = []
+    for name, (threads, measure) in groups.items():
+        if not only or name in only:
+            torch.manual_seed(0)
+            with torch_threads(threads):
+                found += measure()
+    return found
 
 
 def _random_ids(count: int) -> Tensor:

@@ -68,6 +68,7 @@ _ROOM_OF = {
     "SimpleDeepFMNN": "models",
     # data
     "BatchLoader": "data",
+    "ChurningClicks": "data",
     "CriteoClicks": "data",
     "MovieLens": "data",
     "MultiHot": "data",

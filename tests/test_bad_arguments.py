@@ -611,6 +611,10 @@ def calls() -> dict[str, Call]:
                 "seed": 0,
             },
         ),
+        "ChurningClicks": (
+            lambda **own: rl.ChurningClicks(**own).batch(range(1)),
+            {"num_samples": 10, "rows": [5, 6], "churning": ["cat_1"], "replaced": 0.5, "per": 5},
+        ),
         "SyntheticClicks.batch": (planted().batch, {"samples": range(0, 3)}),
         "data.scaled_rows": (
             scaled_rows,

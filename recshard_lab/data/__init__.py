@@ -1,6 +1,7 @@
 """Samples to train on: ratings and clicks, as published, out of a generator or a formula, and batches by rank."""
 
 from recshard_lab.data.batch import Batch as Batch
+from recshard_lab.data.churn import ChurningClicks as ChurningClicks
 from recshard_lab.data.click_files import CriteoClicks as CriteoClicks
 from recshard_lab.data.clicks import SyntheticClicks as SyntheticClicks
 from recshard_lab.data.clicks import scaled_rows as scaled_rows
@@ -25,6 +26,7 @@ from recshard_lab.data.synthetic import SyntheticRatings as SyntheticRatings
 __all__ = [
     "Batch",
     "BatchLoader",
+    "ChurningClicks",
     "CriteoClicks",
     "FrequencyOrder",
     "MovieLens",

@@ -21,6 +21,7 @@ from torch import nn
 import recshard_lab as rl
 from recshard_lab.data import RatingsDataset, SamplePart, scaled_rows
 from recshard_lab.distributed.data_parallel import DefaultDataParallelWrapper
+from recshard_lab.embedding import LRU_EvictionPolicy
 from recshard_lab.launcher.payload import encode
 from recshard_lab.train import auc, evaluate, log_loss, metrics, normalized_entropy, pipelines, train_epochs
 from recshard_lab.train.launch_costs import compile_dense
@@ -33,8 +34,17 @@ def bags() -> rl.EmbeddingBagConfig:
     return rl.EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, **F)  # type: ignore[arg-type]
 
 
+def sequences() -> rl.EmbeddingConfig:
+    return rl.EmbeddingConfig(10, 4, "t", feature_names=["f"])
+
+
 def dynamic() -> rl.DynamicEmbeddingConfig:
     return rl.DynamicEmbeddingConfig("t", 4, capacity=128, feature_names=["f"])
+
+
+def managed(sequence: bool = False) -> rl.ManagedCollisionCollection:
+    module = rl.HashZchManagedCollisionModule(10, "cpu", 1)
+    return rl.ManagedCollisionCollection({"t": module}, [sequences() if sequence else bags()])
 
 
 def batch(variable: bool = False) -> rl.KeyedJaggedTensor:
@@ -402,6 +412,72 @@ def calls() -> dict[str, Call]:
                 "device": "cpu",
                 "need_indices": True,
                 "backend": "native",
+            },
+        ),
+        "MCHManagedCollisionModule": (
+            rl.MCHManagedCollisionModule,
+            {
+                "zch_size": 10,
+                "device": "cpu",
+                "eviction_policy": LRU_EvictionPolicy(),
+                "eviction_interval": 1,
+                "input_hash_size": 100,
+                "input_hash_func": lambda ids, size: ids % size,
+                "name": "t",
+                "output_global_offset": 0,
+                "output_segments": None,
+                "buckets": 1,
+            },
+        ),
+        "HashZchManagedCollisionModule": (
+            rl.HashZchManagedCollisionModule,
+            {
+                "zch_size": 10,
+                "device": "cpu",
+                "total_num_buckets": 2,
+                "max_probe": 10,
+                "input_hash_size": 0,
+                "output_segments": None,
+                "is_inference": False,
+                "name": "t",
+                "eviction_policy_name": None,
+                "eviction_config": None,
+                "start_bucket": 0,
+                "end_bucket": 2,
+                "opt_in_prob": -1,
+                "percent_reserved_slots": 0,
+                "disable_fallback": False,
+                "track_id_freq": False,
+            },
+        ),
+        "ManagedCollisionCollection": (
+            lambda **own: rl.ManagedCollisionCollection(**own)(batch()),
+            {
+                "managed_collision_modules": managed().modules_by_table(),
+                "embedding_configs": [bags()],
+                "need_preprocess": True,
+            },
+        ),
+        "ManagedCollisionEmbeddingBagCollection": (
+            lambda **own: rl.ManagedCollisionEmbeddingBagCollection(**own)(batch()),
+            {
+                "embedding_bag_collection": ebc(),
+                "managed_collision_collection": managed(),
+                "return_remapped_features": True,
+                "allow_in_place_embed_weight_update": False,
+            },
+        ),
+        "ManagedCollisionEmbeddingBagCollection.forward": (
+            rl.ManagedCollisionEmbeddingBagCollection(ebc(), managed()).forward,
+            {"features": batch(), "mutate_miss_lengths": True},
+        ),
+        "ManagedCollisionEmbeddingCollection": (
+            lambda **own: rl.ManagedCollisionEmbeddingCollection(**own)(batch()),
+            {
+                "embedding_collection": rl.EmbeddingCollection([sequences()]),
+                "managed_collision_collection": managed(sequence=True),
+                "return_remapped_features": True,
+                "allow_in_place_embed_weight_update": False,
             },
         ),
         "FusedEmbeddingBagCollection": (

@@ -25,9 +25,19 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
         "torch.fx.symbolic_trace and torch.export: collections trace as they are",
     ),
     (
-        r".*\.(Managed\w*|MC[A-Z]\w*|\w*MCH\w*|\w*zch\w*)$|torchrec\.modules\.(mc|hash_mc)\w*.*|torchrec\.distributed\.mc_\w*.*",
+        r".*\.(HashZch\w*(Module|Scorer)|get_eviction_\w+|get_kernel_from_policy|TrainInputMapper)$",
+        "the inside of a zero-collision hash",
+        "recshard_lab.HashZchManagedCollisionModule, which scores and maps ids itself",
+    ),
+    (
+        r"torchrec\.modules\.mc_\w*\.(evict|return_\w+|apply_mc_method_to_jt_dict)$",
+        "the inside of managed collisions",
+        "ManagedCollisionEmbeddingBagCollection, which resets evicted rows itself",
+    ),
+    (
+        r".*\.(Managed\w*|Mc[A-Z]\w*|MC[A-Z]\w*|\w*MCH\w*|\w*[zZ]ch\w*)$|torchrec\.modules\.(mc|hash_mc)\w*.*|torchrec\.distributed\.mc_\w*.*",
         "managed collisions of ids",
-        "ids hashed before the lookup",
+        "recshard_lab.ManagedCollisionEmbeddingBagCollection",
     ),
     (
         r".*\.(\w*Eviction\w*|FeatureScore\w*|VirtualTable\w*|KeyValue\w*|\w*SSD\w*|CacheParams|CacheStatistics|\w*CACHING\w*)$",

@@ -65,6 +65,17 @@ SERVED: dict[str, dict[str, str]] = {
     "torchrec.modules.fp_embedding_modules": {
         "models": "FeatureProcessedEmbeddingBagCollection FeatureProcessorDictWrapper",
     },
+    "torchrec.modules.hash_mc_evictions": {"embedding": "HashZchEvictionConfig HashZchEvictionPolicyName"},
+    "torchrec.modules.hash_mc_modules": {"embedding": "HashZchManagedCollisionModule"},
+    "torchrec.modules.mc_embedding_modules": {
+        "embedding": "ManagedCollisionEmbeddingBagCollection ManagedCollisionEmbeddingCollection "
+        "BaseManagedCollisionEmbeddingCollection",
+    },
+    "torchrec.modules.mc_modules": {
+        "embedding": "DistanceLFU_EvictionPolicy LFU_EvictionPolicy LRU_EvictionPolicy MCHEvictionPolicy "
+        "MCHEvictionPolicyMetadataInfo MCHManagedCollisionModule ManagedCollisionCollection ManagedCollisionModule "
+        "average_threshold_filter dynamic_threshold_filter probabilistic_threshold_filter",
+    },
     "torchrec.modules.mlp": {"models": "MLP Perceptron"},
     "torchrec.modules.regroup": {"embedding": "KTRegroupAsDict"},
     # ---- distributed ----

@@ -28,6 +28,21 @@ PUBLIC = {
     "torchrec.modules.activation": "SwishLayerNorm",
     "torchrec.modules.crossnet": "CrossNet LowRankCrossNet LowRankMixtureCrossNet VectorCrossNet",
     "torchrec.modules.deepfm": "DeepFM FactorizationMachine",
+    "torchrec.modules.hash_mc_evictions": (
+        "HashZchEvictionConfig HashZchEvictionModule HashZchEvictionPolicyName HashZchEvictionScorer "
+        "HashZchOptEvictionModule HashZchPerFeatureTtlScorer HashZchSingleTtlScorer HashZchThresholdEvictionModule "
+        "get_eviction_module get_eviction_scorer get_kernel_from_policy"
+    ),
+    "torchrec.modules.hash_mc_modules": "HashZchManagedCollisionModule TrainInputMapper",
+    "torchrec.modules.mc_embedding_modules": (
+        "BaseManagedCollisionEmbeddingCollection ManagedCollisionEmbeddingBagCollection "
+        "ManagedCollisionEmbeddingCollection evict return_custom_metadata return_remapped_lengths_as_mask"
+    ),
+    "torchrec.modules.mc_modules": (
+        "DistanceLFU_EvictionPolicy LFU_EvictionPolicy LRU_EvictionPolicy MCHEvictionPolicy "
+        "MCHEvictionPolicyMetadataInfo MCHManagedCollisionModule ManagedCollisionCollection ManagedCollisionModule "
+        "apply_mc_method_to_jt_dict average_threshold_filter dynamic_threshold_filter probabilistic_threshold_filter"
+    ),
     "torchrec.modules.utils": (
         "SequenceVBEContext check_module_output_dimension construct_jagged_tensors "
         "construct_jagged_tensors_inference construct_modulelist_from_single_module "

@@ -25,6 +25,29 @@ from recshard_lab.embedding.fused_base import FusedCollection as FusedCollection
 from recshard_lab.embedding.fused_collections import FusedEmbeddingBagCollection as FusedEmbeddingBagCollection
 from recshard_lab.embedding.fused_collections import FusedEmbeddingCollection as FusedEmbeddingCollection
 from recshard_lab.embedding.in_backward import apply_optimizer_in_backward as apply_optimizer_in_backward
+from recshard_lab.embedding.managed_collision import (
+    BaseManagedCollisionEmbeddingCollection as BaseManagedCollisionEmbeddingCollection,
+)
+from recshard_lab.embedding.managed_collision import DistanceLFU_EvictionPolicy as DistanceLFU_EvictionPolicy
+from recshard_lab.embedding.managed_collision import HashZchEvictionConfig as HashZchEvictionConfig
+from recshard_lab.embedding.managed_collision import HashZchEvictionPolicyName as HashZchEvictionPolicyName
+from recshard_lab.embedding.managed_collision import HashZchManagedCollisionModule as HashZchManagedCollisionModule
+from recshard_lab.embedding.managed_collision import LFU_EvictionPolicy as LFU_EvictionPolicy
+from recshard_lab.embedding.managed_collision import LRU_EvictionPolicy as LRU_EvictionPolicy
+from recshard_lab.embedding.managed_collision import ManagedCollisionCollection as ManagedCollisionCollection
+from recshard_lab.embedding.managed_collision import (
+    ManagedCollisionEmbeddingBagCollection as ManagedCollisionEmbeddingBagCollection,
+)
+from recshard_lab.embedding.managed_collision import (
+    ManagedCollisionEmbeddingCollection as ManagedCollisionEmbeddingCollection,
+)
+from recshard_lab.embedding.managed_collision import ManagedCollisionModule as ManagedCollisionModule
+from recshard_lab.embedding.managed_collision import MCHEvictionPolicy as MCHEvictionPolicy
+from recshard_lab.embedding.managed_collision import MCHEvictionPolicyMetadataInfo as MCHEvictionPolicyMetadataInfo
+from recshard_lab.embedding.managed_collision import MCHManagedCollisionModule as MCHManagedCollisionModule
+from recshard_lab.embedding.managed_collision import average_threshold_filter as average_threshold_filter
+from recshard_lab.embedding.managed_collision import dynamic_threshold_filter as dynamic_threshold_filter
+from recshard_lab.embedding.managed_collision import probabilistic_threshold_filter as probabilistic_threshold_filter
 from recshard_lab.embedding.optimizers import EmbOptimType as EmbOptimType
 from recshard_lab.embedding.optimizers import OptimizerSpec as OptimizerSpec
 from recshard_lab.embedding.optimizers import RowWiseAdagrad as RowWiseAdagrad
@@ -36,7 +59,9 @@ from recshard_lab.embedding.regroup import KTRegroupAsDict as KTRegroupAsDict
 __all__ = [
     "DATA_TYPE_NUM_BITS",
     "BaseEmbeddingConfig",
+    "BaseManagedCollisionEmbeddingCollection",
     "DataType",
+    "DistanceLFU_EvictionPolicy",
     "DynamicEmbeddingBagCollection",
     "DynamicEmbeddingCollection",
     "DynamicEmbeddingConfig",
@@ -50,17 +75,32 @@ __all__ = [
     "FusedCollection",
     "FusedEmbeddingBagCollection",
     "FusedEmbeddingCollection",
+    "HashZchEvictionConfig",
+    "HashZchEvictionPolicyName",
+    "HashZchManagedCollisionModule",
     "KTRegroupAsDict",
+    "LFU_EvictionPolicy",
+    "LRU_EvictionPolicy",
+    "MCHEvictionPolicy",
+    "MCHEvictionPolicyMetadataInfo",
+    "MCHManagedCollisionModule",
+    "ManagedCollisionCollection",
+    "ManagedCollisionEmbeddingBagCollection",
+    "ManagedCollisionEmbeddingCollection",
+    "ManagedCollisionModule",
     "OptimizerSpec",
     "PoolingType",
     "QuantizedEmbeddingBagCollection",
     "RowWiseAdagrad",
     "WeightDecayMode",
     "apply_optimizer_in_backward",
+    "average_threshold_filter",
     "data_type_to_dtype",
     "dtype_to_data_type",
+    "dynamic_threshold_filter",
     "embedding_names_by_table",
     "fuse_embedding_optimizer",
     "pooling_type_to_str",
+    "probabilistic_threshold_filter",
     "quantize_embeddings",
 ]

@@ -1,0 +1,609 @@
+"""Modules that replace ids of any value by rows of a table of fixed size. The names are TorchRec's.
+
+A table of E rows has equal buckets of rows. The hash of an id names its bucket. A rank that stores whole buckets
+decides about them alone, with the result that one process has.
+
+Shape letters: N ids, E rows, M ids that get a row.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from recshard_lab.arguments import checks_arguments, device_named
+from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.embedding.dynamic.index import Counters
+from recshard_lab.embedding.dynamic.index_rounds import partitions_of
+from recshard_lab.embedding.managed_collision.finder import Owners, RowFinder
+from recshard_lab.embedding.managed_collision.policies import MCHEvictionPolicy
+from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor
+
+HashFunction = Callable[[Tensor, int], Tensor]
+
+
+class ManagedCollisionModule(ABC, nn.Module):
+    """Replaces the ids of one table by rows. The base of TorchRec's interface, for modules of yours.
+
+    Args:
+        device: where the state is stored.
+        output_segments: the first row of each bucket, and the number of rows.
+    """
+
+    def __init__(self, device: torch.device | str, output_segments: Sequence[int]) -> None:
+        super().__init__()
+        self._device: torch.device = device_named(device)
+        self._output_segments = list(output_segments)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the state is stored."""
+        return self._device
+
+    @abstractmethod
+    def preprocess(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
+        """The batch with its ids hashed."""
+
+    @abstractmethod
+    def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
+        """Counts the ids of a batch in training, and gives rows to some. Returns the batch."""
+
+    @abstractmethod
+    def remap(self, features: dict[str, JaggedTensor], mutate_miss_lengths: bool = True) -> dict[str, JaggedTensor]:
+        """The batch with rows in place of ids."""
+
+    @abstractmethod
+    def forward(self, features: dict[str, JaggedTensor], mutate_miss_lengths: bool = True) -> dict[str, JaggedTensor]:
+        """`preprocess`, `profile` and `remap`."""
+
+    @abstractmethod
+    def evict(self) -> Tensor | None:
+        """The rows that have other owners since the last call, which the caller must reset. None if there are none."""
+
+    @abstractmethod
+    def output_size(self) -> int:
+        """Rows E of the table."""
+
+    @abstractmethod
+    def input_size(self) -> int:
+        """The number of different ids."""
+
+    @abstractmethod
+    def buckets(self) -> int:
+        """Buckets of rows. Row shards have whole buckets."""
+
+    @abstractmethod
+    def validate_state(self) -> None:
+        """Checks the state after it was loaded.
+
+        Raises:
+            ValueError: it cannot be this module's.
+        """
+
+    @abstractmethod
+    def open_slots(self) -> Tensor:
+        """``[1]`` rows without an owner."""
+
+    @abstractmethod
+    def rebuild_with_output_id_range(
+        self, output_id_range: tuple[int, int], output_segments: list[int], device: torch.device | None = None
+    ) -> ManagedCollisionModule:
+        """An empty module of the same settings for the rows of a shard, a range of whole buckets."""
+
+    def owners_of(self, rows: Tensor) -> Tensor:
+        """``[M]`` the ids of rows ``[M]``: the initial values of a row are a function of its id."""
+        return rows
+
+
+class RowOwners(ManagedCollisionModule):
+    """The base of both modules here: which id owns each row, the numbers by which ids are evicted, and counters.
+
+    Args:
+        rows: of this module, in whole buckets.
+        buckets: of the table.
+        first_bucket: the first one of this module.
+        numbers: names of the numbers that each row has, at most two.
+        device: where the state is stored.
+        name: of the table, for errors.
+
+    Attributes:
+        counters: what has happened so far, see `Counters`. ``evictions`` counts rows that had another owner.
+        pinned_from: rows looked up in this step or a later one keep their owner, because their backward is to come.
+            None: rows of this step.
+        step: the number of batches so far.
+    """
+
+    _raw_ids: Tensor
+    _owned: Tensor
+    _row_numbers: Tensor
+    _current_iter_tensor: Tensor
+    _touched: Tensor
+
+    def __init__(
+        self,
+        rows: int,
+        buckets: int,
+        first_bucket: int,
+        numbers: Sequence[str],
+        device: torch.device | str,
+        name: str | None,
+        bucket_rows: int,
+    ) -> None:
+        super().__init__(device, [bucket * bucket_rows for bucket in range(buckets + 1)])
+        self._name, self._buckets, self._first_bucket, self._bucket_rows = name, buckets, first_bucket, bucket_rows
+        self._rows, self._numbers = rows, list(numbers)
+        new: dict[str, Any] = {"dtype": torch.int64, "device": self._device}
+        self.register_buffer("_raw_ids", torch.zeros(rows, **new))
+        self.register_buffer("_owned", torch.zeros(rows, dtype=torch.uint8, device=self._device))
+        self.register_buffer("_row_numbers", torch.zeros(rows, max(2, len(self._numbers)), **new))
+        self.register_buffer("_current_iter_tensor", torch.zeros(1, **new))
+        self.register_buffer("_touched", torch.full((rows,), -1, **new), persistent=False)
+        self._finder, self.counters = RowFinder(), Counters()
+        self._reset: list[Tensor] = []
+        self.pinned_from: int | None = None
+        self.step = 0
+        self.register_load_state_dict_post_hook(_validate)
+
+    # ---- the table ----
+
+    @property
+    def owners(self) -> Owners:
+        """Which id owns each row."""
+        return Owners(self._raw_ids, self._owned)
+
+    @property
+    def offset(self) -> int:
+        """The table's number of the first row here."""
+        return self._first_bucket * self._bucket_rows
+
+    @property
+    def row_numbers(self) -> dict[str, Tensor]:
+        """Name -> ``[E]`` int64, the numbers of each row; views of the state."""
+        return {name: self._row_numbers[:, at] for at, name in enumerate(self._numbers)}
+
+    def output_size(self) -> int:
+        """Rows of this module."""
+        return self._rows
+
+    def buckets(self) -> int:
+        """Buckets of the table."""
+        return self._buckets
+
+    def owners_of(self, rows: Tensor) -> Tensor:
+        """``[M]`` the ids of rows ``[M]``, as the table numbers them."""
+        return self._raw_ids[rows - self.offset]
+
+    def bucket_of(self, ids: Tensor) -> Tensor:
+        """``[N]`` the bucket of each id here, from 0."""
+        return partitions_of(ids, self._buckets) - self._first_bucket
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state, which moves with the rows: ids, owners and two numbers by row, and the iteration ``[1]``."""
+        return {
+            "ids": self._raw_ids,
+            "tags": self._owned,
+            "accesses": self._row_numbers,
+            "step": self._current_iter_tensor,
+        }
+
+    def validate_state(self) -> None:
+        """Checks that each id is in its bucket.
+
+        Raises:
+            ValueError: the state is of a module with other buckets.
+        """
+        rows = (self._owned == 1).nonzero().squeeze(1)
+        wrong = self.bucket_of(self._raw_ids[rows]) != rows // self._bucket_rows
+        if bool(wrong.any()):
+            raise ValueError(
+                f"{self._of_table}the state has {int(wrong.sum()):,} ids outside of their buckets: it was saved with "
+                f"another number of buckets than {self._buckets}. Fix: build the module with the number it had"
+            )
+
+    @property
+    def _of_table(self) -> str:
+        return f"table {self._name!r}: " if self._name else ""
+
+    # ---- lookups ----
+
+    def find(self, ids: Tensor) -> Tensor:
+        """``[N]`` the rows here of ids ``[N]``, -1 for ids without one. Counts nothing."""
+        return self._finder.find(self.owners, ids)
+
+    def rows_of(self, ids: Tensor, training: bool, counts: Sequence[int]) -> Tensor:
+        """``[N]`` the row here that each id looks up; -1 for ids that look up none.
+
+        Args:
+            ids: ``[N]`` int64, after `preprocess`.
+            training: whether ids may get rows.
+            counts: ids of each feature, of which the table may have several.
+        """
+        raise NotImplementedError
+
+    def preprocess(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
+        """The batch with its ids hashed by ``input_hash_func``, if there is one."""
+        return {name: _with_ids(feature, self.hashed(feature.values())) for name, feature in features.items()}
+
+    def hashed(self, ids: Tensor) -> Tensor:
+        """``[N]`` int64, the ids by which rows are owned."""
+        return ids.long()
+
+    def forward(self, features: dict[str, JaggedTensor], mutate_miss_lengths: bool = True) -> dict[str, JaggedTensor]:
+        """The batch with rows in place of ids. In training, ids may get rows first.
+
+        Args:
+            features: name -> ids. Their weights, if any, are the number of ids of each feature of the table.
+            mutate_miss_lengths: whether ids without a row leave their bags. Otherwise they are -1.
+        """
+        return self.remap(self.profile(self.preprocess(features)), mutate_miss_lengths)
+
+    def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
+        """Returns the batch."""
+        return features
+
+    @torch.no_grad()
+    def remap(self, features: dict[str, JaggedTensor], mutate_miss_lengths: bool = True) -> dict[str, JaggedTensor]:
+        """The batch with rows in place of ids; see `forward`."""
+        found = {}
+        for name, feature in features.items():
+            counts = feature.weights_or_none()
+            ids = feature.values()
+            parts = [len(ids)] if counts is None else [int(count) for count in counts.tolist()]
+            rows = self.rows_of(ids, self.training, parts)
+            missed = rows < 0
+            rows = torch.where(missed, rows, rows + self.offset)
+            if mutate_miss_lengths and bool(missed.any()):
+                found[name] = JaggedTensor._unchecked(rows[~missed], counts, _lengths_of(feature, ~missed))
+            else:
+                found[name] = _with_ids(feature, rows)
+        return found
+
+    def _looked_up(self, rows: Tensor, misses: Tensor, training: bool) -> None:
+        """Counts lookups, and pins their rows."""
+        missed = int(misses.sum())
+        self.counters.lookups += len(rows)
+        self.counters.misses += missed
+        self.counters.hits += len(rows) - missed
+        if training:
+            self._touched[rows[rows >= 0]] = self.step
+
+    # ---- owners ----
+
+    def _free_to_take(self) -> Tensor:
+        """``[E]`` bool: rows that no batch needs whose backward is to come."""
+        first = self.step if self.pinned_from is None else min(self.pinned_from, self.step)
+        return self._touched < first
+
+    def _give(self, rows: Tensor, ids: Tensor) -> None:
+        """Makes ids ``[M]`` the owners of rows ``[M]``, which must be reset."""
+        taken = int(self._owned[rows].sum())
+        self._finder.assign(self.owners, rows, ids)
+        self._touched[rows] = -1
+        self.counters.inserts += len(rows)
+        self.counters.evictions += taken
+        if len(rows):
+            self._reset.append(rows)
+
+    def evict(self) -> Tensor | None:
+        """Rows that have other owners since the last call, ascending. A first owner counts. None if there are none."""
+        if not self._reset:
+            return None
+        rows, self._reset = torch.cat(self._reset).unique(), []
+        return rows + self.offset
+
+    @property
+    def size(self) -> int:
+        """Rows that have an owner."""
+        return int(self._owned.sum())
+
+
+def _validate(module: Any, incompatible: Any) -> None:
+    module.validate_state()
+
+
+def checked_buckets(rows: int, buckets: int, name: str | None) -> int:
+    """Rows of each bucket.
+
+    Raises:
+        ValueError: buckets of different sizes.
+    """
+    if not 1 <= rows < 2**48 or buckets < 1 or rows % buckets:
+        raise ValueError(
+            f"{f'table {name!r}: ' if name else ''}zch_size={rows} rows are not {buckets} equal buckets. "
+            f"Fix: make the rows a multiple of the buckets"
+        )
+    return rows // buckets
+
+
+def _with_ids(feature: JaggedTensor, ids: Tensor) -> JaggedTensor:
+    return JaggedTensor._unchecked(ids, feature.weights_or_none(), feature.lengths())
+
+
+def _lengths_of(feature: JaggedTensor, kept: Tensor) -> Tensor:
+    """The lengths of bags that lose ids."""
+    lengths = feature.lengths()
+    bags = torch.arange(len(lengths), device=lengths.device)
+    bag = torch.repeat_interleave(bags, lengths, output_size=len(kept))
+    return torch.zeros_like(lengths).scatter_add_(0, bag, kept.to(lengths.dtype))
+
+
+@checks_arguments
+class MCHManagedCollisionModule(RowOwners):
+    """Gives rows to the ids that an eviction policy ranks highest. All other ids share the last row of their bucket.
+
+    In training, batches are counted, and every ``eviction_interval`` batches ids get rows. A row that gets another
+    owner is reset: see `ManagedCollisionEmbeddingBagCollection`. Ids counted since the last eviction are not in the
+    state dict.
+
+    Args:
+        zch_size: rows.
+        device: where the state is stored.
+        eviction_policy: which ids have rows.
+        eviction_interval: batches from one eviction to the next.
+        input_hash_size: passed to ``input_hash_func``.
+        input_hash_func: called with ids ``[N]`` and ``input_hash_size``. Rows are owned by what it returns.
+        name: of the table, for errors.
+        output_global_offset: the table's number of the first row. Set for a shard.
+        output_segments: the first row of each bucket of the table, and its rows. Set for a shard.
+        buckets: of rows. Each has a last row for its ids without a row, and ids compete within a bucket.
+
+    Raises:
+        ValueError: rows that cannot form equal buckets of at least two rows, or an interval below 1.
+
+    >>> from recshard_lab.embedding.managed_collision import LFU_EvictionPolicy
+    >>> module = MCHManagedCollisionModule(4, torch.device("cpu"), LFU_EvictionPolicy(), eviction_interval=1)
+    >>> ids = JaggedTensor(torch.tensor([10**12, 10**12, 7]), lengths=torch.tensor([3]))
+    >>> module({"user": ids})["user"].values().tolist()
+    [1, 1, 2]
+    >>> module.eval()({"user": JaggedTensor(torch.tensor([8]), lengths=torch.tensor([1]))})["user"].values().tolist()
+    [3]
+    """
+
+    def __init__(
+        self,
+        zch_size: int,
+        device: torch.device | str,
+        eviction_policy: MCHEvictionPolicy,
+        eviction_interval: int,
+        input_hash_size: int = 2**63 - 1,
+        input_hash_func: HashFunction | None = None,
+        name: str | None = None,
+        output_global_offset: int = 0,
+        output_segments: list[int] | None = None,
+        buckets: int = 1,
+    ) -> None:
+        whole = [zch_size, *(output_segments or ())][-1]
+        buckets = buckets if output_segments is None else len(output_segments) - 1
+        bucket_rows = checked_buckets(whole, buckets, name)
+        if bucket_rows < 2:
+            raise ValueError(f"zch_size={whole} in {buckets} buckets: a bucket needs 2 rows. Fix: use fewer buckets")
+        if eviction_interval < 1:
+            raise ValueError(f"eviction_interval={eviction_interval} is below 1. Fix: eviction_interval=1")
+        numbers = [info.metadata_name for info in eviction_policy.metadata_info if info.is_mch_metadata]
+        super().__init__(zch_size, buckets, output_global_offset // bucket_rows, numbers, device, name, bucket_rows)
+        self._eviction_policy, self._eviction_interval = eviction_policy, eviction_interval
+        self._input_hash_size, self._input_hash_func = input_hash_size, input_hash_func
+        self._history: list[tuple[Tensor, dict[str, Tensor]]] = []
+        self._batches_since = 0
+
+    def input_size(self) -> int:
+        """The ``input_hash_size`` argument."""
+        return self._input_hash_size
+
+    def hashed(self, ids: Tensor) -> Tensor:
+        """``[N]`` int64, the ids by which rows are owned."""
+        return ids.long() if self._input_hash_func is None else self._input_hash_func(ids, self._input_hash_size).long()
+
+    def open_slots(self) -> Tensor:
+        """``[1]`` rows without an owner. The last row of each bucket is not counted."""
+        return (self._rows - self._rows // self._bucket_rows - self._owned.sum(dtype=torch.int64)).view(1)
+
+    def rebuild_with_output_id_range(
+        self, output_id_range: tuple[int, int], output_segments: list[int], device: torch.device | None = None
+    ) -> MCHManagedCollisionModule:
+        """As of `ManagedCollisionModule`."""
+        return type(self)(
+            output_id_range[1] - output_id_range[0],
+            device or self._device,
+            self._eviction_policy,
+            self._eviction_interval,
+            self._input_hash_size,
+            self._input_hash_func,
+            self._name,
+            output_id_range[0],
+            output_segments,
+        )
+
+    # ---- counting and evicting ----
+
+    @torch.no_grad()
+    def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
+        """Counts a batch in training. If an eviction is due, ids get rows first."""
+        if self.training:
+            self._count([feature.values() for feature in features.values()])
+        return features
+
+    def _count(self, batch: Sequence[Tensor]) -> None:
+        self._current_iter_tensor += 1
+        self.step += 1
+        self._batches_since += 1
+        now, policy = int(self._current_iter_tensor), self._eviction_policy
+        names = [info.metadata_name for info in policy.metadata_info if info.is_history_metadata]
+        for ids in batch:
+            numbers = {name: torch.zeros_like(ids) for name in names}
+            policy.record_history_metadata(now, ids, numbers)
+            self._history.append((ids.clone(), numbers))
+        if self._batches_since >= self._eviction_interval:
+            self._give_rows(now, names)
+
+    def _give_rows(self, now: int, names: Sequence[str]) -> None:
+        """The policy's decisions about the ids since the last eviction, bucket by bucket."""
+        every = torch.cat([ids for ids, _ in self._history])
+        history = {name: torch.cat([numbers[name] for _, numbers in self._history]) for name in names}
+        self._history, self._batches_since = [], 0
+        bucket = self.bucket_of(every)
+        for number in range(self._rows // self._bucket_rows):
+            mine = bucket == number
+            if bool(mine.any()):
+                own = {name: values[mine] for name, values in history.items()}
+                self._give_rows_of(
+                    now, slice(number * self._bucket_rows, (number + 1) * self._bucket_rows), every[mine], own
+                )
+
+    def _give_rows_of(self, now: int, rows: slice, history: Tensor, numbers: dict[str, Tensor]) -> None:
+        """The same of one bucket."""
+        policy = self._eviction_policy
+        ids, inverse, counts = history.unique(return_inverse=True, return_counts=True)
+        admitted = None
+        if policy._threshold_filtering_func is not None:
+            admitted, _ = policy._threshold_filtering_func(counts)
+        own = policy.coalesce_history_metadata(now, numbers, counts, inverse, threshold_mask=admitted)
+        if admitted is not None:
+            ids, counts = ids[admitted], counts[admitted]
+        order = counts.argsort(descending=True, stable=True)
+        sorted_ids = ids[order]
+        found = self.find(sorted_ids)
+        present = found >= 0
+        # rows in the order of their ids, those without an owner last
+        keys = torch.where(self._owned[rows] == 1, self._raw_ids[rows], torch.iinfo(torch.int64).max)
+        of_place = keys.argsort(stable=True)
+        place_of = torch.empty_like(of_place)
+        place_of[of_place] = torch.arange(len(of_place), device=of_place.device)
+        stored = {name: values[rows] for name, values in self.row_numbers.items()}
+        by_id = {name: values[of_place] for name, values in stored.items()}
+        places = place_of[found[present] - rows.start]
+        evicted, chosen = policy.update_metadata_and_generate_eviction_scores(
+            now, self._bucket_rows, order, counts[order], present, places, by_id, own
+        )
+        taken = of_place[evicted]
+        free = self._free_to_take()[rows][taken]
+        for name, values in stored.items():
+            before = values[taken[~free]]
+            values[of_place] = by_id[name]
+            values[taken[~free]] = before  # a batch needs these rows: they keep their owner
+        self._give(taken[free] + rows.start, sorted_ids[~present][chosen[free]])
+
+    def rows_of(self, ids: Tensor, training: bool, counts: Sequence[int]) -> Tensor:
+        """``[N]`` the row of each id, or the last row of its bucket."""
+        rows = self.find(ids)
+        misses = rows < 0
+        self._looked_up(rows, misses, training)
+        return torch.where(misses, (self.bucket_of(ids) + 1) * self._bucket_rows - 1, rows)
+
+
+@checks_arguments
+class ManagedCollisionCollection(nn.Module):
+    """A `ManagedCollisionModule` for each table of a collection.
+
+    Args:
+        managed_collision_modules: table -> its module.
+        embedding_configs: the tables, as of the collection.
+        need_preprocess: accepted as in TorchRec. Modules preprocess their own batches.
+
+    Raises:
+        ValueError: a table without a module, a module with another number of rows, or a feature of several tables.
+
+    >>> table = BaseEmbeddingConfig(4, 8, "t", feature_names=["user"])
+    >>> from recshard_lab.embedding.managed_collision import LFU_EvictionPolicy
+    >>> module = MCHManagedCollisionModule(4, torch.device("cpu"), LFU_EvictionPolicy(), eviction_interval=1)
+    >>> modules = ManagedCollisionCollection({"t": module}, [table])
+    >>> modules(KeyedJaggedTensor(["user"], torch.tensor([10**12]), lengths=torch.tensor([1]))).values().tolist()
+    [2]
+    """
+
+    def __init__(
+        self,
+        managed_collision_modules: Mapping[str, ManagedCollisionModule],
+        embedding_configs: Sequence[BaseEmbeddingConfig],
+        need_preprocess: bool = True,
+    ) -> None:
+        super().__init__()
+        self._embedding_configs, self.need_preprocess = list(embedding_configs), need_preprocess
+        seen: dict[str, str] = {}
+        for table in embedding_configs:
+            if table.name not in managed_collision_modules:
+                raise ValueError(f"table {table.name!r} has no module. Fix: add it to managed_collision_modules")
+            rows = managed_collision_modules[table.name].output_size()
+            if rows != table.num_embeddings:
+                raise ValueError(
+                    f"table {table.name!r} has {table.num_embeddings:,} rows, and its module {rows:,}. "
+                    f"Fix: zch_size={table.num_embeddings}"
+                )
+            for feature in table.feature_names:
+                if feature in seen:
+                    raise ValueError(
+                        f"feature {feature!r} is read by tables {seen[feature]!r} and {table.name!r}, which have "
+                        f"different rows for an id. Fix: give each table separate features"
+                    )
+                seen[feature] = table.name
+        self._managed_collision_modules = nn.ModuleDict(
+            {table.name: managed_collision_modules[table.name] for table in embedding_configs}
+        )
+
+    def modules_by_table(self) -> dict[str, ManagedCollisionModule]:
+        """Table -> its module."""
+        return cast(dict[str, ManagedCollisionModule], dict(self._managed_collision_modules.items()))
+
+    def embedding_configs(self) -> list[BaseEmbeddingConfig]:
+        """The tables."""
+        return self._embedding_configs
+
+    def table_to_number_buckets(self) -> dict[str, int]:
+        """Table -> its buckets of rows."""
+        return {name: module.buckets() for name, module in self.modules_by_table().items()}
+
+    def forward(self, features: KeyedJaggedTensor, mutate_miss_lengths: bool = True) -> KeyedJaggedTensor:
+        """The features of the tables, in their order, with rows in place of ids.
+
+        Args:
+            features: has every feature of the tables; others are left out.
+            mutate_miss_lengths: whether ids that look up no row leave their bags. Otherwise they are -1.
+
+        Raises:
+            ValueError: ids leave a batch that has weights.
+        """
+        keys = [feature for table in self._embedding_configs for feature in table.feature_names]
+        numbers = [features.keys().index(key) for key in keys]
+        features = features.permute(numbers) if numbers != list(range(len(features.keys()))) else features
+        values, lengths, first = [], [], 0
+        offsets, bags = features.offset_per_key(), features.lengths_offset_per_key()
+        for table, module in zip(self._embedding_configs, self.modules_by_table().values(), strict=True):
+            end = first + len(table.feature_names)
+            counts = torch.tensor(features.length_per_key()[first:end])
+            own = JaggedTensor._unchecked(
+                features.values()[offsets[first] : offsets[end]],
+                counts,
+                features.lengths().reshape(-1)[bags[first] : bags[end]],
+            )
+            found = module({table.name: own}, mutate_miss_lengths=mutate_miss_lengths)[table.name]
+            values.append(found.values())
+            lengths.append(found.lengths())
+            first = end
+        rows, weights = torch.cat(values), features.weights_or_none()
+        if weights is not None and len(rows) != len(weights):
+            raise ValueError(
+                f"{len(weights) - len(rows):,} ids look up no row, and the batch has weights. "
+                f"Fix: disable_fallback=False"
+            )
+        variable = features.variable_stride_per_key()
+        return KeyedJaggedTensor(
+            keys,
+            rows,
+            weights,
+            torch.cat(lengths),
+            stride=None if variable else features.stride(),
+            stride_per_key_per_rank=features.stride_per_key_per_rank() if variable else None,
+            inverse_indices=features.inverse_indices_or_none(),
+        )
+
+    def evict(self) -> dict[str, Tensor | None]:
+        """Table -> the rows that must be reset, None if there are none."""
+        return {name: module.evict() for name, module in self.modules_by_table().items()}
+
+    def open_slots(self) -> dict[str, Tensor]:
+        """Table -> ``[1]`` rows without an owner."""
+        return {name: module.open_slots() for name, module in self.modules_by_table().items()}

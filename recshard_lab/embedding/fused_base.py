@@ -49,7 +49,7 @@ class FusedCollection(nn.Module):
         self._hold_weights()
         # autograd calls our backward only if an input requires a gradient
         self._anchor = torch.zeros(0, device=self.device, requires_grad=True)
-        self.reset_parameters()
+        self._draw_first()
 
     def _hold_weights(self) -> None:
         """Makes the kernel's weights the parameters."""
@@ -85,6 +85,10 @@ class FusedCollection(nn.Module):
         """The rows of `LookupKernel.forward`. Backward through them steps the tables."""
         looked: Tensor = _Lookup.apply(self._anchor, weights, ids, offsets, counts, self._kernel)
         return looked
+
+    def _draw_first(self) -> None:
+        """The weights of a new collection."""
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draws every table anew, as `EmbeddingBagCollection.reset_parameters`. Optimizer states stay."""

@@ -78,8 +78,11 @@ class DynamicCollection(FusedCollection):
         self._kernel.inserts = self.training and torch.is_grad_enabled()
         return super()._look_up(weights, ids, offsets, counts)
 
+    def _draw_first(self) -> None:
+        """Does nothing: rows are computed when ids occur, or are in a tier that outlives the process."""
+
     def reset_parameters(self) -> None:
-        """Removes every id."""
+        """Removes every id, from every tier."""
         for table in self._kernel.tables:
             table.erase_if(lambda ids, scores: torch.ones_like(ids, dtype=torch.bool))
 
@@ -98,9 +101,9 @@ class DynamicCollection(FusedCollection):
         """Name -> table."""
         return {table.config.name: table for table in self._kernel.tables}
 
-    def counters(self) -> dict[str, dict[str, int]]:
-        """Table -> what its index has counted. See `Counters`."""
-        return {name: table.counters.as_dict() for name, table in self.tables().items()}
+    def counters(self) -> dict[str, dict[str, dict[str, int]]]:
+        """Table -> tier, ``"fast"`` first -> what the tier itself has counted. See `DynamicTable.tier_counters`."""
+        return {name: table.tier_counters() for name, table in self.tables().items()}
 
     def set_epoch(self, epoch: int) -> None:
         """Begins an epoch, for tables that evict by ``"epoch_lru"`` or ``"epoch_lfu"``."""

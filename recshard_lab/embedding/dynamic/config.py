@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from recshard_lab.embedding.configs import DataType, EmbeddingBagConfig, PoolingType
 from recshard_lab.embedding.dynamic.sizes import partitions_for, slots_for
+from recshard_lab.embedding.dynamic.tiers import Tier
 
 EVICT = ("lru", "lfu", "epoch_lru", "epoch_lfu")
 ABSENT = ("initial", "zero")
@@ -37,6 +38,9 @@ class DynamicEmbeddingConfig(EmbeddingBagConfig):
         choices: buckets in which an id may be, 1 or 2. With 1, lookups of absent ids are faster, and the first eviction
             comes at about 70% of the capacity instead of 95%.
         weight_init_min, weight_init_max: ends of the uniform initial values. Default: ``1 / sqrt(max_capacity)``.
+        tiers: slower memories for the rows that have no slot, fastest first. A row that loses its slot moves to the
+            first tier, what a full tier loses moves to the next one, and a row comes up when its id occurs in training.
+            Optimizer states and scores move with rows. Default: such rows are lost.
         seed: initial values are a function of the seed, the table's name, the id and the column.
 
     Raises:
@@ -54,6 +58,7 @@ class DynamicEmbeddingConfig(EmbeddingBagConfig):
     admit: int | float | Callable[[Any], Any] | None = None
     absent: str = "initial"
     choices: int = 2
+    tiers: tuple[Tier, ...] = ()
     seed: int = 0
 
     def __init__(
@@ -71,6 +76,7 @@ class DynamicEmbeddingConfig(EmbeddingBagConfig):
         choices: int = 2,
         weight_init_min: float | None = None,
         weight_init_max: float | None = None,
+        tiers: list[Tier] | tuple[Tier, ...] = (),
         seed: int = 0,
     ) -> None:
         self.name, self.pooling, self.data_type = name, pooling, data_type
@@ -81,6 +87,7 @@ class DynamicEmbeddingConfig(EmbeddingBagConfig):
         self.weight_init_min, self.weight_init_max = weight_init_min, weight_init_max
         self.feature_names = list(feature_names) if isinstance(feature_names, tuple) else feature_names
         self.evict, self.admit, self.absent, self.choices, self.seed = evict, admit, absent, choices, seed
+        self.tiers = tiers
         self.init_fn = None
         self.__post_init__()
 
@@ -99,6 +106,12 @@ class DynamicEmbeddingConfig(EmbeddingBagConfig):
         self._check("choices", isinstance(choices, int) and choices in (1, 2), "1 or 2")
         self._check("pooling", isinstance(self.pooling, PoolingType), "a PoolingType")
         self._check("seed", isinstance(self.seed, int), "an integer")
+        tiers = self.tiers
+        known = isinstance(tiers, list | tuple) and all(isinstance(tier, Tier) for tier in tiers)
+        self._check("tiers", known, "a list of Tier")
+        self.tiers = tuple(tiers)
+        names = [tier.name for tier in tiers]
+        self._check("tiers", len(set(names)) == len(names), "tiers with different names: Tier(name=)")
         for end in ("weight_init_min", "weight_init_max"):
             value = getattr(self, end)
             self._check(end, value is None or (isinstance(value, int | float) and abs(value) < 1e30), "a number")

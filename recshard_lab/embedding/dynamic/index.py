@@ -33,6 +33,7 @@ from recshard_lab.embedding.kernels.numba.threads import run_all, share_out, thr
 ERASED, SCRATCH = 1, 5 * 512  # these equal those of the loops
 SPARE = 16  # free slots of the first bucket from which on an id may go to the second
 GROW_AT = 0.9  # load factor beyond which an index below its largest size grows
+_LOW = 0xFFFFFFFF  # the accesses in a score of "epoch_lfu"
 NEVER = -(1 << 62)  # an access before any step
 
 _ARRAYS = ("keys", "tags", "accesses")
@@ -80,6 +81,7 @@ class Inserted:
             `new_slots`.
         moved: if the index grew, slots before and the slots of the same ids now (-1 for an id that was lost), else
             None. Slots above are those after growth.
+        lost_ids, lost_scores, lost_slots: ``[L]`` ids that found no slot in a larger index, and the slot before.
     """
 
     slots: Tensor
@@ -89,6 +91,9 @@ class Inserted:
     evicted_scores: Tensor
     evicted_slots: Tensor
     moved: tuple[Tensor, Tensor] | None = None
+    lost_ids: Tensor | None = None
+    lost_scores: Tensor | None = None
+    lost_slots: Tensor | None = None
 
 
 class ScoredIndex:
@@ -271,19 +276,39 @@ class ScoredIndex:
         self.counters.refusals += int((~admitted).sum())
         new_scores = self._first_scores(counts, None if scores is None else scores[missing], inverse)
         some = admitted.nonzero().squeeze(1)
-        moved, placed, old = self._insert_all(new[some], new_scores[some], pinned)
-        if moved is not None:
+        grown, placed, old = self._insert_all(new[some], new_scores[some], pinned)
+        moved = lost = None
+        if grown is not None:
+            held, now, held_ids, held_scores = grown
+            moved, gone = (held, now), now < 0
+            lost = (held_ids[gone], held_scores[gone], held[gone])
             slots = _renumbered(slots, *moved)
         of_new = new.new_full((len(new),), -1)
         of_new[some] = placed
         slots[missing] = of_new[inverse]
         kept = placed >= 0
-        return Inserted(slots, new[some][kept], placed[kept], *old, moved)
+        return Inserted(slots, new[some][kept], placed[kept], *old, moved, *(lost or ()))
 
     def access(self, ids: Tensor, scores: Tensor | None = None) -> Tensor:
         """Updates the scores of the ids that are present, as one step, and returns the slots. Inserts nothing."""
         ids = self._checked(ids)
         return access_all([self], ids, [(0, 0, len(ids))], self._scores(ids, scores))[0]
+
+    def contains(self, ids: Tensor) -> Tensor:
+        """``[N]`` bool: which ids are present. Nothing changes, not even the counters."""
+        return self._find(self._checked(ids)) >= 0
+
+    def add_scores(self, slots: Tensor, scores: Tensor) -> None:
+        """Adds the accesses that scores ``[M]`` of an earlier time count, to those of distinct slots ``[M]``.
+
+        Only the scores of ``"lfu"`` and ``"epoch_lfu"`` count accesses.
+        """
+        how, own = _HOW[self.evict], self.scores[slots]
+        if how == _ADD:
+            self.scores[slots] = own + scores
+        elif how == _ADD_IN_EPOCH:
+            low = ((own & _LOW) + (scores & _LOW)).clamp(max=_LOW)
+            self.scores[slots] = (own & ~_LOW) | low
 
     # ---- removal, export ----
 
@@ -407,15 +432,16 @@ class ScoredIndex:
 
     def _insert_all(
         self, new: Tensor, scores: Tensor, pinned: int
-    ) -> tuple[tuple[Tensor, Tensor] | None, Tensor, tuple[Tensor, Tensor, Tensor]]:
+    ) -> tuple[tuple[Tensor, ...] | None, Tensor, tuple[Tensor, Tensor, Tensor]]:
         """Inserts absent ids ``[M]``, ascending. Grows rather than evicts, unless slots of earlier batches must stay.
 
         Returns:
-            Slots before growth and after, None without growth; the slots ``[M]``; ids, scores and slots of those
-            evicted.
+            None without growth, else the slots before it, the slots of the same ids after it, the ids and their
+            scores; the slots ``[M]``; ids, scores and slots of those evicted.
         """
         touched = torch.full_like(new, self.step)
-        held = ids = None
+        held: tuple[Tensor, Tensor, Tensor] | None = None
+        now: Tensor | None = None
         while pinned == self.step and self.buckets < self.max_buckets:
             if self.size + len(new) <= GROW_AT * self.capacity:
                 out, *old = self._insert(new, scores, touched, NEVER)
@@ -423,19 +449,20 @@ class ScoredIndex:
                     break
                 self.tags[out[out >= 0]] = ERASED  # a bucket is full: try again with more
             if held is None:
-                held = self.slots()
-                ids = self.keys[held]
+                slots = self.slots()
+                held = slots, self.keys[slots], self.scores[slots]
             self._rebuild(min(2 * self.buckets, self.max_buckets))
+            now = self._find(held[1])
         else:
             out, *old = self._insert(new, scores, touched, pinned)
         replaced = out < -1
         out = torch.where(replaced, -2 - out, out)
-        moved = None if held is None or ids is None else (held, self._find(ids))
+        grown = None if held is None or now is None else (held[0], now, held[1], held[2])
         self.counters.overflows += int((out < 0).sum())
         self.counters.inserts += int((out >= 0).sum())
         self.counters.evictions += int(replaced.sum())
         old_ids, old_scores = (each[replaced] for each in old)
-        return moved, out, (old_ids, old_scores, out[replaced])
+        return grown, out, (old_ids, old_scores, out[replaced])
 
     def _rebuild(self, buckets: int) -> None:
         """The same ids in more buckets of each partition. Ids without room, which a very uneven hash has, are lost."""

@@ -1,18 +1,20 @@
 """A lookup kernel whose ids have any value: an index of each slot's ids in front of a kernel on their rows.
 
-Ids without a row do not reach the inner kernel. Their initial rows are added to its result.
+Ids without a slot do not reach the inner kernel. Their rows, which are initial ones or in a slower tier, are added to
+its result.
 
 Shape letters: F shard features, B bags of each, N ids, D columns.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +35,20 @@ class _Step:
 
     def __init__(self, numbers: list[int]) -> None:
         self.numbers = numbers
+
+
+class Prefetched(NamedTuple):
+    """A batch whose rows are in the fast tier. Shape letter A: ids without a slot.
+
+    Attributes:
+        slots: ``[N]`` the slots of its ids.
+        step: None after a lookup that inserted nothing.
+        absent: of every shard feature with absent ids its number, their positions ``[A]``, and rows ``[A, D]``.
+    """
+
+    slots: Tensor
+    step: _Step | None
+    absent: list[tuple[int, Tensor, Tensor]]
 
 
 @dataclass
@@ -70,6 +86,8 @@ class DynamicKernel(LookupKernel):
     Attributes:
         tables: the `DynamicTable` of each slot.
         inserts: whether a forward inserts absent ids, and changes scores. The caller sets it.
+
+    `prefetch` may run in another thread than the other methods.
     """
 
     def __init__(
@@ -95,8 +113,15 @@ class DynamicKernel(LookupKernel):
             DynamicTable(config, device, memory=partial(self._grown, number), partitions=own, columns=cols)
             for number, (config, own, cols) in enumerate(zip(configs, partitions or none, columns or none, strict=True))
         ]
+        self._share_lock()
         self._build(slots)
         self._bind()
+
+    def _share_lock(self) -> None:
+        """One lock for all tables: one that grows moves them all."""
+        self._lock = threading.RLock()
+        for table in self.tables:
+            table.lock = self._lock
 
     def _build(self, slots: Sequence[Slot]) -> None:
         """A new inner kernel, with the sizes of the indexes."""
@@ -124,33 +149,66 @@ class DynamicKernel(LookupKernel):
         return after[number]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pending": None}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_pending", "_lock")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._pending = weakref.WeakSet()
+        self._share_lock()
         self._bind()  # unpickled tensors share no memory
 
     # ---- the two passes ----
 
+    def prefetch(self, ids: Tensor, offsets: Tensor, counts: Sequence[int] | None = None) -> Prefetched | None:
+        """Inserts the absent ids of a coming batch, and moves their rows into the fast tier. May run in another thread.
+
+        Arguments are those of `forward`, which takes the result as ``prefetched=``. None if not `inserts`.
+
+        The ids of the batch before keep their slots, whether its backward has ended or not: timing affects nothing.
+        """
+        if not self.inserts:
+            return None
+        return self._look_up(ids, self._counts(offsets, counts), pins_last=True)
+
     def forward(
-        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, counts: Sequence[int] | None = None
+        self,
+        ids: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+        counts: Sequence[int] | None = None,
+        prefetched: Prefetched | None = None,
     ) -> tuple[Tensor, Any]:
-        """As of `LookupKernel`. If `inserts`, absent ids that are admitted get rows first."""
+        """As of `LookupKernel`. If `inserts`, absent ids that are admitted get rows first.
+
+        ``prefetched`` is what `prefetch` has returned for this batch, if it was called.
+        """
         counts = self._counts(offsets, counts)
-        slots, step = self._slots(ids, counts)
-        saved = _Saved(None, step, None, [], None, counts)
+        if prefetched is not None:
+            return self._forward(prefetched, offsets, weights, counts)
+        if self.inserts:
+            return self._forward(self._look_up(ids, counts), offsets, weights, counts)
+        with self._lock:  # nothing else keeps the slots
+            return self._forward(self._look_up(ids, counts), offsets, weights, counts)
+
+    def _forward(
+        self, found: Prefetched, offsets: Tensor, weights: Tensor | None, counts: list[int]
+    ) -> tuple[Tensor, Any]:
+        """The rows of ids that have these slots."""
+        slots = found.slots
+        saved = _Saved(None, found.step, None, found.absent, None, counts)
         if not bool((slots < 0).any()):
             rows, saved.inner = self._inner.forward(slots, offsets, weights, counts)
             return rows, saved
         present = slots >= 0
         saved.kept = present.nonzero().squeeze(1)
-        before = pad(present.cumsum(0), (1, 0))  # [N + 1] ids that have a row before each position
+        before = pad(present.cumsum(0), (1, 0))  # [N + 1] ids that have a slot before each position
         ends = before[[*accumulate(counts, initial=0)]].tolist()
         few = [end - start for start, end in pairwise(ends)]
         kept_weights = None if weights is None else weights[saved.kept]
         rows, saved.inner = self._inner.forward(slots[saved.kept], before[offsets], kept_weights, few)
-        self._add_initial(saved, slots, ids, offsets, weights, counts)
+        if saved.absent and self.pooled:
+            bags = torch.arange(len(offsets) - 1, device=slots.device)
+            saved.bags = torch.repeat_interleave(bags, offsets.diff(), output_size=len(slots))
         return self._joined(rows, saved, weights), saved
 
     def _counts(self, offsets: Tensor, counts: Sequence[int] | None) -> list[int]:
@@ -160,41 +218,51 @@ class DynamicKernel(LookupKernel):
         bags = (len(offsets) - 1) // len(self.feature_slots) if self.pooled else 1
         return offsets[::bags].diff().tolist()
 
-    def _slots(self, ids: Tensor, counts: Sequence[int]) -> tuple[Tensor, _Step | None]:
-        """``[N]`` the rows of ids, and the step if ids were inserted."""
-        parts = list(ids.split(list(counts)))
-        for number, table in enumerate(self.tables):
-            pinned = min((step.numbers[number] for step in self._pending), default=None)
-            own = [at for at, slot in enumerate(self.feature_slots) if slot == number]
-            joined = torch.cat([parts[at] for at in own])
-            found = table.slots_for(joined, pinned_from=pinned) if self.inserts else table.slots_of(joined)
-            for at, part in zip(own, found.split([counts[at] for at in own]), strict=True):
-                parts[at] = part
-        slots = torch.cat(parts)
-        if not self.inserts:
-            return slots, None
-        step = _Step([table.index.step for table in self.tables])
-        self._pending.add(step)
-        return slots, step
+    def _look_up(self, ids: Tensor, counts: Sequence[int], pins_last: bool = False) -> Prefetched:
+        """The slots of ids. If `inserts`, as one step of each table, which inserts absent ids.
 
-    def _add_initial(
-        self,
-        saved: _Saved,
-        slots: Tensor,
-        ids: Tensor,
-        offsets: Tensor,
-        weights: Tensor | None,
-        counts: Sequence[int],
-    ) -> None:
-        """Computes the rows of absent ids."""
-        for feature, (start, count) in enumerate(zip(accumulate(counts, initial=0), counts, strict=False)):
-            table = self.tables[self.feature_slots[feature]]
-            absent = start + (slots[start : start + count] < 0).nonzero().squeeze(1)
-            if len(absent) and table.config.absent == "initial":
-                saved.absent.append((feature, absent, table.initial(ids[absent]).float()))
-        if saved.absent and self.pooled:
-            bags = torch.arange(len(offsets) - 1, device=ids.device)
-            saved.bags = torch.repeat_interleave(bags, offsets.diff(), output_size=len(ids))
+        ``pins_last``: ids of the step before are not evicted.
+        """
+        with self._lock:
+            ids = ids.to(self.device, torch.int64)
+            parts = list(ids.split(list(counts)))
+            absent: list[tuple[int, Tensor, Tensor]] = []
+            starts = [*accumulate(counts, initial=0)]
+            for number, table in enumerate(self.tables):
+                own = [at for at, slot in enumerate(self.feature_slots) if slot == number]
+                joined = torch.cat([parts[at] for at in own])
+                if self.inserts:
+                    found = table.slots_for(joined, pinned_from=self._pinned(number, pins_last))
+                else:
+                    found = table.slots_of(joined)
+                for at, part in zip(own, found.split([counts[at] for at in own]), strict=True):
+                    parts[at] = part
+                rows = self._rows_below(table, joined, found)
+                if rows is None:
+                    continue
+                for at in own:
+                    positions = (parts[at] < 0).nonzero().squeeze(1)
+                    if len(positions):
+                        absent.append((at, starts[at] + positions, rows[: len(positions)]))
+                        rows = rows[len(positions) :]
+            step = None
+            if self.inserts:
+                step = _Step([table.index.step for table in self.tables])
+                self._pending.add(step)
+            return Prefetched(torch.cat(parts), step, absent)
+
+    def _pinned(self, number: int, pins_last: bool) -> int | None:
+        """The first step of a table whose ids must keep their slots. None for the coming one."""
+        steps = [step.numbers[number] for step in self._pending]
+        if pins_last:
+            steps.append(self.tables[number].index.step)
+        return min(steps, default=None)
+
+    def _rows_below(self, table: DynamicTable, ids: Tensor, slots: Tensor) -> Tensor | None:
+        """``[A, D]`` fp32 rows of the ids without a slot, in their order. None if there are none, or all are zeros."""
+        absent = (slots < 0).nonzero().squeeze(1)
+        rows = table.rows_below(ids[absent]) if len(absent) else None
+        return None if rows is None else rows.float()
 
     def _dims(self) -> list[int]:
         """Columns of each shard feature."""
@@ -249,9 +317,9 @@ class DynamicKernel(LookupKernel):
 
     def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
         """As of `LookupKernel`. Absent ids get no gradient; their per-sample weights do."""
-        saved.step = None  # ids of this batch may now lose their slots
         own_grad = grad if self.pooled or saved.kept is None else self._of_kept(saved, grad)
         of_weights = self._inner.backward(saved.inner, own_grad, row_norms)
+        saved.step = None  # ids of this batch may now lose their slots
         if of_weights is None or saved.kept is None:
             return of_weights
         whole = of_weights.new_zeros(sum(saved.counts))
@@ -294,5 +362,9 @@ class DynamicKernel(LookupKernel):
         return [table.index.tensors() for table in self.tables]
 
     def counters(self) -> list[dict[str, float]]:
-        """Per slot what its index has counted, see `Counters`."""
+        """Per slot what the index of its fast tier has counted, see `Counters`."""
         return [dict(table.counters.as_dict()) for table in self.tables]
+
+    def tier_counters(self) -> list[dict[str, dict[str, int]]]:
+        """Per slot what each tier has counted, see `DynamicTable.tier_counters`."""
+        return [table.tier_counters() for table in self.tables]

@@ -1,15 +1,18 @@
 """One dynamic table: an index of ids, and the rows and optimizer states in its slots.
 
-A row belongs to one id at a time. When an id gets a slot, its row becomes the initial row of that id and its optimizer
-states become 0, so that no id ever reads what another one left.
+A row belongs to one id at a time. When an id gets a slot, its row and optimizer states come up from the tiers below if
+one of them has the id. Else the row becomes the initial row of that id and the states become 0, so that no id ever
+reads what another one left. An id that loses its slot takes its row and states to the tiers.
 
-Shape letters: N ids, M distinct ids, C slots, D columns.
+Shape letters: N ids, M distinct ids, C slots, D columns, A ids without a slot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,11 +21,26 @@ from recshard_lab.embedding.dynamic.admission import admission_of, of_ids
 from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
 from recshard_lab.embedding.dynamic.index import Counters, Inserted, ScoredIndex
 from recshard_lab.embedding.dynamic.initial import initial_rows, stream_of
-from recshard_lab.embedding.dynamic.stores.base import Rows as Rows
+from recshard_lab.embedding.dynamic.stores import Chain, open_stores
+from recshard_lab.embedding.dynamic.stores.base import RowFormat, Rows, RowStore, joined
 from recshard_lab.embedding.kernels import TORCH_DTYPES
 
 Memory = tuple[Tensor, Mapping[str, Tensor]]
 """The weight ``[C, D]`` and the optimizer states of a table."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _alone(method: Callable[Concatenate[DynamicTable, P], R]) -> Callable[Concatenate[DynamicTable, P], R]:
+    """Calls from several threads, such as a pipeline's prefetch, run one after the other."""
+
+    @wraps(method)
+    def locked(self: DynamicTable, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self.lock:
+            return method(self, *args, **kwargs)
+
+    return locked
 
 
 class DynamicTable:
@@ -36,11 +54,15 @@ class DynamicTable:
         partitions: of the table, those of this shard, see `ScoredIndex`. Default: all.
         columns: first column of the rows stored here, and the one after the last. Default: all.
         backend: of `ScoredIndex`.
+        stores: returns the tiers below for rows of a format, fastest first. Default: those of ``config.tiers``.
 
     Attributes:
-        index: the `ScoredIndex`.
+        index: the `ScoredIndex` of the fast tier.
         weight: ``[C, D]``. states: name -> optimizer state; those with one entry per row are reset with it.
-        on_evict: is passed the `Rows` of every id that loses its slot, before they are reset; None for nothing.
+        on_evict: is passed the `Rows` of ids that the table loses: without tiers, of every id that loses its slot;
+            with tiers, those that the last tier loses. None for nothing. A pipeline that prefetches may call it in
+            another thread.
+        lock: is held by every operation.
 
     >>> table = DynamicTable(DynamicEmbeddingConfig("user", 4, capacity=128))
     >>> rows = table.find_or_insert(torch.tensor([10**12, -5]))
@@ -57,9 +79,11 @@ class DynamicTable:
         partitions: tuple[int, int] | None = None,
         columns: tuple[int, int] | None = None,
         backend: str | None = None,
+        stores: Callable[[RowFormat], Sequence[RowStore]] | None = None,
     ) -> None:
         self.config, self.device = config, torch.device(device)
         self.columns = (0, config.embedding_dim) if columns is None else columns
+        self.lock = threading.RLock()
         evict = "custom" if callable(config.evict) else config.evict
         self.index = ScoredIndex(
             config.capacity,
@@ -72,6 +96,8 @@ class DynamicTable:
         )
         self._admit = admission_of(config, self.index.max_capacity, device)
         self._stream = stream_of(config.seed, config.name)
+        self._stores, self._tiers = stores or self._configured, None
+        self._has_tiers = stores is not None or bool(config.tiers)
         self._memory = memory or self._weight_alone
         self.weight: Tensor
         self.states: Mapping[str, Tensor]
@@ -79,16 +105,43 @@ class DynamicTable:
             self.weight, self.states = self._memory()
         self.on_evict: Callable[[Rows], object] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.lock = threading.RLock()
+
+    @property
+    def tiers(self) -> Chain | None:
+        """The tiers below, opened with the first use. None without tiers."""
+        if self._tiers is None and self._has_tiers:
+            self._tiers = Chain(self._stores(RowFormat.of(self.weight, dict(self._by_row()))))
+        return self._tiers
+
+    def _configured(self, format: RowFormat) -> list[RowStore]:
+        return open_stores(self.config, format, self.index.partitions, self.index.shard, self.columns)
+
     # ---- size ----
 
     @property
     def size(self) -> int:
-        """Ids that have a row."""
+        """Ids that have a slot in the fast tier."""
         return self.index.size
 
     @property
+    def total_size(self) -> int:
+        """Ids that have a row in any tier. It reads every tier that keeps copies (``mode="cache"``)."""
+        with self.lock:
+            if self.tiers is None:
+                return self.size
+            if all(store.mode == "hybrid" for store in self.tiers.stores):
+                return self.size + sum(len(store) for store in self.tiers.stores)
+            return self.size + sum(len(rows.ids) for rows in self.tiers.batches(1 << 16, self._in_fast))
+
+    @property
     def capacity(self) -> int:
-        """Rows."""
+        """Slots of the fast tier."""
         return self.index.capacity
 
     @property
@@ -98,23 +151,33 @@ class DynamicTable:
 
     @property
     def counters(self) -> Counters:
-        """What the index has counted."""
+        """What the index of the fast tier has counted."""
         return self.index.counters
+
+    @_alone
+    def tier_counters(self) -> dict[str, dict[str, int]]:
+        """Name of a tier, ``"fast"`` first -> what it has counted. See `Counters` and `StoreCounters`."""
+        below = {} if self.tiers is None else self.tiers.counters()
+        return {"fast": self.index.counters.as_dict()} | below
 
     # ---- slots, for lookups ----
 
+    @_alone
     def slots_of(self, ids: Tensor) -> Tensor:
         """``[N]`` the slot of each id, -1 for absent ones. Inserts and evicts nothing, and changes no score."""
         return self.index.find(ids)
 
+    @_alone
     def slots_for(self, ids: Tensor, *, pinned_from: int | None = None) -> Tensor:
         """``[N]`` the slot of each id, as one training step: absent ids are inserted if they are admitted.
+
+        Ids that a tier has are admitted.
 
         Args:
             ids: ``[N]`` int64.
             pinned_from: ids of this step of the index and of later ones are not evicted. Default: those of the batch.
         """
-        found = self.index.find_or_insert(ids, self._scores(ids), admit=self._admit, pinned_from=pinned_from)
+        found = self.index.find_or_insert(ids, self._scores(ids), admit=self._admission(), pinned_from=pinned_from)
         self._settle(found)
         return found.slots
 
@@ -123,37 +186,55 @@ class DynamicTable:
         rows = initial_rows(ids.to(self.device, torch.int64), self._stream, self.columns, self.config.init_range)
         return rows.to(self.weight.dtype)
 
+    @_alone
+    def rows_below(self, ids: Tensor) -> Tensor | None:
+        """What ids without a slot ``[A]`` read: rows ``[A, D]`` of the tiers, else ``config.absent``. Nothing moves.
+
+        None if all rows are zeros.
+        """
+        return self._below(ids)[0]
+
     # ---- the operations of HierarchicalKV ----
 
+    @_alone
     def find(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """``[N, D]`` rows and ``[N]`` bool whether each id has one. Absent ids read ``config.absent``."""
-        slots = self.slots_of(ids)
-        return self._read(ids, slots), slots >= 0
+        """``[N, D]`` rows and ``[N]`` bool whether each id has one, in any tier. Absent ids read ``config.absent``."""
+        return self._read(ids, self.slots_of(ids))
 
+    @_alone
     def find_or_insert(self, ids: Tensor) -> Tensor:
         """``[N, D]`` rows. Absent ids are inserted with their initial row if they are admitted."""
-        return self._read(ids, self.slots_for(ids))
+        return self._read(ids, self.slots_for(ids))[0]
 
+    @_alone
     def insert_and_evict(self, ids: Tensor, rows: Tensor) -> Rows:
-        """Inserts or overwrites rows ``[N, D]``, and returns those of the ids that lost their slot.
+        """Inserts or overwrites rows ``[N, D]``, and returns those that the table lost: see `on_evict`.
 
         Of several rows for one id, the last one is stored.
         """
         ids, rows = _last_of_each(ids, rows)
-        found = self.index.find_or_insert(ids, self._scores(ids), admit=self._admit)
-        evicted = self._settle(found, read=True)
-        assert evicted is not None
+        found = self.index.find_or_insert(ids, self._scores(ids), admit=self._admission())
+        lost = self._settle(found, read=True)
+        assert lost is not None
         stored = found.slots >= 0
         self.weight[found.slots[stored]] = rows[stored].to(self.weight.dtype)
-        return evicted
+        self._change_below(ids[~stored], rows[~stored], add=False)
+        return lost
 
+    @_alone
     def assign(self, ids: Tensor, rows: Tensor) -> Tensor:
         """Overwrites the rows of ids that have one. Returns ``[N]`` bool which these are. Scores are updated."""
         slots = self.index.access(ids, self._scores(ids))
         last = _last_positions(slots)
         self.weight[slots[last]] = rows[last].to(self.weight.dtype)
-        return slots >= 0
+        known = slots >= 0
+        absent = (~known).nonzero().squeeze(1)
+        distinct, last_rows = _last_of_each(ids[absent], rows[absent])
+        below = self._change_below(distinct, last_rows, add=False)
+        known[absent] = torch.isin(ids[absent], distinct[below])
+        return known
 
+    @_alone
     def accum_or_assign(self, ids: Tensor, rows: Tensor, present: Tensor) -> Tensor:
         """Adds to rows of ids that have one, and inserts others.
 
@@ -168,39 +249,94 @@ class DynamicTable:
         slots = self.index.find(ids)
         add = present & (slots >= 0)
         self.weight.index_add_(0, slots[add], rows[add].to(self.weight.dtype))
+        absent = (present & (slots < 0)).nonzero().squeeze(1)
+        distinct, inverse = ids[absent].unique(return_inverse=True)
+        sums = rows.new_zeros(len(distinct), rows.shape[1]).index_add_(0, inverse, rows[absent])
+        add[absent] = self._change_below(distinct, sums, add=True)[inverse]
         new = ~present & (slots < 0)
+        new[new.clone()] = ~self._in_tiers(ids[new])
         if bool(new.any()):
             self.insert_and_evict(ids[new], rows[new])
             new &= self.index.find(ids) >= 0
         return add | new
 
+    @_alone
     def erase(self, ids: Tensor) -> int:
-        """Removes ids that have a row. Returns how many."""
-        return len(self.index.erase(ids))
+        """Removes ids that have a row, from every tier. Returns how many."""
+        erased = self.index.keys[self.index.erase(ids)]
+        if self.tiers is None:
+            return len(erased)
+        distinct = ids.to(self.device, torch.int64).unique()
+        below = self.tiers.delete(distinct.cpu()).to(self.device)
+        return int((below | torch.isin(distinct, erased)).sum())
 
+    @_alone
     def erase_if(self, condition: Callable[[Tensor, Tensor], Tensor]) -> int:
-        """Removes the ids for which ``condition(ids [M], scores [M])`` is True. Returns how many."""
-        return len(self.index.erase_if(condition))
+        """Removes the ids for which ``condition(ids [M], scores [M])`` is True, from every tier. Returns how many."""
+        if self.tiers is None:
+            return len(self.index.erase_if(condition))
+        chosen = [rows.ids[condition(rows.ids, rows.scores)] for rows in self.export_batches()]
+        return sum(self.erase(ids) for ids in chosen)
 
     def export_batches(self, size: int = 1 << 16, since: int | None = None) -> Iterator[Rows]:
-        """Everything that the table holds, up to ``size`` ids at a time.
+        """Everything that the table holds, up to ``size`` ids at a time. Rows of the fast tier come first.
 
         Args:
             size: of a batch.
-            since: only ids touched at this step of the index or later.
+            since: only ids touched at this step of the index or later. Of the other tiers: ids that left the fast tier
+                then.
         """
         for ids, scores, slots in self.index.export_batches(size, since):
             yield self._rows(ids, scores, self.index.touched[slots], slots)
+        if self.tiers is not None:
+            for rows in self.tiers.batches(size, self._in_fast):
+                recent = rows.at(rows.touched >= since) if since is not None else rows
+                if len(recent.ids):
+                    yield recent.to(self.device)
+
+    @_alone
+    def flush(self) -> None:
+        """Moves every row to the last tier. A tier on disk or in Redis then has the whole table for the next run.
+
+        Raises:
+            ValueError: the table has no tiers.
+        """
+        if self.tiers is None:
+            raise ValueError(f"table {self.config.name!r} has no tiers to flush to. Fix: pass tiers= to its config")
+        for ids, scores, slots in self.index.export_batches():
+            self._lose(self.tiers.put(self._leaving(ids, scores, slots).to("cpu")))
+            self.index.erase(ids)
+        self._lose(self.tiers.sink())
+        self.tiers.close()
 
     # ---- state ----
 
+    @_alone
     def state(self) -> dict[str, Any]:
-        """The index, the weight, the optimizer states and the admission, for `load_state`. Tensors are not copied."""
-        admission = {} if self._admit is None else self._admit.state()
-        return {"index": self.index.state(), "weight": self.weight, "states": dict(self.states), "admit": admission}
+        """The index, the weight, the optimizer states, the admission and the tiers, for `load_state`.
 
+        Tensors are not copied. Of tiers on disk and in Redis the state has the place, not the rows: loading it gives a
+        table with the rows that are there then.
+        """
+        admission = {} if self._admit is None else self._admit.state()
+        state = {"index": self.index.state(), "weight": self.weight, "states": dict(self.states), "admit": admission}
+        return state if self.tiers is None else state | {"tiers": self.tiers.state()}
+
+    @_alone
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Becomes the table that `state` was read from, in memory of its size."""
+        """Becomes the table that `state` was read from, in memory of its size.
+
+        Raises:
+            ValueError: the state has other tiers.
+        """
+        stores = [] if self.tiers is None else self.tiers.stores
+        if len(stores) != len(state.get("tiers", ())):
+            raise ValueError(
+                f"table {self.config.name!r} has {len(stores)} tiers, and the state has {len(state.get('tiers', ()))}. "
+                f"Fix: build the table with the tiers of the state"
+            )
+        for store, own in zip(stores, state.get("tiers", ()), strict=True):
+            store.load_state(own)
         self.index.load_state(state["index"])
         if len(self.weight) != self.index.capacity:
             self.weight, self.states = self._memory()
@@ -218,13 +354,64 @@ class DynamicTable:
         evict = self.config.evict
         return of_ids(evict, ids, torch.int64, f"table {self.config.name!r}: evict(ids)") if callable(evict) else None
 
-    def _read(self, ids: Tensor, slots: Tensor) -> Tensor:
-        rows = self.weight[slots.clamp(min=0)]
-        absent = slots < 0
-        if self.config.absent == "zero":
-            return rows.masked_fill_(absent[:, None], 0.0)
-        rows[absent] = self.initial(ids[absent])
-        return rows
+    def _admission(self) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """What decides which absent ids are inserted: those that a tier has, and those that admission admits."""
+        admit = self._admit
+        if admit is None or self.tiers is None:
+            return admit
+
+        def admitted(ids: Tensor, counts: Tensor) -> Tensor:
+            known = self._in_tiers(ids)
+            known[~known] = admit(ids[~known], counts[~known])
+            return known
+
+        return admitted
+
+    def _in_fast(self, ids: Tensor) -> Tensor:
+        """``[M]`` bool in host memory: which ids have a slot."""
+        return self.index.contains(ids).cpu()
+
+    def _in_tiers(self, ids: Tensor) -> Tensor:
+        """``[M]`` bool: which ids are in a tier below."""
+        if self.tiers is None:
+            return torch.zeros_like(ids, dtype=torch.bool)
+        return self.tiers.contains(ids.cpu()).to(ids.device)
+
+    def _change_below(self, ids: Tensor, rows: Tensor, *, add: bool) -> Tensor:
+        """Overwrites, or adds to, the rows of distinct ids ``[M]`` in the tiers. Returns which are there."""
+        if self.tiers is None or not len(ids):
+            return torch.zeros_like(ids, dtype=torch.bool)
+        given = rows.to("cpu", self.weight.dtype)
+
+        def change(own: Rows, at: Tensor) -> Rows:
+            weight = own.weight + given[at] if add else given[at]
+            return own._replace(weight=weight, touched=torch.full_like(own.ids, self.index.step))
+
+        return self.tiers.change(ids.to("cpu", torch.int64), change).to(ids.device)
+
+    def _read(self, ids: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        rows, found = self.weight[slots.clamp(min=0)], slots >= 0
+        absent = (~found).nonzero().squeeze(1)
+        if len(absent):
+            below, found[absent] = self._below(ids[absent])
+            rows[absent] = 0.0 if below is None else below  # type: ignore[assignment]
+        return rows, found
+
+    def _below(self, ids: Tensor) -> tuple[Tensor | None, Tensor]:
+        """`rows_below`, and ``[A]`` bool which ids are in a tier."""
+        none = torch.zeros(len(ids), dtype=torch.bool, device=self.device)
+        rows = self.initial(ids) if self.config.absent == "initial" else None
+        if self.tiers is None or not len(ids):
+            return rows, none
+        distinct, inverse = ids.to("cpu", torch.int64).unique(return_inverse=True)
+        below, found = self.tiers.get(distinct)
+        if not bool(found.any()):
+            return rows, none
+        if rows is None:
+            rows = self.weight.new_zeros(len(ids), self.weight.shape[1])
+        here = found[inverse]
+        rows[here.to(self.device)] = below.weight[inverse[here]].to(self.device)
+        return rows, here.to(self.device)
 
     def _by_row(self) -> Iterator[tuple[str, Tensor]]:
         """The optimizer states with one entry per row."""
@@ -235,20 +422,72 @@ class DynamicTable:
 
     @torch.no_grad()
     def _settle(self, found: Inserted, read: bool = False) -> Rows | None:
-        """Moves rows after growth, reads those of evicted ids on request, and resets new ones."""
+        """Moves rows after an insertion: to their new slots, to the tiers, and from them.
+
+        Returns:
+            The rows that the table lost; None if nothing has read them.
+        """
+        wanted = read or self.on_evict is not None or self._has_tiers
+        down = []
+        if found.lost_slots is not None and wanted and len(found.lost_slots):
+            down.append(self._leaving(found.lost_ids, found.lost_scores, found.lost_slots))  # type: ignore[arg-type]
         if found.moved is not None:
             self._resize(*found.moved)
-        evicted = None
-        if read or (self.on_evict is not None and len(found.evicted_ids)):
-            touched = torch.full_like(found.evicted_ids, self.index.step)
-            evicted = self._rows(found.evicted_ids, found.evicted_scores, touched, found.evicted_slots)
-            if self.on_evict is not None and len(found.evicted_ids):
-                self.on_evict(evicted)
-        if len(found.new_slots):
-            self.weight[found.new_slots] = self.initial(found.new_ids)
+        if wanted and (len(found.evicted_slots) or (read and not down)):
+            down.append(self._leaving(found.evicted_ids, found.evicted_scores, found.evicted_slots))
+        lost = joined(down) if down else None
+        try:
+            if len(found.new_slots):
+                self._fill(found.new_ids, found.new_slots)
+            if lost is not None and len(lost.ids) and self.tiers is not None:
+                lost = (self.tiers.put(lost.to("cpu")) or lost.at(slice(0))).to(self.device)
+        except BaseException:
+            self._lose(lost)
+            raise
+        self._lose(lost)
+        return lost
+
+    def _leaving(self, ids: Tensor, scores: Tensor, slots: Tensor) -> Rows:
+        """The rows of ids that lost these slots."""
+        return self._rows(ids, scores, torch.full_like(ids, self.index.step), slots)
+
+    def _lose(self, rows: Rows | None) -> None:
+        """Passes rows that no tier has to `on_evict`."""
+        if rows is not None and len(rows.ids) and self.on_evict is not None:
+            self.on_evict(rows.to(self.device))
+
+    def _fill(self, ids: Tensor, slots: Tensor) -> None:
+        """Fills the slots of distinct ids that were inserted: from the tiers, else with initial rows and zeros."""
+        taken = self._taken(ids)
+        if taken is None:
+            self.weight[slots] = self.initial(ids)
             for _, state in self._by_row():
-                state[found.new_slots] = 0
-        return evicted
+                state[slots] = 0
+            return
+        rows, found = taken
+        if not bool(found.all()):
+            rows.weight[~found] = self.initial(ids[~found])
+            for state in rows.states.values():
+                state[~found] = 0
+        self.weight[slots] = rows.weight
+        for name, state in self._by_row():
+            state[slots] = rows.states[name]
+        self.index.add_scores(slots[found], rows.scores[found])
+
+    def _taken(self, ids: Tensor) -> tuple[Rows, Tensor] | None:
+        """Rows that come up from the tiers, and ``[M]`` bool which do. None if none does.
+
+        Raises:
+            Exception: as of the tier. The index then has none of the ids.
+        """
+        if self.tiers is None:
+            return None
+        try:
+            rows, found = self.tiers.take(ids.cpu())
+        except BaseException:
+            self.index.erase(ids)
+            raise
+        return (rows.to(self.device), found.to(self.device)) if bool(found.any()) else None
 
     def _resize(self, before: Tensor, after: Tensor) -> None:
         """New memory, with the rows of slots ``before`` in the slots ``after``."""

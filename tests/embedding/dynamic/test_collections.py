@@ -88,7 +88,7 @@ def test_a_table_that_evicts_nothing_trains_as_a_static_one(
         mine.values().pow(2).sum().backward()
         other.values().pow(2).sum().backward()
     assert dynamic.table("user").capacity > 1024  # it grew
-    assert dynamic.counters()["user"]["evictions"] == 0
+    assert dynamic.counters()["user"]["fast"]["evictions"] == 0
     dynamic.eval()
     before = copy.deepcopy(dynamic.state_dict())
     for by_id, by_position in batches(5, weighted, seed=9):  # ids that never occurred among them
@@ -184,7 +184,7 @@ def test_ids_whose_backward_is_to_come_keep_their_rows() -> None:
     collection = small()
     first = filled(collection, 0)
     second = filled(collection, 1000)  # no slot is free
-    assert collection.counters()["user"]["overflows"] == 128
+    assert collection.counters()["user"]["fast"]["overflows"] == 128
     assert second.unique().tolist() == [1.0]
     second.sum().backward()
     first.sum().backward()
@@ -192,7 +192,7 @@ def test_ids_whose_backward_is_to_come_keep_their_rows() -> None:
     assert collection(one_id(1005)).values().tolist() == [[1.0] * 4]  # absent ids are not trained
     collection.train()
     filled(collection, 1000)
-    assert collection.counters()["user"]["evictions"] == 128
+    assert collection.counters()["user"]["fast"]["evictions"] == 128
 
 
 def test_each_table_pins_its_own_steps() -> None:
@@ -209,7 +209,7 @@ def test_each_table_pins_its_own_steps() -> None:
 
     first = collection(batch(1000)).values()
     collection(batch(2000))
-    assert collection.counters()["user"]["evictions"] == 0
+    assert collection.counters()["user"]["fast"]["evictions"] == 0
     first.sum().backward()
     assert collection.eval()(batch(1000))["user"].unique().tolist() == [0.0]
 
@@ -220,7 +220,7 @@ def test_a_batch_that_is_dropped_without_backward_pins_nothing() -> None:
     del dropped
     gc.collect()
     filled(collection, 1000)
-    assert collection.counters()["user"]["evictions"] == 128
+    assert collection.counters()["user"]["fast"]["evictions"] == 128
 
 
 def test_copies_and_state_dicts_continue_as_the_original() -> None:

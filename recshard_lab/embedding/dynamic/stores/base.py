@@ -39,8 +39,8 @@ class Rows(NamedTuple):
         states = {name: change(state) for name, state in self.states.items()}
         return Rows(change(self.ids), change(self.scores), change(self.touched), change(self.weight), states)
 
-    def at(self, which: Tensor) -> Rows:
-        """The rows at these positions, or for which a mask ``[M]`` is True. The tensors are copies."""
+    def at(self, which: Tensor | slice) -> Rows:
+        """The rows at these positions, or for which a mask ``[M]`` is True. A slice copies nothing."""
         return self.map(lambda own: own[which])
 
     def to(self, device: torch.device | str) -> Rows:

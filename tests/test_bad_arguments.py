@@ -389,9 +389,23 @@ def calls() -> dict[str, Call]:
                 "choices": 2,
                 "weight_init_min": -1.0,
                 "weight_init_max": 1.0,
+                "tiers": [rl.Tier("host", capacity=128)],
                 "seed": 0,
             },
         ),
+        "Tier": (
+            rl.Tier,
+            {
+                "kind": "host",
+                "capacity": 128,
+                "path": None,
+                "url": None,
+                "mode": "cache",
+                "cost": rl.EmulatedCost(1),
+                "name": "slow",
+            },
+        ),
+        "EmulatedCost": (rl.EmulatedCost, {"latency_us": 1.0, "gb_per_s": 2.0}),
         "DynamicEmbeddingBagCollection": (
             lambda **own: rl.DynamicEmbeddingBagCollection(**own)(batch()).values().sum().backward(),
             {

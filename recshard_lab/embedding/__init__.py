@@ -20,6 +20,8 @@ from recshard_lab.embedding.data_types import pooling_type_to_str as pooling_typ
 from recshard_lab.embedding.dynamic import DynamicEmbeddingBagCollection as DynamicEmbeddingBagCollection
 from recshard_lab.embedding.dynamic import DynamicEmbeddingCollection as DynamicEmbeddingCollection
 from recshard_lab.embedding.dynamic import DynamicEmbeddingConfig as DynamicEmbeddingConfig
+from recshard_lab.embedding.dynamic import EmulatedCost as EmulatedCost
+from recshard_lab.embedding.dynamic import Tier as Tier
 from recshard_lab.embedding.fuse import fuse_embedding_optimizer as fuse_embedding_optimizer
 from recshard_lab.embedding.fused_base import FusedCollection as FusedCollection
 from recshard_lab.embedding.fused_collections import FusedEmbeddingBagCollection as FusedEmbeddingBagCollection
@@ -72,6 +74,7 @@ __all__ = [
     "EmbeddingCollection",
     "EmbeddingCollectionInterface",
     "EmbeddingConfig",
+    "EmulatedCost",
     "FusedCollection",
     "FusedEmbeddingBagCollection",
     "FusedEmbeddingCollection",
@@ -92,6 +95,7 @@ __all__ = [
     "PoolingType",
     "QuantizedEmbeddingBagCollection",
     "RowWiseAdagrad",
+    "Tier",
     "WeightDecayMode",
     "apply_optimizer_in_backward",
     "average_threshold_filter",

@@ -2,7 +2,8 @@
 
 In walking order: `config` says what a table is, `index` finds the slot of an id and decides which id loses its slot
 (`index_loops` on CPU, `index_rounds` in torch operators), `initial` computes first rows, `admission` decides which ids
-get one, `table` keeps the rows, `collections` looks batches up and trains.
+get one, `table` keeps the rows, `stores` keeps rows without a slot in slower memories, which `tiers` describes,
+`collections` looks batches up and trains.
 """
 
 from recshard_lab.embedding.dynamic.collections import DynamicEmbeddingBagCollection as DynamicEmbeddingBagCollection
@@ -10,3 +11,5 @@ from recshard_lab.embedding.dynamic.collections import DynamicEmbeddingCollectio
 from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig as DynamicEmbeddingConfig
 from recshard_lab.embedding.dynamic.index import ScoredIndex as ScoredIndex
 from recshard_lab.embedding.dynamic.table import DynamicTable as DynamicTable
+from recshard_lab.embedding.dynamic.tiers import EmulatedCost as EmulatedCost
+from recshard_lab.embedding.dynamic.tiers import Tier as Tier

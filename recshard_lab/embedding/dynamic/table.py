@@ -156,9 +156,11 @@ class DynamicTable:
 
     @_alone
     def tier_counters(self) -> dict[str, dict[str, int]]:
-        """Name of a tier, ``"fast"`` first -> what it has counted. See `Counters` and `StoreCounters`."""
+        """Name of a tier, ``"fast"`` first -> what it has counted, and ``size``. See `Counters`, `StoreCounters`."""
+        own = self.index.counters
+        size = own.inserts - own.evictions - own.erasures
         below = {} if self.tiers is None else self.tiers.counters()
-        return {"fast": self.index.counters.as_dict()} | below
+        return {"fast": own.as_dict() | {"size": size}} | below
 
     # ---- slots, for lookups ----
 

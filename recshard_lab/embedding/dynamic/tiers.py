@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os import PathLike, fspath
 
 KINDS = ("host", "disk", "redis")
 MODES = ("hybrid", "cache")
@@ -68,15 +69,15 @@ class Tier:
 
     kind: str
     capacity: int | float | None = None
-    path: str | None = None
+    path: str | PathLike[str] | None = None
     url: str | None = None
     mode: str = "hybrid"
     cost: EmulatedCost | None = None
     name: str = ""
 
     def __post_init__(self) -> None:
-        self._check("kind", self.kind in KINDS, _listed(KINDS))
-        self._check("mode", self.mode in MODES, _listed(MODES))
+        self._check("kind", isinstance(self.kind, str) and self.kind in KINDS, _listed(KINDS))
+        self._check("mode", isinstance(self.mode, str) and self.mode in MODES, _listed(MODES))
         self._check("cost", self.cost is None or isinstance(self.cost, EmulatedCost), "an EmulatedCost")
         self._check("name", isinstance(self.name, str) and self.name != "fast", "another name")
         needed = dict(zip(KINDS, ("capacity", "path", "url"), strict=True))[self.kind]
@@ -91,7 +92,8 @@ class Tier:
             self._check("capacity", whole and value == int(value), "a positive integer")
             object.__setattr__(self, "capacity", int(value))
         else:
-            object.__setattr__(self, needed, str(value))
+            self._check(needed, isinstance(value, str | PathLike), "a string")
+            object.__setattr__(self, needed, fspath(value))
         object.__setattr__(self, "name", self.name or self.kind)
 
     def _check(self, name: str, right: bool, expected: str) -> None:

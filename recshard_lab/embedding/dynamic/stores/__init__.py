@@ -12,6 +12,7 @@ from recshard_lab.embedding.dynamic.stores.base import StoreCounters as StoreCou
 from recshard_lab.embedding.dynamic.stores.chain import Chain as Chain
 from recshard_lab.embedding.dynamic.stores.disk import DiskStore as DiskStore
 from recshard_lab.embedding.dynamic.stores.host import HostStore as HostStore
+from recshard_lab.embedding.dynamic.stores.records import part_name
 from recshard_lab.embedding.dynamic.stores.redis import RedisStore as RedisStore
 
 
@@ -31,8 +32,7 @@ def open_stores(
         shard: the first of them that is here, and the one after the last.
         columns: the same of the table's columns.
     """
-    first, end = shard
-    part = f"partitions {first}-{end} of {partitions}, columns {columns[0]}-{columns[1]}"
+    part = part_name(shard, columns)
     stores: list[RowStore] = []
     for tier in config.tiers:
         options: Any = {"name": tier.name, "mode": tier.mode, "cost": tier.cost}
@@ -40,8 +40,8 @@ def open_stores(
             assert tier.capacity is not None
             stores.append(HostStore(format, int(tier.capacity), partitions=partitions, shard=shard, **options))
         elif tier.kind == "disk":
-            folder = Path(str(tier.path)) / quote(config.name, safe="") / part.replace(", ", "_").replace(" ", "-")
-            stores.append(DiskStore(format, folder, **options))
+            folder = Path(str(tier.path), quote(config.name, safe=""))
+            stores.append(DiskStore(format, folder, part, **options))
         else:
-            stores.append(RedisStore(format, str(tier.url), f"recshard-lab/{config.name}/{part}", **options))
+            stores.append(RedisStore(format, str(tier.url), f"recshard-lab/{config.name}", part, **options))
     return stores

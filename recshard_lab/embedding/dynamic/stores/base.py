@@ -98,7 +98,8 @@ class RowFormat:
     def packed(self, rows: Rows) -> Tensor:
         """``[M, record bytes]`` uint8: scores, touched, weight and states of each row one after the other."""
         parts = [rows.scores, rows.touched, rows.weight, *(rows.states[name] for name, _, _ in self.states)]
-        return torch.cat([part.contiguous().view(len(rows.ids), -1).view(torch.uint8) for part in parts], dim=1)
+        flat = [part.contiguous().view(-1).view(torch.uint8) for part in parts]
+        return torch.cat([part.view(len(rows.ids), part.numel() // max(1, len(rows.ids))) for part in flat], dim=1)
 
     def unpacked(self, ids: Tensor, records: Tensor) -> Rows:
         """The rows of ids ``[M]`` with these records ``[M, record bytes]``."""
@@ -107,7 +108,8 @@ class RowFormat:
         def part(axes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
             nonlocal first
             start, first = first, first + torch.Size(axes).numel() * dtype.itemsize
-            return records[:, start:first].contiguous().view(dtype).view(many, *axes)
+            own = torch.empty(many, first - start, dtype=torch.uint8).copy_(records[:, start:first])
+            return own.view(-1).view(dtype).view(many, *axes)
 
         scores, touched = part((), torch.int64), part((), torch.int64)
         weight = part((self.columns,), self.dtype)

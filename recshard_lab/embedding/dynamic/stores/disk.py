@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from recshard_lab.embedding.dynamic.stores.base import RowFormat, Rows, RowStore, Stored
-from recshard_lab.embedding.dynamic.stores.records import check_format, check_place, id_bytes, ids_of, records_of
+from recshard_lab.embedding.dynamic.stores.records import (
+    check_format,
+    check_parts,
+    check_place,
+    id_bytes,
+    ids_of,
+    records_of,
+)
 
 _FORMAT = b"format"  # its value names the format of all rows; ids have keys of 8 bytes
 _FIRST_BYTES = 1 << 26  # size of the memory map at first; it doubles when it is full
@@ -27,17 +34,18 @@ class DiskStore(RowStore):
 
     Args:
         format: of all rows.
-        path: the folder. It is created with the first call.
+        folder: of the shards of the table.
+        part: the shard, see `part_name`: the folder of its rows, created with the first call.
         options: the other arguments of `RowStore`.
 
     Raises:
         ImportError: lmdb is not installed.
-        ValueError: at the first call: the folder has rows of another format, or is in use in this process.
+        ValueError: at the first call: the folder has rows of another format or sharding, or this process has opened it.
     """
 
-    def __init__(self, format: RowFormat, path: str | Path, **options: Any) -> None:
+    def __init__(self, format: RowFormat, folder: str | Path, part: str, **options: Any) -> None:
         super().__init__(format, **options)
-        self.path = Path(path)
+        self.path = Path(folder, part)
         self._open: Any = None
         _lmdb(self.name)
 
@@ -125,6 +133,9 @@ class DiskStore(RowStore):
         """The open database."""
         if self._open is None:
             lmdb = _lmdb(self.name)
+            folder = self.path.parent
+            shards = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+            check_parts(self.name, str(folder), self.path.name, shards)
             self.path.mkdir(parents=True, exist_ok=True)
             try:
                 opened = lmdb.open(str(self.path), map_size=_FIRST_BYTES, sync=False, metasync=False)

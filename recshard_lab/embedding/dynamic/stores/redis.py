@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 
 from recshard_lab.embedding.dynamic.stores.base import RowFormat, Rows, RowStore, Stored
-from recshard_lab.embedding.dynamic.stores.records import check_format, check_place, id_bytes, ids_of, records_of
+from recshard_lab.embedding.dynamic.stores.records import (
+    check_format,
+    check_parts,
+    check_place,
+    id_bytes,
+    ids_of,
+    records_of,
+)
 
 _AT_ONCE = 4096  # ids of one command
 
@@ -26,18 +33,19 @@ class RedisStore(RowStore):
     Args:
         format: of all rows.
         url: of the server.
-        key: the hash of the rows. ``key:format`` names their format.
+        key: of the shards of the table. A set of this key has their names.
+        part: the shard, see `part_name`. ``key/part`` is the hash of its rows, and ``key/part/format`` their format.
         options: the other arguments of `RowStore`.
 
     Raises:
         ImportError: redis is not installed.
         ConnectionError: at the first call: the server cannot be reached.
-        ValueError: at the first call: the hash has rows of another format.
+        ValueError: at the first call: the hash has rows of another format or sharding.
     """
 
-    def __init__(self, format: RowFormat, url: str, key: str, **options: Any) -> None:
+    def __init__(self, format: RowFormat, url: str, key: str, part: str, **options: Any) -> None:
         super().__init__(format, **options)
-        self.url, self.key = url, key
+        self.url, self._shards, self._part, self.key = url, key, part, f"{key}/{part}"
         self._connected: Any = None
         _redis(self.name)
 
@@ -118,7 +126,10 @@ class RedisStore(RowStore):
             redis = _redis(self.name)
             server = redis.Redis.from_url(self.url)
             try:
-                known = server.set(f"{self.key}:format", str(self.format), nx=True, get=True)
+                shards = [shard.decode() for shard in server.smembers(self._shards)]
+                check_parts(self.name, f"{self.url} {self._shards!r}", self._part, shards)
+                server.sadd(self._shards, self._part)
+                known = server.set(f"{self.key}/format", str(self.format), nx=True, get=True)
             except redis.exceptions.ConnectionError as error:
                 raise ConnectionError(
                     f"tier {self.name!r} cannot reach the Redis server at {self.url}: {error} Fix: start it, or pass "

@@ -1,0 +1,448 @@
+"""Dynamic tables with tiers below the fast one: rows, optimizer states and scores that come back; counters."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from recshard_lab import (
+    DataType,
+    DynamicEmbeddingBagCollection,
+    DynamicEmbeddingConfig,
+    EmbOptimType,
+    EmulatedCost,
+    Tier,
+)
+from recshard_lab.embedding.dynamic.stores import HostStore, RowFormat, Rows
+from recshard_lab.embedding.dynamic.table import DynamicTable, Memory
+from recshard_lab.sparse import KeyedJaggedTensor
+from tests.embedding.dynamic.redis_server import redis_server
+
+KINDS = ["host", "disk", "redis"]
+DIM = 4
+
+
+@pytest.fixture(scope="module")
+def redis_url() -> Iterator[str]:
+    with redis_server() as url:
+        yield url
+
+
+@pytest.fixture
+def tier(redis_url: str, tmp_path: Path, request: pytest.FixtureRequest) -> Any:
+    """Makes a tier of a kind, empty for each test."""
+
+    def made(kind: str, **more: Any) -> Tier:
+        where = {"host": {"capacity": 1024}, "disk": {"path": tmp_path}, "redis": {"url": redis_url}}[kind]
+        return Tier(kind, **(where | more))  # type: ignore[arg-type]
+
+    return made
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A table's name that no other test uses: tests share the server."""
+    return request.node.name
+
+
+def with_states(config: DynamicEmbeddingConfig) -> DynamicTable:
+    """A table with an optimizer state for each row and for each value, and one of the table."""
+
+    def memory() -> Memory:
+        rows = table.capacity
+        double = {"dtype": torch.float64}  # so that a step adds what Python adds
+        states = {
+            "sum": torch.zeros(rows, **double),
+            "moment": torch.zeros(rows, DIM, **double),
+            "iter": torch.zeros(1),
+        }
+        return torch.zeros(rows, DIM, **double), states
+
+    table = DynamicTable(config.changed(data_type=DataType.FP64), memory=memory)
+    table.weight, table.states = memory()
+    return table
+
+
+def trained(table: DynamicTable, ids: torch.Tensor, by: float) -> torch.Tensor:
+    """Changes rows and states as a step does. Returns the ids that have a slot."""
+    slots = table.slots_for(ids)
+    own = slots[slots >= 0].unique()
+    table.weight[own] += by
+    table.states["sum"][own] += 2 * by
+    table.states["moment"][own] += 3 * by
+    return table.index.keys[own]
+
+
+# ---- a row that comes back ----
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "cache"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("optimizer", [EmbOptimType.ADAM, EmbOptimType.EXACT_ROWWISE_ADAGRAD], ids=lambda own: own.name)
+def test_an_evicted_id_comes_back_with_its_trained_row_and_optimizer_state(
+    tier: Any, name: str, kind: str, mode: str, optimizer: EmbOptimType
+) -> None:
+    config = DynamicEmbeddingConfig(name, 8, 128, feature_names=["user"], tiers=[tier(kind, mode=mode)], evict="lfu")
+    collection = DynamicEmbeddingBagCollection([config], optimizer, {"lr": 0.1})
+    table = collection.table(name)
+
+    def step(first: int, count: int) -> None:
+        ids = torch.arange(first, first + count)
+        batch = KeyedJaggedTensor(["user"], ids, lengths=torch.ones(count, dtype=torch.int64))
+        collection(batch).values().pow(2).sum().backward()
+
+    def stored(id: int) -> Rows:
+        (rows,) = [rows.at(rows.ids == id) for rows in table.export_batches() if bool((rows.ids == id).any())]
+        return rows
+
+    step(-5, 20)
+    step(-5, 20)
+    before = stored(3)
+    step(10**15, 128)
+    assert table.slots_of(torch.tensor([3])).tolist() == [-1]
+    one = KeyedJaggedTensor(["user"], torch.tensor([3]), lengths=torch.tensor([1]))
+    assert torch.equal(collection.eval()(one).values()[0], before.weight[0])  # read through
+    assert table.slots_of(torch.tensor([3])).tolist() == [-1]
+    collection.train()
+    looked = collection(one).values()
+    assert torch.equal(looked[0], before.weight[0])
+    after = stored(3)
+    assert torch.equal(after.weight, before.weight)
+    assert not torch.equal(after.weight[0], table.initial(torch.tensor([3]))[0])
+    assert len(after.states) == (2 if optimizer is EmbOptimType.ADAM else 1)
+    for state, value in before.states.items():
+        assert torch.equal(after.states[state], value)
+        assert bool(value.any())
+    assert (before.scores.item(), after.scores.item()) == (2, 3)
+    assert table.total_size == 148
+
+
+@pytest.mark.parametrize("kind", ["disk", "redis"])
+def test_a_tier_outlives_its_table(tier: Any, name: str, kind: str) -> None:
+    config = DynamicEmbeddingConfig(name, DIM, 128, tiers=[Tier("host", capacity=128), tier(kind)])
+    table = with_states(config)
+    for first in (0, 100, 200, 300, 400):
+        trained(table, torch.arange(first, first + 100), first + 1.0)
+    expected = torch.cat([rows.weight[rows.ids.argsort()] for rows in [*table.export_batches(1000)]]).sum()
+    table.flush()
+    assert table.size == 0
+    again = with_states(pickle.loads(pickle.dumps(config)))
+    assert again.total_size == 500
+    rows, found = again.find(torch.arange(500))
+    assert found.all()
+    torch.testing.assert_close(rows.sum(), expected)
+    again.slots_for(torch.tensor([250]))
+    assert again.states["moment"][again.slots_of(torch.tensor([250]))].tolist() == [[603.0] * DIM]
+    again.tiers.close()  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match=r"has rows of weight torch.float64 \[4\], moment .*, and the table has"):
+        DynamicTable(config).find(torch.arange(3))
+    half = DynamicTable(config, columns=(0, 2))
+    with pytest.raises(ValueError, match=r"has rows of 'partitions-0-1_columns-0-4', which the shard .*columns-0-2"):
+        half.find(torch.arange(3))
+
+
+# ---- against a dict ----
+
+
+class Model:
+    """What a table with tiers must hold: id -> weight, state per row, state per value."""
+
+    def __init__(self, table: DynamicTable) -> None:
+        self.table, self.rows, self.losses = table, dict[int, tuple[Any, float, Any]](), 0
+        table.on_evict = self.lost
+
+    def lost(self, rows: Rows) -> None:
+        for id, own in self.by_id(rows).items():
+            assert own == self.rows.pop(id)
+            self.losses += 1
+
+    @staticmethod
+    def by_id(rows: Rows) -> dict[int, tuple[Any, float, Any]]:
+        moments, sums = rows.states["moment"].tolist(), rows.states["sum"].tolist()
+        return dict(zip(rows.ids.tolist(), zip(rows.weight.tolist(), sums, moments, strict=True), strict=True))
+
+    def train(self, ids: torch.Tensor, by: float) -> None:
+        for id in trained(self.table, ids, by).tolist():
+            weight, total, moment = self.rows.get(id) or self.new(id)
+            self.rows[id] = [w + by for w in weight], total + 2 * by, [m + 3 * by for m in moment]
+
+    def new(self, id: int) -> tuple[Any, float, Any]:
+        return self.table.initial(torch.tensor([id]))[0].tolist(), 0.0, [0.0] * DIM
+
+    def find(self, ids: torch.Tensor, by: float) -> None:
+        rows, found = self.table.find(ids)
+        for id, row, there in zip(ids.tolist(), rows.tolist(), found.tolist(), strict=True):
+            assert there == (id in self.rows)
+            assert row == (self.rows.get(id) or self.new(id))[0]
+
+    def assign(self, ids: torch.Tensor, by: float) -> None:
+        known = self.table.assign(ids, torch.full((len(ids), DIM), by, dtype=torch.float64))
+        assert known.tolist() == [id in self.rows for id in ids.tolist()]
+        for id in {*ids.tolist()} & {*self.rows}:
+            self.rows[id] = [by] * DIM, *self.rows[id][1:]
+
+    def accumulate(self, ids: torch.Tensor, by: float) -> None:
+        ids = ids.unique()
+        expects = torch.tensor([id in self.rows or id % 5 == 0 for id in ids.tolist()], dtype=torch.bool)
+        before = {*self.rows}
+        done = self.table.accum_or_assign(ids, torch.full((len(ids), DIM), by, dtype=torch.float64), expects)
+        for id, expected, happened in zip(ids.tolist(), expects.tolist(), done.tolist(), strict=True):
+            if expected:
+                assert happened == (id in before)
+                if happened:
+                    weight, *states = self.rows[id]
+                    self.rows[id] = [w + by for w in weight], *states  # type: ignore[assignment]
+            elif happened:
+                self.rows[id] = [by] * DIM, 0.0, [0.0] * DIM
+
+    def insert(self, ids: torch.Tensor, by: float) -> None:
+        self.table.insert_and_evict(ids, torch.full((len(ids), DIM), by, dtype=torch.float64))
+        stored = self.table.index.contains(ids).tolist()
+        for id, there in zip(ids.tolist(), stored, strict=True):
+            if there or id in self.rows:
+                self.rows[id] = [by] * DIM, *(self.rows.get(id) or self.new(id))[1:]
+
+    def erase(self, ids: torch.Tensor, by: float) -> None:
+        assert self.table.erase(ids) == len({*ids.tolist()} & {*self.rows})
+        for id in ids.tolist():
+            self.rows.pop(id, None)
+
+    def erase_some(self, ids: torch.Tensor, by: float) -> None:
+        gone = [id for id in self.rows if id % 7 == 0]
+        assert self.table.erase_if(lambda own, scores: own % 7 == 0) == len(gone)
+        for id in gone:
+            del self.rows[id]
+
+    def reload(self, ids: torch.Tensor, by: float) -> None:
+        """Continues with a copy that is made of the state."""
+        other = with_states(self.table.config)
+        other.load_state(copy.deepcopy(self.table.state()))
+        other.on_evict = self.lost
+        self.table = other
+
+    def check(self) -> None:
+        exported = [self.by_id(rows) for rows in self.table.export_batches(100)]
+        assert sum(map(len, exported)) == len(self.rows) == self.table.total_size
+        assert {id: own for part in exported for id, own in part.items()} == self.rows
+        for own in self.table.tier_counters().values():
+            assert own["hits"] + own["misses"] == own["lookups"]
+            assert own["inserts"] - own["evictions"] - own["erasures"] == own["size"]
+        counted = self.table.tier_counters()
+        assert counted["fast"]["size"] == self.table.size
+
+
+OPERATIONS = ["train", "train", "train", "find", "assign", "accumulate", "insert", "erase", "erase_some", "reload"]
+CHAINS = [[], [128], [128, 256], [1 << 14], [128, 1 << 14]]
+
+
+@given(
+    capacities=st.sampled_from(CHAINS),
+    modes=st.lists(st.sampled_from(["hybrid", "cache"]), min_size=2, max_size=2),
+    evict=st.sampled_from(["lru", "lfu", "epoch_lfu"]),
+    grows=st.booleans(),
+    admit=st.sampled_from([None, 2]),
+    steps=st.lists(
+        st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 10**6), st.sampled_from([3, 90, 200])), max_size=10
+    ),
+)
+@settings(max_examples=40, phases=[Phase.generate])
+def test_a_table_with_tiers_holds_what_a_dict_holds(
+    capacities: list[int], modes: list[str], evict: str, grows: bool, admit: Any, steps: list[tuple[str, int, int]]
+) -> None:
+    tiers = [Tier("host", capacity=own, mode=mode, name=mode + str(own)) for own, mode in zip(capacities, modes)]  # noqa: B905
+    config = DynamicEmbeddingConfig("t", DIM, 128, 384 if grows else 128, evict=evict, tiers=tiers, admit=admit)
+    model = Model(with_states(config))
+    model.train(torch.arange(100).repeat(2), 1.0)
+    for number, (operation, seed, count) in enumerate(steps):
+        ids = torch.randint(0, 500, (count,), generator=torch.Generator().manual_seed(seed))
+        getattr(model, operation)(ids, float(number))
+        model.check()
+
+
+def test_what_the_last_tier_loses_is_passed_on() -> None:
+    """Without growth, every id that was inserted is in a tier or was passed on, and a copy is not passed on."""
+    for mode in ("hybrid", "cache"):
+        config = DynamicEmbeddingConfig("t", DIM, 128, tiers=[Tier("host", capacity=128, mode=mode)])
+        model = Model(with_states(config))
+        for first in (0, 60, 120, 400, 60, 0, 200):
+            model.train(torch.arange(first, first + 120), 1.0)
+            model.check()
+        assert model.losses > 100
+        assert len(model.rows) > 200
+
+
+def test_a_large_table_grows_and_passes_on_what_it_evicts_in_the_same_step() -> None:
+    lost: list[Rows] = []
+    table = with_states(DynamicEmbeddingConfig("t", DIM, 128, 256))
+    table.on_evict = lost.append
+    trained(table, torch.arange(100), 7.0)
+    table.slots_for(torch.arange(1000, 1200))
+    (rows,) = lost
+    assert table.capacity == 256
+    assert len(rows.ids) == 44
+    assert torch.equal(rows.weight, table.initial(rows.ids) + 7.0)
+    assert rows.states["sum"].tolist() == [14.0] * 44
+
+
+def uneven_ids() -> torch.Tensor:
+    """256 ids of one partition that are in two buckets of 2, and in one of 3."""
+    from recshard_lab.embedding.dynamic import index_rounds
+
+    ids = torch.arange(100_000)
+    hashed, _ = index_rounds.hashes(ids)
+    low, partition = hashed & 0xFFFFFFFF, index_rounds.partitions_of(ids, 8)
+    middle = (partition == 0) & ((low * 3) >> 32 == 1)
+    first = (low * 2) >> 32 == 0
+    return torch.cat([ids[middle & first][:128], ids[middle & ~first][:128]])
+
+
+@pytest.mark.parametrize("tiers", [[], [Tier("host", capacity=2048)]], ids=["evicted", "tier"])
+def test_ids_that_are_lost_while_an_index_grows_keep_their_rows(tiers: list[Tier]) -> None:
+    table = with_states(DynamicEmbeddingConfig("t", DIM, 2048, 3072, choices=1, tiers=tiers))
+    lost: list[Rows] = []
+    table.on_evict = lost.append
+    ids = uneven_ids()
+    trained(table, ids, 7.0)
+    assert (table.capacity, table.size) == (2048, 256)
+    table.slots_for(torch.arange(200_000, 201_900))
+    assert table.capacity == 3072
+    missing = ids[~table.index.contains(ids)]
+    assert len(missing) >= 128
+    if tiers:
+        rows, found = table.find(ids)
+        assert found.all()
+        assert torch.equal(rows, table.initial(ids) + 7.0)
+        assert not lost
+    else:
+        assert sorted(torch.cat([rows.ids for rows in lost]).tolist()) == sorted(missing.tolist())
+        assert all(torch.equal(rows.weight, table.initial(rows.ids) + 7.0) for rows in lost)
+
+
+# ---- prefetch ----
+
+
+def batches(count: int) -> list[KeyedJaggedTensor]:
+    rng = torch.Generator().manual_seed(0)
+    made = []
+    for _ in range(count):
+        lengths = torch.randint(0, 9, (2 * 16,), generator=rng)
+        made.append(
+            KeyedJaggedTensor(["u", "v"], torch.randint(0, 400, (int(lengths.sum()),), generator=rng), lengths=lengths)
+        )
+    return made
+
+
+def test_prefetched_batches_train_as_others_and_look_up_once() -> None:
+    def made() -> DynamicEmbeddingBagCollection:
+        tiers = [Tier("host", capacity=1024)]
+        config = DynamicEmbeddingConfig("t", 8, 256, feature_names=["u", "v"], tiers=tiers)
+        return DynamicEmbeddingBagCollection([config], torch.optim.Adagrad, {"lr": 0.1})
+
+    plain, ahead = made(), made()
+    kernel, data = ahead._kernel, batches(30)
+    for batch in data:
+        plain(batch).values().pow(2).sum().backward()
+    arguments = [(batch.values(), batch.offsets(), batch.length_per_key()) for batch in data]
+    prefetched: Any = kernel.prefetch(*arguments[0])
+    for number, (ids, offsets, counts) in enumerate(arguments):
+        rows, saved = kernel.forward(ids, offsets, None, counts, prefetched=prefetched)
+        if number + 1 < len(data):
+            prefetched = kernel.prefetch(*arguments[number + 1])  # before the backward
+        kernel.backward(saved, 2 * rows)
+    expected, found = plain.table("t"), ahead.table("t")
+    every = torch.arange(400)
+    assert expected.counters.evictions > 100
+    assert expected.counters.overflows == found.counters.overflows == 0
+    assert torch.equal(expected.find(every)[0], found.find(every)[0])
+    assert found.counters.lookups == expected.counters.lookups
+    kernel.inserts = False
+    assert kernel.prefetch(*arguments[0]) is None
+
+
+# ---- failures, cost, arguments ----
+
+
+class Broken(HostStore):
+    """Fails when it is told to."""
+
+    fails = ""
+
+    def _get(self, ids: torch.Tensor) -> tuple[Rows, torch.Tensor]:
+        if self.fails == "get":
+            raise OSError("no answer")
+        return super()._get(ids)
+
+    def _put(self, rows: Rows) -> Any:
+        if self.fails == "put":
+            raise OSError("no answer")
+        return super()._put(rows)
+
+
+@pytest.mark.parametrize("fails", ["get", "put"])
+def test_a_tier_that_fails_raises_and_leaves_no_id_with_a_row_of_another(fails: str) -> None:
+    stores: list[Broken] = []
+
+    def opened(format: RowFormat) -> list[Broken]:
+        stores.append(Broken(format, 1024))
+        return stores
+
+    table = DynamicTable(DynamicEmbeddingConfig("t", DIM, 128), stores=opened)
+    lost: list[Rows] = []
+    table.on_evict = lost.append
+    first, second = torch.arange(128), torch.arange(500, 560)
+    table.assign(first, table.find_or_insert(first) + 1)
+    stores[0].fails = fails
+    with pytest.raises(OSError, match="no answer"):
+        table.slots_for(second)
+    stores[0].fails = ""
+    (rows,) = lost
+    assert len(rows.ids) == 60
+    assert torch.equal(rows.weight, table.initial(rows.ids) + 1)
+    assert table.index.contains(second).all() == (fails == "put")
+    assert torch.equal(table.find(second)[0], table.initial(second))
+
+
+def test_an_emulated_cost_is_the_least_time_of_an_access() -> None:
+    format = RowFormat(250, torch.float32)
+    store = HostStore(format, 128, cost=EmulatedCost(latency_us=5000, gb_per_s=0.01))
+    began = time.perf_counter()
+    store.put(format.empty(torch.arange(100)))  # 5 ms, and 100 kB at 10 MB/s
+    assert time.perf_counter() - began >= 0.015
+    began = time.perf_counter()
+    store.get(torch.arange(100, 200))
+    assert time.perf_counter() - began >= 0.005
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"kind": "tape"}, "kind='tape' is not supported. Fix: use 'host', 'disk', 'redis'"),
+        ({"kind": "host"}, r"Tier\('host'\) needs capacity. Fix: pass capacity="),
+        ({"kind": "disk", "path": "x", "capacity": 5}, r"Tier\('disk'\) has no capacity. Fix: omit capacity="),
+        ({"kind": "host", "capacity": 1.5}, "capacity=1.5 is not supported. Fix: use a positive integer"),
+        ({"kind": "host", "capacity": 5, "mode": "both"}, "mode='both' is not supported. Fix: use 'hybrid', 'cache'"),
+    ],
+)
+def test_wrong_tiers_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Tier(**arguments)
+
+
+def test_two_tiers_of_a_table_have_different_names() -> None:
+    with pytest.raises(ValueError, match=r"Fix: use tiers with different names: Tier\(name=\)"):
+        DynamicEmbeddingConfig("t", DIM, 128, tiers=[Tier("host", capacity=1), Tier("host", capacity=2)])
+
+
+def test_a_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    table = DynamicTable(DynamicEmbeddingConfig("t", DIM, 128, tiers=[Tier("redis", url=f"unix://{tmp_path}/none")]))
+    with pytest.raises(ConnectionError, match=r"tier 'redis' cannot reach the Redis server at unix://.* Fix: start it"):
+        table.find(torch.tensor([1]))

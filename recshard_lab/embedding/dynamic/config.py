@@ -87,7 +87,7 @@ class DynamicEmbeddingConfig(EmbeddingBagConfig):
         self.weight_init_min, self.weight_init_max = weight_init_min, weight_init_max
         self.feature_names = list(feature_names) if isinstance(feature_names, tuple) else feature_names
         self.evict, self.admit, self.absent, self.choices, self.seed = evict, admit, absent, choices, seed
-        self.tiers = tiers
+        self.tiers = tiers  # type: ignore[assignment]
         self.init_fn = None
         self.__post_init__()
 

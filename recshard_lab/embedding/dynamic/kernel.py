@@ -41,12 +41,13 @@ class Prefetched(NamedTuple):
     """A batch whose rows are in the fast tier. Shape letter A: ids without a slot.
 
     Attributes:
-        slots: ``[N]`` the slots of its ids.
+        slots: ``[N]`` the slots of its ids. complete: whether all have one.
         step: None after a lookup that inserted nothing.
         absent: of every shard feature with absent ids its number, their positions ``[A]``, and rows ``[A, D]``.
     """
 
     slots: Tensor
+    complete: bool
     step: _Step | None
     absent: list[tuple[int, Tensor, Tensor]]
 
@@ -196,7 +197,7 @@ class DynamicKernel(LookupKernel):
         """The rows of ids that have these slots."""
         slots = found.slots
         saved = _Saved(None, found.step, None, found.absent, None, counts)
-        if not bool((slots < 0).any()):
+        if found.complete:
             rows, saved.inner = self._inner.forward(slots, offsets, weights, counts)
             return rows, saved
         present = slots >= 0
@@ -226,8 +227,6 @@ class DynamicKernel(LookupKernel):
         with self._lock:
             ids = ids.to(self.device, torch.int64)
             parts = list(ids.split(list(counts)))
-            absent: list[tuple[int, Tensor, Tensor]] = []
-            starts = [*accumulate(counts, initial=0)]
             for number, table in enumerate(self.tables):
                 own = [at for at, slot in enumerate(self.feature_slots) if slot == number]
                 joined = torch.cat([parts[at] for at in own])
@@ -237,19 +236,13 @@ class DynamicKernel(LookupKernel):
                     found = table.slots_of(joined)
                 for at, part in zip(own, found.split([counts[at] for at in own]), strict=True):
                     parts[at] = part
-                rows = self._rows_below(table, joined, found)
-                if rows is None:
-                    continue
-                for at in own:
-                    positions = (parts[at] < 0).nonzero().squeeze(1)
-                    if len(positions):
-                        absent.append((at, starts[at] + positions, rows[: len(positions)]))
-                        rows = rows[len(positions) :]
-            step = None
+            slots, step = torch.cat(parts), None
+            complete = not bool((slots < 0).any())
+            absent = [] if complete else self._rows_below(ids, slots, counts)
             if self.inserts:
                 step = _Step([table.index.step for table in self.tables])
                 self._pending.add(step)
-            return Prefetched(torch.cat(parts), step, absent)
+            return Prefetched(slots, complete, step, absent)
 
     def _pinned(self, number: int, pins_last: bool) -> int | None:
         """The first step of a table whose ids must keep their slots. None for the coming one."""
@@ -258,11 +251,16 @@ class DynamicKernel(LookupKernel):
             steps.append(self.tables[number].index.step)
         return min(steps, default=None)
 
-    def _rows_below(self, table: DynamicTable, ids: Tensor, slots: Tensor) -> Tensor | None:
-        """``[A, D]`` fp32 rows of the ids without a slot, in their order. None if there are none, or all are zeros."""
-        absent = (slots < 0).nonzero().squeeze(1)
-        rows = table.rows_below(ids[absent]) if len(absent) else None
-        return None if rows is None else rows.float()
+    def _rows_below(self, ids: Tensor, slots: Tensor, counts: Sequence[int]) -> list[tuple[int, Tensor, Tensor]]:
+        """``absent`` of `Prefetched`. Shard features whose rows are all zeros are left out."""
+        absent = []
+        for feature, (start, count) in enumerate(zip(accumulate(counts, initial=0), counts, strict=False)):
+            positions = start + (slots[start : start + count] < 0).nonzero().squeeze(1)
+            table = self.tables[self.feature_slots[feature]]
+            rows = table.rows_below(ids[positions]) if len(positions) else None
+            if rows is not None:
+                absent.append((feature, positions, rows.float()))
+        return absent
 
     def _dims(self) -> list[int]:
         """Columns of each shard feature."""

@@ -30,13 +30,14 @@ Memory = tuple[Tensor, Mapping[str, Tensor]]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Method = Callable[Concatenate[Any, P], R]
 
 
-def _alone(method: Callable[Concatenate[DynamicTable, P], R]) -> Callable[Concatenate[DynamicTable, P], R]:
+def _alone(method: Method[P, R]) -> Method[P, R]:
     """Calls from several threads, such as a pipeline's prefetch, run one after the other."""
 
     @wraps(method)
-    def locked(self: DynamicTable, *args: P.args, **kwargs: P.kwargs) -> R:
+    def locked(self: Any, *args: P.args, **kwargs: P.kwargs) -> R:
         with self.lock:
             return method(self, *args, **kwargs)
 
@@ -96,7 +97,8 @@ class DynamicTable:
         )
         self._admit = admission_of(config, self.index.max_capacity, device)
         self._stream = stream_of(config.seed, config.name)
-        self._stores, self._tiers = stores or self._configured, None
+        self._stores = stores or self._configured
+        self._tiers: Chain | None = None
         self._has_tiers = stores is not None or bool(config.tiers)
         self._memory = memory or self._weight_alone
         self.weight: Tensor
@@ -396,7 +398,7 @@ class DynamicTable:
         absent = (~found).nonzero().squeeze(1)
         if len(absent):
             below, found[absent] = self._below(ids[absent])
-            rows[absent] = 0.0 if below is None else below  # type: ignore[assignment]
+            rows[absent] = 0.0 if below is None else below
         return rows, found
 
     def _below(self, ids: Tensor) -> tuple[Tensor | None, Tensor]:

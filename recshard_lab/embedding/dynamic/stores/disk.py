@@ -95,7 +95,8 @@ class DiskStore(RowStore):
     def _batches(self, size: int) -> Iterator[Rows]:
         after = b""
         while True:
-            keys, values = [], []
+            keys: list[bytes] = []
+            values: list[bytes] = []
             with self._database().begin() as transaction:
                 cursor = transaction.cursor()
                 more = cursor.set_range(after)

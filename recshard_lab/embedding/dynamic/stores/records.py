@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ def ids_of(parts: list[bytes]) -> Tensor:
     return torch.from_numpy(np.frombuffer(b"".join(parts), ">i8").astype(np.int64))
 
 
-def records_of(values: list[bytes | None], format: RowFormat) -> Tensor:
+def records_of(values: Sequence[bytes | None], format: RowFormat) -> Tensor:
     """``[M, record bytes]`` uint8 of the values of M ids. Zeros for None."""
     nothing = bytes(format.record_bytes)
     data = bytearray().join(nothing if value is None else value for value in values)

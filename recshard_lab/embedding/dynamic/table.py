@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ def _alone(method: Method[P, R]) -> Method[P, R]:
         with self.lock:
             return method(self, *args, **kwargs)
 
-    return locked
+    return cast(Method[P, R], locked)
 
 
 class DynamicTable:

@@ -193,14 +193,16 @@ class Model:
     def accumulate(self, ids: torch.Tensor, by: float) -> None:
         ids = ids.unique()
         expects = torch.tensor([id in self.rows or id % 5 == 0 for id in ids.tolist()], dtype=torch.bool)
-        before = {*self.rows}
+        added = [
+            id for id, expected in zip(ids.tolist(), expects.tolist(), strict=True) if expected and id in self.rows
+        ]
+        for id in added:  # before the insertions, which may evict them
+            weight, *states = self.rows[id]
+            self.rows[id] = [w + by for w in weight], *states  # type: ignore[assignment]
         done = self.table.accum_or_assign(ids, torch.full((len(ids), DIM), by, dtype=torch.float64), expects)
         for id, expected, happened in zip(ids.tolist(), expects.tolist(), done.tolist(), strict=True):
             if expected:
-                assert happened == (id in before)
-                if happened:
-                    weight, *states = self.rows[id]
-                    self.rows[id] = [w + by for w in weight], *states  # type: ignore[assignment]
+                assert happened == (id in added)
             elif happened:
                 self.rows[id] = [by] * DIM, 0.0, [0.0] * DIM
 

@@ -100,6 +100,16 @@ class TableCounters:
         return self.counted.get("evictions", self.cache("evictions"))
 
     @property
+    def slots(self) -> float | None:
+        """Slots of a dynamic table. None for other tables."""
+        return self.counted.get("slots")
+
+    @property
+    def load_factor(self) -> float | None:
+        """Share of a dynamic table's slots that are in use. None for other tables."""
+        return _share(self.counted["slots_in_use"], self.counted["slots"]) if self.slots else None
+
+    @property
     def weight_norm(self) -> float:
         """Square root of the sum of all weights' squares: of the table each cell once, of a rank what it holds."""
         return float(self._sums["squares"] ** 0.5)

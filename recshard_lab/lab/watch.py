@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recshard_lab.embedding import DynamicEmbeddingConfig
+from recshard_lab.embedding.dynamic.kernel import DynamicKernel
 from recshard_lab.lab.row_cache import RowCache
 from recshard_lab.launcher.board import at_rest, post
 from recshard_lab.sharding.plan.types import DDR
@@ -71,10 +73,10 @@ class Watch:
             post(BOARD, self.sample())
         self.steps += int(torch.is_grad_enabled() and model.training)
 
-    def _lookup(self, group: Any, ids: Tensor, counts: list[int]) -> None:
-        """The ids of one kernel's lanes."""
+    def _lookup(self, group: Any, batch: Tensor, counts: list[int]) -> None:
+        """The ids of one kernel's shard features."""
         where = 0
-        rows = ids.detach().cpu().numpy()
+        rows = batch.detach().cpu().numpy()
         by_slot: dict[int, list[Any]] = {}
         for slot, count in zip(group.kernel.feature_slots, counts, strict=True):
             by_slot.setdefault(slot, []).append(rows[where : where + count])
@@ -84,9 +86,11 @@ class Watch:
             one = group.kernel.slots[slot]
             heard = self.heard.setdefault(one.table, Heard())
             kind = "replica" if group.first_copy is not None else tier
-            heard.listen(
-                kind, (one.first_row, one.num_rows, group.shards[slot]), np.concatenate(parts), self.cache_rows
-            )
+            ids = np.concatenate(parts)
+            if isinstance(group.kernel, DynamicKernel):  # its ids are not rows, and it counts hits itself
+                heard.count(kind, ids)
+            else:
+                heard.listen(kind, (one.first_row, one.num_rows, group.shards[slot]), ids, self.cache_rows)
 
     @torch.no_grad()
     def sample(self) -> dict[str, Any] | None:
@@ -105,7 +109,9 @@ class Watch:
                     "kernel": collection.backends[name],
                     "counted": own.get(name, {}),
                     "out_of_range": outside.get(name, 0),
-                    **self.heard.get(name, Heard()).told([shard for shard, _ in shards.shards()]),
+                    **self.heard.get(name, Heard()).told(
+                        [] if _is_dynamic(shards) else [s for s, _ in shards.shards()]
+                    ),
                 }
         took = perf_counter() - begun
         self.next_at = perf_counter() + max(self.every_s, SHARE * took)
@@ -122,9 +128,13 @@ class Heard:
         self.caches: dict[Any, RowCache] = {}
         self.past = dict.fromkeys(("hits", "misses", "evictions"), 0)  # of caches whose rows lie elsewhere now
 
+    def count(self, kind: str, ids: Any) -> None:
+        """Lookups of ids ``[N]``."""
+        self.lookups[kind] = self.lookups.get(kind, 0) + len(ids)
+
     def listen(self, kind: str, piece: tuple[int, int, Any], ids: Any, cache_rows: int) -> None:
         """Lookups of rows counted from the first one of a piece."""
-        self.lookups[kind] = self.lookups.get(kind, 0) + len(ids)
+        self.count(kind, ids)
         rows = piece[1]
         if piece not in self.seen:
             self.seen[piece] = np.zeros(rows, dtype=bool)
@@ -166,6 +176,8 @@ def _table(shards: Any) -> dict[str, Any]:
         "states": {},
     }
     for part in states:
+        if _is_dynamic(shards) and not part.dtype.is_floating_point and part.name != "iter":
+            continue  # of its index, not of the optimizer
         matrices, primary = shards.matrices(part), shards.primary_shards(part)[1]
         if part.extent == "table":
             found["steps"] = max((int(matrix.max()) for matrix in matrices.values()), default=0)
@@ -190,12 +202,20 @@ def _squares(matrices: Any) -> float:
     return float(sum(float(torch.linalg.vector_norm(m, dtype=torch.float64)) ** 2 for m in matrices.values()))
 
 
+def _is_dynamic(shards: Any) -> bool:
+    return isinstance(shards.config, DynamicEmbeddingConfig)
+
+
 def _own_counters(collection: Any) -> dict[str, dict[str, float]]:
-    """Table -> what its kernels count themselves."""
+    """Table -> what its kernels count themselves. Of dynamic tables also ``slots`` and ``slots_in_use``."""
     found: dict[str, dict[str, float]] = {}
     for group in collection.executor.lookup.groups:
-        for slot, counted in zip(group.kernel.slots, group.kernel.counters(), strict=False):
+        kernel = group.kernel
+        sizes: list[dict[str, float]] = [{} for _ in kernel.slots]
+        if isinstance(kernel, DynamicKernel):
+            sizes = [{"slots": table.capacity, "slots_in_use": table.size} for table in kernel.tables]
+        for slot, counted, size in zip(kernel.slots, kernel.counters(), sizes, strict=False):
             sums = found.setdefault(slot.table, {})
-            for name, value in counted.items():
+            for name, value in (counted | size).items():
                 sums[name] = sums.get(name, 0.0) + value
     return found

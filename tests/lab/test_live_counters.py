@@ -286,6 +286,33 @@ def test_what_a_backend_counts_itself_is_shown(ranks: Ranks) -> None:
     assert ">75%<" in view.svg
 
 
+def test_a_dynamic_table_reports_its_slots_and_what_its_index_counts(ranks: Ranks) -> None:
+    ranks.exec(
+        "import torch\nimport recshard_lab as rs\n"
+        "config = rs.DynamicEmbeddingConfig('user', 8, capacity=1024, evict='lfu')\n"
+        "users = rs.DynamicEmbeddingBagCollection([config], rs.RowWiseAdagrad, {'lr': 0.1})\n"
+        "model = rs.DistributedModelParallel(users,\n"
+        "    plan=rs.ShardingPlan({'': {'user': rs.ParameterSharding('row_wise')}}))\n"
+        "def step(first, many):\n"
+        "    ids = torch.arange(first, first + many) * 10**12 - 5\n"
+        "    batch = rs.KeyedJaggedTensor(['user'], ids, lengths=torch.ones_like(ids))\n"
+        "    model(batch).values().sum().backward()\n"
+    )
+    counters.watch(ranks, cache_rows=16)
+    ranks.exec("step(300 * rank, 300)")
+    found = newest(ranks).table("user")
+    assert (found.slots, found.load_factor, found.hit_share, found.evictions) == (1024, 600 / 1024, 0, 0)
+    assert (found.touched_share, found.lookups(), found.state_names) == (None, 600, ["momentum1"])
+    ranks.exec("step(300 * rank, 300)\nstep(600 + 300 * rank, 300)")
+    found = newest(ranks).table("user")
+    assert found.hit_share == 600 / 1800
+    assert found.counted["inserts"] - found.evictions == found.counted["slots_in_use"] <= 1024
+    assert found.evictions > 0
+    view = views.counters([newest(ranks)])
+    assert "slots in use" in view.svg
+    assert "evicted" in view.svg
+
+
 def test_ids_that_are_no_rows_are_counted_by_table(ranks: Ranks) -> None:
     model_on(ranks)
     ranks.exec(

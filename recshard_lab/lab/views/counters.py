@@ -55,6 +55,7 @@ def _grown(table: Any) -> float | None:
 COLUMNS = (
     Column("lookups", lambda t: float(t.lookups()), count_text, False, lambda t: _kinds(t)),
     Column("rows looked up", lambda t: t.touched_share, _percent, True, lambda t: f"of {count_text(t.rows)}"),
+    Column("slots in use", lambda t: t.load_factor, _percent, True, lambda t: f"of {count_text(t.slots or 0)}"),
     Column("in fast memory", lambda t: t.fast_share, _percent, True, lambda t: f"host {count_text(t.lookups('ddr'))}"),
     Column("cache hits", lambda t: t.hit_share, _percent, True, _cache_words),
     Column("rows grown", _grown, count_text),

@@ -34,6 +34,7 @@ from recshard_lab.embedding import (
     PoolingType,
     embedding_names_by_table,
 )
+from recshard_lab.embedding.dynamic.kernel import DynamicKernel
 from recshard_lab.embedding.out_of_range import OutOfRange, put_back
 from recshard_lab.sharding import ParameterSharding, ShardingPlan
 from recshard_lab.sparse import KeyedJaggedTensor
@@ -233,6 +234,26 @@ class ShardedCollection(nn.Module):
     def table_shards(self) -> dict[str, TableShards]:
         """Table name -> this rank's shards."""
         return dict(getattr(self, self.tables_name).items())
+
+    def tier_counters(self) -> dict[str, dict[str, dict[str, int]]]:
+        """Dynamic table -> tier, ``"fast"`` first -> what the tier of this rank's shards has counted."""
+        found: dict[str, dict[str, dict[str, int]]] = {}
+        for kernel in self._dynamic_kernels():
+            for table, tiers in zip(kernel.tables, kernel.tier_counters(), strict=True):
+                of_table = found.setdefault(table.config.name, {})
+                for tier, counts in tiers.items():
+                    sums = of_table.setdefault(tier, dict.fromkeys(counts, 0))
+                    for name, count in counts.items():
+                        sums[name] += count
+        return found
+
+    def flush_tiers(self) -> None:
+        """Moves every row of dynamic tables with tiers to the last one: see `DynamicTable.flush`."""
+        for kernel in self._dynamic_kernels():
+            kernel.flush_tiers()
+
+    def _dynamic_kernels(self) -> list[DynamicKernel]:
+        return [group.kernel for group in self.executor.lookup.groups if isinstance(group.kernel, DynamicKernel)]
 
     def shards_by_weight(self) -> dict[str, TableShards]:
         """Name of each table's weight in the state dict -> this rank's shards of the table."""

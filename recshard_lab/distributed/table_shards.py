@@ -244,7 +244,13 @@ class TableShards(nn.Module):
         """torch's checkpoint functions look up each name of a state dict; a rank may store no or several shards."""
         return {"weight": "_state_names"}
 
+    def refuse_tiers(self, fix: str) -> None:
+        """Raises ValueError if the table has rows in slower tiers, which are not among its tensors."""
+        if getattr(self.config, "tiers", ()):
+            raise ValueError(f"table {self.config.name!r} has tiers, whose rows are not in its shards. Fix: {fix}")
+
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        self.refuse_tiers("flush_tiers() of the collection, then a last tier on disk or in Redis has all rows")
         destination[prefix + "weight"] = self.state(self.parts()[0])
 
     @torch.no_grad()

@@ -177,6 +177,8 @@ def _completed(plan: ShardingPlan, current: ShardingPlan, collections: Mapping[s
 def _check_kernels(collection: ShardedCollection, shardings: Shardings, knows_optimizers: bool) -> None:
     for name, sharding in shardings.items():
         now = collection.shardings[name]
+        if sharding != now:
+            collection.table_shards()[name].refuse_tiers("omit the table from the new plan")
         if (sharding.compute_kernel == "dense") != (now.compute_kernel == "dense"):
             raise PlanError(
                 f"table {name!r} runs on the {now.compute_kernel} kernel, but the plan has {sharding.compute_kernel}: "

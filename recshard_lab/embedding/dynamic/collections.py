@@ -105,6 +105,10 @@ class DynamicCollection(FusedCollection):
         """Table -> tier, ``"fast"`` first -> what the tier itself has counted. See `DynamicTable.tier_counters`."""
         return {name: table.tier_counters() for name, table in self.tables().items()}
 
+    def flush_tiers(self) -> None:
+        """Moves every row of the tables with tiers to the last one: see `DynamicTable.flush`."""
+        self._kernel.flush_tiers()
+
     def set_epoch(self, epoch: int) -> None:
         """Begins an epoch, for tables that evict by ``"epoch_lru"`` or ``"epoch_lfu"``."""
         for table in self._kernel.tables:

@@ -355,6 +355,12 @@ class DynamicKernel(LookupKernel):
         slots = self.tables[slot].index.find(ids)
         return self._inner.touched_rows(slots[slots >= 0], slot)
 
+    def flush_tiers(self) -> None:
+        """Moves every row of the tables with tiers to the last one: see `DynamicTable.flush`."""
+        for table in self.tables:
+            if table.config.tiers:
+                table.flush()
+
     def index_tensors(self) -> list[dict[str, Tensor]]:
         """Per slot the tensors of its index, see `ScoredIndex.tensors`. They move with the rows."""
         return [table.index.tensors() for table in self.tables]

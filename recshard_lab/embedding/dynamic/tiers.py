@@ -1,4 +1,4 @@
-"""What lies below the fast tier of a table. No torch here, so that the planner needs none."""
+"""Descriptions of the slower tiers of a table. No torch here, so that the planner needs none."""
 
 from __future__ import annotations
 

@@ -374,7 +374,7 @@ def test_prefetched_batches_train_as_others_and_look_up_once() -> None:
 
 
 class Broken(HostStore):
-    """Fails when it is told to."""
+    """Fails in the calls that `fails` names."""
 
     fails = ""
 

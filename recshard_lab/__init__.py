@@ -84,6 +84,7 @@ _ROOM_OF = {
     "build_dataset": "data",
     "preprocess_criteo": "data",
     # sharding
+    "CacheParams": "sharding",
     "EmbeddingComputeKernel": "sharding",
     "EmbeddingModuleShardingPlan": "sharding",
     "ParameterConstraints": "sharding",

@@ -405,6 +405,7 @@ def calls() -> dict[str, Call]:
                 "name": "slow",
             },
         ),
+        "CacheParams": (rl.CacheParams, {"algorithm": "lru", "load_factor": 0.2, "cost": rl.EmulatedCost(1)}),
         "EmulatedCost": (rl.EmulatedCost, {"latency_us": 1.0, "gb_per_s": 2.0}),
         "DynamicEmbeddingBagCollection": (
             lambda **own: rl.DynamicEmbeddingBagCollection(**own)(batch()).values().sum().backward(),

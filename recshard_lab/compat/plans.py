@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from recshard_lab.sharding import (
+    CacheParams,
     EmbeddingComputeKernel,
     EmbeddingModuleShardingPlan,
     ParameterSharding,
@@ -106,10 +107,12 @@ def _own(name: str, theirs: Any) -> ParameterSharding:
             f"table {name!r} is on TorchRec's kernel {kernel!r}, which recshard_lab does not have. Fix: 'fused'"
         )
     spec, ranks = theirs.sharding_spec, theirs.ranks
+    cache, caches = getattr(theirs, "cache_params", None), kernel == EmbeddingComputeKernel.FUSED_UVM_CACHING
+    params = CacheParams(cache.algorithm, cache.load_factor) if cache is not None and caches else None
     if spec is None:
-        read = ParameterSharding(theirs.sharding_type, kernel, ranks)
+        read = ParameterSharding(theirs.sharding_type, kernel, ranks, None, params)
     else:
-        read = ParameterSharding(theirs.sharding_type, kernel, sharding_spec=spec)
+        read = ParameterSharding(theirs.sharding_type, kernel, None, spec, params)
     told, ours = getattr(theirs, KEPT, (None, None))
     return ours if told == read and ours is not None else read
 
@@ -135,8 +138,20 @@ def _entry(theirs: Any, name: str, ours: ParameterSharding, nodes: _Nodes, devic
         ranks = [shard.rank for shard in shards]
         spec = _spec(shards, device_type, nodes)
         made = theirs.ParameterSharding(scheme, ours.compute_kernel, ranks, spec)
+        if ours.cache_params is not None:
+            made.cache_params = _their_cache(theirs, ours.cache_params)
     setattr(made, KEPT, (_own(name, made), ours))
     return made
+
+
+def _their_cache(theirs: Any, ours: CacheParams) -> Any:
+    """TorchRec has no emulated cost. Its default algorithm is LRU."""
+    algorithm = None
+    if ours.algorithm != "lru":
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
+
+        algorithm = CacheAlgorithm[ours.algorithm.upper()]
+    return theirs.CacheParams(algorithm=algorithm, load_factor=ours.load_factor)
 
 
 def _spec(shards: Sequence[Shard], device_type: str, nodes: _Nodes) -> Any:

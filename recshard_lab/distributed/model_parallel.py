@@ -393,7 +393,12 @@ class DistributedModelParallel(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters with the unsharded model's names. Several shards of a table on a rank have separate names."""
+        """Parameters with the unsharded model's names. Several shards of a table on a rank have separate names.
+
+        Those of cached tables are up to date until the next lookup.
+        """
+        for shards in self.table_shards().values():
+            shards.flush()
         return self._bare.named_parameters(prefix, recurse, remove_duplicate)
 
     def named_buffers(

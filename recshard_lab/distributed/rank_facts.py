@@ -35,6 +35,7 @@ def _sharding_facts(sharding: ParameterSharding) -> Facts:
         "sharding_type": sharding.sharding_type,
         "compute_kernel": sharding.compute_kernel,
         "route": sharding.route,
+        "cache_params": sharding.cache_params,
         "shards": [(shard.rank, shard.rows, shard.cols, shard.tier) for shard in sharding.shards],
         "ranks": sharding.ranks,
     }

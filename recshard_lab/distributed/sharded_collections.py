@@ -156,10 +156,13 @@ class ShardedCollection(nn.Module):
         self.backends = {name: kind.backend for name, kind in self.kinds.items()}
         weights: list[dict[int, Tensor]] = [{} for _ in self.tables]
         states: list[dict[int, dict[str, Tensor]]] = [{} for _ in self.tables]
+        flushes: list[dict[int, Callable[[], None]]] = [{} for _ in self.tables]
         for (position, number), weight in self.executor.lookup.weights().items():
             weights[position][number] = weight
         for (position, number), state in self.executor.lookup.states().items():
             states[position][number] = state
+        for (position, number), flush in self.executor.lookup.flushes().items():
+            flushes[position][number] = flush
         held: dict[str, nn.Module] = {
             table.name: TableShards(
                 table,
@@ -170,6 +173,7 @@ class ShardedCollection(nn.Module):
                 self.kinds[table.name].state_parts(self.device),
                 self.device,
                 self.state_form,
+                flushes[position],
             )
             for position, table in enumerate(self.tables)
         }

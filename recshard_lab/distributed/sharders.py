@@ -71,7 +71,7 @@ class ModuleSharder(Generic[M]):
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         """Kernels that a plan may use with a scheme, best first."""
         known = EmbeddingComputeKernel
-        return [str(known.FUSED), str(known.FUSED_UVM), str(known.DENSE)]
+        return [str(kernel) for kernel in (known.FUSED, known.FUSED_UVM, known.FUSED_UVM_CACHING, known.DENSE)]
 
 
 class CollectionSharder(ModuleSharder[nn.Module]):

@@ -39,6 +39,8 @@ class TableShards(nn.Module):
         state_parts: the optimizer states of every shard, also if this rank stores no shard.
         device: the rank's device, for messages. Default: the device of the weights.
         form: the form of the table in state dicts that request none.
+        flushes: position -> what brings weights and states of a cached shard up to date. `local_weights` and `states`
+            call it. Parameters of this module that you have read before are not up to date.
     """
 
     _state_names = SimpleNamespace(weight="the table's name in state dicts, on every rank")
@@ -53,18 +55,35 @@ class TableShards(nn.Module):
         state_parts: Sequence[Part] = (),
         device: torch.device | None = None,
         form: StateForm = "sharded_tensor",
+        flushes: Mapping[int, Callable[[], None]] | None = None,
     ) -> None:
         super().__init__()
         self.form = form
         self.device = device or next((weight.device for weight in weights.values()), torch.device("cpu"))
         self.config, self.sharding, self.env = config, sharding, env
         self.state_parts = tuple(state_parts)
-        self.local_weights = dict(weights)
-        self.states = dict(states)
-        for number, weight in enumerate(self.local_weights.values()):
-            name = "weight" if len(self.local_weights) == 1 else f"weight_{number}"
+        self._weights, self._states, self._flushes = dict(weights), dict(states), dict(flushes or {})
+        for number, weight in enumerate(self._weights.values()):
+            name = "weight" if len(self._weights) == 1 else f"weight_{number}"
             self.register_parameter(name, nn.Parameter(weight))
         self._mark()
+
+    @property
+    def local_weights(self) -> dict[int, Tensor]:
+        """Position of a shard -> its weights ``[rows, cols]``, for the shards on this rank."""
+        self.flush()
+        return self._weights
+
+    @property
+    def states(self) -> dict[int, dict[str, Tensor]]:
+        """Position of a shard -> its optimizer states, for the shards on this rank."""
+        self.flush()
+        return self._states
+
+    def flush(self) -> None:
+        """Brings weights and states of cached shards up to date."""
+        for flush in self._flushes.values():
+            flush()
 
     def shards(self) -> Iterator[tuple[Shard, Tensor]]:
         """(shard, weights) of the shards on this rank."""
@@ -194,7 +213,7 @@ class TableShards(nn.Module):
         for parameter in self.parameters():
             parameter.grad = None
             parameter.data = parameter.data.new_empty(0)
-        self.local_weights, self.states = {}, {}
+        self._weights, self._states, self._flushes = {}, {}, {}
 
     @torch.no_grad()
     def reset_parameters(self, seed: int) -> None:

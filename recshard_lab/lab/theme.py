@@ -78,6 +78,7 @@ STAGES: dict[str, Look] = {  # of a pipeline, in the order in which a batch meet
     "agree": Look("agree", "#dcc8a0", "cross"),
     "sizes": Look("sizes", "#a8dccf", "columns"),
     "input_dist": Look("input dist", "#9ad6ae", "rows"),
+    "prefetch": Look("prefetch rows", "#c3b6e8", "columns"),
     "lookup": Look("lookup", "#9cc4ee", "plain"),
     "output_dist": Look("output dist", "#f1d774", "columns"),
     "ids": Look("ids", "#c9d68a", "rising"),

@@ -7,6 +7,7 @@ In walking order: `plan/` (what a plan is), `schemes/` (how tables are split), `
 from recshard_lab.sharding.hardware.presets import preset_names as preset_names
 from recshard_lab.sharding.hardware.presets import preset_table as preset_table
 from recshard_lab.sharding.hardware.topology import Topology as Topology
+from recshard_lab.sharding.plan.cache_params import CacheParams as CacheParams
 from recshard_lab.sharding.plan.constraints import ParameterConstraints as ParameterConstraints
 from recshard_lab.sharding.plan.row_shares import RowShares as RowShares
 from recshard_lab.sharding.plan.sharding_plan import EmbeddingModuleShardingPlan as EmbeddingModuleShardingPlan

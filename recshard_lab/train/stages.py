@@ -35,7 +35,8 @@ class StageEvent:
 
     Attributes:
         rank: whose.
-        stage: ``load``, ``copy``, ``input_dist``, ``lookup``, ``wait``, ``forward``, ``backward``, ``optimizer``.
+        stage: ``load``, ``copy``, ``input_dist``, ``prefetch``, ``lookup``, ``wait``, ``forward``, ``backward``,
+            ``optimizer``.
         batch: its number, from 0.
         start_s, end_s: ``time.perf_counter``, which ranks of one machine share.
         times_note: what to print beside the times, `comm.times_note` of the rank.

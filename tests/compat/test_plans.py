@@ -4,7 +4,7 @@ import copy
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +12,20 @@ from typing import Any
 import pytest
 
 from benchmarks.apparatus.environments import TorchRecEnv
-from recshard_lab import EmbeddingBagConfig, ParameterSharding, PlanError, Shard, ShardingPlan, Topology, tiling
+from recshard_lab import (
+    CacheParams,
+    EmbeddingBagConfig,
+    ParameterSharding,
+    PlanError,
+    Shard,
+    ShardingPlan,
+    Topology,
+    tiling,
+)
 from recshard_lab.compat import plans
 from recshard_lab.sharding import flex_shard, row_wise, scheme_named, scheme_names
 
-RANKS, LOCAL = 4, 2
+RANKS, LOCAL, CACHING = 4, 2, "fused_uvm_caching"
 NEEDS_PEERS = pytest.mark.skipif(
     "RECSHARD_PEERS" not in os.environ, reason="RECSHARD_PEERS does not name an interpreter that has TorchRec"
 )
@@ -30,6 +39,7 @@ class Theirs:
     compute_kernel: str
     ranks: list[int] | None = None
     sharding_spec: Any = None
+    cache_params: Any = None
 
 
 class TheirTables(dict[str, Any]):
@@ -44,7 +54,12 @@ class TheirPlan:
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Classes of the shape of TorchRec's, so that these tests need no TorchRec."""
-    types = SimpleNamespace(ShardingPlan=TheirPlan, EmbeddingModuleShardingPlan=TheirTables, ParameterSharding=Theirs)
+    types = SimpleNamespace(
+        ShardingPlan=TheirPlan,
+        EmbeddingModuleShardingPlan=TheirTables,
+        ParameterSharding=Theirs,
+        CacheParams=SimpleNamespace,
+    )
     monkeypatch.setattr(plans, "_torchrec", lambda: types)
 
 
@@ -141,8 +156,18 @@ def test_tables_in_the_hosts_memory_come_back_as_they_went_unless_they_are_split
 
 
 def test_kernels_that_are_not_here_are_refused() -> None:
-    with pytest.raises(PlanError, match="'fused_uvm_caching'"):
-        plans.from_torchrec(TheirPlan({"": {"t": Theirs("table_wise", "fused_uvm_caching", [0])}}))
+    with pytest.raises(PlanError, match="'key_value'"):
+        plans.from_torchrec(TheirPlan({"": {"t": Theirs("table_wise", "key_value", [0])}}))
+
+
+def test_cached_tables_come_back_as_they_went() -> None:
+    made = row_wise(compute_kernel="fused_uvm_caching")(table(64), Topology(RANKS))
+    cached = replace(made, cache_params=CacheParams("lru", 0.1))
+    there = plans.to_torchrec(ShardingPlan({"": {"t": cached}}), RANKS)
+    assert (there.plan[""]["t"].compute_kernel, there.plan[""]["t"].cache_params.load_factor) == (CACHING, 0.1)
+    assert plans.from_torchrec(there).tables()["t"] == cached
+    theirs = Theirs("table_wise", CACHING, [0], None, SimpleNamespace(algorithm=None, load_factor=None))
+    assert plans.from_torchrec(TheirPlan({"": {"t": theirs}})).tables()["t"].cache_params == CacheParams("lru", 0.2)
 
 
 def test_too_few_ranks_are_refused() -> None:

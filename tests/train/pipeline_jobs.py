@@ -175,7 +175,7 @@ def alive() -> list[str]:
         thread.name
         for thread in threading.enumerate()
         if thread.name.startswith("recshard-")
-        and any(part in thread.name for part in ("load", "input_dist", "sizes", "lookup"))
+        and any(part in thread.name for part in ("load", "input_dist", "sizes", "lookup", "prefetch"))
     ]
 
 

@@ -202,6 +202,27 @@ class Executor:
             pending.issue(training=False)
         return pending
 
+    @property
+    def prefetches(self) -> bool:
+        """Whether `prefetch` does anything: a kernel here has a slow tier."""
+        return any(group.prefetches for group in self.lookup.exchanged)
+
+    @torch.no_grad()
+    def prefetch(self, lookup_input: LookupInput) -> None:
+        """Moves the rows of a batch into the fast memory of its kernels, before `begin`. May run in another thread.
+
+        An error is raised by the lookup of the batch.
+        """
+        if self._moved_away or lookup_input.local_batch.layout is not self.layout or lookup_input.error is not None:
+            return
+        try:
+            bags = [(group, group.bags(lookup_input)) for group in self.lookup.exchanged]
+            lookup_input.prefetched = [
+                None if group.kernel.pooled and own[1].numel() == 1 else group.prefetch(own) for group, own in bags
+            ]
+        except Exception as error:
+            lookup_input.error = error
+
     def _to_samples(self, flat: Tensor, lookup_input: LookupInput) -> Tensor:
         """``[B, output width]`` of a variable batch, or of a batch that is variable on another rank."""
         local_batch, dims = lookup_input.local_batch, [block.dim for block in self.layout.blocks]
@@ -233,11 +254,12 @@ class Executor:
         if lookup_input.error is not None:
             raise lookup_input.error
         kept, exchanged, replicated = [], [], []
-        for group in self.lookup.exchanged:
+        prefetched, lookup_input.prefetched = lookup_input.prefetched or repeat(None), None
+        for group, own in zip(self.lookup.exchanged, prefetched, strict=False):
             bags = group.bags(lookup_input)
             if self.listener is not None:
                 self.listener(group, bags[0], bags[3])
-            rows, saved = self._run(group, bags, training)
+            rows, saved = self._run(group, bags, training, own)
             exchanged.append(rows)
             kept.append(saved)
         for group in self.lookup.replicated:
@@ -470,11 +492,11 @@ class Executor:
         if failed is not None:
             raise failed.error
 
-    def _run(self, group: KernelGroup, bags: Bags, training: bool) -> tuple[Tensor, Any]:
+    def _run(self, group: KernelGroup, bags: Bags, training: bool, prefetched: Any = None) -> tuple[Tensor, Any]:
         """A kernel's rows. Kernels do not get batches without a bag."""
         if group.kernel.pooled and bags[1].numel() == 1:
             return torch.zeros(0, group.width, device=self.device), None
-        return group.forward(bags, training)
+        return group.forward(bags, training, prefetched)
 
     def _width(self, group: KernelGroup, lookup_input: LookupInput) -> int:
         if group.kernel.pooled:

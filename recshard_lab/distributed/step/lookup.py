@@ -1,8 +1,8 @@
 """The shards of one rank, in as few kernels as their kinds allow."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -14,11 +14,12 @@ from recshard_lab.distributed.state.parts import Part
 from recshard_lab.distributed.step.layout import Layout, ShardFeature, effective_route
 from recshard_lab.distributed.step.types import LocalBatch, LookupInput, host_list, join
 from recshard_lab.embedding import DataType, OptimizerSpec
+from recshard_lab.embedding.dynamic.cached import Cache, CachedKernel
 from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
 from recshard_lab.embedding.dynamic.kernel import DynamicKernel
 from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot, choose_kernel, kernel_named
 from recshard_lab.embedding.optimizers.steps import accumulate_dtype, partial_squares
-from recshard_lab.sharding import PlanError, Shard
+from recshard_lab.sharding import CacheParams, PlanError, Shard
 from recshard_lab.sharding.plan.types import DDR, DISTINCT_ROWS
 from recshard_lab.sparse.ops import complete_cumsum
 
@@ -37,6 +38,7 @@ class GroupKind:
         exchanges_row_norms: columns are split and the optimizer is row-wise: squares must meet before the step.
         route: the output path; "direct" for replicas.
         dynamic: ids have any value, and rows belong to ids (`DynamicKernel`).
+        cache: rows are cached on the device, and stored in host memory (`CachedKernel`). None for no cache.
         host: the shards are stored, looked up and stepped in host memory. Only rows and gradients are copied between
             host and device. On CPU ranks the host is the device.
     """
@@ -48,6 +50,7 @@ class GroupKind:
     route: str = "direct"
     host: bool = False
     dynamic: bool = False
+    cache: CacheParams | None = None
 
     def state_parts(self, device: torch.device) -> tuple[Part, ...]:
         """Which optimizer state each shard has on ranks of this device, also on ranks that store no shard."""
@@ -103,11 +106,15 @@ class KernelGroup:
         if kind.dynamic:
             of_tables = [(layout.tables[table], layout.shards[table][number]) for table, number in self.shards]
             self.kernel = dynamic_kernel(backend, of_tables, slots, feature_slots, kind.optimizer, **where)
+        elif kind.cache is not None:
+            params = kind.cache
+            caches = [Cache(params.rows(slot.num_rows), params.algorithm, params.cost) for slot in slots]
+            self.kernel = CachedKernel(backend, caches, slots, feature_slots, kind.optimizer, **where)
         else:
             self.kernel = backend(slots, feature_slots, kind.optimizer, **where)
         self.width = sum(feature.shard.num_cols for feature in features)
         self.end = first + len(self.features)
-        #: of dynamic tables: whether lookups with gradients insert absent ids
+        #: of dynamic and cached tables: whether lookups with gradients insert absent ids
         self.inserts = True
         #: in a replicated group, the number of the rank's first replicated shard feature
         self.first_copy: int | None = None
@@ -172,13 +179,26 @@ class KernelGroup:
             return complete_cumsum(lengths.reshape(-1))
         return host_list([*accumulate(counts, initial=0)], lengths.device)
 
-    def forward(self, bags: Bags, training: bool) -> tuple[Tensor, Any]:
-        """The kernel's rows, and what its backward needs when ``training``."""
+    @property
+    def prefetches(self) -> bool:
+        """Whether the kernel has a slow tier."""
         if isinstance(self.kernel, DynamicKernel):
+            return any(table.config.tiers for table in self.kernel.tables)
+        return self.kind.cache is not None
+
+    def prefetch(self, bags: Bags) -> Any:
+        """Moves the rows of a coming batch into the kernel's fast memory. `forward` takes the result."""
+        ids, offsets, _ = self._there(*bags[:3])
+        return self.kernel.prefetch(ids, offsets, bags[3])
+
+    def forward(self, bags: Bags, training: bool, prefetched: Any = None) -> tuple[Tensor, Any]:
+        """The kernel's rows, and what its backward needs when ``training``."""
+        if isinstance(self.kernel, DynamicKernel | CachedKernel):
             self.kernel.inserts = training and self.inserts
         with torch.set_grad_enabled(training):
             ids, offsets, weights = self._there(*bags[:3])
-            rows, saved = self.kernel.forward(ids, offsets, weights, bags[3])
+            more = {} if prefetched is None else {"prefetched": prefetched}
+            rows, saved = self.kernel.forward(ids, offsets, weights, bags[3], **more)
             return self._back(rows), saved
 
     def remember(self, bags: Bags) -> Any:
@@ -288,8 +308,17 @@ class RankLookup:
             found |= dict(zip(group.shards, states, strict=True))
         return found
 
+    def flushes(self) -> dict[tuple[int, int], Callable[[], None]]:
+        """(table, shard) -> what brings its tensors up to date before they are read or written, if it is cached."""
+        return {
+            key: partial(group.kernel.flush, number)
+            for group in self.groups
+            if group.kind.cache is not None
+            for number, key in enumerate(group.shards)
+        }
+
     def train(self, mode: bool) -> None:
-        """Whether lookups with gradients insert absent ids of dynamic tables."""
+        """Whether lookups with gradients insert absent ids of dynamic and cached tables."""
         for group in self.groups:
             group.inserts = mode
 
@@ -335,7 +364,18 @@ def choose_kinds(
             for shard in sharding.shards
         ]
 
-        in_host = [shard.tier == DDR for shard in sharding.shards]
+        cache = sharding.cache_params
+        if cache is not None and any(sharding.replica_flags):
+            raise PlanError(
+                f"table {config.name!r} is cached (compute_kernel 'fused_uvm_caching') and has replicas, which are "
+                f"stepped by the batches of all ranks. Fix: compute_kernel='fused_uvm', or row_wise"
+            )
+        if cache is not None and dynamic:
+            raise PlanError(
+                f"table {config.name!r} is dynamic, so compute_kernel 'fused_uvm_caching' does not apply. Fix: "
+                f"compute_kernel='fused', and DynamicEmbeddingConfig(tiers=) for slower tiers"
+            )
+        in_host = [shard.tier == DDR and cache is None for shard in sharding.shards]
         if norms and len(set(in_host)) > 1:
             raise ValueError(
                 f"table {config.name!r} has pieces of its columns in both memories of a rank, and {spec.optimizer} "
@@ -350,15 +390,18 @@ def choose_kinds(
         shards = list(zip(sharding.replica_flags, in_host, strict=True))
         for copy, host in sorted(set(shards)):
             own_route, own_norms = ("direct", False) if copy else (route, norms)  # replicas have whole rows
-            kernel = choose_kernel(
+            chosen_kernel = partial(
+                choose_kernel,
                 [slot for slot, there in zip(slots, in_host, strict=True) if there == host],
                 optimizer,
                 pooled=pooled and own_route != DISTINCT_ROWS,
                 weighted=weighted,
                 exchanges_row_norms=norms,
                 device="cpu" if host else device,
-                backend=backend,
             )
+            kernel = chosen_kernel(backend=backend)
+            if cache is not None and kernel.name == "fbgemm" and backend is None:
+                kernel = chosen_kernel(backend="native")
             kinds_of[copy, host] = GroupKind(
                 kernel.name,
                 config.data_type,
@@ -367,6 +410,7 @@ def choose_kinds(
                 own_route,
                 host,
                 dynamic,
+                cache,
             )
         for number, shard in enumerate(shards):
             own = kinds_of[shard]

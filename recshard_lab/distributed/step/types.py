@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -132,6 +132,7 @@ class LookupInput:
         bags: ``[W, L]`` in a variable batch, bags of exchanged shard features by source rank; else None.
         looked_up: the returned rows, where they were looked up before the forward.
         weight_gradients: for each rank, whether its weights require a gradient; None if no rank's do.
+        prefetched: for each exchanged kernel what `LookupKernel.prefetch` has returned, where it was called.
         error: of this rank while the ids were exchanged. The lookup raises it, on all ranks.
     """
 
@@ -146,6 +147,7 @@ class LookupInput:
     bags: NDArray[np.int64] | None = None
     looked_up: Tensor | None = None
     weight_gradients: list[bool] | None = None
+    prefetched: list[Any] | None = None
     error: Exception | None = None
 
 

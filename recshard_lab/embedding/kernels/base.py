@@ -162,6 +162,18 @@ class LookupKernel(ABC):
             the ``[n, d]`` rows of each shard feature one after the other.
         """
 
+    def prefetch(self, ids: Tensor, offsets: Tensor, counts: Sequence[int] | None = None) -> Any:
+        """Moves the rows of a coming batch into the kernel's fast memory. It may run in another thread.
+
+        Arguments are those of `forward`, which takes the result as ``prefetched=``. None for kernels that have one
+        memory, whose `forward` takes no such argument.
+        """
+        return None
+
+    def flush(self, slot: int) -> None:  # noqa: B027, most kernels have one memory
+        """Brings `weights` and `optimizer_states` of a slot up to date, which may be read and written until the next
+        lookup. Kernels without a cache do nothing."""
+
     def remember(
         self, ids: Tensor, offsets: Tensor, weights: Tensor | None, counts: Sequence[int] | None = None
     ) -> Any:

@@ -60,7 +60,9 @@ def _planned(
         if sharding.replicated:
             wishes[name] = ParameterConstraints(["data_parallel"], kernels)
         else:
-            wishes[name] = ParameterConstraints(shards=sharding.shards, compute_kernels=kernels)
+            wishes[name] = ParameterConstraints(
+                shards=sharding.shards, compute_kernels=kernels, cache_params=sharding.cache_params
+            )
     planner = EmbeddingShardingPlanner(topology, constraints=wishes, workload=workload)
     found = planner.plan_tables(live.tables, explain=False).tables()
     return {name: sharding for name, sharding in found.items() if name not in fixed}

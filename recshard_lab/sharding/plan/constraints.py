@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from recshard_lab.arguments import names_wrong_arguments, shown
+from recshard_lab.sharding.plan.cache_params import CacheParams
 from recshard_lab.sharding.plan.row_shares import RowShares
 from recshard_lab.sharding.plan.types import EmbeddingComputeKernel, Shard, check_route
 from recshard_lab.sharding.plan.validate import as_shards
@@ -22,6 +23,7 @@ class ParameterConstraints:
     Args:
         sharding_types: the allowed schemes. Default: all registered schemes.
         compute_kernels: the allowed kernels, best first. Default: "fused".
+        cache_params: the cache, if `compute_kernels` has "fused_uvm_caching". Default: ``CacheParams()``.
         min_partition: minimum columns of a column shard. Default: 4, or 1 if the dim is not a multiple of 4.
         pooling_factors: mean ids per bag, one per feature of the table. Default: the workload's.
         num_poolings: bags per sample, one per feature. Default: 1.
@@ -61,6 +63,7 @@ class ParameterConstraints:
     device_group: str | None = None
     row_shares: RowShares | None = None
     colocate_with: Sequence[str] | None = None
+    cache_params: CacheParams | None = None
 
     def __post_init__(self) -> None:
         for name in ("sharding_types", "compute_kernels", "ranks", "shards"):
@@ -113,6 +116,13 @@ class ParameterConstraints:
             if kernel not in known:
                 raise ValueError(
                     f"compute_kernels: kernel {kernel!r:.60} does not exist. Fix: use one of {', '.join(known)}"
+                )
+        if self.cache_params is not None:
+            caches = str(EmbeddingComputeKernel.FUSED_UVM_CACHING) in map(str, self.compute_kernels or ())
+            if not (caches and isinstance(self.cache_params, CacheParams)):
+                raise ValueError(
+                    f"cache_params={shown(self.cache_params)} must be CacheParams, with compute_kernel "
+                    f"'fused_uvm_caching'. Fix: compute_kernels=['fused_uvm_caching'], cache_params=CacheParams()"
                 )
         for name in ("pooling_factors", "num_poolings", "batch_sizes"):
             for value in getattr(self, name) or ():

@@ -8,6 +8,7 @@ from typing import Any
 
 from recshard_lab.arguments import names_wrong_arguments, shown
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.sharding.plan.cache_params import CacheParams
 from recshard_lab.sharding.plan.types import (
     DDR,
     EmbeddingComputeKernel,
@@ -31,16 +32,18 @@ class ParameterSharding:
         sharding_type: the scheme's name. It is a label and may be any string ("custom" for a hand-drawn tiling). Only
             "data_parallel" changes behaviour: every rank stores the whole table.
         compute_kernel: "fused" (the optimizer runs in backward), "dense", or "fused_uvm": fused, with all shards in
-            host memory. With "fused", each shard has its own tier.
+            host memory. "fused_uvm_caching": the same, with a cache of rows in the rank's memory. With "fused", each
+            shard has its own tier.
         ranks: the participating ranks. Default: the ranks of the shards.
         sharding_spec: torch's ``EnumerableShardingSpec`` instead of `shards`, as TorchRec passes it.
+        cache_params: the cache of "fused_uvm_caching". Default: ``CacheParams()``.
         shards: the shards. You may omit them for data_parallel, and for any registered scheme if you call
             `ShardingPlan.resolved` before running the plan.
         route: the output path, one of `ROUTES`. All paths give the same result.
 
     Raises:
         PlanError: both `shards` and `sharding_spec`; a shard on a rank that is not in `ranks`; an unknown route, or a
-            route other than "direct" for data_parallel, which exchanges no rows.
+            route other than "direct" for data_parallel, which exchanges no rows; `cache_params` of another kernel.
 
     >>> ParameterSharding("table_wise", shards=[Shard(1, (0, 100), (0, 8))]).ranks
     [1]
@@ -51,6 +54,7 @@ class ParameterSharding:
     ranks: list[int] | None
     shards: tuple[Shard, ...]
     route: str
+    cache_params: CacheParams | None
 
     def __init__(
         self,
@@ -58,6 +62,7 @@ class ParameterSharding:
         compute_kernel: str = "fused",
         ranks: Sequence[int] | None = None,
         sharding_spec: Any = None,
+        cache_params: CacheParams | None = None,
         *,
         shards: Iterable[Shard] = (),
         route: str = "direct",
@@ -80,7 +85,14 @@ class ParameterSharding:
             near = nearest(kernel[:80], KERNELS)
             raise PlanError(f"compute_kernel {kernel!r:.60} does not exist{near}. Fix: use one of {', '.join(KERNELS)}")
         in_host = [shard.tier == DDR for shard in shards]
-        if kernel == EmbeddingComputeKernel.FUSED_UVM and not all(in_host):
+        caches = kernel == EmbeddingComputeKernel.FUSED_UVM_CACHING
+        if cache_params is not None and not (caches and isinstance(cache_params, CacheParams)):
+            why = f"compute_kernel is {kernel!r}" if not caches else "it must be CacheParams"
+            raise PlanError(
+                f"cache_params={shown(cache_params)} does not apply: {why}. Fix: "
+                f"compute_kernel='fused_uvm_caching', cache_params=CacheParams(load_factor=0.1)"
+            )
+        if (caches or kernel == EmbeddingComputeKernel.FUSED_UVM) and not all(in_host):
             shards = tuple(replace(shard, tier=DDR) for shard in shards)
         elif kernel == EmbeddingComputeKernel.FUSED and shards and all(in_host):
             kernel = str(EmbeddingComputeKernel.FUSED_UVM)
@@ -94,6 +106,12 @@ class ParameterSharding:
         object.__setattr__(self, "ranks", ranks if ranks is not None else (shard_ranks or None))
         object.__setattr__(self, "shards", shards)
         object.__setattr__(self, "route", check_route(route))
+        object.__setattr__(self, "cache_params", (cache_params or CacheParams()) if caches else None)
+        if caches and self.sharding_type == ShardingType.DATA_PARALLEL:
+            raise PlanError(
+                "data_parallel with compute_kernel 'fused_uvm_caching': replicas are stepped by the batches of all "
+                "ranks, which a cache does not hold. Fix: compute_kernel='fused_uvm', or row_wise"
+            )
         if route != "direct" and self.replicated:
             raise PlanError(
                 f"{self.sharding_type} with route {route!r}: every rank stores all rows, so none are exchanged. "
@@ -101,7 +119,7 @@ class ParameterSharding:
             )
 
     def __hash__(self) -> int:
-        return hash((self.sharding_type, self.compute_kernel, self.shards, self.route))
+        return hash((self.sharding_type, self.compute_kernel, self.shards, self.route, self.cache_params))
 
     @property
     def replicated(self) -> bool:
@@ -158,9 +176,7 @@ class ParameterSharding:
 
         topology = Topology(world_size, local_world_size=local_world_size or world_size)
         default = scheme_named(self.sharding_type).default(table, topology, self.ranks)
-        return ParameterSharding(
-            self.sharding_type, self.compute_kernel, default.ranks, shards=default.shards, route=self.route
-        )
+        return replace(self, ranks=default.ranks, shards=default.shards)
 
     def with_route(self, route: str) -> "ParameterSharding":
         """This sharding with another output path; data_parallel, which has none, is unchanged.
@@ -171,7 +187,7 @@ class ParameterSharding:
         check_route(route)
         if self.replicated:
             return self
-        return ParameterSharding(self.sharding_type, self.compute_kernel, self.ranks, shards=self.shards, route=route)
+        return replace(self, route=route)
 
 
 def shards_from_spec(spec: Any) -> tuple[Shard, ...]:

@@ -6,7 +6,8 @@
      "modules": {"ebc": {"movies": {"sharding_type": "row_wise", "compute_kernel": "fused", "ranks": [0, 1],
                                     "shards": [[rank, r0, r1, c0, c1], ...], "route": "two_hop"}}}}
 
-``route`` is omitted if it is "direct". A shard in host memory is ``[rank, r0, r1, c0, c1, "ddr"]``.
+``route`` is omitted if it is "direct". A shard in host memory is ``[rank, r0, r1, c0, c1, "ddr"]``. A table with kernel
+"fused_uvm_caching" also has ``"cache_params": {"algorithm": "lru", "load_factor": 0.2}``.
 """
 
 import json
@@ -14,6 +15,8 @@ from typing import Any
 
 from recshard_lab.arguments import shown
 from recshard_lab.documents import json_content, with_fix
+from recshard_lab.embedding.dynamic.tiers import EmulatedCost
+from recshard_lab.sharding.plan.cache_params import ALGORITHMS, CacheParams
 from recshard_lab.sharding.plan.sharding_plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from recshard_lab.sharding.plan.types import (
     DDR,
@@ -45,6 +48,7 @@ def dumps(plan: ShardingPlan, indent: int | None = None) -> str:
                     for shard in sharding.shards
                 ],
                 **({} if sharding.route == "direct" else {"route": sharding.route}),
+                **({} if sharding.cache_params is None else {"cache_params": sharding.cache_params.as_dict()}),
             }
             for name, sharding in tables.items()
         }
@@ -88,7 +92,14 @@ def _plan(document: Any) -> ShardingPlan:
 
 
 def _sharding(entry: Any, where: str) -> ParameterSharding:
-    _fields(_typed(entry, dict, where), ("sharding_type", "compute_kernel", "ranks", "shards"), where, ("route",))
+    required = ("sharding_type", "compute_kernel", "ranks", "shards")
+    _fields(_typed(entry, dict, where), required, where, ("route", "cache_params"))
+    cache = entry.get("cache_params")
+    if cache is not None:
+        spot = f"{where}.cache_params"
+        _fields(_typed(cache, dict, spot), ("algorithm", "load_factor"), spot, ("cost",))
+        if "cost" in cache:
+            _fields(_typed(cache["cost"], dict, f"{spot}.cost"), (), f"{spot}.cost", ("latency_us", "gb_per_s"))
     ranks = entry["ranks"]
     if ranks is not None:
         ranks = [_whole(rank, f"{where}.ranks") for rank in _typed(ranks, list, f"{where}.ranks")]
@@ -107,11 +118,17 @@ def _sharding(entry: Any, where: str) -> ParameterSharding:
             _typed(entry["sharding_type"], str, f"{where}.sharding_type"),
             _typed(entry["compute_kernel"], str, f"{where}.compute_kernel"),
             ranks,
+            cache_params=None if cache is None else _cache(cache),
             shards=shards,
             route=_typed(entry.get("route", "direct"), str, f"{where}.route"),
         )
-    except PlanError as error:
+    except ValueError as error:
         raise PlanError(f"{where}: {error}") from None
+
+
+def _cache(entry: dict[str, Any]) -> CacheParams:
+    cost = entry.get("cost")
+    return CacheParams(entry["algorithm"], entry["load_factor"], None if cost is None else EmulatedCost(**cost))
 
 
 def _typed(value: Any, kind: type, where: str) -> Any:
@@ -180,6 +197,25 @@ def plan_schema() -> dict[str, Any]:
                     "ranks": {"description": "The participating ranks.", "type": ["array", "null"], "items": whole},
                     "shards": {"type": "array", "items": {"$ref": "#/$defs/shard"}},
                     "route": {"description": "The output path; omitted: direct.", "enum": [*ROUTES, DISTINCT_ROWS]},
+                    "cache_params": {
+                        "description": "The cache of kernel fused_uvm_caching.",
+                        "type": "object",
+                        "required": ["algorithm", "load_factor"],
+                        "additionalProperties": False,
+                        "properties": {
+                            "algorithm": {"enum": list(ALGORITHMS)},
+                            "load_factor": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+                            "cost": {
+                                "description": "An emulated cost of each access to rows that are not cached.",
+                                "type": "object",
+                                "additionalProperties": False,
+                                "properties": {
+                                    "latency_us": {"type": "number", "minimum": 0},
+                                    "gb_per_s": {"type": ["number", "null"], "exclusiveMinimum": 0},
+                                },
+                            },
+                        },
+                    },
                 },
                 "if": {"properties": {"sharding_type": {"const": ShardingType.DATA_PARALLEL.value}}},
                 "then": {"properties": {"route": {"const": "direct"}}},

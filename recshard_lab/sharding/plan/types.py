@@ -100,12 +100,14 @@ class ShardingType(StrEnum):
 class EmbeddingComputeKernel(StrEnum):
     """How a shard's weights are updated: FUSED in the backward pass, DENSE by an optimizer that reads ``.grad``.
 
-    FUSED_UVM is FUSED with the weights in the host's memory, looked up and stepped there.
+    FUSED_UVM is FUSED with the weights in the host's memory, looked up and stepped there. FUSED_UVM_CACHING also stores
+    them there, and looks up and steps cached rows in the rank's memory.
     """
 
     DENSE = "dense"
     FUSED = "fused"
     FUSED_UVM = "fused_uvm"
+    FUSED_UVM_CACHING = "fused_uvm_caching"
 
 
 ROUTES = ("direct", "reduce_scatter", "two_hop")

@@ -28,6 +28,7 @@ from typing import Protocol
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.sharding.hardware.topology import Topology
+from recshard_lab.sharding.plan.cache_params import CacheParams
 from recshard_lab.sharding.plan.constraints import ParameterConstraints
 from recshard_lab.sharding.plan.sharding_plan import ParameterSharding
 from recshard_lab.sharding.plan.tiling import Rect
@@ -52,11 +53,17 @@ class Proposal:
     assignments: tuple[tuple[int, ...], ...] | None = None
     tiers: tuple[str, ...] | None = None
 
-    def placed(self, ranks: Sequence[int], compute_kernel: str = "fused", route: str = "direct") -> ParameterSharding:
+    def placed(
+        self,
+        ranks: Sequence[int],
+        compute_kernel: str = "fused",
+        route: str = "direct",
+        cache_params: CacheParams | None = None,
+    ) -> ParameterSharding:
         """This proposal with its i-th rectangle on ``ranks[i]``."""
         tiers = self.tiers or (HBM,) * len(self.rects)
         shards = [Shard(rank, *rect, tier) for rank, rect, tier in zip(ranks, self.rects, tiers, strict=True)]
-        return ParameterSharding(self.scheme, compute_kernel, shards=shards, route=route)
+        return ParameterSharding(self.scheme, compute_kernel, cache_params=cache_params, shards=shards, route=route)
 
 
 class Scheme(Protocol):

@@ -5,7 +5,8 @@
     progress k            thread "load"         thread "input_dist"       this thread
     TrainPipelineBase     load, copy k + 2      agree about k + 1         forward, backward, optimizer of k
     ... SparseDist        load, copy k + 2      ids of k + 1              the same
-    Prefetch ...          load, copy k + 3      sizes of k + 2, and in a thread of their own the ids of k + 1
+    Prefetch ...          load, copy k + 3      sizes of k + 2, and in a thread of their own the ids of k + 1. A thread
+                                                "prefetch" moves the rows of k + 1 from slow tiers of tables
 
 Nothing is computed in another order than in a plain loop, so that all of these give its weights bit for bit.
 """

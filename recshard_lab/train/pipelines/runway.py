@@ -35,6 +35,7 @@ class Flight:
     sent: Future[Sent] | None = None
     read: Future[Any] | None = None
     looked_up: Future[Any] | None = None
+    prefetched: Future[Any] | None = None
 
 
 class Runway:

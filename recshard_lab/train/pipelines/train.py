@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from recshard_lab.train.pipelines.base import Pipeline, flag
+from recshard_lab.train.pipelines.lanes import Lane, arrive
 from recshard_lab.train.pipelines.runway import Flight
 from recshard_lab.train.pipelines.sending import Sent
 
@@ -116,7 +119,11 @@ class PrefetchTrainPipelineSparseDist(TrainPipelineSparseDist):
 
     A batch's ids cannot leave before every rank knows their sizes: two messages one after the other. Here the two
     belong to different batches and travel at once, so that a step need not be as long as both together. It takes the
-    memory of one more batch. TorchRec's pipeline of this name also fills a cache on the GPU, which is not there here.
+    memory of one more batch.
+
+    If tables have a slow tier (compute kernel "fused_uvm_caching", dynamic tables with tiers), a further thread moves
+    the rows of batch i + 1 into the fast tier as soon as its ids are there. With ``threads=False``, the forward moves
+    them. The weights of cached tables are the plain loop's, bit for bit.
 
     Args:
         all: as of `TrainPipelineSparseDist`.
@@ -124,6 +131,44 @@ class PrefetchTrainPipelineSparseDist(TrainPipelineSparseDist):
 
     ahead = 2
     apart = True
+
+    def _open(self) -> None:
+        super()._open()
+        if self._threads:
+            self._lanes["prefetch"] = Lane("prefetch", self._device)
+
+    def _start(self, flight: Flight) -> None:
+        flight.prefetched = None  # ids that are sent again, after tables moved, are prefetched again
+        super()._start(flight)
+
+    def _step(self, flight: Flight, sent: Sent) -> Any:
+        if flight.prefetched is not None:
+            begun = perf_counter()
+            arrive(flight.prefetched.result(), sent.lookup_input)
+            self._log.note("wait", flight.number, begun)
+        following = self._flights[0] if self._flights else None
+        if following is not None and following.sent is not None and self._model.training and self._prefetches():
+            lane, stream = self._lanes["prefetch"], torch.cuda if self._device.type == "cuda" else None
+            stepped = None if stream is None else stream.current_stream(self._device).record_event()
+            following.prefetched = lane.submit(partial(self._prefetch, following, stepped))
+        return super()._step(flight, sent)
+
+    def _prefetches(self) -> bool:
+        """Whether a table has a slow tier, and there is a thread to move its rows."""
+        return "prefetch" in self._lanes and any(call.module.executor.prefetches for call in self._fed)
+
+    def _prefetch(self, flight: Flight, stepped: Any) -> Any:
+        """Moves the rows of a batch, once its ids are there. Returns the event after it, on a GPU."""
+        lane = self._lanes["prefetch"]
+        assert flight.sent is not None
+        if flight.sent.exception() is None:  # `progress` raises it
+            sent = flight.sent.result()
+            arrive(stepped)
+            arrive(sent.event, sent.lookup_input)
+            with self._log.stage("prefetch", flight.number):
+                for call, lookup_input in sent.pairs(self._fed):
+                    call.module.executor.prefetch(lookup_input)
+        return lane.mark()
 
 
 class EvalPipelineSparseDist(TrainPipelineSparseDist):

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
+from recshard_lab.embedding.dynamic.index import Span, access_all, find_all
 from recshard_lab.embedding.dynamic.table import DynamicTable, Memory, copy_memory
 from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot
 from recshard_lab.embedding.optimizers import OptimizerSpec
@@ -224,25 +225,36 @@ class DynamicKernel(LookupKernel):
 
         ``pins_last``: ids of the step before are not evicted.
         """
+        ends = pairwise(accumulate(counts, initial=0))
+        spans = [(number, *span) for number, span in zip(self.feature_slots, ends, strict=True)]
+        indexes = [table.index for table in self.tables]
         with self._lock:
-            ids = ids.to(self.device, torch.int64)
-            parts = list(ids.split(list(counts)))
-            for number, table in enumerate(self.tables):
-                own = [at for at, slot in enumerate(self.feature_slots) if slot == number]
-                joined = torch.cat([parts[at] for at in own])
-                if self.inserts:
-                    found = table.slots_for(joined, pinned_from=self._pinned(number, pins_last))
-                else:
-                    found = table.slots_of(joined)
-                for at, part in zip(own, found.split([counts[at] for at in own]), strict=True):
-                    parts[at] = part
-            slots, step = torch.cat(parts), None
-            complete = not bool((slots < 0).any())
-            absent = [] if complete else self._rows_below(ids, slots, counts)
-            if self.inserts:
-                step = _Step([table.index.step for table in self.tables])
-                self._pending.add(step)
-            return Prefetched(slots, complete, step, absent)
+            ids = ids.to(self.device, torch.int64).contiguous()
+            if not self.inserts:
+                slots, misses = find_all(indexes, ids, spans)
+                return self._found(ids, slots, counts, complete=not any(misses), step=None)
+            pinned = [self._pinned(number, pins_last) for number in range(len(indexes))]
+            slots, misses = access_all(indexes, ids, spans, self._scores(ids, spans))
+            for number, missed in enumerate(misses):
+                if missed:
+                    at = torch.cat([torch.arange(*span, device=self.device) for own, *span in spans if own == number])
+                    located = slots[at], missed
+                    slots[at] = self.tables[number].slots_for(ids[at], pinned_from=pinned[number], located=located)
+            step = _Step([index.step for index in indexes])
+            self._pending.add(step)
+            return self._found(ids, slots, counts, not any(misses) or not bool((slots < 0).any()), step)
+
+    def _found(
+        self, ids: Tensor, slots: Tensor, counts: Sequence[int], complete: bool, step: _Step | None
+    ) -> Prefetched:
+        return Prefetched(slots, complete, step, [] if complete else self._rows_below(ids, slots, counts))
+
+    def _scores(self, ids: Tensor, spans: Sequence[Span]) -> Tensor | None:
+        """``[N]`` the scores of ids of tables that evict by a function; None if none does."""
+        if not any(callable(table.config.evict) for table in self.tables):
+            return None
+        own = [(self.tables[number].scores_of(ids[first:end]), ids[first:end]) for number, first, end in spans]
+        return torch.cat([torch.zeros_like(some) if scores is None else scores for scores, some in own])
 
     def _pinned(self, number: int, pins_last: bool) -> int | None:
         """The first step of a table whose ids must keep their slots. None for the coming one."""

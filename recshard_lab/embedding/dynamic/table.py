@@ -172,7 +172,9 @@ class DynamicTable:
         return self.index.find(ids)
 
     @_alone
-    def slots_for(self, ids: Tensor, *, pinned_from: int | None = None) -> Tensor:
+    def slots_for(
+        self, ids: Tensor, *, pinned_from: int | None = None, located: tuple[Tensor, int] | None = None
+    ) -> Tensor:
         """``[N]`` the slot of each id, as one training step: absent ids are inserted if they are admitted.
 
         Ids that a tier has are admitted.
@@ -180,10 +182,20 @@ class DynamicTable:
         Args:
             ids: ``[N]`` int64.
             pinned_from: ids of this step of the index and of later ones are not evicted. Default: those of the batch.
+            located: slots ``[N]`` and the number of absent ids, if `access_all` has begun this step.
         """
-        found = self.index.find_or_insert(ids, self._scores(ids), admit=self._admission(), pinned_from=pinned_from)
+        scores, how = self.scores_of(ids), dict[str, Any](admit=self._admission(), pinned_from=pinned_from)
+        if located is None:
+            found = self.index.find_or_insert(ids, scores, **how)
+        else:
+            found = self.index.insert_absent(ids, *located, scores, **how)
         self._settle(found)
         return found.slots
+
+    def scores_of(self, ids: Tensor) -> Tensor | None:
+        """``[N]`` what a function that the table evicts by returns for ids. None without a function."""
+        evict = self.config.evict
+        return of_ids(evict, ids, torch.int64, f"table {self.config.name!r}: evict(ids)") if callable(evict) else None
 
     def initial(self, ids: Tensor) -> Tensor:
         """``[N, D]`` the initial rows of ids, in the table's number format."""
@@ -217,7 +229,7 @@ class DynamicTable:
         Of several rows for one id, the last one is stored.
         """
         ids, rows = _last_of_each(ids, rows)
-        found = self.index.find_or_insert(ids, self._scores(ids), admit=self._admission())
+        found = self.index.find_or_insert(ids, self.scores_of(ids), admit=self._admission())
         lost = self._settle(found, read=True)
         assert lost is not None
         stored = found.slots >= 0
@@ -228,7 +240,7 @@ class DynamicTable:
     @_alone
     def assign(self, ids: Tensor, rows: Tensor) -> Tensor:
         """Overwrites the rows of ids that have one. Returns ``[N]`` bool which these are. Scores are updated."""
-        slots = self.index.access(ids, self._scores(ids))
+        slots = self.index.access(ids, self.scores_of(ids))
         last = _last_positions(slots)
         self.weight[slots[last]] = rows[last].to(self.weight.dtype)
         known = slots >= 0
@@ -353,10 +365,6 @@ class DynamicTable:
     def _weight_alone(self) -> Memory:
         dtype = TORCH_DTYPES[self.config.data_type]
         return torch.zeros(self.capacity, self.columns[1] - self.columns[0], dtype=dtype, device=self.device), {}
-
-    def _scores(self, ids: Tensor) -> Tensor | None:
-        evict = self.config.evict
-        return of_ids(evict, ids, torch.int64, f"table {self.config.name!r}: evict(ids)") if callable(evict) else None
 
     def _admission(self) -> Callable[[Tensor, Tensor], Tensor] | None:
         """What decides which absent ids are inserted: those that a tier has, and those that admission admits."""

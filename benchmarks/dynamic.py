@@ -3,6 +3,8 @@
 The index has 4 M slots at load factor 0.9. A step looks up 26 tables of 100,000 rows x 64, batch 4096, pooling 10, and
 steps SGD in backward. All ids of a dynamic table have rows when the step is timed. `benchmarks.apparatus.churn` says
 how the AUC is measured.
+
+Rates depend on the machine. They are therefore shown beside those of `TorchProbe`, which runs in turn with the index.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from recshard_lab.embedding import (
     FusedEmbeddingBagCollection,
 )
 from recshard_lab.embedding.dynamic import ScoredIndex
+from recshard_lab.embedding.dynamic.sizes import SLOTS as BUCKET
 from recshard_lab.sparse import KeyedJaggedTensor
 
 SLOTS, LOAD, DIM = 1 << 22, 0.9, 64
@@ -94,44 +97,100 @@ def _random_ids(count: int) -> Tensor:
     return torch.randint(-(1 << 62), 1 << 62, (count,))
 
 
-def _rate(action: Callable[[], object], count: int) -> float:
-    """Ids a second, of the median of `ROUNDS`."""
-    taken = []
+class TorchProbe:
+    """The reference: double hashing in vectorised torch operators, without scores. Ids are not -1.
+
+    >>> probe = TorchProbe(8)
+    >>> bool((probe.find(torch.tensor([5, 6]), insert=True) == probe.find(torch.tensor([5, 6]))).all())
+    True
+    """
+
+    def __init__(self, slots: int) -> None:
+        self.keys, self.mask = torch.full((slots,), -1), slots - 1
+
+    def find(self, ids: Tensor, insert: bool = False) -> Tensor:
+        """``[N]`` slots; -1 for absent ids, which are inserted if ``insert``."""
+        out, left = torch.full_like(ids, -1), torch.arange(len(ids))
+        mixed = ids * -0x61C8864680B583EB
+        mixed ^= (mixed >> 32) & 0xFFFFFFFF
+        slots, steps = mixed & self.mask, (mixed >> 40) & self.mask | 1
+        while len(left):
+            held = self.keys[slots]
+            if insert:
+                empty = held == -1
+                self.keys[slots[empty]] = ids[empty]
+                held = self.keys[slots]
+            found = held == ids
+            out[left[found]] = slots[found]
+            on = (~found & (held != -1)).nonzero().squeeze(1)
+            left, ids, steps = left[on], ids[on], steps[on]
+            slots = (slots[on] + steps) & self.mask
+        return out
+
+    def erase(self, ids: Tensor) -> None:
+        """Of the ids that were inserted last only: chains through others would break."""
+        self.keys[self.find(ids)] = -1
+
+
+def _rates(count: int, *actions: Callable[[], object]) -> list[float]:
+    """Ids a second of each action, of the median of `ROUNDS`. They take turns."""
+    taken: list[list[float]] = [[] for _ in actions]
     for _ in range(ROUNDS):
-        begun = time.perf_counter()
-        action()
-        taken.append(time.perf_counter() - begun)
-    return count / median(taken)
+        for action, own in zip(actions, taken, strict=True):
+            begun = time.perf_counter()
+            action()
+            own.append(time.perf_counter() - begun)
+    return [count / median(own) for own in taken]
 
 
 def _index_figures() -> Iterator[Figure]:
-    index = ScoredIndex(SLOTS, evict="lfu")
+    index, probe = ScoredIndex(SLOTS, evict="lfu"), TorchProbe(SLOTS)
     present = _random_ids(int(LOAD * SLOTS))
     index.find_or_insert(present)
+    probe.find(present, insert=True)
     weight = torch.randn(SLOTS, DIM)
     batch = present[torch.randint(0, len(present), (SLOTS,))]
-    yield Figure(_FIND, _rate(lambda: index.find(batch), len(batch)), "ids/s", at_most=False)
     some = batch[: SLOTS // 4]
-    rows = torch.empty(len(some), DIM)
-    rate = _rate(lambda: torch.index_select(weight, 0, index.find(some), out=rows), len(some))
-    yield Figure(f"find and read rows of {DIM} columns, {THREADS} threads", rate, "ids/s", at_most=False)
-    absent = _random_ids(len(some))
-    rate = _rate(lambda: index.find(absent), len(absent))
-    yield Figure(f"find absent ids, {THREADS} threads", rate, "ids/s", at_most=False)
-    rate = _rate(lambda: index.find_or_insert(batch), len(batch))
-    yield Figure(f"find_or_insert, no new ids, {THREADS} threads", rate, "ids/s", at_most=False)
-    tenth = len(some) // 10
+    rows, absent, tenth = torch.empty(len(some), DIM), _random_ids(len(some)), len(some) // 10
 
-    def with_new_ids() -> None:
-        new = _random_ids(tenth)
-        index.find_or_insert(torch.cat([some[tenth:], new]))
-        index.erase(new)
+    def figure(name: str, own: float, reference: float) -> Figure:
+        beside = {"torch ids/s": reference, "over torch": own / reference}
+        return Figure(name, own, "ids/s", at_most=False, beside=beside)
 
-    def new_ids_alone() -> None:
-        index.erase(_random_ids(tenth))
+    yield figure(_FIND, *_rates(len(batch), lambda: index.find(batch), lambda: probe.find(batch)))
+    reading = [lambda find=each.find: torch.index_select(weight, 0, find(some), out=rows) for each in (index, probe)]
+    yield figure(f"find and read rows of {DIM} columns, {THREADS} threads", *_rates(len(some), *reading))
+    rates = _rates(len(absent), lambda: index.find(absent), lambda: probe.find(absent))
+    yield figure(f"find absent ids, {THREADS} threads", *rates)
+    rates = _rates(len(batch), lambda: index.find_or_insert(batch), lambda: probe.find(batch, insert=True))
+    yield figure(f"find_or_insert, no new ids, {THREADS} threads", *rates)
+    new = [torch.cat([some[tenth:], _random_ids(tenth)]) for _ in range(2)]
+    taken: list[list[float]] = [[], []]
+    for _ in range(ROUNDS):
+        begun = time.perf_counter()
+        index.find_or_insert(new[0])
+        between = time.perf_counter()
+        probe.find(new[1], insert=True)
+        taken[0].append(between - begun)
+        taken[1].append(time.perf_counter() - between)
+        index.erase(new[0][-tenth:])
+        probe.erase(new[1][-tenth:])
+    yield figure(_INSERT, *(len(some) / median(own) for own in taken))
 
-    both, alone = _rate(with_new_ids, len(some)), _rate(new_ids_alone, len(some))
-    yield Figure(_INSERT, 1 / (1 / both - 1 / alone), "ids/s", at_most=False, note="Without the time to erase them.")
+
+def _expected(slots: int) -> float:
+    """The expected load at the first eviction, with one bucket an id and a random hash.
+
+    With ``m`` ids a bucket on average, the ids of each bucket follow a Poisson distribution. The integral of the
+    probability that none has more than 128 is the expected ``m``. No hash that is independent of the ids does better:
+    uneven buckets overflow earlier.
+
+    >>> round(_expected(1 << 17), 3), round(_expected(1 << 20), 3)
+    (0.745, 0.705)
+    """
+    mean = torch.arange(0.005, 2 * BUCKET, 0.01, dtype=torch.float64)
+    fits = torch.special.gammaincc(torch.tensor(BUCKET + 1.0, dtype=torch.float64), mean)
+    return float((fits ** (slots // BUCKET)).sum() * 0.01 / BUCKET)
 
 
 def _first_evictions() -> Iterator[Figure]:
@@ -140,7 +199,8 @@ def _first_evictions() -> Iterator[Figure]:
             index = ScoredIndex(slots, choices=choices)
             while not index.counters.evictions:
                 index.find_or_insert(_random_ids(slots // 1000))
-            yield Figure(_first(slots, choices), index.load_factor, "", at_most=False)
+            beside = {"expected": _expected(slots)} if choices == 1 else {}
+            yield Figure(_first(slots, choices), index.load_factor, "", at_most=False, beside=beside)
 
 
 def _step_figures() -> Iterator[Figure]:

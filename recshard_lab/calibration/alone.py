@@ -6,17 +6,18 @@ With d columns, N ids, B samples, P dense parameters, g ranks of a group, and bw
     reread          N 8 d / cache_bw
     lookup          N (lookup_ns_per_id + (4 d + gather_row_bytes) / bw + 4 d / (bag cache_bw))
     train - lookup  N (update_id_ns + (4 d + 4 d / bag) / cache_bw + 2 update_cost (4 d + gather_row_bytes) / bw)
+    index           N index_ns_per_id + index_ms
     dense           6 P (B + matrix_half_batch) / flops_per_ms
     copy_to_device  latency + bytes / ddr_mem_bw
     all_to_all      intra_host_latency_ms + (g - 1) peer_ms + (g - 1) bytes / intra_host_bw
     issue           host_ms
 
-The right sides are those of `planner.model`; those of dense layers and collectives are multiplied by
+The right sides are those of `planner.model`; those of the index, dense layers and collectives are multiplied by
 `Topology.slowdown`. Figures come from non-negative least squares of relative errors. One group alone cannot separate a
 collective's latency from its peers: all of it then counts as `peer_ms`.
 
-On a CPU only the figures of dense layers and collectives are computed: caches and threads make whole steps the better
-source of the others there (`fit.py`).
+On a CPU only the figures of the index, dense layers and collectives are computed: caches and threads make whole steps
+the better source of the others there (`fit.py`).
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def figures_alone(timed: Sequence[TimedOperator], before: Topology) -> dict[str,
         before: these ranks with default figures.
     """
     ops = by_op(timed)
-    found = {**_of_dense(ops, before.slowdown), **_of_collectives(ops, before.slowdown)}
+    slow = before.slowdown
+    found = {**_of_dense(ops, slow), **_of_index(ops, slow), **_of_collectives(ops, slow)}
     if before.compute_device == "cpu":
         return found
     updates, costs = dict(before.update_id_ns), dict(before.update_cost)
@@ -91,6 +93,13 @@ def _of_dense(ops: dict[str, list[TimedOperator]], slow: float) -> dict[str, Any
             found[field] = slow / per_flop
             found.setdefault("matrix_half_batch", fixed / per_flop)  # of fp32, torch's default precision
     return found
+
+
+def _of_index(ops: dict[str, list[TimedOperator]], slow: float) -> dict[str, Any]:
+    if not (own := ops.get("index")):
+        return {}
+    per_id, fixed = line_through([[n, 1.0] for n, _ in _sizes(own)], [ms / slow for ms in _ms(own)])
+    return {"index_ns_per_id": 1e6 * per_id, "index_ms": fixed}
 
 
 def _of_collectives(ops: dict[str, list[TimedOperator]], slow: float) -> dict[str, float]:

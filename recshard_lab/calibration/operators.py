@@ -10,6 +10,7 @@ gather              ids, columns                    reads distinct random rows, 
 reread              ids, columns                    the same with few rows, each of them many times
 lookup              ids, columns, ids a bag, rows   forward of the lookup kernel in use, random ids
 train/OPTIMIZER     ids, columns, ids a bag, rows   the same with backward and the optimizer
+index               ids, slots                      finds the slots of random ids in a dynamic table's index
 dense, dense_tf32   batch, width                    forward and backward of two linear layers, in fp32 and in TF32
 copy_to_device      bytes                           from pinned host memory
 copy_to_host        bytes                           into pinned host memory
@@ -50,7 +51,7 @@ class Sizes:
         hot_rows: of a lookup's table that a cache holds; 0: none.
         columns: of rows.
         batches, width: of dense layers.
-        copies: bytes.
+        slots: of an index. copies: bytes.
     """
 
     table_bytes: int
@@ -60,12 +61,21 @@ class Sizes:
     columns: tuple[int, ...]
     batches: tuple[int, ...]
     width: int
+    slots: int
     copies: tuple[int, ...] = ()
 
 
-CPU_SIZES = Sizes(64 << 20, 1 << 16, 1 << 12, 1 << 14, (16, 128), (32, 256), 512)
+CPU_SIZES = Sizes(64 << 20, 1 << 16, 1 << 12, 1 << 14, (16, 128), (32, 256), 512, 1 << 20)
 GPU_SIZES = Sizes(
-    1 << 30, 1 << 18, 1 << 18, 0, (8, 16, 32, 64, 128, 256), (64, 256, 1024, 4096), 1024, (1 << 16, 1 << 20, 1 << 24)
+    1 << 30,
+    1 << 18,
+    1 << 18,
+    0,
+    (8, 16, 32, 64, 128, 256),
+    (64, 256, 1024, 4096),
+    1024,
+    1 << 22,
+    (1 << 16, 1 << 20, 1 << 24),
 )
 
 
@@ -84,6 +94,7 @@ def time_operators(
         *_launches(clock),
         *_gathers(clock, sizes),
         *_lookups(clock, optimizers, sizes),
+        *_index(clock, sizes),
         *_dense(clock, sizes),
         *_copies(clock, sizes),
     ]
@@ -179,6 +190,22 @@ def _lookup(kernel: Any, batches: Sequence[Any], offsets: Any, grad: Any) -> Cal
         return None if grad is None else kernel.backward(saved, grad)
 
     return run
+
+
+def _index(clock: Clock, sizes: Sizes) -> Iterator[TimedOperator]:
+    """A step of an index that is 70% full, whose ids are all present."""
+    import torch
+
+    from recshard_lab.embedding.dynamic.index import ScoredIndex
+
+    index = ScoredIndex(sizes.slots, device=clock.device)
+    present = torch.arange(int(0.7 * sizes.slots), device=clock.device) * 7919
+    for some in present.split(1 << 16):
+        index.find_or_insert(some)
+    for count in (sizes.ids // 8, sizes.ids):
+        many = CPU_BATCHES if clock.device.type == "cpu" else 1
+        turns = cycle([present[_ids(len(present), count, clock, distinct=False, seed=seed)] for seed in range(many)])
+        yield clock.time("index", (count, sizes.slots), lambda turns=turns: index.find_or_insert(next(turns)))  # type: ignore[misc]
 
 
 def _dense(clock: Clock, sizes: Sizes) -> Iterator[TimedOperator]:

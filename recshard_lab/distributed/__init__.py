@@ -22,6 +22,10 @@ from recshard_lab.distributed.sharded_collections import (
     ShardedEmbeddingCollection as ShardedEmbeddingCollection,
 )
 from recshard_lab.distributed.sharders import CollectionSharder as CollectionSharder
+from recshard_lab.distributed.sharders import (
+    DynamicEmbeddingBagCollectionSharder as DynamicEmbeddingBagCollectionSharder,
+)
+from recshard_lab.distributed.sharders import DynamicEmbeddingCollectionSharder as DynamicEmbeddingCollectionSharder
 from recshard_lab.distributed.sharders import EmbeddingBagCollectionSharder as EmbeddingBagCollectionSharder
 from recshard_lab.distributed.sharders import EmbeddingCollectionSharder as EmbeddingCollectionSharder
 from recshard_lab.distributed.sharders import FusedEmbeddingBagCollectionSharder as FusedEmbeddingBagCollectionSharder

@@ -17,6 +17,7 @@ from recshard_lab.calibration.batches import random_batch as random_batch
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.lab.theme import bytes_text, ms_text, number
 from recshard_lab.planner import MEMORY_CATEGORIES, Workload
+from recshard_lab.planner.model.memory import INDEX
 from recshard_lab.planner.workload import is_pooled
 from recshard_lab.sharding import ShardingPlan, Topology
 from recshard_lab.sharding.hardware.topology import DEVICE_DEFAULTS
@@ -78,11 +79,12 @@ class Measured:
         labels = dict.fromkeys(label for one in found for label in one["sent"])
         nothing = [0.0] * len(found)
         phases = {label: np.array([one["sent"].get(label, nothing) for one in found], dtype=float) for label in labels}
-        memory = [[one["memory"].get(name, 0) for name in MEMORY_CATEGORIES] for one in found]
+        names = (*MEMORY_CATEGORIES, *[INDEX] * any(INDEX in one["memory"] for one in found))
+        memory = [[one["memory"].get(name, 0) for name in names] for one in found]
         host = np.array([list(one.get("host_memory", {}).values()) or [0, 0] for one in found], dtype=float)
         return cls(
             step_ms_by_rank=np.array([one["step_ms"] for one in found]),
-            memory_categories=MEMORY_CATEGORIES,
+            memory_categories=names,
             memory_bytes=np.array(memory, dtype=float),
             traffic_bytes=np.sum(list(phases.values()), axis=0) if phases else np.zeros((len(found),) * 2),
             backends=backends,
@@ -270,23 +272,40 @@ def steps_on_rank(
     from recshard_lab.comm import CommType, QCommsConfig, get_qcomm_codecs_registry
     from recshard_lab.distributed import (
         DistributedModelParallel,
+        DynamicEmbeddingBagCollectionSharder,
+        DynamicEmbeddingCollectionSharder,
         EmbeddingBagCollectionSharder,
         EmbeddingCollectionSharder,
     )
-    from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbOptimType
+    from recshard_lab.embedding import (
+        DynamicEmbeddingBagCollection,
+        DynamicEmbeddingCollection,
+        EmbeddingBagCollection,
+        EmbeddingCollection,
+        EmbOptimType,
+    )
 
     torch.manual_seed(seed)
-    pooled = all(isinstance(table, EmbeddingBagConfig) for table in tables)
-    fused = {"optimizer": EmbOptimType(workload.optimizer), "learning_rate": 0.01}
-    collection: Any = (
-        EmbeddingBagCollection(list(tables), is_weighted=workload.weighted, device=torch.device("meta"))  # type: ignore[arg-type]
-        if pooled
-        else EmbeddingCollection(list(tables), device=torch.device("meta"))  # type: ignore[arg-type]
-    )
+    pooled, optimizer, own = all(map(is_pooled, tables)), EmbOptimType(workload.optimizer), list(tables)
     forward, backward = (CommType(name) for name in workload.codecs)
-    codecs = get_qcomm_codecs_registry(QCommsConfig(forward, backward))
-    kind = EmbeddingBagCollectionSharder if pooled else EmbeddingCollectionSharder
-    sharder = kind(fused_params=fused, qcomm_codecs_registry=codecs)
+    codecs, meta = get_qcomm_codecs_registry(QCommsConfig(forward, backward)), torch.device("meta")
+    collection: Any
+    sharder: Any
+    if tables[0].dynamic:
+        kinds = (DynamicEmbeddingBagCollection, DynamicEmbeddingBagCollectionSharder) if pooled else (
+            DynamicEmbeddingCollection, DynamicEmbeddingCollectionSharder)  # fmt: skip
+        more = {"is_weighted": True} if workload.weighted else {}
+        collection = kinds[0](own, optimizer, {"lr": 0.01}, **more)  # type: ignore[arg-type]
+        sharder = kinds[1](qcomm_codecs_registry=codecs)
+    else:
+        fused = {"optimizer": optimizer, "learning_rate": 0.01}
+        kind = EmbeddingBagCollectionSharder if pooled else EmbeddingCollectionSharder
+        sharder = kind(fused_params=fused, qcomm_codecs_registry=codecs)
+        collection = (
+            EmbeddingBagCollection(own, is_weighted=workload.weighted, device=meta)  # type: ignore[arg-type]
+            if pooled
+            else EmbeddingCollection(own, device=meta)  # type: ignore[arg-type]
+        )
     model = DistributedModelParallel(collection, plan=ShardingPlan.from_json(plan_json), sharders=[sharder])
     rank, world_size = dist.get_rank(), dist.get_world_size()
     rng = np.random.default_rng([seed, rank])

@@ -53,6 +53,7 @@ SCHEMES: dict[str, Look] = {
 MEMORY: dict[str, Look] = {
     "weights": Look("weights", "#9cc4ee", "plain"),
     "optimizer_state": Look("optimizer state", "#f6bd83", "rising"),
+    "index": Look("index of dynamic tables", "#e3a7d1", "cross"),
     "dense": Look("dense layers", "#d3bdea", "dots"),
     "input_buffers": Look("input buffers", "#9ad6ae", "rows"),
     "output_buffers": Look("output buffers", "#f1d774", "columns"),

@@ -17,6 +17,7 @@ from recshard_lab.planner.access import AccessProfile, measure
 from recshard_lab.planner.model.codecs import codec_names
 from recshard_lab.sharding import ParameterConstraints, PlanError
 from recshard_lab.sharding.plan.row_shares import RowShares
+from recshard_lab.sharding.plan.types import DISTINCT_ROWS
 
 Array = NDArray[np.float64]
 
@@ -221,6 +222,7 @@ class TableLoads:
         unique: distinct ids / ids in the global batch.
         touched: distinct rows that each feature of one rank's batch reads, summed over features.
         rows, cols: E and D. element_bytes: of the weights. index_bytes: of the index per row.
+        dynamic: 1.0 for dynamic tables. id_bytes: of an id or a length in a message.
         pooled: 1.0 if a bag becomes one vector, 0.0 if every id keeps its vector.
         weighted: 1.0 if ids have weights.
     """
@@ -233,6 +235,8 @@ class TableLoads:
     cols: Array
     element_bytes: Array
     index_bytes: Array
+    dynamic: Array
+    id_bytes: Array
     pooled: Array
     weighted: Array
     features: Array = field(repr=False)
@@ -271,6 +275,7 @@ def table_loads(
     sent = np.array(ids, dtype=float)
     features = np.array([max(1, table.num_features()) for table in tables], dtype=float)
     unique = _unique(tables, rows, sent * world_size, workload)
+    dynamic = np.array([table.dynamic for table in tables], dtype=float)
     touched = features * distinct_in_part(unique, sent * world_size, features * world_size)
     for i, profile in _profiled(tables, workload):
         touched[i] = features[i] * profile.distinct(sent[i] / features[i], rows[i])
@@ -283,6 +288,8 @@ def table_loads(
         cols=np.array([table.embedding_dim for table in tables], dtype=float),
         element_bytes=np.array([table.data_type.bytes_per_element for table in tables]),
         index_bytes=np.array([table.index_bytes_per_row for table in tables], dtype=float),
+        dynamic=dynamic,
+        id_bytes=4 + 4 * dynamic,  # int32, or int64
         pooled=np.array([is_pooled(table) for table in tables], dtype=float),
         weighted=np.array(weighted, dtype=float),
         features=features,
@@ -296,7 +303,13 @@ def is_pooled(table: BaseEmbeddingConfig) -> bool:
 
 
 def check_route_applies(config: BaseEmbeddingConfig, route: str) -> None:
-    """Raises a `PlanError` for an output path other than "direct" if the table is not pooled."""
+    """Raises a `PlanError` for an output path other than "direct" if the table is not pooled, and for distinct ids of a
+    dynamic table."""
+    if config.dynamic and route == DISTINCT_ROWS:
+        raise PlanError(
+            f"table {config.name!r} is dynamic, and route {route!r} does not send its ids. Fix: route='direct' for "
+            f"this table"
+        )
     if route != "direct" and not is_pooled(config):
         raise PlanError(
             f"table {config.name!r} is not pooled, so its rows are not added on any route, and {route!r} does not "

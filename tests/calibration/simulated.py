@@ -26,6 +26,8 @@ FIGURES: dict[str, Any] = {
     "gather_row_bytes": 40.0,
     "cache_bw": 9e9,
     "lookup_ns_per_id": 0.03,
+    "index_ns_per_id": 5.0,
+    "index_ms": 0.2,
     "update_id_ns": {"exact_sgd": 0.2, "exact_row_wise_adagrad": 0.35},
     "update_cost": {"exact_sgd": 1.1, "exact_row_wise_adagrad": 1.6},
     "flops_per_ms": 4e10,
@@ -38,7 +40,7 @@ FIGURES: dict[str, Any] = {
     "intra_host_bw": 2.4e8,
     "reduce_scatter_cost": 1.25,
 }
-SMALL = operators.Sizes(1 << 20, 1 << 14, 1 << 9, 0, (8, 32, 128), (16, 64, 256), 32, (1 << 10, 1 << 14))
+SMALL = operators.Sizes(1 << 20, 1 << 14, 1 << 9, 0, (8, 32, 128), (16, 64, 256), 32, 1 << 12, (1 << 10, 1 << 14))
 
 
 def ms_of(op: str, sizes: tuple[int, ...], figures: dict[str, Any] = FIGURES) -> float:
@@ -60,6 +62,8 @@ def ms_of(op: str, sizes: tuple[int, ...], figures: dict[str, Any] = FIGURES) ->
             ms += f["update_id_ns"][optimizer] * 1e-6 + (4 * cols + 4 * cols / bag) / f["cache_bw"]
             ms += 2 * row_ms * f["update_cost"][optimizer]
         return float(count * ms)
+    if op == "index":
+        return float(sizes[0] * f["index_ns_per_id"] * 1e-6 + f["index_ms"])
     if op.startswith("dense"):
         batch, width = sizes
         rate = f["tf32_flops_per_ms" if op == "dense_tf32" else "flops_per_ms"]

@@ -74,10 +74,22 @@ def test_times_too_short_for_the_copies_in_them_are_an_error() -> None:
 
 def test_a_cpu_times_the_same_operators(ranks: Any) -> None:
     timed = time_alone(ranks)
-    assert {one.op for one in timed} >= {"launch", "gather", "lookup", "train/exact_sgd", "dense", "all_to_all"}
+    assert {one.op for one in timed} >= {
+        "launch",
+        "gather",
+        "lookup",
+        "train/exact_sgd",
+        "index",
+        "dense",
+        "all_to_all",
+    }
     assert all(one.ms > 0 for one in timed)
     found = figures_alone(timed, default_topology(ranks))
-    assert {"flops_per_ms", "intra_host_bw", "reduce_scatter_cost"} <= set(found) <= set(vars(Topology(4)))
+    assert (
+        {"flops_per_ms", "index_ns_per_id", "intra_host_bw", "reduce_scatter_cost"}
+        <= set(found)
+        <= set(vars(Topology(4)))
+    )
 
 
 @pytest.mark.cuda

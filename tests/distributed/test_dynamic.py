@@ -183,7 +183,7 @@ def refused() -> list[str]:
 def test_what_a_dynamic_table_cannot_do_is_refused() -> None:
     for partitions, replicas, trained in launched(2, refused):
         assert "table 'user': rows (0, 1000) of a shard are not whole partitions of 128 rows" in partitions
-        assert "Fix: row_wise(num_buckets=8)" in partitions
+        assert "Fix: use multiples of 128, as row_wise() does" in partitions
         assert "table 'user' is dynamic: its rows cannot be replicated" in replicas
         assert "dynamic table 'user' has rows, which would be lost" in trained
 

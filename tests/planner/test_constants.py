@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recshard_lab.embedding.configs import EmbeddingBagConfig
+from recshard_lab.embedding.configs import BaseEmbeddingConfig, EmbeddingBagConfig
+from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
 from recshard_lab.planner import CostModel, Workload
 from recshard_lab.planner.model.estimate import plan_loads
 from recshard_lab.sharding import (
@@ -31,7 +32,7 @@ FIGURES: dict[str, Any] = {  # none is zero, so that each can be halved and doub
     "sort_ns_per_id": 9.0, "sum_ns_per_number": 2.0, "replica_ms": 0.03, "replicas_ms": 0.2, "cache_bytes": 1e6,
     "contention": 0.2, "half_duplex": 0.4, "step_ms": 0.2, "flops_per_ms": 2e7, "inter_host_peer_ms": 0.04,
     "sync_ms": 0.02, "kernel_ms": 0.03, "gather_row_bytes": 60.0, "tf32_flops_per_ms": 8e7, "matrix_half_batch": 50.0,
-    "straggler_sigma": 0.02,
+    "straggler_sigma": 0.02, "index_ns_per_id": 90.0, "index_ms": 0.1,
 }  # fmt: skip
 FASTER_IF_MORE = {
     "hbm_mem_bw",
@@ -57,14 +58,14 @@ def machine(kind: str, **figures: Any) -> Topology:
 
 
 @cache
-def mixed() -> tuple[list[EmbeddingBagConfig], ShardingPlan]:
-    """Tables under every way to cut, route, and memory; rank 0 has more to do than the others."""
+def mixed() -> tuple[list[BaseEmbeddingConfig], ShardingPlan]:
+    """Tables under every way to cut, route, and memory, one dynamic; rank 0 has more to do than the others."""
     top = machine("nodes")
     cuts = {
         "rows": scheme_named("row_wise"), "added": scheme_named("row_wise"), "hops": scheme_named("row_wise"),
         "columns": scheme_named("column_wise"), "replicas": scheme_named("data_parallel"),
     }  # fmt: skip
-    tables = [
+    tables: list[BaseEmbeddingConfig] = [
         EmbeddingBagConfig(name=n, num_embeddings=60 if n == "replicas" else 5000, embedding_dim=32, feature_names=[n])
         for n in (*cuts, "whole", "slow")
     ]
@@ -73,6 +74,8 @@ def mixed() -> tuple[list[EmbeddingBagConfig], ShardingPlan]:
     entries["hops"] = entries["hops"].with_route("two_hop")
     for name, tier in (("whole", "hbm"), ("slow", "ddr")):
         entries[name] = ParameterSharding("table_wise", shards=[Shard(0, (0, 5000), (0, 32), tier)])
+    tables.append(DynamicEmbeddingConfig("dynamic", 32, 4096))
+    entries["dynamic"] = scheme_named("row_wise").default(tables[-1], top)
     return tables, ShardingPlan({"": EmbeddingModuleShardingPlan(entries)})
 
 

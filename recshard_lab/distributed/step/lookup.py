@@ -246,13 +246,7 @@ def dynamic_kernel(
     """The kernel of these shards of dynamic tables. A shard has the rows of whole partitions, at the largest size."""
     partitions = []
     for config, shard in shards:
-        rows = config.num_embeddings // config.partitions
-        if shard.rows[0] % rows or shard.rows[1] % rows:
-            raise PlanError(
-                f"table {config.name!r}: rows {shard.rows} of a shard are not whole partitions of {rows:,} rows. "
-                f"Fix: row_wise(num_buckets={config.partitions})"
-            )
-        partitions.append((shard.rows[0] // rows, shard.rows[1] // rows))
+        partitions.append((shard.rows[0] // config.row_unit, shard.rows[1] // config.row_unit))
     return DynamicKernel(
         backend,
         [config.changed(capacity=config.max_capacity) for config, _ in shards],
@@ -347,10 +341,10 @@ def choose_kinds(
     for table, (config, sharding, spec) in enumerate(zip(tables, shardings, optimizers, strict=True)):
         optimizer = None if sharding.compute_kernel == "dense" else spec
         dynamic = isinstance(config, DynamicEmbeddingConfig)
-        if dynamic and (any(sharding.replica_flags) or optimizer is None or sharding.route == DISTINCT_ROWS):
+        if dynamic and (optimizer is None or sharding.route == DISTINCT_ROWS):
             raise PlanError(
-                f"table {config.name!r} is dynamic: its rows cannot be replicated, on the dense kernel, or sent by the "
-                f"path {DISTINCT_ROWS!r}. Fix: use row_wise, table_wise or column_wise with the fused kernel"
+                f"table {config.name!r} is dynamic: its rows cannot be on the dense kernel, or sent by the path "
+                f"{DISTINCT_ROWS!r}. Fix: use the fused kernel, and route='direct'"
             )
         split = any(shard.num_cols < config.embedding_dim for shard in sharding.shards)
         norms = optimizer is not None and optimizer.row_wise and split

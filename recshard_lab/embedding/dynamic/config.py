@@ -155,8 +155,12 @@ class DynamicEmbeddingConfig(EmbeddingBagConfig):
 
     @property
     def index_bytes_per_row(self) -> int:
-        """The id, its tag, its score and the step of its last access: `ScoredIndex`'s arrays."""
-        return 8 + 1 + 16
+        """Bytes of `ScoredIndex`'s arrays for a slot: the id, its tag, its score and the step of its last access.
+
+        Twice as many if admission counts ids without a row.
+        """
+        counts = isinstance(self.admit, int | float) and self.admit >= 1
+        return (1 + counts) * (8 + 2 + 16)
 
     @property
     def init_range(self) -> tuple[float, float]:

@@ -72,6 +72,7 @@ class Explained(Printable):
         critical: the longest phase that a plan can change (all but "dense"), on its slowest rank.
         phases: all phases.
         alternatives: the best other placement of every scheme and output path: those that fit first, then by step.
+        index_bytes: of the index of a dynamic table, on all its ranks together.
     """
 
     table: str
@@ -82,6 +83,7 @@ class Explained(Printable):
     critical: PhaseShare
     phases: tuple[PhaseShare, ...]
     alternatives: tuple[Alternative, ...]
+    index_bytes: float = 0.0
 
     @property
     def share(self) -> float:
@@ -147,6 +149,7 @@ class Explained(Printable):
             f"{milliseconds(at.ms)} on rank {at.rank}. {self.table} causes {at.share:.0%} of that phase and "
             f"{self.share:.0%} of the step.",
             f"The fullest rank holds {gigabytes(self.memory_bytes)} of {gigabytes(self.usable_bytes)} usable.",
+            *[f"The index of {self.table} takes {gigabytes(self.index_bytes)} on its ranks."] * (self.index_bytes > 0),
             TextTable(
                 ("phase", "slowest rank", "ms", f"of {self.table}, ms", "share"),
                 phases,

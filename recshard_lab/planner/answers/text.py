@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from recshard_lab.planner.model.memory import INDEX
 from recshard_lab.sharding.export.plan_table import ranks_text
 from recshard_lab.sharding.plan.types import nearest
 from recshard_lab.text_table import TextTable, shortened, wrapped
@@ -94,6 +95,9 @@ def estimate_text(costs: "Estimate") -> str:
         f"{'fits' if costs.fits else 'DOES NOT FIT'}: the fullest rank holds {gigabytes(costs.fullest_bytes)}, "
         f"{usable_text(costs.usable_bytes[0], costs.capacity_bytes[0])}",
     ]
+    if INDEX in costs.memory_categories:
+        most = gigabytes(costs.memory_bytes[:, costs.memory_categories.index(INDEX)].max())
+        lines.append(f"indexes of dynamic tables: at most {most} of a rank's memory")
     if costs.host_bytes is not None:
         most = gigabytes(costs.host_bytes.max())
         lines.append(f"in the host's memory: {most} of {gigabytes(costs.host_room_bytes)} per rank")

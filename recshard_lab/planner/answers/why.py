@@ -121,6 +121,7 @@ class Planned:
             max((share for share in phases if share.phase != "dense"), key=lambda share: share.ms),
             phases,
             self._alternatives(model, alone, self._keys[at][1], sharding, rest, costs.step_ms),
+            sum(shard.num_rows for shard in sharding.shards) * self._keys[at][1].index_bytes_per_row,
         )
 
     def diff(self, plan: ShardingPlan, other: ShardingPlan, theirs: "Planned") -> PlanDiff:

@@ -171,7 +171,7 @@ class CostModel:
         ids, pooled = tables.ids[of] * hits.share, tables.pooled[of]
         vectors = pooled * tables.bags[of] + (1 - pooled) * ids
         sent, back, lengths = self._sent(of, ids, vectors, cols, replicated, hits.touched, route)
-        loads[IN] = 4 * (sent * (1 + tables.weighted[of]) + lengths)
+        loads[IN] = tables.id_bytes[of] * (sent * (1 + tables.weighted[of]) + lengths)
         scattered = self._summed(route)
         share = rows / tables.rows[of]
         loads[PLAIN] = _by_route(4 * back * cols, replicated, share, route)
@@ -232,7 +232,8 @@ class CostModel:
         """``[n]`` 1.0 for those whose ids travel once: route "distinct_rows", or `Workload.index_dedup`."""
         found = np.zeros(len(of)) if route is None else 1.0 * (route == DISTINCT)
         if self.workload.index_dedup:
-            found = np.maximum(found, (1 - self.tables.pooled[of]) * (1 - replicated))
+            static = 1 - self.tables.dynamic[of]
+            found = np.maximum(found, (1 - self.tables.pooled[of]) * (1 - replicated) * static)
         return found if self.topology.world_size > 1 and found.any() else None
 
     def phases(self, loads: Array) -> Array:

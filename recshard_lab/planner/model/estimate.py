@@ -21,7 +21,7 @@ from recshard_lab.planner.model.loads import (
     Rects,
     across_shares,
 )
-from recshard_lab.planner.model.memory import MEMORY_CATEGORIES
+from recshard_lab.planner.model.memory import INDEX, MEMORY_CATEGORIES
 from recshard_lab.planner.model.overlap import Overlap
 from recshard_lab.planner.model.torchrec_cost import TorchRecCostModel
 from recshard_lab.planner.search.rect_kinds import summed_rows
@@ -306,11 +306,17 @@ def estimate_loads(
     parts = partial(model.traffic, loads, norm_traffic(model, pairs) if loads[NORMS].any() else None, collections)
     unknown = np.full((model.topology.world_size,) * 2, np.nan)
     traffic = list(parts().values())
+    categories: tuple[str, ...] = MEMORY_CATEGORIES
+    memory = model.memory(loads).T
+    if model.tables.dynamic.any():
+        index = index_bytes(model.topology, pairs)
+        memory[:, categories.index("optimizer_state")] -= index
+        categories, memory = (*categories, INDEX), np.append(memory, index[:, None], axis=1)
     return Estimate(
         phases=model.phase_names,
         ms=model.phases(loads).T,
-        memory_categories=MEMORY_CATEGORIES,
-        memory_bytes=model.memory(loads).T,
+        memory_categories=categories,
+        memory_bytes=memory,
         capacity_bytes=np.full(model.topology.world_size, float(model.topology.memory_cap_bytes)),
         usable_bytes=np.full(model.topology.world_size, model.usable_bytes),
         traffic_bytes=np.sum(traffic, axis=0) if traffic else unknown,
@@ -330,6 +336,18 @@ def host_weights(topology: Topology, pairs: Sequence[tuple[BaseEmbeddingConfig, 
         for shard in sharding.resolved(config, topology.world_size, topology.local_world_size).shards:
             if shard.tier == DDR:
                 held[shard.rank] += shard.num_elements * config.data_type.bytes_per_element
+    return held
+
+
+def index_bytes(topology: Topology, pairs: Sequence[tuple[BaseEmbeddingConfig, ParameterSharding]]) -> Array:
+    """Bytes ``[W]`` of the indexes of dynamic tables in the ranks' own memory."""
+    held = np.zeros(topology.world_size)
+    for config, sharding in pairs:
+        if not config.dynamic:
+            continue
+        for shard in sharding.resolved(config, topology.world_size, topology.local_world_size).shards:
+            if shard.tier != DDR or not topology.has_tiers:
+                held[shard.rank] += shard.num_rows * config.index_bytes_per_row
     return held
 
 

@@ -8,6 +8,10 @@ If ranks share cores, one computes while others wait. With c cores for W ranks, 
 ``W / c - 1`` times the mean of all ranks. Balanced work therefore takes W / c times as long, and a rank that works
 alone is hardly slowed. Ranks with separate cores still share memory and caches: `Topology.contention`.
 
+The index of a dynamic table takes a time per id and a fixed time per shard and step, measured with ids that have a row
+(`Topology.index_ns_per_id`, `index_ms`). Inserting and evicting takes longer. The workload does not state how many ids
+are new, so that time is left out.
+
 Shape letters: T tables, n shards, W ranks.
 """
 
@@ -33,6 +37,7 @@ class LookupCosts:
         a_row, an_element = OPTIMIZER_STATE_BYTES[optimizer]
         each = tables.cols * (tables.element_bytes + an_element) + a_row
         self.step_bytes = np.full_like(tables.rows, (tables.ids * tables.unique * each).sum())
+        self.dynamic = bool(tables.dynamic.any())
         self.of_mean = topology.slowdown - 1 + topology.contention  # how often the mean of the ranks comes on top
 
     def fill(
@@ -88,6 +93,8 @@ class LookupCosts:
         # a replica looks up its own batch, and all that was sent in backward
         update += replicated * lookup * sent / np.maximum(ids, 1e-9)
         loads[LOOKUP] = lookup * np.where(replicated > 0, 1.0, ranks)
+        if self.dynamic:
+            loads[LOOKUP] += tables.dynamic[of] * (ids * ranks * (top.index_ns_per_id * 1e-6) + top.index_ms)
         sums = ROW_SUMS.get(self.optimizer, 0)
         split = cols < tables.cols[of]
         used = ids * ranks * unique

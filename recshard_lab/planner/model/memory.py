@@ -1,8 +1,8 @@
 """Bytes of memory that a plan needs on each rank, by category.
 
-The executor measures the same categories: weights, optimizer state (with gradients for kernel "dense", and the index of
-dynamic tables), the dense layers, buffers of received ids, and buffers of sent and received rows. The reserve
-(`Topology.reserve_fraction`) lowers the usable limit, so it has no category.
+The executor measures the same categories: weights, optimizer state (with gradients for kernel "dense"), the index of
+dynamic tables, the dense layers, buffers of received ids, and buffers of sent and received rows. The reserve
+(`Topology.reserve_fraction`) lowers the usable limit, so it has no category. In loads the index is part of the state.
 """
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES, Array, TableLoads, Workload
 
 MEMORY_CATEGORIES = ("weights", "optimizer_state", "dense", "input_buffers", "output_buffers")
+INDEX = "index"  # a category more, where there are dynamic tables
 
 
 def rect_memory(
@@ -36,7 +37,7 @@ def rect_memory(
     weights = elements * tables.element_bytes[of]
     state = rows * (per_row + tables.index_bytes[of]) + elements * (per_element + 4 * dense)
     ids, vectors, lengths = (world_size * each for each in arrives)
-    received = 4 * (ids * (1 + tables.weighted[of]) + lengths)  # int32 ids and lengths, fp32 weights
+    received = tables.id_bytes[of] * (ids + lengths) + 4 * ids * tables.weighted[of]  # fp32 weights
     return weights, state, received, 4 * vectors * cols  # fp32 rows; in backward their gradients instead
 
 

@@ -91,6 +91,14 @@ def row_shares_of(
     for table in tables:
         constraint = constraints.get(table.name) if constraints else None
         curve = constraint.row_shares if constraint is not None else None
+        if table.dynamic:
+            if curve is not None or (not isinstance(ordered, bool) and table.name in ordered):
+                raise PlanError(
+                    f"table {table.name!r} is dynamic: ids are placed by their hash, so its rows have no order of use. "
+                    f"Fix: leave it out of row_shares and frequency_ordered"
+                )
+            found.append(None)
+            continue
         if curve is None and (ordered if isinstance(ordered, bool) else table.name in ordered):
             curve = workload.row_shares(table)
         if curve is not None and curve.num_rows != table.num_embeddings:

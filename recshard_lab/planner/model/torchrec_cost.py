@@ -84,6 +84,12 @@ class TorchRecCostModel(CostModel):
                 f"{'/'.join(workload.codecs)} and pipeline {workload.pipeline!r}. Fix: cost_model='recshard', "
                 f"or codecs='fp32' and pipeline='none'"
             )
+        dynamic = [table.name for table in tables if table.dynamic]
+        if dynamic:
+            raise ValueError(
+                f"cost_model='torchrec' has no formulas for the dynamic table {dynamic[0]!r}. Fix: "
+                f"cost_model='recshard'"
+            )
         super().__init__(tables, topology, workload, constraints)
         at = MEMORY_CATEGORIES.index
         self.fixed_memory[at("output_buffers")] = 0.0

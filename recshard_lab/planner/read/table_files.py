@@ -11,6 +11,17 @@ table per line; semicolons separate the features of a table. One table::
       data_type: FP16          # default FP32
       pooling_factor: [20, 3]  # ids per sample: one number, or one per feature
       zipf_alpha: 1.05         # or unique_fraction: 0.2, or access: meta_2021
+
+A dynamic table (`DynamicEmbeddingConfig`) has ``dynamic: true`` and ``capacity`` instead of ``num_embeddings``::
+
+    - name: users
+      dynamic: true
+      capacity: 1_000_000
+      max_capacity: 4_000_000  # default: capacity; the planner reserves memory for it
+      embedding_dim: 64
+      feature_names: [user]
+      evict: lfu               # default lru
+      admit: 2                 # occurrences before an id gets a row, or a probability; default all
 """
 
 import csv
@@ -30,10 +41,13 @@ from recshard_lab.embedding.configs import (
     PoolingType,
     check_tables,
 )
+from recshard_lab.embedding.dynamic.config import ABSENT, EVICT, DynamicEmbeddingConfig
 from recshard_lab.planner.workload import Workload
 from recshard_lab.sharding.plan.types import nearest
 
 _NEEDED = ("name", "num_embeddings", "embedding_dim", "feature_names")
+_NEEDED_IF_DYNAMIC = ("name", "capacity", "embedding_dim", "feature_names")
+_DYNAMIC = ("capacity", "max_capacity", "evict", "admit", "absent", "choices", "seed")
 _LOADS = ("zipf_alpha", "unique_fraction", "access")
 FILE_TYPES = (".yaml", ".yml", ".json", ".csv")
 MEANT = dict.fromkeys(("rows", "num_rows", "size", "num_embedding", "cardinality", "vocab_size"), "num_embeddings")
@@ -69,7 +83,13 @@ SCHEMA: dict[str, Any] = {
         "tables": {**_ONE_OR_MORE, "items": {"$ref": "#/$defs/table"}},
         "table": {
             "type": "object",
-            "required": list(_NEEDED),
+            "required": [name for name in _NEEDED if name != "num_embeddings"],
+            "oneOf": [
+                {"required": ["num_embeddings"],
+                 "properties": {"dynamic": {"const": False}, **dict.fromkeys(_DYNAMIC, False)}},
+                {"required": ["dynamic", "capacity"],
+                 "properties": {"dynamic": {"const": True}, "num_embeddings": False}},
+            ],
             "additionalProperties": False,
             "properties": {
                 "name": {"type": "string", "minLength": 1},
@@ -87,12 +107,23 @@ SCHEMA: dict[str, Any] = {
                 "zipf_alpha": {"type": "number", "minimum": 0},
                 "unique_fraction": {"type": "number", "minimum": 0},
                 "access": {"enum": ["meta_2021"]},
+                "dynamic": {"type": "boolean", "default": False, "description": "ids have any value"},
+                "capacity": {"type": "integer", "minimum": 1, "description": "rows at first"},
+                "max_capacity": {"type": "integer", "minimum": 1, "description": "rows at most"},
+                "evict": {"enum": list(EVICT), "default": "lru"},
+                "admit": {"type": "number", "exclusiveMinimum": 0},
+                "absent": {"enum": list(ABSENT), "default": "initial"},
+                "choices": {"enum": [1, 2], "default": 2},
+                "seed": {"type": "integer", "default": 0},
             },
         },
     },
 }  # fmt: skip
 """JSON Schema of a file of tables."""
-FIELDS = (*_NEEDED, "pooling", "data_type", "weight_init_max", "weight_init_min", "pooling_factor", *_LOADS)
+FIELDS = (
+    *_NEEDED, "pooling", "data_type", "weight_init_max", "weight_init_min", "pooling_factor", *_LOADS, "dynamic",
+    *_DYNAMIC,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -162,20 +193,29 @@ def _add(found: TableFile, where: str, entry: Any) -> None:
             meant = MEANT.get(str(key).lower())
             near = f" (did you mean {meant!r}?)" if meant else nearest(str(key)[:80], FIELDS)
             raise ValueError(f"{where}: unknown field {shown(key)}{near}; fields: {', '.join(FIELDS)}")
-    for key in _NEEDED:
+    dynamic = entry.get("dynamic", False)
+    if not isinstance(dynamic, bool):
+        raise ValueError(f"{where}, field 'dynamic': must be true or false, got {shown(dynamic)}. Fix: dynamic: true.")
+    for key in ("num_embeddings",) if dynamic else _DYNAMIC:
+        if entry.get(key) is not None:
+            kind, fix = ("dynamic", "write capacity") if dynamic else ("static", "add dynamic: true")
+            raise ValueError(f"{where}, field {key!r}: a {kind} table does not have it. Fix: {fix}.")
+    for key in _NEEDED_IF_DYNAMIC if dynamic else _NEEDED:
         if entry.get(key) in (None, "", []):
             raise ValueError(f"{where}: field {key!r} is missing. Fix: add it.")
     features = entry["feature_names"]
     features = [features] if isinstance(features, str) else features
     given: dict[str, Any] = {"name": name, "feature_names": features}
-    given |= {key: entry[key] for key in ("num_embeddings", "embedding_dim")}
+    given |= {key: entry[key] for key in ("num_embeddings", "embedding_dim", *_DYNAMIC) if entry.get(key) is not None}
     for key in ("weight_init_max", "weight_init_min"):
         if entry.get(key) is not None:
             given[key] = _number(entry[key], f"{where}, field {key!r}", signed=True)
     given["data_type"] = _member(DataType, entry.get("data_type", "FP32"), f"{where}, field 'data_type'")
     pooling = _member(PoolingType, entry.get("pooling", "SUM"), f"{where}, field 'pooling'")
     try:
-        if pooling is PoolingType.NONE:
+        if dynamic:
+            found.tables.append(DynamicEmbeddingConfig(**given, pooling=pooling))
+        elif pooling is PoolingType.NONE:
             found.tables.append(EmbeddingConfig(**given))
         else:
             found.tables.append(EmbeddingBagConfig(**given, pooling=pooling))
@@ -284,8 +324,12 @@ def _csv(text: str, where: str) -> list[tuple[str, Any]]:
 def _cell(key: str, value: str, where: str) -> Any:
     if key == "feature_names":
         return [name.strip() for name in value.split(";")]
-    kinds: dict[str, Callable[[str], Any]] = {"num_embeddings": int, "embedding_dim": int}
-    kinds |= dict.fromkeys(("zipf_alpha", "unique_fraction", "weight_init_max", "weight_init_min"), float)
+    if key == "dynamic":
+        return {"true": True, "false": False}.get(value.lower(), value)
+    kinds: dict[str, Callable[[str], Any]] = dict.fromkeys(
+        ("num_embeddings", "embedding_dim", "capacity", "max_capacity", "choices", "seed"), int
+    )
+    kinds |= dict.fromkeys(("zipf_alpha", "unique_fraction", "weight_init_max", "weight_init_min", "admit"), float)
     try:
         if key == "pooling_factor":
             each = [float(number) for number in value.split(";")]

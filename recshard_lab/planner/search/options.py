@@ -336,12 +336,18 @@ def kernels_for(model: CostModel, table: BaseEmbeddingConfig, limits: ParameterC
     """The kernels to choose among: the best of those allowed, and both memories of a rank where both are allowed.
 
     Raises:
-        PlanError: only the host's memory is allowed, and the cost model knows none.
+        PlanError: only the host's memory is allowed, and the cost model knows none; a dynamic table on kernel "dense".
     """
     named = [
         str(getattr(kernel, "value", kernel)) for kernel in (limits.compute_kernels if limits else None) or ["fused"]
     ]
     tiers = [str(EmbeddingComputeKernel.FUSED), str(EmbeddingComputeKernel.FUSED_UVM)]
+    if table.dynamic:
+        named = [kernel for kernel in named if kernel in tiers]
+        if not named:
+            raise PlanError(
+                f"table {table.name!r} is dynamic, and its optimizer runs in backward. Fix: allow kernel 'fused'"
+            )
     if not model.has_tiers and named[0] == tiers[1]:
         named = named[1:]
         if not named:

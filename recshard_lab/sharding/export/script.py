@@ -116,9 +116,11 @@ def _quoted(text: str) -> str:
 
 
 def _sharders(tables: Mapping[str, Sequence[BaseEmbeddingConfig]]) -> str:
-    bags = {isinstance(table, EmbeddingBagConfig) for entries in tables.values() for table in entries}
+    configs = [table for entries in tables.values() for table in entries]
+    bags = {isinstance(table, EmbeddingBagConfig) for table in configs if not table.dynamic}
     names = ["EmbeddingBagCollectionSharder"] * (True in bags) + ["EmbeddingCollectionSharder"] * (False in bags)
-    return "[" + ", ".join(f"rs.{name}(fused)" for name in names) + "]"
+    others = ["*rs.distributed.get_default_sharders()"] * any(table.dynamic for table in configs)
+    return "[" + ", ".join([*(f"rs.{name}(fused)" for name in names), *others]) + "]"
 
 
 # ---- the stand-in model ----
@@ -164,6 +166,11 @@ def _tables_text(name: str, tables: Sequence[BaseEmbeddingConfig]) -> str:
 
 
 def _config_text(table: BaseEmbeddingConfig) -> str:
+    if table.dynamic:
+        raise PlanError(
+            f"table {table.name!r} is dynamic, and the script's stand-in model has static tables. Fix: pass model=, "
+            f"the package.module:factory that creates it"
+        )
     if table.init_fn is not None:
         raise PlanError(
             f"table {table.name!r} has an init_fn, which a script cannot express. Fix: pass model=, the "

@@ -14,6 +14,10 @@ Sources of the CPU figures (measured on 2 cores, torch 2.13, fbgemm 1.8 on CPU, 
   times `update_cost`. The Adams, LAMBs and LARS: native kernel at these shapes, best of 9, relative to its SGD
   (6.9 ms): 16.0 row-wise Adam, 18.6 LARS, 21.8 row-wise LAMB, 22.9 Adam, 30.0 ms LAMB. On CUDA: matrices moved.
 - routing: input_dist of such a step took 2-3 ms on 2 ranks for 82k ids sent and received: 12 ns per id.
+- index of a dynamic table: a step of an index of 1 M or 4 M slots, 70% full, whose ids are all present, CPU time of one
+  thread: 0.16-0.18 ms for 4,096 ids, 1.09-1.22 ms for 32,768. Assumed on CUDA, where torch operators search: 67
+  operators (counted) of `launch_ms`, and per id two buckets of tags and ids and four masks of them at `hbm_mem_bw`
+  (3.6 kB).
 - Gloo, 2 MB per rank, 2 ranks: all_to_all 0.8 ms, all_reduce 1.6 ms: 1.6 GB/s per rank.
   If ranks share cores, times grow in proportion (4 ranks on 2 cores: 3.2 ms), see `cores_per_host`.
 - Gloo's reduce_scatter of the same bytes: 6.1 ms on 2 ranks, 9.3 ms on 4, where all_to_all takes 0.8 and 3.2: 4.7
@@ -68,6 +72,8 @@ DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
         "lookup_ns_per_id": 2.0,
         "update_ns_per_id": 10.0,
         "route_ns_per_id": 12.0,
+        "index_ns_per_id": 40.0,
+        "index_ms": 0.05,
         "launch_ms": 0.05,
         "host_ms": 0.08,
         "shard_feature_ms": 0.005,
@@ -101,6 +107,8 @@ DEVICE_DEFAULTS: dict[str, dict[str, Any]] = {
         "lookup_ns_per_id": 0.0,
         "update_ns_per_id": 0.1,
         "route_ns_per_id": 0.05,
+        "index_ns_per_id": 3.7,
+        "index_ms": 1.3,
         "shard_feature_ms": 0.0,
         "row_split_ms": 0.0,
         "norm_ms": 0.0,
@@ -151,6 +159,8 @@ class Topology:
         cache_bw: bandwidth of rows read again within a batch, and of copies between buffers.
         lookup_ns_per_id, update_ns_per_id: per id in forward, and in backward (sorting, segment sums).
         route_ns_per_id: per id sent or received: choosing its rank, packing, unpacking.
+        index_ns_per_id, index_ms: finding an id's slot in the index of a dynamic table, and updating its score; and the
+            fixed cost of one shard's index in a step.
         launch_ms: host time of one kernel launch. On cuda every launch of a step counts (see
             `planner.model.launch_counts`). On cpu only the table-batched kernels count: `host_ms`, `row_split_ms`,
             `norm_ms` and `step_ms` include the others.
@@ -209,6 +219,8 @@ class Topology:
     lookup_ns_per_id: float = _DEFAULT
     update_ns_per_id: float = _DEFAULT
     route_ns_per_id: float = _DEFAULT
+    index_ns_per_id: float = _DEFAULT
+    index_ms: float = _DEFAULT
     launch_ms: float = _DEFAULT
     host_ms: float = _DEFAULT
     sync_ms: float = _DEFAULT

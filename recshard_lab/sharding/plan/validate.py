@@ -22,8 +22,8 @@ def check_shards(table: BaseEmbeddingConfig, shards: Sequence[Shard], replicated
         replicated: whether the table is data-parallel: every rank stores all of it.
 
     Raises:
-        PlanError: no shards, a rank that does not exist, a hole, an overlap, a shard outside the table, or a replica
-            that is not stored once on each rank.
+        PlanError: no shards, a rank that does not exist, a hole, an overlap, a shard outside the table, a replica
+            that is not stored once on each rank, or a part of a dynamic table's partition.
     """
     where = f"table {table.name!r} ({table.num_embeddings:,} x {table.embedding_dim:,})"
     if not shards:
@@ -88,6 +88,8 @@ def _check_tiling(
                 f"{where}: {shard}, but world_size is {world_size}. Fix: move the shard to a rank "
                 f"below {world_size}, or launch {shard.rank + 1} ranks"
             )
+    if table.dynamic:
+        _check_partitions(table, shards, replicated)
     if replicated:
         _check_data_parallel(where, table, shards, world_size)
         return
@@ -139,6 +141,21 @@ def _check_data_parallel(where: str, table: BaseEmbeddingConfig, shards: Sequenc
             f"{where} is data_parallel over {world_size} ranks, but {problem}. Fix: exactly one shard "
             f"{rect_text(whole)} on each of ranks 0 to {world_size - 1}"
         )
+
+
+def _check_partitions(table: BaseEmbeddingConfig, shards: Sequence[Shard], replicated: bool) -> None:
+    """Raises a `PlanError` unless the shards of a dynamic table have whole partitions, each once."""
+    if replicated or any(replica_flags([shard.rect for shard in shards])):
+        raise PlanError(
+            f"table {table.name!r} is dynamic: its rows cannot be replicated. Fix: use row_wise, table_wise or "
+            f"column_wise"
+        )
+    for shard in shards:
+        if shard.rows[0] % table.row_unit or shard.rows[1] % table.row_unit:
+            raise PlanError(
+                f"table {table.name!r}: rows {shard.rows} of a shard are not whole partitions of {table.row_unit:,} "
+                f"rows. Fix: use multiples of {table.row_unit}, as row_wise() does"
+            )
 
 
 def _first_copies(where: str, table: BaseEmbeddingConfig, shards: Sequence[Shard], world_size: int) -> list[int]:

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import recshard_lab
 from recshard_lab import DistributedModelParallel, EmulatedCost, Tier
 from recshard_lab.distributed.state.checkpoint import save_checkpoint
+from recshard_lab.train.pipelines import PrefetchTrainPipelineSparseDist
 from tests.distributed.test_dynamic import batch_of, batches, collection, compared, dmp_ranks, plan_of
 from tests.embedding.dynamic.redis_server import redis_server
 
@@ -78,6 +80,48 @@ def test_shards_share_a_redis_server(ranks: Any) -> None:
         (whole, *_), shards = zip(*ranks.run(trained, "row_wise", "row-wise adagrad", last, other), strict=True)
         assert whole["redis"]["hits"] > 20
         assert sum(own["redis"]["size"] for own in shards) == whole["redis"]["size"]
+
+
+class Loss(nn.Module):
+    """A model for pipelines: the squares of the outputs."""
+
+    def __init__(self, dmp: DistributedModelParallel) -> None:
+        super().__init__()
+        self.dmp = dmp
+
+    def forward(self, batch: Any) -> tuple[Tensor, Tensor]:
+        rows = self.dmp(batch).values()
+        return rows.pow(2).sum(), rows.detach()
+
+
+def piped() -> tuple[float, int, Counts]:
+    """The largest difference between outputs with and without a prefetch pipeline, and what it did."""
+    rank, world = dmp_ranks()
+    data = [batch_of(parts, range(rank, rank + 1)) for parts in batches(20, world, 4)]
+    models = []
+    for _ in range(2):
+        module = collection("pooled", "adam", tiers=[Tier("host", capacity=1 << 14, cost=EmulatedCost(200))])
+        models.append(DistributedModelParallel(module, plan=plan_of(module, "row_wise")))
+    dmp, other = models
+    expected = []
+    for batch in data:
+        rows = other(batch).values()
+        rows.pow(2).sum().backward()
+        expected.append(rows.detach())
+    optimizer, source = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1), iter(data)
+    with PrefetchTrainPipelineSparseDist(Loss(dmp), optimizer, torch.device("cpu"), threads=True) as pipeline:
+        found = [pipeline.progress(source) for _ in data]
+        prefetched = sum(event.stage == "prefetch" for event in pipeline.events)
+    differences = [(mine - own).abs().max().item() for mine, own in zip(found, expected, strict=True)]
+    return max(differences), prefetched, dmp.module.tier_counters()["user"]
+
+
+def test_a_pipeline_moves_the_rows_of_tiers_one_batch_ahead(ranks: Any) -> None:
+    for difference, prefetched, counts in ranks.run(piped):
+        assert difference == 0.0
+        assert prefetched > 10
+        assert counts["host"]["hits"] > 100
+        assert counts["fast"]["overflows"] == 0
 
 
 def refused(path: str) -> list[str]:

@@ -161,16 +161,15 @@ class DynamicKernel(LookupKernel):
 
     # ---- the two passes ----
 
-    def prefetch(self, ids: Tensor, offsets: Tensor, counts: Sequence[int] | None = None) -> Prefetched | None:
-        """Inserts the absent ids of a coming batch, and moves their rows into the fast tier. May run in another thread.
+    def prefetch(self, ids: Tensor, offsets: Tensor, counts: Sequence[int] | None = None) -> Prefetched:
+        """Inserts the absent ids of a coming training batch, and moves their rows into the fast tier.
 
-        Arguments are those of `forward`, which takes the result as ``prefetched=``. None if not `inserts`.
+        Arguments are those of `forward`, which takes the result as ``prefetched=``. It may run in another thread.
 
-        The ids of the batch before keep their slots, whether its backward has ended or not: timing affects nothing.
+        The ids of the batch before keep their slots, whether its backward has ended or not: timing affects nothing. For
+        that, a table that is prefetched for evicts rather than grows.
         """
-        if not self.inserts:
-            return None
-        return self._look_up(ids, self._counts(offsets, counts), pins_last=True)
+        return self._look_up(ids, self._counts(offsets, counts), inserts=True, pins_last=True)
 
     def forward(
         self,
@@ -188,9 +187,9 @@ class DynamicKernel(LookupKernel):
         if prefetched is not None:
             return self._forward(prefetched, offsets, weights, counts)
         if self.inserts:
-            return self._forward(self._look_up(ids, counts), offsets, weights, counts)
+            return self._forward(self._look_up(ids, counts, inserts=True), offsets, weights, counts)
         with self._lock:  # nothing else keeps the slots
-            return self._forward(self._look_up(ids, counts), offsets, weights, counts)
+            return self._forward(self._look_up(ids, counts, inserts=False), offsets, weights, counts)
 
     def _forward(
         self, found: Prefetched, offsets: Tensor, weights: Tensor | None, counts: list[int]
@@ -220,8 +219,8 @@ class DynamicKernel(LookupKernel):
         bags = (len(offsets) - 1) // len(self.feature_slots) if self.pooled else 1
         return offsets[::bags].diff().tolist()
 
-    def _look_up(self, ids: Tensor, counts: Sequence[int], pins_last: bool = False) -> Prefetched:
-        """The slots of ids. If `inserts`, as one step of each table, which inserts absent ids.
+    def _look_up(self, ids: Tensor, counts: Sequence[int], *, inserts: bool, pins_last: bool = False) -> Prefetched:
+        """The slots of ids. If ``inserts``, as one step of each table, which inserts absent ids.
 
         ``pins_last``: ids of the step before are not evicted.
         """
@@ -230,7 +229,7 @@ class DynamicKernel(LookupKernel):
         indexes = [table.index for table in self.tables]
         with self._lock:
             ids = ids.to(self.device, torch.int64).contiguous()
-            if not self.inserts:
+            if not inserts:
                 slots, misses = find_all(indexes, ids, spans)
                 return self._found(ids, slots, counts, complete=not any(misses), step=None)
             pinned = [self._pinned(number, pins_last) for number in range(len(indexes))]

@@ -167,7 +167,8 @@ class PrefetchTrainPipelineSparseDist(TrainPipelineSparseDist):
             arrive(sent.event, sent.lookup_input)
             with self._log.stage("prefetch", flight.number):
                 for call, lookup_input in sent.pairs(self._fed):
-                    call.module.executor.prefetch(lookup_input)
+                    if call.module.training:
+                        call.module.executor.prefetch(lookup_input)
         return lane.mark()
 
 

@@ -366,8 +366,6 @@ def test_prefetched_batches_train_as_others_and_look_up_once() -> None:
     assert expected.counters.overflows == found.counters.overflows == 0
     assert torch.equal(expected.find(every)[0], found.find(every)[0])
     assert found.counters.lookups == expected.counters.lookups
-    kernel.inserts = False
-    assert kernel.prefetch(*arguments[0]) is None
 
 
 # ---- failures, cost, arguments ----

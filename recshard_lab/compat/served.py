@@ -98,6 +98,12 @@ SERVED: dict[str, dict[str, str]] = {
     "torchrec.distributed.embedding_types": {"sharding": "EmbeddingComputeKernel ShardingType"},
     "torchrec.distributed.embedding": {"distributed": "EmbeddingCollectionSharder ShardedEmbeddingCollection"},
     "torchrec.distributed.embeddingbag": {"distributed": "EmbeddingBagCollectionSharder ShardedEmbeddingBagCollection"},
+    "torchrec.distributed.mc_embedding": {
+        "distributed": "ManagedCollisionEmbeddingCollectionSharder ShardedManagedCollisionEmbeddingCollection",
+    },
+    "torchrec.distributed.mc_embeddingbag": {
+        "distributed": "ManagedCollisionEmbeddingBagCollectionSharder ShardedManagedCollisionEmbeddingBagCollection",
+    },
     "torchrec.distributed.fused_embeddingbag": {"distributed": "FusedEmbeddingBagCollectionSharder"},
     "torchrec.distributed.comm": {"comm": "get_local_rank get_local_size"},
     "torchrec.distributed.shard": {"distributed": "shard shard_modules"},

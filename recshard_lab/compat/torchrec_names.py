@@ -185,6 +185,14 @@ PUBLIC = {
         "init_parameters maybe_annotate_embedding_event merge_fused_params modify_input_for_feature_processor "
         "none_throws optimizer_type_to_emb_opt_type sharded_model_copy weights_bytes_in_emb_kernel"
     ),
+    "torchrec.distributed.mc_embedding": (
+        "ManagedCollisionEmbeddingCollectionContext ManagedCollisionEmbeddingCollectionSharder "
+        "ShardedManagedCollisionEmbeddingCollection"
+    ),
+    "torchrec.distributed.mc_embeddingbag": (
+        "ManagedCollisionEmbeddingBagCollectionContext ManagedCollisionEmbeddingBagCollectionSharder "
+        "ShardedManagedCollisionEmbeddingBagCollection"
+    ),
     "torchrec.distributed.fused_embeddingbag": (
         "FusedEmbeddingBagCollectionSharder ShardedFusedEmbeddingBagCollection"
     ),

@@ -10,6 +10,18 @@ from recshard_lab.distributed.data_parallel import DefaultDataParallelWrapper as
 from recshard_lab.distributed.data_parallel import FullyShardWrapper as FullyShardWrapper
 from recshard_lab.distributed.dmp_collection import DMPCollection as DMPCollection
 from recshard_lab.distributed.dmp_collection import ShardingStrategy as ShardingStrategy
+from recshard_lab.distributed.managed_collision import (
+    ManagedCollisionEmbeddingBagCollectionSharder as ManagedCollisionEmbeddingBagCollectionSharder,
+)
+from recshard_lab.distributed.managed_collision import (
+    ManagedCollisionEmbeddingCollectionSharder as ManagedCollisionEmbeddingCollectionSharder,
+)
+from recshard_lab.distributed.managed_collision import (
+    ShardedManagedCollisionEmbeddingBagCollection as ShardedManagedCollisionEmbeddingBagCollection,
+)
+from recshard_lab.distributed.managed_collision import (
+    ShardedManagedCollisionEmbeddingCollection as ShardedManagedCollisionEmbeddingCollection,
+)
 from recshard_lab.distributed.model_parallel import DistributedModelParallel as DistributedModelParallel
 from recshard_lab.distributed.peers import RankPeers as RankPeers
 from recshard_lab.distributed.shard import shard as shard

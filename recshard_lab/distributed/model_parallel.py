@@ -20,7 +20,7 @@ from recshard_lab.distributed.state.forms import StateForm, requested, torch_cal
 from recshard_lab.distributed.state.live_reshard import Bound, Resharded, agreed_plan, migrate, recover
 from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.distributed.table_shards import TableShards
-from recshard_lab.embedding import FusedCollection
+from recshard_lab.embedding import BaseManagedCollisionEmbeddingCollection, FusedCollection
 from recshard_lab.optim import KeyedOptimizer
 from recshard_lab.planner import EmbeddingShardingPlanner
 from recshard_lab.sharding import PlanError, ShardingPlan, Topology
@@ -138,9 +138,13 @@ class DistributedModelParallel(nn.Module):
             self.plan = self.plan.resolved(planned, self.env.world_size, self.env.local_world_size)
 
     def _find(self, module: nn.Module) -> Iterator[_Collection]:
+        found: list[str] = []
         for path, child in module.named_modules():
+            if any(path.startswith(f"{outer}." if outer else "") for outer in found):
+                continue  # a part of a collection
             for sharder in self.sharders:
                 if type(child) is sharder.module_type:
+                    found.append(path)
                     yield path, child, sharder
                     break
 
@@ -153,10 +157,12 @@ class DistributedModelParallel(nn.Module):
                 )
 
     def _check_fused(self, module: nn.Module, tables: Mapping[str, Any]) -> None:
-        """Raises if a fused collection is not sharded: each rank would train its copy on different batches."""
+        """Raises if a fused or managed collection is not sharded: each rank would train its copy on other batches."""
+        planned = [path for path in tables if path in self.plan.plan]
         for path, child in module.named_modules():
-            unplanned = path not in tables or path not in self.plan.plan
-            if isinstance(child, FusedCollection) and unplanned and self.dense_env.world_size > 1:
+            inside = any(path == outer or path.startswith(f"{outer}." if outer else "") for outer in planned)
+            alone = isinstance(child, FusedCollection | BaseManagedCollisionEmbeddingCollection)
+            if alone and not inside and self.dense_env.world_size > 1:
                 raise PlanError(
                     f"{type(child).__name__} {path!r} is not in the plan, so the ranks' copies would diverge. Fix: "
                     f"add it to the plan (data_parallel() replicates it), and its sharder to sharders"

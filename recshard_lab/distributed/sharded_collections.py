@@ -26,7 +26,6 @@ from recshard_lab.distributed.step.types import LookupInput
 from recshard_lab.distributed.table_shards import TableShards
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
-    DynamicEmbeddingConfig,
     EmbeddingBagCollectionInterface,
     EmbeddingBagConfig,
     EmbeddingCollectionInterface,
@@ -68,7 +67,7 @@ class ShardedCollection(nn.Module):
     """
 
     pooled: bool
-    tables_name: str  # the attribute of the unsharded collection's tables
+    tables_name: str  # the path of the unsharded collection's tables
 
     def __init__(
         self,
@@ -110,7 +109,7 @@ class ShardedCollection(nn.Module):
         Raises:
             ValueError: the requested backend does not support a table; names the table and the reason.
         """
-        dynamic = [table.name for table in self.tables if isinstance(table, DynamicEmbeddingConfig)]
+        dynamic = [table.name for table in self.tables if table.dynamic]
         if dynamic and self.use_index_dedup:
             raise ValueError(f"use_index_dedup=True does not support the dynamic table {dynamic[0]!r}. Fix: omit it")
         return choose_kinds(
@@ -177,9 +176,16 @@ class ShardedCollection(nn.Module):
             )
             for position, table in enumerate(self.tables)
         }
-        setattr(self, self.tables_name, nn.ModuleDict(held))
+        self.hold_tables(nn.ModuleDict(held))
         self._own_optimizer: EmbeddingFusedOptimizer | None = None
         self.bind_dense()
+
+    def hold_tables(self, tables: nn.Module) -> None:
+        """Replaces the modules of the tables."""
+        parent, _, name = self.tables_name.rpartition(".")
+        if parent and not hasattr(self, parent):
+            self.add_module(parent, nn.Module())
+        setattr(self.get_submodule(parent), name, tables)
 
     def bind_dense(self) -> None:
         """Passes the parameters of tables on the dense kernel to the executor, each with the kernel's view."""
@@ -208,7 +214,7 @@ class ShardedCollection(nn.Module):
         for name in ("executor", "layout"):
             vars(self).pop(name, None)
         self._own_optimizer = None
-        setattr(self, self.tables_name, nn.ModuleDict())
+        self.hold_tables(nn.ModuleDict())
 
     def is_weighted(self) -> bool:
         """Whether batches must have weights."""
@@ -237,7 +243,7 @@ class ShardedCollection(nn.Module):
 
     def table_shards(self) -> dict[str, TableShards]:
         """Table name -> this rank's shards."""
-        return dict(getattr(self, self.tables_name).items())
+        return dict(self.get_submodule(self.tables_name).items())  # type: ignore[operator]
 
     def tier_counters(self) -> dict[str, dict[str, dict[str, int]]]:
         """Dynamic table -> tier, ``"fast"`` first -> what the tier of this rank's shards has counted."""

@@ -428,6 +428,11 @@ def get_module_to_default_sharders() -> dict[type[nn.Module], CollectionSharder]
 
 def default_sharders() -> list[CollectionSharder]:
     """One sharder for every type of collection."""
+    from recshard_lab.distributed.managed_collision import (
+        ManagedCollisionEmbeddingBagCollectionSharder,
+        ManagedCollisionEmbeddingCollectionSharder,
+    )
+
     return [
         EmbeddingBagCollectionSharder(),
         EmbeddingCollectionSharder(),
@@ -435,6 +440,8 @@ def default_sharders() -> list[CollectionSharder]:
         FusedEmbeddingCollectionSharder(),
         DynamicEmbeddingBagCollectionSharder(),
         DynamicEmbeddingCollectionSharder(),
+        ManagedCollisionEmbeddingBagCollectionSharder(),
+        ManagedCollisionEmbeddingCollectionSharder(),
     ]
 
 

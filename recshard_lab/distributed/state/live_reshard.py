@@ -436,7 +436,7 @@ class _Migration:
                         matrix.copy_(self.tensors[name, part.name][position])
         except BaseException as error:
             collection.executor = _Parked(self)  # type: ignore[assignment]
-            setattr(collection, collection.tables_name, _ParkedTables())
+            collection.hold_tables(_ParkedTables())
             raise RuntimeError(f"{type(error).__name__}: {error}: {_IN_FILE}") from error
         for name, shards in collection.table_shards().items():
             shards.keep(self.parameters[name])

@@ -26,7 +26,6 @@ from typing import Any
 import torch
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
-from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
 from recshard_lab.sharding.plan.sharding_plan import ParameterSharding, Shard
 from recshard_lab.sharding.plan.types import DISTINCT_ROWS
 
@@ -156,8 +155,8 @@ class Layout:
 
     @cached_property
     def dynamic(self) -> list[bool]:
-        """For each table, whether ids have any value (`DynamicEmbeddingConfig`)."""
-        return [isinstance(table, DynamicEmbeddingConfig) for table in self.tables]
+        """For each table, whether ids have any value (`DynamicEmbeddingConfig`, `ManagedEmbeddingConfig`)."""
+        return [table.dynamic for table in self.tables]
 
     @cached_property
     def rows_fit_int32(self) -> bool:

@@ -15,9 +15,9 @@ from recshard_lab.distributed.step.layout import Layout, ShardFeature, effective
 from recshard_lab.distributed.step.types import LocalBatch, LookupInput, host_list, join
 from recshard_lab.embedding import DataType, OptimizerSpec
 from recshard_lab.embedding.dynamic.cached import Cache, CachedKernel
-from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
 from recshard_lab.embedding.dynamic.kernel import DynamicKernel
 from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot, choose_kernel, kernel_named
+from recshard_lab.embedding.managed_collision.kernel import ManagedEmbeddingConfig, ManagedKernel
 from recshard_lab.embedding.optimizers.steps import accumulate_dtype, partial_squares
 from recshard_lab.sharding import CacheParams, PlanError, Shard
 from recshard_lab.sharding.plan.types import DDR, DISTINCT_ROWS
@@ -37,8 +37,9 @@ class GroupKind:
         optimizer: fused in backward; None where a torch optimizer reads ``.grad`` (the dense compute kernel).
         exchanges_row_norms: columns are split and the optimizer is row-wise: squares must meet before the step.
         route: the output path; "direct" for replicas.
-        dynamic: ids have any value, and rows belong to ids (`DynamicKernel`).
+        dynamic: ids have any value, and rows belong to ids (`DynamicKernel`, `ManagedKernel`).
         cache: rows are cached on the device, and stored in host memory (`CachedKernel`). None for no cache.
+        managed: they do by a managed collision module (`ManagedKernel`).
         host: the shards are stored, looked up and stepped in host memory. Only rows and gradients are copied between
             host and device. On CPU ranks the host is the device.
     """
@@ -51,13 +52,14 @@ class GroupKind:
     host: bool = False
     dynamic: bool = False
     cache: CacheParams | None = None
+    managed: bool = False
 
     def state_parts(self, device: torch.device) -> tuple[Part, ...]:
         """Which optimizer state each shard has on ranks of this device, also on ranks that store no shard."""
         if self.optimizer is None:
             return ()
         kept = torch.device("cpu") if self.host else device
-        index = _INDEX_PARTS if self.dynamic else ()
+        index = _OWNER_PARTS if self.managed else _INDEX_PARTS if self.dynamic else ()
         return index + _state_parts(self.backend, self.data_type, replace(self.optimizer, learning_rate=0.0), kept)
 
 
@@ -67,6 +69,14 @@ _INDEX_PARTS = (
     Part("accesses", "row", torch.int64, 2),
     Part("step", "table", torch.int64),
     Part("epoch", "table", torch.int64),
+)
+
+
+_OWNER_PARTS = (
+    Part("raw_ids", "row", torch.int64),
+    Part("owned", "row", torch.uint8),
+    Part("row_numbers", "row", torch.int64, 2),
+    Part("current_iter", "table", torch.int64),
 )
 
 
@@ -193,7 +203,7 @@ class KernelGroup:
 
     def forward(self, bags: Bags, training: bool, prefetched: Any = None) -> tuple[Tensor, Any]:
         """The kernel's rows, and what its backward needs when ``training``."""
-        if isinstance(self.kernel, DynamicKernel | CachedKernel):
+        if isinstance(self.kernel, DynamicKernel | CachedKernel | ManagedKernel):
             self.kernel.inserts = training and self.inserts
         with torch.set_grad_enabled(training):
             ids, offsets, weights = self._there(*bags[:3])
@@ -242,11 +252,16 @@ def dynamic_kernel(
     *,
     pooled: bool,
     device: torch.device | str,
-) -> DynamicKernel:
-    """The kernel of these shards of dynamic tables. A shard has the rows of whole partitions, at the largest size."""
+) -> DynamicKernel | ManagedKernel:
+    """The kernel of these shards of dynamic or managed tables. A shard has the rows of whole partitions, all of them
+    allocated."""
     partitions = []
     for config, shard in shards:
         partitions.append((shard.rows[0] // config.row_unit, shard.rows[1] // config.row_unit))
+    if isinstance(shards[0][0], ManagedEmbeddingConfig):
+        inner = backend(slots, feature_slots, optimizer, pooled=pooled, device=device)
+        of_shards = [shard.rows for _, shard in shards], [shard.cols for _, shard in shards]
+        return ManagedKernel(inner, [config for config, _ in shards], *of_shards)
     return DynamicKernel(
         backend,
         [config.changed(capacity=config.max_capacity) for config, _ in shards],
@@ -296,7 +311,7 @@ class RankLookup:
         found: dict[tuple[int, int], dict[str, Tensor]] = {}
         for group in self.groups:
             states = group.kernel.optimizer_states()
-            if isinstance(group.kernel, DynamicKernel):
+            if isinstance(group.kernel, DynamicKernel | ManagedKernel):
                 pairs = zip(group.kernel.index_tensors(), states, strict=True)
                 states = [index | state for index, state in pairs]
             found |= dict(zip(group.shards, states, strict=True))
@@ -340,7 +355,7 @@ def choose_kinds(
     chosen: dict[tuple[int, int], tuple[int, ...]] = {}
     for table, (config, sharding, spec) in enumerate(zip(tables, shardings, optimizers, strict=True)):
         optimizer = None if sharding.compute_kernel == "dense" else spec
-        dynamic = isinstance(config, DynamicEmbeddingConfig)
+        dynamic = config.dynamic
         if dynamic and (optimizer is None or sharding.route == DISTINCT_ROWS):
             raise PlanError(
                 f"table {config.name!r} is dynamic: its rows cannot be on the dense kernel, or sent by the path "
@@ -405,6 +420,7 @@ def choose_kinds(
                 host,
                 dynamic,
                 cache,
+                isinstance(config, ManagedEmbeddingConfig),
             )
         for number, shard in enumerate(shards):
             own = kinds_of[shard]

@@ -54,9 +54,15 @@ class RowFinder:
         self._insert(ids, rows)
         self._known = (*owners, *_versions(owners))
 
-    def _follow(self, owners: Owners) -> None:
+    def knows(self, owners: Owners) -> bool:
+        """Whether nothing else has written the owners."""
         known = self._known
-        if known is not None and known[0] is owners.ids and known[1] is owners.owned and known[2:] == _versions(owners):
+        if known is None or known[0] is not owners.ids or known[1] is not owners.owned:
+            return False
+        return known[2:] == _versions(owners)
+
+    def _follow(self, owners: Owners) -> None:
+        if self.knows(owners):
             return
         rows = (owners.owned == 1).nonzero().squeeze(1)
         size = len(owners.ids)

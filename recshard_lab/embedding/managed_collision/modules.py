@@ -165,6 +165,11 @@ class RowOwners(ManagedCollisionModule):
         """Name -> ``[E]`` int64, the numbers of each row; views of the state."""
         return {name: self._row_numbers[:, at] for at, name in enumerate(self._numbers)}
 
+    @property
+    def numbers_per_row(self) -> int:
+        """How many numbers each row has."""
+        return len(self._numbers)
+
     def output_size(self) -> int:
         """Rows of this module."""
         return self._rows
@@ -184,10 +189,10 @@ class RowOwners(ManagedCollisionModule):
     def tensors(self) -> dict[str, Tensor]:
         """The state, which moves with the rows: ids, owners and two numbers by row, and the iteration ``[1]``."""
         return {
-            "ids": self._raw_ids,
-            "tags": self._owned,
-            "accesses": self._row_numbers,
-            "step": self._current_iter_tensor,
+            "raw_ids": self._raw_ids,
+            "owned": self._owned,
+            "row_numbers": self._row_numbers,
+            "current_iter": self._current_iter_tensor,
         }
 
     def validate_state(self) -> None:
@@ -211,7 +216,13 @@ class RowOwners(ManagedCollisionModule):
     # ---- lookups ----
 
     def find(self, ids: Tensor) -> Tensor:
-        """``[N]`` the rows here of ids ``[N]``, -1 for ids without one. Counts nothing."""
+        """``[N]`` the rows here of ids ``[N]``, -1 for ids without one. Counts nothing.
+
+        Raises:
+            ValueError: as `validate_state`, if something else has written the state.
+        """
+        if not self._finder.knows(self.owners):
+            self.validate_state()
         return self._finder.find(self.owners, ids)
 
     def rows_of(self, ids: Tensor, training: bool, counts: Sequence[int]) -> Tensor:
@@ -223,6 +234,10 @@ class RowOwners(ManagedCollisionModule):
             counts: ids of each feature, of which the table may have several.
         """
         raise NotImplementedError
+
+    def shard_rows(self, ids: Tensor, training: bool, counts: Sequence[int]) -> Tensor:
+        """`rows_of`, after the module has counted the ids in training."""
+        return self.rows_of(ids, training, counts)
 
     def preprocess(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
         """The batch with its ids hashed by ``input_hash_func``, if there is one."""
@@ -426,6 +441,13 @@ class MCHManagedCollisionModule(RowOwners):
         if self.training:
             self._count([feature.values() for feature in features.values()])
         return features
+
+    @torch.no_grad()
+    def shard_rows(self, ids: Tensor, training: bool, counts: Sequence[int]) -> Tensor:
+        """`rows_of`, after the module has counted the ids in training."""
+        if training:
+            self._count([ids])
+        return self.rows_of(ids, training, counts)
 
     def _count(self, batch: Sequence[Tensor]) -> None:
         self._current_iter_tensor += 1

@@ -129,7 +129,7 @@ class CostModel:
                 f"topology.update_cost has no entry for {workload.optimizer!r} (it has: "
                 f"{', '.join(topology.update_cost)}). Fix: add one"
             )
-        self.workload = workload
+        self.workload, self._configs = workload, tables
         self.tables = table_loads(tables, topology.world_size, workload, constraints)
         self.row_shares = row_shares_of(tables, workload, constraints)
         self.set_topology(topology)
@@ -180,23 +180,54 @@ class CostModel:
             loads[CODED_ROWS] = _by_route(back, replicated, share * cols / tables.cols[of], route)
         loads[IDS] = sent
         slow = host if host is not None and top.has_tiers and host.any() else None
+        cached = rects.cached if rects.cached is not None and rects.cached.any() else None
         distinct = self._distinct(of, replicated, route)
-        self.lookups.fill(loads, of, (rows, cols), replicated, hits, sent, back, slow, distinct)
+        read_there = slow if slow is None or cached is None else slow * (cached == 0)
+        self.lookups.fill(loads, of, (rows, cols), replicated, hits, sent, back, read_there, distinct)
         loads[UPDATE] += rects.dense * 3 * 4 * rows * cols / top.memory_bw
         loads[SHARD_FEATURES] = tables.features[of]
         loads[ROW_CUT] = tables.features[of] * (rows < tables.rows[of])
         loads[HOST] = 0.0
         arrives = sent, back, lengths
         loads[MEMORY:] = rect_memory(tables, of, rows, cols, rects.dense, ranks, self.workload.optimizer, arrives)
+        held = loads[MEMORY : MEMORY + 2].copy()
         if slow is not None:
-            loads[HOST] = slow * loads[MEMORY : MEMORY + 2].sum(axis=0)
+            loads[HOST] = slow * held.sum(axis=0)
             loads[MEMORY : MEMORY + 2] *= 1 - slow
+        if cached is not None:
+            loads[MEMORY : MEMORY + 2] += cached * held
+            loads[LOOKUP] += self._miss_ms(of, cached, ids * ranks * hits.unique, held.sum(axis=0) / rows)
         if scattered is not None:
             loads[-1] *= ~scattered  # every rank puts all columns into the sum: `RouteCosts.buffer_bytes`
         if self.routes.widest is not None:  # beside the rows, their coded copy
             copies = self.routes.coded(loads, self.routes.widest)
             loads[-1] += ranks * (copies[BACK - OUT] + copies[HOP - OUT])
         return loads
+
+    def _miss_ms(self, of: Array, cached: Array, used: Array, row_bytes: Array) -> Array:
+        """``[n]`` ms in which rows that a cache misses are read over the link to the host, and others written back.
+
+        The cache holds the most used rows. If the workload states no skew, all rows are used alike. Nothing under
+        pipeline "prefetch", which moves rows while the batch before is computed.
+
+        Args:
+            of: ``[n]`` table of each shard.
+            cached: ``[n]`` share of its rows.
+            used: ``[n]`` distinct rows that a step uses.
+            row_bytes: ``[n]`` of a row's weight and optimizer state.
+        """
+        found = np.zeros(len(of))
+        if self.workload.pipeline == "prefetch":
+            return found
+        for table, share in {(int(table), float(share)) for table, share in zip(of, cached, strict=True) if share}:
+            curve, rows = self.workload.row_shares(self._configs[table]), float(self.tables.rows[table])
+            ids = float(self.tables.ids[table]) * self.topology.world_size
+            whole = 0.0 if curve is None else float(curve.distinct(0.0, rows, ids))
+            missed = 1 - share
+            if curve is not None and whole > 0:
+                missed = float(curve.distinct(share * rows, rows, ids)) / whole
+            found += np.where((of == table) & (cached == share), missed, 0.0)
+        return found * used * 2 * row_bytes / self.topology.ddr_mem_bw
 
     def _summed(self, route: Array | None) -> NDArray[np.bool_] | None:
         """``[n]`` True if a reduce-scatter adds the shard's rows; None if all are False."""

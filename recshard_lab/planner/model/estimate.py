@@ -266,7 +266,8 @@ def plan_rects(topology: Topology, pairs: list[tuple[BaseEmbeddingConfig, Parame
             )  # raises, with the shard and the fix
         dense_kernel = float(full.compute_kernel == EmbeddingComputeKernel.DENSE)
         by_node = float(full.sharding_type in BY_NODE)
-        flags = (dense_kernel, ROUTE_NUMBERS[taken_route(config, full)], by_node)
+        held = 0.0 if full.cache_params is None else full.cache_params.load_factor
+        flags = (dense_kernel, ROUTE_NUMBERS[taken_route(config, full)], by_node, held)
         copies = full.replica_flags
         flat += [
             (index, s.rank, s.rows[0], s.rows[1] - s.rows[0], s.cols[1] - s.cols[0], copy, s.tier == DDR, *flags)
@@ -279,10 +280,10 @@ def plan_rects(topology: Topology, pairs: list[tuple[BaseEmbeddingConfig, Parame
         else:
             shares += [1.0] * len(full.shards)
         summed += [summed_rows([s.rect for s in full.shards], config.num_embeddings)] * len(full.shards)
-    columns = np.array(flat, dtype=float).reshape(-1, 10).T
-    of, ranks, first, rows, cols, replicated, host, dense, route, node_rows = columns
+    columns = np.array(flat, dtype=float).reshape(-1, 11).T
+    of, ranks, first, rows, cols, replicated, host, dense, route, node_rows, cached = columns
     where = {"ranks": ranks.astype(np.intp), "shares": np.array(shares), "summed": np.array(summed)}
-    return PlanRects(of.astype(np.intp), rows, cols, replicated, dense, route, node_rows, first, host, **where)
+    return PlanRects(of.astype(np.intp), rows, cols, replicated, dense, route, node_rows, first, host, cached, **where)
 
 
 def taken_route(config: BaseEmbeddingConfig, sharding: ParameterSharding) -> str:

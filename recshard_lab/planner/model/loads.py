@@ -60,6 +60,7 @@ class Rects:
         by_node: ``[n]`` 1.0 for a shard of a scheme whose row shards fill one node. Only TorchRec's formulas use it.
         first: ``[n]`` first row of each shard, used if lookups spread unevenly over the rows. Default: 0.
         host: ``[n]`` 1.0 for shards in host memory. Default: none; ignored on CPUs.
+        cached: ``[n]`` share of the rows that kernel "fused_uvm_caching" caches; 0 for other kernels. Default: none.
     """
 
     of: Any
@@ -71,6 +72,7 @@ class Rects:
     by_node: Array | None = None
     first: Array | None = None
     host: Array | None = None
+    cached: Array | None = None
 
 
 def across_shares(cols: Sequence[Span], nodes: Sequence[int]) -> list[float]:

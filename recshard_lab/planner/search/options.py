@@ -27,6 +27,7 @@ from recshard_lab.planner.model.loads import (
 from recshard_lab.planner.search.rect_kinds import RectKinds, rect_kinds, summed_rows
 from recshard_lab.planner.workload import Array, check_route_applies, is_pooled
 from recshard_lab.sharding import (
+    CacheParams,
     EmbeddingComputeKernel,
     ParameterConstraints,
     ParameterSharding,
@@ -66,6 +67,7 @@ class Option:
         route: the output path.
         alone: ``[2, c]`` ACROSS of a rectangle alone on its node, and its rows.
         twins: the same with other routes.
+        cache_params: of kernel "fused_uvm_caching".
     """
 
     proposal: Proposal
@@ -78,6 +80,7 @@ class Option:
     route: str
     alone: Array
     twins: list["Option"] = field(default_factory=list, repr=False)
+    cache_params: CacheParams | None = None
 
     @property
     def loads(self) -> Array:
@@ -113,7 +116,23 @@ class Placement:
         return np.stack([np.bincount(self.ranks, weights=row, minlength=topology.world_size) for row in rects])
 
     def sharding(self) -> ParameterSharding:
-        return self.option.proposal.placed(self.ranks, self.option.kernel, self.option.route)
+        option = self.option
+        return option.proposal.placed(self.ranks, option.kernel, option.route, option.cache_params)
+
+
+_CACHING = str(EmbeddingComputeKernel.FUSED_UVM_CACHING)
+_IN_HOST = (str(EmbeddingComputeKernel.FUSED_UVM), _CACHING)
+
+
+def _cache(
+    constraints: Mapping[str, ParameterConstraints], table: BaseEmbeddingConfig, kernel: str
+) -> tuple[CacheParams | None, float]:
+    """The cache of a table under a kernel, and the share of the rows in it: None and 0 for other kernels."""
+    if kernel != _CACHING:
+        return None, 0.0
+    limits = constraints.get(table.name)
+    params = (limits.cache_params if limits is not None else None) or CacheParams()
+    return params, params.load_factor
 
 
 class DoesNotFit(Exception):
@@ -191,6 +210,8 @@ def options_of(
                     )
                 if not one_node and earlier.cover(proposal, replicated):
                     continue
+                if kernels[0] == _CACHING and (replicated or any(replica_flags(tuple(proposal.rects)))):
+                    continue
                 ways = _routes(model, table, proposal, asked, replicated, dedup)
                 own = kernels if proposal.tiers is None else [str(EmbeddingComputeKernel.FUSED)]
                 made = [(index, proposal, usable, k, replicated, way) for k in own for way in ways]
@@ -221,7 +242,8 @@ def options_of(
         np.repeat([ROUTE_NUMBERS[draft[5]] for draft in drafts], counts),
         np.repeat([float(draft[1].scheme in BY_NODE) for draft in drafts], counts),
         first,
-        np.maximum(host, np.repeat([float(draft[3] == EmbeddingComputeKernel.FUSED_UVM) for draft in drafts], counts)),
+        np.maximum(host, np.repeat([float(draft[3] in _IN_HOST) for draft in drafts], counts)),
+        np.repeat([_cache(constraints, tables[draft[0]], draft[3])[1] for draft in drafts], counts),
     )
     loads = model.rect_loads(rects)
     found: list[list[Option]] = [[] for _ in tables]
@@ -241,7 +263,10 @@ def options_of(
         if taken == "two_hop":
             kinds = kinds.copy()
             kinds[ACROSS_BOTH] *= known.least_shares(proposal, of, count, len(usable))
-        option = Option(proposal, kinds, sizes[number].counts, of, usable, kernel, distinct, taken, alone)
+        cache_params, _ = _cache(constraints, tables[index], kernel)
+        option = Option(
+            proposal, kinds, sizes[number].counts, of, usable, kernel, distinct, taken, alone, cache_params=cache_params
+        )
         before_it = found[index][-1] if found[index] else None
         if before_it is not None and before_it.proposal is proposal and before_it.kernel == kernel:
             for twin in (before_it, *before_it.twins):
@@ -335,6 +360,8 @@ def _usable(table: BaseEmbeddingConfig, topology: Topology, limits: ParameterCon
 def kernels_for(model: CostModel, table: BaseEmbeddingConfig, limits: ParameterConstraints | None) -> list[str]:
     """The kernels to choose among: the best of those allowed, and both memories of a rank where both are allowed.
 
+    A cache ("fused_uvm_caching") is never compared with other kernels: it must be the first one allowed.
+
     Raises:
         PlanError: only the host's memory is allowed, and the cost model knows none; a dynamic table on kernel "dense".
     """
@@ -348,11 +375,11 @@ def kernels_for(model: CostModel, table: BaseEmbeddingConfig, limits: ParameterC
             raise PlanError(
                 f"table {table.name!r} is dynamic, and its optimizer runs in backward. Fix: allow kernel 'fused'"
             )
-    if not model.has_tiers and named[0] == tiers[1]:
-        named = named[1:]
+    if not model.has_tiers and named[0] in _IN_HOST:
+        first, *named = named
         if not named:
             raise PlanError(
-                f"table {table.name!r} may only be on kernel 'fused_uvm', for which cost_model={model.name!r} has no "
+                f"table {table.name!r} may only be on kernel {first!r}, for which cost_model={model.name!r} has no "
                 f"formulas here. Fix: allow 'fused' too"
             )
     if named[0] not in tiers or not model.has_tiers or not model.topology.has_tiers:

@@ -1,5 +1,7 @@
 """Dynamic tables: ids found and inserted a second, load at the first eviction, a training step, AUC under churn.
 
+Of static tables: a training step with cached rows, see `benchmarks.apparatus.cached_step`.
+
 The index has 4 M slots at load factor 0.9. A step looks up 26 tables of 100,000 rows x 64, batch 4096, pooling 10, and
 steps SGD in backward. All ids of a dynamic table have rows when the step is timed. `benchmarks.apparatus.churn` says
 how the AUC is measured.
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import Figure, torch_threads
+from benchmarks.apparatus.cached_step import CACHED, cached_figures
 from benchmarks.apparatus.churn import BEST, churn_figures
 from benchmarks.lookup import uniform_ids, zipf_ids
 from recshard_lab.embedding import (
@@ -62,15 +65,16 @@ TARGETS = {
     **{_first(slots, 1): 0.75 for slots in FILLED},
     **{_first(slots, 2): 0.95 for slots in FILLED},
     **{_ratio(kind): 1.5 for kind in ("uniform", "Zipf")},
+    CACHED: 1.2,
     BEST: 0.002,
 }
 
 
 def figures(only: Sequence[str] = ()) -> list[Figure]:
-    """The index, then filling one, then a step, then the AUC under churn.
+    """The index, then filling one, then a step, then one of cached tables, then the AUC under churn.
 
     Args:
-        only: some of ``"index"``, ``"filling"``, ``"step"`` and ``"churn"``. Default: all.
+        only: some of ``"index"``, ``"filling"``, ``"step"``, ``"cached"`` and ``"churn"``. Default: all.
 
     Raises:
         ValueError: another name.
@@ -79,6 +83,7 @@ def figures(only: Sequence[str] = ()) -> list[Figure]:
         "index": (THREADS, _index_figures),
         "filling": (THREADS, _first_evictions),
         "step": (THREADS, _step_figures),
+        "cached": (1, cached_figures),  # one thread a rank; another one prefetches
         "churn": (1, churn_figures),  # one thread: sums have one order
     }
     for name in only:

@@ -38,7 +38,7 @@ from recshard_lab.train.pipelines import PrefetchTrainPipelineSparseDist, TrainP
 
 TABLES, ROWS, DIM, POOLING, BATCH, ZIPF = 8, 100_000, 64, 10, 4096, 1.2
 SHARE, LATENCY_US, SLOWER = 0.1, 20.0, 10.0
-BATCHES, WARM_UP, ROUNDS, TURN = 24, 24, 6, 4
+BATCHES, WARM_UP, ROUNDS, TURN = 24, 12, 6, 4
 DENSE = 13
 CACHED = "cached training step over all rows in fast memory, prefetched, slow tier emulated"
 FEATURES = [f"f{number}" for number in range(TABLES)]
@@ -146,7 +146,7 @@ def _side(dense: bool, cache: CacheParams | None, pipeline: Any, batches: list[B
     kernel, whole = "fused" if cache is None else "fused_uvm_caching", [Shard(0, (0, ROWS), (0, DIM))]
     entries = {table.name: ParameterSharding("table_wise", kernel, None, None, cache, shards=whole) for table in tables}
     sharder = EmbeddingBagCollectionSharder({"optimizer": "exact_sgd", "learning_rate": 0.01})
-    dmp = DistributedModelParallel(model, plan=ShardingPlan({path: entries}), sharders=[sharder])  # type: ignore[dict-item]
+    dmp = DistributedModelParallel(model, plan=ShardingPlan({path: entries}), sharders=[sharder])
     parameters = list(dmp.dense_parameters()) or [nn.Parameter(torch.zeros(1))]
     made = pipeline(dmp, torch.optim.SGD(parameters, lr=0.01), torch.device("cpu"), threads=True)
 

@@ -80,7 +80,7 @@ def _measure(folder: str) -> dict[str, list[float]]:
         np.save(table, np.ones((ROWS, DIM), np.float32))
     source, target = sharded(row_wise), sharded(column_wise)
     held = source.memory_bytes()
-    size = held["weights"] + held["optimizer_state"]
+    size = held["weights"] + held["optimizer_state"] + held.get("index", 0)
     samples: dict[str, list[float]] = {"bytes": [size]}
     actions: dict[str, Callable[[], Any]] = {
         "disk": lambda: _write(Path(folder) / f"alone{rank}", size),

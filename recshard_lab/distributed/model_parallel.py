@@ -21,6 +21,7 @@ from recshard_lab.distributed.state.live_reshard import Bound, Resharded, agreed
 from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.distributed.table_shards import TableShards
 from recshard_lab.embedding import BaseManagedCollisionEmbeddingCollection, FusedCollection
+from recshard_lab.embedding.dynamic.index import INDEX_TENSORS
 from recshard_lab.optim import KeyedOptimizer
 from recshard_lab.planner import EmbeddingShardingPlanner
 from recshard_lab.sharding import PlanError, ShardingPlan, Topology
@@ -562,6 +563,7 @@ class DistributedModelParallel(nn.Module):
     def memory_bytes(self) -> dict[str, int]:
         """Current bytes on this rank's device by the planner's categories (`Estimate`); buffers of the last step.
 
+        Ranks with dynamic tables have the category "index" too.
         On a GPU this excludes host memory, see `host_memory_bytes`.
         """
         totals = dict.fromkeys(("weights", "optimizer_state", "dense", "input_buffers", "output_buffers"), 0)
@@ -588,7 +590,10 @@ class DistributedModelParallel(nn.Module):
                 if (has_tiers and shards.sharding.shards[position].tier == DDR) is not in_host:
                     continue
                 totals["weights"] += _bytes(weight)
-                totals["optimizer_state"] += sum(map(_bytes, shards.states.get(position, {}).values()))
+                for name, state in shards.states.get(position, {}).items():
+                    index = shards.config.dynamic and name.removeprefix("admission_") in INDEX_TENSORS
+                    kind = "index" if index and not in_host else "optimizer_state"
+                    totals[kind] = totals.get(kind, 0) + _bytes(state)
         return totals
 
 

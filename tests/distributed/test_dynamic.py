@@ -24,7 +24,17 @@ from recshard_lab import (
     construct_module_sharding_plan,
 )
 from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
-from recshard_lab.sharding import column_wise, data_parallel, row_wise, table_wise
+from recshard_lab.lab import measure_plan
+from recshard_lab.planner import Workload, estimate
+from recshard_lab.sharding import (
+    EmbeddingModuleShardingPlan,
+    Topology,
+    column_wise,
+    data_parallel,
+    row_wise,
+    scheme_named,
+    table_wise,
+)
 
 SAMPLES = 8
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -206,6 +216,57 @@ def test_shards_train_as_the_whole_table_and_evict_the_same_ids(
 ) -> None:
     for evictions in ranks.run(trained, kind, optimizer, scheme):
         assert evictions > 500
+
+
+SCHEMES = ["table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise", "grid_shard"]
+
+
+def trained_everywhere() -> list[int]:
+    """Trains under every scheme that the planner offers, and every output path of row shards, on two nodes."""
+    world, found = 4, []
+    nodes = Topology(world, local_world_size=2)
+    for scheme, route in [*((scheme, "direct") for scheme in SCHEMES), ("row_wise", "reduce_scatter"),
+                          ("row_wise", "two_hop"), ("grid_shard", "two_hop")]:  # fmt: skip
+        made = {table.name: scheme_named(scheme).default(table, nodes).with_route(route) for table in tables()}
+        module, reference = collection("pooled", "adagrad"), collection("pooled", "adagrad")
+        dmp = DistributedModelParallel(module, plan=ShardingPlan({"": EmbeddingModuleShardingPlan(made)}))
+        found.append(compared(reference, dmp, 8, 1))
+    return found
+
+
+def trained_while_growing() -> list[int]:
+    """Trains shards, which have their largest size, beside a table that grows to it and then evicts."""
+    module, reference = (collection("pooled", "adagrad", max_capacity=2048) for _ in range(2))
+    made = dict.fromkeys(("user", "item"), row_wise())
+    plan = ShardingPlan({"": construct_module_sharding_plan(module, made, world_size=4)})
+    assert reference.table("user").capacity == 1024
+    evictions = compared(reference, DistributedModelParallel(module, plan=plan), 36, 1)
+    return [reference.table("user").capacity, evictions]
+
+
+def test_every_scheme_and_output_path_of_the_planner_trains_as_the_whole_table() -> None:
+    with recshard_lab.launch(4, nodes=2) as ranks:
+        for evictions in ranks.run(trained_everywhere):
+            assert min(evictions) > 50
+        for capacity, evictions in ranks.run(trained_while_growing):
+            assert (capacity, evictions > 100) == (2048, True)
+        nodes = Topology(4, local_world_size=2)
+        own = [DynamicEmbeddingConfig("user", 32, 16_384), DynamicEmbeddingConfig("item", 16, 8_192)]
+        load = Workload(64, 8.0, optimizer="exact_row_wise_adagrad")
+        for scheme in ("table_wise", "row_wise", "grid_shard"):
+            plan = ShardingPlan({"": {table.name: scheme_named(scheme).default(table, nodes) for table in own}})
+            measured, predicted = measure_plan(ranks, plan, own, load, steps=2), estimate(plan, own, nodes, load)
+            whole = scheme == "table_wise"
+            for label in ("input_dist/ids", "output_dist/rows", "output_dist_backward/rows", "input_dist/sizes"):
+                counted, expected = (
+                    each.traffic_by_phase[label].sum() - each.traffic_by_phase[label].trace()
+                    for each in (measured, predicted)
+                )
+                assert counted == pytest.approx(expected, rel=1e-9 if whole else 0.03), (scheme, label)
+            at = [each.memory_categories.index("index") for each in (measured, predicted)]
+            # beside its slots an index has two numbers
+            counted, expected = measured.memory_bytes[:, at[0]], predicted.memory_bytes[:, at[1]]
+            assert ((counted - expected >= 0) & (counted - expected <= 16 * 4)).all(), scheme
 
 
 def evaluated() -> tuple[bool, list[float]]:

@@ -36,6 +36,7 @@ GROW_AT = 0.9  # load factor beyond which an index below its largest size grows
 _LOW = 0xFFFFFFFF  # the accesses in a score of "epoch_lfu"
 NEVER = -(1 << 62)  # an access before any step
 
+INDEX_TENSORS = ("ids", "tags", "accesses", "step", "epoch")  # names in `ScoredIndex.tensors`
 _ARRAYS = ("keys", "tags", "accesses")
 _NUMBERS = ("buckets", "max_buckets", "partitions", "shard", "step", "epoch")
 EVICT = ("lru", "lfu", "epoch_lru", "epoch_lfu", "custom")

@@ -235,7 +235,7 @@ class TrainingRun:
     def _has_room(self) -> bool:
         """Whether each host has free memory for a copy of its ranks' weights and states. Collective."""
         stored = self.model.memory_bytes()
-        needed = stored["weights"] + stored["optimizer_state"] + 2 * stored["dense"]
+        needed = stored["weights"] + stored["optimizer_state"] + stored.get("index", 0) + 2 * stored["dense"]
         needed += sum(self.model.host_memory_bytes().values())
         return all(gathered(self.env, lambda: needed * self.env.local_world_size < free_memory()[0]))
 

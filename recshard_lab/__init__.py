@@ -122,6 +122,7 @@ _ROOM_OF = {
     "read_source": "sources",
     "read_tables": "planner",
     "sweep": "planner",
+    "tier_shares": "planner",
     # comm
     "CommType": "comm",
     "QCommsConfig": "comm",

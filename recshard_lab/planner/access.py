@@ -44,6 +44,7 @@ class AccessProfile:
         uses: numbers of uses c, ascending, positive; fractions are allowed, for the bins of a histogram.
         rows: number of rows with that many uses; as long as `uses`.
         pooling_factor: mean ids per bag in the sample; None if unknown.
+        coverage: share of the bags that have an id, the samples that have the feature; None if unknown.
         ids_per_batch: mean ids per batch; None if the sample has no batches.
         unique_fraction: counted mean of distinct ids / ids per batch; None if the sample has no batches.
         source: the origin of the sample, for readers.
@@ -62,6 +63,7 @@ class AccessProfile:
     ids_per_batch: float | None = None
     unique_fraction: float | None = None
     source: str = field(default="", compare=False)
+    coverage: float | None = None
 
     def __post_init__(self) -> None:
         if len(self.uses) != len(self.rows) or not self.uses:
@@ -74,6 +76,8 @@ class AccessProfile:
             raise ValueError(f"uses must be positive and ascending, got {self.uses!r:.80}. Fix: sort them")
         if not (np.isfinite(rows).all() and (rows > 0).all()):
             raise ValueError(f"rows must be positive, got {self.rows!r:.80}. Fix: leave out uses without rows")
+        if self.coverage is not None and not 0 <= self.coverage <= 1:
+            raise ValueError(f"coverage must be from 0 to 1, got {self.coverage!r}. Fix: 0.9 is 90% of the bags")
 
     @classmethod
     def meta_2021(cls, pooling_factor: float = META_2021_POOLING, batch_size: int = META_2021_BATCH) -> "AccessProfile":
@@ -237,6 +241,8 @@ def bags_by_feature(batch: Any) -> Mapping[str, Any]:
 def measure(batches: Iterable[Any], tables: Sequence[BaseEmbeddingConfig]) -> dict[str, Any]:
     """The arguments of `Workload` measured from batches: batch_size, pooling_factors, access.
 
+    Each table's profile has its pooling factor, its coverage, and the curve of its accesses (`AccessProfile.hottest`).
+
     Raises:
         ValueError: no batch; one that lacks a table's feature, holds an id outside its table, or has another batch
             size than the first.
@@ -245,6 +251,7 @@ def measure(batches: Iterable[Any], tables: Sequence[BaseEmbeddingConfig]) -> di
         raise ValueError("tables is empty. Fix: pass the tables whose ids are counted")
     ids: dict[str, list[Any]] = {table.name: [] for table in tables}
     found: dict[str, int] = {}
+    filled = dict.fromkeys(ids, 0)
     sizes: list[int] = []
     for number, batch in enumerate(in_turn(batches)):
         bags = bags_by_feature(batch)
@@ -265,6 +272,7 @@ def measure(batches: Iterable[Any], tables: Sequence[BaseEmbeddingConfig]) -> di
                         f"to {table.num_embeddings - 1:,}. Fix: increase num_embeddings"
                     )
                 parts.append(values)
+                filled[table.name] += int(np.count_nonzero(lengths))
                 counted[feature] = (values.size, len(lengths))
             ids[table.name].append(np.concatenate(parts) if parts else np.empty(0, dtype=np.int64))
         sizes.append(next((size for _, size in counted.values()), 0))
@@ -286,7 +294,8 @@ def measure(batches: Iterable[Any], tables: Sequence[BaseEmbeddingConfig]) -> di
             continue  # never looked up: its pooling factors are 0
         profile = AccessProfile.of_ids(ids[table.name], source=f"measured from {len(sizes)} batches")
         bags_of = samples * max(1, table.num_features())
-        access[table.name] = replace(profile, pooling_factor=profile.num_ids / bags_of)
+        coverage = filled[table.name] / bags_of
+        access[table.name] = replace(profile, pooling_factor=profile.num_ids / bags_of, coverage=coverage)
     return {
         "batch_size": sizes[0],
         "pooling_factors": {feature: count / samples for feature, count in found.items()},

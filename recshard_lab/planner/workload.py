@@ -157,6 +157,8 @@ class Workload:
         >>> load = Workload.measured([{"seen": Bags([1, 2], [2, 2])}], [movies])
         >>> load.batch_size, load.pooling_factor("seen"), load.profile("movies").unique_fraction
         (2, 2.0, 0.5)
+        >>> load.profile("movies").coverage, load.profile("movies").hottest(rows=1)  # bags with ids; curve of accesses
+        (1.0, 0.5)
         """
         return cls(**{**measure(batches, tables), **arguments})
 
@@ -218,7 +220,8 @@ class TableLoads:
     """The loads of each table before it is split; arrays of T.
 
     Attributes:
-        ids: ids of one rank's batch; bags: bags of it; filled: an upper bound of the bags with ids.
+        ids: ids of one rank's batch; bags: bags of it; filled: the bags with ids by the profile's coverage, or an upper
+            bound.
         unique: distinct ids / ids in the global batch.
         touched: distinct rows that each feature of one rank's batch reads, summed over features.
         rows, cols: E and D. element_bytes: of the weights. index_bytes: of the index per row.
@@ -268,7 +271,9 @@ def table_loads(
             factors = _per_feature(table, "pooling_factors", constraint.pooling_factors, factors)
             each = [count * many for count, many in zip(samples, poolings, strict=True)]
         bags.append(sum(each))
-        filled.append(sum(count * min(1.0, factor) for count, factor in zip(each, factors, strict=True)))
+        profile = workload.profile(table.name)
+        covered = 1.0 if profile is None or profile.coverage is None else profile.coverage
+        filled.append(sum(count * min(covered, factor) for count, factor in zip(each, factors, strict=True)))
         ids.append(sum(count * factor for count, factor in zip(each, factors, strict=True)))
         weighted.append(workload.weighted or (constraint is not None and constraint.is_weighted))
     rows = np.array([table.num_embeddings for table in tables], dtype=float)

@@ -10,13 +10,18 @@ import recshard_lab
 from recshard_lab import (
     EmbeddingBagConfig,
     EmbeddingModuleShardingPlan,
+    EmbeddingShardingPlanner,
+    KeyedJaggedTensor,
+    ParameterConstraints,
     ParameterSharding,
     PlanError,
     Shard,
     ShardingPlan,
     Topology,
+    Workload,
     row_wise,
 )
+from recshard_lab.data import FrequencyOrder
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases, hot_jobs, state_jobs
 from tests.distributed.jobs import Case
@@ -54,6 +59,37 @@ def test_a_table_in_both_memories_equals_the_unsharded_model(ranks: Any, sequenc
     steps = zipf_steps(tables, ranks.world_size, 6, 6)
     plan = half_and_half(tables, ranks.world_size)
     check(Case(tables, plan, steps, "exact_row_wise_adagrad", sequence=sequence), ranks)
+
+
+def test_a_plan_by_measured_use_equals_the_unsharded_model() -> None:
+    """Ids renumbered by use, hot rows in device memory, the others in the host's: as the planner places them."""
+    world = 2
+    configs = [EmbeddingBagConfig(**table) for table in TABLES]
+    steps = zipf_steps(TABLES, world, 5, 24)
+    plain = [as_batch(bags) for step in steps for bags in step]
+    order = FrequencyOrder.measured(plain, configs)
+    load = Workload.measured(map(order, plain), configs, frequency_ordered=True, optimizer="exact_row_wise_adagrad")
+    limits = ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused", "fused_uvm"])
+    where = Topology(world, "cuda", hbm_cap=20_000, ddr_cap=10**6, reserve_fraction=0.0)  # 15 KB are for messages
+    planner = EmbeddingShardingPlanner(where, workload=load, constraints={one.name: limits for one in configs})
+    plan = planner.plan_tables(configs)
+    assert {"hbm", "ddr"} in [{shard.tier for shard in entry.shards} for entry in plan.tables().values()]
+    renumbered = [[as_bags(order(as_batch(bags))) for bags in step] for step in steps]
+    assert renumbered != steps
+    moved = ShardingPlan({cases.PATH: EmbeddingModuleShardingPlan(plan.tables())}).to_json()
+    with recshard_lab.launch(world) as launched:
+        check(Case(TABLES, moved, renumbered, "exact_row_wise_adagrad"), launched)
+
+
+def as_batch(bags: dict[str, list[list[int]]]) -> KeyedJaggedTensor:
+    lengths = torch.tensor([len(bag) for own in bags.values() for bag in own])
+    return KeyedJaggedTensor(
+        list(bags), torch.tensor([i for own in bags.values() for bag in own for i in bag]), lengths=lengths
+    )
+
+
+def as_bags(batch: KeyedJaggedTensor) -> dict[str, list[list[int]]]:
+    return {key: [bag.tolist() for bag in own.to_dense()] for key, own in batch.to_dict().items()}
 
 
 def test_a_device_apart_from_the_host_would_get_the_same_numbers(ranks: Any) -> None:

@@ -95,6 +95,21 @@ def test_a_measured_workload_has_the_counted_figures() -> None:
     assert EmbeddingShardingPlanner(Topology(2), workload=load).plan_tables(found).tables().keys() == {"a", "b"}
 
 
+def test_coverage_is_the_counted_share_of_bags_with_ids() -> None:
+    """Three of four bags of one feature and one of four bags of the other: of both, four of eight."""
+    (one,) = tables("a")
+    one.feature_names.append("b_f")
+    first, second = [2, 0, 1, 3], [0, 0, 4, 0]
+    bags = KeyedJaggedTensor(["a_f", "b_f"], torch.arange(10), lengths=torch.tensor(first + second))
+    load = Workload.measured([bags], [one])
+    profile = load.profile("a")
+    assert profile is not None
+    assert profile.coverage == 0.5
+    assert table_loads([one], 2, load).filled.tolist() == [4.0]
+    with pytest.raises(ValueError, match=r"coverage must be from 0 to 1, got 1\.5"):
+        AccessProfile((1.0,), (1.0,), coverage=1.5)
+
+
 def test_batches_that_carry_features_and_batches_that_are_mappings_measure_alike() -> None:
     class Carrier:
         sparse_features = batch({"a_f": zipf(100)}, samples=10)

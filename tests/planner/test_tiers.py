@@ -140,7 +140,7 @@ def test_plans_keep_within_the_hosts_memory() -> None:
     ample, found = planned(topology(), BOTH)
     assert found.host_bytes.max() > 5 * GIB
     assert not estimate(ample, tables(), topology(ddr=1), load()).fits
-    wide, narrow = (planned(topology(hbm=9, ddr=ddr), BOTH)[1] for ddr in (64, 3.6))
+    wide, narrow = (planned(topology(hbm=9, ddr=ddr), BOTH)[1] for ddr in (64, 3.4))
     assert wide.fits
     assert narrow.fits
     assert 0 < narrow.host_bytes.max() <= narrow.host_room_bytes < wide.host_bytes.max()

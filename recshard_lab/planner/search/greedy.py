@@ -3,8 +3,9 @@
 1. Every registered scheme that the constraints allow proposes shards. Their loads are computed once, for all tables
    together (`options.py`), and turned into linear terms (`model/terms.py`, `bounds.py`).
 2. A start is a set of options: those that turn on one set of switches (costs that are paid once, such as a collective),
-   those of one scheme, or all. Each has a lower bound. Where tables are placed one after the other, the first start
-   has only the options that the least bound adds up.
+   those of one scheme, those of one split of all tables between device and host memory (`tier_splits.py`), or all. Each
+   has a lower bound. Where tables are placed one after the other, the first start has only the options that the least
+   bound adds up.
 3. Up to `ANNEALED` tables x ranks, several plans for each of the most promising starts are annealed together
    (`anneal.py`).
 4. On several nodes, beyond that size, or if that found no plan, the tables are placed one after the other under the
@@ -22,13 +23,13 @@ plans that it finishes, it keeps the one with the shortest step.
 The search stops if a plan is within `NEAR` of the bound. The result depends on the input alone (no clock, fixed seeds).
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.model.cost import CostModel
@@ -237,20 +238,29 @@ class Search:
         found = list(self.bounds)
         flat = [option for choices in problem.options for option in choices]
         schemes = np.array([option.proposal.scheme for option in flat])
+        together = np.array([option.proposal.together for option in flat])
+        sets = [schemes == scheme for scheme in dict.fromkeys(schemes.tolist())]
+        if together.any():
+            routes = np.array([option.route for option in flat])
+            for number, route in itertools.product(range(1, int(together.max()) + 1), dict.fromkeys(routes.tolist())):
+                sets.append((together == number) & (routes == route))
+        splits = list[Bound]()
         per = np.diff(np.append(problem.priced.starts, len(flat)))
-        for scheme in dict.fromkeys(schemes.tolist()):
-            mine: NDArray[np.bool_] = schemes == scheme
+        for mine in sets:
             cuts = np.maximum.reduceat(mine, problem.priced.starts)
             if cuts.sum() < FEW * len(cuts):
                 continue  # about the same as all options
+            kind = splits if (together[mine] > 0).all() else found
             mine = mine | ~np.repeat(cuts, per)  # tables that it cannot cut go by any
             bits = int(np.bitwise_and.reduce(problem.priced.flags[mine]))
             bound = bound_of(problem.model, problem.priced, mine, bits)
             if bound is not None:
-                found.append(bound)
+                kind.append(bound)
         unique: dict[bytes, Bound] = {}
-        for bound in sorted(found, key=lambda bound: bound.ms):
-            unique.setdefault(bound.allowed.tobytes(), bound)
+        by_ms = (sorted(some, key=lambda bound: bound.ms) for some in (found, splits))
+        for bound in itertools.chain(*itertools.zip_longest(*by_ms)):
+            if bound is not None:
+                unique.setdefault(bound.allowed.tobytes(), bound)
         return list(unique.values())
 
     def _placed(self, start: Bound, room: float, balance: float, lacks: list[int]) -> State | None:

@@ -25,6 +25,7 @@ from recshard_lab.planner.model.loads import (
     across_shares,
 )
 from recshard_lab.planner.search.rect_kinds import RectKinds, rect_kinds, summed_rows
+from recshard_lab.planner.search.tier_splits import tier_splits
 from recshard_lab.planner.workload import Array, check_route_applies, is_pooled
 from recshard_lab.sharding import (
     CacheParams,
@@ -165,6 +166,7 @@ def options_of(
     """
     drafts: list[_Draft] = []
     rivals: list[tuple[int, int]] = []  # of replicated rows
+    splits = tier_splits(model, tables, constraints)
     for index, table in enumerate(tables):
         limits = constraints.get(table.name)
         curve = model.row_shares[index]
@@ -218,6 +220,11 @@ def options_of(
                 if isinstance(proposal.rects, EvenTiling) and proposal.rects.copies > 1:
                     hots += range(len(drafts), len(drafts) + len(made))
                 drafts += made
+        for split in splits:
+            if index in split:
+                proposal = split[index]
+                for way in _routes(model, table, proposal, asked, False, dedup):
+                    drafts.append((index, proposal, usable, str(EmbeddingComputeKernel.FUSED), False, way))
         rivals += [(hot, other) for hot in hots for other in range(before, len(drafts)) if _is_rival(*drafts[other])]
         if len(drafts) == before:
             raise PlanError(

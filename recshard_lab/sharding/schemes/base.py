@@ -46,12 +46,15 @@ class Proposal:
         assignments: allowed placements, each with one rank per rectangle. None: any ranks, distinct if there are
             enough.
         tiers: the memory of each rectangle, "hbm" or "ddr". Default: "hbm" for all.
+        together: equal numbers above 0 for proposals of several tables that were made together. The search starts from
+            all of them.
     """
 
     scheme: str
     rects: Sequence[Rect]
     assignments: tuple[tuple[int, ...], ...] | None = None
     tiers: tuple[str, ...] | None = None
+    together: int = 0
 
     def placed(
         self,
